@@ -1,0 +1,221 @@
+"""The port to ZooKeeper: what the rest of fleetlog may ask of it, as plain async calls and values.
+
+``coordination.zookeeper`` is the real one (over kazoo); the simulation has another. All coroutines and callbacks run
+on the broker's event loop thread. Watches fire once, on the loop, and are lost with a changed session: after a
+:class:`SessionEvent` with a new session id, read again everything that was watched.
+
+Source: ZooKeeper's programmer's guide (watches, multi); the traps are in docs/INVARIANTS.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple, Protocol
+
+MAX_MULTI_OPERATIONS = 500
+MAX_MULTI_BYTES = 512 * 1024
+"""Above 1 MB ZooKeeper answers ConnectionLoss instead of an error, so we refuse far below it."""
+
+
+class Stat(NamedTuple):
+    """The part of a znode's Stat we use. ``czxid`` of a broker's registration is its broker epoch."""
+
+    version: int
+    czxid: int
+    mzxid: int
+    ephemeral_owner: int
+    num_children: int
+
+
+class Create(NamedTuple):
+    """Multi operation: create a znode; fails with NodeExists."""
+
+    path: str
+    data: bytes = b""
+    ephemeral: bool = False
+    sequence: bool = False
+
+
+class SetData(NamedTuple):
+    """Multi operation: compare-and-set; ``version`` -1 writes whatever the version is."""
+
+    path: str
+    data: bytes
+    version: int = -1
+
+
+class Delete(NamedTuple):
+    """Multi operation: delete; ``version`` -1 deletes whatever the version is."""
+
+    path: str
+    version: int = -1
+
+
+class Check(NamedTuple):
+    """Multi operation: fail the multi unless the znode exists with this version."""
+
+    path: str
+    version: int
+
+
+Operation = Create | SetData | Delete | Check
+
+
+class StoreError(Exception):
+    """Something ZooKeeper told us, or failed to; ``path`` names the znode."""
+
+    def __init__(self, message: str, path: str = "") -> None:
+        super().__init__(message)
+        self.path = path
+
+
+class NoNode(StoreError):
+    """The znode (or its parent) does not exist."""
+
+
+class NodeExists(StoreError):
+    """The znode to create exists."""
+
+
+class BadVersion(StoreError):
+    """The znode's version is another than the one compared with."""
+
+
+class NotEmpty(StoreError):
+    """The znode to delete has children."""
+
+
+class UnknownOutcome(StoreError):
+    """The connection was lost before the answer: the write may or may not have happened. Only a re-read decides."""
+
+
+class SessionExpired(StoreError):
+    """The session is over: its ephemerals are gone, or will be; nothing was written."""
+
+
+class TooLarge(StoreError):
+    """The write was refused here because ZooKeeper would answer it with ConnectionLoss (jute.maxbuffer)."""
+
+
+class MultiFailed(StoreError):
+    """No operation of the multi happened; operation ``index`` failed with ``cause``."""
+
+    def __init__(self, index: int, cause: StoreError) -> None:
+        super().__init__(f"operation {index}: {cause}", cause.path)
+        self.index = index
+        self.cause = cause
+
+
+class WatchKind(Enum):
+    """Why a watch fired."""
+
+    CREATED = "created"
+    DELETED = "deleted"
+    CHANGED = "changed"
+    CHILDREN = "children"
+
+
+class WatchEvent(NamedTuple):
+    """One fired watch."""
+
+    kind: WatchKind
+    path: str
+
+
+Watch = Callable[[WatchEvent], None]
+
+
+class SessionState(Enum):
+    """CONNECTED: usable. SUSPENDED: connection lost, session may live. EXPIRED: over; a new one is being opened."""
+
+    CONNECTED = "connected"
+    SUSPENDED = "suspended"
+    EXPIRED = "expired"
+
+
+class SessionEvent(NamedTuple):
+    """A change of the session; ``session_id`` is the present one (0 when there is none)."""
+
+    state: SessionState
+    session_id: int
+
+
+class OperationResult(NamedTuple):
+    """One operation's result in a multi: the real path of a Create, the Stat of a SetData (else None)."""
+
+    path: str
+    stat: Stat | None
+
+
+class Lease(Protocol):
+    """The right to act as the owner of our ephemerals. Never decided by a callback, always asked at the decision."""
+
+    def valid(self) -> bool:
+        """True while the session cannot have expired at ZooKeeper (with margin), whatever events were seen."""
+        ...
+
+    def remaining_ms(self) -> int:
+        """Milliseconds until ``valid`` turns false if no further heartbeat is answered; 0 when it is false."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SessionInfo:
+    """Facts about the present session. ``timeout_ms`` is the negotiated one."""
+
+    session_id: int
+    timeout_ms: int
+
+
+class Store(Protocol):
+    """ZooKeeper, as seen by the broker. Every call may raise UnknownOutcome (writes) or SessionExpired."""
+
+    lease: Lease
+
+    async def get(self, path: str, watch: Watch | None = None) -> tuple[bytes, Stat]:
+        """Data and Stat; raises NoNode (then no watch is set)."""
+        ...
+
+    async def children(self, path: str, watch: Watch | None = None) -> list[str]:
+        """Names of the children, sorted; raises NoNode."""
+        ...
+
+    async def exists(self, path: str, watch: Watch | None = None) -> Stat | None:
+        """Stat or None; the watch is set in both cases."""
+        ...
+
+    async def create(
+        self, path: str, data: bytes = b"", *, ephemeral: bool = False, sequence: bool = False, parents: bool = False
+    ) -> str:
+        """Create and return the real path; raises NodeExists, NoNode (missing parent and not ``parents``)."""
+        ...
+
+    async def set(self, path: str, data: bytes, version: int = -1) -> Stat:
+        """Compare-and-set; raises NoNode, BadVersion."""
+        ...
+
+    async def delete(self, path: str, version: int = -1) -> None:
+        """Delete; raises NoNode, BadVersion, NotEmpty."""
+        ...
+
+    async def multi(self, operations: Sequence[Operation]) -> list[OperationResult]:
+        """All or nothing; raises MultiFailed, TooLarge (over MAX_MULTI_*: split it), UnknownOutcome."""
+        ...
+
+    async def sync(self, path: str) -> None:
+        """Make the next reads of this session see everything committed before the call."""
+        ...
+
+    def session(self) -> SessionInfo | None:
+        """The present session, or None while there is none."""
+        ...
+
+    def on_session(self, listener: Callable[[SessionEvent], None]) -> None:
+        """Call ``listener`` on the loop at every change of the session."""
+        ...
+
+    async def close(self) -> None:
+        """End the session: our ephemerals vanish at once."""
+        ...

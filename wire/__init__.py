@@ -1,0 +1,1 @@
+"""What brokers and Spark share: messages, error codes, compression. Below both, above the kernels (ADR-0002)."""

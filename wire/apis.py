@@ -1,0 +1,80 @@
+"""The API table: one row per API, from which dispatch, ApiVersions, docs/apis.md and the test that each row has a
+handler and a test are derived.
+
+Version ranges are what Kafka 4.1 advertises. Produce says 0 although only 3 and up work: librdkafka before 2.11 turns
+compression off unless version 0 is advertised (KAFKA-18659); a Produce below 3 is answered UNSUPPORTED_VERSION.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple
+
+
+class Cost(Enum):
+    """What admission reserves before the body is decoded."""
+
+    CHEAP = "cheap"
+    DATA = "data"  # the body is kept while the request is in flight
+    ADMIN = "admin"  # decodes into many small objects: counts several times its size
+
+
+class Api(NamedTuple):
+    """``handler`` is ``module:function`` below ``brokers.api``. ``internal`` rows are for brokers and tools."""
+
+    key: int
+    name: str
+    min_version: int
+    max_version: int
+    cost: Cost
+    handler: str
+    min_supported: int = -1  # where it differs from what is advertised
+
+    @property
+    def lowest(self) -> int:
+        """The lowest version that works."""
+        return self.min_version if self.min_supported < 0 else self.min_supported
+
+
+_ROWS = (
+    Api(0, "Produce", 0, 13, Cost.DATA, "produce:handle_produce", 3),
+    Api(1, "Fetch", 4, 18, Cost.DATA, "fetch:handle_fetch"),
+    Api(2, "ListOffsets", 1, 10, Cost.CHEAP, "offsets:handle_list_offsets"),
+    Api(3, "Metadata", 0, 13, Cost.CHEAP, "metadata:handle_metadata"),
+    Api(8, "OffsetCommit", 2, 9, Cost.CHEAP, "groups:handle_offset_commit"),
+    Api(9, "OffsetFetch", 1, 9, Cost.CHEAP, "groups:handle_offset_fetch"),
+    Api(10, "FindCoordinator", 0, 6, Cost.CHEAP, "metadata:handle_find_coordinator"),
+    Api(11, "JoinGroup", 0, 9, Cost.CHEAP, "groups:handle_join_group"),
+    Api(12, "Heartbeat", 0, 4, Cost.CHEAP, "groups:handle_heartbeat"),
+    Api(13, "LeaveGroup", 0, 5, Cost.CHEAP, "groups:handle_leave_group"),
+    Api(14, "SyncGroup", 0, 5, Cost.CHEAP, "groups:handle_sync_group"),
+    Api(15, "DescribeGroups", 0, 6, Cost.ADMIN, "groups:handle_describe_groups"),
+    Api(16, "ListGroups", 0, 5, Cost.ADMIN, "groups:handle_list_groups"),
+    Api(18, "ApiVersions", 0, 4, Cost.CHEAP, "versions:handle_api_versions"),
+    Api(19, "CreateTopics", 2, 7, Cost.ADMIN, "topics:handle_create_topics"),
+    Api(20, "DeleteTopics", 1, 6, Cost.ADMIN, "topics:handle_delete_topics"),
+    Api(21, "DeleteRecords", 0, 2, Cost.ADMIN, "offsets:handle_delete_records"),
+    Api(22, "InitProducerId", 0, 5, Cost.CHEAP, "transactions:handle_init_producer_id"),
+    Api(23, "OffsetForLeaderEpoch", 2, 4, Cost.CHEAP, "offsets:handle_offset_for_leader_epoch"),
+    Api(24, "AddPartitionsToTxn", 0, 5, Cost.CHEAP, "transactions:handle_add_partitions_to_txn"),
+    Api(25, "AddOffsetsToTxn", 0, 4, Cost.CHEAP, "transactions:handle_add_offsets_to_txn"),
+    Api(26, "EndTxn", 0, 5, Cost.CHEAP, "transactions:handle_end_txn"),
+    Api(27, "WriteTxnMarkers", 1, 1, Cost.CHEAP, "transactions:handle_write_txn_markers"),
+    Api(28, "TxnOffsetCommit", 0, 5, Cost.CHEAP, "transactions:handle_txn_offset_commit"),
+    Api(32, "DescribeConfigs", 1, 4, Cost.ADMIN, "configs:handle_describe_configs"),
+    Api(33, "AlterConfigs", 0, 2, Cost.ADMIN, "configs:handle_alter_configs"),
+    Api(37, "CreatePartitions", 0, 3, Cost.ADMIN, "topics:handle_create_partitions"),
+    Api(42, "DeleteGroups", 0, 2, Cost.ADMIN, "groups:handle_delete_groups"),
+    Api(44, "IncrementalAlterConfigs", 0, 1, Cost.ADMIN, "configs:handle_incremental_alter_configs"),
+    Api(46, "ListPartitionReassignments", 0, 0, Cost.ADMIN, "topics:handle_list_partition_reassignments"),
+    Api(47, "OffsetDelete", 0, 0, Cost.ADMIN, "groups:handle_offset_delete"),
+    Api(60, "DescribeCluster", 0, 2, Cost.CHEAP, "cluster:handle_describe_cluster"),
+    Api(61, "DescribeProducers", 0, 0, Cost.ADMIN, "transactions:handle_describe_producers"),
+    Api(65, "DescribeTransactions", 0, 0, Cost.ADMIN, "transactions:handle_describe_transactions"),
+    Api(66, "ListTransactions", 0, 2, Cost.ADMIN, "transactions:handle_list_transactions"),
+    Api(74, "ListConfigResources", 0, 1, Cost.ADMIN, "configs:handle_list_config_resources"),
+    Api(75, "DescribeTopicPartitions", 0, 0, Cost.ADMIN, "metadata:handle_describe_topic_partitions"),
+)
+
+APIS: dict[int, Api] = {row.key: row for row in _ROWS}
+assert len(APIS) == len(_ROWS), "an API key stands twice in the table"
