@@ -1,0 +1,1 @@
+"""The broker: from a socket's bytes to the log and back. docs/ARCHITECTURE.md is the map."""

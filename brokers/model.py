@@ -9,7 +9,10 @@ from typing import NamedTuple, Protocol
 from wire.types import NO_LEADER, BrokerId, LeaderEpoch, Offset, ProducerId, TopicPartition
 
 __all__ = [
+    "GROUP_METADATA_TOPIC",
+    "INTERNAL_TOPICS",
     "NO_LEADER",
+    "TRANSACTION_STATE_TOPIC",
     "BrokerId",
     "BrokerInfo",
     "Clock",
@@ -20,9 +23,6 @@ __all__ = [
     "ProducerId",
     "TopicInfo",
     "TopicPartition",
-    "GROUP_METADATA_TOPIC",
-    "TRANSACTION_STATE_TOPIC",
-    "INTERNAL_TOPICS",
 ]
 
 GROUP_METADATA_TOPIC = "__consumer_offsets"

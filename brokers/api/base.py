@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     import asyncio
 
-    from brokers.config import BrokerConfig
-    from brokers.coordinators.runtime import CoordinatorRuntime
     from brokers.cluster.controller import ControllerHandle
     from brokers.cluster.peers import Peers
     from brokers.cluster.replicas import ReplicaManager
     from brokers.cluster.view import ClusterView
+    from brokers.config import BrokerConfig
+    from brokers.coordinators.runtime import CoordinatorRuntime
     from brokers.metrics import Metrics
     from brokers.model import Clock
     from coordination.store import Store

@@ -1,0 +1,423 @@
+"""Every setting of a broker and of a topic, declared once, with Kafka's names, and how they are read.
+
+Sources in rising order: the table's defaults, the properties file, the environment (``FLEETLOG_CONFIG_LOG_DIRS``), the
+command line (``--override log.dirs=...``). An unknown name or a wrong value stops the start and says what is allowed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from brokers.model import Endpoint
+from brokers.settings import ConfigError, Setting, SettingType, attribute, setting, suggest, table_of
+
+__all__ = [
+    "BROKER_SETTINGS",
+    "ENVIRONMENT_PREFIX",
+    "TOPIC_SETTINGS",
+    "BrokerConfig",
+    "ConfigError",
+    "Setting",
+    "SettingType",
+    "TopicConfig",
+    "load_config",
+    "parse_properties",
+]
+
+BOOLEAN, STRING, INT, SHORT = SettingType.BOOLEAN, SettingType.STRING, SettingType.INT, SettingType.SHORT
+LONG, DOUBLE, LIST = SettingType.LONG, SettingType.DOUBLE, SettingType.LIST
+
+ENVIRONMENT_PREFIX = "FLEETLOG_CONFIG_"
+MIB = 1024 * 1024
+DAY_MS = 24 * 3600 * 1000
+FOREVER = 2**63 - 1
+CODECS = ("producer", "uncompressed", "gzip", "snappy", "lz4", "zstd")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicConfig:
+    """A topic's settings, complete: its overrides on top of the broker's defaults."""
+
+    cleanup_policy: tuple[str, ...] = setting(
+        LIST, ("delete",), "What happens to old segments: delete them, or keep the last record of each key.",
+        choices=("delete", "compact"), live=True, synonym="log.cleanup.policy",
+    )  # fmt: skip
+    compression_type: str = setting(
+        STRING, "producer", "Codec of the stored batches; 'producer' keeps what the producer chose.",
+        choices=CODECS, live=True, synonym="compression.type",
+    )  # fmt: skip
+    delete_retention_ms: int = setting(
+        LONG, DAY_MS, "How long compaction keeps a tombstone, in ms.", low=0, live=True,
+        synonym="log.cleaner.delete.retention.ms",
+    )  # fmt: skip
+    file_delete_delay_ms: int = setting(
+        LONG, 60_000, "How long a deleted segment's file stays on disk, in ms.", low=0, live=True,
+        synonym="log.segment.delete.delay.ms",
+    )  # fmt: skip
+    flush_messages: int = setting(
+        LONG, FOREVER, "Records between two fsyncs of a partition.", low=1, live=True,
+        synonym="log.flush.interval.messages",
+    )  # fmt: skip
+    flush_ms: int = setting(
+        LONG, FOREVER, "Longest time a record stays without fsync, in ms.", low=0, live=True,
+        synonym="log.flush.interval.ms",
+    )  # fmt: skip
+    index_interval_bytes: int = setting(
+        INT, 4096, "Bytes of log per index entry.", low=0, live=True, synonym="log.index.interval.bytes"
+    )
+    max_compaction_lag_ms: int = setting(
+        LONG, FOREVER, "Longest time a record stays uncompacted, in ms.", low=1, live=True,
+        synonym="log.cleaner.max.compaction.lag.ms",
+    )  # fmt: skip
+    max_message_bytes: int = setting(
+        INT, MIB + 12, "Largest record batch accepted, in bytes, after compression.", low=0, live=True,
+        synonym="message.max.bytes",
+    )  # fmt: skip
+    message_timestamp_type: str = setting(
+        STRING, "CreateTime", "Whether a record's timestamp is the producer's or the append's.",
+        choices=("CreateTime", "LogAppendTime"), live=True, synonym="log.message.timestamp.type",
+    )  # fmt: skip
+    message_timestamp_before_max_ms: int = setting(
+        LONG, FOREVER, "How far a CreateTime may lie in the past, in ms.", low=0, live=True,
+        synonym="log.message.timestamp.before.max.ms",
+    )  # fmt: skip
+    message_timestamp_after_max_ms: int = setting(
+        LONG, 3_600_000, "How far a CreateTime may lie in the future, in ms.", low=0, live=True,
+        synonym="log.message.timestamp.after.max.ms",
+    )  # fmt: skip
+    min_cleanable_dirty_ratio: float = setting(
+        DOUBLE, 0.5, "Share of uncompacted bytes at which compaction starts.", low=0, high=1, live=True,
+        synonym="log.cleaner.min.cleanable.ratio",
+    )  # fmt: skip
+    min_compaction_lag_ms: int = setting(
+        LONG, 0, "Shortest time a record stays uncompacted, in ms.", low=0, live=True,
+        synonym="log.cleaner.min.compaction.lag.ms",
+    )  # fmt: skip
+    min_insync_replicas: int = setting(
+        INT, 1, "In-sync replicas an acks=all produce needs.", low=1, live=True, synonym="min.insync.replicas"
+    )
+    preallocate: bool = setting(
+        BOOLEAN, False, "Accepted; nothing is preallocated here.", live=True, inert=True, synonym="log.preallocate"
+    )
+    retention_bytes: int = setting(
+        LONG, -1, "Bytes a partition keeps at most; -1 for no limit.", low=-1, live=True, synonym="log.retention.bytes"
+    )
+    retention_ms: int = setting(
+        LONG, 7 * DAY_MS, "How long a record is kept, in ms; -1 for ever.", low=-1, live=True,
+        synonym="log.retention.ms",
+    )  # fmt: skip
+    segment_bytes: int = setting(
+        INT, 1024 * MIB, "Size at which a new segment starts.", low=14, live=True, synonym="log.segment.bytes"
+    )
+    segment_index_bytes: int = setting(
+        INT, 10 * MIB, "Largest size of a segment's index.", low=4, live=True, synonym="log.index.size.max.bytes"
+    )
+    segment_jitter_ms: int = setting(
+        LONG, 0, "Random part taken off segment.ms, so that segments don't roll together.", low=0, live=True,
+        synonym="log.roll.jitter.ms",
+    )  # fmt: skip
+    segment_ms: int = setting(
+        LONG, 7 * DAY_MS, "Age at which a new segment starts, in ms.", low=1, live=True, synonym="log.roll.ms"
+    )
+    unclean_leader_election_enable: bool = setting(
+        BOOLEAN, False, "Whether a replica that may lack records can become leader.", live=True,
+        synonym="unclean.leader.election.enable",
+    )  # fmt: skip
+
+    @classmethod
+    def parse(cls, overrides: Mapping[str, str], base: TopicConfig) -> TopicConfig:
+        """``base`` with the overrides on top; raises ConfigError for an unknown name or a wrong value."""
+        values = {}
+        for name, text in overrides.items():
+            row = TOPIC_SETTINGS.get(name)
+            if row is None:
+                raise ConfigError(name, text, "is no setting of a topic" + suggest(name, TOPIC_SETTINGS))
+            values[attribute(name)] = row.parse(text)
+        return dataclasses.replace(base, **values) if values else base
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerConfig:
+    """A broker's settings. Attributes are Kafka's names with underscores."""
+
+    # identity and addresses
+    broker_id: int = setting(INT, -1, "This broker's id, unique in the fleet; required.", low=0)
+    broker_rack: str | None = setting(STRING, None, "The availability zone the broker stands in.")
+    listeners: tuple[str, ...] = setting(
+        LIST, ("PLAINTEXT://127.0.0.1:9092",), "Addresses to listen on, NAME://host:port; loopback unless you say so."
+    )
+    advertised_listeners: tuple[str, ...] = setting(
+        LIST, (), "Addresses that clients are told; the listeners' own when empty."
+    )
+    listener_security_protocol_map: tuple[str, ...] = setting(
+        LIST, ("PLAINTEXT:PLAINTEXT",), "Security protocol of each listener name; only PLAINTEXT in this release."
+    )
+    inter_broker_listener_name: str = setting(STRING, "", "Listener that brokers use among each other; default: first.")
+    admin_listener: str = setting(
+        STRING, "", "host:port of the HTTP endpoint for /metrics, /health/live and /health/ready; empty: none."
+    )
+
+    # ZooKeeper
+    zookeeper_connect: str = setting(STRING, "", "ZooKeeper's host:port list, with an optional /chroot; required.")
+    zookeeper_session_timeout_ms: int = setting(INT, 6_000, "Session timeout asked of ZooKeeper.", low=500)
+    zookeeper_connection_timeout_ms: int = setting(
+        INT, 10_000, "How long the start waits for ZooKeeper before it gives up.", low=100
+    )
+
+    # log
+    log_dirs: tuple[str, ...] = setting(LIST, ("/var/lib/fleetlog",), "Directories that hold the partitions.")
+    num_partitions: int = setting(INT, 1, "Partitions of a topic that is created without a number.", low=1)
+    default_replication_factor: int = setting(INT, 1, "Replicas of a topic that is created without a number.", low=1)
+    auto_create_topics_enable: bool = setting(BOOLEAN, True, "Create a topic when a client first asks for it.")
+    delete_topic_enable: bool = setting(BOOLEAN, True, "Whether topics may be deleted.")
+    log_cleanup_policy: tuple[str, ...] = setting(
+        LIST, ("delete",), "Default of cleanup.policy.", choices=("delete", "compact"), live=True
+    )
+    compression_type: str = setting(STRING, "producer", "Default of compression.type.", choices=CODECS, live=True)
+    log_cleaner_delete_retention_ms: int = setting(LONG, DAY_MS, "Default of delete.retention.ms.", low=0, live=True)
+    log_segment_delete_delay_ms: int = setting(LONG, 60_000, "Default of file.delete.delay.ms.", low=0, live=True)
+    log_flush_interval_messages: int = setting(LONG, FOREVER, "Default of flush.messages.", low=1, live=True)
+    log_flush_interval_ms: int = setting(LONG, FOREVER, "Default of flush.ms.", low=0, live=True)
+    log_index_interval_bytes: int = setting(INT, 4096, "Default of index.interval.bytes.", low=0, live=True)
+    log_cleaner_max_compaction_lag_ms: int = setting(
+        LONG, FOREVER, "Default of max.compaction.lag.ms.", low=1, live=True
+    )
+    message_max_bytes: int = setting(INT, MIB + 12, "Default of max.message.bytes.", low=0, live=True)
+    log_message_timestamp_type: str = setting(
+        STRING, "CreateTime", "Default of message.timestamp.type.", choices=("CreateTime", "LogAppendTime"), live=True
+    )
+    log_message_timestamp_before_max_ms: int = setting(
+        LONG, FOREVER, "Default of message.timestamp.before.max.ms.", low=0, live=True
+    )
+    log_message_timestamp_after_max_ms: int = setting(
+        LONG, 3_600_000, "Default of message.timestamp.after.max.ms.", low=0, live=True
+    )
+    log_cleaner_min_cleanable_ratio: float = setting(
+        DOUBLE, 0.5, "Default of min.cleanable.dirty.ratio.", low=0, high=1, live=True
+    )
+    log_cleaner_min_compaction_lag_ms: int = setting(LONG, 0, "Default of min.compaction.lag.ms.", low=0, live=True)
+    min_insync_replicas: int = setting(INT, 1, "Default of min.insync.replicas.", low=1, live=True)
+    log_preallocate: bool = setting(BOOLEAN, False, "Default of preallocate.", live=True, inert=True)
+    log_retention_bytes: int = setting(LONG, -1, "Default of retention.bytes.", low=-1, live=True)
+    log_retention_ms: int = setting(LONG, 7 * DAY_MS, "Default of retention.ms.", low=-1, live=True)
+    log_segment_bytes: int = setting(INT, 1024 * MIB, "Default of segment.bytes.", low=14, live=True)
+    log_index_size_max_bytes: int = setting(INT, 10 * MIB, "Default of segment.index.bytes.", low=4, live=True)
+    log_roll_jitter_ms: int = setting(LONG, 0, "Default of segment.jitter.ms.", low=0, live=True)
+    log_roll_ms: int = setting(LONG, 7 * DAY_MS, "Default of segment.ms.", low=1, live=True)
+    unclean_leader_election_enable: bool = setting(
+        BOOLEAN, False, "Default of unclean.leader.election.enable.", live=True
+    )
+    log_retention_check_interval_ms: int = setting(LONG, 300_000, "Time between two retention checks, in ms.", low=1)
+    log_flush_policy: str = setting(
+        STRING, "os", "When appends reach the disk: left to the system, every flush.ms, or before they are answered.",
+        choices=("os", "interval", "ack"),
+    )  # fmt: skip
+    log_flush_offset_checkpoint_interval_ms: int = setting(
+        INT, 60_000, "Time between two writes of the recovery-point checkpoint, in ms.", low=1
+    )
+    producer_id_expiration_ms: int = setting(
+        INT, DAY_MS, "How long an idle producer's sequence numbers are remembered, in ms.", low=1, live=True
+    )
+    producer_state_max_per_partition: int = setting(
+        INT, 100_000, "Producers remembered per partition; the longest idle one goes first.", low=1
+    )
+
+    # replication (used from the next release on; asserted against each other already now)
+    replica_lag_time_max_ms: int = setting(LONG, 30_000, "How long a follower may lag and stay in sync, in ms.", low=1)
+
+    # groups
+    offsets_topic_num_partitions: int = setting(INT, 50, "Partitions of __consumer_offsets.", low=1)
+    offsets_topic_replication_factor: int = setting(SHORT, 1, "Replicas of __consumer_offsets.", low=1)
+    offsets_topic_segment_bytes: int = setting(INT, 100 * MIB, "Segment size of __consumer_offsets.", low=1)
+    offsets_retention_minutes: int = setting(INT, 10_080, "How long an empty group's offsets are kept.", low=1)
+    offsets_retention_check_interval_ms: int = setting(LONG, 600_000, "Time between two expiry checks, in ms.", low=1)
+    offset_metadata_max_bytes: int = setting(INT, 4096, "Longest metadata of an offset commit.", low=0)
+    group_min_session_timeout_ms: int = setting(INT, 6_000, "Shortest session timeout a member may ask for.", low=0)
+    group_max_session_timeout_ms: int = setting(INT, 1_800_000, "Longest session timeout a member may ask for.", low=0)
+    group_initial_rebalance_delay_ms: int = setting(
+        INT, 3_000, "How long an empty group waits for more members before its first rebalance, in ms.", low=0
+    )
+    group_max_size: int = setting(INT, 2**31 - 1, "Members of a group at most.", low=1)
+
+    # transactions
+    transaction_state_log_num_partitions: int = setting(INT, 50, "Partitions of __transaction_state.", low=1)
+    transaction_state_log_replication_factor: int = setting(SHORT, 1, "Replicas of __transaction_state.", low=1)
+    transaction_state_log_min_isr: int = setting(INT, 1, "min.insync.replicas of __transaction_state.", low=1)
+    transaction_state_log_segment_bytes: int = setting(INT, 100 * MIB, "Segment size of __transaction_state.", low=1)
+    transaction_max_timeout_ms: int = setting(INT, 900_000, "Longest timeout a transaction may ask for, in ms.", low=1)
+    transactional_id_expiration_ms: int = setting(
+        INT, 7 * DAY_MS, "How long an idle transactional id is remembered, in ms.", low=1
+    )
+    transaction_abort_timed_out_transaction_cleanup_interval_ms: int = setting(
+        INT, 10_000, "Time between two looks for transactions that ran out of time, in ms.", low=1
+    )
+
+    # limits
+    socket_request_max_bytes: int = setting(
+        INT, 100 * MIB, "Largest request frame, in bytes.", low=1024, high=1024 * MIB
+    )
+    max_connections: int = setting(INT, 10_000, "Connections a broker accepts at most.", low=1)
+    max_connections_per_ip: int = setting(INT, 2**31 - 1, "Connections of one address at most.", low=0)
+    connections_max_idle_ms: int = setting(LONG, 600_000, "Idle time after which a connection is closed, in ms.", low=1)
+    queued_max_request_bytes: int = setting(
+        LONG, 256 * MIB, "Bytes of requests held at once over all connections; nothing is read above it.", low=MIB
+    )
+    connection_outbox_max_bytes: int = setting(
+        INT, 16 * MIB, "Unsent answer bytes at which a connection's requests are no longer read.", low=65_536
+    )
+    max_in_flight_requests_per_connection: int = setting(
+        INT, 64, "Requests of one connection that are worked on or parked at once.", low=1
+    )
+    fetch_max_bytes: int = setting(INT, 55 * MIB, "Largest answer to one Fetch, in bytes.", low=1024)
+    decompressed_batch_max_bytes: int = setting(
+        INT, 64 * MIB, "Largest size a compressed batch may unpack to, in bytes.", low=MIB
+    )
+
+    # Kafka's, without meaning for a broker of one loop
+    background_threads: int = setting(INT, 10, "Accepted; there is no such pool here.", low=1, live=True, inert=True)
+    num_network_threads: int = setting(INT, 3, "Accepted; one loop does it.", low=1, live=True, inert=True)
+    num_io_threads: int = setting(INT, 8, "Accepted; one loop does it.", low=1, live=True, inert=True)
+    num_recovery_threads_per_data_dir: int = setting(INT, 1, "Accepted; no effect.", low=1, live=True, inert=True)
+    socket_send_buffer_bytes: int = setting(INT, 102_400, "SO_SNDBUF; -1 for the system's.", low=-1, inert=True)
+    socket_receive_buffer_bytes: int = setting(INT, 102_400, "SO_RCVBUF; -1 for the system's.", low=-1, inert=True)
+    sasl_kerberos_min_time_before_relogin: int = setting(LONG, 60_000, "Accepted; no Kerberos.", live=True, inert=True)
+    connections_max_reauth_ms: int = setting(LONG, 0, "Accepted; no SASL in this release.", low=0, inert=True)
+
+    def topic_defaults(self) -> TopicConfig:
+        """The settings of a topic without overrides."""
+        return _topic_defaults(self)
+
+    def security_protocol(self, listener: str) -> str:
+        """The listener's security protocol by ``listener.security.protocol.map``."""
+        pairs = dict(pair.split(":", 1) for pair in self.listener_security_protocol_map)
+        return pairs.get(listener, listener)
+
+    def listener_endpoints(self) -> tuple[Endpoint, ...]:
+        """Where to listen."""
+        return tuple(_parse_listener("listeners", item, self) for item in self.listeners)
+
+    def advertised_endpoints(self) -> tuple[Endpoint, ...]:
+        """What clients and brokers are told."""
+        items = self.advertised_listeners or self.listeners
+        return tuple(_parse_listener("advertised.listeners", item, self) for item in items)
+
+    def inter_broker_listener(self) -> str:
+        """The name of the listener that brokers use among each other."""
+        return self.inter_broker_listener_name or self.listener_endpoints()[0].listener
+
+
+BROKER_SETTINGS: dict[str, Setting] = table_of(BrokerConfig)
+TOPIC_SETTINGS: dict[str, Setting] = table_of(TopicConfig)
+for _row in TOPIC_SETTINGS.values():
+    assert _row.synonym in BROKER_SETTINGS, f"{_row.name}: no broker setting {_row.synonym}"
+    assert BROKER_SETTINGS[_row.synonym].default == _row.default, f"{_row.name}: its default differs from the broker's"
+
+
+@cache
+def _topic_defaults(config: BrokerConfig) -> TopicConfig:
+    values = {attribute(row.name): getattr(config, attribute(row.synonym)) for row in TOPIC_SETTINGS.values()}
+    return TopicConfig(**values)
+
+
+def _parse_listener(name: str, item: str, config: BrokerConfig) -> Endpoint:
+    listener, mark, address = item.partition("://")
+    host, colon, port = address.rpartition(":")
+    if not mark or not colon or not port.isdigit() or not 0 <= int(port) <= 65_535 or not listener:
+        raise ConfigError(name, item, "must be NAME://host:port, e.g. PLAINTEXT://127.0.0.1:9092")
+    protocol = config.security_protocol(listener)
+    if protocol != "PLAINTEXT":
+        raise ConfigError(
+            name, item, f"listener {listener} has security protocol {protocol}; this release has PLAINTEXT only, "
+            "see listener.security.protocol.map",
+        )  # fmt: skip
+    return Endpoint(listener, host.strip("[]"), int(port), protocol)
+
+
+def parse_properties(text: str, source: str) -> dict[str, tuple[str, str]]:
+    """A properties file's entries: name -> (value, "file:line"). Comments start with # or !, \\ joins lines."""
+    found: dict[str, tuple[str, str]] = {}
+    pending, first_line = "", 0
+    for number, raw in enumerate(text.splitlines(), 1):
+        line = raw.strip()
+        if not pending:
+            first_line = number
+            if not line or line[0] in "#!":
+                continue
+        if line.endswith("\\") and not line.endswith("\\\\"):
+            pending += line[:-1]
+            continue
+        line, pending = pending + line, ""
+        split = min((line.find(mark) for mark in "=:" if mark in line), default=-1)
+        if split <= 0:
+            raise ConfigError(line, "", "must be name=value", f"{source}:{first_line}")
+        name, value = line[:split].strip(), line[split + 1 :].strip()
+        if name in found:
+            raise ConfigError(name, value, f"stands twice, first at {found[name][1]}", f"{source}:{first_line}")
+        found[name] = (value, f"{source}:{first_line}")
+    return found
+
+
+def load_config(
+    text: str = "",
+    source: str = "<none>",
+    environment: Mapping[str, str] | None = None,
+    overrides: Mapping[str, str] | None = None,
+) -> BrokerConfig:
+    """A complete, checked configuration; raises ConfigError with the place, the value and what is allowed."""
+    entries = parse_properties(text, source)
+    for variable, value in (environment or {}).items():
+        if variable.startswith(ENVIRONMENT_PREFIX):
+            name = variable.removeprefix(ENVIRONMENT_PREFIX).lower().replace("_", ".")
+            entries[name] = (value, f"environment variable {variable}")
+    for name, value in (overrides or {}).items():
+        entries[name] = (value, "--override")
+    values: dict[str, Any] = {}
+    for name, (value, where) in entries.items():
+        row = BROKER_SETTINGS.get(name)
+        if row is None:
+            raise ConfigError(name, value, "is no setting of a broker" + suggest(name, BROKER_SETTINGS), where)
+        values[attribute(name)] = row.parse(value, where)
+    config = BrokerConfig(**values)
+    _check_whole(config, source)
+    return config
+
+
+def _check_whole(config: BrokerConfig, source: str) -> None:
+    """The numbers against each other: a configuration that would lose data or hang later is refused now."""
+    if config.broker_id < 0:
+        raise ConfigError("broker.id", "", "is required: an id that no other broker of the fleet has", source)
+    if not config.zookeeper_connect:
+        raise ConfigError("zookeeper.connect", "", "is required: host:port[,host:port...][/chroot]", source)
+    if not config.log_dirs:
+        raise ConfigError("log.dirs", "", "is required: at least one directory", source)
+    names = [endpoint.listener for endpoint in config.listener_endpoints()]
+    if not names or len(set(names)) != len(names):
+        raise ConfigError("listeners", ",".join(config.listeners), "must name each listener once", source)
+    for endpoint in config.advertised_endpoints():
+        if endpoint.listener not in names:
+            raise ConfigError("advertised.listeners", endpoint.listener, f"is none of listeners {names}", source)
+        if endpoint.host in ("0.0.0.0", "::", ""):
+            raise ConfigError(
+                "advertised.listeners", endpoint.host, "no client can connect to that address: set advertised.listeners",
+                source,
+            )  # fmt: skip
+    if config.inter_broker_listener() not in names:
+        raise ConfigError(
+            "inter.broker.listener.name", config.inter_broker_listener_name, f"must be one of {names}", source
+        )
+    if config.zookeeper_session_timeout_ms >= config.replica_lag_time_max_ms:
+        raise ConfigError(
+            "zookeeper.session.timeout.ms", str(config.zookeeper_session_timeout_ms),
+            f"must be below replica.lag.time.max.ms ({config.replica_lag_time_max_ms}), "
+            "else a dead leader could become the whole in-sync set",
+            source,
+        )  # fmt: skip
+    if config.message_max_bytes > config.socket_request_max_bytes:
+        raise ConfigError(
+            "message.max.bytes", str(config.message_max_bytes),
+            f"must not pass socket.request.max.bytes ({config.socket_request_max_bytes})", source,
+        )  # fmt: skip
