@@ -402,7 +402,7 @@ def _check_whole(config: BrokerConfig, source: str) -> None:
             raise ConfigError("advertised.listeners", endpoint.listener, f"is none of listeners {names}", source)
         if endpoint.host in ("0.0.0.0", "::", ""):
             raise ConfigError(
-                "advertised.listeners", endpoint.host, "no client can connect to that address: set advertised.listeners",
+                "advertised.listeners", endpoint.host, "no client can connect to that: set advertised.listeners",
                 source,
             )  # fmt: skip
     if config.inter_broker_listener() not in names:

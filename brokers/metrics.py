@@ -17,7 +17,7 @@ class Metrics:
         r = self.registry
         self.requests = Counter("fleetlog_requests", "Requests answered.", ["api"], registry=r)
         self.request_seconds = Histogram(
-            "fleetlog_request_seconds", "From the last byte of a request to its answer in the outbox, parking included.",
+            "fleetlog_request_seconds", "From a request's last byte to its answer in the outbox, parking included.",
             ["api"], buckets=LATENCY_SECONDS, registry=r,
         )  # fmt: skip
         self.refused = Counter(

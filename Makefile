@@ -1,0 +1,48 @@
+# The front door. `make help` lists what there is.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+WORKERS ?= 2
+PYTEST_ARGS ?=
+NATIVE_SOURCES := $(wildcard _native/*.pyx _native/*.pxd)
+PACKAGES := wire _native coordination txn brokers spark_udfs
+
+.PHONY: help quickstart test lint perf format setup clean
+
+help: ## what can be made
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+quickstart: $(READY) ## three brokers, a real data set, Spark, two killed drivers, exactly once (under 3 minutes)
+	@$(BIN)/python -m examples.flights
+
+test: $(READY) ## all tests (PYTEST_ARGS="tests/log -k recovery" runs some)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS)
+
+lint: $(READY) ## ruff, mypy strict, import contracts, Cython lint
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@PYTHONPATH=. $(BIN)/lint-imports
+	@$(BIN)/cython-lint --max-line-length 120 _native
+
+perf: $(READY) ## the kernel suite, Cython against pure
+	@$(BIN)/python -m perf.kernels
+
+format: $(READY) ## let ruff format and sort
+	@$(BIN)/ruff check --fix -q . || true
+	@$(BIN)/ruff format -q .
+
+setup: $(READY) ## only the local virtual environment, with everything in it
+
+clean: ## remove the virtual environment and what was built
+	rm -rf $(VENV) build dist *.egg-info _native/*.so _native/*.c
+
+$(READY): pyproject.toml setup.py $(NATIVE_SOURCES)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fleetlog needs Python 3.11 or newer, this is %s: make PYTHON=python3.12 ..." % sys.version.split()[0])'
+	@echo "== setting up $(VENV) (once; a few minutes, most of it for pyspark, whose archive has 456 MB)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "python3-venv is missing: apt install python3-venv python3-dev"; rm -rf $(VENV); exit 1; }
+	@$(BIN)/python -m pip install --disable-pip-version-check -q --upgrade pip
+	@$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -e '.[dev]'
+	@$(BIN)/python -c 'import brokers, _native.batch, pyspark' || { echo "the installation is incomplete, see above"; exit 1; }
+	@touch $@

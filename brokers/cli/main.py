@@ -1,0 +1,55 @@
+"""``fleetlog``: the command line's front door. Each subject is a module that declares one click group or command."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import click
+
+# Subjects are imported when asked for: `fleetlog broker` must not pay for the tables and clients of the others.
+_SUBJECTS = {
+    "broker": ("brokers.cli.broker", "broker", "Run one broker from a properties file."),
+    "completion": ("brokers.cli.completion", "completion", "Print the shell completion script."),
+    "config": ("brokers.cli.broker", "config", "List every setting of a broker or a topic."),
+    "consume": ("brokers.cli.consume", "consume", "Read records."),
+    "dev": ("brokers.cli.dev", "dev", "A local fleet beside a real ZooKeeper: up, status, kill, down."),
+    "groups": ("brokers.cli.groups", "groups", "Consumer groups: list, describe, reset, delete."),
+    "log": ("brokers.cli.logdump", "log", "Look into log directories."),
+    "produce": ("brokers.cli.produce", "produce", "Write records."),
+    "topics": ("brokers.cli.topics", "topics", "Topics: create, list, describe, alter, delete."),
+    "transactions": ("brokers.cli.transactions", "transactions", "Transactions: list, describe, producers."),
+}
+
+
+class _Subjects(click.Group):
+    """A group whose commands are imported on first use."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(_SUBJECTS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _SUBJECTS:
+            return None
+        module, attribute, _ = _SUBJECTS[cmd_name]
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, row[2]) for name, row in sorted(_SUBJECTS.items())])
+
+
+@click.command(cls=_Subjects, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="fleetlog", prog_name="fleetlog")
+def cli() -> None:
+    """A fleet of brokers that speak the Kafka protocol, beside ZooKeeper."""
+
+
+def main() -> None:
+    """Entry point of the ``fleetlog`` script."""
+    cli(prog_name="fleetlog")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,35 @@
+"""Fixtures that every part of the suite may use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import _native
+from tests.fleet import Fleet
+
+
+def pytest_report_header() -> str:
+    return f"fleetlog kernels: {_native.IMPLEMENTATION}"
+
+
+@pytest.fixture(scope="session")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """Three brokers shared by a worker's tests: use fresh topic and group names, and leave the brokers running."""
+    fleet = Fleet(tmp_path_factory.mktemp("fleet"))
+    try:
+        yield fleet.start()
+    finally:
+        fleet.close()
+
+
+@pytest.fixture
+def own_fleet(tmp_path: Path) -> Iterator[Fleet]:
+    """Three brokers of the test's own, to kill and restart as it likes. Not started yet."""
+    fleet = Fleet(tmp_path)
+    try:
+        yield fleet
+    finally:
+        fleet.close()
