@@ -1,0 +1,288 @@
+"""Every message of the protocol, and the only place that imports ``kafka.protocol``.
+
+One class per message for all versions, from kafka-python's schemas (Kafka's own JSON); what the library lacks is
+declared in ``wire/schemas`` as JSON in the same format. Decoding goes through :mod:`wire.bounded`, never through the
+library's decoder, which trusts its input; the library is the reference in the tests.
+
+A trap: the library hands out one shared default list per field. Never append to a field you did not set; build lists
+first and pass them to the constructor. ``assert_defaults_untouched`` finds who did.
+"""
+
+from __future__ import annotations
+
+import struct
+from functools import cache
+from typing import Any, Final, NamedTuple
+
+import kafka.protocol.admin as _admin
+import kafka.protocol.consumer as _consumer
+import kafka.protocol.metadata as _metadata
+import kafka.protocol.producer as _producer
+import kafka.protocol.sasl as _sasl
+from kafka.protocol.api_message import ApiMessage as _ApiMessage
+from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment, ConsumerProtocolSubscription
+
+import wire.schemas
+from wire.bounded import MAX_OBJECTS, Codec, MalformedRequest, Reader, decode_whole, struct_codec
+
+__all__ = [
+    "ConsumerProtocolAssignment",
+    "ConsumerProtocolSubscription",
+    "MalformedRequest",
+    "RequestHeader",
+    "assert_defaults_untouched",
+    "decode_data",
+    "decode_request",
+    "decode_response",
+    "encode_request",
+    "encode_response",
+    "encode_response_header",
+    "is_flexible",
+    "message_keys",
+    "parse_request_header",
+    "request_class",
+    "response_class",
+    "schema_versions",
+    "split_response",
+]
+
+API_VERSIONS_KEY: Final = 18
+MAX_RESPONSE_OBJECTS: Final = 4_000_000
+
+
+# -- messages the library does not have ---------------------------------------------------------------------------
+
+
+class DescribeDelegationTokenRequest(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+    """Key 41, so that it can be refused with its own error (kafka-delegation-tokens)."""
+
+
+class DescribeDelegationTokenResponse(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+    """Key 41."""
+
+
+class ConsumerGroupDescribeRequest(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+    """Key 69 (KIP-848)."""
+
+
+class ConsumerGroupDescribeResponse(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+    """Key 69 (KIP-848)."""
+
+
+_OWN = (
+    DescribeDelegationTokenRequest,
+    DescribeDelegationTokenResponse,
+    ConsumerGroupDescribeRequest,
+    ConsumerGroupDescribeResponse,
+)
+
+
+# -- the registry -------------------------------------------------------------------------------------------------
+
+
+def _collect() -> tuple[dict[int, Any], dict[int, Any]]:
+    requests: dict[int, Any] = {}
+    responses: dict[int, Any] = {}
+    found: list[Any] = list(_OWN)
+    for module in (_admin, _consumer, _metadata, _producer, _sasl):
+        found.extend(getattr(module, name) for name in module.__all__)
+    for cls in found:
+        if isinstance(cls, type(_ApiMessage)):
+            (requests if cls.is_request() else responses)[cls.API_KEY] = cls
+    assert requests.keys() == responses.keys(), "a request without its response"
+    return requests, responses
+
+
+_REQUESTS, _RESPONSES = _collect()
+_BY_NAME: dict[str, Any] = {cls.__name__: cls for table in (_REQUESTS, _RESPONSES) for cls in table.values()}
+
+
+def __getattr__(name: str) -> Any:
+    """All message classes by name: ``from wire.messages import MetadataResponse``."""
+    try:
+        return _BY_NAME[name]
+    except KeyError:
+        raise AttributeError(f"wire.messages has no message {name!r}") from None
+
+
+def message_keys() -> list[int]:
+    """The API keys that have a schema."""
+    return sorted(_REQUESTS)
+
+
+def request_class(key: int) -> Any:
+    """The request class of an API key; KeyError if there is none."""
+    return _REQUESTS[key]
+
+
+def response_class(key: int) -> Any:
+    """The response class of an API key; KeyError if there is none."""
+    return _RESPONSES[key]
+
+
+def schema_versions(key: int) -> tuple[int, int]:
+    """Lowest and highest version the schema of that key describes."""
+    low, high = _REQUESTS[key].valid_versions
+    return low, high
+
+
+def is_flexible(key: int, version: int) -> bool:
+    """Whether that version uses compact types and tagged fields (KIP-482)."""
+    return bool(_REQUESTS[key].flexible_version_q(version))
+
+
+# -- headers ------------------------------------------------------------------------------------------------------
+
+
+class RequestHeader(NamedTuple):
+    """What stands before every request body. ``body`` is the position of the body in the frame."""
+
+    api_key: int
+    api_version: int
+    correlation_id: int
+    client_id: str
+    body: int
+
+
+_FIRST = struct.Struct(">hhih")
+_PREFIX = struct.Struct(">hhi")
+
+
+def parse_request_header(frame: memoryview) -> RequestHeader:
+    """Parse the header of a frame (without its length prefix).
+
+    The client id is never compact, also in flexible headers. For an API key without a schema the body's position is
+    that of a version 1 header: nobody will decode it. An ApiVersions of an unknown version is flexible (KIP-511).
+
+    Raises:
+        MalformedRequest: when the header does not fit.
+
+    """
+    if len(frame) < _FIRST.size:
+        raise MalformedRequest(f"a frame of {len(frame)} bytes has no header")
+    key, version, correlation_id, length = _FIRST.unpack_from(frame, 0)
+    reader = Reader(frame, _FIRST.size)
+    if length < -1:
+        raise MalformedRequest(f"client id of {length} bytes")
+    try:
+        client_id = "" if length < 0 else str(reader.take(length), "utf-8")
+    except UnicodeDecodeError:
+        raise MalformedRequest("client id is not UTF-8") from None
+    if key in _REQUESTS and version >= 0 and is_flexible(key, version):
+        reader.skip_tags()
+    return RequestHeader(key, version, correlation_id, client_id, reader.pos)
+
+
+def encode_response_header(key: int, version: int, correlation_id: int) -> bytes:
+    """The header before a response body. ApiVersions always answers with header version 0, or nobody could read it."""
+    head = correlation_id.to_bytes(4, "big", signed=True)
+    return head + b"\0" if key != API_VERSIONS_KEY and is_flexible(key, version) else head
+
+
+# -- bodies -------------------------------------------------------------------------------------------------------
+
+
+@cache
+def _codec(key: int, version: int, response: bool) -> Codec:
+    cls = (_RESPONSES if response else _REQUESTS)[key]
+    low, high = schema_versions(key)
+    if not min(low, 0) <= version <= high:
+        raise MalformedRequest(f"{cls.__name__} has no version {version}")
+    slots = (("_header", None), ("_min_version", None), ("_max_version", None))
+    return struct_codec(cls._struct, version, cls.flexible_version_q(version), cls, slots)
+
+
+def decode_request(key: int, version: int, body: memoryview) -> Any:
+    """Decode a request body.
+
+    Raises:
+        MalformedRequest: the bytes are no such request, or decode into more than ``MAX_OBJECTS`` objects.
+
+    """
+    return decode_whole(_codec(key, version, False), body, MAX_OBJECTS)
+
+
+def decode_response(key: int, version: int, body: memoryview | bytes) -> Any:
+    """Decode a response body (after :func:`split_response`), with a budget fit for a large cluster's metadata.
+
+    Raises:
+        MalformedRequest: the bytes are no such response.
+
+    """
+    view = memoryview(body)
+    if key == API_VERSIONS_KEY and view[:2].tobytes() == b"\0\x23":
+        version = 0  # KIP-511: whoever does not know our version answers in version 0
+    return decode_whole(_codec(key, version, True), view, MAX_RESPONSE_OBJECTS)
+
+
+def split_response(key: int, version: int, frame: memoryview | bytes) -> tuple[int, memoryview]:
+    """Split a response frame (without its length prefix) into correlation id and body.
+
+    Raises:
+        MalformedRequest: too short, or a broken tagged section.
+
+    """
+    reader = Reader(memoryview(frame))
+    correlation_id = int.from_bytes(reader.take(4), "big", signed=True)
+    if key != API_VERSIONS_KEY and is_flexible(key, version):
+        reader.skip_tags()
+    return correlation_id, reader.data[reader.pos :]
+
+
+def encode_response(message: Any, key: int, version: int) -> bytes:
+    """Encode a response body, without header and length."""
+    assert key == message.API_KEY, f"{type(message).__name__} does not answer API key {key}"
+    return bytes(message.encode(version=version))
+
+
+def encode_request(key: int, version: int, correlation_id: int, client_id: str | None, message: Any) -> bytes:
+    """Encode a request with its header and its length prefix."""
+    assert key == message.API_KEY, f"{type(message).__name__} is no request of API key {key}"
+    name = b"" if client_id is None else client_id.encode()
+    head = _PREFIX.pack(key, version, correlation_id) + (-1 if client_id is None else len(name)).to_bytes(
+        2, "big", signed=True
+    )
+    tags = b"\0" if is_flexible(key, version) else b""
+    body = message.encode(version=version)
+    size = len(head) + len(name) + len(tags) + len(body)
+    return b"".join((size.to_bytes(4, "big"), head, name, tags, body))
+
+
+def decode_data(cls: Any, payload: bytes) -> Any:
+    """Decode a versioned blob that stands inside a message, such as a consumer's subscription.
+
+    A newer version than the schema knows is read as the newest known one, which is how Kafka keeps them compatible.
+
+    Raises:
+        MalformedRequest: the bytes are no such thing.
+
+    """
+    view = memoryview(payload)
+    if len(view) < 2:
+        raise MalformedRequest("no version")
+    version = int.from_bytes(view[:2], "big", signed=True)
+    if version < 0:
+        raise MalformedRequest(f"version {version}")
+    version = min(version, cls.max_version)
+    codec = struct_codec(cls._struct, version, cls.flexible_version_q(version), cls)
+    reader = Reader(view, 2)
+    try:
+        return codec.read(reader)
+    except MalformedRequest:
+        raise
+    except Exception as error:
+        raise MalformedRequest(f"{type(error).__name__}: {error}") from error
+
+
+def assert_defaults_untouched() -> None:
+    """Fail if somebody appended to one of the library's shared default lists."""
+
+    def walk(field: Any, path: str) -> None:
+        if field.is_array():
+            assert not field.default, f"the shared default of {path} was changed"
+        for child in (field.fields or {}).values() if field.is_struct() or field.is_struct_array() else ():
+            walk(child, f"{path}.{child.name}")
+
+    for cls in _BY_NAME.values():
+        for field in cls._struct.fields.values():
+            walk(field, f"{cls.__name__}.{field.name}")

@@ -1,0 +1,1 @@
+"""Message schemas, in Kafka's JSON format, of messages that kafka-python has not."""
