@@ -1,0 +1,1 @@
+"""Runs the pure coordinators (groups, transactions) on the partitions of internal topics."""

@@ -1,0 +1,410 @@
+"""One shard on one partition this broker leads: order, appends, replication, application, answers.
+
+The rules are those of ``txn.commands``. What keeps them:
+
+- commands of one key run one after another; a key with records under way is held, its later commands wait in line;
+- writes of one round of the loop are coalesced, appended in order with the leader epoch of the load, and applied
+  strictly in log order once they are below the high watermark;
+- a write never times out here: a record in the log may still be committed, so its key stays held until the log's
+  fate is known. Only answers time out;
+- when the partition moves away, everything parked fails with NOT_COORDINATOR and what was not applied is forgotten.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from typing import Any
+
+from brokers.coordinators.loading import Loader
+from brokers.coordinators.pending import LEADERSHIP_LOST, Pending, append_error
+from brokers.coordinators.ports import LoopPort, Marker, PartitionPort
+from brokers.coordinators.timers import Timers
+from brokers.coordinators.writes import Write, batches, encode
+from brokers.model import Clock
+from txn.commands import (
+    DEFERRED,
+    Answer,
+    Cancel,
+    Command,
+    Effect,
+    Failed,
+    Now,
+    Result,
+    Schedule,
+    Shard,
+    Ticket,
+    WriteMarkers,
+)
+from wire.errors import ErrorCode
+
+log = logging.getLogger(__name__)
+
+NO_TICKET = Ticket(0)
+MAX_BATCH_BYTES = 512 * 1024
+MAX_WAITING_PER_KEY = 1_000
+RETRY_WAIT_S = 0.5
+
+
+class State(Enum):
+    """LOADING -> ACTIVE -> CLOSED, or FAILED when the log can't be replayed."""
+
+    LOADING = "loading"
+    ACTIVE = "active"
+    FAILED = "failed"
+    CLOSED = "closed"
+
+
+@dataclass(slots=True)
+class _Item:
+    command: Command
+    ticket: Ticket
+    cancelled: bool = False
+
+
+@dataclass(slots=True)
+class _Flight:
+    writes: list[Write]
+    last_offset: int
+    committed: bool = False
+
+
+class ShardHost:
+    """Drives one shard. Everything happens on the loop thread."""
+
+    def __init__(
+        self,
+        partition: PartitionPort,
+        shard: Shard,
+        *,
+        loop: LoopPort,
+        clock: Clock,
+        origin: Any,
+        next_ticket: Callable[[], Ticket],
+        write_markers: Callable[[ShardHost, WriteMarkers], None] | None,
+        on_lost: Callable[[ShardHost], None],
+        on_loaded: Callable[[ShardHost], None],
+    ) -> None:
+        self.partition = partition
+        self.shard = shard
+        self.leader_epoch = partition.leader_epoch
+        self.state = State.LOADING
+        self._loop = loop
+        self._clock = clock
+        self._origin = origin
+        self._next_ticket = next_ticket
+        self._write_markers = write_markers
+        self._on_lost = on_lost
+        self._on_loaded = on_loaded
+        self._held: dict[str, deque[_Item]] = {}
+        self._pending: dict[Ticket, Pending] = {}
+        self._staged: list[Write] = []
+        self._flights: deque[_Flight] = deque()
+        self._flush_scheduled = False
+        self._timers = Timers(loop, clock, self._timer_due)
+        self._due: dict[str, _Item] = {}
+        self._loader = Loader(partition.log, shard, loop, clock, self._replayed)
+        self._load_began_ms = clock.mono_ms()
+
+    # ---- life ------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Load the partition; commands are refused with COORDINATOR_LOAD_IN_PROGRESS meanwhile."""
+        self._loader.start()
+
+    def close(self) -> None:
+        """The partition moved away or is gone: fail all that waits, forget all that was not applied."""
+        if self.state is State.CLOSED:
+            return
+        self.state = State.CLOSED
+        self._stop(Failed(ErrorCode.NOT_COORDINATOR))
+
+    def _stop(self, answer: Failed) -> None:
+        self._loader.cancel()
+        self._timers.clear()
+        self._held = {}
+        self._due = {}
+        writes = [w for flight in self._flights for w in flight.writes] + self._staged
+        self._flights = deque()
+        self._staged = []
+        waiting, self._pending = self._pending, {}
+        for pending in waiting.values():
+            pending.complete(answer)
+        for write in writes:
+            if write.on_marker is not None:
+                write.on_marker(answer.error)
+
+    def _replayed(self, error: Exception | None) -> None:
+        if self.state is not State.LOADING:
+            return
+        if error is not None:
+            self._fail("can't be loaded", error)
+            return
+        end = self._loader.end_offset
+        if end > self.partition.log.high_watermark:
+            self.partition.wait_for(end - 1, self._load_committed)
+        else:
+            self._load_committed(ErrorCode.NONE)
+
+    def _load_committed(self, error: ErrorCode) -> None:
+        if self.state is not State.LOADING:
+            return
+        if error in LEADERSHIP_LOST:
+            self._on_lost(self)
+            return
+        if error is not ErrorCode.NONE:
+            self._loop.call_later(RETRY_WAIT_S, self._replayed, None)
+            return
+        self.state = State.ACTIVE
+        log.info(
+            "loaded %s, epoch %d: %d records up to offset %d in %d ms",
+            self.partition.tp,
+            self.leader_epoch,
+            self._loader.records,
+            self._loader.end_offset,
+            self._clock.mono_ms() - self._load_began_ms,
+        )
+        self._perform(None, None, self.shard.loaded(self._now()))
+        self._on_loaded(self)
+
+    def _fail(self, what: str, error: BaseException) -> None:
+        """Our bug or a broken log: this shard stops answering rather than answering wrongly."""
+        log.error("%s %s; its coordinator stops", self.partition.tp, what, exc_info=error)
+        self.state = State.FAILED
+        self._stop(Failed(ErrorCode.COORDINATOR_NOT_AVAILABLE))
+
+    # ---- commands --------------------------------------------------------------------------------------------------
+
+    def refusal(self) -> ErrorCode:
+        """Why commands are refused now; NONE if they are not."""
+        match self.state:
+            case State.ACTIVE:
+                return ErrorCode.NONE
+            case State.LOADING:
+                return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+            case State.FAILED:
+                return ErrorCode.COORDINATOR_NOT_AVAILABLE
+            case State.CLOSED:
+                return ErrorCode.NOT_COORDINATOR
+
+    def submit(self, key: str, command: Command) -> Pending:
+        """Run the command when its key is free; the answer comes by the Pending."""
+        pending = Pending(self._next_ticket(), self._abandon)
+        refused = self.refusal()
+        if refused is not ErrorCode.NONE:
+            pending.complete(Failed(refused))
+            return pending
+        waiting = self._held.get(key)
+        if waiting is not None and len(waiting) >= MAX_WAITING_PER_KEY:
+            pending.complete(Failed(ErrorCode.COORDINATOR_NOT_AVAILABLE))
+            return pending
+        self._pending[pending.ticket] = pending
+        self._enqueue(key, _Item(command, pending.ticket))
+        return pending
+
+    def run(self, key: str, command: Command) -> None:
+        """Run a command nobody waits for (timers, written markers)."""
+        if self.state is State.ACTIVE:
+            self._enqueue(key, _Item(command, NO_TICKET))
+
+    def append_marker(self, marker: Marker, done: Callable[[ErrorCode], None]) -> None:
+        """Append a transaction marker in order with the records; ``done`` once it is replicated and applied."""
+        refused = self.refusal()
+        if refused is not ErrorCode.NONE:
+            done(refused)
+            return
+        self._stage(Write(None, None, Result(), marker, done))
+
+    def expire(self, ticket: Ticket, answer: Any) -> None:
+        """The ticket's deadline passed: answer it; what its command does still happens."""
+        self._answer(ticket, answer)
+
+    def _abandon(self, ticket: Ticket) -> None:
+        self._pending.pop(ticket, None)
+
+    def _enqueue(self, key: str, item: _Item) -> None:
+        held = self._held.get(key)
+        if held is not None:
+            held.append(item)
+            return
+        self._held[key] = deque((item,))
+        self._drain(key)
+
+    def _drain(self, key: str) -> None:
+        """Run the key's line until it is empty or a command's records are under way."""
+        while True:
+            line = self._held.get(key)
+            if line is None or self.state is not State.ACTIVE:
+                return
+            if not line:
+                del self._held[key]
+                return
+            item = line.popleft()
+            if not item.cancelled and self._execute(key, item):
+                return
+
+    def _execute(self, key: str, item: _Item) -> bool:
+        try:
+            result = item.command(self.shard, self._now(), item.ticket)
+        except Exception:
+            # A request must not take the shard down; whatever it half did in memory is not in the log.
+            log.exception("a command of %r on %s failed", key, self.partition.tp)
+            self._answer(item.ticket, Failed(ErrorCode.UNKNOWN_SERVER_ERROR))
+            return False
+        return self._perform(key, item.ticket, result)
+
+    def _perform(self, key: str | None, ticket: Ticket | None, result: Result) -> bool:
+        """Do what a result asks for; True if its records are under way, so that the key stays held."""
+        if result.records:
+            self._stage(Write(key, ticket, result))
+            return True
+        if ticket is not None and result.response is not DEFERRED:
+            self._answer(ticket, result.response)
+        self._effects(result.effects)
+        return False
+
+    def _answer(self, ticket: Ticket, response: Any) -> None:
+        pending = self._pending.pop(ticket, None)
+        if pending is not None:
+            pending.complete(response)
+
+    def _effects(self, effects: Iterable[Effect]) -> None:
+        for effect in effects:
+            if self.state is not State.ACTIVE:
+                return
+            match effect:
+                case Answer(ticket, response):
+                    self._answer(ticket, response)
+                case Schedule(name, delay_ms):
+                    self._forget_due(name)
+                    self._timers.schedule(name, delay_ms)
+                case Cancel(name):
+                    self._forget_due(name)
+                    self._timers.cancel(name)
+                case WriteMarkers():
+                    assert self._write_markers is not None, "this runtime hosts no transactions"
+                    self._write_markers(self, effect)
+
+    # ---- timers ----------------------------------------------------------------------------------------------------
+
+    def _timer_due(self, name: str) -> None:
+        if self.state is not State.ACTIVE:
+            return
+
+        def command(shard: Shard, now: Now, _ticket: Ticket) -> Result:
+            self._due.pop(name, None)
+            return shard.on_timer(name, now)
+
+        self._forget_due(name)
+        item = self._due[name] = _Item(command, NO_TICKET)
+        self._enqueue(self.shard.timer_key(name), item)
+
+    def _forget_due(self, name: str) -> None:
+        # The timer fired while its key was held, and a command before it in line replaced or cancelled it.
+        item = self._due.pop(name, None)
+        if item is not None:
+            item.cancelled = True
+
+    # ---- the log ---------------------------------------------------------------------------------------------------
+
+    def _stage(self, write: Write) -> None:
+        self._staged.append(write)
+        if not self._flush_scheduled:
+            self._flush_scheduled = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_scheduled = False
+        if self.state is not State.ACTIVE:
+            return
+        staged, self._staged = self._staged, []
+        runs = list(batches(staged, MAX_BATCH_BYTES))
+        for index, run in enumerate(runs):
+            info = self.partition.append(
+                encode(run, self._clock.wall_ms()),
+                acks=-1,
+                origin=self._origin,
+                expected_leader_epoch=self.leader_epoch,
+            )
+            if info.error in LEADERSHIP_LOST:
+                self._staged = [write for rest in runs[index:] for write in rest] + self._staged
+                self._on_lost(self)
+                return
+            if info.error is not ErrorCode.NONE:
+                for write in run:
+                    self._not_appended(write, info.error)
+                continue
+            flight = _Flight(run, info.last_offset)
+            self._flights.append(flight)
+            self.partition.wait_for(info.last_offset, partial(self._committed, flight))
+            if self.state is not State.ACTIVE:
+                return
+
+    def _not_appended(self, write: Write, error: ErrorCode) -> None:
+        if self.state is not State.ACTIVE:
+            return
+        if write.on_marker is not None:
+            write.on_marker(error)
+            return
+        told = append_error(error)
+        held = False
+        if write.result.failed is not None:
+            held = self._perform(write.key, write.ticket, write.result.failed(told, self._now()))
+        elif write.ticket is not None:
+            self._answer(write.ticket, Failed(told))
+        if not held and write.key is not None:
+            self._drain(write.key)
+
+    def _committed(self, flight: _Flight, error: ErrorCode) -> None:
+        if self.state is not State.ACTIVE:
+            return
+        if error in LEADERSHIP_LOST:
+            self._on_lost(self)
+            return
+        if error is not ErrorCode.NONE:
+            # It is in our log and may yet be committed: only the log's fate may decide, not impatience.
+            self._loop.call_later(RETRY_WAIT_S, self._wait_again, flight)
+            return
+        flight.committed = True
+        while self._flights and self._flights[0].committed and self.state is State.ACTIVE:
+            for write in self._flights.popleft().writes:
+                self._finish(write)
+                if self.state is not State.ACTIVE:
+                    return
+
+    def _wait_again(self, flight: _Flight) -> None:
+        if self.state is State.ACTIVE:
+            self.partition.wait_for(flight.last_offset, partial(self._committed, flight))
+
+    def _finish(self, write: Write) -> None:
+        now = self._now()
+        try:
+            if write.marker is not None:
+                marker = write.marker
+                after = self.shard.apply_marker(marker.producer_id, marker.producer_epoch, marker.commit, now)
+            else:
+                after = None
+                for record in write.records:
+                    self.shard.apply(record, write.result.producer, now)
+        except Exception as error:
+            # The log says one thing and the state can't follow: no answer from it can be trusted any more.
+            if write.on_marker is not None:
+                write.on_marker(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+            self._fail("could not apply its own record", error)
+            return
+        if write.on_marker is not None:
+            write.on_marker(ErrorCode.NONE)
+        if after is not None:
+            self._perform(None, None, after)
+        if write.ticket is not None and write.result.response is not DEFERRED:
+            self._answer(write.ticket, write.result.response)
+        self._effects(write.result.effects)
+        if write.key is not None:
+            self._drain(write.key)
+
+    def _now(self) -> Now:
+        return Now(self._clock.wall_ms(), self._clock.mono_ms())

@@ -1,0 +1,78 @@
+"""What a shard wants in its log, and how several such wishes become one batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from _native.batch import Record, control_batch, encode_batch
+from brokers.coordinators.ports import Marker
+from txn.commands import CoordinatorRecord, Result, Ticket
+from wire.errors import ErrorCode
+
+TRANSACTIONAL = 1 << 4
+BATCH_OVERHEAD = 61
+RECORD_OVERHEAD = 24
+"""More than a record's varints and attributes can take without headers."""
+
+
+@dataclass(slots=True)
+class Write:
+    """One command's records, or one marker. All records of a write stand in one batch, so a crash can't split it."""
+
+    key: str | None
+    ticket: Ticket | None
+    result: Result
+    marker: Marker | None = None
+    on_marker: Callable[[ErrorCode], None] | None = None
+
+    @property
+    def records(self) -> tuple[CoordinatorRecord, ...]:
+        """The records to append; none for a marker."""
+        return self.result.records
+
+    def size(self) -> int:
+        """An upper bound of the encoded size in bytes."""
+        return sum(RECORD_OVERHEAD + len(r.key) + len(r.value or b"") for r in self.records)
+
+
+def batches(writes: Sequence[Write], limit_bytes: int) -> Iterator[list[Write]]:
+    """Runs of writes that may share a batch, in order: plain ones up to ``limit_bytes``, all others alone."""
+    run: list[Write] = []
+    run_bytes = BATCH_OVERHEAD
+    for write in writes:
+        alone = write.marker is not None or write.result.producer is not None
+        size = write.size()
+        if run and (alone or run_bytes + size > limit_bytes):
+            yield run
+            run, run_bytes = [], BATCH_OVERHEAD
+        if alone:
+            yield [write]
+        else:
+            run.append(write)
+            run_bytes += size
+    if run:
+        yield run
+
+
+def encode(run: Sequence[Write], wall_ms: int) -> bytes:
+    """One record batch (or control batch) for a run made by :func:`batches`."""
+    first = run[0]
+    if first.marker is not None:
+        return bytes(
+            control_batch(
+                commit=first.marker.commit,
+                producer_id=first.marker.producer_id,
+                producer_epoch=first.marker.producer_epoch,
+                coordinator_epoch=first.marker.coordinator_epoch,
+                timestamp=wall_ms,
+            )
+        )
+    records = [record for write in run for record in write.records]
+    encoded = [Record(i, wall_ms, record.key, record.value, ()) for i, record in enumerate(records)]
+    if first.result.producer is None:
+        return bytes(encode_batch(encoded))
+    producer_id, producer_epoch = first.result.producer
+    return bytes(
+        encode_batch(encoded, attributes=TRANSACTIONAL, producer_id=producer_id, producer_epoch=producer_epoch)
+    )
