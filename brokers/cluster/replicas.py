@@ -1,0 +1,211 @@
+"""All partitions with a replica on this broker, kept in step with the cluster view."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from brokers.cluster.partition import Partition
+from brokers.model import Clock, PartitionState, TopicPartition
+from wire.errors import ErrorCode
+
+if TYPE_CHECKING:
+    import uuid
+
+    from brokers.cluster.view import ClusterView, ViewChange
+    from brokers.log import Log, LogStore
+
+logger = logging.getLogger(__name__)
+
+
+class ReplicaManager:
+    """Opens, leads, resigns and deletes partitions as the view says. Loop thread only.
+
+    ``incarnation`` is this broker's present one: a state that names another incarnation of it is old news, and leading
+    on it is what loses data after a quick unclean restart. ``lease_valid`` says whether the broker still holds its
+    registration; it is asked at each decision.
+    """
+
+    def __init__(
+        self,
+        broker_id: int,
+        view: ClusterView,
+        logs: LogStore,
+        clock: Clock,
+        *,
+        lease_valid: Callable[[], bool],
+        incarnation: Callable[[], int],
+    ) -> None:
+        self._broker_id = broker_id
+        self._view = view
+        self._logs = logs
+        self._clock = clock
+        self._lease_valid = lease_valid
+        self._incarnation = incarnation
+        self._partitions: dict[TopicPartition, Partition] = {}
+        self._leader_listeners: list[Callable[[Partition], None]] = []
+        self._resigned_listeners: list[Callable[[TopicPartition], None]] = []
+        self._deleted_listeners: list[Callable[[TopicPartition], None]] = []
+
+    # -- what handlers ask ----------------------------------------------------------------------------------------
+
+    def get(self, tp: TopicPartition) -> Partition | None:
+        """This broker's replica, whatever its role."""
+        return self._partitions.get(tp)
+
+    def all(self) -> Iterable[Partition]:
+        """All replicas on this broker."""
+        return self._partitions.values()
+
+    def leader(self, tp: TopicPartition, current_leader_epoch: int = -1) -> Partition | ErrorCode:
+        """The partition if this broker leads it in the epoch the client knows, else what to tell the client."""
+        partition = self._partitions.get(tp)
+        if partition is None:
+            if self._view.partition(tp) is None:
+                return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            return ErrorCode.NOT_LEADER_OR_FOLLOWER
+        error = partition.check_epoch(current_leader_epoch)
+        if error is not ErrorCode.NONE:
+            return error
+        if not partition.is_leader:
+            return ErrorCode.NOT_LEADER_OR_FOLLOWER
+        return partition
+
+    def lease_valid(self) -> bool:
+        """Whether the broker still holds its registration."""
+        return self._lease_valid()
+
+    # -- who wants to know ----------------------------------------------------------------------------------------
+
+    def on_leader(self, listener: Callable[[Partition], None]) -> None:
+        """Call when this broker starts to lead a partition, or leads it in a new epoch."""
+        self._leader_listeners.append(listener)
+
+    def on_resigned(self, listener: Callable[[TopicPartition], None]) -> None:
+        """Call when this broker stops leading a partition."""
+        self._resigned_listeners.append(listener)
+
+    def on_deleted(self, listener: Callable[[TopicPartition], None]) -> None:
+        """Call when a partition of this broker is deleted."""
+        self._deleted_listeners.append(listener)
+
+    # -- the view's changes ---------------------------------------------------------------------------------------
+
+    def apply(self, change: ViewChange) -> None:
+        """Follow a change of the view. After a reload everything is compared again."""
+        for topic in change.deleted:
+            for index in range(len(topic.partitions)):
+                self._delete(TopicPartition(topic.name, index), topic.id)
+        if change.reloaded:
+            self.reconcile()
+            return
+        for tp in sorted(change.partitions_changed):
+            self._follow(tp)
+        for kind, entity in change.configs_changed:
+            if kind == "topics":
+                self._reconfigure(entity)
+
+    def reconcile(self) -> None:
+        """Compare every partition with the view: at the start and after a reload."""
+        for tp in list(self._partitions):
+            if self._view.partition(tp) is None:
+                self._delete(tp, self._partitions[tp].topic_id)
+        for name, topic in self._view.topics.items():
+            for index in range(len(topic.partitions)):
+                self._follow(TopicPartition(name, index))
+            self._reconfigure(name)
+
+    def resign_all(self) -> None:
+        """Stop leading everything: the session is lost, or the broker shuts down."""
+        for partition in list(self._partitions.values()):
+            if partition.is_leader:
+                self._resign(partition, None)
+
+    def _follow(self, tp: TopicPartition) -> None:
+        topic = self._view.topics.get(tp.topic)
+        state = self._view.partition(tp)
+        if topic is None or state is None:
+            return
+        partition = self._partitions.get(tp)
+        if partition is not None and partition.topic_id != topic.id:
+            self._delete(tp, partition.topic_id)  # the topic was deleted and created again
+            partition = None
+        if self._broker_id not in state.replicas:
+            if partition is not None:
+                self._delete(tp, partition.topic_id)
+            return
+        if partition is None:
+            partition = self._open(tp, topic.id, state)
+            if partition is None:
+                return
+        if self._leads(state):
+            fresh = not partition.is_leader or partition.leader_epoch != state.leader_epoch
+            if not fresh:
+                partition.update_state(state)
+                return
+            if partition.is_leader:
+                # a new epoch of our own: whoever waited in the old one must not be answered from the new one
+                self._resign(partition, state)
+            partition.become_leader(state)
+            logger.info("leads %s in epoch %d from offset %d", tp, state.leader_epoch, partition.log.log_end_offset)
+            for listener in self._leader_listeners:
+                _call(listener, partition)
+        elif partition.is_leader:
+            self._resign(partition, state)
+        else:
+            partition.update_state(state)
+
+    def _leads(self, state: PartitionState) -> bool:
+        return state.leader == self._broker_id and state.leader_incarnation in (-1, self._incarnation())
+
+    def _open(self, tp: TopicPartition, topic_id: uuid.UUID, state: PartitionState) -> Partition | None:
+        log: Log | None = self._logs.get(tp)
+        if log is not None and log.topic_id not in (None, topic_id):
+            logger.warning("%s: the log belongs to a deleted topic of the same name; it goes", tp)
+            self._logs.delete(tp)
+            log = None
+        try:
+            if log is None:
+                log = self._logs.create(tp, topic_id, self._view.topic_config(tp.topic))
+        except OSError as error:
+            logger.error("%s: cannot create its log: %s", tp, error)
+            return None
+        partition = Partition(tp, topic_id, log, state, self._broker_id, self._clock, self._lease_valid)
+        self._partitions[tp] = partition
+        return partition
+
+    def _resign(self, partition: Partition, state: PartitionState | None) -> None:
+        partition.resign(state)
+        for listener in self._resigned_listeners:
+            _call(listener, partition.tp)
+
+    def _delete(self, tp: TopicPartition, topic_id: uuid.UUID) -> None:
+        partition = self._partitions.get(tp)
+        if partition is None or partition.topic_id != topic_id:
+            return
+        del self._partitions[tp]
+        partition.deleted = True
+        if partition.is_leader:
+            self._resign(partition, None)
+        for listener in self._deleted_listeners:
+            _call(listener, tp)
+        self._logs.delete(tp)
+
+    def _reconfigure(self, topic: str) -> None:
+        info = self._view.topics.get(topic)
+        if info is None:
+            return
+        config = self._view.topic_config(topic)
+        for index in range(len(info.partitions)):
+            partition = self._partitions.get(TopicPartition(topic, index))
+            if partition is not None:
+                partition.log.config = config
+                partition.advance()
+
+
+def _call(listener: Callable[[Any], None], argument: Any) -> None:
+    try:
+        listener(argument)
+    except Exception:
+        logger.exception("a listener failed on %s", argument)
