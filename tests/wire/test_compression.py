@@ -1,0 +1,146 @@
+"""Every codec: round trips, the framings of other writers, and refusal before memory is spent."""
+
+from __future__ import annotations
+
+import struct
+import tracemalloc
+import zlib
+
+import lz4.frame
+import pytest
+import snappy
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from wire import compression
+from wire.compression import CodecError
+
+ALL = sorted(compression.NAMES)
+REAL = [codec for codec in ALL if codec != compression.NONE]
+PAYLOADS = [b"", b"x", b"hello " * 1000, bytes(range(256)) * 700, b"\x00" * 300_000]
+
+
+@pytest.mark.parametrize("codec", ALL)
+@pytest.mark.parametrize("payload", PAYLOADS, ids=len)
+def test_round_trip_at_the_exact_limit(codec, payload):
+    packed = compression.compress(codec, payload)
+    assert compression.decompress(codec, packed, len(payload)) == payload
+    assert compression.decompress(codec, memoryview(bytearray(packed)), 10_000_000) == payload
+
+
+@pytest.mark.parametrize("codec", ALL)
+def test_one_byte_over_the_limit_is_refused(codec):
+    payload = b"abcdefghij" * 1000
+    with pytest.raises(CodecError, match="beyond"):
+        compression.decompress(codec, compression.compress(codec, payload), len(payload) - 1)
+
+
+@pytest.mark.parametrize("codec", REAL)
+def test_a_bomb_costs_no_more_than_the_limit(codec):
+    bomb = compression.compress(codec, b"\x00" * 200_000_000 if codec != compression.SNAPPY else b"\x00" * 20_000_000)
+    limit = 1_000_000
+    tracemalloc.start()
+    try:
+        with pytest.raises(CodecError):
+            compression.decompress(codec, bomb, limit)
+        assert tracemalloc.get_traced_memory()[1] < 6 * limit + len(bomb)
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("codec", REAL)
+def test_every_cut_is_refused(codec):
+    packed = compression.compress(codec, b"some payload that is repeated, " * 20)
+    whole = compression.decompress(codec, packed, 10_000)
+    for end in range(len(packed)):
+        try:
+            got = compression.decompress(codec, packed[:end], 10_000)
+        except CodecError:
+            continue
+        # Only xerial can end early without telling: at a block's border.
+        assert codec == compression.SNAPPY, end
+        assert len(got) < len(whole)
+
+
+@pytest.mark.parametrize("codec", REAL)
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_damage_gives_a_result_or_a_codec_error(codec, data):
+    packed = bytearray(compression.compress(codec, b"The quick brown fox. " * 30))
+    for _ in range(data.draw(st.integers(1, 4))):
+        packed[data.draw(st.integers(0, len(packed) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        assert len(compression.decompress(codec, bytes(packed), 5_000)) <= 5_000
+    except CodecError:
+        pass
+
+
+@pytest.mark.parametrize("codec", REAL)
+@settings(max_examples=100, deadline=None)
+@given(noise=st.binary(max_size=200))
+def test_noise_is_never_anything_but_a_codec_error(codec, noise):
+    try:
+        compression.decompress(codec, noise, 1_000)
+    except CodecError:
+        pass
+
+
+def test_unknown_codec():
+    with pytest.raises(CodecError, match="unknown"):
+        compression.decompress(5, b"", 10)
+    with pytest.raises(CodecError, match="unknown"):
+        compression.compress(7, b"")
+
+
+def test_raw_snappy_as_librdkafka_writes_it():
+    assert compression.decompress(compression.SNAPPY, snappy.compress(b"abc" * 99), 297) == b"abc" * 99
+
+
+def test_snappy_that_declares_more_than_it_can_hold():
+    lie = b"\xff\xff\xff\xff\x07" + b"\x00a"
+    with pytest.raises(CodecError, match="cannot hold"):
+        compression.decompress(compression.SNAPPY, lie, 1 << 31)
+
+
+def test_xerial_block_lengths_are_checked():
+    head = b"\x82SNAPPY\x00" + struct.pack(">ii", 1, 1)
+    for length in (-1, 5, 1 << 30):
+        with pytest.raises(CodecError, match="does not fit"):
+            compression.decompress(compression.SNAPPY, head + struct.pack(">i", length), 100)
+
+
+def test_several_gzip_members_and_zstd_frames():
+    gzip = compression.compress(compression.GZIP, b"one") + compression.compress(compression.GZIP, b"two")
+    assert compression.decompress(compression.GZIP, gzip, 6) == b"onetwo"
+    with pytest.raises(CodecError):
+        compression.decompress(compression.GZIP, gzip, 5)
+    zstd = zstandard.ZstdCompressor().compress(b"one") + zstandard.ZstdCompressor(write_checksum=True).compress(b"two")
+    assert compression.decompress(compression.ZSTD, zstd, 6) == b"onetwo"
+    with pytest.raises(CodecError):
+        compression.decompress(compression.ZSTD, zstd, 5)
+
+
+def test_zstd_stream_without_content_size():
+    stream = zstandard.ZstdCompressor().compressobj()
+    packed = stream.compress(b"z" * 300_000) + stream.flush()
+    assert zstandard.frame_content_size(packed) == -1
+    assert compression.decompress(compression.ZSTD, packed, 300_000) == b"z" * 300_000
+
+
+def test_zstd_window_larger_than_the_cap_is_refused():
+    parameters = zstandard.ZstdCompressionParameters(window_log=27, write_content_size=False)
+    stream = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    packed = stream.compress(b"z" * 300_000) + stream.flush()
+    with pytest.raises(CodecError):
+        compression.decompress(compression.ZSTD, packed, 1_000_000)
+
+
+def test_lz4_with_linked_blocks_and_checksums():
+    packed = lz4.frame.compress(b"linked" * 50_000, block_linked=True, content_checksum=True, block_checksum=True)
+    assert compression.decompress(compression.LZ4, packed, 300_000) == b"linked" * 50_000
+
+
+def test_zlib_that_is_not_gzip_is_refused():
+    with pytest.raises(CodecError):
+        compression.decompress(compression.GZIP, zlib.compress(b"no"), 100)

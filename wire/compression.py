@@ -1,0 +1,268 @@
+"""Kafka's four codecs for record batches, each bounded before it inflates.
+
+A peer chooses both the compressed bytes and the sizes written in front of them, so no function here trusts a declared
+size: it is compared with the caller's limit first, and with what so few bytes can possibly hold, and the output is
+produced under that limit. A few kilobytes can therefore never cost more memory than the caller allowed.
+
+Framing, per codec, as Kafka's clients write it: gzip members; snappy either raw (librdkafka) or in the xerial stream
+frame (Java); one lz4 frame; zstd frames.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Callable
+
+import lz4.frame
+import snappy
+import zstandard
+
+Buffer = bytes | bytearray | memoryview
+
+NONE, GZIP, SNAPPY, LZ4, ZSTD = range(5)
+
+NAMES: dict[int, str] = {NONE: "none", GZIP: "gzip", SNAPPY: "snappy", LZ4: "lz4", ZSTD: "zstd"}
+"""Codec number (the low three bits of a batch's attributes) to the name that ``compression.type`` uses."""
+
+CODES: dict[str, int] = {name: code for code, name in NAMES.items()}
+
+_XERIAL_MAGIC = b"\x82SNAPPY\x00"
+_XERIAL_HEADER = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
+_XERIAL_BLOCK_BYTES = 32 * 1024
+_INT32 = struct.Struct(">i")
+
+# The densest snappy element is a copy of 64 bytes written in 3, so more than 22 times the input is a lie.
+_SNAPPY_MAX_RATIO = 22
+_ZSTD_MIN_WINDOW_BYTES = 8 * 1024 * 1024
+_ZSTD_MAX_WINDOW_BYTES = 128 * 1024 * 1024
+_ZSTD_SKIPPABLE_FIRST = 0x184D2A50
+_ZSTD_SKIPPABLE_LAST = 0x184D2A5F
+_ZSTD_RLE_BLOCK = 1
+_CHUNK_BYTES = 256 * 1024
+
+
+class CodecError(ValueError):
+    """The payload is not what its codec says, or would inflate beyond the limit."""
+
+
+def compress(codec: int, payload: bytes) -> bytes:
+    """Compress ``payload`` the way Kafka's Java client frames it. Raises CodecError for an unknown codec."""
+    try:
+        function = _COMPRESSORS[codec]
+    except KeyError:
+        raise CodecError(f"unknown compression codec {codec}") from None
+    return function(payload)
+
+
+def decompress(codec: int, payload: Buffer, limit: int) -> bytes:
+    """Inflate ``payload`` to at most ``limit`` bytes.
+
+    Raises CodecError when the output would pass the limit, when the payload is damaged or cut short, and for an
+    unknown codec. Never allocates more than about ``limit`` bytes for the output.
+    """
+    try:
+        function = _DECOMPRESSORS[codec]
+    except KeyError:
+        raise CodecError(f"unknown compression codec {codec}") from None
+    return function(payload, limit)
+
+
+def _too_large(codec: int, limit: int) -> CodecError:
+    return CodecError(f"{NAMES[codec]} payload inflates beyond {limit} bytes")
+
+
+def _plain_compress(payload: bytes) -> bytes:
+    return payload
+
+
+def _plain_decompress(payload: Buffer, limit: int) -> bytes:
+    if len(payload) > limit:
+        raise _too_large(NONE, limit)
+    return bytes(payload)
+
+
+def _gzip_compress(payload: bytes) -> bytes:
+    deflater = zlib.compressobj(wbits=31)
+    return deflater.compress(payload) + deflater.flush()
+
+
+def _gzip_decompress(payload: Buffer, limit: int) -> bytes:
+    parts: list[bytes] = []
+    room = limit
+    rest: Buffer = payload
+    while True:
+        inflater = zlib.decompressobj(wbits=31)
+        try:
+            part = inflater.decompress(rest, room + 1)
+        except zlib.error as wrong:
+            raise CodecError(f"damaged gzip payload: {wrong}") from wrong
+        room -= len(part)
+        if room < 0:
+            raise _too_large(GZIP, limit)
+        if not inflater.eof:
+            raise CodecError("gzip payload is cut short")
+        parts.append(part)
+        rest = inflater.unused_data
+        if not rest:
+            return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _snappy_compress(payload: bytes) -> bytes:
+    parts = [_XERIAL_HEADER]
+    view = memoryview(payload)
+    for start in range(0, len(payload), _XERIAL_BLOCK_BYTES):
+        block = snappy.compress(bytes(view[start : start + _XERIAL_BLOCK_BYTES]))
+        parts.append(_INT32.pack(len(block)))
+        parts.append(block)
+    return b"".join(parts)
+
+
+def _snappy_decompress(payload: Buffer, limit: int) -> bytes:
+    data = bytes(payload)
+    if not data.startswith(_XERIAL_MAGIC):
+        return _snappy_block(data, limit)
+    parts: list[bytes] = []
+    room = limit
+    position = len(_XERIAL_HEADER)
+    if len(data) < position:
+        raise CodecError("xerial snappy header is cut short")
+    while position < len(data):
+        if len(data) - position < _INT32.size:
+            raise CodecError("xerial snappy block length is cut short")
+        (length,) = _INT32.unpack_from(data, position)
+        position += _INT32.size
+        if length < 0 or length > len(data) - position:
+            raise CodecError(f"xerial snappy block of {length} bytes does not fit")
+        part = _snappy_block(data[position : position + length], room)
+        room -= len(part)
+        parts.append(part)
+        position += length
+    return b"".join(parts)
+
+
+def _snappy_block(data: bytes, limit: int) -> bytes:
+    declared = _snappy_declared_size(data)
+    if declared > limit:
+        raise _too_large(SNAPPY, limit)
+    if declared > _SNAPPY_MAX_RATIO * len(data):
+        raise CodecError(f"snappy block of {len(data)} bytes cannot hold {declared}")
+    try:
+        inflated: bytes = snappy.decompress(data)
+    except Exception as wrong:  # the library has several names for the same thing across versions
+        raise CodecError(f"damaged snappy payload: {wrong or type(wrong).__name__}") from wrong
+    if len(inflated) != declared:
+        raise CodecError("snappy payload is shorter than it says")
+    return inflated
+
+
+def _snappy_declared_size(data: bytes) -> int:
+    size = 0
+    for index, byte in enumerate(data[:5]):
+        size |= (byte & 0x7F) << (7 * index)
+        if byte < 0x80:
+            if size >= 1 << 32:
+                break
+            return size
+    raise CodecError("snappy length is not a 32-bit varint")
+
+
+def _lz4_compress(payload: bytes) -> bytes:
+    # Kafka's reader wants independent blocks and no content size; 64 KiB blocks is what its clients use.
+    compressed: bytes = lz4.frame.compress(
+        payload, block_size=lz4.frame.BLOCKSIZE_MAX64KB, block_linked=False, store_size=False
+    )
+    return compressed
+
+
+def _lz4_decompress(payload: Buffer, limit: int) -> bytes:
+    inflater = lz4.frame.LZ4FrameDecompressor()
+    parts: list[bytes] = []
+    room = limit
+    rest: Buffer = payload
+    try:
+        while not inflater.eof:
+            part = inflater.decompress(rest, max_length=min(room + 1, _CHUNK_BYTES))
+            rest = b""
+            room -= len(part)
+            if room < 0:
+                raise _too_large(LZ4, limit)
+            parts.append(part)
+            if not inflater.eof and inflater.needs_input:
+                raise CodecError("lz4 payload is cut short")
+    except (RuntimeError, ValueError, EOFError) as wrong:
+        if isinstance(wrong, CodecError):
+            raise
+        raise CodecError(f"damaged lz4 payload: {wrong}") from wrong
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _zstd_compress(payload: bytes) -> bytes:
+    return zstandard.ZstdCompressor(level=3).compress(payload)
+
+
+def _zstd_decompress(payload: Buffer, limit: int) -> bytes:
+    # A frame may name a window that the decoder has to hold in memory: cap it by what the output may need.
+    window = min(max(limit, _ZSTD_MIN_WINDOW_BYTES), _ZSTD_MAX_WINDOW_BYTES)
+    inflater = zstandard.ZstdDecompressor(max_window_size=1 << (window - 1).bit_length())
+    parts: list[bytes] = []
+    room = limit
+    try:
+        declared = _zstd_check_frames(payload)
+        if declared > limit:
+            raise _too_large(ZSTD, limit)
+        with inflater.stream_reader(payload, read_across_frames=True) as reader:
+            while part := reader.read(min(room + 1, _CHUNK_BYTES)):
+                room -= len(part)
+                if room < 0:
+                    raise _too_large(ZSTD, limit)
+                parts.append(part)
+    except zstandard.ZstdError as wrong:
+        raise CodecError(f"damaged zstd payload: {wrong}") from wrong
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _zstd_check_frames(data: Buffer) -> int:
+    """Walk the block headers of all frames (RFC 8878), since the library's reader takes a cut frame for its end.
+
+    Returns the sum of the content sizes that the frames declare.
+    """
+    declared = 0
+    position = 0
+    if not len(data):
+        raise CodecError("zstd payload is empty")
+    while position < len(data):
+        head = bytes(data[position : position + 18])
+        if len(head) >= 8 and _ZSTD_SKIPPABLE_FIRST <= int.from_bytes(head[:4], "little") <= _ZSTD_SKIPPABLE_LAST:
+            position += 8 + int.from_bytes(head[4:8], "little")
+            continue
+        declared += max(0, zstandard.frame_content_size(head))
+        has_checksum = zstandard.get_frame_parameters(head).has_checksum
+        position += zstandard.frame_header_size(head)
+        last = False
+        while not last:
+            if position + 3 > len(data):
+                raise CodecError("zstd payload is cut short")
+            block = int.from_bytes(data[position : position + 3], "little")
+            last = bool(block & 1)
+            position += 3 + (1 if (block >> 1) & 3 == _ZSTD_RLE_BLOCK else block >> 3)
+        position += 4 if has_checksum else 0
+    if position != len(data):
+        raise CodecError("zstd payload is cut short")
+    return declared
+
+
+_COMPRESSORS: dict[int, Callable[[bytes], bytes]] = {
+    NONE: _plain_compress,
+    GZIP: _gzip_compress,
+    SNAPPY: _snappy_compress,
+    LZ4: _lz4_compress,
+    ZSTD: _zstd_compress,
+}
+_DECOMPRESSORS: dict[int, Callable[[Buffer, int], bytes]] = {
+    NONE: _plain_decompress,
+    GZIP: _gzip_decompress,
+    SNAPPY: _snappy_decompress,
+    LZ4: _lz4_decompress,
+    ZSTD: _zstd_decompress,
+}
