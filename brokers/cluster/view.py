@@ -1,0 +1,354 @@
+"""The broker's picture of the cluster: topics, leaders, configurations, living brokers, the controller.
+
+Built from one full read and then from the change log; brokers and controller from watches. It changes only on the
+loop, whole change-log entries at a time, and tells its listeners afterwards. Before the first full read, ``ready`` is
+false and nobody may answer from it: a short list of brokers makes clients drop the others. While ZooKeeper is away
+the last picture stays.
+
+Source: DESIGN section 5; the watch rules are those of ``coordination.store``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from brokers.cluster import znodes
+from brokers.cluster.loading import children_or_none, gather_bounded, list_changes, load, read_changes
+from brokers.cluster.picture import Delta, Picture, difference
+from brokers.cluster.znodes import BadZnode, Change
+from brokers.config import BROKER_SETTINGS, BrokerConfig, ConfigError, TopicConfig
+from brokers.model import BrokerInfo, Endpoint, PartitionState, TopicInfo, TopicPartition
+from brokers.settings import attribute
+from coordination.store import NoNode, SessionEvent, SessionState, Store, StoreError, WatchEvent
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+log = logging.getLogger(__name__)
+
+RELIST_SECONDS = 20.0
+"""The view lists again this often even if no watch fires: a watch lost by a bug then costs seconds, not for ever."""
+RETRY_SECONDS = 0.2
+NO_CONTROLLER = -1
+
+
+@dataclass(frozen=True, slots=True)
+class ViewChange:
+    """What one step of the view changed. Listeners read the new values from the view itself.
+
+    ``deleted`` holds the topics as they were last (a topic created again under the same name has another id and
+    stands in ``topics_changed`` too). ``reloaded`` says that steps were skipped in between.
+    """
+
+    topics_changed: tuple[str, ...] = ()
+    deleted: tuple[TopicInfo, ...] = ()
+    partitions_changed: tuple[TopicPartition, ...] = ()
+    configs_changed: tuple[tuple[str, str], ...] = ()
+    brokers_changed: bool = False
+    controller_changed: bool = False
+    reloaded: bool = False
+
+
+Listener = Callable[[ViewChange], None]
+
+
+class ClusterView:
+    """See the module. ``config`` is this broker's static configuration; dynamic ones are laid over it."""
+
+    def __init__(self, store: Store, config: BrokerConfig) -> None:
+        self._store = store
+        self._static = config
+        self._picture = Picture()
+        self._sequence = -1
+        self._listeners: list[Listener] = []
+        self._waiters: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
+        self._poked = asyncio.Event()
+        self._reload = True
+        self._task: asyncio.Task[None] | None = None
+        self._topic_configs: dict[str, TopicConfig] = {}
+        self.cluster_id = ""
+        self.controller_id = NO_CONTROLLER
+        self.ready = False
+        self.failure: BadZnode | None = None
+        self.brokers: dict[int, BrokerInfo] = {}
+        self.features: dict[str, int] = {}
+        self.features_epoch = -1
+        self.effective = config
+
+    # ------------------------------------------------------------ reading
+
+    @property
+    def topics(self) -> Mapping[str, TopicInfo]:
+        """All topics by name."""
+        return self._picture.topics
+
+    @property
+    def topic_names(self) -> Mapping[uuid.UUID, str]:
+        """Names by topic id."""
+        return self._picture.topic_names
+
+    @property
+    def sequence(self) -> int:
+        """Number of the last change-log entry that is part of the picture."""
+        return self._sequence
+
+    def partition(self, tp: TopicPartition) -> PartitionState | None:
+        """The partition's state, or None if there is no such partition."""
+        return self._picture.partition(tp)
+
+    def leader_endpoint(self, tp: TopicPartition, listener: str) -> tuple[int, Endpoint] | None:
+        """Id and address of the partition's living leader on that listener."""
+        state = self._picture.partition(tp)
+        broker = self.brokers.get(state.leader) if state is not None else None
+        endpoint = broker.endpoint(listener) if broker is not None else None
+        return None if broker is None or endpoint is None else (broker.id, endpoint)
+
+    def dynamic_config(self, kind: str, entity: str) -> Mapping[str, str]:
+        """The dynamic configuration stored for an entity; empty if there is none."""
+        return self._picture.configs.get((kind, entity), {})
+
+    def config_version(self, kind: str, entity: str) -> int | None:
+        """Version of the entity's configuration znode, or None if there is no znode."""
+        return self._picture.config_versions.get((kind, entity))
+
+    def config_entities(self, kind: str) -> list[str]:
+        """Names of the entities of that kind that have a dynamic configuration, sorted."""
+        return sorted(entity for found, entity in self._picture.configs if found == kind)
+
+    @property
+    def broker_configs(self) -> dict[str, Mapping[str, str]]:
+        """Dynamic broker configurations by entity (an id, or ``<default>``)."""
+        return {entity: self.dynamic_config(znodes.CONFIG_BROKERS, entity) for entity in
+                self.config_entities(znodes.CONFIG_BROKERS)}  # fmt: skip
+
+    def topic_config(self, name: str) -> TopicConfig:
+        """The topic's complete configuration; the broker's (dynamic) defaults for an unknown topic."""
+        found = self._topic_configs.get(name)
+        if found is None:
+            topic = self.topics.get(name)
+            found = self._parse_topic_config(name, topic.configs if topic is not None else {})
+            if topic is not None:
+                self._topic_configs[name] = found
+        return found
+
+    def _parse_topic_config(self, name: str, overrides: Mapping[str, str]) -> TopicConfig:
+        config = self.effective.topic_defaults()
+        for key, value in overrides.items():
+            try:
+                config = TopicConfig.parse({key: value}, config)
+            except ConfigError as problem:
+                # written by a newer fleetlog or by hand: one bad setting mustn't take the topic down
+                log.warning("topic %s: ignoring %s", name, problem)
+        return config
+
+    # ------------------------------------------------------------ listening
+
+    def subscribe(self, listener: Listener) -> None:
+        """Call ``listener`` after each step. It must not raise; it runs on the loop and must not wait."""
+        self._listeners.append(listener)
+
+    async def wait_until(self, condition: Callable[[], bool], timeout_ms: int) -> bool:
+        """Wait until the condition holds for the view; False when the time is over first."""
+        if condition():
+            return True
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        entry = (condition, future)
+        self._waiters.append(entry)
+        try:
+            await asyncio.wait_for(future, timeout_ms / 1000)
+            return True
+        except TimeoutError:
+            return condition()
+        finally:
+            self._waiters.remove(entry)
+
+    def _tell(self, change: ViewChange) -> None:
+        if change.configs_changed or change.reloaded:
+            self._lay_over_configs(change)
+        for name in change.topics_changed:
+            self._topic_configs.pop(name, None)
+        for topic in change.deleted:
+            self._topic_configs.pop(topic.name, None)
+        for listener in self._listeners:
+            listener(change)
+        for condition, future in list(self._waiters):
+            if not future.done() and condition():
+                future.set_result(None)
+
+    def _lay_over_configs(self, change: ViewChange) -> None:
+        kinds = {kind for kind, _ in change.configs_changed}
+        if znodes.CONFIG_BROKERS in kinds or change.reloaded:
+            self.effective = effective_config(
+                self._static,
+                self.dynamic_config(znodes.CONFIG_BROKERS, znodes.DEFAULT_ENTITY),
+                self.dynamic_config(znodes.CONFIG_BROKERS, str(self._static.broker_id)),
+            )
+            self._topic_configs.clear()
+
+    # ------------------------------------------------------------ following ZooKeeper
+
+    async def start(self, timeout_ms: int = 30_000) -> None:
+        """Read everything and begin to follow; returns when ``ready``. Raises BadZnode, or TimeoutError."""
+        self._store.on_session(self._session_changed)
+        self._poked.set()
+        self._task = asyncio.create_task(self._follow(), name="cluster view")
+        ready = asyncio.create_task(self.wait_until(lambda: self.ready, timeout_ms))
+        await asyncio.wait({self._task, ready}, return_when=asyncio.FIRST_COMPLETED)
+        if not ready.done():
+            ready.cancel()
+        if self.failure is not None:
+            raise self.failure
+        if not self.ready:
+            raise TimeoutError(f"the cluster's state could not be read from ZooKeeper within {timeout_ms} ms")
+
+    async def stop(self) -> None:
+        """Stop following; the picture stays as it is."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+
+    def _session_changed(self, event: SessionEvent) -> None:
+        # Watches may be lost with any reconnect; listing again is cheap and finds a gap if there is one.
+        if event.state is SessionState.CONNECTED:
+            self._poked.set()
+
+    def _watch(self, _event: WatchEvent) -> None:
+        self._poked.set()
+
+    async def _follow(self) -> None:
+        while True:
+            try:
+                await asyncio.wait_for(self._poked.wait(), RELIST_SECONDS)
+            except TimeoutError:
+                pass
+            self._poked.clear()
+            try:
+                await self._catch_up()
+            except BadZnode as problem:
+                log.error("the tree in ZooKeeper can't be understood: %s", problem)
+                if not self.ready:
+                    self.failure = problem
+                    return
+                await self._retry_later()
+            except StoreError as problem:
+                log.info("reading the cluster's state: %s; trying again", problem)
+                await self._retry_later()
+
+    async def _retry_later(self) -> None:
+        await asyncio.sleep(RETRY_SECONDS)
+        self._poked.set()
+
+    async def _catch_up(self) -> None:
+        """One pass: watches first, then what they guard, so that nothing falls between."""
+        sequences = await list_changes(self._store, self._watch)
+        brokers = await self._read_brokers()
+        controller_id = await self._read_controller()
+        if not self.cluster_id:
+            self.cluster_id = await self._read_cluster_id()
+        delta, reloaded = await self._read_changes(sequences)
+        brokers_changed = brokers != self.brokers
+        controller_changed = controller_id != self.controller_id
+        self.brokers = brokers
+        self.controller_id = controller_id
+        first = not self.ready
+        self.ready = True
+        if delta or reloaded or brokers_changed or controller_changed or first:
+            self._tell(_view_change(delta, reloaded, brokers_changed, controller_changed))
+
+    async def _read_changes(self, sequences: list[int]) -> tuple[Delta, bool]:
+        delta = Delta()
+        news = [sequence for sequence in sequences if sequence > self._sequence]
+        last = sequences[-1] if sequences else -1
+        gap = last < self._sequence or news != list(range(self._sequence + 1, self._sequence + 1 + len(news)))
+        if not self._reload and not gap:
+            entries = await read_changes(self._store, news)
+            if entries is not None:
+                for sequence, entry in zip(news, entries, strict=True):
+                    self._apply(sequence, entry, delta)
+                return delta, False
+        if not self._reload:
+            log.info("a gap in the change log after entry %d: reading everything again", self._sequence)
+        loaded = await load(self._store)
+        delta = difference(self._picture, loaded.picture)
+        self._picture, self._sequence, self._reload = loaded.picture, loaded.sequence, False
+        await self._read_features()
+        return delta, True
+
+    def _apply(self, sequence: int, entry: Iterable[Change], delta: Delta) -> None:
+        assert sequence == self._sequence + 1, "change-log entries are applied in order"
+        self._picture.apply(entry, delta)
+        self._sequence = sequence
+
+    async def _read_brokers(self) -> dict[int, BrokerInfo]:
+        ids = [int(name) for name in await children_or_none(self._store, znodes.BROKER_IDS, self._watch)]
+        found = await gather_bounded(sorted(ids), self._read_broker)
+        return {broker.id: broker for broker in found if broker is not None}
+
+    async def _read_broker(self, broker_id: int) -> BrokerInfo | None:
+        path = znodes.broker_path(broker_id)
+        try:
+            data, stat = await self._store.get(path)
+            incarnation = await self._store.exists(znodes.incarnation_path(broker_id))
+        except NoNode:
+            return None
+        known = self.brokers.get(broker_id)
+        if known is not None and known.epoch == stat.czxid:
+            return known
+        return znodes.decode_broker(path, data, stat.czxid, incarnation.version if incarnation is not None else 0)
+
+    async def _read_controller(self) -> int:
+        try:
+            data, _stat = await self._store.get(znodes.CONTROLLER, self._watch)
+        except NoNode:
+            if await self._store.exists(znodes.CONTROLLER, self._watch) is not None:
+                self._poked.set()
+            return NO_CONTROLLER
+        return znodes.decode_controller(data)
+
+    async def _read_cluster_id(self) -> str:
+        try:
+            data, _stat = await self._store.get(znodes.CLUSTER_ID)
+        except NoNode:
+            return ""
+        return znodes.decode_cluster_id(data)
+
+    async def _read_features(self) -> None:
+        try:
+            data, stat = await self._store.get(znodes.FEATURE)
+        except NoNode:
+            self.features, self.features_epoch = {}, -1
+            return
+        self.features, self.features_epoch = znodes.decode_features(data), stat.version
+
+
+def _view_change(delta: Delta, reloaded: bool, brokers_changed: bool, controller_changed: bool) -> ViewChange:
+    return ViewChange(
+        topics_changed=tuple(sorted(delta.topics_changed)),
+        deleted=tuple(delta.deleted),
+        partitions_changed=tuple(sorted(delta.partitions_changed)),
+        configs_changed=tuple(sorted(delta.configs_changed)),
+        brokers_changed=brokers_changed,
+        controller_changed=controller_changed,
+        reloaded=reloaded,
+    )
+
+
+def effective_config(static: BrokerConfig, defaults: Mapping[str, str], own: Mapping[str, str]) -> BrokerConfig:
+    """The static configuration with the live settings of ``<default>`` and then of the broker itself laid over it."""
+    values = {}
+    for name, text in {**defaults, **own}.items():
+        row = BROKER_SETTINGS.get(name)
+        if row is None or not row.live:
+            continue
+        try:
+            values[attribute(name)] = row.parse(text)
+        except ConfigError as problem:
+            log.warning("ignoring a dynamic broker setting: %s", problem)
+    return dataclasses.replace(static, **values) if values else static

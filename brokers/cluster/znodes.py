@@ -1,0 +1,396 @@
+"""The ZooKeeper tree: paths, and the JSON of each znode, as Kafka 3.9 writes it plus a few fields of ours.
+
+Pure. Readers ignore fields they don't know, so Kafka's own tools can look in and newer writers can add. Ours:
+
+* partition state: ``leader_incarnation``, ``isr_incarnations`` (which lives of the brokers the election counted on);
+* ``/fleetlog/changes/c_<seq>``: the change log. Each multi that changes topics, states or configs creates one entry
+  with the *new* contents and znode versions, so that nobody has to read the znodes again.
+
+Source: kafka/zk/ZkData.scala of Kafka 3.9 for names and versions of the JSON documents.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from brokers.model import BrokerId, BrokerInfo, Endpoint, PartitionState, TopicPartition
+
+BROKERS: Final = "/brokers"
+BROKER_IDS: Final = "/brokers/ids"
+BROKER_INCARNATIONS: Final = "/brokers/incarnations"
+TOPICS: Final = "/brokers/topics"
+CONTROLLER: Final = "/controller"
+CONTROLLER_EPOCH: Final = "/controller_epoch"
+CLUSTER_ID: Final = "/cluster/id"
+DELETE_TOPICS: Final = "/admin/delete_topics"
+CONFIG: Final = "/config"
+FEATURE: Final = "/feature"
+CHANGES: Final = "/fleetlog/changes"
+CHANGE_PREFIX: Final = "/fleetlog/changes/c_"
+
+DEFAULT_ENTITY: Final = "<default>"
+CONFIG_TOPICS: Final = "topics"
+CONFIG_BROKERS: Final = "brokers"
+CONFIG_GROUPS: Final = "groups"
+CONFIG_KINDS: Final = (CONFIG_TOPICS, CONFIG_BROKERS, CONFIG_GROUPS)
+
+PERSISTENT_PATHS: Final = (
+    BROKER_IDS,
+    BROKER_INCARNATIONS,
+    TOPICS,
+    DELETE_TOPICS,
+    "/config/topics",
+    "/config/brokers",
+    "/config/groups",
+    "/config/clients",
+    "/config/users",
+    "/config/ips",
+    "/config/changes",
+    CHANGES,
+)
+"""Parents that exist in every cluster; whoever starts first creates them."""
+
+
+class BadZnode(Exception):
+    """A znode's content isn't what its path promises: somebody else wrote it, or a newer fleetlog."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"{path}: {reason}")
+        self.path = path
+        self.reason = reason
+
+
+# ---------------------------------------------------------------- paths
+
+
+def broker_path(broker_id: int) -> str:
+    """A broker's ephemeral registration."""
+    return f"{BROKER_IDS}/{broker_id}"
+
+
+def incarnation_path(broker_id: int) -> str:
+    """Counts a broker's registrations; its version is what elections check."""
+    return f"{BROKER_INCARNATIONS}/{broker_id}"
+
+
+def topic_path(topic: str) -> str:
+    """A topic's assignment and id."""
+    return f"{TOPICS}/{topic}"
+
+
+def partitions_path(topic: str) -> str:
+    """Parent of a topic's partitions."""
+    return f"{TOPICS}/{topic}/partitions"
+
+
+def partition_path(tp: TopicPartition) -> str:
+    """Parent of one partition's state."""
+    return f"{TOPICS}/{tp.topic}/partitions/{tp.partition}"
+
+
+def state_path(tp: TopicPartition) -> str:
+    """One partition's leader, epoch and ISR; the znode's version is the partition epoch."""
+    return f"{TOPICS}/{tp.topic}/partitions/{tp.partition}/state"
+
+
+def config_path(kind: str, entity: str) -> str:
+    """The dynamic configuration of a topic, broker (or ``<default>``) or group."""
+    return f"{CONFIG}/{kind}/{entity}"
+
+
+def delete_topic_path(topic: str) -> str:
+    """The mark of a topic whose deletion has begun."""
+    return f"{DELETE_TOPICS}/{topic}"
+
+
+def change_path(sequence: int) -> str:
+    """One entry of the change log, as ZooKeeper names sequential znodes."""
+    return f"{CHANGE_PREFIX}{sequence:010d}"
+
+
+def change_sequence(name: str) -> int:
+    """The sequence number in a change's name or path; raises BadZnode."""
+    digits = name.rpartition("c_")[2]
+    if not digits.isdigit():
+        raise BadZnode(name, "not a change-log entry")
+    return int(digits)
+
+
+# ---------------------------------------------------------------- ids
+
+
+def topic_id_text(topic_id: uuid.UUID) -> str:
+    """Kafka's spelling of a UUID: 22 characters of unpadded URL-safe base64."""
+    return base64.urlsafe_b64encode(topic_id.bytes).decode().rstrip("=")
+
+
+def topic_id_from(text: str) -> uuid.UUID:
+    """Inverse of :func:`topic_id_text`; raises ValueError."""
+    raw = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
+    return uuid.UUID(bytes=raw)
+
+
+# ---------------------------------------------------------------- documents
+
+
+def _dump(document: Mapping[str, Any]) -> bytes:
+    return json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def _load(path: str, data: bytes) -> dict[str, Any]:
+    try:
+        document = json.loads(data)
+    except ValueError as problem:
+        raise BadZnode(path, f"not JSON ({problem})") from problem
+    if not isinstance(document, dict):
+        raise BadZnode(path, "not a JSON object")
+    return document
+
+
+@dataclass(frozen=True, slots=True)
+class TopicZnode:
+    """``/brokers/topics/<t>``: ``assignment[i]`` is the replica list of partition i."""
+
+    id: uuid.UUID
+    assignment: tuple[tuple[BrokerId, ...], ...]
+
+
+def encode_topic(topic: TopicZnode) -> bytes:
+    """JSON version 3."""
+    return _dump(
+        {
+            "version": 3,
+            "topic_id": topic_id_text(topic.id),
+            "partitions": {str(index): list(replicas) for index, replicas in enumerate(topic.assignment)},
+            "adding_replicas": {},
+            "removing_replicas": {},
+        }
+    )
+
+
+def decode_topic(path: str, data: bytes) -> TopicZnode:
+    """Raises BadZnode, also where partitions aren't numbered from 0 without gaps."""
+    document = _load(path, data)
+    try:
+        partitions = {int(index): replicas for index, replicas in document["partitions"].items()}
+        assignment = tuple(tuple(BrokerId(int(b)) for b in partitions[i]) for i in range(len(partitions)))
+        return TopicZnode(topic_id_from(document["topic_id"]), assignment)
+    except (KeyError, TypeError, ValueError, AttributeError) as problem:
+        raise BadZnode(path, f"not a topic of version 3 ({problem!r})") from problem
+
+
+def _state_document(state: PartitionState) -> dict[str, Any]:
+    return {
+        "version": 1,
+        "leader": state.leader,
+        "leader_epoch": state.leader_epoch,
+        "controller_epoch": state.controller_epoch,
+        "isr": list(state.isr),
+        "leader_recovery_state": state.leader_recovery_state,
+        "leader_incarnation": state.leader_incarnation,
+        "isr_incarnations": list(state.isr_incarnations),
+    }
+
+
+def encode_state(state: PartitionState) -> bytes:
+    """JSON version 1; replicas and partition epoch live elsewhere (assignment, znode version)."""
+    return _dump(_state_document(state))
+
+
+def _state_from(document: Mapping[str, Any], replicas: tuple[BrokerId, ...], partition_epoch: int) -> PartitionState:
+    isr = tuple(BrokerId(int(b)) for b in document["isr"])
+    incarnations = tuple(int(i) for i in document.get("isr_incarnations", ()))
+    return PartitionState(
+        replicas=replicas,
+        leader=int(document["leader"]),
+        leader_epoch=int(document["leader_epoch"]),
+        isr=isr,
+        partition_epoch=partition_epoch,
+        controller_epoch=int(document["controller_epoch"]),
+        leader_incarnation=int(document.get("leader_incarnation", -1)),
+        isr_incarnations=incarnations if len(incarnations) == len(isr) else (-1,) * len(isr),
+        leader_recovery_state=int(document.get("leader_recovery_state", 0)),
+    )
+
+
+def decode_state(path: str, data: bytes, replicas: tuple[BrokerId, ...], partition_epoch: int) -> PartitionState:
+    """Raises BadZnode."""
+    document = _load(path, data)
+    try:
+        return _state_from(document, replicas, partition_epoch)
+    except (KeyError, TypeError, ValueError) as problem:
+        raise BadZnode(path, f"not a partition state of version 1 ({problem!r})") from problem
+
+
+def encode_config(config: Mapping[str, str]) -> bytes:
+    """JSON version 1; names sorted so that equal configurations are equal bytes."""
+    return _dump({"version": 1, "config": dict(sorted(config.items()))})
+
+
+def decode_config(path: str, data: bytes) -> dict[str, str]:
+    """Raises BadZnode."""
+    config = _load(path, data).get("config")
+    if not isinstance(config, dict):
+        raise BadZnode(path, "no config object")
+    return {str(name): str(value) for name, value in config.items()}
+
+
+def encode_delete_mark(topic_id: uuid.UUID) -> bytes:
+    """Names the topic's id, so that a mark can't delete a later topic of the same name (Kafka writes nothing here)."""
+    return _dump({"version": 1, "topic_id": topic_id_text(topic_id)})
+
+
+def decode_broker(path: str, data: bytes, czxid: int, incarnation: int) -> BrokerInfo:
+    """A registration (JSON version 5); raises BadZnode. ``incarnation`` in the document wins over the argument."""
+    document = _load(path, data)
+    try:
+        protocols: Mapping[str, str] = document.get("listener_security_protocol_map") or {}
+        endpoints = tuple(_endpoint(text, protocols) for text in document["endpoints"])
+        rack = document.get("rack")
+        return BrokerInfo(
+            id=BrokerId(int(path.rpartition("/")[2])),
+            epoch=czxid,
+            incarnation=int(document.get("incarnation", incarnation)),
+            endpoints=endpoints,
+            rack=None if rack is None else str(rack),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as problem:
+        raise BadZnode(path, f"not a broker registration of version 5 ({problem!r})") from problem
+
+
+def _endpoint(text: str, protocols: Mapping[str, str]) -> Endpoint:
+    listener, separator, address = text.partition("://")
+    host, colon, port = address.rpartition(":")
+    if not separator or not colon:
+        raise ValueError(f"endpoint {text!r}")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    return Endpoint(listener, host, int(port), protocols.get(listener, listener))
+
+
+def decode_cluster_id(data: bytes) -> str:
+    """The id in ``/cluster/id``; raises BadZnode."""
+    value = _load(CLUSTER_ID, data).get("id")
+    if not isinstance(value, str) or not value:
+        raise BadZnode(CLUSTER_ID, "no id")
+    return value
+
+
+def decode_features(data: bytes) -> dict[str, int]:
+    """Finalized features: name to level; raises BadZnode."""
+    features = _load(FEATURE, data).get("features", {})
+    try:
+        return {str(name): int(levels["max_version_level"]) for name, levels in features.items()}
+    except (KeyError, TypeError, ValueError, AttributeError) as problem:
+        raise BadZnode(FEATURE, "not finalized features of version 2") from problem
+
+
+def decode_controller(data: bytes) -> int:
+    """The broker id in ``/controller``; raises BadZnode."""
+    try:
+        return int(_load(CONTROLLER, data)["brokerid"])
+    except (KeyError, TypeError, ValueError) as problem:
+        raise BadZnode(CONTROLLER, "no brokerid") from problem
+
+
+# ---------------------------------------------------------------- the change log
+
+
+@dataclass(frozen=True, slots=True)
+class TopicChanged:
+    """A topic was created, extended or re-assigned; ``version`` is its znode's new version."""
+
+    name: str
+    topic: TopicZnode
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopicDeleted:
+    """The topic of that id is gone (or going): nobody may use it any more."""
+
+    name: str
+    id: uuid.UUID
+
+
+@dataclass(frozen=True, slots=True)
+class StatesChanged:
+    """New states of partitions of one topic; the versions are in the states (``partition_epoch``)."""
+
+    name: str
+    id: uuid.UUID
+    states: Mapping[int, PartitionState]
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigChanged:
+    """The configuration of an entity, whole; ``version`` -1: the znode was deleted."""
+
+    kind: str
+    entity: str
+    version: int
+    config: Mapping[str, str] = field(default_factory=dict)
+
+
+Change = TopicChanged | TopicDeleted | StatesChanged | ConfigChanged
+
+
+def encode_changes(changes: Sequence[Change], origin: str = "") -> bytes:
+    """One entry of the change log. ``origin`` (broker, incarnation, operation) tells a writer its own entry."""
+    return _dump({"version": 1, "origin": origin, "changes": [_change_document(change) for change in changes]})
+
+
+def _change_document(change: Change) -> dict[str, Any]:
+    match change:
+        case TopicChanged(name, topic, version):
+            return {
+                "topic": name,
+                "id": topic_id_text(topic.id),
+                "version": version,
+                "assignment": [list(replicas) for replicas in topic.assignment],
+            }
+        case TopicDeleted(name, topic_id):
+            return {"deleted": name, "id": topic_id_text(topic_id)}
+        case StatesChanged(name, topic_id, states):
+            return {
+                "states": name,
+                "id": topic_id_text(topic_id),
+                "partitions": [
+                    [index, state.partition_epoch, list(state.replicas), _state_document(state)]
+                    for index, state in sorted(states.items())
+                ],
+            }
+        case ConfigChanged(kind, entity, version, config):
+            return {"config": kind, "entity": entity, "version": version, "values": dict(config)}
+
+
+def decode_changes(path: str, data: bytes) -> list[Change]:
+    """Raises BadZnode; the reader then reloads everything instead of guessing. Kinds it doesn't know count as bad."""
+    document = _load(path, data)
+    try:
+        return [_change_from(part) for part in document["changes"]]
+    except (KeyError, TypeError, ValueError, AttributeError) as problem:
+        raise BadZnode(path, f"not a change-log entry of version 1 ({problem!r})") from problem
+
+
+def _change_from(part: Mapping[str, Any]) -> Change:
+    if "topic" in part:
+        assignment = tuple(tuple(BrokerId(int(b)) for b in replicas) for replicas in part["assignment"])
+        return TopicChanged(str(part["topic"]), TopicZnode(topic_id_from(part["id"]), assignment), int(part["version"]))
+    if "deleted" in part:
+        return TopicDeleted(str(part["deleted"]), topic_id_from(part["id"]))
+    if "states" in part:
+        states = {
+            int(index): _state_from(document, tuple(BrokerId(int(b)) for b in replicas), int(version))
+            for index, version, replicas, document in part["partitions"]
+        }
+        return StatesChanged(str(part["states"]), topic_id_from(part["id"]), states)
+    if "config" in part:
+        values = {str(name): str(value) for name, value in part["values"].items()}
+        return ConfigChanged(str(part["config"]), str(part["entity"]), int(part["version"]), values)
+    raise ValueError(f"unknown change {sorted(part)}")
