@@ -1,0 +1,1 @@
+"""Consumer groups as pure state machines: membership, committed offsets, and their records."""

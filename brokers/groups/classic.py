@@ -1,0 +1,438 @@
+"""The classic rebalance protocol: JoinGroup, SyncGroup, Heartbeat, LeaveGroup and their timers.
+
+Sources: the consumer group protocol of Kafka (KIP-62 rebalance timeout, KIP-134 initial delay, KIP-345 static members,
+KIP-394 known member ids, KIP-814 skipped assignment). A generation is logged when the leader's assignment arrives, and
+when a group runs empty; a rebalance under way is memory only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from brokers.groups import records
+from brokers.groups.members import TABLE, Group, Member, Pending, State, Turn
+from brokers.groups.requests import (
+    GroupSettings,
+    HeartbeatRequest,
+    JoinAnswer,
+    JoinRequest,
+    LeaveAnswer,
+    Leaver,
+    SyncAnswer,
+    SyncRequest,
+)
+from txn.commands import DEFERRED, Now, Result
+from wire.errors import ErrorCode
+
+# --- JoinGroup --------------------------------------------------------------------------------------------------
+
+
+def join(group: Group, request: JoinRequest, turn: Turn, settings: GroupSettings) -> Result:
+    """Serve a JoinGroup; the answer usually comes when the join phase completes."""
+    error = _refusal(group, request, settings)
+    if error is not ErrorCode.NONE:
+        member_id = "" if error is ErrorCode.GROUP_MAX_SIZE_REACHED else request.member_id
+        return turn.result(JoinAnswer(error, member_id))
+    if request.member_id:
+        result = _join_known(group, request, turn, settings)
+    elif request.instance_id is not None:
+        result = _join_static(group, request, turn, settings)
+    else:
+        result = _join_dynamic(group, request, turn, settings)
+    return result
+
+
+def _refusal(group: Group, request: JoinRequest, settings: GroupSettings) -> ErrorCode:
+    if group.state is State.DEAD:
+        return ErrorCode.COORDINATOR_NOT_AVAILABLE
+    if not _has_room(group, request, settings):
+        return ErrorCode.GROUP_MAX_SIZE_REACHED
+    if not group.supports(request.protocol_type, request.protocols):
+        return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+    if request.member_id and request.member_id not in group.pending_members:
+        return group.check_member(request.member_id, request.instance_id)
+    return ErrorCode.NONE
+
+
+def _has_room(group: Group, request: JoinRequest, settings: GroupSettings) -> bool:
+    """In the join phase those who came first stay: a group over a lowered limit shrinks at its next rebalance."""
+    known = group.members.get(request.member_id) or group.static_member(request.instance_id)
+    if group.state is State.PREPARING:
+        joined = sum(1 for m in group.members.values() if m.join_ticket is not None)
+        return (known is not None and known.join_ticket is not None) or joined < settings.max_size
+    return group.state is State.EMPTY or known is not None or len(group.members) < settings.max_size
+
+
+def _join_dynamic(group: Group, request: JoinRequest, turn: Turn, settings: GroupSettings) -> Result:
+    member_id = f"{request.client_id}-{request.fresh_id}"
+    if request.requires_known_member_id:
+        group.pending_members[member_id] = Pending(turn.now.mono_ms + request.session_timeout_ms)
+        turn.schedule("session", group.id, request.session_timeout_ms, member_id)
+        return turn.result(JoinAnswer(ErrorCode.MEMBER_ID_REQUIRED, member_id))
+    return _add_member(group, member_id, request, turn, settings)
+
+
+def _join_known(group: Group, request: JoinRequest, turn: Turn, settings: GroupSettings) -> Result:
+    if request.member_id in group.pending_members:
+        del group.pending_members[request.member_id]
+        turn.cancel("session", group.id, request.member_id)
+        return _add_member(group, request.member_id, request, turn, settings)
+    member = group.members[request.member_id]
+    unchanged = member.protocols == request.protocols
+    if group.state is State.COMPLETING and unchanged:
+        # The answer to its first JoinGroup may have been lost: tell it the generation again.
+        return turn.result(_joined(group, member))
+    if group.state is State.STABLE and unchanged and group.leader != member.id:
+        return turn.result(_joined(group, member, listed=False))
+    _update(member, request)
+    _await_join(group, member, turn)
+    rebalance(group, turn, settings)
+    return turn.result(DEFERRED)
+
+
+def _join_static(group: Group, request: JoinRequest, turn: Turn, settings: GroupSettings) -> Result:
+    member_id = f"{request.instance_id}-{request.fresh_id}"
+    old = group.static_member(request.instance_id)
+    if old is None:
+        return _add_member(group, member_id, request, turn, settings)
+    new = replace(old, id=member_id, join_ticket=None, sync_ticket=None, timer_at_ms=None)
+    _update(new, request)
+    members = [new if m is old else m for m in group.members.values()]
+    if group.state is State.STABLE and group.select_protocol(members) == group.protocol:
+        return _replace_quietly(group, old, new, request, turn)
+    turn.answer(old.join_ticket, JoinAnswer(ErrorCode.FENCED_INSTANCE_ID, old.id))
+    turn.answer(old.sync_ticket, SyncAnswer(ErrorCode.FENCED_INSTANCE_ID))
+    _swap(group, old, new, members, turn)
+    _await_join(group, new, turn)
+    rebalance(group, turn, settings)
+    return turn.result(DEFERRED)
+
+
+def _swap(group: Group, old: Member, new: Member, members: list[Member], turn: Turn) -> None:
+    group.members = {m.id: m for m in members}
+    group.awaiting_sync.pop(old.id, None)
+    if group.leader == old.id:
+        group.leader = new.id
+    turn.cancel("session", group.id, old.id)
+    turn.keep_alive(group, new)
+
+
+def _replace_quietly(group: Group, old: Member, new: Member, request: JoinRequest, turn: Turn) -> Result:
+    """A restarted static member keeps its assignment; only the log learns its new id (KIP-345)."""
+    members = [new if m is old else m for m in group.members.values()]
+    record = group.record(turn.now, {m.id: m.assignment for m in members}, members)
+    former_leader = group.leader
+    if former_leader == old.id:
+        record = record._replace(leader=new.id)
+    group.staged[new.id] = new
+    turn.records.append(records.group_record(group.id, record))
+    turn.cancel("session", group.id, old.id)
+    turn.keep_alive(group, new)
+    leads = record.leader == new.id
+    answer = JoinAnswer(ErrorCode.NONE, new.id, group.generation, group.protocol_type, group.protocol)
+    if request.supports_skipping_assignment:
+        listed = tuple(j._replace(member_id=new.id) if j.member_id == old.id else j for j in group.joined_members())
+        answer = answer._replace(leader=record.leader or "", skip_assignment=leads, members=listed if leads else ())
+    else:
+        # An older client must not think itself leader: it would compute an assignment nobody waits for.
+        answer = answer._replace(leader=former_leader or "")
+
+    def failed(error: ErrorCode, now: Now) -> Result:
+        group.staged.clear()
+        return Result(response=JoinAnswer(append_error(error)))
+
+    result = turn.result(answer)
+    result.failed = failed
+    return result
+
+
+def _add_member(group: Group, member_id: str, request: JoinRequest, turn: Turn, settings: GroupSettings) -> Result:
+    member = Member.joining(member_id, request)
+    member.new = True
+    if not group.members:
+        group.protocol_type = request.protocol_type
+    if group.state is State.PREPARING and group.initial:
+        group.new_member_added = True
+    group.members[member.id] = member
+    _await_join(group, member, turn)
+    rebalance(group, turn, settings)
+    return turn.result(DEFERRED)
+
+
+def _update(member: Member, request: JoinRequest) -> None:
+    member.protocols = request.protocols
+    member.session_timeout_ms = request.session_timeout_ms
+    member.rebalance_timeout_ms = request.rebalance_timeout_ms
+    member.client_id = request.client_id
+    member.client_host = request.client_host
+
+
+def _await_join(group: Group, member: Member, turn: Turn) -> None:
+    if group.leader is None:
+        group.leader = member.id
+    if member.join_ticket != turn.ticket:
+        turn.answer(member.join_ticket, JoinAnswer(ErrorCode.REBALANCE_IN_PROGRESS, member.id))
+    member.join_ticket = turn.ticket
+    turn.keep_alive(group, member)
+
+
+def _joined(group: Group, member: Member, listed: bool = True) -> JoinAnswer:
+    return JoinAnswer(
+        ErrorCode.NONE,
+        member.id,
+        group.generation,
+        group.protocol_type,
+        group.protocol,
+        group.leader or "",
+        members=group.joined_members() if listed and group.leader == member.id else (),
+    )
+
+
+# --- the rebalance ----------------------------------------------------------------------------------------------
+
+
+def rebalance(group: Group, turn: Turn, settings: GroupSettings) -> None:
+    """Begin a rebalance if none is under way; complete its join phase if nobody is missing."""
+    if group.state is State.PREPARING:
+        if group.all_joined and not group.initial:
+            complete_join(group, turn)
+        return
+    if group.state is State.COMPLETING:
+        _drop_syncs(group, ErrorCode.REBALANCE_IN_PROGRESS, turn)
+    group.awaiting_sync.clear()
+    turn.cancel("sync", group.id)
+    group.initial = group.state is State.EMPTY
+    group.new_member_added = False
+    group.enter(State.PREPARING, turn.now)
+    if group.initial:
+        delay_ms = settings.initial_rebalance_delay_ms
+        group.initial_remaining_ms = max(group.rebalance_timeout_ms - delay_ms, 0)
+        if delay_ms <= 0:
+            complete_join(group, turn)
+        else:
+            turn.schedule("join", group.id, delay_ms)
+    elif group.all_joined:
+        complete_join(group, turn)
+    else:
+        turn.schedule("join", group.id, group.rebalance_timeout_ms)
+
+
+def _drop_syncs(group: Group, error: ErrorCode, turn: Turn) -> None:
+    for member in group.members.values():
+        member.assignment = b""
+        turn.answer(member.sync_ticket, SyncAnswer(error))
+        member.sync_ticket = None
+        turn.keep_alive(group, member)
+
+
+def on_join_timer(group: Group, turn: Turn, settings: GroupSettings) -> None:
+    """The join phase has lasted long enough; the first one of a group goes on while new members keep coming."""
+    if group.state is not State.PREPARING:
+        return
+    if group.initial and group.new_member_added and group.initial_remaining_ms > 0:
+        group.new_member_added = False
+        delay_ms = min(settings.initial_rebalance_delay_ms, group.initial_remaining_ms)
+        group.initial_remaining_ms -= delay_ms
+        turn.schedule("join", group.id, delay_ms)
+        return
+    complete_join(group, turn)
+
+
+def complete_join(group: Group, turn: Turn) -> None:
+    """Begin the next generation with those who joined; static members may be missing until their session ends."""
+    turn.cancel("join", group.id)
+    for member in list(group.members.values()):
+        if member.join_ticket is None and member.instance_id is None:
+            _forget(group, member, turn)
+    if group.members and not _elect_leader(group):
+        turn.schedule("join", group.id, group.rebalance_timeout_ms)
+        return
+    group.initial = False
+    group.generation += 1
+    if not group.members:
+        group.protocol = group.leader = None
+        group.enter(State.EMPTY, turn.now)
+        group.note_subscriptions()
+        turn.records.append(records.group_record(group.id, group.record(turn.now, {})))
+        return
+    group.protocol = group.select_protocol()
+    group.enter(State.COMPLETING, turn.now)
+    group.note_subscriptions()
+    for member in group.members.values():
+        member.new = False
+        turn.answer(member.join_ticket, _joined(group, member))
+        member.join_ticket = None
+        turn.keep_alive(group, member)
+    group.awaiting_sync = dict.fromkeys(group.members)
+    turn.schedule("sync", group.id, group.rebalance_timeout_ms)
+
+
+def _elect_leader(group: Group) -> bool:
+    leader = group.members.get(group.leader or "")
+    if leader is None or leader.join_ticket is None:
+        leader = next((m for m in group.members.values() if m.join_ticket is not None), None)
+    if leader is None:
+        return False
+    group.leader = leader.id
+    return True
+
+
+def _forget(group: Group, member: Member, turn: Turn) -> None:
+    turn.answer(member.join_ticket, JoinAnswer(ErrorCode.UNKNOWN_MEMBER_ID, member.id))
+    turn.answer(member.sync_ticket, SyncAnswer(ErrorCode.UNKNOWN_MEMBER_ID))
+    del group.members[member.id]
+    group.awaiting_sync.pop(member.id, None)
+    turn.cancel("session", group.id, member.id)
+    if group.leader == member.id:
+        group.leader = next(iter(group.members), None)
+
+
+# --- SyncGroup --------------------------------------------------------------------------------------------------
+
+
+def sync(group: Group, request: SyncRequest, turn: Turn, settings: GroupSettings) -> Result:
+    """Hand out assignments: the leader's request brings them, everybody else's waits for it."""
+    error = _sync_error(group, request)
+    if error is not ErrorCode.NONE:
+        return turn.result(SyncAnswer(error))
+    member = group.members[request.member_id]
+    group.awaiting_sync.pop(member.id, None)
+    if not group.awaiting_sync:
+        turn.cancel("sync", group.id)
+    if group.state is State.STABLE:
+        turn.keep_alive(group, member)
+        return turn.result(SyncAnswer(ErrorCode.NONE, group.protocol_type, group.protocol, member.assignment))
+    if member.sync_ticket != turn.ticket:
+        turn.answer(member.sync_ticket, SyncAnswer(ErrorCode.REBALANCE_IN_PROGRESS))
+    member.sync_ticket = turn.ticket
+    if group.leader != member.id:
+        return turn.result(DEFERRED)
+    return _assign(group, dict(request.assignments), turn, settings)
+
+
+def _sync_error(group: Group, request: SyncRequest) -> ErrorCode:
+    error = group.check_member(request.member_id, request.instance_id)
+    if error is not ErrorCode.NONE:
+        return error
+    if request.generation != group.generation:
+        return ErrorCode.ILLEGAL_GENERATION
+    for said, ours in ((request.protocol_type, group.protocol_type), (request.protocol, group.protocol)):
+        if said is not None and said != ours and group.state is not State.PREPARING:
+            return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+    return TABLE[group.state].sync
+
+
+def _assign(group: Group, assignments: dict[str, bytes], turn: Turn, settings: GroupSettings) -> Result:
+    """Log the generation; when that is committed, ``Group.adopt`` makes the group stable and everybody is told."""
+    turn.records.append(records.group_record(group.id, group.record(turn.now, assignments)))
+    waiting = [(m.sync_ticket, m.id) for m in group.members.values() if m.sync_ticket is not None]
+    for member in group.members.values():
+        if member.sync_ticket is not None:
+            member.sync_ticket = None
+            turn.keep_alive(group, member)
+    for ticket, member_id in waiting:
+        assignment = assignments.get(member_id, b"")
+        turn.answer(ticket, SyncAnswer(ErrorCode.NONE, group.protocol_type, group.protocol, assignment))
+
+    def failed(error: ErrorCode, now: Now) -> Result:
+        retry = Turn(now, turn.ticket)
+        for ticket, _member_id in waiting:
+            retry.answer(ticket, SyncAnswer(append_error(error)))
+        for member in group.members.values():
+            member.timer_at_ms = None  # this turn's timers were dropped with its effects
+        rebalance(group, retry, settings)
+        return retry.result()
+
+    result = turn.result()
+    result.failed = failed
+    return result
+
+
+def on_sync_timer(group: Group, turn: Turn, settings: GroupSettings) -> None:
+    """Members that joined but did not ask for their assignment within the rebalance timeout are out."""
+    if group.state not in {State.COMPLETING, State.STABLE} or not group.awaiting_sync:
+        return
+    for member_id in list(group.awaiting_sync):
+        if member_id in group.members:
+            _forget(group, group.members[member_id], turn)
+    rebalance(group, turn, settings)
+
+
+# --- Heartbeat, LeaveGroup, sessions ----------------------------------------------------------------------------
+
+
+def heartbeat(group: Group, request: HeartbeatRequest, turn: Turn) -> Result:
+    """A member lives; it learns here of a rebalance."""
+    error = group.check_member(request.member_id, request.instance_id)
+    if error is ErrorCode.NONE and request.generation != group.generation:
+        error = ErrorCode.ILLEGAL_GENERATION
+    if error is not ErrorCode.NONE:
+        return turn.result(error)
+    turn.keep_alive(group, group.members[request.member_id])
+    return turn.result(TABLE[group.state].heartbeat)
+
+
+def leave(group: Group, leavers: tuple[Leaver, ...], turn: Turn, settings: GroupSettings) -> Result:
+    """Remove members; an operator may name a static one by its instance id only."""
+    before = len(group.members)
+    results = tuple((leaver, _leave_one(group, leaver, turn)) for leaver in leavers)
+    # A pending member that goes can only complete a join phase, not begin one.
+    if len(group.members) < before or group.state is State.PREPARING:
+        rebalance(group, turn, settings)
+    result = turn.result(LeaveAnswer(ErrorCode.NONE, results))
+    result.failed = lambda error, now: Result(response=LeaveAnswer(append_error(error)))
+    return result
+
+
+def _leave_one(group: Group, leaver: Leaver, turn: Turn) -> ErrorCode:
+    if not leaver.member_id:
+        member = group.static_member(leaver.instance_id)
+        if member is None:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        _forget(group, member, turn)
+        return ErrorCode.NONE
+    if leaver.member_id in group.pending_members:
+        del group.pending_members[leaver.member_id]
+        turn.cancel("session", group.id, leaver.member_id)
+        return ErrorCode.NONE
+    error = group.check_member(leaver.member_id, leaver.instance_id)
+    if error is ErrorCode.NONE:
+        _forget(group, group.members[leaver.member_id], turn)
+    return error
+
+
+def on_session_timer(group: Group, member_id: str, turn: Turn, settings: GroupSettings) -> None:
+    """A member may have been silent for too long; one that waits for our answer is not."""
+    if group.pending_members.pop(member_id, None) is not None:
+        if group.state is State.PREPARING:
+            rebalance(group, turn, settings)
+        return
+    member = group.members.get(member_id)
+    if member is None:
+        return
+    member.timer_at_ms = None
+    waiting = not member.new and (member.join_ticket is not None or member.sync_ticket is not None)
+    if waiting:
+        turn.keep_alive(group, member)
+    elif turn.now.mono_ms < member.deadline_ms:
+        member.timer_at_ms = member.deadline_ms
+        turn.schedule("session", group.id, member.deadline_ms - turn.now.mono_ms, member.id)
+    else:
+        _forget(group, member, turn)
+        rebalance(group, turn, settings)
+
+
+def append_error(error: ErrorCode) -> ErrorCode:
+    """What a group's client is told when a record could not be appended."""
+    if error in {
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.NOT_ENOUGH_REPLICAS,
+        ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+        ErrorCode.REQUEST_TIMED_OUT,
+    }:
+        return ErrorCode.COORDINATOR_NOT_AVAILABLE
+    if error in {ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.KAFKA_STORAGE_ERROR}:
+        return ErrorCode.NOT_COORDINATOR
+    if error in {ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE, ErrorCode.INVALID_FETCH_SIZE}:
+        return ErrorCode.UNKNOWN_SERVER_ERROR
+    return error

@@ -1,0 +1,376 @@
+"""The state of one classic group, and the one table of its states.
+
+``durable`` is what the log says (changed by ``adopt`` only); everything else describes the rebalance under way and may
+vanish with the broker: members then rejoin.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple
+
+from brokers.groups.records import CommittedOffset, GroupRecord, MemberRecord
+from brokers.groups.requests import (
+    NEW_MEMBER_JOIN_TIMEOUT_MS,
+    DescribedMember,
+    Description,
+    JoinedMember,
+    JoinRequest,
+    Protocol,
+)
+from txn.commands import Answer, Cancel, CoordinatorRecord, Effect, Now, Result, Schedule, Ticket
+from wire.errors import ErrorCode
+from wire.types import TopicPartition
+
+CONSUMER_PROTOCOL_TYPE = "consumer"
+
+
+class State(Enum):
+    """Kafka's states of a classic group, in Kafka's spelling."""
+
+    EMPTY = "Empty"
+    PREPARING = "PreparingRebalance"
+    COMPLETING = "CompletingRebalance"
+    STABLE = "Stable"
+    DEAD = "Dead"
+
+
+class Rules(NamedTuple):
+    """What a state means: where it may come from, and what a valid member is told in it."""
+
+    enters_from: frozenset[State]
+    heartbeat: ErrorCode
+    sync: ErrorCode  # NONE: served
+    commit: ErrorCode  # by a member of the present generation
+
+
+_E = ErrorCode
+TABLE: dict[State, Rules] = {
+    State.EMPTY: Rules(frozenset({State.PREPARING}), _E.UNKNOWN_MEMBER_ID, _E.UNKNOWN_MEMBER_ID, _E.NONE),
+    State.PREPARING: Rules(
+        frozenset({State.EMPTY, State.STABLE, State.COMPLETING}),
+        _E.REBALANCE_IN_PROGRESS,
+        _E.REBALANCE_IN_PROGRESS,
+        _E.NONE,
+    ),
+    State.COMPLETING: Rules(frozenset({State.PREPARING}), _E.NONE, _E.NONE, _E.REBALANCE_IN_PROGRESS),
+    State.STABLE: Rules(frozenset({State.COMPLETING}), _E.NONE, _E.NONE, _E.NONE),
+    State.DEAD: Rules(
+        frozenset({State.EMPTY, State.PREPARING}),
+        _E.COORDINATOR_NOT_AVAILABLE,
+        _E.COORDINATOR_NOT_AVAILABLE,
+        _E.COORDINATOR_NOT_AVAILABLE,
+    ),
+}
+
+
+@dataclass(slots=True)
+class Member:
+    """One member. ``new``: has not been answered yet, so it cannot send heartbeats."""
+
+    id: str
+    instance_id: str | None
+    client_id: str
+    client_host: str
+    protocols: tuple[Protocol, ...]
+    session_timeout_ms: int
+    rebalance_timeout_ms: int
+    assignment: bytes = b""
+    new: bool = False
+    join_ticket: Ticket | None = None
+    sync_ticket: Ticket | None = None
+    deadline_ms: int = 0
+    timer_at_ms: int | None = None
+
+    @classmethod
+    def joining(cls, member_id: str, request: JoinRequest) -> Member:
+        """A member that comes with a JoinGroup."""
+        return cls(
+            member_id,
+            request.instance_id,
+            request.client_id,
+            request.client_host,
+            request.protocols,
+            request.session_timeout_ms,
+            request.rebalance_timeout_ms,
+        )
+
+    @classmethod
+    def restored(cls, record: MemberRecord, protocol: str | None) -> Member:
+        """A member as the log knows it: only the selected protocol of those it offered."""
+        protocols = (Protocol(protocol, record.subscription),) if protocol is not None else ()
+        return cls(
+            record.member_id,
+            record.instance_id,
+            record.client_id,
+            record.client_host,
+            protocols,
+            record.session_timeout_ms,
+            record.rebalance_timeout_ms,
+            record.assignment,
+        )
+
+    def metadata(self, protocol: str | None) -> bytes:
+        """The subscription for that protocol."""
+        return next((p.metadata for p in self.protocols if p.name == protocol), b"")
+
+
+class Pending(NamedTuple):
+    """A member that was given its id but has not come back with it (KIP-394)."""
+
+    deadline_ms: int
+
+
+@dataclass(slots=True)
+class Group:
+    """One group: membership, committed offsets, and offsets of open transactions (``pending_offsets``)."""
+
+    id: str
+    state: State = State.EMPTY
+    state_timestamp_ms: int = -1
+    generation: int = 0
+    protocol_type: str | None = None
+    protocol: str | None = None
+    leader: str | None = None
+    members: dict[str, Member] = field(default_factory=dict)
+    staged: dict[str, Member] = field(default_factory=dict)
+    pending_members: dict[str, Pending] = field(default_factory=dict)
+    awaiting_sync: dict[str, None] = field(default_factory=dict)
+    initial: bool = False
+    initial_remaining_ms: int = 0
+    new_member_added: bool = False
+    subscribed: frozenset[str] | None = None
+    durable: GroupRecord | None = None
+    offsets: dict[TopicPartition, tuple[int, CommittedOffset]] = field(default_factory=dict)
+    pending_offsets: dict[int, dict[TopicPartition, tuple[int, CommittedOffset]]] = field(default_factory=dict)
+
+    def enter(self, state: State, now: Now) -> None:
+        """Change state; the table says whether that is possible."""
+        assert self.state in TABLE[state].enters_from, f"{self.id}: {self.state.value} -> {state.value}"
+        self.state = state
+        self.state_timestamp_ms = now.wall_ms
+
+    def static_member(self, instance_id: str | None) -> Member | None:
+        """The member with that instance id."""
+        if instance_id is None:
+            return None
+        return next((m for m in self.members.values() if m.instance_id == instance_id), None)
+
+    def check_member(self, member_id: str, instance_id: str | None) -> ErrorCode:
+        """Who says so: UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID (KIP-345) or NONE."""
+        if instance_id is not None:
+            static = self.static_member(instance_id)
+            if static is None:
+                return ErrorCode.UNKNOWN_MEMBER_ID
+            if static.id != member_id:
+                return ErrorCode.FENCED_INSTANCE_ID
+        return ErrorCode.NONE if member_id in self.members else ErrorCode.UNKNOWN_MEMBER_ID
+
+    @property
+    def rebalance_timeout_ms(self) -> int:
+        """The longest any member asked for."""
+        return max((m.rebalance_timeout_ms for m in self.members.values()), default=0)
+
+    @property
+    def all_joined(self) -> bool:
+        """Whether the join phase waits for nobody."""
+        return not self.pending_members and all(m.join_ticket is not None for m in self.members.values())
+
+    @property
+    def disposable(self) -> bool:
+        """Whether nothing is known of the group any more, in memory or in the log."""
+        return not (
+            self.members or self.pending_members or self.offsets or self.pending_offsets or self.durable is not None
+        )
+
+    def supports(self, protocol_type: str, protocols: Iterable[Protocol]) -> bool:
+        """Whether a member with these protocols fits in (INCONSISTENT_GROUP_PROTOCOL otherwise)."""
+        names = {p.name for p in protocols}
+        if not protocol_type or not names:
+            return False
+        if self.state is State.EMPTY or not self.members:
+            return True
+        return protocol_type == self.protocol_type and bool(names & self._common(self.members.values()))
+
+    @staticmethod
+    def _common(members: Iterable[Member]) -> set[str]:
+        offers = [{p.name for p in m.protocols} for m in members]
+        return set.intersection(*offers) if offers else set()
+
+    def select_protocol(self, members: Iterable[Member] | None = None) -> str | None:
+        """Each member votes for the first it can live with among those all support; ties go to the first voter."""
+        electors = list(self.members.values() if members is None else members)
+        common = self._common(electors)
+        votes: dict[str, int] = {}
+        for member in electors:
+            choice = next((p.name for p in member.protocols if p.name in common), None)
+            if choice is not None:
+                votes[choice] = votes.get(choice, 0) + 1
+        return max(votes, key=lambda name: votes[name], default=None)
+
+    def joined_members(self) -> tuple[JoinedMember, ...]:
+        """What the leader gets to see."""
+        return tuple(JoinedMember(m.id, m.instance_id, m.metadata(self.protocol)) for m in self.members.values())
+
+    def record(self, now: Now, assignments: dict[str, bytes], members: Iterable[Member] | None = None) -> GroupRecord:
+        """The group as it is to be logged."""
+        return GroupRecord(
+            self.protocol_type or "",
+            self.generation,
+            self.protocol,
+            self.leader,
+            now.wall_ms,
+            tuple(
+                MemberRecord(
+                    m.id,
+                    m.instance_id,
+                    m.client_id,
+                    m.client_host,
+                    m.rebalance_timeout_ms,
+                    m.session_timeout_ms,
+                    m.metadata(self.protocol),
+                    assignments.get(m.id, b""),
+                )
+                for m in (self.members.values() if members is None else members)
+            ),
+        )
+
+    def adopt(self, record: GroupRecord) -> None:
+        """Make the logged state the present one; waiting tickets and offers of known members stay."""
+        self.durable = record
+        self.protocol_type = record.protocol_type or None
+        self.generation = record.generation
+        self.protocol = record.protocol
+        self.leader = record.leader
+        members: dict[str, Member] = {}
+        for logged in record.members:
+            member = self.members.get(logged.member_id) or self.staged.get(logged.member_id)
+            member = member or Member.restored(logged, record.protocol)
+            member.assignment = logged.assignment
+            members[member.id] = member
+        self.members = members
+        self.staged.clear()
+        # Not through the table: a load jumps straight to where the log ends.
+        self.state = State.STABLE if members else State.EMPTY
+        self.state_timestamp_ms = record.state_timestamp_ms
+        self.note_subscriptions()
+
+    def note_subscriptions(self) -> None:
+        """Remember which topics the members read; None when that cannot be known (another protocol type)."""
+        self.subscribed = None
+        if self.protocol_type != CONSUMER_PROTOCOL_TYPE:
+            return
+        topics: set[str] = set()
+        for member in self.members.values():
+            subscription = subscribed_topics(member.metadata(self.protocol))
+            if subscription is None:
+                return
+            topics |= subscription
+        self.subscribed = frozenset(topics)
+
+    def subscribes_to(self, topic: str) -> bool:
+        """Whether members read the topic; unknown subscriptions count as reading everything."""
+        if self.protocol_type != CONSUMER_PROTOCOL_TYPE or not self.members:
+            return False
+        return self.subscribed is None or topic in self.subscribed
+
+    def describe(self) -> Description:
+        """As DescribeGroups shows it: subscriptions and assignments only while they are settled."""
+        stable = self.state is State.STABLE
+        return Description(
+            ErrorCode.NONE,
+            self.id,
+            self.state.value,
+            self.protocol_type or "",
+            (self.protocol or "") if stable else "",
+            tuple(
+                DescribedMember(
+                    m.id,
+                    m.instance_id,
+                    m.client_id,
+                    m.client_host,
+                    m.metadata(self.protocol) if stable else b"",
+                    m.assignment if stable else b"",
+                )
+                for m in self.members.values()
+            ),
+        )
+
+
+def subscribed_topics(metadata: bytes) -> set[str] | None:
+    """Topics named in a consumer's subscription (ConsumerProtocolSubscription v0 to 3), or None if it is not one."""
+    try:
+        _version, count = struct.unpack_from(">hi", metadata)
+        position, topics = 6, set()
+        if not 0 <= count <= len(metadata):
+            return None
+        for _ in range(count):
+            (size,) = struct.unpack_from(">h", metadata, position)
+            position += 2
+            if size < 0 or position + size > len(metadata):
+                return None
+            topics.add(metadata[position : position + size].decode())
+            position += size
+    except (struct.error, UnicodeDecodeError):
+        return None
+    return topics
+
+
+class Turn:
+    """What one command has decided so far: records, effects, the answer to its own ticket."""
+
+    __slots__ = ("effects", "now", "records", "response", "ticket")
+
+    def __init__(self, now: Now, ticket: Ticket | None = None) -> None:
+        self.now = now
+        self.ticket = ticket
+        self.records: list[CoordinatorRecord] = []
+        self.effects: list[Effect] = []
+        self.response: object = None
+
+    def answer(self, ticket: Ticket | None, response: object) -> None:
+        """Answer a waiting ticket, maybe this turn's own."""
+        if ticket is None:
+            return
+        if ticket == self.ticket:
+            self.response = response
+        else:
+            self.effects.append(Answer(ticket, response))
+
+    def schedule(self, kind: str, group_id: str, delay_ms: int, member_id: str = "") -> None:
+        """Arm (or re-arm) a timer."""
+        self.effects.append(Schedule(timer_name(kind, group_id, member_id), max(delay_ms, 0)))
+
+    def cancel(self, kind: str, group_id: str, member_id: str = "") -> None:
+        """Forget a timer."""
+        self.effects.append(Cancel(timer_name(kind, group_id, member_id)))
+
+    def keep_alive(self, group: Group, member: Member) -> None:
+        """Start the member's session anew. The timer is moved only when it would come too late."""
+        timeout_ms = NEW_MEMBER_JOIN_TIMEOUT_MS if member.new else member.session_timeout_ms
+        member.deadline_ms = self.now.mono_ms + timeout_ms
+        if member.timer_at_ms is None or member.timer_at_ms > member.deadline_ms:
+            member.timer_at_ms = member.deadline_ms
+            self.schedule("session", group.id, timeout_ms, member.id)
+
+    def result(self, response: object = None) -> Result:
+        """The command's Result; ``response`` unless the turn answered its own ticket."""
+        return Result(
+            response=self.response if self.response is not None else response,
+            records=tuple(self.records),
+            effects=tuple(self.effects),
+        )
+
+
+def timer_name(kind: str, group_id: str, member_id: str = "") -> str:
+    """Names a timer; the group's length stands in it because ids may hold any character."""
+    return f"{kind}:{len(group_id)}:{group_id}{member_id}"
+
+
+def parse_timer(name: str) -> tuple[str, str, str]:
+    """Kind, group id and member id of a timer's name."""
+    kind, size, rest = name.split(":", 2)
+    return kind, rest[: int(size)], rest[int(size) :]

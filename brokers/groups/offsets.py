@@ -1,0 +1,191 @@
+"""Committed offsets: commit, commit in a transaction, fetch, delete, expiry.
+
+Sources: KIP-211 (offsets expire only while nobody reads them), KIP-447 (transactional commits are fenced by member and
+generation; a reader may insist on offsets no open transaction is about to change), KIP-496 (OffsetDelete).
+"""
+
+from __future__ import annotations
+
+from brokers.groups import records
+from brokers.groups.members import CONSUMER_PROTOCOL_TYPE, TABLE, Group, State, Turn
+from brokers.groups.records import CommittedOffset
+from brokers.groups.requests import CommitAnswer, CommitRequest, FetchedOffset, FetchRequest, GroupSettings
+from txn.commands import Result
+from wire.errors import ErrorCode
+from wire.types import TopicPartition
+
+
+def commit_error(group: Group | None, request: CommitRequest, transactional: bool) -> ErrorCode:
+    """Whether the committer may commit; NONE also for a group that does not exist and need not (simple commits)."""
+    anonymous = request.generation < 0 and not request.member_id and request.instance_id is None
+    if group is None or group.state is State.DEAD:
+        return ErrorCode.NONE if request.generation < 0 else ErrorCode.ILLEGAL_GENERATION
+    if request.generation < 0 and group.state is State.EMPTY:
+        return ErrorCode.NONE
+    if anonymous:
+        # Before TxnOffsetCommit v3 a transaction says nothing about membership: its producer id is fenced instead.
+        return ErrorCode.NONE if transactional else ErrorCode.UNKNOWN_MEMBER_ID
+    error = group.check_member(request.member_id, request.instance_id)
+    if error is ErrorCode.NONE and request.generation != group.generation:
+        error = ErrorCode.ILLEGAL_GENERATION
+    if error is ErrorCode.NONE and not transactional:
+        error = TABLE[group.state].commit
+    return error
+
+
+def commit(group: Group | None, request: CommitRequest, turn: Turn, settings: GroupSettings) -> Result:
+    """Commit offsets; the answer comes when they are replicated. A member's commit counts as a heartbeat."""
+    error = commit_error(group, request, transactional=False)
+    if error is not ErrorCode.NONE:
+        return turn.result(_all(request, error))
+    if group is not None and request.member_id in group.members:
+        turn.keep_alive(group, group.members[request.member_id])
+    return _write(request, turn, settings)
+
+
+def commit_transactional(
+    group: Group | None, request: CommitRequest, producer: tuple[int, int], turn: Turn, settings: GroupSettings
+) -> Result:
+    """Commit offsets as part of the producer's transaction: they count once its marker says commit."""
+    error = commit_error(group, request, transactional=True)
+    if error is not ErrorCode.NONE:
+        return turn.result(_all(request, error))
+    result = _write(request, turn, settings)
+    result.producer = producer
+    return result
+
+
+def _write(request: CommitRequest, turn: Turn, settings: GroupSettings) -> Result:
+    answer: CommitAnswer = {}
+    limit = min(settings.offset_metadata_max_bytes, records.MAX_STRING_BYTES)
+    for partition, asked in request.offsets:
+        if len(asked.metadata.encode()) > limit:
+            answer[partition] = ErrorCode.OFFSET_METADATA_TOO_LARGE
+            continue
+        expiry = turn.now.wall_ms + request.retention_ms if request.retention_ms >= 0 else -1
+        committed = asked._replace(expire_timestamp_ms=expiry)
+        if committed.commit_timestamp_ms < 0:
+            committed = committed._replace(commit_timestamp_ms=turn.now.wall_ms)
+        turn.records.append(records.offset_record(request.group_id, partition, committed))
+        answer[partition] = ErrorCode.NONE
+    result = turn.result(answer)
+    result.failed = lambda error, now: Result(response=_all(request, commit_append_error(error)))
+    return result
+
+
+def _all(request: CommitRequest, error: ErrorCode) -> CommitAnswer:
+    return {partition: error for partition, _ in request.offsets}
+
+
+def commit_append_error(error: ErrorCode) -> ErrorCode:
+    """What a committer is told when the record could not be appended."""
+    if error in {
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.NOT_ENOUGH_REPLICAS,
+        ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+        ErrorCode.REQUEST_TIMED_OUT,
+    }:
+        return ErrorCode.COORDINATOR_NOT_AVAILABLE
+    if error in {ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.KAFKA_STORAGE_ERROR}:
+        return ErrorCode.NOT_COORDINATOR
+    if error in {ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE, ErrorCode.INVALID_FETCH_SIZE}:
+        return ErrorCode.INVALID_COMMIT_OFFSET_SIZE
+    return error
+
+
+# --- reading ----------------------------------------------------------------------------------------------------
+
+
+def fetch(group: Group | None, request: FetchRequest) -> tuple[FetchedOffset, ...]:
+    """Committed offsets; a partition in an open transaction is UNSTABLE_OFFSET_COMMIT to who insists on stable ones."""
+    if group is None:
+        return tuple(FetchedOffset(partition, None) for partition in request.partitions or ())
+    unstable = set().union(*group.pending_offsets.values()) if request.require_stable else set()
+    wanted = request.partitions
+    if wanted is None:
+        wanted = tuple(sorted({*group.offsets, *unstable}))
+    answers = []
+    for partition in wanted:
+        if partition in unstable:
+            answers.append(FetchedOffset(partition, None, ErrorCode.UNSTABLE_OFFSET_COMMIT))
+            continue
+        found = group.offsets.get(partition)
+        answers.append(FetchedOffset(partition, found[1] if found else None))
+    return tuple(answers)
+
+
+# --- forgetting -------------------------------------------------------------------------------------------------
+
+
+def delete_offsets(group: Group | None, partitions: tuple[TopicPartition, ...], turn: Turn) -> Result:
+    """Forget offsets of topics nobody in the group reads; answers an error code or a dict per partition."""
+    if group is None:
+        return turn.result(ErrorCode.GROUP_ID_NOT_FOUND)
+    if group.members and group.protocol_type != CONSUMER_PROTOCOL_TYPE:
+        return turn.result(ErrorCode.NON_EMPTY_GROUP)
+    answer: CommitAnswer = {}
+    for partition in partitions:
+        if group.subscribes_to(partition.topic):
+            answer[partition] = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
+            continue
+        answer[partition] = ErrorCode.NONE
+        if _known(group, partition):
+            turn.records.append(records.offset_tombstone(group.id, partition))
+    return turn.result(answer)
+
+
+def _known(group: Group, partition: TopicPartition) -> bool:
+    return partition in group.offsets or any(partition in pending for pending in group.pending_offsets.values())
+
+
+def delete_group(group: Group | None, turn: Turn) -> Result:
+    """Delete an empty group with its offsets; answers an error code."""
+    if group is None or group.state is State.DEAD:
+        return turn.result(ErrorCode.GROUP_ID_NOT_FOUND)
+    if group.state is not State.EMPTY:
+        return turn.result(ErrorCode.NON_EMPTY_GROUP)
+    partitions = {*group.offsets}.union(*group.pending_offsets.values())
+    turn.records += [records.offset_tombstone(group.id, partition) for partition in sorted(partitions)]
+    turn.records.append(records.group_tombstone(group.id))
+    return turn.result(ErrorCode.NONE)
+
+
+def forget_topics(group: Group, topics: frozenset[str], turn: Turn) -> None:
+    """Tombstones for offsets of deleted topics (offsets of open transactions included)."""
+    partitions = {*group.offsets}.union(*group.pending_offsets.values())
+    for partition in sorted(partitions):
+        if partition.topic in topics:
+            turn.records.append(records.offset_tombstone(group.id, partition))
+
+
+def expire(group: Group, turn: Turn, settings: GroupSettings) -> None:
+    """Tombstones for what retention has overtaken, and for the group when nothing of it is left."""
+    expired = [p for p, (_, committed) in group.offsets.items() if _expired(group, p, committed, turn, settings)]
+    turn.records += [records.offset_tombstone(group.id, partition) for partition in expired]
+    left = len(group.offsets) - len(expired) or group.pending_offsets or group.pending_members
+    if group.state is State.EMPTY and group.durable is not None and not left:
+        turn.records.append(records.group_tombstone(group.id))
+
+
+def _expired(
+    group: Group, partition: TopicPartition, committed: CommittedOffset, turn: Turn, settings: GroupSettings
+) -> bool:
+    since_ms = _retention_starts(group, committed)
+    if since_ms is None or group.subscribes_to(partition.topic):
+        return False
+    if any(partition in pending for pending in group.pending_offsets.values()):
+        return False
+    if committed.expire_timestamp_ms >= 0:
+        return turn.now.wall_ms >= committed.expire_timestamp_ms
+    return turn.now.wall_ms - since_ms >= settings.offsets_retention_ms
+
+
+def _retention_starts(group: Group, committed: CommittedOffset) -> int | None:
+    """When an offset's retention began to run; None while it does not run at all."""
+    if group.protocol_type is None:
+        return committed.commit_timestamp_ms
+    if group.state is State.EMPTY:
+        return group.state_timestamp_ms if group.state_timestamp_ms >= 0 else committed.commit_timestamp_ms
+    if group.protocol_type == CONSUMER_PROTOCOL_TYPE and group.state is State.STABLE and group.subscribed is not None:
+        return committed.commit_timestamp_ms
+    return None

@@ -1,0 +1,177 @@
+"""What goes into and comes out of a group shard: plain values, independent of message versions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from brokers.groups.records import CommittedOffset
+from wire.errors import ErrorCode
+from wire.types import TopicPartition
+
+NEW_MEMBER_JOIN_TIMEOUT_MS = 5 * 60 * 1000
+"""How long a new member may wait in a rebalance: it has no id yet, so it cannot send heartbeats (as Kafka)."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSettings:
+    """The broker settings a shard obeys (Kafka's names: ``group.*``, ``offset.metadata.max.bytes``, ``offsets.*``)."""
+
+    min_session_timeout_ms: int = 6_000
+    max_session_timeout_ms: int = 1_800_000
+    initial_rebalance_delay_ms: int = 3_000
+    max_size: int = 2**31 - 1
+    offset_metadata_max_bytes: int = 4096
+    offsets_retention_ms: int = 7 * 24 * 3600 * 1000
+    offsets_retention_check_interval_ms: int = 600_000
+
+
+class Protocol(NamedTuple):
+    """An assignment strategy a member offers, with its subscription for it."""
+
+    name: str
+    metadata: bytes
+
+
+class JoinRequest(NamedTuple):
+    """``fresh_id`` is a random text (a UUID) the shard builds a new member's id from."""
+
+    group_id: str
+    member_id: str
+    instance_id: str | None
+    client_id: str
+    client_host: str
+    protocol_type: str
+    protocols: tuple[Protocol, ...]
+    session_timeout_ms: int
+    rebalance_timeout_ms: int
+    fresh_id: str
+    requires_known_member_id: bool = True  # JoinGroup v4 (KIP-394)
+    supports_skipping_assignment: bool = True  # JoinGroup v9 (KIP-814)
+
+
+class JoinedMember(NamedTuple):
+    """What the leader is told about one member."""
+
+    member_id: str
+    instance_id: str | None
+    metadata: bytes
+
+
+class JoinAnswer(NamedTuple):
+    """Answer to JoinGroup."""
+
+    error: ErrorCode
+    member_id: str = ""
+    generation: int = -1
+    protocol_type: str | None = None
+    protocol: str | None = None
+    leader: str = ""
+    skip_assignment: bool = False
+    members: tuple[JoinedMember, ...] = ()
+
+
+class SyncRequest(NamedTuple):
+    """``assignments`` maps member ids; only the leader's count. None for a protocol means "not said" (before v5)."""
+
+    group_id: str
+    generation: int
+    member_id: str
+    instance_id: str | None
+    protocol_type: str | None
+    protocol: str | None
+    assignments: tuple[tuple[str, bytes], ...]
+
+
+class SyncAnswer(NamedTuple):
+    """Answer to SyncGroup."""
+
+    error: ErrorCode
+    protocol_type: str | None = None
+    protocol: str | None = None
+    assignment: bytes = b""
+
+
+class HeartbeatRequest(NamedTuple):
+    """A classic member says it lives."""
+
+    group_id: str
+    generation: int
+    member_id: str
+    instance_id: str | None
+
+
+class Leaver(NamedTuple):
+    """One member to remove; an empty ``member_id`` with an instance id is an operator's removal."""
+
+    member_id: str
+    instance_id: str | None
+
+
+class LeaveAnswer(NamedTuple):
+    """One error per leaver, in request order."""
+
+    error: ErrorCode
+    members: tuple[tuple[Leaver, ErrorCode], ...] = ()
+
+
+class CommitRequest(NamedTuple):
+    """OffsetCommit and TxnOffsetCommit. ``retention_ms`` is what clients before v5 may ask for."""
+
+    group_id: str
+    generation: int
+    member_id: str
+    instance_id: str | None
+    offsets: tuple[tuple[TopicPartition, CommittedOffset], ...]
+    retention_ms: int = -1
+
+
+CommitAnswer = dict[TopicPartition, ErrorCode]
+"""Outcome per partition."""
+
+
+class FetchRequest(NamedTuple):
+    """``partitions`` None asks for all that the group committed."""
+
+    group_id: str
+    partitions: tuple[TopicPartition, ...] | None
+    require_stable: bool = False
+
+
+class FetchedOffset(NamedTuple):
+    """``committed`` None: nothing committed (offset -1 on the wire)."""
+
+    partition: TopicPartition
+    committed: CommittedOffset | None
+    error: ErrorCode = ErrorCode.NONE
+
+
+class DescribedMember(NamedTuple):
+    """A member as DescribeGroups shows it."""
+
+    member_id: str
+    instance_id: str | None
+    client_id: str
+    client_host: str
+    metadata: bytes
+    assignment: bytes
+
+
+class Description(NamedTuple):
+    """A group as DescribeGroups shows it; ``state`` is Kafka's spelling."""
+
+    error: ErrorCode
+    group_id: str
+    state: str
+    protocol_type: str = ""
+    protocol: str = ""
+    members: tuple[DescribedMember, ...] = ()
+
+
+class Listing(NamedTuple):
+    """A group as ListGroups shows it."""
+
+    group_id: str
+    protocol_type: str
+    state: str
+    group_type: str = "classic"

@@ -1,0 +1,292 @@
+"""One partition of ``__consumer_offsets`` as a pure state machine: the groups that hash to it.
+
+Commands return a :class:`~txn.commands.Result`; what the log keeps changes in :meth:`GroupShard.apply` only. Timers:
+``session`` per member, ``join`` and ``sync`` per group, ``sweep`` per shard, ``expire`` per group (a sweep only names
+candidates, so that expiry of a group waits its turn behind a commit that is being replicated).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from brokers.groups import classic, offsets, records
+from brokers.groups.members import Group, State, Turn, parse_timer, timer_name
+from brokers.groups.requests import (
+    CommitRequest,
+    Description,
+    FetchedOffset,
+    FetchRequest,
+    GroupSettings,
+    HeartbeatRequest,
+    JoinAnswer,
+    JoinRequest,
+    LeaveAnswer,
+    Leaver,
+    Listing,
+    SyncAnswer,
+    SyncRequest,
+)
+from txn.commands import CoordinatorRecord, Now, Result, Schedule, Ticket
+from wire.errors import ErrorCode
+from wire.types import TopicPartition
+
+
+class GroupShard:
+    """The groups of one partition. Implements :class:`txn.commands.Shard`."""
+
+    def __init__(self, partition: int, settings: GroupSettings) -> None:
+        self.partition = partition
+        self.settings = settings
+        self.groups: dict[str, Group] = {}
+        self.skipped: Counter[str] = Counter()
+        """Records not understood, by kind: newer key versions, newer value versions, damaged ones."""
+        self._sequence = 0
+        self._open: dict[int, dict[str, None]] = {}
+
+    # --- commands -----------------------------------------------------------------------------------------------
+
+    def join(self, request: JoinRequest, now: Now, ticket: Ticket) -> Result:
+        """JoinGroup; answers :class:`JoinAnswer`, mostly deferred."""
+        if not (
+            self.settings.min_session_timeout_ms <= request.session_timeout_ms <= self.settings.max_session_timeout_ms
+        ):
+            return Result(response=JoinAnswer(ErrorCode.INVALID_SESSION_TIMEOUT, request.member_id))
+        group = self.groups.get(request.group_id)
+        if group is None:
+            if request.member_id:
+                return Result(response=JoinAnswer(ErrorCode.UNKNOWN_MEMBER_ID, request.member_id))
+            group = Group(request.group_id)
+        result = classic.join(group, request, Turn(now, ticket), self.settings)
+        if not group.disposable:
+            self.groups[group.id] = group
+        return result
+
+    def sync(self, request: SyncRequest, now: Now, ticket: Ticket) -> Result:
+        """SyncGroup; answers :class:`SyncAnswer`, deferred until the leader's comes."""
+        group = self.groups.get(request.group_id)
+        if group is None:
+            return Result(response=SyncAnswer(ErrorCode.UNKNOWN_MEMBER_ID))
+        return classic.sync(group, request, Turn(now, ticket), self.settings)
+
+    def heartbeat(self, request: HeartbeatRequest, now: Now, ticket: Ticket) -> Result:
+        """Heartbeat; answers an error code."""
+        group = self.groups.get(request.group_id)
+        if group is None:
+            return Result(response=ErrorCode.UNKNOWN_MEMBER_ID)
+        return classic.heartbeat(group, request, Turn(now, ticket))
+
+    def leave(self, group_id: str, leavers: tuple[Leaver, ...], now: Now, ticket: Ticket) -> Result:
+        """LeaveGroup; answers :class:`LeaveAnswer`."""
+        group = self.groups.get(group_id)
+        if group is None:
+            unknown = tuple((leaver, ErrorCode.UNKNOWN_MEMBER_ID) for leaver in leavers)
+            return Result(response=LeaveAnswer(ErrorCode.NONE, unknown))
+        result = classic.leave(group, leavers, Turn(now, ticket), self.settings)
+        self._dispose(group)
+        return result
+
+    def commit(self, request: CommitRequest, now: Now, ticket: Ticket) -> Result:
+        """OffsetCommit; answers a dict of error codes."""
+        return offsets.commit(self.groups.get(request.group_id), request, Turn(now, ticket), self.settings)
+
+    def commit_transactional(
+        self, request: CommitRequest, producer: tuple[int, int], now: Now, ticket: Ticket
+    ) -> Result:
+        """TxnOffsetCommit by (producer id, epoch); answers a dict of error codes."""
+        turn = Turn(now, ticket)
+        return offsets.commit_transactional(self.groups.get(request.group_id), request, producer, turn, self.settings)
+
+    def fetch(self, request: FetchRequest) -> tuple[FetchedOffset, ...]:
+        """OffsetFetch for one group: a plain read."""
+        return offsets.fetch(self.groups.get(request.group_id), request)
+
+    def delete_offsets(self, group_id: str, partitions: tuple[TopicPartition, ...], now: Now, ticket: Ticket) -> Result:
+        """OffsetDelete; answers an error code for the group, or a dict of them."""
+        return offsets.delete_offsets(self.groups.get(group_id), partitions, Turn(now, ticket))
+
+    def delete_group(self, group_id: str, now: Now, ticket: Ticket) -> Result:
+        """DeleteGroups for one group; answers an error code."""
+        return offsets.delete_group(self.groups.get(group_id), Turn(now, ticket))
+
+    def forget_topics(self, group_id: str, topics: frozenset[str], now: Now, ticket: Ticket) -> Result:
+        """Drop the group's offsets of deleted topics; answers an error code."""
+        turn = Turn(now, ticket)
+        group = self.groups.get(group_id)
+        if group is not None:
+            offsets.forget_topics(group, topics, turn)
+        return turn.result(ErrorCode.NONE)
+
+    def describe(self, group_id: str) -> Description:
+        """DescribeGroups for one group; an unknown one is Dead with GROUP_ID_NOT_FOUND."""
+        group = self.groups.get(group_id)
+        if group is None:
+            return Description(ErrorCode.GROUP_ID_NOT_FOUND, group_id, State.DEAD.value)
+        return group.describe()
+
+    def listing(self) -> list[Listing]:
+        """ListGroups."""
+        return [Listing(g.id, g.protocol_type or "", g.state.value) for g in self.groups.values()]
+
+    def groups_with_topics(self, topics: frozenset[str]) -> list[str]:
+        """Groups that committed offsets of these topics (in an open transaction too)."""
+        return [
+            group.id
+            for group in self.groups.values()
+            if any(p.topic in topics for p in group.offsets)
+            or any(p.topic in topics for pending in group.pending_offsets.values() for p in pending)
+        ]
+
+    # --- the log ------------------------------------------------------------------------------------------------
+
+    def apply(self, record: CoordinatorRecord, producer: tuple[int, int] | None, now: Now) -> None:
+        """Replay one record; what is newer than this version, or damaged, is counted and skipped."""
+        try:
+            key = records.decode_key(record.key)
+            if isinstance(key, records.OffsetKey):
+                self._apply_offset(key, record.value, producer)
+            elif isinstance(key, records.GroupKey):
+                self._apply_group(key, record.value)
+            else:
+                self.skipped[f"key {key.version}"] += 1
+        except records.BadRecord:
+            self.skipped["damaged"] += 1
+
+    def _apply_offset(self, key: records.OffsetKey, value: bytes | None, producer: tuple[int, int] | None) -> None:
+        if value is None:
+            group = self.groups.get(key.group_id)
+            if group is not None:
+                group.offsets.pop(key.partition, None)
+                for producer_id in [p for p, pending in group.pending_offsets.items() if key.partition in pending]:
+                    self._drop_pending(group, producer_id, key.partition)
+                self._dispose(group)
+            return
+        committed = records.decode_offset(value)
+        if committed is None:
+            self.skipped["offset value"] += 1
+            return
+        group = self.groups.setdefault(key.group_id, Group(key.group_id))
+        self._sequence += 1
+        if producer is None:
+            group.offsets[key.partition] = (self._sequence, committed)
+            return
+        group.pending_offsets.setdefault(producer[0], {})[key.partition] = (self._sequence, committed)
+        self._open.setdefault(producer[0], {})[group.id] = None
+
+    def _drop_pending(self, group: Group, producer_id: int, partition: TopicPartition) -> None:
+        pending = group.pending_offsets[producer_id]
+        del pending[partition]
+        if not pending:
+            del group.pending_offsets[producer_id]
+            groups = self._open[producer_id]
+            del groups[group.id]
+            if not groups:
+                del self._open[producer_id]
+
+    def _apply_group(self, key: records.GroupKey, value: bytes | None) -> None:
+        if value is None:
+            group = self.groups.get(key.group_id)
+            if group is not None:
+                group.durable = None
+                group.protocol_type = None if not group.members else group.protocol_type
+                self._dispose(group)
+            return
+        stored = records.decode_group(value)
+        if stored is None:
+            self.skipped["group value"] += 1
+            return
+        self.groups.setdefault(key.group_id, Group(key.group_id)).adopt(stored)
+
+    def apply_marker(self, producer_id: int, producer_epoch: int, commit: bool, now: Now) -> Result | None:
+        """The producer's transaction ended: its offsets count from now on, or never did.
+
+        An offset committed later in the log, outside the transaction, wins over the transaction's.
+        """
+        for group_id in self._open.pop(producer_id, {}):
+            group = self.groups[group_id]
+            for partition, pending in group.pending_offsets.pop(producer_id).items():
+                present = group.offsets.get(partition)
+                if commit and (present is None or present[0] < pending[0]):
+                    group.offsets[partition] = pending
+            self._dispose(group)
+        return None
+
+    def loaded(self, now: Now) -> Result:
+        """Start everybody's session anew and the sweep; a group over the size limit must rebalance."""
+        turn = Turn(now)
+        for group in self.groups.values():
+            for member in group.members.values():
+                turn.keep_alive(group, member)
+            if len(group.members) > self.settings.max_size:
+                classic.rebalance(group, turn, self.settings)
+        turn.effects.append(self._sweep())
+        return turn.result()
+
+    # --- timers -------------------------------------------------------------------------------------------------
+
+    def on_timer(self, name: str, now: Now) -> Result:
+        """A timer is due."""
+        kind, group_id, member_id = parse_timer(name)
+        turn = Turn(now)
+        if kind == "sweep":
+            names = [timer_name("expire", group.id) for group in self.groups.values() if self._may_expire(group)]
+            turn.effects += [Schedule(timer, 0) for timer in names]
+            turn.effects.append(self._sweep())
+            return turn.result()
+        group = self.groups.get(group_id)
+        if group is None:
+            return turn.result()
+        if kind == "session":
+            classic.on_session_timer(group, member_id, turn, self.settings)
+        elif kind == "join":
+            classic.on_join_timer(group, turn, self.settings)
+        elif kind == "sync":
+            classic.on_sync_timer(group, turn, self.settings)
+        elif kind == "expire":
+            offsets.expire(group, turn, self.settings)
+        self._dispose(group)
+        return turn.result()
+
+    def _may_expire(self, group: Group) -> bool:
+        return bool(group.offsets) or (group.state is State.EMPTY and group.durable is not None)
+
+    def _sweep(self) -> Schedule:
+        return Schedule(timer_name("sweep", ""), self.settings.offsets_retention_check_interval_ms)
+
+    def on_markers_written(self, transactional_id: str, producer_id: int, producer_epoch: int, now: Now) -> Result:
+        """Never asked of a group shard: only transaction coordinators write markers."""
+        raise AssertionError("a group shard has no transactions of its own")
+
+    def timer_key(self, name: str) -> str:
+        """The group; the sweep reads only and belongs to none."""
+        return parse_timer(name)[1]
+
+    def metrics(self) -> Mapping[str, float]:
+        """Groups by state, members, offsets, open transactions, skipped records."""
+        states: Counter[str] = Counter(group.state.value for group in self.groups.values())
+        return {
+            **{f"groups_{state.value}": float(states[state.value]) for state in State if state is not State.DEAD},
+            "groups": float(len(self.groups)),
+            "members": float(sum(len(group.members) for group in self.groups.values())),
+            "offsets": float(sum(len(group.offsets) for group in self.groups.values())),
+            "open_transactions": float(len(self._open)),
+            "skipped_records": float(sum(self.skipped.values())),
+        }
+
+    def _dispose(self, group: Group) -> None:
+        if group.disposable:
+            self.groups.pop(group.id, None)
+
+
+def durable_state(shards: Iterable[GroupShard]) -> dict[str, object]:
+    """What of the shards must survive a restart; for comparing one with its reload."""
+    return {
+        group.id: (
+            group.durable,
+            {partition: committed for partition, (_, committed) in group.offsets.items()},
+            {pid: {p: c for p, (_, c) in pending.items()} for pid, pending in group.pending_offsets.items()},
+        )
+        for shard in shards
+        for group in shard.groups.values()
+        if group.durable is not None or group.offsets or group.pending_offsets
+    }
