@@ -1,0 +1,90 @@
+"""``zookeeper.connect``: its spelling, and what to tell a person when it leads nowhere."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import NamedTuple
+
+from coordination.store import StoreError
+
+DEFAULT_PORT = 2181
+
+
+class CannotConnect(StoreError):
+    """No session could be opened; the message names each address and what is wrong with it."""
+
+
+class ConnectString(NamedTuple):
+    """A parsed ``zookeeper.connect``. ``chroot`` is empty or starts with a slash."""
+
+    hosts: tuple[tuple[str, int], ...]
+    chroot: str = ""
+
+    def addresses(self) -> str:
+        """The hosts without the chroot, spelled for people and for the client."""
+        return ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.hosts)
+
+    def absolute(self, path: str) -> str:
+        """The path at ZooKeeper of our path."""
+        if not self.chroot:
+            return path
+        return self.chroot if path == "/" else self.chroot + path
+
+    def relative(self, path: str) -> str:
+        """Our path of the path at ZooKeeper."""
+        return path[len(self.chroot) :] or "/" if self.chroot else path
+
+
+def parse_connect(text: str) -> ConnectString:
+    """Parse ``host:port,host:port/chroot`` as Kafka's ``zookeeper.connect``; raises CannotConnect on nonsense."""
+    addresses, slash, rest = text.strip().partition("/")
+    chroot = "/" + rest.rstrip("/") if slash and rest.rstrip("/") else ""
+    if "//" in chroot or any(part in (".", "..") for part in chroot.split("/")) or "," in chroot:
+        raise CannotConnect(
+            f"zookeeper.connect={text!r}: the path {chroot!r} is not one; write host:port,host:port/path"
+        )
+    hosts = tuple(_parse_address(text, address.strip()) for address in addresses.split(","))
+    return ConnectString(hosts, chroot)
+
+
+def _parse_address(text: str, address: str) -> tuple[str, int]:
+    host, port_text = address, ""
+    if address.startswith("["):
+        host, bracket, tail = address[1:].partition("]")
+        if not bracket or (tail and not tail.startswith(":")):
+            raise CannotConnect(f"zookeeper.connect={text!r}: {address!r} is not [address]:port")
+        port_text = tail[1:]
+    elif address.count(":") == 1:
+        host, _, port_text = address.partition(":")
+    elif ":" in address:
+        raise CannotConnect(f"zookeeper.connect={text!r}: {address!r} is not host:port (IPv6 needs brackets)")
+    if not host or any(c.isspace() for c in host):
+        raise CannotConnect(f"zookeeper.connect={text!r}: {address!r} has no host; write host:port,host:port/path")
+    if not port_text:
+        return host, DEFAULT_PORT
+    if not port_text.isascii() or not port_text.isdigit() or not 0 < int(port_text) < 65536:
+        raise CannotConnect(f"zookeeper.connect={text!r}: {port_text!r} is not a port (1 to 65535)")
+    return host, int(port_text)
+
+
+async def diagnose(host: str, port: int) -> str:
+    """What is wrong with an address, for a person."""
+    where = f"{host}:{port}"
+    try:
+        reader, writer = await asyncio.wait_for(asyncio.open_connection(host, port), 2)
+    except TimeoutError:
+        return f"{where} does not answer"
+    except OSError as error:
+        return f"{where} cannot be reached ({error.strerror or error})"
+    try:
+        writer.write(b"srvr")
+        answer = await asyncio.wait_for(reader.read(4096), 2)
+    except (OSError, TimeoutError):
+        answer = b""
+    finally:
+        writer.close()
+    if b"Mode:" in answer:
+        return f"{where} is a ZooKeeper that serves, but refused the session (an older state than one seen before?)"
+    if b"not currently serving" in answer:
+        return f"{where} is a ZooKeeper without a quorum"
+    return f"{where} is reached but does not answer like a ZooKeeper"

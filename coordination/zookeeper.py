@@ -1,0 +1,635 @@
+"""The Store over a real ZooKeeper: kazoo's asynchronous API, everything it says handed to the event loop in order.
+
+kazoo is used as one connection thread and nothing else: its worker threads are replaced by a queue that the loop
+drains, so results, watches and session changes arrive in the order ZooKeeper sent them. One kazoo client lives for
+one session. When the session is over the client is thrown away, so a request can never slip into the next session.
+
+Writes are sent once: a connection lost before the answer is UnknownOutcome. Reads are repeated within their session.
+kazoo forgets its watches whenever the connection breaks; here they fire once the same session is connected again
+(something may have changed), as the port promises that only a changed session loses them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from kazoo import exceptions as kz
+from kazoo.client import KazooClient
+from kazoo.handlers.threading import SequentialThreadingHandler
+from kazoo.protocol.connection import STOP_CONNECTING, ConnectionHandler
+from kazoo.protocol.serialization import Connect
+from kazoo.protocol.states import EventType, KazooState, KeeperState
+
+from coordination.connect import CannotConnect, ConnectString, diagnose, parse_connect
+from coordination.session import SessionLease
+from coordination.store import (
+    MAX_MULTI_BYTES,
+    MAX_MULTI_OPERATIONS,
+    BadVersion,
+    Check,
+    Create,
+    Delete,
+    Lease,
+    MultiFailed,
+    NodeExists,
+    NoNode,
+    NotEmpty,
+    Operation,
+    OperationResult,
+    SessionEvent,
+    SessionExpired,
+    SessionInfo,
+    SessionState,
+    SetData,
+    Stat,
+    StoreError,
+    TooLarge,
+    UnknownOutcome,
+    Watch,
+    WatchEvent,
+    WatchKind,
+)
+
+_log = logging.getLogger(__name__)
+_kazoo_log = logging.getLogger(__name__ + ".kazoo")
+_kazoo_log.setLevel(logging.ERROR)  # it warns at every attempt to connect; we say it once per change of the session
+
+DEFAULT_SESSION_TIMEOUT_MS = 18_000
+DEFAULT_CONNECT_TIMEOUT_MS = 6_000
+_REOPEN_DELAY_S = 1.0
+_OPERATION_OVERHEAD_BYTES = 64
+"""Headers, lengths and the ACL of one operation on the wire."""
+
+_ERRORS: dict[type[Exception], type[StoreError]] = {
+    kz.NoNodeError: NoNode,
+    kz.NodeExistsError: NodeExists,
+    kz.BadVersionError: BadVersion,
+    kz.NotEmptyError: NotEmpty,
+    kz.SessionExpiredError: SessionExpired,
+    kz.ConnectionClosedError: SessionExpired,
+}
+_LOST = (kz.ConnectionLoss, kz.OperationTimeoutError, kz.RequestTimeoutError, kz.SessionMovedError)
+_NOT_THE_CULPRIT = (kz.RolledBackError, kz.RuntimeInconsistency)
+_WATCH_KINDS = {
+    EventType.CREATED: WatchKind.CREATED,
+    EventType.DELETED: WatchKind.DELETED,
+    EventType.CHANGED: WatchKind.CHANGED,
+    EventType.CHILD: WatchKind.CHILDREN,
+}
+
+
+def boot_ms() -> int:
+    """Milliseconds of CLOCK_BOOTTIME: never back, and running on while the machine sleeps."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
+
+
+class _Bridge(SequentialThreadingHandler):  # type: ignore[misc]
+    """kazoo's handler without worker threads: every callback is queued, and run on the loop in one go."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, connect_timeout_s: float) -> None:
+        super().__init__()
+        self._loop = loop
+        self._connect_timeout_s = connect_timeout_s
+        self._callbacks: deque[Callable[[], None]] = deque()
+        self._woken = False
+        self.completion_queue = self
+
+    @property
+    def running(self) -> bool:
+        """Always: kazoo runs callbacks on its own thread when the handler has stopped."""
+        return True
+
+    def start(self) -> None:
+        """Nothing to start."""
+
+    def stop(self) -> None:
+        """Nothing to stop."""
+
+    def put(self, callback: Callable[[], None]) -> None:
+        """Queue a callback for the loop; any thread."""
+        self._callbacks.append(callback)
+        if not self._woken:
+            self._woken = True
+            try:
+                self._loop.call_soon_threadsafe(self._drain)
+            except RuntimeError:
+                self._callbacks.clear()  # the loop is closed: nobody is left to tell
+
+    def dispatch_callback(self, callback: Any) -> None:
+        """A fired watch."""
+        self.put(partial(callback.func, *callback.args))
+
+    def create_connection(self, *args: Any, **kwargs: Any) -> Any:
+        """As kazoo's, but one silent host must not use up the whole session timeout."""
+        kwargs["timeout"] = min(kwargs.get("timeout") or self._connect_timeout_s, self._connect_timeout_s)
+        return super().create_connection(*args, **kwargs)
+
+    def _drain(self) -> None:
+        self._woken = False  # before the first pop: a callback queued from here on wakes the loop again
+        while self._callbacks:
+            try:
+                self._callbacks.popleft()()
+            except Exception:
+                _log.exception("a callback of the ZooKeeper client failed")
+
+
+class _Handshake(NamedTuple):
+    sent_ms: int
+    timeout_ms: int
+    session_id: int
+
+
+class _Connection(ConnectionHandler):  # type: ignore[misc]
+    """kazoo's connection thread; notes when a handshake was sent, and ends with the session."""
+
+    session: _Session
+    handshake: _Handshake
+
+    def _invoke(self, timeout: float, request: Any, xid: int | None = None) -> Any:
+        sent_ms = boot_ms()
+        answer = super()._invoke(timeout, request, xid)
+        if isinstance(request, Connect) and isinstance(answer, tuple):
+            self.handshake = _Handshake(sent_ms, answer[0].time_out, answer[0].session_id)
+        return answer
+
+    def _connect_attempt(self, *args: Any) -> Any:
+        status = super()._connect_attempt(*args)
+        return STOP_CONNECTING if self.client.client_state == KeeperState.EXPIRED_SESSION else status
+
+    def zk_loop(self) -> None:
+        """Run the thread; whatever ends it, the session learns of it."""
+        try:
+            super().zk_loop()
+        finally:
+            self.session.bridge.put(self.session.over)
+
+
+class _Watcher:
+    """One registered watch; kazoo calls it on the loop (through the bridge)."""
+
+    __slots__ = ("callback", "kind", "path", "session")
+
+    def __init__(self, session: _Session, path: str, kind: WatchKind, callback: Watch) -> None:
+        self.session, self.path, self.kind, self.callback = session, path, kind, callback
+
+    def __call__(self, event: Any) -> None:
+        kind = _WATCH_KINDS.get(event.type)
+        if kind is None:
+            self.session.forgotten.append(self)
+        elif not self.session.closed:
+            self.callback(WatchEvent(kind, self.path))
+
+    def fire(self) -> None:
+        """Something may have changed while the connection was away."""
+        self.callback(WatchEvent(self.kind, self.path))
+
+
+class _Session:
+    """One kazoo client, for one session. Everything but ``_on_state`` runs on the loop."""
+
+    def __init__(self, store: ZookeeperStore, client_id: tuple[int, bytes] | None = None, last_zxid: int = 0) -> None:
+        self.store = store
+        hosts = len(store.connect.hosts)
+        timeout_ms = store.requested_timeout_ms
+        self.bridge = _Bridge(store.loop, max(timeout_ms / 1000 / 3 / hosts, 0.5))
+        retry = {"max_tries": -1, "delay": 0.1, "backoff": 1.5, "max_delay": 1.0, "ignore_expire": False}
+        self.client = KazooClient(
+            hosts=store.connect.addresses(),
+            timeout=timeout_ms / 1000,
+            client_id=client_id,
+            handler=self.bridge,
+            connection_retry=dict(retry),
+            command_retry={**retry, "max_tries": 0},
+            logger=_kazoo_log,
+        )
+        connection = _Connection(self.client, self.client._conn_retry.copy(), logger=self.client.logger)
+        connection.session = self
+        self.client._connection = connection
+        self.client.last_zxid = last_zxid
+        self.client.add_listener(self._on_state)
+        self.connected = False
+        self.info: SessionInfo | None = None
+        self.closed = False
+        self.forgotten: list[_Watcher] = []
+        self.pending: set[asyncio.Future[Any]] = set()
+        self.last_zxid = last_zxid
+
+    def open(self) -> None:
+        """Start the connection thread."""
+        self.client.start_async()
+
+    def _on_state(self, state: str) -> None:
+        """On kazoo's thread: pass it on with what is known at this moment."""
+        if state == KazooState.CONNECTED:
+            self.bridge.put(partial(self._on_connected, self.client._connection.handshake))
+        elif state == KazooState.SUSPENDED:
+            self.bridge.put(self._on_suspended)
+        else:
+            self.last_zxid = self.client.last_zxid
+            self.bridge.put(self.over)
+
+    def _on_connected(self, handshake: _Handshake) -> None:
+        if self.closed:
+            return
+        self.connected = True
+        self.info = SessionInfo(handshake.session_id, handshake.timeout_ms)
+        self.store.session_connected(self, handshake.sent_ms)
+        forgotten, self.forgotten = self.forgotten, []
+        for watcher in forgotten:
+            watcher.fire()
+
+    def _on_suspended(self) -> None:
+        if not self.closed:
+            self.connected = False
+            self.store.session_suspended(self)
+
+    def over(self) -> None:
+        """The session has ended (or its thread died). What is still open here was never sent."""
+        if self.closed:
+            return
+        self.closed = True
+        self.connected = False
+        self.forgotten.clear()
+        for future in list(self.pending):
+            if not future.done():
+                future.set_exception(kz.SessionExpiredError())
+        self.store.session_over(self)
+
+    async def call(self, issue: Callable[[KazooClient], Any]) -> Any:
+        """Issue one kazoo request and wait for it on the loop; raises kazoo's exceptions."""
+        if self.closed:
+            raise kz.SessionExpiredError
+        future: asyncio.Future[Any] = self.store.loop.create_future()
+        self.pending.add(future)
+        future.add_done_callback(self.pending.discard)
+        try:
+            issue(self.client).rawlink(partial(_settle, future))
+        except BaseException:
+            future.cancel()
+            raise
+        return await future
+
+    def stop(self) -> None:
+        """Close the session at ZooKeeper and end the thread. Blocks: for an executor."""
+        try:
+            self.client.stop()
+            self.client.close()
+        except Exception as error:
+            _log.warning("closing the ZooKeeper session: %s", error)
+
+
+def _settle(future: asyncio.Future[Any], result: Any) -> None:
+    if future.done():
+        return
+    if result.exception is not None:
+        future.set_exception(result.exception)
+    else:
+        future.set_result(result.value)
+
+
+class ZookeeperStore:
+    """The Store over kazoo. Make it on the loop, ``start`` it, ``close`` it.
+
+    ``connect_string`` is Kafka's ``zookeeper.connect`` with an optional chroot, which is created. All times in
+    milliseconds. Raises CannotConnect at once when the string is nonsense.
+    """
+
+    lease: Lease
+
+    def __init__(self, connect_string: str, *, session_timeout_ms: int = DEFAULT_SESSION_TIMEOUT_MS) -> None:
+        self.connect: ConnectString = parse_connect(connect_string)
+        self.requested_timeout_ms = session_timeout_ms
+        self.loop = asyncio.get_running_loop()
+        self._lease = SessionLease(boot_ms)
+        self.lease = self._lease
+        self._session: _Session | None = None
+        self._listeners: list[Callable[[SessionEvent], None]] = []
+        self._heartbeat: asyncio.Task[None] | None = None
+        self._first_connection: asyncio.Future[None] = self.loop.create_future()
+        self._disposals: set[asyncio.Future[None]] = set()
+        self._closing = False
+
+    # --- life ---
+
+    async def start(self, connect_timeout_ms: int = DEFAULT_CONNECT_TIMEOUT_MS) -> None:
+        """Open the first session and create the chroot; raises CannotConnect, naming what is wrong per address."""
+        self._open(last_zxid=0)
+        try:
+            await asyncio.wait_for(asyncio.shield(self._first_connection), connect_timeout_ms / 1000)
+        except TimeoutError:
+            reasons = await asyncio.gather(*(diagnose(host, port) for host, port in self.connect.hosts))
+            await self.close()
+            raise CannotConnect(
+                f"zookeeper.connect={self.connect.addresses()}{self.connect.chroot}: no session within"
+                f" {connect_timeout_ms} ms: " + "; ".join(reasons)
+            ) from None
+        await self._create_chroot()
+
+    async def close(self) -> None:
+        """End the session: our ephemerals vanish at once."""
+        self._closing = True
+        self._lease.ended()
+        if self._heartbeat is not None:
+            self._heartbeat.cancel()
+        session, self._session = self._session, None
+        if session is not None:
+            self._dispose(session)
+        while self._disposals:
+            await asyncio.wait(self._disposals)
+
+    def session(self) -> SessionInfo | None:
+        """The present session (also while suspended), or None."""
+        return self._session.info if self._session is not None else None
+
+    def credentials(self) -> tuple[int, bytes] | None:
+        """Session id and password, with which ``end_session`` of a successor can end it; None when not connected."""
+        client_id = self._session.client.client_id if self._session is not None else None
+        return None if client_id is None else (client_id[0], client_id[1])
+
+    def on_session(self, listener: Callable[[SessionEvent], None]) -> None:
+        """Call ``listener`` on the loop at every change of the session."""
+        self._listeners.append(listener)
+
+    async def end_session(self, session_id: int, password: bytes, timeout_ms: int = 5_000) -> bool:
+        """End another session by its credentials (one's own from before a crash), so that its ephemerals vanish.
+
+        True when it is over, False when that could not be learnt within the timeout.
+        """
+        visitor = _Visitor(self, session_id, password)
+        try:
+            await asyncio.wait_for(visitor.arrived, timeout_ms / 1000)
+            return True
+        except TimeoutError:
+            return False
+        finally:
+            await self._dispose(visitor.session)
+
+    # --- what a session tells (on the loop) ---
+
+    def session_connected(self, session: _Session, sent_ms: int) -> None:
+        """A session was opened, or taken up again after a broken connection."""
+        if session is not self._session:
+            return
+        assert session.info is not None
+        self._lease.handshake(sent_ms, session.info.timeout_ms)
+        if self._heartbeat is None or self._heartbeat.done():
+            self._heartbeat = self.loop.create_task(self._beat(session), name="zookeeper-heartbeat")
+        if not self._first_connection.done():
+            self._first_connection.set_result(None)
+        self._publish(SessionState.CONNECTED, session.info.session_id)
+
+    def session_suspended(self, session: _Session) -> None:
+        """The connection is lost; the session may live."""
+        if session is self._session and session.info is not None:
+            self._lease.disconnected()
+            self._publish(SessionState.SUSPENDED, session.info.session_id)
+
+    def session_over(self, session: _Session) -> None:
+        """The session has ended: tell first, and only then open the next one."""
+        if session is not self._session or self._closing:
+            return
+        self._session = None
+        self._lease.ended()
+        if self._heartbeat is not None:
+            self._heartbeat.cancel()
+            self._heartbeat = None
+        if session.info is not None:
+            self._publish(SessionState.EXPIRED, 0)
+        self._dispose(session)
+        delay_s = 0.0 if session.info is not None else _REOPEN_DELAY_S
+        self.loop.call_later(delay_s, self._open, session.last_zxid)
+
+    def _publish(self, state: SessionState, session_id: int) -> None:
+        level = logging.INFO if state is SessionState.CONNECTED else logging.WARNING
+        _log.log(level, "ZooKeeper session %#x: %s", session_id, state.value)
+        for listener in list(self._listeners):
+            try:
+                listener(SessionEvent(state, session_id))
+            except Exception:
+                _log.exception("a listener to the ZooKeeper session failed")
+
+    def _open(self, last_zxid: int) -> None:
+        if not self._closing and self._session is None:
+            # The last seen transaction goes along: a server that lags behind it must not show us the past.
+            self._session = _Session(self, last_zxid=last_zxid)
+            self._session.open()
+
+    def _dispose(self, session: _Session) -> asyncio.Future[None]:
+        session.closed = True
+        # A thread of its own, not the default executor's: that one may be shut down or busy when we close.
+        done: asyncio.Future[None] = self.loop.create_future()
+
+        def settle() -> None:
+            if not done.done():
+                done.set_result(None)
+
+        def run() -> None:
+            session.stop()
+            try:
+                self.loop.call_soon_threadsafe(settle)
+            except RuntimeError:
+                pass  # the loop is closed
+
+        self._disposals.add(done)
+        done.add_done_callback(self._disposals.discard)
+        threading.Thread(target=run, name="zookeeper-close", daemon=True).start()
+        for future in list(session.pending):
+            if not future.done():
+                future.set_exception(kz.ConnectionLoss())
+        return done
+
+    async def _beat(self, session: _Session) -> None:
+        """Heartbeats one after the other; see coordination.session for why it is a sync."""
+        path = self.connect.absolute("/")
+        while not session.closed:
+            await asyncio.sleep(self._lease.heartbeat_interval_ms / 1000)
+            if not session.connected:
+                continue
+            sent_ms = boot_ms()
+            try:
+                await session.call(lambda client: client.sync_async(path))
+            except kz.KazooException:
+                continue
+            self._lease.heartbeat_answered(sent_ms)
+
+    async def _create_chroot(self) -> None:
+        parts = self.connect.chroot.split("/")[1:] if self.connect.chroot else []
+        for depth in range(1, len(parts) + 1):
+            path = "/" + "/".join(parts[:depth])
+            while True:
+                session = self._live(path)
+                try:
+                    await session.call(lambda client, path=path: client.create_async(path))
+                    break
+                except kz.NodeExistsError:
+                    break
+                except _LOST:
+                    continue  # creating twice is harmless
+                except kz.KazooException as error:
+                    raise CannotConnect(f"zookeeper.connect: cannot create the path {path}: {error!r}") from error
+
+    # --- requests ---
+
+    def _live(self, path: str) -> _Session:
+        if self._session is None or self._session.info is None:
+            raise SessionExpired("there is no ZooKeeper session", path)
+        return self._session
+
+    async def _read(self, path: str, issue: Callable[[KazooClient, Any], Any], watch: _Watcher | None = None) -> Any:
+        session = self._live(path)
+        while True:
+            try:
+                return await session.call(lambda client: issue(client, watch))
+            except _LOST:
+                if session.closed:
+                    raise SessionExpired("the session ended during a read", path) from None
+            except kz.ThrottledOpError:
+                await asyncio.sleep(0.1)
+            except kz.KazooException as error:
+                raise _translate(error, path) from None
+
+    async def _write(self, path: str, issue: Callable[[KazooClient], Any]) -> Any:
+        session = self._live(path)
+        try:
+            return await session.call(issue)
+        except _LOST as error:
+            raise UnknownOutcome(f"no answer to a write of {path} ({type(error).__name__})", path) from None
+        except kz.KazooException as error:
+            raise _translate(error, path) from None
+
+    def _watcher(self, path: str, kind: WatchKind, watch: Watch | None) -> _Watcher | None:
+        return None if watch is None else _Watcher(self._live(path), path, kind, watch)
+
+    async def get(self, path: str, watch: Watch | None = None) -> tuple[bytes, Stat]:
+        """Data and Stat; raises NoNode (then no watch is set)."""
+        where = self.connect.absolute(path)
+        watcher = self._watcher(path, WatchKind.CHANGED, watch)
+        data, stat = await self._read(path, lambda client, w: client.get_async(where, watch=w), watcher)
+        return data or b"", _stat(stat)
+
+    async def children(self, path: str, watch: Watch | None = None) -> list[str]:
+        """Names of the children, sorted; raises NoNode."""
+        where = self.connect.absolute(path)
+        watcher = self._watcher(path, WatchKind.CHILDREN, watch)
+        return sorted(await self._read(path, lambda client, w: client.get_children_async(where, watch=w), watcher))
+
+    async def exists(self, path: str, watch: Watch | None = None) -> Stat | None:
+        """Stat or None; the watch is set in both cases."""
+        where = self.connect.absolute(path)
+        watcher = self._watcher(path, WatchKind.CHANGED, watch)
+        stat = await self._read(path, lambda client, w: client.exists_async(where, watch=w), watcher)
+        return None if stat is None else _stat(stat)
+
+    async def create(
+        self, path: str, data: bytes = b"", *, ephemeral: bool = False, sequence: bool = False, parents: bool = False
+    ) -> str:
+        """Create and return the real path; raises NodeExists, NoNode (missing parent and not ``parents``)."""
+        _bounded([Create(path, data)], path)
+        where = self.connect.absolute(path)
+        while True:
+            try:
+                made: str = await self._write(
+                    path, lambda client: client.create_async(where, data, ephemeral=ephemeral, sequence=sequence)
+                )
+                return self.connect.relative(made)
+            except NoNode:
+                parent = path.rpartition("/")[0]
+                if not parents or not parent:
+                    raise
+                try:
+                    await self.create(parent, parents=True)
+                except NodeExists:
+                    pass
+
+    async def set(self, path: str, data: bytes, version: int = -1) -> Stat:
+        """Compare-and-set; raises NoNode, BadVersion."""
+        _bounded([SetData(path, data)], path)
+        where = self.connect.absolute(path)
+        return _stat(await self._write(path, lambda client: client.set_async(where, data, version=version)))
+
+    async def delete(self, path: str, version: int = -1) -> None:
+        """Delete; raises NoNode, BadVersion, NotEmpty."""
+        where = self.connect.absolute(path)
+        await self._write(path, lambda client: client.delete_async(where, version=version))
+
+    async def multi(self, operations: Sequence[Operation]) -> list[OperationResult]:
+        """All or nothing; raises MultiFailed, TooLarge, UnknownOutcome."""
+        if not operations:
+            return []
+        first = operations[0].path
+        _bounded(operations, first)
+        results = await self._write(first, lambda client: self._transaction(client, operations))
+        assert len(results) == len(operations), "ZooKeeper answers each operation of a multi"
+        for index, result in enumerate(results):
+            if isinstance(result, Exception) and not isinstance(result, _NOT_THE_CULPRIT):
+                raise MultiFailed(index, _translate(result, operations[index].path))
+        assert not any(isinstance(result, Exception) for result in results), "a failed multi names its culprit"
+        return [self._result(operation, result) for operation, result in zip(operations, results, strict=True)]
+
+    def _transaction(self, client: KazooClient, operations: Sequence[Operation]) -> Any:
+        transaction = client.transaction()
+        for operation in operations:
+            where = self.connect.absolute(operation.path)
+            match operation:
+                case Create(_, data, ephemeral, sequence):
+                    transaction.create(where, data, ephemeral=ephemeral, sequence=sequence)
+                case SetData(_, data, version):
+                    transaction.set_data(where, data, version)
+                case Delete(_, version):
+                    transaction.delete(where, version)
+                case Check(_, version):
+                    transaction.check(where, version)
+        return transaction.commit_async()
+
+    def _result(self, operation: Operation, result: Any) -> OperationResult:
+        if isinstance(operation, Create):
+            return OperationResult(self.connect.relative(result), None)
+        return OperationResult(operation.path, _stat(result) if isinstance(operation, SetData) else None)
+
+    async def sync(self, path: str) -> None:
+        """Make the next reads of this session see everything committed before the call."""
+        where = self.connect.absolute(path)
+        await self._read(path, lambda client, _: client.sync_async(where))
+
+
+class _Visitor:
+    """Takes up a session by its credentials, or learns that it is over; closing it (by the caller) then ends it."""
+
+    def __init__(self, store: ZookeeperStore, session_id: int, password: bytes) -> None:
+        self.arrived: asyncio.Future[None] = store.loop.create_future()
+        self.session = _Session(store, (session_id, password))
+        self.session._on_connected = self._settle  # type: ignore[method-assign]
+        self.session.over = self._settle  # type: ignore[method-assign]
+        self.session.open()
+
+    def _settle(self, _handshake: _Handshake | None = None) -> None:
+        if not self.arrived.done():
+            self.arrived.set_result(None)
+
+
+def _stat(stat: Any) -> Stat:
+    return Stat(stat.version, stat.czxid, stat.mzxid, stat.ephemeralOwner, stat.numChildren)
+
+
+def _translate(error: Exception, path: str) -> StoreError:
+    kind = _ERRORS.get(type(error))
+    name = type(error).__name__.removesuffix("Error")
+    return kind(f"{name}: {path}", path) if kind is not None else StoreError(f"ZooKeeper: {name}: {path}", path)
+
+
+def _bounded(operations: Sequence[Operation], path: str) -> None:
+    if len(operations) > MAX_MULTI_OPERATIONS:
+        raise TooLarge(f"{len(operations)} operations in a multi; at most {MAX_MULTI_OPERATIONS}", path)
+    size = sum(
+        _OPERATION_OVERHEAD_BYTES + len(op.path) + (len(op.data) if isinstance(op, (Create, SetData)) else 0)
+        for op in operations
+    )
+    if size > MAX_MULTI_BYTES:
+        raise TooLarge(f"a write of {size} bytes; at most {MAX_MULTI_BYTES}", path)
