@@ -1,0 +1,5 @@
+"""Spark looks for modules named ``pyspark_*`` and registers their ``DefaultSource``: no import, no jar, no setting."""
+
+from spark_udfs.source import FleetlogSource as DefaultSource
+
+__all__ = ["DefaultSource"]

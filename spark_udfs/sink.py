@@ -1,0 +1,356 @@
+"""``foreachBatch`` exactly once: one Kafka transaction per micro-batch, fenced by query and batch id.
+
+Works on any Kafka-compatible broker. Rows come to the driver, partition by partition, as Arrow batches. For batch n:
+the fence goes into the transaction first, then the committed fence is read, then rows are written or the batch is
+skipped, then everything commits at once. The order is what makes it safe: once the transaction holds the fence, no
+other driver can commit one without cutting this one off, so what is read afterwards stays true until the commit.
+
+Spark replays a batch whose commit it has not logged, with the same query and batch id; the fence tells whether that
+batch was committed. The outcome of a failed call is never guessed: the exception leaves, and the replay finds out.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pyarrow as pa
+from confluent_kafka import Consumer, KafkaException, Producer
+
+from spark_udfs import fence as fences
+from spark_udfs.fence import Decision, Fence, FenceError, retrying
+from spark_udfs.settings import OptionError, bool_option, int_option, kafka_settings, librdkafka_settings, lowered
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.query import StreamingQuery
+
+_OPTIONS = frozenset(
+    {
+        "topic",
+        "sinkid",
+        "checkpointlocation",
+        "sink.mode",
+        "sink.transaction.timeout.ms",
+        "fence.onmissing",
+        "fence.takeover.queryid",
+        "fence.enabled",
+        "includeheaders",
+    }
+)
+_REFUSED_SETTINGS = {
+    "transactional.id": "it is made of sinkId",
+    "acks": "exactly once needs all",
+    "request.required.acks": "exactly once needs all",
+    "enable.idempotence": "exactly once needs it",
+    "transaction.timeout.ms": "use sink.transaction.timeout.ms",
+    "group.id": "it is made of sinkId",
+    "isolation.level": "it belongs to readers",
+    "key.serializer": "rows carry bytes",
+    "value.serializer": "rows carry bytes",
+}
+_DEFAULT_TRANSACTION_TIMEOUT_MS = 300_000
+_IPC_BYTES = 4 << 20
+_CLIENT_SETTINGS = ("bootstrap.", "security.", "sasl.", "ssl.", "client.", "socket.", "broker.", "reconnect.")
+_HEADERS_TYPE = "array<struct<key:string,value:binary>>"
+
+log = logging.getLogger(__name__)
+
+
+class SinkEvent(NamedTuple):
+    """Progress of one batch. ``stage``: begun, written (all rows acknowledged, not committed), committed, skipped."""
+
+    stage: str
+    query_id: str
+    batch_id: int
+    rows: int
+
+
+@dataclass(frozen=True)
+class SinkOptions:
+    """The sink's options, checked."""
+
+    settings: dict[str, str]
+    topic: str | None
+    name: str
+    checkpoint: str
+    transaction_timeout_ms: int
+    adopt: bool
+    takeover: str
+    fenced: bool
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> SinkOptions:
+        """Raises OptionError, which names the option and what is allowed."""
+        given = lowered(options)
+        for name in given:
+            if not name.startswith("kafka.") and name not in _OPTIONS:
+                raise OptionError(f"option {name} is unknown; known are kafka.* and {', '.join(sorted(_OPTIONS))}")
+        settings = kafka_settings(given)
+        for name in sorted(_REFUSED_SETTINGS.keys() & settings.keys()):
+            raise OptionError(f"option kafka.{name} can't be set: {_REFUSED_SETTINGS[name]}")
+        for name, why in (("sinkid", "sinkId"), ("checkpointlocation", "checkpointLocation")):
+            if not given.get(name, "").strip():
+                raise OptionError(f"option {why} is required: without it a restarted query would not be recognised")
+        if given.get("sink.mode", "driver") != "driver":
+            raise OptionError(f"option sink.mode: {given['sink.mode']!r} is not one of driver")
+        missing = given.get("fence.onmissing", "fail")
+        if missing not in ("fail", "adopt"):
+            raise OptionError(f"option fence.onMissing: {missing!r} is not fail or adopt")
+        timeout = given.get("sink.transaction.timeout.ms", str(_DEFAULT_TRANSACTION_TIMEOUT_MS))
+        return cls(
+            settings=settings,
+            topic=given.get("topic"),
+            name=fences.sink_name(given["sinkid"]),
+            checkpoint=given["checkpointlocation"],
+            transaction_timeout_ms=int_option("sink.transaction.timeout.ms", timeout, 1000),
+            adopt=missing == "adopt",
+            takeover=given.get("fence.takeover.queryid", ""),
+            fenced=bool_option("fence.enabled", given.get("fence.enabled", "true")),
+        )
+
+
+class ExactlyOnceBatch:
+    """The function for ``foreachBatch``. Keeps its producer between batches, and drops it after any failure."""
+
+    def __init__(self, options: SinkOptions, on_event: Callable[[SinkEvent], None] | None = None) -> None:
+        self._options = options
+        self._on_event = on_event
+        self._producer: Producer | None = None
+        self._consumer: Consumer | None = None
+
+    def __call__(self, df: DataFrame, batch_id: int) -> None:
+        """Writes a batch, or proves that it was written. Any failure is raised: a swallowed one would lose rows."""
+        query_id = running_query(df, self._options.checkpoint)
+        rows = prepared_rows(df, self._options.topic)
+        try:
+            self._run(rows, query_id, batch_id)
+        except BaseException:
+            self._discard()
+            raise
+
+    def _run(self, rows: DataFrame, query_id: str, batch_id: int) -> None:
+        producer, consumer = self._connect()
+        producer.begin_transaction()
+        fences.send_fence(producer, consumer, Fence(query_id, batch_id))
+        if self._options.fenced:
+            found = fences.committed_fence(consumer)
+            decision = fences.decide(
+                found, query_id, batch_id, adopt=self._options.adopt, takeover=self._options.takeover
+            )
+            if decision is Decision.SKIP:
+                retrying(producer.abort_transaction)
+                self._tell("skipped", query_id, batch_id, 0)
+                return
+        self._tell("begun", query_id, batch_id, 0)
+        count = sum(produce_batch(producer, batch, self._options.topic) for batch in arrow_batches(rows))
+        producer.flush()
+        self._tell("written", query_id, batch_id, count)
+        retrying(producer.commit_transaction)
+        self._tell("committed", query_id, batch_id, count)
+
+    def _tell(self, stage: str, query_id: str, batch_id: int, rows: int) -> None:
+        log.info("query %s batch %d: %s, %d rows", query_id, batch_id, stage, rows)
+        if self._on_event is not None:
+            self._on_event(SinkEvent(stage, query_id, batch_id, rows))
+
+    def _connect(self) -> tuple[Producer, Consumer]:
+        if self._producer is None or self._consumer is None:
+            options = self._options
+            fences.create_fence_topic(options.settings)
+            self._consumer = fences.fence_consumer(_without_producer_settings(options.settings), options.name)
+            producer = Producer(_producer_settings(options))
+            retrying(producer.init_transactions)
+            self._producer = producer
+        return self._producer, self._consumer
+
+    def _discard(self) -> None:
+        """Ends the transaction if it can still be ended; the next batch begins with a new producer epoch anyway."""
+        producer, self._producer = self._producer, None
+        consumer, self._consumer = self._consumer, None
+        if producer is not None:
+            try:
+                producer.purge()
+                producer.abort_transaction(5.0)
+            except KafkaException as exc:
+                log.info("the failed transaction could not be aborted from here: %s", exc)
+        if consumer is not None:
+            consumer.close()
+
+
+def exactly_once_batch(
+    options: Mapping[str, str], *, on_event: Callable[[SinkEvent], None] | None = None
+) -> Callable[[DataFrame, int], None]:
+    """A function for ``foreachBatch`` that writes each batch exactly once.
+
+    Columns as in Spark's Kafka sink: ``value`` (string or binary), and if present ``key``, ``topic``, ``partition``,
+    ``headers``. Options: ``kafka.*``, ``sinkId`` (one per query), ``checkpointLocation`` (the query's own),
+    ``topic``, ``sink.transaction.timeout.ms`` (300000; a batch must fit in), ``fence.onMissing`` (fail, adopt),
+    ``fence.takeover.queryId``, ``fence.enabled`` (false: at least once). ``on_event`` sees the progress.
+
+    Raises OptionError here; the function raises FenceConflict, FenceLost and librdkafka's KafkaException.
+    """
+    return ExactlyOnceBatch(SinkOptions.parse(options), on_event)
+
+
+def write_stream(
+    df: DataFrame,
+    *,
+    bootstrap_servers: str,
+    sink_id: str,
+    checkpoint_location: str,
+    topic: str | None = None,
+    query_name: str | None = None,
+    trigger: Mapping[str, Any] | None = None,
+    output_mode: str = "append",
+    options: Mapping[str, str] | None = None,
+    on_event: Callable[[SinkEvent], None] | None = None,
+    **kafka: Any,
+) -> StreamingQuery:
+    """Starts a streaming query into the sink. ``kafka``: settings, ``_`` for ``.``; ``trigger`` as in Spark."""
+    if output_mode.lower() == "complete":
+        raise OptionError("output mode complete rewrites its whole result in every batch; a topic can't be rewritten")
+    every = {
+        **{f"kafka.{name.replace('_', '.')}": str(value) for name, value in kafka.items()},
+        **(options or {}),
+        "kafka.bootstrap.servers": bootstrap_servers,
+        "sinkId": sink_id,
+        "checkpointLocation": checkpoint_location,
+        **({} if topic is None else {"topic": topic}),
+    }
+    writer = df.writeStream.outputMode(output_mode).option("checkpointLocation", checkpoint_location)
+    writer = writer.foreachBatch(exactly_once_batch(every, on_event=on_event))
+    if query_name is not None:
+        writer = writer.queryName(query_name)
+    if trigger is not None:
+        writer = writer.trigger(**trigger)
+    return writer.start()
+
+
+# -- Spark's side --------------------------------------------------------------------------------------------------
+
+
+def running_query(df: DataFrame, checkpoint: str) -> str:
+    """The id of the query that runs this batch, as its checkpoint keeps it.
+
+    Raises FenceError when the query's checkpoint is not ``checkpoint``, or when its output mode is complete.
+    """
+    session = df.sparkSession
+    query_id = session.sparkContext.getLocalProperty("sql.streaming.queryId")
+    if not query_id:
+        raise FenceError("exactly_once_batch works only as the function of foreachBatch in a streaming query")
+    jvm, jsession = session._jvm, session._jsparkSession
+    assert jvm is not None
+    execution = jsession.sharedState().activeStreamingQueries().get(jvm.java.util.UUID.fromString(query_id))
+    if execution is None:
+        raise FenceError(f"Spark does not list query {query_id} among its running ones")
+    if execution.outputMode().toString().lower() == "complete":
+        raise FenceError("output mode complete rewrites its whole result in every batch; a topic can't be rewritten")
+    wanted = jvm.org.apache.hadoop.fs.Path(checkpoint)
+    filesystem = wanted.getFileSystem(jsession.sessionState().newHadoopConf())
+    if (
+        filesystem.makeQualified(wanted).toString()
+        != filesystem.makeQualified(jvm.org.apache.hadoop.fs.Path(execution.resolvedCheckpointRoot())).toString()
+    ):
+        raise FenceError(
+            f"the query keeps its checkpoint in {execution.resolvedCheckpointRoot()}, the sink was told {checkpoint}; "
+            "give both the same checkpointLocation, or a restart would be taken for a new query"
+        )
+    return str(query_id)
+
+
+def prepared_rows(df: DataFrame, topic: str | None) -> DataFrame:
+    """The columns the sink uses, key and value as bytes. OptionError names the column that is missing or wrong."""
+    from pyspark.sql import functions as f
+
+    types = {field.name.lower(): field for field in df.schema.fields}
+    if "value" not in types:
+        raise OptionError(f"column value is required; there are {', '.join(df.columns)}")
+    if topic is None and "topic" not in types:
+        raise OptionError("neither option topic nor column topic says where rows go")
+    allowed = {
+        "key": ("string", "binary"),
+        "value": ("string", "binary"),
+        "topic": ("string",),
+        "partition": ("int",),
+        "headers": (_HEADERS_TYPE,),
+    }
+    columns = []
+    for name, kinds in allowed.items():
+        if name not in types or (name == "topic" and topic is not None):
+            continue
+        kind = types[name].dataType.simpleString()
+        if kind not in kinds:
+            raise OptionError(f"column {name} is {kind}; it must be {' or '.join(kinds)}")
+        column = f.col(f"`{types[name].name}`")
+        columns.append((column.cast("binary") if kind == "string" and name != "topic" else column).alias(name))
+    return df.select(*columns)
+
+
+def arrow_batches(df: DataFrame) -> Iterator[pa.RecordBatch]:
+    """A DataFrame's rows in the driver, one partition after the other.
+
+    Each row of the intermediate frame is one Arrow batch in IPC form, so rows never become Python objects on the way,
+    and the driver holds one partition (and the next, being fetched) instead of the whole batch. Partitions are computed
+    by one job each: a batch whose partitioning is random must not lose executors half-way (as for toLocalIterator).
+    """
+    frames = df.mapInArrow(_to_ipc, "ipc binary").toLocalIterator(prefetchPartitions=True)
+    for (frame,) in frames:
+        yield from pa.ipc.open_stream(frame)
+
+
+def _to_ipc(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        step = max(1, batch.num_rows * _IPC_BYTES // max(1, batch.nbytes))
+        for start in range(0, batch.num_rows, step):
+            target = pa.BufferOutputStream()
+            with pa.ipc.new_stream(target, batch.schema) as stream:
+                stream.write_batch(batch.slice(start, step))
+            yield pa.record_batch([pa.array([target.getvalue().to_pybytes()], pa.binary())], ["ipc"])
+
+
+# -- Kafka's side --------------------------------------------------------------------------------------------------
+
+
+def produce_batch(producer: Producer, batch: pa.RecordBatch, topic: str | None) -> int:
+    """Hands a batch's rows to the producer, which may wait for room in its queue; the number of rows."""
+    names = batch.schema.names
+    columns = [batch.column(name).to_pylist() for name in names]
+    produce, poll = producer.produce, producer.poll
+    for row in zip(*columns, strict=True):
+        fields = dict(zip(names, row, strict=True))
+        if topic is not None:
+            fields["topic"] = topic
+        elif fields["topic"] is None:
+            raise OptionError("a row has no topic: column topic is null")
+        if fields.get("partition", 0) is None:
+            del fields["partition"]
+        if "headers" in fields:
+            fields["headers"] = [(item["key"], item["value"]) for item in fields["headers"] or ()]
+        while True:
+            try:
+                produce(**fields)
+                break
+            except BufferError:
+                poll(0.1)
+    poll(0)
+    return int(batch.num_rows)
+
+
+def _producer_settings(options: SinkOptions) -> dict[str, Any]:
+    return {
+        "partitioner": "murmur2_random",  # where Spark's own sink and Java's producer put a key
+        "linger.ms": 20,
+        "batch.size": 900_000,
+        "queue.buffering.max.kbytes": 65_536,
+        **librdkafka_settings(options.settings),
+        "transactional.id": options.name,
+        "transaction.timeout.ms": options.transaction_timeout_ms,
+    }
+
+
+def _without_producer_settings(settings: Mapping[str, str]) -> dict[str, str]:
+    """What a consumer understands: librdkafka warns of a producer's settings there."""
+    return {name: value for name, value in settings.items() if name.startswith(_CLIENT_SETTINGS)}
