@@ -186,6 +186,17 @@ class _Watcher:
         elif not self.session.closed:
             self.callback(WatchEvent(kind, self.path))
 
+    def __eq__(self, other: object) -> bool:
+        # kazoo keeps watchers in a set: setting the same watch again before it fires must not pile up.
+        return (
+            isinstance(other, _Watcher)
+            and (self.path, self.kind, self.callback) == (other.path, other.kind, other.callback)
+            and self.session is other.session
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.path, self.kind, self.callback))
+
     def fire(self) -> None:
         """Something may have changed while the connection was away."""
         self.callback(WatchEvent(self.kind, self.path))
@@ -462,18 +473,19 @@ class ZookeeperStore:
     async def _create_chroot(self) -> None:
         parts = self.connect.chroot.split("/")[1:] if self.connect.chroot else []
         for depth in range(1, len(parts) + 1):
-            path = "/" + "/".join(parts[:depth])
-            while True:
-                session = self._live(path)
-                try:
-                    await session.call(lambda client, path=path: client.create_async(path))
-                    break
-                except kz.NodeExistsError:
-                    break
-                except _LOST:
-                    continue  # creating twice is harmless
-                except kz.KazooException as error:
-                    raise CannotConnect(f"zookeeper.connect: cannot create the path {path}: {error!r}") from error
+            await self._create_absolute("/" + "/".join(parts[:depth]))
+
+    async def _create_absolute(self, path: str) -> None:
+        while True:
+            try:
+                await self._live(path).call(lambda client: client.create_async(path))
+                return
+            except kz.NodeExistsError:
+                return
+            except _LOST:
+                continue  # creating twice is harmless
+            except kz.KazooException as error:
+                raise CannotConnect(f"zookeeper.connect: cannot create the path {path}: {error!r}") from error
 
     # --- requests ---
 
@@ -605,7 +617,7 @@ class _Visitor:
     def __init__(self, store: ZookeeperStore, session_id: int, password: bytes) -> None:
         self.arrived: asyncio.Future[None] = store.loop.create_future()
         self.session = _Session(store, (session_id, password))
-        self.session._on_connected = self._settle  # type: ignore[method-assign]
+        self.session._on_connected = self._settle  # type: ignore[method-assign, assignment]
         self.session.over = self._settle  # type: ignore[method-assign]
         self.session.open()
 

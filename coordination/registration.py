@@ -1,0 +1,247 @@
+"""A broker's registration: its ephemeral under ``/brokers/ids`` and the persistent count of its lives.
+
+Both change in one multi. The broker epoch is the ephemeral's czxid, as in Kafka. A czxid cannot be checked in a multi
+and a re-created ephemeral has version 0 again, so elections and ISR changes check ``/brokers/incarnations/<id>``
+instead: its version is the incarnation, one more with every registration.
+
+An ephemeral that is there already is this broker's own (a lost answer), one of its former life that ZooKeeper has not
+expired yet, or a live twin's. The last two look alike until the former life's session timeout has passed; that is
+waited for, visibly. Whoever kept the former session's credentials ends it at once (``ZookeeperStore.end_session``).
+
+Source: Kafka 3.9's BrokerIdZNode (JSON version 5) and KafkaZkClient.registerBroker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from coordination.store import (
+    BadVersion,
+    Create,
+    MultiFailed,
+    NodeExists,
+    NoNode,
+    SessionExpired,
+    SetData,
+    Store,
+    StoreError,
+    UnknownOutcome,
+    WatchEvent,
+)
+from coordination.tree import BROKER_IDS, INCARNATIONS, ensure
+
+UNKNOWN_TIMEOUT_MS = 18_000
+"""What we wait for an ephemeral whose session timeout is not written in it."""
+_POLL_MS = 250
+_ATTEMPTS = 50
+
+
+class DuplicateBroker(StoreError):
+    """Another live broker holds the id."""
+
+
+class ListenerAddress(NamedTuple):
+    """One advertised listener."""
+
+    name: str
+    host: str
+    port: int
+    security_protocol: str = "PLAINTEXT"
+
+
+@dataclass(frozen=True, slots=True)
+class Advertisement:
+    """What a broker tells the others about itself. ``details`` are JSON fields of ours that Kafka's tools ignore."""
+
+    broker_id: int
+    listeners: Sequence[ListenerAddress]
+    rack: str | None = None
+    jmx_port: int = -1
+    features: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """A registration that stands: valid as long as the session is."""
+
+    broker_id: int
+    broker_epoch: int
+    incarnation: int
+    session_id: int
+
+
+def broker_path(broker_id: int) -> str:
+    """The broker's ephemeral."""
+    return f"{BROKER_IDS}/{broker_id}"
+
+
+def incarnation_path(broker_id: int) -> str:
+    """The persistent count; its version is the incarnation."""
+    return f"{INCARNATIONS}/{broker_id}"
+
+
+def encode(advertisement: Advertisement, timestamp_ms: int, incarnation: int, session_timeout_ms: int) -> bytes:
+    """Kafka's JSON version 5, plus ``incarnation`` and ``session_timeout_ms``."""
+    plaintext = next((one for one in advertisement.listeners if one.security_protocol == "PLAINTEXT"), None)
+    document: dict[str, Any] = {
+        "version": 5,
+        "host": plaintext.host if plaintext else None,
+        "port": plaintext.port if plaintext else -1,
+        "jmx_port": advertisement.jmx_port,
+        "timestamp": str(timestamp_ms),
+        "endpoints": [f"{one.name}://{_bracketed(one.host)}:{one.port}" for one in advertisement.listeners],
+        "listener_security_protocol_map": {one.name: one.security_protocol for one in advertisement.listeners},
+        "features": {
+            name: {"min_version": low, "max_version": high} for name, (low, high) in advertisement.features.items()
+        },
+        **advertisement.details,
+        "incarnation": incarnation,
+        "session_timeout_ms": session_timeout_ms,
+    }
+    if advertisement.rack is not None:
+        document["rack"] = advertisement.rack
+    return json.dumps(document, separators=(",", ":")).encode()
+
+
+async def register(
+    store: Store,
+    advertisement: Advertisement,
+    *,
+    wall_ms: Callable[[], int],
+    mono_ms: Callable[[], int],
+    on_waiting: Callable[[str], None] = lambda message: None,
+) -> Registered:
+    """Register in the present session; needs ``coordination.tree.adopt`` before.
+
+    Waits while an ephemeral of another session stands in the way, telling ``on_waiting`` once, for as long as that
+    session could live without a heartbeat; then raises DuplicateBroker. Raises SessionExpired when the session ends
+    meanwhile: register again in the next one.
+    """
+    broker_id = advertisement.broker_id
+    session = store.session()
+    if session is None:
+        raise SessionExpired("there is no ZooKeeper session", broker_path(broker_id))
+    await ensure(store, incarnation_path(broker_id))
+    for _ in range(_ATTEMPTS):
+        stat = await store.exists(incarnation_path(broker_id))
+        if stat is None:
+            raise NoNode("the count of lives has vanished", incarnation_path(broker_id))
+        data = encode(advertisement, wall_ms(), stat.version + 1, session.timeout_ms)
+        try:
+            return await _register_once(store, broker_id, data, stat.version, session.session_id)
+        except UnknownOutcome:
+            pass
+        except MultiFailed as failed:
+            if not isinstance(failed.cause, (NodeExists, BadVersion)):
+                raise
+        # Only a look decides: it may be ours (a lost answer), or somebody else's.
+        mine = await _find(store, broker_id, session.session_id)
+        if mine is not None:
+            return mine
+        await _wait_for_other(store, broker_id, session.session_id, mono_ms, on_waiting)
+    raise StoreError("the registration fails again and again", broker_path(broker_id))
+
+
+async def unregister(store: Store, registered: Registered) -> None:
+    """Take the registration back before a clean stop; no-op when it is gone or not of this session."""
+    path = broker_path(registered.broker_id)
+    stat = await store.exists(path)
+    if stat is not None and stat.ephemeral_owner == registered.session_id:
+        try:
+            await store.delete(path)
+        except NoNode:
+            pass
+
+
+async def _register_once(store: Store, broker_id: int, data: bytes, count: int, session_id: int) -> Registered:
+    # A create in a multi answers with the path alone; the set behind it brings the Stat, and with it the czxid.
+    results = await store.multi(
+        [
+            Create(broker_path(broker_id), b"", ephemeral=True),
+            SetData(broker_path(broker_id), data, 0),
+            SetData(incarnation_path(broker_id), b"", count),
+        ]
+    )
+    ephemeral, counted = results[1].stat, results[2].stat
+    assert ephemeral is not None, "a set in a multi answers with a Stat"
+    assert counted is not None, "a set in a multi answers with a Stat"
+    if ephemeral.ephemeral_owner != session_id:
+        raise SessionExpired("the session changed during the registration", broker_path(broker_id))
+    return Registered(broker_id, ephemeral.czxid, counted.version, session_id)
+
+
+async def _find(store: Store, broker_id: int, session_id: int) -> Registered | None:
+    await store.sync(broker_path(broker_id))
+    _check_session(store, broker_id, session_id)
+    try:
+        data, stat = await store.get(broker_path(broker_id))
+    except NoNode:
+        return None
+    if stat.ephemeral_owner != session_id:
+        return None
+    return Registered(broker_id, stat.czxid, int(json.loads(data)["incarnation"]), session_id)
+
+
+async def _wait_for_other(
+    store: Store, broker_id: int, session_id: int, mono_ms: Callable[[], int], on_waiting: Callable[[str], None]
+) -> None:
+    path = broker_path(broker_id)
+    owner, patience_ms, address = await _other(store, broker_id)
+    if owner is None:
+        return
+    on_waiting(
+        f"broker id {broker_id} is registered by another session ({owner:#x}, {address}): waiting up to"
+        f" {patience_ms / 1000:.1f} s for it to expire, if it is our own from before a crash"
+    )
+    deadline_ms = mono_ms() + patience_ms
+    gone = asyncio.Event()
+
+    def changed(_event: WatchEvent) -> None:
+        gone.set()
+
+    while (present := await store.exists(path, changed)) is not None:
+        if present.ephemeral_owner in (session_id, 0):
+            return
+        if present.ephemeral_owner != owner or mono_ms() > deadline_ms:
+            raise DuplicateBroker(
+                f"broker id {broker_id} is in use by a live broker at {address} (session"
+                f" {present.ephemeral_owner:#x}): give this one another broker.id, or stop that one",
+                path,
+            )
+        try:
+            await asyncio.wait_for(gone.wait(), _POLL_MS / 1000)
+            gone.clear()
+        except TimeoutError:
+            pass
+        _check_session(store, broker_id, session_id)
+
+
+async def _other(store: Store, broker_id: int) -> tuple[int | None, int, str]:
+    """Owner of the ephemeral in the way, how long it may stay without being alive, and where it says to be."""
+    try:
+        data, stat = await store.get(broker_path(broker_id))
+    except NoNode:
+        return None, 0, ""
+    try:
+        document = json.loads(data)
+        timeout_ms = int(document.get("session_timeout_ms", UNKNOWN_TIMEOUT_MS))
+        address = str((document.get("endpoints") or ["unknown address"])[0])
+    except (ValueError, TypeError, AttributeError):
+        timeout_ms, address = UNKNOWN_TIMEOUT_MS, "unknown address"
+    # ZooKeeper expires in steps of a tick, which is at most half the smallest timeout it grants.
+    return stat.ephemeral_owner, timeout_ms + timeout_ms // 2 + 1000, address
+
+
+def _check_session(store: Store, broker_id: int, session_id: int) -> None:
+    now = store.session()
+    if now is None or now.session_id != session_id:
+        raise SessionExpired("the session changed during the registration", broker_path(broker_id))
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

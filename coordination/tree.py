@@ -1,0 +1,101 @@
+"""Makes a tree ours, once: the mark, the cluster's id and the parents that everybody expects.
+
+The mark and the id come to be in one multi, before anything else of ours, so brokers may start at the same moment on an
+empty tree. A tree that holds a Kafka cluster's data but not our mark is never touched: two kinds of brokers that
+manage the same topics would destroy each other's logs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+
+from coordination.store import Create, MultiFailed, NodeExists, NoNode, Store, StoreError, UnknownOutcome
+
+MARK = "/fleetlog"
+CLUSTER_ID = "/cluster/id"
+CHANGES = "/fleetlog/changes"
+BROKER_IDS = "/brokers/ids"
+INCARNATIONS = "/brokers/incarnations"
+FORMAT = 1
+
+_PARENTS = (CHANGES, BROKER_IDS, INCARNATIONS)
+_KAFKA_DATA = (CLUSTER_ID, BROKER_IDS, "/brokers/topics", "/controller_epoch", "/config/topics", "/migration")
+_ATTEMPTS = 20
+
+
+class ForeignTree(StoreError):
+    """The tree belongs to somebody else, or to a newer fleetlog; nothing was written."""
+
+
+async def adopt(store: Store, new_cluster_id: Callable[[], str], parents: Iterable[str] = ()) -> str:
+    """Return the cluster's id; on an empty tree write our mark and the id of ``new_cluster_id()`` first.
+
+    Also creates the persistent ``parents`` (and this package's own) that are missing. Raises ForeignTree, and the
+    store's exceptions other than UnknownOutcome, which is decided by reading again.
+    """
+    for _ in range(_ATTEMPTS):
+        try:
+            if await store.exists(MARK) is None:
+                await _mark(store, new_cluster_id())
+            cluster_id = await _read_marked(store)
+            for path in (*_PARENTS, *parents):
+                await ensure(store, path)
+            return cluster_id
+        except UnknownOutcome:
+            await store.sync("/")
+    raise StoreError("ZooKeeper loses each connection before it answers", MARK)
+
+
+async def ensure(store: Store, path: str) -> None:
+    """Create a persistent znode and its parents unless it is there."""
+    if await store.exists(path) is None:
+        try:
+            await store.create(path, parents=True)
+        except NodeExists:
+            pass
+
+
+async def _mark(store: Store, cluster_id: str) -> None:
+    for path in _KAFKA_DATA:
+        if await store.exists(path) is not None:
+            raise ForeignTree(
+                f"the ZooKeeper tree has {path} but not fleetlog's mark {MARK}: it belongs to an Apache Kafka cluster;"
+                " use another ensemble, or a path of its own (zookeeper.connect=host:port/fleetlog)",
+                path,
+            )
+    operations = [
+        Create(MARK, _dump({"format": FORMAT, "cluster_id": cluster_id})),
+        Create(CLUSTER_ID, _dump({"version": "1", "id": cluster_id})),
+    ]
+    if await store.exists("/cluster") is None:
+        operations.insert(1, Create("/cluster"))
+    try:
+        await store.multi(operations)
+    except MultiFailed as failed:
+        if not isinstance(failed.cause, NodeExists):
+            raise
+        # Somebody was faster: a broker of ours, or else the next look finds the foreign data.
+
+
+async def _read_marked(store: Store) -> str:
+    try:
+        mark, _ = await store.get(MARK)
+        identity, _ = await store.get(CLUSTER_ID)
+    except NoNode as error:
+        raise ForeignTree(f"the ZooKeeper tree is damaged: {error.path} is missing", error.path) from None
+    try:
+        format_ = json.loads(mark)["format"]
+        marked_id = json.loads(mark)["cluster_id"]
+        cluster_id = json.loads(identity)["id"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ForeignTree(f"the ZooKeeper tree's mark cannot be read: {mark!r}, {identity!r}", MARK) from error
+    if format_ != FORMAT:
+        raise ForeignTree(f"the ZooKeeper tree has format {format_!r}; this fleetlog knows {FORMAT}", MARK)
+    if cluster_id != marked_id:
+        raise ForeignTree(f"{CLUSTER_ID} names {cluster_id!r}, fleetlog's mark {marked_id!r}", CLUSTER_ID)
+    return str(cluster_id)
+
+
+def _dump(document: dict[str, object]) -> bytes:
+    return json.dumps(document, separators=(",", ":")).encode()
