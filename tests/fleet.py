@@ -10,8 +10,6 @@ import sys
 import time
 from pathlib import Path
 
-from coordination import ensemble
-
 START_TIMEOUT_S = 60.0
 
 
@@ -111,6 +109,8 @@ class Fleet:
         self.directory = directory
         directory.mkdir(parents=True, exist_ok=True)
         self.settings = {name.replace("_", "."): value for name, value in settings.items()}
+        from coordination import ensemble
+
         self.zookeeper = ensemble.start_local(directory / "zookeeper")
         self.zookeeper_connect = self.zookeeper.connect_string
         self.brokers = [Broker(self, number) for number in range(1, brokers + 1)]

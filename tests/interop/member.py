@@ -1,0 +1,103 @@
+"""One consumer group member in a process of its own, so that a test can kill it.
+
+``python -m tests.interop.member CLIENT BOOTSTRAP TOPIC GROUP [INSTANCE]`` prints JSON lines: {"assigned": [partitions]}
+at every assignment, {"p": partition, "o": offset, "v": value} for each record (committed right after), and leaves the
+group properly on SIGTERM.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+from typing import Any
+
+SESSION_TIMEOUT_MS = 6_000
+stopping = False
+
+
+def say(**what: Any) -> None:
+    print(json.dumps(what), flush=True)
+
+
+def _stop(*_: Any) -> None:
+    global stopping
+    stopping = True
+
+
+def confluent(bootstrap: str, topic: str, group: str, instance: str | None) -> None:
+    from confluent_kafka import Consumer
+
+    settings = {
+        "bootstrap.servers": bootstrap, "group.id": group, "auto.offset.reset": "earliest",
+        "enable.auto.commit": False, "session.timeout.ms": SESSION_TIMEOUT_MS, "heartbeat.interval.ms": 500,
+    }  # fmt: skip
+    if instance:
+        settings["group.instance.id"] = instance
+    consumer = Consumer(settings)
+    consumer.subscribe([topic], on_assign=lambda _, parts: say(assigned=sorted(p.partition for p in parts)))
+    while not stopping:
+        message = consumer.poll(0.2)
+        if message is None or message.error():
+            continue
+        consumer.commit(message, asynchronous=False)
+        say(p=message.partition(), o=message.offset(), v=message.value().decode())
+    consumer.close()
+
+
+def kafka_python(bootstrap: str, topic: str, group: str, instance: str | None) -> None:
+    from kafka import ConsumerRebalanceListener, KafkaConsumer
+
+    class Listener(ConsumerRebalanceListener):  # type: ignore[misc]
+        def on_partitions_assigned(self, assigned: Any) -> None:
+            say(assigned=sorted(p.partition for p in assigned))
+
+        def on_partitions_revoked(self, revoked: Any) -> None:
+            pass
+
+    consumer = KafkaConsumer(
+        bootstrap_servers=bootstrap.split(","), group_id=group, auto_offset_reset="earliest", enable_auto_commit=False,
+        session_timeout_ms=SESSION_TIMEOUT_MS, heartbeat_interval_ms=500, group_instance_id=instance,
+    )  # fmt: skip
+    consumer.subscribe([topic], listener=Listener())
+    while not stopping:
+        for batch in consumer.poll(timeout_ms=200, max_records=1).values():
+            consumer.commit()
+            for message in batch:
+                say(p=message.partition, o=message.offset, v=message.value.decode())
+    consumer.close()
+
+
+def aiokafka(bootstrap: str, topic: str, group: str, instance: str | None) -> None:
+    from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener
+
+    class Listener(ConsumerRebalanceListener):  # type: ignore[misc]
+        async def on_partitions_assigned(self, assigned: Any) -> None:
+            say(assigned=sorted(p.partition for p in assigned))
+
+        async def on_partitions_revoked(self, revoked: Any) -> None:
+            pass
+
+    async def work() -> None:
+        consumer = AIOKafkaConsumer(
+            bootstrap_servers=bootstrap, group_id=group, auto_offset_reset="earliest", enable_auto_commit=False,
+            session_timeout_ms=SESSION_TIMEOUT_MS, heartbeat_interval_ms=500, group_instance_id=instance,
+        )  # fmt: skip
+        consumer.subscribe([topic], listener=Listener())
+        await consumer.start()
+        while not stopping:
+            for batch in (await consumer.getmany(timeout_ms=200, max_records=1)).values():
+                await consumer.commit()
+                for message in batch:
+                    say(p=message.partition, o=message.offset, v=message.value.decode())
+        await consumer.stop()
+
+    asyncio.run(work())
+
+
+MEMBERS = {"confluent-kafka": confluent, "kafka-python": kafka_python, "aiokafka": aiokafka}
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _stop)
+    MEMBERS[sys.argv[1]](sys.argv[2], sys.argv[3], sys.argv[4], sys.argv[5] if len(sys.argv) > 5 else None)

@@ -1,0 +1,142 @@
+"""Consumer groups of stock clients: three members join, one leaves, one dies; the next one resumes at the commits."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.interop.clients import Client, Message
+
+pytestmark = [pytest.mark.interop, pytest.mark.slow]
+
+PARTITIONS = 6
+WAIT_S = 60.0
+
+
+class Member:
+    """A group member's process, and what it said."""
+
+    def __init__(self, client: str, bootstrap: str, topic: str, group: str, instance: str | None = None) -> None:
+        command = [sys.executable, "-m", "tests.interop.member", client, bootstrap, topic, group]
+        self.process = subprocess.Popen(
+            command + ([instance] if instance else []),
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=Path(__file__).parents[2],
+        )  # fmt: skip
+        self.assignments: list[list[int]] = []
+        self.records: list[tuple[int, int, str]] = []
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            said = json.loads(line)
+            if "assigned" in said:
+                self.assignments.append(said["assigned"])
+            else:
+                self.records.append((said["p"], said["o"], said["v"]))
+
+    @property
+    def assignment(self) -> list[int]:
+        return self.assignments[-1] if self.assignments else []
+
+
+@pytest.fixture
+def start(bootstrap: str) -> Iterator[Callable[..., Member]]:
+    members: list[Member] = []
+
+    def starter(client: Client, topic: str, group: str, instance: str | None = None) -> Member:
+        members.append(Member(client.name, bootstrap, topic, group, instance))
+        return members[-1]
+
+    yield starter
+    for member in members:
+        member.process.kill()
+        member.process.wait()
+
+
+def _until(check: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not check():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.1)
+
+
+def _covered(members: list[Member]) -> bool:
+    """Every partition belongs to exactly one member, and nobody is idle."""
+    parts = [p for m in members for p in m.assignment]
+    return sorted(parts) == list(range(PARTITIONS)) and all(m.assignment for m in members)
+
+
+def _write(client: Client, bootstrap: str, topic: str, tag: str) -> set[str]:
+    values = {f"{tag}-{n}" for n in range(60)}
+    client.produce(
+        bootstrap, topic, [Message(v.encode(), partition=n % PARTITIONS) for n, v in enumerate(sorted(values))]
+    )
+    return values
+
+
+def test_three_members_join_leave_and_die(
+    client: Client, bootstrap: str, fresh: Callable[[str], str], start: Callable[..., Member]
+) -> None:
+    topic, group = fresh("grouped"), fresh("group")
+    client.create_topic(bootstrap, topic, PARTITIONS)
+    expected = _write(client, bootstrap, topic, "one")
+    members = [start(client, topic, group) for _ in range(3)]
+    _until(lambda: _covered(members), "three members share the partitions")
+    expected |= _write(client, bootstrap, topic, "two")
+
+    def read() -> set[str]:
+        return {value for member in members for _, _, value in member.records}
+
+    _until(lambda: read() == expected, "all records are read by three members")
+    members[0].process.terminate()
+    _until(lambda: _covered(members[1:]), "two members take over from the one that left")
+    expected |= _write(client, bootstrap, topic, "three")
+    _until(lambda: read() == expected, "all records are read by two members")
+    members[1].process.kill()
+    _until(lambda: _covered(members[2:]), "one member takes over from the one that died")
+    expected |= _write(client, bootstrap, topic, "four")
+    _until(lambda: read() == expected, "all records are read by the last member")
+    seen = [record for member in members for record in member.records]
+    # A record may be read twice only around a rebalance, between its read and its commit.
+    assert len(seen) - len(set(seen)) <= PARTITIONS * 4
+
+
+def test_a_restarted_group_resumes_from_its_commits(
+    client: Client, bootstrap: str, fresh: Callable[[str], str], start: Callable[..., Member]
+) -> None:
+    topic, group = fresh("resumed"), fresh("group")
+    client.create_topic(bootstrap, topic, PARTITIONS)
+    first = _write(client, bootstrap, topic, "one")
+    member = start(client, topic, group)
+    _until(lambda: {value for _, _, value in member.records} == first, "the first run reads all")
+    member.process.terminate()
+    member.process.wait(WAIT_S)
+    second = _write(client, bootstrap, topic, "two")
+    again = start(client, topic, group)
+    _until(lambda: {value for _, _, value in again.records} >= second, "the second run reads what is new")
+    assert {value for _, _, value in again.records} == second
+    assert [client.committed(bootstrap, group, topic, p) for p in range(PARTITIONS)] == [20] * PARTITIONS
+
+
+def test_a_static_member_comes_back_without_a_rebalance(
+    client: Client, bootstrap: str, fresh: Callable[[str], str], start: Callable[..., Member]
+) -> None:
+    topic, group = fresh("static"), fresh("group")
+    client.create_topic(bootstrap, topic, PARTITIONS)
+    members = [start(client, topic, group, f"instance-{n}") for n in range(2)]
+    _until(lambda: _covered(members), "two static members share the partitions")
+    rounds = len(members[0].assignments)
+    before = members[1].assignment
+    members[1].process.kill()
+    members[1].process.wait()
+    back = start(client, topic, group, "instance-1")
+    _until(lambda: back.assignment == before, "the restarted static member gets its old partitions")
+    assert len(members[0].assignments) == rounds, "the other member was rebalanced"
