@@ -74,6 +74,7 @@ class Partition:
         topic_id: uuid.UUID,
         log: Log,
         state: PartitionState,
+        *,
         broker_id: int,
         clock: Clock,
         lease_valid: Callable[[], bool],

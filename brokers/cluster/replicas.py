@@ -105,6 +105,9 @@ class ReplicaManager:
         for kind, entity in change.configs_changed:
             if kind == "topics":
                 self._reconfigure(entity)
+            elif kind == "brokers":  # the defaults of every topic may have changed
+                for name in self._view.topics:
+                    self._reconfigure(name)
 
     def reconcile(self) -> None:
         """Compare every partition with the view: at the start and after a reload."""
@@ -171,7 +174,9 @@ class ReplicaManager:
         except OSError as error:
             logger.error("%s: cannot create its log: %s", tp, error)
             return None
-        partition = Partition(tp, topic_id, log, state, self._broker_id, self._clock, self._lease_valid)
+        partition = Partition(
+            tp, topic_id, log, state, broker_id=self._broker_id, clock=self._clock, lease_valid=self._lease_valid
+        )
         self._partitions[tp] = partition
         return partition
 

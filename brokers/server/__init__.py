@@ -1,0 +1,1 @@
+"""Sockets, requests and answers: everything between the network and the handlers."""

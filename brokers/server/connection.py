@@ -1,0 +1,370 @@
+"""One client's connection: a non-blocking socket, a framer, an outbox, and the requests in between, in order.
+
+Requests of a connection are executed one at a time, as Kafka does; only a Produce that has appended and waits for its
+replicas lets the next one start. Answers leave in the order of the requests, always. Reading stops while too much is in
+flight, so what a peer can make us hold is bounded: one frame, ``connection.outbox.max.bytes`` and one answer.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from brokers.api.base import Connection as Peer
+from brokers.server import disk
+from brokers.server.framing import Chunk, FrameError, Framer, Outbox, SlicePort
+from brokers.server.limits import ByteBudget, QuietLog
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from brokers.metrics import Metrics
+    from brokers.model import Clock
+
+logger = logging.getLogger(__name__)
+
+RECEIVE_BYTES = 256 * 1024
+REQUESTS_PER_TURN = 16
+SMALL_SLICE = 64 * 1024
+SENDFILE_BYTES = 4 * 1024 * 1024
+SEND_BYTES_PER_TURN = 8 * 1024 * 1024
+READ_BEHIND = 128 * 1024
+"""Bytes received beyond the requests being worked on, at which reading pauses."""
+
+
+class Slot:
+    """The place of one request's answer among the connection's answers."""
+
+    __slots__ = ("chunks", "connection", "cost", "on_drop", "ready", "serial")
+
+    def __init__(self, connection: Connection, cost: int) -> None:
+        self.connection = connection
+        self.cost = cost
+        self.serial = True
+        self.ready = False
+        self.chunks: list[Chunk] = []
+        self.on_drop: Callable[[], None] | None = None
+
+    def answer(self, chunks: list[Chunk]) -> None:
+        """The answer's frame (nothing for acks=0). Late answers of a closed connection are dropped."""
+        if self.ready:
+            return
+        self.ready = True
+        self.chunks = chunks
+        self.connection.answered(self)
+
+
+class Environment(Protocol):
+    """What the connections of a broker share."""
+
+    loop: asyncio.AbstractEventLoop
+    clock: Clock
+    metrics: Metrics
+    budget: ByteBudget
+    read_ahead: disk.ReadAhead
+    quiet: QuietLog
+    receive_buffer: memoryview
+    max_frame: int
+    max_outbox: int
+    max_in_flight: int
+
+    def dispatch(self, connection: Connection, frame: memoryview, slot: Slot) -> None:
+        """Execute one request; its answer goes into the slot, now or later."""
+        ...
+
+    def forget(self, connection: Connection) -> None:
+        """The connection is closed."""
+        ...
+
+
+class Connection:
+    """The driver. All methods run on the loop thread."""
+
+    def __init__(self, environment: Environment, sock: socket.socket, peer: Peer) -> None:
+        self.peer = peer
+        self.closed = False
+        self.last_active_ms = environment.clock.mono_ms()
+        self.frame_since_ms: int | None = None
+        self._env = environment
+        self._sock = sock
+        self._fd = sock.fileno()
+        self._framer = Framer(environment.max_frame)
+        self._outbox = Outbox()
+        self._slots: deque[Slot] = deque()
+        self._reserved = 0
+        self._reading = False
+        self._writing = False
+        self._waiting_for_budget = False
+        self._pumping = False
+        self._disk_pending = False
+        self._resume()
+
+    # -- reading --------------------------------------------------------------------------------------------------
+
+    def _resume(self) -> None:
+        if not self._reading and not self.closed:
+            self._env.loop.add_reader(self._fd, self._on_readable)
+            self._reading = True
+
+    def _pause(self) -> None:
+        if self._reading:
+            self._env.loop.remove_reader(self._fd)
+            self._reading = False
+
+    def _on_readable(self) -> None:
+        if self.closed:
+            return
+        try:
+            if len(self._framer) >= READ_BEHIND and self._stalled():
+                self._pause()
+                return
+            room = self._framer.room(RECEIVE_BYTES)
+            count = self._sock.recv_into(self._env.receive_buffer, room)
+        except (BlockingIOError, InterruptedError):
+            return
+        except FrameError as error:
+            self._refuse("frame", error)
+            return
+        except OSError as error:
+            self.close(f"receive failed: {error}")
+            return
+        if count == 0:
+            self.close("the peer closed it")
+            return
+        self.last_active_ms = self._env.clock.mono_ms()
+        self._env.metrics.bytes_in.inc(count)
+        self._framer.feed(self._env.receive_buffer[:count])
+        self.pump()
+
+    def _stalled(self) -> bool:
+        """Whether the next request has to wait."""
+        slots = self._slots
+        return bool(
+            self._outbox.pending > self._env.max_outbox
+            or len(slots) >= self._env.max_in_flight
+            or (slots and slots[-1].serial and not slots[-1].ready)
+            or self._waiting_for_budget
+        )
+
+    def pump(self) -> None:
+        """Execute what has been received, as far as order and bounds allow."""
+        if self._pumping:
+            return
+        self._pumping = True
+        try:
+            for _ in range(REQUESTS_PER_TURN):
+                if self.closed or self._stalled() or not self._one():
+                    break
+            else:
+                self._env.loop.call_soon(self.pump)
+        except FrameError as error:
+            self._refuse("frame", error)
+        finally:
+            self._pumping = False
+        if self.closed:
+            return
+        self._flush()
+        if not self._waiting_for_budget and (len(self._framer) < READ_BEHIND or not self._stalled()):
+            self._resume()
+
+    def _one(self) -> bool:
+        """Execute the next request if all of it is here."""
+        size = self._framer.size()
+        if size is None:
+            self.frame_since_ms = None if not len(self._framer) else self.frame_since_ms or self.last_active_ms
+            return False
+        if not self._reserved:
+            if not self._env.budget.reserve(size):
+                self._waiting_for_budget = True
+                self._pause()
+                self._env.budget.wait(self._budget_returned)
+                return False
+            self._reserved = size
+        frame = self._framer.next()
+        if frame is None:
+            self.frame_since_ms = self.frame_since_ms or self.last_active_ms
+            return False
+        self.frame_since_ms = None
+        slot = Slot(self, self._reserved)
+        self._reserved = 0
+        self._slots.append(slot)
+        self._env.dispatch(self, frame, slot)
+        return True
+
+    def _budget_returned(self) -> None:
+        self._waiting_for_budget = False
+        if not self.closed:
+            self._env.loop.call_soon(self.pump)
+
+    # -- answering ------------------------------------------------------------------------------------------------
+
+    def answered(self, slot: Slot) -> None:
+        """A slot has its answer: send what is now at the head of the order."""
+        if slot.cost:
+            self._env.budget.release(slot.cost)
+            slot.cost = 0
+        slot.on_drop = None
+        if self.closed:
+            _release(slot.chunks)
+            return
+        slots = self._slots
+        while slots and slots[0].ready:
+            self._outbox.put(slots.popleft().chunks)
+        if not self._pumping:
+            self.pump()
+
+    def _flush(self) -> None:
+        if self.closed or self._writing or self._disk_pending or not self._outbox.pending:
+            return
+        self._send()
+
+    def _send(self) -> None:
+        outbox, before = self._outbox, self._outbox.pending
+        try:
+            while outbox.chunks and not self._disk_pending and before - outbox.pending < SEND_BYTES_PER_TURN:
+                head = outbox.head_slice()
+                sent = self._send_runs() if head is None else self._send_slice(*head)
+                if sent < 0:
+                    break
+        except (BlockingIOError, InterruptedError):
+            pass
+        except OSError as error:
+            self.close(f"send failed: {error}")
+            return
+        if outbox.pending < before:
+            self._env.metrics.bytes_out.inc(before - outbox.pending)
+            self.last_active_ms = self._env.clock.mono_ms()
+        if outbox.pending and not self._disk_pending:
+            if not self._writing:
+                self._env.loop.add_writer(self._fd, self._on_writable)
+                self._writing = True
+        elif self._writing:
+            self._env.loop.remove_writer(self._fd)
+            self._writing = False
+
+    def _send_runs(self) -> int:
+        views, more = self._outbox.runs()
+        sent = self._sock.sendmsg(views, (), socket.MSG_MORE if more else 0)
+        self._outbox.sent(sent)
+        return sent
+
+    def _send_slice(self, chunk: SlicePort, position: int, length: int) -> int:
+        fd = chunk.fileno()
+        if length < SMALL_SLICE:
+            data = disk.read_cached(fd, position, length)
+            if data is not None:
+                self._outbox.replace_head(data)
+                return 0
+        elif disk.cached(fd, position, min(length, SENDFILE_BYTES)):
+            sent = os.sendfile(self._fd, fd, position, min(length, SENDFILE_BYTES))
+            if sent == 0:
+                self.close("a log file is shorter than its index says")
+                return -1
+            self._outbox.sent(sent)
+            return sent
+        self._disk_pending = True
+        self._env.read_ahead.fetch(fd, position, min(length, SENDFILE_BYTES), self._disk_read)
+        return -1
+
+    def _disk_read(self, error: OSError | None) -> None:
+        self._disk_pending = False
+        if self.closed:
+            self._outbox.clear()
+        elif error is not None:
+            self.close(f"reading a log failed: {error}")
+        else:
+            head = self._outbox.head_slice()
+            if head is not None and head[2] < SMALL_SLICE and not self._read_small(*head):
+                return
+            self._send()
+            self.pump()
+
+    def _read_small(self, chunk: SlicePort, position: int, length: int) -> bool:
+        """Take a slice that a worker has just read; a miss again (memory is short) reads it here rather than loop."""
+        data = os.pread(chunk.fileno(), length, position)
+        if len(data) != length:
+            self.close("a log file is shorter than its index says")
+            return False
+        self._outbox.replace_head(data)
+        return True
+
+    def _on_writable(self) -> None:
+        if not self.closed:
+            self._send()
+            if not self._writing:
+                self.pump()
+
+    # -- ending ---------------------------------------------------------------------------------------------------
+
+    def _refuse(self, reason: str, error: Exception) -> None:
+        self._env.metrics.refused.labels(reason).inc()
+        self._env.quiet.warning("%s: %s; the connection is closed", self.peer.peer_host, error)
+        self.close(str(error))
+
+    def close(self, reason: str) -> None:
+        """Close the socket and drop what waits; requests that were executed stay executed."""
+        if self.closed:
+            return
+        self.closed = True
+        logger.debug("connection %d of %s closed: %s", self.peer.id, self.peer.peer_host, reason)
+        self._pause()
+        if self._writing:
+            self._env.loop.remove_writer(self._fd)
+            self._writing = False
+        self._sock.close()
+        if not self._disk_pending:  # else the worker still reads from the file; it is released when it is done
+            self._outbox.clear()
+        if self._reserved:
+            self._env.budget.release(self._reserved)
+            self._reserved = 0
+        for slot in self._slots:
+            if slot.ready:
+                _release(slot.chunks)
+                continue
+            if slot.cost:
+                self._env.budget.release(slot.cost)
+                slot.cost = 0
+            if slot.on_drop is not None:
+                slot.on_drop()
+        self._slots.clear()
+        self._env.forget(self)
+
+    @property
+    def unsent(self) -> int:
+        """Answer bytes that have not left yet."""
+        return self._outbox.pending
+
+    def overdue(self, now_ms: int, partial_ms: int, idle_ms: int) -> str | None:
+        """Why the connection should be closed by now, if it should.
+
+        A frame that has begun gets ``partial_ms``, and a millisecond more for every 16 bytes that did come, so that a
+        slow line may send a large frame but nobody keeps a connection with a byte now and then. A connection without
+        any traffic gets ``idle_ms``, unless a request of it is being worked on.
+        """
+        if self.frame_since_ms is not None and not self._stalled():
+            if now_ms - self.frame_since_ms > partial_ms + len(self._framer) // 16:
+                return f"a frame was not complete after {now_ms - self.frame_since_ms} ms"
+        elif now_ms - self.last_active_ms > idle_ms and (self.idle or self.unsent):
+            return f"no traffic for {now_ms - self.last_active_ms} ms"
+        return None
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is being worked on."""
+        return not self._slots
+
+    def flush_and_close(self, reason: str) -> None:
+        """Send what can be sent at once, then close."""
+        if not self.closed:
+            self._flush()
+            self.close(reason)
+
+
+def _release(chunks: Iterable[Any]) -> None:
+    for chunk in chunks:
+        if not isinstance(chunk, bytes):
+            chunk.release()
