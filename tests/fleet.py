@@ -112,7 +112,7 @@ class Fleet:
         from coordination import ensemble
 
         self.zookeeper = ensemble.start_local(directory / "zookeeper")
-        self.zookeeper_connect = self.zookeeper.connect_string
+        self.zookeeper_connect = self.zookeeper.address
         self.brokers = [Broker(self, number) for number in range(1, brokers + 1)]
 
     @property
@@ -130,4 +130,4 @@ class Fleet:
         for broker in self.brokers:
             if broker.process is not None and broker.process.poll() is None:
                 broker.kill()
-        self.zookeeper.close()
+        self.zookeeper.stop()

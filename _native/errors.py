@@ -1,0 +1,12 @@
+"""What a kernel says about bytes that are not what they claim to be."""
+
+from __future__ import annotations
+
+
+class CorruptBatch(ValueError):
+    """A record batch that cannot be right. ``position`` is the byte offset in the buffer where it starts."""
+
+    def __init__(self, reason: str, position: int = 0) -> None:
+        super().__init__(f"{reason} (at byte {position})")
+        self.reason = reason
+        self.position = position
