@@ -63,6 +63,7 @@ class State(Enum):
 class _Item:
     command: Command
     ticket: Ticket
+    guard: object | None = None
     cancelled: bool = False
 
 
@@ -123,6 +124,9 @@ class ShardHost:
         self.state = State.CLOSED
         self._stop(Failed(ErrorCode.NOT_COORDINATOR))
 
+    def _active(self) -> bool:
+        return self.state is State.ACTIVE
+
     def _stop(self, answer: Failed) -> None:
         self._loader.cancel()
         self._timers.clear()
@@ -134,9 +138,7 @@ class ShardHost:
         waiting, self._pending = self._pending, {}
         for pending in waiting.values():
             pending.complete(answer)
-        for write in writes:
-            if write.on_marker is not None:
-                write.on_marker(answer.error)
+        self._forget(writes)
 
     def _replayed(self, error: Exception | None) -> None:
         if self.state is not State.LOADING:
@@ -191,8 +193,12 @@ class ShardHost:
             case State.CLOSED:
                 return ErrorCode.NOT_COORDINATOR
 
-    def submit(self, key: str, command: Command) -> Pending:
-        """Run the command when its key is free; the answer comes by the Pending."""
+    def submit(self, key: str, command: Command, guard: object | None = None) -> Pending:
+        """Run the command when its key is free; the answer comes by the Pending.
+
+        ``guard`` is the log's verification guard for a transactional write (KIP-890): the append is refused if a
+        marker came in between.
+        """
         pending = Pending(self._next_ticket(), self._abandon)
         refused = self.refusal()
         if refused is not ErrorCode.NONE:
@@ -203,12 +209,12 @@ class ShardHost:
             pending.complete(Failed(ErrorCode.COORDINATOR_NOT_AVAILABLE))
             return pending
         self._pending[pending.ticket] = pending
-        self._enqueue(key, _Item(command, pending.ticket))
+        self._enqueue(key, _Item(command, pending.ticket, guard))
         return pending
 
     def run(self, key: str, command: Command) -> None:
         """Run a command nobody waits for (timers, written markers)."""
-        if self.state is State.ACTIVE:
+        if self._active():
             self._enqueue(key, _Item(command, NO_TICKET))
 
     def append_marker(self, marker: Marker, done: Callable[[ErrorCode], None]) -> None:
@@ -238,7 +244,7 @@ class ShardHost:
         """Run the key's line until it is empty or a command's records are under way."""
         while True:
             line = self._held.get(key)
-            if line is None or self.state is not State.ACTIVE:
+            if line is None or not self._active():
                 return
             if not line:
                 del self._held[key]
@@ -255,12 +261,12 @@ class ShardHost:
             log.exception("a command of %r on %s failed", key, self.partition.tp)
             self._answer(item.ticket, Failed(ErrorCode.UNKNOWN_SERVER_ERROR))
             return False
-        return self._perform(key, item.ticket, result)
+        return self._perform(key, item.ticket, result, item.guard)
 
-    def _perform(self, key: str | None, ticket: Ticket | None, result: Result) -> bool:
+    def _perform(self, key: str | None, ticket: Ticket | None, result: Result, guard: object | None = None) -> bool:
         """Do what a result asks for; True if its records are under way, so that the key stays held."""
         if result.records:
-            self._stage(Write(key, ticket, result))
+            self._stage(Write(key, ticket, result, guard=guard))
             return True
         if ticket is not None and result.response is not DEFERRED:
             self._answer(ticket, result.response)
@@ -274,7 +280,7 @@ class ShardHost:
 
     def _effects(self, effects: Iterable[Effect]) -> None:
         for effect in effects:
-            if self.state is not State.ACTIVE:
+            if not self._active():
                 return
             match effect:
                 case Answer(ticket, response):
@@ -292,7 +298,7 @@ class ShardHost:
     # ---- timers ----------------------------------------------------------------------------------------------------
 
     def _timer_due(self, name: str) -> None:
-        if self.state is not State.ACTIVE:
+        if not self._active():
             return
 
         def command(shard: Shard, now: Now, _ticket: Ticket) -> Result:
@@ -319,48 +325,58 @@ class ShardHost:
 
     def _flush(self) -> None:
         self._flush_scheduled = False
-        if self.state is not State.ACTIVE:
-            return
         staged, self._staged = self._staged, []
-        runs = list(batches(staged, MAX_BATCH_BYTES))
-        for index, run in enumerate(runs):
-            info = self.partition.append(
-                encode(run, self._clock.wall_ms()),
-                acks=-1,
-                origin=self._origin,
-                expected_leader_epoch=self.leader_epoch,
-            )
-            if info.error in LEADERSHIP_LOST:
-                self._staged = [write for rest in runs[index:] for write in rest] + self._staged
-                self._on_lost(self)
-                return
-            if info.error is not ErrorCode.NONE:
-                for write in run:
-                    self._not_appended(write, info.error)
-                continue
+        runs = deque(batches(staged, MAX_BATCH_BYTES))
+        while runs and self._active():
+            self._append(runs.popleft())
+        for run in runs:
+            self._forget(run)
+
+    def _append(self, run: list[Write]) -> None:
+        info = self.partition.append(
+            encode(run, self._clock.wall_ms()),
+            acks=-1,
+            origin=self._origin,
+            verification_guard=run[0].guard,
+            expected_leader_epoch=self.leader_epoch,
+        )
+        if info.error in LEADERSHIP_LOST:
+            self._forget(run)
+            self._on_lost(self)
+        elif info.error is not ErrorCode.NONE:
+            for write in run:
+                self._not_appended(write, info.error)
+        elif not self._active():  # an earlier write, committed by this append, could not be applied
+            self._forget(run)
+        else:
             flight = _Flight(run, info.last_offset)
             self._flights.append(flight)
             self.partition.wait_for(info.last_offset, partial(self._committed, flight))
-            if self.state is not State.ACTIVE:
-                return
+
+    @staticmethod
+    def _forget(run: list[Write]) -> None:
+        """The shard stopped with these writes in hand; their tickets were answered then."""
+        for write in run:
+            if write.on_marker is not None:
+                write.on_marker(ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
     def _not_appended(self, write: Write, error: ErrorCode) -> None:
-        if self.state is not State.ACTIVE:
+        if not self._active():
+            self._forget([write])
             return
         if write.on_marker is not None:
             write.on_marker(error)
             return
-        told = append_error(error)
         held = False
         if write.result.failed is not None:
-            held = self._perform(write.key, write.ticket, write.result.failed(told, self._now()))
+            held = self._perform(write.key, write.ticket, write.result.failed(error, self._now()))
         elif write.ticket is not None:
-            self._answer(write.ticket, Failed(told))
+            self._answer(write.ticket, Failed(append_error(error)))
         if not held and write.key is not None:
             self._drain(write.key)
 
     def _committed(self, flight: _Flight, error: ErrorCode) -> None:
-        if self.state is not State.ACTIVE:
+        if not self._active():
             return
         if error in LEADERSHIP_LOST:
             self._on_lost(self)
@@ -370,14 +386,14 @@ class ShardHost:
             self._loop.call_later(RETRY_WAIT_S, self._wait_again, flight)
             return
         flight.committed = True
-        while self._flights and self._flights[0].committed and self.state is State.ACTIVE:
+        while self._flights and self._flights[0].committed and self._active():
             for write in self._flights.popleft().writes:
                 self._finish(write)
-                if self.state is not State.ACTIVE:
+                if not self._active():
                     return
 
     def _wait_again(self, flight: _Flight) -> None:
-        if self.state is State.ACTIVE:
+        if self._active():
             self.partition.wait_for(flight.last_offset, partial(self._committed, flight))
 
     def _finish(self, write: Write) -> None:

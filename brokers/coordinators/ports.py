@@ -114,7 +114,15 @@ class PartitionPort(Protocol):
         """Its log."""
         ...
 
-    def append(self, records: Any, *, acks: int, origin: Any, expected_leader_epoch: int | None = None) -> AppendPort:
+    def append(
+        self,
+        records: Any,
+        *,
+        acks: int,
+        origin: Any,
+        verification_guard: Any = None,
+        expected_leader_epoch: int | None = None,
+    ) -> AppendPort:
         """Append a batch as the leader."""
         ...
 

@@ -143,8 +143,12 @@ class CoordinatorRuntime:
         host = self.host_for(key)
         return host.shard if isinstance(host, ShardHost) else host
 
-    def submit(self, key: str, command: Command, *, deadline_ms: int | None = None) -> Pending:
+    def submit(
+        self, key: str, command: Command, *, deadline_ms: int | None = None, guard: object | None = None
+    ) -> Pending:
         """Run ``command(shard, now, ticket)`` on the key's shard when the key is free.
+
+        ``guard`` goes with the append of a transactional write (see ``brokers.coordinators.verification``).
 
         The answer is the command's response, or ``Failed`` with NOT_COORDINATOR, COORDINATOR_LOAD_IN_PROGRESS,
         COORDINATOR_NOT_AVAILABLE or, ``deadline_ms`` from now, REQUEST_TIMED_OUT (the command's work goes on).
@@ -154,7 +158,7 @@ class CoordinatorRuntime:
             pending = Pending(self._next_ticket())
             pending.complete(Failed(ErrorCode.NOT_COORDINATOR))
             return pending
-        pending = host.submit(key, command)
+        pending = host.submit(key, command, guard)
         if deadline_ms is not None and not pending.done:
             expired = Failed(ErrorCode.REQUEST_TIMED_OUT)
             self._loop.call_later(deadline_ms / 1000, partial(host.expire, pending.ticket, expired))

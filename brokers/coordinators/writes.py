@@ -25,6 +25,7 @@ class Write:
     result: Result
     marker: Marker | None = None
     on_marker: Callable[[ErrorCode], None] | None = None
+    guard: object | None = None
 
     @property
     def records(self) -> tuple[CoordinatorRecord, ...]:

@@ -1,0 +1,122 @@
+"""Producer ids: handed out from blocks that brokers take, one after another, from ``/latest_producer_id_block``.
+
+Here is the arithmetic and the decisions; ``brokers.coordinators.producer_ids`` does the compare-and-set in ZooKeeper.
+The znode is Kafka's: ``{"version":1,"broker":0,"block_start":"0","block_end":"999"}``. We add a ``stamp`` that names
+the attempt, so that a broker whose write had an unknown outcome can tell by reading whether the block is its own.
+
+Source: KIP-98; ProducerIdBlockZNode of Kafka 3.9.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import NamedTuple
+
+BLOCK_SIZE = 1_000
+MAX_PRODUCER_ID = 2**63 - 1
+PREFETCH_BELOW = 100
+"""With fewer ids than this left, the next block is asked for, so that nobody waits for ZooKeeper."""
+
+
+class BlockError(ValueError):
+    """The znode holds something else than a block."""
+
+
+class Exhausted(Exception):
+    """All 2^63 producer ids are used up."""
+
+
+class Block(NamedTuple):
+    """Ids ``first`` to ``last``, both included."""
+
+    first: int
+    last: int
+
+
+class StoredBlock(NamedTuple):
+    """What the znode says: the last block handed out, by whom, and the attempt that wrote it."""
+
+    block: Block
+    broker_id: int
+    stamp: str
+
+
+def decode_block(data: bytes) -> StoredBlock:
+    """Parse the znode; raises BlockError."""
+    try:
+        found = json.loads(data)
+        block = Block(int(found["block_start"]), int(found["block_end"]))
+        broker_id = int(found["broker"])
+        version = int(found["version"])
+        stamp = str(found.get("stamp", ""))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BlockError(f"not a producer id block: {data[:200]!r}") from error
+    if version < 1 or block.first < 0 or block.last < block.first:
+        raise BlockError(f"not a producer id block: {data[:200]!r}")
+    return StoredBlock(block, broker_id, stamp)
+
+
+def encode_block(block: Block, broker_id: int, stamp: str) -> bytes:
+    """Kafka's JSON, with our stamp."""
+    content = {
+        "version": 1,
+        "broker": broker_id,
+        "block_start": str(block.first),
+        "block_end": str(block.last),
+        "stamp": stamp,
+    }
+    return json.dumps(content, separators=(",", ":")).encode()
+
+
+def next_block(stored: StoredBlock | None) -> Block:
+    """The block after the stored one (the first, if none is stored); raises Exhausted."""
+    first = 0 if stored is None else stored.block.last + 1
+    if first > MAX_PRODUCER_ID - BLOCK_SIZE:
+        raise Exhausted
+    return Block(first, first + BLOCK_SIZE - 1)
+
+
+def written_by(stored: StoredBlock | None, stamp: str) -> bool:
+    """After a write with unknown outcome: whether it happened. Only right while nobody wrote after us, which the
+    caller knows by the stamp itself: every attempt of every incarnation has its own.
+    """
+    return stored is not None and stored.stamp == stamp
+
+
+class ProducerIds:
+    """The ids this broker may hand out: a block in use and the one after it. No I/O."""
+
+    def __init__(self) -> None:
+        self._blocks: list[Block] = []
+        self._next = 0
+
+    @property
+    def left(self) -> int:
+        """How many ids are at hand."""
+        if not self._blocks:
+            return 0
+        return sum(block.last - block.first + 1 for block in self._blocks) - (self._next - self._blocks[0].first)
+
+    @property
+    def wants_block(self) -> bool:
+        """Whether it is time to ask for another block."""
+        return self.left < PREFETCH_BELOW
+
+    def add(self, block: Block) -> None:
+        """A block was won."""
+        assert not self._blocks or block.first > self._blocks[-1].last, "producer id blocks only go up"
+        if not self._blocks:
+            self._next = block.first
+        self._blocks.append(block)
+
+    def take(self) -> int | None:
+        """An id nobody ever had; None when no block is at hand."""
+        if not self._blocks:
+            return None
+        taken = self._next
+        if taken == self._blocks[0].last:
+            self._blocks.pop(0)
+            self._next = self._blocks[0].first if self._blocks else 0
+        else:
+            self._next = taken + 1
+        return taken

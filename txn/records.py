@@ -1,0 +1,201 @@
+"""The records of ``__transaction_state``, byte for byte Kafka's: key v0, value v0 and the flexible v1.
+
+Source: TransactionLogKey.json and TransactionLogValue.json of Kafka 4.1; compact types and tags by KIP-482. Topics and
+partitions are written in sorted order, so that equal states give equal bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from txn.states import TransactionState
+from txn.transaction import Transaction
+from wire.types import NO_PRODUCER_ID, TopicPartition
+
+__all__ = ["RecordError", "decode_key", "decode_value", "encode_key", "encode_value"]
+
+KEY_VERSION = 0
+LEGACY_VERSION, FLEXIBLE_VERSION = 0, 1
+_TAG_PREVIOUS_ID, _TAG_NEXT_ID, _TAG_CLIENT_VERSION = 0, 1, 2
+_FIXED = struct.Struct(">qhib")  # producer id, epoch, timeout, status
+_TIMES = struct.Struct(">qq")  # last update, start
+
+
+class RecordError(ValueError):
+    """The bytes are not a record of this topic."""
+
+
+def encode_key(transactional_id: str) -> bytes:
+    """Key v0."""
+    name = transactional_id.encode()
+    return struct.pack(">hh", KEY_VERSION, len(name)) + name
+
+
+def decode_key(key: bytes) -> str | None:
+    """The transactional id; None for a key version this code does not know. Raises RecordError."""
+    reader = _Reader(key)
+    if reader.int16() != KEY_VERSION:
+        return None
+    return reader.text(reader.int16())
+
+
+def encode_value(transaction: Transaction, version: int = FLEXIBLE_VERSION) -> bytes:
+    """Value v0 (transaction version 0) or v1. v0 has no room for previous and next producer ids."""
+    assert version in (LEGACY_VERSION, FLEXIBLE_VERSION)
+    flexible = version >= FLEXIBLE_VERSION
+    t = transaction
+    parts = [struct.pack(">h", version), _FIXED.pack(t.producer_id, t.producer_epoch, t.timeout_ms, t.state)]
+    if t.state is TransactionState.EMPTY:
+        assert not t.partitions
+        parts.append(b"\0" if flexible else struct.pack(">i", -1))
+    else:
+        parts.append(_encode_partitions(t.partitions, flexible))
+    parts.append(_TIMES.pack(t.last_update_ms, t.start_ms))
+    if flexible:
+        parts.append(_encode_tags(t))
+    return b"".join(parts)
+
+
+def _encode_partitions(partitions: frozenset[TopicPartition], flexible: bool) -> bytes:
+    by_topic: dict[str, list[int]] = {}
+    for topic, partition in sorted(partitions):
+        by_topic.setdefault(topic, []).append(partition)
+    parts = [_length(len(by_topic), flexible)]
+    for topic, indexes in by_topic.items():
+        name = topic.encode()
+        parts.append(_uvarint(len(name) + 1) if flexible else struct.pack(">h", len(name)))
+        parts.append(name)
+        parts.append(_length(len(indexes), flexible))
+        parts.append(struct.pack(f">{len(indexes)}i", *indexes))
+        if flexible:
+            parts.append(b"\0")
+    return b"".join(parts)
+
+
+def _encode_tags(t: Transaction) -> bytes:
+    tags: list[tuple[int, bytes]] = []
+    if t.previous_producer_id != NO_PRODUCER_ID:
+        tags.append((_TAG_PREVIOUS_ID, struct.pack(">q", t.previous_producer_id)))
+    if t.next_producer_id != NO_PRODUCER_ID:
+        tags.append((_TAG_NEXT_ID, struct.pack(">q", t.next_producer_id)))
+    if t.client_version != 0:
+        tags.append((_TAG_CLIENT_VERSION, struct.pack(">h", t.client_version)))
+    return _uvarint(len(tags)) + b"".join(_uvarint(tag) + _uvarint(len(data)) + data for tag, data in tags)
+
+
+def decode_value(value: bytes) -> Transaction | None:
+    """The state; None for a version this code does not know. Raises RecordError. Unknown tags are skipped."""
+    reader = _Reader(value)
+    version = reader.int16()
+    if version not in (LEGACY_VERSION, FLEXIBLE_VERSION):
+        return None
+    flexible = version >= FLEXIBLE_VERSION
+    producer_id, epoch, timeout_ms, status = reader.unpack(_FIXED)
+    try:
+        state = TransactionState(status)
+    except ValueError:
+        raise RecordError(f"unknown transaction status {status}") from None
+    partitions = _decode_partitions(reader, flexible)
+    last_update_ms, start_ms = reader.unpack(_TIMES)
+    tags = _decode_tags(reader) if flexible else {}
+    reader.finish()
+    return Transaction(
+        producer_id=producer_id,
+        producer_epoch=epoch,
+        timeout_ms=timeout_ms,
+        state=state,
+        partitions=partitions,
+        start_ms=start_ms,
+        last_update_ms=last_update_ms,
+        previous_producer_id=tags.get(_TAG_PREVIOUS_ID, NO_PRODUCER_ID),
+        next_producer_id=tags.get(_TAG_NEXT_ID, NO_PRODUCER_ID),
+        client_version=tags.get(_TAG_CLIENT_VERSION, 0),
+    )
+
+
+def _decode_partitions(reader: _Reader, flexible: bool) -> frozenset[TopicPartition]:
+    found: set[TopicPartition] = set()
+    for _ in range(reader.length(flexible)):
+        topic = reader.text(reader.uvarint() - 1 if flexible else reader.int16())
+        count = reader.length(flexible)
+        indexes = reader.unpack(struct.Struct(f">{count}i")) if reader.fits(4 * count) else ()
+        found.update(TopicPartition(topic, index) for index in indexes)
+        if flexible:
+            _decode_tags(reader)
+    return frozenset(found)
+
+
+def _decode_tags(reader: _Reader) -> dict[int, int]:
+    known = {}
+    for _ in range(reader.uvarint()):
+        tag, size = reader.uvarint(), reader.uvarint()
+        data = reader.take(size)
+        if tag in (_TAG_PREVIOUS_ID, _TAG_NEXT_ID, _TAG_CLIENT_VERSION):
+            known[tag] = int.from_bytes(data, "big", signed=True)
+    return known
+
+
+def _uvarint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _length(count: int, flexible: bool) -> bytes:
+    return _uvarint(count + 1) if flexible else struct.pack(">i", count)
+
+
+class _Reader:
+    """Bounds-checked cursor: whatever lies in the log, it ends in a value or a RecordError."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._at = 0
+
+    def fits(self, size: int) -> bool:
+        """Raise unless ``size`` more bytes are there."""
+        if size < 0 or size > len(self._data) - self._at:
+            raise RecordError(f"{size} bytes wanted at {self._at} of {len(self._data)}")
+        return True
+
+    def take(self, size: int) -> bytes:
+        self.fits(size)
+        self._at += size
+        return self._data[self._at - size : self._at]
+
+    def unpack(self, form: struct.Struct) -> tuple[int, ...]:
+        return form.unpack(self.take(form.size))
+
+    def int16(self) -> int:
+        return int.from_bytes(self.take(2), "big", signed=True)
+
+    def uvarint(self) -> int:
+        value = shift = 0
+        while True:
+            byte = self.take(1)[0]
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value
+            shift += 7
+            if shift > 28:
+                raise RecordError("a varint of more than five bytes")
+
+    def length(self, flexible: bool) -> int:
+        """The length of an array; null counts as empty."""
+        count = self.uvarint() - 1 if flexible else int.from_bytes(self.take(4), "big", signed=True)
+        if count > len(self._data):
+            raise RecordError(f"an array of {count} entries in {len(self._data)} bytes")
+        return max(0, count)
+
+    def text(self, size: int) -> str:
+        try:
+            return self.take(size).decode()
+        except UnicodeDecodeError:
+            raise RecordError("a name that is not UTF-8") from None
+
+    def finish(self) -> None:
+        if self._at != len(self._data):
+            raise RecordError(f"{len(self._data) - self._at} bytes after the record")
