@@ -1,0 +1,28 @@
+"""Who leads a partition, for answers that send a client elsewhere (KIP-951)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from brokers.api.base import Context
+from brokers.model import TopicPartition
+from wire.hot import NodeEndpoint
+
+
+def current_leader(context: Context, tp: TopicPartition) -> tuple[int, int] | None:
+    """Leader id and epoch as the view has them; None for a partition that does not exist."""
+    state = context.services.view.partition(tp)
+    return None if state is None else (int(state.leader), state.leader_epoch)
+
+
+def endpoints_of(context: Context, leaders: Iterable[tuple[int, int] | None]) -> list[NodeEndpoint]:
+    """The addresses of those leaders on the listener of the connection, each once; dead ones are left out."""
+    found: dict[int, NodeEndpoint] = {}
+    for leader in leaders:
+        if leader is None or leader[0] in found:
+            continue
+        broker = context.services.view.brokers.get(leader[0])
+        endpoint = broker.endpoint(context.connection.listener) if broker is not None else None
+        if broker is not None and endpoint is not None:
+            found[leader[0]] = NodeEndpoint(leader[0], endpoint.host, endpoint.port, broker.rack)
+    return list(found.values())

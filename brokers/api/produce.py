@@ -1,0 +1,242 @@
+"""Produce (key 0): append batches to the partitions this broker leads, and answer as the producer's acks ask.
+
+Each partition succeeds or fails by itself. A transactional batch whose transaction is not known on the partition yet is
+verified with the transaction coordinator first (KIP-890), holding the log's guard; a producer of protocol 2 (version 12
+and up) adds the partition to its transaction by the same question.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Coroutine
+from typing import Any, NamedTuple
+
+from _native.batch import BatchHeader, parse_header
+from _native.errors import CorruptBatch
+from brokers.api.base import Context, Done, Outcome, Park
+from brokers.api.leaders import current_leader, endpoints_of
+from brokers.cluster.partition import Partition, Serve
+from brokers.log import Origin
+from brokers.model import INTERNAL_TOPICS, TopicPartition
+from wire.errors import ErrorCode
+from wire.hot import Encoded, ProduceOutcome, ProducePart, ProduceRequest, encode_produce_response
+
+logger = logging.getLogger(__name__)
+
+ALL, LEADER, NONE = -1, 1, 0
+ADDS_PARTITIONS_VERSION = 12
+ABORTABLE_VERSION = 11
+ZSTD, ZSTD_VERSION = 4, 7
+MAGIC = 2
+
+
+class Item(NamedTuple):
+    """One partition's batch, found acceptable so far."""
+
+    index: int
+    partition: Partition
+    header: BatchHeader
+    records: memoryview
+
+
+def handle_produce(request: ProduceRequest, context: Context) -> Outcome | Coroutine[Any, Any, Outcome]:
+    """Append what can be appended; park while acks=all waits for the in-sync replicas."""
+    outcomes: list[ProduceOutcome] = [ProduceOutcome(ErrorCode.UNKNOWN_SERVER_ERROR)] * len(request.parts)
+    if request.acks not in (ALL, LEADER, NONE):
+        outcomes = [ProduceOutcome(ErrorCode.INVALID_REQUIRED_ACKS)] * len(request.parts)
+        return _answer(request, outcomes, context)
+    items: list[Item] = []
+    for index, part in enumerate(request.parts):
+        found = _accept(index, part, request, context)
+        if isinstance(found, Item):
+            items.append(found)
+        else:
+            outcomes[index] = found
+    unverified = [item for item in items if _needs_verification(item)]
+    if unverified:
+        return _verify_then_append(request, context, items, unverified, outcomes)
+    return _append(request, context, items, {}, outcomes)
+
+
+def _accept(index: int, part: ProducePart, request: ProduceRequest, context: Context) -> Item | ProduceOutcome:
+    """Everything that can be said about a part before its log is touched."""
+    services = context.services
+    topic = part.topic
+    if part.topic_id is not None:
+        topic = services.view.topic_names.get(part.topic_id)
+        if topic is None:
+            return ProduceOutcome(ErrorCode.UNKNOWN_TOPIC_ID)
+    assert topic is not None, "a Produce names its topic by name or by id"
+    if topic in INTERNAL_TOPICS:
+        return ProduceOutcome(ErrorCode.INVALID_TOPIC_EXCEPTION, error_message=f"{topic} is not for clients")
+    if part.records is None or not len(part.records):
+        return ProduceOutcome(ErrorCode.INVALID_RECORD, error_message="no record batch")
+    tp = TopicPartition(topic, part.partition)
+    partition = services.replicas.leader(tp)
+    if isinstance(partition, ErrorCode):
+        return _refusal(partition, tp, context)
+    try:
+        header = parse_header(part.records)
+    except CorruptBatch as error:
+        return ProduceOutcome(ErrorCode.CORRUPT_MESSAGE, error_message=str(error))
+    if header.size != len(part.records):
+        if header.size > len(part.records):
+            return ProduceOutcome(ErrorCode.CORRUPT_MESSAGE, error_message="the record batch is cut off")
+        return ProduceOutcome(ErrorCode.INVALID_RECORD, error_message="exactly one record batch per partition")
+    if header.codec == ZSTD and context.api_version < ZSTD_VERSION:
+        return ProduceOutcome(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE)
+    if header.is_transactional and request.transactional_id is None:
+        return ProduceOutcome(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+    return Item(index, partition, header, part.records)
+
+
+def _needs_verification(item: Item) -> bool:
+    header = item.header
+    return bool(
+        header.is_transactional
+        and item.partition.may_serve(Serve.APPEND) is ErrorCode.NONE
+        and item.partition.log.producers.needs_verification(header.producer_id, header.producer_epoch)
+    )
+
+
+async def _verify_then_append(
+    request: ProduceRequest,
+    context: Context,
+    items: list[Item],
+    unverified: list[Item],
+    outcomes: list[ProduceOutcome],
+) -> Outcome:
+    """Ask the transaction coordinator about the partitions that do not know the transaction yet."""
+    from brokers.coordinators import verification
+
+    assert request.transactional_id is not None, "checked in _accept"
+    guards: dict[int, object | None] = {}
+    refused: set[int] = set()
+    by_producer: dict[tuple[int, int], list[Item]] = {}
+    for item in unverified:
+        header = item.header
+        by_producer.setdefault((header.producer_id, header.producer_epoch), []).append(item)
+        guards[item.index] = item.partition.log.producers.verification_guard(
+            header.producer_id, header.producer_epoch, header.base_sequence
+        )
+    for (producer_id, producer_epoch), members in by_producer.items():
+        verdicts = await verification.verify(
+            context.services,
+            request.transactional_id,
+            producer_id,
+            producer_epoch,
+            [item.partition.tp for item in members],
+            add=context.api_version >= ADDS_PARTITIONS_VERSION,
+        )
+        for item in members:
+            error = verdicts.get(item.partition.tp, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+            if error is not ErrorCode.NONE:
+                refused.add(item.index)
+                outcomes[item.index] = ProduceOutcome(_verification_error(error, context.api_version))
+    return _append(request, context, [item for item in items if item.index not in refused], guards, outcomes)
+
+
+def _verification_error(error: ErrorCode, version: int) -> ErrorCode:
+    """What an old producer can understand: retry where retrying helps, else abort the transaction."""
+    if error in (
+        ErrorCode.CONCURRENT_TRANSACTIONS,
+        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+        ErrorCode.COORDINATOR_NOT_AVAILABLE,
+        ErrorCode.NOT_COORDINATOR,
+        ErrorCode.NETWORK_EXCEPTION,
+        ErrorCode.REQUEST_TIMED_OUT,
+    ):
+        return ErrorCode.NOT_ENOUGH_REPLICAS  # retriable for every producer, and says nothing about the batch
+    if error is ErrorCode.TRANSACTION_ABORTABLE and version < ABORTABLE_VERSION:
+        return ErrorCode.INVALID_TXN_STATE
+    if error is ErrorCode.PRODUCER_FENCED:
+        return ErrorCode.INVALID_PRODUCER_EPOCH  # as Kafka: the producer asks InitProducerId, which says it plainly
+    return error
+
+
+def _append(
+    request: ProduceRequest,
+    context: Context,
+    items: list[Item],
+    guards: dict[int, object | None],
+    outcomes: list[ProduceOutcome],
+) -> Outcome:
+    metrics = context.services.metrics
+    waits: list[tuple[int, Partition, int]] = []
+    for item in items:
+        partition = item.partition
+        info = partition.append(
+            item.records,
+            acks=request.acks,
+            origin=Origin.CLIENT,
+            verification_guard=guards.get(item.index),
+        )
+        if info.error is not ErrorCode.NONE:
+            outcomes[item.index] = _refusal(
+                info.error, partition.tp, context, info.record_errors, info.error_message
+            )  # fmt: skip
+            continue
+        metrics.records_in.inc(info.record_count)
+        metrics.appended_bytes.inc(info.size)
+        outcomes[item.index] = ProduceOutcome(
+            ErrorCode.NONE, info.first_offset, info.log_append_time_ms, info.log_start_offset
+        )
+        waits.append((item.index, partition, info.last_offset))
+    if request.acks != ALL or not waits:
+        return _answer(request, outcomes, context)
+    return _wait(request, context, waits, outcomes)
+
+
+def _wait(
+    request: ProduceRequest,
+    context: Context,
+    waits: list[tuple[int, Partition, int]],
+    outcomes: list[ProduceOutcome],
+) -> Outcome:
+    """acks=all: the answer comes when every appended batch is below its high watermark."""
+    missing = {index for index, _, _ in waits}
+
+    def expired() -> Any:
+        for index in missing:
+            outcomes[index] = outcomes[index]._replace(error=ErrorCode.REQUEST_TIMED_OUT)
+        return _answer(request, outcomes, context).response
+
+    park = Park(max(0, request.timeout_ms), expired)
+
+    def committed(index: int, partition: Partition, error: ErrorCode) -> None:
+        if index not in missing or park.done:
+            return
+        missing.discard(index)
+        if error is not ErrorCode.NONE:
+            outcomes[index] = _refusal(error, partition.tp, context)
+        if not missing and armed:
+            park.complete(_answer(request, outcomes, context).response)
+
+    armed = False
+    for index, partition, last_offset in waits:
+        partition.wait_for(last_offset, lambda error, i=index, p=partition: committed(i, p, error))
+    armed = True
+    if not missing:
+        return _answer(request, outcomes, context)
+    return park
+
+
+def _refusal(
+    error: ErrorCode,
+    tp: TopicPartition,
+    context: Context,
+    record_errors: Any = (),
+    message: str | None = None,
+) -> ProduceOutcome:
+    leader = current_leader(context, tp) if error is ErrorCode.NOT_LEADER_OR_FOLLOWER else None
+    return ProduceOutcome(error, record_errors=record_errors, error_message=message, current_leader=leader)
+
+
+def _answer(request: ProduceRequest, outcomes: list[ProduceOutcome], context: Context) -> Done:
+    if request.acks == NONE:
+        return Done(None)
+    leaders = [outcome.current_leader for outcome in outcomes]
+    body = encode_produce_response(
+        context.api_version, list(zip(request.parts, outcomes, strict=True)), endpoints=endpoints_of(context, leaders)
+    )
+    return Done(Encoded([body]))

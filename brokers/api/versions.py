@@ -1,0 +1,49 @@
+"""ApiVersions (key 18), derived from the API table and the cluster's features."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from brokers.api.base import Context, Done
+from wire.apis import APIS
+from wire.errors import ErrorCode
+from wire.messages import ApiVersionsResponse
+
+SUPPORTED_FEATURES: dict[str, tuple[int, int]] = {"transaction.version": (0, 2)}
+"""What this release can be told to use. Finalized are the cluster's features, kept in ZooKeeper."""
+FEATURES_WITH_ZERO_VERSION = 4
+_SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
+
+
+def handle_api_versions(request: Any, context: Context) -> Done:
+    """Every row of the table with its version range; a name or version of the client that is no word is refused."""
+    version = context.api_version
+    if version >= 3 and not (
+        _SOFTWARE.fullmatch(request.client_software_name) and _SOFTWARE.fullmatch(request.client_software_version)
+    ):
+        return Done(ApiVersionsResponse(version=version, error_code=ErrorCode.INVALID_REQUEST))
+    view = context.services.view
+    response = ApiVersionsResponse(
+        version=version,
+        error_code=ErrorCode.NONE,
+        api_keys=[
+            ApiVersionsResponse.ApiVersion(api_key=row.key, min_version=row.min_version, max_version=row.max_version)
+            for row in APIS.values()
+        ],
+    )
+    if version >= 3:
+        # a minimum of 0 makes older clients fail (KAFKA-17011): they are spared the feature
+        response.supported_features = [
+            ApiVersionsResponse.SupportedFeatureKey(name=name, min_version=low, max_version=high)
+            for name, (low, high) in SUPPORTED_FEATURES.items()
+            if low > 0 or version >= FEATURES_WITH_ZERO_VERSION
+        ]
+        finalized = {name: level for name, level in view.features.items() if name in SUPPORTED_FEATURES and level > 0}
+        if view.features_epoch >= 0:
+            response.finalized_features_epoch = view.features_epoch
+            response.finalized_features = [
+                ApiVersionsResponse.FinalizedFeatureKey(name=name, max_version_level=level, min_version_level=level)
+                for name, level in sorted(finalized.items())
+            ]
+    return Done(response)
