@@ -22,7 +22,8 @@ from typing import IO
 
 MAX_HEAP = "-Xmx64m"
 TICK_MS = 500
-"""Session timeouts are granted between 2 and 20 ticks, unless told otherwise."""
+"""Session timeouts are granted from two ticks up."""
+MAX_SESSION_TIMEOUT_MS = 60_000
 
 _MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 _JAR_STEMS = (
@@ -118,6 +119,11 @@ class ZooKeeperNode:
         return f"127.0.0.1:{self.port}"
 
     @property
+    def connect_string(self) -> str:
+        """``zookeeper.connect`` for this node alone."""
+        return self.address
+
+    @property
     def pid(self) -> int | None:
         """Process id while it runs."""
         return self._process.pid if self._process is not None and self._process.poll() is None else None
@@ -138,6 +144,7 @@ class ZooKeeperNode:
     def _config(self, data: Path) -> str:
         lines = [
             f"tickTime={self._tick_ms}",
+            f"maxSessionTimeout={MAX_SESSION_TIMEOUT_MS}",
             "initLimit=20",
             "syncLimit=10",
             f"dataDir={data}",
@@ -184,6 +191,10 @@ class ZooKeeperNode:
     def stop(self, timeout_s: float = 5.0) -> None:
         """SIGTERM, SIGKILL after ``timeout_s``; no-op when it doesn't run."""
         self._end(signal.SIGTERM, timeout_s)
+
+    def close(self) -> None:
+        """Stop it for good."""
+        self.stop()
 
     def restart(self) -> None:
         """Kill, start again on the same port and data, wait until it serves."""
@@ -252,6 +263,10 @@ class Ensemble:
         """Stop all nodes."""
         for node in self.nodes:
             node.stop()
+
+    def close(self) -> None:
+        """Stop all nodes for good."""
+        self.stop()
 
 
 def start_local(

@@ -1,0 +1,317 @@
+"""What happens to sessions, requests, watches and the lease when connections, servers and processes fail."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from coordination.ensemble import Ensemble, ZooKeeperNode
+from coordination.store import SessionExpired, SessionState, UnknownOutcome, WatchEvent, WatchKind
+from coordination.zookeeper import ZookeeperStore, boot_ms
+from tests.coordination.support import Proxy, Stores, on_loop, record_session, states, until
+
+pytestmark = pytest.mark.zookeeper
+ROOT = Path(__file__).parents[2]
+CONNECTED, SUSPENDED, EXPIRED = SessionState.CONNECTED, SessionState.SUSPENDED, SessionState.EXPIRED
+
+
+def session_id(store: ZookeeperStore) -> int:
+    info = store.session()
+    return info.session_id if info is not None else 0
+
+
+@on_loop
+async def test_the_granted_timeout_is_known(connect: str) -> None:
+    async with Stores() as stores:
+        store = await stores.open(connect, timeout_ms=4321)
+        info = store.session()
+        assert info is not None
+        assert info.timeout_ms == 4321
+        greedy = await stores.open(connect, timeout_ms=10_000_000)
+        info = greedy.session()
+        assert info is not None
+        assert info.timeout_ms == 60_000
+        assert 50_000 < greedy.lease.remaining_ms() < 60_000
+
+
+@on_loop
+async def test_a_restarted_server_keeps_session_ephemerals_and_watches(own_zookeeper: ZooKeeperNode) -> None:
+    async with Stores() as stores:
+        store = await stores.open(own_zookeeper.connect_string, timeout_ms=20_000)
+        events = record_session(store)
+        before = session_id(store)
+        await store.create("/e", ephemeral=True)
+        fired: list[WatchEvent] = []
+        await store.get("/e", fired.append)
+        await store.children("/", fired.append)
+        await asyncio.to_thread(own_zookeeper.kill)
+        await until(lambda: states(events) == [SUSPENDED])
+        assert store.session() is not None
+        assert store.lease.valid()
+        reading = asyncio.create_task(store.get("/e"))
+        # On a thread: the process itself must outlive that thread, so it is started here.
+        own_zookeeper.start()
+        await until(lambda: states(events) == [SUSPENDED, CONNECTED])
+        assert (await reading)[1].ephemeral_owner == before == session_id(store)
+        await until(lambda: len(fired) == 2)
+        assert set(fired) == {WatchEvent(WatchKind.CHANGED, "/e"), WatchEvent(WatchKind.CHILDREN, "/")}
+
+
+@on_loop
+async def test_an_expired_session_is_followed_by_a_new_one(connect: str) -> None:
+    async with Stores() as stores:
+        store, other = await stores.open(connect), await stores.open(connect)
+        events = record_session(store)
+        fired: list[WatchEvent] = []
+        told: list[tuple[bool, bool]] = []
+        store.on_session(lambda event: told.append((store.lease.valid(), store.session() is not None)))
+        await store.create("/e", ephemeral=True)
+        await store.exists("/e", fired.append)
+        before = session_id(store)
+        credentials = store.credentials()
+        assert credentials is not None
+        assert await other.end_session(*credentials)
+        await other.sync("/e")
+        assert await other.exists("/e") is None
+        await until(lambda: CONNECTED in states(events))
+        assert states(events)[-2:] == [EXPIRED, CONNECTED]
+        assert events[-2].session_id == 0
+        assert session_id(store) == events[-1].session_id not in (0, before)
+        assert told[-2:] == [(False, False), (True, True)]
+        # the old session's watch is gone with it; the new session works
+        await store.create("/e", ephemeral=True)
+        await store.sync("/e")
+        assert await store.exists("/e") is not None
+        assert all(event.kind is WatchKind.DELETED for event in fired)
+
+
+@on_loop
+async def test_a_request_of_the_old_session_never_runs_in_the_new_one(connect: str) -> None:
+    host, _, chroot = connect.partition("/")
+    async with Proxy(int(host.rpartition(":")[2])) as proxy, Stores() as stores:
+        store = await stores.open(f"{proxy.address}/{chroot}", timeout_ms=2000)
+        other = await stores.open(connect)
+        events = record_session(store)
+        credentials = store.credentials()
+        assert credentials is not None
+        proxy.accepting = False
+        proxy.cut()
+        await until(lambda: states(events) == [SUSPENDED])
+        waiting = [asyncio.create_task(store.create(f"/late{i}")) for i in range(5)]
+        await asyncio.sleep(0.05)
+        assert await other.end_session(*credentials)
+        proxy.heal()
+        results = await asyncio.gather(*waiting, return_exceptions=True)
+        assert all(isinstance(result, SessionExpired) for result in results), results
+        await until(lambda: states(events)[-1] is CONNECTED)
+        await store.sync("/")
+        assert await store.children("/") == []
+
+
+@pytest.mark.parametrize("applied", [True, False])
+@on_loop
+async def test_a_lost_answer_is_an_unknown_outcome(connect: str, applied: bool) -> None:
+    host, _, chroot = connect.partition("/")
+    async with Proxy(int(host.rpartition(":")[2])) as proxy, Stores() as stores:
+        store = await stores.open(f"{proxy.address}/{chroot}", timeout_ms=10_000)
+        other = await stores.open(connect)
+        if applied:
+            proxy.answers = False
+        else:
+            proxy.requests = False
+        write = asyncio.create_task(store.create("/w", b"mine"))
+        if applied:
+            await until(lambda: other.exists("/w"))  # type: ignore[arg-type, return-value]
+        else:
+            await until(lambda: proxy.swallowed > 0)
+        proxy.heal()
+        proxy.cut()
+        with pytest.raises(UnknownOutcome) as caught:
+            await write
+        assert caught.value.path == "/w"
+        await store.sync("/w")
+        assert (await store.exists("/w") is not None) is applied
+        await store.set("/", b"and on")
+
+
+@on_loop
+async def test_a_read_survives_a_cut_connection(connect: str) -> None:
+    host, _, chroot = connect.partition("/")
+    async with Proxy(int(host.rpartition(":")[2])) as proxy, Stores() as stores:
+        store = await stores.open(f"{proxy.address}/{chroot}", timeout_ms=10_000)
+        await store.create("/r", b"data")
+        proxy.answers = False
+        read = asyncio.create_task(store.get("/r"))
+        await until(lambda: proxy.swallowed > 0)
+        proxy.heal()
+        proxy.cut()
+        assert (await read)[0] == b"data"
+
+
+@on_loop
+async def test_the_lease_ends_before_zookeeper_expires_the_session(connect: str) -> None:
+    """A silent network: no event at all reaches the store, yet its lease is over when the ephemeral goes."""
+    host, _, chroot = connect.partition("/")
+    async with Proxy(int(host.rpartition(":")[2])) as proxy, Stores() as stores:
+        store = await stores.open(f"{proxy.address}/{chroot}", timeout_ms=1500)
+        other = await stores.open(connect)
+        await store.create("/e", ephemeral=True)
+        await asyncio.sleep(1.0)  # some heartbeats, so that the lease rests on them
+        assert store.lease.valid()
+        proxy.requests = proxy.answers = False
+        over_ms = 0
+        while await other.exists("/e") is not None:
+            if not over_ms and not store.lease.valid():
+                over_ms = boot_ms()
+            await asyncio.sleep(0.005)
+        assert 0 < over_ms <= boot_ms()
+
+
+@on_loop
+async def test_the_lease_lives_on_in_an_idle_session(connect: str) -> None:
+    async with Stores() as stores:
+        store = await stores.open(connect, timeout_ms=1500)
+        events = record_session(store)
+        for _ in range(150):
+            await asyncio.sleep(0.02)
+            # A machine that stalls ends it rightly; it must come back without a new session.
+            if not store.lease.valid():
+                await until(store.lease.valid)
+        assert EXPIRED not in states(events)
+
+
+@on_loop
+async def test_close_ends_the_session_at_once(connect: str) -> None:
+    async with Stores() as stores:
+        store, other = await stores.open(connect, timeout_ms=30_000), await stores.open(connect)
+        await store.create("/e", ephemeral=True)
+        await store.close()
+        assert not store.lease.valid()
+        assert store.session() is None
+        await other.sync("/e")
+        assert await other.exists("/e") is None
+        with pytest.raises(SessionExpired):
+            await store.get("/e")
+
+
+_CHILD = """
+import asyncio, sys
+from coordination.zookeeper import ZookeeperStore, boot_ms
+
+async def main():
+    store = ZookeeperStore(sys.argv[1], session_timeout_ms=1500)
+    await store.start()
+    await store.create("/child", ephemeral=True)
+    first = store.session().session_id
+    print("ready", boot_ms(), flush=True)
+    while True:
+        session = store.session()
+        if session is not None and session.session_id == first and store.lease.valid():
+            print("valid", boot_ms(), flush=True)
+        if session is not None and session.session_id != first:
+            print("expired", boot_ms(), flush=True)
+            return
+        await asyncio.sleep(0.002)
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def child(connect: str) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen([sys.executable, "-c", _CHILD, connect], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    yield process
+    process.kill()
+    process.communicate()
+
+
+@on_loop
+async def test_a_paused_process_wakes_up_without_a_lease(connect: str, child: subprocess.Popen[str]) -> None:
+    assert child.stdout is not None
+    assert (await asyncio.to_thread(child.stdout.readline)).startswith("ready")
+    async with Stores() as stores:
+        other = await stores.open(connect)
+        await asyncio.sleep(0.5)
+        os.kill(child.pid, signal.SIGSTOP)
+        await until(lambda: _gone(other, "/child"))
+        gone_ms = boot_ms()
+        os.kill(child.pid, signal.SIGCONT)
+        out, _ = await asyncio.to_thread(child.communicate, timeout=60)
+    words = [line.split() for line in out.splitlines()]
+    valid = [int(at_ms) for word, at_ms in words if word == "valid"]
+    assert len(valid) > 20, "it held the lease before the pause"
+    assert max(valid) < gone_ms
+    assert words[-1][0] == "expired"
+
+
+async def _gone(store: ZookeeperStore, path: str) -> bool:
+    return await store.exists(path) is None
+
+
+@pytest.mark.slow
+@on_loop
+async def test_an_ensemble_loses_its_leader_and_then_its_quorum(make_ensemble: Callable[[int], Ensemble]) -> None:
+    ensemble = make_ensemble(3)
+    async with Stores() as stores:
+        store = await stores.open(ensemble.connect_string, timeout_ms=12_000)
+        events = record_session(store)
+        await store.create("/e", b"0", ephemeral=True)
+        before = session_id(store)
+        leader = ensemble.leader()
+        await asyncio.to_thread(leader.kill)
+        await until(lambda: _written(store))
+        assert session_id(store) == before
+        leader.start()
+        await asyncio.to_thread(leader.wait_serving)
+        victims = ensemble.nodes[:2]
+        for node in victims:
+            await asyncio.to_thread(node.kill)
+        await until(lambda: SUSPENDED in states(events)[-1:])
+        reading = asyncio.create_task(store.get("/e"))
+        for node in victims:
+            node.start()
+        assert (await asyncio.wait_for(reading, 60))[1].ephemeral_owner == before
+        assert EXPIRED not in states(events)
+        await until(store.lease.valid)
+
+
+async def _written(store: ZookeeperStore) -> bool:
+    try:
+        await store.set("/e", b"1")
+    except UnknownOutcome:
+        return False
+    return True
+
+
+@pytest.mark.slow
+@on_loop
+async def test_the_lease_behind_a_follower_that_is_cut_off(make_ensemble: Callable[[int], Ensemble]) -> None:
+    """The follower we talk to keeps answering reads for a while, but its leader hears nothing of us."""
+    ensemble = make_ensemble(3)
+    leader = ensemble.leader()
+    follower = next(node for node in ensemble.nodes if node is not leader)
+    async with Proxy(follower.port) as proxy, Stores() as stores:
+        store = await stores.open(proxy.address, timeout_ms=1500)
+        other = await stores.open(leader.address, timeout_ms=10_000)
+        await store.create("/e", ephemeral=True)
+        await asyncio.sleep(1.0)
+        assert store.lease.valid()
+        follower.pause()
+        proxy.accepting = False
+        try:
+            last_valid_ms = 0
+            while await other.exists("/e") is not None:
+                if store.lease.valid():
+                    last_valid_ms = boot_ms()
+                await asyncio.sleep(0.005)
+            assert not store.lease.valid()
+            assert last_valid_ms > 0
+        finally:
+            follower.resume()
