@@ -1,0 +1,154 @@
+"""The record formats of __consumer_offsets, byte for byte."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from brokers.groups import records as r
+from brokers.groups.requests import GroupSettings
+from brokers.groups.shard import GroupShard
+from txn.commands import CoordinatorRecord, Now
+from wire.types import TopicPartition
+
+# Written out by hand from Kafka's schemas (OffsetCommitKey 1, OffsetCommitValue 3 and 1, GroupMetadataKey 2,
+# GroupMetadataValue 3).
+OFFSET_KEY = bytes.fromhex("00010003" + b"grp".hex() + "0005" + b"topic".hex() + "00000007")
+OFFSET_VALUE_3 = bytes.fromhex("0003000000000000002a000000050002" + b"hi".hex() + "0000018bcfe56800")
+OFFSET_VALUE_1 = bytes.fromhex("0001000000000000002a0002" + b"hi".hex() + "0000018bcfe568000000018bcfe56801")
+GROUP_KEY = bytes.fromhex("00020003" + b"grp".hex())
+GROUP_VALUE_3 = bytes.fromhex(
+    "0003"
+    "0008" + b"consumer".hex() + "00000004"
+    "0005" + b"range".hex() + "0002" + b"m1".hex() + "0000018bcfe56800"
+    "00000001"
+    "0002" + b"m1".hex() + "ffff"
+    "0001" + b"c".hex() + "0002" + b"/h".hex() + "0000ea60" "00002710"
+    "00000003" "010203" "00000002" "0405"
+)  # fmt: skip
+TIME_MS = 0x018BCFE56800
+
+GROUP = r.GroupRecord(
+    "consumer", 4, "range", "m1", TIME_MS, (r.MemberRecord("m1", None, "c", "/h", 60_000, 10_000, b"\1\2\3", b"\4\5"),)
+)
+
+
+def test_offsets_byte_for_byte() -> None:
+    partition = TopicPartition("topic", 7)
+    assert r.offset_key("grp", partition) == OFFSET_KEY
+    assert r.decode_key(OFFSET_KEY) == r.OffsetKey("grp", partition)
+    plain = r.CommittedOffset(42, 5, "hi", TIME_MS)
+    assert r.offset_value(plain) == OFFSET_VALUE_3
+    assert r.decode_offset(OFFSET_VALUE_3) == plain
+    expiring = r.CommittedOffset(42, -1, "hi", TIME_MS, TIME_MS + 1)
+    assert r.offset_value(expiring) == OFFSET_VALUE_1
+    assert r.decode_offset(OFFSET_VALUE_1) == expiring
+
+
+def test_groups_byte_for_byte() -> None:
+    assert r.group_key("grp") == GROUP_KEY
+    assert r.decode_key(GROUP_KEY) == r.GroupKey("grp")
+    assert r.group_value(GROUP) == GROUP_VALUE_3
+    assert r.decode_group(GROUP_VALUE_3) == GROUP
+
+
+def test_tombstones() -> None:
+    assert r.group_tombstone("grp") == CoordinatorRecord(GROUP_KEY, None)
+    assert r.offset_tombstone("grp", TopicPartition("topic", 7)) == CoordinatorRecord(OFFSET_KEY, None)
+
+
+def test_older_and_newer_offset_values() -> None:
+    assert r.decode_key(b"\0\0" + OFFSET_KEY[2:]) == r.OffsetKey("grp", TopicPartition("topic", 7))
+    body = struct.pack(">q", 42)
+    assert r.decode_offset(b"\0\0" + body + b"\0\2hi" + struct.pack(">q", 9)) == r.CommittedOffset(42, -1, "hi", 9)
+    assert r.decode_offset(b"\0\2" + body + b"\0\2hi" + struct.pack(">q", 9)) == r.CommittedOffset(42, -1, "hi", 9)
+    flexible = b"\0\4" + body + struct.pack(">i", 5) + b"\3hi" + struct.pack(">q", 9)
+    assert r.decode_offset(flexible + b"\0") == r.CommittedOffset(42, 5, "hi", 9)
+    topic_id = bytes(range(16))
+    assert r.decode_offset(flexible + b"\1\0\x10" + topic_id) == r.CommittedOffset(42, 5, "hi", 9, -1, topic_id)
+    assert r.decode_offset(b"\0\5" + body) is None
+
+
+def test_older_and_newer_group_values() -> None:
+    def group(version: int) -> bytes:
+        parts = [struct.pack(">h", version), b"\0\1c", struct.pack(">i", 4), b"\0\1r", b"\0\1m"]
+        parts.append(struct.pack(">q", 99) if version >= 2 else b"")
+        parts += [struct.pack(">i", 1), b"\0\1m", b"\0\1i" if version >= 3 else b"", b"\0\1c", b"\0\1h"]
+        parts += [struct.pack(">i", 60) if version >= 1 else b"", struct.pack(">i", 10)]
+        return b"".join([*parts, struct.pack(">i", 1), b"s", struct.pack(">i", 1), b"a"])
+
+    for version in range(4):
+        decoded = r.decode_group(group(version))
+        assert decoded is not None
+        assert decoded.state_timestamp_ms == (99 if version >= 2 else -1)
+        (member,) = decoded.members
+        assert member.instance_id == ("i" if version >= 3 else None)
+        assert (member.rebalance_timeout_ms, member.session_timeout_ms) == (60 if version >= 1 else 10, 10)
+        assert (member.subscription, member.assignment) == (b"s", b"a")
+    flexible = b"\0\4\2c" + struct.pack(">i", 4) + b"\0\0" + struct.pack(">q", 99) + b"\1\0"
+    assert r.decode_group(flexible) == r.GroupRecord("c", 4, None, None, 99, ())
+    assert r.decode_group(b"\0\5" + flexible[2:]) is None
+
+
+def test_records_of_other_kinds_are_counted_and_skipped() -> None:
+    shard = GroupShard(0, GroupSettings())
+    now = Now(0, 0)
+    for version in (3, 5, 8, 11):
+        shard.apply(CoordinatorRecord(struct.pack(">h", version) + b"whatever", b"x"), None, now)
+    shard.apply(CoordinatorRecord(OFFSET_KEY, b"\0\x09"), None, now)
+    shard.apply(CoordinatorRecord(GROUP_KEY, b"\0\x09"), None, now)
+    shard.apply(CoordinatorRecord(GROUP_KEY, GROUP_VALUE_3[:-1]), None, now)
+    shard.apply(CoordinatorRecord(b"\0", b""), None, now)
+    assert sum(shard.skipped.values()) == 8
+    assert shard.skipped["damaged"] == 2
+    assert shard.groups == {}
+    assert shard.metrics()["skipped_records"] == 8.0
+
+
+names = st.text(max_size=20)
+members = st.builds(
+    r.MemberRecord,
+    names,
+    st.none() | names,
+    names,
+    names,
+    st.integers(0, 2**31 - 1),
+    st.integers(0, 2**31 - 1),
+    st.binary(max_size=30),
+    st.binary(max_size=30),
+)
+
+
+@given(
+    st.builds(
+        r.GroupRecord,
+        names,
+        st.integers(-1, 2**31 - 1),
+        st.none() | names,
+        st.none() | names,
+        st.integers(-1, 2**62),
+        st.lists(members, max_size=4).map(tuple),
+    )
+)
+def test_groups_round_trip(group: r.GroupRecord) -> None:
+    assert r.decode_group(r.group_value(group)) == group
+
+
+@given(names, names, st.integers(0, 2**31 - 1), st.integers(0, 2**62), st.integers(-1, 2**31 - 1), names)
+def test_offsets_round_trip(group: str, topic: str, partition: int, offset: int, epoch: int, metadata: str) -> None:
+    key = r.offset_key(group, TopicPartition(topic, partition))
+    assert r.decode_key(key) == r.OffsetKey(group, TopicPartition(topic, partition))
+    committed = r.CommittedOffset(offset, epoch, metadata, 17)
+    assert r.decode_offset(r.offset_value(committed)) == committed
+
+
+@pytest.mark.parametrize("decode", [r.decode_key, r.decode_offset, r.decode_group])
+@given(raw=st.binary(max_size=80), head=st.integers(0, 5))
+def test_any_bytes_decode_or_are_refused(decode: object, raw: bytes, head: int) -> None:
+    try:
+        decode(struct.pack(">h", head) + raw)  # type: ignore[operator]
+    except r.BadRecord:
+        pass
