@@ -166,7 +166,7 @@ def decode_produce(version: int, body: memoryview) -> ProduceRequest:
     transactional_id = _string(reader, flexible) if version >= 3 else None
     acks, timeout_ms = struct.unpack(">hi", reader.take(6))
     parts: list[ProducePart] = []
-    for _ in range(_count(reader, flexible, 6)):
+    for _ in range(_count(reader, flexible, 3)):
         name: str | None = None
         topic_id: uuid.UUID | None = None
         if version >= _PRODUCE_TOPIC_IDS:
@@ -409,7 +409,7 @@ _FETCH_V4 = struct.Struct(">iqi")
 
 def _fetch_parts(reader: Reader, version: int, flexible: bool) -> list[FetchPart]:
     parts: list[FetchPart] = []
-    for _ in range(_count(reader, flexible, 6)):
+    for _ in range(_count(reader, flexible, 3)):
         name: str | None = None
         topic_id: uuid.UUID | None = None
         if version >= _FETCH_TOPIC_IDS:
@@ -449,7 +449,7 @@ def _fetch_part_tags(reader: Reader, version: int) -> int:
 
 def _forgotten(reader: Reader, version: int, flexible: bool) -> list[tuple[str | uuid.UUID, list[int]]]:
     found: list[tuple[str | uuid.UUID, list[int]]] = []
-    for _ in range(_count(reader, flexible, 6)):
+    for _ in range(_count(reader, flexible, 3)):
         topic: str | uuid.UUID = (
             _topic_id(reader) if version >= _FETCH_TOPIC_IDS else _name(reader, flexible)
         )  # fmt: skip

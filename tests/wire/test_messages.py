@@ -1,0 +1,166 @@
+"""Every API in every advertised version: our decoder reads what the library writes, and refuses what nobody should."""
+
+from __future__ import annotations
+
+import random
+import tracemalloc
+
+import pytest
+
+import wire.messages as m
+from tests.wire.samples import ALL_VERSIONS, request, response
+from wire.apis import APIS
+from wire.bounded import MAX_OBJECTS, MAX_TAGS
+
+
+@pytest.mark.parametrize(("key", "version"), ALL_VERSIONS)
+def test_requests_survive_the_round_trip(key: int, version: int) -> None:
+    rng = random.Random(key * 100 + version)
+    for _ in range(20):
+        message = request(key, version, rng)
+        frame = memoryview(m.encode_request(key, version, 7, "client-ü", message))
+        assert int.from_bytes(frame[:4], "big") == len(frame) - 4
+        header = m.parse_request_header(frame[4:])
+        assert header[:4] == (key, version, 7, "client-ü")
+        decoded = m.decode_request(key, version, frame[4 + header.body :])
+        assert decoded.to_dict(json=False) == message.to_dict(json=False)
+        assert decoded.encode(version=version) == message.encode(version=version)
+
+
+@pytest.mark.parametrize(("key", "version"), ALL_VERSIONS)
+def test_responses_survive_the_round_trip_and_equal_the_librarys_reading(key: int, version: int) -> None:
+    rng = random.Random(key * 100 + version)
+    for _ in range(20):
+        message = response(key, version, rng)
+        if key == 18:
+            message.error_code = 0
+        body = m.encode_response(message, key, version)
+        decoded = m.decode_response(key, version, body)
+        reference = m.response_class(key).decode(body, version=version)
+        assert decoded.to_dict(json=False) == message.to_dict(json=False) == reference.to_dict(json=False)
+
+
+@pytest.mark.parametrize(("key", "version"), ALL_VERSIONS)
+def test_cut_and_lengthened_requests_are_refused(key: int, version: int) -> None:
+    rng = random.Random(key)
+    body = bytes(request(key, version, rng).encode(version=version))
+    for cut in range(len(body)):
+        with pytest.raises(m.MalformedRequest):
+            m.decode_request(key, version, memoryview(body[:cut]))
+    with pytest.raises(m.MalformedRequest):
+        m.decode_request(key, version, memoryview(body + b"\0"))
+
+
+@pytest.mark.parametrize(("key", "version"), ALL_VERSIONS)
+def test_mutated_requests_decode_or_are_refused_never_anything_else(key: int, version: int) -> None:
+    rng = random.Random(key + 1000 * version)
+    for _ in range(200):
+        body = bytearray(request(key, version, rng).encode(version=version))
+        for _ in range(rng.randrange(1, 4)):
+            if body:
+                body[rng.randrange(len(body))] = rng.choice((0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256)))
+        try:
+            m.decode_request(key, version, memoryview(bytes(body)))
+        except m.MalformedRequest:
+            pass
+
+
+@pytest.mark.parametrize(("key", "version"), ALL_VERSIONS)
+def test_a_count_of_two_thousand_million_costs_nothing(key: int, version: int) -> None:
+    """Every position of a valid body is overwritten with the largest count there is."""
+    body = bytes(request(key, version, random.Random(5), 2).encode(version=version))
+    huge = b"\xff\xff\xff\xff\x07" if m.is_flexible(key, version) else b"\x7f\xff\xff\xff"
+    tracemalloc.start()
+    try:
+        for position in range(len(body)):
+            bomb = body[:position] + huge + body[position + len(huge) :] + b"\0" * 1000
+            with pytest.raises(m.MalformedRequest):
+                m.decode_request(key, version, memoryview(bomb))
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_small_elements_cannot_fill_memory() -> None:
+    """OffsetDelete and the like have elements of a few bytes: the number of objects is bounded, not only the bytes."""
+    count = MAX_OBJECTS + 1
+    body = b"\0\1g" + (1).to_bytes(4, "big") + b"\0\1t" + count.to_bytes(4, "big") + bytes(4 * count)
+    with pytest.raises(m.MalformedRequest, match="too many objects"):
+        m.decode_request(47, 0, memoryview(body))
+
+
+def test_tagged_fields_are_capped_in_header_and_body() -> None:
+    tags = bytes([MAX_TAGS + 1]) + b"".join(bytes([tag, 0]) for tag in range(MAX_TAGS + 1))
+    head = (3).to_bytes(2, "big") + (12).to_bytes(2, "big") + bytes(4) + b"\xff\xff"
+    with pytest.raises(m.MalformedRequest, match="tagged fields"):
+        m.parse_request_header(memoryview(head + tags))
+    body = bytes(m.MetadataRequest(version=12, topics=[]).encode(version=12))
+    with pytest.raises(m.MalformedRequest, match="tagged fields"):
+        m.decode_request(3, 12, memoryview(body[:-1] + tags))
+
+
+def test_unknown_tagged_fields_are_skipped() -> None:
+    body = bytes(m.MetadataRequest(version=12, topics=[]).encode(version=12))
+    decoded = m.decode_request(3, 12, memoryview(body[:-1] + b"\x01\x63\x03abc"))
+    assert decoded.topics == []
+    assert decoded.unknown_tags is None
+
+
+@pytest.mark.parametrize(("frame", "why"), [
+    (b"", "no header"),
+    (b"\0\3\0\1\0\0\0\0", "no header"),
+    (b"\0\3\0\1\0\0\0\0\0\5ab", "needs 5 bytes"),
+    (b"\0\3\0\1\0\0\0\0\xff\xfe", "client id"),
+    (b"\0\3\0\1\0\0\0\0\0\1\xff", "UTF-8"),
+])  # fmt: skip
+def test_broken_headers_are_refused(frame: bytes, why: str) -> None:
+    with pytest.raises(m.MalformedRequest, match=why):
+        m.parse_request_header(memoryview(frame))
+
+
+def test_headers_of_unknown_apis_and_versions_are_read_far_enough_to_answer() -> None:
+    unknown = m.parse_request_header(memoryview(b"\3\xe7\0\1\0\0\0\7\0\1c"))
+    assert (unknown.api_key, unknown.correlation_id, unknown.client_id) == (999, 7, "c")
+    future = m.parse_request_header(memoryview(b"\0\x12\0\x63\0\0\0\7\0\1c\0rest"))
+    assert (future.api_version, future.correlation_id) == (99, 7)
+
+
+def test_apiversions_answers_with_the_old_header_and_others_do_not() -> None:
+    assert m.encode_response_header(18, 4, 9) == b"\0\0\0\x09"
+    assert m.encode_response_header(3, 12, 9) == b"\0\0\0\x09\0"
+    assert m.encode_response_header(3, 8, 9) == b"\0\0\0\x09"
+
+
+def test_an_apiversions_refusal_is_read_in_version_0() -> None:
+    refusal = m.ApiVersionsResponse(version=0, error_code=35, api_keys=[])
+    assert m.decode_response(18, 4, m.encode_response(refusal, 18, 0)).error_code == 35
+
+
+def test_schemas_reach_what_the_table_advertises() -> None:
+    for key, row in APIS.items():
+        assert row.max_version <= m.schema_versions(key)[1], row
+
+
+def test_no_default_list_was_changed() -> None:
+    m.assert_defaults_untouched()
+    m.MetadataResponse(version=12).topics.append("oops")
+    with pytest.raises(AssertionError, match="MetadataResponse.topics"):
+        m.assert_defaults_untouched()
+    m.MetadataResponse(version=12).topics.clear()
+
+
+def test_what_the_library_lacks_is_declared_here() -> None:
+    for key in (41, 69):
+        low, high = m.schema_versions(key)
+        for version in range(low, high + 1):
+            message = response(key, version, random.Random(version))
+            body = m.encode_response(message, key, version)
+            assert m.decode_response(key, version, body).to_dict(json=False) == message.to_dict(json=False)
+
+
+def test_blobs_of_a_newer_version_are_read_as_the_newest_known() -> None:
+    subscription = m.ConsumerProtocolSubscription(version=1, topics=["t"], user_data=None, owned_partitions=[])
+    payload = subscription.encode(version=1)
+    assert m.decode_data(m.ConsumerProtocolSubscription, payload).topics == ["t"]
+    with pytest.raises(m.MalformedRequest):
+        m.decode_data(m.ConsumerProtocolSubscription, payload[:4])
