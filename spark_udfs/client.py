@@ -17,10 +17,9 @@ from typing import Any, NamedTuple, TypeVar
 import kafka.errors
 from kafka.net.manager import KafkaConnectionManager
 from kafka.net.selector import NetworkSelector
-from kafka.protocol.consumer import FetchRequest, ListOffsetsRequest
-from kafka.protocol.metadata import MetadataRequest
 
 from wire.errors import ErrorCode
+from wire.messages import FetchRequest, ListOffsetsRequest, MetadataRequest
 from wire.types import TopicPartition
 
 EARLIEST = -2

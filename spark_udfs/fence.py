@@ -92,8 +92,8 @@ def decide(fence: Fence | None, query_id: str, batch_id: int, *, adopt: bool = F
             return Decision.WRITE
         raise FenceConflict(
             f"the fence belongs to query {fence.query_id} (batch {fence.batch_id}), this is query {query_id}: the "
-            "checkpoint is new, or two queries share a sinkId. reset_fence() or the option fence.takeover.queryId hands "
-            "it over"
+            "checkpoint is new, or two queries share a sinkId. reset_fence() or the option fence.takeover.queryId "
+            "hands it over"
         )
     if fence.batch_id == batch_id:
         return Decision.SKIP

@@ -82,9 +82,10 @@ def find_java_home(environ: Mapping[str, str] | None = None, directory: Path | N
 
 
 def spark_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """A copy of the environment in which a Spark driver starts: a Java, and this Python for the workers.
+    """A copy of the environment in which a Spark driver starts: a Java, this Python, and the data source in its reach.
 
-    Without PYSPARK_PYTHON the workers would run whatever ``python3`` comes first on PATH.
+    Without PYSPARK_PYTHON the workers would run whatever ``python3`` comes first on PATH. Spark finds the data source
+    by listing the modules on the path, and an editable installation may be importable without being listed.
     """
     env = dict(os.environ if environ is None else environ)
     home = find_java_home(env)
@@ -94,4 +95,8 @@ def spark_environment(environ: Mapping[str, str] | None = None) -> dict[str, str
         env.pop("JAVA_HOME", None)  # it named no usable Java, and Spark would prefer it to PATH
     env.setdefault("PYSPARK_PYTHON", sys.executable)
     env.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    here = str(Path(__file__).resolve().parents[1])
+    paths = [part for part in env.get("PYTHONPATH", "").split(os.pathsep) if part]
+    if here not in paths:
+        env["PYTHONPATH"] = os.pathsep.join([here, *paths])
     return env

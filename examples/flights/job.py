@@ -1,0 +1,113 @@
+"""The PySpark query, in a process of its own: reads ``flights``, writes ``flights-enriched`` exactly once.
+
+    python -m examples.flights.job --bootstrap HOST:PORT --checkpoint DIR ...
+
+It says on standard output, one JSON line each, what the sink does. ``--stop-at written:2`` makes it say so and stand
+still when batch 2 is written and not yet committed, and ``--stop-at committed:4`` when batch 4 is committed in Kafka
+and Spark has not yet noted it: whoever started it can then kill it at that very moment.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from typing import TYPE_CHECKING
+
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as f
+
+from spark_udfs import SinkEvent, write_stream
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+FLIGHT = (
+    "carrier STRING, flight INT, origin STRING, dest STRING, scheduled STRING, tailnum STRING, "
+    "dep_time INT, dep_delay INT, arr_delay INT, air_time INT, distance INT"
+)
+
+
+def enrich(records: DataFrame, airlines: DataFrame) -> DataFrame:
+    """One output record per flight: airline name and delay class added. Left join: an unknown carrier stays."""
+    flights = records.select("key", f.from_json(f.col("value").cast("string"), FLIGHT).alias("flight")).select(
+        "key", "flight.*"
+    )
+    delay_class = (
+        f.when(f.col("dep_time").isNull(), "cancelled")
+        .when(f.col("arr_delay").isNull(), "diverted")
+        .when(f.col("arr_delay") <= 15, "on time")
+        .when(f.col("arr_delay") <= 60, "late")
+        .otherwise("very late")
+    )
+    enriched = flights.join(f.broadcast(airlines), "carrier", "left").withColumn("delay_class", delay_class)
+    columns = (
+        "carrier flight origin dest scheduled tailnum dep_delay arr_delay distance airline delay_class".split()
+    )
+    return enriched.select("key", f.to_json(f.struct(*columns)).alias("value"))
+
+
+def say(**fields: object) -> None:
+    """One line to whoever started this process."""
+    print(json.dumps(fields), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--bootstrap", required=True)
+    parser.add_argument("--source", default="flights")
+    parser.add_argument("--target", default="flights-enriched")
+    parser.add_argument("--airlines", required=True)
+    parser.add_argument("--checkpoint", required=True)
+    parser.add_argument("--sink-id", required=True)
+    parser.add_argument("--batch-rows", type=int, required=True)
+    parser.add_argument("--stop-at", default="")
+    parser.add_argument("--no-fence", action="store_true")
+    given = parser.parse_args()
+
+    def on_event(event: SinkEvent) -> None:
+        say(stage=event.stage, batch=event.batch_id, rows=event.rows)
+        if given.stop_at == f"{event.stage}:{event.batch_id}":
+            say(stage="waiting", batch=event.batch_id)
+            time.sleep(3600)
+
+    spark = (
+        SparkSession.builder.master("local[2,4]")
+        .appName("flights")
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.memory", "1g")
+        .config("spark.driver.extraJavaOptions", "-Xss8m")
+        .getOrCreate()
+    )
+    spark.sparkContext.setLogLevel("ERROR")
+    say(stage="spark")
+    airlines = spark.read.csv(given.airlines, header=True).selectExpr("carrier", "name AS airline")
+    records = (
+        spark.readStream.format("fleetlog")
+        .option("kafka.bootstrap.servers", given.bootstrap)
+        .option("subscribe", given.source)
+        .option("startingOffsets", "earliest")
+        .option("maxOffsetsPerTrigger", given.batch_rows)
+        .load()
+    )
+    query = write_stream(
+        enrich(records, airlines),
+        bootstrap_servers=given.bootstrap,
+        topic=given.target,
+        sink_id=given.sink_id,
+        checkpoint_location=given.checkpoint,
+        trigger={"availableNow": True},
+        options={"fence.enabled": str(not given.no_fence).lower()},
+        on_event=on_event,
+        compression_type="lz4",
+    )
+    say(stage="query", id=query.id)
+    query.awaitTermination()
+    say(stage="done")
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()
