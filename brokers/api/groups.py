@@ -252,7 +252,7 @@ def handle_leave_group(request: Any, context: Context) -> Outcome:
                     group_instance_id=leaver.instance_id,
                     error_code=int(outcome),
                 )
-                for leaver, outcome in answer.members
+                for leaver, outcome in (answer.members if version >= 3 else ())
             ],
         )
 

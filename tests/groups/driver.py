@@ -1,4 +1,4 @@
-"""Drives a GroupShard by the contract of txn.commands, without a loop: appends succeed at once unless told otherwise."""
+"""Drives a GroupShard by the contract of txn.commands, without a loop; appends succeed at once unless told not to."""
 
 from __future__ import annotations
 
@@ -219,7 +219,8 @@ class Client:
 
     @property
     def assignment(self) -> bytes:
-        assert self.syncing is not None and isinstance(self.syncing.response, SyncAnswer)
+        assert self.syncing is not None
+        assert isinstance(self.syncing.response, SyncAnswer)
         assert self.syncing.response.error is ErrorCode.NONE
         return self.syncing.response.assignment
 
@@ -260,7 +261,8 @@ def settle(*clients: Client) -> Client:
 def assign(*clients: Client) -> Client:
     leader = None
     for client in clients:
-        assert client.joining is not None and client.joining.done, f"{client.name} still waits"
+        assert client.joining is not None
+        assert client.joining.done, f"{client.name} still waits"
         answer = client.joining.response
         assert answer.error is ErrorCode.NONE, (client.name, answer)
         if answer.leader == client.member_id:
