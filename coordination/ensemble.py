@@ -87,6 +87,17 @@ def free_ports(count: int) -> list[int]:
         return [int(sock.getsockname()[1]) for sock in sockets]
 
 
+def is_free(port: int) -> bool:
+    """Can the loopback's port be listened on now?"""
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
+
+
 class ZooKeeperNode:
     """One ZooKeeper server process. ``start`` waits for the process only; ``wait_serving`` for the service."""
 

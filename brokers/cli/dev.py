@@ -1,0 +1,323 @@
+"""``fleetlog dev``: a local fleet of real broker processes beside a real ZooKeeper."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from brokers.cli import dev_fleet as fleet
+from brokers.cli.dev_state import DevError, FleetState, Process, end_all, load, locked
+
+EXIT_FAILED = 1
+EXIT_INTERRUPTED = 130
+EXIT_NOT_RUNNING = 3
+_console = Console(stderr=True)
+
+
+def default_directory() -> Path:
+    """FLEETLOG_DEV_DIR, or a place for the user's local state."""
+    chosen = os.environ.get("FLEETLOG_DEV_DIR")
+    if chosen:
+        return Path(chosen)
+    base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    return Path(base) / "fleetlog" / "dev"
+
+
+directory_option = click.option(
+    "--dir",
+    "directory",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=default_directory,
+    help="Where the fleet keeps its data, logs and pids.  [default: $FLEETLOG_DEV_DIR or ~/.local/state/fleetlog/dev]",
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+
+
+class _Interrupted(BaseException):
+    """Ctrl-C, SIGTERM or SIGHUP."""
+
+
+@click.group()
+def dev() -> None:
+    """A local fleet beside a real ZooKeeper: up, status, kill, start, down."""
+
+
+def _settings(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    settings = {}
+    for value in values:
+        name, mark, text = value.partition("=")
+        if not mark:
+            raise click.BadParameter(f"{value!r} must be NAME=VALUE")
+        settings[name.strip()] = text
+    return settings
+
+
+@dev.command()
+@click.option("--brokers", "count", type=click.IntRange(1, 30), default=3, show_default=True, help="How many brokers.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65000),
+    default=9092,
+    show_default=True,
+    help="Port of the first broker, the others follow; 0: free ones.",
+)
+@click.option("--detach", is_flag=True, help="Return when it is ready; `dev down` ends it.")
+@click.option(
+    "--set", "settings", multiple=True, callback=_settings, metavar="NAME=VALUE", help="A setting for every broker."
+)
+@directory_option
+@json_option
+def up(  # noqa: PLR0917  (click passes by name)
+    count: int, port: int, detach: bool, settings: dict[str, str], directory: Path, as_json: bool
+) -> None:
+    """Start ZooKeeper and brokers, and wait until a stock client can use them.
+
+    Without --detach it stays in the foreground; Ctrl-C ends everything. Data stays in the directory for the next time.
+    """
+    directory = directory.resolve()
+    begun = time.monotonic()
+    try:
+        fleet.check_tools()
+        directory.mkdir(parents=True, exist_ok=True)
+        with locked(directory):
+            known = load(directory)
+            if known is not None and known.running():
+                raise DevError(f"a fleet runs there already ({known.bootstrap}): `fleetlog dev down --dir {directory}`")
+            state = fleet.plan(directory, count, port, detach)
+            _catch_signals()
+            try:
+                _bring_up(directory, state, settings)
+            except BaseException:
+                _bring_down(directory)
+                raise
+        _print_ready(state, directory, time.monotonic() - begun, as_json)
+        if not detach:
+            _stay(directory)
+    except _Interrupted:
+        sys.exit(EXIT_INTERRUPTED)
+    except (DevError, OSError) as error:
+        _fail(error)
+
+
+def _bring_up(directory: Path, state: FleetState, settings: dict[str, str]) -> None:
+    if not state.detached:
+        state.supervisor = Process.of(os.getpid())
+    with _console.status("starting") as spinner:
+        fleet.start_all(directory, state, settings, spinner.update)
+        deadline = time.monotonic() + fleet.READY_TIMEOUT_S
+        for broker in state.brokers:
+            spinner.update(f"waiting for broker {broker.id}")
+            fleet.wait_ready(broker, deadline)
+        spinner.update("a stock client creates, produces, reads and commits")
+        fleet.check_with_client(state)
+
+
+def _bring_down(directory: Path, patience_s: float = fleet.BROKER_PATIENCE_S) -> None:
+    """End what runs. A second Ctrl-C cuts the patience short, none leaves a process behind."""
+    while True:
+        try:
+            with _console.status("stopping"):
+                fleet.stop_all(directory, patience_s)
+            return
+        except _Interrupted:
+            patience_s = 0.0
+
+
+def _stay(directory: Path) -> None:
+    """Until Ctrl-C, or until everything has ended without us; then end what is left."""
+    told: set[int] = set()
+    try:
+        while (state := load(directory)) is not None and state.running():
+            for broker in state.brokers:
+                dead = broker.process is None or not broker.process.alive()
+                if dead and broker.id not in told:
+                    hint = f"`fleetlog dev start {broker.id}` starts it again"
+                    _console.print(f"[yellow]broker {broker.id} has ended[/]; {hint}")
+                    told.add(broker.id)
+                elif not dead:
+                    told.discard(broker.id)
+            time.sleep(0.5)
+    except _Interrupted:
+        pass
+    _bring_down(directory)
+
+
+def _catch_signals() -> None:
+    def interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
+        raise _Interrupted
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, interrupt)
+
+
+@dev.command()
+@directory_option
+@json_option
+def status(directory: Path, as_json: bool) -> None:
+    """What runs. Exit code 0 when everything does, 3 when something does not."""
+    directory = directory.resolve()
+    try:
+        state = load(directory)
+    except DevError as error:
+        _fail(error)
+    report = _report(state, directory)
+    if as_json:
+        click.echo(json.dumps(report, indent=2))
+    elif state is None:
+        click.echo(f"no fleet runs in {directory}; `fleetlog dev up` starts one")
+    else:
+        Console().print(_table(report))
+        click.echo(f"bootstrap: {report['bootstrap']}")
+    sys.exit(0 if report["running"] else EXIT_NOT_RUNNING)
+
+
+@dev.command()
+@click.option("--delete-data", is_flag=True, help="Also remove the directory with all records.")
+@directory_option
+def down(directory: Path, delete_data: bool) -> None:
+    """End the fleet; no process is left behind."""
+    directory = directory.resolve()
+    try:
+        state = load(directory) if directory.exists() else None
+        if state is None:
+            click.echo(f"no fleet runs in {directory}")
+        else:
+            if state.supervisor is not None and state.supervisor.alive():
+                # It stops the fleet itself; what it leaves after that is ended here.
+                end_all([state.supervisor], 2 * fleet.BROKER_PATIENCE_S)
+            with locked(directory):
+                fleet.stop_all(directory)
+            click.echo("the fleet is down")
+        if delete_data and directory.exists():
+            _delete_data(directory)
+    except (DevError, OSError) as error:
+        _fail(error)
+
+
+def _delete_data(directory: Path) -> None:
+    for path in (*directory.glob("broker-*"), directory / "zookeeper"):
+        if path.is_dir():
+            shutil.rmtree(path)
+    click.echo(f"the data in {directory} is deleted")
+
+
+@dev.command()
+@click.argument("broker_id", type=int)
+@directory_option
+def kill(broker_id: int, directory: Path) -> None:
+    """SIGKILL broker BROKER_ID, as a crash would end it."""
+    directory = directory.resolve()
+    try:
+        process = _running(directory).broker(broker_id).process
+        if process is None or not process.send(signal.SIGKILL):
+            raise DevError(f"broker {broker_id} does not run")
+        process.wait(10)
+        click.echo(f"broker {broker_id} (pid {process.pid}) is killed")
+    except DevError as error:
+        _fail(error)
+
+
+@dev.command()
+@click.argument("broker_id", type=int)
+@directory_option
+def start(broker_id: int, directory: Path) -> None:
+    """Start broker BROKER_ID again after it was killed."""
+    directory = directory.resolve()
+    try:
+        with locked(directory):
+            state = _running(directory)
+            broker = state.broker(broker_id)
+            if broker.process is not None and broker.process.alive():
+                raise DevError(f"broker {broker_id} runs")
+            with _console.status(f"waiting for broker {broker_id}"):
+                fleet.start_broker(directory, state, broker, die_with_parent=False)
+                fleet.wait_ready(broker, time.monotonic() + fleet.READY_TIMEOUT_S)
+        click.echo(f"broker {broker_id} is ready")
+    except DevError as error:
+        _fail(error)
+
+
+def _running(directory: Path) -> FleetState:
+    state = load(directory) if directory.exists() else None
+    if state is None:
+        raise DevError(f"no fleet runs in {directory}; `fleetlog dev up` starts one")
+    return state
+
+
+def _report(state: FleetState | None, directory: Path) -> dict[str, Any]:
+    if state is None:
+        return {"running": False, "directory": str(directory), "brokers": []}
+    rows = [
+        {
+            "id": broker.id,
+            "address": broker.address,
+            "pid": broker.process.pid if broker.process is not None else None,
+            "running": broker.process is not None and broker.process.alive(),
+            "ready": fleet.is_ready(broker),
+            "admin": f"http://127.0.0.1:{broker.admin_port}",
+            "config": str(Path(broker.directory) / "broker.properties"),
+            "log": str(fleet.log_path(broker)),
+        }
+        for broker in state.brokers
+    ]
+    zookeeper = state.zookeeper is not None and state.zookeeper.alive()
+    return {
+        "running": zookeeper and all(row["ready"] for row in rows),
+        "directory": str(directory),
+        "bootstrap": state.bootstrap,
+        "detached": state.detached,
+        "zookeeper": {
+            "connect": state.zookeeper_connect,
+            "pid": state.zookeeper.pid if state.zookeeper is not None else None,
+            "running": zookeeper,
+        },
+        "brokers": rows,
+    }
+
+
+def _table(report: dict[str, Any]) -> Table:
+    table = Table(box=None)
+    for column in ("process", "address", "pid", "state", "log"):
+        table.add_column(column)
+    zookeeper = report["zookeeper"]
+    table.add_row(
+        "zookeeper",
+        zookeeper["connect"],
+        str(zookeeper["pid"]),
+        _word(zookeeper["running"], zookeeper["running"]),
+        str(Path(report["directory"]) / "zookeeper" / "zookeeper.log"),
+    )
+    for row in report["brokers"]:
+        name = f"broker {row['id']}"
+        table.add_row(name, row["address"], str(row["pid"]), _word(row["running"], row["ready"]), row["log"])
+    return table
+
+
+def _word(running: bool, ready: bool) -> str:
+    return "[green]ready[/]" if ready else "[yellow]starting[/]" if running else "[red]down[/]"
+
+
+def _print_ready(state: FleetState, directory: Path, seconds: float, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps({**_report(state, directory), "seconds": round(seconds, 2)}, indent=2))
+        return
+    click.echo(f"ready after {seconds:.1f} s: {len(state.brokers)} brokers at {state.bootstrap}")
+    click.echo(f"  export FLEETLOG_BOOTSTRAP={state.bootstrap}")
+    click.echo(f"  data and logs: {directory}")
+    click.echo("  `fleetlog dev down` ends it" if state.detached else "  Ctrl-C ends it")
+
+
+def _fail(error: Exception) -> NoReturn:
+    click.echo(f"fleetlog dev: {error}", err=True)
+    sys.exit(EXIT_FAILED)
