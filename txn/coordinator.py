@@ -260,8 +260,8 @@ class TransactionShard:
         t = self.transactions.get(transactional_id)
         if t is None:
             return Result(EndAnswer(ErrorCode.INVALID_PRODUCER_ID_MAPPING))
-        if producer.epoch > LAST_CLIENT_EPOCH:
-            return Result(EndAnswer(ErrorCode.PRODUCER_FENCED))
+        if not 0 <= producer.epoch <= LAST_CLIENT_EPOCH:
+            return Result(EndAnswer(ErrorCode.PRODUCER_FENCED))  # nobody was ever given such an epoch
         bumps = end.client_version >= 2
         error = (self._end_with_bump if bumps else self._end_without_bump)(t, producer, end.commit)
         if error is None:

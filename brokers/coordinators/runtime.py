@@ -65,6 +65,7 @@ class CoordinatorRuntime:
         self._hosts: dict[int, ShardHost] = {}
         self._last_ticket = 0
         self._loaded_listeners: list[Callable[[ShardHost], None]] = []
+        self._unloaded_listeners: list[Callable[[int], None]] = []
 
     # ---- leadership ------------------------------------------------------------------------------------------------
 
@@ -92,6 +93,12 @@ class CoordinatorRuntime:
         self._hosts[index] = host
         host.start()
 
+    def follow(self, replicas: Any) -> None:
+        """Load and unload as the replica manager (``brokers.cluster.replicas``) says."""
+        replicas.on_leader(self.partition_elected)
+        replicas.on_resigned(self.partition_resigned)
+        replicas.on_deleted(self.partition_resigned)
+
     def partition_resigned(self, tp: TopicPartition) -> None:
         """This broker doesn't lead the partition any more (or it is deleted)."""
         if tp.topic == self.topic:
@@ -100,6 +107,10 @@ class CoordinatorRuntime:
     def on_loaded(self, listener: Callable[[ShardHost], None]) -> None:
         """Call ``listener`` whenever a shard begins to serve."""
         self._loaded_listeners.append(listener)
+
+    def on_unloaded(self, listener: Callable[[int], None]) -> None:
+        """Call ``listener`` with the partition index whenever a shard was given up."""
+        self._unloaded_listeners.append(listener)
 
     def close(self) -> None:
         """Unload all shards."""
@@ -110,6 +121,8 @@ class CoordinatorRuntime:
         host = self._hosts.pop(index, None)
         if host is not None:
             host.close()
+            for listener in self._unloaded_listeners:
+                listener(index)
 
     def _lost(self, host: ShardHost) -> None:
         index = host.partition.tp.partition
@@ -176,6 +189,10 @@ class CoordinatorRuntime:
         host.append_marker(marker, done)
 
     # ---- looking in ------------------------------------------------------------------------------------------------
+
+    def host(self, index: int) -> ShardHost | None:
+        """The host of a partition led here, in whatever state."""
+        return self._hosts.get(index)
 
     def hosts(self) -> list[ShardHost]:
         """Hosts of all partitions led here, by partition."""

@@ -1,0 +1,166 @@
+"""The transaction coordinator of this broker: its runtime, and what the pure shards need from the world.
+
+Markers are sent until every partition has its own (:mod:`marker_sender`), which also is how a transaction goes on that
+another coordinator left between prepare and complete: loading the shard yields the same effect again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from _native.batch import control_batch
+from brokers.coordinators.hosting import ShardHost
+from brokers.coordinators.marker_sender import MarkerSender
+from brokers.coordinators.ports import Marker
+from brokers.coordinators.producer_ids import ProducerIdAllocator
+from brokers.coordinators.runtime import CoordinatorRuntime
+from brokers.coordinators.verification import Verifier
+from brokers.log import Origin
+from brokers.model import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC, Clock
+from txn.commands import Now, Result, Ticket, WriteMarkers
+from txn.coordinator import TransactionSettings, TransactionShard
+from txn.markers import Job
+from wire.errors import ErrorCode
+from wire.types import TopicPartition
+
+if TYPE_CHECKING:
+    from brokers.cluster.peers import Peers
+    from brokers.cluster.replicas import ReplicaManager
+    from brokers.cluster.view import ClusterView
+    from brokers.config import BrokerConfig
+    from coordination.store import Store
+
+__all__ = ["TransactionCoordinator", "partition_count_of", "settings_of"]
+
+
+def settings_of(config: BrokerConfig) -> TransactionSettings:
+    """The coordinator's part of the configuration."""
+    return TransactionSettings(
+        max_timeout_ms=config.transaction_max_timeout_ms,
+        id_expiration_ms=config.transactional_id_expiration_ms,
+    )
+
+
+def partition_count_of(view: ClusterView, topic: str, configured: int) -> Callable[[], int]:
+    """The topic's number of partitions; the configured one until it exists."""
+
+    def count() -> int:
+        found = view.topics.get(topic)
+        return len(found.partitions) if found is not None and found.partitions else configured
+
+    return count
+
+
+class TransactionCoordinator(CoordinatorRuntime):
+    """The runtime of ``__transaction_state`` with producer ids, markers and verification around it.
+
+    ``groups`` is the runtime of ``__consumer_offsets``: markers there go through its shards. ``incarnation`` is this
+    broker's present one (it makes the stamps of producer id blocks unique).
+    """
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        *,
+        view: ClusterView,
+        replicas: ReplicaManager,
+        groups: CoordinatorRuntime,
+        peers: Peers,
+        store: Store,
+        loop: asyncio.AbstractEventLoop,
+        clock: Clock,
+        incarnation: Callable[[], int],
+    ) -> None:
+        settings = settings_of(config)
+        super().__init__(
+            "transactions",
+            TRANSACTION_STATE_TOPIC,
+            lambda partition: TransactionShard(partition, settings),
+            partition_count=partition_count_of(
+                view, TRANSACTION_STATE_TOPIC, config.transaction_state_log_num_partitions
+            ),
+            loop=loop,
+            clock=clock,
+            origin=Origin.COORDINATOR,
+            may_serve=replicas.lease_valid,
+            write_markers=self._take_markers,
+        )
+        self._replicas = replicas
+        self._groups = groups
+        broker_id = config.broker_id
+        self.producer_ids = ProducerIdAllocator(store, broker_id, lambda: f"{broker_id}-{incarnation()}")
+        self.markers = MarkerSender(
+            broker_id, view, peers, loop, clock, write_here=self.write_markers_here, on_written=self._markers_written
+        )
+        self.verifier = Verifier(broker_id, view, peers, self)
+        self.on_unloaded(self.markers.drop_shard)
+
+    async def stop(self) -> None:
+        """Unload everything and stop talking to others."""
+        self.close()
+        await self.markers.close()
+        await self.verifier.close()
+        await self.producer_ids.close()
+
+    # ---- markers out -----------------------------------------------------------------------------------------------
+
+    def _take_markers(self, host: ShardHost, effect: WriteMarkers) -> None:
+        self.markers.add(host.partition.tp.partition, effect._replace(coordinator_epoch=host.leader_epoch))
+
+    def _markers_written(self, job: Job) -> None:
+        host = self.host(job.id.shard)
+        if host is None or host.leader_epoch != job.id.coordinator_epoch:
+            return  # another coordinator has it now, and writes the markers again
+
+        def command(shard: TransactionShard, now: Now, _ticket: Ticket) -> Result:
+            return shard.on_markers_written(job.id.transactional_id, job.id.producer_id, job.id.producer_epoch, now)
+
+        host.run(job.id.transactional_id, command)
+
+    # ---- markers in ------------------------------------------------------------------------------------------------
+
+    def write_markers_here(
+        self, markers: Sequence[tuple[TopicPartition, Marker]], done: Callable[[list[ErrorCode]], None]
+    ) -> None:
+        """Append markers to partitions led here; ``done`` gets one error each, once all are replicated or refused."""
+        errors = [ErrorCode.UNKNOWN_SERVER_ERROR] * len(markers)
+        missing = set(range(len(markers)))
+        if not markers:
+            done(errors)
+            return
+
+        def take(index: int) -> Callable[[ErrorCode], None]:
+            def answered(error: ErrorCode) -> None:
+                if index in missing:
+                    missing.discard(index)
+                    errors[index] = error
+                    if not missing:
+                        done(errors)
+
+            return answered
+
+        for index, (tp, marker) in enumerate(markers):
+            if tp.topic == GROUP_METADATA_TOPIC:
+                self._groups.append_marker(tp, marker, take(index))
+            else:
+                self._append_marker(tp, marker, take(index))
+
+    def _append_marker(self, tp: TopicPartition, marker: Marker, done: Callable[[ErrorCode], None]) -> None:
+        partition = self._replicas.leader(tp)
+        if isinstance(partition, ErrorCode):
+            done(partition)
+            return
+        batch = control_batch(
+            commit=marker.commit,
+            producer_id=marker.producer_id,
+            producer_epoch=marker.producer_epoch,
+            coordinator_epoch=marker.coordinator_epoch,
+            timestamp=self._clock.wall_ms(),
+        )
+        info = partition.append(batch, acks=-1, origin=Origin.COORDINATOR)
+        if info.error is ErrorCode.NONE:
+            partition.wait_for(info.last_offset, done)
+        else:
+            done(info.error)
