@@ -63,7 +63,7 @@ class ClusterView:
 
     def __init__(self, store: Store, config: BrokerConfig) -> None:
         self._store = store
-        self._static = config
+        self.static = config
         self._picture = Picture()
         self._sequence = -1
         self._listeners: list[Listener] = []
@@ -185,9 +185,9 @@ class ClusterView:
         kinds = {kind for kind, _ in change.configs_changed}
         if znodes.CONFIG_BROKERS in kinds or change.reloaded:
             self.effective = effective_config(
-                self._static,
+                self.static,
                 self.dynamic_config(znodes.CONFIG_BROKERS, znodes.DEFAULT_ENTITY),
-                self.dynamic_config(znodes.CONFIG_BROKERS, str(self._static.broker_id)),
+                self.dynamic_config(znodes.CONFIG_BROKERS, str(self.static.broker_id)),
             )
             self._topic_configs.clear()
 
