@@ -1,0 +1,583 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""The fast twin of ``batch_py``: same functions, same results, same errors. Bounds are checked by hand, in every read."""
+
+from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
+from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.string cimport memcpy
+
+from _native.batch_py import BatchHeader, Record
+from _native.errors import CorruptBatch
+
+HEADER_SIZE = 61
+
+cdef extern from *:
+    """
+    #include <stdint.h>
+    #include <stddef.h>
+    #include <string.h>
+
+    static uint32_t fl_table[8][256];
+    static int fl_hardware = 0;
+
+    static void fl_crc_setup(void) {
+        for (uint32_t n = 0; n < 256; n++) {
+            uint32_t c = n;
+            for (int k = 0; k < 8; k++) c = (c & 1) ? (c >> 1) ^ 0x82F63B78u : c >> 1;
+            fl_table[0][n] = c;
+        }
+        for (uint32_t n = 0; n < 256; n++)
+            for (int k = 1; k < 8; k++)
+                fl_table[k][n] = (fl_table[k - 1][n] >> 8) ^ fl_table[0][fl_table[k - 1][n] & 0xFF];
+    #if defined(__x86_64__)
+        __builtin_cpu_init();
+        fl_hardware = __builtin_cpu_supports("sse4.2");
+    #endif
+    }
+
+    static uint32_t fl_crc_software(uint32_t crc, const uint8_t *p, size_t n) {
+        while (n--) crc = (crc >> 8) ^ fl_table[0][(crc ^ *p++) & 0xFF];
+        return crc;
+    }
+
+    #if defined(__x86_64__)
+    __attribute__((target("sse4.2")))
+    static uint32_t fl_crc_hardware(uint32_t crc, const uint8_t *p, size_t n) {
+        uint64_t c = crc;
+        while (n >= 8) {
+            uint64_t word;
+            memcpy(&word, p, 8);
+            c = __builtin_ia32_crc32di(c, word);
+            p += 8;
+            n -= 8;
+        }
+        crc = (uint32_t)c;
+        while (n--) crc = __builtin_ia32_crc32qi(crc, *p++);
+        return crc;
+    }
+    #endif
+
+    static uint32_t fl_crc32c(uint32_t value, const uint8_t *p, size_t n) {
+        uint32_t crc = ~value;
+    #if defined(__x86_64__)
+        if (fl_hardware) return ~fl_crc_hardware(crc, p, n);
+    #endif
+        return ~fl_crc_software(crc, p, n);
+    }
+    """
+    void fl_crc_setup() noexcept nogil
+    uint32_t fl_crc32c(uint32_t value, const uint8_t *p, size_t n) noexcept nogil
+
+fl_crc_setup()
+
+cdef Py_ssize_t HEADER = 61
+cdef Py_ssize_t LENGTH_END = 12
+cdef Py_ssize_t MIN_RECORD = 7
+cdef object make_header = BatchHeader._make
+cdef object make_record = Record._make
+# Above this a checksum may let other threads run: the switch costs more than a small batch.
+cdef Py_ssize_t RELEASE_GIL_FROM = 256 * 1024
+
+
+cdef inline uint16_t _u16(const uint8_t *p) noexcept nogil:
+    return <uint16_t>((p[0] << 8) | p[1])
+
+
+cdef inline uint32_t _u32(const uint8_t *p) noexcept nogil:
+    return (<uint32_t>p[0] << 24) | (<uint32_t>p[1] << 16) | (<uint32_t>p[2] << 8) | p[3]
+
+
+cdef inline uint64_t _u64(const uint8_t *p) noexcept nogil:
+    return (<uint64_t>_u32(p) << 32) | _u32(p + 4)
+
+
+cdef inline void _put16(uint8_t *p, uint16_t v) noexcept nogil:
+    p[0] = <uint8_t>(v >> 8)
+    p[1] = <uint8_t>v
+
+
+cdef inline void _put32(uint8_t *p, uint32_t v) noexcept nogil:
+    p[0] = <uint8_t>(v >> 24)
+    p[1] = <uint8_t>(v >> 16)
+    p[2] = <uint8_t>(v >> 8)
+    p[3] = <uint8_t>v
+
+
+cdef inline void _put64(uint8_t *p, uint64_t v) noexcept nogil:
+    _put32(p, <uint32_t>(v >> 32))
+    _put32(p + 4, <uint32_t>v)
+
+
+cdef uint32_t _checksum(const uint8_t *p, Py_ssize_t n, uint32_t value):
+    cdef uint32_t crc
+    if n < RELEASE_GIL_FROM:
+        return fl_crc32c(value, p, <size_t>n)
+    with nogil:
+        crc = fl_crc32c(value, p, <size_t>n)
+    return crc
+
+
+def crc32c(data, unsigned int value=0):
+    cdef Py_buffer view
+    PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+    try:
+        return _checksum(<const uint8_t *>view.buf, view.len, value)
+    finally:
+        PyBuffer_Release(&view)
+
+
+cdef object _header(const uint8_t *base, Py_ssize_t size, Py_ssize_t position):
+    """BatchHeader of the bytes at ``position``, or raise as the specification does."""
+    cdef const uint8_t *p
+    cdef int32_t length, delta, count
+    if position < 0 or size - position < HEADER:
+        raise CorruptBatch("a batch header needs 61 bytes", position)
+    p = base + position
+    if p[16] != 2:
+        raise CorruptBatch(f"magic {p[16]} is not 2", position)
+    length = <int32_t>_u32(p + 8)
+    delta = <int32_t>_u32(p + 23)
+    count = <int32_t>_u32(p + 57)
+    if length < HEADER - LENGTH_END:
+        raise CorruptBatch(f"batch length {length} is too small", position)
+    if delta < 0:
+        raise CorruptBatch(f"last offset delta {delta} is negative", position)
+    if count < 0:
+        raise CorruptBatch(f"record count {count} is negative", position)
+    return make_header((
+        <int64_t>_u64(p), length, <int32_t>_u32(p + 12), 2, _u32(p + 17), <int16_t>_u16(p + 21), delta,
+        <int64_t>_u64(p + 27), <int64_t>_u64(p + 35), <int64_t>_u64(p + 43), <int16_t>_u16(p + 51),
+        <int32_t>_u32(p + 53), count,
+    ))
+
+
+def parse_header(buf, Py_ssize_t position=0):
+    cdef Py_buffer view
+    PyObject_GetBuffer(buf, &view, PyBUF_SIMPLE)
+    try:
+        return _header(<const uint8_t *>view.buf, view.len, position)
+    finally:
+        PyBuffer_Release(&view)
+
+
+def validate_batch(buf, Py_ssize_t position=0):
+    cdef Py_buffer view
+    cdef const uint8_t *p
+    cdef Py_ssize_t size, payload
+    cdef uint32_t found, stored, count
+    PyObject_GetBuffer(buf, &view, PyBUF_SIMPLE)
+    try:
+        header = _header(<const uint8_t *>view.buf, view.len, position)
+        p = <const uint8_t *>view.buf + position
+        size = <Py_ssize_t><int32_t>_u32(p + 8) + LENGTH_END
+        if size > view.len - position:
+            raise CorruptBatch(f"batch of {size} bytes is cut at {view.len - position}", position)
+        payload = size - HEADER
+        count = _u32(p + 57)
+        if (p[22] & 7) == 0 and <Py_ssize_t>count > payload // MIN_RECORD:
+            raise CorruptBatch(f"{count} records cannot fit into {payload} bytes", position)
+        found = _checksum(p + 21, size - 21, 0)
+        stored = _u32(p + 17)
+        if found != stored:
+            raise CorruptBatch(f"checksum {found:#010x} is not the header's {stored:#010x}", position)
+        return header
+    finally:
+        PyBuffer_Release(&view)
+
+
+def scan(buf, Py_ssize_t start=0, Py_ssize_t end=-1):
+    cdef Py_buffer view
+    cdef Py_ssize_t stop, position, size
+    cdef const uint8_t *base
+    cdef list found = []
+    PyObject_GetBuffer(buf, &view, PyBUF_SIMPLE)
+    try:
+        base = <const uint8_t *>view.buf
+        stop = view.len if end < 0 or end > view.len else end
+        position = start
+        while stop - position >= HEADER:
+            header = _header(base, view.len, position)
+            size = <Py_ssize_t><int32_t>_u32(base + position + 8) + LENGTH_END
+            if size > stop - position:
+                break
+            found.append((position, header))
+            position += size
+        return found
+    finally:
+        PyBuffer_Release(&view)
+
+
+def stamp(buf, Py_ssize_t position, int64_t base_offset, int32_t leader_epoch, int64_t log_append_time_ms=-1):
+    cdef Py_buffer view
+    cdef uint8_t *p
+    cdef Py_ssize_t size
+    PyObject_GetBuffer(buf, &view, PyBUF_WRITABLE)
+    try:
+        if position < 0 or view.len - position < HEADER:
+            raise CorruptBatch("a batch header needs 61 bytes", position)
+        p = <uint8_t *>view.buf + position
+        size = <Py_ssize_t><int32_t>_u32(p + 8) + LENGTH_END
+        if log_append_time_ms >= 0 and (size < HEADER or size > view.len - position):
+            raise CorruptBatch(f"batch of {size} bytes is cut at {view.len - position}", position)
+        _put64(p, <uint64_t>base_offset)
+        _put32(p + 12, <uint32_t>leader_epoch)
+        if log_append_time_ms >= 0:
+            _put16(p + 21, _u16(p + 21) | 0x08)
+            _put64(p + 35, <uint64_t>log_append_time_ms)
+            _put32(p + 17, _checksum(p + 21, size - 21, 0))
+    finally:
+        PyBuffer_Release(&view)
+
+
+# ---- records --------------------------------------------------------------------------------------------------------
+
+cdef struct Cursor:
+    const uint8_t *p
+    Py_ssize_t position
+    Py_ssize_t end
+
+
+cdef inline int64_t _varint(Cursor *c, int bits) except? -0x7FFFFFFFFFFFFFFE:
+    cdef uint64_t value = 0
+    cdef int shift = 0
+    cdef uint8_t byte
+    while True:
+        if c.position >= c.end:
+            raise CorruptBatch("a varint is cut off", c.position)
+        byte = c.p[c.position]
+        c.position += 1
+        if shift == 63 and (byte & 0x7E) and byte < 0x80:
+            raise CorruptBatch("a varint is too large", c.position)
+        value |= <uint64_t>(byte & 0x7F) << shift
+        if byte < 0x80:
+            break
+        shift += 7
+        if shift >= bits:
+            raise CorruptBatch("a varint is too long", c.position)
+    if bits == 32 and value >> 32:
+        raise CorruptBatch("a varint is too large", c.position)
+    return <int64_t>(value >> 1) ^ -<int64_t>(value & 1)
+
+
+cdef inline Py_ssize_t _span(Cursor *c, Py_ssize_t *start) except -2:
+    """Length of a nullable byte run (-1 for null); ``start`` is where it begins."""
+    cdef int64_t length = _varint(c, 32)
+    if length == -1:
+        return -1
+    if length < 0 or length > c.end - c.position:
+        raise CorruptBatch(f"a length of {length} does not fit", c.position)
+    start[0] = c.position
+    c.position += <Py_ssize_t>length
+    return <Py_ssize_t>length
+
+
+cdef inline object _take(Cursor *c):
+    cdef Py_ssize_t start = 0
+    cdef Py_ssize_t length = _span(c, &start)
+    if length < 0:
+        return None
+    return PyBytes_FromStringAndSize(<const char *>c.p + start, length)
+
+
+cdef inline Py_ssize_t _begin(Cursor *c) except -1:
+    cdef int64_t length = _varint(c, 32)
+    cdef Py_ssize_t stop
+    if length < MIN_RECORD - 1 or length > c.end - c.position:
+        raise CorruptBatch(f"a record of {length} bytes does not fit", c.position)
+    stop = c.position + <Py_ssize_t>length
+    c.end = stop
+    c.position += 1
+    return stop
+
+
+cdef inline int64_t _delta(Cursor *c, int32_t last) except -1:
+    cdef int64_t delta = _varint(c, 32)
+    if delta < 0 or delta > last:
+        raise CorruptBatch(f"offset delta {delta} is outside 0..{last}", c.position)
+    return delta
+
+
+cdef inline int64_t _headers(Cursor *c, Py_ssize_t stop) except -1:
+    cdef int64_t count = _varint(c, 32)
+    if count < 0 or count > (stop - c.position) // 2:
+        raise CorruptBatch(f"{count} headers cannot fit", c.position)
+    return count
+
+
+cdef inline int _end(Cursor *c, Py_ssize_t stop, Py_ssize_t end) except -1:
+    if c.position != stop:
+        raise CorruptBatch(f"{stop - c.position} bytes are left over in a record", c.position)
+    c.end = end
+    return 0
+
+
+cdef inline int _check_room(Py_ssize_t size, int64_t count) except -1:
+    if count > size // MIN_RECORD:
+        raise CorruptBatch(f"{count} records cannot fit into {size} bytes", 0)
+    return 0
+
+
+def decode_records(payload, header):
+    cdef Py_buffer view
+    cdef Cursor c
+    cdef int64_t count = header.record_count, base_offset = header.base_offset
+    cdef int32_t last = header.last_offset_delta
+    cdef int64_t number, h, names
+    cdef Py_ssize_t stop, start = 0, length
+    cdef object base_timestamp = header.base_timestamp
+    cdef object appended = header.max_timestamp if header.is_log_append_time else None
+    cdef list records = []
+    cdef list headers
+    PyObject_GetBuffer(payload, &view, PyBUF_SIMPLE)
+    try:
+        _check_room(view.len, count)
+        c.p = <const uint8_t *>view.buf
+        c.position = 0
+        c.end = view.len
+        for number in range(count):
+            stop = _begin(&c)
+            timestamp = base_timestamp + _varint(&c, 64)
+            offset = base_offset + _delta(&c, last)
+            key = _take(&c)
+            value = _take(&c)
+            names = _headers(&c, stop)
+            if names == 0:
+                pairs = ()
+            else:
+                headers = []
+                for h in range(names):
+                    length = _span(&c, &start)
+                    if length < 0:
+                        raise CorruptBatch("a header without a name", c.position)
+                    try:
+                        name = (<const char *>c.p)[start:start + length].decode("utf-8")
+                    except UnicodeDecodeError:
+                        raise CorruptBatch("a header name is not UTF-8", start) from None
+                    headers.append((name, _take(&c)))
+                pairs = tuple(headers)
+            _end(&c, stop, view.len)
+            records.append(make_record((offset, timestamp if appended is None else appended, key, value, pairs)))
+        if c.position != c.end:
+            raise CorruptBatch(f"{c.end - c.position} bytes are left over after the records", c.position)
+        return records
+    finally:
+        PyBuffer_Release(&view)
+
+
+def validate_records(payload, header):
+    cdef Py_buffer view
+    cdef Cursor c
+    cdef int64_t count = header.record_count
+    cdef int32_t last = header.last_offset_delta
+    cdef int64_t number, h, names, delta, previous = -1, shift = 0, largest_shift = 0
+    cdef Py_ssize_t stop, start = 0
+    cdef bint keyed = True
+    PyObject_GetBuffer(payload, &view, PyBUF_SIMPLE)
+    try:
+        _check_room(view.len, count)
+        c.p = <const uint8_t *>view.buf
+        c.position = 0
+        c.end = view.len
+        for number in range(count):
+            stop = _begin(&c)
+            shift = _varint(&c, 64)
+            if number == 0 or shift > largest_shift:
+                largest_shift = shift
+            delta = _delta(&c, last)
+            if delta <= previous:
+                raise CorruptBatch(f"offset delta {delta} after {previous}", c.position)
+            previous = delta
+            if _span(&c, &start) < 0:
+                keyed = False
+            _span(&c, &start)
+            names = _headers(&c, stop)
+            for h in range(names):
+                if _span(&c, &start) < 0:
+                    raise CorruptBatch("a header without a name", c.position)
+                _span(&c, &start)
+            _end(&c, stop, view.len)
+        if c.position != c.end:
+            raise CorruptBatch(f"{c.end - c.position} bytes are left over after the records", c.position)
+        return (max(-1, header.base_timestamp + largest_shift) if count else -1), keyed
+    finally:
+        PyBuffer_Release(&view)
+
+
+cdef struct Out:
+    uint8_t *p
+    Py_ssize_t used
+    Py_ssize_t room
+
+
+cdef inline int _need(Out *o, Py_ssize_t more) except -1:
+    cdef Py_ssize_t room = o.room
+    cdef void *grown
+    if o.used + more <= room:
+        return 0
+    while room < o.used + more:
+        room = room * 2
+    grown = PyMem_Realloc(o.p, <size_t>room)
+    if grown == NULL:
+        raise MemoryError()
+    o.p = <uint8_t *>grown
+    o.room = room
+    return 0
+
+
+cdef inline int _varint_size(uint64_t v) noexcept nogil:
+    cdef int n = 1
+    while v > 0x7F:
+        v >>= 7
+        n += 1
+    return n
+
+
+cdef inline uint64_t _zigzag(int64_t v) noexcept nogil:
+    return (<uint64_t>v << 1) ^ <uint64_t>(v >> 63)
+
+
+cdef inline void _write_varint(Out *o, uint64_t v) noexcept nogil:
+    while v > 0x7F:
+        o.p[o.used] = <uint8_t>((v & 0x7F) | 0x80)
+        o.used += 1
+        v >>= 7
+    o.p[o.used] = <uint8_t>v
+    o.used += 1
+
+
+cdef inline Py_ssize_t _run_size(bytes value) noexcept:
+    if value is None:
+        return 1
+    return _varint_size(_zigzag(PyBytes_GET_SIZE(value))) + PyBytes_GET_SIZE(value)
+
+
+cdef inline void _write_run(Out *o, bytes value) noexcept:
+    cdef Py_ssize_t n
+    if value is None:
+        o.p[o.used] = 1
+        o.used += 1
+        return
+    n = PyBytes_GET_SIZE(value)
+    _write_varint(o, _zigzag(n))
+    memcpy(o.p + o.used, PyBytes_AS_STRING(value), <size_t>n)
+    o.used += n
+
+
+cdef bytes _bytes(object value):
+    return None if value is None else bytes(value)
+
+
+cdef int _encode(Out *o, object records, int64_t base_offset, int64_t base_timestamp) except -1:
+    cdef int64_t offset, timestamp, delta, number = 0
+    cdef Py_ssize_t size
+    cdef bytes key, value
+    cdef list pairs
+    for record in records:
+        offset = record[0]
+        timestamp = record[1] - base_timestamp
+        key = _bytes(record[2])
+        value = _bytes(record[3])
+        delta = number if offset < 0 else offset - base_offset
+        pairs = [(name.encode(), _bytes(text)) for name, text in record[4]]
+        size = 1 + _varint_size(_zigzag(timestamp)) + _varint_size(_zigzag(delta)) + _run_size(key) + _run_size(value)
+        size += _varint_size(_zigzag(len(pairs)))
+        for name, text in pairs:
+            size += _run_size(<bytes>name) + _run_size(<bytes>text)
+        _need(o, size + 10)
+        _write_varint(o, _zigzag(size))
+        o.p[o.used] = 0
+        o.used += 1
+        _write_varint(o, _zigzag(timestamp))
+        _write_varint(o, _zigzag(delta))
+        _write_run(o, key)
+        _write_run(o, value)
+        _write_varint(o, _zigzag(len(pairs)))
+        for name, text in pairs:
+            _write_run(o, <bytes>name)
+            _write_run(o, <bytes>text)
+        number += 1
+    return 0
+
+
+cdef bytes _encoded(object records, int64_t base_offset, int64_t base_timestamp, Py_ssize_t front):
+    """``front`` zero bytes and then the payload."""
+    cdef Out o
+    o.room = front + 1024
+    o.used = front
+    o.p = <uint8_t *>PyMem_Malloc(<size_t>o.room)
+    if o.p == NULL:
+        raise MemoryError()
+    try:
+        _encode(&o, records, base_offset, base_timestamp)
+        return PyBytes_FromStringAndSize(<char *>o.p, o.used)
+    finally:
+        PyMem_Free(o.p)
+
+
+def encode_records(records, int64_t base_offset, int64_t base_timestamp):
+    return _encoded(records, base_offset, base_timestamp, 0)
+
+
+def encode_batch(
+    records,
+    *,
+    int64_t base_offset=0,
+    int32_t leader_epoch=-1,
+    int16_t attributes=0,
+    int64_t producer_id=-1,
+    int16_t producer_epoch=-1,
+    int32_t base_sequence=-1,
+    compress=None,
+):
+    cdef uint8_t *p
+    cdef bytes out, payload
+    cdef int64_t base_timestamp, last, count
+    if not records:
+        raise ValueError("a batch needs at least one record")
+    base_timestamp = records[0].timestamp
+    if compress is None:
+        out = _encoded(records, base_offset, base_timestamp, HEADER)
+    else:
+        payload = compress(_encoded(records, base_offset, base_timestamp, 0))
+        out = PyBytes_FromStringAndSize(NULL, HEADER + PyBytes_GET_SIZE(payload))
+        memcpy(PyBytes_AS_STRING(out) + HEADER, PyBytes_AS_STRING(payload), <size_t>PyBytes_GET_SIZE(payload))
+    count = len(records)
+    last = records[len(records) - 1].offset
+    p = <uint8_t *>PyBytes_AS_STRING(out)  # nobody else has seen these bytes yet
+    _put64(p, <uint64_t>base_offset)
+    _put32(p + 8, <uint32_t>(PyBytes_GET_SIZE(out) - LENGTH_END))
+    _put32(p + 12, <uint32_t>leader_epoch)
+    p[16] = 2
+    _put16(p + 21, <uint16_t>attributes)
+    _put32(p + 23, <uint32_t>(count - 1 if last < 0 else last - base_offset))
+    _put64(p + 27, <uint64_t>base_timestamp)
+    _put64(p + 35, <uint64_t><int64_t>max([record.timestamp for record in records]))
+    _put64(p + 43, <uint64_t>producer_id)
+    _put16(p + 51, <uint16_t>producer_epoch)
+    _put32(p + 53, <uint32_t>base_sequence)
+    _put32(p + 57, <uint32_t>count)
+    _put32(p + 17, _checksum(p + 21, PyBytes_GET_SIZE(out) - 21, 0))
+    return out
+
+
+def control_batch(
+    *,
+    bint commit,
+    int64_t producer_id,
+    int16_t producer_epoch,
+    int32_t coordinator_epoch,
+    int64_t timestamp,
+    int64_t base_offset=0,
+    int32_t leader_epoch=-1,
+):
+    key = b"\0\0\0\1" if commit else b"\0\0\0\0"
+    value = b"\0\0" + int(coordinator_epoch).to_bytes(4, "big", signed=True)
+    return encode_batch(
+        [Record(-1, timestamp, key, value)],
+        base_offset=base_offset,
+        leader_epoch=leader_epoch,
+        attributes=0x30,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+    )

@@ -1,0 +1,32 @@
+"""Builds the Cython kernels; everything else is in pyproject.toml.
+
+``FLEETLOG_CYTHON_WERROR=1`` makes warnings of Cython and of the C compiler errors (CI does).
+``FLEETLOG_SANITIZE=address`` builds with AddressSanitizer (tests/native/sanitize.sh does).
+"""
+
+import os
+from pathlib import Path
+
+from Cython.Build import cythonize
+from Cython.Compiler import Options
+from setuptools import Extension, setup
+
+strict = os.environ.get("FLEETLOG_CYTHON_WERROR") == "1"
+sanitize = os.environ.get("FLEETLOG_SANITIZE", "")
+Options.warning_errors = strict
+
+compile_args = ["-O2", "-Wall", "-Wno-unused-function"]
+link_args = []
+if strict:
+    compile_args.append("-Werror")
+if sanitize:
+    compile_args = ["-O1", "-g", f"-fsanitize={sanitize}", "-fno-omit-frame-pointer"]
+    link_args = [f"-fsanitize={sanitize}"]
+
+extensions = [
+    Extension(f"_native.{source.stem}", [str(source)], extra_compile_args=compile_args, extra_link_args=link_args)
+    for source in sorted(Path("_native").glob("*_cy.pyx"))
+]
+setup(
+    ext_modules=cythonize(extensions, language_level=3, compiler_directives={"freethreading_compatible": False}),
+)

@@ -1,0 +1,17 @@
+"""Every kernel test runs on both twins. A missing compiled twin is an error, not a skip: the tests are about it."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+import pytest
+
+
+def _twins(kernel: str) -> list[ModuleType]:
+    return [importlib.import_module(f"_native.{kernel}_{twin}") for twin in ("py", "cy")]
+
+
+@pytest.fixture(params=["pure", "cython"])
+def batch(request: pytest.FixtureRequest) -> ModuleType:
+    return _twins("batch")[request.param == "cython"]

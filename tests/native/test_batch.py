@@ -1,0 +1,189 @@
+"""The batch kernel: what it means (on both twins), and that the twins agree on any bytes, errors included."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import _native.batch_cy as cython_twin
+import _native.batch_py as pure_twin
+from _native.batch_py import BatchHeader, Record
+from _native.errors import CorruptBatch
+
+text = st.text(max_size=8)
+nullable = st.none() | st.binary(max_size=40)
+timestamps = st.integers(-1, 2**55)
+records_strategy = st.lists(
+    st.builds(
+        Record, st.just(-1), timestamps, nullable, nullable, st.lists(st.tuples(text, nullable), max_size=3).map(tuple)
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+def both(call: Callable[[ModuleType], Any]) -> Any:
+    """The same call on both twins: equal results, or equal errors."""
+    outcomes = []
+    for twin in (pure_twin, cython_twin):
+        try:
+            outcomes.append(("ok", call(twin)))
+        except CorruptBatch as error:
+            outcomes.append(("corrupt", error.reason, error.position))
+    assert outcomes[0] == outcomes[1]
+    return outcomes[0]
+
+
+def a_batch(count: int = 3, **options: Any) -> bytes:
+    return pure_twin.encode_batch([Record(-1, 1000 + n, b"k%d" % n, b"v" * n, ()) for n in range(count)], **options)
+
+
+def test_checksum_has_the_published_value(batch: ModuleType) -> None:
+    assert batch.crc32c(b"123456789") == 0xE3069283  # RFC 3720 B.4 gives the same polynomial's test vectors
+    assert batch.crc32c(b"\0" * 32) == 0x8A9136AA
+    assert batch.crc32c(b"") == 0
+
+
+@given(st.binary(max_size=300), st.integers(0, 300))
+def test_checksums_continue(data: bytes, cut: int) -> None:
+    whole = both(lambda twin: twin.crc32c(data))[1]
+    assert both(lambda twin: twin.crc32c(data[cut:], twin.crc32c(data[:cut])))[1] == whole
+
+
+def test_header_fields_stand_where_the_format_puts_them(batch: ModuleType) -> None:
+    raw = a_batch(
+        2, base_offset=7, leader_epoch=5, attributes=0x10, producer_id=99, producer_epoch=3, base_sequence=2**31 - 1
+    )
+    header = batch.parse_header(raw)
+    assert isinstance(header, BatchHeader)
+    assert (header.base_offset, header.partition_leader_epoch, header.producer_id, header.producer_epoch) == (
+        7,
+        5,
+        99,
+        3,
+    )
+    assert (header.last_offset, header.size, header.last_sequence) == (8, len(raw), 0)
+    assert header.is_transactional
+    assert not header.is_control
+    assert struct.unpack_from(">q", raw, 0)[0] == 7
+    assert struct.unpack_from(">i", raw, 57)[0] == 2
+
+
+@given(records_strategy, st.integers(0, 2**50), st.integers(-1, 2**40))
+@settings(max_examples=200)
+def test_records_come_back(records: list[Record], base_offset: int, producer_id: int) -> None:
+    raw = both(lambda twin: twin.encode_batch(records, base_offset=base_offset, producer_id=producer_id))[1]
+    header = both(lambda twin: twin.validate_batch(raw))[1]
+    decoded = both(lambda twin: twin.decode_records(raw[61:], header))[1]
+    assert decoded == [r._replace(offset=base_offset + n) for n, r in enumerate(records)]
+    largest, keyed = both(lambda twin: twin.validate_records(raw[61:], header))[1]
+    assert largest == max(-1, max(r.timestamp for r in records))
+    assert keyed == all(r.key is not None for r in records)
+
+
+@given(records_strategy, st.integers(0, 2**40), st.integers(0, 1000), st.integers(-1, 2**41))
+def test_stamping_keeps_the_batch_valid(records: list[Record], offset: int, epoch: int, append_time: int) -> None:
+    raw = pure_twin.encode_batch(records)
+    stamped = []
+    for twin in (pure_twin, cython_twin):
+        buffer = bytearray(raw)
+        twin.stamp(buffer, 0, offset, epoch, append_time)
+        stamped.append(bytes(buffer))
+    assert stamped[0] == stamped[1]
+    header = pure_twin.validate_batch(stamped[0])
+    assert (header.base_offset, header.partition_leader_epoch) == (offset, epoch)
+    if append_time >= 0:
+        assert header.is_log_append_time
+        assert {r.timestamp for r in pure_twin.decode_records(stamped[0][61:], header)} == {append_time}
+    else:
+        assert stamped[0][16:] == raw[16:]
+
+
+@given(st.lists(st.integers(1, 4), max_size=5), st.integers(0, 400))
+def test_scan_lists_whole_batches(counts: list[int], cut: int) -> None:
+    raw = b"".join(a_batch(count) for count in counts)
+    cut = min(cut, len(raw))
+    found = both(lambda twin: twin.scan(raw, 0, cut))[1]
+    assert all(position + header.size <= cut for position, header in found)
+    assert [p for p, _ in found] == [sum(len(a_batch(c)) for c in counts[:n]) for n in range(len(found))]
+
+
+@given(records_strategy, st.data())
+@settings(max_examples=500)
+def test_twins_agree_on_mutated_bytes(records: list[Record], data: st.DataObject) -> None:
+    raw = bytearray(pure_twin.encode_batch(records))
+    for _ in range(data.draw(st.integers(1, 4))):
+        position = data.draw(st.integers(0, len(raw) - 1))
+        raw[position] = data.draw(st.integers(0, 255))
+    cut = data.draw(st.integers(0, len(raw)))
+    for sample in (bytes(raw), bytes(raw[:cut])):
+        both(lambda twin, s=sample: twin.scan(s))
+        both(lambda twin, s=sample: twin.validate_batch(s))
+        verdict = both(lambda twin, s=sample: twin.parse_header(s))
+        if verdict[0] == "ok":
+            both(lambda twin, s=sample, h=verdict[1]: twin.decode_records(s[61:], h))
+            both(lambda twin, s=sample, h=verdict[1]: twin.validate_records(s[61:], h))
+
+
+@given(st.binary(max_size=120), st.integers(0, 12))
+@settings(max_examples=500)
+def test_twins_agree_on_any_payload(payload: bytes, count: int) -> None:
+    header = pure_twin.parse_header(a_batch(1))._replace(record_count=count, last_offset_delta=max(0, count - 1))
+    both(lambda twin: twin.decode_records(payload, header))
+    both(lambda twin: twin.validate_records(payload, header))
+
+
+@pytest.mark.parametrize("position", range(21, 70))
+def test_any_flipped_bit_behind_the_checksum_is_found(batch: ModuleType, position: int) -> None:
+    raw = bytearray(a_batch(3))
+    raw[position] ^= 0x04
+    with pytest.raises(CorruptBatch):
+        batch.validate_batch(bytes(raw))
+
+
+def test_a_record_count_cannot_make_us_allocate(batch: ModuleType) -> None:
+    header = pure_twin.parse_header(a_batch(1))._replace(record_count=2**31 - 1, last_offset_delta=2**31 - 1)
+    with pytest.raises(CorruptBatch, match="cannot fit"):
+        batch.decode_records(b"\0" * 1000, header)
+    with pytest.raises(CorruptBatch, match="cannot fit"):
+        batch.validate_records(b"\0" * 1000, header)
+
+
+def test_compression_is_the_callers(batch: ModuleType) -> None:
+    import gzip
+
+    raw = batch.encode_batch([Record(-1, 5, b"k", b"v" * 1000)], attributes=1, compress=gzip.compress)
+    header = batch.validate_batch(raw)
+    assert header.codec == 1
+    (record,) = batch.decode_records(gzip.decompress(raw[61:]), header)
+    assert record.value == b"v" * 1000
+
+
+def test_markers(batch: ModuleType) -> None:
+    raw = batch.control_batch(commit=True, producer_id=4, producer_epoch=2, coordinator_epoch=9, timestamp=77)
+    header = batch.validate_batch(raw)
+    assert (header.is_control, header.is_transactional, header.base_sequence) == (True, True, -1)
+    (marker,) = batch.decode_records(raw[61:], header)
+    assert (marker.key, marker.value) == (b"\0\0\0\1", b"\0\0\0\0\0\t")
+    assert raw == pure_twin.control_batch(
+        commit=True, producer_id=4, producer_epoch=2, coordinator_epoch=9, timestamp=77
+    )
+
+
+def test_offsets_with_gaps_survive_as_compaction_leaves_them(batch: ModuleType) -> None:
+    records = [Record(10, 5, b"a", b"1"), Record(13, 6, b"b", b"2"), Record(19, 7, b"c", b"3")]
+    raw = batch.encode_batch(records, base_offset=10)
+    header = batch.validate_batch(raw)
+    assert (header.base_offset, header.last_offset) == (10, 19)
+    assert [r.offset for r in batch.decode_records(raw[61:], header)] == [10, 13, 19]
+
+
+def test_an_empty_batch_is_refused(batch: ModuleType) -> None:
+    with pytest.raises(ValueError, match="at least one record"):
+        batch.encode_batch([])
