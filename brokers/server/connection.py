@@ -155,12 +155,14 @@ class Connection:
         if self._pumping:
             return
         self._pumping = True
+        more = True
         try:
             for _ in range(REQUESTS_PER_TURN):
-                if self.closed or self._stalled() or not self._one():
+                if self.closed or self._stalled():
                     break
-            else:
-                self._env.loop.call_soon(self.pump)
+                if not self._one():
+                    more = False
+                    break
         except FrameError as error:
             self._refuse("frame", error)
         finally:
@@ -168,6 +170,8 @@ class Connection:
         if self.closed:
             return
         self._flush()
+        if more and not self.closed and not self._stalled():
+            self._env.loop.call_soon(self.pump)  # the others' turn first
         if not self._waiting_for_budget and (len(self._framer) < READ_BEHIND or not self._stalled()):
             self._resume()
 
@@ -295,8 +299,7 @@ class Connection:
     def _on_writable(self) -> None:
         if not self.closed:
             self._send()
-            if not self._writing:
-                self.pump()
+            self.pump()  # below its bound the outbox takes answers again
 
     # -- ending ---------------------------------------------------------------------------------------------------
 

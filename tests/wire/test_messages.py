@@ -144,7 +144,7 @@ def test_schemas_reach_what_the_table_advertises() -> None:
 def test_no_default_list_was_changed() -> None:
     m.assert_defaults_untouched()
     m.MetadataResponse(version=12).topics.append("oops")
-    with pytest.raises(AssertionError, match="MetadataResponse.topics"):
+    with pytest.raises(AssertionError, match=r"MetadataResponse\.topics"):
         m.assert_defaults_untouched()
     m.MetadataResponse(version=12).topics.clear()
 

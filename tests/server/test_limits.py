@@ -1,0 +1,245 @@
+"""What a peer can make the broker hold is bounded: memory, connections, time."""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+import time
+from typing import Any
+
+import pytest
+
+import wire.messages as m
+from brokers.api.base import Done, Park
+from tests.server.harness import RunningServer
+from wire import hot
+
+HEARTBEAT, FETCH = 12, 1
+MIB = 1024 * 1024
+
+
+def heartbeat(padding: int = 0) -> Any:
+    return m.HeartbeatRequest(group_id="g" * padding, generation_id=1, member_id="m")
+
+
+def beat(context: Any) -> Done:
+    return Done(m.HeartbeatResponse(version=context.api_version, error_code=0))
+
+
+def unsent(server: RunningServer) -> int:
+    return max((c.unsent for c in server.server._connections.values()), default=0)
+
+
+def test_a_slow_reader_stops_its_own_requests_and_loses_nothing() -> None:
+    executed: list[int] = []
+
+    def handler(request: Any, context: Any) -> Done:
+        executed.append(request.generation_id)
+        return Done(bytes([request.generation_id % 251]) * MIB)
+
+    with RunningServer({HEARTBEAT: handler}, {"connection.outbox.max.bytes": str(2 * MIB)}) as server:
+        client = server.client()
+        for number in range(100):
+            client.raw(m.encode_request(HEARTBEAT, 4, number, "c", m.HeartbeatRequest(
+                group_id="g", generation_id=number, member_id="m")))  # fmt: skip
+        server.until(lambda: unsent(server) > 2 * MIB, "a full outbox")
+        for _ in range(20):
+            assert server.call(lambda: unsent(server)) <= 3 * MIB + 100
+            time.sleep(0.005)
+        assert len(executed) < 40, "requests ran although their answers cannot leave"
+        for number in range(100):
+            frame = client.frame()
+            assert int.from_bytes(frame[:4], "big") == number
+            assert frame[5:] == bytes([number % 251]) * MIB
+        assert executed == list(range(100))
+
+
+class Piece:
+    """A file slice that counts its release."""
+
+    def __init__(self, file: Any, position: int, length: int) -> None:
+        self.file, self.position, self.length, self.released = file, position, length, 0
+
+    def fileno(self) -> int:
+        return int(self.file.fileno())
+
+    def release(self) -> None:
+        self.released += 1
+
+
+@pytest.mark.parametrize("sizes", [(10,), (70_000,), (5 * MIB, 3), (100, 200_000, 1, 64 * 1024)])
+def test_slices_of_files_are_sent_between_the_bytes(sizes: tuple[int, ...]) -> None:
+    content = os.urandom(12 * MIB)
+    pieces: list[Piece] = []
+    with tempfile.TemporaryFile() as file:
+        file.write(content)
+        file.flush()
+
+        def handler(request: Any, context: Any) -> Done:
+            found: list[Any] = []
+            position = 17
+            for size in sizes:
+                pieces.append(Piece(file, position, size))
+                found += [b"<", pieces[-1], b">"]
+                position += size
+            return Done(hot.Encoded(found))
+
+        with RunningServer({HEARTBEAT: handler}) as server:
+            client = server.client()
+            for number in range(3):
+                client.send(heartbeat(), 0, number)
+            for number in range(3):
+                frame = client.frame()
+                expected, position = number.to_bytes(4, "big"), 17
+                for size in sizes:
+                    expected += b"<" + content[position : position + size] + b">"
+                    position += size
+                assert frame == expected
+            server.until(lambda: all(piece.released == 1 for piece in pieces), "the release")
+
+
+def test_a_client_that_leaves_amid_a_slice_lets_the_file_go() -> None:
+    pieces: list[Piece] = []
+    with tempfile.TemporaryFile() as file:
+        file.truncate(50 * MIB)
+
+        def handler(request: Any, context: Any) -> Done:
+            pieces.append(Piece(file, 0, 50 * MIB))
+            return Done(hot.Encoded([b"x", pieces[-1]]))
+
+        with RunningServer({HEARTBEAT: handler}) as server:
+            client = server.client()
+            client.send(heartbeat(), 0, 1)
+            client.sock.recv(100)
+            client.close()
+            server.until(lambda: bool(pieces) and pieces[0].released == 1, "the release")
+
+
+def test_a_slice_of_a_file_that_was_cut_closes_the_connection() -> None:
+    with tempfile.TemporaryFile() as file:
+        file.write(b"short")
+        file.flush()
+        for size in (1000, 100_000):
+            piece = Piece(file, 0, size)
+            with RunningServer({HEARTBEAT: lambda *_, p=piece: Done(hot.Encoded([b"x", p]))}) as server:
+                client = server.client()
+                client.send(heartbeat(), 0, 1)
+                with pytest.raises(ConnectionError):
+                    client.frame()
+                server.until(lambda p=piece: p.released == 1, "the release")
+
+
+def test_requests_wait_while_too_many_bytes_are_in_flight() -> None:
+    parks: list[Park] = []
+
+    def handler(request: Any, context: Any) -> Any:
+        if not request.group_id:
+            return beat(context)
+        parks.append(Park(600_000, lambda: None))
+        return parks[-1]
+
+    with RunningServer({HEARTBEAT: handler}, {"queued.max.request.bytes": str(MIB)}) as server:
+        clients = [server.client() for _ in range(60)]
+        for number, client in enumerate(clients):
+            client.send(heartbeat(30_000), 0, number)
+        server.until(lambda: len(parks) == 34, "34 requests of 30 KB are a megabyte")
+        time.sleep(0.05)
+        assert server.call(lambda: (len(parks), server.server.budget.used <= MIB)) == (34, True)
+        for number in range(60):
+            server.until(lambda number=number: len(parks) > number, "the next request")
+            server.call(lambda number=number: parks[number].complete(m.HeartbeatResponse(version=0, error_code=0)))
+        for number, client in enumerate(clients):
+            assert client.receive()[0] == number
+        assert server.call(lambda: server.server.budget.used) == 0
+
+
+def test_one_request_larger_than_the_budget_still_passes() -> None:
+    with RunningServer({HEARTBEAT: lambda _, context: beat(context)}, {"queued.max.request.bytes": str(MIB)}) as server:
+        client = server.client()
+        big = m.HeartbeatRequest(group_id="g", generation_id=1, member_id="m")
+        body = m.encode_request(HEARTBEAT, 4, 1, "c", big)
+        tag = b"\x01\x05\x80\x80\x60" + bytes(0x180000)  # an unknown tagged field of 1.5 MiB
+        frame = body[4:-1] + tag
+        client.raw(len(frame).to_bytes(4, "big") + frame)
+        assert client.frame()[:4] == b"\0\0\0\1"
+
+
+@pytest.mark.parametrize("size", [-1, 2**31 - 1, 1_000_001])
+def test_impossible_frames_close_the_connection(size: int) -> None:
+    with RunningServer({HEARTBEAT: lambda _, c: beat(c)}, {
+        "socket.request.max.bytes": "1000000", "message.max.bytes": "100000",
+    }) as server:  # fmt: skip
+        client = server.client()
+        client.raw(size.to_bytes(4, "big", signed=True))
+        assert client.closed()
+        assert server.client().ask(heartbeat(), 4).error_code == 0
+
+
+def test_connections_are_capped_in_all_and_per_address() -> None:
+    handlers = {HEARTBEAT: lambda _, context: beat(context)}
+    with RunningServer(handlers, {"max.connections": "3"}) as server:
+        clients = [server.client() for _ in range(3)]
+        for client in clients:
+            assert client.ask(heartbeat(), 4).error_code == 0
+        assert server.client().closed()
+        clients[0].close()
+        server.until(lambda: len(server.server) == 2, "the close")
+        assert server.client().ask(heartbeat(), 4).error_code == 0
+        assert server.refused("connections") == 1
+    with RunningServer(handlers, {"max.connections.per.ip": "1"}) as server:
+        first = server.client()
+        assert first.ask(heartbeat(), 4).error_code == 0
+        assert server.client().closed()
+        with socket.create_connection(("127.0.0.1", server.endpoint().port), source_address=("127.0.0.2", 0)) as other:
+            other.sendall(m.encode_request(HEARTBEAT, 0, 9, "c", heartbeat()))
+            assert other.recv(8)[4:] == b"\0\0\0\x09"
+
+
+def test_the_brokers_own_listener_is_not_shut_by_clients() -> None:
+    settings = {
+        "listeners": "PLAINTEXT://127.0.0.1:0,INTERNAL://127.0.0.1:0", "inter.broker.listener.name": "INTERNAL",
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,INTERNAL:PLAINTEXT", "max.connections": "1",
+    }  # fmt: skip
+    with RunningServer({HEARTBEAT: lambda _, context: beat(context)}, settings) as server:
+        first = server.client()
+        assert first.ask(heartbeat(), 4).error_code == 0
+        assert server.client().closed()
+        for _ in range(3):
+            assert server.client("INTERNAL").ask(heartbeat(), 4).error_code == 0
+
+
+def test_a_frame_that_never_ends_and_an_idle_connection_are_closed() -> None:
+    parks: list[Park] = []
+
+    def handler(request: Any, context: Any) -> Any:
+        if request.group_id == "wait":
+            parks.append(Park(3_600_000, lambda: None))
+            return parks[-1]
+        return beat(context)
+
+    with RunningServer({HEARTBEAT: handler}, {"connections.max.idle.ms": "120000"}) as server:
+        slow, idle, waiting = server.client(), server.client(), server.client()
+        idle.ask(heartbeat(), 4)
+        waiting.send(m.HeartbeatRequest(group_id="wait", generation_id=1, member_id="m"), 4, 1)
+        slow.raw(b"\0\0\1\0ab")
+        partial = lambda: any(c.frame_since_ms is not None for c in server.server._connections.values())  # noqa: E731
+        server.until(lambda: bool(parks) and partial(), "the partial frame")
+        server.clock.ahead_ms += 31_000
+        assert slow.closed()
+        assert server.call(lambda: len(server.server)) == 2
+        server.clock.ahead_ms += 100_000
+        assert idle.closed()
+        assert server.call(lambda: len(server.server)) == 1, "a request is being worked on there"
+
+
+def test_a_thousand_connections_with_half_a_frame_do_not_keep_others_out() -> None:
+    with RunningServer({HEARTBEAT: lambda _, context: beat(context)}) as server:
+        idlers = [server.client() for _ in range(400)]
+        for idler in idlers:
+            idler.raw(b"\0\0\0\x50abc")
+        client = server.client()
+        for number in range(50):
+            assert client.ask(heartbeat(), 4, number).error_code == 0
+        for idler in idlers:
+            idler.close()
