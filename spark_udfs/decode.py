@@ -12,9 +12,12 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-_HEADER = struct.Struct(">qiibIhiqqqhii")
+from _native.batch import HEADER_SIZE, BatchHeader, CorruptBatch, decode_records, scan, validate_batch
+from wire.compression import Buffer, decompress
+
 _CONTROL_TYPE = struct.Struct(">hh")
 ABORT = 0
+MAX_PAYLOAD_BYTES = 512 << 20  # of one batch, decompressed
 
 HEADER_TYPE = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
 HEADERS_TYPE = pa.list_(HEADER_TYPE)
@@ -36,7 +39,7 @@ class AbortedFilter:
         self._coming = sorted(((first, producer) for producer, first in aborted), reverse=True)
         self._open: set[int] = set()
 
-    def drops(self, base_offset: int, last_offset: int, producer_id: int, transactional: bool) -> bool:
+    def drops(self, last_offset: int, producer_id: int, transactional: bool) -> bool:
         """Whether a data batch belongs to an aborted transaction."""
         while self._coming and self._coming[-1][0] <= last_offset:
             self._open.add(self._coming.pop()[1])
@@ -58,54 +61,53 @@ def decode(
 ) -> Decoded:
     """Rows with ``start <= offset < end`` out of a run of v2 batches; a torn last batch is left for the next fetch.
 
-    Raises CorruptBatch (a ValueError) for bytes that are no record batches, and for a wrong checksum.
+    Raises CorruptBatch or CodecError (both ValueError) for damaged batches, checksums included.
     """
-    wanted: list[tuple[int, int]] = []  # position and size of the batches whose records count
+    wanted: list[tuple[int, BatchHeader]] = []  # the batches whose records count
     next_offset = start
-    position = 0
     aborts = AbortedFilter(aborted if committed else ())
-    while position + _HEADER.size <= len(records):
-        fields = _HEADER.unpack_from(records, position)
-        base, length, attributes, last_delta, producer_id = fields[0], fields[1], fields[5], fields[6], fields[9]
-        size = 12 + length
-        if position + size > len(records):
-            break
-        if base >= end:
+    for position, header in scan(records):
+        if header.base_offset >= end:
             next_offset = end  # what stood before it was compacted away
             break
-        last = base + last_delta
-        if attributes & 0x20:
-            if committed and _marker_type(records, position, size) == ABORT:
-                aborts.aborted(producer_id)
-        elif not aborts.drops(base, last, producer_id, bool(attributes & 0x10)) and last >= start:
-            wanted.append((position, size))
-        next_offset = max(next_offset, last + 1)
-        position += size
+        if header.is_control:
+            if committed and _marker_type(records, position, header) == ABORT:
+                aborts.aborted(header.producer_id)
+        elif (
+            not aborts.drops(header.last_offset, header.producer_id, header.is_transactional)
+            and header.last_offset >= start
+        ):
+            wanted.append((position, header))
+        next_offset = max(next_offset, header.last_offset + 1)
     columns = _columns(records, wanted, start, end, headers)
     return Decoded(columns, min(next_offset, end), len(columns["offset"]))
 
 
-def _marker_type(records: bytes, position: int, size: int) -> int:
-    batch = next(_batches(records[position : position + size]))
-    return int(_CONTROL_TYPE.unpack(next(iter(batch)).key[:4])[1])
+def payload_of(records: Buffer, position: int, header: BatchHeader) -> Buffer:
+    """A batch's records, decompressed; CodecError beyond the limit."""
+    payload = memoryview(records)[position + HEADER_SIZE : position + header.size]
+    return decompress(header.codec, payload, MAX_PAYLOAD_BYTES) if header.codec else payload
 
 
-def _batches(records: bytes) -> Any:
-    from kafka.record import MemoryRecords
+def _marker_type(records: bytes, position: int, header: BatchHeader) -> int:
+    validate_batch(records, position)
+    marker = decode_records(payload_of(records, position, header), header)
+    key = marker[0].key if marker else None
+    if key is None or len(key) < _CONTROL_TYPE.size:
+        raise CorruptBatch("a control batch without its type", position)
+    return int(_CONTROL_TYPE.unpack_from(key)[1])
 
-    found = MemoryRecords(records)
-    while found.has_next():
-        yield found.next_batch()
 
-
-def _columns(records: bytes, wanted: list[tuple[int, int]], start: int, end: int, headers: bool) -> dict[str, pa.Array]:
+def _columns(
+    records: bytes, wanted: list[tuple[int, BatchHeader]], start: int, end: int, headers: bool
+) -> dict[str, pa.Array]:
     rows: list[tuple[Any, ...]] = []
-    for position, size in wanted:
-        batch = next(_batches(records[position : position + size]))
-        kind = batch.timestamp_type
+    for position, header in wanted:
+        validate_batch(records, position)
+        kind = int(header.is_log_append_time)
         rows += [
-            (r.key, r.value, r.offset, r.timestamp, kind, [{"key": k, "value": v} for k, v in r.headers])
-            for r in batch
+            (r.key, r.value, r.offset, r.timestamp * 1000, kind, r.headers)
+            for r in decode_records(payload_of(records, position, header), header)
             if start <= r.offset < end
         ]
     keys, values, offsets, timestamps, kinds, heads = zip(*rows, strict=True) if rows else ((),) * 6
@@ -113,9 +115,10 @@ def _columns(records: bytes, wanted: list[tuple[int, int]], start: int, end: int
         "key": pa.array(keys, pa.binary()),
         "value": pa.array(values, pa.binary()),
         "offset": pa.array(offsets, pa.int64()),
-        "timestamp": pa.array([t * 1000 for t in timestamps], TIMESTAMP_TYPE),
+        "timestamp": pa.array(timestamps, TIMESTAMP_TYPE),
         "timestampType": pa.array(kinds, pa.int32()),
     }
     if headers:
-        columns["headers"] = pa.array(heads, HEADERS_TYPE)
+        found = [[{"key": name, "value": value} for name, value in row] for row in heads]
+        columns["headers"] = pa.array(found, HEADERS_TYPE)
     return columns

@@ -1,0 +1,141 @@
+"""``python -m examples.flights``: the main job from an empty directory to the verdict. Exit code 0: exactly once."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from confluent_kafka import __version__ as confluent_version
+from rich.console import Console
+
+from examples.flights import fleet, report, steps
+from examples.flights.steps import BATCHES, Query, Result, StepFailed
+from spark_udfs import FenceError
+
+KILL_1 = 2  # batch in the midst of whose transaction the driver is killed
+KILL_2 = 4  # batch after whose commit, and before Spark's note of it, the driver is killed
+NEXT = """Try next:
+  .venv/bin/fleetlog dev up --detach              three brokers that stay
+  .venv/bin/fleetlog topics list
+  .venv/bin/python -m examples.flights --no-fence the same without the fence: duplicates, exit code 1
+  examples/flights/job.py                         the query, about a hundred lines
+  README.md, docs/ARCHITECTURE.md                 how to go on, and how it works"""
+
+
+class Progress:
+    """Lines with the seconds since the start, on a terminal as in a log file."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._start = time.monotonic()
+
+    def title(self, text: str) -> None:
+        """A new step."""
+        self._console.print(f"[bold]{self.seconds:6.1f} s  {text}[/bold]")
+
+    def say(self, text: str) -> None:
+        """Something within a step."""
+        self._console.print(f"{self.seconds:6.1f} s    {text}", markup=False, highlight=False)
+
+    @property
+    def seconds(self) -> float:
+        """Since the start."""
+        return time.monotonic() - self._start
+
+
+def run_query(query: Query, progress: Progress, *, fence: bool) -> list[tuple[str, str]]:
+    """The query with its two kills; evidence for each. Without the fence only the second kill, which is its test."""
+    evidence = []
+    if fence:
+        progress.title(f"Spark, first run: to be killed inside the transaction of batch {KILL_1}")
+        query.run("driver-1", f"written:{KILL_1}", progress.say)
+        still_open = steps.open_records(query.bootstrap, query.target)
+        noted = query.fence_now()
+        text = f"{still_open:,} uncommitted records of batch {KILL_1} in the log, "
+        text += f"fence at batch {noted and noted.batch_id}"
+        evidence.append(("kill 1, inside a transaction", text))
+        progress.say(f"killed with SIGKILL: {text}")
+    progress.title(f"Spark, next run: to be killed between the commit of batch {KILL_2} and Spark's note of it")
+    query.run("driver-2", f"committed:{KILL_2}", progress.say)
+    noted = query.fence_now()
+    text = f"fence at batch {noted and noted.batch_id}, Spark's commit log at batch {query.committed_in_spark()}"
+    evidence.append(("kill 2, after the commit", text))
+    progress.say(f"killed with SIGKILL: {text}")
+    progress.title("Spark, last run: to the end")
+    last = query.run("driver-3", "", progress.say)
+    evidence.append(("last run", f"batches skipped by the fence: {last.batches('skipped') or 'none'}"))
+    return evidence
+
+
+def run(
+    bootstrap: str, directory: Path, progress: Progress, given: argparse.Namespace
+) -> tuple[Result, list[tuple[str, str]]]:
+    """All steps on a running fleet."""
+    progress.title("Topics")
+    source, target = f"{given.prefix}flights", f"{given.prefix}flights-enriched"
+    steps.create_topics(bootstrap, source, target)
+    progress.title(f"Sending the flights to {source} (confluent-kafka {confluent_version}, idempotent, zstd)")
+    sent, keyless = steps.produce(bootstrap, source, given.flights, progress.say)
+    progress.say(f"{sent:,} flights acknowledged, {keyless:,} without a key")
+    query = Query(
+        bootstrap, source, target, f"{given.prefix}flights", directory, -(-sent // BATCHES), not given.no_fence
+    )
+    evidence = run_query(query, progress, fence=not given.no_fence)
+    progress.title(f"Reading {target} back and comparing with an independent join")
+    result = steps.reconcile(bootstrap, target, given.flights)
+    evidence.append(("log of the result", f"{result.skipped:,} aborted records that read_committed skipped"))
+    return result, evidence
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m examples.flights", description=__doc__)
+    parser.add_argument("--bootstrap", help="use this fleet (or any Kafka) instead of starting one")
+    parser.add_argument("--prefix", default="", help="in front of the topics' names and the sink's id")
+    parser.add_argument("--flights", type=int, help="only the first so many flights")
+    parser.add_argument("--no-fence", action="store_true", help="negative control: leave the fence unchecked")
+    parser.add_argument("--dir", type=Path, help="where to keep logs and checkpoints (default: a temporary directory)")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Exit code 0 for exactly once, 1 for duplicates or missing, 2 when a step failed."""
+    given = arguments()
+    console = Console(soft_wrap=True)
+    progress = Progress(console)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    directory = given.dir or Path(tempfile.mkdtemp(prefix="fleetlog-flights-"))
+    directory.mkdir(parents=True, exist_ok=True)
+    verdict = 2
+    try:
+        if not given.bootstrap:
+            progress.title("ZooKeeper and three brokers")
+        bootstrap = given.bootstrap or fleet.up(directory / "fleet", fleet.free_port())
+        result, evidence = run(bootstrap, directory, progress, given)
+        report.print_reconciliation(console, result, evidence)
+        report.print_findings(console, result.rows)
+        verdict = 0 if result.exactly_once else 1
+        word = "[green]exactly once[/green]" if verdict == 0 else "[red]NOT exactly once[/red]"
+        kills = 1 if given.no_fence else 2
+        console.print(f"[bold]{word}[/bold], {kills} killed drivers, {progress.seconds:.0f} s")
+        console.print(NEXT, markup=False, highlight=False)
+    except (StepFailed, FenceError) as exc:
+        console.print(f"failed: {exc}", markup=False, style="red")
+    finally:
+        if not given.bootstrap:
+            progress.title("Stopping the brokers")
+            fleet.down(directory / "fleet")
+        if verdict != 0:
+            console.print(f"logs and checkpoints are kept in {directory}", markup=False)
+        elif given.dir is None:
+            shutil.rmtree(directory, ignore_errors=True)
+    return verdict
+
+
+if __name__ == "__main__":
+    sys.exit(main())
