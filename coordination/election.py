@@ -39,6 +39,7 @@ CONTROLLER = "/controller"
 CONTROLLER_EPOCH = "/controller_epoch"
 FIRST_EPOCH = 0
 _RETRY_S = 0.5
+_RESIGN_S = 5.0
 
 _log = logging.getLogger(__name__)
 
@@ -134,11 +135,18 @@ async def _decide(store: Store, session_id: int) -> Outcome:
 
 
 async def resign(store: Store, leadership: Leadership) -> None:
-    """Give the office up, so that another broker is elected at once. No-op when it is another's already."""
-    try:
-        await store.multi([leadership.fence(), Delete(CONTROLLER)])
-    except (MultiFailed, SessionExpired):
-        pass
+    """Give the office up, so that another broker is elected at once. No-op when it is another's already.
+
+    Waits for a connection; the caller bounds that.
+    """
+    while True:
+        try:
+            await store.multi([leadership.fence(), Delete(CONTROLLER)])
+        except UnknownOutcome:
+            continue  # doing it twice is harmless: the fence or the missing znode stops the second time
+        except (MultiFailed, SessionExpired):
+            pass
+        return
 
 
 class ControllerElection:
@@ -182,13 +190,20 @@ class ControllerElection:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        leadership = self.leadership
         self._lose()
-        if leadership is not None:
-            try:
-                await resign(self._store, leadership)
-            except StoreError as error:
-                _log.info("resigning as controller: %s", error)
+        try:
+            await asyncio.wait_for(self._give_up(), _RESIGN_S)
+        except (StoreError, TimeoutError) as error:
+            _log.info("resigning as controller: %r; the end of the session will do it", error)
+
+    async def _give_up(self) -> None:
+        """Look whether the office is ours, for a campaign cut off a moment ago may have won it after all."""
+        session = self._store.session()
+        if session is None:
+            return
+        outcome = await _decide(self._store, session.session_id)
+        if outcome.leadership is not None:
+            await resign(self._store, outcome.leadership)
 
     def deposed(self) -> None:
         """A fenced write failed with ControllerMoved: another controller exists."""

@@ -239,9 +239,10 @@ class ZooKeeperNode:
 
     def _log_tail(self) -> str:
         try:
-            lines = self.log_path.read_text(errors="replace").splitlines()[-5:]
+            text = self.log_path.read_text(errors="replace")
         except OSError:
-            lines = []
+            text = ""
+        lines = [line for line in text.splitlines() if line and not line[0].isspace()][-6:]  # no stack frames
         return " | ".join(lines) or f"nothing in {self.log_path}"
 
 
