@@ -10,12 +10,12 @@ epoch for every transaction), KIP-1228.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from txn.commands import Cancel, CoordinatorRecord, Effect, Now, Result, Schedule, WriteMarkers
+from txn.patterns import Pattern
 from txn.records import RecordError, decode_key, decode_value, encode_key, encode_value
 from txn.states import ENDED, PREPARED, TransactionState
 from txn.transaction import LAST_CLIENT_EPOCH, Transaction
@@ -452,7 +452,7 @@ class TransactionShard:
         states: frozenset[TransactionState] = frozenset(),
         producer_ids: frozenset[int] = frozenset(),
         longer_than_ms: int = -1,
-        pattern: re.Pattern[str] | None = None,
+        pattern: Pattern | None = None,
     ) -> list[ListedTransaction]:
         """All ids that pass the filters (an empty filter passes all); ``longer_than_ms`` looks at open ones only."""
         found = []
@@ -463,7 +463,7 @@ class TransactionShard:
                 continue
             if longer_than_ms >= 0 and (t.start_ms < 0 or now.wall_ms - t.start_ms <= longer_than_ms):
                 continue
-            if pattern is not None and pattern.fullmatch(transactional_id) is None:
+            if pattern is not None and not pattern.matches(transactional_id):
                 continue
             found.append(ListedTransaction(transactional_id, t.producer_id, t.state))
         return found

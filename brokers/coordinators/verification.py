@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import wire.messages as m
@@ -123,14 +122,18 @@ class Verifier:
             return
         waiting.append(_Waiting(question, future))
         if broker not in self._tasks:
-            task = asyncio.get_running_loop().create_task(self._drain(broker), name=f"verification at {broker}")
-            self._tasks[broker] = task
-            task.add_done_callback(partial(self._drained, broker))
-
-    def _drained(self, broker: int, _task: asyncio.Task[None]) -> None:
-        self._tasks.pop(broker, None)
+            self._tasks[broker] = asyncio.get_running_loop().create_task(
+                self._drain(broker), name=f"verification at {broker}"
+            )
 
     async def _drain(self, broker: int) -> None:
+        try:
+            await self._send_all(broker)
+        finally:
+            # In the same step that saw the line empty, or a question asked right now would wait for nobody.
+            del self._tasks[broker]
+
+    async def _send_all(self, broker: int) -> None:
         while self._waiting.get(broker):
             batch, rest = _split(self._waiting[broker])
             self._waiting[broker] = rest
@@ -140,6 +143,7 @@ class Verifier:
                     broker, ADD_PARTITIONS_TO_TXN, BATCHED_VERSION, message, CALL_TIMEOUT_MS
                 )
                 answers = decode(response)
+                silence = ErrorCode(response.error_code) or ErrorCode.COORDINATOR_NOT_AVAILABLE
             except asyncio.CancelledError:
                 _answer_all(batch, ErrorCode.COORDINATOR_NOT_AVAILABLE)
                 raise
@@ -150,9 +154,7 @@ class Verifier:
             for entry in batch:
                 if not entry.future.done():
                     told = answers.get(entry.question.transactional_id, {})
-                    entry.future.set_result(
-                        {tp: told.get(tp, ErrorCode.COORDINATOR_NOT_AVAILABLE) for tp in entry.question.partitions}
-                    )
+                    entry.future.set_result({tp: told.get(tp, silence) for tp in entry.question.partitions})
         self._waiting.pop(broker, None)
 
 
@@ -237,5 +239,5 @@ def decode(response: Any) -> dict[str, Errors]:
         for topic in result.topic_results:
             for found in topic.results_by_partition:
                 error = ErrorCode(found.partition_error_code)
-                errors[TopicPartition(topic.name, found.partition_index)] = error if not whole else whole
+                errors[TopicPartition(topic.name, found.partition_index)] = whole or error
     return answers
