@@ -1,0 +1,295 @@
+"""The one place where commands meet the fleet: options, clients, and what errors mean to the user.
+
+Built on kafka-python, which every installation has. Whatever goes wrong becomes one line that names the topic, group
+or address and says what to do; a traceback is for our own bugs only.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple, TypeVar
+
+import click
+import kafka.errors as kafka_errors
+from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
+
+from brokers.cli.output import CliError, Output
+from wire.errors import ErrorCode
+
+DEFAULT_BOOTSTRAP = "localhost:9092"
+DEFAULT_TIMEOUT_S = 15.0
+CONNECT_TIMEOUT_S = 3.0
+CLIENT_ID = "fleetlog-cli"
+
+HINTS = {
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: "there is no such topic or partition; see `fleetlog topics list`",
+    ErrorCode.TOPIC_ALREADY_EXISTS: "it exists already",
+    ErrorCode.INVALID_TOPIC_EXCEPTION: "the name may have 1 to 249 letters, digits, '.', '_' and '-'",
+    ErrorCode.INVALID_PARTITIONS: "the number of partitions can only grow",
+    ErrorCode.INVALID_REPLICATION_FACTOR: "there are not that many living brokers; see `fleetlog dev status`",
+    ErrorCode.GROUP_ID_NOT_FOUND: "there is no such group; see `fleetlog groups list`",
+    ErrorCode.NON_EMPTY_GROUP: "it still has members; stop them first",
+    ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC: "members still read that topic; stop them first",
+    ErrorCode.UNKNOWN_MEMBER_ID: "the group has active members; stop them first",
+    ErrorCode.REBALANCE_IN_PROGRESS: "the group is rebalancing; stop its members or try again",
+    ErrorCode.COORDINATOR_NOT_AVAILABLE: "its coordinator is not available; try again in a moment",
+    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS: "its coordinator is still loading; try again in a moment",
+    ErrorCode.NOT_COORDINATOR: "its coordinator is moving; try again in a moment",
+    ErrorCode.LEADER_NOT_AVAILABLE: "a partition has no leader; see `fleetlog topics describe`",
+    ErrorCode.NOT_LEADER_OR_FOLLOWER: "a partition's leader is moving; try again in a moment",
+    ErrorCode.TRANSACTIONAL_ID_NOT_FOUND: "there is no such transactional id; see `fleetlog transactions list`",
+    ErrorCode.OFFSET_OUT_OF_RANGE: "the partition does not hold that offset; see `fleetlog topics describe`",
+    ErrorCode.MESSAGE_TOO_LARGE: "a record is larger than the topic's max.message.bytes",
+    ErrorCode.TOPIC_DELETION_DISABLED: "the brokers have delete.topic.enable=false",
+}
+
+
+class Target(NamedTuple):
+    """Which fleet, and how long to wait for it."""
+
+    bootstrap: str
+    timeout_s: float
+
+    @property
+    def timeout_ms(self) -> int:
+        """The timeout in milliseconds."""
+        return int(self.timeout_s * 1000)
+
+
+# --- options ----------------------------------------------------------------------------------------------------
+
+
+def parse_bootstrap(value: str) -> list[tuple[str, int]]:
+    """Addresses of ``host:port,host:port``; raises click.BadParameter naming the one that is wrong."""
+    addresses = []
+    for address in value.split(","):
+        host, colon, port = address.strip().rpartition(":")
+        if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
+            raise click.BadParameter(f"{address.strip()!r} is no host:port", param_hint="--bootstrap")
+        addresses.append((host.strip("[]"), int(port)))
+    return addresses
+
+
+def _bootstrap(_: click.Context, __: click.Parameter, value: str) -> str:
+    parse_bootstrap(value)
+    return value
+
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def client_options(function: _Function) -> _Function:
+    """Adds --bootstrap, --timeout and --json; the command gets ``target`` and ``out``."""
+
+    @click.option(
+        "--bootstrap",
+        "-b",
+        envvar="FLEETLOG_BOOTSTRAP",
+        default=DEFAULT_BOOTSTRAP,
+        show_default=True,
+        show_envvar=True,
+        callback=_bootstrap,
+        metavar="HOST:PORT[,...]",
+        help="Brokers to begin with.",
+    )
+    @click.option(
+        "--timeout",
+        type=click.FloatRange(min=0.1),
+        default=DEFAULT_TIMEOUT_S,
+        show_default=True,
+        metavar="SECONDS",
+        help="How long to wait for an answer.",
+    )
+    @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+    @functools.wraps(function)
+    def wrapped(*args: Any, bootstrap: str, timeout: float, as_json: bool, **kwargs: Any) -> Any:
+        logging.getLogger("kafka").setLevel(logging.CRITICAL)
+        return function(*args, target=Target(bootstrap, timeout), out=Output(as_json), **kwargs)
+
+    return wrapped  # type: ignore[return-value]
+
+
+def pairs(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    """Callback of options that take NAME=VALUE several times."""
+    found = {}
+    for value in values:
+        name, mark, rest = value.partition("=")
+        if not mark or not name.strip():
+            raise click.BadParameter(f"{value!r} must be NAME=VALUE")
+        found[name.strip()] = rest
+    return found
+
+
+class PartitionsOf(NamedTuple):
+    """A topic, all of it (``partitions`` None) or some partitions."""
+
+    topic: str
+    partitions: tuple[int, ...] | None
+
+
+def topic_partitions(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> list[PartitionsOf]:
+    """Callback of arguments and options like ``TOPIC`` or ``TOPIC:0,3``."""
+    found = []
+    for value in values:
+        topic, colon, listed = value.partition(":")
+        if colon and not all(part.strip().isdigit() for part in listed.split(",")):
+            raise click.BadParameter(f"{value!r} must be TOPIC or TOPIC:PARTITION[,PARTITION...]")
+        found.append(PartitionsOf(topic, tuple(int(part) for part in listed.split(",")) if colon else None))
+    return found
+
+
+# --- clients ----------------------------------------------------------------------------------------------------
+
+
+def reach(target: Target) -> None:
+    """Fail fast, with the address and the reason, when nobody listens: clients would retry until their timeout."""
+    reasons = []
+    for host, port in parse_bootstrap(target.bootstrap):
+        try:
+            socket.create_connection((host, port), timeout=min(target.timeout_s, CONNECT_TIMEOUT_S)).close()
+            return
+        except OSError as error:
+            reasons.append(f"{host}:{port} ({error.strerror or error})")
+    raise CliError(
+        f"no broker answers at {', '.join(reasons)}; start one with `fleetlog dev up`, or name one with --bootstrap"
+    )
+
+
+@contextmanager
+def admin(target: Target, about: str = "") -> Iterator[Any]:
+    """An admin client; errors inside the block become one line beginning with ``about``."""
+    reach(target)
+    with explained(target, about):
+        client = KafkaAdminClient(
+            bootstrap_servers=target.bootstrap.split(","),
+            client_id=CLIENT_ID,
+            request_timeout_ms=target.timeout_ms,
+            bootstrap_timeout_ms=target.timeout_ms,
+        )
+        try:
+            yield client
+        finally:
+            client.close()
+
+
+@contextmanager
+def consumer(target: Target, about: str = "", **config: Any) -> Iterator[Any]:
+    """A consumer without deserializers; offsets are committed by the command itself."""
+    reach(target)
+    with explained(target, about):
+        client = KafkaConsumer(
+            bootstrap_servers=target.bootstrap.split(","),
+            client_id=CLIENT_ID,
+            bootstrap_timeout_ms=target.timeout_ms,
+            enable_auto_commit=False,
+            allow_auto_create_topics=False,
+            **config,
+        )
+        try:
+            yield client
+        finally:
+            client.close(autocommit=False)
+
+
+@contextmanager
+def producer(target: Target, about: str = "", **config: Any) -> Iterator[Any]:
+    """A producer without serializers."""
+    reach(target)
+    with explained(target, about):
+        client = KafkaProducer(
+            bootstrap_servers=target.bootstrap.split(","),
+            client_id=CLIENT_ID,
+            bootstrap_timeout_ms=target.timeout_ms,
+            max_block_ms=target.timeout_ms,
+            **config,
+        )
+        try:
+            yield client
+        finally:
+            client.close(timeout=target.timeout_s)
+
+
+# --- errors -----------------------------------------------------------------------------------------------------
+
+
+def code_of(error: Exception) -> ErrorCode | None:
+    """Kafka's error code of a client's exception, if it has one."""
+    number = getattr(error, "errno", None)
+    try:
+        return None if number is None else ErrorCode(number)
+    except ValueError:
+        return None
+
+
+def explain(code: int, message: str | None = None) -> str:
+    """An error code in words: its name, and the broker's reason or our hint."""
+    try:
+        error = ErrorCode(code)
+    except ValueError:
+        return f"error {code}: {message}" if message else f"error {code}"
+    reason = message or HINTS.get(error, "")
+    return f"{reason} ({error.name})" if reason else error.name
+
+
+def check(about: str, code: int, message: str | None = None) -> None:
+    """Raise CliError if the code is an error."""
+    if code:
+        raise CliError(f"{about}: {explain(code, message)}")
+
+
+@contextmanager
+def explained(target: Target, about: str = "") -> Iterator[None]:
+    """Turn a client's exceptions into CliError."""
+    begin = f"{about}: " if about else ""
+    try:
+        yield
+    except kafka_errors.KafkaError as error:
+        code = code_of(error)
+        if code is not None:
+            raise CliError(f"{begin}{explain(code)}") from error
+        if isinstance(error, _NO_ANSWER):
+            raise CliError(
+                f"{begin}no answer from {target.bootstrap} within {target.timeout_s:g} s; "
+                "see `fleetlog dev status`, or wait longer with --timeout"
+            ) from error
+        raise CliError(f"{begin}{type(error).__name__.removesuffix('Error')}: {first_line(error)}") from error
+    except OSError as error:
+        raise CliError(f"{begin}{error.strerror or error}") from error
+
+
+_NO_ANSWER = (
+    kafka_errors.KafkaTimeoutError,
+    kafka_errors.NodeNotReadyError,
+    kafka_errors.KafkaConnectionError,
+    kafka_errors.Cancelled,
+)
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an exception's text, without the library's prefix and at a readable length."""
+    lines = str(error).strip().splitlines()
+    return (lines[0] if lines else "").split(": ", 1)[-1][:300]
+
+
+def known_partitions(client: Any, wanted: list[PartitionsOf]) -> dict[str, list[dict[str, Any]]]:
+    """Metadata of the partitions asked for, by topic; raises CliError naming what does not exist."""
+    names = [one.topic for one in wanted]
+    topics = {topic["name"]: topic for topic in client.describe_topics(names)}
+    found: dict[str, list[dict[str, Any]]] = {}
+    for topic, partitions in wanted:
+        data = topics.get(topic)
+        check(f"topic {topic}", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if data is None else data["error_code"])
+        assert data is not None
+        listed = sorted(data["partitions"], key=lambda p: int(p["partition_index"]))
+        existing = {p["partition_index"] for p in listed}
+        missing = [p for p in partitions or () if p not in existing]
+        if missing:
+            raise CliError(f"topic {topic} has partitions 0 to {len(existing) - 1}, not {missing[0]}")
+        found.setdefault(topic, []).extend(
+            p for p in listed if partitions is None or p["partition_index"] in partitions
+        )
+    return found

@@ -1,0 +1,30 @@
+"""``fleetlog completion``: the script that makes a shell complete our commands (click's own mechanism)."""
+
+from __future__ import annotations
+
+import click
+from click.shell_completion import get_completion_class
+
+_WHERE = {
+    "bash": 'add to ~/.bashrc:  eval "$(fleetlog completion bash)"',
+    "zsh": 'add to ~/.zshrc:  eval "$(fleetlog completion zsh)"',
+    "fish": "fleetlog completion fish > ~/.config/fish/completions/fleetlog.fish",
+}
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(sorted(_WHERE)))
+@click.pass_context
+def completion(ctx: click.Context, shell: str) -> None:
+    """Print the shell completion script.
+
+    \b
+    bash: add to ~/.bashrc   eval "$(fleetlog completion bash)"
+    zsh:  add to ~/.zshrc    eval "$(fleetlog completion zsh)"
+    fish: fleetlog completion fish > ~/.config/fish/completions/fleetlog.fish
+    """
+    found = get_completion_class(shell)
+    assert found is not None, "click knows these shells"
+    complete = found(ctx.find_root().command, {}, "fleetlog", "_FLEETLOG_COMPLETE")
+    click.echo(f"# {_WHERE[shell]}")
+    click.echo(complete.source())

@@ -1,0 +1,234 @@
+"""``fleetlog consume``: records to stdout, from a point, up to a point, alone or as a member of a group."""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+import time
+from typing import Any
+
+import click
+from kafka import TopicPartition
+from kafka.protocol.consumer import IsolationLevel, OffsetSpec
+
+from brokers.cli.client import (
+    PartitionsOf,
+    Target,
+    admin,
+    client_options,
+    consumer,
+    known_partitions,
+    topic_partitions,
+)
+from brokers.cli.output import Output, iso, warn
+from brokers.cli.times import Point, PointType
+
+POLL_MS = 200
+
+
+@click.command()
+@click.argument("wanted", nargs=-1, required=True, callback=topic_partitions, metavar="TOPIC[:P,...]...")
+@click.option(
+    "--from",
+    "start",
+    type=PointType(),
+    help="beginning, end, an offset, or a time.  [default: beginning, or what the group committed]",
+)
+@click.option(
+    "--to",
+    "stop",
+    type=PointType(),
+    help="end (as it is now), an offset, or a time; exclusive.  [default: go on for ever]",
+)
+@click.option("--count", "-n", type=click.IntRange(min=0), help="Stop after so many records.")
+@click.option("--group", "-g", help="Read as a member of this group and commit.")
+@click.option(
+    "--isolation",
+    type=click.Choice(["read_committed", "read_uncommitted"]),
+    default="read_committed",
+    show_default=True,
+    help="Whether to skip records of transactions that are open or aborted.",
+)
+@click.option("--key-separator", "-K", metavar="TEXT", help="Write the key and this before each value; \\t is a tab.")
+@click.option("--details", is_flag=True, help="Write topic, partition, offset, time and headers before each record.")
+@client_options
+def consume(
+    *,
+    target: Target,
+    out: Output,
+    wanted: list[PartitionsOf],
+    start: Point | None,
+    stop: Point | None,
+    count: int | None,
+    group: str | None,
+    isolation: str,
+    key_separator: str | None,
+    details: bool,
+) -> None:
+    """Write records of topics to stdout: values as they are, or one JSON object a line with --json."""
+    if group is not None and (start is not None or any(one.partitions is not None for one in wanted)):
+        raise click.UsageError("a group reads whole topics from where it is: move it with `fleetlog groups reset`")
+    separator = key_separator.replace("\\t", "\t").encode() if key_separator is not None else None
+    about = "topic " + ", ".join(one.topic for one in wanted)
+    writer = _Writer(out.as_json, separator, details, count)
+    with admin(target, about) as client:
+        bounds = _Bounds(client, wanted, start or Point("beginning"), stop, isolation)
+    if not bounds.open and (count == 0 or bounds.finished()):
+        return
+    config = {"isolation_level": isolation, "group_id": group, "auto_offset_reset": "earliest"}
+    with consumer(target, about, **config) as client:
+        try:
+            if group is None:
+                _read_alone(client, bounds, writer)
+            else:
+                _read_in_group(client, wanted, bounds, writer)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.stdout.flush()
+    warn(f"{writer.count} records") if sys.stderr.isatty() else None
+
+
+class _Bounds:
+    """Where each partition begins and ends."""
+
+    def __init__(self, client: Any, wanted: list[PartitionsOf], start: Point, stop: Point | None, isolation: str):
+        level = IsolationLevel.READ_COMMITTED if isolation == "read_committed" else IsolationLevel.READ_UNCOMMITTED
+        self.partitions = [
+            TopicPartition(topic, p["partition_index"])
+            for topic, listed in known_partitions(client, wanted).items()
+            for p in listed
+        ]
+        self.open = stop is None
+        ends = client.list_partition_offsets(dict.fromkeys(self.partitions, OffsetSpec.LATEST), level)
+        self._ends = {tp: ends[tp].offset for tp in self.partitions}
+        begins = client.list_partition_offsets(dict.fromkeys(self.partitions, OffsetSpec.EARLIEST))
+        self._begins = {tp: begins[tp].offset for tp in self.partitions}
+        self.start = self._offsets(client, start)
+        self.stop = self._offsets(client, stop) if stop is not None else {}
+
+    def _offsets(self, client: Any, point: Point) -> dict[Any, int]:
+        match point.kind:
+            case "beginning":
+                return dict(self._begins)
+            case "end":
+                return dict(self._ends)
+            case "offset":
+                return {tp: max(point.value, self._begins[tp]) for tp in self.partitions}
+        found = client.list_partition_offsets(dict.fromkeys(self.partitions, point.value))
+        return {tp: found[tp].offset if found[tp].offset >= 0 else self._ends[tp] for tp in self.partitions}
+
+    def past(self, tp: Any, offset: int) -> bool:
+        """Whether a record there is no longer wanted."""
+        return not self.open and offset >= self.stop.get(tp, 0)
+
+    def finished(self, positions: dict[Any, int] | None = None) -> bool:
+        """Whether every partition has been read to where it was to be read."""
+        at = self.start if positions is None else positions
+        return not self.open and all(at.get(tp, -1) >= offset for tp, offset in self.stop.items())
+
+
+class _Writer:
+    """Writes records, and knows when it has written enough."""
+
+    def __init__(self, as_json: bool, separator: bytes | None, details: bool, limit: int | None) -> None:
+        self._as_json = as_json
+        self._separator = separator
+        self._details = details
+        self._limit = limit
+        self.count = 0
+
+    @property
+    def full(self) -> bool:
+        return self._limit is not None and self.count >= self._limit
+
+    def write(self, record: Any) -> None:
+        line = json_line(record) if self._as_json else self._raw(record)
+        sys.stdout.buffer.write(line + b"\n")
+        self.count += 1
+
+    def _raw(self, record: Any) -> bytes:
+        parts = (
+            [f"{record.topic}:{record.partition}:{record.offset} {iso(record.timestamp) or '-'} "]
+            if self._details
+            else []
+        )
+        if self._details and record.headers:
+            parts.append(" ".join(f"{k}={(v or b'').decode(errors='replace')}" for k, v in record.headers) + " ")
+        begin = "".join(parts).encode()
+        if self._separator is not None:
+            begin += (record.key or b"") + self._separator
+        return begin + (record.value or b"")
+
+
+def json_line(record: Any) -> bytes:
+    """One record as one line of JSON; bytes that are no text go as ``..._base64``."""
+    data: dict[str, Any] = {
+        "topic": record.topic,
+        "partition": record.partition,
+        "offset": record.offset,
+        "timestamp": record.timestamp,
+        **_text("key", record.key),
+        **_text("value", record.value),
+    }
+    if record.headers:
+        data["headers"] = [{"name": name, **_text("value", value)} for name, value in record.headers]
+    return json.dumps(data, ensure_ascii=False).encode()
+
+
+def _text(name: str, raw: bytes | None) -> dict[str, str | None]:
+    try:
+        return {name: None if raw is None else bytes(raw).decode()}
+    except UnicodeDecodeError:
+        assert raw is not None
+        return {f"{name}_base64": base64.b64encode(raw).decode()}
+
+
+def _read_alone(client: Any, bounds: _Bounds, writer: _Writer) -> None:
+    client.assign(bounds.partitions)
+    for tp, offset in bounds.start.items():
+        client.seek(tp, offset)
+    while not writer.full:
+        batch = client.poll(timeout_ms=POLL_MS)
+        if _write(batch, bounds, writer):
+            return
+        sys.stdout.flush()
+        # Positions also move over what is never delivered: markers and aborted records.
+        if bounds.finished({tp: client.position(tp, timeout_ms=5_000) for tp in bounds.partitions}):
+            return
+
+
+def _write(batch: dict[Any, list[Any]], bounds: _Bounds, writer: _Writer) -> bool:
+    """Write a poll's records; True when there were enough."""
+    for tp, records in batch.items():
+        for record in records:
+            if bounds.past(tp, record.offset):
+                break
+            writer.write(record)
+            if writer.full:
+                return True
+    return False
+
+
+def _read_in_group(client: Any, wanted: list[PartitionsOf], bounds: _Bounds, writer: _Writer) -> None:
+    """At least once: what was written is committed after each poll, and at the end."""
+    client.subscribe([one.topic for one in wanted])
+    assigned_since = time.monotonic()
+    while not writer.full:
+        room = None if writer._limit is None else writer._limit - writer.count
+        batch = client.poll(timeout_ms=POLL_MS, max_records=room)
+        _write(batch, bounds, writer)
+        sys.stdout.flush()
+        if batch:
+            client.commit()
+        owned = client.assignment()
+        if not owned:
+            if not bounds.open and time.monotonic() - assigned_since > 60:
+                warn("the group gave this member no partition")
+                return
+            continue
+        positions = {tp: client.position(tp, timeout_ms=5_000) or 0 for tp in owned}
+        mine = {tp: positions.get(tp, bounds.stop[tp]) for tp in bounds.stop}
+        if bounds.finished(mine):
+            return

@@ -1,0 +1,322 @@
+"""``fleetlog groups``: list, describe with lag, reset offsets, delete."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import click
+from kafka import TopicPartition
+from kafka.protocol.consumer import OffsetSpec
+from kafka.structs import OffsetAndMetadata
+
+from brokers.cli.client import (
+    PartitionsOf,
+    Target,
+    admin,
+    check,
+    client_options,
+    code_of,
+    explain,
+    known_partitions,
+    topic_partitions,
+)
+from brokers.cli.output import CliError, Output, table
+from brokers.cli.times import DurationType, TimeType
+from wire.errors import ErrorCode
+
+MEMBERLESS = {"Empty", "Dead"}
+
+
+@click.group()
+def groups() -> None:
+    """Consumer groups: list, describe, reset, delete."""
+
+
+@groups.command("list")
+@click.option("--state", "states", multiple=True, metavar="STATE", help="Only groups in this state, such as Stable.")
+@client_options
+def list_groups(target: Target, out: Output, states: tuple[str, ...]) -> None:
+    """List groups and their states."""
+    wanted = {state.lower() for state in states}
+    with admin(target) as client:
+        listed = client.list_groups()
+    rows = [
+        [g["group_id"], g.get("group_state", ""), g.get("group_type") or "classic", g["protocol_type"]]
+        for g in sorted(listed, key=lambda g: str(g["group_id"]))
+        if not wanted or g.get("group_state", "").lower() in wanted
+    ]
+    out.rows(["group", "state", "type", "protocol"], rows)
+
+
+# --- describe ---------------------------------------------------------------------------------------------------
+
+
+@groups.command()
+@click.argument("names", nargs=-1, required=True, metavar="GROUP...")
+@client_options
+def describe(target: Target, out: Output, names: tuple[str, ...]) -> None:
+    """Show members, committed offsets and how far behind they are."""
+    with admin(target) as client:
+        described = [_describe_one(client, name) for name in names]
+    if out.as_json:
+        out.value(described)
+        return
+    for group in described:
+        click.echo(f"{group['group']}  {group['state']}  coordinator {group['coordinator']}  lag {group['lag']}")
+        columns = ["topic", "partition", "committed", "end", "lag", "member", "metadata"]
+        table(columns, [[row[c] for c in columns] for row in group["offsets"]])
+        if group["members"]:
+            columns = ["member", "client", "host", "instance", "assigned"]
+            table(columns, [[row[c] for c in columns] for row in group["members"]], title="")
+        click.echo()
+
+
+def _describe_one(client: Any, name: str) -> dict[str, Any]:
+    described = client.describe_groups([name])[name]
+    committed = client.list_group_offsets({name: None})[name]
+    dead = described["group_state"] == "Dead"
+    if dead and not committed:
+        check(f"group {name}", ErrorCode.GROUP_ID_NOT_FOUND)
+    if described.get("error") and not dead:
+        raise CliError(f"group {name}: {described['error']}")
+    members = [_member(member) for member in described["members"]]
+    owners = {tp: member["member"] for member in members for tp in member["partitions"]}
+    partitions = sorted({*committed, *owners})
+    ends = end_offsets(client, partitions)
+    rows = []
+    for tp in partitions:
+        offset = committed[tp].offset if tp in committed and committed[tp].offset >= 0 else None
+        end = ends.get(tp)
+        rows.append(
+            {
+                "topic": tp.topic,
+                "partition": tp.partition,
+                "committed": offset,
+                "end": end,
+                "lag": None if offset is None or end is None else max(end - offset, 0),
+                "member": owners.get(tp),
+                "metadata": committed[tp].metadata if tp in committed else None,
+            }
+        )
+    for member in members:
+        member["assigned"] = _spans(member.pop("partitions"))
+    return {
+        "group": name,
+        "state": described["group_state"],
+        "protocol": described["protocol_data"],
+        "coordinator": client._manager.cluster.get_coordinator(name),
+        "lag": sum(row["lag"] or 0 for row in rows),
+        "members": members,
+        "offsets": rows,
+    }
+
+
+def _member(member: dict[str, Any]) -> dict[str, Any]:
+    assigned = member["member_assignment"]
+    partitions = []
+    if isinstance(assigned, dict):  # a consumer's; other protocols' assignments stay opaque bytes
+        for topic in assigned.get("assigned_partitions") or ():
+            partitions += [TopicPartition(topic["topic"], p) for p in topic["partitions"]]
+    return {
+        "member": member["member_id"],
+        "client": member["client_id"],
+        "host": member["client_host"],
+        "instance": member.get("group_instance_id"),
+        "partitions": partitions,
+    }
+
+
+def _spans(partitions: list[Any]) -> list[str]:
+    by_topic: dict[str, list[int]] = {}
+    for tp in sorted(partitions):
+        by_topic.setdefault(tp.topic, []).append(tp.partition)
+    return [f"{topic}:{','.join(map(str, listed))}" for topic, listed in by_topic.items()]
+
+
+def end_offsets(client: Any, partitions: list[Any]) -> dict[Any, int]:
+    """End offsets of those partitions that exist and have a leader."""
+    if not partitions:
+        return {}
+    existing = {
+        TopicPartition(topic["name"], p["partition_index"])
+        for topic in client.describe_topics(sorted({tp.topic for tp in partitions}))
+        if not topic["error_code"]
+        for p in topic["partitions"]
+        if p["leader_id"] >= 0
+    }
+    wanted = {tp: OffsetSpec.LATEST for tp in partitions if tp in existing}
+    return {tp: found.offset for tp, found in client.list_partition_offsets(wanted).items()} if wanted else {}
+
+
+# --- reset ------------------------------------------------------------------------------------------------------
+
+
+class Move(NamedTuple):
+    """What a reset does to one partition."""
+
+    partition: Any
+    committed: int | None
+    new: int
+
+
+@groups.command()
+@click.argument("name", metavar="GROUP")
+@click.option(
+    "--topic",
+    "wanted",
+    multiple=True,
+    callback=topic_partitions,
+    metavar="TOPIC[:P,...]",
+    help="Which topics or partitions.  [default: all the group has committed]",
+)
+@click.option("--to-earliest", is_flag=True, help="The first record there is.")
+@click.option("--to-latest", is_flag=True, help="Behind the last record.")
+@click.option("--to-offset", type=click.IntRange(min=0), metavar="OFFSET", help="This offset.")
+@click.option("--to-datetime", type=TimeType(), metavar="TIME", help="The first record not older: 2013-01-31T12:00.")
+@click.option("--by-duration", type=DurationType(), metavar="SPAN", help="The first record of the last 90s, 1h30m, ...")
+@click.option("--shift-by", type=int, metavar="N", help="N records on, or back when negative.")
+@click.option("--execute", is_flag=True, help="Do it. Without this, only show what would be done.")
+@client_options
+def reset(target: Target, out: Output, name: str, wanted: list[PartitionsOf], execute: bool, **how: Any) -> None:
+    """Move a group's committed offsets. Shows the plan; --execute does it."""
+    chosen = [key for key, value in how.items() if value is not None and value is not False]
+    if len(chosen) != 1:
+        options = ", ".join("--" + key.replace("_", "-") for key in how)
+        raise click.UsageError(f"say where to: exactly one of {options}")
+    with admin(target, f"group {name}") as client:
+        state = client.describe_groups([name])[name]["group_state"]
+        moves = _plan(client, name, wanted, chosen[0], how[chosen[0]])
+        if execute:
+            if state not in MEMBERLESS:
+                raise CliError(f"group {name} has active members (it is {state}); stop them first")
+            _commit(client, name, moves)
+    _show(out, moves, execute)
+    if not execute and state not in MEMBERLESS:
+        click.echo(f"fleetlog: the group is {state}: its members must stop before --execute", err=True)
+
+
+def _plan(client: Any, name: str, wanted: list[PartitionsOf], how: str, value: Any) -> list[Move]:
+    committed = {tp: c.offset for tp, c in client.list_group_offsets({name: None})[name].items() if c.offset >= 0}
+    if not wanted and not committed:
+        raise CliError(f"group {name} has committed nothing; say which topics with --topic")
+    topics = wanted or [PartitionsOf(topic, None) for topic in sorted({tp.topic for tp in committed})]
+    partitions = [
+        TopicPartition(topic, p["partition_index"])
+        for topic, listed in known_partitions(client, topics).items()
+        for p in listed
+    ]
+    if not wanted:
+        partitions = [tp for tp in partitions if tp in committed]
+    first = client.list_partition_offsets(dict.fromkeys(partitions, OffsetSpec.EARLIEST))
+    last = client.list_partition_offsets(dict.fromkeys(partitions, OffsetSpec.LATEST))
+    goal = _goals(client, partitions, how, value, committed)
+    moves = []
+    for tp in sorted(partitions):
+        begin, end = first[tp].offset, last[tp].offset
+        offset = {"to_earliest": begin, "to_latest": end}.get(how)
+        if offset is None:
+            offset = goal(tp)
+        # Beyond what the partition holds there is nothing to read from: take the nearest end.
+        moves.append(Move(tp, committed.get(tp), end if offset < 0 else min(max(offset, begin), end)))
+    return moves
+
+
+def _goals(client: Any, partitions: list[Any], how: str, value: Any, committed: dict[Any, int]) -> Callable[[Any], int]:
+    """The offset each partition is to get, before it is bounded; -1 is its end."""
+    if how == "to_offset":
+        return lambda tp: int(value)
+    if how == "shift_by":
+        missing = [tp for tp in partitions if tp not in committed]
+        if missing:
+            tp = missing[0]
+            raise CliError(f"--shift-by: nothing is committed for {tp.topic}:{tp.partition}")
+        return lambda tp: max(committed[tp] + int(value), 0)
+    if how in {"to_datetime", "by_duration"}:
+        moment_ms = value if how == "to_datetime" else time.time_ns() // 1_000_000 - value
+        found = client.list_partition_offsets(dict.fromkeys(partitions, max(moment_ms, 0)))
+        return lambda tp: int(found[tp].offset)
+    return lambda tp: -1
+
+
+def _commit(client: Any, name: str, moves: list[Move]) -> None:
+    offsets = {move.partition: OffsetAndMetadata(move.new, "", -1) for move in moves}
+    for tp, error in client.alter_group_offsets(name, offsets).items():
+        code = getattr(error, "errno", 0)
+        check(f"group {name}, {tp.topic}:{tp.partition}", code)
+
+
+def _show(out: Output, moves: list[Move], execute: bool) -> None:
+    columns = ["topic", "partition", "committed", "new", "change"]
+    rows = [
+        [
+            m.partition.topic,
+            m.partition.partition,
+            m.committed,
+            m.new,
+            None if m.committed is None else m.new - m.committed,
+        ]
+        for m in moves
+    ]
+    out.rows(columns, rows)
+    if not execute:
+        click.echo("fleetlog: nothing was changed; add --execute to do it", err=True)
+
+
+# --- delete -----------------------------------------------------------------------------------------------------
+
+
+@groups.command()
+@click.argument("names", nargs=-1, required=True, metavar="GROUP...")
+@click.option(
+    "--topic",
+    "wanted",
+    multiple=True,
+    callback=topic_partitions,
+    metavar="TOPIC[:P,...]",
+    help="Forget only the offsets of these.",
+)
+@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@client_options
+def delete(target: Target, out: Output, names: tuple[str, ...], wanted: list[PartitionsOf], yes: bool) -> None:
+    """Delete groups with their committed offsets (or only offsets of some topics)."""
+    what = "offsets of " if wanted else ""
+    if not yes and sys.stdin.isatty():
+        click.confirm(f"Delete {what}{', '.join(names)}?", abort=True, err=True)
+    with admin(target) as client:
+        for name in names:
+            if wanted:
+                _delete_offsets(client, name, wanted)
+            else:
+                _delete_group(client, name)
+    out.done("\n".join(f"{what}{name}: deleted" for name in names), list(names))
+
+
+def _delete_group(client: Any, name: str) -> None:
+    from kafka.protocol.admin import DeleteGroupsRequest
+
+    async def send() -> Any:
+        coordinator = await client._find_coordinator_id(name)
+        return await client._manager.send(DeleteGroupsRequest(groups_names=[name]), node_id=coordinator)
+
+    for result in client._manager.run(send).results:
+        check(f"group {name}", result.error_code)
+
+
+def _delete_offsets(client: Any, name: str, wanted: list[PartitionsOf]) -> None:
+    partitions = [
+        TopicPartition(topic, p["partition_index"])
+        for topic, listed in known_partitions(client, wanted).items()
+        for p in listed
+    ]
+    try:
+        answer = client.delete_group_offsets(name, partitions)
+    except Exception as error:
+        code = code_of(error)
+        if code is None:
+            raise
+        raise CliError(f"group {name}: {explain(code)}") from error
+    for tp, failure in answer.items():
+        check(f"group {name}, {tp.topic}:{tp.partition}", getattr(failure, "errno", 0))

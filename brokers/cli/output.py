@@ -1,0 +1,108 @@
+"""How commands speak: tables for people and JSON for programs on stdout, everything else on stderr.
+
+Exit codes: 0 done, 1 it did not work, 2 the command line is wrong (click's own).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import IO, Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+PIPED_WIDTH = 10_000
+"""A table that goes to a file or a pipe is never cut."""
+
+
+class CliError(click.ClickException):
+    """It did not work: one line on stderr, exit code 1."""
+
+    exit_code = 1
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Print the line."""
+        click.echo(f"fleetlog: {self.format_message()}", file=file or sys.stderr)
+
+
+def warn(text: str) -> None:
+    """One line for people, beside the output."""
+    click.echo(f"fleetlog: {text}", err=True)
+
+
+class Output:
+    """Where a command's result goes. ``as_json``: exactly one JSON value, no matter how many rows."""
+
+    def __init__(self, as_json: bool) -> None:
+        self.as_json = as_json
+
+    def rows(self, columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "") -> None:
+        """A table; in JSON a list of objects named by the columns."""
+        listed = [list(row) for row in rows]
+        if self.as_json:
+            names = [column.lower().replace(" ", "_").replace("-", "_") for column in columns]
+            self.value([dict(zip(names, row, strict=True)) for row in listed])
+            return
+        table(columns, listed, title)
+
+    def value(self, value: Any) -> None:
+        """One JSON value."""
+        click.echo(json.dumps(value, indent=2, default=str, ensure_ascii=False))
+
+    def done(self, text: str, value: Any) -> None:
+        """What was done: a line for people, a value for programs."""
+        if self.as_json:
+            self.value(value)
+        else:
+            click.echo(text)
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "") -> None:
+    """Print a table for people; numbers stand right."""
+    listed = [list(row) for row in rows]
+    console = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH, highlight=False)
+    out = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for index, column in enumerate(columns):
+        numeric = bool(listed) and all(isinstance(row[index], int | float | None) for row in listed)
+        out.add_column(column, justify="right" if numeric else "left", overflow="fold")
+    for row in listed:
+        out.add_row(*(text(cell) for cell in row))
+    console.print(out)
+
+
+def text(cell: Any) -> str:
+    """A table's cell; nothing is a dash. Brackets are data, not rich's markup."""
+    if cell is None or cell == "":
+        return "-"
+    if isinstance(cell, list | tuple):
+        return ",".join(str(one) for one in cell) or "-"
+    return str(cell).replace("[", "\\[")
+
+
+def progress() -> Progress:
+    """A progress bar on stderr; silent where stderr is no terminal."""
+    return Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+        disable=not sys.stderr.isatty(),
+    )
+
+
+def iso(timestamp_ms: int) -> str | None:
+    """Milliseconds since the epoch as ISO 8601 in UTC; None for "no timestamp"."""
+    if timestamp_ms < 0:
+        return None
+    try:
+        return datetime.fromtimestamp(timestamp_ms / 1000, UTC).isoformat(timespec="milliseconds")
+    except (OverflowError, ValueError, OSError):
+        return str(timestamp_ms)

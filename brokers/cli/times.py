@@ -1,0 +1,104 @@
+"""Points in a topic as people write them: ``beginning``, ``end``, an offset, a time, a time ago."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, NamedTuple
+
+import click
+
+_UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 7 * 86_400_000}
+_SHORT = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)")
+_ISO_DURATION = re.compile(
+    r"P(?:(?P<w>\d+)W)?(?:(?P<d>\d+)D)?(?:T(?:(?P<h>\d+)H)?(?:(?P<m>\d+)M)?(?:(?P<s>\d+(?:\.\d+)?)S)?)?", re.IGNORECASE
+)
+
+
+class Point(NamedTuple):
+    """``kind`` is beginning, end, offset or timestamp; ``value`` the offset or the milliseconds since the epoch."""
+
+    kind: str
+    value: int = -1
+
+
+def parse_time(text: str) -> int:
+    """ISO 8601 (without a zone: UTC) or ``@`` and milliseconds; returns milliseconds, raises ValueError."""
+    if text.startswith("@"):
+        return int(text[1:])
+    moment = datetime.fromisoformat(text)
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return round(moment.timestamp() * 1000)
+
+
+def parse_duration(text: str) -> int:
+    """``90s``, ``1h30m`` or ISO 8601 (``PT1H30M``) in milliseconds; raises ValueError."""
+    short = _SHORT.findall(text)
+    if short and "".join(number + unit for number, unit in short) == text:
+        return round(sum(float(number) * _UNITS_MS[unit] for number, unit in short))
+    iso = _ISO_DURATION.fullmatch(text)
+    if iso and any(iso.groups()):
+        return round(sum(float(number) * _UNITS_MS[unit] for unit, number in iso.groupdict().items() if number))
+    raise ValueError(f"{text!r} is no duration such as 90s, 1h30m or PT1H30M")
+
+
+if TYPE_CHECKING:  # click's types are generic in its stubs, and at run time from 8.2 on only
+    _PointBase = click.ParamType[Point]
+    _NumberBase = click.ParamType[int]
+else:
+    _PointBase = _NumberBase = click.ParamType
+
+
+class PointType(_PointBase):
+    """Option type of points in a partition."""
+
+    name = "point"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Point:
+        """Parse; usage error when it is nothing we know."""
+        if isinstance(value, Point):
+            return value
+        text = str(value)
+        if text in {"beginning", "end"}:
+            return Point(text)
+        if text.isdigit():
+            return Point("offset", int(text))
+        try:
+            return Point("timestamp", parse_time(text))
+        except ValueError:
+            self.fail(
+                f"{text!r} is neither 'beginning', 'end', an offset, nor a time (2013-01-31T12:00, @1359633600000)",
+                param,
+                ctx,
+            )
+
+
+class TimeType(_NumberBase):
+    """Option type of a moment."""
+
+    name = "time"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Milliseconds since the epoch."""
+        if isinstance(value, int):
+            return value
+        try:
+            return parse_time(str(value))
+        except ValueError:
+            self.fail(f"{value!r} is no time such as 2013-01-31T12:00 or @1359633600000", param, ctx)
+
+
+class DurationType(_NumberBase):
+    """Option type of a span of time."""
+
+    name = "duration"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Milliseconds."""
+        if isinstance(value, int):
+            return value
+        try:
+            return parse_duration(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)

@@ -1,0 +1,202 @@
+"""``fleetlog topics``: create, list, describe, alter, delete."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+from kafka import TopicPartition
+from kafka.admin import AlterConfigOp, ConfigResource, ConfigResourceType
+from kafka.protocol.consumer import OffsetSpec
+
+from brokers.cli.client import PartitionsOf, Target, admin, check, client_options, explain, known_partitions, pairs
+from brokers.cli.output import CliError, Output, table
+from wire.errors import ErrorCode
+
+
+@click.group()
+def topics() -> None:
+    """Topics: create, list, describe, alter, delete."""
+
+
+@topics.command("list")
+@click.option("--internal", is_flag=True, help="Show the fleet's own topics, too.")
+@client_options
+def list_topics(target: Target, out: Output, internal: bool) -> None:
+    """List topics with their partitions and what is wrong with them."""
+    with admin(target) as client:
+        described = client.describe_topics()
+    rows = []
+    for topic in sorted(described, key=lambda t: str(t["name"])):
+        if topic["is_internal"] and not internal:
+            continue
+        partitions = topic["partitions"]
+        offline = sum(1 for p in partitions if p["leader_id"] < 0)
+        under = sum(1 for p in partitions if len(p["isr_nodes"]) < len(p["replica_nodes"]))
+        factor = max((len(p["replica_nodes"]) for p in partitions), default=0)
+        rows.append([topic["name"], len(partitions), factor, offline, under])
+    out.rows(["topic", "partitions", "replication", "offline", "under-replicated"], rows)
+
+
+@topics.command()
+@click.argument("names", nargs=-1, required=True, metavar="TOPIC...")
+@click.option("--partitions", "-p", type=click.IntRange(min=1), help="How many.  [default: the broker's]")
+@click.option("--replication-factor", "-r", type=click.IntRange(min=1), help="Copies of each.  [default: the broker's]")
+@click.option("--config", "-c", "configs", multiple=True, callback=pairs, metavar="NAME=VALUE", help="A topic setting.")
+@click.option("--if-not-exists", is_flag=True, help="Fine if it is there.")
+@click.option("--dry-run", is_flag=True, help="Let the broker check it only.")
+@client_options
+def create(
+    *,
+    target: Target,
+    out: Output,
+    names: tuple[str, ...],
+    partitions: int | None,
+    replication_factor: int | None,
+    configs: dict[str, str],
+    if_not_exists: bool,
+    dry_run: bool,
+) -> None:
+    """Create topics."""
+    spec = {"num_partitions": partitions or -1, "replication_factor": replication_factor or -1, "configs": configs}
+    with admin(target) as client:
+        wanted = dict.fromkeys(names, spec)
+        answer = client.create_topics(wanted, target.timeout_ms, validate_only=dry_run, raise_errors=False)
+    results = []
+    for topic in answer["topics"]:
+        code = topic["error_code"]
+        existed = code == ErrorCode.TOPIC_ALREADY_EXISTS
+        if not (existed and if_not_exists):
+            check(f"topic {topic['name']}", code, topic.get("error_message"))
+        results.append(
+            {
+                "topic": topic["name"],
+                "created": not existed and not dry_run,
+                "partitions": topic.get("num_partitions", -1),
+                "replication_factor": topic.get("replication_factor", -1),
+            }
+        )
+    verb = "could be created" if dry_run else "created"
+    lines = [
+        f"{r['topic']}: {'exists already' if not r['created'] and not dry_run else verb}"
+        + (f", {r['partitions']} partitions, {r['replication_factor']} copies" if r["partitions"] > 0 else "")
+        for r in results
+    ]
+    out.done("\n".join(lines), results)
+
+
+@topics.command()
+@click.argument("names", nargs=-1, required=True, metavar="TOPIC...")
+@client_options
+def describe(target: Target, out: Output, names: tuple[str, ...]) -> None:
+    """Show partitions, leaders, offsets and settings that differ from the default."""
+    with admin(target) as client:
+        found = known_partitions(client, [PartitionsOf(name, None) for name in names])
+        ids = {topic["name"]: topic.get("topic_id") for topic in client.describe_topics(list(names))}
+        described = [_describe_one(client, name, found[name], ids.get(name)) for name in names]
+    if out.as_json:
+        out.value(described)
+        return
+    for topic in described:
+        click.echo(f"{topic['topic']}  id {topic['topic_id']}")
+        for setting, value in sorted(topic["configs"].items()):
+            click.echo(f"  {setting}={value}")
+        columns = ["partition", "leader", "replicas", "isr", "first_offset", "end_offset", "records", "problem"]
+        table([c.replace("_", " ") for c in columns], [[p[c] for c in columns] for p in topic["partitions"]])
+        click.echo()
+
+
+def _describe_one(client: Any, name: str, partitions: list[dict[str, Any]], topic_id: Any) -> dict[str, Any]:
+    led = [TopicPartition(name, p["partition_index"]) for p in partitions if p["leader_id"] >= 0]
+    first = client.list_partition_offsets(dict.fromkeys(led, OffsetSpec.EARLIEST)) if led else {}
+    end = client.list_partition_offsets(dict.fromkeys(led, OffsetSpec.LATEST)) if led else {}
+    resource = ConfigResource(ConfigResourceType.TOPIC, name)
+    configs = client.describe_configs([resource], config_filter="modified").get("topic", {}).get(name, {})
+    rows = []
+    for p in partitions:
+        tp = TopicPartition(name, p["partition_index"])
+        begin = first[tp].offset if tp in first else None
+        stop = end[tp].offset if tp in end else None
+        rows.append(
+            {
+                "partition": p["partition_index"],
+                "leader": p["leader_id"] if p["leader_id"] >= 0 else None,
+                "replicas": list(p["replica_nodes"]),
+                "isr": list(p["isr_nodes"]),
+                "first_offset": begin,
+                "end_offset": stop,
+                "records": stop - begin if stop is not None and begin is not None else None,
+                "problem": explain(p["error_code"]) if p["error_code"] else None,
+            }
+        )
+    overrides = {
+        key: value["value"] for key, value in configs.items() if "TOPIC" in str(value.get("config_source", "TOPIC"))
+    }
+    return {"topic": name, "topic_id": str(topic_id) if topic_id else None, "configs": overrides, "partitions": rows}
+
+
+@topics.command()
+@click.argument("name", metavar="TOPIC")
+@click.option("--partitions", "-p", type=click.IntRange(min=1), help="The new number of partitions (it can only grow).")
+@click.option("--set", "-s", "settings", multiple=True, callback=pairs, metavar="NAME=VALUE", help="Change a setting.")
+@click.option("--unset", "-u", multiple=True, metavar="NAME", help="Back to the default.")
+@click.option("--dry-run", is_flag=True, help="Let the broker check it only.")
+@client_options
+def alter(
+    *,
+    target: Target,
+    out: Output,
+    name: str,
+    partitions: int | None,
+    settings: dict[str, str],
+    unset: tuple[str, ...],
+    dry_run: bool,
+) -> None:
+    """Change settings of a topic, or add partitions."""
+    if not (partitions or settings or unset):
+        raise click.UsageError("nothing to change: give --set, --unset or --partitions")
+    changes: dict[str, Any] = {key: (AlterConfigOp.SET, value) for key, value in settings.items()}
+    changes |= dict.fromkeys(unset, (AlterConfigOp.DELETE, None))
+    with admin(target, f"topic {name}") as client:
+        known_partitions(client, [PartitionsOf(name, None)])
+        if changes:
+            resource = ConfigResource(ConfigResourceType.TOPIC, name, configs=changes)
+            answer = client.alter_configs([resource], validate_only=dry_run, raise_on_unknown=False, incremental=True)
+            result = answer.get("topic", {}).get(name, "no answer")
+            if result != "OK":
+                raise CliError(f"topic {name}: {result}")
+        if partitions:
+            response = client.create_partitions(
+                {name: partitions}, target.timeout_ms, validate_only=dry_run, raise_errors=False
+            )
+            for one in response.results:
+                check(f"topic {name}", one.error_code, one.error_message)
+    done = [f"{key}={value}" for key, value in settings.items()] + [f"{key} back to its default" for key in unset]
+    done += [f"{partitions} partitions"] if partitions else []
+    verb = "would have" if dry_run else "has now"
+    out.done(
+        f"{name} {verb} {', '.join(done)}",
+        {"topic": name, "set": settings, "unset": list(unset), "partitions": partitions, "dry_run": dry_run},
+    )
+
+
+@topics.command()
+@click.argument("names", nargs=-1, required=True, metavar="TOPIC...")
+@click.option("--if-exists", is_flag=True, help="Fine if it is not there.")
+@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@client_options
+def delete(target: Target, out: Output, names: tuple[str, ...], if_exists: bool, yes: bool) -> None:
+    """Delete topics with all their records."""
+    if not yes and sys.stdin.isatty():
+        click.confirm(f"Delete {', '.join(names)} with all records?", abort=True, err=True)
+    with admin(target) as client:
+        answer = client.delete_topics(list(names), target.timeout_ms, raise_errors=False)
+    deleted = []
+    for topic in answer["topics"]:
+        code = topic["error_code"]
+        if code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and if_exists:
+            continue
+        check(f"topic {topic['name']}", code, topic.get("error_message"))
+        deleted.append(topic["name"])
+    out.done("\n".join(f"{name}: deleted" for name in deleted) or "nothing to delete", deleted)

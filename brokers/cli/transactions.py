@@ -1,0 +1,129 @@
+"""``fleetlog transactions``: list, describe, and the producers of a partition (KIP-664)."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import click
+from kafka import TopicPartition
+
+from brokers.cli.client import PartitionsOf, Target, admin, client_options, known_partitions, topic_partitions
+from brokers.cli.output import Output, iso, table
+from brokers.cli.times import DurationType
+
+STATES = ["Empty", "Ongoing", "PrepareCommit", "PrepareAbort", "CompleteCommit", "CompleteAbort", "PrepareEpochFence"]
+
+
+@click.group()
+def transactions() -> None:
+    """Transactions: list, describe, producers."""
+
+
+@transactions.command("list")
+@click.option(
+    "--state", "states", multiple=True, type=click.Choice(STATES, case_sensitive=False), help="Only in this state."
+)
+@click.option("--producer-id", "producer_ids", multiple=True, type=int, help="Only of this producer.")
+@click.option("--longer-than", type=DurationType(), metavar="SPAN", help="Only open for longer than 90s, 1h30m, ...")
+@click.option("--pattern", help="Only transactional ids that match this regular expression.")
+@client_options
+def list_transactions(
+    *,
+    target: Target,
+    out: Output,
+    states: tuple[str, ...],
+    producer_ids: tuple[int, ...],
+    longer_than: int | None,
+    pattern: str | None,
+) -> None:
+    """List transactional ids, their coordinators and states."""
+    with admin(target) as client:
+        listed = client.list_transactions(
+            producer_id_filters=producer_ids,
+            state_filters=states,
+            duration_filter_ms=longer_than,
+            transactional_id_pattern=pattern,
+        )
+    rows = [
+        [one.transactional_id, broker_id, one.producer_id, one.state.value]
+        for broker_id, found in listed.items()
+        for one in found
+    ]
+    out.rows(["transactional id", "coordinator", "producer id", "state"], sorted(rows))
+
+
+@transactions.command()
+@click.argument("names", nargs=-1, required=True, metavar="TRANSACTIONAL_ID...")
+@client_options
+def describe(target: Target, out: Output, names: tuple[str, ...]) -> None:
+    """Show the state of transactions and the partitions they have written to."""
+    described = []
+    for name in names:
+        with admin(target, f"transactional id {name}") as client:
+            found = client.describe_transactions([name])[name]
+        described.append(_description(name, found))
+    if out.as_json:
+        out.value(described)
+        return
+    columns = [
+        "transactional_id",
+        "coordinator",
+        "producer_id",
+        "epoch",
+        "state",
+        "timeout_ms",
+        "started",
+        "open_s",
+    ]
+    table([c.replace("_", " ") for c in columns], [[one[c] for c in columns] for one in described])
+    for one in described:
+        if one["partitions"]:
+            click.echo(f"{one['transactional_id']} has written to {', '.join(one['partitions'])}")
+
+
+def _description(name: str, found: Any) -> dict[str, Any]:
+    start_ms = found.transaction_start_time_ms
+    open_for = round(time.time() - start_ms / 1000, 1) if start_ms >= 0 else None
+    return {
+        "transactional_id": name,
+        "coordinator": found.coordinator_id,
+        "producer_id": found.producer_id,
+        "epoch": found.producer_epoch,
+        "state": found.state.value,
+        "timeout_ms": found.transaction_timeout_ms,
+        "started": iso(start_ms),
+        "open_s": open_for,
+        "partitions": [f"{tp.topic}:{tp.partition}" for tp in sorted(found.topic_partitions)],
+    }
+
+
+@transactions.command()
+@click.argument("wanted", nargs=-1, required=True, callback=topic_partitions, metavar="TOPIC[:P,...]...")
+@click.option("--open", "only_open", is_flag=True, help="Only producers inside a transaction.")
+@client_options
+def producers(target: Target, out: Output, wanted: list[PartitionsOf], only_open: bool) -> None:
+    """Show the producers that partitions remember, and where their open transactions begin."""
+    with admin(target) as client:
+        partitions = [
+            TopicPartition(topic, p["partition_index"])
+            for topic, listed in known_partitions(client, wanted).items()
+            for p in listed
+        ]
+        described = client.describe_producers(partitions)
+    rows = [
+        [
+            tp.topic,
+            tp.partition,
+            p.producer_id,
+            p.producer_epoch,
+            p.last_sequence,
+            iso(p.last_timestamp),
+            p.current_transaction_start_offset if p.current_transaction_start_offset >= 0 else None,
+        ]
+        for tp in sorted(described)
+        for p in described[tp].active_producers
+        if not only_open or p.current_transaction_start_offset >= 0
+    ]
+    columns = ["topic", "partition", "producer id", "epoch", "last sequence", "last write", "transaction from"]
+    out.rows(columns, rows)
