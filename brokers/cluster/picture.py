@@ -105,6 +105,11 @@ class Picture:
     def _topic_deleted(self, name: str, topic_id: uuid.UUID, delta: Delta) -> None:
         old = self.topics.get(name)
         if old is None or old.id != topic_id:
+            # A full read may have met the dead topic's settings but not the topic. Settings of a successor, if they
+            # are what we hold, follow in the entries after this one.
+            if self.configs.pop((CONFIG_TOPICS, name), None) is not None:
+                self.config_versions.pop((CONFIG_TOPICS, name))
+                delta.configs_changed.add((CONFIG_TOPICS, name))
             return
         del self.topics[name]
         del self.topic_names[topic_id]

@@ -43,6 +43,7 @@ from coordination.store import (
     TooLarge,
     UnknownOutcome,
 )
+from coordination.tree import ensure
 from wire.errors import ErrorCode
 
 log = logging.getLogger(__name__)
@@ -89,8 +90,22 @@ class Reign:
     async def begin(self) -> None:
         """Read everything and finish what was left half done; raises TermOver."""
         async with self._lock:
+            await self._make_parents()
             await self._reload()
             await self._settle()
+
+    async def _make_parents(self) -> None:
+        while True:
+            self._check_session()
+            try:
+                for path in znodes.PERSISTENT_PATHS:
+                    await ensure(self._store, path)
+                return
+            except SessionExpired:
+                self._end("the session expired")
+            except StoreError as problem:
+                log.info("controller: making the tree's parents: %s", problem)
+                await asyncio.sleep(RETRY_SECONDS)
 
     async def react(self) -> None:
         """Set leaders right for the brokers that live now; raises TermOver."""

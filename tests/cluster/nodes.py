@@ -1,0 +1,169 @@
+"""Brokers reduced to this area: a session, a registration, a view and a controller. Many fit into a test."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any
+
+from brokers.cluster.controller import Controller
+from brokers.cluster.peers import Peers
+from brokers.cluster.view import ClusterView
+from brokers.config import BrokerConfig
+from brokers.model import TopicPartition
+from coordination.registration import Advertisement, ListenerAddress, register
+from coordination.store import Operation, OperationResult, Stat, Store, UnknownOutcome, Watch
+from coordination.tree import adopt
+from coordination.zookeeper import ZookeeperStore
+
+SESSION_MS = 2_000
+
+
+class RealClock:
+    def wall_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def mono_ms(self) -> int:
+        return time.monotonic_ns() // 1_000_000
+
+
+class Crash(BaseException):
+    """The process ends here; a BaseException so that no handler in between survives it."""
+
+
+class Meddled:
+    """A store between the code and a real one: ``before_multi`` and ``after_multi`` may raise, count, wait."""
+
+    def __init__(self, real: Store) -> None:
+        self.real = real
+        self.lease = real.lease
+        self.multis = 0
+        self.before_multi: Callable[[int, Sequence[Operation]], None] = lambda number, operations: None
+        self.after_multi: Callable[[int, Sequence[Operation]], None] = lambda number, operations: None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.real, name)
+
+    async def multi(self, operations: Sequence[Operation]) -> list[OperationResult]:
+        self.multis += 1
+        number = self.multis
+        self.before_multi(number, operations)
+        results = await self.real.multi(operations)
+        self.after_multi(number, operations)
+        return results
+
+    async def get(self, path: str, watch: Watch | None = None) -> tuple[bytes, Stat]:
+        return await self.real.get(path, watch)
+
+
+def lose_the_answer(_number: int, _operations: Sequence[Operation]) -> None:
+    raise UnknownOutcome("the test lost the answer")
+
+
+class Node:
+    """One broker. ``die`` ends its session as a SIGKILL and an expiry would, only sooner."""
+
+    def __init__(self, connect: str, broker_id: int, rack: str | None = None, **settings: Any) -> None:
+        self.id = broker_id
+        self.connect = connect
+        self.config = BrokerConfig(broker_id=broker_id, zookeeper_connect=connect, broker_rack=rack, **settings)
+        self.port = 10_000 + broker_id
+        self.real: ZookeeperStore
+        self.store: Meddled
+        self.view: ClusterView
+        self.controller: Controller
+        self.incarnation = -1
+
+    async def start(self, *, controller: bool = True, registered: bool = True) -> Node:
+        self.real = ZookeeperStore(self.connect, session_timeout_ms=SESSION_MS)
+        await self.real.start(20_000)
+        self.store = Meddled(self.real)
+        await adopt(self.real, lambda: "test-cluster-0123456789")
+        self.view = ClusterView(self.store, self.config)
+        await self.view.start()
+        if registered:
+            await self.register()
+        self.peers = Peers(self.view, "PLAINTEXT", f"broker-{self.id}")
+        self.controller = Controller(self.store, self.view, self.peers, broker_id=self.id, clock=RealClock())
+        if controller:
+            self.controller.start()
+        return self
+
+    async def register(self) -> None:
+        listeners = [ListenerAddress("PLAINTEXT", "127.0.0.1", self.port)]
+        advertisement = Advertisement(self.id, listeners, rack=self.config.broker_rack)
+        clock = RealClock()
+        made = await register(self.real, advertisement, wall_ms=clock.wall_ms, mono_ms=clock.mono_ms)
+        self.incarnation = made.incarnation
+        assert await self.view.wait_until(lambda: self.id in self.view.brokers, 5_000)
+
+    async def die(self) -> None:
+        """No goodbye from the controller: only the session ends."""
+        await self.view.stop()
+        self.controller._resigned()  # a dead process runs nothing any more
+        for task in list(self.controller._jobs):
+            task.cancel()
+        election = self.controller._election
+        election._stopped = True
+        if election._task is not None:
+            election._task.cancel()
+        await self.peers.close()
+        await self.real.close()
+
+    async def stop(self) -> None:
+        await self.controller.stop()
+        await self.view.stop()
+        await self.peers.close()
+        await self.real.close()
+
+    def leaders(self, topic: str) -> list[int]:
+        return [state.leader for state in self.view.topics[topic].partitions]
+
+    def state(self, topic: str, partition: int) -> Any:
+        return self.view.partition(TopicPartition(topic, partition))
+
+
+class Nodes:
+    """Starts nodes and stops those that still live at the end."""
+
+    def __init__(self, connect: str) -> None:
+        self.connect = connect
+        self.alive: dict[int, Node] = {}
+
+    async def __aenter__(self) -> Nodes:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.gather(*(node.stop() for node in self.alive.values()), return_exceptions=True)
+
+    async def start(self, broker_id: int, *, controller: bool = True, registered: bool = True, **settings: Any) -> Node:
+        node = await Node(self.connect, broker_id, **settings).start(controller=controller, registered=registered)
+        self.alive[broker_id] = node
+        return node
+
+    async def die(self, node: Node) -> None:
+        del self.alive[node.id]
+        await node.die()
+
+    def registered(self) -> set[int]:
+        return {node.id for node in self.alive.values() if node.incarnation >= 0}
+
+    async def controller(self) -> Node:
+        """The node in office, once there is exactly one, and all see all."""
+        await self.agree(lambda node: self.registered() <= set(node.view.brokers))
+        deadline = asyncio.get_running_loop().time() + 20
+        while True:
+            found = [node for node in self.alive.values() if node.controller.is_active]
+            if len(found) == 1:
+                return found[0]
+            assert asyncio.get_running_loop().time() < deadline, "no controller"
+            await asyncio.sleep(0.02)
+
+    async def agree(self, condition: Callable[[Node], bool], timeout_ms: int = 15_000) -> None:
+        """Every node's view comes to satisfy the condition."""
+        for node in self.alive.values():
+            assert await node.view.wait_until(lambda node=node: condition(node), timeout_ms), f"node {node.id}"

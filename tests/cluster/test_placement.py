@@ -1,0 +1,88 @@
+"""Where replicas go."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from brokers.cluster.placement import PlacementError, assign, check_assignment, rack_alternating
+from brokers.model import BrokerId, BrokerInfo
+
+
+def brokers(*ids: int, racks: dict[int, str] | None = None) -> list[BrokerInfo]:
+    return [BrokerInfo(BrokerId(i), 1, 1, (), (racks or {}).get(i)) for i in ids]
+
+
+def test_one_replica_goes_round() -> None:
+    assert assign(brokers(3, 1, 2), 6, 1) == ((1,), (2,), (3,), (1,), (2,), (3,))
+    assert assign(brokers(1, 2, 3), 3, 1, start=2) == ((3,), (1,), (2,))
+
+
+def test_added_partitions_go_on_where_the_topic_stopped() -> None:
+    whole = assign(brokers(1, 2, 3), 7, 2, start=1)
+    parts = assign(brokers(1, 2, 3), 4, 2, start=1) + assign(brokers(1, 2, 3), 3, 2, start=1, first_partition=4)
+    assert parts == whole
+
+
+@pytest.mark.parametrize(("count", "factor", "partitions"), [(3, 2, 6), (5, 3, 20), (4, 4, 12), (6, 3, 30)])
+def test_replicas_are_distinct_and_even(count: int, factor: int, partitions: int) -> None:
+    made = assign(brokers(*range(1, count + 1)), partitions, factor)
+    assert all(len(set(replicas)) == factor for replicas in made)
+    leaders = Counter(replicas[0] for replicas in made)
+    assert max(leaders.values()) - min(leaders.values()) <= 1
+    load = Counter(b for replicas in made for b in replicas)
+    assert max(load.values()) - min(load.values()) <= factor
+
+
+def test_followers_of_one_leader_are_spread() -> None:
+    made = assign(brokers(*range(5)), 20, 2)
+    followers = {replicas[1] for replicas in made if replicas[0] == 0}
+    assert len(followers) > 1, "the loss of a leader would fall on one broker"
+
+
+def test_racks_are_all_used() -> None:
+    racks = {0: "a", 1: "b", 2: "c", 3: "a", 4: "b", 5: "c"}
+    made = assign(brokers(*range(6), racks=racks), 18, 3)
+    for replicas in made:
+        assert {racks[b] for b in replicas} == {"a", "b", "c"}
+    assert len(set(made)) > 6
+
+
+def test_uneven_racks_are_spread_as_far_as_they_go() -> None:
+    racks = {0: "a", 1: "a", 2: "a", 3: "b"}
+    for replicas in assign(brokers(*range(4), racks=racks), 8, 2):
+        assert {racks[b] for b in replicas} == {"a", "b"}
+
+
+def test_rack_alternating() -> None:
+    order = rack_alternating({BrokerId(i): rack for i, rack in enumerate("aabbc")})
+    assert order == [0, 2, 4, 1, 3]
+
+
+@pytest.mark.parametrize(
+    ("alive", "partitions", "factor", "partitions_wrong"),
+    [(3, 0, 1, True), (3, -2, 1, True), (3, 1, 0, False), (3, 1, 4, False), (0, 1, 1, False)],
+)
+def test_what_cannot_be_placed(alive: int, partitions: int, factor: int, partitions_wrong: bool) -> None:
+    with pytest.raises(PlacementError) as problem:
+        assign(brokers(*range(alive)), partitions, factor)
+    assert problem.value.partitions is partitions_wrong
+
+
+@pytest.mark.parametrize(
+    ("assignment", "first", "wrong"),
+    [
+        ({0: [1], 1: [2]}, 0, None),
+        ({3: [1, 2], 4: [2, 3]}, 3, None),
+        ({1: [1]}, 0, "consecutive"),
+        ({0: [1], 2: [1]}, 0, "consecutive"),
+        ({0: []}, 0, "no replicas"),
+        ({0: [1, 1]}, 0, "Duplicate"),
+        ({0: [9]}, 0, "Unknown broker"),
+        ({0: [1], 1: [1, 2]}, 0, "same number"),
+    ],
+)
+def test_manual_assignments(assignment: dict[int, list[int]], first: int, wrong: str | None) -> None:
+    found = check_assignment(assignment, [1, 2, 3], first_partition=first)
+    assert (found is None) if wrong is None else (found is not None and wrong in found)
