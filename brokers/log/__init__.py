@@ -1,0 +1,49 @@
+"""The log: a partition's records in Kafka's directory format, and everything that can be said from them.
+
+``Log`` is one partition, ``LogStore`` all of a broker's. A client's mistakes come back in an ``AppendInfo``; a failing
+disk as ``KAFKA_STORAGE_ERROR`` there and as ``LogOffline`` everywhere else.
+"""
+
+from brokers.log.failures import (
+    DirectoryInUse,
+    DiskError,
+    DiskFailed,
+    DiskFull,
+    ForeignDirectory,
+    LogOffline,
+    OffsetOutOfRange,
+    SliceGone,
+    StoreRefused,
+)
+from brokers.log.files import DiskPort, FileSlice, RealDisk
+from brokers.log.log import AbortedTransaction, AppendInfo, Log, LogSettings, ReadResult
+from brokers.log.producers import Origin, ProducerEntry, ProducerState, VerificationGuard
+from brokers.log.recovery import RecoveryReport
+from brokers.log.store import LogStore, StoreReport
+
+__all__ = [
+    "AbortedTransaction",
+    "AppendInfo",
+    "DirectoryInUse",
+    "DiskError",
+    "DiskFailed",
+    "DiskFull",
+    "DiskPort",
+    "FileSlice",
+    "ForeignDirectory",
+    "Log",
+    "LogOffline",
+    "LogSettings",
+    "LogStore",
+    "OffsetOutOfRange",
+    "Origin",
+    "ProducerEntry",
+    "ProducerState",
+    "ReadResult",
+    "RealDisk",
+    "RecoveryReport",
+    "SliceGone",
+    "StoreRefused",
+    "StoreReport",
+    "VerificationGuard",
+]

@@ -1,0 +1,99 @@
+"""The leader-epoch cache of one partition: which leader epoch appended from which offset on (KIP-101, KIP-279).
+
+Pure but for ``to_bytes``/``from_bytes``; the log writes the checkpoint whenever ``dirty`` is set.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+
+from brokers.log.checkpoints import EpochEntry, decode_epochs, encode_epochs
+
+UNDEFINED_EPOCH = -1
+UNDEFINED_OFFSET = -1
+
+
+class EpochCache:
+    """Entries with rising epochs and non-falling start offsets."""
+
+    __slots__ = ("dirty", "entries")
+
+    def __init__(self, entries: list[EpochEntry] | None = None) -> None:
+        self.entries: list[EpochEntry] = list(entries or ())
+        self.dirty = False
+
+    @classmethod
+    def from_bytes(cls, data: bytes, name: str) -> EpochCache:
+        """The cache a checkpoint holds; raises DamagedFile."""
+        return cls(decode_epochs(data, name))
+
+    def to_bytes(self) -> bytes:
+        """The checkpoint's content."""
+        return encode_epochs(self.entries)
+
+    @property
+    def latest(self) -> int:
+        """The newest epoch, -1 if none is known."""
+        return self.entries[-1].epoch if self.entries else UNDEFINED_EPOCH
+
+    def assign(self, epoch: int, start_offset: int) -> bool:
+        """Epoch ``epoch`` appends from ``start_offset`` on. Returns whether that was news.
+
+        Entries that contradict it (a higher or equal epoch, or a later start) are dropped: they are of records that
+        the log no longer holds.
+        """
+        entries = self.entries
+        if epoch < 0 or (entries and entries[-1].epoch == epoch):
+            return False
+        while entries and (entries[-1].epoch >= epoch or entries[-1].start_offset >= start_offset):
+            entries.pop()
+        entries.append(EpochEntry(epoch, start_offset))
+        self.dirty = True
+        return True
+
+    def end_offset(self, epoch: int, log_end_offset: int) -> tuple[int, int]:
+        """The largest epoch known here that is not above ``epoch``, and the offset at which it ended.
+
+        (-1, -1) when the epoch is unknown or above all known ones, as OffsetForLeaderEpoch answers.
+        """
+        entries = self.entries
+        if epoch < 0 or not entries:
+            return UNDEFINED_EPOCH, UNDEFINED_OFFSET
+        if epoch == entries[-1].epoch:
+            return epoch, log_end_offset
+        if epoch > entries[-1].epoch:
+            return UNDEFINED_EPOCH, UNDEFINED_OFFSET
+        above = bisect_right(entries, epoch, key=lambda entry: entry.epoch)
+        if above == 0:
+            return epoch, entries[0].start_offset
+        return entries[above - 1].epoch, entries[above].start_offset
+
+    def epoch_at(self, offset: int) -> int:
+        """The epoch that appended ``offset``; -1 if unknown."""
+        found = UNDEFINED_EPOCH
+        for entry in self.entries:
+            if entry.start_offset > offset:
+                break
+            found = entry.epoch
+        return found
+
+    def truncate_from_end(self, end_offset: int) -> None:
+        """The log now ends at ``end_offset``: drop epochs that start there or later."""
+        entries = self.entries
+        while entries and entries[-1].start_offset >= end_offset:
+            entries.pop()
+            self.dirty = True
+
+    def truncate_from_start(self, start_offset: int) -> None:
+        """The log now starts at ``start_offset``: drop epochs that ended before, and raise the first one's start."""
+        entries = self.entries
+        above = bisect_right(entries, start_offset, key=lambda entry: entry.start_offset)
+        if above == 0 or (above == 1 and entries[0].start_offset == start_offset):
+            return
+        self.entries = [EpochEntry(entries[above - 1].epoch, start_offset), *entries[above:]]
+        self.dirty = True
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.dirty = self.dirty or bool(self.entries)
+        self.entries.clear()

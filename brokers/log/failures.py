@@ -1,0 +1,72 @@
+"""How the world fails a log. A client's mistakes are error codes in an ``AppendInfo``, never one of these."""
+
+from __future__ import annotations
+
+from wire.errors import ErrorCode
+
+__all__ = [
+    "DirectoryInUse",
+    "DiskError",
+    "DiskFailed",
+    "DiskFull",
+    "ForeignDirectory",
+    "LogOffline",
+    "OffsetOutOfRange",
+    "SliceGone",
+    "StoreRefused",
+]
+
+
+class DiskError(OSError):
+    """A disk operation failed. ``path`` is the file, ``reason`` what the system said."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"{path}: {reason}")
+        self.path = path
+        self.reason = reason
+
+
+class DiskFull(DiskError):
+    """No room now (space, quota or file descriptors); the same operation may succeed later."""
+
+
+class DiskFailed(DiskError):
+    """The device or file system failed. Nothing is retried: after a failed fsync the cache lies about the disk."""
+
+
+class LogOffline(Exception):
+    """The log's directory has failed; the partition answers KAFKA_STORAGE_ERROR until the broker is restarted."""
+
+    error = ErrorCode.KAFKA_STORAGE_ERROR
+
+    def __init__(self, path: str, reason: str = "") -> None:
+        super().__init__(f"log directory of {path} is offline" + (f": {reason}" if reason else ""))
+        self.path = path
+
+
+class OffsetOutOfRange(Exception):
+    """The offset lies outside what the log holds. ``low`` and ``high`` are its start and end offsets."""
+
+    error = ErrorCode.OFFSET_OUT_OF_RANGE
+
+    def __init__(self, offset: int, low: int, high: int) -> None:
+        super().__init__(f"offset {offset} is outside [{low}, {high}]")
+        self.offset = offset
+        self.low = low
+        self.high = high
+
+
+class SliceGone(Exception):
+    """The bytes a FileSlice named were truncated away after it was made; its reader's connection must be closed."""
+
+
+class StoreRefused(Exception):
+    """The log directories can't be used as they are; the text says why and what to do."""
+
+
+class DirectoryInUse(StoreRefused):
+    """Another process holds the log directory's lock."""
+
+
+class ForeignDirectory(StoreRefused):
+    """The log directory belongs to another broker or another cluster; it is left untouched."""

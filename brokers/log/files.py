@@ -1,0 +1,449 @@
+"""The disk port and its real implementation: the only file of the log that talks to the operating system.
+
+Files open on first use and at most ``max_open`` stay open (10,000 partitions have 30,000 files), so a ``DiskFile`` is a
+name that can produce a descriptor, not a descriptor. A :class:`FileSlice` pins the descriptor: it outlives eviction,
+renaming and deletion of the file it points into.
+
+What the system reports becomes DiskFull (no room now, may pass) or DiskFailed (the device; never retried).
+"""
+# ruff: noqa: D102 - the ports describe the methods, once
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import resource
+import shutil
+from collections import deque
+from types import TracebackType
+from typing import Protocol
+
+from brokers.log.failures import DirectoryInUse, DiskError, DiskFailed, DiskFull, SliceGone
+
+Buffer = bytes | bytearray | memoryview
+
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+_DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_MIN_OPEN_FILES = 64
+_MAX_OPEN_FILES = 8192
+
+
+class DiskFile(Protocol):
+    """One file of a log directory. Sizes and positions are in bytes; every method may raise DiskFull or DiskFailed."""
+
+    path: str
+    size: int
+    """The end of the file as this object knows it; ``write`` and ``truncate`` keep it true."""
+
+    def write(self, data: Buffer, position: int) -> None:
+        """Write all of ``data`` at ``position``. A short write raises DiskFull; what it left behind is for recovery."""
+        ...
+
+    def read(self, position: int, length: int) -> bytes:
+        """Up to ``length`` bytes from ``position``; fewer only at the end of the file."""
+        ...
+
+    def truncate(self, size: int) -> None:
+        """Cut the file to ``size`` bytes."""
+        ...
+
+    def sync(self) -> None:
+        """fsync, data and size."""
+        ...
+
+    def fileno(self) -> int:
+        """The open descriptor. Valid until the next call into the disk, or while a FileSlice pins the file."""
+        ...
+
+    def retain(self) -> None:
+        """Pin the descriptor."""
+        ...
+
+    def release(self) -> None:
+        """Undo one ``retain``."""
+        ...
+
+    def rename(self, path: str) -> None:
+        """Move the file to another name in place."""
+        ...
+
+    def remove(self) -> None:
+        """Delete the file's name; pinned readers go on."""
+        ...
+
+    def close(self) -> None:
+        """Give the descriptor back once nothing pins it; a later use opens the file again."""
+        ...
+
+
+class DiskPort(Protocol):
+    """What the log asks of a disk. All paths are absolute or relative to the process."""
+
+    def open(self, path: str, *, create: bool = False) -> DiskFile:
+        """The file of that name, made if absent with ``create``. Raises DiskFailed if it must exist and doesn't."""
+        ...
+
+    def names(self, path: str) -> list[str]:
+        """The names in a directory, sorted; empty if it doesn't exist."""
+        ...
+
+    def is_directory(self, path: str) -> bool:
+        """Whether the path names a directory."""
+        ...
+
+    def make_directory(self, path: str) -> None:
+        """Create the directory and its parents; existing ones are fine."""
+        ...
+
+    def read(self, path: str) -> bytes | None:
+        """A small file's whole content, None if there is none."""
+        ...
+
+    def replace(self, path: str, data: bytes, *, durable: bool = True) -> None:
+        """Write a whole small file atomically: ``.tmp``, fsync, rename, fsync of the directory.
+
+        Without ``durable`` there is no fsync: for files with a checksum or that recovery can make anew.
+        """
+        ...
+
+    def size(self, path: str) -> int | None:
+        """The file's size in bytes, None if there is none."""
+        ...
+
+    def modified_ms(self, path: str) -> int:
+        """The file's modification time in ms since the epoch; 0 if there is none."""
+        ...
+
+    def rename(self, path: str, to: str) -> None:
+        """Rename a file or directory, replacing a file of the new name."""
+        ...
+
+    def remove(self, path: str) -> None:
+        """Delete a file; one that is absent is fine."""
+        ...
+
+    def remove_tree(self, path: str) -> None:
+        """Delete a directory with all that is in it."""
+        ...
+
+    def sync_directory(self, path: str) -> None:
+        """fsync a directory, so that renames and new names in it survive power loss."""
+        ...
+
+    def lock(self, path: str) -> DiskLock:
+        """Take the exclusive lock of that file; raises DirectoryInUse."""
+        ...
+
+
+class DiskLock(Protocol):
+    """A held lock."""
+
+    def close(self) -> None:
+        """Give it up."""
+        ...
+
+
+class FileSlice:
+    """A run of bytes of a segment, with the file pinned. Whoever holds it calls ``release`` once per reference.
+
+    The bytes stay readable when the segment is rolled, compacted or deleted. A truncation below the slice's end takes
+    bytes away: ``read`` then raises SliceGone, and sendfile returns 0; the connection must be closed.
+    """
+
+    __slots__ = ("_references", "file", "length", "position")
+
+    def __init__(self, file: DiskFile, position: int, length: int) -> None:
+        self._references = 0
+        self.file = file
+        self.position = position
+        self.length = length
+        file.retain()
+        self._references = 1
+
+    def fileno(self) -> int:
+        """The descriptor for sendfile or pread, valid until ``release``."""
+        return self.file.fileno()
+
+    def read(self) -> bytes:
+        """All bytes of the slice."""
+        data = self.file.read(self.position, self.length)
+        if len(data) != self.length:
+            raise SliceGone(f"{self.file.path}: {self.length} bytes at {self.position} were truncated away")
+        return data
+
+    def retain(self) -> FileSlice:
+        """One more holder."""
+        self._references += 1
+        return self
+
+    def release(self) -> None:
+        """One holder less; the last one lets the file go."""
+        self._references -= 1
+        if self._references == 0:
+            self.file.release()
+
+    def __del__(self) -> None:
+        # A reader that died without releasing must not keep a deleted segment's space for ever.
+        if self._references > 0:
+            self._references = 0
+            self.file.release()
+
+    def __repr__(self) -> str:
+        return f"FileSlice({self.file.path!r}, {self.position}, {self.length})"
+
+
+def _failure(path: str, wrong: OSError) -> DiskError:
+    kind = DiskFull if wrong.errno in _NO_ROOM else DiskFailed
+    return kind(path, wrong.strerror or str(wrong))
+
+
+class _Translate:
+    """Context manager that turns OSError into the log's own exceptions."""
+
+    __slots__ = ("path",)
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, wrong: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(wrong, OSError) and not isinstance(wrong, DiskError):
+            raise _failure(self.path, wrong) from wrong
+
+
+class RealFile:
+    """A DiskFile on the real file system."""
+
+    __slots__ = ("_disk", "_fd", "_pins", "_removed", "path", "recently_used", "size")
+
+    def __init__(self, disk: RealDisk, path: str, size: int) -> None:
+        self._disk = disk
+        self._fd = -1
+        self._pins = 0
+        self._removed = False
+        self.path = path
+        self.size = size
+        self.recently_used = False
+
+    @property
+    def pinned(self) -> bool:
+        """Whether a slice holds the descriptor."""
+        return self._pins > 0
+
+    def fileno(self) -> int:
+        self.recently_used = True
+        if self._fd < 0:
+            if self._removed:
+                raise DiskFailed(self.path, "was removed")
+            self._fd = self._disk.open_descriptor(self)
+        return self._fd
+
+    def write(self, data: Buffer, position: int) -> None:
+        fd = self.fileno()
+        try:
+            written = os.pwrite(fd, data, position)
+        except OSError as wrong:
+            raise _failure(self.path, wrong) from wrong
+        self.size = max(self.size, position + written)
+        if written != len(data):
+            raise DiskFull(self.path, f"short write: {written} of {len(data)} bytes")
+
+    def read(self, position: int, length: int) -> bytes:
+        fd = self.fileno()
+        try:
+            data = os.pread(fd, length, position)
+            while len(data) < length:
+                more = os.pread(fd, length - len(data), position + len(data))
+                if not more:
+                    break
+                data += more
+        except OSError as wrong:
+            raise _failure(self.path, wrong) from wrong
+        return data
+
+    def truncate(self, size: int) -> None:
+        with _Translate(self.path):
+            os.ftruncate(self.fileno(), size)
+        self.size = size
+
+    def sync(self) -> None:
+        with _Translate(self.path):
+            os.fsync(self.fileno())
+
+    def retain(self) -> None:
+        self.fileno()
+        self._pins += 1
+
+    def release(self) -> None:
+        assert self._pins > 0, "released more often than retained"
+        self._pins -= 1
+        if self._pins == 0 and self._removed:
+            self.close()
+
+    def rename(self, path: str) -> None:
+        with _Translate(self.path):
+            os.rename(self.path, path)
+        self.path = path
+
+    def remove(self) -> None:
+        self._disk.remove(self.path)
+        self._removed = True
+        self.close()
+
+    def close(self) -> None:
+        if self._fd >= 0 and self._pins == 0:
+            fd, self._fd = self._fd, -1
+            self._disk.closed(self)
+            os.close(fd)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.path!r}, size={self.size})"
+
+
+class RealLock:
+    """A POSIX record lock, the kind that Kafka's JVM takes, so neither runs on the other's directory."""
+
+    def __init__(self, path: str) -> None:
+        with _Translate(path):
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as wrong:
+            os.close(self._fd)
+            raise DirectoryInUse(f"{path} is locked: another broker process uses this log directory") from wrong
+
+    def close(self) -> None:
+        """Give the lock up."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class RealDisk:
+    """The DiskPort of the operating system. ``max_open`` bounds the descriptors it keeps (default: half the limit)."""
+
+    file_class: type[RealFile] = RealFile
+
+    def __init__(self, max_open: int | None = None) -> None:
+        if max_open is None:
+            soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+            max_open = min(_MAX_OPEN_FILES, max(_MIN_OPEN_FILES, soft // 2))
+        self._max_open = max_open
+        self._opened: deque[RealFile] = deque()
+
+    @property
+    def open_files(self) -> int:
+        """Descriptors held now."""
+        return len(self._opened)
+
+    def open_descriptor(self, file: RealFile) -> int:
+        """Open a file's descriptor, closing others that nobody used lately if there are too many."""
+        if len(self._opened) >= self._max_open:
+            self._evict()
+        with _Translate(file.path):
+            fd = os.open(file.path, os.O_RDWR | os.O_CLOEXEC)
+        self._opened.append(file)
+        return fd
+
+    def closed(self, file: RealFile) -> None:
+        """A file gave its descriptor back."""
+        self._opened.remove(file)
+
+    def _evict(self) -> None:
+        # Second chance: files used since the last round stay; two rounds at most, pinned ones always stay.
+        for _ in range(2 * len(self._opened)):
+            candidate = self._opened[0]
+            if candidate.pinned or candidate.recently_used:
+                candidate.recently_used = False
+                self._opened.rotate(-1)
+                continue
+            candidate.close()
+            return
+
+    def open(self, path: str, *, create: bool = False) -> DiskFile:
+        with _Translate(path):
+            if create:
+                os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
+            return self.file_class(self, path, os.stat(path).st_size)
+
+    def names(self, path: str) -> list[str]:
+        with _Translate(path):
+            try:
+                return sorted(os.listdir(path))
+            except FileNotFoundError:
+                return []
+
+    def is_directory(self, path: str) -> bool:
+        return os.path.isdir(path)
+
+    def make_directory(self, path: str) -> None:
+        with _Translate(path):
+            os.makedirs(path, exist_ok=True)
+
+    def read(self, path: str) -> bytes | None:
+        with _Translate(path):
+            try:
+                with open(path, "rb") as file:
+                    return file.read()
+            except FileNotFoundError:
+                return None
+
+    def replace(self, path: str, data: bytes, *, durable: bool = True) -> None:
+        temporary = path + ".tmp"
+        with _Translate(path):
+            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+            try:
+                if os.write(fd, data) != len(data):
+                    raise DiskFull(temporary, "short write")
+                if durable:
+                    os.fsync(fd)
+            finally:
+                os.close(fd)
+            os.replace(temporary, path)
+        if durable:
+            self.sync_directory(os.path.dirname(path) or ".")
+
+    def size(self, path: str) -> int | None:
+        with _Translate(path):
+            try:
+                return os.stat(path).st_size
+            except FileNotFoundError:
+                return None
+
+    def modified_ms(self, path: str) -> int:
+        with _Translate(path):
+            try:
+                return os.stat(path).st_mtime_ns // 1_000_000
+            except FileNotFoundError:
+                return 0
+
+    def rename(self, path: str, to: str) -> None:
+        with _Translate(path):
+            os.replace(path, to)
+
+    def remove(self, path: str) -> None:
+        with _Translate(path):
+            try:
+                os.unlink(path)
+            except FileNotFoundError:
+                pass
+
+    def remove_tree(self, path: str) -> None:
+        with _Translate(path):
+            shutil.rmtree(path)
+
+    def sync_directory(self, path: str) -> None:
+        with _Translate(path):
+            fd = os.open(path, _DIRECTORY_FLAGS)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+
+    def lock(self, path: str) -> DiskLock:
+        return RealLock(path)

@@ -1,0 +1,295 @@
+"""A segment's three indexes, in Kafka's formats, loaded on first use.
+
+``.index``: 8 bytes (relative offset i32, file position i32), the *last* offset of a batch and where that batch starts.
+``.timeindex``: 12 bytes (timestamp i64, relative offset i32), strictly growing timestamps.
+``.txnindex``: 34 bytes (version i16, producer id, first offset, last offset, last stable offset i64), aborted only.
+
+New entries are kept in memory and written in runs: a crash loses nothing that recovery doesn't rebuild, since segments
+above the recovery point are always scanned. None of the three is trusted: a lookup is checked against the log.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from brokers.log.failures import DiskFull
+from brokers.log.files import DiskFile, DiskPort
+
+_OFFSET_ENTRY = struct.Struct(">ii")
+_TIME_ENTRY = struct.Struct(">qi")
+_TXN_ENTRY = struct.Struct(">hqqqq")
+_INT32_MAX = 2**31 - 1
+_WRITE_BEHIND_BYTES = 4096
+TXN_INDEX_VERSION = 0
+
+
+class OffsetEntry(NamedTuple):
+    """A batch's last offset and the position in the segment at which the batch starts."""
+
+    offset: int
+    position: int
+
+
+class TimeEntry(NamedTuple):
+    """A timestamp in ms that no earlier batch of the segment passes, and the last offset of the batch that has it."""
+
+    timestamp: int
+    offset: int
+
+
+class AbortedTxn(NamedTuple):
+    """One aborted transaction: the offsets of its first record and its marker, and the stable offset at that time."""
+
+    producer_id: int
+    first_offset: int
+    last_offset: int
+    last_stable_offset: int
+
+
+class _IndexFile:
+    """A growing file of fixed-size entries: in memory when used, on disk in whole entries."""
+
+    entry: struct.Struct
+
+    def __init__(self, disk: DiskPort, path: str, base_offset: int) -> None:
+        self._disk = disk
+        self.path = path
+        self.base_offset = base_offset
+        self._data: bytearray | None = None
+        self._written = 0
+        self._file: DiskFile | None = None
+
+    @property
+    def data(self) -> bytearray:
+        """All entries' bytes; loads the file on first use, dropping a torn last entry."""
+        if self._data is None:
+            content = self._disk.read(self.path) or b""
+            self._data = bytearray(content[: len(content) - len(content) % self.entry.size])
+            self._written = len(self._data)
+        return self._data
+
+    @property
+    def loaded(self) -> bool:
+        """Whether the entries are in memory."""
+        return self._data is not None
+
+    def __len__(self) -> int:
+        return len(self.data) // self.entry.size
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the index with entries not yet written."""
+        return len(self.data)
+
+    def _append(self, packed: bytes) -> None:
+        data = self.data
+        data += packed
+        if len(data) - self._written >= _WRITE_BEHIND_BYTES:
+            try:
+                self.flush()
+            except DiskFull:
+                pass  # the batch itself is in the log by now; the entries stay in memory until there is room
+
+    def _open(self) -> DiskFile:
+        if self._file is None:
+            self._file = self._disk.open(self.path, create=True)
+        return self._file
+
+    def flush(self, *, sync: bool = False) -> None:
+        """Write what is only in memory; with ``sync``, durably. Creates the file."""
+        if self._data is None:
+            return
+        file = self._open()
+        if len(self._data) > self._written:
+            file.write(bytes(memoryview(self._data)[self._written :]), self._written)
+            self._written = len(self._data)
+        if sync:
+            file.sync()
+
+    def _cut(self, entries: int) -> None:
+        size = entries * self.entry.size
+        del self.data[size:]
+        if self._written > size or (self._disk.size(self.path) or 0) > size:
+            self._open().truncate(size)
+            self._written = size
+
+    def clear(self) -> None:
+        """Forget all entries, in memory and on disk."""
+        self._data = bytearray()
+        self._written = 0
+        if self._disk.size(self.path):
+            self._open().truncate(0)
+
+    def unload(self) -> None:
+        """Give the memory back; the next use loads the file again."""
+        if self._data is not None:
+            if self._data or self._file is not None:
+                self.flush()
+            self._data = None
+        self.close()
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        if self._file is not None:
+            self._file.close()
+
+    def rename(self, path: str) -> None:
+        """The file's new name; a file that was never made needs none."""
+        if self._disk.size(self.path) is not None:
+            self._disk.rename(self.path, path)
+        self.close()
+        self._file = None
+        self.path = path
+
+    def remove(self) -> None:
+        """Delete the file."""
+        self.close()
+        self._file = None
+        self._data = None
+        self._disk.remove(self.path)
+
+
+class OffsetIndex(_IndexFile):
+    """Sparse map from offset to position."""
+
+    entry = _OFFSET_ENTRY
+
+    def append(self, offset: int, position: int) -> None:
+        """Add the entry of a batch that follows all indexed ones; the caller rolls before 32 bits end."""
+        relative = offset - self.base_offset
+        assert 0 <= relative <= _INT32_MAX
+        self._append(_OFFSET_ENTRY.pack(relative, position))
+
+    def __getitem__(self, index: int) -> OffsetEntry:
+        relative, position = _OFFSET_ENTRY.unpack_from(self.data, index * 8)
+        return OffsetEntry(self.base_offset + relative, position)
+
+    def last(self) -> OffsetEntry:
+        """The last entry; the segment's start if there is none."""
+        count = len(self)
+        return self[count - 1] if count else OffsetEntry(self.base_offset, 0)
+
+    def floor(self, offset: int) -> OffsetEntry:
+        """The last entry with an offset at most ``offset``; the segment's start if there is none."""
+        return self._floor(offset - self.base_offset, 0)
+
+    def floor_position(self, position: int) -> OffsetEntry:
+        """The last entry with a position at most ``position``."""
+        return self._floor(position, 4)
+
+    def _floor(self, wanted: int, field: int) -> OffsetEntry:
+        data = self.data
+        low, high = 0, len(data) // 8
+        from_bytes = int.from_bytes
+        while low < high:
+            middle = (low + high) >> 1
+            at = middle * 8 + field
+            if from_bytes(data[at : at + 4], "big") <= wanted:
+                low = middle + 1
+            else:
+                high = middle
+        return self[low - 1] if low else OffsetEntry(self.base_offset, 0)
+
+    def truncate(self, offset: int) -> None:
+        """Drop entries at or above ``offset``."""
+        count = len(self)
+        while count and self[count - 1].offset >= offset:
+            count -= 1
+        self._cut(count)
+
+    def plausible(self, log_size: int) -> bool:
+        """A cheap look: last entry inside the log and above the base, file in whole entries."""
+        size = self._disk.size(self.path)
+        if size is None or size % 8:
+            return False
+        count = len(self)
+        if not count:
+            return True
+        last = self[count - 1]
+        return self.base_offset <= last.offset and 0 <= last.position < log_size
+
+
+class TimeIndex(_IndexFile):
+    """Sparse map from timestamp to offset."""
+
+    entry = _TIME_ENTRY
+
+    def append(self, timestamp: int, offset: int) -> None:
+        """Add an entry if its timestamp is larger than the last one's; otherwise nothing."""
+        if timestamp > self.last().timestamp:
+            self._append(_TIME_ENTRY.pack(timestamp, offset - self.base_offset))
+
+    def __getitem__(self, index: int) -> TimeEntry:
+        timestamp, relative = _TIME_ENTRY.unpack_from(self.data, index * 12)
+        return TimeEntry(timestamp, self.base_offset + relative)
+
+    def last(self) -> TimeEntry:
+        """The last entry; (-1, base offset) if there is none."""
+        count = len(self)
+        return self[count - 1] if count else TimeEntry(-1, self.base_offset)
+
+    def floor(self, timestamp: int) -> TimeEntry:
+        """The last entry with a timestamp at most ``timestamp``; (-1, base offset) if there is none."""
+        low, high = 0, len(self)
+        while low < high:
+            middle = (low + high) >> 1
+            if self[middle].timestamp <= timestamp:
+                low = middle + 1
+            else:
+                high = middle
+        return self[low - 1] if low else TimeEntry(-1, self.base_offset)
+
+    def truncate(self, offset: int) -> None:
+        """Drop entries at or above ``offset``."""
+        count = len(self)
+        while count and self[count - 1].offset >= offset:
+            count -= 1
+        self._cut(count)
+
+    def plausible(self) -> bool:
+        """A cheap look: whole entries, and the last one not below the first."""
+        size = self._disk.size(self.path)
+        if size is None or size % 12:
+            return False
+        count = len(self)
+        return not count or (
+            self[0].timestamp <= self[count - 1].timestamp and self[count - 1].offset >= self[0].offset
+        )
+
+
+class TransactionIndex(_IndexFile):
+    """The aborted transactions whose marker lies in the segment. The file exists only if there are any."""
+
+    entry = _TXN_ENTRY
+
+    def append(self, aborted: AbortedTxn) -> None:
+        """Add one; markers come in log order."""
+        self._append(_TXN_ENTRY.pack(TXN_INDEX_VERSION, *aborted))
+
+    def __iter__(self) -> Iterator[AbortedTxn]:
+        for _, *fields in _TXN_ENTRY.iter_unpack(bytes(self.data)):
+            yield AbortedTxn(*fields)
+
+    def truncate(self, offset: int) -> None:
+        """Drop the transactions whose marker is at or above ``offset``."""
+        kept = [entry for entry in self if entry.last_offset < offset]
+        self._cut(len(kept))
+
+    def flush(self, *, sync: bool = False) -> None:
+        """Write new entries; an index without any has no file."""
+        if self._data or self._file is not None:
+            super().flush(sync=sync)
+
+    def plausible(self) -> bool:
+        """Whether every entry has a known version and lies at or above the segment's base."""
+        size = self._disk.size(self.path)
+        if size is None:
+            return True
+        if size % self.entry.size:
+            return False
+        return all(
+            version == TXN_INDEX_VERSION and last >= self.base_offset and first <= last
+            for version, _, first, last, _ in _TXN_ENTRY.iter_unpack(bytes(self.data))
+        )

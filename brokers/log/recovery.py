@@ -1,0 +1,458 @@
+"""From the files of a partition's directory to a log's state; the same after a clean stop, a kill and a power cut.
+
+Order as Kafka's: leftovers of unfinished deletions and compactions first, then the segments, then, unless the broker
+stopped cleanly, every batch from the recovery point on is checked (checksum included) and the log is cut at the first
+that is wrong. Indexes, producer state and leader epochs above that point are made anew from the batches themselves, so
+a recovered directory equals one rebuilt from scratch, and recovering twice changes nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from _native.batch import HEADER_SIZE, BatchHeader, parse_header, validate_batch
+from _native.errors import CorruptBatch
+from brokers.log.checkpoints import LEADER_EPOCH_CHECKPOINT, DamagedFile
+from brokers.log.epochs import EpochCache
+from brokers.log.files import DiskPort
+from brokers.log.indexes import AbortedTxn
+from brokers.log.producers import (
+    SNAPSHOT_SUFFIX,
+    Change,
+    DamagedSnapshot,
+    Marker,
+    Origin,
+    ProducerState,
+    decode_snapshot,
+)
+from brokers.log.segment import (
+    CLEANED_SUFFIX,
+    DELETED_SUFFIX,
+    LOG_SUFFIX,
+    OFFSET_INDEX_SUFFIX,
+    SWAP_SUFFIX,
+    TIME_INDEX_SUFFIX,
+    TXN_INDEX_SUFFIX,
+    PlacedBatch,
+    Segment,
+    file_stem,
+)
+from brokers.log.segments import Segments
+from brokers.log.validation import read_marker
+from wire.compression import CodecError
+from wire.types import NO_PRODUCER_ID, TopicPartition
+
+logger = logging.getLogger(__name__)
+
+_SEGMENT_FILE = re.compile(r"(\d{20})(\.[a-z]+)")
+_READ_BYTES = 1024 * 1024
+_INT32_MAX = 2**31 - 1
+
+
+@dataclass(slots=True)
+class RecoveryReport:
+    """What loading one partition found and did."""
+
+    partition: TopicPartition
+    clean: bool
+    segments_scanned: int = 0
+    bytes_scanned: int = 0
+    truncated_bytes: int = 0
+    truncated_at: int | None = None
+    reason: str = ""
+    segments_removed: int = 0
+    indexes_rebuilt: int = 0
+    snapshots_removed: int = 0
+    swaps_completed: int = 0
+    files_removed: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def changed(self) -> bool:
+        """Whether anything was repaired or cut."""
+        return bool(
+            self.truncated_bytes
+            or self.segments_removed
+            or self.indexes_rebuilt
+            or self.swaps_completed
+            or self.files_removed
+            or self.notes
+        )
+
+    def line(self) -> str:
+        """One line for the broker's log."""
+        parts = [f"{self.partition}: "]
+        if self.segments_scanned:
+            parts.append(f"checked {self.bytes_scanned} bytes in {self.segments_scanned} segment(s)")
+        if self.truncated_at is not None:
+            parts.append(f"cut {self.truncated_bytes} bytes at offset {self.truncated_at} ({self.reason})")
+        if self.segments_removed:
+            parts.append(f"removed {self.segments_removed} segment(s) after the damage")
+        if self.indexes_rebuilt:
+            parts.append(f"rebuilt the indexes of {self.indexes_rebuilt} segment(s)")
+        if self.swaps_completed:
+            parts.append(f"finished {self.swaps_completed} compaction swap(s)")
+        if self.files_removed:
+            parts.append(f"removed {len(self.files_removed)} leftover file(s)")
+        parts += self.notes
+        return parts[0] + ("; ".join(parts[1:]) or "nothing to do")
+
+
+@dataclass(slots=True)
+class Loaded:
+    """A log's state, read from its directory."""
+
+    segments: Segments
+    epochs: EpochCache
+    producers: ProducerState
+    log_start_offset: int
+    log_end_offset: int
+    report: RecoveryReport
+
+
+def load(
+    disk: DiskPort,
+    directory: str,
+    partition: TopicPartition,
+    producers: ProducerState,
+    *,
+    now_ms: int,
+    clean: bool,
+    recovery_point: int,
+    log_start_offset: int,
+    index_interval_bytes: int,
+) -> Loaded:
+    """Read (and, unless ``clean``, check and repair) a partition's directory.
+
+    ``recovery_point`` is the offset below which everything was fsynced; ``log_start_offset`` comes from its checkpoint.
+    Raises DiskFull or DiskFailed.
+    """
+    report = RecoveryReport(partition, clean)
+    swapped = _finish_what_was_begun(disk, directory, report)
+    segments = _open_segments(disk, directory, report, now_ms)
+    _remove_orphans(disk, directory, segments, report)
+    if not len(segments):
+        segments.add(Segment(disk, directory, max(0, log_start_offset), create=True, now_ms=now_ms))
+    epochs = _load_epochs(disk, directory, segments, report)
+    for segment in segments:
+        if segment.base_offset in swapped:
+            recovery_point = min(recovery_point, segment.base_offset)
+            clean = False
+    loader = _Loader(disk, directory, segments, epochs, producers, report, now_ms, index_interval_bytes)
+    end: int | None = None
+    if clean:
+        end = _clean_end(segments, report)
+    if end is None:
+        if not clean:
+            loader.check_indexes(recovery_point)
+        end = loader.recover(segments.active.base_offset if clean else recovery_point)
+    else:
+        loader.load_producers(end)
+    start = max(log_start_offset, segments.first.base_offset)
+    if start > end:
+        report.notes.append(f"the log ended at {end}, before its start {start}: it starts anew, empty")
+        for segment in segments:
+            segments.remove(segment)
+            segment.remove()
+        segments.add(Segment(disk, directory, start, create=True, now_ms=now_ms))
+        producers.clear()
+        end = start
+    epochs.truncate_from_end(end)
+    epochs.truncate_from_start(start)
+    return Loaded(segments, epochs, producers, start, end, report)
+
+
+def snapshot_path(directory: str, offset: int) -> str:
+    """The producer snapshot of the state before ``offset``."""
+    return f"{directory}/{file_stem(offset)}{SNAPSHOT_SUFFIX}"
+
+
+def snapshot_offsets(disk: DiskPort, directory: str) -> list[int]:
+    """Offsets of the snapshots in a directory, rising."""
+    return [
+        int(match[1])
+        for name in disk.names(directory)
+        if (match := _SEGMENT_FILE.fullmatch(name)) and match[2] == SNAPSHOT_SUFFIX
+    ]
+
+
+def restore_producers(
+    disk: DiskPort, directory: str, segments: Segments, producers: ProducerState, end: int, now_ms: int
+) -> int:
+    """Producer state as of offset ``end``: the best snapshot at or below it, and replay from there.
+
+    Damaged snapshots are removed. Returns how many.
+    """
+    removed = 0
+    for offset in reversed(snapshot_offsets(disk, directory)):
+        if offset > end:
+            continue
+        path = snapshot_path(directory, offset)
+        try:
+            producers.load_snapshot(decode_snapshot(disk.read(path) or b""), now_ms)
+        except DamagedSnapshot as wrong:
+            logger.warning("%s: %s; removed", path, wrong)
+            disk.remove(path)
+            removed += 1
+            continue
+        replay(segments, producers, offset, end, now_ms)
+        return removed
+    producers.clear()
+    replay(segments, producers, segments.first.base_offset, end, now_ms)
+    return removed
+
+
+def replay(segments: Segments, producers: ProducerState, start: int, end: int, now_ms: int) -> None:
+    """Apply the batches in [start, end) to the producer state."""
+    if start >= end:
+        return
+    for segment in segments.from_offset(start):
+        if segment.base_offset >= end:
+            return
+        position = segment.position_of(start) if segment.base_offset < start else 0
+        if position is None:
+            continue
+        for _, data, found in segment.chunks(position):
+            batches = [(at, header) for at, header in found if start <= header.base_offset < end]
+            apply_batches(producers, data, batches, now_ms)
+
+
+def apply_batches(
+    producers: ProducerState, data: bytes, batches: Sequence[tuple[int, BatchHeader]], now_ms: int
+) -> list[AbortedTxn]:
+    """Apply batches that are in the log; returns the transactions they aborted. Raises CorruptBatch."""
+    touched: list[tuple[BatchHeader, Marker | None]] = []
+    for at, header in batches:
+        if header.producer_id != NO_PRODUCER_ID:
+            touched.append((header, read_marker(data, at, header) if header.is_control else None))
+    if not touched:
+        return []
+    change = producers.analyze(touched, origin=Origin.REPLICATION, now_ms=now_ms)
+    assert change is None or isinstance(change, Change)
+    return producers.apply(change) if change is not None else []
+
+
+def _finish_what_was_begun(disk: DiskPort, directory: str, report: RecoveryReport) -> set[int]:
+    """Drop half-made and half-deleted files, finish swaps. Returns the base offsets of segments swapped in now."""
+    names = disk.names(directory)
+    swaps = {int(name[:20]) for name in names if name.endswith(LOG_SUFFIX + SWAP_SUFFIX)}
+    for name in names:
+        half_made = name.endswith((CLEANED_SUFFIX, DELETED_SUFFIX, ".tmp"))
+        # A swap without its log file was not complete: the log is renamed last. Indexes are made anew in any case.
+        if half_made or (name.endswith(SWAP_SUFFIX) and not name.endswith(LOG_SUFFIX + SWAP_SUFFIX)):
+            disk.remove(f"{directory}/{name}")
+            report.files_removed.append(name)
+    for base in sorted(swaps):
+        path = f"{directory}/{file_stem(base)}{LOG_SUFFIX}"
+        swap = Segment(disk, directory, base, create=False, now_ms=0, suffix=SWAP_SUFFIX)
+        last = base
+        try:
+            for _, header in swap.headers():
+                last = max(last, header.last_offset)
+        except CorruptBatch:
+            pass  # it was fsynced before it got its name; what is wrong now, recovery finds
+        swap.log.close()
+        for name in disk.names(directory):
+            match = _SEGMENT_FILE.fullmatch(name)
+            if match and base <= int(match[1]) <= last and match[2] != SNAPSHOT_SUFFIX:
+                disk.remove(f"{directory}/{name}")
+        disk.rename(path + SWAP_SUFFIX, path)
+        report.swaps_completed += 1
+    return swaps
+
+
+def _open_segments(disk: DiskPort, directory: str, report: RecoveryReport, now_ms: int) -> Segments:
+    segments = Segments()
+    for name in disk.names(directory):
+        match = _SEGMENT_FILE.fullmatch(name)
+        if match and match[2] == LOG_SUFFIX:
+            segments.add(Segment(disk, directory, int(match[1]), create=False, now_ms=now_ms))
+    return segments
+
+
+def _remove_orphans(disk: DiskPort, directory: str, segments: Segments, report: RecoveryReport) -> None:
+    bases = {segment.base_offset for segment in segments}
+    for name in disk.names(directory):
+        match = _SEGMENT_FILE.fullmatch(name)
+        if (
+            match
+            and match[2] in (OFFSET_INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX)
+            and int(match[1]) not in bases
+        ):
+            disk.remove(f"{directory}/{name}")
+            report.files_removed.append(name)
+
+
+def _load_epochs(disk: DiskPort, directory: str, segments: Segments, report: RecoveryReport) -> EpochCache:
+    path = f"{directory}/{LEADER_EPOCH_CHECKPOINT}"
+    data = disk.read(path)
+    if data is not None:
+        try:
+            return EpochCache.from_bytes(data, path)
+        except DamagedFile as wrong:
+            report.notes.append(f"leader epochs made anew: {wrong}")
+    epochs = EpochCache()
+    epochs.dirty = True
+    try:
+        for segment in segments:
+            for _, header in segment.headers():
+                if header.partition_leader_epoch > epochs.latest:
+                    epochs.assign(header.partition_leader_epoch, header.base_offset)
+    except CorruptBatch:
+        pass  # the rest is recovery's
+    return epochs
+
+
+def _clean_end(segments: Segments, report: RecoveryReport) -> int | None:
+    """The end of a log that was closed in order; None if the active segment turns out to be damaged after all."""
+    active = segments.active
+    end, position = active.base_offset, 0
+    try:
+        start = active.offset_index.last().position if active.size else 0
+        for position, header in active.headers(start):
+            end = header.last_offset + 1
+            position += header.size
+    except CorruptBatch as wrong:
+        report.notes.append(f"not as clean as the marker says: {wrong.reason}")
+        return None
+    if active.size and position != active.size:
+        report.notes.append("not as clean as the marker says: the active segment ends in half a batch")
+        return None
+    return end
+
+
+class _Loader:
+    """The parts of loading that share everything."""
+
+    def __init__(
+        self,
+        disk: DiskPort,
+        directory: str,
+        segments: Segments,
+        epochs: EpochCache,
+        producers: ProducerState,
+        report: RecoveryReport,
+        now_ms: int,
+        index_interval_bytes: int,
+    ) -> None:
+        self.disk = disk
+        self.directory = directory
+        self.segments = segments
+        self.epochs = epochs
+        self.producers = producers
+        self.report = report
+        self.now_ms = now_ms
+        self.index_interval_bytes = index_interval_bytes
+
+    def load_producers(self, end: int) -> None:
+        """State after a clean stop: the last snapshot is usually all of it."""
+        self.report.snapshots_removed += restore_producers(
+            self.disk, self.directory, self.segments, self.producers, end, self.now_ms
+        )
+
+    def check_indexes(self, recovery_point: int) -> None:
+        """Look at the indexes of segments that are not scanned; make implausible ones anew."""
+        for index, segment in enumerate(self.segments):
+            if self.segments.end_of(index, _INT32_MAX << 32) > recovery_point:
+                return
+            plausible = not segment.size or (
+                segment.offset_index.plausible(segment.size)
+                and segment.time_index.plausible()
+                and segment.txn_index.plausible()
+            )
+            if not plausible:
+                self._drop_snapshots(segment.base_offset, self.segments.end_of(index, 0))
+                restore_producers(
+                    self.disk, self.directory, self.segments, self.producers, segment.base_offset, self.now_ms
+                )
+                self._check_segment(segment)
+                segment.seal()
+                self.report.indexes_rebuilt += 1
+            segment.unload()
+
+    def recover(self, recovery_point: int) -> int:
+        """Check every batch from the recovery point's segment on, cut at the first wrong one. Returns the log's end."""
+        first = self.segments.floor(recovery_point)
+        self._drop_snapshots(first.base_offset, None)
+        self.report.snapshots_removed += restore_producers(
+            self.disk, self.directory, self.segments, self.producers, first.base_offset, self.now_ms
+        )
+        end = first.base_offset
+        damaged = False
+        for segment in self.segments.from_offset(first.base_offset):
+            if damaged or segment.base_offset < end:
+                self.segments.remove(segment)
+                segment.remove()
+                self.report.segments_removed += 1
+                continue
+            if segment is not first:
+                self.disk.replace(
+                    snapshot_path(self.directory, segment.base_offset), self.producers.to_snapshot(), durable=False
+                )
+            end, reason = self._check_segment(segment)
+            if reason:
+                damaged = True
+                self.report.truncated_at = end
+                self.report.reason = reason
+            if segment is not self.segments.active or damaged:
+                segment.seal()
+            else:
+                segment.flush_indexes()
+        return end
+
+    def _drop_snapshots(self, above: int, up_to: int | None) -> None:
+        for offset in snapshot_offsets(self.disk, self.directory):
+            if offset > above and (up_to is None or offset < up_to):
+                self.disk.remove(snapshot_path(self.directory, offset))
+                self.report.snapshots_removed += 1
+
+    def _check_segment(self, segment: Segment) -> tuple[int, str]:
+        """Scan one segment, filling its indexes anew; returns the end offset and why it was cut there, if it was."""
+        segment.reset_indexes()
+        self.report.segments_scanned += 1
+        position, end, reason = 0, segment.base_offset, ""
+        while position < segment.size and not reason:
+            data = self._read_whole_batches(segment, position)
+            placed: list[PlacedBatch] = []
+            at = 0
+            while at < len(data) and not reason:
+                try:
+                    header = self._check_batch(segment, data, at, end)
+                    for aborted in apply_batches(self.producers, data, [(at, header)], self.now_ms):
+                        segment.add_aborted(aborted)
+                except (CorruptBatch, CodecError) as wrong:
+                    if at and position + len(data) < segment.size:
+                        break  # perhaps only cut by the read's end: look again from here
+                    reason = wrong.reason if isinstance(wrong, CorruptBatch) else str(wrong)
+                    break
+                placed.append(PlacedBatch(at, header))
+                if header.partition_leader_epoch > self.epochs.latest:
+                    self.epochs.assign(header.partition_leader_epoch, header.base_offset)
+                at += header.size
+                end = header.last_offset + 1
+            segment.index_batches(placed, position, self.index_interval_bytes)
+            position += at
+        self.report.bytes_scanned += position
+        if position < segment.size:
+            self.report.truncated_bytes += segment.size - position
+            segment.log.truncate(position)
+        return end, reason
+
+    def _read_whole_batches(self, segment: Segment, position: int) -> bytes:
+        data = segment.log.read(position, min(_READ_BYTES, segment.size - position))
+        try:
+            needed = parse_header(data).size if len(data) >= HEADER_SIZE else 0
+        except CorruptBatch:
+            return data
+        if len(data) < needed <= segment.size - position:
+            return segment.log.read(position, needed)
+        return data
+
+    def _check_batch(self, segment: Segment, data: bytes, at: int, expected_offset: int) -> BatchHeader:
+        header = validate_batch(data, at)
+        if header.base_offset < expected_offset or header.last_offset - segment.base_offset > _INT32_MAX:
+            raise CorruptBatch(f"offset {header.base_offset} where {expected_offset} was expected", at)
+        return header

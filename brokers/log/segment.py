@@ -1,0 +1,345 @@
+"""One segment: a ``.log`` file and its indexes.
+
+Positions are bytes in the ``.log`` file, offsets are record offsets. A segment never trusts its indexes: a lookup reads
+the batch header it leads to, and a contradiction rebuilds the index from the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from _native.batch import HEADER_SIZE, BatchHeader, parse_header, scan
+from _native.errors import CorruptBatch
+from brokers.log.failures import DiskFailed, DiskFull
+from brokers.log.files import Buffer, DiskFile, DiskPort, FileSlice
+from brokers.log.indexes import AbortedTxn, OffsetIndex, TimeIndex, TransactionIndex
+
+LOG_SUFFIX = ".log"
+OFFSET_INDEX_SUFFIX = ".index"
+TIME_INDEX_SUFFIX = ".timeindex"
+TXN_INDEX_SUFFIX = ".txnindex"
+DELETED_SUFFIX = ".deleted"
+CLEANED_SUFFIX = ".cleaned"
+SWAP_SUFFIX = ".swap"
+
+_SCAN_BYTES = 64 * 1024
+_HINTS = 32
+_INT32_MAX = 2**31 - 1
+
+
+def file_stem(offset: int) -> str:
+    """Kafka's 20-digit name of the files that start at an offset."""
+    return f"{offset:020d}"
+
+
+class PlacedBatch(NamedTuple):
+    """A batch with its place in a buffer or file: where it starts, and its final header."""
+
+    position: int
+    header: BatchHeader
+
+
+class Segment:
+    """A run of batches in one file, with ``base_offset`` as the lowest offset it may hold."""
+
+    __slots__ = (
+        "_bytes_since_index",
+        "_disk",
+        "_first_timestamp",
+        "_hints",
+        "_max_timestamp",
+        "base_offset",
+        "created_ms",
+        "directory",
+        "log",
+        "offset_index",
+        "suffix",
+        "time_index",
+        "txn_index",
+    )
+
+    def __init__(
+        self, disk: DiskPort, directory: str, base_offset: int, *, create: bool, now_ms: int, suffix: str = ""
+    ) -> None:
+        stem = f"{directory}/{file_stem(base_offset)}"
+        self._disk = disk
+        self.directory = directory
+        self.base_offset = base_offset
+        self.suffix = suffix
+        self.created_ms = now_ms
+        self.log: DiskFile = disk.open(stem + LOG_SUFFIX + suffix, create=create)
+        self.offset_index = OffsetIndex(disk, stem + OFFSET_INDEX_SUFFIX + suffix, base_offset)
+        self.time_index = TimeIndex(disk, stem + TIME_INDEX_SUFFIX + suffix, base_offset)
+        self.txn_index = TransactionIndex(disk, stem + TXN_INDEX_SUFFIX + suffix, base_offset)
+        self._bytes_since_index = 0
+        self._max_timestamp: tuple[int, int] | None = None
+        self._first_timestamp: int | None = None
+        self._hints: dict[int, int] = {}
+
+    @property
+    def size(self) -> int:
+        """Bytes of batches."""
+        return self.log.size
+
+    # ---- writing
+
+    def append(self, data: Buffer, batches: Sequence[PlacedBatch], index_interval_bytes: int) -> None:
+        """Write whole batches at the end and index them.
+
+        DiskFull: nothing is indexed and the file is cut back to its last whole batch. DiskFailed: nothing is known.
+        """
+        position = self.log.size
+        try:
+            self.log.write(data, position)
+        except DiskFull:
+            try:
+                self.log.truncate(position)
+            except DiskFull as again:
+                raise DiskFailed(self.log.path, f"cannot cut a half-written batch: {again.reason}") from again
+            raise
+        self.index_batches(batches, position, index_interval_bytes)
+
+    def index_batches(self, batches: Sequence[PlacedBatch], start: int, index_interval_bytes: int) -> None:
+        """Account for batches that stand at ``start`` plus their positions; also the second half of recovery."""
+        largest, largest_offset = self.max_timestamp
+        if start == 0 and batches:
+            self._first_timestamp = batches[0].header.max_timestamp
+        for position, header in batches:
+            if header.max_timestamp > largest:
+                largest, largest_offset = header.max_timestamp, header.last_offset
+            if self._bytes_since_index > index_interval_bytes:
+                self.offset_index.append(header.last_offset, start + position)
+                self.time_index.append(largest, largest_offset)
+                self._bytes_since_index = 0
+            self._bytes_since_index += header.size
+        self._max_timestamp = (largest, largest_offset)
+        if batches:
+            self._hint(batches[0].header.base_offset, start + batches[0].position)
+
+    def has_room(self, size: int, last_offset: int, config_index_bytes: int) -> bool:
+        """Whether a batch ending at ``last_offset`` fits 32-bit positions, relative offsets and the index limit."""
+        return (
+            self.log.size + size <= _INT32_MAX
+            and last_offset - self.base_offset <= _INT32_MAX
+            and self.offset_index.size_bytes + 8 <= config_index_bytes
+            and self.time_index.size_bytes + 12 <= config_index_bytes
+        )
+
+    def add_aborted(self, aborted: AbortedTxn) -> None:
+        """Remember an aborted transaction whose marker was appended here."""
+        self.txn_index.append(aborted)
+
+    def seal(self) -> None:
+        """The segment is no longer the active one: complete the time index and write all indexes."""
+        timestamp, offset = self.max_timestamp
+        if self.size:
+            self.time_index.append(timestamp, offset)
+        self.flush_indexes()
+        self._hints.clear()
+
+    def flush_indexes(self, *, sync: bool = False) -> None:
+        """Write index entries that are only in memory."""
+        if not self.size:
+            return
+        # Kafka expects both files beside a log that has data, also when they are empty.
+        _ = self.offset_index.data, self.time_index.data
+        self.offset_index.flush(sync=sync)
+        self.time_index.flush(sync=sync)
+        self.txn_index.flush(sync=sync)
+
+    def sync(self) -> None:
+        """fsync data and indexes."""
+        self.log.sync()
+        self.flush_indexes(sync=True)
+
+    # ---- timestamps
+
+    @property
+    def max_timestamp(self) -> tuple[int, int]:
+        """The largest timestamp in ms, and the last offset of the first batch that has it; (-1, base) if empty."""
+        if self._max_timestamp is None:
+            self._max_timestamp = self._load_max_timestamp()
+        return self._max_timestamp
+
+    def _load_max_timestamp(self) -> tuple[int, int]:
+        if not self.log.size:
+            return -1, self.base_offset
+        largest, offset = self.time_index.last()
+        for _, header in self.headers(self.offset_index.last().position):
+            if header.max_timestamp > largest:
+                largest, offset = header.max_timestamp, header.last_offset
+        return largest, offset
+
+    @property
+    def first_timestamp(self) -> int | None:
+        """The first batch's largest timestamp, by which ``segment.ms`` counts; None if there is no batch."""
+        if self._first_timestamp is None and self.log.size >= HEADER_SIZE:
+            self._first_timestamp = parse_header(self.log.read(0, HEADER_SIZE)).max_timestamp
+        return self._first_timestamp
+
+    def retention_timestamp(self) -> int:
+        """What ``retention.ms`` is compared with: the largest timestamp, or the file's time if it has none."""
+        timestamp, _ = self.max_timestamp
+        return timestamp if timestamp >= 0 else self._disk.modified_ms(self.log.path)
+
+    # ---- reading
+
+    def headers(self, position: int = 0, end: int = -1) -> Iterator[tuple[int, BatchHeader]]:
+        """Positions and headers of whole batches from ``position`` (a batch's start) up to ``end``.
+
+        Raises CorruptBatch at bytes that are no batch; a torn last batch ends the iteration.
+        """
+        for start, chunk, found in self.chunks(position, end):
+            del chunk
+            for at, header in found:
+                yield start + at, header
+
+    def chunks(self, position: int = 0, end: int = -1) -> Iterator[tuple[int, bytes, list[tuple[int, BatchHeader]]]]:
+        """The segment in runs of whole batches: (file position of the run, its bytes, scanned headers)."""
+        end = self.log.size if end < 0 else min(end, self.log.size)
+        wanted = _SCAN_BYTES
+        while position < end:
+            data = self.log.read(position, min(wanted, end - position))
+            found = scan(data)
+            if not found:
+                if len(data) < HEADER_SIZE:
+                    return
+                needed = parse_header(data).size
+                if needed <= len(data) or position + needed > end:
+                    return
+                wanted = needed
+                continue
+            yield position, data, found
+            last_position, last = found[-1]
+            position += last_position + last.size
+            wanted = _SCAN_BYTES
+
+    def position_of(self, offset: int) -> int | None:
+        """Where the first batch starts whose last offset is at least ``offset``; None if there is none."""
+        hint = self._hints.get(offset)
+        if hint is not None:
+            return hint
+        entry = self.offset_index.floor(offset)
+        try:
+            return self._scan_for(offset, entry.position, entry.offset if entry.position else None)
+        except CorruptBatch:
+            if not entry.position:
+                raise
+        self.rebuild_offset_index()
+        return self._scan_for(offset, self.offset_index.floor(offset).position, None)
+
+    def _scan_for(self, offset: int, start: int, indexed_offset: int | None) -> int | None:
+        for position, header in self.headers(start):
+            if indexed_offset is not None:
+                if header.last_offset != indexed_offset:
+                    raise CorruptBatch("the offset index leads to another batch", position)
+                indexed_offset = None
+            if header.last_offset >= offset:
+                return position
+        if indexed_offset is not None:
+            raise CorruptBatch("the offset index leads past the end", start)
+        return None
+
+    def rebuild_offset_index(self) -> None:
+        """Make the offset index anew from what the log says."""
+        self.offset_index.clear()
+        since = 0
+        for position, header in self.headers():
+            if since > 4096:
+                self.offset_index.append(header.last_offset, position)
+                since = 0
+            since += header.size
+
+    def cut_position(self, start: int, limit: int) -> int:
+        """The largest batch border in (``start``, ``limit``], or the end of the batch at ``start`` if none is."""
+        best = start
+        indexed = self.offset_index.floor_position(limit)
+        begin = indexed.position if indexed.position > start else start
+        try:
+            best = self._border(begin, limit)
+        except CorruptBatch:
+            best = self._border(start, limit)
+        if best <= start:
+            best = start + parse_header(self.log.read(start, HEADER_SIZE)).size
+        return min(best, self.log.size)
+
+    def _border(self, begin: int, limit: int) -> int:
+        best = begin
+        for position, header in self.headers(begin, limit):
+            best = position + header.size
+        return best
+
+    def slice(self, position: int, end: int) -> FileSlice:
+        """A pinned run of bytes."""
+        return FileSlice(self.log, position, end - position)
+
+    def _hint(self, offset: int, position: int) -> None:
+        # Sequential readers come back for the offset that a read or an append ended at.
+        hints = self._hints
+        hints[offset] = position
+        if len(hints) > _HINTS:
+            del hints[next(iter(hints))]
+
+    def remember(self, offset: int, position: int) -> None:
+        """A reader will ask for this offset next, and its batch starts there."""
+        self._hint(offset, position)
+
+    # ---- cutting and removing
+
+    def truncate(self, offset: int) -> int | None:
+        """Drop all batches from the one that holds ``offset``. Returns the first offset dropped, None if none was."""
+        position = self.position_of(offset)
+        if position is None:
+            return None
+        header = parse_header(self.log.read(position, HEADER_SIZE))
+        self.cut_at(position, min(offset, header.base_offset))
+        return header.base_offset
+
+    def cut_at(self, position: int, offset: int) -> None:
+        """Drop everything from ``position``, the start of the batch with ``offset``, and index entries above it."""
+        self.log.truncate(position)
+        self.offset_index.truncate(offset)
+        self.time_index.truncate(offset)
+        self.txn_index.truncate(offset)
+        self._hints.clear()
+        self._max_timestamp = None
+        self._bytes_since_index = 0
+        if position == 0:
+            self._first_timestamp = None
+
+    def reset_indexes(self) -> None:
+        """Empty all indexes, before recovery fills them again."""
+        self.offset_index.clear()
+        self.time_index.clear()
+        self.txn_index.clear()
+        self._hints.clear()
+        self._bytes_since_index = 0
+        self._max_timestamp = (-1, self.base_offset)
+        self._first_timestamp = None
+
+    def change_suffix(self, suffix: str) -> None:
+        """Rename all files from one suffix (``.cleaned``, ``.swap``, none, ``.deleted``) to another; log file last."""
+        stem = f"{self.directory}/{file_stem(self.base_offset)}"
+        self.offset_index.rename(stem + OFFSET_INDEX_SUFFIX + suffix)
+        self.time_index.rename(stem + TIME_INDEX_SUFFIX + suffix)
+        self.txn_index.rename(stem + TXN_INDEX_SUFFIX + suffix)
+        self.log.rename(stem + LOG_SUFFIX + suffix)
+        self.suffix = suffix
+
+    def remove(self) -> None:
+        """Delete all files; readers with slices go on."""
+        self.offset_index.remove()
+        self.time_index.remove()
+        self.txn_index.remove()
+        self.log.remove()
+
+    def unload(self) -> None:
+        """Give back the indexes' memory and the descriptors."""
+        self.offset_index.unload()
+        self.time_index.unload()
+        self.txn_index.unload()
+        self.log.close()
+
+    def __repr__(self) -> str:
+        return f"Segment({self.base_offset}, {self.size} bytes)"

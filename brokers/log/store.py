@@ -1,0 +1,456 @@
+"""All logs of a broker: its log directories, their locks and checkpoints, start, upkeep and a clean stop.
+
+A directory that fails takes its logs offline and nothing else. Every file here has Kafka's name and format, so that
+Kafka's tools (and Kafka) can read the directories of a stopped broker.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from brokers.config import BrokerConfig, TopicConfig
+from brokers.log import checkpoints
+from brokers.log.checkpoints import DamagedFile
+from brokers.log.cleaner import Cleaner, delete_old_segments
+from brokers.log.failures import DiskError, DiskFailed, DiskFull, ForeignDirectory, LogOffline, StoreRefused
+from brokers.log.files import DiskLock, DiskPort
+from brokers.log.log import Log, LogSettings
+from brokers.log.recovery import RecoveryReport
+from brokers.model import Clock
+from wire.types import TopicPartition
+
+logger = logging.getLogger(__name__)
+
+_PARTITION_DIRECTORY = re.compile(r"(?P<topic>[a-zA-Z0-9._-]+)-(?P<partition>\d+)")
+_DELETED_DIRECTORY = re.compile(r".+\.[0-9a-f]{32}-delete")
+_DIRECTORY_NAME_MAX = 255
+_PRODUCER_EXPIRY_CHECK_MS = 600_000
+
+
+@dataclass(slots=True)
+class StoreReport:
+    """What loading found: how many logs, and what had to be repaired."""
+
+    logs: int = 0
+    clean_directories: list[str] = field(default_factory=list)
+    unclean_directories: list[str] = field(default_factory=list)
+    offline_directories: list[str] = field(default_factory=list)
+    recovered: list[RecoveryReport] = field(default_factory=list)
+    removed: list[str] = field(default_factory=list)
+
+    def lines(self) -> list[str]:
+        """The report for the broker's log, one line a finding."""
+        lines = [f"{self.logs} log(s) in {len(self.clean_directories) + len(self.unclean_directories)} directory(ies)"]
+        lines += [
+            f"{path} was not closed in order: checked from its recovery points" for path in self.unclean_directories
+        ]
+        lines += [f"{path} is offline" for path in self.offline_directories]
+        lines += [report.line() for report in self.recovered if report.changed]
+        lines += [f"{path}: leftover of a deletion, removed" for path in self.removed]
+        return lines
+
+
+class LogDirectory:
+    """One entry of ``log.dirs``."""
+
+    __slots__ = ("doomed", "id", "lock", "offline", "path")
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.offline = False
+        self.lock: DiskLock | None = None
+        self.id: uuid.UUID | None = None
+        self.doomed: list[tuple[int, str]] = []
+        """Renamed partition directories and the time at which they go."""
+
+
+class LogStore:
+    """All logs. Loop thread only."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        disk: DiskPort,
+        clock: Clock,
+        *,
+        cluster_id: str | None = None,
+        topic_config: Callable[[str], TopicConfig] | None = None,
+    ) -> None:
+        """``topic_config`` gives a topic's settings at load; by default the broker's, until somebody assigns others."""
+        self._config = config
+        self._disk = disk
+        self._clock = clock
+        self._cluster_id = cluster_id
+        self._topic_config = topic_config or (lambda topic: config.topic_defaults())
+        self._settings = LogSettings(
+            inflate_limit=config.decompressed_batch_max_bytes,
+            producer_expiration_ms=config.producer_id_expiration_ms,
+            max_producers=config.producer_state_max_per_partition,
+        )
+        self.directories = [LogDirectory(path.rstrip("/") or "/") for path in config.log_dirs]
+        self._logs: dict[TopicPartition, Log] = {}
+        self._homes: dict[TopicPartition, LogDirectory] = {}
+        self._cleaner = Cleaner(disk, self._logs)
+        self._deletions = 0
+        self._next_retention_ms = -1
+        self._next_checkpoint_ms = -1
+        self._next_producer_expiry_ms = -1
+
+    # ---- start and stop
+
+    def load(self) -> StoreReport:
+        """Lock the directories, check whose they are, open every log, recover those that were not closed in order.
+
+        Raises DirectoryInUse or ForeignDirectory (both StoreRefused), and StoreRefused if no directory is usable.
+        """
+        report = StoreReport()
+        for directory in self.directories:
+            try:
+                self._open_directory(directory, report)
+            except StoreRefused:
+                self._unlock()
+                raise
+            except DiskError as wrong:
+                logger.error("log directory %s is not usable: %s", directory.path, wrong)
+                self.take_offline(directory)
+                report.offline_directories.append(directory.path)
+        if all(directory.offline for directory in self.directories):
+            raise StoreRefused(f"none of log.dirs is usable: {', '.join(d.path for d in self.directories)}")
+        report.logs = len(self._logs)
+        return report
+
+    def _open_directory(self, directory: LogDirectory, report: StoreReport) -> None:
+        disk, path = self._disk, directory.path
+        disk.make_directory(path)
+        directory.lock = disk.lock(f"{path}/{checkpoints.LOCK}")
+        fresh = self._check_owner(directory)
+        marker = f"{path}/{checkpoints.CLEAN_SHUTDOWN}"
+        clean = fresh or disk.read(marker) is not None
+        (report.clean_directories if clean else report.unclean_directories).append(path)
+        recovery_points = self._read_offsets(path, checkpoints.RECOVERY_POINT_CHECKPOINT)
+        starts = self._read_offsets(path, checkpoints.LOG_START_CHECKPOINT)
+        watermarks = self._read_offsets(path, checkpoints.HIGH_WATERMARK_CHECKPOINT)
+        self._cleaner.restore(self._read_offsets(path, checkpoints.CLEANER_CHECKPOINT))
+        # The marker goes before anything can change: a crash from here on is not a clean stop.
+        disk.remove(marker)
+        disk.sync_directory(path)
+        for name in disk.names(path):
+            child = f"{path}/{name}"
+            if _DELETED_DIRECTORY.fullmatch(name):
+                disk.remove_tree(child)
+                report.removed.append(child)
+                continue
+            match = _PARTITION_DIRECTORY.fullmatch(name)
+            if not match or not disk.is_directory(child):
+                continue
+            tp = TopicPartition(match["topic"], int(match["partition"]))
+            if tp in self._logs:
+                raise StoreRefused(f"{tp} is in two log directories: {child} and {self._logs[tp].directory}")
+            log = Log.open(
+                disk,
+                child,
+                tp,
+                self._topic_config(tp.topic),
+                self._settings,
+                now_ms=self._clock.wall_ms(),
+                topic_id=self._read_topic_id(child),
+                clean=clean,
+                recovery_point=recovery_points.get(tp, 0),
+                log_start_offset=starts.get(tp, 0),
+                high_watermark=watermarks.get(tp, 0),
+                on_failure=self._disk_failed,
+            )
+            self._add(log, directory)
+            report.recovered.append(log.recovery_report)
+
+    def _unlock(self) -> None:
+        for directory in self.directories:
+            if directory.lock is not None:
+                directory.lock.close()
+                directory.lock = None
+
+    def _check_owner(self, directory: LogDirectory) -> bool:
+        """Compare ``meta.properties`` with who we are; write it in a directory that has none, and return True then."""
+        path = f"{directory.path}/{checkpoints.META_PROPERTIES}"
+        data = self._disk.read(path)
+        broker_id = str(self._config.broker_id)
+        if data is None:
+            others = [name for name in self._disk.names(directory.path) if _PARTITION_DIRECTORY.fullmatch(name)]
+            if others:
+                raise ForeignDirectory(
+                    f"{directory.path} holds partitions ({others[0]}, ...) but no meta.properties: nobody knows"
+                    " whose they are; choose another directory in log.dirs"
+                )
+            directory.id = self._new_id(directory.path)
+            values = {"version": "0", "broker.id": broker_id}
+            if self._cluster_id is not None:
+                values["cluster.id"] = self._cluster_id
+            values["directory.id"] = checkpoints.encode_topic_id(directory.id)
+            self._disk.replace(path, checkpoints.encode_properties(values))
+            return True
+        values = checkpoints.decode_properties(data)
+        cluster_id = values.get("cluster.id")
+        if self._cluster_id is not None and cluster_id not in (None, self._cluster_id):
+            raise ForeignDirectory(
+                f"{directory.path} belongs to cluster {cluster_id}, this broker to {self._cluster_id}"
+                " (meta.properties); choose another directory in log.dirs"
+            )
+        owner = values.get("broker.id", values.get("node.id"))
+        if owner not in (None, broker_id):
+            raise ForeignDirectory(
+                f"{directory.path} belongs to broker {owner}, this is broker {broker_id} (meta.properties);"
+                " choose another directory in log.dirs or set broker.id"
+            )
+        if "directory.id" in values:
+            try:
+                directory.id = checkpoints.decode_topic_id(values["directory.id"])
+            except DamagedFile:
+                logger.warning("%s: directory.id is not readable", path)
+        return False
+
+    def _read_offsets(self, path: str, name: str) -> dict[TopicPartition, int]:
+        data = self._disk.read(f"{path}/{name}")
+        if data is None:
+            return {}
+        try:
+            return checkpoints.decode_offsets(data, name)
+        except DamagedFile as wrong:
+            logger.warning("%s: %s; ignored", path, wrong)
+            return {}
+
+    def _read_topic_id(self, directory: str) -> uuid.UUID | None:
+        data = self._disk.read(f"{directory}/{checkpoints.PARTITION_METADATA}")
+        if data is None:
+            return None
+        try:
+            return checkpoints.decode_partition_metadata(data)
+        except DamagedFile as wrong:
+            logger.warning("%s: %s; ignored", directory, wrong)
+            return None
+
+    def close(self, *, clean: bool = True, broker_epoch: int = -1) -> None:
+        """Close all logs; when ``clean``, flushed, checkpointed and marked so: the next start needn't check them."""
+        for directory in self.directories:
+            if directory.offline:
+                continue
+            try:
+                self._close_directory(directory, clean, broker_epoch)
+            except (DiskError, LogOffline) as wrong:
+                logger.error("%s is not closed cleanly: %s", directory.path, wrong)
+        self._unlock()
+        self._logs.clear()
+        self._homes.clear()
+
+    def _close_directory(self, directory: LogDirectory, clean: bool, broker_epoch: int) -> None:
+        logs = self._logs_of(directory)
+        for log in logs:
+            if clean:
+                for _, segment in log.garbage:
+                    segment.remove()
+                log.close()
+            else:
+                log.abandon()
+        if not clean:
+            return
+        for _, path in directory.doomed:
+            self._disk.remove_tree(path)
+        self._checkpoint(directory)
+        marker = f"{directory.path}/{checkpoints.CLEAN_SHUTDOWN}"
+        self._disk.replace(marker, checkpoints.encode_clean_shutdown(broker_epoch))
+
+    # ---- logs
+
+    def get(self, tp: TopicPartition) -> Log | None:
+        """The partition's log, if this broker has it."""
+        return self._logs.get(tp)
+
+    def all(self) -> Mapping[TopicPartition, Log]:
+        """All logs."""
+        return self._logs
+
+    def create(self, tp: TopicPartition, topic_id: uuid.UUID | None, config: TopicConfig) -> Log:
+        """The partition's log, made in the directory that has the fewest. Raises DiskError."""
+        log = self._logs.get(tp)
+        if log is not None:
+            return log
+        online = [directory for directory in self.directories if not directory.offline]
+        if not online:
+            raise DiskFailed(str(tp), "all log directories are offline")
+        counts = dict.fromkeys(online, 0)
+        for home in self._homes.values():
+            if home in counts:
+                counts[home] += 1
+        directory = min(online, key=counts.__getitem__)
+        try:
+            log = Log.open(
+                self._disk, f"{directory.path}/{tp}", tp, config, self._settings,
+                now_ms=self._clock.wall_ms(), clean=True, on_failure=self._disk_failed,
+            )  # fmt: skip
+            if topic_id is not None:
+                log.write_metadata(topic_id)
+        except DiskFailed:
+            self.take_offline(directory)
+            raise
+        self._add(log, directory)
+        return log
+
+    def _add(self, log: Log, directory: LogDirectory) -> None:
+        self._logs[log.topic_partition] = log
+        self._homes[log.topic_partition] = directory
+
+    def delete(self, tp: TopicPartition) -> None:
+        """Forget the partition; its directory is renamed now and removed after file.delete.delay.ms."""
+        log = self._logs.pop(tp, None)
+        directory = self._homes.pop(tp, None)
+        if log is None or directory is None or directory.offline:
+            return
+        self._cleaner.forget(tp)
+        self._deletions += 1
+        unique = self._new_id(f"{log.directory}/{self._deletions}").hex
+        doomed = f".{unique}-delete"
+        path = f"{directory.path}/{str(tp)[: _DIRECTORY_NAME_MAX - len(doomed)]}{doomed}"
+        try:
+            log.abandon()
+            self._disk.rename(log.directory, path)
+            self._disk.sync_directory(directory.path)
+        except DiskFailed as wrong:
+            self._disk_failed(log, wrong)
+            return
+        directory.doomed.append((self._clock.wall_ms() + log.config.file_delete_delay_ms, path))
+
+    def _new_id(self, name: str) -> uuid.UUID:
+        return uuid.uuid5(uuid.NAMESPACE_URL, f"{name}/{self._config.broker_id}/{self._clock.wall_ms()}")
+
+    # ---- failure
+
+    def _disk_failed(self, log: Log, wrong: DiskFailed) -> None:
+        directory = self._homes.get(log.topic_partition)
+        if directory is not None:
+            self.take_offline(directory)
+
+    def take_offline(self, directory: LogDirectory) -> None:
+        """The directory's disk has failed: none of its logs is served again before a restart."""
+        if directory.offline:
+            return
+        directory.offline = True
+        logger.critical(
+            "log directory %s is offline, with %d partition(s)", directory.path, len(self._logs_of(directory))
+        )
+        for log in self._logs_of(directory):
+            log.offline = True
+
+    @property
+    def offline_directories(self) -> list[str]:
+        """Paths of the directories that failed."""
+        return [directory.path for directory in self.directories if directory.offline]
+
+    def _logs_of(self, directory: LogDirectory) -> list[Log]:
+        return [log for tp, log in self._logs.items() if self._homes[tp] is directory]
+
+    # ---- upkeep
+
+    def tick(self, now_ms: int) -> None:
+        """A little upkeep: call about every second. Retention, compaction, flush by age, expiry and checkpoints."""
+        config = self._config
+        if self._next_retention_ms < 0:
+            self._next_retention_ms = now_ms + config.log_retention_check_interval_ms
+            self._next_checkpoint_ms = now_ms + config.log_flush_offset_checkpoint_interval_ms
+            self._next_producer_expiry_ms = now_ms + _PRODUCER_EXPIRY_CHECK_MS
+        if now_ms >= self._next_retention_ms:
+            self._next_retention_ms = now_ms + config.log_retention_check_interval_ms
+            self.enforce_retention(now_ms)
+        if now_ms >= self._next_producer_expiry_ms:
+            self._next_producer_expiry_ms = now_ms + _PRODUCER_EXPIRY_CHECK_MS
+            for log in self._logs.values():
+                log.producers.expire(now_ms)
+        self._quietly(lambda: self._cleaner.step(now_ms))
+        for log in list(self._logs.values()):
+            if log.offline:
+                continue
+            if log.garbage:
+                self._quietly(lambda log=log: log.sweep(now_ms))  # type: ignore[misc]
+            dirty = log.unflushed_since_ms
+            if dirty is not None and self._flush_due(log, now_ms - dirty):
+                self._quietly(log.flush)
+        self._remove_doomed(now_ms)
+        if now_ms >= self._next_checkpoint_ms:
+            self._next_checkpoint_ms = now_ms + config.log_flush_offset_checkpoint_interval_ms
+            self.checkpoint()
+
+    def _flush_due(self, log: Log, dirty_ms: int) -> bool:
+        return (
+            dirty_ms >= log.config.flush_ms
+            or log.log_end_offset - log.recovery_point >= log.config.flush_messages
+            # Closed segments are fsynced soon, so that a crash has only the active one to check.
+            or log.segments.active.base_offset > log.recovery_point
+        )
+
+    def _quietly(self, action: Callable[[], object]) -> None:
+        """Upkeep meets a full or failed disk: told, and left for the next time."""
+        try:
+            action()
+        except DiskFull as wrong:
+            logger.warning("upkeep postponed: %s", wrong)
+        except LogOffline as wrong:
+            logger.error("%s", wrong)
+
+    def enforce_retention(self, now_ms: int) -> int:
+        """Delete segments by ``retention.ms``, ``retention.bytes`` and the logs' start offsets. Returns how many."""
+        removed = 0
+        for log in list(self._logs.values()):
+            if log.offline:
+                continue
+            try:
+                removed += delete_old_segments(log, now_ms)
+            except DiskFull as wrong:
+                logger.warning("%s: retention postponed: %s", log.topic_partition, wrong)
+            except LogOffline as wrong:
+                logger.error("%s", wrong)
+        return removed
+
+    def _remove_doomed(self, now_ms: int) -> None:
+        for directory in self.directories:
+            if directory.offline or not directory.doomed or directory.doomed[0][0] > now_ms:
+                continue
+            # One each tick: deleting many large files at once would hold the loop.
+            _, path = directory.doomed.pop(0)
+            try:
+                self._disk.remove_tree(path)
+            except DiskError as wrong:
+                logger.warning("%s is left behind: %s", path, wrong)
+
+    def checkpoint(self) -> None:
+        """Write recovery points, log starts, high watermarks and the cleaner's progress of all directories."""
+        for directory in self.directories:
+            if directory.offline:
+                continue
+            try:
+                self._checkpoint(directory)
+            except DiskFull as wrong:
+                logger.warning("checkpoints of %s postponed: %s", directory.path, wrong)
+            except DiskFailed as wrong:
+                logger.critical("%s: %s", directory.path, wrong)
+                self.take_offline(directory)
+
+    def _checkpoint(self, directory: LogDirectory) -> None:
+        logs = self._logs_of(directory)
+        tables = {
+            checkpoints.RECOVERY_POINT_CHECKPOINT: {log.topic_partition: log.recovery_point for log in logs},
+            checkpoints.LOG_START_CHECKPOINT: {
+                log.topic_partition: log.log_start_offset
+                for log in logs
+                if log.log_start_offset > log.segments.first.base_offset
+            },
+            checkpoints.HIGH_WATERMARK_CHECKPOINT: {log.topic_partition: log.high_watermark for log in logs},
+        }
+        cleaned = self._cleaner.progress()
+        if cleaned:
+            tables[checkpoints.CLEANER_CHECKPOINT] = {
+                tp: offset for tp, offset in cleaned.items() if self._homes.get(tp) is directory
+            }
+        for name, offsets in tables.items():
+            self._disk.replace(f"{directory.path}/{name}", checkpoints.encode_offsets(offsets))

@@ -1,0 +1,277 @@
+"""What a leader checks of batches that it did not make, and how they become batches of its log.
+
+Everything a client may lie about: magic, sizes, checksum, counts, offset deltas, timestamps, control bit, codec, the
+size after inflating, keys where the topic is compacted. A refusal carries Kafka's error code and, where single records
+are at fault, their indexes.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from _native.batch import (
+    HEADER_SIZE,
+    BatchHeader,
+    Record,
+    crc32c,
+    decode_records,
+    parse_header,
+    validate_batch,
+    validate_records,
+)
+from _native.errors import CorruptBatch
+from brokers.config import TopicConfig
+from brokers.log.files import Buffer
+from brokers.log.producers import Marker, Origin, parse_marker
+from wire import compression
+from wire.errors import ErrorCode
+from wire.types import NO_PRODUCER_ID, NO_TIMESTAMP
+
+CODEC_MASK = 0x07
+TIMESTAMP_TYPE_BIT = 0x08
+_HEADER = struct.Struct(">qiibIhiqqqhii")
+_CRC_START = 21
+_MAGIC_AT = 16
+_MAX_RECORD_ERRORS = 3
+_MIN_PREFIX = 17
+_LENGTH_OVERHEAD = 12
+
+
+class Checked(NamedTuple):
+    """Batches fit to append: one writable buffer, and for each batch its position, header and marker."""
+
+    buffer: bytearray | memoryview
+    batches: list[tuple[int, BatchHeader, Marker | None]]
+
+
+class Rejected(NamedTuple):
+    """Why the whole append is refused; ``record_errors`` are (index of the record, message)."""
+
+    error: ErrorCode
+    message: str
+    record_errors: tuple[tuple[int, str], ...] = ()
+
+
+def build_batch(header: BatchHeader, payload: Buffer) -> bytearray:
+    """The bytes of a batch: the header's fields with length and checksum made anew, then the payload."""
+    batch = bytearray(HEADER_SIZE + len(payload))
+    batch[HEADER_SIZE:] = payload
+    _HEADER.pack_into(
+        batch, 0, header.base_offset, len(batch) - _LENGTH_OVERHEAD, header.partition_leader_epoch, header.magic, 0,
+        header.attributes, header.last_offset_delta, header.base_timestamp, header.max_timestamp, header.producer_id,
+        header.producer_epoch, header.base_sequence, header.record_count,
+    )  # fmt: skip
+    struct.pack_into(">I", batch, 17, crc32c(memoryview(batch)[_CRC_START:]))
+    return batch
+
+
+def batch_records(batch: Buffer, position: int, header: BatchHeader, limit: int) -> list[Record]:
+    """All records of the batch at ``position``. Raises CorruptBatch or CodecError; inflates to at most ``limit``."""
+    payload: Buffer = memoryview(batch)[position + HEADER_SIZE : position + header.size]
+    if header.codec:
+        payload = compression.decompress(header.codec, payload, limit)
+    return decode_records(payload, header)
+
+
+def read_marker(batch: Buffer, position: int, header: BatchHeader) -> Marker | None:
+    """The marker in a control batch; None if the batch is empty (compaction did that) or of another kind."""
+    if not header.record_count:
+        return None
+    records = batch_records(batch, position, header, 64 * 1024)
+    try:
+        return parse_marker(records[0])
+    except ValueError as wrong:
+        raise CorruptBatch(str(wrong), position) from wrong
+
+
+def split_batches(records: Buffer) -> list[tuple[int, BatchHeader]]:
+    """Validate each batch of a run, checksum included. Raises CorruptBatch, also for a torn last batch."""
+    found = []
+    position, end = 0, len(records)
+    while position < end:
+        header = validate_batch(records, position)
+        found.append((position, header))
+        position += header.size
+    return found
+
+
+def check_for_leader(
+    records: Buffer, *, origin: Origin, config: TopicConfig, now_ms: int, inflate_limit: int, compacted: bool
+) -> Checked | Rejected:
+    """Check what a leader is asked to append, and put it into the form the topic wants (codec, true timestamps).
+
+    ``compacted`` says that records without a key are refused. The buffer returned is the given one if it is writable
+    and nothing had to change, else a new one. Offsets are not assigned yet.
+    """
+    if not len(records):
+        return Rejected(ErrorCode.INVALID_RECORD, "no record batch")
+    wrong_magic = _wrong_magic(records)
+    if wrong_magic is not None:
+        return wrong_magic
+    try:
+        found = split_batches(records)
+        checked = []
+        changed = False
+        for position, header in found:
+            rejected = _check_header(header, origin, config, len(found))
+            if rejected is not None:
+                return rejected
+            batch = _check_records(
+                records, position, header, origin, config, now_ms, inflate_limit, compacted, len(found)
+            )
+            if isinstance(batch, Rejected):
+                return batch
+            changed = changed or batch is not None
+            checked.append((position, header, batch))
+        return _assemble(records, checked, origin, changed, config)
+    except CorruptBatch as wrong:
+        return Rejected(ErrorCode.CORRUPT_MESSAGE, wrong.reason)
+    except compression.CodecError as wrong:
+        return Rejected(ErrorCode.CORRUPT_MESSAGE, str(wrong))
+
+
+def _wrong_magic(records: Buffer) -> Rejected | None:
+    # Seen before the batch is parsed: old formats have other headers, and the client deserves to be told.
+    if len(records) >= _MIN_PREFIX and records[_MAGIC_AT] in (0, 1):
+        return Rejected(
+            ErrorCode.INVALID_RECORD, f"only record batches with magic 2 are allowed, not {records[_MAGIC_AT]}"
+        )
+    return None
+
+
+def _check_header(header: BatchHeader, origin: Origin, config: TopicConfig, batches: int) -> Rejected | None:
+    if header.size > config.max_message_bytes:
+        return Rejected(
+            ErrorCode.MESSAGE_TOO_LARGE,
+            f"batch of {header.size} bytes passes max.message.bytes {config.max_message_bytes}",
+        )
+    if header.codec not in compression.NAMES:
+        return Rejected(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"codec {header.codec} is not known")
+    if origin is not Origin.CLIENT:
+        return None
+    if header.base_offset != 0 and batches == 1:
+        return Rejected(ErrorCode.INVALID_RECORD, f"base offset of a produced batch is 0, not {header.base_offset}")
+    if header.is_control:
+        return Rejected(ErrorCode.INVALID_RECORD, "clients are not allowed to write control records")
+    if header.record_count <= 0 or header.last_offset_delta + 1 != header.record_count:
+        return Rejected(
+            ErrorCode.INVALID_RECORD,
+            f"{header.record_count} records announced, last offset delta {header.last_offset_delta}",
+        )
+    if header.producer_id != NO_PRODUCER_ID:
+        if header.base_sequence < 0 or header.producer_epoch < 0 or header.producer_id < 0:
+            return Rejected(
+                ErrorCode.INVALID_RECORD,
+                f"producer {header.producer_id} epoch {header.producer_epoch} sequence {header.base_sequence}",
+            )
+        if batches > 1:
+            return Rejected(ErrorCode.INVALID_RECORD, "an idempotent or transactional produce has exactly one batch")
+    elif header.is_transactional:
+        return Rejected(ErrorCode.INVALID_RECORD, "a transactional batch without a producer id")
+    return None
+
+
+def _check_records(
+    records: Buffer,
+    position: int,
+    header: BatchHeader,
+    origin: Origin,
+    config: TopicConfig,
+    now_ms: int,
+    inflate_limit: int,
+    compacted: bool,
+    batches: int,
+) -> bytearray | Rejected | None:
+    """Check the records; returns the batch in its new form, or None if it stays as it is."""
+    payload: Buffer = memoryview(records)[position + HEADER_SIZE : position + header.size]
+    if header.codec:
+        payload = compression.decompress(header.codec, payload, inflate_limit)
+    max_timestamp, all_have_keys = validate_records(payload, header)
+    if origin is Origin.CLIENT:
+        rejected = None
+        if compacted and not all_have_keys:
+            rejected = _missing_keys(decode_records(payload, header))
+        elif config.message_timestamp_type == "CreateTime":
+            rejected = _check_timestamps(payload, header, max_timestamp, config, now_ms)
+        if rejected is not None:
+            return rejected
+    target = header.codec
+    if config.compression_type != "producer" and not header.is_control:
+        target = compression.CODES["none" if config.compression_type == "uncompressed" else config.compression_type]
+    attributes = (header.attributes & ~(CODEC_MASK | TIMESTAMP_TYPE_BIT)) | target
+    append_time = config.message_timestamp_type == "LogAppendTime" and not header.is_control
+    if target == header.codec and (
+        append_time or (max_timestamp == header.max_timestamp and attributes == header.attributes)
+    ):
+        return None
+    if target != header.codec:
+        payload = compression.compress(target, bytes(payload))
+    else:
+        payload = memoryview(records)[position + HEADER_SIZE : position + header.size]
+    return build_batch(header._replace(attributes=attributes, max_timestamp=max_timestamp), payload)
+
+
+def _missing_keys(records: Sequence[Record]) -> Rejected:
+    missing = [index for index, record in enumerate(records) if record.key is None]
+    return _record_errors(
+        ErrorCode.INVALID_RECORD, [(index, "a compacted topic takes no record without a key") for index in missing]
+    )
+
+
+def _check_timestamps(
+    payload: Buffer, header: BatchHeader, max_timestamp: int, config: TopicConfig, now_ms: int
+) -> Rejected | None:
+    if header.is_log_append_time:
+        return Rejected(
+            ErrorCode.INVALID_TIMESTAMP,
+            "a producer must not set the timestamp type to LogAppendTime",
+            ((0, "timestamp type"),),
+        )
+    latest = now_ms + config.message_timestamp_after_max_ms
+    earliest = now_ms - config.message_timestamp_before_max_ms
+    # The earliest is looked for only where it can matter: by default the bound lies before the epoch.
+    if max_timestamp <= latest and earliest <= 0:
+        return None
+    wrong = [
+        (index, f"timestamp {record.timestamp} is outside [{earliest}, {latest}]")
+        for index, record in enumerate(decode_records(payload, header))
+        if record.timestamp != NO_TIMESTAMP and not earliest <= record.timestamp <= latest
+    ]
+    return _record_errors(ErrorCode.INVALID_TIMESTAMP, wrong) if wrong else None
+
+
+def _record_errors(error: ErrorCode, wrong: list[tuple[int, str]]) -> Rejected:
+    return Rejected(error, f"{len(wrong)} records were rejected: {wrong[0][1]}", tuple(wrong[:_MAX_RECORD_ERRORS]))
+
+
+def _assemble(
+    records: Buffer,
+    checked: list[tuple[int, BatchHeader, bytearray | None]],
+    origin: Origin,
+    changed: bool,
+    config: TopicConfig,
+) -> Checked | Rejected:
+    if not changed:
+        view = memoryview(records)
+        buffer: bytearray | memoryview = bytearray(records) if view.readonly else view
+        return Checked(buffer, [(p, h, _marker(records, p, h, origin)) for p, h, _ in checked])
+    joined = bytearray()
+    batches: list[tuple[int, BatchHeader, Marker | None]] = []
+    for position, header, batch in checked:
+        start = len(joined)
+        joined += memoryview(records)[position : position + header.size] if batch is None else batch
+        after = parse_header(joined, start)
+        if after.size > config.max_message_bytes and after.codec != header.codec:
+            return Rejected(
+                ErrorCode.MESSAGE_TOO_LARGE,
+                f"batch of {after.size} bytes as {compression.NAMES[after.codec]} passes max.message.bytes",
+            )
+        batches.append((start, after, _marker(joined, start, after, origin)))
+    return Checked(joined, batches)
+
+
+def _marker(records: Buffer, position: int, header: BatchHeader, origin: Origin) -> Marker | None:
+    assert not (header.is_control and origin is Origin.CLIENT)
+    return read_marker(records, position, header) if header.is_control else None
