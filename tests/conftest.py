@@ -6,9 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 import _native
 from tests.fleet import Fleet
+
+settings.register_profile("fleetlog", deadline=None)  # the machine is shared: a slow example is no bug
+settings.load_profile("fleetlog")
 
 
 def pytest_report_header() -> str:

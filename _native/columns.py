@@ -1,0 +1,201 @@
+"""Keys to partitions, and record batches to and from Arrow. See ``columns_py`` for what each function means."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from _native import choose
+from _native.batch import HEADER_SIZE, BatchHeader, crc32c, validate_batch
+from _native.errors import CorruptBatch
+
+if TYPE_CHECKING:
+    from _native.columns_py import (
+        Columns,
+        Runs,
+        decode_columns,
+        encode_columns,
+        hash_runs,
+        murmur2,
+        partition_for_key,
+    )
+else:
+    _twin = choose("columns")
+    Columns = _twin.Columns
+    Runs = _twin.Runs
+    decode_columns = _twin.decode_columns
+    encode_columns = _twin.encode_columns
+    hash_runs = _twin.hash_runs
+    murmur2 = _twin.murmur2
+    partition_for_key = _twin.partition_for_key
+
+__all__ = [
+    "Columns",
+    "CorruptBatch",
+    "Runs",
+    "columns_to_arrow",
+    "decode_batches",
+    "decode_columns",
+    "encode_arrow",
+    "encode_columns",
+    "hash_runs",
+    "murmur2",
+    "partition_for_key",
+    "partitions_for_keys",
+]
+
+Decompress = Callable[[int, memoryview], bytes]
+"""(codec, payload) -> payload; bounded by whoever supplies it."""
+
+
+def decode_batches(
+    buf: bytes | memoryview,
+    batches: Iterable[tuple[int, BatchHeader]],
+    *,
+    decompress: Decompress,
+    start: int = 0,
+    end: int = 2**63 - 1,
+    headers: bool = False,
+) -> dict[str, Any]:
+    """The records of the given batches of ``buf`` (``batch.scan`` finds them) as Arrow arrays by column name.
+
+    Columns: key, value (binary), offset (int64), timestamp (ms, int64), timestampType (int32), and with ``headers``
+    headers (list<struct<key, value>>). Checks every batch; raises CorruptBatch with the batch's position in ``buf``.
+    """
+    view = memoryview(buf)
+    parts = []
+    for position, header in batches:
+        validate_batch(view, position)
+        payload: bytes | memoryview[int] = view[position + HEADER_SIZE : position + header.size]
+        if header.codec:
+            try:
+                payload = decompress(header.codec, memoryview(payload))
+            except ValueError as error:
+                raise CorruptBatch(str(error), position) from error
+        parts.append((payload, header))
+    return columns_to_arrow(decode_columns(parts, start, end, headers))
+
+
+def columns_to_arrow(columns: Columns) -> dict[str, Any]:
+    """Arrow arrays over the columns' bytes, without a copy."""
+    import pyarrow as pa
+
+    def runs(column: Runs, rows: int, kind: Any) -> Any:
+        validity = None if column.validity is None else pa.py_buffer(column.validity)
+        return pa.Array.from_buffers(kind, rows, [validity, pa.py_buffer(column.offsets), pa.py_buffer(column.data)])
+
+    def numbers(data: bytes, kind: Any) -> Any:
+        return pa.Array.from_buffers(kind, columns.rows, [None, pa.py_buffer(data)])
+
+    arrays = {
+        "key": runs(columns.keys, columns.rows, pa.binary()),
+        "value": runs(columns.values, columns.rows, pa.binary()),
+        "offset": numbers(columns.offsets, pa.int64()),
+        "timestamp": numbers(columns.timestamps, pa.int64()),
+        "timestampType": numbers(columns.kinds, pa.int32()),
+    }
+    if columns.header_offsets is not None:
+        assert columns.header_names is not None, "headers come together"
+        assert columns.header_values is not None, "headers come together"
+        count = len(columns.header_names.offsets) // 4 - 1
+        pairs = pa.StructArray.from_arrays(
+            [runs(columns.header_names, count, pa.string()), runs(columns.header_values, count, pa.binary())],
+            names=["key", "value"],
+        )
+        bounds = pa.Array.from_buffers(pa.int32(), columns.rows + 1, [None, pa.py_buffer(columns.header_offsets)])
+        arrays["headers"] = pa.ListArray.from_arrays(bounds, pairs)
+    return arrays
+
+
+def _runs_of(array: Any) -> Runs:
+    """The columns kernel's view of an Arrow binary or string array."""
+    import pyarrow as pa
+
+    if pa.types.is_large_binary(array.type) or pa.types.is_large_string(array.type):
+        array = array.cast(pa.binary())
+    if array.offset or (array.null_count and array.buffers()[0] is None):
+        array = pa.concat_arrays([array])  # normalises slices
+        if array.offset:
+            array = pa.array(array.to_pylist(), array.type)
+    validity, offsets, data = array.buffers()
+    return Runs(
+        bytes(validity) if validity is not None and array.null_count else None,
+        bytes(offsets) if offsets is not None else b"\0\0\0\0",
+        bytes(data) if data is not None else b"",
+    )
+
+
+def partitions_for_keys(keys: Any, partitions: int) -> Any:
+    """An int32 Arrow array: the partition of each key of a binary or string array; -1 for a null key."""
+    import pyarrow as pa
+
+    if partitions <= 0:
+        raise ValueError(f"a topic has at least one partition, not {partitions}")
+    hashed = hash_runs(_runs_of(keys), len(keys), partitions)
+    return pa.Array.from_buffers(pa.int32(), len(keys), [None, pa.py_buffer(hashed)])
+
+
+def encode_arrow(
+    keys: Any | None,
+    values: Any,
+    timestamps: Any,
+    *,
+    codec: int = 0,
+    compress: Callable[[bytes], bytes] | None = None,
+    producer_id: int = -1,
+    producer_epoch: int = -1,
+    base_sequence: int = -1,
+    transactional: bool = False,
+) -> bytes:
+    """One record batch of Arrow arrays: binary or string keys (or None) and values, int64 timestamps in ms.
+
+    Raises ValueError for an empty array or arrays of different lengths.
+    """
+    rows = len(values)
+    if rows == 0 or len(timestamps) != rows or (keys is not None and len(keys) != rows):
+        raise ValueError("keys, values and timestamps must have the same length, at least 1")
+    times = timestamps.to_numpy(zero_copy_only=False).astype("int64")
+    base_timestamp = int(times[0])
+    payload = encode_columns(
+        None if keys is None else _runs_of(keys), _runs_of(values), times.tobytes(), 0, rows, base_timestamp
+    )
+    if compress is not None:
+        payload = compress(payload)
+    return frame_payload(
+        payload,
+        rows,
+        base_timestamp,
+        int(times.max()),
+        codec | (0x10 if transactional else 0),
+        producer_id,
+        producer_epoch,
+        base_sequence,
+    )
+
+
+def frame_payload(
+    payload: bytes,
+    rows: int,
+    base_timestamp: int,
+    max_timestamp: int,
+    attributes: int,
+    producer_id: int,
+    producer_epoch: int,
+    base_sequence: int,
+) -> bytes:
+    """A batch around an encoded payload: header and checksum."""
+
+    tail = struct.pack(
+        ">hiqqqhii",
+        attributes,
+        rows - 1,
+        base_timestamp,
+        max_timestamp,
+        producer_id,
+        producer_epoch,
+        base_sequence,
+        rows,
+    )
+    checksum = crc32c(payload, crc32c(tail))
+    return struct.pack(">qiibI", 0, HEADER_SIZE - 12 + len(payload), -1, 2, checksum) + tail + payload

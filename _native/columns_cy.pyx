@@ -1,0 +1,411 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""The fast twin of ``columns_py``. Two passes over the records: one measures, one copies; no object per row."""
+
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memcpy
+
+from _native.columns_py import Columns, Runs
+from _native.errors import CorruptBatch
+
+cdef Py_ssize_t MIN_RECORD = 7
+cdef int64_t INT32_MAX = 2147483647
+
+
+# ---- keys to partitions ---------------------------------------------------------------------------------------------
+
+cdef int32_t _murmur2(const uint8_t *p, Py_ssize_t length) noexcept nogil:
+    cdef uint32_t m = 0x5BD1E995
+    cdef uint32_t h = <uint32_t>0x9747B28C ^ <uint32_t>length
+    cdef uint32_t k
+    cdef Py_ssize_t whole = length & ~3
+    cdef Py_ssize_t i = 0
+    while i < whole:
+        memcpy(&k, p + i, 4)  # little-endian, as the hash wants it
+        k = k * m
+        k = k ^ (k >> 24)
+        h = (h * m) ^ (k * m)
+        i += 4
+    if length - whole >= 3:
+        h = h ^ (<uint32_t>p[whole + 2] << 16)
+    if length - whole >= 2:
+        h = h ^ (<uint32_t>p[whole + 1] << 8)
+    if length - whole >= 1:
+        h = (h ^ p[whole]) * m
+    h = h ^ (h >> 13)
+    h = h * m
+    h = h ^ (h >> 15)
+    return <int32_t>h
+
+
+def murmur2(key):
+    cdef Py_buffer view
+    PyObject_GetBuffer(key, &view, PyBUF_SIMPLE)
+    try:
+        return _murmur2(<const uint8_t *>view.buf, view.len)
+    finally:
+        PyBuffer_Release(&view)
+
+
+def partition_for_key(key, int32_t partitions):
+    cdef Py_buffer view
+    if partitions <= 0:
+        raise ValueError(f"a topic has at least one partition, not {partitions}")
+    PyObject_GetBuffer(key, &view, PyBUF_SIMPLE)
+    try:
+        return (_murmur2(<const uint8_t *>view.buf, view.len) & 0x7FFFFFFF) % partitions
+    finally:
+        PyBuffer_Release(&view)
+
+
+cdef class _Run:
+    """A column of byte runs as the caller gave it, checked once so that rows need no checks."""
+
+    cdef const uint8_t *validity
+    cdef const uint8_t *offsets
+    cdef const uint8_t *data
+    cdef object keep
+
+    def __cinit__(self, column, Py_ssize_t rows):
+        cdef bytes offsets = bytes(column.offsets)
+        cdef bytes data = bytes(column.data)
+        cdef bytes validity = None if column.validity is None else bytes(column.validity)
+        cdef Py_ssize_t row
+        cdef int32_t bound, previous = 0
+        if len(offsets) < 4 * (rows + 1) or (validity is not None and len(validity) * 8 < rows):
+            raise ValueError(f"a column is shorter than {rows} rows")
+        self.keep = (offsets, data, validity)
+        self.offsets = <const uint8_t *>PyBytes_AS_STRING(offsets)
+        self.data = <const uint8_t *>PyBytes_AS_STRING(data)
+        self.validity = NULL
+        if validity is not None:
+            self.validity = <const uint8_t *>PyBytes_AS_STRING(validity)
+        for row in range(rows + 1):
+            bound = self.bound(row)
+            if bound < previous or bound > len(data):
+                raise ValueError(f"a column's offset {bound} does not fit")
+            previous = bound
+
+    cdef inline int32_t bound(self, Py_ssize_t row) noexcept nogil:
+        cdef int32_t v
+        memcpy(&v, self.offsets + 4 * row, 4)
+        return v
+
+    cdef inline bint valid(self, Py_ssize_t row) noexcept nogil:
+        return self.validity == NULL or (self.validity[row >> 3] >> (row & 7)) & 1
+
+
+def hash_runs(column, Py_ssize_t rows, int32_t partitions=0):
+    cdef _Run run
+    cdef Py_ssize_t row
+    cdef int32_t start, hashed
+    cdef bytes out
+    cdef char *p
+    if partitions < 0:
+        raise ValueError(f"a topic has at least one partition, not {partitions}")
+    run = _Run(column, rows)
+    out = PyBytes_FromStringAndSize(NULL, 4 * rows)
+    p = PyBytes_AS_STRING(out)
+    with nogil:
+        for row in range(rows):
+            if run.valid(row):
+                start = run.bound(row)
+                hashed = _murmur2(run.data + start, run.bound(row + 1) - start)
+                if partitions:
+                    hashed = (hashed & 0x7FFFFFFF) % partitions
+            else:
+                hashed = -1 if partitions else 0
+            memcpy(p + 4 * row, &hashed, 4)
+    return out
+
+
+# ---- batches to columns ---------------------------------------------------------------------------------------------
+
+cdef struct Cursor:
+    const uint8_t *p
+    Py_ssize_t position
+    Py_ssize_t end
+
+
+cdef inline int64_t _varint(Cursor *c, int bits) except? -0x7FFFFFFFFFFFFFFE:
+    cdef uint64_t value = 0
+    cdef int shift = 0
+    cdef uint8_t byte
+    while True:
+        if c.position >= c.end:
+            raise CorruptBatch("a varint is cut off", c.position)
+        byte = c.p[c.position]
+        c.position += 1
+        if shift == 63 and (byte & 0x7E) and byte < 0x80:
+            raise CorruptBatch("a varint is too large", c.position)
+        value |= <uint64_t>(byte & 0x7F) << shift
+        if byte < 0x80:
+            break
+        shift += 7
+        if shift >= bits:
+            raise CorruptBatch("a varint is too long", c.position)
+    if bits == 32 and value >> 32:
+        raise CorruptBatch("a varint is too large", c.position)
+    return <int64_t>(value >> 1) ^ -<int64_t>(value & 1)
+
+
+cdef inline Py_ssize_t _span(Cursor *c, Py_ssize_t *start) except -2:
+    cdef int64_t length = _varint(c, 32)
+    if length == -1:
+        return -1
+    if length < 0 or length > c.end - c.position:
+        raise CorruptBatch(f"a length of {length} does not fit", c.position)
+    start[0] = c.position
+    c.position += <Py_ssize_t>length
+    return <Py_ssize_t>length
+
+
+cdef class _Growing:
+    """A column under construction: growing offsets, validity and data."""
+
+    cdef bytearray offsets
+    cdef bytearray validity
+    cdef bytearray data
+    cdef Py_ssize_t rows
+    cdef Py_ssize_t used
+    cdef Py_ssize_t nulls
+
+    def __cinit__(self):
+        self.offsets = bytearray(4 * 1024)
+        self.validity = bytearray(128)
+        self.data = bytearray(64 * 1024)
+        self.rows = 0
+        self.used = 0
+        self.nulls = 0
+
+    cdef int add(self, const uint8_t *p, Py_ssize_t length) except -1:
+        """Append a run; a negative length is a null."""
+        cdef int32_t end
+        cdef Py_ssize_t room
+        if 4 * (self.rows + 2) > len(self.offsets):
+            self.offsets.extend(bytes(len(self.offsets)))
+            self.validity.extend(bytes(len(self.validity)))
+        if length < 0:
+            self.nulls += 1
+        else:
+            if self.used + length > INT32_MAX:
+                raise CorruptBatch("a column passes 2 GiB", 0)
+            room = len(self.data)
+            if self.used + length > room:
+                self.data.extend(bytes(max(room, length)))
+            memcpy(<char *>self.data + self.used, p, <size_t>length)
+            self.used += length
+            (<char *>self.validity)[self.rows >> 3] |= <char>(1 << (self.rows & 7))
+        self.rows += 1
+        end = <int32_t>self.used
+        memcpy(<char *>self.offsets + 4 * self.rows, &end, 4)
+        return 0
+
+    cdef object finish(self):
+        return Runs(
+            bytes(self.validity[: (self.rows + 7) // 8]) if self.nulls else None,
+            bytes(self.offsets[: 4 * (self.rows + 1)]),
+            bytes(self.data[: self.used]),
+        )
+
+
+cdef inline int _push64(bytearray out, Py_ssize_t row, int64_t value) except -1:
+    if 8 * (row + 1) > len(out):
+        out.extend(bytes(len(out)))
+    memcpy(<char *>out + 8 * row, &value, 8)
+    return 0
+
+
+cdef inline int _push32(bytearray out, Py_ssize_t row, int32_t value) except -1:
+    if 4 * (row + 1) > len(out):
+        out.extend(bytes(len(out)))
+    memcpy(<char *>out + 4 * row, &value, 4)
+    return 0
+
+
+cdef int _check_name(const uint8_t *p, Py_ssize_t start, Py_ssize_t length) except -1:
+    cdef Py_ssize_t i
+    for i in range(start, start + length):
+        if p[i] >= 0x80:
+            try:
+                (<const char *>p)[start:start + length].decode("utf-8")
+            except UnicodeDecodeError:
+                raise CorruptBatch("a header name is not UTF-8", start) from None
+            return 0
+    return 0
+
+
+def decode_columns(parts, object start=0, object end=2**63 - 1, bint headers=False):
+    cdef int64_t first = max(start, -(2**63)), last_wanted = min(end, 2**63 - 1)
+    cdef bytearray offsets = bytearray(8 * 512), times = bytearray(8 * 512), kinds = bytearray(4 * 512)
+    cdef bytearray bounds = bytearray(4 * 512)
+    cdef _Growing keys = _Growing(), values = _Growing(), names = _Growing(), texts = _Growing()
+    cdef Py_buffer view
+    cdef Cursor c
+    cdef Py_ssize_t rows = 0, stop, key_at = 0, value_at = 0, at = 0, key_length, value_length, length
+    cdef int64_t count, n, h, delta, timestamp, base_offset, base_timestamp, max_timestamp, offset, number
+    cdef int32_t last
+    cdef bint appended, wanted
+    for payload, header in parts:
+        count = header.record_count
+        last = header.last_offset_delta
+        base_offset = header.base_offset
+        base_timestamp = header.base_timestamp
+        max_timestamp = header.max_timestamp
+        appended = header.is_log_append_time
+        PyObject_GetBuffer(payload, &view, PyBUF_SIMPLE)
+        try:
+            if count > view.len // MIN_RECORD:
+                raise CorruptBatch(f"{count} records cannot fit into {view.len} bytes", 0)
+            c.p = <const uint8_t *>view.buf
+            c.position = 0
+            c.end = view.len
+            for n in range(count):
+                number = _varint(&c, 32)
+                if number < MIN_RECORD - 1 or number > c.end - c.position:
+                    raise CorruptBatch(f"a record of {number} bytes does not fit", c.position)
+                stop = c.position + <Py_ssize_t>number
+                c.end = stop
+                c.position += 1
+                timestamp = base_timestamp + _varint(&c, 64)
+                delta = _varint(&c, 32)
+                if delta < 0 or delta > last:
+                    raise CorruptBatch(f"offset delta {delta} is outside 0..{last}", c.position)
+                offset = base_offset + delta
+                wanted = first <= offset < last_wanted
+                key_length = _span(&c, &key_at)
+                value_length = _span(&c, &value_at)
+                number = _varint(&c, 32)
+                if number < 0 or number > (stop - c.position) // 2:
+                    raise CorruptBatch(f"{number} headers cannot fit", c.position)
+                for h in range(number):
+                    length = _span(&c, &at)
+                    if length < 0:
+                        raise CorruptBatch("a header without a name", c.position)
+                    _check_name(c.p, at, length)
+                    if wanted and headers:
+                        names.add(c.p + at, length)
+                    length = _span(&c, &at)
+                    if wanted and headers:
+                        texts.add(c.p + at, length)
+                if c.position != stop:
+                    raise CorruptBatch(f"{stop - c.position} bytes are left over in a record", c.position)
+                c.end = view.len
+                if not wanted:
+                    continue
+                _push64(offsets, rows, offset)
+                _push64(times, rows, max_timestamp if appended else timestamp)
+                _push32(kinds, rows, 1 if appended else 0)
+                keys.add(c.p + key_at, key_length)
+                values.add(c.p + value_at, value_length)
+                rows += 1
+                if headers:
+                    _push32(bounds, rows, <int32_t>names.rows)
+            if c.position != c.end:
+                raise CorruptBatch(f"{c.end - c.position} bytes are left over after the records", c.position)
+        finally:
+            PyBuffer_Release(&view)
+    return Columns(
+        rows,
+        bytes(offsets[: 8 * rows]),
+        bytes(times[: 8 * rows]),
+        bytes(kinds[: 4 * rows]),
+        keys.finish(),
+        values.finish(),
+        bytes(bounds[: 4 * (rows + 1)]) if headers else None,
+        names.finish() if headers else None,
+        texts.finish() if headers else None,
+    )
+
+
+# ---- columns to batches ---------------------------------------------------------------------------------------------
+
+cdef inline int _varint_size(uint64_t v) noexcept nogil:
+    cdef int n = 1
+    while v > 0x7F:
+        v >>= 7
+        n += 1
+    return n
+
+
+cdef inline uint64_t _zigzag(int64_t v) noexcept nogil:
+    return (<uint64_t>v << 1) ^ <uint64_t>(v >> 63)
+
+
+cdef inline uint8_t *_write_varint(uint8_t *p, uint64_t v) noexcept nogil:
+    while v > 0x7F:
+        p[0] = <uint8_t>((v & 0x7F) | 0x80)
+        p += 1
+        v >>= 7
+    p[0] = <uint8_t>v
+    return p + 1
+
+
+cdef inline Py_ssize_t _run_size(int64_t length) noexcept nogil:
+    if length < 0:
+        return 1
+    return _varint_size(_zigzag(length)) + <Py_ssize_t>length
+
+
+cdef inline uint8_t *_write_run(uint8_t *p, const uint8_t *data, int64_t length) noexcept nogil:
+    p = _write_varint(p, _zigzag(length))
+    if length > 0:
+        memcpy(p, data, <size_t>length)
+        p += length
+    return p
+
+
+cdef inline uint8_t *_write_row(uint8_t *p, _Run run, Py_ssize_t row, int64_t length) noexcept nogil:
+    if length < 0:
+        return _write_run(p, NULL, -1)
+    return _write_run(p, run.data + run.bound(row), length)
+
+
+cdef inline int64_t _length(_Run run, Py_ssize_t row) noexcept nogil:
+    if run.valid(row):
+        return run.bound(row + 1) - run.bound(row)
+    return -1
+
+
+cdef inline Py_ssize_t _record_size(int64_t shift, int64_t delta, int64_t key, int64_t value) noexcept nogil:
+    return (
+        2 + _varint_size(_zigzag(shift)) + _varint_size(_zigzag(delta)) + _run_size(key) + _run_size(value)
+    )
+
+
+def encode_columns(keys, values, timestamps, Py_ssize_t first, Py_ssize_t last, int64_t base_timestamp):
+    cdef bytes times = bytes(timestamps)
+    cdef const uint8_t *t = <const uint8_t *>PyBytes_AS_STRING(times)
+    cdef _Run key = None, value
+    cdef Py_ssize_t row, size, total = 0
+    cdef int64_t time, key_length, value_length
+    cdef bytes out
+    cdef uint8_t *p
+    cdef bint keyed = keys is not None
+    if len(times) % 8:
+        raise ValueError("bytes length not a multiple of item size")
+    if not 0 <= first <= last <= len(times) // 8:
+        raise ValueError(f"rows {first} to {last} of {len(times) // 8}")
+    if keyed:
+        key = _Run(keys, last)
+    value = _Run(values, last)
+    for row in range(first, last):
+        memcpy(&time, t + 8 * row, 8)
+        size = _record_size(time - base_timestamp, row - first, _length(key, row) if keyed else -1, _length(value, row))
+        total += _varint_size(_zigzag(size)) + size
+    out = PyBytes_FromStringAndSize(NULL, total)
+    p = <uint8_t *>PyBytes_AS_STRING(out)
+    for row in range(first, last):
+        memcpy(&time, t + 8 * row, 8)
+        key_length = _length(key, row) if keyed else -1
+        value_length = _length(value, row)
+        p = _write_varint(p, _zigzag(_record_size(time - base_timestamp, row - first, key_length, value_length)))
+        p[0] = 0
+        p = _write_varint(p + 1, _zigzag(time - base_timestamp))
+        p = _write_varint(p, _zigzag(row - first))
+        p = _write_row(p, key, row, key_length)
+        p = _write_row(p, value, row, value_length)
+        p[0] = 0
+        p += 1
+    return out

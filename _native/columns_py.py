@@ -1,0 +1,184 @@
+"""The specification of the columns kernel: keys to partitions, and records between batches and columns.
+
+A column is what Arrow calls one: for byte runs a validity bitmap (bit n of byte n//8, least significant first), 32-bit
+offsets in the machine's order (rows + 1 of them) and the data behind each other. So this module needs no Arrow, and
+``columns`` makes Arrow arrays of its results without touching a row.
+Source: Apache Arrow's columnar format; Kafka's default partitioner (murmur2) for the keys.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from _native.batch_py import BatchHeader, Record, decode_records, encode_records
+from _native.errors import CorruptBatch
+
+Buffer = bytes | bytearray | memoryview
+
+_SEED = 0x9747B28C
+_M = 0x5BD1E995
+_U32 = 0xFFFFFFFF
+INT32_MAX = 2**31 - 1
+
+
+class Runs(NamedTuple):
+    """A column of nullable byte runs. ``validity`` None means that no row is null."""
+
+    validity: bytes | None
+    offsets: bytes
+    data: bytes
+
+
+class Columns(NamedTuple):
+    """Decoded rows. ``timestamps`` in ms; ``kinds`` 0 CreateTime, 1 LogAppendTime (int32).
+
+    ``header_offsets`` says which of ``header_names`` and ``header_values`` belong to which row; None if not asked for.
+    """
+
+    rows: int
+    offsets: bytes
+    timestamps: bytes
+    kinds: bytes
+    keys: Runs
+    values: Runs
+    header_offsets: bytes | None
+    header_names: Runs | None
+    header_values: Runs | None
+
+
+def murmur2(key: Buffer) -> int:
+    """Kafka's 32-bit murmur2 of a key, as a signed number."""
+    length = len(key)
+    h = (_SEED ^ length) & _U32
+    whole = length & ~3
+    for (k,) in struct.iter_unpack("<I", bytes(key[:whole])):
+        k = (k * _M) & _U32
+        k ^= k >> 24
+        h = ((h * _M) & _U32) ^ ((k * _M) & _U32)
+    rest = length - whole
+    if rest >= 3:
+        h ^= key[whole + 2] << 16
+    if rest >= 2:
+        h ^= key[whole + 1] << 8
+    if rest >= 1:
+        h = ((h ^ key[whole]) * _M) & _U32
+    h ^= h >> 13
+    h = (h * _M) & _U32
+    h ^= h >> 15
+    return h - (1 << 32) if h >= 1 << 31 else h
+
+
+def partition_for_key(key: Buffer, partitions: int) -> int:
+    """The partition that Kafka's default partitioner gives a key."""
+    if partitions <= 0:
+        raise ValueError(f"a topic has at least one partition, not {partitions}")
+    return (murmur2(key) & 0x7FFFFFFF) % partitions
+
+
+def hash_runs(column: Runs, rows: int, partitions: int = 0) -> bytes:
+    """int32 per row: murmur2, or with ``partitions`` the partition; 0 or -1 for a null key.
+
+    Raises ValueError when offsets and data don't fit together.
+    """
+    if partitions < 0:
+        raise ValueError(f"a topic has at least one partition, not {partitions}")
+    bounds = _bounds(column, rows)
+    out = array("i")
+    for row in range(rows):
+        if not _valid(column, row):
+            out.append(-1 if partitions else 0)
+            continue
+        key = column.data[bounds[row] : bounds[row + 1]]
+        out.append(partition_for_key(key, partitions) if partitions else murmur2(key))
+    return out.tobytes()
+
+
+def decode_columns(
+    parts: Sequence[tuple[Buffer, BatchHeader]], start: int = 0, end: int = 2**63 - 1, headers: bool = False
+) -> Columns:
+    """The records of several batches (decompressed payload and header) with ``start <= offset < end`` as columns.
+
+    Raises CorruptBatch; also when a column would pass 2 GiB, which a caller avoids by passing fewer batches.
+    """
+    rows: list[Record] = []
+    kinds = array("i")
+    for payload, header in parts:
+        for record in decode_records(payload, header):
+            if start <= record.offset < end:
+                rows.append(record)
+                kinds.append(1 if header.is_log_append_time else 0)
+    header_offsets = array("i", [0])
+    for record in rows:
+        header_offsets.append(header_offsets[-1] + len(record.headers))
+    flat = [pair for record in rows for pair in record.headers]
+    return Columns(
+        len(rows),
+        array("q", [record.offset for record in rows]).tobytes(),
+        array("q", [record.timestamp for record in rows]).tobytes(),
+        kinds.tobytes(),
+        _runs([record.key for record in rows]),
+        _runs([record.value for record in rows]),
+        header_offsets.tobytes() if headers else None,
+        _runs([name.encode() for name, _ in flat]) if headers else None,
+        _runs([value for _, value in flat]) if headers else None,
+    )
+
+
+def encode_columns(
+    keys: Runs | None, values: Runs, timestamps: Buffer, first: int, last: int, base_timestamp: int
+) -> bytes:
+    """The uncompressed payload of a batch with rows ``first`` to ``last`` (exclusive), without headers.
+
+    ``timestamps`` is int64 ms per row in the machine's order. Raises ValueError when the columns don't fit together.
+    """
+    times = array("q")
+    times.frombytes(bytes(timestamps))
+    if not 0 <= first <= last <= len(times):
+        raise ValueError(f"rows {first} to {last} of {len(times)}")
+    key_bounds = _bounds(keys, last) if keys is not None else None
+    value_bounds = _bounds(values, last)
+    records = []
+    for row in range(first, last):
+        key = None
+        if keys is not None and key_bounds is not None and _valid(keys, row):
+            key = keys.data[key_bounds[row] : key_bounds[row + 1]]
+        value = values.data[value_bounds[row] : value_bounds[row + 1]] if _valid(values, row) else None
+        records.append(Record(-1, times[row], key, value))
+    return encode_records(records, 0, base_timestamp)
+
+
+def _runs(values: Sequence[bytes | None]) -> Runs:
+    offsets = array("i", [0])
+    validity = bytearray((len(values) + 7) // 8)
+    data = bytearray()
+    nulls = 0
+    for row, value in enumerate(values):
+        if value is None:
+            nulls += 1
+        else:
+            validity[row >> 3] |= 1 << (row & 7)
+            data += value
+        if len(data) > INT32_MAX:
+            raise CorruptBatch("a column passes 2 GiB", 0)
+        offsets.append(len(data))
+    return Runs(bytes(validity) if nulls else None, offsets.tobytes(), bytes(data))
+
+
+def _valid(column: Runs, row: int) -> bool:
+    return column.validity is None or bool(column.validity[row >> 3] & (1 << (row & 7)))
+
+
+def _bounds(column: Runs, rows: int) -> array[int]:
+    offsets = array("i")
+    if len(column.offsets) < 4 * (rows + 1) or (column.validity is not None and len(column.validity) * 8 < rows):
+        raise ValueError(f"a column is shorter than {rows} rows")
+    offsets.frombytes(bytes(column.offsets[: 4 * (rows + 1)]))
+    previous = 0
+    for bound in offsets:
+        if bound < previous or bound > len(column.data):
+            raise ValueError(f"a column's offset {bound} does not fit")
+        previous = bound
+    return offsets
