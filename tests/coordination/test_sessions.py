@@ -7,8 +7,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -113,6 +116,40 @@ async def test_a_request_of_the_old_session_never_runs_in_the_new_one(connect: s
         await until(lambda: states(events)[-1] is CONNECTED)
         await store.sync("/")
         assert await store.children("/") == []
+
+
+class Issued:
+    """A coroutine whose first step is taken at once, not when the loop gets to it."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        self.coroutine = coroutine
+        self.first = coroutine.send(None)
+
+    async def result(self) -> Any:
+        await asyncio.wait([self.first])
+        return await self.coroutine
+
+
+@on_loop
+async def test_a_write_before_the_loop_hears_of_the_expiry_is_not_of_the_next_session(connect: str) -> None:
+    async def end(credentials: tuple[int, bytes]) -> None:
+        async with Stores() as stores:
+            await (await stores.open(connect)).end_session(*credentials)
+
+    async with Stores() as stores:
+        store, other = await stores.open(connect), await stores.open(connect)
+        credentials = store.credentials()
+        assert credentials is not None
+        thread = threading.Thread(target=asyncio.run, args=(end(credentials),))
+        thread.start()
+        thread.join()  # the loop stands still, the client's own thread does not
+        time.sleep(1.0)
+        late = Issued(store.create("/late"))
+        with pytest.raises((SessionExpired, UnknownOutcome)):
+            await late.result()
+        await until(lambda: store.credentials() not in (None, credentials))
+        await other.sync("/late")
+        assert await other.exists("/late") is None
 
 
 @pytest.mark.parametrize("applied", [True, False])
