@@ -1,0 +1,239 @@
+"""The command line without a fleet: parsing, formats, messages, exit codes."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import socket
+from types import SimpleNamespace
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from brokers.cli import client, consume, output, produce, times
+from brokers.cli.main import _SUBJECTS, cli
+from tests.fleet import free_port
+from wire.errors import ErrorCode
+
+CLIENTS = ["topics", "groups", "produce", "consume", "transactions"]
+
+
+def run(*arguments: str, **kw: object) -> object:
+    return CliRunner().invoke(cli, list(arguments), prog_name="fleetlog", **kw)  # type: ignore[arg-type]
+
+
+def leaves(command: click.Command, path: tuple[str, ...]) -> list[tuple[tuple[str, ...], click.Command]]:
+    if not isinstance(command, click.Group):
+        return [(path, command)]
+    return [leaf for name, sub in sorted(command.commands.items()) for leaf in leaves(sub, (*path, name))]
+
+
+ALL = [
+    leaf
+    for name in CLIENTS
+    for leaf in leaves(getattr(importlib.import_module(_SUBJECTS[name][0]), _SUBJECTS[name][1]), (name,))
+]
+
+
+@pytest.mark.parametrize(("path", "command"), ALL, ids=lambda x: " ".join(x) if isinstance(x, tuple) else "")
+def test_every_command_explains_itself_and_takes_the_common_options(
+    path: tuple[str, ...], command: click.Command
+) -> None:
+    result = run(*path, "--help")
+    assert result.exit_code == 0
+    for word in ("--bootstrap", "FLEETLOG_BOOTSTRAP", "--timeout", "--json"):
+        assert word in result.output
+    assert command.help
+
+
+@pytest.mark.parametrize("path", [path for path, _ in ALL], ids=" ".join)
+def test_every_command_says_in_one_line_that_nobody_answers(path: tuple[str, ...]) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    needs = {"list": []}.get(path[-1], ["x"])
+    extra = {"alter": ["--partitions", "3"], "reset": ["--to-latest"], "delete": ["--yes"]}.get(path[-1], [])
+    result = run(*path, *needs, *extra, env={"FLEETLOG_BOOTSTRAP": address}, input="a line\n")
+    assert result.exit_code == 1
+    assert "Traceback" not in result.output
+    (line,) = result.stderr.strip().splitlines()
+    assert line.startswith("fleetlog: ")
+    assert address in line
+    assert "dev up" in line
+
+
+@pytest.mark.parametrize(
+    "address", ["localhost", "localhost:", ":9092", "localhost:http", "localhost:70000", "a:1,,b:2"]
+)
+def test_a_malformed_address_is_a_usage_error(address: str) -> None:
+    result = run("topics", "list", "--bootstrap", address)
+    assert result.exit_code == 2
+    assert "--bootstrap" in result.stderr
+
+
+def test_an_address_of_ipv6_and_of_several_brokers() -> None:
+    assert client.parse_bootstrap("[::1]:9092, b:1") == [("::1", 9092), ("b", 1)]
+
+
+def test_something_else_that_listens_there_is_not_waited_for_longer_than_the_timeout() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        result = run("topics", "list", "-b", address, "--timeout", "0.5")
+    assert result.exit_code == 1
+    assert address in result.stderr
+    assert "--timeout" in result.stderr
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["topics", "create"],
+        ["topics", "create", "t", "--partitions", "0"],
+        ["topics", "create", "t", "--config", "retention"],
+        ["topics", "alter", "t"],
+        ["groups", "reset", "g"],
+        ["groups", "reset", "g", "--to-latest", "--to-offset", "5"],
+        ["groups", "reset", "g", "--to-datetime", "yesterday"],
+        ["groups", "reset", "g", "--by-duration", "5 minutes"],
+        ["groups", "reset", "g", "--to-latest", "--topic", "t:x"],
+        ["consume"],
+        ["consume", "t", "--from", "start"],
+        ["consume", "t", "--group", "g", "--from", "end"],
+        ["consume", "t:0", "--group", "g"],
+        ["produce", "t", "--whole-file"],
+        ["produce", "t", "--key", "k", "--key-separator", ":"],
+        ["produce", "t", "/no/such/file"],
+        ["produce", "t", "--acks", "2"],
+        ["transactions", "list", "--state", "Sleeping"],
+        ["completion", "tcsh"],
+        ["nothing"],
+    ],
+    ids=" ".join,
+)
+def test_mistakes_in_the_command_line_are_exit_code_2(arguments: list[str]) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion(shell: str) -> None:
+    result = run("completion", shell)
+    assert result.exit_code == 0
+    assert "_FLEETLOG_COMPLETE" in result.output
+
+
+def test_completion_completes() -> None:
+    env = {"_FLEETLOG_COMPLETE": "bash_complete", "COMP_WORDS": "fleetlog topics cr", "COMP_CWORD": "2"}
+    result = run(env=env)
+    assert "create" in result.output
+
+
+# --- points and times -------------------------------------------------------------------------------------------
+
+
+def test_points() -> None:
+    convert = times.PointType().convert
+    assert convert("beginning", None, None) == times.Point("beginning")
+    assert convert("12", None, None) == times.Point("offset", 12)
+    assert convert("@12", None, None) == times.Point("timestamp", 12)
+    assert convert("1970-01-01T00:00:01", None, None) == times.Point("timestamp", 1_000)
+    assert convert("1970-01-01T02:00:00+02:00", None, None) == times.Point("timestamp", 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "ms"),
+    [
+        ("90s", 90_000),
+        ("1h30m", 5_400_000),
+        ("1.5s", 1_500),
+        ("250ms", 250),
+        ("PT1H30M", 5_400_000),
+        ("P1DT1S", 86_401_000),
+    ],
+)
+def test_durations(text: str, ms: int) -> None:
+    assert times.parse_duration(text) == ms
+
+
+@pytest.mark.parametrize("text", ["", "P", "PT", "5", "5x", "m5", "1h junk"])
+def test_no_durations(text: str) -> None:
+    with pytest.raises(ValueError, match="duration"):
+        times.parse_duration(text)
+
+
+# --- records in and out -----------------------------------------------------------------------------------------
+
+
+def record(**kw: object) -> SimpleNamespace:
+    base = {"topic": "t", "partition": 1, "offset": 2, "timestamp": 3, "key": None, "value": b"v", "headers": []}
+    return SimpleNamespace(**(base | kw))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "headers"),
+    [
+        (b"k", b"v", []),
+        (None, None, []),
+        ("ключ".encode(), b"\xff\x00", [("h", b"1"), ("h", None), ("bin", b"\xfe")]),
+        (b"", b"", []),
+    ],
+)
+def test_what_consume_writes_produce_reads(
+    key: bytes | None, value: bytes | None, headers: list[tuple[str, bytes | None]]
+) -> None:
+    line = consume.json_line(record(key=key, value=value, headers=headers))
+    item = produce.parse_json(line, 1)
+    assert (item.key, item.value, list(item.headers)) == (key, value, headers)
+    assert (item.partition, item.timestamp_ms) == (1, 3)
+
+
+def test_json_values_that_are_no_text_are_written_as_json() -> None:
+    assert produce.parse_json(b'{"value": {"a": [1]}}', 1).value == b'{"a": [1]}'
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"", b"5", b'{"value_base64": "?"}', b'{"partition": "x"}', b'{"headers": [1]}', b'{"headers": [{}]}', b"\xff"],
+)
+def test_a_bad_json_line_is_named(line: bytes) -> None:
+    with pytest.raises(output.CliError, match="line 7"):
+        produce.parse_json(line, 7)
+
+
+def test_lines_with_keys() -> None:
+    assert produce.parse_line(b"k:v:w", b":", 1) == produce.Item(b"v:w", b"k")
+    assert produce.parse_line(b"k:v", None, 1) == produce.Item(b"k:v")
+    with pytest.raises(output.CliError, match="line 3"):
+        produce.parse_line(b"kv", b":", 3)
+
+
+# --- errors and tables ------------------------------------------------------------------------------------------
+
+
+def test_error_codes_in_words() -> None:
+    assert client.explain(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION) == (
+        "there is no such topic or partition; see `fleetlog topics list` (UNKNOWN_TOPIC_OR_PARTITION)"
+    )
+    assert client.explain(ErrorCode.INVALID_CONFIG, "retention.ms must be a number") == (
+        "retention.ms must be a number (INVALID_CONFIG)"
+    )
+    assert client.explain(ErrorCode.SECURITY_DISABLED) == "SECURITY_DISABLED"
+    assert client.explain(9999, "odd") == "error 9999: odd"
+
+
+def test_tables_are_whole_when_piped_and_json_is_one_value(capsys: pytest.CaptureFixture[str]) -> None:
+    name = "x" * 300
+    output.Output(False).rows(["topic", "is-r"], [[name, [1, 2]], ["[bold]", None]])
+    text = capsys.readouterr().out
+    assert name in text
+    assert "1,2" in text
+    assert "[bold]" in text
+    output.Output(True).rows(["topic", "is-r"], [[name, [1, 2]]])
+    assert json.loads(capsys.readouterr().out) == [{"topic": name, "is_r": [1, 2]}]
+
+
+def test_times_for_people() -> None:
+    assert output.iso(-1) is None
+    assert output.iso(0) == "1970-01-01T00:00:00.000+00:00"
+    assert output.iso(2**62) == str(2**62)
