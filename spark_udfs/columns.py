@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import Column
 from pyspark.sql import functions as f
 from pyspark.sql.functions import arrow_udf  # type: ignore[attr-defined]
@@ -15,6 +16,7 @@ from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import IntegerType
 
 from _native.batch import CorruptBatch, decode_records, parse_header, validate_batch
+from _native.columns import murmur2, partitions_for_keys
 from spark_udfs.decode import HEADERS_TYPE, TIMESTAMP_TYPE, payload_of
 from wire.compression import CodecError
 
@@ -58,7 +60,7 @@ def _column(value: ColumnOrName) -> Column:
 
 def kafka_murmur2(key: ColumnOrName) -> Column:
     """Java's ``Utils.murmur2`` of a key (binary or string) as a signed 32-bit number; null for null."""
-    hashed: Column = _murmur2(_column(key).cast("binary"))
+    hashed: Column = _hashes(_column(key).cast("binary"))
     return hashed
 
 
@@ -69,7 +71,8 @@ def kafka_partition(key: ColumnOrName, partitions: int) -> Column:
     """
     if partitions < 1:
         raise ValueError(f"a topic has at least one partition, not {partitions}")
-    return kafka_murmur2(key).bitwiseAND(0x7FFFFFFF) % f.lit(partitions)
+    found: Column = _partitions(_column(key).cast("binary"), f.lit(partitions))
+    return found
 
 
 def headers_to_map(headers: ColumnOrName) -> Column:
@@ -99,17 +102,20 @@ def decode_record_batch(batch: ColumnOrName) -> Column:
     return described
 
 
-@arrow_udf(IntegerType())
-def _murmur2(keys: pa.Array) -> pa.Array:
-    from kafka.partitioner.default import murmur2
-
-    def signed(key: bytes) -> int:
-        return int((murmur2(key) ^ 0x80000000) - 0x80000000)
-
-    return pa.array([None if key is None else signed(key) for key in keys.to_pylist()], pa.int32())
+@arrow_udf(IntegerType())  # type: ignore[untyped-decorator]
+def _hashes(keys: pa.Array) -> pa.Array:
+    return pa.array([None if key is None else murmur2(key) for key in keys.to_pylist()], pa.int32())
 
 
-@arrow_udf(from_arrow_type(BATCH_TYPE))
+@arrow_udf(IntegerType())  # type: ignore[untyped-decorator]
+def _partitions(keys: pa.Array, count: pa.Array) -> pa.Array:
+    if len(keys) == 0:
+        return pa.array([], pa.int32())
+    found = partitions_for_keys(keys, count[0].as_py())
+    return pc.if_else(keys.is_null(), pa.scalar(None, pa.int32()), found)
+
+
+@arrow_udf(from_arrow_type(BATCH_TYPE))  # type: ignore[untyped-decorator]
 def _batch(batches: pa.Array) -> pa.Array:
     return pa.array([None if item is None else describe_batch(item) for item in batches.to_pylist()], BATCH_TYPE)
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from _native.batch import HEADER_SIZE, BatchHeader, CorruptBatch, decode_records, scan, validate_batch
+from _native.columns import decode_batches
 from wire.compression import Buffer, decompress
 
 _CONTROL_TYPE = struct.Struct(">hh")
@@ -101,24 +103,12 @@ def _marker_type(records: bytes, position: int, header: BatchHeader) -> int:
 def _columns(
     records: bytes, wanted: list[tuple[int, BatchHeader]], start: int, end: int, headers: bool
 ) -> dict[str, pa.Array]:
-    rows: list[tuple[Any, ...]] = []
-    for position, header in wanted:
-        validate_batch(records, position)
-        kind = int(header.is_log_append_time)
-        rows += [
-            (r.key, r.value, r.offset, r.timestamp * 1000, kind, r.headers)
-            for r in decode_records(payload_of(records, position, header), header)
-            if start <= r.offset < end
-        ]
-    keys, values, offsets, timestamps, kinds, heads = zip(*rows, strict=True) if rows else ((),) * 6
-    columns = {
-        "key": pa.array(keys, pa.binary()),
-        "value": pa.array(values, pa.binary()),
-        "offset": pa.array(offsets, pa.int64()),
-        "timestamp": pa.array(timestamps, TIMESTAMP_TYPE),
-        "timestampType": pa.array(kinds, pa.int32()),
-    }
-    if headers:
-        found = [[{"key": name, "value": value} for name, value in row] for row in heads]
-        columns["headers"] = pa.array(found, HEADERS_TYPE)
+    columns: dict[str, pa.Array] = decode_batches(
+        records, wanted, decompress=_decompress, start=start, end=end, headers=headers
+    )
+    columns["timestamp"] = pc.multiply(columns["timestamp"], 1000).view(TIMESTAMP_TYPE)
     return columns
+
+
+def _decompress(codec: int, payload: memoryview) -> bytes:
+    return decompress(codec, payload, MAX_PAYLOAD_BYTES)
