@@ -269,8 +269,7 @@ class _Session:
         self.connected = False
         self.forgotten.clear()
         for future in list(self.pending):
-            if not future.done():
-                future.set_exception(kz.SessionExpiredError())
+            _fail(future, kz.SessionExpiredError())
         self.store.session_over(self)
 
     async def call(self, issue: Callable[[KazooClient], Any]) -> Any:
@@ -297,12 +296,16 @@ class _Session:
 
 
 def _settle(future: asyncio.Future[Any], result: Any) -> None:
-    if future.done():
-        return
     if result.exception is not None:
-        future.set_exception(result.exception)
-    else:
+        _fail(future, result.exception)
+    elif not future.done():
         future.set_result(result.value)
+
+
+def _fail(future: asyncio.Future[Any], error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)
+        future.exception()  # looked at: a caller that was cancelled meanwhile will not, and that is no mistake
 
 
 class ZookeeperStore:
@@ -452,8 +455,7 @@ class ZookeeperStore:
         done.add_done_callback(self._disposals.discard)
         threading.Thread(target=run, name="zookeeper-close", daemon=True).start()
         for future in list(session.pending):
-            if not future.done():
-                future.set_exception(kz.ConnectionLoss())
+            _fail(future, kz.ConnectionLoss())
         return done
 
     async def _beat(self, session: _Session) -> None:
