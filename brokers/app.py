@@ -21,11 +21,13 @@ from brokers.cluster.peers import Peers
 from brokers.cluster.replicas import ReplicaManager
 from brokers.cluster.view import ClusterView
 from brokers.config import BrokerConfig, ConfigError
-from brokers.coordinators import wiring
-from brokers.log import LogStore, StoreRefused
-from brokers.log.files import RealDisk
+from brokers.coordinators.runtime import CoordinatorRuntime
+from brokers.coordinators.transactions import TransactionCoordinator, partition_count_of
+from brokers.groups.requests import GroupSettings
+from brokers.groups.shard import GroupShard
+from brokers.log import LogStore, Origin, RealDisk, StoreRefused
 from brokers.metrics import Metrics
-from brokers.model import Endpoint
+from brokers.model import GROUP_METADATA_TOPIC, Endpoint
 from brokers.server.admin import Admin
 from brokers.server.listener import Server
 from coordination.registration import Advertisement, DuplicateBroker, ListenerAddress, Registered, register, unregister
@@ -164,8 +166,27 @@ class Broker:
         replicas = ReplicaManager(
             config.broker_id, view, logs, clock, lease_valid=store.lease.valid, incarnation=self._incarnation
         )
-        groups, transactions = wiring.build(
-            config, view=view, replicas=replicas, store=store, peers=peers, clock=clock, loop=self._loop
+        settings = GroupSettings.of(config)
+        groups = CoordinatorRuntime(
+            "groups",
+            GROUP_METADATA_TOPIC,
+            lambda partition: GroupShard(partition, settings),
+            partition_count=partition_count_of(view, GROUP_METADATA_TOPIC, config.offsets_topic_num_partitions),
+            loop=self._loop,
+            clock=clock,
+            origin=Origin.COORDINATOR,
+            may_serve=replicas.lease_valid,
+        )
+        transactions = TransactionCoordinator(
+            config,
+            view=view,
+            replicas=replicas,
+            groups=groups,
+            peers=peers,
+            store=store,
+            loop=self._loop,
+            clock=clock,
+            incarnation=self._incarnation,
         )
         controller = Controller(store, view, peers, broker_id=config.broker_id, clock=clock)
         for runtime in (groups, transactions):
@@ -208,7 +229,7 @@ class Broker:
     def _known(self) -> bool:
         """Our view shows this very registration."""
         assert self._services is not None
-        seen = self._services.view.brokers.get(self.config.broker_id)  # type: ignore[call-overload]
+        seen = self._services.view.brokers.get(self.config.broker_id)
         return seen is not None and seen.incarnation == self._incarnation()
 
     def _not_ready(self) -> str | None:
@@ -321,7 +342,8 @@ class Broker:
             await services.controller.stop()
             services.replicas.resign_all()
             services.groups.close()
-            services.transactions.close()
+            assert isinstance(services.transactions, TransactionCoordinator)
+            await services.transactions.stop()
             self._server.close()
             await services.view.stop()
             await services.peers.close()
