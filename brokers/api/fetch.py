@@ -11,7 +11,7 @@ from typing import Any
 from brokers.api.base import Context, Done, Outcome, Park
 from brokers.api.leaders import current_leader, endpoints_of
 from brokers.cluster.partition import DataWaiter, Partition, Serve
-from brokers.log import LogOffline, OffsetOutOfRange
+from brokers.log import DiskError, LogOffline, OffsetOutOfRange
 from brokers.model import TopicPartition
 from wire.errors import ErrorCode
 from wire.hot import Encoded, FetchOutcome, FetchPart, FetchRequest, encode_fetch_response
@@ -137,8 +137,8 @@ class _Fetch:
             return self._read_log(part, log, left, first), partition
         except OffsetOutOfRange:
             return FetchOutcome(ErrorCode.OFFSET_OUT_OF_RANGE), None
-        except LogOffline as failure:
-            return FetchOutcome(failure.error), None
+        except (LogOffline, DiskError):
+            return FetchOutcome(ErrorCode.KAFKA_STORAGE_ERROR), None
 
     def _read_log(self, part: FetchPart, log: Any, left: int, first: bool) -> FetchOutcome:
         offset, start, end = part.fetch_offset, log.log_start_offset, log.log_end_offset

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from brokers.api.base import Context, Done
 from brokers.cluster.partition import Partition, Serve
-from brokers.log import LogOffline
+from brokers.log import DiskError, LogOffline
 from brokers.model import INTERNAL_TOPICS, TopicPartition
 from wire.errors import ErrorCode
 from wire.messages import DeleteRecordsResponse, ListOffsetsResponse, OffsetForLeaderEpochResponse
@@ -66,8 +66,8 @@ def _list(tp: TopicPartition, part: Any, committed_only: bool, context: Context)
         return Found(error)
     try:
         return _lookup(partition, part.timestamp, committed_only)
-    except LogOffline as failure:
-        return Found(failure.error)
+    except (LogOffline, DiskError):
+        return Found(ErrorCode.KAFKA_STORAGE_ERROR)
 
 
 def _lookup(partition: Partition, timestamp: int, committed_only: bool) -> Found:
@@ -76,7 +76,7 @@ def _lookup(partition: Partition, timestamp: int, committed_only: bool) -> Found
     if timestamp == LATEST:
         return Found(offset=limit, leader_epoch=partition.leader_epoch)
     if timestamp in (EARLIEST, EARLIEST_LOCAL):
-        return Found(offset=log.log_start_offset, leader_epoch=log.epoch_of(log.log_start_offset))
+        return Found(offset=log.log_start_offset, leader_epoch=log.epochs.epoch_at(log.log_start_offset))
     if timestamp == LATEST_TIERED:
         return Found()  # nothing is tiered
     found = log.max_timestamp() if timestamp == MAX_TIMESTAMP else log.offset_for_timestamp(timestamp)
@@ -121,8 +121,8 @@ def _delete(tp: TopicPartition, offset: int, context: Context) -> tuple[ErrorCod
         return ErrorCode.OFFSET_OUT_OF_RANGE, -1
     try:
         log.delete_records_before(target)
-    except LogOffline as failure:
-        return failure.error, -1
+    except (LogOffline, DiskError):
+        return ErrorCode.KAFKA_STORAGE_ERROR, -1
     partition.wake_fetches()  # whoever waits below the new start is out of range now
     return ErrorCode.NONE, log.log_start_offset
 

@@ -7,6 +7,7 @@ and up) adds the partition to its transaction by the same question.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Coroutine
 from typing import Any, NamedTuple
@@ -33,7 +34,7 @@ MAGIC = 2
 class Item(NamedTuple):
     """One partition's batch, found acceptable so far."""
 
-    index: int
+    place: int
     partition: Partition
     header: BatchHeader
     records: memoryview
@@ -116,7 +117,7 @@ async def _verify_then_append(
     for item in unverified:
         header = item.header
         by_producer.setdefault((header.producer_id, header.producer_epoch), []).append(item)
-        guards[item.index] = item.partition.log.producers.verification_guard(
+        guards[item.place] = item.partition.log.producers.verification_guard(
             header.producer_id, header.producer_epoch, header.base_sequence
         )
     for (producer_id, producer_epoch), members in by_producer.items():
@@ -131,9 +132,9 @@ async def _verify_then_append(
         for item in members:
             error = verdicts.get(item.partition.tp, ErrorCode.COORDINATOR_NOT_AVAILABLE)
             if error is not ErrorCode.NONE:
-                refused.add(item.index)
-                outcomes[item.index] = ProduceOutcome(_verification_error(error, context.api_version))
-    return _append(request, context, [item for item in items if item.index not in refused], guards, outcomes)
+                refused.add(item.place)
+                outcomes[item.place] = ProduceOutcome(_verification_error(error, context.api_version))
+    return _append(request, context, [item for item in items if item.place not in refused], guards, outcomes)
 
 
 def _verification_error(error: ErrorCode, version: int) -> ErrorCode:
@@ -169,19 +170,19 @@ def _append(
             item.records,
             acks=request.acks,
             origin=Origin.CLIENT,
-            verification_guard=guards.get(item.index),
+            verification_guard=guards.get(item.place),
         )
         if info.error is not ErrorCode.NONE:
-            outcomes[item.index] = _refusal(
+            outcomes[item.place] = _refusal(
                 info.error, partition.tp, context, info.record_errors, info.error_message
             )  # fmt: skip
             continue
         metrics.records_in.inc(info.record_count)
         metrics.appended_bytes.inc(info.size)
-        outcomes[item.index] = ProduceOutcome(
+        outcomes[item.place] = ProduceOutcome(
             ErrorCode.NONE, info.first_offset, info.log_append_time_ms, info.log_start_offset
         )
-        waits.append((item.index, partition, info.last_offset))
+        waits.append((item.place, partition, info.last_offset))
     if request.acks != ALL or not waits:
         return _answer(request, outcomes, context)
     return _wait(request, context, waits, outcomes)
@@ -214,7 +215,7 @@ def _wait(
 
     armed = False
     for index, partition, last_offset in waits:
-        partition.wait_for(last_offset, lambda error, i=index, p=partition: committed(i, p, error))
+        partition.wait_for(last_offset, functools.partial(committed, index, partition))
     armed = True
     if not missing:
         return _answer(request, outcomes, context)

@@ -13,13 +13,12 @@ from collections.abc import Callable
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from brokers.log import AppendInfo, Log, Origin
 from brokers.model import Clock, PartitionState, TopicPartition
 from wire.errors import ErrorCode
 
 if TYPE_CHECKING:
     import uuid
-
-    from brokers.log import AppendInfo, Log, Origin
 
 logger = logging.getLogger(__name__)
 
@@ -116,11 +115,13 @@ class Partition:
         origin: Origin,
         verification_guard: object | None = None,
         expected_leader_epoch: int | None = None,
+        transaction_version: int = 0,
     ) -> AppendInfo:
         """Append batches as the leader; a client's mistakes come back in ``error``, never as an exception.
 
         ``acks`` is the producer's: -1 asks for ``min.insync.replicas``. ``expected_leader_epoch`` refuses the append
-        when the partition was led by somebody else since the caller looked.
+        when the partition was led by somebody else since the caller looked. ``transaction_version`` 2 on a marker says
+        that its producer epoch was bumped for it (KIP-890).
         """
         error = self.may_serve(Serve.APPEND)
         if error is ErrorCode.NONE and expected_leader_epoch not in (None, self.leader_epoch):
@@ -135,6 +136,7 @@ class Partition:
             now_ms=self._clock.wall_ms(),
             origin=origin,
             verification_guard=verification_guard,
+            transaction_version=transaction_version,
         )
         if info.error is ErrorCode.NONE:
             self.advance()
@@ -217,8 +219,6 @@ class Partition:
 
 def refused(error: ErrorCode, message: str | None = None) -> AppendInfo:
     """The outcome of an append that was not tried."""
-    from brokers.log import AppendInfo
-
     return AppendInfo(
         first_offset=-1,
         last_offset=-1,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from brokers.cluster.partition import Partition
+from brokers.log import DiskError, Log, LogOffline, LogStore
 from brokers.model import Clock, PartitionState, TopicPartition
 from wire.errors import ErrorCode
 
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     import uuid
 
     from brokers.cluster.view import ClusterView, ViewChange
-    from brokers.log import Log, LogStore
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +44,7 @@ class ReplicaManager:
         self._lease_valid = lease_valid
         self._incarnation = incarnation
         self._partitions: dict[TopicPartition, Partition] = {}
+        self._unopened: dict[TopicPartition, None] = {}  # those whose disk refused: tried again with every change
         self._leader_listeners: list[Callable[[Partition], None]] = []
         self._resigned_listeners: list[Callable[[TopicPartition], None]] = []
         self._deleted_listeners: list[Callable[[TopicPartition], None]] = []
@@ -64,7 +65,7 @@ class ReplicaManager:
         if partition is None:
             if self._view.partition(tp) is None:
                 return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            return ErrorCode.NOT_LEADER_OR_FOLLOWER
+            return ErrorCode.KAFKA_STORAGE_ERROR if tp in self._unopened else ErrorCode.NOT_LEADER_OR_FOLLOWER
         error = partition.check_epoch(current_leader_epoch)
         if error is not ErrorCode.NONE:
             return error
@@ -100,7 +101,7 @@ class ReplicaManager:
         if change.reloaded:
             self.reconcile()
             return
-        for tp in sorted(change.partitions_changed):
+        for tp in sorted({*change.partitions_changed, *self._unopened}):
             self._follow(tp)
         for kind, entity in change.configs_changed:
             if kind == "topics":
@@ -114,10 +115,22 @@ class ReplicaManager:
         for tp in list(self._partitions):
             if self._view.partition(tp) is None:
                 self._delete(tp, self._partitions[tp].topic_id)
+        if self._view.ready:
+            self._remove_strays()
         for name, topic in self._view.topics.items():
             for index in range(len(topic.partitions)):
                 self._follow(TopicPartition(name, index))
             self._reconfigure(name)
+
+    def _remove_strays(self) -> None:
+        """Delete the logs of topics that were deleted while this broker was away.
+
+        The log directories were checked to belong to this cluster, so a topic that the cluster does not know is gone.
+        """
+        for tp, log in list(self._logs.all().items()):
+            if tp not in self._partitions and self._view.partition(tp) is None and log.topic_id is not None:
+                logger.warning("%s: its topic was deleted meanwhile; the log goes", tp)
+                self._logs.delete(tp)
 
     def resign_all(self) -> None:
         """Stop leading everything: the session is lost, or the broker shuts down."""
@@ -141,7 +154,9 @@ class ReplicaManager:
         if partition is None:
             partition = self._open(tp, topic.id, state)
             if partition is None:
+                self._unopened[tp] = None
                 return
+            self._unopened.pop(tp, None)
         if self._leads(state):
             fresh = not partition.is_leader or partition.leader_epoch != state.leader_epoch
             if not fresh:
@@ -168,10 +183,16 @@ class ReplicaManager:
             logger.warning("%s: the log belongs to a deleted topic of the same name; it goes", tp)
             self._logs.delete(tp)
             log = None
+        config = self._view.topic_config(tp.topic)
         try:
             if log is None:
-                log = self._logs.create(tp, topic_id, self._view.topic_config(tp.topic))
-        except OSError as error:
+                if not self._may_create(state):
+                    if tp not in self._unopened:
+                        logger.error("%s: its log is in a directory that is offline", tp)
+                    return None
+                log = self._logs.create(tp, topic_id, config)
+            log.config = config
+        except (DiskError, LogOffline) as error:
             logger.error("%s: cannot create its log: %s", tp, error)
             return None
         partition = Partition(
@@ -180,12 +201,21 @@ class ReplicaManager:
         self._partitions[tp] = partition
         return partition
 
+    def _may_create(self, state: PartitionState) -> bool:
+        """Whether an absent log is a new one. If not, it lies in an offline directory, and an empty one in its place
+        would lead with nothing of what was acknowledged.
+        """
+        if not self._logs.offline_directories or len(state.replicas) > 1 or state.leader_epoch < 0:
+            return True
+        return state.leader_epoch == 0 and state.leader_incarnation == self._incarnation()
+
     def _resign(self, partition: Partition, state: PartitionState | None) -> None:
         partition.resign(state)
         for listener in self._resigned_listeners:
             _call(listener, partition.tp)
 
     def _delete(self, tp: TopicPartition, topic_id: uuid.UUID) -> None:
+        self._unopened.pop(tp, None)
         partition = self._partitions.get(tp)
         if partition is None or partition.topic_id != topic_id:
             return
