@@ -123,11 +123,15 @@ class Issued:
 
     def __init__(self, coroutine: Coroutine[Any, Any, Any]) -> None:
         self.coroutine = coroutine
-        self.first = coroutine.send(None)
+        self.waits_for = coroutine.send(None)
 
     async def result(self) -> Any:
-        await asyncio.wait([self.first])
-        return await self.coroutine
+        while True:
+            await asyncio.wait([self.waits_for])
+            try:
+                self.waits_for = self.coroutine.send(None)
+            except StopIteration as end:
+                return end.value
 
 
 @on_loop
