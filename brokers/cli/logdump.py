@@ -1,0 +1,406 @@
+"""``fleetlog log dump``: what the files of a log directory say. Reads files only; no broker is needed.
+
+It takes Kafka's directories as well as ours. A damaged batch is named by its position and ends the file's dump with
+exit code 1: what comes behind it cannot be found by walking.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import struct
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from _native.batch import BatchHeader, decode_records, parse_header, validate_batch
+from _native.errors import CorruptBatch
+from brokers.cli.output import CliError, iso, text, warn
+from brokers.groups import records as group_records
+from brokers.log import checkpoints
+from brokers.log.producers import DamagedSnapshot, decode_snapshot
+from txn import records as transaction_records
+from wire.compression import NAMES, CodecError, decompress
+
+HEADER_BYTES = 61
+MAX_DECOMPRESSED_BYTES = 1 << 30
+DECODERS = ["auto", "none", "offsets", "transactions"]
+
+Row = dict[str, Any]
+_OFFSET_ENTRY = struct.Struct(">ii")
+_TIME_ENTRY = struct.Struct(">qi")
+_TXN_ENTRY = struct.Struct(">hqqqq")
+
+
+class Damaged(Exception):
+    """The file says something that cannot be; everything before it was dumped."""
+
+
+@click.group()
+def log() -> None:
+    """Look into log directories."""
+
+
+@log.command()
+@click.argument("paths", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path), metavar="FILE...")
+@click.option("--records", "-r", is_flag=True, help="Show the records of each batch, too.")
+@click.option(
+    "--decode",
+    type=click.Choice(DECODERS),
+    default="auto",
+    show_default=True,
+    help="How to read keys and values; auto knows the internal topics by their directory.",
+)
+@click.option("--offset", type=click.IntRange(min=0), help="Only batches that reach this offset.")
+@click.option("--count", "-n", type=click.IntRange(min=1), help="Only so many rows of each file.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line, for programs.")
+def dump(
+    *, paths: tuple[Path, ...], records: bool, decode: str, offset: int | None, count: int | None, as_json: bool
+) -> None:
+    """Dump segments (.log), indexes, producer snapshots and checkpoints; a directory means all its files."""
+    damaged = False
+    files = [file for path in paths for file in _files(path)]
+    if not files:
+        raise CliError(f"{paths[0]} holds no file of a log directory")
+    for file in files:
+        if not as_json:
+            click.echo(f"{file}  {file.stat().st_size} bytes")
+        try:
+            for number, row in enumerate(_rows(file, records, decode, offset)):
+                if count is not None and number >= count:
+                    break
+                click.echo(json.dumps({"file": str(file), **row}, default=str) if as_json else _line(row))
+        except Damaged as error:
+            damaged = True
+            warn(f"{file}: {error}")
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return
+        except OSError as error:
+            raise CliError(f"{file}: {error.strerror or error}") from error
+    if damaged:
+        sys.exit(1)
+
+
+def _files(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    return [file for file in sorted(path.iterdir()) if file.is_file() and _reader(file) is not None]
+
+
+def _reader(file: Path) -> Callable[[Path], Iterator[Row]] | None:
+    return _BY_NAME.get(file.name) or _BY_SUFFIX.get(_suffix(file))
+
+
+def _suffix(file: Path) -> str:
+    """The suffix that tells the kind; files on their way out keep it before ``.deleted``."""
+    return file.with_suffix("").suffix if file.suffix in {".deleted", ".cleaned", ".swap"} else file.suffix
+
+
+def _rows(file: Path, records: bool, decode: str, offset: int | None) -> Iterator[Row]:
+    if _suffix(file) == ".log":
+        return _segment(file, records, _decoder(file, decode), offset)
+    reader = _reader(file)
+    if reader is None:
+        raise CliError(f"{file} is no file of a log directory (.log, .index, .timeindex, .txnindex, .snapshot, ...)")
+    return reader(file)
+
+
+def _line(row: Row) -> str:
+    if "record" in row:
+        return "    " + "  ".join(f"{name} {text(value)}" for name, value in row.items() if name != "record")
+    return "  " + "  ".join(f"{name} {text(value)}" for name, value in row.items())
+
+
+# --- segments ---------------------------------------------------------------------------------------------------
+
+
+def _segment(file: Path, records: bool, decoder: Callable[[Any], Row], offset: int | None) -> Iterator[Row]:
+    if file.stat().st_size == 0:
+        return
+    with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        view = memoryview(mapped)
+        try:
+            yield from _batches(view, records, decoder, offset)
+        finally:
+            view.release()
+
+
+def _batches(view: memoryview, records: bool, decoder: Callable[[Any], Row], offset: int | None) -> Iterator[Row]:
+    position = 0
+    while position < len(view):
+        if not any(view[position : position + HEADER_BYTES]):
+            yield {"position": position, "unused": len(view) - position}
+            return
+        try:
+            header = parse_header(view, position)
+        except CorruptBatch as error:
+            raise Damaged(f"no batch at position {position}: {error.reason}") from error
+        if position + header.size > len(view):
+            missing = position + header.size - len(view)
+            raise Damaged(f"the batch at position {position} is torn: {missing} of {header.size} bytes are missing")
+        damage = _damage(view, position)
+        if offset is None or header.last_offset >= offset:
+            yield _batch_row(header, position, damage)
+            if records and damage is None:
+                yield from _record_rows(view, position, header, decoder)
+        position += header.size
+
+
+def _damage(view: memoryview, position: int) -> str | None:
+    try:
+        validate_batch(view, position)
+    except CorruptBatch as error:
+        return str(error.reason)
+    return None
+
+
+def _batch_row(header: BatchHeader, position: int, damage: str | None) -> Row:
+    row: Row = {
+        "offsets": f"{header.base_offset}..{header.last_offset}",
+        "records": header.record_count,
+        "position": position,
+        "size": header.size,
+        "epoch": header.partition_leader_epoch,
+        "codec": NAMES.get(header.codec, header.codec),
+        "time": iso(header.max_timestamp),
+    }
+    if header.producer_id >= 0:
+        row |= {
+            "producer": header.producer_id,
+            "producer_epoch": header.producer_epoch,
+            "sequence": header.base_sequence,
+        }
+    marks = [
+        name
+        for name, on in (
+            ("transactional", header.is_transactional),
+            ("control", header.is_control),
+            ("log-append-time", header.is_log_append_time),
+        )
+        if on
+    ]
+    row |= {"is": marks} if marks else {}
+    return row | ({"damaged": damage} if damage else {"crc": f"{header.crc:08x}"})
+
+
+def _record_rows(view: memoryview, position: int, header: BatchHeader, decoder: Callable[[Any], Row]) -> Iterator[Row]:
+    payload: bytes | memoryview = view[position + HEADER_BYTES : position + header.size]
+    try:
+        if header.codec:
+            payload = decompress(header.codec, payload, MAX_DECOMPRESSED_BYTES)
+        found = decode_records(payload, header)
+    except (CodecError, CorruptBatch) as error:
+        yield {"record": None, "damaged": str(error)}
+        return
+    for record in found:
+        row: Row = {"record": True, "offset": record.offset, "time": iso(record.timestamp)}
+        row |= _control(record) if header.is_control else decoder(record)
+        if record.headers:
+            row["headers"] = {name: _text(value) for name, value in record.headers}
+        yield row
+
+
+def _control(record: Any) -> Row:
+    kinds = {0: "abort", 1: "commit"}
+    try:
+        _version, kind = struct.unpack_from(">hh", record.key or b"")
+        _version, epoch = struct.unpack_from(">hi", record.value or b"")
+    except struct.error:
+        return {"marker": "unreadable"}
+    return {"marker": kinds.get(kind, kind), "coordinator_epoch": epoch}
+
+
+# --- keys and values --------------------------------------------------------------------------------------------
+
+
+def _decoder(file: Path, decode: str) -> Callable[[Any], Row]:
+    if decode == "auto":
+        topic = file.resolve().parent.name.rpartition("-")[0]
+        decode = {"__consumer_offsets": "offsets", "__transaction_state": "transactions"}.get(topic, "none")
+    return {"none": _plain, "offsets": _offsets, "transactions": _transactions}[decode]
+
+
+def _text(raw: bytes | None) -> str | None:
+    """Bytes as text, escaped where they are none."""
+    return None if raw is None else bytes(raw).decode(errors="backslashreplace")
+
+
+def _plain(record: Any) -> Row:
+    return {"key": _text(record.key), "value": _text(record.value)}
+
+
+def _offsets(record: Any) -> Row:
+    try:
+        key = group_records.decode_key(record.key or b"")
+        if isinstance(key, group_records.UnknownKey):
+            return {"key_version": key.version, **_plain(record)}
+        row: Row = {"group": key.group_id}
+        value: Any
+        if isinstance(key, group_records.OffsetKey):
+            row["partition"] = f"{key.partition.topic}:{key.partition.partition}"
+            value = group_records.decode_offset(record.value) if record.value is not None else None
+        else:
+            value = group_records.decode_group(record.value) if record.value is not None else None
+    except group_records.BadRecord as error:
+        return {"unreadable": str(error), **_plain(record)}
+    if record.value is None:
+        return row | {"deleted": True}
+    return row | (_plain(record) if value is None else _fields(value))
+
+
+def _fields(value: Any) -> Row:
+    """A record's fields, without what is not set."""
+    shown: Row = {}
+    for name, field in value._asdict().items():
+        if isinstance(field, bytes):
+            field = _text(field)
+        elif isinstance(field, tuple):
+            field = [_fields(one) for one in field]
+        if field is not None and field != -1:
+            shown[name] = field
+    return shown
+
+
+def _transactions(record: Any) -> Row:
+    try:
+        name = transaction_records.decode_key(record.key or b"")
+        if name is None:
+            return _plain(record)
+        row: Row = {"transactional_id": name}
+        if record.value is None:
+            return row | {"deleted": True}
+        state = transaction_records.decode_value(record.value)
+    except transaction_records.RecordError as error:
+        return {"unreadable": str(error), **_plain(record)}
+    if state is None:
+        return row | _plain(record)
+    return row | {
+        "state": state.state.name,
+        "producer": state.producer_id,
+        "producer_epoch": state.producer_epoch,
+        "timeout_ms": state.timeout_ms,
+        "started": iso(state.start_ms),
+        "updated": iso(state.last_update_ms),
+        "partitions": [f"{tp.topic}:{tp.partition}" for tp in sorted(state.partitions)],
+        "previous_producer": state.previous_producer_id if state.previous_producer_id >= 0 else None,
+        "next_producer": state.next_producer_id if state.next_producer_id >= 0 else None,
+        "transaction_version": state.client_version,
+    }
+
+
+# --- indexes, snapshots, checkpoints ----------------------------------------------------------------------------
+
+
+def _base_offset(file: Path) -> int:
+    digits = file.name.split(".", 1)[0]
+    if not digits.isdigit():
+        raise CliError(f"{file}: an index is named by its base offset")
+    return int(digits)
+
+
+def _entries(file: Path, entry: struct.Struct) -> Iterator[tuple[Any, ...]]:
+    data = file.read_bytes()
+    whole = len(data) - len(data) % entry.size
+    yield from entry.iter_unpack(data[:whole])
+    if whole < len(data):
+        raise Damaged(f"{len(data) - whole} bytes at the end are no whole entry")
+
+
+def _offset_index(file: Path) -> Iterator[Row]:
+    base = _base_offset(file)
+    for number, (relative, position) in enumerate(_entries(file, _OFFSET_ENTRY)):
+        if number and not relative and not position:
+            return  # Kafka preallocates the index of the active segment
+        yield {"offset": base + relative, "position": position}
+
+
+def _time_index(file: Path) -> Iterator[Row]:
+    base = _base_offset(file)
+    for number, (timestamp, relative) in enumerate(_entries(file, _TIME_ENTRY)):
+        if number and not timestamp and not relative:
+            return
+        yield {"timestamp": timestamp, "time": iso(timestamp), "offset": base + relative}
+
+
+def _transaction_index(file: Path) -> Iterator[Row]:
+    for version, producer_id, first, last, stable in _entries(file, _TXN_ENTRY):
+        row = {"producer": producer_id, "first_offset": first, "last_offset": last, "last_stable_offset": stable}
+        yield row | ({"version": version} if version else {})
+
+
+def _snapshot(file: Path) -> Iterator[Row]:
+    try:
+        entries = decode_snapshot(file.read_bytes())
+    except DamagedSnapshot as error:
+        raise Damaged(str(error)) from error
+    for entry in entries:
+        row = {
+            "producer": entry.producer_id,
+            "epoch": entry.epoch,
+            "last_sequence": entry.last_sequence,
+            "last_offset": entry.last_offset,
+            "time": iso(entry.timestamp),
+            "coordinator_epoch": entry.coordinator_epoch,
+        }
+        yield row | ({"transaction_from": entry.txn_first_offset} if entry.txn_first_offset >= 0 else {})
+
+
+def _checked(decode: Callable[[bytes], Any]) -> Callable[[Path], Any]:
+    def read(file: Path) -> Any:
+        try:
+            return decode(file.read_bytes())
+        except checkpoints.DamagedFile as error:
+            raise Damaged(str(error)) from error
+
+    return read
+
+
+def _checkpoint(file: Path) -> Iterator[Row]:
+    found = _checked(lambda data: checkpoints.decode_offsets(data, file.name))(file)
+    for partition, offset in found.items():
+        yield {"topic": partition.topic, "partition": partition.partition, "offset": offset}
+
+
+def _epochs(file: Path) -> Iterator[Row]:
+    for entry in _checked(lambda data: checkpoints.decode_epochs(data, file.name))(file):
+        yield {"epoch": entry.epoch, "start_offset": entry.start_offset}
+
+
+def _metadata(file: Path) -> Iterator[Row]:
+    yield {"topic_id": _checked(checkpoints.decode_partition_metadata)(file)}
+
+
+def _properties(file: Path) -> Iterator[Row]:
+    yield from ({"name": name, "value": value} for name, value in _checked(checkpoints.decode_properties)(file).items())
+
+
+def _clean_shutdown(file: Path) -> Iterator[Row]:
+    yield {"broker_epoch": _checked(checkpoints.decode_clean_shutdown)(file)}
+
+
+def _never(file: Path) -> Iterator[Row]:
+    raise AssertionError("segments have options and are read before")
+
+
+_BY_SUFFIX: dict[str, Callable[[Path], Iterator[Row]]] = {
+    ".log": _never,
+    ".index": _offset_index,
+    ".timeindex": _time_index,
+    ".txnindex": _transaction_index,
+    ".snapshot": _snapshot,
+}
+_BY_NAME: dict[str, Callable[[Path], Iterator[Row]]] = {
+    checkpoints.RECOVERY_POINT_CHECKPOINT: _checkpoint,
+    checkpoints.LOG_START_CHECKPOINT: _checkpoint,
+    checkpoints.HIGH_WATERMARK_CHECKPOINT: _checkpoint,
+    checkpoints.CLEANER_CHECKPOINT: _checkpoint,
+    checkpoints.LEADER_EPOCH_CHECKPOINT: _epochs,
+    checkpoints.PARTITION_METADATA: _metadata,
+    checkpoints.META_PROPERTIES: _properties,
+    checkpoints.CLEAN_SHUTDOWN: _clean_shutdown,
+}
