@@ -259,10 +259,12 @@ def _topic_results(version: int, errors: dict[TopicPartition, ErrorCode]) -> lis
     by_topic: dict[str, list[Any]] = {}
     for (topic, index), error in errors.items():
         by_topic.setdefault(topic, []).append(
-            kind.AddPartitionsToTxnPartitionResult(version=version, partition_index=index, partition_error_code=error)
+            kind.AddPartitionsToTxnTopicResult.AddPartitionsToTxnPartitionResult(
+                partition_index=index, partition_error_code=error
+            )
         )
     return [
-        kind.AddPartitionsToTxnTopicResult(version=version, name=name, results_by_partition=results)
+        kind.AddPartitionsToTxnTopicResult(name=name, results_by_partition=results)
         for name, results in by_topic.items()
     ]
 
