@@ -1,0 +1,134 @@
+"""Hostile frames made from the schemas, and the storm that sends them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import wire.messages as m
+from tests.wire.samples import ALL_VERSIONS, request
+
+PROBE_ID = 0x7FF1_0001
+PATIENCE_S = 0.25
+"""How long a fuzzed request may keep its connection busy (long polls, joins) before we go on with the next."""
+
+
+def _mutated(body: bytearray, rng: random.Random) -> bytes:
+    for _ in range(rng.randrange(1, 5)):
+        if body:
+            body[rng.randrange(len(body))] = rng.choice((0, 1, 0x7F, 0x80, 0xFE, 0xFF, rng.randrange(256)))
+    return bytes(body)
+
+
+def _bombed(body: bytearray, rng: random.Random) -> bytes:
+    """A huge count or length somewhere, with some bytes behind it."""
+    bomb = rng.choice((b"\x7f\xff\xff\xff", b"\xff\xff\xff\xff", b"\xff\xff\xff\xff\x07", b"\x80" * 6, b"\x7f\xff"))
+    position = rng.randrange(len(body) + 1)
+    return bytes(body[:position]) + bomb + bytes(body[position:]) + bytes(rng.randrange(2000))
+
+
+def _resized(body: bytearray, rng: random.Random) -> bytes:
+    if rng.random() < 0.5:
+        return bytes(body[: rng.randrange(len(body) + 1)])
+    return bytes(body) + rng.randbytes(rng.randrange(1, 50))
+
+
+def _tagged(body: bytearray, rng: random.Random) -> bytes:
+    """More tagged fields than anybody has, instead of the last section."""
+    count = rng.randrange(1, 120)
+    return bytes(body[:-1]) + bytes([count]) + b"".join(bytes([rng.randrange(128), 1, 0]) for _ in range(count))
+
+
+def frames(seed: int, count: int) -> Iterator[tuple[str, bytes]]:
+    """``count`` pairs of kind and bytes; all but the kind "framing" are whole frames with a true length prefix.
+
+    The first pass goes over every API and version; the rest is drawn at random.
+    """
+    rng = random.Random(seed)
+    for number in range(count):
+        key, version = ALL_VERSIONS[number % len(ALL_VERSIONS)]
+        kind = rng.choices(
+            ("valid", "mutated", "bombed", "resized", "tagged", "random", "header", "framing"),
+            (14, 34, 14, 10, 6, 8, 6, 8),
+        )[0]
+        head = key.to_bytes(2, "big") + version.to_bytes(2, "big") + rng.randbytes(4) + b"\0\4fuzz"
+        if m.is_flexible(key, version):
+            head += b"\0"
+        body = bytearray(request(key, version, rng).encode(version=version))
+        match kind:
+            case "mutated":
+                payload = head + _mutated(body, rng)
+            case "bombed":
+                payload = head + _bombed(body, rng)
+            case "resized":
+                payload = head + _resized(body, rng)
+            case "tagged":
+                payload = head + _tagged(body, rng)
+            case "random":
+                payload = head + rng.randbytes(rng.randrange(300))
+            case "header":
+                payload = _mutated(bytearray(head), rng) + bytes(body)
+            case "framing":
+                yield kind, rng.choice((
+                    rng.randbytes(rng.randrange(1, 200)),
+                    (rng.randrange(1 << 31)).to_bytes(4, "big") + rng.randbytes(30),
+                    b"\xff\xff\xff" + rng.randbytes(1),
+                    (len(head) + len(body) + 50).to_bytes(4, "big") + head + bytes(body),
+                ))  # fmt: skip
+                continue
+            case _:
+                payload = head + bytes(body)
+        yield kind, len(payload).to_bytes(4, "big") + payload
+
+
+@dataclass
+class Report:
+    """What became of the frames. ``busy`` connections were left while the broker still worked or waited."""
+
+    sent: Counter[str] = field(default_factory=Counter)
+    closed: int = 0
+    answered: int = 0
+    busy: int = 0
+    refused_connections: int = 0
+
+
+async def storm(port: int, source: Iterator[tuple[str, bytes]], report: Report, workers: int = 48) -> None:
+    """Send all frames over ``workers`` connections at a time, each followed by a request that must be answered."""
+    probe = m.encode_request(18, 0, PROBE_ID, "probe", m.ApiVersionsRequest(version=0))
+    async with asyncio.TaskGroup() as group:
+        for _ in range(workers):
+            group.create_task(_worker(port, source, report, probe))
+
+
+async def _worker(port: int, source: Iterator[tuple[str, bytes]], report: Report, probe: bytes) -> None:
+    for kind, frame in source:
+        while True:
+            try:
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                break
+            except OSError:
+                report.refused_connections += 1
+                await asyncio.sleep(0.05)
+        try:
+            writer.write(frame + probe)
+            report.sent[kind] += 1
+            async with asyncio.timeout(PATIENCE_S):
+                await _until_probed(reader)
+            report.answered += 1
+        except TimeoutError:
+            report.busy += 1
+        except (OSError, EOFError):
+            report.closed += 1
+        finally:
+            writer.transport.abort()
+
+
+async def _until_probed(reader: asyncio.StreamReader) -> None:
+    while True:
+        size = int.from_bytes(await reader.readexactly(4), "big")
+        answer = await reader.readexactly(size)
+        if answer[:4] == PROBE_ID.to_bytes(4, "big"):
+            return

@@ -1,0 +1,169 @@
+"""Hostile bytes on the port: the broker never ends, hangs or grows, and serves others throughout."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+
+import wire.messages as m
+from brokers.api.base import Done
+from tests.fleet import Fleet
+from tests.server.fuzzing import Report, frames, storm
+from tests.server.harness import Client, RunningServer
+from wire.apis import APIS
+
+FRAMES = 100_000  # 80 % and more of them pass framing
+WARM_UP = 15_000
+GROWTH_MIB_MAX = 160
+PEAK_MIB_MAX = 600
+CHUNK = 5_000
+
+
+def _rss_mib(pid: int, field: str = "VmRSS") -> float:
+    found = re.search(rf"{field}:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    assert found is not None
+    return int(found[1]) / 1024
+
+
+def _run(port: int, source: Any, report: Report) -> None:
+    uvloop.run(storm(port, source, report))
+
+
+def test_the_mix_passes_framing_and_covers_everything() -> None:
+    kinds = [(kind, frame) for kind, frame in frames(1, 4000)]
+    framed = [frame for kind, frame in kinds if kind != "framing"]
+    assert len(framed) >= 0.8 * len(kinds)
+    assert all(int.from_bytes(frame[:4], "big") == len(frame) - 4 for frame in framed)
+    headers = {(int.from_bytes(f[4:6], "big"), int.from_bytes(f[6:8], "big")) for f in framed}
+    for key, row in APIS.items():
+        assert all((key, version) in headers for version in range(row.lowest, row.max_version + 1))
+
+
+def test_a_small_storm_on_the_dispatcher_alone() -> None:
+    """Without handlers: framing, headers, decoding, connections. Whatever decodes is answered by its API's error."""
+
+    def handler(request: Any, context: Any) -> Done:
+        return Done(m.response_class(context.api_key)(version=context.api_version))
+
+    report = Report()
+    with RunningServer(dict.fromkeys(APIS, handler)) as server:
+        _run(server.endpoint().port, frames(2, 3000), report)
+        assert server.client().ask(m.ApiVersionsRequest(version=0), 0).error_code == 0
+        server.until(lambda: len(server.server) <= 1, "the end of the fuzzed connections")
+        assert server.call(lambda: server.server.budget.used) == 0
+    assert sum(report.sent.values()) == 3000
+    assert report.busy <= report.sent["framing"], "a whole frame was neither answered nor refused"
+    assert report.answered > 300
+    assert report.closed > 300
+    m.assert_defaults_untouched()
+
+
+class Canary:
+    """A well-behaved client that produces and reads back on one partition, all the time."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._sing)
+        self.rounds = 0
+        self.slowest_s = 0.0
+        self.failure: BaseException | None = None
+
+    def __enter__(self) -> Canary:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(60)
+        assert not self._thread.is_alive(), "the canary's last request was never answered"
+
+    def _sing(self) -> None:
+        try:
+            client = Client(self._port)
+            while not self._stop.is_set():
+                started = time.monotonic()
+                self._round(client)
+                self.slowest_s = max(self.slowest_s, time.monotonic() - started)
+                self.rounds += 1
+                time.sleep(0.01)
+        except BaseException as error:
+            self.failure = error
+
+    def _round(self, client: Client) -> None:
+        from _native.batch import Record, encode_batch
+
+        value = b"canary %d" % self.rounds
+        batch = encode_batch([Record(0, int(time.time() * 1000), b"k", value, ())])
+        topic = m.ProduceRequest.TopicProduceData
+        data = [topic(name="canary", partition_data=[topic.PartitionProduceData(index=0, records=batch)])]
+        answer = client.ask(m.ProduceRequest(acks=-1, timeout_ms=10_000, topic_data=data), 9, 1)
+        part = answer.responses[0].partition_responses[0]
+        assert (part.error_code, part.base_offset) == (0, self.rounds)
+        topic = m.FetchRequest.FetchTopic
+        fetch = [topic.FetchPartition(partition=0, fetch_offset=self.rounds, partition_max_bytes=1 << 20)]
+        answer = client.ask(
+            m.FetchRequest(max_wait_ms=1000, min_bytes=1, topics=[topic(topic="canary", partitions=fetch)]), 11, 2
+        )
+        assert value in answer.responses[0].partitions[0].records
+
+
+def _create_canary_topic(port: int) -> None:
+    topic = m.CreateTopicsRequest.CreatableTopic(
+        name="canary", num_partitions=1, replication_factor=1, assignments=[], configs=[]
+    )
+    request = m.CreateTopicsRequest(topics=[topic], timeout_ms=10_000, validate_only=False)
+    # NOT_CONTROLLER for a moment: a fresh fleet elects one
+    _eventually(lambda: Client(port).ask(request, 5).topics[0].error_code in (0, 36), "the topic")
+
+
+def _eventually(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        time.sleep(0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.zookeeper
+@pytest.mark.timeout(1200)
+def test_a_hundred_thousand_frames_on_a_real_broker(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, brokers=1)
+    try:
+        broker = fleet.start().brokers[0]
+        process = broker.process
+        assert process is not None
+        _create_canary_topic(broker.port)
+        report = Report()
+        source = frames(20_261_121, FRAMES)
+        with Canary(broker.port) as canary:
+            _run(broker.port, (next(source) for _ in range(WARM_UP)), report)
+            warm = _rss_mib(process.pid)
+            sung = canary.rounds
+            for _ in range(WARM_UP, FRAMES, CHUNK):
+                _run(broker.port, (next(source) for _ in range(CHUNK)), report)
+                assert process.poll() is None, broker.output()
+                assert canary.failure is None, canary.failure
+                assert canary.rounds > sung, "the canary was not served while the storm went on"
+                sung = canary.rounds
+            after = _rss_mib(process.pid)
+        assert canary.failure is None, canary.failure
+        print(f"{report}; canary {canary.rounds} rounds, slowest {canary.slowest_s:.2f} s; "
+              f"memory {warm:.0f} -> {after:.0f} MiB, peak {_rss_mib(process.pid, 'VmHWM'):.0f}")  # fmt: skip
+        assert sum(report.sent.values()) == FRAMES
+        assert FRAMES - report.sent["framing"] >= 0.8 * FRAMES
+        assert after - warm < GROWTH_MIB_MAX
+        assert _rss_mib(process.pid, "VmHWM") < PEAK_MIB_MAX
+        _eventually(lambda: Client(broker.port).ask(m.ApiVersionsRequest(version=0), 0).error_code == 0, "an answer")
+        traces = [line for line in broker.log_file.read_text(errors="replace").splitlines() if "Traceback" in line]
+        assert not traces, f"{len(traces)} handlers failed, see {broker.log_file}:\n{broker.output()}"
+        assert broker.stop() == 0, broker.output()
+    finally:
+        fleet.close()
