@@ -16,6 +16,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol
 
 from brokers.cluster.peers import Peers, PeerUnavailable
+from brokers.cluster.picture import NO_STATE_EPOCH
 from brokers.cluster.reign import Reign, TermOver
 from brokers.cluster.requests import NewPartitions, NewTopic, Outcome, check_name
 from brokers.cluster.view import ClusterView, ViewChange
@@ -156,11 +157,13 @@ class Controller:
             log.info("controller epoch %d: in office", reign.term.epoch)
             while True:
                 try:
-                    await asyncio.wait_for(self._poked.wait(), PRUNE_EVERY_SECONDS)
-                    self._poked.clear()
-                    await reign.react()
+                    async with asyncio.timeout(PRUNE_EVERY_SECONDS):
+                        await self._poked.wait()
                 except TimeoutError:
                     await reign.prune()
+                    continue
+                self._poked.clear()
+                await reign.react()
         except TermOver as ended:
             log.info("controller epoch %d ends: %s", reign.term.epoch, ended)
             if self._reign is reign:
@@ -230,14 +233,16 @@ class Controller:
             return [Outcome(name, ErrorCode.NOT_CONTROLLER, NOT_CONTROLLER_TEXT) for name in names]
 
     async def _shown(self, outcomes: Sequence[Outcome]) -> None:
-        """Wait until our own view shows the topics with all their partitions."""
+        """Wait until our own view shows the topics with all their partitions and first states."""
 
         def shown() -> bool:
             for outcome in outcomes:
+                seen = self._view.topics.get(outcome.name)
                 if outcome.topic is None:
                     continue
-                seen = self._view.topics.get(outcome.name)
                 if seen is None or len(seen.partitions) < len(outcome.topic.partitions):
+                    return False
+                if any(state.partition_epoch == NO_STATE_EPOCH for state in seen.partitions):
                     return False
             return True
 

@@ -137,9 +137,8 @@ class _Peer:
             loop = asyncio.get_running_loop()
             await asyncio.sleep(max(0.0, self._not_before - loop.time()))
             try:
-                reader, writer = await asyncio.wait_for(
-                    asyncio.open_connection(endpoint.host, endpoint.port), CONNECT_SECONDS
-                )
+                async with asyncio.timeout(CONNECT_SECONDS):
+                    reader, writer = await asyncio.open_connection(endpoint.host, endpoint.port)
             except (OSError, TimeoutError) as problem:
                 self._backoff = min(max(self._backoff * 2, FIRST_BACKOFF_SECONDS), LAST_BACKOFF_SECONDS)
                 self._not_before = loop.time() + self._backoff

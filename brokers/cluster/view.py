@@ -161,7 +161,8 @@ class ClusterView:
         entry = (condition, future)
         self._waiters.append(entry)
         try:
-            await asyncio.wait_for(future, timeout_ms / 1000)
+            async with asyncio.timeout(timeout_ms / 1000):
+                await future
             return True
         except TimeoutError:
             return condition()
@@ -225,7 +226,9 @@ class ClusterView:
     async def _follow(self) -> None:
         while True:
             try:
-                await asyncio.wait_for(self._poked.wait(), RELIST_SECONDS)
+                # not wait_for: before Python 3.12 it can swallow a cancellation that meets the event
+                async with asyncio.timeout(RELIST_SECONDS):
+                    await self._poked.wait()
             except TimeoutError:
                 pass
             self._poked.clear()

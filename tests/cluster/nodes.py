@@ -29,10 +29,6 @@ class RealClock:
         return time.monotonic_ns() // 1_000_000
 
 
-class Crash(BaseException):
-    """The process ends here; a BaseException so that no handler in between survives it."""
-
-
 class Meddled:
     """A store between the code and a real one: ``before_multi`` and ``after_multi`` may raise, count, wait."""
 
