@@ -16,9 +16,10 @@ from brokers.log.failures import (
     StoreRefused,
 )
 from brokers.log.files import DiskPort, FileSlice, RealDisk
-from brokers.log.log import AbortedTransaction, AppendInfo, Log, LogSettings, ReadResult
+from brokers.log.log import Log
 from brokers.log.producers import Origin, ProducerEntry, ProducerState, VerificationGuard
 from brokers.log.recovery import RecoveryReport
+from brokers.log.state import AbortedTransaction, AppendInfo, LogSettings, ReadResult
 from brokers.log.store import LogStore, StoreReport
 
 __all__ = [

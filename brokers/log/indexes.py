@@ -199,8 +199,8 @@ class OffsetIndex(_IndexFile):
             count -= 1
         self._cut(count)
 
-    def plausible(self, log_size: int) -> bool:
-        """A cheap look: last entry inside the log and above the base, file in whole entries."""
+    def plausible(self, log_size: int, end_offset: int) -> bool:
+        """A cheap look: whole entries, the last one inside the segment."""
         size = self._disk.size(self.path)
         if size is None or size % 8:
             return False
@@ -208,7 +208,7 @@ class OffsetIndex(_IndexFile):
         if not count:
             return True
         last = self[count - 1]
-        return self.base_offset <= last.offset and 0 <= last.position < log_size
+        return self.base_offset <= last.offset < end_offset and 0 <= last.position < log_size
 
 
 class TimeIndex(_IndexFile):
@@ -248,12 +248,14 @@ class TimeIndex(_IndexFile):
             count -= 1
         self._cut(count)
 
-    def plausible(self) -> bool:
-        """A cheap look: whole entries, and the last one not below the first."""
+    def plausible(self, end_offset: int) -> bool:
+        """A cheap look: whole entries, the last one inside the segment and not below the first."""
         size = self._disk.size(self.path)
         if size is None or size % 12:
             return False
         count = len(self)
+        if count and not self.base_offset <= self[count - 1].offset < end_offset:
+            return False
         return not count or (
             self[0].timestamp <= self[count - 1].timestamp and self[count - 1].offset >= self[0].offset
         )

@@ -356,15 +356,16 @@ class _Loader:
     def check_indexes(self, recovery_point: int) -> None:
         """Look at the indexes of segments that are not scanned; make implausible ones anew."""
         for index, segment in enumerate(self.segments):
-            if self.segments.end_of(index, _INT32_MAX << 32) > recovery_point:
+            end = self.segments.end_of(index, _INT32_MAX << 32)
+            if end > recovery_point:
                 return
             plausible = not segment.size or (
-                segment.offset_index.plausible(segment.size)
-                and segment.time_index.plausible()
+                segment.offset_index.plausible(segment.size, end)
+                and segment.time_index.plausible(end)
                 and segment.txn_index.plausible()
             )
             if not plausible:
-                self._drop_snapshots(segment.base_offset, self.segments.end_of(index, 0))
+                self._drop_snapshots(segment.base_offset, end)
                 restore_producers(
                     self.disk, self.directory, self.segments, self.producers, segment.base_offset, self.now_ms
                 )
@@ -397,10 +398,11 @@ class _Loader:
                 damaged = True
                 self.report.truncated_at = end
                 self.report.reason = reason
-            if segment is not self.segments.active or damaged:
-                segment.seal()
-            else:
+        for segment in self.segments.from_offset(first.base_offset):
+            if segment is self.segments.active:
                 segment.flush_indexes()
+            else:
+                segment.seal()
         return end
 
     def _drop_snapshots(self, above: int, up_to: int | None) -> None:

@@ -18,8 +18,9 @@ from brokers.log.checkpoints import DamagedFile
 from brokers.log.cleaner import Cleaner, delete_old_segments
 from brokers.log.failures import DiskError, DiskFailed, DiskFull, ForeignDirectory, LogOffline, StoreRefused
 from brokers.log.files import DiskLock, DiskPort
-from brokers.log.log import Log, LogSettings
+from brokers.log.log import Log
 from brokers.log.recovery import RecoveryReport
+from brokers.log.state import LogSettings, LogState
 from brokers.model import Clock
 from wire.types import TopicPartition
 
@@ -327,7 +328,7 @@ class LogStore:
 
     # ---- failure
 
-    def _disk_failed(self, log: Log, wrong: DiskFailed) -> None:
+    def _disk_failed(self, log: LogState, wrong: DiskFailed) -> None:
         directory = self._homes.get(log.topic_partition)
         if directory is not None:
             self.take_offline(directory)

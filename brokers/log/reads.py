@@ -1,0 +1,150 @@
+"""What a log answers without changing: records, aborted transactions, offsets by time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from _native.batch import HEADER_SIZE, parse_header
+from brokers.log.failures import OffsetOutOfRange
+from brokers.log.files import FileSlice
+from brokers.log.indexes import AbortedTxn
+from brokers.log.segment import Segment
+from brokers.log.state import AbortedTransaction, LogState, ReadResult, guarded
+from brokers.log.validation import batch_records
+
+
+class LogReads(LogState):
+    """The reading half of ``Log``."""
+
+    @guarded
+    def read(self, offset: int, max_bytes: int, *, end_offset: int, min_one_batch: bool = True) -> ReadResult:
+        """Slices of whole batches from the one that holds ``offset``, up to ``max_bytes`` and below ``end_offset``.
+
+        With ``min_one_batch`` the first batch is returned even if it is larger. Raises OffsetOutOfRange.
+        """
+        if offset < self.log_start_offset or offset > self.log_end_offset:
+            raise OffsetOutOfRange(offset, self.log_start_offset, self.log_end_offset)
+        end_offset = min(end_offset, self.log_end_offset)
+        slices: list[FileSlice] = []
+        room, next_offset = max_bytes, offset
+        index = self.segments.floor_index(offset)
+        while next_offset < end_offset and index < len(self.segments):
+            segment = self.segments[index]
+            beyond = self.segments.end_of(index, self.log_end_offset)
+            start = segment.position_of(next_offset)
+            limit = segment.size if end_offset >= beyond else segment.position_of(end_offset)
+            if limit is None:
+                limit = segment.size
+            if start is None or start >= limit:
+                if limit < segment.size:
+                    break
+                next_offset = max(next_offset, beyond)
+                index += 1
+                continue
+            end = limit
+            if limit - start > room:
+                end = min(segment.cut_position(start, start + max(room, 0)), limit)
+                if end - start > room and (slices or not min_one_batch):
+                    break
+            slices.append(segment.slice(start, end))
+            room -= end - start
+            if end == segment.size:
+                next_offset = beyond
+            elif end == limit:
+                next_offset = end_offset
+            else:
+                next_offset = parse_header(segment.log.read(end, HEADER_SIZE)).base_offset
+            if segment is self.segments.active or end < segment.size:
+                segment.remember(next_offset, end)
+            self.keep_warm(segment)
+            if end < limit:
+                break
+            index += 1
+        return ReadResult(tuple(slices), max_bytes - room, offset, min(next_offset, max(offset, end_offset)))
+
+    @guarded
+    def aborted_transactions(self, start: int, end: int) -> list[AbortedTransaction]:
+        """The aborted transactions with records in [start, end), in order of their markers."""
+        found: list[AbortedTransaction] = []
+        for segment in self.segments.from_offset(start):
+            for entry in segment.txn_index:
+                if entry.last_offset >= start and entry.first_offset < end:
+                    found.append(AbortedTransaction(entry.producer_id, entry.first_offset))
+                if entry.last_stable_offset >= end:
+                    return found
+        return found
+
+    def aborted_entries(self) -> list[AbortedTxn]:
+        """All entries of all transaction indexes."""
+        return [entry for segment in self.segments for entry in segment.txn_index]
+
+    @guarded
+    def offset_for_timestamp(self, timestamp: int) -> tuple[int, int, int] | None:
+        """(offset, timestamp, leader epoch) of the first record with at least that timestamp, None if there is none."""
+        for segment in self.segments.from_offset(self.log_start_offset):
+            if segment.max_timestamp[0] >= timestamp:
+                found = self._find_timestamp(segment, timestamp)
+                if found is not None:
+                    return found
+        return None
+
+    def _find_timestamp(self, segment: Segment, timestamp: int) -> tuple[int, int, int] | None:
+        begin = self.log_start_offset
+        position = self._time_index_position(segment, timestamp)
+        if position is None:
+            return None
+        for _, data, batches in segment.chunks(position):
+            for at, header in batches:
+                if header.max_timestamp < timestamp or header.last_offset < begin or not header.record_count:
+                    continue
+                for record in batch_records(data, at, header, self.settings.inflate_limit):
+                    if record.timestamp >= timestamp and record.offset >= self.log_start_offset:
+                        return record.offset, record.timestamp, header.partition_leader_epoch
+        return None
+
+    def _time_index_position(self, segment: Segment, timestamp: int) -> int | None:
+        """Where to start looking: at the time index's entry if the batch there confirms it, else at the start."""
+        entry = segment.time_index.floor(timestamp)
+        if entry.timestamp >= 0 and entry.offset >= self.log_start_offset:
+            position = segment.position_of(entry.offset)
+            if position is not None:
+                header = parse_header(segment.log.read(position, HEADER_SIZE))
+                if header.last_offset == entry.offset and header.max_timestamp == entry.timestamp:
+                    return position
+        return segment.position_of(max(segment.base_offset, self.log_start_offset))
+
+    @guarded
+    def max_timestamp(self) -> tuple[int, int, int] | None:
+        """(offset, timestamp, leader epoch) of the record with the largest timestamp (KIP-734)."""
+        best: Segment | None = None
+        for segment in self.segments:
+            if segment.size and (best is None or segment.max_timestamp[0] > best.max_timestamp[0]):
+                best = segment
+        if best is None or best.max_timestamp[0] < 0:
+            return None
+        largest, last_offset = best.max_timestamp
+        position = best.position_of(last_offset)
+        if position is None:
+            return None
+        header = parse_header(best.log.read(position, HEADER_SIZE))
+        if header.is_log_append_time or not header.record_count:
+            return header.last_offset, header.max_timestamp, header.partition_leader_epoch
+        data = best.log.read(position, header.size)
+        for record in batch_records(data, 0, header, self.settings.inflate_limit):
+            if record.timestamp == largest:
+                return record.offset, record.timestamp, header.partition_leader_epoch
+        return header.last_offset, largest, header.partition_leader_epoch
+
+    def describe(self) -> dict[str, Any]:
+        """Numbers for metrics and tools."""
+        return {
+            "log_start_offset": self.log_start_offset,
+            "log_end_offset": self.log_end_offset,
+            "high_watermark": self.high_watermark,
+            "last_stable_offset": self.last_stable_offset,
+            "size_bytes": self.size_bytes,
+            "segments": len(self.segments),
+        }
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.topic_partition}, [{self.log_start_offset}, {self.log_end_offset}))"
