@@ -9,7 +9,7 @@ same schema (``StructField`` and friends) and builds the same message objects, b
 - lengths are checked against the end before anything is sliced, strings must be UTF-8, booleans any byte,
 - null where the schema has no null is refused, as Kafka does,
 - a tagged field must have exactly the size it claims; unknown ones are skipped and not retained,
-- bytes left over at the end are refused.
+- bytes left over at the end are refused (but for a few that a caller expects).
 
 Known counterparts: CVE-2022-34917 and the two later count and tag bombs.
 """
@@ -296,8 +296,8 @@ def struct_codec(schema: Any, version: int, flexible: bool, data_class: Any = No
     return Codec(read, sum(codec.min_size for _, codec in fields) + (1 if flexible else 0))
 
 
-def decode_whole(codec: Codec, body: memoryview, budget: int = MAX_OBJECTS) -> Any:
-    """Decode a body that must end where the message ends.
+def decode_whole(codec: Codec, body: memoryview, budget: int = MAX_OBJECTS, spare: int = 0) -> Any:
+    """Decode a body that must end where the message ends, or at most ``spare`` bytes later.
 
     Raises:
         MalformedRequest: for anything that is not such a message.
@@ -310,6 +310,6 @@ def decode_whole(codec: Codec, body: memoryview, budget: int = MAX_OBJECTS) -> A
         raise
     except Exception as error:  # a schema feature we overlooked must not become a way to hurt the broker
         raise MalformedRequest(f"{type(error).__name__}: {error}") from error
-    if reader.pos != reader.end:
+    if reader.end - reader.pos > spare:
         raise MalformedRequest(f"{reader.end - reader.pos} bytes left over")
     return message

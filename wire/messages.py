@@ -47,6 +47,9 @@ __all__ = [
 ]
 
 API_VERSIONS_KEY: Final = 18
+METADATA_KEY: Final = 3
+METADATA_SPARE: Final = 3
+"""librdkafka (seen in 2.16) reserves four bytes for the count of topics and fills one, when it asks for all of them."""
 MAX_RESPONSE_OBJECTS: Final = 4_000_000
 
 
@@ -199,7 +202,7 @@ def decode_request(key: int, version: int, body: memoryview) -> Any:
         MalformedRequest: the bytes are no such request, or decode into more than ``MAX_OBJECTS`` objects.
 
     """
-    return decode_whole(_codec(key, version, False), body, MAX_OBJECTS)
+    return decode_whole(_codec(key, version, False), body, MAX_OBJECTS, METADATA_SPARE if key == METADATA_KEY else 0)
 
 
 def decode_response(key: int, version: int, body: memoryview | bytes) -> Any:
