@@ -183,19 +183,28 @@ class Planner:
         """The driver's client."""
         return shared_client(self._options.settings)
 
-    def partitions(self) -> list[TopicPartition]:
-        """What assign, subscribe or subscribePattern name, as far as it exists now."""
+    def partitions(self, *, strict: bool = False) -> list[TopicPartition]:
+        """What assign, subscribe or subscribePattern name, as far as it exists now.
+
+        ``strict``: OptionError for a name without a topic; a misspelt one would otherwise read nothing for ever.
+        """
         options = self._options
         if options.strategy == "assign":
             wanted = offsets.parse_assign(options.wanted)
             topics = self.client.topics({tp.topic for tp in wanted})
             found = [tp for tp in wanted if tp.partition in topics.get(tp.topic, ())]
+            absent = sorted({str(tp) for tp in wanted} - {str(tp) for tp in found})
         elif options.strategy == "subscribe":
-            topics = self.client.topics([part.strip() for part in options.wanted.split(",") if part.strip()])
+            names = {part.strip() for part in options.wanted.split(",") if part.strip()}
+            topics = self.client.topics(names)
+            absent = sorted(names - topics.keys())
             found = [TopicPartition(topic, number) for topic, numbers in topics.items() for number in numbers]
         else:
             topics = self.client.topics_matching(options.wanted)
+            absent = []
             found = [TopicPartition(topic, number) for topic, numbers in topics.items() for number in numbers]
+        if absent and strict:
+            raise OptionError(f"option {options.strategy}: {', '.join(absent)} does not exist")
         return sorted(found)
 
     def earliest(self, parts: Sequence[TopicPartition]) -> Offsets:
@@ -280,6 +289,11 @@ def read_range(item: Range, options: ReadOptions) -> Iterator[pa.RecordBatch]:
             yield _rows(decoded, tp, schema)
 
 
+def read_partition(partition: InputPartition, options: ReadOptions) -> Iterator[pa.RecordBatch]:
+    """A task's rows. Where the plan has no partition, Spark runs one task with a partition of its own making."""
+    return read_range(partition.range, options) if isinstance(partition, RangePartition) else iter(())
+
+
 def _after_loss(client: Client, item: Range, position: int, options: ReadOptions) -> int:
     """The offset to go on from when ``position`` is gone: the log's start, or the range's end. Raises DataLoss."""
     first = client.offsets({item.tp: EARLIEST}, options.isolation)[item.tp][0]
@@ -321,7 +335,7 @@ class BatchReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         """One range per partition, more with ``minPartitions``."""
         planner = Planner(self._options)
-        parts = planner.partitions()
+        parts = planner.partitions(strict=True)
         start = planner.resolve(self._options.starting, parts, "starting")
         end = planner.resolve(self._options.ending, parts, "ending")
         first = planner.earliest(parts)
@@ -333,8 +347,7 @@ class BatchReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Runs in a task."""
-        assert isinstance(partition, RangePartition)
-        return read_range(partition.range, self._options)
+        return read_partition(partition, self._options)
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -349,7 +362,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Settled once: Spark asks twice, and time may pass between."""
         if self._initial is None:
             planner = Planner(self._options)
-            self._initial = offsets.to_json(planner.resolve(self._options.starting, planner.partitions(), "starting"))
+            self._initial = offsets.to_json(
+                planner.resolve(self._options.starting, planner.partitions(strict=True), "starting")
+            )
         return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
@@ -397,5 +412,4 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Runs in a task."""
-        assert isinstance(partition, RangePartition)
-        return read_range(partition.range, self._options)
+        return read_partition(partition, self._options)

@@ -1,0 +1,148 @@
+"""One Spark session for all tests of this directory, and topics of known content.
+
+The tests run on our fleet; ``FLEETLOG_TEST_BOOTSTRAP=host:port`` runs them on another one, Apache Kafka for instance.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, Message, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from spark_udfs.java import spark_environment
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # One worker runs them all: a second Spark beside the first would make both slower than one after the other.
+    for item in items:
+        if item.get_closest_marker("spark") and Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.xdist_group("spark"))
+
+
+@pytest.fixture(scope="session")
+def bootstrap(request: pytest.FixtureRequest) -> str:
+    chosen = os.environ.get("FLEETLOG_TEST_BOOTSTRAP")
+    return chosen or str(request.getfixturevalue("fleet").bootstrap)
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    os.environ.update(spark_environment())
+    from pyspark.sql import SparkSession
+
+    session = (
+        SparkSession.builder.master("local[2,4]")
+        .appName("tests")
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.memory", "1g")
+        .config("spark.driver.extraJavaOptions", "-Xss8m -XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
+        .config("spark.sql.session.timeZone", "UTC")
+        .getOrCreate()
+    )
+    session.sparkContext.setLogLevel("OFF")
+    yield session
+    session.stop()
+
+
+class Cluster:
+    """What the tests do to topics, through a stock client."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self.bootstrap = bootstrap
+        self.admin = AdminClient({"bootstrap.servers": bootstrap})
+
+    def topic(self, partitions: int = 2, name: str | None = None) -> str:
+        topic = name or f"spark-{uuid.uuid4().hex[:10]}"
+        self.admin.create_topics([NewTopic(topic, partitions, -1, config={"retention.ms": "-1"})])[topic].result(30)
+        return topic
+
+    def producer(self, **settings: Any) -> Producer:
+        named = {name.replace("_", "."): value for name, value in settings.items()}
+        return Producer({"bootstrap.servers": self.bootstrap, "linger.ms": 5, **named})
+
+    def send(self, topic: str, rows: list[dict[str, Any]], **settings: Any) -> None:
+        producer = self.producer(**settings)
+        for row in rows:
+            producer.produce(topic, **row)
+        assert producer.flush(30) == 0
+
+    def transactional(self, topic: str, rows: list[dict[str, Any]], outcome: str) -> Producer:
+        """``outcome``: commit, abort, or open (the producer is returned with its transaction under way)."""
+        producer = self.producer(transactional_id=f"test-{uuid.uuid4().hex[:10]}")
+        producer.init_transactions(30)
+        producer.begin_transaction()
+        for row in rows:
+            producer.produce(topic, **row)
+        assert producer.flush(30) == 0
+        if outcome == "commit":
+            producer.commit_transaction(30)
+        elif outcome == "abort":
+            producer.abort_transaction(30)
+        return producer
+
+    def read(self, topic: str, isolation: str = "read_committed") -> list[Message]:
+        """All messages up to the last stable offset (or the end), by partition and offset."""
+        consumer = Consumer(
+            {
+                "bootstrap.servers": self.bootstrap,
+                "group.id": f"test-{uuid.uuid4().hex[:10]}",
+                "enable.auto.commit": False,
+                "enable.partition.eof": True,
+                "isolation.level": isolation,
+            }
+        )
+        numbers = set(self.admin.list_topics(topic, timeout=30).topics[topic].partitions)
+        consumer.assign([TopicPartition(topic, number, 0) for number in numbers])
+        found = []
+        while numbers:
+            message = consumer.poll(30)
+            assert message is not None, f"{topic} gave nothing for 30 s"
+            if message.error() is None:
+                found.append(message)
+            else:
+                assert message.error().name() == "_PARTITION_EOF", message.error()
+                numbers.discard(message.partition())
+        consumer.close()
+        return sorted(found, key=lambda message: (message.partition(), message.offset()))
+
+    def values(self, topic: str, isolation: str = "read_committed") -> list[str]:
+        """All values as text, sorted."""
+        return sorted(message.value().decode() for message in self.read(topic, isolation))
+
+
+@pytest.fixture(scope="session")
+def cluster(bootstrap: str) -> Cluster:
+    return Cluster(bootstrap)
+
+
+@pytest.fixture
+def read(spark: Any, bootstrap: str) -> Callable[..., Any]:
+    """A batch DataFrame: options by name, ``__`` for a dot."""
+
+    def load(**options: Any) -> Any:
+        named = {name.replace("__", "."): str(value) for name, value in options.items()}
+        return spark.read.format("fleetlog").options(**{"kafka.bootstrap.servers": bootstrap, **named}).load()
+
+    return load
+
+
+@pytest.fixture
+def read_stream(spark: Any, bootstrap: str) -> Callable[..., Any]:
+    """A streaming DataFrame from the topic's start."""
+
+    def load(**options: Any) -> Any:
+        named = {name.replace("__", "."): str(value) for name, value in options.items()}
+        defaults = {"kafka.bootstrap.servers": bootstrap, "startingOffsets": "earliest"}
+        return spark.readStream.format("fleetlog").options(**{**defaults, **named}).load()
+
+    return load

@@ -1,0 +1,48 @@
+"""The main job on a part of its data: drivers killed with SIGKILL, and the negative control without the fence."""
+
+from __future__ import annotations
+
+import argparse
+import uuid
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from examples.flights import data, steps
+from examples.flights.__main__ import Progress, run
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
+
+FLIGHTS = 14_000
+
+
+def run_job(bootstrap: str, directory: Path, *, fence: bool) -> tuple[steps.Result, dict[str, str]]:
+    given = argparse.Namespace(prefix=f"t{uuid.uuid4().hex[:8]}-", flights=FLIGHTS, no_fence=not fence)
+    result, evidence = run(bootstrap, directory, Progress(Console()), given)
+    return result, dict(evidence)
+
+
+def test_exactly_once_with_two_killed_drivers(bootstrap: str, tmp_path: Path) -> None:
+    result, evidence = run_job(bootstrap, tmp_path, fence=True)
+    assert result.exactly_once, result
+    assert (result.input, result.output, result.duplicates, result.missing) == (FLIGHTS, FLIGHTS, 0, 0)
+    # Batch 2 was in the log when the first driver died, and nobody who reads committed data has seen it.
+    assert result.skipped == 2000
+    assert (
+        evidence["kill 1, inside a transaction"] == "2,000 uncommitted records of batch 2 in the log, fence at batch 1"
+    )
+    assert evidence["kill 2, after the commit"] == "fence at batch 4, Spark's commit log at batch 3"
+    assert evidence["last run"] == "batches skipped by the fence: [4]"
+
+
+def test_without_the_fence_the_same_kill_makes_duplicates(bootstrap: str, tmp_path: Path) -> None:
+    result, _ = run_job(bootstrap, tmp_path, fence=False)
+    assert not result.exactly_once
+    assert (result.duplicates, result.missing, result.wrong) == (2000, 0, 0)
+
+
+def test_expected_records_know_every_class() -> None:
+    names = data.airline_names()
+    found = {data.expected(flight, names)["delay_class"] for flight in data.flights(FLIGHTS)}
+    assert found == {"on time", "late", "very late", "cancelled", "diverted"}

@@ -1,0 +1,193 @@
+"""The data source against real brokers: what is read, what is planned, what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import NewPartitions
+
+from .conftest import Cluster
+
+pytestmark = pytest.mark.spark
+
+Read = Callable[..., Any]
+
+
+def numbered(count: int, *, first: int = 0, partitions: int = 2) -> list[dict[str, Any]]:
+    return [{"value": f"v{number}", "partition": number % partitions} for number in range(first, first + count)]
+
+
+def values_of(df: Any) -> list[str]:
+    return sorted(bytes(row.value).decode() for row in df.select("value").collect())
+
+
+def test_rows_are_those_of_sparks_own_source(cluster: Cluster, read: Read) -> None:
+    topic = cluster.topic()
+    sent = []
+    for number, codec in enumerate(("none", "gzip", "snappy", "lz4", "zstd")):
+        rows = [
+            {
+                "key": None if copy == 0 else f"k{number}",
+                "value": None if copy == 1 else b"\x00\xff" * 40 + bytes([number, copy]),
+                "partition": copy % 2,
+                "timestamp": 1_357_034_400_000 + 1000 * number + copy,
+                "headers": [("a", b"1"), ("b", None), ("a", b"2")] if copy == 2 else [],
+            }
+            for copy in range(4)
+        ]
+        cluster.send(topic, rows, compression_type=codec)
+        sent += rows
+    df = read(subscribe=topic, includeHeaders="true")
+    assert df.schema.simpleString() == (
+        "struct<key:binary,value:binary,topic:string,partition:int,offset:bigint,timestamp:timestamp,"
+        "timestampType:int,headers:array<struct<key:string,value:binary>>>"
+    )
+    rows = df.orderBy("partition", "offset").collect()
+    expected = sorted(sent, key=lambda row: row["partition"])  # sorted() is stable: within a partition as sent
+    assert len(rows) == len(expected)
+    for number, (row, want) in enumerate(zip(rows, expected, strict=True)):
+        assert row.topic == topic
+        assert (row.partition, row.offset) == (want["partition"], number % 10)
+        assert row.key == (None if want["key"] is None else want["key"].encode())
+        assert row.value == want["value"]
+        assert row.timestamp.replace(tzinfo=UTC) == datetime.fromtimestamp(want["timestamp"] / 1000, UTC)
+        assert row.timestampType == 0
+        assert [(h.key, h.value) for h in row.headers] == want["headers"]
+
+
+def test_aborted_and_open_transactions(cluster: Cluster, read: Read) -> None:
+    topic = cluster.topic(partitions=1)
+    cluster.send(topic, numbered(10, partitions=1))
+    aborted = cluster.transactional(topic, [{"value": f"aborted{n}"} for n in range(10)], "abort")
+    cluster.send(topic, numbered(10, first=10, partitions=1))
+    # The same producer again: its first abort marker must not hide what it commits later.
+    aborted.begin_transaction()
+    aborted.produce(topic, value="v20")
+    aborted.commit_transaction(30)
+    undecided = cluster.transactional(topic, [{"value": "open"}], "open")
+    cluster.send(topic, [{"value": "behind the open one"}])
+    committed = [f"v{n}" for n in range(21)]
+    assert values_of(read(subscribe=topic)) == sorted(committed)
+    everything = [*committed, *(f"aborted{n}" for n in range(10)), "open", "behind the open one"]
+    assert values_of(read(subscribe=topic, kafka__isolation__level="read_uncommitted")) == sorted(everything)
+    # A range that begins inside the aborted transaction, and pieces cut anywhere.
+    inside = read(subscribe=topic, startingOffsets=json.dumps({topic: {"0": 15}}))
+    assert values_of(inside) == sorted(f"v{n}" for n in range(10, 21))
+    pieces = read(subscribe=topic, minPartitions=7)
+    assert pieces.rdd.getNumPartitions() >= 7
+    assert values_of(pieces) == sorted(committed)
+    undecided.abort_transaction(30)
+    assert values_of(read(subscribe=topic)) == sorted([*committed, "behind the open one"])
+
+
+def test_bounds_and_choices(cluster: Cluster, read: Read) -> None:
+    topic = cluster.topic(name=f"bounds.{cluster.topic()}")
+    rows = [{**row, "timestamp": 1_000_000 + 1000 * number} for number, row in enumerate(numbered(20))]
+    cluster.send(topic, rows)
+
+    def offsets(first: int, second: int) -> str:
+        return json.dumps({topic: {"0": first, "1": second}})
+
+    assert values_of(read(assign=json.dumps({topic: [1]}))) == sorted(f"v{n}" for n in range(1, 20, 2))
+    assert len(values_of(read(subscribePattern=r"bounds\.spark.*"))) >= 20
+    assert values_of(read(subscribePattern=topic[:-1])) == []  # the whole name must match
+    cut = read(subscribe=topic, startingOffsets=offsets(2, -2), endingOffsets=offsets(4, 1))
+    assert values_of(cut) == ["v1", "v4", "v6"]
+    assert values_of(read(subscribe=topic, startingTimestamp=1_018_000)) == ["v18", "v19"]
+    assert values_of(read(subscribe=topic, endingTimestamp=1_002_000)) == ["v0", "v1"]
+    late = {"startingTimestamp": 2_000_000, "startingOffsetsByTimestampStrategy": "latest"}
+    assert values_of(read(subscribe=topic, **late)) == []
+    by_partition = json.dumps({topic: {"0": 1_016_000, "1": 1_019_000}})
+    assert values_of(read(subscribe=topic, startingOffsetsByTimestamp=by_partition)) == ["v16", "v18", "v19"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "exactly one of the options assign, subscribe, subscribePattern"),
+        ({"subscribe": "t", "assign": "{}"}, "exactly one of the options"),
+        ({"subscribe": "t", "startingOffset": "earliest"}, "option startingoffset is unknown"),
+        ({"subscribe": "t", "startingOffsets": "latest"}, "latest would read nothing in a batch"),
+        ({"subscribe": "t", "kafka__auto__offset__reset": "earliest"}, "kafka.auto.offset.reset can't be set"),
+        ({"subscribe": "t", "kafka__isolation__level": "dirty"}, "'dirty' is not one of"),
+        ({"subscribe": "t", "minPartitions": "0"}, "minPartitions: 0 is below 1"),
+    ],
+)
+def test_wrong_options_are_named(read: Read, options: dict[str, str], message: str) -> None:
+    with pytest.raises(Exception, match=message):
+        read(**options).count()
+
+
+def test_starting_offsets_must_name_every_partition(cluster: Cluster, read: Read) -> None:
+    topic = cluster.topic()
+    with pytest.raises(Exception, match="must name every partition once"):
+        read(subscribe=topic, startingOffsets=json.dumps({topic: {"0": 0}})).count()
+    with pytest.raises(Exception, match="missing-one does not exist"):
+        read(subscribe=f"{topic},missing-one").count()
+    with pytest.raises(Exception, match=r"no record of .* is as late as 5 ms"):
+        read(subscribe=topic, startingTimestamp=5).count()
+
+
+def test_deleted_records_are_data_loss(cluster: Cluster, read: Read) -> None:
+    topic = cluster.topic(partitions=1)
+    cluster.send(topic, numbered(10, partitions=1))
+    planned = {"subscribe": topic, "startingOffsets": json.dumps({topic: {"0": 0}})}
+    for done in cluster.admin.delete_records([TopicPartition(topic, 0, 4)]).values():
+        done.result(30)
+    with pytest.raises(Exception, match="failOnDataLoss=false"):
+        read(**planned).count()
+    assert values_of(read(**planned, failOnDataLoss="false")) == [f"v{n}" for n in range(4, 10)]
+    assert values_of(read(subscribe=topic)) == [f"v{n}" for n in range(4, 10)]
+
+
+class Batches:
+    """Collects what each micro-batch brought."""
+
+    def __init__(self, df: Any, checkpoint: Path) -> None:
+        self._df = df
+        self._checkpoint = checkpoint
+        self.sizes: list[int] = []
+        self.values: list[str] = []
+
+    def run(self) -> None:
+        def keep(df: Any, _: int) -> None:
+            found = values_of(df)
+            self.sizes.append(len(found))
+            self.values += found
+
+        writer = self._df.writeStream.foreachBatch(keep).option("checkpointLocation", str(self._checkpoint))
+        query = writer.trigger(availableNow=True).start()
+        assert query.awaitTermination(120)
+
+
+def test_stream_follows_its_checkpoint(cluster: Cluster, read_stream: Read, tmp_path: Path) -> None:
+    topic = cluster.topic()
+    cluster.send(topic, numbered(50))
+    cluster.transactional(topic, [{"value": f"x{n}", "partition": 0} for n in range(5)], "abort")
+    batches = Batches(read_stream(subscribe=topic, maxOffsetsPerTrigger=20), tmp_path / "checkpoint")
+    batches.run()
+    assert sorted(batches.values) == sorted(f"v{n}" for n in range(50))
+    assert len(batches.sizes) == 3, batches.sizes  # 56 offsets, 20 at a time
+    assert max(batches.sizes) <= 20
+    lines = (tmp_path / "checkpoint" / "offsets" / "2").read_text().splitlines()
+    assert json.loads(lines[-1]) == {topic: {"0": 31, "1": 25}}  # 25 + 5 aborted + their marker
+
+    cluster.admin.create_partitions([NewPartitions(topic, 3)])[topic].result(30)
+    cluster.send(topic, numbered(6, first=50, partitions=3))
+    undecided = cluster.transactional(topic, [{"value": "open", "partition": 1}], "open")
+    again = Batches(read_stream(subscribe=topic, maxOffsetsPerTrigger=20), tmp_path / "checkpoint")
+    again.run()
+    assert sorted(again.values) == [f"v{n}" for n in range(50, 56)]
+    undecided.commit_transaction(30)
+    last = Batches(read_stream(subscribe=topic), tmp_path / "checkpoint")
+    last.run()
+    assert last.values == ["open"]
+    nothing = Batches(read_stream(subscribe=topic), tmp_path / "checkpoint")
+    nothing.run()
+    assert nothing.values == []
