@@ -14,6 +14,9 @@ from txn.commands import Result
 from wire.errors import ErrorCode
 from wire.types import TopicPartition
 
+LAST_MS = 2**63 - 1
+"""The latest time a record can carry: an old client's retention of "for ever" ends there."""
+
 
 def commit_error(group: Group | None, request: CommitRequest, transactional: bool) -> ErrorCode:
     """Whether the committer may commit; NONE also for a group that does not exist and need not (simple commits)."""
@@ -62,7 +65,7 @@ def _write(request: CommitRequest, turn: Turn, settings: GroupSettings) -> Resul
         if len(asked.metadata.encode()) > limit:
             answer[partition] = ErrorCode.OFFSET_METADATA_TOO_LARGE
             continue
-        expiry = turn.now.wall_ms + request.retention_ms if request.retention_ms >= 0 else -1
+        expiry = min(turn.now.wall_ms + request.retention_ms, LAST_MS) if request.retention_ms >= 0 else -1
         committed = asked._replace(expire_timestamp_ms=expiry)
         if committed.commit_timestamp_ms < 0:
             committed = committed._replace(commit_timestamp_ms=turn.now.wall_ms)
