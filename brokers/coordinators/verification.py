@@ -222,7 +222,7 @@ def encode(questions: Sequence[Question]) -> Any:
                 producer_epoch=question.producer_epoch,
                 verify_only=question.ask is Ask.VERIFY,
                 topics=[
-                    kind.AddPartitionsToTxnTopic(version=version, name=name, partitions=indexes)
+                    kind.AddPartitionsToTxnTransaction.AddPartitionsToTxnTopic(name=name, partitions=indexes)
                     for name, indexes in topics.items()
                 ],
             )
