@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import wire.messages as m
+from _native.batch import Record, crc32c, encode_batch
 from tests.wire.samples import ALL_VERSIONS, request
 
 PROBE_ID = 0x7FF1_0001
@@ -42,6 +43,43 @@ def _tagged(body: bytearray, rng: random.Random) -> bytes:
     return bytes(body[:-1]) + bytes([count]) + b"".join(bytes([rng.randrange(128), 1, 0]) for _ in range(count))
 
 
+def _lying_batch(rng: random.Random) -> bytes:
+    """A record batch with wrong contents and, mostly, a right checksum, so that the lie is looked at."""
+    records = [
+        Record(i, rng.choice((-1, 0, 1 << 40)), rng.choice((None, b"k")), rng.choice((None, b"v" * 30)), ())
+        for i in range(rng.randrange(1, 5))
+    ]
+    batch = bytearray(
+        encode_batch(
+            records,
+            attributes=rng.choice((0, 0, 1, 2, 3, 4, 7, 8, 16, 32, 48)),
+            producer_id=rng.choice((-1, 5)),
+            producer_epoch=rng.choice((-1, 0, 1)),
+            base_sequence=rng.choice((-1, 0, 1, 2**31 - 1)),
+        )
+    )
+    for _ in range(rng.randrange(4)):
+        batch[rng.randrange(len(batch))] = rng.choice((0, 1, 2, 0x7F, 0x80, 0xFF, rng.randrange(256)))
+    if rng.random() < 0.2:
+        del batch[rng.randrange(21, len(batch)) :]
+    if rng.random() < 0.9:
+        batch[8:12] = (len(batch) - 12).to_bytes(4, "big")
+        batch[16] = 2
+        batch[17:21] = crc32c(bytes(batch[21:])).to_bytes(4, "big")
+    return bytes(batch)
+
+
+def _produce(version: int, rng: random.Random) -> bytes:
+    """A whole Produce, of any version that names its topic, with lying batches for a topic that exists."""
+    topic = m.ProduceRequest.TopicProduceData
+    parts = [topic.PartitionProduceData(index=rng.randrange(2), records=_lying_batch(rng)) for _ in range(2)]
+    message = m.ProduceRequest(
+        version=version, transactional_id=rng.choice((None, None, "id")), acks=rng.choice((-1, 0, 1)),
+        timeout_ms=100, topic_data=[topic(name="lies", partition_data=parts)],
+    )  # fmt: skip
+    return bytes(message.encode(version=version))
+
+
 def frames(seed: int, count: int) -> Iterator[tuple[str, bytes]]:
     """``count`` pairs of kind and bytes; all but the kind "framing" are whole frames with a true length prefix.
 
@@ -51,14 +89,18 @@ def frames(seed: int, count: int) -> Iterator[tuple[str, bytes]]:
     for number in range(count):
         key, version = ALL_VERSIONS[number % len(ALL_VERSIONS)]
         kind = rng.choices(
-            ("valid", "mutated", "bombed", "resized", "tagged", "random", "header", "framing"),
-            (14, 34, 14, 10, 6, 8, 6, 8),
+            ("valid", "mutated", "bombed", "resized", "tagged", "random", "header", "framing", "batch"),
+            (14, 30, 12, 10, 6, 8, 6, 8, 6),
         )[0]
+        if kind == "batch" and number >= len(ALL_VERSIONS):
+            key, version = 0, rng.randrange(3, 13)
         head = key.to_bytes(2, "big") + version.to_bytes(2, "big") + rng.randbytes(4) + b"\0\4fuzz"
         if m.is_flexible(key, version):
             head += b"\0"
         body = bytearray(request(key, version, rng).encode(version=version))
         match kind:
+            case "batch" if key == 0 and version < 13:
+                payload = head + _produce(version, rng)
             case "mutated":
                 payload = head + _mutated(body, rng)
             case "bombed":
