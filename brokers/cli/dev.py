@@ -9,7 +9,6 @@ import signal
 import sys
 import time
 from pathlib import Path
-from types import FrameType
 from typing import Any, NoReturn
 
 import click
@@ -17,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from brokers.cli import dev_fleet as fleet
+from brokers.cli.dev_signals import Interrupted, interrupts
 from brokers.cli.dev_state import DevError, FleetState, Process, end_all, load, locked
 
 EXIT_FAILED = 1
@@ -42,10 +42,6 @@ directory_option = click.option(
     help="Where the fleet keeps its data, logs and pids.  [default: $FLEETLOG_DEV_DIR or ~/.local/state/fleetlog/dev]",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
-
-
-class _Interrupted(BaseException):
-    """Ctrl-C, SIGTERM or SIGHUP."""
 
 
 @click.group()
@@ -78,7 +74,7 @@ def _settings(_: click.Context, __: click.Parameter, values: tuple[str, ...]) ->
 )
 @directory_option
 @json_option
-def up(  # noqa: PLR0917  (click passes by name)
+def up(
     count: int, port: int, detach: bool, settings: dict[str, str], directory: Path, as_json: bool
 ) -> None:
     """Start ZooKeeper and brokers, and wait until a stock client can use them.
@@ -95,7 +91,7 @@ def up(  # noqa: PLR0917  (click passes by name)
             if known is not None and known.running():
                 raise DevError(f"a fleet runs there already ({known.bootstrap}): `fleetlog dev down --dir {directory}`")
             state = fleet.plan(directory, count, port, detach)
-            _catch_signals()
+            interrupts.catch()
             try:
                 _bring_up(directory, state, settings)
             except BaseException:
@@ -104,7 +100,7 @@ def up(  # noqa: PLR0917  (click passes by name)
         _print_ready(state, directory, time.monotonic() - begun, as_json)
         if not detach:
             _stay(directory)
-    except _Interrupted:
+    except Interrupted:
         sys.exit(EXIT_INTERRUPTED)
     except (DevError, OSError) as error:
         _fail(error)
@@ -121,16 +117,18 @@ def _bring_up(directory: Path, state: FleetState, settings: dict[str, str]) -> N
             fleet.wait_ready(broker, deadline)
         spinner.update("a stock client creates, produces, reads and commits")
         fleet.check_with_client(state)
+        interrupts.check()
 
 
 def _bring_down(directory: Path, patience_s: float = fleet.BROKER_PATIENCE_S) -> None:
     """End what runs. A second Ctrl-C cuts the patience short, none leaves a process behind."""
     while True:
+        interrupts.forget()
         try:
             with _console.status("stopping"):
                 fleet.stop_all(directory, patience_s)
             return
-        except _Interrupted:
+        except Interrupted:
             patience_s = 0.0
 
 
@@ -148,17 +146,9 @@ def _stay(directory: Path) -> None:
                 elif not dead:
                     told.discard(broker.id)
             time.sleep(0.5)
-    except _Interrupted:
+    except Interrupted:
         pass
     _bring_down(directory)
-
-
-def _catch_signals() -> None:
-    def interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
-        raise _Interrupted
-
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, interrupt)
 
 
 @dev.command()

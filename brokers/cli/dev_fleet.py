@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import brokers
+from brokers.cli.dev_signals import interrupts
 from brokers.cli.dev_state import BrokerState, DevError, FleetState, Process, end_all, forget, load, save
 from coordination.ensemble import EnsembleError, find_classpath, find_java, free_ports, is_free, spawn, start_local
 
@@ -63,10 +64,13 @@ def plan(directory: Path, count: int, port: int, detached: bool) -> FleetState:
 def start_all(directory: Path, state: FleetState, settings: Mapping[str, str], tell: Progress) -> None:
     """Start ZooKeeper and all brokers, at the same time: brokers wait for ZooKeeper by themselves. Raises DevError."""
     tell("starting ZooKeeper and the brokers")
-    node = start_local(directory / "zookeeper", state.zookeeper_port, die_with_parent=not state.detached, wait=False)
-    assert node.pid is not None, "it was started right now"
-    state.zookeeper = Process.of(node.pid)
-    save(directory, state)
+    with interrupts.held():
+        node = start_local(
+            directory / "zookeeper", state.zookeeper_port, die_with_parent=not state.detached, wait=False
+        )
+        assert node.pid is not None, "it was started right now"
+        state.zookeeper = Process.of(node.pid)
+        save(directory, state)
     for broker in state.brokers:
         write_config(state, broker, settings)
         start_broker(directory, state, broker, die_with_parent=not state.detached)
@@ -102,10 +106,10 @@ def start_broker(directory: Path, state: FleetState, broker: BrokerState, *, die
     environment = dict(os.environ)
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [root, environment.get("PYTHONPATH")]))
     command = [sys.executable, "-m", "brokers.cli.main", "broker", str(home / "broker.properties")]
-    with log_path(broker).open("ab") as log:
+    with interrupts.held(), log_path(broker).open("ab") as log:
         process = spawn(command, home, log, die_with_parent=die_with_parent, environment=environment)
-    broker.process = Process.of(process.pid)
-    save(directory, state)
+        broker.process = Process.of(process.pid)
+        save(directory, state)
 
 
 def log_path(broker: BrokerState) -> Path:
@@ -155,17 +159,34 @@ def stop_all(directory: Path, patience_s: float = BROKER_PATIENCE_S) -> None:
 def check_with_client(state: FleetState, timeout_s: float = READY_TIMEOUT_S) -> None:
     """A stock client creates a topic, produces to each broker, commits and reads. Raises DevError."""
     from confluent_kafka import KafkaException
-    from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+    from confluent_kafka.admin import AdminClient
 
     topic = f"dev-ready-check-{uuid.uuid4().hex[:8]}"
     admin = AdminClient({"bootstrap.servers": state.bootstrap, "logger": _quiet()})
     try:
-        created = admin.create_topics([NewTopic(topic, len(state.brokers), 1)], request_timeout=timeout_s)
-        created[topic].result(timeout_s)
+        _create_topic(admin, topic, len(state.brokers), time.monotonic() + timeout_s)
         _round_trip(state, topic, timeout_s)
         admin.delete_topics([topic], request_timeout=timeout_s)[topic].result(timeout_s)
     except (KafkaException, TimeoutError) as error:
         raise DevError(f"a stock client cannot use the fleet: {error}") from error
+
+
+def _create_topic(admin: Any, topic: str, partitions: int, deadline: float) -> None:
+    from confluent_kafka import KafkaError, KafkaException
+    from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
+
+    while True:
+        left_s = max(deadline - time.monotonic(), 1.0)
+        try:
+            created = admin.create_topics([NewTopic(topic, partitions, 1)], request_timeout=left_s)
+            created[topic].result(left_s)
+            return
+        except KafkaException as error:
+            # Just started: the elected controller may not have begun to act.
+            early = error.args[0].code() in (KafkaError.NOT_CONTROLLER, KafkaError.COORDINATOR_NOT_AVAILABLE)
+            if not early or time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
 
 
 def _round_trip(state: FleetState, topic: str, timeout_s: float) -> None:

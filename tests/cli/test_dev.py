@@ -1,0 +1,285 @@
+"""``fleetlog dev``: a fleet comes up, is seen, loses a broker, gets it back, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from brokers.cli import dev_fleet
+from brokers.cli.dev_state import (
+    BrokerState,
+    DevError,
+    FleetState,
+    Process,
+    end_all,
+    forget,
+    load,
+    locked,
+    save,
+    start_time,
+)
+
+ROOT = Path(__file__).parents[2]
+LIMIT_S = 90
+
+
+# --- processes and state ---
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_a_process_is_known_by_its_start(sleeper: subprocess.Popen[bytes]) -> None:
+    process = Process.of(sleeper.pid)
+    assert process.alive()
+    impostor = Process(sleeper.pid, "another time")
+    assert not impostor.alive()
+    assert not impostor.send(signal.SIGKILL)
+    end_all([impostor], 0.1)
+    assert sleeper.poll() is None
+    assert not process.wait(0.05)
+    end_all([process], 10)
+    assert not process.alive()
+    assert not process.send(signal.SIGTERM)
+
+
+def test_a_zombie_does_not_run(sleeper: subprocess.Popen[bytes]) -> None:
+    process = Process.of(sleeper.pid)
+    sleeper.kill()
+    deadline = time.monotonic() + 10
+    while process.alive() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert start_time(sleeper.pid) is None
+    with pytest.raises(DevError):
+        Process.of(sleeper.pid)
+
+
+def test_who_ignores_the_polite_signal_is_killed() -> None:
+    code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(600)"
+    stubborn = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert stubborn.stdout is not None
+    stubborn.stdout.readline()
+    process = Process.of(stubborn.pid)
+    end_all([process], 0.2)
+    assert not process.alive()
+    stubborn.communicate()
+
+
+def test_the_state_is_kept(tmp_path: Path) -> None:
+    state = FleetState(
+        2181, True, [BrokerState(1, 9092, 8080, "/d/1", Process(5, "x")), BrokerState(2, 9093, 8081, "/d")]
+    )
+    assert load(tmp_path) is None
+    save(tmp_path, state)
+    assert load(tmp_path) == state
+    assert state.bootstrap == "127.0.0.1:9092,127.0.0.1:9093"
+    with pytest.raises(DevError, match="there are 1, 2"):
+        state.broker(3)
+    (tmp_path / "state.json").write_text("{")
+    with pytest.raises(DevError, match=re.escape("state.json")):
+        load(tmp_path)
+    forget(tmp_path)
+    assert load(tmp_path) is None
+
+
+def test_one_command_at_a_time(tmp_path: Path) -> None:
+    with locked(tmp_path), pytest.raises(DevError, match="another"), locked(tmp_path):
+        pass
+    with locked(tmp_path):
+        pass
+
+
+def test_a_taken_port_is_named(tmp_path: Path) -> None:
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(DevError, match=str(port)):
+            dev_fleet.plan(tmp_path, 1, port, True)
+
+
+def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coordination.ensemble.importlib.util.find_spec", lambda name: None)
+    with pytest.raises(DevError, match=r"fleetlog\[spark\]"):
+        dev_fleet.check_tools()
+
+
+# --- the whole thing ---
+
+
+class Dev:
+    """The command line, always with this test's directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def command(self, *words: str) -> list[str]:
+        return [sys.executable, "-m", "brokers.cli.main", "dev", *words, "--dir", str(self.directory)]
+
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self.command(*words), cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False
+        )
+
+    def ok(self, *words: str) -> str:
+        done = self.run(*words)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def status(self) -> dict[str, Any]:
+        report: dict[str, Any] = json.loads(self.run("status", "--json").stdout)
+        return report
+
+    def processes(self) -> list[int]:
+        """Everything that runs with the directory in its command line, the commands of this class aside."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit() and start_time(int(entry.name)) is not None:
+                try:
+                    words = (entry / "cmdline").read_bytes().split(b"\0")
+                except OSError:
+                    continue
+                if any(word.startswith(bytes(self.directory)) for word in words) and b"dev" not in words:
+                    found.append(int(entry.name))
+        return found
+
+
+@pytest.fixture
+def dev(tmp_path: Path) -> Iterator[Dev]:
+    dev = Dev(tmp_path / "fleet")
+    yield dev
+    dev.run("down")
+    for pid in dev.processes():
+        os.kill(pid, signal.SIGKILL)
+
+
+def use(bootstrap: str, topic: str) -> None:
+    from confluent_kafka import Producer
+
+    producer = Producer({"bootstrap.servers": bootstrap})
+    producer.produce(topic, b"x")
+    assert producer.flush(30) == 0
+
+
+@pytest.mark.zookeeper
+@pytest.mark.slow
+def test_up_kill_start_down(dev: Dev) -> None:
+    assert dev.run("status").returncode == 3
+    assert dev.run("kill", "1").returncode == 1
+    ready = json.loads(dev.ok("up", "--brokers", "2", "--port", "0", "--detach", "--json"))
+    assert ready["running"]
+    assert len(dev.processes()) == 3
+    use(ready["bootstrap"], "t")
+    again = dev.run("up", "--port", "0", "--detach")
+    assert again.returncode == 1
+    assert "runs there already" in again.stderr
+    dev.ok("kill", "1")
+    report = dev.status()
+    assert not report["running"]
+    assert [row["running"] for row in report["brokers"]] == [False, True]
+    assert dev.run("kill", "1").returncode == 1
+    assert dev.run("kill", "3").returncode == 1
+    dev.ok("start", "1")
+    assert dev.status()["running"]
+    dev.ok("down")
+    assert dev.processes() == []
+    assert dev.status()["running"] is False
+    assert "no fleet runs" in dev.ok("down")
+    # the data is still there, also with other ports
+    second = json.loads(dev.ok("up", "--brokers", "2", "--port", "0", "--detach", "--json"))
+    from confluent_kafka.admin import AdminClient
+
+    assert "t" in AdminClient({"bootstrap.servers": second["bootstrap"]}).list_topics(timeout=30).topics
+    dev.ok("down", "--delete-data")
+    assert not list(dev.directory.glob("broker-*"))
+    assert dev.processes() == []
+
+
+def _foreground(dev: Dev) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        dev.command("up", "--brokers", "1", "--port", "0"),
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def _wait_for(process: subprocess.Popen[str], text: str) -> str:
+    assert process.stdout is not None
+    seen = ""
+    for line in process.stdout:
+        seen += line
+        if text in line:
+            return seen
+    raise AssertionError(f"it ended without {text!r}:\n{seen}")
+
+
+@pytest.mark.zookeeper
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["ctrl-c", "sigterm", "sigkill", "down"])
+def test_the_foreground_leaves_nothing_behind(dev: Dev, how: str) -> None:
+    process = _foreground(dev)
+    try:
+        _wait_for(process, "Ctrl-C ends it")
+        assert len(dev.processes()) == 2
+        if how == "ctrl-c":
+            os.killpg(process.pid, signal.SIGINT)
+        elif how == "sigterm":
+            process.terminate()
+        elif how == "sigkill":
+            process.kill()
+        else:
+            dev.ok("down")
+        process.communicate(timeout=LIMIT_S)
+        assert process.returncode == (-signal.SIGKILL if how == "sigkill" else 0)
+        deadline = time.monotonic() + 20
+        while how == "sigkill" and dev.processes() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert dev.processes() == []
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.zookeeper
+@pytest.mark.parametrize("detach", [True, False])
+def test_ctrl_c_during_the_start_leaves_nothing_behind(dev: Dev, detach: bool) -> None:
+    words = ["up", "--brokers", "2", "--port", "0", *(["--detach"] if detach else [])]
+    process = subprocess.Popen(
+        dev.command(*words), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+    )
+    deadline = time.monotonic() + 30
+    while not (dev.directory / "broker-1" / "broker.log").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGINT)
+    process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 130
+    assert dev.processes() == []
+
+
+@pytest.mark.zookeeper
+def test_a_broker_that_cannot_start_is_quoted_and_all_is_ended(dev: Dev) -> None:
+    done = dev.run("up", "--brokers", "1", "--port", "0", "--detach", "--set", "num.partitions=none")
+    assert done.returncode == 1
+    assert "broker 1 ended" in done.stderr
+    assert "num.partitions" in done.stderr
+    assert dev.processes() == []
