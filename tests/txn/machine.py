@@ -93,7 +93,5 @@ class Machine:
     def markers_written(self) -> None:
         marker = self.markers
         self.perform(
-            self.shard.on_markers_written(
-                marker.transactional_id, marker.producer_id, marker.producer_epoch, self.now
-            )
+            self.shard.on_markers_written(marker.transactional_id, marker.producer_id, marker.producer_epoch, self.now)
         )

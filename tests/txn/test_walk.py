@@ -146,7 +146,7 @@ class Walk(RuleBasedStateMachine):
         if changed:
             assert self.owner is actor, "a zombie ended a transaction"
             if actor.version == 2 and number is not None:
-                assert before in (number, self.number), "it ended another transaction than its own"
+                assert number == before == self.number, "it ended another transaction than its own"
         if answer.error is E.NONE and number is not None:
             assert self.decisions.get(number) is commit, "told the wrong fate"
         actor.last_end = (identity, commit, number)
@@ -161,9 +161,7 @@ class Walk(RuleBasedStateMachine):
         marker = self.unwritten
         assert marker is not None
         self.unwritten = None
-        self.m.perform(
-            self.m.shard.on_markers_written(ID, marker.producer_id, marker.producer_epoch, self.m.now)
-        )
+        self.m.perform(self.m.shard.on_markers_written(ID, marker.producer_id, marker.producer_epoch, self.m.now))
         assert self.m.t.state not in PREPARED
         self.look()
 

@@ -1,0 +1,524 @@
+"""The runtime's promises, on a partition whose replication the test controls."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from _native.batch import scan
+from brokers.coordinators.ports import Marker
+from brokers.coordinators.runtime import CoordinatorRuntime, java_string_hash
+from tests.coordinators.support import TOPIC, Bench, ListShard, MemoryLog, put
+from txn.commands import DEFERRED, Answer, Cancel, CoordinatorRecord, Failed, Now, Result, Schedule, Ticket
+from wire.errors import ErrorCode as E
+from wire.types import TopicPartition
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def batches(bench: Bench) -> int:
+    return len(bench.partition.log.batches)
+
+
+# ---- where a key lives ---------------------------------------------------------------------------------------------
+
+# Printed by Java's String.hashCode and Kafka 4.1.1's Utils.abs(...) % 50.
+HASHES = [
+    ("", 0, 0),
+    ("a", 97, 47),
+    ("group-1", 293427299, 49),
+    ("my-transactional-id", -959806496, 46),
+    ("ä€😀", 16603051, 1),
+    ("polygenelubricants", -2147483648, 0),
+    ("spark-sink-0b9f", -771205879, 29),
+]
+
+
+@pytest.mark.parametrize(("text", "value", "partition"), HASHES)
+def test_partitions_are_kafkas(text: str, value: int, partition: int) -> None:
+    runtime = CoordinatorRuntime(
+        "x", TOPIC, lambda p: ListShard(p), partition_count=lambda: 50, loop=None, clock=None, origin=None
+    )  # type: ignore[arg-type]
+    assert java_string_hash(text) == value
+    assert runtime.partition_for(text) == partition
+
+
+# ---- answers wait for replication ----------------------------------------------------------------------------------
+
+
+def test_nothing_is_applied_or_answered_before_it_is_replicated(bench: Bench) -> None:
+    answers = bench.submit("a", put("a", "1"))
+    bench.loop.settle()
+    assert batches(bench) == 1
+    assert (answers, bench.shard.lists) == ([], {})
+    bench.partition.commit()
+    assert answers == [[]]
+    assert bench.shard.lists == {"a": ["1"]}
+
+
+def test_commands_of_a_key_see_its_committed_state_and_others_go_on(bench: Bench) -> None:
+    first, second = bench.submit("a", put("a", "1")), bench.submit("a", put("a", "2"))
+    other = bench.submit("b", put("b", "9"))
+    bench.loop.settle()
+    assert bench.shard.log == ["loaded", "run a+1", "run b+9"], "a's second waits, b does not"
+    bench.partition.commit()
+    assert first == [[]]
+    assert other == [[]]
+    bench.loop.settle()
+    assert second == []
+    bench.partition.commit()
+    assert second == [["1"]]
+
+
+def test_one_round_of_the_loop_makes_one_batch(bench: Bench) -> None:
+    for key in "abcdef":
+        bench.submit(key, put(key, "1", "2"))
+    bench.loop.settle()
+    assert batches(bench) == 1
+    assert bench.partition.log.log_end_offset == 12
+    bench.partition.commit()
+    assert [line for line in bench.shard.log if line.startswith("apply")] == [
+        f"apply {key}={value}" for key in "abcdef" for value in "12"
+    ]
+
+
+def test_large_writes_are_split_between_batches_never_inside_a_write(bench: Bench) -> None:
+    for key in "abc":
+        bench.submit(key, put(key, "x" * 150_000, "y" * 150_000))
+    bench.loop.settle()
+    assert [following - first for first, _, following in bench.partition.log.batches] == [2, 2, 2]
+
+
+def test_a_partial_watermark_applies_whole_batches_in_order(bench: Bench) -> None:
+    first = bench.submit("a", put("a", "1"))
+    bench.loop.settle()
+    second = bench.submit("b", put("b", "2"))
+    bench.loop.settle()
+    bench.partition.commit(1)
+    assert (first, second) == ([[]], [])
+    bench.partition.commit(2)
+    assert second == [[]]
+
+
+def test_effects_come_after_the_records(bench: Bench) -> None:
+    answers: list[object] = []
+
+    def joined(shard: ListShard, now: Now, ticket: Ticket) -> Result:
+        shard.log.append("joined")
+        return Result(DEFERRED, effects=(Schedule("wake/a", 500),))
+
+    pending = bench.runtime.submit("a", joined)
+    pending.on_done(answers.append)
+    bench.submit("a", put("a", "1", effects=(Answer(pending.ticket, "done"), Cancel("wake/a"))))
+    bench.loop.settle()
+    assert answers == []
+    bench.partition.commit()
+    assert answers == ["done"]
+    bench.loop.advance(1_000)
+    assert "timer wake/a" not in bench.shard.log
+
+
+def test_a_callback_that_submits_again_keeps_the_order_of_effects(bench: Bench) -> None:
+    seen: list[str] = []
+
+    def later(shard: ListShard, now: Now, ticket: Ticket) -> Result:
+        seen.append("second command")
+        return Result("ok", effects=(Schedule("t/a", 100),))
+
+    def deferred(shard: ListShard, now: Now, ticket: Ticket) -> Result:
+        return Result("first", effects=(Cancel("t/a"),))
+
+    bench.runtime.submit("a", deferred).on_done(lambda _: bench.runtime.submit("a", later))
+    bench.loop.advance(1)
+    pending = bench.runtime.submit("a", lambda s, n, t: Result(DEFERRED))
+    pending.on_done(lambda _: bench.runtime.submit("a", later))
+    bench.runtime.submit("a", lambda s, n, t: Result("x", effects=(Answer(pending.ticket, 1), Cancel("t/a"))))
+    bench.loop.advance(200)
+    assert seen == ["second command", "second command"]
+    assert bench.shard.log.count("timer t/a") == 1, "the timer set by the second command survives the first's Cancel"
+
+
+# ---- what goes wrong -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (E.NOT_ENOUGH_REPLICAS, E.COORDINATOR_NOT_AVAILABLE),
+        (E.KAFKA_STORAGE_ERROR, E.NOT_COORDINATOR),
+        (E.MESSAGE_TOO_LARGE, E.UNKNOWN_SERVER_ERROR),
+        (E.INVALID_PRODUCER_EPOCH, E.INVALID_PRODUCER_EPOCH),
+    ],
+)
+def test_a_refused_append_fails_its_ticket_and_frees_the_key(bench: Bench, error: E, told: E) -> None:
+    bench.partition.refuse = error
+    answers, behind = bench.submit("a", put("a", "1")), bench.submit("a", put("a", "2"))
+    bench.loop.settle()
+    assert answers == [Failed(told)]
+    bench.partition.refuse = E.NONE
+    bench.loop.settle()
+    assert behind in ([], [Failed(told)])
+    again = bench.submit("a", put("a", "3"))
+    bench.loop.settle()
+    bench.partition.commit()
+    bench.loop.settle()
+    bench.partition.commit()
+    assert again, "the key is free"
+
+
+def test_failed_is_asked_for_an_alternative_with_the_real_error(bench: Bench) -> None:
+    asked: list[E] = []
+
+    def failed(error: E, now: Now) -> Result:
+        asked.append(error)
+        return Result("sorry")
+
+    bench.partition.refuse = E.MESSAGE_TOO_LARGE
+    answers = bench.submit("a", put("a", "1", failed=failed))
+    bench.loop.settle()
+    assert (asked, answers) == ([E.MESSAGE_TOO_LARGE], ["sorry"])
+
+
+def test_resigning_fails_everything_parked_and_forgets_the_rest(bench: Bench) -> None:
+    in_flight, behind = bench.submit("a", put("a", "1")), bench.submit("a", put("a", "2"))
+    deferred = bench.submit("b", lambda s, n, t: Result(DEFERRED, effects=(Schedule("t/b", 10),)))
+    bench.loop.settle()
+    staged = bench.submit("c", put("c", "1"))
+    shard = bench.shard
+    bench.runtime.partition_resigned(bench.partition.tp)
+    for answers in (in_flight, behind, deferred, staged):
+        assert answers == [Failed(E.NOT_COORDINATOR)]
+    bench.partition.commit()
+    bench.loop.advance(1_000)
+    assert shard.lists == {}
+    assert "timer t/b" not in shard.log
+    assert batches(bench) == 1, "what was only staged is not written any more"
+    assert bench.submit("a", put("a", "3")) == [Failed(E.NOT_COORDINATOR)]
+
+
+def test_a_lost_leadership_seen_by_the_append_unloads(bench: Bench) -> None:
+    bench.partition.leader_epoch = 4  # somebody else led in between
+    answers, behind = bench.submit("a", put("a", "1")), bench.submit("a", put("a", "2"))
+    bench.loop.settle()
+    assert answers == behind == [Failed(E.NOT_COORDINATOR)]
+    assert bench.runtime.hosts() == []
+
+
+def test_a_lost_leadership_seen_by_the_wait_unloads(bench: Bench) -> None:
+    answers = bench.submit("a", put("a", "1"))
+    bench.loop.settle()
+    bench.partition.fail_waiters(E.NOT_LEADER_OR_FOLLOWER)
+    assert answers == [Failed(E.NOT_COORDINATOR)]
+    assert bench.runtime.hosts() == []
+
+
+def test_a_write_in_the_log_is_waited_for_whatever_the_wait_says(bench: Bench) -> None:
+    answers = bench.submit("a", put("a", "1"))
+    bench.loop.settle()
+    bench.partition.fail_waiters(E.NOT_ENOUGH_REPLICAS_AFTER_APPEND)
+    bench.loop.advance(600)
+    assert answers == []
+    bench.partition.commit()
+    assert answers == [[]]
+
+
+def test_a_deadline_answers_the_ticket_but_the_work_goes_on(bench: Bench) -> None:
+    answers = bench.submit("a", put("a", "1"), deadline_ms=100)
+    bench.loop.advance(150)
+    assert answers == [Failed(E.REQUEST_TIMED_OUT)]
+    bench.partition.commit()
+    assert answers == [Failed(E.REQUEST_TIMED_OUT)]
+    assert bench.shard.lists == {"a": ["1"]}
+
+
+def test_a_bug_in_a_command_is_that_commands_alone(bench: Bench) -> None:
+    def broken(shard: ListShard, now: Now, ticket: Ticket) -> Result:
+        raise ZeroDivisionError
+
+    assert bench.submit("a", broken) == [Failed(E.UNKNOWN_SERVER_ERROR)]
+    bench.partition.instant = True
+    after = bench.submit("a", put("a", "1"))
+    bench.loop.settle()
+    assert after == [[]]
+
+
+def test_a_record_that_cannot_be_applied_stops_the_shard(bench: Bench) -> None:
+    bench.shard.poison = "1"
+    answers, behind = bench.submit("a", put("a", "1")), bench.submit("b", put("b", "2"))
+    bench.loop.settle()
+    bench.partition.commit()
+    assert answers == behind == [Failed(E.COORDINATOR_NOT_AVAILABLE)]
+    assert bench.submit("a", put("a", "3")) == [Failed(E.COORDINATOR_NOT_AVAILABLE)]
+
+
+def test_a_broker_without_its_lease_answers_nothing(bench: Bench) -> None:
+    bench.serving = False
+    assert bench.submit("a", put("a", "1")) == [Failed(E.NOT_COORDINATOR)]
+    assert bench.runtime.shard_for("a") is E.NOT_COORDINATOR
+    bench.serving = True
+    assert bench.runtime.shard_for("a") is bench.shard
+
+
+def test_an_abandoned_command_is_finished_and_its_answer_dropped(bench: Bench) -> None:
+    pending = bench.runtime.submit("a", put("a", "1"))
+    pending.abandon()
+    bench.loop.settle()
+    bench.partition.commit()
+    assert bench.shard.lists == {"a": ["1"]}
+
+
+def test_a_line_behind_one_key_is_bounded(bench: Bench) -> None:
+    bench.submit("a", put("a", "0"))
+    answers = [bench.submit("a", put("a", str(n))) for n in range(1_100)]
+    assert [Failed(E.COORDINATOR_NOT_AVAILABLE)] in answers
+    assert bench.submit("b", put("b", "1")) == []
+
+
+# ---- timers --------------------------------------------------------------------------------------------------------
+
+
+def test_timers_fire_once_and_can_be_pushed_back(bench: Bench) -> None:
+    def arm(ms: int) -> None:
+        bench.runtime.submit("a", lambda s, n, t: Result(effects=(Schedule("t/a", ms),)))
+
+    arm(100)
+    bench.loop.advance(60)
+    arm(100)
+    bench.loop.advance(60)
+    assert "timer t/a" not in bench.shard.log
+    bench.loop.advance(60)
+    assert bench.shard.log.count("timer t/a") == 1
+    bench.loop.advance(1_000)
+    assert bench.shard.log.count("timer t/a") == 1
+    arm(1_000)
+    arm(10)
+    bench.loop.advance(20)
+    assert bench.shard.log.count("timer t/a") == 2
+
+
+def test_a_timer_due_behind_a_held_key_is_dropped_when_the_command_before_it_cancels(bench: Bench) -> None:
+    bench.runtime.submit("a", lambda s, n, t: Result(effects=(Schedule("t/a", 100),)))
+    bench.submit("a", put("a", "1", effects=(Cancel("t/a"),)))
+    bench.loop.advance(200)
+    bench.partition.commit()
+    assert "timer t/a" not in bench.shard.log
+    bench.runtime.submit("a", lambda s, n, t: Result(effects=(Schedule("t/a", 100),)))
+    bench.submit("a", put("a", "1"))
+    bench.loop.advance(200)
+    assert "timer t/a" not in bench.shard.log
+    bench.partition.commit()
+    assert "timer t/a" in bench.shard.log
+
+
+def test_a_timers_records_are_written(bench: Bench) -> None:
+    bench.shard.timer_result = lambda name: Result(records=(CoordinatorRecord(b"a", b"from timer"),))
+    bench.partition.instant = True
+    bench.runtime.submit("a", lambda s, n, t: Result(effects=(Schedule("t/a", 10),)))
+    bench.loop.advance(20)
+    assert bench.shard.lists == {"a": ["from timer"]}
+
+
+# ---- transactions --------------------------------------------------------------------------------------------------
+
+
+def test_transactional_writes_stand_alone_and_wait_for_their_marker(bench: Bench) -> None:
+    guard = object()
+    bench.submit("a", put("a", "1"))
+    inside = bench.submit("b", put("b", "2", producer=(7, 1)), guard=guard)
+    bench.submit("c", put("c", "3"))
+    bench.loop.settle()
+    assert batches(bench) == 3
+    ((_, header),) = scan(bench.partition.log.batches[1][1])
+    assert (header.producer_id, header.producer_epoch, header.base_sequence) == (7, 1, -1)
+    assert header.is_transactional
+    assert [how["verification_guard"] for how in bench.partition.appends] == [None, guard, None]
+    bench.partition.commit()
+    assert inside == [[]]
+    assert bench.shard.lists == {"a": ["1"], "c": ["3"]}
+    done: list[E] = []
+    bench.runtime.append_marker(bench.partition.tp, Marker(7, 1, 5, True), done.append)
+    bench.loop.settle()
+    assert done == []
+    bench.partition.commit()
+    assert done == [E.NONE]
+    assert bench.shard.lists["b"] == ["2"]
+
+
+def test_markers_that_cannot_be_written(bench: Bench) -> None:
+    done: list[E] = []
+    marker = Marker(7, 1, 5, True)
+    bench.runtime.append_marker(TopicPartition(TOPIC, 9), marker, done.append)
+    bench.partition.refuse = E.TRANSACTION_COORDINATOR_FENCED
+    bench.runtime.append_marker(bench.partition.tp, marker, done.append)
+    bench.loop.settle()
+    bench.partition.refuse = E.NONE
+    bench.runtime.append_marker(bench.partition.tp, marker, done.append)
+    bench.loop.settle()
+    bench.runtime.append_marker(bench.partition.tp, marker, done.append)
+    bench.runtime.partition_resigned(bench.partition.tp)
+    bench.loop.settle()
+    assert done == [E.NOT_LEADER_OR_FOLLOWER, E.TRANSACTION_COORDINATOR_FENCED] + [E.NOT_LEADER_OR_FOLLOWER] * 2
+
+
+# ---- loading -------------------------------------------------------------------------------------------------------
+
+
+def written(records: int) -> MemoryLog:
+    bench = Bench(instant=True)
+    for number in range(records):
+        bench.submit(f"k{number % 7}", put(f"k{number % 7}", str(number)))
+        if number % 50 == 0:
+            bench.loop.settle()
+    bench.loop.settle()
+    return bench.partition.log
+
+
+def test_a_load_is_sliced_and_refuses_commands_meanwhile() -> None:
+    log = written(9_000)
+    bench = Bench(log=log, start=False)
+    bench.elect()
+    bench.loop.round()
+    assert bench.runtime.loading
+    assert bench.runtime.shards() == []
+    assert bench.submit("k1", put("k1", "x")) == [Failed(E.COORDINATOR_LOAD_IN_PROGRESS)]
+    bench.loop.settle()
+    assert bench.loop.rounds >= 5, "it gave the loop back in between"
+    assert not bench.runtime.loading
+    assert bench.shard.log[-1] == "loaded"
+    assert sum(len(values) for values in bench.shard.lists.values()) == 9_000
+    assert bench.shard.lists["k3"][:2] == ["3", "10"]
+
+
+def test_a_load_serves_only_when_what_it_read_is_replicated() -> None:
+    log = written(10)
+    log.high_watermark = 4
+    bench = Bench(log=log)
+    assert bench.submit("k1", put("k1", "x")) == [Failed(E.COORDINATOR_LOAD_IN_PROGRESS)]
+    bench.partition.commit()
+    assert bench.runtime.shard_for("k1") is bench.shard
+
+
+def test_resigning_during_a_load_stops_it() -> None:
+    bench = Bench(log=written(9_000), start=False)
+    bench.elect()
+    bench.loop.round()
+    bench.runtime.partition_resigned(bench.partition.tp)
+    bench.loop.settle()
+    assert "loaded" not in bench.shard.log
+    assert bench.submit("k1", put("k1", "x")) == [Failed(E.NOT_COORDINATOR)]
+
+
+def test_a_new_epoch_loads_anew() -> None:
+    bench = Bench(instant=True)
+    bench.submit("a", put("a", "1"))
+    bench.loop.settle()
+    bench.elect()
+    assert len(bench.shards) == 1, "the same epoch again is no news"
+    bench.partition.leader_epoch = 4
+    bench.elect()
+    bench.loop.settle()
+    assert len(bench.shards) == 2
+    assert bench.shard.lists == {"a": ["1"]}
+    after = bench.submit("a", put("a", "2"))
+    bench.loop.settle()
+    assert after == [["1"]]
+
+
+def test_transactions_and_markers_are_replayed() -> None:
+    bench = Bench(instant=True)
+    for producer, commit in ((7, True), (8, False)):
+        bench.submit("a", put("a", f"by {producer}", producer=(producer, 0)))
+        bench.loop.settle()
+        bench.runtime.append_marker(bench.partition.tp, Marker(producer, 0, 1, commit), lambda error: None)
+        bench.loop.settle()
+    bench.submit("a", put("a", "open", producer=(9, 0)))
+    bench.loop.settle()
+    again = Bench(log=bench.partition.log)
+    assert again.shard.lists == {"a": ["by 7"]}
+    assert again.shard.pending == [((9, 0), "a", "open")]
+
+
+def test_a_damaged_log_stops_that_shard_only() -> None:
+    log = written(10)
+    first, data, following = log.batches[0]
+    log.batches[0] = (first, data[:40] + bytes([data[40] ^ 1]) + data[41:], following)
+    bench = Bench(log=log)
+    assert bench.submit("k1", put("k1", "x")) == [Failed(E.COORDINATOR_NOT_AVAILABLE)]
+
+
+def test_what_loading_wants_is_done() -> None:
+    bench = Bench(instant=True, start=False)
+
+    def setup(shard: ListShard) -> None:
+        shard.on_load = Result(records=(CoordinatorRecord(b"a", b"x"),), effects=(Schedule("t/a", 50),))
+
+    bench.setup = setup
+    loaded: list[int] = []
+    bench.runtime.on_loaded(lambda host: loaded.append(host.partition.tp.partition))
+    bench.elect()
+    bench.loop.settle()
+    assert loaded == [0]
+    assert bench.shard.lists == {"a": ["x"]}
+    bench.loop.advance(60)
+    assert "timer t/a" in bench.shard.log
+    assert bench.runtime.metrics() == {"lists_partitions": 1.0, "keys": 1.0}
+
+
+# ---- all of it together --------------------------------------------------------------------------------------------
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("put"), st.sampled_from("abc"), st.integers(1, 2)),
+        st.tuples(st.just("round"), st.none(), st.none()),
+        st.tuples(st.just("commit"), st.none(), st.none()),
+        st.tuples(st.just("refuse"), st.sampled_from([E.NONE, E.NOT_ENOUGH_REPLICAS]), st.none()),
+        st.tuples(st.just("elect"), st.none(), st.none()),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(STEPS)
+def test_answers_are_linearizable_per_key_and_survive_reloads(steps: list[tuple[str, object, object]]) -> None:
+    """Whoever got an answer finds its values in the log; what it was told is what was before it, in log order."""
+    bench = Bench()
+    acknowledged: list[tuple[str, str, list[str]]] = []
+    number = 0
+    for kind, first, second in steps:
+        if kind == "put":
+            assert isinstance(first, str)
+            assert isinstance(second, int)
+            number += 1
+            values = [f"{number}.{part}" for part in range(second)]
+
+            def take(answer: object, key: str = first, value: str = values[0]) -> None:
+                if isinstance(answer, list):
+                    acknowledged.append((key, value, answer))
+
+            bench.runtime.submit(first, put(first, *values)).on_done(take)
+        elif kind == "round":
+            bench.loop.round()
+        elif kind == "commit":
+            bench.partition.commit()
+        elif kind == "refuse":
+            assert isinstance(first, E)
+            bench.partition.refuse = first
+        else:
+            bench.partition.leader_epoch += 1
+            bench.partition.waiters.clear()
+            bench.elect()
+    bench.partition.refuse = E.NONE
+    for _ in range(5):
+        bench.loop.settle()
+        bench.partition.commit()
+    final = Bench(log=bench.partition.log).shard.lists
+    for key, value, before in acknowledged:
+        position = final[key].index(value)
+        assert final[key][:position] == before
+    for values_of_key in final.values():
+        assert len(values_of_key) == len(set(values_of_key)), "nothing is written twice"
