@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import json
+import signal
 import sys
 import time
+from types import FrameType
 from typing import Any
 
 import click
@@ -77,6 +79,8 @@ def consume(
     if not bounds.open and (count == 0 or bounds.finished()):
         return
     config = {"isolation_level": isolation, "group_id": group, "auto_offset_reset": "earliest"}
+    # A member that is ended politely leaves its group: the others need not wait for its session to time out.
+    signal.signal(signal.SIGTERM, _interrupt)
     with consumer(target, about, **config) as client:
         try:
             if group is None:
@@ -88,6 +92,10 @@ def consume(
         finally:
             sys.stdout.flush()
     warn(f"{writer.count} records") if sys.stderr.isatty() else None
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
 
 
 class _Bounds:

@@ -250,7 +250,12 @@ def _offsets(record: Any) -> Row:
         return {"unreadable": str(error), **_plain(record)}
     if record.value is None:
         return row | {"deleted": True}
-    return row | (_plain(record) if value is None else _fields(value))
+    if value is None:
+        return row | _plain(record)
+    fields = _fields(value)
+    if "offset" in fields:  # the record has one, too
+        row["committed"] = fields.pop("offset")
+    return row | fields
 
 
 def _fields(value: Any) -> Row:
