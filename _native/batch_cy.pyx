@@ -10,6 +10,8 @@ from libc.string cimport memcpy
 from _native.batch_py import BatchHeader, Record
 from _native.errors import CorruptBatch
 
+include "records.pxi"
+
 HEADER_SIZE = 61
 
 cdef extern from *:
@@ -37,6 +39,13 @@ cdef extern from *:
     }
 
     static uint32_t fl_crc_software(uint32_t crc, const uint8_t *p, size_t n) {
+        while (n >= 8) {
+            uint32_t low = crc ^ ((uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24);
+            crc = fl_table[7][low & 0xFF] ^ fl_table[6][(low >> 8) & 0xFF] ^ fl_table[5][(low >> 16) & 0xFF]
+                ^ fl_table[4][low >> 24] ^ fl_table[3][p[4]] ^ fl_table[2][p[5]] ^ fl_table[1][p[6]] ^ fl_table[0][p[7]];
+            p += 8;
+            n -= 8;
+        }
         while (n--) crc = (crc >> 8) ^ fl_table[0][(crc ^ *p++) & 0xFF];
         return crc;
     }
@@ -68,12 +77,12 @@ cdef extern from *:
     """
     void fl_crc_setup() noexcept nogil
     uint32_t fl_crc32c(uint32_t value, const uint8_t *p, size_t n) noexcept nogil
+    uint32_t fl_crc_software(uint32_t crc, const uint8_t *p, size_t n) noexcept nogil
 
 fl_crc_setup()
 
 cdef Py_ssize_t HEADER = 61
 cdef Py_ssize_t LENGTH_END = 12
-cdef Py_ssize_t MIN_RECORD = 7
 cdef object make_header = BatchHeader._make
 cdef object make_record = Record._make
 # Above this a checksum may let other threads run: the switch costs more than a small batch.
@@ -127,10 +136,21 @@ def crc32c(data, unsigned int value=0):
         PyBuffer_Release(&view)
 
 
+def crc32c_without_instruction(data):
+    """The checksum as machines without a CRC instruction compute it (for the tests)."""
+    cdef Py_buffer view
+    PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+    try:
+        return <uint32_t>~fl_crc_software(0xFFFFFFFF, <const uint8_t *>view.buf, <size_t>view.len)
+    finally:
+        PyBuffer_Release(&view)
+
+
 cdef object _header(const uint8_t *base, Py_ssize_t size, Py_ssize_t position):
     """BatchHeader of the bytes at ``position``, or raise as the specification does."""
     cdef const uint8_t *p
     cdef int32_t length, delta, count
+    cdef int64_t offset, last = 0
     if position < 0 or size - position < HEADER:
         raise CorruptBatch("a batch header needs 61 bytes", position)
     p = base + position
@@ -145,8 +165,11 @@ cdef object _header(const uint8_t *base, Py_ssize_t size, Py_ssize_t position):
         raise CorruptBatch(f"last offset delta {delta} is negative", position)
     if count < 0:
         raise CorruptBatch(f"record count {count} is negative", position)
+    offset = <int64_t>_u64(p)
+    if fl_add_overflows(offset, delta, &last):
+        raise CorruptBatch("the last offset does not fit into 64 bits", position)
     return make_header((
-        <int64_t>_u64(p), length, <int32_t>_u32(p + 12), 2, _u32(p + 17), <int16_t>_u16(p + 21), delta,
+        offset, length, <int32_t>_u32(p + 12), 2, _u32(p + 17), <int16_t>_u16(p + 21), delta,
         <int64_t>_u64(p + 27), <int64_t>_u64(p + 35), <int64_t>_u64(p + 43), <int16_t>_u16(p + 51),
         <int32_t>_u32(p + 53), count,
     ))
@@ -232,90 +255,12 @@ def stamp(buf, Py_ssize_t position, int64_t base_offset, int32_t leader_epoch, i
 
 # ---- records --------------------------------------------------------------------------------------------------------
 
-cdef struct Cursor:
-    const uint8_t *p
-    Py_ssize_t position
-    Py_ssize_t end
-
-
-cdef inline int64_t _varint(Cursor *c, int bits) except? -0x7FFFFFFFFFFFFFFE:
-    cdef uint64_t value = 0
-    cdef int shift = 0
-    cdef uint8_t byte
-    while True:
-        if c.position >= c.end:
-            raise CorruptBatch("a varint is cut off", c.position)
-        byte = c.p[c.position]
-        c.position += 1
-        if shift == 63 and (byte & 0x7E) and byte < 0x80:
-            raise CorruptBatch("a varint is too large", c.position)
-        value |= <uint64_t>(byte & 0x7F) << shift
-        if byte < 0x80:
-            break
-        shift += 7
-        if shift >= bits:
-            raise CorruptBatch("a varint is too long", c.position)
-    if bits == 32 and value >> 32:
-        raise CorruptBatch("a varint is too large", c.position)
-    return <int64_t>(value >> 1) ^ -<int64_t>(value & 1)
-
-
-cdef inline Py_ssize_t _span(Cursor *c, Py_ssize_t *start) except -2:
-    """Length of a nullable byte run (-1 for null); ``start`` is where it begins."""
-    cdef int64_t length = _varint(c, 32)
-    if length == -1:
-        return -1
-    if length < 0 or length > c.end - c.position:
-        raise CorruptBatch(f"a length of {length} does not fit", c.position)
-    start[0] = c.position
-    c.position += <Py_ssize_t>length
-    return <Py_ssize_t>length
-
-
 cdef inline object _take(Cursor *c):
     cdef Py_ssize_t start = 0
     cdef Py_ssize_t length = _span(c, &start)
     if length < 0:
         return None
     return PyBytes_FromStringAndSize(<const char *>c.p + start, length)
-
-
-cdef inline Py_ssize_t _begin(Cursor *c) except -1:
-    cdef int64_t length = _varint(c, 32)
-    cdef Py_ssize_t stop
-    if length < MIN_RECORD - 1 or length > c.end - c.position:
-        raise CorruptBatch(f"a record of {length} bytes does not fit", c.position)
-    stop = c.position + <Py_ssize_t>length
-    c.end = stop
-    c.position += 1
-    return stop
-
-
-cdef inline int64_t _delta(Cursor *c, int32_t last) except -1:
-    cdef int64_t delta = _varint(c, 32)
-    if delta < 0 or delta > last:
-        raise CorruptBatch(f"offset delta {delta} is outside 0..{last}", c.position)
-    return delta
-
-
-cdef inline int64_t _headers(Cursor *c, Py_ssize_t stop) except -1:
-    cdef int64_t count = _varint(c, 32)
-    if count < 0 or count > (stop - c.position) // 2:
-        raise CorruptBatch(f"{count} headers cannot fit", c.position)
-    return count
-
-
-cdef inline int _end(Cursor *c, Py_ssize_t stop, Py_ssize_t end) except -1:
-    if c.position != stop:
-        raise CorruptBatch(f"{stop - c.position} bytes are left over in a record", c.position)
-    c.end = end
-    return 0
-
-
-cdef inline int _check_room(Py_ssize_t size, int64_t count) except -1:
-    if count > size // MIN_RECORD:
-        raise CorruptBatch(f"{count} records cannot fit into {size} bytes", 0)
-    return 0
 
 
 def decode_records(payload, header):
@@ -325,7 +270,7 @@ def decode_records(payload, header):
     cdef int32_t last = header.last_offset_delta
     cdef int64_t number, h, names
     cdef Py_ssize_t stop, start = 0, length
-    cdef object base_timestamp = header.base_timestamp
+    cdef int64_t base_timestamp = header.base_timestamp
     cdef object appended = header.max_timestamp if header.is_log_append_time else None
     cdef list records = []
     cdef list headers
@@ -337,7 +282,7 @@ def decode_records(payload, header):
         c.end = view.len
         for number in range(count):
             stop = _begin(&c)
-            timestamp = base_timestamp + _varint(&c, 64)
+            timestamp = _timestamp(&c, base_timestamp)
             offset = base_offset + _delta(&c, last)
             key = _take(&c)
             value = _take(&c)
@@ -358,8 +303,7 @@ def decode_records(payload, header):
                 pairs = tuple(headers)
             _end(&c, stop, view.len)
             records.append(make_record((offset, timestamp if appended is None else appended, key, value, pairs)))
-        if c.position != c.end:
-            raise CorruptBatch(f"{c.end - c.position} bytes are left over after the records", c.position)
+        _end_payload(&c)
         return records
     finally:
         PyBuffer_Release(&view)
@@ -370,7 +314,8 @@ def validate_records(payload, header):
     cdef Cursor c
     cdef int64_t count = header.record_count
     cdef int32_t last = header.last_offset_delta
-    cdef int64_t number, h, names, delta, previous = -1, shift = 0, largest_shift = 0
+    cdef int64_t number, h, names, delta, previous = -1, timestamp, largest = -1
+    cdef int64_t base_timestamp = header.base_timestamp
     cdef Py_ssize_t stop, start = 0
     cdef bint keyed = True
     PyObject_GetBuffer(payload, &view, PyBUF_SIMPLE)
@@ -381,9 +326,9 @@ def validate_records(payload, header):
         c.end = view.len
         for number in range(count):
             stop = _begin(&c)
-            shift = _varint(&c, 64)
-            if number == 0 or shift > largest_shift:
-                largest_shift = shift
+            timestamp = _timestamp(&c, base_timestamp)
+            if timestamp > largest:
+                largest = timestamp
             delta = _delta(&c, last)
             if delta <= previous:
                 raise CorruptBatch(f"offset delta {delta} after {previous}", c.position)
@@ -397,9 +342,8 @@ def validate_records(payload, header):
                     raise CorruptBatch("a header without a name", c.position)
                 _span(&c, &start)
             _end(&c, stop, view.len)
-        if c.position != c.end:
-            raise CorruptBatch(f"{c.end - c.position} bytes are left over after the records", c.position)
-        return (max(-1, header.base_timestamp + largest_shift) if count else -1), keyed
+        _end_payload(&c)
+        return largest, keyed
     finally:
         PyBuffer_Release(&view)
 
@@ -423,18 +367,6 @@ cdef inline int _need(Out *o, Py_ssize_t more) except -1:
     o.p = <uint8_t *>grown
     o.room = room
     return 0
-
-
-cdef inline int _varint_size(uint64_t v) noexcept nogil:
-    cdef int n = 1
-    while v > 0x7F:
-        v >>= 7
-        n += 1
-    return n
-
-
-cdef inline uint64_t _zigzag(int64_t v) noexcept nogil:
-    return (<uint64_t>v << 1) ^ <uint64_t>(v >> 63)
 
 
 cdef inline void _write_varint(Out *o, uint64_t v) noexcept nogil:
@@ -469,16 +401,19 @@ cdef bytes _bytes(object value):
 
 
 cdef int _encode(Out *o, object records, int64_t base_offset, int64_t base_timestamp) except -1:
-    cdef int64_t offset, timestamp, delta, number = 0
+    cdef int64_t offset, timestamp = 0, delta, number = 0
     cdef Py_ssize_t size
     cdef bytes key, value
     cdef list pairs
     for record in records:
         offset = record[0]
-        timestamp = record[1] - base_timestamp
+        if fl_sub_overflows(record[1], base_timestamp, &timestamp):
+            raise ValueError("a timestamp is too far from the batch's")
         key = _bytes(record[2])
         value = _bytes(record[3])
         delta = number if offset < 0 else offset - base_offset
+        if delta < 0 or delta > 2147483647:
+            raise ValueError(f"offset {offset} is too far from the batch's {base_offset}")
         pairs = [(name.encode(), _bytes(text)) for name, text in record[4]]
         size = 1 + _varint_size(_zigzag(timestamp)) + _varint_size(_zigzag(delta)) + _run_size(key) + _run_size(value)
         size += _varint_size(_zigzag(len(pairs)))

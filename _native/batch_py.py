@@ -27,7 +27,8 @@ _CRC_AT = 17
 _CRC_FROM = 21
 _MAX_TIMESTAMP_AT = 35
 _MIN_RECORD_SIZE = 7  # length, attributes, two deltas, key and value lengths, header count: a byte each
-_MAX_SEQUENCE = 2**31 - 1
+_INT32_MAX = _MAX_SEQUENCE = 2**31 - 1
+_INT64_MAX = 2**63 - 1
 
 CODEC_MASK = 0x07
 LOG_APPEND_TIME = 0x08
@@ -120,6 +121,8 @@ def parse_header(buf: Buffer, position: int = 0) -> BatchHeader:
         raise CorruptBatch(f"last offset delta {header.last_offset_delta} is negative", position)
     if header.record_count < 0:
         raise CorruptBatch(f"record count {header.record_count} is negative", position)
+    if header.last_offset > _INT64_MAX:
+        raise CorruptBatch("the last offset does not fit into 64 bits", position)
     return header
 
 
@@ -160,17 +163,21 @@ def stamp(
     """Write base offset and leader epoch into the batch at ``position``; both lie outside the checksum.
 
     With ``log_append_time_ms`` >= 0 also sets the timestamp type and the maximal timestamp, and computes the checksum
-    anew. The batch must have been validated.
+    anew. The batch must have been validated; one that does not fit into ``buf`` raises CorruptBatch.
     """
+    if position < 0 or len(buf) - position < HEADER_SIZE:
+        raise CorruptBatch("a batch header needs 61 bytes", position)
+    size = struct.unpack_from(">i", buf, position + 8)[0] + _LENGTH_END
+    if log_append_time_ms >= 0 and not HEADER_SIZE <= size <= len(buf) - position:
+        raise CorruptBatch(f"batch of {size} bytes is cut at {len(buf) - position}", position)
     struct.pack_into(">q", buf, position, base_offset)
     struct.pack_into(">i", buf, position + 12, leader_epoch)
     if log_append_time_ms < 0:
         return
-    (length,) = struct.unpack_from(">i", buf, position + 8)
     (attributes,) = struct.unpack_from(">h", buf, position + _CRC_FROM)
     struct.pack_into(">h", buf, position + _CRC_FROM, attributes | LOG_APPEND_TIME)
     struct.pack_into(">q", buf, position + _MAX_TIMESTAMP_AT, log_append_time_ms)
-    covered = memoryview(buf)[position + _CRC_FROM : position + _LENGTH_END + length]
+    covered = memoryview(buf)[position + _CRC_FROM : position + size]
     struct.pack_into(">I", buf, position + _CRC_AT, crc32c(covered))
 
 
@@ -194,12 +201,21 @@ def _put_bytes(out: bytearray, value: bytes | None) -> None:
 
 
 def encode_records(records: Sequence[Record], base_offset: int, base_timestamp: int) -> bytes:
-    """The uncompressed payload of a batch. Records with offset -1 are numbered from ``base_offset`` on."""
+    """The uncompressed payload of a batch. Records with offset -1 are numbered from ``base_offset`` on.
+
+    Raises ValueError when an offset or a timestamp is too far from the base for the format.
+    """
     out = bytearray()
     for number, record in enumerate(records):
         body = bytearray(b"\0")
-        _put_varint(body, record.timestamp - base_timestamp)
-        _put_varint(body, number if record.offset < 0 else record.offset - base_offset)
+        shift = record.timestamp - base_timestamp
+        delta = number if record.offset < 0 else record.offset - base_offset
+        if not -_INT64_MAX - 1 <= shift <= _INT64_MAX:
+            raise ValueError("a timestamp is too far from the batch's")
+        if not 0 <= delta <= _INT32_MAX:
+            raise ValueError(f"offset {record.offset} is too far from the batch's {base_offset}")
+        _put_varint(body, shift)
+        _put_varint(body, delta)
         _put_bytes(body, record.key)
         _put_bytes(body, record.value)
         _put_varint(body, len(record.headers))
@@ -258,7 +274,7 @@ def decode_records(payload: Buffer, header: BatchHeader) -> list[Record]:
     records = []
     for _ in range(header.record_count):
         stop = _begin_record(reader)
-        timestamp = header.base_timestamp + reader.varint(64)
+        timestamp = _timestamp(reader, header)
         offset = header.base_offset + _offset_delta(reader, header)
         key = _take(view, reader.span())
         value = _take(view, reader.span())
@@ -291,7 +307,7 @@ def validate_records(payload: Buffer, header: BatchHeader) -> tuple[int, bool]:
     largest, keyed, previous = -1, True, -1
     for _ in range(header.record_count):
         stop = _begin_record(reader)
-        largest = max(largest, header.base_timestamp + reader.varint(64))
+        largest = max(largest, _timestamp(reader, header))
         delta = _offset_delta(reader, header)
         if delta <= previous:
             raise CorruptBatch(f"offset delta {delta} after {previous}", reader.position)
@@ -322,6 +338,13 @@ def _begin_record(reader: _Reader) -> int:
     reader.end = stop
     reader.position += 1  # attributes, unused
     return stop
+
+
+def _timestamp(reader: _Reader, header: BatchHeader) -> int:
+    found = header.base_timestamp + reader.varint(64)
+    if not -_INT64_MAX - 1 <= found <= _INT64_MAX:
+        raise CorruptBatch("a timestamp does not fit into 64 bits", reader.position)
+    return found
 
 
 def _offset_delta(reader: _Reader, header: BatchHeader) -> int:

@@ -9,7 +9,8 @@ from libc.string cimport memcpy
 from _native.columns_py import Columns, Runs
 from _native.errors import CorruptBatch
 
-cdef Py_ssize_t MIN_RECORD = 7
+include "records.pxi"
+
 cdef int64_t INT32_MAX = 2147483647
 
 
@@ -122,45 +123,6 @@ def hash_runs(column, Py_ssize_t rows, int32_t partitions=0):
 
 # ---- batches to columns ---------------------------------------------------------------------------------------------
 
-cdef struct Cursor:
-    const uint8_t *p
-    Py_ssize_t position
-    Py_ssize_t end
-
-
-cdef inline int64_t _varint(Cursor *c, int bits) except? -0x7FFFFFFFFFFFFFFE:
-    cdef uint64_t value = 0
-    cdef int shift = 0
-    cdef uint8_t byte
-    while True:
-        if c.position >= c.end:
-            raise CorruptBatch("a varint is cut off", c.position)
-        byte = c.p[c.position]
-        c.position += 1
-        if shift == 63 and (byte & 0x7E) and byte < 0x80:
-            raise CorruptBatch("a varint is too large", c.position)
-        value |= <uint64_t>(byte & 0x7F) << shift
-        if byte < 0x80:
-            break
-        shift += 7
-        if shift >= bits:
-            raise CorruptBatch("a varint is too long", c.position)
-    if bits == 32 and value >> 32:
-        raise CorruptBatch("a varint is too large", c.position)
-    return <int64_t>(value >> 1) ^ -<int64_t>(value & 1)
-
-
-cdef inline Py_ssize_t _span(Cursor *c, Py_ssize_t *start) except -2:
-    cdef int64_t length = _varint(c, 32)
-    if length == -1:
-        return -1
-    if length < 0 or length > c.end - c.position:
-        raise CorruptBatch(f"a length of {length} does not fit", c.position)
-    start[0] = c.position
-    c.position += <Py_ssize_t>length
-    return <Py_ssize_t>length
-
-
 cdef class _Growing:
     """A column under construction: growing offsets, validity and data."""
 
@@ -244,7 +206,7 @@ def decode_columns(parts, object start=0, object end=2**63 - 1, bint headers=Fal
     cdef Py_buffer view
     cdef Cursor c
     cdef Py_ssize_t rows = 0, stop, key_at = 0, value_at = 0, at = 0, key_length, value_length, length
-    cdef int64_t count, n, h, delta, timestamp, base_offset, base_timestamp, max_timestamp, offset, number
+    cdef int64_t count, n, h, timestamp, base_offset, base_timestamp, max_timestamp, offset, number
     cdef int32_t last
     cdef bint appended, wanted
     for payload, header in parts:
@@ -256,29 +218,18 @@ def decode_columns(parts, object start=0, object end=2**63 - 1, bint headers=Fal
         appended = header.is_log_append_time
         PyObject_GetBuffer(payload, &view, PyBUF_SIMPLE)
         try:
-            if count > view.len // MIN_RECORD:
-                raise CorruptBatch(f"{count} records cannot fit into {view.len} bytes", 0)
+            _check_room(view.len, count)
             c.p = <const uint8_t *>view.buf
             c.position = 0
             c.end = view.len
             for n in range(count):
-                number = _varint(&c, 32)
-                if number < MIN_RECORD - 1 or number > c.end - c.position:
-                    raise CorruptBatch(f"a record of {number} bytes does not fit", c.position)
-                stop = c.position + <Py_ssize_t>number
-                c.end = stop
-                c.position += 1
-                timestamp = base_timestamp + _varint(&c, 64)
-                delta = _varint(&c, 32)
-                if delta < 0 or delta > last:
-                    raise CorruptBatch(f"offset delta {delta} is outside 0..{last}", c.position)
-                offset = base_offset + delta
+                stop = _begin(&c)
+                timestamp = _timestamp(&c, base_timestamp)
+                offset = base_offset + _delta(&c, last)
                 wanted = first <= offset < last_wanted
                 key_length = _span(&c, &key_at)
                 value_length = _span(&c, &value_at)
-                number = _varint(&c, 32)
-                if number < 0 or number > (stop - c.position) // 2:
-                    raise CorruptBatch(f"{number} headers cannot fit", c.position)
+                number = _headers(&c, stop)
                 for h in range(number):
                     length = _span(&c, &at)
                     if length < 0:
@@ -289,9 +240,7 @@ def decode_columns(parts, object start=0, object end=2**63 - 1, bint headers=Fal
                     length = _span(&c, &at)
                     if wanted and headers:
                         texts.add(c.p + at, length)
-                if c.position != stop:
-                    raise CorruptBatch(f"{stop - c.position} bytes are left over in a record", c.position)
-                c.end = view.len
+                _end(&c, stop, view.len)
                 if not wanted:
                     continue
                 _push64(offsets, rows, offset)
@@ -302,8 +251,7 @@ def decode_columns(parts, object start=0, object end=2**63 - 1, bint headers=Fal
                 rows += 1
                 if headers:
                     _push32(bounds, rows, <int32_t>names.rows)
-            if c.position != c.end:
-                raise CorruptBatch(f"{c.end - c.position} bytes are left over after the records", c.position)
+            _end_payload(&c)
         finally:
             PyBuffer_Release(&view)
     return Columns(
@@ -320,18 +268,6 @@ def decode_columns(parts, object start=0, object end=2**63 - 1, bint headers=Fal
 
 
 # ---- columns to batches ---------------------------------------------------------------------------------------------
-
-cdef inline int _varint_size(uint64_t v) noexcept nogil:
-    cdef int n = 1
-    while v > 0x7F:
-        v >>= 7
-        n += 1
-    return n
-
-
-cdef inline uint64_t _zigzag(int64_t v) noexcept nogil:
-    return (<uint64_t>v << 1) ^ <uint64_t>(v >> 63)
-
 
 cdef inline uint8_t *_write_varint(uint8_t *p, uint64_t v) noexcept nogil:
     while v > 0x7F:
@@ -379,7 +315,7 @@ def encode_columns(keys, values, timestamps, Py_ssize_t first, Py_ssize_t last, 
     cdef const uint8_t *t = <const uint8_t *>PyBytes_AS_STRING(times)
     cdef _Run key = None, value
     cdef Py_ssize_t row, size, total = 0
-    cdef int64_t time, key_length, value_length
+    cdef int64_t time = 0, shift = 0, key_length, value_length
     cdef bytes out
     cdef uint8_t *p
     cdef bint keyed = keys is not None
@@ -392,7 +328,9 @@ def encode_columns(keys, values, timestamps, Py_ssize_t first, Py_ssize_t last, 
     value = _Run(values, last)
     for row in range(first, last):
         memcpy(&time, t + 8 * row, 8)
-        size = _record_size(time - base_timestamp, row - first, _length(key, row) if keyed else -1, _length(value, row))
+        if fl_sub_overflows(time, base_timestamp, &shift):
+            raise ValueError("a timestamp is too far from the batch's")
+        size = _record_size(shift, row - first, _length(key, row) if keyed else -1, _length(value, row))
         total += _varint_size(_zigzag(size)) + size
     out = PyBytes_FromStringAndSize(NULL, total)
     p = <uint8_t *>PyBytes_AS_STRING(out)

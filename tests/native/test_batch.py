@@ -36,6 +36,8 @@ def both(call: Callable[[ModuleType], Any]) -> Any:
             outcomes.append(("ok", call(twin)))
         except CorruptBatch as error:
             outcomes.append(("corrupt", error.reason, error.position))
+        except ValueError as error:
+            outcomes.append(("value", str(error)))
     assert outcomes[0] == outcomes[1]
     return outcomes[0]
 
@@ -187,3 +189,36 @@ def test_offsets_with_gaps_survive_as_compaction_leaves_them(batch: ModuleType) 
 def test_an_empty_batch_is_refused(batch: ModuleType) -> None:
     with pytest.raises(ValueError, match="at least one record"):
         batch.encode_batch([])
+
+
+INT64 = st.integers(-(2**63), 2**63 - 1)
+
+
+@given(INT64, INT64, st.integers(-5, 2**31 - 1), st.integers(0, 2**31 - 1))
+@settings(max_examples=300)
+def test_twins_agree_at_the_ends_of_64_bits(base: int, timestamp: int, delta: int, last: int) -> None:
+    both(lambda twin: twin.encode_records([Record(0, timestamp, None, None)], 0, base))
+    raw = bytearray(a_batch(1))
+    struct.pack_into(">q", raw, 0, base)
+    struct.pack_into(">i", raw, 23, last)
+    both(lambda twin: twin.parse_header(bytes(raw)))
+    both(lambda twin: twin.encode_records([Record(delta, 0, b"k", None)], 3, 0))
+    header = pure_twin.parse_header(a_batch(1))._replace(base_timestamp=base)
+    payload = pure_twin.encode_records([Record(-1, timestamp // 2, None, None)], 0, 0)
+    both(lambda twin: twin.decode_records(payload, header))
+    both(lambda twin: twin.validate_records(payload, header))
+
+
+@given(st.binary(max_size=200), st.integers(-3, 200), st.integers(-1, 5))
+def test_stamping_what_is_no_batch_is_refused_alike(raw: bytes, position: int, append_time: int) -> None:
+    def stamped(twin: Any) -> bytes:
+        buffer = bytearray(raw)
+        twin.stamp(buffer, position, 1, 2, append_time)
+        return bytes(buffer)
+
+    both(stamped)
+
+
+@given(st.binary(max_size=300))
+def test_the_checksum_needs_no_instruction(data: bytes) -> None:
+    assert cython_twin.crc32c_without_instruction(data) == pure_twin.crc32c(data)
