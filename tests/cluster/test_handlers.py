@@ -1,0 +1,440 @@
+"""Handlers over all their versions, on a fixed picture: what is built must encode, decode and say the right thing."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import uuid
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from brokers.api import cluster, configs, metadata, topics
+from brokers.api.base import Connection, Context, Services
+from brokers.cluster.picture import Delta
+from brokers.cluster.requests import Outcome
+from brokers.cluster.view import ClusterView
+from brokers.cluster.znodes import ConfigChanged, StatesChanged, TopicChanged, TopicZnode
+from brokers.config import BROKER_SETTINGS, TOPIC_SETTINGS, BrokerConfig
+from brokers.model import BrokerId, BrokerInfo, Endpoint, PartitionState
+from wire import messages
+from wire.apis import APIS
+from wire.errors import ErrorCode
+
+A, C = uuid.UUID(int=77), uuid.UUID(int=78)
+GROUPS_ID = uuid.UUID(int=79)
+
+
+def broker(broker_id: int, incarnation: int, rack: str | None = None) -> BrokerInfo:
+    endpoints = [Endpoint("PLAINTEXT", "127.0.0.1", 9090 + broker_id)]
+    if broker_id != 3:
+        endpoints.append(Endpoint("OUTSIDE", f"b{broker_id}.example", 19090 + broker_id))
+    return BrokerInfo(BrokerId(broker_id), 100 + broker_id, incarnation, tuple(endpoints), rack)
+
+
+def led(leader: int, incarnation: int, *replicas: int, epoch: int = 5) -> PartitionState:
+    ids = tuple(map(BrokerId, replicas))
+    return PartitionState(ids, leader, epoch, ids, 1, 1, incarnation, (incarnation,) * len(ids))
+
+
+class FixedController:
+    """Answers what the test says; keeps what it was asked."""
+
+    is_active = True
+
+    def __init__(self, view: ClusterView) -> None:
+        self.view = view
+        self.asked: list[Any] = []
+        self.outcomes: list[Outcome] = []
+        self.created: Mapping[str, ErrorCode] = {}
+
+    async def create_topics(self, new: Any, *, validate_only: bool = False, timeout_ms: int = 0) -> list[Outcome]:
+        self.asked.append(new)
+        return self.outcomes
+
+    async def create_partitions(self, new: Any, *, validate_only: bool = False, timeout_ms: int = 0) -> list[Outcome]:
+        self.asked.append(new)
+        return self.outcomes
+
+    async def delete_topics(self, wanted: Any, *, timeout_ms: int = 0) -> list[Outcome]:
+        self.asked.append(wanted)
+        return self.outcomes
+
+    async def auto_create(self, names: Any, timeout_ms: int = 0) -> dict[str, ErrorCode]:
+        self.asked.append(list(names))
+        return {name: self.created.get(name, ErrorCode.REQUEST_TIMED_OUT) for name in names}
+
+
+@pytest.fixture
+def services() -> Services:
+    config = BrokerConfig(broker_id=1, zookeeper_connect="unused", num_partitions=2, broker_rack="r1")
+    view = ClusterView(cast(Any, None), config)
+    view._picture.apply(
+        [
+            TopicChanged("a", TopicZnode(A, ((BrokerId(1),), (BrokerId(2),), (BrokerId(9),), (BrokerId(3),))), 0),
+            StatesChanged(
+                "a",
+                A,
+                {0: led(1, 4, 1), 1: led(2, 7, 2, epoch=6), 2: led(9, 1, 9), 3: led(3, 2, 3)},
+            ),
+            TopicChanged("c", TopicZnode(C, ((BrokerId(2),), (BrokerId(1),))), 0),
+            StatesChanged("c", C, {0: led(2, 6, 2)}),  # led in an earlier life of broker 2; partition 1 has no state
+            ConfigChanged("topics", "c", 0, {"retention.ms": "-1", "cleanup.policy": "compact"}),
+            ConfigChanged("brokers", "<default>", 3, {"log.retention.ms": "1000", "message.max.bytes": "2000"}),
+            ConfigChanged("brokers", "1", 3, {"log.retention.ms": "2000"}),
+            ConfigChanged("groups", "g", 3, {"consumer.session.timeout.ms": "50000"}),
+            TopicChanged("__consumer_offsets", TopicZnode(GROUPS_ID, ((BrokerId(1),), (BrokerId(9),))), 0),
+            StatesChanged("__consumer_offsets", GROUPS_ID, {0: led(1, 4, 1), 1: led(9, 1, 9)}),
+        ],
+        Delta(),
+    )
+    view.brokers = {1: broker(1, 4, "r1"), 2: broker(2, 7), 3: broker(3, 2)}
+    view.cluster_id, view.controller_id, view.ready = "cluster-id", 2, True
+    controller = FixedController(view)
+    runtime = SimpleNamespace(partition_for=lambda key: int(key[-1]) % 2)
+    fields = dict.fromkeys(Services.__slots__, None)
+    fields |= {"config": config, "view": view, "controller": controller, "groups": runtime, "transactions": runtime}
+    return Services(**cast(Any, fields))
+
+
+def ask(services: Services, key: int, version: int, request: Any, handler: Any, listener: str = "PLAINTEXT") -> Any:
+    """Through bytes both ways, as a client would."""
+    body = request.encode(version=version)
+    decoded = messages.decode_request(key, version, memoryview(body))
+    context = Context(services, Connection(1, listener, "127.0.0.1"), key, version, 1, "test")
+
+    async def run() -> Any:
+        outcome = handler(decoded, context)
+        return (await outcome) if inspect.isawaitable(outcome) else outcome
+
+    done = asyncio.run(run())
+    return messages.decode_response(key, version, messages.encode_response(done.response, key, version))
+
+
+def versions(key: int) -> range:
+    return range(APIS[key].min_version, APIS[key].max_version + 1)
+
+
+def metadata_request(version: int, names: list[Any] | None, **fields: Any) -> Any:
+    request = messages.request_class(3)
+    if names is None:
+        return request(version=version, topics=[] if version == 0 else None, **fields)
+    rows = [
+        request.MetadataRequestTopic(version=version, topic_id=one, name=None)
+        if isinstance(one, uuid.UUID)
+        else request.MetadataRequestTopic(version=version, name=one)
+        for one in names
+    ]
+    return request(version=version, topics=rows, **fields)
+
+
+@pytest.mark.parametrize("version", versions(3))
+def test_metadata_of_all_topics(services: Services, version: int) -> None:
+    found = ask(services, 3, version, metadata_request(version, None), metadata.handle_metadata)
+    assert [(b.node_id, b.host, b.port) for b in found.brokers] == [
+        (1, "127.0.0.1", 9091),
+        (2, "127.0.0.1", 9092),
+        (3, "127.0.0.1", 9093),
+    ]
+    assert [t.name for t in found.topics] == ["__consumer_offsets", "a", "c"]
+    a, c = found.topics[1:]
+    assert [p.partition_index for p in a.partitions] == [0, 1, 2, 3]
+    assert [p.leader_id for p in a.partitions] == [1, 2, -1, 3]
+    assert [p.error_code for p in a.partitions] == [0, 0, 5, 0]
+    assert [p.leader_id for p in c.partitions] == [-1, -1], "who is named must serve: not in a later life"
+    assert a.partitions[2].replica_nodes == [9]
+    if version >= 1:
+        assert found.controller_id == 2
+        assert [b.rack for b in found.brokers] == ["r1", None, None]
+        assert [t.is_internal for t in found.topics] == [True, False, False]
+    if version >= 2:
+        assert found.cluster_id == "cluster-id"
+    if version >= 5:
+        assert [p.offline_replicas for p in a.partitions] == [[], [], [9], []]
+    if version >= 7:
+        assert [p.leader_epoch for p in a.partitions] == [5, 6, 5, 5]
+    if version >= 8:
+        assert a.authorized_operations is None
+    if version >= 10:
+        assert a.topic_id == A
+    assert cast(FixedController, services.controller).asked == []
+
+
+@pytest.mark.parametrize("version", range(8, 14))
+def test_metadata_tells_operations_when_asked(services: Services, version: int) -> None:
+    fields: dict[str, Any] = {"include_topic_authorized_operations": True}
+    if version <= 10:
+        fields["include_cluster_authorized_operations"] = True
+    found = ask(services, 3, version, metadata_request(version, ["a"], **fields), metadata.handle_metadata)
+    assert found.topics[0].authorized_operations == {3, 4, 5, 6, 7, 8, 10, 11}
+    if version <= 10:
+        assert found.authorized_operations == {5, 7, 8, 9, 10, 11, 12}
+
+
+@pytest.mark.parametrize("version", versions(3))
+def test_metadata_of_missing_topics(services: Services, version: int) -> None:
+    controller = cast(FixedController, services.controller)
+    controller.created = {"new": ErrorCode.NONE, "wide": ErrorCode.INVALID_REPLICATION_FACTOR}
+    request = metadata_request(version, ["new", "a", "no/good", "wide"])
+    found = ask(services, 3, version, request, metadata.handle_metadata)
+    assert [t.name for t in found.topics] == ["new", "a", "no/good", "wide"]
+    assert [t.error_code for t in found.topics] == [
+        ErrorCode.LEADER_NOT_AVAILABLE,
+        ErrorCode.NONE,
+        ErrorCode.INVALID_TOPIC_EXCEPTION,
+        ErrorCode.INVALID_REPLICATION_FACTOR,
+    ]
+    assert controller.asked == [["new", "wide"]]
+    if version >= 4:
+        request = metadata_request(version, ["new"], allow_auto_topic_creation=False)
+        found = ask(services, 3, version, request, metadata.handle_metadata)
+        assert found.topics[0].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        assert len(controller.asked) == 1
+
+
+@pytest.mark.parametrize("version", [12, 13])
+def test_metadata_by_id(services: Services, version: int) -> None:
+    unknown = uuid.UUID(int=123456)
+    found = ask(services, 3, version, metadata_request(version, [A, unknown]), metadata.handle_metadata)
+    assert (found.topics[0].name, found.topics[0].error_code, len(found.topics[0].partitions)) == ("a", 0, 4)
+    assert (found.topics[1].name, found.topics[1].topic_id) == (None, unknown)
+    assert found.topics[1].error_code == ErrorCode.UNKNOWN_TOPIC_ID
+
+
+def test_metadata_answers_with_the_clients_listener(services: Services) -> None:
+    request = metadata_request(13, ["a"])
+    found = ask(services, 3, 13, request, metadata.handle_metadata, listener="OUTSIDE")
+    assert [(b.node_id, b.host) for b in found.brokers] == [(1, "b1.example"), (2, "b2.example")]
+    assert [p.leader_id for p in found.topics[0].partitions] == [1, 2, -1, -1]
+    assert found.topics[0].partitions[3].error_code == ErrorCode.LISTENER_NOT_FOUND
+
+
+@pytest.mark.parametrize("version", versions(10))
+def test_find_coordinator(services: Services, version: int) -> None:
+    request = messages.request_class(10)
+    if version >= 4:
+        asked = request(version=version, key_type=0, coordinator_keys=["g0", "g1", "g0"])
+        found = ask(services, 10, version, asked, metadata.handle_find_coordinator)
+        assert [c.key for c in found.coordinators] == ["g0", "g1", "g0"]
+        assert [c.node_id for c in found.coordinators] == [1, -1, 1]
+        assert [c.error_code for c in found.coordinators] == [0, 15, 0]
+        asked = request(version=version, key_type=2, coordinator_keys=["x"])
+        found = ask(services, 10, version, asked, metadata.handle_find_coordinator)
+        assert found.coordinators[0].error_code == ErrorCode.INVALID_REQUEST
+        return
+    fields = {"key_type": 0} if version >= 1 else {}
+    found = ask(services, 10, version, request(version=version, key="g0", **fields), metadata.handle_find_coordinator)
+    assert (found.error_code, found.node_id, found.host, found.port) == (0, 1, "127.0.0.1", 9091)
+    found = ask(services, 10, version, request(version=version, key="g1", **fields), metadata.handle_find_coordinator)
+    assert (found.error_code, found.node_id) == (ErrorCode.COORDINATOR_NOT_AVAILABLE, -1)
+    if version >= 1:
+        asked = request(version=version, key="t0", key_type=1)
+        found = ask(services, 10, version, asked, metadata.handle_find_coordinator)
+        assert found.error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
+        assert cast(FixedController, services.controller).asked == [["__transaction_state"]]
+
+
+@pytest.mark.parametrize("version", versions(60))
+def test_describe_cluster(services: Services, version: int) -> None:
+    request = messages.request_class(60)
+    asked = request(version=version, include_cluster_authorized_operations=True)
+    found = ask(services, 60, version, asked, cluster.handle_describe_cluster)
+    assert (found.cluster_id, found.controller_id) == ("cluster-id", 2)
+    assert [b.broker_id for b in found.brokers] == [1, 2, 3]
+    assert found.authorized_operations == {5, 7, 8, 9, 10, 11, 12}
+    if version >= 1:
+        asked = request(version=version, endpoint_type=2)
+        found = ask(services, 60, version, asked, cluster.handle_describe_cluster)
+        assert found.error_code == ErrorCode.MISMATCHED_ENDPOINT_TYPE
+
+
+def test_describe_topic_partitions_in_pages(services: Services) -> None:
+    request = messages.request_class(75)
+    cursor, seen, pages = None, [], 0
+    while True:
+        asked = request(version=0, topics=[], response_partition_limit=3, cursor=cursor)
+        found = ask(services, 75, 0, asked, metadata.handle_describe_topic_partitions)
+        pages += 1
+        assert sum(len(t.partitions) for t in found.topics) <= 3
+        seen += [(t.name, p.partition_index) for t in found.topics for p in t.partitions]
+        if found.next_cursor is None:
+            break
+        cursor = request.Cursor(
+            version=0,
+            topic_name=found.next_cursor.topic_name,
+            partition_index=found.next_cursor.partition_index,
+        )
+    assert seen == sorted(
+        [("__consumer_offsets", 0), ("__consumer_offsets", 1), *(("a", i) for i in range(4)), ("c", 0), ("c", 1)]
+    )
+    assert pages == 3
+    asked = request(version=0, topics=[request.TopicRequest(version=0, name=n) for n in ("nope", "a", "no/")])
+    found = ask(services, 75, 0, asked, metadata.handle_describe_topic_partitions)
+    assert [(t.name, t.error_code) for t in found.topics] == [("a", 0), ("no/", 17), ("nope", 3)]
+    assert found.topics[0].topic_id == A
+
+
+@pytest.mark.parametrize("version", versions(19))
+def test_create_topics(services: Services, version: int) -> None:
+    controller = cast(FixedController, services.controller)
+    info = services.view.topics["c"]
+    controller.outcomes = [
+        Outcome("c", ErrorCode.NONE, None, info, C),
+        Outcome("bad", ErrorCode.INVALID_CONFIG, "Unknown."),
+    ]
+    request = messages.request_class(19)
+    topic = request.CreatableTopic
+    rows = [
+        topic(version=version, name="c", num_partitions=-1, replication_factor=-1, assignments=[], configs=[]),
+        topic(
+            version=version,
+            name="bad",
+            num_partitions=-1,
+            replication_factor=-1,
+            assignments=[topic.CreatableReplicaAssignment(version=version, partition_index=0, broker_ids=[1, 2])],
+            configs=[topic.CreatableTopicConfig(version=version, name="x", value=None)],
+        ),
+    ]
+    asked = request(version=version, topics=rows, timeout_ms=1000, validate_only=False)
+    found = ask(services, 19, version, asked, topics.handle_create_topics)
+    assert [(t.name, t.error_code, t.error_message) for t in found.topics] == [("c", 0, None), ("bad", 40, "Unknown.")]
+    (new,) = controller.asked
+    assert (new[0].partitions, new[0].replication_factor) == (-1, -1)
+    assert (new[1].assignments, new[1].configs) == ({0: (1, 2)}, {"x": None})
+    if version >= 5:
+        good, bad = found.topics
+        assert (good.num_partitions, good.replication_factor) == (2, 1)
+        told = {c.name: (c.value, c.config_source) for c in good.configs}
+        assert told.keys() == TOPIC_SETTINGS.keys()
+        assert told["retention.ms"] == ("-1", 1)
+        assert told["max.message.bytes"] == ("2000", 3)
+        assert bad.num_partitions == -1
+    if version >= 7:
+        assert found.topics[0].topic_id == C
+
+
+@pytest.mark.parametrize("version", versions(20))
+def test_delete_topics(services: Services, version: int) -> None:
+    controller = cast(FixedController, services.controller)
+    request = messages.request_class(20)
+    unknown = uuid.UUID(int=99)
+    if version >= 6:
+        state = request.DeleteTopicState
+        asked = request(
+            version=version,
+            timeout_ms=1000,
+            topics=[
+                state(version=version, name="a", topic_id=None),
+                state(version=version, name="twice", topic_id=None),
+                state(version=version, name=None, topic_id=unknown),
+                state(version=version, name="twice", topic_id=None),
+                state(version=version, name="a", topic_id=A),
+            ],
+        )
+        controller.outcomes = [
+            Outcome("a", ErrorCode.NONE, None, None, A),
+            Outcome("", ErrorCode.UNKNOWN_TOPIC_ID, "None.", None, unknown),
+        ]
+        found = ask(services, 20, version, asked, topics.handle_delete_topics)
+        assert controller.asked == [["a", unknown]]
+        assert [(r.name, r.topic_id, r.error_code) for r in found.responses] == [
+            ("a", A, 0),
+            ("twice", None, 42),
+            (None, unknown, 100),
+            ("twice", None, 42),
+            ("a", A, 42),
+        ]
+        return
+    asked = request(version=version, timeout_ms=1000, topic_names=["a", "b"])
+    controller.outcomes = [
+        Outcome("a", ErrorCode.NONE, None, None, A),
+        Outcome("b", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "None."),
+    ]
+    found = ask(services, 20, version, asked, topics.handle_delete_topics)
+    assert [(r.name, r.error_code) for r in found.responses] == [("a", 0), ("b", 3)]
+
+
+@pytest.mark.parametrize("version", versions(37))
+def test_create_partitions(services: Services, version: int) -> None:
+    controller = cast(FixedController, services.controller)
+    controller.outcomes = [Outcome("a", ErrorCode.NONE), Outcome("b", ErrorCode.INVALID_PARTITIONS, "No.")]
+    request = messages.request_class(37)
+    row = request.CreatePartitionsTopic
+    part = row.CreatePartitionsAssignment
+    rows = [
+        row(version=version, name="a", count=6, assignments=[part(version=version, broker_ids=[1])] * 2),
+        row(version=version, name="b", count=1, assignments=None),
+    ]
+    asked = request(version=version, topics=rows, timeout_ms=1000, validate_only=True)
+    found = ask(services, 37, version, asked, topics.handle_create_partitions)
+    assert [(r.name, r.error_code, r.error_message) for r in found.results] == [("a", 0, None), ("b", 37, "No.")]
+    (new,) = controller.asked
+    assert (new[0].assignments, new[1].assignments) == (((1,), (1,)), None)
+
+
+def test_list_partition_reassignments(services: Services) -> None:
+    asked = messages.request_class(46)(version=0, timeout_ms=1, topics=None)
+    found = ask(services, 46, 0, asked, topics.handle_list_partition_reassignments)
+    assert (found.error_code, found.topics) == (0, [])
+
+
+def describe(services: Services, version: int, resources: list[tuple[int, str, list[str] | None]], **more: Any) -> Any:
+    request = messages.request_class(32)
+    rows = [
+        request.DescribeConfigsResource(version=version, resource_type=k, resource_name=n, configuration_keys=keys)
+        for k, n, keys in resources
+    ]
+    asked = request(version=version, resources=rows, **more)
+    return ask(services, 32, version, asked, configs.handle_describe_configs)
+
+
+@pytest.mark.parametrize("version", versions(32))
+def test_describe_configs(services: Services, version: int) -> None:
+    more: dict[str, Any] = {"include_synonyms": True}
+    if version >= 3:
+        more["include_documentation"] = True
+    wanted = [(2, "c", None), (4, "1", None), (4, "", None), (2, "c", ["retention.ms"]), (32, "g", None)]
+    wanted += [(2, "nope", None), (2, "no/good", None), (4, "2", None), (8, "1", None), (99, "x", None)]
+    found = describe(services, version, cast(Any, wanted), **more).results
+    assert [(r.resource_type, r.resource_name) for r in found] == [(k, n) for k, n, _ in wanted]
+    assert [r.error_code for r in found] == [0, 0, 0, 0, 0, 3, 17, 42, 42, 42]
+    assert [c.name for c in found[0].configs] == sorted(TOPIC_SETTINGS)
+    assert [c.name for c in found[1].configs] == sorted(BROKER_SETTINGS)
+    assert [(c.name, c.value, c.config_source) for c in found[2].configs] == [
+        ("log.retention.ms", "1000", 3),
+        ("message.max.bytes", "2000", 3),
+    ]
+    assert [c.name for c in found[3].configs] == ["retention.ms"]
+    retention = found[3].configs[0]
+    assert (retention.value, retention.config_source, retention.read_only) == ("-1", 1, False)
+    assert [(s.name, s.value, s.source) for s in retention.synonyms] == [
+        ("retention.ms", "-1", 1),
+        ("log.retention.ms", "2000", 2),
+        ("log.retention.ms", "1000", 3),
+        ("log.retention.ms", str(7 * 24 * 3600 * 1000), 5),
+    ]
+    told = {c.name: c for c in found[1].configs}
+    assert (told["broker.rack"].value, told["broker.rack"].config_source) == ("r1", 4)
+    assert (told["num.partitions"].value, told["num.partitions"].read_only) == ("2", True)
+    assert (told["connections.max.reauth.ms"].value, told["connections.max.reauth.ms"].config_source) == ("0", 5)
+    assert {c.name: c.value for c in found[4].configs}["consumer.session.timeout.ms"] == "50000"
+    if version >= 3:
+        assert retention.config_type == 5
+        assert retention.documentation
+
+
+def test_list_config_resources(services: Services) -> None:
+    request = messages.request_class(74)
+    found = ask(services, 74, 0, request(version=0), configs.handle_list_config_resources)
+    assert (found.error_code, found.config_resources) == (0, [])
+    found = ask(services, 74, 1, request(version=1, resource_types=[]), configs.handle_list_config_resources)
+    listed = [(r.resource_type, r.resource_name) for r in found.config_resources]
+    assert (2, "a") in listed
+    assert (4, "3") in listed
+    assert (32, "g") in listed
+    found = ask(services, 74, 1, request(version=1, resource_types=[32]), configs.handle_list_config_resources)
+    assert [r.resource_name for r in found.config_resources] == ["g"]
+    found = ask(services, 74, 1, request(version=1, resource_types=[32, 77]), configs.handle_list_config_resources)
+    assert found.error_code == ErrorCode.UNSUPPORTED_VERSION
