@@ -85,9 +85,12 @@ _WATCH_KINDS = {
 }
 
 
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # elsewhere than on Linux that one counts sleep
+
+
 def boot_ms() -> int:
     """Milliseconds of CLOCK_BOOTTIME: never back, and running on while the machine sleeps."""
-    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
+    return time.clock_gettime_ns(_CLOCK) // 1_000_000
 
 
 class _Bridge(SequentialThreadingHandler):  # type: ignore[misc]

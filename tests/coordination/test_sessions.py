@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from coordination.ensemble import Ensemble, ZooKeeperNode
-from coordination.store import SessionExpired, SessionState, UnknownOutcome, WatchEvent, WatchKind
+from coordination.store import SessionEvent, SessionExpired, SessionState, UnknownOutcome, WatchEvent, WatchKind
 from coordination.zookeeper import ZookeeperStore, boot_ms
 from tests.coordination.support import Proxy, Stores, on_loop, record_session, states, until
 
@@ -154,6 +154,33 @@ async def test_a_write_before_the_loop_hears_of_the_expiry_is_not_of_the_next_se
         await until(lambda: store.credentials() not in (None, credentials))
         await other.sync("/late")
         assert await other.exists("/late") is None
+
+
+@on_loop
+async def test_the_next_session_is_not_shown_the_past(connect: str, own_zookeeper: ZooKeeperNode) -> None:
+    """A server that has seen less than we have is refused, also by a new session."""
+    host, _, chroot = connect.partition("/")
+    async with Proxy(int(host.rpartition(":")[2])) as proxy, Stores() as stores:
+        store, other = await stores.open(f"{proxy.address}/{chroot}"), await stores.open(connect)
+        for i in range(20):
+            await store.create(f"/{i}")
+        credentials = store.credentials()
+        assert credentials is not None
+        events = record_session(store)
+        behind = proxy.target_port
+
+        def lead_astray(event: SessionEvent) -> None:
+            if event.state is EXPIRED:
+                proxy.target_port = own_zookeeper.port
+
+        store.on_session(lead_astray)
+        assert await other.end_session(*credentials)
+        await until(lambda: EXPIRED in states(events))
+        await asyncio.sleep(1.5)
+        assert CONNECTED not in states(events), "the other server knows less than we have seen"
+        proxy.target_port = behind
+        await until(lambda: states(events)[-2:] == [EXPIRED, CONNECTED])
+        assert len(await store.children("/")) == 20
 
 
 @pytest.mark.parametrize("applied", [True, False])
