@@ -1,0 +1,262 @@
+"""The command line against real brokers."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fleet import Fleet
+
+pytestmark = pytest.mark.zookeeper
+ROOT = Path(__file__).parents[2]
+
+
+class Shell:
+    """Runs ``fleetlog`` as its users do: as a process."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.environment = {**os.environ, "FLEETLOG_BOOTSTRAP": fleet.bootstrap, "PYTHONWARNINGS": "ignore"}
+        self.command = [sys.executable, "-m", "brokers.cli.main"]
+
+    def run(self, *arguments: str, stdin: str = "", code: int = 0) -> subprocess.CompletedProcess[str]:
+        result = subprocess.run(
+            [*self.command, *arguments],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=90,
+            env=self.environment,
+            cwd=ROOT,
+        )
+        assert result.returncode == code, f"{arguments}: {result.returncode}\n{result.stdout}\n{result.stderr}"
+        assert "Traceback" not in result.stderr
+        return result
+
+    def json(self, *arguments: str, **kw: Any) -> Any:
+        return json.loads(self.run(*arguments, "--json", **kw).stdout)
+
+    def lines(self, *arguments: str, **kw: Any) -> list[str]:
+        return self.run(*arguments, **kw).stdout.splitlines()
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [*self.command, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=self.environment,
+            cwd=ROOT,
+        )
+
+    def fails(self, *arguments: str) -> str:
+        """The one line a command that did not work prints."""
+        result = self.run(*arguments, code=1)
+        (line,) = result.stderr.splitlines()
+        assert line.startswith("fleetlog: ")
+        return line
+
+
+@pytest.fixture(scope="module")
+def shell(fleet: Fleet) -> Shell:
+    return Shell(fleet)
+
+
+@pytest.fixture
+def topic(shell: Shell) -> str:
+    name = f"cli-{uuid.uuid4().hex[:8]}"
+    shell.run("topics", "create", name, "-p", "3")
+    return name
+
+
+def test_the_life_of_a_topic(shell: Shell) -> None:
+    name = f"cli-{uuid.uuid4().hex[:8]}"
+    shell.run("topics", "create", name, "-p", "2", "-c", "retention.ms=-1", "--dry-run")
+    assert name not in {row["topic"] for row in shell.json("topics", "list")}
+    (created,) = shell.json("topics", "create", name, "-p", "2", "-c", "retention.ms=-1")
+    assert created["created"] is True
+    assert "TOPIC_ALREADY_EXISTS" in shell.fails("topics", "create", name)
+    shell.run("topics", "create", name, "--if-not-exists")
+    shell.run("topics", "alter", name, "-p", "3", "--set", "max.message.bytes=5000", "--unset", "retention.ms")
+    assert "INVALID_PARTITIONS" in shell.fails("topics", "alter", name, "-p", "2")
+    assert "no.such.setting" in shell.fails("topics", "alter", name, "--set", "no.such.setting=1")
+    (described,) = shell.json("topics", "describe", name)
+    assert described["configs"] == {"max.message.bytes": "5000"}
+    assert [p["partition"] for p in described["partitions"]] == [0, 1, 2]
+    assert all(p["leader"] in p["isr"] and p["end_offset"] == 0 for p in described["partitions"])
+    (row,) = [row for row in shell.json("topics", "list") if row["topic"] == name]
+    assert (row["partitions"], row["offline"]) == (3, 0)
+    shell.run("topics", "delete", name)
+    assert name in shell.fails("topics", "delete", name)
+    shell.run("topics", "delete", name, "--if-exists")
+    assert name in shell.fails("topics", "describe", name)
+
+
+def test_what_goes_in_comes_out(shell: Shell, topic: str, tmp_path: Path) -> None:
+    lines = "".join(f"k{i}\tvalue {i}\n" for i in range(50))
+    shell.run("produce", topic, "-K", "\\t", "-H", "from=test", "-z", "zstd", stdin=lines)
+    records = [json.loads(line) for line in shell.lines("consume", topic, "--to", "end", "--json")]
+    assert {(r["key"], r["value"]) for r in records} == {(f"k{i}", f"value {i}") for i in range(50)}
+    assert records[0]["headers"] == [{"name": "from", "value": "test"}]
+    copy = tmp_path / "records.json"
+    copy.write_text("".join(json.dumps(r) + "\n" for r in records))
+    other = f"{topic}-copy"
+    shell.run("topics", "create", other, "-p", "3")
+    shell.run("produce", other, str(copy), "--format", "json")
+    again = [json.loads(line) for line in shell.lines("consume", other, "--to", "end", "--json")]
+    named = [(r["partition"], r["offset"], r["key"], r["value"], r["timestamp"], r["headers"]) for r in records]
+    assert named == [(r["partition"], r["offset"], r["key"], r["value"], r["timestamp"], r["headers"]) for r in again]
+
+
+def test_points_to_read_from_and_to(shell: Shell, topic: str) -> None:
+    lines = "".join(json.dumps({"value": str(i), "timestamp": 1_000_000 + i * 1_000}) + "\n" for i in range(20))
+    shell.run("topics", "alter", topic, "--set", "retention.ms=-1")
+    report = shell.json("produce", topic, "-p", "1", "--format", "json", stdin=lines)
+    assert report == {"topic": topic, "records": 20, "last_offsets": {"1": 19}}
+    one = f"{topic}:1"
+
+    def read(*arguments: str) -> list[int]:
+        return [int(line) for line in shell.lines("consume", one, *arguments)]
+
+    assert read("--from", "15", "--to", "end") == [15, 16, 17, 18, 19]
+    assert read("--from", "3", "--to", "6") == [3, 4, 5]
+    assert read("--from", "@1004500", "--to", "@1008000") == [5, 6, 7]
+    assert read("--from", "1970-01-01T00:16:58", "--to", "end") == [18, 19]
+    assert read("-n", "2") == [0, 1]
+    assert read("--from", "end", "--to", "end") == []
+    assert [line.split()[-1] for line in shell.lines("consume", one, "--to", "2", "--details", "-K", "|")] == [
+        "|0",
+        "|1",
+    ]
+
+
+def test_mistakes_with_records(shell: Shell, topic: str, tmp_path: Path) -> None:
+    assert "not 9" in shell.fails("consume", f"{topic}:9", "--to", "end")
+    assert "not 9" in shell.fails("produce", topic, "-p", "9")
+    assert "no-such-topic" in shell.fails("consume", "no-such-topic", "-n", "1")
+    shell.run("topics", "alter", topic, "--set", "max.message.bytes=1000")
+    big = tmp_path / "big"
+    big.write_bytes(os.urandom(5_000))
+    line = shell.fails("produce", topic, str(big), "--whole-file")
+    assert topic in line
+    assert "MESSAGE_TOO_LARGE" in line
+
+
+def test_groups(shell: Shell, topic: str) -> None:
+    group = f"group-{topic}"
+    assert "GROUP_ID_NOT_FOUND" in shell.fails("groups", "describe", group)
+    shell.run("produce", topic, stdin="".join(f"{i}\n" for i in range(90)))
+    assert len(shell.lines("consume", topic, "-g", group, "--to", "end")) == 90
+    assert shell.lines("consume", topic, "-g", group, "--to", "end") == []
+    assert {"group": group, "state": "Empty", "type": "classic", "protocol": "consumer"} in shell.json("groups", "list")
+    (described,) = shell.json("groups", "describe", group)
+    assert described["lag"] == 0
+    assert sum(row["committed"] for row in described["offsets"]) == 90
+
+    plan = shell.json("groups", "reset", group, "--to-earliest")
+    assert {row["new"] for row in plan} == {0}
+    assert shell.json("groups", "describe", group)[0]["lag"] == 0, "a dry run changes nothing"
+    shell.run("groups", "reset", group, "--to-earliest", "--execute")
+    assert shell.json("groups", "describe", group)[0]["lag"] == 90
+    shell.run("groups", "reset", group, "--topic", f"{topic}:0", "--to-offset", "5", "--execute")
+    assert {r["partition"]: r["committed"] for r in shell.json("groups", "describe", group)[0]["offsets"]}[0] == 5
+    plan = shell.json("groups", "reset", group, "--topic", f"{topic}:0", "--shift-by", "-2")
+    assert [(row["committed"], row["new"], row["change"]) for row in plan] == [(5, 3, -2)]
+    plan = shell.json("groups", "reset", group, "--by-duration", "1h")
+    assert {row["new"] for row in plan} == {0}
+    ends = {row["partition"]: row["new"] for row in shell.json("groups", "reset", group, "--to-latest")}
+    assert sum(ends.values()) == 90
+    plan = shell.json("groups", "reset", group, "--to-datetime", "2100-01-01")
+    assert {row["partition"]: row["new"] for row in plan} == ends
+
+    shell.run("groups", "delete", group, "--topic", f"{topic}:0")
+    assert {r["partition"] for r in shell.json("groups", "describe", group)[0]["offsets"]} == {1, 2}
+    shell.run("groups", "delete", group)
+    assert "GROUP_ID_NOT_FOUND" in shell.fails("groups", "delete", group)
+
+
+def test_a_group_at_work(shell: Shell, topic: str) -> None:
+    group = f"group-{topic}"
+    member = shell.start("consume", topic, "-g", group)
+    try:
+        deadline = time.monotonic() + 60
+        while True:
+            state = {row["group"]: row["state"] for row in shell.json("groups", "list")}.get(group)
+            if state == "Stable":
+                break
+            assert time.monotonic() < deadline, state
+        (described,) = shell.json("groups", "describe", group)
+        assert [m["assigned"] for m in described["members"]] == [[f"{topic}:0,1,2"]]
+        assert "NON_EMPTY_GROUP" in shell.fails("groups", "delete", group)
+        assert "active members" in shell.fails("groups", "reset", group, "--topic", topic, "--to-latest", "--execute")
+    finally:
+        member.send_signal(signal.SIGTERM)
+        _, errors = member.communicate(timeout=60)
+    assert (member.returncode, errors) == (0, "")
+    states = {row["group"]: row["state"] for row in shell.json("groups", "list")}
+    assert states.get(group) in {None, "Empty"}, "it left when it was ended"
+
+
+def test_transactions(shell: Shell, topic: str) -> None:
+    from kafka import KafkaProducer
+
+    name = f"tx-{topic}"
+    assert "TRANSACTIONAL_ID_NOT_FOUND" in shell.fails("transactions", "describe", name)
+    producer = KafkaProducer(
+        bootstrap_servers=shell.environment["FLEETLOG_BOOTSTRAP"].split(","), transactional_id=name
+    )
+    try:
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send(topic, b"aborted", partition=0).get(30)
+        (row,) = [row for row in shell.json("transactions", "list") if row["transactional_id"] == name]
+        assert row["state"] == "Ongoing"
+        assert name not in {row["transactional_id"] for row in shell.json("transactions", "list", "--state", "Empty")}
+        (described,) = shell.json("transactions", "describe", name)
+        assert described["partitions"] == [f"{topic}:0"]
+        (open_one,) = shell.json("transactions", "producers", topic, "--open")
+        assert (open_one["partition"], open_one["producer_id"]) == (0, described["producer_id"])
+        assert open_one["transaction_from"] == 0
+        assert shell.lines("consume", topic, "--to", "end") == []
+        assert shell.lines("consume", topic, "--to", "end", "--isolation", "read_uncommitted") == ["aborted"]
+        producer.abort_transaction()
+        producer.begin_transaction()
+        producer.send(topic, b"committed", partition=0).get(30)
+        producer.commit_transaction()
+    finally:
+        producer.close()
+    assert shell.lines("consume", topic, "--to", "end") == ["committed"]
+    assert shell.json("transactions", "producers", topic, "--open") == []
+
+
+def test_dump_of_a_running_brokers_files(shell: Shell, fleet: Fleet, topic: str) -> None:
+    shell.run("produce", topic, "-p", "2", "-k", "key", stdin="dumped\n")
+    (segment,) = [
+        path
+        for broker in fleet.brokers
+        for path in broker.directory.glob(f"data/{topic}-2/*.log")
+        if path.stat().st_size
+    ]
+    rows = [json.loads(line) for line in shell.lines("log", "dump", "--records", "--json", str(segment))]
+    assert [(r["key"], r["value"]) for r in rows if "record" in r] == [("key", "dumped")]
+
+
+def test_tables_for_people(shell: Shell, topic: str) -> None:
+    assert shell.lines("topics", "list")[0].split() == [
+        "topic",
+        "partitions",
+        "replication",
+        "offline",
+        "under-replicated",
+    ]
+    assert topic in shell.run("topics", "describe", topic).stdout
+    shell.run("produce", topic, stdin="x\n")
+    assert shell.run("produce", topic, stdin="x\ny\n").stdout == f"2 records to {topic}\n"
