@@ -1,0 +1,63 @@
+"""ApiVersions says what the table says; every row of the table has a handler."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import wire.messages as m
+from brokers.api.base import Connection, Context
+from brokers.api.versions import handle_api_versions
+from brokers.server.dispatch import resolve
+from wire.apis import APIS
+from wire.errors import ErrorCode
+
+
+def ask(version: int, features: dict[str, int], name: str = "client", software: str = "1.2-x") -> Any:
+    services: Any = SimpleNamespace(view=SimpleNamespace(features=features, features_epoch=3 if features else -1))
+    context = Context(services, Connection(1, "PLAINTEXT", "h"), 18, version, 1, "c")
+    request = m.ApiVersionsRequest(version=version, client_software_name=name, client_software_version=software)
+    response = handle_api_versions(request, context).response
+    return m.decode_response(18, version, m.encode_response(response, 18, version))
+
+
+@pytest.mark.parametrize("version", range(5))
+def test_the_table_is_advertised(version: int) -> None:
+    answer = ask(version, {})
+    assert {k.api_key: (k.min_version, k.max_version) for k in answer.api_keys} == {
+        key: (row.min_version, row.max_version) for key, row in APIS.items()
+    }
+    assert APIS[0].min_version == 0, "librdkafka before 2.11 looks for Produce 0 (KAFKA-18659)"
+
+
+def test_features_with_a_minimum_of_0_are_for_version_4_only() -> None:
+    assert ask(3, {}).supported_features == []
+    assert [(f.name, f.min_version, f.max_version) for f in ask(4, {}).supported_features] == [
+        ("transaction.version", 0, 2)
+    ]
+
+
+@pytest.mark.parametrize("version", [3, 4])
+def test_only_what_the_cluster_was_told_is_finalized(version: int) -> None:
+    assert ask(version, {}).finalized_features == []
+    answer = ask(version, {"transaction.version": 2, "group.version": 1})
+    assert [(f.name, f.max_version_level) for f in answer.finalized_features] == [("transaction.version", 2)]
+    assert answer.finalized_features_epoch == 3
+
+
+@pytest.mark.parametrize(("name", "software"), [("", "1"), ("a b", "1"), ("a", "-"), ("a", "1\n")])
+def test_a_software_name_that_is_no_word_is_refused(name: str, software: str) -> None:
+    assert ask(4, {}, name, software).error_code == ErrorCode.INVALID_REQUEST
+    assert ask(2, {}, name, software).error_code == 0
+
+
+@pytest.mark.parametrize("key", APIS)
+def test_every_row_of_the_table_has_a_handler(key: int) -> None:
+    assert callable(resolve(APIS[key]))
+
+
+def test_a_handler_that_is_not_there_stops_the_start() -> None:
+    with pytest.raises(LookupError, match="nowhere"):
+        resolve(APIS[0]._replace(handler="produce:nowhere"))
