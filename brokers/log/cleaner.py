@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
+from _native.errors import CorruptBatch
+from brokers.log.compaction import Compaction, Overtaken
+from brokers.log.failures import DiskFailed, LogOffline
 from brokers.log.files import DiskPort
 from brokers.log.log import Log
 from brokers.log.segment import Segment
+from brokers.log.state import guarded
+from wire.compression import CodecError
 from wire.types import TopicPartition
 
 logger = logging.getLogger(__name__)
 
+STEP_BYTES = 512 * 1024
+ROLL_BYTES = 8 * 1024 * 1024
 
+
+@guarded
 def delete_old_segments(log: Log, now_ms: int) -> int:
     """Delete segments that ``retention.ms``, ``retention.bytes`` or the log's start offset allow. Returns how many.
 
@@ -23,7 +32,7 @@ def delete_old_segments(log: Log, now_ms: int) -> int:
     if not due:
         return 0
     if len(due) == len(log.segments):
-        log.roll(log.log_end_offset, now_ms)
+        log.roll(now_ms)
     log.remove_segments(due, now_ms)
     log.raise_start(log.segments.first.base_offset)
     logger.info("%s: deleted %d segment(s), starts at %d", log.topic_partition, len(due), log.log_start_offset)
@@ -59,6 +68,9 @@ class Cleaner:
         self._disk = disk
         self._logs = logs
         self._cleaned: dict[TopicPartition, int] = {}
+        self._skipped: set[TopicPartition] = set()
+        self._job: Compaction | None = None
+        self._steps: Iterator[int] = iter(())
 
     def restore(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Take over the progress of an earlier life."""
@@ -71,7 +83,81 @@ class Cleaner:
     def forget(self, tp: TopicPartition) -> None:
         """The partition is deleted."""
         self._cleaned.pop(tp, None)
+        if self._job is not None and self._job.log.topic_partition == tp:
+            self._stop()
 
-    def step(self, now_ms: int) -> bool:
-        """Do a bounded piece of work; returns whether there was any."""
-        return False
+    def step(self, now_ms: int, budget_bytes: int = STEP_BYTES) -> bool:
+        """Do a bounded piece of work; returns whether there was any. Raises DiskFull or LogOffline, having stopped."""
+        if self._job is None and not self._begin(now_ms):
+            return False
+        job = self._job
+        assert job is not None
+        done = 0
+        try:
+            while done < budget_bytes:
+                done += next(self._steps)
+        except StopIteration:
+            tp = job.log.topic_partition
+            self._cleaned[tp] = job.end
+            self._job = None
+            logger.info("%s: compacted %d bytes to %d", tp, job.bytes_before, job.bytes_after)
+        except Overtaken:
+            self._job = None
+        except DiskFailed as wrong:
+            self._job = None
+            job.log.fail(wrong)
+            raise LogOffline(job.log.directory, str(wrong)) from wrong
+        except (CorruptBatch, CodecError) as wrong:
+            self._job = None
+            self._skipped.add(job.log.topic_partition)
+            logger.error("%s is not compacted: %s", job.log.directory, wrong)
+        except Exception:
+            self._job = None
+            raise
+        return True
+
+    def _stop(self) -> None:
+        self._job = None
+        self._steps = iter(())
+
+    def _begin(self, now_ms: int) -> bool:
+        """Choose the log with the largest dirty share, if one is dirty enough."""
+        best: tuple[float, Log, int, int] | None = None
+        for log in self._logs.values():
+            if log.is_internal and not log.offline and log.topic_partition not in self._skipped:
+                self._roll_early(log, now_ms)
+                found = self._dirt(log)
+                if found is not None and (best is None or found[0] > best[0]):
+                    best = (found[0], log, found[1], found[2])
+        if best is None:
+            return False
+        _, log, dirty_from, end = best
+        self._job = Compaction(self._disk, log, dirty_from, end, now_ms)
+        self._steps = self._job.run()
+        return True
+
+    def _roll_early(self, log: Log, now_ms: int) -> None:
+        """Close an active segment that outweighs all others: what isn't closed can't be compacted, only loaded."""
+        active = log.segments.active
+        if active.size >= ROLL_BYTES and active.size > log.size_bytes - active.size:
+            log.roll(now_ms)
+
+    def _dirt(self, log: Log) -> tuple[float, int, int] | None:
+        """(share, first dirty offset, end) if the log is worth a pass."""
+        cleaned = self._cleaned.get(log.topic_partition, 0)
+        stable = log.last_stable_offset
+        end = dirty_from = log.segments.first.base_offset
+        clean_bytes = dirty_bytes = 0
+        for index, segment in enumerate(log.segments):
+            after = log.segments.end_of(index, log.log_end_offset)
+            if segment is log.segments.active or after > stable:
+                break
+            end = after
+            if after <= cleaned:
+                clean_bytes += segment.size
+                dirty_from = after
+            else:
+                dirty_bytes += segment.size
+        if not dirty_bytes or dirty_bytes < log.config.min_cleanable_dirty_ratio * (clean_bytes + dirty_bytes):
+            return None
+        return dirty_bytes / (clean_bytes + dirty_bytes), dirty_from, end

@@ -343,8 +343,8 @@ class RealDisk:
 
     def open_descriptor(self, file: RealFile) -> int:
         """Open a file's descriptor, closing others that nobody used lately if there are too many."""
-        if len(self._opened) >= self._max_open:
-            self._evict()
+        while len(self._opened) >= self._max_open and self._evict():
+            pass
         with _Translate(file.path):
             fd = os.open(file.path, os.O_RDWR | os.O_CLOEXEC)
         self._opened.append(file)
@@ -354,7 +354,7 @@ class RealDisk:
         """A file gave its descriptor back."""
         self._opened.remove(file)
 
-    def _evict(self) -> None:
+    def _evict(self) -> bool:
         # Second chance: files used since the last round stay; two rounds at most, pinned ones always stay.
         for _ in range(2 * len(self._opened)):
             candidate = self._opened[0]
@@ -363,7 +363,8 @@ class RealDisk:
                 self._opened.rotate(-1)
                 continue
             candidate.close()
-            return
+            return True
+        return False
 
     def open(self, path: str, *, create: bool = False) -> DiskFile:
         with _Translate(path):

@@ -247,14 +247,18 @@ class Log(LogReads):
             waited = newest - begun if begun is not None and begun >= 0 else now_ms - active.created_ms
             if waited <= config.segment_ms - self._jitter_ms(active):
                 return active
-        return self.roll(placed[0].header.base_offset, now_ms)
+        return self._roll(placed[0].header.base_offset, now_ms)
 
     def _jitter_ms(self, segment: Segment) -> int:
         jitter = min(self._config.segment_jitter_ms, self._config.segment_ms)
         return crc32c(f"{self.directory}/{segment.base_offset}".encode()) % jitter if jitter else 0
 
-    def roll(self, offset: int, now_ms: int) -> Segment:
-        """Start a new segment at ``offset`` (at least the log's end). Raises DiskFull or DiskFailed."""
+    @guarded
+    def roll(self, now_ms: int) -> Segment:
+        """Start a new segment at the log's end, unless the active one is empty. Raises DiskFull or LogOffline."""
+        return self._roll(self.log_end_offset, now_ms)
+
+    def _roll(self, offset: int, now_ms: int) -> Segment:
         active = self.segments.active
         offset = max(offset, self.log_end_offset)
         if not active.size and active.base_offset == offset:
@@ -313,6 +317,7 @@ class Log(LogReads):
         """
         if offset >= self.log_end_offset:
             return self.log_end_offset
+        self.cuts += 1
         if offset < self.segments.first.base_offset:
             self.restart_at(offset, now_ms=now_ms)
             return offset
@@ -338,6 +343,7 @@ class Log(LogReads):
     @guarded
     def restart_at(self, offset: int, *, now_ms: int) -> None:
         """Drop everything and go on, empty, at ``offset``: for a follower that has fallen off its leader's log."""
+        self.cuts += 1
         for segment in self.segments:
             self._discard(segment)
         for snapshot in recovery.snapshot_offsets(self.disk, self.directory):
@@ -350,10 +356,14 @@ class Log(LogReads):
         self.dirty_names = True
 
     def _discard(self, segment: Segment) -> None:
+        self.take_out(segment)
+        segment.remove()
+
+    def take_out(self, segment: Segment) -> None:
+        """The segment is no longer part of the log; its files are the caller's to bury or remove."""
         self.segments.remove(segment)
         if segment in self._warm:
             self._warm.remove(segment)
-        segment.remove()
 
     @guarded
     def delete_records_before(self, offset: int) -> int:
@@ -381,11 +391,10 @@ class Log(LogReads):
     def remove_segments(self, segments: list[Segment], now_ms: int) -> None:
         """Take segments out of the log; their files get the suffix ``.deleted`` and go after file.delete.delay.ms."""
         for segment in segments:
-            self.segments.remove(segment)
-            if segment in self._warm:
-                self._warm.remove(segment)
+            self.take_out(segment)
             self.bury(segment, now_ms)
             self.disk.remove(recovery.snapshot_path(self.directory, segment.base_offset))
+        self.cuts += 1
 
     def bury(self, segment: Segment, now_ms: int) -> None:
         """Rename a segment that is no longer part of the log and let its files go later."""

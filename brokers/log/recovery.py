@@ -295,7 +295,6 @@ def _load_epochs(disk: DiskPort, directory: str, segments: Segments, report: Rec
         except DamagedFile as wrong:
             report.notes.append(f"leader epochs made anew: {wrong}")
     epochs = EpochCache()
-    epochs.dirty = True
     try:
         for segment in segments:
             for _, header in segment.headers():

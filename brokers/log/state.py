@@ -129,6 +129,8 @@ class LogState:
         self.recovery_point = min(max(recovery_point, loaded.log_start_offset), loaded.log_end_offset)
         self.high_watermark = min(max(high_watermark, loaded.log_start_offset), loaded.log_end_offset)
         self.offline = False
+        self.cuts = 0
+        """Counts truncations and deletions: who works on segments over several turns looks whether it still may."""
         self.unflushed_since_ms: int | None = None
         self.dirty_names = True
         """Whether files were made or renamed since the directory was last fsynced."""

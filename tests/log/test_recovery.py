@@ -1,4 +1,4 @@
-"""Kill at any byte, flip any byte: what stood before the damage survives, and recovery equals a rebuild from scratch."""
+"""Kill at any byte, flip any byte: what stood before the damage survives; recovery equals a rebuild from scratch."""
 
 from __future__ import annotations
 

@@ -1,0 +1,131 @@
+"""A disk that is full, and a disk that fails."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from brokers.log import LogOffline
+from tests.log.faulty import Fault, FaultyDisk
+from tests.log.support import NOW, append, append_txn, batch, config, content, end_txn, open_log, produced, records
+from wire.errors import ErrorCode
+
+
+@pytest.mark.parametrize("written", [0, 1, 30, 61, 70])
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT, 0])
+def test_a_full_disk_refuses_and_recovers(tmp_path, written, error):
+    """The append is refused, nothing of it stays, and the partition goes on when there is room again."""
+    disk = FaultyDisk()
+    log = open_log(tmp_path / "e-0", disk)
+    append(log, produced(1, 0, 0))
+    before = content(log)
+    disk.faults.append(Fault("write", ".log", error=error, times=2, written=written))
+    for _ in range(2):
+        info = append(log, produced(1, 0, 1))
+        assert info.error == ErrorCode.KAFKA_STORAGE_ERROR
+    assert content(log) == before == (tmp_path / "e-0" / f"{0:020d}.log").read_bytes()
+    assert not log.offline
+    info = append(log, produced(1, 0, 1))
+    assert (info.error, info.first_offset, info.duplicate) == (ErrorCode.NONE, 1, False)
+    log.abandon()
+    assert open_log(tmp_path / "e-0").log_end_offset == 2
+
+
+@pytest.mark.parametrize("op", ["replace", "create", "write"])
+def test_a_full_disk_at_a_roll(tmp_path, op):
+    disk = FaultyDisk()
+    log = open_log(tmp_path / "e-0", disk, config=config(segment_bytes=200, index_interval_bytes=0))
+    append(log, batch(1, value=b"x" * 50))
+    append_txn(log, 1, 0, 0)
+    path = {"replace": ".snapshot", "create": ".log", "write": "index"}[op]
+    disk.faults.append(Fault(op, path, times=3))
+    refused = 0
+    for _ in range(10):
+        refused += append(log, batch(1, value=b"x" * 50)).error == ErrorCode.KAFKA_STORAGE_ERROR
+    assert refused == (3 if op != "write" else refused)
+    assert len(records(log)) == 12 - refused
+    end_txn(log, 1, 0, commit=False)
+    assert log.last_stable_offset == log.log_end_offset
+    log.close()
+    again = open_log(tmp_path / "e-0", clean=True, config=log.config)
+    assert len(records(again)) == 12 - refused
+
+
+def test_without_room_for_epochs_the_log_goes_on(tmp_path):
+    disk = FaultyDisk(Fault("replace", "leader-epoch", times=1))
+    log = open_log(tmp_path / "e-0", disk)
+    log.assign_epoch(3)
+    assert append(log, batch(1), epoch=3).error == ErrorCode.NONE
+    assert append(log, batch(1), epoch=4).error == ErrorCode.NONE
+    assert (tmp_path / "e-0" / "leader-epoch-checkpoint").read_text() == "0\n2\n3 0\n4 1\n"
+
+
+def test_a_failed_write_takes_the_log_offline(tmp_path):
+    disk = FaultyDisk(Fault("write", ".log", error=errno.EIO, skip=1, times=1))
+    told = []
+    log = open_log(tmp_path / "e-0", disk, on_failure=lambda log, wrong: told.append(wrong))
+    append(log, batch(1))
+    assert append(log, batch(1)).error == ErrorCode.KAFKA_STORAGE_ERROR
+    assert log.offline
+    assert len(told) == 1
+    writes = len([op for op, _ in disk.calls if op == "write"])
+    assert append(log, batch(1)).error == ErrorCode.KAFKA_STORAGE_ERROR
+    assert len([op for op, _ in disk.calls if op == "write"]) == writes, "nothing is tried again"
+    with pytest.raises(LogOffline):
+        log.read(0, 100, end_offset=1)
+    with pytest.raises(LogOffline):
+        log.flush()
+
+
+def test_a_failed_fsync_is_not_tried_again(tmp_path):
+    disk = FaultyDisk(Fault("sync", ".log", error=errno.EIO, times=1))
+    log = open_log(tmp_path / "e-0", disk)
+    append(log, batch(1))
+    with pytest.raises(LogOffline):
+        log.flush()
+    assert log.recovery_point == 0
+    with pytest.raises(LogOffline):
+        log.flush()
+    assert [op for op, _ in disk.calls].count("sync") == 1
+
+
+def test_a_failed_read_takes_the_log_offline(tmp_path):
+    disk = FaultyDisk()
+    log = open_log(tmp_path / "e-0", disk)
+    for _ in range(3):
+        append(log, batch(1))
+    log.segments.active._hints.clear()
+    disk.faults.append(Fault("read", ".log", error=errno.EIO))
+    with pytest.raises(LogOffline):
+        log.read(1, 10, end_offset=3)
+    assert log.offline
+
+
+def test_a_cut_that_fails_takes_the_log_offline(tmp_path):
+    """A torn batch that can't be cut off must never get a neighbour."""
+    disk = FaultyDisk(
+        Fault("write", ".log", written=40, skip=1, times=1), Fault("truncate", ".log", error=errno.EIO, times=1)
+    )
+    log = open_log(tmp_path / "e-0", disk)
+    append(log, batch(1))
+    assert append(log, batch(1)).error == ErrorCode.KAFKA_STORAGE_ERROR
+    assert log.offline
+    again = open_log(tmp_path / "e-0")
+    assert again.log_end_offset == 1
+    assert again.recovery_report.truncated_bytes == 40
+
+
+def test_damage_under_a_running_log_is_told_but_others_go_on(tmp_path):
+    log = open_log(tmp_path / "e-0", config=config(index_interval_bytes=0))
+    for _ in range(5):
+        append(log, batch(1))
+    log.segments.active._hints.clear()
+    size = len(batch(1))
+    with (tmp_path / "e-0" / f"{0:020d}.log").open("r+b") as file:
+        file.seek(2 * size + 16)
+        file.write(b"\x09")  # no magic of ours
+    with pytest.raises(LogOffline, match="damaged"):
+        log.read(2, 1, end_offset=3)
+    assert not log.offline
+    assert append(log, batch(1), now_ms=NOW).error == ErrorCode.NONE
