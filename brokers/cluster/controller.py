@@ -36,6 +36,7 @@ VIEW_WAIT_MS = 2_000
 AUTO_CREATE_MS = 5_000
 RETRY_SECONDS = 0.1
 PRUNE_EVERY_SECONDS = 30.0
+FAILED_SECONDS = 1.0
 
 NOT_CONTROLLER_TEXT = "This is not the correct controller for this cluster."
 
@@ -172,6 +173,13 @@ class Controller:
             # Ruling over a tree we don't understand could destroy it: leave it to a newer fleetlog, or an operator.
             log.error("controller: %s; not acting until the next election", problem)
             self._active = False
+        except Exception:
+            # our bug: a controller that does nothing stops the whole fleet, so read everything again and go on
+            log.exception("controller epoch %d failed", reign.term.epoch)
+            self._active = False
+            await asyncio.sleep(FAILED_SECONDS)
+            if self._reign is reign:
+                self._election.deposed()
 
     # ------------------------------------------------------------ admin commands, at the controller
 

@@ -150,7 +150,7 @@ class ClusterView:
     # ------------------------------------------------------------ listening
 
     def subscribe(self, listener: Listener) -> None:
-        """Call ``listener`` after each step. It must not raise; it runs on the loop and must not wait."""
+        """Call ``listener`` after each step, on the loop; it must not wait. What it raises is logged."""
         self._listeners.append(listener)
 
     async def wait_until(self, condition: Callable[[], bool], timeout_ms: int) -> bool:
@@ -177,7 +177,10 @@ class ClusterView:
         for topic in change.deleted:
             self._topic_configs.pop(topic.name, None)
         for listener in self._listeners:
-            listener(change)
+            try:
+                listener(change)
+            except Exception:  # one listener's bug mustn't keep the change from the others
+                log.exception("a listener of the cluster view failed")
         for condition, future in list(self._waiters):
             if not future.done() and condition():
                 future.set_result(None)
@@ -243,6 +246,11 @@ class ClusterView:
             except StoreError as problem:
                 log.info("reading the cluster's state: %s; trying again", problem)
                 await self._retry_later()
+            except Exception:  # a frozen view on a living broker would be worse than any bug
+                log.exception("following the cluster's state failed; reading everything again")
+                self._reload = True
+                await asyncio.sleep(RELIST_SECONDS / 10)
+                self._poked.set()
 
     async def _retry_later(self) -> None:
         await asyncio.sleep(RETRY_SECONDS)
