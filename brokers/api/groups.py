@@ -572,6 +572,8 @@ def _delete(group_id: str) -> Command:
 def forget_topics(runtime: CoordinatorRuntime, topics: Iterable[str]) -> None:
     """Topics were deleted: drop the offsets that groups coordinated here have committed for them."""
     names = frozenset(topics)
+    if not names:
+        return
     for shard in runtime.shards():
         for group_id in shard.groups_with_topics(names):
             runtime.submit(group_id, _forget(group_id, names))

@@ -260,3 +260,14 @@ def test_tables_for_people(shell: Shell, topic: str) -> None:
     assert topic in shell.run("topics", "describe", topic).stdout
     shell.run("produce", topic, stdin="x\n")
     assert shell.run("produce", topic, stdin="x\ny\n").stdout == f"2 records to {topic}\n"
+
+
+def test_a_deleted_topics_offsets_are_forgotten(shell: Shell, topic: str) -> None:
+    group = f"group-{topic}"
+    shell.run("produce", topic, stdin="1\n2\n")
+    shell.run("consume", topic, "-g", group, "--to", "end")
+    assert shell.json("groups", "describe", group)[0]["offsets"]
+    shell.run("topics", "delete", topic)
+    deadline = time.monotonic() + 30
+    while shell.json("groups", "describe", group)[0]["offsets"]:
+        assert time.monotonic() < deadline
