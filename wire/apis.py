@@ -3,6 +3,7 @@ handler and a test are derived.
 
 Version ranges are what Kafka 4.1 advertises. Produce says 0 although only 3 and up work: librdkafka before 2.11 turns
 compression off unless version 0 is advertised (KAFKA-18659); a Produce below 3 is answered UNSUPPORTED_VERSION.
+WriteTxnMarkers 2 is of Kafka 4.2: our coordinators need its transaction version (KIP-1228).
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ _ROWS = (
     Api(24, "AddPartitionsToTxn", 0, 5, Cost.CHEAP, "transactions:handle_add_partitions_to_txn"),
     Api(25, "AddOffsetsToTxn", 0, 4, Cost.CHEAP, "transactions:handle_add_offsets_to_txn"),
     Api(26, "EndTxn", 0, 5, Cost.CHEAP, "transactions:handle_end_txn"),
-    Api(27, "WriteTxnMarkers", 1, 1, Cost.CHEAP, "transactions:handle_write_txn_markers"),
+    Api(27, "WriteTxnMarkers", 1, 2, Cost.CHEAP, "transactions:handle_write_txn_markers"),
     Api(28, "TxnOffsetCommit", 0, 5, Cost.CHEAP, "transactions:handle_txn_offset_commit"),
     Api(32, "DescribeConfigs", 1, 4, Cost.ADMIN, "configs:handle_describe_configs"),
     Api(33, "AlterConfigs", 0, 2, Cost.ADMIN, "configs:handle_alter_configs"),

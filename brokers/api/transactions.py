@@ -131,7 +131,7 @@ def handle_init_producer_id(request: Any, context: Context) -> Outcome:
     def command(shard: TransactionShard, now: Now, _ticket: Ticket) -> Result:
         return shard.init_producer_id(transactional_id, timeout_ms, named, ids.take, now)
 
-    return _when_done(context.services.transactions.submit(transactional_id, command), render)
+    return _when_done(_coordinator(context).submit_patiently(transactional_id, command), render)
 
 
 def _idempotent(when_ready: Callable[[Callable[[int | None], None]], None], render: Callable[[Any], Any]) -> Outcome:
@@ -193,7 +193,7 @@ def _submit_add(
     def command(shard: TransactionShard, now: Now, _ticket: Ticket) -> Result:
         return shard.add_partitions(transactional_id, producer, partitions, 0, now)
 
-    return context.services.transactions.submit(transactional_id, command)
+    return _coordinator(context).submit_patiently(transactional_id, command)
 
 
 def _add_partitions_batched(request: Any, context: Context) -> Outcome:
@@ -244,7 +244,7 @@ def _add_partitions_batched(request: Any, context: Context) -> Outcome:
         if _too_long(asked.transactional_id):
             take(index, Failed(ErrorCode.INVALID_REQUEST))
             continue
-        pending = context.services.transactions.submit(asked.transactional_id, command_for(asked))
+        pending = _coordinator(context).submit_patiently(asked.transactional_id, command_for(asked))
         pending.on_done(partial(take, index))
     return Done(park.response) if park.done else park
 
@@ -310,7 +310,7 @@ def handle_end_txn(request: Any, context: Context) -> Outcome:
     def command(shard: TransactionShard, now: Now, _ticket: Ticket) -> Result:
         return shard.end_transaction(transactional_id, producer, end, ids.take, now)
 
-    return _when_done(context.services.transactions.submit(transactional_id, command), render)
+    return _when_done(_coordinator(context).submit_patiently(transactional_id, command), render)
 
 
 # --- WriteTxnMarkers --------------------------------------------------------------------------------------------------

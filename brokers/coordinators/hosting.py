@@ -339,6 +339,7 @@ class ShardHost:
             origin=self._origin,
             verification_guard=run[0].guard,
             expected_leader_epoch=self.leader_epoch,
+            transaction_version=0 if run[0].marker is None else run[0].marker.transaction_version,
         )
         if info.error in LEADERSHIP_LOST:
             self._forget(run)

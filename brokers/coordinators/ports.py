@@ -122,6 +122,7 @@ class PartitionPort(Protocol):
         origin: Any,
         verification_guard: Any = None,
         expected_leader_epoch: int | None = None,
+        transaction_version: int = 0,
     ) -> AppendPort:
         """Append a batch as the leader."""
         ...

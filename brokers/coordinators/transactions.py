@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from _native.batch import control_batch
 from brokers.coordinators.hosting import ShardHost
 from brokers.coordinators.marker_sender import MarkerSender
+from brokers.coordinators.pending import Pending
 from brokers.coordinators.ports import Marker
 from brokers.coordinators.producer_ids import ProducerIdAllocator
 from brokers.coordinators.runtime import CoordinatorRuntime
 from brokers.coordinators.verification import Verifier
 from brokers.log import Origin
 from brokers.model import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC, Clock
-from txn.commands import Now, Result, Ticket, WriteMarkers
-from txn.coordinator import TransactionSettings, TransactionShard
+from txn.commands import Command, Now, Result, Ticket, WriteMarkers
+from txn.coordinator import TransactionSettings, TransactionShard, VerifyAnswer
 from txn.markers import Job
 from wire.errors import ErrorCode
 from wire.types import TopicPartition
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
     from coordination.store import Store
 
 __all__ = ["TransactionCoordinator", "partition_count_of", "settings_of"]
+
+PATIENCE_MS = 100
+FIRST_PAUSE_MS = 1
 
 
 def settings_of(config: BrokerConfig) -> TransactionSettings:
@@ -104,6 +108,29 @@ class TransactionCoordinator(CoordinatorRuntime):
         await self.verifier.close()
         await self.producer_ids.close()
 
+    def submit_patiently(self, key: str, command: Command) -> Pending:
+        """Like ``submit``, but "the previous end is being written" is waited out for a moment.
+
+        Markers take a few milliseconds; a client that is told to come again waits ten times that. Every attempt is a
+        command of its own, judged by the state it finds.
+        """
+        outer = Pending(self._next_ticket())
+        self._attempt(key, command, outer, FIRST_PAUSE_MS, self._clock.mono_ms() + PATIENCE_MS)
+        return outer
+
+    def _attempt(self, key: str, command: Command, outer: Pending, pause_ms: int, until_ms: int) -> None:
+        def answered(response: Any) -> None:
+            busy = getattr(response, "error", None) is ErrorCode.CONCURRENT_TRANSACTIONS or (
+                isinstance(response, VerifyAnswer) and ErrorCode.CONCURRENT_TRANSACTIONS in response.errors.values()
+            )
+            if busy and self._clock.mono_ms() + pause_ms <= until_ms:
+                self._loop.call_later(pause_ms / 1000, self._attempt, key, command, outer, 2 * pause_ms, until_ms)
+            else:
+                outer.complete(response)
+
+        if not outer.done:
+            self.submit(key, command).on_done(answered)
+
     # ---- markers out -----------------------------------------------------------------------------------------------
 
     def _take_markers(self, host: ShardHost, effect: WriteMarkers) -> None:
@@ -159,7 +186,9 @@ class TransactionCoordinator(CoordinatorRuntime):
             coordinator_epoch=marker.coordinator_epoch,
             timestamp=self._clock.wall_ms(),
         )
-        info = partition.append(batch, acks=-1, origin=Origin.COORDINATOR)
+        info = partition.append(
+            batch, acks=-1, origin=Origin.COORDINATOR, transaction_version=marker.transaction_version
+        )
         if info.error is ErrorCode.NONE:
             partition.wait_for(info.last_offset, done)
         else:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from brokers.api.base import Services
     from brokers.cluster.peers import Peers
     from brokers.cluster.view import ClusterView
-    from brokers.coordinators.runtime import CoordinatorRuntime
+    from brokers.coordinators.transactions import TransactionCoordinator
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class _Waiting:
 class Verifier:
     """Asks coordinators, this broker's own included. Loop thread only."""
 
-    def __init__(self, broker_id: int, view: ClusterView, peers: Peers, runtime: CoordinatorRuntime) -> None:
+    def __init__(self, broker_id: int, view: ClusterView, peers: Peers, runtime: TransactionCoordinator) -> None:
         self._broker_id = broker_id
         self._view = view
         self._peers = peers
@@ -107,7 +107,7 @@ class Verifier:
         self._waiting.clear()
 
     def _ask_here(self, question: Question, future: asyncio.Future[Errors]) -> None:
-        pending = self._runtime.submit(question.transactional_id, command_for(question))
+        pending = self._runtime.submit_patiently(question.transactional_id, command_for(question))
 
         def done(response: Any) -> None:
             if not future.done():
