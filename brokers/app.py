@@ -16,6 +16,7 @@ import time
 import uuid
 
 from brokers.api.base import Services
+from brokers.api.groups import forget_topics
 from brokers.cluster.controller import Controller
 from brokers.cluster.peers import Peers
 from brokers.cluster.replicas import ReplicaManager
@@ -194,6 +195,7 @@ class Broker:
             replicas.on_resigned(runtime.partition_resigned)
             replicas.on_deleted(runtime.partition_resigned)
         view.subscribe(replicas.apply)
+        view.subscribe(lambda change: forget_topics(groups, [topic.name for topic in change.deleted]))
         self._services = Services(
             config=config,
             clock=clock,
