@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any
 
-from brokers.api.authorized import CLUSTER_OPERATIONS, NOT_ASKED, TOPIC_OPERATIONS, bits, mask
+from brokers.api.authorized import NOT_ASKED, TOPIC_OPERATIONS, mask
 from brokers.api.base import Context, Done
+from brokers.api.metadata_body import Rows, body, error_row, leader_of
 from brokers.cluster.requests import check_name
 from brokers.cluster.view import ClusterView
 from brokers.model import (
@@ -25,6 +26,7 @@ from brokers.model import (
 )
 from wire import messages
 from wire.errors import ErrorCode
+from wire.hot import Encoded
 
 METADATA_KEY = 3
 FIND_COORDINATOR_KEY = 10
@@ -35,6 +37,9 @@ CREATION_WAIT_MS = 1_500
 MAX_DESCRIBED_PARTITIONS = 2_000
 GROUP, TRANSACTION = 0, 1
 
+_ROWS = Rows()
+"""Kept for the process: rows belong to the very objects of one view, so several views can't mix."""
+
 
 # ---------------------------------------------------------------- Metadata
 
@@ -44,12 +49,12 @@ def handle_metadata(request: Any, context: Context) -> Done | Coroutine[Any, Any
     view = context.services.view
     assert view.ready, "the server listens only once the view is ready"
     if request.topics is None or (context.api_version == 0 and not request.topics):
-        topics = [view.topics[name] for name in sorted(view.topics)]
-        return Done(_metadata([_topic_row(topic, request, context) for topic in topics], request, context))
+        rows = [_row(view.topics[name], request, context) for name in sorted(view.topics)]
+        return _answer(rows, request, context)
     missing = _to_create(request, context)
     if missing:
         return _create_and_answer(missing, request, context)
-    return Done(_metadata(_asked_rows(request, context, {}), request, context))
+    return _answer(_asked_rows(request, context, {}), request, context)
 
 
 def _to_create(request: Any, context: Context) -> list[str]:
@@ -63,7 +68,7 @@ def _to_create(request: Any, context: Context) -> list[str]:
 async def _create_and_answer(missing: Sequence[str], request: Any, context: Context) -> Done:
     errors = await context.services.controller.auto_create(missing, CREATION_WAIT_MS)
     await _led(missing, context.services.view)
-    return Done(_metadata(_asked_rows(request, context, errors), request, context))
+    return _answer(_asked_rows(request, context, errors), request, context)
 
 
 async def _led(names: Sequence[str], view: ClusterView) -> None:
@@ -76,25 +81,39 @@ async def _led(names: Sequence[str], view: ClusterView) -> None:
     await view.wait_until(led, 200)
 
 
-def _asked_rows(request: Any, context: Context, errors: dict[str, ErrorCode]) -> list[Any]:
+def _asked_rows(request: Any, context: Context, errors: dict[str, ErrorCode]) -> list[bytes]:
     return [_asked_row(asked, request, context, errors) for asked in request.topics]
 
 
-def _asked_row(asked: Any, request: Any, context: Context, errors: dict[str, ErrorCode]) -> Any:
+def _asked_row(asked: Any, request: Any, context: Context, errors: dict[str, ErrorCode]) -> bytes:
     view = context.services.view
+    version = context.api_version
     if asked.topic_id is not None:
         name = view.topic_names.get(asked.topic_id)
         if name is None:
-            return _error_row(asked.name, ErrorCode.UNKNOWN_TOPIC_ID, context, asked.topic_id)
-        return _topic_row(view.topics[name], request, context)
+            return error_row(asked.name, asked.topic_id, ErrorCode.UNKNOWN_TOPIC_ID, version)
+        return _row(view.topics[name], request, context)
     if asked.name is None:
-        return _error_row(None, ErrorCode.UNKNOWN_TOPIC_ID, context)
+        return error_row(None, None, ErrorCode.UNKNOWN_TOPIC_ID, version)
     topic = view.topics.get(asked.name)
     if topic is not None:
-        return _topic_row(topic, request, context)
+        return _row(topic, request, context)
     if check_name(asked.name) is not None:
-        return _error_row(asked.name, ErrorCode.INVALID_TOPIC_EXCEPTION, context)
-    return _error_row(asked.name, creation_error(errors.get(asked.name)), context)
+        return error_row(asked.name, None, ErrorCode.INVALID_TOPIC_EXCEPTION, version)
+    return error_row(asked.name, None, creation_error(errors.get(asked.name)), version)
+
+
+def _row(topic: TopicInfo, request: Any, context: Context) -> bytes:
+    operations = bool(request.include_topic_authorized_operations)
+    return _ROWS.get(
+        topic, context.services.view, context.connection.listener, context.api_version, operations=operations
+    )
+
+
+def _answer(rows: list[bytes], request: Any, context: Context) -> Done:
+    operations = bool(request.include_cluster_authorized_operations)
+    view, listener = context.services.view, context.connection.listener
+    return Done(Encoded([body(rows, view, listener, context.api_version, operations)]))
 
 
 def creation_error(error: ErrorCode | None) -> ErrorCode:
@@ -105,89 +124,6 @@ def creation_error(error: ErrorCode | None) -> ErrorCode:
         case ErrorCode.INVALID_REPLICATION_FACTOR | ErrorCode.INVALID_TOPIC_EXCEPTION | ErrorCode.POLICY_VIOLATION:
             return error
     return ErrorCode.LEADER_NOT_AVAILABLE
-
-
-def _error_row(name: str | None, error: ErrorCode, context: Context, topic_id: Any = None) -> Any:
-    version = context.api_version
-    row = messages.response_class(METADATA_KEY).MetadataResponseTopic
-    nullable = version >= 12
-    fields: dict[str, Any] = {"error_code": int(error), "name": name if nullable else name or "", "partitions": []}
-    if version >= 1:
-        fields["is_internal"] = name in INTERNAL_TOPICS
-    if version >= 10:
-        fields["topic_id"] = topic_id
-    return row(version=version, **fields)
-
-
-def _topic_row(topic: TopicInfo, request: Any, context: Context) -> Any:
-    version = context.api_version
-    row = messages.response_class(METADATA_KEY).MetadataResponseTopic
-    partitions = [
-        _partition_row(row.MetadataResponsePartition, index, state, context)
-        for index, state in enumerate(topic.partitions)
-    ]
-    fields: dict[str, Any] = {"error_code": 0, "name": topic.name, "partitions": partitions}
-    if version >= 1:
-        fields["is_internal"] = topic.name in INTERNAL_TOPICS
-    if version >= 10:
-        fields["topic_id"] = topic.id
-    if version >= 8:
-        asked = request.include_topic_authorized_operations
-        fields["authorized_operations"] = bits(TOPIC_OPERATIONS) if asked else None
-    return row(version=version, **fields)
-
-
-def _partition_row(row: Any, index: int, state: PartitionState, context: Context) -> Any:
-    version, view = context.api_version, context.services.view
-    leader, error = leader_of(state, view, context.connection.listener)
-    fields: dict[str, Any] = {
-        "error_code": int(error),
-        "partition_index": index,
-        "leader_id": leader,
-        "replica_nodes": list(state.replicas),
-        "isr_nodes": list(state.isr),
-    }
-    if version >= 5:
-        fields["offline_replicas"] = [b for b in state.replicas if b not in view.brokers]
-    if version >= 7:
-        fields["leader_epoch"] = state.leader_epoch
-    return row(version=version, **fields)
-
-
-def leader_of(state: PartitionState, view: ClusterView, listener: str) -> tuple[int, ErrorCode]:
-    """The leader a client may be sent to, or -1 and why there is none."""
-    broker = view.brokers.get(state.leader)
-    if broker is None or broker.incarnation != state.leader_incarnation:
-        return NO_LEADER, ErrorCode.LEADER_NOT_AVAILABLE
-    if broker.endpoint(listener) is None:
-        return NO_LEADER, ErrorCode.LISTENER_NOT_FOUND
-    return broker.id, ErrorCode.NONE
-
-
-def _metadata(topics: list[Any], request: Any, context: Context) -> Any:
-    response = messages.response_class(METADATA_KEY)
-    version = context.api_version
-    view = context.services.view
-    brokers = []
-    for broker_id in sorted(view.brokers):
-        broker = view.brokers[broker_id]
-        endpoint = broker.endpoint(context.connection.listener)
-        if endpoint is None:
-            continue
-        fields: dict[str, Any] = {"node_id": broker_id, "host": endpoint.host, "port": endpoint.port}
-        if version >= 1:
-            fields["rack"] = broker.rack
-        brokers.append(response.MetadataResponseBroker(version=version, **fields))
-    fields = {"brokers": brokers, "topics": topics}
-    if version >= 1:
-        # a controller the client can't reach on its listener is none to it
-        fields["controller_id"] = view.controller_id if any(b.node_id == view.controller_id for b in brokers) else -1
-    if version >= 2:
-        fields["cluster_id"] = view.cluster_id
-    if 8 <= version <= 10:
-        asked = request.include_cluster_authorized_operations
-        fields["authorized_operations"] = bits(CLUSTER_OPERATIONS) if asked else None
-    return response(version=version, **fields)
 
 
 # ---------------------------------------------------------------- FindCoordinator

@@ -266,7 +266,8 @@ class ClusterView:
         delta, reloaded = await self._read_changes(sequences)
         brokers_changed = brokers != self.brokers
         controller_changed = controller_id != self.controller_id
-        self.brokers = brokers
+        if brokers_changed:  # the same object as long as nothing changed: who keeps something can tell by it
+            self.brokers = brokers
         self.controller_id = controller_id
         first = not self.ready
         self.ready = True

@@ -6,12 +6,13 @@ import asyncio
 import inspect
 import uuid
 from collections.abc import Mapping
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from brokers.api import cluster, configs, metadata, topics
+from brokers.api import cluster, configs, metadata, metadata_body, topics
 from brokers.api.base import Connection, Context, Services
 from brokers.cluster.picture import Delta
 from brokers.cluster.requests import Outcome
@@ -22,6 +23,7 @@ from brokers.model import BrokerId, BrokerInfo, Endpoint, PartitionState
 from wire import messages
 from wire.apis import APIS
 from wire.errors import ErrorCode
+from wire.hot import Encoded
 
 A, C = uuid.UUID(int=77), uuid.UUID(int=78)
 GROUPS_ID = uuid.UUID(int=79)
@@ -110,6 +112,11 @@ def ask(services: Services, key: int, version: int, request: Any, handler: Any, 
         return (await outcome) if inspect.isawaitable(outcome) else outcome
 
     done = asyncio.run(run())
+    if isinstance(done.response, Encoded):
+        raw = b"".join(done.response.chunks)
+        decoded = messages.decode_response(key, version, raw)
+        assert messages.encode_response(decoded, key, version) == raw, "the library writes the same bytes"
+        return decoded
     return messages.decode_response(key, version, messages.encode_response(done.response, key, version))
 
 
@@ -192,6 +199,29 @@ def test_metadata_of_missing_topics(services: Services, version: int) -> None:
         found = ask(services, 3, version, request, metadata.handle_metadata)
         assert found.topics[0].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         assert len(controller.asked) == 1
+
+
+def test_kept_rows_follow_the_view(services: Services) -> None:
+    def leaders() -> list[int]:
+        found = ask(services, 3, 12, metadata_request(12, ["a"]), metadata.handle_metadata)
+        return [p.leader_id for p in found.topics[0].partitions]
+
+    view = services.view
+    assert leaders() == leaders() == [1, 2, -1, 3]
+    view._picture.apply([StatesChanged("a", A, {0: replace(led(2, 7, 1), partition_epoch=2)})], Delta())
+    assert leaders() == [2, 2, -1, 3]
+    view.brokers = {1: view.brokers[1]}
+    assert leaders() == [-1, -1, -1, -1]
+
+
+def test_what_is_kept_is_bounded(services: Services, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, view = metadata_body.Rows(), services.view
+    size = len(rows.get(view.topics["a"], view, "PLAINTEXT", 12, operations=False))
+    monkeypatch.setattr(metadata_body, "MAX_KEPT_BYTES", size * 3)
+    for version in range(14):
+        for operations in (True, False):
+            rows.get(view.topics["a"], view, "PLAINTEXT", version, operations=operations)
+            assert rows._bytes == sum(len(kept.row) for kept in rows._kept.values()) <= size * 3
 
 
 @pytest.mark.parametrize("version", [12, 13])
