@@ -41,7 +41,8 @@ def delete_old_segments(log: Log, now_ms: int) -> int:
 
 def _due(log: Log, now_ms: int) -> list[Segment]:
     config = log.config
-    by_policy = "delete" in config.cleanup_policy
+    # The coordinators' topics are their memory: whatever their settings say, age and size delete nothing there.
+    by_policy = "delete" in config.cleanup_policy and not log.is_internal
     excess = log.size_bytes - config.retention_bytes if by_policy and config.retention_bytes >= 0 else 0
     due: list[Segment] = []
     for index, segment in enumerate(log.segments):

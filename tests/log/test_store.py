@@ -1,0 +1,364 @@
+"""All logs of a broker: start, clean stop, kill, checkpoints, foreign directories, failed directories."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+
+from brokers.config import BrokerConfig
+from brokers.log import DirectoryInUse, ForeignDirectory, LogStore, RealDisk, StoreRefused
+from brokers.log.dump import dump
+from tests.log.faulty import Fault, FaultyDisk
+from tests.log.support import NOW, FixedClock, append, append_txn, batch, end_txn, produced, records
+from wire.errors import ErrorCode
+from wire.types import TopicPartition
+
+ROOT = Path(__file__).parents[2]
+TOPIC_ID = uuid.UUID(int=0x1234567890)
+A, B = TopicPartition("a.b_c-d", 0), TopicPartition("a.b_c-d", 11)
+
+
+def _config(*paths, **changes) -> BrokerConfig:
+    return BrokerConfig(broker_id=3, zookeeper_connect="z:1", log_dirs=tuple(map(str, paths)), **changes)
+
+
+def _store(path, disk=None, *, cluster="cluster-1", clock=None, **changes) -> LogStore:
+    paths = path if isinstance(path, list) else [path]
+    return LogStore(_config(*paths, **changes), disk or RealDisk(), clock or FixedClock(), cluster_id=cluster)
+
+
+def _started(path, disk=None, **options) -> LogStore:
+    store = _store(path, disk, **options)
+    store.load()
+    return store
+
+
+def _create(store, tp):
+    return store.create(tp, TOPIC_ID, _config(".").topic_defaults())
+
+
+def test_a_clean_stop_and_start(tmp_path):
+    store = _started(tmp_path)
+    for tp in (A, B):
+        log = _create(store, tp)
+        append(log, batch(3), epoch=2)
+        append(log, produced(1, 0, 0), epoch=2)
+    store.get(A).delete_records_before(2)
+    store.close(broker_epoch=77)
+    assert json.loads((tmp_path / ".kafka_cleanshutdown").read_text()) == {"version": 0, "brokerEpoch": 77}
+    assert (tmp_path / "recovery-point-offset-checkpoint").read_text() == f"0\n2\n{A.topic} 0 4\n{A.topic} 11 4\n"
+    assert (tmp_path / "replication-offset-checkpoint").read_text() == f"0\n2\n{A.topic} 0 4\n{A.topic} 11 4\n"
+    assert (tmp_path / "log-start-offset-checkpoint").read_text() == f"0\n1\n{A.topic} 0 2\n"
+    again = _store(tmp_path)
+    report = again.load()
+    assert report.clean_directories == [str(tmp_path)]
+    assert report.logs == 2
+    assert not any(r.segments_scanned for r in report.recovered)
+    log = again.get(A)
+    assert (log.log_start_offset, log.log_end_offset, log.high_watermark, log.topic_id) == (2, 4, 4, TOPIC_ID)
+    assert append(log, produced(1, 0, 0), epoch=2).duplicate
+    assert not (tmp_path / ".kafka_cleanshutdown").exists(), "a crash from now on is no clean stop"
+    again.close()
+
+
+def test_a_kill_is_noticed(tmp_path):
+    store = _started(tmp_path)
+    append(_create(store, A), batch(3))
+    store.close(clean=False)
+    again = _store(tmp_path)
+    report = again.load()
+    assert report.unclean_directories == [str(tmp_path)]
+    assert any("not closed in order" in text for text in report.lines())
+    assert again.get(A).log_end_offset == 3
+    assert report.recovered[0].bytes_scanned == len(batch(3))
+
+
+def test_meta_properties(tmp_path):
+    _started(tmp_path).close()
+    text = dict(line.split("=", 1) for line in (tmp_path / "meta.properties").read_text().splitlines())
+    assert {k: text[k] for k in ("version", "broker.id", "cluster.id")} == {
+        "version": "0", "broker.id": "3", "cluster.id": "cluster-1",
+    }  # fmt: skip
+    with pytest.raises(ForeignDirectory, match="cluster-1"):
+        _store(tmp_path, cluster="other").load()
+    (tmp_path / "meta.properties").write_text("#\n#Thu Jan 01\nversion=0\nbroker.id=4\ncluster.id=cluster-1\n")
+    with pytest.raises(ForeignDirectory, match="broker 4"):
+        _store(tmp_path).load()
+
+
+def test_partitions_of_nobody_are_left_alone(tmp_path):
+    (tmp_path / "orders-0").mkdir()
+    with pytest.raises(ForeignDirectory, match="orders-0"):
+        _store(tmp_path).load()
+
+
+def test_the_lock(tmp_path):
+    code = (
+        "import sys, time; sys.path.insert(0, sys.argv[2]); from brokers.log.files import RealDisk;"
+        "lock = RealDisk().lock(sys.argv[1] + '/.lock'); print('held', flush=True); time.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, tmp_path, ROOT], stdout=subprocess.PIPE) as holder:
+        try:
+            assert holder.stdout.readline() == b"held\n"
+            with pytest.raises(DirectoryInUse, match="lock"):
+                _store(tmp_path).load()
+        finally:
+            holder.kill()
+    _started(tmp_path).close()
+
+
+def test_delete_and_create_again(tmp_path):
+    clock = FixedClock()
+    store = _started(tmp_path, clock=clock)
+    log = _create(store, A)
+    append(log, batch(5))
+    result = log.read(0, 100, end_offset=5)
+    store.delete(A)
+    assert store.get(A) is None
+    (doomed,) = [name for name in os.listdir(tmp_path) if name.endswith("-delete")]
+    assert doomed.startswith("a.b_c-d-0.")
+    assert len(doomed) == len("a.b_c-d-0.") + 32 + len("-delete")
+    again = store.create(A, uuid.UUID(int=9), log.config)
+    assert (again.log_end_offset, again.topic_id) == (0, uuid.UUID(int=9))
+    store.tick(clock.now)
+    clock.now += 60_000
+    store.tick(clock.now)
+    assert not (tmp_path / doomed).exists()
+    assert result.slices[0].read()
+    result.release()
+    store.close()
+
+
+def test_a_deletion_cut_off_by_a_kill_is_finished(tmp_path):
+    store = _started(tmp_path)
+    _create(store, A)
+    store.delete(A)
+    store.close(clean=False)
+    report = _store(tmp_path).load()
+    assert len(report.removed) == 1
+    assert report.logs == 0
+
+
+def test_long_topic_names_can_be_deleted(tmp_path):
+    store = _started(tmp_path)
+    tp = TopicPartition("x" * 249, 0)
+    _create(store, tp)
+    store.delete(tp)
+    (doomed,) = [name for name in os.listdir(tmp_path) if name.endswith("-delete")]
+    assert len(doomed) == 255
+    store.close(clean=False)
+    assert len(_store(tmp_path).load().removed) == 1
+
+
+def test_partitions_spread_over_directories_and_fail_alone(tmp_path):
+    disk = FaultyDisk()
+    store = _started([tmp_path / "d1", tmp_path / "d2"], disk)
+    logs = [_create(store, TopicPartition("t", i)) for i in range(6)]
+    homes = {log: Path(log.directory).parent.name for log in logs}
+    assert sorted(homes.values()) == ["d1"] * 3 + ["d2"] * 3
+    for log in logs:
+        append(log, batch(1))
+    disk.faults.append(Fault("write", "/d1/", error=errno.EIO, times=1))
+    bad = next(log for log in logs if homes[log] == "d1")
+    assert append(bad, batch(1)).error == ErrorCode.KAFKA_STORAGE_ERROR
+    assert store.offline_directories == [str(tmp_path / "d1")]
+    for log in logs:
+        want = ErrorCode.KAFKA_STORAGE_ERROR if homes[log] == "d1" else ErrorCode.NONE
+        assert append(log, batch(1)).error == want
+    store.tick(NOW)
+    store.checkpoint()
+    assert Path(_create(store, TopicPartition("u", 0)).directory).parent.name == "d2"
+    store.close()
+    assert not (tmp_path / "d1" / ".kafka_cleanshutdown").exists()
+    assert (tmp_path / "d2" / ".kafka_cleanshutdown").exists()
+
+
+def test_an_unusable_directory_at_the_start(tmp_path):
+    (tmp_path / "file").write_text("not a directory")
+    store = _store([tmp_path / "file", tmp_path / "good"])
+    assert store.load().offline_directories == [str(tmp_path / "file")]
+    _create(store, A)
+    store.close()
+    with pytest.raises(StoreRefused, match="log.dirs"):
+        _store(tmp_path / "file").load()
+
+
+def test_a_full_disk_at_upkeep_stops_nothing(tmp_path):
+    disk = FaultyDisk()
+    clock = FixedClock()
+    store = _started(tmp_path, disk, clock=clock)
+    log = _create(store, A)
+    append(log, batch(1))
+    store.tick(clock.now)
+    disk.faults.append(Fault("replace", "checkpoint"))
+    clock.now += 10_000_000
+    store.tick(clock.now)
+    assert append(log, batch(1)).error == ErrorCode.NONE
+    disk.faults.clear()
+    clock.now += 10_000_000
+    store.tick(clock.now)
+    assert "a.b_c-d 0" in (tmp_path / "replication-offset-checkpoint").read_text()
+
+
+def test_ticks_flush_closed_segments_and_checkpoint(tmp_path):
+    clock = FixedClock()
+    store = _started(tmp_path, clock=clock)
+    log = store.create(A, TOPIC_ID, dataclasses.replace(_config(".").topic_defaults(), segment_bytes=300))
+    store.tick(clock.now)
+    append(log, batch(1))
+    store.tick(clock.now)
+    assert log.recovery_point == 0, "the active segment is left to the system"
+    for _ in range(10):
+        append(log, batch(1))
+    store.tick(clock.now)
+    assert log.recovery_point == 11
+    append(log, batch(1))
+    log.config = dataclasses.replace(log.config, flush_ms=500)
+    store.tick(NOW + 499)
+    assert log.recovery_point == 11
+    store.tick(NOW + 500)
+    assert log.recovery_point == 12
+    clock.now += 60_000
+    store.tick(clock.now)
+    assert f"{A.topic} 0 12" in (tmp_path / "recovery-point-offset-checkpoint").read_text()
+
+
+def test_retention_by_tick(tmp_path):
+    clock = FixedClock()
+    store = _started(tmp_path, clock=clock)
+    log = store.create(A, TOPIC_ID, dataclasses.replace(_config(".").topic_defaults(), retention_ms=1000))
+    append(log, batch(1))
+    store.tick(clock.now)
+    clock.now += 300_000
+    store.tick(clock.now)
+    assert log.log_start_offset == 1
+
+
+def test_many_partitions_cost_no_descriptors(tmp_path):
+    disk = RealDisk()
+    store = _started(tmp_path, disk)
+    for i in range(300):
+        _create(store, TopicPartition("t", i))
+    for i in range(0, 300, 3):
+        append(store.get(TopicPartition("t", i)), batch(1))
+    store.close()
+    disk = RealDisk(max_open=64)
+    store = _started(tmp_path, disk)
+    assert disk.open_files <= 64
+    assert sum(log.log_end_offset for log in store.all().values()) == 100
+    store.close()
+
+
+def test_dump_reads_everything_in_a_directory(tmp_path):
+    store = _started(tmp_path)
+    log = store.create(A, TOPIC_ID, dataclasses.replace(_config(".").topic_defaults(), index_interval_bytes=0))
+    for i in range(3):
+        append(log, batch(2, codec=i), epoch=i)
+    append_txn(log, 5, 0, 0)
+    end_txn(log, 5, 0, commit=False)
+    store.close()
+    rows = {}
+    for folder, _, names in os.walk(tmp_path):
+        for name in names:
+            if name != ".lock":
+                rows[name] = list(dump(name, Path(folder, name).read_bytes(), records=True))
+    assert not [row for found in rows.values() for row in found if "error" in row]
+    stem = f"{0:020d}"
+    batches = [row for row in rows[stem + ".log"] if row["type"] == "batch"]
+    assert [(row["base_offset"], row["compression"], row["is_valid"]) for row in batches] == [
+        (0, "none", True), (2, "gzip", True), (4, "snappy", True), (6, "none", True), (7, "none", True),
+    ]  # fmt: skip
+    assert [row["marker"] for row in rows[stem + ".log"] if row["type"] == "marker"] == ["ABORT"]
+    assert [row["value"] for row in rows[stem + ".log"] if row["type"] == "record"] == ["v"] * 7
+    assert rows[stem + ".txnindex"] == [
+        {
+            "type": "aborted",
+            "version": 0,
+            "producer_id": 5,
+            "first_offset": 6,
+            "last_offset": 7,
+            "last_stable_offset": 8,
+        }
+    ]
+    positions = {row["last_offset"]: row["position"] for row in batches}
+    assert all(positions[row["offset"]] == row["position"] for row in rows[stem + ".index"])
+    assert rows["leader-epoch-checkpoint"][-1] == {"type": "epoch", "epoch": 2, "start_offset": 4}
+    assert rows["partition.metadata"][0]["uuid"] == str(TOPIC_ID)
+    assert [row["producer_id"] for row in rows[f"{8:020d}.snapshot"]] == [5]
+
+
+@pytest.mark.parametrize("name", ["0" * 20 + s for s in (".log", ".index", ".timeindex", ".txnindex", ".snapshot")])
+def test_dump_of_damage_is_a_row(name):
+    noise = bytes(range(256)) * 3 + b"\x01"
+    assert any("error" in row for row in dump(name, noise, records=True))
+
+
+def test_dump_of_unknown_files():
+    assert "error" in next(dump("notes.txt", b""))
+    assert "error" in next(dump("leader-epoch-checkpoint", b"0\n1\n"))
+
+
+WRITER = """
+import sys; sys.path.insert(0, sys.argv[2])
+import random, uuid
+from brokers.log import RealDisk
+from tests.log.test_store import _started, A, _config, TOPIC_ID
+from tests.log.support import append, append_txn, batch, end_txn, produced
+import dataclasses
+store = _started(sys.argv[1])
+log = store.get(A)
+config = dataclasses.replace(_config(".").topic_defaults(), segment_bytes=20_000, index_interval_bytes=500)
+if log is None:
+    log = store.create(A, TOPIC_ID, config)
+log.config = config
+rng = random.Random()
+entry = log.producers.entries.get(1)
+sequence = entry.last_sequence + 1 if entry else 0
+i = 0
+while True:
+    info = append(log, produced(1, 0, sequence, 2, value=b"%d" % i * rng.randrange(40)))
+    assert info.error == 0, info
+    sequence += 2
+    pid = 1000 + log.log_end_offset
+    append_txn(log, pid, 0, 0)
+    end_txn(log, pid, 0, commit=rng.random() < .5)
+    if i % 50 == 0:
+        store.tick(i * 100); store.checkpoint()
+    print(log.log_end_offset, flush=True)
+    i += 1
+"""
+
+
+def test_kill_nine_again_and_again(tmp_path):
+    """A real process is killed while it appends; what it said is appended is there, and sequences go on."""
+    reached = 0
+    for round_number in range(6):
+        with subprocess.Popen(
+            [sys.executable, "-c", WRITER, tmp_path, ROOT], stdout=subprocess.PIPE, text=True
+        ) as writer:
+            wanted = 20 + 37 * round_number
+            lines = [writer.stdout.readline() for _ in range(wanted)]
+            time.sleep(0.003 * round_number)
+            writer.send_signal(signal.SIGKILL)
+            lines += writer.stdout.read().split("\n")
+        said = max(int(text) for text in lines if text.strip().isdigit())
+        assert said > reached
+        store = _store(tmp_path)
+        report = store.load()
+        assert report.unclean_directories
+        log = store.get(A)
+        assert log.log_end_offset >= said
+        reached = log.log_end_offset
+        assert [r.offset for r in records(log)] == sorted(r.offset for r in records(log))
+        assert log.producers.entries[1].last_sequence % 2 == 1
+        store.close(clean=False)
