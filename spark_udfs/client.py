@@ -275,7 +275,10 @@ class Client:
     def _by_leader(self, parts: Iterable[TopicPartition]) -> dict[int, list[TopicPartition]]:
         wanted = list(parts)
         if any(tp not in self._leaders for tp in wanted):
-            self._refresh(sorted({tp.topic for tp in wanted}))
+            found = self._refresh(sorted({tp.topic for tp in wanted}))
+            absent = sorted(str(tp) for tp in wanted if tp.partition not in found.get(tp.topic, ()))
+            if absent:
+                raise _Again(f"{', '.join(absent)} can't be found")
         grouped: dict[int, list[TopicPartition]] = defaultdict(list)
         for tp in wanted:
             if tp not in self._leaders:

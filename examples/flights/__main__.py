@@ -111,6 +111,8 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     directory = given.dir or Path(tempfile.mkdtemp(prefix="fleetlog-flights-"))
     directory.mkdir(parents=True, exist_ok=True)
+    if any(directory.iterdir()):
+        raise SystemExit(f"{directory} is not empty: an old checkpoint there would belong to other topics")
     verdict = 2
     try:
         if not given.bootstrap:
