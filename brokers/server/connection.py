@@ -2,7 +2,8 @@
 
 Requests of a connection are executed one at a time, as Kafka does; only a Produce that has appended and waits for its
 replicas lets the next one start. Answers leave in the order of the requests, always. Reading stops while too much is in
-flight, so what a peer can make us hold is bounded: one frame, ``connection.outbox.max.bytes`` and one answer.
+flight, so what a peer can make us hold is bounded: one frame, ``connection.outbox.max.bytes`` and one answer. What all
+of them hold together is bounded by the server, which closes the one that holds most.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ REQUESTS_PER_TURN = 16
 SMALL_SLICE = 64 * 1024
 SENDFILE_BYTES = 4 * 1024 * 1024
 SEND_BYTES_PER_TURN = 8 * 1024 * 1024
-READ_BEHIND = 128 * 1024
+STALLED_RECEIVE_BYTES = 16 * 1024
+READ_BEHIND = 64 * 1024
 """Bytes received beyond the requests being worked on, at which reading pauses."""
 
 
@@ -80,6 +82,10 @@ class Environment(Protocol):
         """The connection is closed."""
         ...
 
+    def held(self, difference: int) -> None:
+        """The connections hold that many bytes more, or less, in memory."""
+        ...
+
 
 class Connection:
     """The driver. All methods run on the loop thread."""
@@ -96,6 +102,7 @@ class Connection:
         self._outbox = Outbox()
         self._slots: deque[Slot] = deque()
         self._reserved = 0
+        self.held = 0
         self._reading = False
         self._writing = False
         self._waiting_for_budget = False
@@ -122,7 +129,7 @@ class Connection:
             if len(self._framer) >= READ_BEHIND and self._stalled():
                 self._pause()
                 return
-            room = self._framer.room(RECEIVE_BYTES)
+            room = self._framer.room(STALLED_RECEIVE_BYTES if self._stalled() else RECEIVE_BYTES)
             count = self._sock.recv_into(self._env.receive_buffer, room)
         except (BlockingIOError, InterruptedError):
             return
@@ -170,6 +177,7 @@ class Connection:
         if self.closed:
             return
         self._flush()
+        self._account()
         if more and not self.closed and not self._stalled():
             self._env.loop.call_soon(self.pump)  # the others' turn first
         if not self._waiting_for_budget and (len(self._framer) < READ_BEHIND or not self._stalled()):
@@ -198,6 +206,14 @@ class Connection:
         self._slots.append(slot)
         self._env.dispatch(self, frame, slot)
         return True
+
+    def _account(self) -> None:
+        """Tell what this connection holds: received bytes that wait, and answers that were not taken yet."""
+        waiting = max(0, len(self._framer) - self._reserved)  # a frame being received is counted by the budget
+        holds = 0 if self.closed else self._outbox.held + waiting
+        if holds != self.held:
+            self._env.held(holds - self.held)
+            self.held = holds
 
     def _budget_returned(self) -> None:
         self._waiting_for_budget = False
@@ -334,6 +350,7 @@ class Connection:
             if slot.on_drop is not None:
                 slot.on_drop()
         self._slots.clear()
+        self._account()
         self._env.forget(self)
 
     @property

@@ -49,6 +49,8 @@ class Server:
         self.max_frame = config.socket_request_max_bytes
         self.max_outbox = config.connection_outbox_max_bytes
         self.max_in_flight = config.max_in_flight_requests_per_connection
+        self._held = 0
+        self._relieving = False
         self.receive_buffer = memoryview(bytearray(RECEIVE_BYTES))
 
     # -- life -----------------------------------------------------------------------------------------------------
@@ -173,6 +175,27 @@ class Server:
         if self._counted(connection.peer.listener):
             self._caps.leave(connection.peer.peer_host)
         self.metrics.connections.set(len(self._connections))
+
+    def held(self, difference: int) -> None:
+        """Connections hold more or less. Above ``queued.max.request.bytes`` the one that holds most is closed.
+
+        Each connection has its own bound already; this one is for many clients that do not read their answers.
+        """
+        self._held += difference
+        if self._held > self.config.queued_max_request_bytes and not self._relieving:
+            self._relieving = True
+            self.loop.call_soon(self._relieve)
+
+    def _relieve(self) -> None:
+        self._relieving = False
+        while self._held > self.config.queued_max_request_bytes and self._connections:
+            greediest = max(self._connections.values(), key=lambda connection: connection.held)
+            self.metrics.refused.labels("memory").inc()
+            self.quiet.warning(
+                "%s: closed, it holds %d of %d bytes that wait in memory",
+                greediest.peer.peer_host, greediest.held, self._held,
+            )  # fmt: skip
+            greediest.close("too much waits in memory")
 
     def __len__(self) -> int:
         return len(self._connections)

@@ -13,8 +13,8 @@ from _native.batch import Record, crc32c, encode_batch
 from tests.wire.samples import ALL_VERSIONS, request
 
 PROBE_ID = 0x7FF1_0001
-PATIENCE_S = 0.25
-"""How long a fuzzed request may keep its connection busy (long polls, joins) before we go on with the next."""
+PARTIAL_S = 0.25
+"""How long we wait on a frame that may be incomplete, before we leave the connection."""
 
 
 def _mutated(body: bytearray, rng: random.Random) -> bytes:
@@ -137,15 +137,22 @@ class Report:
     refused_connections: int = 0
 
 
-async def storm(port: int, source: Iterator[tuple[str, bytes]], report: Report, workers: int = 48) -> None:
-    """Send all frames over ``workers`` connections at a time, each followed by a request that must be answered."""
+async def storm(
+    port: int, source: Iterator[tuple[str, bytes]], report: Report, patience_s: float, workers: int = 48
+) -> None:
+    """Send all frames over ``workers`` connections at a time, each followed by a request that must be answered.
+
+    ``patience_s`` is how long a whole frame may keep its connection busy before it is left.
+    """
     probe = m.encode_request(18, 0, PROBE_ID, "probe", m.ApiVersionsRequest(version=0))
     async with asyncio.TaskGroup() as group:
         for _ in range(workers):
-            group.create_task(_worker(port, source, report, probe))
+            group.create_task(_worker(port, source, report, probe, patience_s))
 
 
-async def _worker(port: int, source: Iterator[tuple[str, bytes]], report: Report, probe: bytes) -> None:
+async def _worker(
+    port: int, source: Iterator[tuple[str, bytes]], report: Report, probe: bytes, patience_s: float
+) -> None:
     for kind, frame in source:
         while True:
             try:
@@ -157,7 +164,7 @@ async def _worker(port: int, source: Iterator[tuple[str, bytes]], report: Report
         try:
             writer.write(frame + probe)
             report.sent[kind] += 1
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(PARTIAL_S if kind == "framing" else patience_s):
                 await _until_probed(reader)
             report.answered += 1
         except TimeoutError:

@@ -32,8 +32,8 @@ def _rss_mib(pid: int, field: str = "VmRSS") -> float:
     return int(found[1]) / 1024
 
 
-def _run(port: int, source: Any, report: Report) -> None:
-    uvloop.run(storm(port, source, report))
+def _run(port: int, source: Any, report: Report, patience_s: float = 0.25) -> None:
+    uvloop.run(storm(port, source, report, patience_s))
 
 
 def test_the_mix_passes_framing_and_covers_everything() -> None:
@@ -54,7 +54,7 @@ def test_a_small_storm_on_the_dispatcher_alone() -> None:
 
     report = Report()
     with RunningServer(dict.fromkeys(APIS, handler)) as server:
-        _run(server.endpoint().port, frames(2, 3000), report)
+        _run(server.endpoint().port, frames(2, 3000), report, patience_s=20.0)
         assert server.client().ask(m.ApiVersionsRequest(version=0), 0).error_code == 0
         server.until(lambda: len(server.server) <= 1, "the end of the fuzzed connections")
         assert server.call(lambda: server.server.budget.used) == 0

@@ -55,6 +55,26 @@ def test_a_slow_reader_stops_its_own_requests_and_loses_nothing() -> None:
         assert executed == list(range(100))
 
 
+def test_many_slow_readers_together_are_bounded_and_the_greediest_goes() -> None:
+    def handler(request: Any, context: Any) -> Done:
+        return Done(b"x" * (request.generation_id * MIB))
+
+    with RunningServer({HEARTBEAT: handler}, {"queued.max.request.bytes": str(20 * MIB)}) as server:
+        clients = [server.client() for _ in range(12)]
+        for size, client in enumerate(clients):
+            client.send(m.HeartbeatRequest(group_id="g", generation_id=size + 1, member_id="m"), 0, 1)
+        server.until(lambda: server.refused("memory") > 0, "a closed connection")
+        server.until(lambda: server.server._held <= 20 * MIB, "the bound")
+        alive = 0
+        for size, client in enumerate(clients):
+            try:
+                alive += len(client.frame()) == 4 + (size + 1) * MIB
+            except ConnectionError:
+                assert size > 3, "a small one was closed before the large ones"
+        assert alive == 12 - server.refused("memory")
+        server.until(lambda: server.server._held == 0, "an empty outbox everywhere")
+
+
 class Piece:
     """A file slice that counts its release."""
 
