@@ -189,7 +189,7 @@ def test_an_unusable_directory_at_the_start(tmp_path):
     assert store.load().offline_directories == [str(tmp_path / "file")]
     _create(store, A)
     store.close()
-    with pytest.raises(StoreRefused, match="log.dirs"):
+    with pytest.raises(StoreRefused, match=r"log\.dirs"):
         _store(tmp_path / "file").load()
 
 
