@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -53,6 +54,61 @@ def test_groups_byte_for_byte() -> None:
     assert r.decode_key(GROUP_KEY) == r.GroupKey("grp")
     assert r.group_value(GROUP) == GROUP_VALUE_3
     assert r.decode_group(GROUP_VALUE_3) == GROUP
+
+
+# --- Kafka's own bytes ------------------------------------------------------------------------------------------
+
+NOTE_TIME_MS = 1_700_000_000_123
+GOLDEN = {
+    (name, int(version[1:])): bytes.fromhex(text)
+    for name, version, text in (
+        line.split()
+        for line in (Path(__file__).parent / "golden" / "group_records_4.1.1.txt").read_text().splitlines()
+        if not line.startswith("#")
+    )
+}
+
+
+def golden_member(version: int, number: int) -> r.MemberRecord:
+    instance = "i-2" if version >= 3 and number == 2 else None
+    rebalance_ms = 60_000 if version >= 1 else 10_000
+    return r.MemberRecord(f"m-{number}", instance, "client", "/127.0.0.1", rebalance_ms, 10_000, b"\0\1\2", b"\3\4")
+
+
+def golden_group(name: str, version: int) -> r.GroupRecord:
+    timestamp = NOTE_TIME_MS if version >= 2 else -1
+    if name == "empty":
+        return r.GroupRecord("consumer", 4, None, None, timestamp, ())
+    members = (golden_member(version, 1), golden_member(version, 2))
+    return r.GroupRecord("consumer", 4, "range", "m-1", timestamp, members)
+
+
+@pytest.mark.parametrize("name", ["stable", "empty"])
+@pytest.mark.parametrize("version", range(5))
+def test_groups_written_by_kafka(name: str, version: int) -> None:
+    assert r.decode_group(GOLDEN[name, version]) == golden_group(name, version)
+    if version == 3:
+        assert r.group_value(golden_group(name, version)) == GOLDEN[name, version]
+
+
+@pytest.mark.parametrize("version", range(5))
+def test_offsets_written_by_kafka(version: int) -> None:
+    leader_epoch = 5 if version >= 3 else -1
+    expiry = NOTE_TIME_MS + 60_000 if version == 1 else -1
+    committed = r.CommittedOffset(42, leader_epoch, "not\u00e9", NOTE_TIME_MS, expiry)
+    assert r.decode_offset(GOLDEN["offset", version]) == committed
+    if version in {1, 3}:
+        assert r.offset_value(committed) == GOLDEN["offset", version]
+
+
+def test_other_records_written_by_kafka() -> None:
+    flights = r.OffsetKey("my-group", TopicPartition("flights", 7))
+    assert r.decode_key(GOLDEN["offset-key", 0]) == r.decode_key(GOLDEN["offset-key", 1]) == flights
+    assert r.offset_key(*flights) == GOLDEN["offset-key", 1]
+    assert r.offset_key("gr\u00f6\u00dfe", TopicPartition("t", 2**31 - 1)) == GOLDEN["umlaut-key", 1]
+    assert r.group_key("my-group") == GOLDEN["group-key", 2]
+    with_id = r.decode_offset(GOLDEN["offset-with-topic-id", 4])
+    assert with_id == r.CommittedOffset(42, 5, "", NOTE_TIME_MS, -1, bytes(range(16)))
 
 
 def test_tombstones() -> None:
