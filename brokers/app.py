@@ -102,10 +102,13 @@ class Broker:
         if not await view.wait_until(self._known, 30_000):
             raise StartError("the registration does not show in ZooKeeper after 30 s")
         services.replicas.reconcile()
-        self._server.serve(services)
         controller = services.controller
         assert isinstance(controller, Controller)
         controller.start()
+        # librdkafka's admin calls hang on a Metadata answer without a controller: answer nobody before there is one.
+        if not await view.wait_until(lambda: view.controller_id >= 0, 2 * self.config.zookeeper_session_timeout_ms):
+            logger.warning("no controller is elected yet; going on without")
+        self._server.serve(services)
         self._tasks += [
             self._loop.create_task(self._keep_registered(), name="registration"),
             self._loop.create_task(self._tick_logs(logs), name="log upkeep"),
@@ -241,6 +244,8 @@ class Broker:
             return "the cluster's state is not read yet"
         if self._registered is None or not self._known():
             return "not registered in ZooKeeper"
+        if self._services.view.controller_id < 0:
+            return "no controller is elected"
         if not self._services.store.lease.valid():
             return "the ZooKeeper session's lease has run out"
         return None
