@@ -19,7 +19,7 @@ from brokers.cluster.peers import Peers, PeerUnavailable
 from brokers.cluster.picture import NO_STATE_EPOCH
 from brokers.cluster.reign import Reign, TermOver
 from brokers.cluster.requests import NewPartitions, NewTopic, Outcome, check_name
-from brokers.cluster.view import ClusterView, ViewChange
+from brokers.cluster.view import NO_CONTROLLER, ClusterView, ViewChange
 from brokers.cluster.znodes import BadZnode
 from brokers.model import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC, Clock
 from coordination.election import ControllerElection, Leadership
@@ -37,6 +37,8 @@ AUTO_CREATE_MS = 5_000
 RETRY_SECONDS = 0.1
 PRUNE_EVERY_SECONDS = 30.0
 FAILED_SECONDS = 1.0
+OFFICE_WAIT_MS = 8_000
+OFFICE_POLL_SECONDS = 0.02
 
 NOT_CONTROLLER_TEXT = "This is not the correct controller for this cluster."
 
@@ -91,6 +93,7 @@ class Controller:
         self._new_id = new_id
         self._reign: Reign | None = None
         self._active = False
+        self._stopped = False
         self._poked = asyncio.Event()
         self._reign_task: asyncio.Task[None] | None = None
         self._jobs: set[asyncio.Task[Any]] = set()
@@ -109,6 +112,7 @@ class Controller:
 
     async def stop(self) -> None:
         """Resign, so that another broker takes over at once."""
+        self._stopped = True
         self._resigned()
         for task in list(self._jobs):
             task.cancel()
@@ -187,8 +191,8 @@ class Controller:
         self, topics: Sequence[NewTopic], *, validate_only: bool = False, timeout_ms: int = 30_000
     ) -> list[Outcome]:
         """See :class:`ControllerHandle`."""
-        reign = self._reign
-        if reign is None or not self.is_active:
+        reign = await self._in_office(timeout_ms)
+        if reign is None:
             return [Outcome(topic.name, ErrorCode.NOT_CONTROLLER, NOT_CONTROLLER_TEXT) for topic in topics]
         names = [topic.name for topic in topics]
         outcomes = await self._job(reign.create_topics(topics, validate_only), names, timeout_ms)
@@ -200,8 +204,8 @@ class Controller:
         self, topics: Sequence[NewPartitions], *, validate_only: bool = False, timeout_ms: int = 30_000
     ) -> list[Outcome]:
         """See :class:`ControllerHandle`."""
-        reign = self._reign
-        if reign is None or not self.is_active:
+        reign = await self._in_office(timeout_ms)
+        if reign is None:
             return [Outcome(topic.name, ErrorCode.NOT_CONTROLLER, NOT_CONTROLLER_TEXT) for topic in topics]
         names = [topic.name for topic in topics]
         outcomes = await self._job(reign.create_partitions(topics, validate_only), names, timeout_ms)
@@ -213,8 +217,8 @@ class Controller:
         """See :class:`ControllerHandle`."""
         names = [topic if isinstance(topic, str) else self._view.topic_names.get(topic, "") for topic in topics]
         ids = [topic if isinstance(topic, uuid.UUID) else None for topic in topics]
-        reign = self._reign
-        if reign is None or not self.is_active:
+        reign = await self._in_office(timeout_ms)
+        if reign is None:
             return [
                 Outcome(name, ErrorCode.NOT_CONTROLLER, NOT_CONTROLLER_TEXT, None, topic_id)
                 for name, topic_id in zip(names, ids, strict=True)
@@ -223,6 +227,21 @@ class Controller:
         gone = [o.topic for o in outcomes if o.ok and o.topic is not None]
         await self._view.wait_until(lambda: all(t.id not in self._view.topic_names for t in gone), VIEW_WAIT_MS)
         return outcomes
+
+    async def _in_office(self, timeout_ms: int) -> Reign | None:
+        """Our reign, or None where another broker rules.
+
+        Between an election and the moment the winner has read everything, and while nobody is elected, a request
+        waits: stock admin clients give up at the first NOT_CONTROLLER of the very broker that Metadata named.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + min(timeout_ms, OFFICE_WAIT_MS) / 1000
+        while not self.is_active:
+            other = self._view.controller_id not in (NO_CONTROLLER, self._broker_id)
+            if (other and self._reign is None) or self._stopped or loop.time() >= deadline:
+                return None
+            await asyncio.sleep(OFFICE_POLL_SECONDS)
+        return self._reign
 
     async def _job(
         self, work: Coroutine[Any, Any, list[Outcome]], names: Sequence[str], timeout_ms: int

@@ -94,6 +94,19 @@ async def test_each_topic_of_a_request_fails_by_itself(tree: str) -> None:
 
 
 @on_loop
+async def test_no_replicas_are_promised_that_nobody_copies(tree: str) -> None:
+    async with Nodes(tree) as nodes:
+        for broker_id in (1, 2):
+            await nodes.start(broker_id)
+        boss = await nodes.controller()
+        asked = [NewTopic("t", 1, 2), NewTopic("u", assignments={0: [1, 2]})]
+        by_number, by_hand = await boss.controller.create_topics(asked)
+        assert by_number.error is ErrorCode.INVALID_REPLICATION_FACTOR
+        assert by_hand.error is ErrorCode.INVALID_REPLICATION_ASSIGNMENT
+        assert boss.view.topics == {}
+
+
+@on_loop
 async def test_validate_only_makes_nothing(tree: str) -> None:
     async with Nodes(tree) as nodes:
         node = await nodes.start(1)
@@ -122,6 +135,19 @@ async def test_others_say_not_controller(tree: str) -> None:
             *await other.controller.create_partitions([NewPartitions("t", 2)]),
         ):
             assert outcome.error is ErrorCode.NOT_CONTROLLER
+
+
+@on_loop
+async def test_a_request_waits_for_the_elected_to_take_office(tree: str) -> None:
+    """Metadata names the winner of the election at once; a request that comes before it is ready must not fail."""
+    async with Nodes(tree) as nodes:
+        node = await nodes.start(1, controller=False)
+        asked = asyncio.create_task(node.controller.create_topics([NewTopic("t")], timeout_ms=5_000))
+        await asyncio.sleep(0.05)
+        assert not asked.done()
+        node.controller.start()
+        (made,) = await asked
+        assert made.ok
 
 
 @on_loop
