@@ -115,22 +115,17 @@ async def _verify_then_append(
     refused: set[int] = set()
     by_producer: dict[tuple[int, int], list[Item]] = {}
     for item in unverified:
-        header = item.header
-        by_producer.setdefault((header.producer_id, header.producer_epoch), []).append(item)
-        guards[item.place] = item.partition.log.producers.verification_guard(
-            header.producer_id, header.producer_epoch, header.base_sequence
-        )
-    for (producer_id, producer_epoch), members in by_producer.items():
-        verdicts = await verification.verify(
+        by_producer.setdefault((item.header.producer_id, item.header.producer_epoch), []).append(item)
+    for producer, members in by_producer.items():
+        admitted = await verification.admit(
             context.services,
             request.transactional_id,
-            producer_id,
-            producer_epoch,
-            [item.partition.tp for item in members],
+            producer,
+            {item.partition.tp: (item.partition.log.producers, item.header.base_sequence) for item in members},
             add=context.api_version >= ADDS_PARTITIONS_VERSION,
         )
         for item in members:
-            error = verdicts.get(item.partition.tp, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+            error, guards[item.place] = admitted[item.partition.tp]
             if error is not ErrorCode.NONE:
                 refused.add(item.place)
                 outcomes[item.place] = ProduceOutcome(_verification_error(error, context.api_version))

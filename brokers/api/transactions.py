@@ -16,11 +16,10 @@ from brokers.api.transaction_lists import (
     handle_describe_transactions,
     handle_list_transactions,
 )
-from brokers.coordinators.hosting import ShardHost
 from brokers.coordinators.pending import Pending
 from brokers.coordinators.ports import Marker
 from brokers.coordinators.transactions import TransactionCoordinator
-from brokers.coordinators.verification import command_for, errors_of, verify
+from brokers.coordinators.verification import admit, command_for, errors_of
 from brokers.groups.records import CommittedOffset
 from brokers.groups.requests import CommitRequest
 from brokers.groups.shard import GroupShard
@@ -244,7 +243,7 @@ def _add_partitions_batched(request: Any, context: Context) -> Outcome:
         if _too_long(asked.transactional_id):
             take(index, Failed(ErrorCode.INVALID_REQUEST))
             continue
-        pending = _coordinator(context).submit_patiently(asked.transactional_id, command_for(asked))
+        pending = context.services.transactions.submit(asked.transactional_id, command_for(asked))
         pending.on_done(partial(take, index))
     return Done(park.response) if park.done else park
 
@@ -397,32 +396,23 @@ async def handle_txn_offset_commit(request: Any, context: Context) -> Outcome:
     if isinstance(host, ErrorCode):
         return Done(render(Failed(host)))
     asked = question(TXN_OFFSET_COMMIT_KEY, version, request.transactional_id, producer, [place])
-    # The guard is taken before the question: a marker written in between makes the answer worthless. Where the
-    # transaction is ongoing already, an object that is nobody's guard makes the log insist that it still is.
-    guard = _producers(host).verification_guard(*producer, -1)
-    if guard is not None:
-        answers = await verify(
-            context.services,
-            asked.transactional_id,
-            asked.producer_id,
-            asked.producer_epoch,
-            asked.partitions,
-            add=asked.ask is Ask.ADD,
-        )
-        error = _offsets_error(asked, answers[place])
-        if error is not ErrorCode.NONE:
-            return Done(render(Failed(error)))
+    admitted = await admit(
+        context.services,
+        asked.transactional_id,
+        producer,
+        {place: (cast(Any, host.partition.log).producers, -1)},
+        add=asked.ask is Ask.ADD,
+    )
+    error, guard = admitted[place]
+    error = _offsets_error(asked, error)
+    if error is not ErrorCode.NONE:
+        return Done(render(Failed(error)))
 
     def command(shard: GroupShard, now: Now, ticket: Ticket) -> Result:
         return shard.commit_transactional(commit, producer, now, ticket)
 
-    pending = groups.submit(request.group_id, command, guard=guard or object())
+    pending = groups.submit(request.group_id, command, guard=guard)
     return _when_done(pending, render, OFFSETS_TIMEOUT_MS)
-
-
-def _producers(host: ShardHost) -> Any:
-    """The producer state of the partition's log."""
-    return cast(Any, host.partition.log).producers
 
 
 def _offsets_error(asked: Question, answer: ErrorCode) -> ErrorCode:

@@ -17,11 +17,11 @@ from brokers.coordinators.pending import Pending
 from brokers.coordinators.ports import Marker
 from brokers.coordinators.producer_ids import ProducerIdAllocator
 from brokers.coordinators.runtime import CoordinatorRuntime
-from brokers.coordinators.verification import Verifier
+from brokers.coordinators.verification import FIRST_PAUSE_MS, PATIENCE_MS, Verifier
 from brokers.log import Origin
 from brokers.model import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC, Clock
 from txn.commands import Command, Now, Result, Ticket, WriteMarkers
-from txn.coordinator import TransactionSettings, TransactionShard, VerifyAnswer
+from txn.coordinator import TransactionSettings, TransactionShard
 from txn.markers import Job
 from wire.errors import ErrorCode
 from wire.types import TopicPartition
@@ -34,9 +34,6 @@ if TYPE_CHECKING:
     from coordination.store import Store
 
 __all__ = ["TransactionCoordinator", "partition_count_of", "settings_of"]
-
-PATIENCE_MS = 100
-FIRST_PAUSE_MS = 1
 
 
 def settings_of(config: BrokerConfig) -> TransactionSettings:
@@ -120,9 +117,7 @@ class TransactionCoordinator(CoordinatorRuntime):
 
     def _attempt(self, key: str, command: Command, outer: Pending, pause_ms: int, until_ms: int) -> None:
         def answered(response: Any) -> None:
-            busy = getattr(response, "error", None) is ErrorCode.CONCURRENT_TRANSACTIONS or (
-                isinstance(response, VerifyAnswer) and ErrorCode.CONCURRENT_TRANSACTIONS in response.errors.values()
-            )
+            busy = getattr(response, "error", None) is ErrorCode.CONCURRENT_TRANSACTIONS
             if busy and self._clock.mono_ms() + pause_ms <= until_ms:
                 self._loop.call_later(pause_ms / 1000, self._attempt, key, command, outer, 2 * pause_ms, until_ms)
             else:

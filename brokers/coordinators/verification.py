@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import wire.messages as m
 from brokers.model import TRANSACTION_STATE_TOPIC
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from brokers.api.base import Services
     from brokers.cluster.peers import Peers
     from brokers.cluster.view import ClusterView
-    from brokers.coordinators.transactions import TransactionCoordinator
+    from brokers.coordinators.runtime import CoordinatorRuntime
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +32,8 @@ ADD_PARTITIONS_TO_TXN, BATCHED_VERSION = 24, 5
 CALL_TIMEOUT_MS = 10_000
 MAX_QUESTIONS_PER_REQUEST = 500
 MAX_WAITING = 20_000
+PATIENCE_MS = 100
+FIRST_PAUSE_MS = 1
 
 Errors = dict[TopicPartition, ErrorCode]
 
@@ -64,6 +66,58 @@ async def verify(
     return await coordinator.verifier.ask(question)
 
 
+class Admission(NamedTuple):
+    """Whether a producer may append to a partition now; ``guard`` goes with the append."""
+
+    error: ErrorCode
+    guard: object | None = None
+
+
+async def admit(
+    services: Services,
+    transactional_id: str,
+    producer: tuple[int, int],
+    places: Mapping[TopicPartition, tuple[ProducersPort, int]],
+    *,
+    add: bool,
+) -> dict[TopicPartition, Admission]:
+    """Guards and the coordinator's word for (producer id, epoch) on partitions led here.
+
+    ``places`` gives each partition's producer state and the sequence about to be appended. While the previous end is
+    being written, or when its marker takes a guard's worth away, both are asked for again, for a moment: a producer
+    that is told to come again waits far longer. Use the guards in the same step of the loop.
+    """
+    admitted: dict[TopicPartition, Admission] = {}
+    until_ms = services.clock.mono_ms() + PATIENCE_MS
+    pause_ms = FIRST_PAUSE_MS
+    left = dict(places)
+    while left:
+        guards = {tp: state.verification_guard(*producer, sequence) for tp, (state, sequence) in left.items()}
+        asked = [tp for tp, guard in guards.items() if guard is not None]
+        errors = await verify(services, transactional_id, *producer, asked, add=add) if asked else {}
+        last = services.clock.mono_ms() + pause_ms > until_ms
+        for tp, (state, sequence) in list(left.items()):
+            error, guard = errors.get(tp, ErrorCode.NONE), guards[tp]
+            # Nobody's guard: where the transaction was ongoing already, the log shall insist that it still is.
+            admission = Admission(error, object() if guard is None else guard)
+            stale = error is ErrorCode.NONE and state.verification_guard(*producer, sequence) is not guard
+            if last or not (stale or error is ErrorCode.CONCURRENT_TRANSACTIONS):
+                admitted[tp] = admission
+                del left[tp]
+        if left:
+            await asyncio.sleep(pause_ms / 1000)
+            pause_ms *= 2
+    return admitted
+
+
+class ProducersPort(Protocol):
+    """The part of ``brokers.log`` ProducerState that gives out guards."""
+
+    def verification_guard(self, producer_id: int, producer_epoch: int, base_sequence: int) -> object | None:
+        """A guard to hold while the coordinator is asked; None if the transaction is ongoing there already."""
+        ...
+
+
 class _Waiting:
     __slots__ = ("future", "question")
 
@@ -75,7 +129,7 @@ class _Waiting:
 class Verifier:
     """Asks coordinators, this broker's own included. Loop thread only."""
 
-    def __init__(self, broker_id: int, view: ClusterView, peers: Peers, runtime: TransactionCoordinator) -> None:
+    def __init__(self, broker_id: int, view: ClusterView, peers: Peers, runtime: CoordinatorRuntime) -> None:
         self._broker_id = broker_id
         self._view = view
         self._peers = peers
@@ -107,7 +161,7 @@ class Verifier:
         self._waiting.clear()
 
     def _ask_here(self, question: Question, future: asyncio.Future[Errors]) -> None:
-        pending = self._runtime.submit_patiently(question.transactional_id, command_for(question))
+        pending = self._runtime.submit(question.transactional_id, command_for(question))
 
         def done(response: Any) -> None:
             if not future.done():
