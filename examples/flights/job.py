@@ -85,7 +85,8 @@ def main() -> None:
     )
     spark.sparkContext.setLogLevel("ERROR")
     say(stage="spark")
-    airlines = spark.read.csv(given.airlines, header=True).selectExpr("carrier", "name AS airline")
+    airlines = spark.read.schema("carrier STRING, name STRING").csv(given.airlines, header=True)
+    airlines = airlines.withColumnRenamed("name", "airline")
     records = (
         spark.readStream.format("fleetlog")
         .option("kafka.bootstrap.servers", given.bootstrap)

