@@ -157,6 +157,9 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]
 
     def _invoke(self, timeout: float, request: Any, xid: int | None = None) -> Any:
         sent_ms = boot_ms()
+        if isinstance(request, Connect):
+            # kazoo would wait a whole session timeout. A server that is just starting may swallow the handshake.
+            timeout = min(timeout, self.session.handshake_timeout_s)
         answer = super()._invoke(timeout, request, xid)
         if isinstance(request, Connect) and isinstance(answer, tuple):
             self.handshake = _Handshake(sent_ms, answer[0].time_out, answer[0].session_id)
@@ -213,6 +216,7 @@ class _Session:
         hosts = len(store.connect.hosts)
         timeout_ms = store.requested_timeout_ms
         self.bridge = _Bridge(store.loop, max(timeout_ms / 1000 / 3 / hosts, 0.5))
+        self.handshake_timeout_s = max(timeout_ms / 1000 / 3, 0.5)
         retry = {"max_tries": -1, "delay": 0.1, "backoff": 1.5, "max_delay": 1.0, "ignore_expire": False}
         self.client = KazooClient(
             hosts=store.connect.addresses(),

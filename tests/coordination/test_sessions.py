@@ -224,6 +224,23 @@ async def test_a_read_survives_a_cut_connection(connect: str) -> None:
 
 
 @on_loop
+async def test_a_swallowed_handshake_does_not_use_up_the_session(connect: str) -> None:
+    """As a server does that is just starting: it accepts the connection and never answers."""
+    host, _, chroot = connect.partition("/")
+    async with Proxy(int(host.rpartition(":")[2])) as proxy, Stores() as stores:
+        store = await stores.open(f"{proxy.address}/{chroot}", timeout_ms=6000)
+        events = record_session(store)
+        before = session_id(store)
+        proxy.requests = False
+        proxy.cut()
+        await until(lambda: proxy.swallowed > 0)
+        proxy.requests = True
+        await until(lambda: CONNECTED in states(events))
+        assert EXPIRED not in states(events)
+        assert session_id(store) == before
+
+
+@on_loop
 async def test_the_lease_ends_before_zookeeper_expires_the_session(connect: str) -> None:
     """A silent network: no event at all reaches the store, yet its lease is over when the ephemeral goes."""
     host, _, chroot = connect.partition("/")
