@@ -285,6 +285,7 @@ def handle_offset_commit(request: Any, context: Context) -> Outcome:
         request.group_instance_id,
         known,
         request.retention_time_ms if 2 <= version <= 4 else -1,
+        knows_missing_groups=version >= 9,
     )
     pending = context.services.groups.submit(
         request.group_id, lambda shard, now, ticket: shard.commit(command, now, ticket)
@@ -508,7 +509,7 @@ def _described_group(one: Description, version: int, operations: frozenset[int] 
             )
             for member in one.members
         ],
-        authorized_operations=operations if one.error is ErrorCode.NONE else None,
+        authorized_operations=operations if one.error is ErrorCode.NONE or (unknown and version < 6) else None,
     )
 
 
@@ -547,7 +548,7 @@ def handle_list_groups(request: Any, context: Context) -> Outcome:
 def handle_delete_groups(request: Any, context: Context) -> Outcome:
     """DeleteGroups: each group on its own."""
     version = context.api_version
-    names: list[str] = list(request.groups_names)
+    names: list[str] = list(dict.fromkeys(request.groups_names))
     pendings = [context.services.groups.submit(name, _delete(name)) for name in names]
 
     def render(answers: list[Any]) -> Any:

@@ -131,8 +131,8 @@ def _replace_quietly(group: Group, old: Member, new: Member, request: JoinReques
     leads = record.leader == new.id
     answer = JoinAnswer(ErrorCode.NONE, new.id, group.generation, group.protocol_type, group.protocol)
     if request.supports_skipping_assignment:
-        listed = tuple(j._replace(member_id=new.id) if j.member_id == old.id else j for j in group.joined_members())
-        answer = answer._replace(leader=record.leader or "", skip_assignment=leads, members=listed if leads else ())
+        listed = group.joined_members(members) if leads else ()
+        answer = answer._replace(leader=record.leader or "", skip_assignment=leads, members=listed)
     else:
         # An older client must not think itself leader: it would compute an assignment nobody waits for.
         answer = answer._replace(leader=former_leader or "")
@@ -317,7 +317,7 @@ def _sync_error(group: Group, request: SyncRequest) -> ErrorCode:
     if request.generation != group.generation:
         return ErrorCode.ILLEGAL_GENERATION
     for said, ours in ((request.protocol_type, group.protocol_type), (request.protocol, group.protocol)):
-        if said is not None and said != ours and group.state is not State.PREPARING:
+        if said is not None and said != ours:
             return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
     return TABLE[group.state].sync
 

@@ -211,9 +211,12 @@ class Group:
                 votes[choice] = votes.get(choice, 0) + 1
         return max(votes, key=lambda name: votes[name], default=None)
 
-    def joined_members(self) -> tuple[JoinedMember, ...]:
+    def joined_members(self, members: Iterable[Member] | None = None) -> tuple[JoinedMember, ...]:
         """What the leader gets to see."""
-        return tuple(JoinedMember(m.id, m.instance_id, m.metadata(self.protocol)) for m in self.members.values())
+        return tuple(
+            JoinedMember(m.id, m.instance_id, m.metadata(self.protocol))
+            for m in (self.members.values() if members is None else members)
+        )
 
     def record(self, now: Now, assignments: dict[str, bytes], members: Iterable[Member] | None = None) -> GroupRecord:
         """The group as it is to be logged."""
@@ -278,7 +281,7 @@ class Group:
         return self.subscribed is None or topic in self.subscribed
 
     def describe(self) -> Description:
-        """As DescribeGroups shows it: subscriptions and assignments only while they are settled."""
+        """As DescribeGroups shows it: subscriptions only while they are settled, the last assignments always."""
         stable = self.state is State.STABLE
         return Description(
             ErrorCode.NONE,
@@ -293,7 +296,7 @@ class Group:
                     m.client_id,
                     m.client_host,
                     m.metadata(self.protocol) if stable else b"",
-                    m.assignment if stable else b"",
+                    m.assignment,
                 )
                 for m in self.members.values()
             ),

@@ -22,7 +22,9 @@ def commit_error(group: Group | None, request: CommitRequest, transactional: boo
     """Whether the committer may commit; NONE also for a group that does not exist and need not (simple commits)."""
     anonymous = request.generation < 0 and not request.member_id and request.instance_id is None
     if group is None or group.state is State.DEAD:
-        return ErrorCode.NONE if request.generation < 0 else ErrorCode.ILLEGAL_GENERATION
+        if request.generation < 0:
+            return ErrorCode.NONE
+        return ErrorCode.GROUP_ID_NOT_FOUND if request.knows_missing_groups else ErrorCode.ILLEGAL_GENERATION
     if request.generation < 0 and group.state is State.EMPTY:
         return ErrorCode.NONE
     if anonymous:
@@ -166,7 +168,7 @@ def expire(group: Group, turn: Turn, settings: GroupSettings) -> None:
     expired = [p for p, (_, committed) in group.offsets.items() if _expired(group, p, committed, turn, settings)]
     turn.records += [records.offset_tombstone(group.id, partition) for partition in expired]
     left = len(group.offsets) - len(expired) or group.pending_offsets or group.pending_members
-    if group.state is State.EMPTY and group.durable is not None and not left:
+    if group.state is State.EMPTY and not left and (expired or group.durable is not None):
         turn.records.append(records.group_tombstone(group.id))
 
 

@@ -140,6 +140,7 @@ class CommitRequest(NamedTuple):
     instance_id: str | None
     offsets: tuple[tuple[TopicPartition, CommittedOffset], ...]
     retention_ms: int = -1
+    knows_missing_groups: bool = False  # OffsetCommit v9: GROUP_ID_NOT_FOUND instead of ILLEGAL_GENERATION
 
 
 CommitAnswer = dict[TopicPartition, ErrorCode]

@@ -159,8 +159,7 @@ class GroupShard:
                 group.offsets.pop(key.partition, None)
                 for producer_id in [p for p, pending in group.pending_offsets.items() if key.partition in pending]:
                     self._drop_pending(group, producer_id, key.partition)
-                self._dispose(group)
-            return
+            return  # a group that has lost its last offset stays listed until the next sweep
         committed = records.decode_offset(value)
         if committed is None:
             self.skipped["offset value"] += 1
@@ -214,6 +213,7 @@ class GroupShard:
     def loaded(self, now: Now) -> Result:
         """Start everybody's session anew and the sweep; a group over the size limit must rebalance."""
         turn = Turn(now)
+        self._dispose_all()
         for group in self.groups.values():
             for member in group.members.values():
                 turn.keep_alive(group, member)
@@ -229,6 +229,7 @@ class GroupShard:
         kind, group_id, member_id = parse_timer(name)
         turn = Turn(now)
         if kind == "sweep":
+            self._dispose_all()
             names = [timer_name("expire", group.id) for group in self.groups.values() if self._may_expire(group)]
             turn.effects += [Schedule(timer, 0) for timer in names]
             turn.effects.append(self._sweep())
@@ -272,6 +273,10 @@ class GroupShard:
             "open_transactions": float(len(self._open)),
             "skipped_records": float(sum(self.skipped.values())),
         }
+
+    def _dispose_all(self) -> None:
+        for group in list(self.groups.values()):
+            self._dispose(group)
 
     def _dispose(self, group: Group) -> None:
         if group.disposable:

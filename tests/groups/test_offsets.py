@@ -239,6 +239,18 @@ def test_simple_offsets_expire_by_their_own_age(driver: Driver) -> None:
     assert fetched(driver, "s", 1) == 2
 
 
+def test_a_group_that_lost_its_last_offset_stays_until_the_next_sweep(driver: Driver) -> None:
+    commit(driver, "s", {T0: CommittedOffset(1)})
+    delete_offsets(driver, "s", T0)
+    assert driver.shard.describe("s").state == "Empty"
+    driver.advance(600_001)
+    assert driver.shard.groups == {}
+    commit(driver, "s", {T0: CommittedOffset(1)})
+    delete_offsets(driver, "s", T0)
+    assert delete_group(driver, "s") is ErrorCode.NONE
+    assert driver.shard.groups == {}
+
+
 def test_an_old_clients_retention_counts(driver: Driver) -> None:
     commit(driver, "s", {T0: CommittedOffset(1)}, retention_ms=DAY_MS)
     assert driver.restart().durable() == driver.durable()

@@ -86,7 +86,6 @@ def perform(driver: Driver, clients: list[Client], what: str, number: int) -> Dr
 
 def check(driver: Driver) -> None:
     for group in driver.shard.groups.values():
-        assert not group.disposable
         assert (group.leader in group.members) == bool(group.members)
         if group.state in {State.STABLE, State.COMPLETING}:
             assert group.members
