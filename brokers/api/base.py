@@ -24,8 +24,17 @@ if TYPE_CHECKING:
     from coordination.store import Store
 
 
+class _Close:
+    def __repr__(self) -> str:
+        return "CLOSE"
+
+
+CLOSE = _Close()
+"""As a response: say nothing and close the connection, which is how a failed acks=0 Produce is told."""
+
+
 class Done(NamedTuple):
-    """The answer. ``response`` is a message of ``wire.messages``, a ``wire.hot`` encoded body, or None (acks=0)."""
+    """The answer: a message of ``wire.messages``, an encoded body of ``wire.hot``, None for no answer, or ``CLOSE``."""
 
     response: Any
 

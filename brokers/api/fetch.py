@@ -59,13 +59,20 @@ class _Fetch:
         self._drop()
         left, total, urgent = self._max_bytes, 0, False
         partitions: list[Partition] = []
+        seen: set[tuple[Any, Any, int]] = set()
         for part in self._request.parts:
+            name = (part.topic, part.topic_id, part.partition)
+            if name in seen:  # reading one partition thousands of times in one request would hold the loop
+                self._outcomes.append((part, FetchOutcome(ErrorCode.INVALID_REQUEST)))
+                urgent = True
+                continue
+            seen.add(name)
             outcome, partition = self._read(part, left, first=total == 0)
             if partition is not None:
                 partitions.append(partition)
             total += outcome.size
             left = max(0, left - outcome.size)
-            urgent = urgent or outcome.error is not ErrorCode.NONE or outcome.diverging is not None
+            urgent = urgent or outcome.error != ErrorCode.NONE or outcome.diverging is not None
             self._outcomes.append((part, outcome))
         self._partitions = partitions
         return urgent or total >= self._request.min_bytes
@@ -85,6 +92,7 @@ class _Fetch:
         """Wait for data, a lost leadership, or ``max_wait_ms``."""
         self._park = Park(self._request.max_wait_ms, self._expired, self._dropped)
         self._waiters = [partition.on_data(self._woken) for partition in self._partitions]
+        self._drop()  # a waiting fetch pins no files; it reads again when it is woken
         return self._park
 
     def _woken(self) -> None:
@@ -95,8 +103,12 @@ class _Fetch:
 
     def _look(self) -> None:
         self._scheduled = False
-        if self._park is not None and not self._park.done and self.attempt():
+        if self._park is None or self._park.done:
+            return
+        if self.attempt():
             self._park.complete(self.answer())
+        else:
+            self._drop()
 
     def _expired(self) -> Encoded:
         self.attempt()  # what came meanwhile, though it is less than min_bytes

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from _native.batch import BatchHeader, parse_header
 from _native.errors import CorruptBatch
-from brokers.api.base import Context, Done, Outcome, Park
+from brokers.api.base import CLOSE, Context, Done, Outcome, Park
 from brokers.api.leaders import current_leader, endpoints_of
 from brokers.cluster.partition import Partition, Serve
 from brokers.log import Origin
@@ -230,7 +230,8 @@ def _refusal(
 
 def _answer(request: ProduceRequest, outcomes: list[ProduceOutcome], context: Context) -> Done:
     if request.acks == NONE:
-        return Done(None)
+        # without an answer, a closed connection is what makes the producer look for the leader again
+        return Done(None if all(outcome.error == ErrorCode.NONE for outcome in outcomes) else CLOSE)
     leaders = [outcome.current_leader for outcome in outcomes]
     body = encode_produce_response(
         context.api_version, list(zip(request.parts, outcomes, strict=True)), endpoints=endpoints_of(context, leaders)

@@ -15,11 +15,11 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from brokers.api.base import Context, Done, Park, Services
+from brokers.api.base import CLOSE, Context, Done, Park, Services
 from brokers.server.connection import Connection, Slot
 from brokers.server.framing import Chunk
 from brokers.server.limits import QuietLog
-from brokers.server.parking import Parking
+from brokers.server.parking import Parking, Timer
 from wire import hot, messages
 from wire.apis import APIS, Api, Cost
 from wire.errors import ErrorCode
@@ -196,6 +196,9 @@ class Reply:
         """Encode the answer and give it to the connection."""
         self.route.counted()
         self.route.observe(time.perf_counter() - self.started)
+        if response is CLOSE:
+            self.refuse()
+            return
         if self.connection.closed:
             if isinstance(response, hot.Encoded):
                 response.release()
@@ -222,7 +225,7 @@ class Reply:
 
     def park(self, park: Park, parking: Parking) -> None:
         """Answer when the park completes, expires, or never if the connection goes first."""
-        timer = parking.park(park)
+        timer: Timer | None = None
 
         def complete(response: Any) -> None:
             if timer is not None:
@@ -234,8 +237,18 @@ class Reply:
                 parking.cancel(timer)
             park.drop()
 
+        def expire() -> None:
+            try:
+                park.expire()
+            except Exception:
+                park.drop()
+                self.failed()
+
+        if park.deadline_ms is not None and not park.done:
+            timer = parking.later(park.deadline_ms, expire)
         self.slot.on_drop = drop
         park.attach(complete)
+        self.connection.pump()  # a request that may run beside this one has perhaps arrived already
 
     def failed(self) -> None:
         """The handler raised: our bug. The client gets UNKNOWN_SERVER_ERROR where the answer has a place for it."""

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import asyncio
 
-    from brokers.api.base import Park
     from brokers.model import Clock
 
 logger = logging.getLogger(__name__)
@@ -96,12 +95,6 @@ class Parking:
     def cancel(self, timer: Timer) -> None:
         """Forget a timer."""
         self._wheel.cancel(timer)
-
-    def park(self, park: Park) -> Timer | None:
-        """Let the park expire at its deadline, if it has one."""
-        if park.done or park.deadline_ms is None:
-            return None
-        return self.later(park.deadline_ms, park.expire)
 
     def close(self) -> None:
         """Stop the timer."""

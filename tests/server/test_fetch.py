@@ -88,6 +88,13 @@ def test_errors_answer_at_once_though_the_client_would_wait(
     assert not found[0].records
 
 
+def test_a_partition_that_stands_twice_is_read_once(stage: Stage) -> None:
+    stage.topic("t")
+    stage.append("t")
+    found = fetch(stage, part("t", 0), part("t", 0))
+    assert [p.error_code for p in found] == [0, ErrorCode.INVALID_REQUEST]
+
+
 def test_an_unknown_topic_id(stage: Stage) -> None:
     assert fetch(stage, part(uuid.uuid4(), 0), version=13)[0].error_code == ErrorCode.UNKNOWN_TOPIC_ID
 

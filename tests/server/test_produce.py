@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 import wire.messages as m
-from brokers.api.base import Done, Park
+from _native.batch import scan
+from brokers.api.base import CLOSE, Done, Park
 from brokers.api.produce import handle_produce
 from brokers.coordinators import verification
-from tests.server.stage import ME, OTHER, Stage, body_of, offsets_in
+from tests.server.stage import ME, OTHER, Stage, body_of
 from wire import hot
 from wire.apis import APIS
 from wire.errors import ErrorCode
@@ -102,6 +103,7 @@ def test_acks_0_has_no_answer_and_acks_1_does_not_wait(stage: Stage) -> None:
     assert stage.start(handle_produce, 0, 9, request(("t", 0, stage.batch()), acks=0)) == Done(None)
     assert answer(stage, 9, request(("t", 0, stage.batch()), acks=1))[0].base_offset == 1
     assert stage.partition("t").log.high_watermark == 0
+    assert stage.start(handle_produce, 0, 9, request(("nope", 0, stage.batch()), acks=0)) == Done(CLOSE)
 
 
 @pytest.mark.parametrize("version", [9, 10, 13])
@@ -251,4 +253,4 @@ def test_a_marker_between_question_and_append_makes_the_answer_void(
     log = stage.partition("t").log
     assert log.last_stable_offset == log.log_end_offset, "nothing hangs"
     data = b"".join(piece.read() for piece in log.read(0, 10_000, end_offset=log.log_end_offset).slices)
-    assert offsets_in(data) == [0]
+    assert {header.is_control for _, header in scan(data)} == {True}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import wire.messages as m
-from brokers.api.base import Done, Park
+from brokers.api.base import CLOSE, Done, Park
 from tests.server.harness import RunningServer
 from wire.apis import APIS
 from wire.errors import ErrorCode
@@ -92,6 +92,36 @@ def test_a_parked_request_is_answered_at_its_deadline() -> None:
     with RunningServer({HEARTBEAT: lambda _, context: Park(20, lambda: beat(context.api_version, 27))}) as server:
         assert server.client().ask(heartbeat(), 4).error_code == 27
         assert server.call(lambda: len(server.server.parking)) == 0
+
+
+def test_a_deadline_whose_answer_fails_is_still_answered() -> None:
+    def expired() -> Any:
+        raise RuntimeError("planted")
+
+    with RunningServer({HEARTBEAT: lambda *_: Park(20, expired)}) as server:
+        assert server.client().ask(heartbeat(), 4).error_code == ErrorCode.UNKNOWN_SERVER_ERROR
+
+
+def test_a_produce_that_was_verified_first_lets_the_next_one_run_once_it_has_appended() -> None:
+    parks: list[Park] = []
+    gates: list[asyncio.Future[None]] = []
+
+    async def verify(context: Any) -> Park:
+        gates.append(context.services.loop.create_future())
+        await gates[-1]
+        parks.append(Park(60_000, lambda: None))
+        return parks[-1]
+
+    with RunningServer({PRODUCE: lambda _, context: verify(context)}) as server:
+        client = server.client()
+        for number in range(2):
+            client.send(m.ProduceRequest(acks=-1, timeout_ms=1, topic_data=[]), 9, number)
+        server.until(lambda: len(gates) == 1, "the question")
+        server.call(lambda: None)
+        assert len(gates) == 1, "the second batch overtook the first one's verification"
+        server.call(lambda: gates[0].set_result(None))
+        server.until(lambda: len(gates) == 2, "the second question, while the first batch waits for replicas")
+        assert not parks[0].done
 
 
 def test_a_client_that_goes_away_drops_its_parked_request() -> None:
@@ -192,6 +222,14 @@ def test_an_old_produce_is_answered_unsupported_version() -> None:
             answer = client.ask(request, version)
             part = answer.responses[0].partition_responses[0]
             assert (part.index, part.error_code) == (3, ErrorCode.UNSUPPORTED_VERSION)
+
+
+def test_a_failed_request_without_answer_closes_the_connection() -> None:
+    with RunningServer({PRODUCE: lambda *_: Done(CLOSE)}) as server:
+        client = server.client()
+        client.send(m.ProduceRequest(acks=0, timeout_ms=1, topic_data=[]), 9, 1)
+        assert client.closed()
+        assert server.call(lambda: server.server.budget.used) == 0
 
 
 def test_no_answer_for_acks_0_and_the_next_request_is_answered() -> None:
