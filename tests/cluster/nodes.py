@@ -30,13 +30,13 @@ class RealClock:
 
 
 class Meddled:
-    """A store between the code and a real one: ``before_multi`` and ``after_multi`` may raise, count, wait."""
+    """A store between the code and a real one: ``before_multi`` may raise or return what to await first."""
 
     def __init__(self, real: Store) -> None:
         self.real = real
         self.lease = real.lease
         self.multis = 0
-        self.before_multi: Callable[[int, Sequence[Operation]], None] = lambda number, operations: None
+        self.before_multi: Callable[[int, Sequence[Operation]], Any] = lambda number, operations: None
         self.after_multi: Callable[[int, Sequence[Operation]], None] = lambda number, operations: None
 
     def __getattr__(self, name: str) -> Any:
@@ -45,7 +45,9 @@ class Meddled:
     async def multi(self, operations: Sequence[Operation]) -> list[OperationResult]:
         self.multis += 1
         number = self.multis
-        self.before_multi(number, operations)
+        interlude = self.before_multi(number, operations)
+        if interlude is not None:
+            await interlude
         results = await self.real.multi(operations)
         self.after_multi(number, operations)
         return results

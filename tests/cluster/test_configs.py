@@ -210,3 +210,25 @@ async def test_settings_somebody_else_wrote_do_not_take_a_topic_down(tree: str) 
         await alter_config(node.store, node.view, "topics", "t", lambda now: odd)
         assert node.view.topic_config("t").retention_ms == 5
         assert node.view.topic_config("t").segment_ms == node.config.topic_defaults().segment_ms
+
+
+@pytest.mark.zookeeper
+@on_loop
+async def test_a_topic_deleted_at_the_last_moment_leaves_no_configuration_behind(tree: str) -> None:
+    async with Nodes(tree) as nodes:
+        boss = await nodes.start(1)
+        await nodes.controller()
+        other = await nodes.start(2)
+        await boss.controller.create_topics([NewTopic("t")])
+        await nodes.agree(lambda node: "t" in node.view.topics)
+        await boss.real.delete(znodes.config_path("topics", "t"))  # so that the write is a creation
+
+        async def delete_first() -> None:
+            other.store.before_multi = lambda number, operations: None
+            boss.view._picture.config_versions.clear()
+            await boss.controller.delete_topics(["t"])
+
+        other.store.before_multi = lambda number, operations: delete_first()
+        with pytest.raises(EntityGone):
+            await alter_config(other.store, other.view, "topics", "t", lambda now: {"retention.ms": "77"})
+        assert await boss.real.exists(znodes.config_path("topics", "t")) is None
