@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""The fast twin of ``batch_py``: same functions, same results, same errors. Bounds are checked by hand, in every read."""
+"""The fast twin of ``batch_py``: same functions, results and errors. Bounds are checked by hand, in every read."""
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -10,6 +10,7 @@ from libc.string cimport memcpy
 from _native.batch_py import BatchHeader, Record
 from _native.errors import CorruptBatch
 
+include "bytes.pxi"
 include "records.pxi"
 
 HEADER_SIZE = 61
@@ -42,7 +43,8 @@ cdef extern from *:
         while (n >= 8) {
             uint32_t low = crc ^ ((uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24);
             crc = fl_table[7][low & 0xFF] ^ fl_table[6][(low >> 8) & 0xFF] ^ fl_table[5][(low >> 16) & 0xFF]
-                ^ fl_table[4][low >> 24] ^ fl_table[3][p[4]] ^ fl_table[2][p[5]] ^ fl_table[1][p[6]] ^ fl_table[0][p[7]];
+                ^ fl_table[4][low >> 24] ^ fl_table[3][p[4]] ^ fl_table[2][p[5]] ^ fl_table[1][p[6]]
+                ^ fl_table[0][p[7]];
             p += 8;
             n -= 8;
         }
@@ -87,35 +89,6 @@ cdef object make_header = BatchHeader._make
 cdef object make_record = Record._make
 # Above this a checksum may let other threads run: the switch costs more than a small batch.
 cdef Py_ssize_t RELEASE_GIL_FROM = 256 * 1024
-
-
-cdef inline uint16_t _u16(const uint8_t *p) noexcept nogil:
-    return <uint16_t>((p[0] << 8) | p[1])
-
-
-cdef inline uint32_t _u32(const uint8_t *p) noexcept nogil:
-    return (<uint32_t>p[0] << 24) | (<uint32_t>p[1] << 16) | (<uint32_t>p[2] << 8) | p[3]
-
-
-cdef inline uint64_t _u64(const uint8_t *p) noexcept nogil:
-    return (<uint64_t>_u32(p) << 32) | _u32(p + 4)
-
-
-cdef inline void _put16(uint8_t *p, uint16_t v) noexcept nogil:
-    p[0] = <uint8_t>(v >> 8)
-    p[1] = <uint8_t>v
-
-
-cdef inline void _put32(uint8_t *p, uint32_t v) noexcept nogil:
-    p[0] = <uint8_t>(v >> 24)
-    p[1] = <uint8_t>(v >> 16)
-    p[2] = <uint8_t>(v >> 8)
-    p[3] = <uint8_t>v
-
-
-cdef inline void _put64(uint8_t *p, uint64_t v) noexcept nogil:
-    _put32(p, <uint32_t>(v >> 32))
-    _put32(p + 4, <uint32_t>v)
 
 
 cdef uint32_t _checksum(const uint8_t *p, Py_ssize_t n, uint32_t value):
@@ -268,7 +241,7 @@ def decode_records(payload, header):
     cdef Cursor c
     cdef int64_t count = header.record_count, base_offset = header.base_offset
     cdef int32_t last = header.last_offset_delta
-    cdef int64_t number, h, names
+    cdef int64_t _number, _h, names
     cdef Py_ssize_t stop, start = 0, length
     cdef int64_t base_timestamp = header.base_timestamp
     cdef object appended = header.max_timestamp if header.is_log_append_time else None
@@ -280,7 +253,7 @@ def decode_records(payload, header):
         c.p = <const uint8_t *>view.buf
         c.position = 0
         c.end = view.len
-        for number in range(count):
+        for _number in range(count):
             stop = _begin(&c)
             timestamp = _timestamp(&c, base_timestamp)
             offset = base_offset + _delta(&c, last)
@@ -291,7 +264,7 @@ def decode_records(payload, header):
                 pairs = ()
             else:
                 headers = []
-                for h in range(names):
+                for _h in range(names):
                     length = _span(&c, &start)
                     if length < 0:
                         raise CorruptBatch("a header without a name", c.position)
@@ -314,7 +287,7 @@ def validate_records(payload, header):
     cdef Cursor c
     cdef int64_t count = header.record_count
     cdef int32_t last = header.last_offset_delta
-    cdef int64_t number, h, names, delta, previous = -1, timestamp, largest = -1
+    cdef int64_t _number, _h, names, delta, previous = -1, timestamp, largest = -1
     cdef int64_t base_timestamp = header.base_timestamp
     cdef Py_ssize_t stop, start = 0
     cdef bint keyed = True
@@ -324,7 +297,7 @@ def validate_records(payload, header):
         c.p = <const uint8_t *>view.buf
         c.position = 0
         c.end = view.len
-        for number in range(count):
+        for _number in range(count):
             stop = _begin(&c)
             timestamp = _timestamp(&c, base_timestamp)
             if timestamp > largest:
@@ -337,7 +310,7 @@ def validate_records(payload, header):
                 keyed = False
             _span(&c, &start)
             names = _headers(&c, stop)
-            for h in range(names):
+            for _h in range(names):
                 if _span(&c, &start) < 0:
                     raise CorruptBatch("a header without a name", c.position)
                 _span(&c, &start)
@@ -346,36 +319,6 @@ def validate_records(payload, header):
         return largest, keyed
     finally:
         PyBuffer_Release(&view)
-
-
-cdef struct Out:
-    uint8_t *p
-    Py_ssize_t used
-    Py_ssize_t room
-
-
-cdef inline int _need(Out *o, Py_ssize_t more) except -1:
-    cdef Py_ssize_t room = o.room
-    cdef void *grown
-    if o.used + more <= room:
-        return 0
-    while room < o.used + more:
-        room = room * 2
-    grown = PyMem_Realloc(o.p, <size_t>room)
-    if grown == NULL:
-        raise MemoryError()
-    o.p = <uint8_t *>grown
-    o.room = room
-    return 0
-
-
-cdef inline void _write_varint(Out *o, uint64_t v) noexcept nogil:
-    while v > 0x7F:
-        o.p[o.used] = <uint8_t>((v & 0x7F) | 0x80)
-        o.used += 1
-        v >>= 7
-    o.p[o.used] = <uint8_t>v
-    o.used += 1
 
 
 cdef inline Py_ssize_t _run_size(bytes value) noexcept:

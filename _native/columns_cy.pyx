@@ -206,7 +206,7 @@ def decode_columns(parts, object start=0, object end=2**63 - 1, bint headers=Fal
     cdef Py_buffer view
     cdef Cursor c
     cdef Py_ssize_t rows = 0, stop, key_at = 0, value_at = 0, at = 0, key_length, value_length, length
-    cdef int64_t count, n, h, timestamp, base_offset, base_timestamp, max_timestamp, offset, number
+    cdef int64_t count, _n, _h, timestamp, base_offset, base_timestamp, max_timestamp, offset, number
     cdef int32_t last
     cdef bint appended, wanted
     for payload, header in parts:
@@ -222,7 +222,7 @@ def decode_columns(parts, object start=0, object end=2**63 - 1, bint headers=Fal
             c.p = <const uint8_t *>view.buf
             c.position = 0
             c.end = view.len
-            for n in range(count):
+            for _n in range(count):
                 stop = _begin(&c)
                 timestamp = _timestamp(&c, base_timestamp)
                 offset = base_offset + _delta(&c, last)
@@ -230,7 +230,7 @@ def decode_columns(parts, object start=0, object end=2**63 - 1, bint headers=Fal
                 key_length = _span(&c, &key_at)
                 value_length = _span(&c, &value_at)
                 number = _headers(&c, stop)
-                for h in range(number):
+                for _h in range(number):
                     length = _span(&c, &at)
                     if length < 0:
                         raise CorruptBatch("a header without a name", c.position)

@@ -10,3 +10,7 @@ class CorruptBatch(ValueError):
         super().__init__(f"{reason} (at byte {position})")
         self.reason = reason
         self.position = position
+
+
+class MalformedMessage(ValueError):
+    """The bytes are not a message of that API and version; nothing of it was carried out."""

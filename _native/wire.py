@@ -1,0 +1,64 @@
+"""Produce, Fetch and Metadata on the wire. See ``wire_py`` for what each function means."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from _native import choose
+from _native.errors import MalformedMessage
+from _native.wire_py import (
+    MAX_OBJECTS,
+    MAX_TAGS,
+    NO_HIGH_WATERMARK,
+    NO_OPERATIONS,
+    FetchOutcome,
+    FetchPart,
+    FetchRequest,
+    MetadataPartition,
+    NodeEndpoint,
+    ProduceOutcome,
+    ProducePart,
+    ProduceRequest,
+    Slice,
+)
+
+if TYPE_CHECKING:
+    from _native.wire_py import (
+        decode_fetch,
+        decode_produce,
+        encode_fetch_response,
+        encode_metadata_topic,
+        encode_produce_response,
+        join_metadata,
+    )
+else:
+    _twin = choose("wire")
+    decode_fetch = _twin.decode_fetch
+    decode_produce = _twin.decode_produce
+    encode_fetch_response = _twin.encode_fetch_response
+    encode_metadata_topic = _twin.encode_metadata_topic
+    encode_produce_response = _twin.encode_produce_response
+    join_metadata = _twin.join_metadata
+
+__all__ = [
+    "MAX_OBJECTS",
+    "MAX_TAGS",
+    "NO_HIGH_WATERMARK",
+    "NO_OPERATIONS",
+    "FetchOutcome",
+    "FetchPart",
+    "FetchRequest",
+    "MalformedMessage",
+    "MetadataPartition",
+    "NodeEndpoint",
+    "ProduceOutcome",
+    "ProducePart",
+    "ProduceRequest",
+    "Slice",
+    "decode_fetch",
+    "decode_produce",
+    "encode_fetch_response",
+    "encode_metadata_topic",
+    "encode_produce_response",
+    "join_metadata",
+]

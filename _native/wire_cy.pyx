@@ -1,0 +1,710 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""The fast twin of ``wire_py``: same functions, results and errors. Bounds are checked by hand, in every read."""
+
+import uuid
+
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
+from cpython.unicode cimport PyUnicode_AsUTF8AndSize, PyUnicode_DecodeUTF8
+from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.string cimport memcpy
+
+from _native.errors import MalformedMessage
+from _native.wire_py import (
+    MAX_OBJECTS,
+    MAX_TAGS,
+    NO_HIGH_WATERMARK,
+    NO_OPERATIONS,
+    FetchOutcome,
+    FetchPart,
+    FetchRequest,
+    MetadataPartition,
+    NodeEndpoint,
+    ProduceOutcome,
+    ProducePart,
+    ProduceRequest,
+    Slice,
+)
+
+include "bytes.pxi"
+
+__all__ = [
+    "MAX_OBJECTS",
+    "MAX_TAGS",
+    "NO_HIGH_WATERMARK",
+    "NO_OPERATIONS",
+    "FetchOutcome",
+    "FetchPart",
+    "FetchRequest",
+    "MetadataPartition",
+    "NodeEndpoint",
+    "ProduceOutcome",
+    "ProducePart",
+    "ProduceRequest",
+    "Slice",
+    "decode_fetch",
+    "decode_produce",
+    "encode_fetch_response",
+    "encode_metadata_topic",
+    "encode_produce_response",
+    "join_metadata",
+]
+
+cdef object make_produce_part = ProducePart._make
+cdef object make_fetch_part = FetchPart._make
+cdef object UUID = uuid.UUID
+cdef bytes NO_ID = b"\0" * 16
+cdef uint32_t TAGS_MAX = MAX_TAGS
+cdef int64_t WATERMARK_NONE = NO_HIGH_WATERMARK
+cdef Py_ssize_t MAX_STRING = 0x7FFF
+
+# Making a UUID costs more than all the rest of a partition; a broker sees the same few again and again.
+cdef dict known_ids = {}
+cdef Py_ssize_t KNOWN_IDS_MAX = 4096
+
+
+cdef struct Reader:
+    const uint8_t *p
+    Py_ssize_t pos
+    Py_ssize_t end
+    int64_t budget
+
+
+cdef inline const uint8_t *_take(Reader *r, int64_t size) except? NULL:
+    if size < 0 or size > r.end - r.pos:
+        raise MalformedMessage(f"needs {size} bytes at {r.pos}, has {r.end - r.pos}")
+    r.pos += <Py_ssize_t>size
+    return r.p + r.pos - size
+
+
+cdef inline int64_t _uvarint(Reader *r) except -1:
+    cdef uint64_t value = 0
+    cdef int shift = 0
+    cdef uint8_t byte
+    while True:
+        if r.pos >= r.end:
+            raise MalformedMessage("a varint runs past the end")
+        byte = r.p[r.pos]
+        r.pos += 1
+        value |= <uint64_t>(byte & 0x7F) << shift
+        if byte < 0x80:
+            break
+        shift += 7
+        if shift > 28:
+            raise MalformedMessage("a varint is longer than five bytes")
+    if value > 0xFFFFFFFF:
+        raise MalformedMessage("a varint does not fit into 32 bits")
+    return <int64_t>value
+
+
+cdef inline int _spend(Reader *r, int64_t objects) except -1:
+    r.budget -= objects
+    if r.budget < 0:
+        raise MalformedMessage("decodes into too many objects")
+    return 0
+
+
+cdef object _string(Reader *r, bint flexible):
+    cdef int64_t length
+    cdef const uint8_t *at
+    if flexible:
+        length = _uvarint(r) - 1
+    else:
+        length = <int16_t>_u16(_take(r, 2))
+    if length == -1:
+        return None
+    if length < 0 or length > MAX_STRING:
+        raise MalformedMessage(f"a string of {length} bytes")
+    at = _take(r, length)
+    try:
+        return PyUnicode_DecodeUTF8(<char *>at, <Py_ssize_t>length, NULL)
+    except UnicodeDecodeError:
+        raise MalformedMessage("a string is not UTF-8") from None
+
+
+cdef object _name(Reader *r, bint flexible):
+    value = _string(r, flexible)
+    if value is None:
+        raise MalformedMessage("a name must not be null")
+    return value
+
+
+cdef int64_t _count(Reader *r, bint flexible, Py_ssize_t smallest) except -1:
+    cdef int64_t count
+    if flexible:
+        count = _uvarint(r) - 1
+    else:
+        count = <int32_t>_u32(_take(r, 4))
+    if count < 0:
+        raise MalformedMessage("an array must not be null")
+    if count > (r.end - r.pos) // smallest:
+        raise MalformedMessage(f"an array claims {count} elements in {r.end - r.pos} bytes")
+    _spend(r, count)
+    return count
+
+
+cdef object _topic_id(Reader *r):
+    cdef const uint8_t *at = _take(r, 16)
+    cdef bytes raw = PyBytes_FromStringAndSize(<const char *>at, 16)
+    found = known_ids.get(raw)
+    if found is None:
+        found = UUID(bytes=raw)
+        if len(known_ids) >= KNOWN_IDS_MAX:
+            known_ids.clear()
+        known_ids[raw] = found
+    return found
+
+
+cdef int64_t _tag_count(Reader *r) except -1:
+    cdef int64_t count = _uvarint(r)
+    if count > TAGS_MAX:
+        raise MalformedMessage(f"{count} tagged fields")
+    _spend(r, count)
+    return count
+
+
+cdef int64_t _enter_tag(Reader *r) except -1:
+    """Bound the reader to the next tagged field and return its tag."""
+    cdef int64_t tag = _uvarint(r)
+    cdef int64_t size = _uvarint(r)
+    _take(r, size)
+    r.end = r.pos
+    r.pos -= <Py_ssize_t>size
+    return tag
+
+
+cdef inline void _leave_tag(Reader *r, Py_ssize_t outer) noexcept:
+    r.pos = r.end
+    r.end = outer
+
+
+cdef int _skip_tags(Reader *r) except -1:
+    cdef int64_t _n
+    cdef Py_ssize_t outer = r.end
+    for _n in range(_tag_count(r)):
+        _enter_tag(r)
+        _leave_tag(r, outer)
+    return 0
+
+
+cdef inline int _finish(Reader *r) except -1:
+    if r.pos != r.end:
+        raise MalformedMessage(f"{r.end - r.pos} bytes left over")
+    return 0
+
+
+def decode_produce(int version, body, int64_t budget=MAX_OBJECTS):
+    cdef Py_buffer view
+    cdef Reader r
+    cdef bint flexible = version >= 9
+    cdef int64_t _t, _p, size
+    cdef const uint8_t *at
+    cdef int32_t acks, timeout_ms, index
+    cdef list parts = []
+    frame = memoryview(body)
+    PyObject_GetBuffer(body, &view, PyBUF_SIMPLE)
+    try:
+        r.p = <const uint8_t *>view.buf
+        r.pos = 0
+        r.end = view.len
+        r.budget = budget
+        transactional_id = _string(&r, flexible) if version >= 3 else None
+        at = _take(&r, 6)
+        acks = <int16_t>_u16(at)
+        timeout_ms = <int32_t>_u32(at + 2)
+        for _t in range(_count(&r, flexible, 3)):
+            name = topic_id = None
+            if version >= 13:
+                topic_id = _topic_id(&r)
+            else:
+                name = _name(&r, flexible)
+            for _p in range(_count(&r, flexible, 5)):
+                index = <int32_t>_u32(_take(&r, 4))
+                size = _uvarint(&r) - 1 if flexible else <int32_t>_u32(_take(&r, 4))
+                if size < -1:
+                    raise MalformedMessage(f"records of {size} bytes")
+                records = None
+                if size >= 0:
+                    _take(&r, size)
+                    records = frame[r.pos - size:r.pos]
+                parts.append(make_produce_part((name, topic_id, index, records)))
+                if flexible:
+                    _skip_tags(&r)
+            if flexible:
+                _skip_tags(&r)
+        if flexible:
+            _skip_tags(&r)
+        _finish(&r)
+        return ProduceRequest(transactional_id, acks, timeout_ms, parts)
+    finally:
+        PyBuffer_Release(&view)
+
+
+def decode_fetch(int version, body, int64_t budget=MAX_OBJECTS):
+    cdef Py_buffer view
+    cdef Reader r
+    cdef bint flexible = version >= 12
+    cdef const uint8_t *at
+    cdef int32_t replica_id = -1, max_wait_ms, min_bytes, max_bytes, session_id = 0, session_epoch = -1
+    cdef int64_t replica_epoch = -1, _n, tag
+    cdef int isolation_level
+    cdef Py_ssize_t outer
+    PyObject_GetBuffer(body, &view, PyBUF_SIMPLE)
+    try:
+        r.p = <const uint8_t *>view.buf
+        r.pos = 0
+        r.end = view.len
+        r.budget = budget
+        if version <= 14:
+            replica_id = <int32_t>_u32(_take(&r, 4))
+        at = _take(&r, 13)
+        max_wait_ms = <int32_t>_u32(at)
+        min_bytes = <int32_t>_u32(at + 4)
+        max_bytes = <int32_t>_u32(at + 8)
+        isolation_level = at[12] - 256 if at[12] >= 128 else at[12]
+        if version >= 7:
+            at = _take(&r, 8)
+            session_id = <int32_t>_u32(at)
+            session_epoch = <int32_t>_u32(at + 4)
+        parts = _fetch_parts(&r, version, flexible)
+        forgotten = _forgotten(&r, version, flexible) if version >= 7 else []
+        rack_id = _name(&r, flexible) if version >= 11 else ""
+        cluster_id = None
+        if flexible:
+            outer = r.end
+            for _n in range(_tag_count(&r)):
+                tag = _enter_tag(&r)
+                if tag == 0:
+                    cluster_id = _string(&r, True)
+                    _finish(&r)
+                elif tag == 1 and version >= 15:
+                    at = _take(&r, 12)
+                    replica_id = <int32_t>_u32(at)
+                    replica_epoch = <int64_t>_u64(at + 4)
+                    _skip_tags(&r)
+                    _finish(&r)
+                _leave_tag(&r, outer)
+        _finish(&r)
+        return FetchRequest(
+            replica_id, replica_epoch, max_wait_ms, min_bytes, max_bytes, isolation_level, session_id, session_epoch,
+            parts, forgotten, rack_id, cluster_id,
+        )
+    finally:
+        PyBuffer_Release(&view)
+
+
+cdef list _fetch_parts(Reader *r, int version, bint flexible):
+    cdef list parts = []
+    cdef int64_t _t, _p
+    cdef int32_t index, epoch, last_epoch, limit
+    cdef int64_t offset, start, watermark
+    cdef const uint8_t *at
+    cdef int size = 32 if version >= 12 else 28 if version >= 9 else 24 if version >= 5 else 16
+    for _t in range(_count(r, flexible, 3)):
+        name = topic_id = None
+        if version >= 13:
+            topic_id = _topic_id(r)
+        else:
+            name = _name(r, flexible)
+        for _p in range(_count(r, flexible, 16)):
+            at = _take(r, size)
+            epoch = last_epoch = -1
+            start = -1
+            index = <int32_t>_u32(at)
+            at += 4
+            if version >= 9:
+                epoch = <int32_t>_u32(at)
+                at += 4
+            offset = <int64_t>_u64(at)
+            at += 8
+            if version >= 12:
+                last_epoch = <int32_t>_u32(at)
+                at += 4
+            if version >= 5:
+                start = <int64_t>_u64(at)
+                at += 8
+            limit = <int32_t>_u32(at)
+            watermark = WATERMARK_NONE
+            if flexible:
+                watermark = _part_tags(r, version)
+            parts.append(
+                make_fetch_part((name, topic_id, index, epoch, offset, last_epoch, start, limit, watermark))
+            )
+        if flexible:
+            _skip_tags(r)
+    return parts
+
+
+cdef int64_t _part_tags(Reader *r, int version) except? -2:
+    cdef int64_t _n, tag, watermark = WATERMARK_NONE
+    cdef Py_ssize_t outer = r.end
+    for _n in range(_tag_count(r)):
+        tag = _enter_tag(r)
+        if tag == 0 and version >= 17:
+            _take(r, 16)
+            _finish(r)
+        elif tag == 1 and version >= 18:
+            watermark = <int64_t>_u64(_take(r, 8))
+            _finish(r)
+        _leave_tag(r, outer)
+    return watermark
+
+
+cdef list _forgotten(Reader *r, int version, bint flexible):
+    cdef list found = []
+    cdef list indexes
+    cdef int64_t _t, n, count
+    cdef const uint8_t *at
+    for _t in range(_count(r, flexible, 3)):
+        topic = _topic_id(r) if version >= 13 else _name(r, flexible)
+        count = _count(r, flexible, 4)
+        indexes = []
+        if count:
+            at = _take(r, 4 * count)
+            for n in range(count):
+                indexes.append(<int32_t>_u32(at + 4 * n))
+        found.append((topic, indexes))
+        if flexible:
+            _skip_tags(r)
+    return found
+
+
+# ---- writing --------------------------------------------------------------------------------------------------------
+
+
+cdef int _open(Out *o, Py_ssize_t room) except -1:
+    o.used = 0
+    o.room = room
+    o.p = <uint8_t *>PyMem_Malloc(<size_t>room)
+    if o.p == NULL:
+        raise MemoryError()
+    return 0
+
+
+cdef inline int _add8(Out *o, uint8_t v) except -1:
+    _need(o, 1)
+    o.p[o.used] = v
+    o.used += 1
+    return 0
+
+
+cdef inline int _add16(Out *o, int16_t v) except -1:
+    _need(o, 2)
+    _put16(o.p + o.used, <uint16_t>v)
+    o.used += 2
+    return 0
+
+
+cdef inline int _add32(Out *o, int32_t v) except -1:
+    _need(o, 4)
+    _put32(o.p + o.used, <uint32_t>v)
+    o.used += 4
+    return 0
+
+
+cdef inline int _add64(Out *o, int64_t v) except -1:
+    _need(o, 8)
+    _put64(o.p + o.used, <uint64_t>v)
+    o.used += 8
+    return 0
+
+
+cdef inline int _add_raw(Out *o, const char *p, Py_ssize_t n) except -1:
+    _need(o, n)
+    memcpy(o.p + o.used, p, <size_t>n)
+    o.used += n
+    return 0
+
+
+cdef inline int _add_uvarint(Out *o, uint64_t v) except -1:
+    _need(o, 10)
+    _write_varint(o, v)
+    return 0
+
+
+cdef inline int _add_count(Out *o, Py_ssize_t count, bint flexible) except -1:
+    if flexible:
+        return _add_uvarint(o, <uint64_t>(count + 1))
+    return _add32(o, <int32_t>count)
+
+
+cdef int _add_string(Out *o, object value, bint flexible) except -1:
+    cdef Py_ssize_t size = -1
+    cdef const char *p = NULL
+    if value is not None:
+        p = PyUnicode_AsUTF8AndSize(value, &size)
+    if flexible:
+        _add_uvarint(o, <uint64_t>(size + 1))
+    else:
+        _add16(o, <int16_t>size)
+    if size > 0:
+        _add_raw(o, p, size)
+    return 0
+
+
+cdef int _add_topic(Out *o, tuple part, bint by_id, bint flexible) except -1:
+    if by_id:
+        _add_id(o, part[1])
+    else:
+        _add_string(o, part[0] or "", flexible)
+    return 0
+
+
+cdef int _add_id(Out *o, object topic_id) except -1:
+    cdef bytes raw = NO_ID if topic_id is None else topic_id.bytes
+    return _add_raw(o, PyBytes_AS_STRING(raw), 16)
+
+
+cdef int _add_endpoints_tag(Out *o, object endpoints) except -1:
+    """A section of one tagged field, tag 0."""
+    cdef Out inner
+    _open(&inner, 256)
+    try:
+        _add_uvarint(&inner, <uint64_t>(len(endpoints) + 1))
+        for node_id, host, port, rack in endpoints:
+            _add32(&inner, node_id)
+            _add_string(&inner, host, True)
+            _add32(&inner, port)
+            _add_string(&inner, rack, True)
+            _add8(&inner, 0)
+        _add8(o, 1)
+        _add8(o, 0)
+        _add_uvarint(o, <uint64_t>inner.used)
+        _add_raw(o, <char *>inner.p, inner.used)
+    finally:
+        PyMem_Free(inner.p)
+    return 0
+
+
+cdef int _add_leader_tag(Out *o, uint8_t tag, object leader) except -1:
+    _add8(o, tag)
+    _add8(o, 9)
+    _add32(o, leader[0])
+    _add32(o, leader[1])
+    return _add8(o, 0)
+
+
+cdef list _groups(object parts):
+    """Neighbours of one topic, as the request had them: lists of (part, outcome)."""
+    cdef list groups = [], members = None
+    cdef tuple pair, part, last = None
+    for pair in parts:
+        part = <tuple>pair[0]
+        if last is None or not (
+            (part[0] is last[0] or part[0] == last[0]) and (part[1] is last[1] or part[1] == last[1])
+        ):
+            members = []
+            groups.append(members)
+            last = part
+        members.append(pair)
+    return groups
+
+
+def encode_produce_response(int version, parts, int32_t throttle_ms=0, endpoints=()):
+    cdef Out o
+    cdef bint flexible = version >= 9
+    cdef list groups = _groups(parts), members
+    cdef tuple pair
+    _open(&o, 256)
+    try:
+        _add_count(&o, len(groups), flexible)
+        for members in groups:
+            pair = <tuple>members[0]
+            _add_topic(&o, <tuple>pair[0], version >= 13, flexible)
+            _add_count(&o, len(members), flexible)
+            for pair in members:
+                _add_produce_outcome(&o, version, (<tuple>pair[0])[2], <tuple>pair[1])
+            if flexible:
+                _add8(&o, 0)
+        if version >= 1:
+            _add32(&o, throttle_ms)
+        if flexible:
+            if endpoints and version >= 10:
+                _add_endpoints_tag(&o, endpoints)
+            else:
+                _add8(&o, 0)
+        return PyBytes_FromStringAndSize(<char *>o.p, o.used)
+    finally:
+        PyMem_Free(o.p)
+
+
+cdef int _add_produce_outcome(Out *o, int version, int32_t partition, tuple outcome) except -1:
+    cdef bint flexible = version >= 9
+    _add32(o, partition)
+    _add16(o, outcome[0])
+    _add64(o, outcome[1])
+    if version >= 2:
+        _add64(o, outcome[2])
+    if version >= 5:
+        _add64(o, outcome[3])
+    if version >= 8:
+        _add_count(o, len(outcome[4]), flexible)
+        for index, message in outcome[4]:
+            _add32(o, index)
+            _add_string(o, message, flexible)
+            if flexible:
+                _add8(o, 0)
+        _add_string(o, outcome[5], flexible)
+    if flexible:
+        if version >= 10 and outcome[6] is not None:
+            _add8(o, 1)
+            _add_leader_tag(o, 0, outcome[6])
+        else:
+            _add8(o, 0)
+    return 0
+
+
+def encode_fetch_response(
+    int version, parts, int32_t throttle_ms=0, int16_t error=0, int32_t session_id=0, endpoints=()
+):
+    cdef Out o
+    cdef bint flexible = version >= 12
+    cdef list groups = _groups(parts), members, chunks = []
+    cdef tuple pair
+    _open(&o, 256)
+    try:
+        _add32(&o, throttle_ms)
+        if version >= 7:
+            _add16(&o, error)
+            _add32(&o, session_id)
+        _add_count(&o, len(groups), flexible)
+        for members in groups:
+            pair = <tuple>members[0]
+            _add_topic(&o, <tuple>pair[0], version >= 13, flexible)
+            _add_count(&o, len(members), flexible)
+            for pair in members:
+                _add_fetch_outcome(chunks, &o, version, (<tuple>pair[0])[2], <tuple>pair[1])
+            if flexible:
+                _add8(&o, 0)
+        if flexible:
+            if endpoints and version >= 16:
+                _add_endpoints_tag(&o, endpoints)
+            else:
+                _add8(&o, 0)
+        chunks.append(PyBytes_FromStringAndSize(<char *>o.p, o.used))
+        return chunks
+    finally:
+        PyMem_Free(o.p)
+
+
+cdef int _add_fetch_outcome(list chunks, Out *o, int version, int32_t partition, tuple outcome) except -1:
+    cdef bint flexible = version >= 12
+    _add32(o, partition)
+    _add16(o, outcome[0])
+    _add64(o, outcome[1])
+    _add64(o, outcome[2])
+    if version >= 5:
+        _add64(o, outcome[3])
+    aborted = outcome[4]
+    if aborted is None:
+        _add_count(o, -1, flexible)
+    else:
+        _add_count(o, len(aborted), flexible)
+        for producer_id, first_offset in aborted:
+            _add64(o, producer_id)
+            _add64(o, first_offset)
+            if flexible:
+                _add8(o, 0)
+    if version >= 11:
+        _add32(o, outcome[9])
+    _add_count(o, outcome[6], flexible)
+    if outcome[5]:
+        chunks.append(PyBytes_FromStringAndSize(<char *>o.p, o.used))
+        chunks.extend(outcome[5])
+        o.used = 0
+    if flexible:
+        diverging, leader = outcome[7], outcome[8]
+        _add8(o, <uint8_t>((diverging is not None) + (leader is not None)))
+        if diverging is not None:
+            _add8(o, 0)
+            _add8(o, 13)
+            _add32(o, diverging[0])
+            _add64(o, diverging[1])
+            _add8(o, 0)
+        if leader is not None:
+            _add_leader_tag(o, 1, leader)
+    return 0
+
+
+# ---- Metadata, in parts that can be kept ----------------------------------------------------------------------------
+
+
+cdef int _add_numbers(Out *o, object numbers, bint flexible) except -1:
+    _add_count(o, len(numbers), flexible)
+    for number in numbers:
+        _add32(o, number)
+    return 0
+
+
+def encode_metadata_topic(
+    int version, int16_t error, name, topic_id, bint internal, partitions, int32_t authorized_operations=NO_OPERATIONS
+):
+    cdef Out o
+    cdef bint flexible = version >= 9
+    _open(&o, 1024)
+    try:
+        _add16(&o, error)
+        _add_string(&o, name, flexible)
+        if version >= 10:
+            _add_id(&o, topic_id)
+        if version >= 1:
+            _add8(&o, internal)
+        _add_count(&o, len(partitions), flexible)
+        for problem, index, leader, epoch, replicas, in_sync, offline in partitions:
+            _add16(&o, problem)
+            _add32(&o, index)
+            _add32(&o, leader)
+            if version >= 7:
+                _add32(&o, epoch)
+            _add_numbers(&o, replicas, flexible)
+            _add_numbers(&o, in_sync, flexible)
+            if version >= 5:
+                _add_numbers(&o, offline, flexible)
+            if flexible:
+                _add8(&o, 0)
+        if version >= 8:
+            _add32(&o, authorized_operations)
+        if flexible:
+            _add8(&o, 0)
+        return PyBytes_FromStringAndSize(<char *>o.p, o.used)
+    finally:
+        PyMem_Free(o.p)
+
+
+def join_metadata(
+    int version, brokers, cluster_id, int32_t controller_id, topics, int32_t throttle_ms=0,
+    int32_t cluster_authorized_operations=NO_OPERATIONS, int16_t error=0,
+):
+    cdef Out o
+    cdef bint flexible = version >= 9
+    cdef bytes topic
+    _open(&o, 4096)
+    try:
+        if version >= 3:
+            _add32(&o, throttle_ms)
+        _add_count(&o, len(brokers), flexible)
+        for node_id, host, port, rack in brokers:
+            _add32(&o, node_id)
+            _add_string(&o, host, flexible)
+            _add32(&o, port)
+            if version >= 1:
+                _add_string(&o, rack, flexible)
+            if flexible:
+                _add8(&o, 0)
+        if version >= 2:
+            _add_string(&o, cluster_id, flexible)
+        if version >= 1:
+            _add32(&o, controller_id)
+        _add_count(&o, len(topics), flexible)
+        for topic in topics:
+            _add_raw(&o, PyBytes_AS_STRING(topic), PyBytes_GET_SIZE(topic))
+        if 8 <= version <= 10:
+            _add32(&o, cluster_authorized_operations)
+        if version >= 13:
+            _add16(&o, error)
+        if flexible:
+            _add8(&o, 0)
+        return PyBytes_FromStringAndSize(<char *>o.p, o.used)
+    finally:
+        PyMem_Free(o.p)
