@@ -24,6 +24,9 @@ from brokers.groups.requests import (
 from txn.commands import DEFERRED, Now, Result
 from wire.errors import ErrorCode
 
+MAX_PENDING_MEMBERS = 10_000
+"""Ids given out in one group to members that have not come back with them."""
+
 # --- JoinGroup --------------------------------------------------------------------------------------------------
 
 
@@ -66,6 +69,8 @@ def _has_room(group: Group, request: JoinRequest, settings: GroupSettings) -> bo
 def _join_dynamic(group: Group, request: JoinRequest, turn: Turn, settings: GroupSettings) -> Result:
     member_id = f"{request.client_id}-{request.fresh_id}"
     if request.requires_known_member_id:
+        if len(group.pending_members) >= MAX_PENDING_MEMBERS:
+            return turn.result(JoinAnswer(ErrorCode.GROUP_MAX_SIZE_REACHED))
         group.pending_members[member_id] = Pending(turn.now.mono_ms + request.session_timeout_ms)
         turn.schedule("session", group.id, request.session_timeout_ms, member_id)
         return turn.result(JoinAnswer(ErrorCode.MEMBER_ID_REQUIRED, member_id))

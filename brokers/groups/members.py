@@ -161,13 +161,13 @@ class Group:
 
     def check_member(self, member_id: str, instance_id: str | None) -> ErrorCode:
         """Who says so: UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID (KIP-345) or NONE."""
-        if instance_id is not None:
+        known = self.members.get(member_id)
+        if instance_id is not None and (known is None or known.instance_id != instance_id):
             static = self.static_member(instance_id)
             if static is None:
                 return ErrorCode.UNKNOWN_MEMBER_ID
-            if static.id != member_id:
-                return ErrorCode.FENCED_INSTANCE_ID
-        return ErrorCode.NONE if member_id in self.members else ErrorCode.UNKNOWN_MEMBER_ID
+            return ErrorCode.FENCED_INSTANCE_ID
+        return ErrorCode.NONE if known is not None else ErrorCode.UNKNOWN_MEMBER_ID
 
     @property
     def rebalance_timeout_ms(self) -> int:

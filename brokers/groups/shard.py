@@ -31,6 +31,9 @@ from txn.commands import CoordinatorRecord, Now, Result, Schedule, Ticket
 from wire.errors import ErrorCode
 from wire.types import TopicPartition
 
+MAX_FLEETING_GROUPS = 10_000
+"""Groups of a shard that exist only because somebody asked for a member id: their number is in a peer's hand."""
+
 
 class GroupShard:
     """The groups of one partition. Implements :class:`txn.commands.Shard`."""
@@ -43,6 +46,7 @@ class GroupShard:
         """Records not understood, by kind: newer key versions, newer value versions, damaged ones."""
         self._sequence = 0
         self._open: dict[int, dict[str, None]] = {}
+        self._fleeting: dict[str, None] = {}
 
     # --- commands -----------------------------------------------------------------------------------------------
 
@@ -56,10 +60,13 @@ class GroupShard:
         if group is None:
             if request.member_id:
                 return Result(response=JoinAnswer(ErrorCode.UNKNOWN_MEMBER_ID, request.member_id))
+            if len(self._fleeting) >= MAX_FLEETING_GROUPS:
+                return Result(response=JoinAnswer(ErrorCode.COORDINATOR_NOT_AVAILABLE))
             group = Group(request.group_id)
         result = classic.join(group, request, Turn(now, ticket), self.settings)
-        if not group.disposable:
+        if not group.disposable and group.id not in self.groups:
             self.groups[group.id] = group
+            self._fleeting[group.id] = None
         return result
 
     def sync(self, request: SyncRequest, now: Now, ticket: Ticket) -> Result:
@@ -165,6 +172,7 @@ class GroupShard:
             self.skipped["offset value"] += 1
             return
         group = self.groups.setdefault(key.group_id, Group(key.group_id))
+        self._fleeting.pop(group.id, None)
         self._sequence += 1
         if producer is None:
             group.offsets[key.partition] = (self._sequence, committed)
@@ -194,6 +202,7 @@ class GroupShard:
         if stored is None:
             self.skipped["group value"] += 1
             return
+        self._fleeting.pop(key.group_id, None)
         self.groups.setdefault(key.group_id, Group(key.group_id)).adopt(stored)
 
     def apply_marker(self, producer_id: int, producer_epoch: int, commit: bool, now: Now) -> Result | None:
@@ -281,6 +290,7 @@ class GroupShard:
     def _dispose(self, group: Group) -> None:
         if group.disposable:
             self.groups.pop(group.id, None)
+            self._fleeting.pop(group.id, None)
 
 
 def durable_state(shards: Iterable[GroupShard]) -> dict[str, object]:

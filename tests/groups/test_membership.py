@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from brokers.groups import classic
+from brokers.groups import shard as shard_module
 from brokers.groups.members import State
 from brokers.groups.requests import GroupSettings, Leaver, Protocol
 from tests.groups.driver import Client, Driver, assign, settle
@@ -144,6 +146,19 @@ def test_a_member_that_never_comes_back_with_its_id_is_forgotten(driver: Driver)
     driver.advance(11_000)
     assert driver.shard.groups == {}
     assert ghost.send_join().response.error is ErrorCode.UNKNOWN_MEMBER_ID
+
+
+def test_ids_that_nobody_comes_back_with_are_bounded(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(classic, "MAX_PENDING_MEMBERS", 3)
+    monkeypatch.setattr(shard_module, "MAX_FLEETING_GROUPS", 2)
+    for number in range(3):
+        assert Client(driver, f"m{number}").send_join().response.error is ErrorCode.MEMBER_ID_REQUIRED
+    assert Client(driver, "m").send_join().response.error is ErrorCode.GROUP_MAX_SIZE_REACHED
+    settle(Client(driver, "durable", group="d"))
+    Client(driver, "a", group="second").send_join()
+    assert Client(driver, "a", group="third").send_join().response.error is ErrorCode.COORDINATOR_NOT_AVAILABLE
+    driver.advance(11_000)
+    assert Client(driver, "a", group="third").send_join().response.error is ErrorCode.MEMBER_ID_REQUIRED
 
 
 def test_old_clients_join_without_knowing_their_id(driver: Driver) -> None:
