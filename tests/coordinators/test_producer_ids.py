@@ -1,0 +1,151 @@
+"""Blocks from a store whose answers get lost: whatever happens, no producer id is given out twice."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import pytest
+
+from brokers.coordinators import producer_ids
+from brokers.coordinators.producer_ids import PATH, ProducerIdAllocator
+from coordination.store import BadVersion, NodeExists, NoNode, SessionExpired, Stat, UnknownOutcome
+from txn.producer_ids import decode_block
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(producer_ids, "FIRST_PAUSE_S", 0)
+    monkeypatch.setattr(producer_ids, "LAST_PAUSE_S", 0)
+
+
+class OneZnode:
+    """The part of a store that is used; ``mood`` decides about each write: ok, lost (done or not), expired."""
+
+    def __init__(self, mood: Any = lambda: "ok") -> None:
+        self.data: bytes | None = None
+        self.version = -1
+        self.mood = mood
+        self.syncs = 0
+
+    async def sync(self, path: str) -> None:
+        assert path == PATH
+        self.syncs += 1
+
+    async def get(self, path: str) -> tuple[bytes, Stat]:
+        await asyncio.sleep(0)
+        if self.data is None:
+            raise NoNode("no", path)
+        return self.data, Stat(self.version, 0, 0, 0, 0)
+
+    async def create(self, path: str, data: bytes, *, parents: bool = False) -> str:
+        if self.data is not None:
+            raise NodeExists("is", path)
+        await self._write(path, data)
+        return path
+
+    async def set(self, path: str, data: bytes, version: int = -1) -> Stat:
+        if version != self.version:
+            raise BadVersion("other", path)
+        await self._write(path, data)
+        return Stat(self.version, 0, 0, 0, 0)
+
+    async def _write(self, path: str, data: bytes) -> None:
+        mood = self.mood()
+        if mood == "expired":
+            raise SessionExpired("over", path)
+        if mood != "lost, not done":
+            self.data, self.version = data, self.version + 1
+        await asyncio.sleep(0)
+        if mood.startswith("lost"):
+            raise UnknownOutcome("?", path)
+
+
+async def take(allocator: ProducerIdAllocator) -> int | None:
+    future: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
+    allocator.when_ready(future.set_result)
+    return await future
+
+
+def test_ids_come_from_blocks_of_a_thousand() -> None:
+    async def run() -> None:
+        store = OneZnode()
+        one, two = (ProducerIdAllocator(store, n, lambda n=n: f"{n}-1") for n in (1, 2))  # type: ignore[arg-type,misc]
+        assert one.take() is None, "none at hand yet, but on its way"
+        assert [await take(one) for _ in range(3)] == [0, 1, 2]
+        assert await take(two) == 1000
+        assert [await take(one) for _ in range(1_000)][-3:] == [2000, 2001, 2002]
+        assert decode_block(store.data or b"").broker_id == 1
+        await one.close()
+        await two.close()
+
+    asyncio.run(run())
+
+
+def test_a_lost_answer_is_settled_by_reading() -> None:
+    async def run() -> None:
+        for mood, first in (("lost, done", 0), ("lost, not done", 0)):
+            moods = iter([mood, "ok", "ok"])
+            store = OneZnode(lambda moods=moods: next(moods))
+            allocator = ProducerIdAllocator(store, 1, lambda: "1-1")  # type: ignore[arg-type]
+            assert await take(allocator) == first, mood
+            assert store.version == 0, f"{mood}: the block is used, not thrown away"
+            assert store.syncs == 1
+
+    asyncio.run(run())
+
+
+def test_a_block_written_by_a_former_life_is_not_ours() -> None:
+    async def run() -> None:
+        store = OneZnode()
+        before = ProducerIdAllocator(store, 1, lambda: "1-1")  # type: ignore[arg-type]
+        await take(before)
+        after = ProducerIdAllocator(store, 1, lambda: "1-2")  # type: ignore[arg-type]
+        after._unresolved.add("1-2-1")
+        assert await take(after) == 1000
+
+    asyncio.run(run())
+
+
+def test_a_znode_that_is_no_block_gives_nobody_an_id() -> None:
+    async def run() -> None:
+        store = OneZnode()
+        store.data, store.version = b"what?", 0
+        assert await take(ProducerIdAllocator(store, 1, lambda: "1-1")) is None  # type: ignore[arg-type]
+
+    asyncio.run(run())
+
+
+def test_those_who_wait_at_the_end_hear_none() -> None:
+    async def run() -> None:
+        store = OneZnode(lambda: "expired")
+        allocator = ProducerIdAllocator(store, 1, lambda: "1-1")  # type: ignore[arg-type]
+        answers: list[int | None] = []
+        allocator.when_ready(answers.append)
+        await asyncio.sleep(0.01)
+        assert answers == []
+        await allocator.close()
+        assert answers == [None]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_id_twice_whatever_is_lost(seed: int) -> None:
+    rng = random.Random(seed)
+
+    async def run() -> None:
+        store = OneZnode(lambda: rng.choice(["ok", "ok", "lost, done", "lost, not done", "expired"]))
+        allocators = [ProducerIdAllocator(store, n, lambda n=n: f"{n}-1") for n in range(3)]  # type: ignore[arg-type,misc]
+
+        async def worker(allocator: ProducerIdAllocator) -> list[int | None]:
+            return [await take(allocator) for _ in range(1_200)]
+
+        found = [number for ids in await asyncio.gather(*map(worker, allocators)) for number in ids]
+        assert None not in found
+        assert len(set(found)) == len(found) == 3_600
+        for allocator in allocators:
+            await allocator.close()
+
+    asyncio.run(run())

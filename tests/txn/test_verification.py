@@ -1,0 +1,46 @@
+"""What a leader asks, and what the producer hears."""
+
+from __future__ import annotations
+
+import pytest
+
+from txn.verification import PRODUCE_KEY, TXN_OFFSET_COMMIT_KEY, Ask, client_error, question
+from wire.errors import ErrorCode as E
+from wire.types import TopicPartition
+
+A, B = TopicPartition("a", 0), TopicPartition("b", 1)
+
+
+@pytest.mark.parametrize(
+    ("key", "version", "ask", "abortable"),
+    [
+        (PRODUCE_KEY, 3, Ask.VERIFY, False),
+        (PRODUCE_KEY, 10, Ask.VERIFY, False),
+        (PRODUCE_KEY, 11, Ask.VERIFY, True),
+        (PRODUCE_KEY, 12, Ask.ADD, True),
+        (TXN_OFFSET_COMMIT_KEY, 3, Ask.VERIFY, False),
+        (TXN_OFFSET_COMMIT_KEY, 4, Ask.VERIFY, True),
+        (TXN_OFFSET_COMMIT_KEY, 5, Ask.ADD, True),
+    ],
+)
+def test_questions(key: int, version: int, ask: Ask, abortable: bool) -> None:
+    asked = question(key, version, "x", (7, 1), [B, A, B])
+    assert (asked.ask, asked.abortable, asked.partitions) == (ask, abortable, (A, B))
+
+
+@pytest.mark.parametrize(
+    ("version", "answer", "told"),
+    [
+        (9, E.NONE, E.NONE),
+        (9, E.PRODUCER_FENCED, E.INVALID_PRODUCER_EPOCH),
+        (9, E.TRANSACTION_ABORTABLE, E.INVALID_TXN_STATE),
+        (11, E.TRANSACTION_ABORTABLE, E.TRANSACTION_ABORTABLE),
+        (9, E.CONCURRENT_TRANSACTIONS, E.NOT_ENOUGH_REPLICAS),
+        (12, E.CONCURRENT_TRANSACTIONS, E.CONCURRENT_TRANSACTIONS),
+        (12, E.NOT_COORDINATOR, E.NOT_ENOUGH_REPLICAS),
+        (9, E.COORDINATOR_LOAD_IN_PROGRESS, E.NOT_ENOUGH_REPLICAS),
+        (9, E.INVALID_PRODUCER_ID_MAPPING, E.INVALID_PRODUCER_ID_MAPPING),
+    ],
+)
+def test_answers(version: int, answer: E, told: E) -> None:
+    assert client_error(question(PRODUCE_KEY, version, "x", (7, 1), [A]), answer) is told
