@@ -41,6 +41,11 @@ class SessionLease:
         return max(self._timeout_ms // HEARTBEATS_PER_TIMEOUT, 1)
 
     @property
+    def patience_ms(self) -> int:
+        """How long an answer may take before another server is tried: soon enough to keep the lease."""
+        return max(self._timeout_ms // 4, 1)
+
+    @property
     def margin_ms(self) -> int:
         """How long before ZooKeeper's earliest possible expiry the lease ends."""
         return max(self._timeout_ms // MARGIN_PER_TIMEOUT, 1)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import threading
 import time
 from collections import deque
@@ -154,6 +155,7 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]
 
     session: _Session
     handshake: _Handshake
+    latest: tuple[str, int] | None = None
 
     def _invoke(self, timeout: float, request: Any, xid: int | None = None) -> Any:
         sent_ms = boot_ms()
@@ -165,8 +167,14 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]
             self.handshake = _Handshake(sent_ms, answer[0].time_out, answer[0].session_id)
         return answer
 
-    def _connect_attempt(self, *args: Any) -> Any:
-        status = super()._connect_attempt(*args)
+    def _expand_client_hosts(self) -> list[tuple[str, str, int]]:
+        # The server that just failed us comes last: it may hang rather than refuse.
+        hosts: list[tuple[str, str, int]] = super()._expand_client_hosts()
+        return sorted(hosts, key=lambda host: host[1:] == self.latest)
+
+    def _connect_attempt(self, host: str, address: str, port: int, retry: Any) -> Any:
+        self.latest = (address, port)
+        status = super()._connect_attempt(host, address, port, retry)
         return STOP_CONNECTING if self.client.client_state == KeeperState.EXPIRED_SESSION else status
 
     def zk_loop(self) -> None:
@@ -279,19 +287,32 @@ class _Session:
             _fail(future, kz.SessionExpiredError())
         self.store.session_over(self)
 
-    async def call(self, issue: Callable[[KazooClient], Any]) -> Any:
-        """Issue one kazoo request and wait for it on the loop; raises kazoo's exceptions."""
+    def issue(self, request: Callable[[KazooClient], Any]) -> asyncio.Future[Any]:
+        """Issue one kazoo request; the future holds kazoo's answer or exception."""
         if self.closed:
             raise kz.SessionExpiredError
         future: asyncio.Future[Any] = self.store.loop.create_future()
         self.pending.add(future)
         future.add_done_callback(self.pending.discard)
         try:
-            issue(self.client).rawlink(partial(_settle, future))
+            request(self.client).rawlink(partial(_settle, future))
         except BaseException:
             future.cancel()
             raise
-        return await future
+        return future
+
+    async def call(self, request: Callable[[KazooClient], Any]) -> Any:
+        """Issue one kazoo request and wait for it; raises kazoo's exceptions."""
+        return await self.issue(request)
+
+    def leave_server(self) -> None:
+        """Break the connection, so that the session is taken up again elsewhere."""
+        connection = self.client._connection._socket
+        if connection is not None:
+            try:
+                connection.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass  # it is broken already
 
     def stop(self) -> None:
         """Close the session at ZooKeeper and end the thread. Blocks: for an executor."""
@@ -474,7 +495,14 @@ class ZookeeperStore:
                 continue
             sent_ms = boot_ms()
             try:
-                await session.call(lambda client: client.sync_async(path))
+                beat = session.issue(lambda client: client.sync_async(path))
+                if len(self.connect.hosts) > 1:
+                    # kazoo notices a hanging server so late that the lease is over and hardly any time is left.
+                    await asyncio.wait({beat}, timeout=self._lease.patience_ms / 1000)
+                    if not beat.done():
+                        _log.warning("ZooKeeper does not answer a heartbeat: trying another server")
+                        session.leave_server()
+                await beat
             except kz.KazooException:
                 continue
             self._lease.heartbeat_answered(sent_ms)

@@ -367,6 +367,32 @@ async def test_an_ensemble_loses_its_leader_and_then_its_quorum(make_ensemble: C
         await until(store.lease.valid)
 
 
+@pytest.mark.slow
+@on_loop
+async def test_a_hanging_server_is_left_while_there_is_time(make_ensemble: Callable[[int], Ensemble]) -> None:
+    ensemble = make_ensemble(3)
+    leader = ensemble.leader()
+    followers = [node for node in ensemble.nodes if node is not leader]
+    async with Stores() as stores:
+        # Of several stores some are at the follower that is going to hang.
+        opened = [await stores.open(",".join(node.address for node in followers), timeout_ms=5000) for _ in range(6)]
+        before = [session_id(store) for store in opened]
+        events = [record_session(store) for store in opened]
+        leases: list[bool] = []
+        for store in opened:
+            store.on_session(lambda _event, store=store: leases.append(store.lease.valid()))  # type: ignore[misc]
+        await asyncio.sleep(3)  # until the leases rest on heartbeats, not on the handshake
+        followers[0].pause()
+        try:
+            await asyncio.sleep(6)
+            assert any(SUSPENDED in states(one) for one in events), "nobody was there, the test says nothing"
+            assert [session_id(store) for store in opened] == before
+            assert not any(EXPIRED in states(one) for one in events)
+            assert all(leases), "a lease that is over when the hanging server is left was of no use"
+        finally:
+            followers[0].resume()
+
+
 async def _written(store: ZookeeperStore) -> bool:
     try:
         await store.set("/e", b"1")
