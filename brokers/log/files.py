@@ -10,11 +10,14 @@ What the system reports becomes DiskFull (no room now, may pass) or DiskFailed (
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import os
+import queue
 import resource
 import shutil
+import threading
 from collections import deque
 from types import TracebackType
 from typing import Protocol
@@ -25,6 +28,7 @@ Buffer = bytes | bytearray | memoryview
 
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 _DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_LIBC = ctypes.CDLL(None, use_errno=True)
 _MIN_OPEN_FILES = 64
 _MAX_OPEN_FILES = 8192
 
@@ -131,9 +135,49 @@ class DiskPort(Protocol):
         """fsync a directory, so that renames and new names in it survive power loss."""
         ...
 
+    def sync_later(self, paths: list[str]) -> PendingSync:
+        """fsync these files and directories in the background; names that are gone by then don't count."""
+        ...
+
+    def sync_file_system(self, path: str) -> None:
+        """Make durable whatever was written to the file system that holds ``path``."""
+        ...
+
     def lock(self, path: str) -> DiskLock:
         """Take the exclusive lock of that file; raises DirectoryInUse."""
         ...
+
+
+class PendingSync:
+    """A background fsync. Its owner looks at ``done`` now and then; ``error`` says how it failed."""
+
+    __slots__ = ("done", "error", "paths")
+
+    def __init__(self, paths: list[str]) -> None:
+        self.paths = paths
+        self.done = False
+        self.error: DiskError | None = None
+
+    def run(self) -> None:
+        """Do it, on the calling thread."""
+        try:
+            for path in self.paths:
+                _sync_path(path)
+        except OSError as wrong:
+            self.error = _failure(wrong.filename or self.paths[0], wrong)
+        finally:
+            self.done = True
+
+
+def _sync_path(path: str) -> None:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 class DiskLock(Protocol):
@@ -324,6 +368,11 @@ class RealLock:
             self._fd = -1
 
 
+def _sync_forever(syncs: queue.SimpleQueue[PendingSync]) -> None:
+    while True:
+        syncs.get().run()
+
+
 class RealDisk:
     """The DiskPort of the operating system. ``max_open`` bounds the descriptors it keeps (default: half the limit)."""
 
@@ -335,6 +384,7 @@ class RealDisk:
             max_open = min(_MAX_OPEN_FILES, max(_MIN_OPEN_FILES, soft // 2))
         self._max_open = max_open
         self._opened: deque[RealFile] = deque()
+        self._syncs: queue.SimpleQueue[PendingSync] | None = None
 
     @property
     def open_files(self) -> int:
@@ -443,6 +493,25 @@ class RealDisk:
             fd = os.open(path, _DIRECTORY_FLAGS)
             try:
                 os.fsync(fd)
+            finally:
+                os.close(fd)
+
+    def sync_later(self, paths: list[str]) -> PendingSync:
+        pending = PendingSync(paths)
+        if self._syncs is None:
+            self._syncs = queue.SimpleQueue()
+            threading.Thread(target=_sync_forever, args=(self._syncs,), name="log sync", daemon=True).start()
+        self._syncs.put(pending)
+        return pending
+
+    def sync_file_system(self, path: str) -> None:
+        with _Translate(path):
+            fd = os.open(path, _DIRECTORY_FLAGS)
+            try:
+                # One call instead of several fsyncs for each of thousands of partitions; not in Python's os module.
+                if _LIBC.syncfs(fd) != 0:
+                    number = ctypes.get_errno()
+                    raise OSError(number, os.strerror(number), path)
             finally:
                 os.close(fd)
 

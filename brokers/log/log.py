@@ -15,8 +15,8 @@ from _native.batch import HEADER_SIZE, BatchHeader, crc32c, parse_header, stamp,
 from _native.errors import CorruptBatch
 from brokers.config import TopicConfig
 from brokers.log import recovery
-from brokers.log.checkpoints import PARTITION_METADATA, encode_partition_metadata
-from brokers.log.failures import DiskFailed, DiskFull, OffsetOutOfRange
+from brokers.log.checkpoints import LEADER_EPOCH_CHECKPOINT, PARTITION_METADATA, encode_partition_metadata
+from brokers.log.failures import DiskFailed, DiskFull, LogOffline, OffsetOutOfRange
 from brokers.log.files import Buffer, DiskPort
 from brokers.log.producers import Change, Duplicate, Marker, Origin, ProducerState, Refusal, VerificationGuard
 from brokers.log.reads import LogReads
@@ -49,6 +49,7 @@ class Log(LogReads):
         log_start_offset: int = 0,
         high_watermark: int = 0,
         on_failure: Callable[[LogState, DiskFailed], None] | None = None,
+        warned_topics: set[str] | None = None,
     ) -> Log:
         """Load the directory (made if absent), recovering it unless it was closed ``clean``. Raises DiskError."""
         settings = settings or LogSettings()
@@ -67,6 +68,7 @@ class Log(LogReads):
         return cls(
             disk, directory, topic_partition, config, settings, loaded, topic_id=topic_id,
             recovery_point=recovery_point, high_watermark=high_watermark, on_failure=on_failure,
+            warned_topics=warned_topics,
         )  # fmt: skip
 
     def verification_guard(self, producer_id: int, producer_epoch: int, base_sequence: int) -> VerificationGuard | None:
@@ -130,6 +132,8 @@ class Log(LogReads):
         for position, header in placed:
             stamp(buffer, position, header.base_offset, leader_epoch, -1 if header.is_control else append_time)
         failed = self._write(buffer, placed, change, now_ms)
+        if failed is None and self._flush_now():
+            failed = self._flushed()
         if failed is not None:
             return failed
         return AppendInfo(
@@ -224,10 +228,27 @@ class Log(LogReads):
             if header.partition_leader_epoch > epochs.latest:
                 epochs.assign(header.partition_leader_epoch, header.base_offset)
         self.log_end_offset = last_offset + 1
+        self._settled = False
         if self.unflushed_since_ms is None:
             self.unflushed_since_ms = now_ms
         if epochs.dirty:
             self.save_epochs()
+        return None
+
+    def _flush_now(self) -> bool:
+        """Whether settings ask for an fsync before the append is answered."""
+        return (
+            self.settings.flush_each_append or self.log_end_offset - self.recovery_point >= self._config.flush_messages
+        )
+
+    def _flushed(self) -> AppendInfo | None:
+        """Flush; the refusal if that fails. Without room for an index the records are still in the log, and safe."""
+        try:
+            self.flush()
+        except DiskFull as wrong:
+            return self.refused(ErrorCode.KAFKA_STORAGE_ERROR, f"no room: {wrong.reason}")
+        except LogOffline as wrong:
+            return self.refused(ErrorCode.KAFKA_STORAGE_ERROR, str(wrong))
         return None
 
     def _segment_for(self, size: int, placed: list[PlacedBatch], last_offset: int, now_ms: int) -> Segment:
@@ -318,6 +339,7 @@ class Log(LogReads):
         if offset >= self.log_end_offset:
             return self.log_end_offset
         self.cuts += 1
+        self._settled = False
         if offset < self.segments.first.base_offset:
             self.restart_at(offset, now_ms=now_ms)
             return offset
@@ -344,6 +366,7 @@ class Log(LogReads):
     def restart_at(self, offset: int, *, now_ms: int) -> None:
         """Drop everything and go on, empty, at ``offset``: for a follower that has fallen off its leader's log."""
         self.cuts += 1
+        self._settled = False
         for segment in self.segments:
             self._discard(segment)
         for snapshot in recovery.snapshot_offsets(self.disk, self.directory):
@@ -414,9 +437,10 @@ class Log(LogReads):
     def flush(self) -> None:
         """fsync everything above the recovery point, then raise it to the log's end. Raises DiskFull, LogOffline."""
         end = self.log_end_offset
-        for segment in self.segments.from_offset(self.recovery_point):
-            if segment.size:
-                segment.sync()
+        if self.recovery_point < end:
+            for segment in self.segments.from_offset(self.recovery_point):
+                if segment.size:
+                    segment.sync()
         if self.epochs.dirty or not self._epochs_durable:
             self.save_epochs(durable=True)
         if self.dirty_names:
@@ -426,18 +450,63 @@ class Log(LogReads):
         self.unflushed_since_ms = None
 
     @guarded
+    def begin_flush(self, *, active: bool) -> None:
+        """Start to flush in the background: closed segments, and with ``active`` the active one too."""
+        if self.pending_flush is not None:
+            return
+        end = self.log_end_offset if active else self.segments.active.base_offset
+        paths: list[str] = []
+        for segment in self.segments.from_offset(self.recovery_point):
+            if segment.size and segment.base_offset < end:
+                segment.flush_indexes()
+                paths += segment.paths()
+        if self.epochs.dirty or not self._epochs_durable:
+            self.save_epochs()
+            paths.append(f"{self.directory}/{LEADER_EPOCH_CHECKPOINT}")
+        paths.append(self.directory)
+        self.dirty_names = False
+        self.unflushed_since_ms = None if active else self.unflushed_since_ms
+        self.pending_flush = (self.disk.sync_later(paths), end, self.cuts)
+
+    @guarded
+    def end_flush(self) -> None:
+        """Take over a background flush that is done. Raises DiskFull or LogOffline if it failed."""
+        if self.pending_flush is None or not self.pending_flush[0].done:
+            return
+        pending, end, cuts = self.pending_flush
+        self.pending_flush = None
+        if pending.error is not None:
+            self.dirty_names = True
+            raise pending.error
+        if cuts == self.cuts:
+            self.recovery_point = max(self.recovery_point, end)
+            self._epochs_durable = not self.epochs.dirty
+
+    @guarded
+    def settle(self) -> bool:
+        """Write everything for a clean stop, but don't wait for the disk: whoever calls makes it durable afterwards.
+
+        Returns whether there was anything to write.
+        """
+        if self._settled and not self.dirty_names and not self.epochs.dirty and self._epochs_durable:
+            return False
+        if self.segments.active.size:
+            self.segments.active.seal()
+        for segment in self.segments.from_offset(self.recovery_point):
+            segment.flush_indexes()
+        self.save_epochs()
+        path = recovery.snapshot_path(self.directory, self.log_end_offset)
+        if self.producers.entries:
+            self.disk.replace(path, self.producers.to_snapshot(), durable=False)
+        else:
+            self.disk.remove(path)
+        return True
+
+    @guarded
     def close(self, *, clean: bool = True) -> None:
         """Close the files; when ``clean``, with everything flushed and a producer snapshot at the end."""
-        if clean:
-            active = self.segments.active
-            if active.size:
-                active.seal()
+        if clean and self.settle():
             self.flush()
-            path = recovery.snapshot_path(self.directory, self.log_end_offset)
-            if self.producers.entries:
-                self.disk.replace(path, self.producers.to_snapshot())
-            else:
-                self.disk.remove(path)
         self.abandon()
 
     def abandon(self) -> None:

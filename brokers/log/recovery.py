@@ -162,6 +162,7 @@ def load(
         end = start
     epochs.truncate_from_end(end)
     epochs.truncate_from_start(start)
+    _remove_stray_snapshots(disk, directory, segments)
     return Loaded(segments, epochs, producers, start, end, report)
 
 
@@ -177,6 +178,14 @@ def snapshot_offsets(disk: DiskPort, directory: str) -> list[int]:
         for name in disk.names(directory)
         if (match := _SEGMENT_FILE.fullmatch(name)) and match[2] == SNAPSHOT_SUFFIX
     ]
+
+
+def _remove_stray_snapshots(disk: DiskPort, directory: str, segments: Segments) -> None:
+    """Keep the newest snapshot and those at the start of a segment: others are of earlier clean stops."""
+    bases = {segment.base_offset for segment in segments}
+    for offset in snapshot_offsets(disk, directory)[:-1]:
+        if offset not in bases:
+            disk.remove(snapshot_path(directory, offset))
 
 
 def restore_producers(

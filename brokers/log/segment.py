@@ -148,6 +148,10 @@ class Segment:
         self.time_index.flush(sync=sync)
         self.txn_index.flush(sync=sync)
 
+    def paths(self) -> list[str]:
+        """All files, to be fsynced by somebody else."""
+        return [self.log.path, self.offset_index.path, self.time_index.path, self.txn_index.path]
+
     def sync(self) -> None:
         """fsync data and indexes."""
         self.log.sync()

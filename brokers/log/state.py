@@ -16,7 +16,7 @@ from brokers.config import TopicConfig
 from brokers.log import recovery
 from brokers.log.checkpoints import LEADER_EPOCH_CHECKPOINT
 from brokers.log.failures import DiskFailed, DiskFull, LogOffline
-from brokers.log.files import DiskPort, FileSlice
+from brokers.log.files import DiskPort, FileSlice, PendingSync
 from brokers.log.producers import ProducerState
 from brokers.log.recovery import RecoveryReport
 from brokers.log.segment import Segment
@@ -77,6 +77,7 @@ class LogSettings(NamedTuple):
     inflate_limit: int = 64 * 1024 * 1024
     producer_expiration_ms: int = 86_400_000
     max_producers: int = 100_000
+    flush_each_append: bool = False
 
 
 def guarded(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
@@ -114,6 +115,7 @@ class LogState:
         recovery_point: int,
         high_watermark: int,
         on_failure: Callable[[LogState, DiskFailed], None] | None = None,
+        warned_topics: set[str] | None = None,
     ) -> None:
         self.disk = disk
         self.directory = directory
@@ -132,14 +134,17 @@ class LogState:
         self.cuts = 0
         """Counts truncations and deletions: who works on segments over several turns looks whether it still may."""
         self.unflushed_since_ms: int | None = None
-        self.dirty_names = True
+        self.dirty_names = recovery_point < loaded.log_end_offset or not loaded.report.clean
         """Whether files were made or renamed since the directory was last fsynced."""
         self.garbage: list[tuple[int, Segment]] = []
         """Deleted segments, with the time at which their files go."""
         self._on_failure = on_failure
         self._warm: list[Segment] = []
         self._epochs_durable = True
-        self._warned_about_compaction = False
+        self._settled = not self.dirty_names and not loaded.report.changed
+        self._warned_topics = set() if warned_topics is None else warned_topics
+        self.pending_flush: tuple[PendingSync, int, int] | None = None
+        """A flush under way: the work, the offset it reaches, and ``cuts`` when it began."""
         self._config = config
         self.config = config
         self.producers.high_watermark_moved(self.high_watermark)
@@ -155,9 +160,10 @@ class LogState:
     @config.setter
     def config(self, config: TopicConfig) -> None:
         self._config = config
-        if "compact" in config.cleanup_policy and not self.is_internal and not self._warned_about_compaction:
-            self._warned_about_compaction = True
-            logger.warning("%s: cleanup.policy=compact is accepted but its records are kept", self.topic_partition)
+        topic = self.topic_partition.topic
+        if "compact" in config.cleanup_policy and not self.is_internal and topic not in self._warned_topics:
+            self._warned_topics.add(topic)
+            logger.warning("%s: cleanup.policy=compact is accepted, but superseded records are kept for now", topic)
 
     @property
     def is_internal(self) -> bool:

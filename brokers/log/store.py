@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import re
 import uuid
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -30,6 +31,8 @@ _PARTITION_DIRECTORY = re.compile(r"(?P<topic>[a-zA-Z0-9._-]+)-(?P<partition>\d+
 _DELETED_DIRECTORY = re.compile(r".+\.[0-9a-f]{32}-delete")
 _DIRECTORY_NAME_MAX = 255
 _PRODUCER_EXPIRY_CHECK_MS = 600_000
+_RETENTION_LOGS_PER_TICK = 500
+_FLUSH_INTERVAL_MS = 1000
 
 
 @dataclass(slots=True)
@@ -91,7 +94,10 @@ class LogStore:
             inflate_limit=config.decompressed_batch_max_bytes,
             producer_expiration_ms=config.producer_id_expiration_ms,
             max_producers=config.producer_state_max_per_partition,
+            flush_each_append=config.log_flush_policy == "ack",
         )
+        self._warned_topics: set[str] = set()
+        self._retention_queue: deque[Log] = deque()
         self.directories = [LogDirectory(path.rstrip("/") or "/") for path in config.log_dirs]
         self._logs: dict[TopicPartition, Log] = {}
         self._homes: dict[TopicPartition, LogDirectory] = {}
@@ -164,6 +170,7 @@ class LogStore:
                 log_start_offset=starts.get(tp, 0),
                 high_watermark=watermarks.get(tp, 0),
                 on_failure=self._disk_failed,
+                warned_topics=self._warned_topics,
             )
             self._add(log, directory)
             report.recovered.append(log.recovery_report)
@@ -248,17 +255,20 @@ class LogStore:
 
     def _close_directory(self, directory: LogDirectory, clean: bool, broker_epoch: int) -> None:
         logs = self._logs_of(directory)
-        for log in logs:
-            if clean:
+        if clean:
+            for log in logs:
                 for _, segment in log.garbage:
                     segment.remove()
-                log.close()
-            else:
-                log.abandon()
+                log.settle()
+            for _, path in directory.doomed:
+                self._disk.remove_tree(path)
+            self._disk.sync_file_system(directory.path)
+            for log in logs:
+                log.recovery_point = log.log_end_offset
+        for log in logs:
+            log.abandon()
         if not clean:
             return
-        for _, path in directory.doomed:
-            self._disk.remove_tree(path)
         self._checkpoint(directory)
         marker = f"{directory.path}/{checkpoints.CLEAN_SHUTDOWN}"
         self._disk.replace(marker, checkpoints.encode_clean_shutdown(broker_epoch))
@@ -290,6 +300,7 @@ class LogStore:
             log = Log.open(
                 self._disk, f"{directory.path}/{tp}", tp, config, self._settings,
                 now_ms=self._clock.wall_ms(), clean=True, on_failure=self._disk_failed,
+                warned_topics=self._warned_topics,
             )  # fmt: skip
             if topic_id is not None:
                 log.write_metadata(topic_id)
@@ -363,7 +374,9 @@ class LogStore:
             self._next_producer_expiry_ms = now_ms + _PRODUCER_EXPIRY_CHECK_MS
         if now_ms >= self._next_retention_ms:
             self._next_retention_ms = now_ms + config.log_retention_check_interval_ms
-            self.enforce_retention(now_ms)
+            self._retention_queue = deque(self._logs.values())
+        for _ in range(min(len(self._retention_queue), _RETENTION_LOGS_PER_TICK)):
+            self._enforce_retention(self._retention_queue.popleft(), now_ms)
         if now_ms >= self._next_producer_expiry_ms:
             self._next_producer_expiry_ms = now_ms + _PRODUCER_EXPIRY_CHECK_MS
             for log in self._logs.values():
@@ -374,21 +387,25 @@ class LogStore:
                 continue
             if log.garbage:
                 self._quietly(lambda log=log: log.sweep(now_ms))  # type: ignore[misc]
+            if log.pending_flush is not None:
+                self._quietly(log.end_flush)
             dirty = log.unflushed_since_ms
-            if dirty is not None and self._flush_due(log, now_ms - dirty):
-                self._quietly(log.flush)
+            if dirty is not None:
+                self._quietly(lambda log=log, dirty=dirty: self._flush_if_due(log, now_ms - dirty))  # type: ignore[misc]
         self._remove_doomed(now_ms)
         if now_ms >= self._next_checkpoint_ms:
             self._next_checkpoint_ms = now_ms + config.log_flush_offset_checkpoint_interval_ms
             self.checkpoint()
 
-    def _flush_due(self, log: Log, dirty_ms: int) -> bool:
-        return (
-            dirty_ms >= log.config.flush_ms
-            or log.log_end_offset - log.recovery_point >= log.config.flush_messages
+    def _flush_if_due(self, log: Log, dirty_ms: int) -> None:
+        due_ms = log.config.flush_ms
+        if self._config.log_flush_policy == "interval":
+            due_ms = min(due_ms, _FLUSH_INTERVAL_MS)
+        if dirty_ms >= due_ms:
+            log.begin_flush(active=True)
+        elif log.segments.active.base_offset > log.recovery_point:
             # Closed segments are fsynced soon, so that a crash has only the active one to check.
-            or log.segments.active.base_offset > log.recovery_point
-        )
+            log.begin_flush(active=False)
 
     def _quietly(self, action: Callable[[], object]) -> None:
         """Upkeep meets a full or failed disk: told, and left for the next time."""
@@ -401,17 +418,18 @@ class LogStore:
 
     def enforce_retention(self, now_ms: int) -> int:
         """Delete segments by ``retention.ms``, ``retention.bytes`` and the logs' start offsets. Returns how many."""
-        removed = 0
-        for log in list(self._logs.values()):
-            if log.offline:
-                continue
-            try:
-                removed += delete_old_segments(log, now_ms)
-            except DiskFull as wrong:
-                logger.warning("%s: retention postponed: %s", log.topic_partition, wrong)
-            except LogOffline as wrong:
-                logger.error("%s", wrong)
-        return removed
+        return sum(self._enforce_retention(log, now_ms) for log in list(self._logs.values()))
+
+    def _enforce_retention(self, log: Log, now_ms: int) -> int:
+        if log.offline or self._logs.get(log.topic_partition) is not log:
+            return 0
+        try:
+            return delete_old_segments(log, now_ms)
+        except DiskFull as wrong:
+            logger.warning("%s: retention postponed: %s", log.topic_partition, wrong)
+        except LogOffline as wrong:
+            logger.error("%s", wrong)
+        return 0
 
     def _remove_doomed(self, now_ms: int) -> None:
         for directory in self.directories:

@@ -6,7 +6,8 @@ import errno
 import os
 from dataclasses import dataclass
 
-from brokers.log.files import RealDisk, RealFile, _failure
+from brokers.log.failures import DiskError
+from brokers.log.files import PendingSync, RealDisk, RealFile, _failure
 
 
 @dataclass
@@ -93,6 +94,16 @@ class FaultyDisk(RealDisk):
     def remove(self, path):
         self.check("remove", path)
         super().remove(path)
+
+    def sync_later(self, paths):
+        pending = PendingSync(paths)
+        try:
+            self.check("sync_later", paths[0])
+            pending.run()
+        except DiskError as wrong:
+            pending.error = wrong
+            pending.done = True
+        return pending
 
     def sync_directory(self, path):
         self.check("sync_directory", path)

@@ -210,6 +210,56 @@ def test_a_full_disk_at_upkeep_stops_nothing(tmp_path):
     assert "a.b_c-d 0" in (tmp_path / "replication-offset-checkpoint").read_text()
 
 
+def _tick_until_flushed(store, log, now):
+    store.tick(now)
+    while log.pending_flush is not None:
+        time.sleep(0.001)
+        store.tick(now)
+
+
+def test_the_ack_policy_flushes_before_it_answers(tmp_path):
+    disk = FaultyDisk()
+    store = _started(tmp_path, disk, log_flush_policy="ack")
+    log = _create(store, A)
+    for i in range(3):
+        append(log, batch(1))
+        assert log.recovery_point == i + 1
+    disk.faults.append(Fault("sync", ".log", error=errno.EIO, times=1))
+    assert append(log, batch(1)).error == ErrorCode.KAFKA_STORAGE_ERROR
+    assert store.offline_directories
+
+
+def test_a_failed_background_flush_takes_the_directory_offline(tmp_path):
+    disk = FaultyDisk()
+    store = _started(tmp_path, disk)
+    log = store.create(A, TOPIC_ID, dataclasses.replace(_config(".").topic_defaults(), flush_ms=0))
+    append(log, batch(1))
+    disk.faults.append(Fault("sync_later", error=errno.EIO, times=1))
+    store.tick(NOW)
+    store.tick(NOW)
+    assert log.recovery_point == 0
+    assert store.offline_directories == [str(tmp_path)]
+
+
+def test_a_clean_start_and_stop_writes_nothing(tmp_path):
+    store = _started(tmp_path)
+    for i in range(3):
+        append(_create(store, TopicPartition("t", i)), produced(1, 0, 0))
+    store.close()
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("t-*/*")}
+    store = _started(tmp_path)
+    store.close()
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("t-*/*")} == before
+
+
+def test_snapshots_of_earlier_stops_go(tmp_path):
+    for i in range(4):
+        store = _started(tmp_path)
+        append(_create(store, A), produced(1, 0, i))
+        store.close()
+    assert len(list((tmp_path / str(A)).glob("*.snapshot"))) <= 2
+
+
 def test_ticks_flush_closed_segments_and_checkpoint(tmp_path):
     clock = FixedClock()
     store = _started(tmp_path, clock=clock)
@@ -220,17 +270,17 @@ def test_ticks_flush_closed_segments_and_checkpoint(tmp_path):
     assert log.recovery_point == 0, "the active segment is left to the system"
     for _ in range(10):
         append(log, batch(1))
-    store.tick(clock.now)
-    assert log.recovery_point == 11
-    append(log, batch(1))
+    closed = log.segments.active.base_offset
+    _tick_until_flushed(store, log, clock.now)
+    assert log.recovery_point == closed > 0
     log.config = dataclasses.replace(log.config, flush_ms=500)
-    store.tick(NOW + 499)
+    _tick_until_flushed(store, log, NOW + 499)
+    assert log.recovery_point == closed
+    _tick_until_flushed(store, log, NOW + 500)
     assert log.recovery_point == 11
-    store.tick(NOW + 500)
-    assert log.recovery_point == 12
     clock.now += 60_000
     store.tick(clock.now)
-    assert f"{A.topic} 0 12" in (tmp_path / "recovery-point-offset-checkpoint").read_text()
+    assert f"{A.topic} 0 11" in (tmp_path / "recovery-point-offset-checkpoint").read_text()
 
 
 def test_retention_by_tick(tmp_path):
