@@ -23,6 +23,7 @@ from wire.errors import ErrorCode
 DEFAULT_BOOTSTRAP = "localhost:9092"
 DEFAULT_TIMEOUT_S = 15.0
 CONNECT_TIMEOUT_S = 3.0
+COMPLETION_TIMEOUT_S = 2.0
 CLIENT_ID = "fleetlog-cli"
 
 HINTS = {
@@ -140,6 +141,27 @@ def topic_partitions(_: click.Context, __: click.Parameter, values: tuple[str, .
             raise click.BadParameter(f"{value!r} must be TOPIC or TOPIC:PARTITION[,PARTITION...]")
         found.append(PartitionsOf(topic, tuple(int(part) for part in listed.split(",")) if colon else None))
     return found
+
+
+def _names(ctx: click.Context, incomplete: str, ask: Callable[[Any], list[str]]) -> list[str]:
+    """Names for the shell to complete with; none when the fleet does not answer quickly."""
+    target = Target(str(ctx.params.get("bootstrap") or DEFAULT_BOOTSTRAP), COMPLETION_TIMEOUT_S)
+    logging.getLogger("kafka").setLevel(logging.CRITICAL)
+    try:
+        with admin(target) as client:
+            return sorted(name for name in ask(client) if name.startswith(incomplete))
+    except click.ClickException:
+        return []
+
+
+def complete_topics(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+    """Shell completion of topics."""
+    return _names(ctx, incomplete, lambda client: [str(name) for name in client.list_topics()])
+
+
+def complete_groups(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+    """Shell completion of groups."""
+    return _names(ctx, incomplete, lambda client: [str(group["group_id"]) for group in client.list_groups()])
 
 
 # --- clients ----------------------------------------------------------------------------------------------------

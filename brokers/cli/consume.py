@@ -7,30 +7,40 @@ import json
 import signal
 import sys
 import time
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
 import click
 from kafka import TopicPartition
 from kafka.protocol.consumer import IsolationLevel, OffsetSpec
+from kafka.structs import OffsetAndMetadata
 
 from brokers.cli.client import (
     PartitionsOf,
     Target,
     admin,
     client_options,
+    complete_topics,
     consumer,
     known_partitions,
     topic_partitions,
 )
-from brokers.cli.output import Output, iso, warn
+from brokers.cli.output import Output, iso, progress, warn
 from brokers.cli.times import Point, PointType
 
 POLL_MS = 200
 
 
 @click.command()
-@click.argument("wanted", nargs=-1, required=True, callback=topic_partitions, metavar="TOPIC[:P,...]...")
+@click.argument(
+    "wanted",
+    nargs=-1,
+    required=True,
+    callback=topic_partitions,
+    metavar="TOPIC[:P,...]...",
+    shell_complete=complete_topics,
+)
 @click.option(
     "--from",
     "start",
@@ -81,7 +91,10 @@ def consume(
     config = {"isolation_level": isolation, "group_id": group, "auto_offset_reset": "earliest"}
     # A member that is ended politely leaves its group: the others need not wait for its session to time out.
     signal.signal(signal.SIGTERM, _interrupt)
-    with consumer(target, about, **config) as client:
+    # Records on the terminal are progress enough.
+    with consumer(target, about, **config) as client, progress(not sys.stdout.isatty()) as bar:
+        task = bar.add_task(about, total=count if count is not None else bounds.total())
+        writer.on_progress = lambda done: bar.update(task, completed=done)
         try:
             if group is None:
                 _read_alone(client, bounds, writer)
@@ -127,6 +140,10 @@ class _Bounds:
         found = client.list_partition_offsets(dict.fromkeys(self.partitions, point.value))
         return {tp: found[tp].offset if found[tp].offset >= 0 else self._ends[tp] for tp in self.partitions}
 
+    def total(self) -> int | None:
+        """About how many records there are to read."""
+        return None if self.open else sum(max(self.stop[tp] - self.start[tp], 0) for tp in self.partitions)
+
     def past(self, tp: Any, offset: int) -> bool:
         """Whether a record there is no longer wanted."""
         return not self.open and offset >= self.stop.get(tp, 0)
@@ -146,6 +163,17 @@ class _Writer:
         self._details = details
         self._limit = limit
         self.count = 0
+        self.on_progress: Callable[[int], None] = lambda done: None
+
+    @property
+    def left(self) -> int | None:
+        """How many more are wanted."""
+        return None if self._limit is None else self._limit - self.count
+
+    def flush(self) -> None:
+        """After each poll."""
+        sys.stdout.flush()
+        self.on_progress(self.count)
 
     @property
     def full(self) -> bool:
@@ -198,25 +226,23 @@ def _read_alone(client: Any, bounds: _Bounds, writer: _Writer) -> None:
     for tp, offset in bounds.start.items():
         client.seek(tp, offset)
     while not writer.full:
-        batch = client.poll(timeout_ms=POLL_MS)
-        if _write(batch, bounds, writer):
-            return
-        sys.stdout.flush()
+        _write(client.poll(timeout_ms=POLL_MS), bounds, writer)
+        writer.flush()
         # Positions also move over what is never delivered: markers and aborted records.
         if bounds.finished({tp: client.position(tp, timeout_ms=5_000) for tp in bounds.partitions}):
             return
 
 
-def _write(batch: dict[Any, list[Any]], bounds: _Bounds, writer: _Writer) -> bool:
-    """Write a poll's records; True when there were enough."""
+def _write(batch: dict[Any, list[Any]], bounds: _Bounds, writer: _Writer) -> dict[Any, Any]:
+    """Write a poll's records as far as they are wanted; returns what may be committed."""
+    written: dict[Any, Any] = {}
     for tp, records in batch.items():
         for record in records:
-            if bounds.past(tp, record.offset):
+            if writer.full or bounds.past(tp, record.offset):
                 break
             writer.write(record)
-            if writer.full:
-                return True
-    return False
+            written[tp] = OffsetAndMetadata(record.offset + 1, "", -1)
+    return written
 
 
 def _read_in_group(client: Any, wanted: list[PartitionsOf], bounds: _Bounds, writer: _Writer) -> None:
@@ -224,12 +250,10 @@ def _read_in_group(client: Any, wanted: list[PartitionsOf], bounds: _Bounds, wri
     client.subscribe([one.topic for one in wanted])
     assigned_since = time.monotonic()
     while not writer.full:
-        room = None if writer._limit is None else writer._limit - writer.count
-        batch = client.poll(timeout_ms=POLL_MS, max_records=room)
-        _write(batch, bounds, writer)
-        sys.stdout.flush()
-        if batch:
-            client.commit()
+        written = _write(client.poll(timeout_ms=POLL_MS, max_records=writer.left), bounds, writer)
+        writer.flush()
+        if written:
+            client.commit(written)
         owned = client.assignment()
         if not owned:
             if not bounds.open and time.monotonic() - assigned_since > 60:

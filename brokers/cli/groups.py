@@ -19,6 +19,7 @@ from brokers.cli.client import (
     check,
     client_options,
     code_of,
+    complete_groups,
     explain,
     known_partitions,
     topic_partitions,
@@ -55,7 +56,7 @@ def list_groups(target: Target, out: Output, states: tuple[str, ...]) -> None:
 
 
 @groups.command()
-@click.argument("names", nargs=-1, required=True, metavar="GROUP...")
+@click.argument("names", nargs=-1, required=True, metavar="GROUP...", shell_complete=complete_groups)
 @client_options
 def describe(target: Target, out: Output, names: tuple[str, ...]) -> None:
     """Show members, committed offsets and how far behind they are."""
@@ -163,7 +164,7 @@ class Move(NamedTuple):
 
 
 @groups.command()
-@click.argument("name", metavar="GROUP")
+@click.argument("name", metavar="GROUP", shell_complete=complete_groups)
 @click.option(
     "--topic",
     "wanted",
@@ -269,7 +270,7 @@ def _show(out: Output, moves: list[Move], execute: bool) -> None:
 
 
 @groups.command()
-@click.argument("names", nargs=-1, required=True, metavar="GROUP...")
+@click.argument("names", nargs=-1, required=True, metavar="GROUP...", shell_complete=complete_groups)
 @click.option(
     "--topic",
     "wanted",

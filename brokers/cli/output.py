@@ -84,8 +84,8 @@ def text(cell: Any) -> str:
     return str(cell).replace("[", "\\[")
 
 
-def progress() -> Progress:
-    """A progress bar on stderr; silent where stderr is no terminal."""
+def progress(shown: bool = True) -> Progress:
+    """A progress bar on stderr; silent where stderr is no terminal, or unless ``shown``."""
     return Progress(
         SpinnerColumn(),
         TextColumn("{task.description}"),
@@ -94,7 +94,7 @@ def progress() -> Progress:
         TimeElapsedColumn(),
         console=Console(stderr=True),
         transient=True,
-        disable=not sys.stderr.isatty(),
+        disable=not (shown and sys.stderr.isatty()),
     )
 
 

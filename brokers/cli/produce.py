@@ -19,6 +19,7 @@ from brokers.cli.client import (
     admin,
     client_options,
     code_of,
+    complete_topics,
     explain,
     first_line,
     known_partitions,
@@ -42,7 +43,7 @@ class Item(NamedTuple):
 
 
 @click.command()
-@click.argument("topic", metavar="TOPIC")
+@click.argument("topic", metavar="TOPIC", shell_complete=complete_topics)
 @click.argument("files", nargs=-1, type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="[FILE]...")
 @click.option(
     "--key-separator", "-K", metavar="TEXT", help="What stands between key and value in a line; \\t is a tab."

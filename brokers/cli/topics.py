@@ -10,7 +10,17 @@ from kafka import TopicPartition
 from kafka.admin import AlterConfigOp, ConfigResource, ConfigResourceType
 from kafka.protocol.consumer import OffsetSpec
 
-from brokers.cli.client import PartitionsOf, Target, admin, check, client_options, explain, known_partitions, pairs
+from brokers.cli.client import (
+    PartitionsOf,
+    Target,
+    admin,
+    check,
+    client_options,
+    complete_topics,
+    explain,
+    known_partitions,
+    pairs,
+)
 from brokers.cli.output import CliError, Output, table
 from wire.errors import ErrorCode
 
@@ -87,7 +97,7 @@ def create(
 
 
 @topics.command()
-@click.argument("names", nargs=-1, required=True, metavar="TOPIC...")
+@click.argument("names", nargs=-1, required=True, metavar="TOPIC...", shell_complete=complete_topics)
 @client_options
 def describe(target: Target, out: Output, names: tuple[str, ...]) -> None:
     """Show partitions, leaders, offsets and settings that differ from the default."""
@@ -137,7 +147,7 @@ def _describe_one(client: Any, name: str, partitions: list[dict[str, Any]], topi
 
 
 @topics.command()
-@click.argument("name", metavar="TOPIC")
+@click.argument("name", metavar="TOPIC", shell_complete=complete_topics)
 @click.option("--partitions", "-p", type=click.IntRange(min=1), help="The new number of partitions (it can only grow).")
 @click.option("--set", "-s", "settings", multiple=True, callback=pairs, metavar="NAME=VALUE", help="Change a setting.")
 @click.option("--unset", "-u", multiple=True, metavar="NAME", help="Back to the default.")
@@ -182,7 +192,7 @@ def alter(
 
 
 @topics.command()
-@click.argument("names", nargs=-1, required=True, metavar="TOPIC...")
+@click.argument("names", nargs=-1, required=True, metavar="TOPIC...", shell_complete=complete_topics)
 @click.option("--if-exists", is_flag=True, help="Fine if it is not there.")
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 @client_options
