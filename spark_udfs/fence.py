@@ -25,6 +25,11 @@ from spark_udfs.settings import OptionError, kafka_settings, librdkafka_settings
 FENCE_TOPIC = "__spark_sink_fence"
 CALL_TIMEOUT_S = 60.0
 _RETRY_PAUSE_S = 0.1
+_COORDINATOR_MOVES = (
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.NOT_COORDINATOR,
+)
 _SINK_ID = re.compile(r"[A-Za-z0-9._-]{1,200}")
 
 T = TypeVar("T")
@@ -129,9 +134,7 @@ def _worth_repeating(error: KafkaError) -> bool:
     if error.fatal() or error.txn_requires_abort():
         return False
     return error.retriable() or error.code() in (
-        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-        KafkaError.COORDINATOR_NOT_AVAILABLE,
-        KafkaError.NOT_COORDINATOR,
+        *_COORDINATOR_MOVES,
         KafkaError._TIMED_OUT,
         KafkaError._WAIT_COORD,
         KafkaError._TRANSPORT,
@@ -186,6 +189,27 @@ def send_fence(producer: Producer, consumer: Consumer, fence: Fence) -> None:
     retrying(lambda timeout: producer.send_offsets_to_transaction(position, group, timeout))
 
 
+def begin_with_fence(producer: Producer, consumer: Consumer, fence: Fence, timeout_s: float = CALL_TIMEOUT_S) -> None:
+    """Begins a transaction that holds the fence, and nothing else yet.
+
+    While a group's coordinator loads or moves, librdkafka asks for an abort instead of trying again. Nothing has been
+    written then, so a new transaction may be tried; any other error is raised.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        producer.begin_transaction()
+        try:
+            send_fence(producer, consumer, fence)
+            return
+        except KafkaException as exc:
+            error = exc.args[0]
+            passing = error.txn_requires_abort() and not error.fatal() and error.code() in _COORDINATOR_MOVES
+            if not passing or time.monotonic() > deadline:
+                raise
+        retrying(producer.abort_transaction)
+        time.sleep(_RETRY_PAUSE_S)
+
+
 def _settings(bootstrap_servers: str, kafka: Mapping[str, Any]) -> dict[str, str]:
     options = {f"kafka.{name.replace('_', '.')}": str(value) for name, value in kafka.items()}
     return kafka_settings({**options, "kafka.bootstrap.servers": bootstrap_servers})
@@ -214,8 +238,7 @@ def reset_fence(bootstrap_servers: str, sink_id: str, *, expected_query_id: str 
     producer = Producer({**librdkafka_settings(settings), "transactional.id": name})
     try:
         retrying(producer.init_transactions)
-        producer.begin_transaction()
-        send_fence(producer, consumer, Fence(None, -1))
+        begin_with_fence(producer, consumer, Fence(None, -1))
         found = committed_fence(consumer)
         if (found.query_id if found else None) != expected_query_id:
             retrying(producer.abort_transaction)

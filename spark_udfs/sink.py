@@ -12,8 +12,9 @@ batch was committed. The outcome of a failed call is never guessed: the exceptio
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
@@ -133,8 +134,7 @@ class ExactlyOnceBatch:
 
     def _run(self, rows: DataFrame, query_id: str, batch_id: int) -> None:
         producer, consumer = self._connect()
-        producer.begin_transaction()
-        fences.send_fence(producer, consumer, Fence(query_id, batch_id))
+        fences.begin_with_fence(producer, consumer, Fence(query_id, batch_id))
         if self._options.fenced:
             found = fences.committed_fence(consumer)
             decision = fences.decide(
@@ -316,26 +316,31 @@ def _to_ipc(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 def produce_batch(producer: Producer, batch: pa.RecordBatch, topic: str | None) -> int:
     """Hands a batch's rows to the producer, which may wait for room in its queue; the number of rows."""
-    names = batch.schema.names
-    columns = [batch.column(name).to_pylist() for name in names]
-    produce, poll = producer.produce, producer.poll
-    for row in zip(*columns, strict=True):
-        fields = dict(zip(names, row, strict=True))
-        if topic is not None:
-            fields["topic"] = topic
-        elif fields["topic"] is None:
+
+    def column(name: str, absent: Any) -> Iterable[Any]:
+        return batch.column(name).to_pylist() if name in batch.schema.names else repeat(absent, batch.num_rows)
+
+    topics = column("topic", None) if topic is None else repeat(topic, batch.num_rows)
+    columns = zip(
+        topics,
+        column("value", None),
+        column("key", None),
+        column("partition", None),
+        column("headers", None),
+        strict=True,
+    )
+    produce = producer.produce
+    for to, value, key, partition, headers in columns:
+        if to is None:
             raise OptionError("a row has no topic: column topic is null")
-        if fields.get("partition", 0) is None:
-            del fields["partition"]
-        if "headers" in fields:
-            fields["headers"] = [(item["key"], item["value"]) for item in fields["headers"] or ()]
+        pairs = None if headers is None else [(item["key"], item["value"]) for item in headers]
         while True:
             try:
-                produce(**fields)
+                produce(to, value, key, -1 if partition is None else partition, headers=pairs)
                 break
             except BufferError:
-                poll(0.1)
-    poll(0)
+                producer.poll(0.1)
+    producer.poll(0)
     return int(batch.num_rows)
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_udfs import offsets
-from spark_udfs.fence import Decision, Fence, FenceConflict, FenceError, FenceLost, decide, sink_name
+from spark_udfs.fence import Decision, Fence, FenceConflict, FenceError, FenceLost, begin_with_fence, decide, sink_name
 from spark_udfs.offsets import Bound, Range, limit_offsets, parse_assign, parse_bound, split_ranges
 from spark_udfs.settings import OptionError, kafka_settings, librdkafka_settings, reader_settings
 from spark_udfs.sink import SinkOptions
@@ -134,6 +135,43 @@ def test_fence_is_kept_as_offset_and_metadata() -> None:
     for offset, metadata in ((5, ""), (5, "null"), (5, "{}"), (5, '{"v":1,"queryId":"q","batchId":5}'), (5, None)):
         with pytest.raises(FenceError):
             Fence.decode(offset, metadata)
+
+
+class MovingCoordinator:
+    """Stands in for a producer whose group coordinator is loading: a moment that can't be had on purpose."""
+
+    def __init__(self, *errors: KafkaError) -> None:
+        self.errors = list(errors)
+        self.calls: list[str] = []
+
+    def begin_transaction(self) -> None:
+        self.calls.append("begin")
+
+    def abort_transaction(self, _: float) -> None:
+        self.calls.append("abort")
+
+    def send_offsets_to_transaction(self, *_: object) -> None:
+        self.calls.append("send")
+        if self.errors:
+            raise KafkaException(self.errors.pop(0))
+
+    def consumer_group_metadata(self) -> None:
+        return None
+
+
+def test_moving_coordinator_is_waited_for() -> None:
+    loading = KafkaError(KafkaError.COORDINATOR_LOAD_IN_PROGRESS, "loading", txn_requires_abort=True)
+    stub = MovingCoordinator(loading, loading)
+    begin_with_fence(stub, stub, Fence("q", 0))
+    assert stub.calls == ["begin", "send", "abort"] * 2 + ["begin", "send"]
+    for error in (
+        KafkaError(KafkaError._FENCED, "fenced", fatal=True),
+        KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED, "no", txn_requires_abort=True),
+    ):
+        stub = MovingCoordinator(error)
+        with pytest.raises(KafkaException):
+            begin_with_fence(stub, stub, Fence("q", 0))
+        assert stub.calls == ["begin", "send"]
 
 
 def test_sink_ids() -> None:
