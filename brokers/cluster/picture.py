@@ -60,6 +60,16 @@ class Picture:
     configs: dict[tuple[str, str], Mapping[str, str]] = field(default_factory=dict)
     config_versions: dict[tuple[str, str], int] = field(default_factory=dict)
 
+    def copy(self) -> Picture:
+        """Another picture with the same content; topics and states are shared, as they never change."""
+        return Picture(
+            dict(self.topics),
+            dict(self.topic_names),
+            dict(self.topic_versions),
+            dict(self.configs),
+            dict(self.config_versions),
+        )
+
     def partition(self, tp: TopicPartition) -> PartitionState | None:
         """The partition's state; None where topic or partition don't exist."""
         topic = self.topics.get(tp.topic)

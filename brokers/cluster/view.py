@@ -102,6 +102,10 @@ class ClusterView:
         """The partition's state, or None if there is no such partition."""
         return self._picture.partition(tp)
 
+    def snapshot(self) -> Picture:
+        """A copy of topics and configurations, to go on from by oneself."""
+        return self._picture.copy()
+
     def leader_endpoint(self, tp: TopicPartition, listener: str) -> tuple[int, Endpoint] | None:
         """Id and address of the partition's living leader on that listener."""
         state = self._picture.partition(tp)

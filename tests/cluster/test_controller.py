@@ -182,6 +182,7 @@ async def test_a_broker_that_bounces_unnoticed_is_elected_anew(tree: str) -> Non
         boss = await nodes.start(1)
         await nodes.controller()
         other = await nodes.start(2)
+        await nodes.agree(lambda node: set(node.view.brokers) == {1, 2})
         (made,) = await boss.controller.create_topics([NewTopic("t", 2)])
         assert made.ok
         index = boss.leaders("t").index(2)
