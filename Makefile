@@ -8,16 +8,19 @@ PYTEST_ARGS ?=
 NATIVE_SOURCES := $(wildcard _native/*.pyx _native/*.pxd)
 PACKAGES := wire _native coordination txn brokers spark_udfs
 
-.PHONY: help quickstart test lint perf format setup clean
+.PHONY: help quickstart test test-jars lint perf format setup clean
 
 help: ## what can be made
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 quickstart: $(READY) ## three brokers, a real data set, Spark, two killed drivers, exactly once (under 3 minutes)
 	@$(BIN)/python -m examples.flights
 
 test: $(READY) ## all tests (PYTEST_ARGS="tests/log -k recovery" runs some)
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) -m "not kafka_jars" $(PYTEST_ARGS)
+
+test-jars: $(READY) ## the tests that use Apache Kafka's own jars, through Maven
+	@$(BIN)/python -m pytest -m kafka_jars tests/kafka_jars
 
 lint: $(READY) ## ruff, mypy strict, import contracts, Cython lint
 	@$(BIN)/ruff check .

@@ -1,0 +1,50 @@
+"""Apache Kafka 4.1.1's own jars, by the Maven coordinates of ``pom.xml``.
+
+These tests are marked ``kafka_jars`` and no part of ``make test``, which needs PyPI only; ``make test-jars`` (CI runs
+it) fetches the jars and fails when it can't. FLEETLOG_KAFKA_JARS may hold a class path instead.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.fleet import Fleet
+
+GOAL = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:build-classpath"
+
+
+@pytest.fixture(scope="session")
+def classpath(tmp_path_factory: pytest.TempPathFactory) -> str:
+    given = os.environ.get("FLEETLOG_KAFKA_JARS")
+    if given:
+        return given
+    target = tmp_path_factory.mktemp("jars") / "classpath"
+    pom = Path(__file__).parent / "pom.xml"
+    subprocess.run(["mvn", "-q", "-B", "-f", str(pom), GOAL, f"-Dmdep.outputFile={target}"], check=True, timeout=280)
+    return target.read_text().strip()
+
+
+class Tools:
+    """Kafka's command line tools against a fleet: ``tools("kafka.admin.TopicCommand", "--list")``."""
+
+    def __init__(self, classpath: str, fleet: Fleet) -> None:
+        self.classpath = classpath
+        self.bootstrap = fleet.bootstrap
+
+    def __call__(self, name: str, *arguments: str, text: str = "", bootstrap: bool = True) -> str:
+        command = ["java", "-Xmx256m", "-XX:TieredStopAtLevel=1", "-cp", self.classpath, name]
+        done = subprocess.run(
+            [*command, *(("--bootstrap-server", self.bootstrap) if bootstrap else ()), *arguments],
+            input=text, capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{name}: {done.stdout[-3000:]}{done.stderr[-3000:]}"
+        return done.stdout
+
+
+@pytest.fixture(scope="session")
+def tools(classpath: str, fleet: Fleet) -> Tools:
+    return Tools(classpath, fleet)
