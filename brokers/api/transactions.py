@@ -125,12 +125,23 @@ def handle_init_producer_id(request: Any, context: Context) -> Outcome:
         return Done(render(InitAnswer(ErrorCode.INVALID_REQUEST)))
     named = None if expected[0] == NO_PRODUCER_ID else expected
     timeout_ms = request.transaction_timeout_ms
-    ids.prepare()
 
     def command(shard: TransactionShard, now: Now, _ticket: Ticket) -> Result:
         return shard.init_producer_id(transactional_id, timeout_ms, named, ids.take, now)
 
-    return _when_done(_coordinator(context).submit_patiently(transactional_id, command), render)
+    def late() -> Any:
+        return render(Failed(ErrorCode.COORDINATOR_NOT_AVAILABLE))
+
+    park = Park(ANSWER_TIMEOUT_MS, late)
+
+    def begin() -> None:
+        if not park.done:
+            pending = _coordinator(context).submit_patiently(transactional_id, command)
+            park.on_drop = pending.abandon
+            pending.on_done(lambda answer: park.complete(render(answer)))
+
+    ids.when_filled(begin)
+    return Done(park.response) if park.done else park
 
 
 def _idempotent(when_ready: Callable[[Callable[[int | None], None]], None], render: Callable[[Any], Any]) -> Outcome:

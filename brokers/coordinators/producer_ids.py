@@ -32,6 +32,7 @@ class ProducerIdAllocator:
         self._unresolved: set[str] = set()
         self._ids = ProducerIds()
         self._waiting: list[Callable[[int | None], None]] = []
+        self._fillers: list[Callable[[], None]] = []
         self._task: asyncio.Task[None] | None = None
 
     def take(self) -> int | None:
@@ -49,19 +50,21 @@ class ProducerIdAllocator:
         else:
             self._waiting.append(callback)
 
-    def prepare(self) -> None:
-        """Fetch the first block before somebody asks."""
+    def when_filled(self, callback: Callable[[], None]) -> None:
+        """Call when :meth:`take` has something to give, or never will have more than now."""
         if self._ids.wants_block:
             self._refill()
+        if self._ids.left or len(self._fillers) >= MAX_WAITING:
+            callback()
+        else:
+            self._fillers.append(callback)
 
     async def close(self) -> None:
         """Stop asking; those who wait get None."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        waiting, self._waiting = self._waiting, []
-        for callback in waiting:
-            callback(None)
+        self._serve_waiting(give_up=True)
 
     def _refill(self) -> None:
         if self._task is None or self._task.done():
@@ -69,7 +72,7 @@ class ProducerIdAllocator:
 
     async def _fetch(self) -> None:
         pause_s = FIRST_PAUSE_S
-        while self._ids.wants_block or self._waiting:
+        while self._ids.wants_block or self._waiting or self._fillers:
             try:
                 block = await self._try_once()
             except (Exhausted, BlockError) as error:
@@ -88,6 +91,9 @@ class ProducerIdAllocator:
             pause_s = min(pause_s * 2, LAST_PAUSE_S)
 
     def _serve_waiting(self, give_up: bool = False) -> None:
+        fillers, self._fillers = self._fillers, []
+        for filler in fillers:
+            filler()
         waiting, self._waiting = self._waiting, []
         for position, callback in enumerate(waiting):
             taken = None if give_up else self._ids.take()
