@@ -109,21 +109,27 @@ def columns_to_arrow(columns: Columns) -> dict[str, Any]:
 
 
 def _runs_of(array: Any) -> Runs:
-    """The columns kernel's view of an Arrow binary or string array."""
+    """The columns kernel's view of an Arrow binary or string array, without a copy of its data."""
     import pyarrow as pa
 
+    if isinstance(array, pa.ChunkedArray):
+        array = array.combine_chunks()
     if pa.types.is_large_binary(array.type) or pa.types.is_large_string(array.type):
         array = array.cast(pa.binary())
-    if array.offset or (array.null_count and array.buffers()[0] is None):
-        array = pa.concat_arrays([array])  # normalises slices
-        if array.offset:
-            array = pa.array(array.to_pylist(), array.type)
+    if not (pa.types.is_binary(array.type) or pa.types.is_string(array.type)):
+        raise ValueError(f"an array of {array.type} is neither binary nor string")
     validity, offsets, data = array.buffers()
-    return Runs(
-        bytes(validity) if validity is not None and array.null_count else None,
-        bytes(offsets) if offsets is not None else b"\0\0\0\0",
-        bytes(data) if data is not None else b"",
-    )
+    if not array.null_count:
+        validity = None
+    elif array.offset:  # a slice: its first bit may be anywhere in a byte
+        import numpy as np
+
+        validity = np.packbits(array.is_valid().to_numpy(zero_copy_only=False), bitorder="little").tobytes()
+    if offsets is None or not len(array):
+        offsets = b"\0\0\0\0"
+    elif array.offset:
+        offsets = offsets.slice(4 * array.offset)
+    return Runs(validity, offsets, b"" if data is None else data)
 
 
 def partitions_for_keys(keys: Any, partitions: int) -> Any:

@@ -63,30 +63,39 @@ def partition_for_key(key, int32_t partitions):
 cdef class _Run:
     """A column of byte runs as the caller gave it, checked once so that rows need no checks."""
 
+    cdef Py_buffer buffers[3]
+    cdef int held
     cdef const uint8_t *validity
     cdef const uint8_t *offsets
     cdef const uint8_t *data
-    cdef object keep
 
     def __cinit__(self, column, Py_ssize_t rows):
-        cdef bytes offsets = bytes(column.offsets)
-        cdef bytes data = bytes(column.data)
-        cdef bytes validity = None if column.validity is None else bytes(column.validity)
         cdef Py_ssize_t row
         cdef int32_t bound, previous = 0
-        if len(offsets) < 4 * (rows + 1) or (validity is not None and len(validity) * 8 < rows):
-            raise ValueError(f"a column is shorter than {rows} rows")
-        self.keep = (offsets, data, validity)
-        self.offsets = <const uint8_t *>PyBytes_AS_STRING(offsets)
-        self.data = <const uint8_t *>PyBytes_AS_STRING(data)
+        self.held = 0
         self.validity = NULL
-        if validity is not None:
-            self.validity = <const uint8_t *>PyBytes_AS_STRING(validity)
+        if rows < 0:
+            raise ValueError(f"a column of {rows} rows")
+        for part in (column.offsets, column.data, column.validity):
+            if part is not None:
+                PyObject_GetBuffer(part, &self.buffers[self.held], PyBUF_SIMPLE)
+                self.held += 1
+        if self.buffers[0].len // 4 < rows + 1 or (self.held == 3 and self.buffers[2].len * 8 < rows):
+            raise ValueError(f"a column is shorter than {rows} rows")
+        self.offsets = <const uint8_t *>self.buffers[0].buf
+        self.data = <const uint8_t *>self.buffers[1].buf
+        if self.held == 3:
+            self.validity = <const uint8_t *>self.buffers[2].buf
         for row in range(rows + 1):
             bound = self.bound(row)
-            if bound < previous or bound > len(data):
+            if bound < previous or bound > self.buffers[1].len:
                 raise ValueError(f"a column's offset {bound} does not fit")
             previous = bound
+
+    def __dealloc__(self):
+        cdef int n
+        for n in range(self.held):
+            PyBuffer_Release(&self.buffers[n])
 
     cdef inline int32_t bound(self, Py_ssize_t row) noexcept nogil:
         cdef int32_t v
@@ -134,9 +143,9 @@ cdef class _Growing:
     cdef Py_ssize_t nulls
 
     def __cinit__(self):
-        self.offsets = bytearray(4 * 1024)
-        self.validity = bytearray(128)
-        self.data = bytearray(64 * 1024)
+        self.offsets = bytearray(256)
+        self.validity = bytearray(8)
+        self.data = bytearray(512)
         self.rows = 0
         self.used = 0
         self.nulls = 0
@@ -200,8 +209,8 @@ cdef int _check_name(const uint8_t *p, Py_ssize_t start, Py_ssize_t length) exce
 
 def decode_columns(parts, object start=0, object end=2**63 - 1, bint headers=False):
     cdef int64_t first = max(start, -(2**63)), last_wanted = min(end, 2**63 - 1)
-    cdef bytearray offsets = bytearray(8 * 512), times = bytearray(8 * 512), kinds = bytearray(4 * 512)
-    cdef bytearray bounds = bytearray(4 * 512)
+    cdef bytearray offsets = bytearray(512), times = bytearray(512), kinds = bytearray(256)
+    cdef bytearray bounds = bytearray(256)
     cdef _Growing keys = _Growing(), values = _Growing(), names = _Growing(), texts = _Growing()
     cdef Py_buffer view
     cdef Cursor c
@@ -311,18 +320,28 @@ cdef inline Py_ssize_t _record_size(int64_t shift, int64_t delta, int64_t key, i
 
 
 def encode_columns(keys, values, timestamps, Py_ssize_t first, Py_ssize_t last, int64_t base_timestamp):
-    cdef bytes times = bytes(timestamps)
-    cdef const uint8_t *t = <const uint8_t *>PyBytes_AS_STRING(times)
+    cdef Py_buffer times
+    PyObject_GetBuffer(timestamps, &times, PyBUF_SIMPLE)
+    try:
+        return _encode_columns(keys, values, &times, first, last, base_timestamp)
+    finally:
+        PyBuffer_Release(&times)
+
+
+cdef bytes _encode_columns(
+    keys, values, Py_buffer *times, Py_ssize_t first, Py_ssize_t last, int64_t base_timestamp
+):
+    cdef const uint8_t *t = <const uint8_t *>times.buf
     cdef _Run key = None, value
     cdef Py_ssize_t row, size, total = 0
     cdef int64_t time = 0, shift = 0, key_length, value_length
     cdef bytes out
     cdef uint8_t *p
     cdef bint keyed = keys is not None
-    if len(times) % 8:
+    if times.len % 8:
         raise ValueError("bytes length not a multiple of item size")
-    if not 0 <= first <= last <= len(times) // 8:
-        raise ValueError(f"rows {first} to {last} of {len(times) // 8}")
+    if not 0 <= first <= last <= times.len // 8:
+        raise ValueError(f"rows {first} to {last} of {times.len // 8}")
     if keyed:
         key = _Run(keys, last)
     value = _Run(values, last)

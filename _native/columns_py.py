@@ -11,7 +11,7 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from _native.batch_py import BatchHeader, Record, decode_records, encode_records
 from _native.errors import CorruptBatch
@@ -25,11 +25,11 @@ INT32_MAX = 2**31 - 1
 
 
 class Runs(NamedTuple):
-    """A column of nullable byte runs. ``validity`` None means that no row is null."""
+    """A column of nullable byte runs; any buffers will do. ``validity`` None means that no row is null."""
 
-    validity: bytes | None
-    offsets: bytes
-    data: bytes
+    validity: Any | None
+    offsets: Any
+    data: Any
 
 
 class Columns(NamedTuple):
@@ -86,12 +86,13 @@ def hash_runs(column: Runs, rows: int, partitions: int = 0) -> bytes:
     if partitions < 0:
         raise ValueError(f"a topic has at least one partition, not {partitions}")
     bounds = _bounds(column, rows)
+    data = _view(column.data)
     out = array("i")
     for row in range(rows):
         if not _valid(column, row):
             out.append(-1 if partitions else 0)
             continue
-        key = column.data[bounds[row] : bounds[row + 1]]
+        key = data[bounds[row] : bounds[row + 1]]
         out.append(partition_for_key(key, partitions) if partitions else murmur2(key))
     return out.tobytes()
 
@@ -144,8 +145,10 @@ def encode_columns(
     for row in range(first, last):
         key = None
         if keys is not None and key_bounds is not None and _valid(keys, row):
-            key = keys.data[key_bounds[row] : key_bounds[row + 1]]
-        value = values.data[value_bounds[row] : value_bounds[row + 1]] if _valid(values, row) else None
+            key = bytes(_view(keys.data)[key_bounds[row] : key_bounds[row + 1]])
+        value = None
+        if _valid(values, row):
+            value = bytes(_view(values.data)[value_bounds[row] : value_bounds[row + 1]])
         records.append(Record(-1, times[row], key, value))
     return encode_records(records, 0, base_timestamp)
 
@@ -167,18 +170,25 @@ def _runs(values: Sequence[bytes | None]) -> Runs:
     return Runs(bytes(validity) if nulls else None, offsets.tobytes(), bytes(data))
 
 
+def _view(data: Any) -> memoryview:
+    return memoryview(data).cast("B")  # Arrow says that its bytes are signed
+
+
 def _valid(column: Runs, row: int) -> bool:
-    return column.validity is None or bool(column.validity[row >> 3] & (1 << (row & 7)))
+    return column.validity is None or bool(_view(column.validity)[row >> 3] & (1 << (row & 7)))
 
 
 def _bounds(column: Runs, rows: int) -> array[int]:
-    offsets = array("i")
-    if len(column.offsets) < 4 * (rows + 1) or (column.validity is not None and len(column.validity) * 8 < rows):
+    if rows < 0:
+        raise ValueError(f"a column of {rows} rows")
+    bounds, data = _view(column.offsets), _view(column.data)
+    if len(bounds) // 4 < rows + 1 or (column.validity is not None and len(_view(column.validity)) * 8 < rows):
         raise ValueError(f"a column is shorter than {rows} rows")
-    offsets.frombytes(bytes(column.offsets[: 4 * (rows + 1)]))
+    offsets = array("i")
+    offsets.frombytes(bytes(bounds[: 4 * (rows + 1)]))
     previous = 0
     for bound in offsets:
-        if bound < previous or bound > len(column.data):
+        if bound < previous or bound > len(data):
             raise ValueError(f"a column's offset {bound} does not fit")
         previous = bound
     return offsets

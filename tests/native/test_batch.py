@@ -222,3 +222,10 @@ def test_stamping_what_is_no_batch_is_refused_alike(raw: bytes, position: int, a
 @given(st.binary(max_size=300))
 def test_the_checksum_needs_no_instruction(data: bytes) -> None:
     assert cython_twin.crc32c_without_instruction(data) == pure_twin.crc32c(data)
+
+
+@pytest.mark.parametrize("size", [767, 768, 769, 1536, 12_287, 12_288, 12_289, 13_056, 30_000, 100_001])
+def test_long_checksums_are_joined_from_stretches(size: int) -> None:
+    data = bytes(n * 7 & 0xFF for n in range(size))
+    assert cython_twin.crc32c(data) == pure_twin.crc32c(data) == cython_twin.crc32c_without_instruction(data)
+    assert cython_twin.crc32c(data[5:], 77) == pure_twin.crc32c(data[5:], 77)

@@ -1,0 +1,220 @@
+"""What the memory checker runs: the compiled kernels on valid, cut and mutated bytes in buffers of exactly their size.
+
+Each result (or error) must equal the pure twin's, and the checker must stay silent. Run by ``sanitize.sh``; alone it is
+a quick fuzzer: ``python tests/native/memory.py [rounds] [seed]``.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from array import array
+from collections.abc import Callable
+from typing import Any
+
+import _native.batch_cy as batch_cy
+import _native.batch_py as batch_py
+import _native.columns_cy as columns_cy
+import _native.columns_py as columns_py
+import _native.wire_cy as wire_cy
+import _native.wire_py as wire_py
+from _native.batch_py import BatchHeader, Record
+from _native.columns_py import Runs
+from _native.errors import CorruptBatch
+
+NASTY = (0, 1, 2, 0x3F, 0x40, 0x7F, 0x80, 0x81, 0xFE, 0xFF)
+BYTE = array("B", [0])
+
+
+def exactly(data: bytes) -> memoryview:
+    """The bytes in an allocation of just their size, so that reading one more is seen."""
+    block = BYTE * len(data)
+    view = memoryview(block)
+    view[:] = data
+    return view
+
+
+def outcome(call: Callable[[], Any]) -> Any:
+    """Result or error, in a form that can be compared."""
+    try:
+        return "ok", call()
+    except CorruptBatch as error:
+        return "corrupt", error.reason, error.position
+    except ValueError as error:
+        return type(error).__name__, str(error)
+
+
+class Fuzz:
+    """One seed's worth of inputs."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.calls = 0
+
+    def same(self, pure: Any, fast: Any, name: str, *arguments: Any) -> Any:
+        """Call both twins, each argument of bytes in an exact buffer of its own."""
+        found = [
+            outcome(lambda twin=twin: getattr(twin, name)(*[self.placed(argument) for argument in arguments]))
+            for twin in (pure, fast)
+        ]
+        assert found[0] == found[1], f"{name}{arguments!r}\npure   {found[0]!r}\ncython {found[1]!r}"
+        self.calls += 1
+        return found[0]
+
+    def placed(self, argument: Any) -> Any:
+        """``argument``, moved into exact buffers."""
+        if isinstance(argument, bytes):
+            return exactly(argument)
+        if isinstance(argument, Runs):
+            return Runs(*[None if part is None else exactly(part) for part in argument])
+        if isinstance(argument, list):
+            return [(exactly(payload), header) for payload, header in argument]
+        return argument
+
+    def mutated(self, data: bytes) -> bytes:
+        """The data, or something near it."""
+        out = bytearray(data)
+        for _ in range(self.rng.choice((0, 1, 1, 2, 4))):
+            if out:
+                at = self.rng.randrange(len(out))
+                out[at] = self.rng.choice(NASTY) if self.rng.random() < 0.7 else self.rng.randrange(256)
+        if self.rng.random() < 0.3:
+            del out[self.rng.randrange(len(out) + 1) :]
+        if self.rng.random() < 0.1:
+            out += self.rng.randbytes(self.rng.randrange(4))
+        return bytes(out)
+
+    def blob(self, longest: int = 24) -> bytes | None:
+        """A nullable run of bytes."""
+        return None if self.rng.random() < 0.2 else self.rng.randbytes(self.rng.randrange(longest))
+
+    def records(self) -> list[Record]:
+        """A few records with headers."""
+        return [
+            Record(-1, 1000 + self.rng.randrange(1 << self.rng.randrange(1, 50)), self.blob(), self.blob(90),
+                   tuple(("h" * self.rng.randrange(3), self.blob(5)) for _ in range(self.rng.choice((0, 0, 1, 2)))))
+            for _ in range(self.rng.randrange(1, 9))
+        ]  # fmt: skip
+
+    def batches(self) -> None:
+        """The batch kernel and the reading half of columns."""
+        rng = self.rng
+        raw = batch_py.encode_batch(
+            self.records(), base_offset=rng.choice((0, 7, 2**63 - 20)) if rng.random() < 0.3 else 0
+        )
+        data = self.mutated(raw)
+        for name in ("parse_header", "validate_batch"):
+            self.same(batch_py, batch_cy, name, data, rng.choice((0, 0, 0, 1, -1, len(data))))
+        run = self.mutated(raw * rng.randrange(1, 4))
+        self.same(
+            batch_py,
+            batch_cy,
+            "scan",
+            run,
+            rng.choice((0, 0, -1, 3)),
+            rng.choice((-1, -1, rng.randrange(len(run) + 2))),
+        )
+        self.same(batch_py, batch_cy, "crc32c", data)
+        stamps: list[bytes] = []
+        for twin in (batch_py, batch_cy):
+            view = exactly(data)
+            outcome(lambda t=twin, v=view: t.stamp(v, 0, 5, 6, 7))
+            stamps.append(bytes(view))
+        assert stamps[0] == stamps[1]
+        header: BatchHeader = batch_py.parse_header(raw)
+        if rng.random() < 0.4:
+            header = header._replace(
+                record_count=rng.choice((0, 1, 5, 2**31 - 1)), base_timestamp=rng.choice((0, 2**63 - 1, -(2**63)))
+            )
+        payload = data[61:]
+        self.same(batch_py, batch_cy, "decode_records", payload, header)
+        self.same(batch_py, batch_cy, "validate_records", payload, header)
+        self.same(
+            columns_py, columns_cy, "decode_columns", [(payload, header), (raw[61:], header)], 0, 5, rng.random() < 0.5
+        )
+
+    def columns(self) -> None:
+        """Columns that fit and columns that lie."""
+        rows = self.rng.randrange(12)
+        offsets = array("i", [0])
+        for _ in range(rows):
+            offsets.append(offsets[-1] + self.rng.randrange(9))
+        runs = Runs(
+            self.mutated(self.rng.randbytes((rows + 7) // 8)) if self.rng.random() < 0.5 else None,
+            self.mutated(offsets.tobytes()) if self.rng.random() < 0.5 else offsets.tobytes(),
+            self.rng.randbytes(offsets[-1]),
+        )
+        times = array("q", [self.rng.randrange(-(2**40), 2**40) for _ in range(rows)]).tobytes()
+        first = self.rng.randrange(rows + 1)
+        asked = rows + self.rng.choice((0, 0, 0, 1))
+        self.same(columns_py, columns_cy, "hash_runs", runs, asked, self.rng.choice((0, 1, 7)))
+        self.same(columns_py, columns_cy, "encode_columns", self.rng.choice((runs, None)), runs, times, first, asked, 5)
+        self.same(columns_py, columns_cy, "murmur2", self.rng.randbytes(self.rng.randrange(40)))
+
+    def messages(self) -> None:
+        """Requests, built by hand and spoilt."""
+        version = self.rng.randrange(3, 14)
+        self.same(wire_py, wire_cy, "decode_produce", version, self.mutated(self.produce(version)))
+        version = self.rng.randrange(4, 19)
+        self.same(wire_py, wire_cy, "decode_fetch", version, self.mutated(self.fetch(version)))
+
+    def string(self, flexible: bool, text: bytes = b"topic") -> bytes:
+        """A string as both generations write it."""
+        return (bytes([len(text) + 1]) if flexible else len(text).to_bytes(2, "big")) + text
+
+    def count(self, flexible: bool, count: int) -> bytes:
+        """An array's length."""
+        return bytes([count + 1]) if flexible else count.to_bytes(4, "big")
+
+    def tags(self, flexible: bool) -> bytes:
+        """A section of tagged fields."""
+        if not flexible:
+            return b""
+        return self.rng.choice(
+            (b"\0", b"\0", b"\1\5\3abc", b"\1\0\3\2xy", b"\1\1\x08" + bytes(8), b"\2\0\0\1\x0d" + bytes(13))
+        )
+
+    def produce(self, version: int) -> bytes:
+        """A Produce request's body."""
+        flexible = version >= 9
+        parts = self.rng.randrange(3)
+        topic = self.rng.randbytes(16) if version >= 13 else self.string(flexible)
+        out = self.string(flexible, b"id") + b"\xff\xff\0\0\0\5" + self.count(flexible, 1) + topic
+        out += self.count(flexible, parts)
+        for _ in range(parts):
+            data = self.rng.randbytes(self.rng.randrange(20))
+            out += b"\0\0\0\1" + self.count(flexible, len(data)) + data + self.tags(flexible)
+        return out + self.tags(flexible) * 2
+
+    def fetch(self, version: int) -> bytes:
+        """A Fetch request's body."""
+        flexible = version >= 12
+        size = 32 if version >= 12 else 28 if version >= 9 else 24 if version >= 5 else 16
+        parts = self.rng.randrange(3)
+        topic = self.rng.randbytes(16) if version >= 13 else self.string(flexible)
+        out = (b"" if version >= 15 else b"\xff\xff\xff\xff") + bytes(13) + (bytes(8) if version >= 7 else b"")
+        out += self.count(flexible, 1) + topic + self.count(flexible, parts)
+        for _ in range(parts):
+            out += self.rng.randbytes(size) + self.tags(flexible)
+        out += self.tags(flexible)
+        if version >= 7:
+            out += self.count(flexible, 1) + topic + self.count(flexible, 2) + bytes(8) + self.tags(flexible)
+        return out + (self.string(flexible, b"rack") if version >= 11 else b"") + self.tags(flexible)
+
+
+def main() -> None:
+    """Fuzz for some rounds, then say how much was done."""
+    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 2000
+    seed = int(sys.argv[2]) if len(sys.argv) > 2 else 1
+    calls = 0
+    for number in range(rounds):
+        fuzz = Fuzz(seed * 1_000_003 + number)
+        fuzz.batches()
+        fuzz.columns()
+        fuzz.messages()
+        calls += fuzz.calls
+    print(f"{calls} calls on exact buffers, both twins agree")
+
+
+if __name__ == "__main__":
+    main()
