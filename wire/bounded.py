@@ -21,13 +21,16 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-MAX_OBJECTS = 200_000
-MAX_TAGS = 64
+from _native.errors import MalformedMessage
+from _native.wire import MAX_OBJECTS, MAX_TAGS
+
 _ZERO_UUID = uuid.UUID(int=0)
 
 
-class MalformedRequest(ValueError):  # the name is part of the contract with the server
-    """The bytes are not a message of that API and version. The connection is closed; nothing was executed."""
+__all__ = ["MAX_OBJECTS", "MAX_TAGS", "Codec", "MalformedRequest", "Reader", "decode_whole", "struct_codec"]
+
+MalformedRequest = MalformedMessage
+"""The bytes are not a message of that API and version. The connection is closed; nothing was executed."""
 
 
 class Reader:
