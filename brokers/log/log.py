@@ -67,7 +67,7 @@ class Log(LogReads):
         )
         return cls(
             disk, directory, topic_partition, config, settings, loaded, topic_id=topic_id,
-            recovery_point=recovery_point, high_watermark=high_watermark, on_failure=on_failure,
+            recovery_point=recovery_point, now_ms=now_ms, high_watermark=high_watermark, on_failure=on_failure,
             warned_topics=warned_topics,
         )  # fmt: skip
 
@@ -160,13 +160,14 @@ class Log(LogReads):
             transaction_version=transaction_version,
         )
 
-    def append_as_follower(self, records: Buffer, *, now_ms: int) -> AppendInfo:
+    def append_as_follower(self, records: Buffer, *, now_ms: int | None = None) -> AppendInfo:
         """Append batches as the leader has them, offsets included; a torn last batch is left out.
 
         CORRUPT_MESSAGE for damage, OFFSET_OUT_OF_RANGE when the batches don't follow this log's end.
         """
         if self.offline:
             return self.refused(ErrorCode.KAFKA_STORAGE_ERROR, "the log directory is offline")
+        now_ms = self.last_now_ms if now_ms is None else now_ms
         placed: list[PlacedBatch] = []
         touched: list[tuple[BatchHeader, Marker | None]] = []
         expected, position, end = self.log_end_offset, 0, len(records)
@@ -229,6 +230,7 @@ class Log(LogReads):
                 epochs.assign(header.partition_leader_epoch, header.base_offset)
         self.log_end_offset = last_offset + 1
         self._settled = False
+        self.last_now_ms = max(self.last_now_ms, now_ms)
         if self.unflushed_since_ms is None:
             self.unflushed_since_ms = now_ms
         if epochs.dirty:
@@ -331,13 +333,14 @@ class Log(LogReads):
     # ---- cutting
 
     @guarded
-    def truncate_to(self, offset: int, *, now_ms: int) -> int:
+    def truncate_to(self, offset: int, *, now_ms: int | None = None) -> int:
         """Drop all records at or above ``offset`` (whole batches); returns the new end. Slices above it are gone.
 
         Producer state, transaction index and leader epochs become what they were at that offset.
         """
         if offset >= self.log_end_offset:
             return self.log_end_offset
+        now_ms = self.last_now_ms if now_ms is None else now_ms
         self.cuts += 1
         self._settled = False
         if offset < self.segments.first.base_offset:
@@ -363,7 +366,7 @@ class Log(LogReads):
         return end
 
     @guarded
-    def restart_at(self, offset: int, *, now_ms: int) -> None:
+    def restart_at(self, offset: int, *, now_ms: int | None = None) -> None:
         """Drop everything and go on, empty, at ``offset``: for a follower that has fallen off its leader's log."""
         self.cuts += 1
         self._settled = False
@@ -371,7 +374,8 @@ class Log(LogReads):
             self._discard(segment)
         for snapshot in recovery.snapshot_offsets(self.disk, self.directory):
             self.disk.remove(recovery.snapshot_path(self.directory, snapshot))
-        self.segments.add(Segment(self.disk, self.directory, offset, create=True, now_ms=now_ms))
+        created_ms = self.last_now_ms if now_ms is None else now_ms
+        self.segments.add(Segment(self.disk, self.directory, offset, create=True, now_ms=created_ms))
         self.log_start_offset = self.log_end_offset = self.recovery_point = self.high_watermark = offset
         self.epochs.clear()
         self.save_epochs()

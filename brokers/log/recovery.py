@@ -224,9 +224,13 @@ def replay(segments: Segments, producers: ProducerState, start: int, end: int, n
         position = segment.position_of(start) if segment.base_offset < start else 0
         if position is None:
             continue
-        for _, data, found in segment.chunks(position):
-            batches = [(at, header) for at, header in found if start <= header.base_offset < end]
-            apply_batches(producers, data, batches, now_ms)
+        try:
+            for _, data, found in segment.chunks(position):
+                batches = [(at, header) for at, header in found if start <= header.base_offset < end]
+                apply_batches(producers, data, batches, now_ms)
+        except (CorruptBatch, CodecError) as wrong:
+            # Damage below the recovery point: whoever reads there is told. It is no reason to serve nothing at all.
+            logger.error("%s: %s: what its producers did after that is not known", segment.log.path, wrong)
 
 
 def apply_batches(
@@ -377,7 +381,10 @@ class _Loader:
                 restore_producers(
                     self.disk, self.directory, self.segments, self.producers, segment.base_offset, self.now_ms
                 )
-                self._check_segment(segment)
+                # Below the recovery point damage is decay, not a torn write: what lies behind it is kept.
+                _, reason = self._check_segment(segment, cut=False)
+                if reason:
+                    self.report.notes.append(f"{segment.log.path} is damaged: {reason}")
                 segment.seal()
                 self.report.indexes_rebuilt += 1
             segment.unload()
@@ -419,8 +426,11 @@ class _Loader:
                 self.disk.remove(snapshot_path(self.directory, offset))
                 self.report.snapshots_removed += 1
 
-    def _check_segment(self, segment: Segment) -> tuple[int, str]:
-        """Scan one segment, filling its indexes anew; returns the end offset and why it was cut there, if it was."""
+    def _check_segment(self, segment: Segment, *, cut: bool = True) -> tuple[int, str]:
+        """Scan one segment, filling its indexes anew; returns its end offset and what is wrong there, if anything is.
+
+        With ``cut`` the file is cut at that place.
+        """
         segment.reset_indexes()
         self.report.segments_scanned += 1
         position, end, reason = 0, segment.base_offset, ""
@@ -446,7 +456,7 @@ class _Loader:
             segment.index_batches(placed, position, self.index_interval_bytes)
             position += at
         self.report.bytes_scanned += position
-        if position < segment.size:
+        if position < segment.size and cut:
             self.report.truncated_bytes += segment.size - position
             segment.log.truncate(position)
         return end, reason

@@ -33,6 +33,16 @@ def file_stem(offset: int) -> str:
     return f"{offset:020d}"
 
 
+def _scan_until_damage(data: bytes) -> list[tuple[int, BatchHeader]]:
+    """The batches before the first bytes that are none; CorruptBatch if these come first."""
+    try:
+        return scan(data)
+    except CorruptBatch as wrong:
+        if wrong.position <= 0:
+            raise
+        return scan(data, 0, wrong.position)
+
+
 class PlacedBatch(NamedTuple):
     """A batch with its place in a buffer or file: where it starts, and its final header."""
 
@@ -205,7 +215,7 @@ class Segment:
         wanted = _SCAN_BYTES
         while position < end:
             data = self.log.read(position, min(wanted, end - position))
-            found = scan(data)
+            found = _scan_until_damage(data)
             if not found:
                 if len(data) < HEADER_SIZE:
                     return
@@ -260,9 +270,8 @@ class Segment:
         best = start
         indexed = self.offset_index.floor_position(limit)
         begin = indexed.position if indexed.position > start else start
-        try:
-            best = self._border(begin, limit)
-        except CorruptBatch:
+        best = self._border(begin, limit)
+        if best == begin > start:  # no batch begins where the index says
             best = self._border(start, limit)
         if best <= start:
             best = start + parse_header(self.log.read(start, HEADER_SIZE)).size
@@ -270,8 +279,11 @@ class Segment:
 
     def _border(self, begin: int, limit: int) -> int:
         best = begin
-        for position, header in self.headers(begin, limit):
-            best = position + header.size
+        try:
+            for position, header in self.headers(begin, limit):
+                best = position + header.size
+        except CorruptBatch:
+            pass  # what is before the damage can be read
         return best
 
     def slice(self, position: int, end: int) -> FileSlice:

@@ -114,6 +114,7 @@ class LogState:
         topic_id: uuid.UUID | None,
         recovery_point: int,
         high_watermark: int,
+        now_ms: int,
         on_failure: Callable[[LogState, DiskFailed], None] | None = None,
         warned_topics: set[str] | None = None,
     ) -> None:
@@ -130,6 +131,7 @@ class LogState:
         self.log_end_offset = loaded.log_end_offset
         self.recovery_point = min(max(recovery_point, loaded.log_start_offset), loaded.log_end_offset)
         self.high_watermark = min(max(high_watermark, loaded.log_start_offset), loaded.log_end_offset)
+        self.last_now_ms = now_ms
         self.offline = False
         self.cuts = 0
         """Counts truncations and deletions: who works on segments over several turns looks whether it still may."""

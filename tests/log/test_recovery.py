@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from _native.batch import scan
-from brokers.log import Origin
+from brokers.log import LogOffline, Origin
 from brokers.log.files import RealDisk
 from tests.log.support import (
     NOW,
@@ -358,3 +358,30 @@ def test_marker_of_an_open_transaction_after_recovery(tmp_path):
     assert info.error == 0
     assert again.last_stable_offset == 3
     assert [entry.first_offset for entry in again.aborted_transactions(0, 3)] == [0]
+
+
+def test_decay_below_the_recovery_point_costs_only_itself(written, tmp_path):
+    """A flipped bit in an old segment: the log opens, serves what is whole, and tells who reads the damage."""
+    path, state = written
+    copy = tmp_path / "events-0"
+    shutil.copytree(path, copy)
+    first = _recover(copy)
+    first.close()
+    name, start, _, header = _batches(copy)[2]
+    with (copy / name).open("r+b") as file:
+        file.seek(start + 16)
+        file.write(b"\x07")
+    for index in copy.glob("*.index"):
+        index.unlink()
+    for snapshot in copy.glob("*.snapshot"):
+        snapshot.unlink()
+    for clean in (True, False):
+        log = _recover(copy, clean=clean, recovery_point=state["end"])
+        assert (log.log_start_offset, log.log_end_offset) == (0, state["end"])
+        assert log.read(0, 1, end_offset=state["end"]).size
+        with pytest.raises(LogOffline, match="damaged"):
+            log.read(header.base_offset, 1, end_offset=state["end"])
+        assert log.read(state["end"] - 1, 1, end_offset=state["end"]).size
+        assert append(log, batch(1), epoch=9).error == 0
+        log.truncate_to(state["end"])
+        log.close()

@@ -17,9 +17,8 @@ import pytest
 
 from brokers.config import BrokerConfig
 from brokers.log import DirectoryInUse, ForeignDirectory, LogStore, RealDisk, StoreRefused
-from brokers.log.dump import dump
 from tests.log.faulty import Fault, FaultyDisk
-from tests.log.support import NOW, FixedClock, append, append_txn, batch, end_txn, produced, records
+from tests.log.support import NOW, FixedClock, append, batch, produced, records
 from wire.errors import ErrorCode
 from wire.types import TopicPartition
 
@@ -307,55 +306,6 @@ def test_many_partitions_cost_no_descriptors(tmp_path):
     assert disk.open_files <= 64
     assert sum(log.log_end_offset for log in store.all().values()) == 100
     store.close()
-
-
-def test_dump_reads_everything_in_a_directory(tmp_path):
-    store = _started(tmp_path)
-    log = store.create(A, TOPIC_ID, dataclasses.replace(_config(".").topic_defaults(), index_interval_bytes=0))
-    for i in range(3):
-        append(log, batch(2, codec=i), epoch=i)
-    append_txn(log, 5, 0, 0)
-    end_txn(log, 5, 0, commit=False)
-    store.close()
-    rows = {}
-    for folder, _, names in os.walk(tmp_path):
-        for name in names:
-            if name != ".lock":
-                rows[name] = list(dump(name, Path(folder, name).read_bytes(), records=True))
-    assert not [row for found in rows.values() for row in found if "error" in row]
-    stem = f"{0:020d}"
-    batches = [row for row in rows[stem + ".log"] if row["type"] == "batch"]
-    assert [(row["base_offset"], row["compression"], row["is_valid"]) for row in batches] == [
-        (0, "none", True), (2, "gzip", True), (4, "snappy", True), (6, "none", True), (7, "none", True),
-    ]  # fmt: skip
-    assert [row["marker"] for row in rows[stem + ".log"] if row["type"] == "marker"] == ["ABORT"]
-    assert [row["value"] for row in rows[stem + ".log"] if row["type"] == "record"] == ["v"] * 7
-    assert rows[stem + ".txnindex"] == [
-        {
-            "type": "aborted",
-            "version": 0,
-            "producer_id": 5,
-            "first_offset": 6,
-            "last_offset": 7,
-            "last_stable_offset": 8,
-        }
-    ]
-    positions = {row["last_offset"]: row["position"] for row in batches}
-    assert all(positions[row["offset"]] == row["position"] for row in rows[stem + ".index"])
-    assert rows["leader-epoch-checkpoint"][-1] == {"type": "epoch", "epoch": 2, "start_offset": 4}
-    assert rows["partition.metadata"][0]["uuid"] == str(TOPIC_ID)
-    assert [row["producer_id"] for row in rows[f"{8:020d}.snapshot"]] == [5]
-
-
-@pytest.mark.parametrize("name", ["0" * 20 + s for s in (".log", ".index", ".timeindex", ".txnindex", ".snapshot")])
-def test_dump_of_damage_is_a_row(name):
-    noise = bytes(range(256)) * 3 + b"\x01"
-    assert any("error" in row for row in dump(name, noise, records=True))
-
-
-def test_dump_of_unknown_files():
-    assert "error" in next(dump("notes.txt", b""))
-    assert "error" in next(dump("leader-epoch-checkpoint", b"0\n1\n"))
 
 
 WRITER = """
