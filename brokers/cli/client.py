@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 import click
 import kafka.errors as kafka_errors
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
+from kafka.protocol.metadata import MetadataRequest
 
 from brokers.cli.output import CliError, Output
 from wire.errors import ErrorCode
@@ -23,6 +25,7 @@ from wire.errors import ErrorCode
 DEFAULT_BOOTSTRAP = "localhost:9092"
 DEFAULT_TIMEOUT_S = 15.0
 CONNECT_TIMEOUT_S = 3.0
+KNOWN_POLL_S = 0.02
 COMPLETION_TIMEOUT_S = 2.0
 CLIENT_ID = "fleetlog-cli"
 
@@ -295,6 +298,32 @@ def first_line(error: Exception) -> str:
     """The first line of an exception's text, without the library's prefix and at a readable length."""
     lines = str(error).strip().splitlines()
     return (lines[0] if lines else "").split(": ", 1)[-1][:300]
+
+
+def wait_until_known(client: Any, topics: list[str], timeout_s: float) -> list[str]:
+    """Wait until every broker knows the topics with leaders; returns the topics that one did not in time.
+
+    A new topic reaches the brokers one by one: who creates and then produces must not meet one that has not heard.
+    """
+    request = MetadataRequest(
+        topics=[MetadataRequest.MetadataRequestTopic(name=name) for name in topics], allow_auto_topic_creation=False
+    )
+    missing: set[str] = set()
+    deadline = time.monotonic() + timeout_s
+    for broker in client._manager.cluster.brokers():
+        while True:
+            answer = client._manager.run(_send, client, request, broker.node_id)
+            missing = {t.name for t in answer.topics if t.error_code or any(p.leader_id < 0 for p in t.partitions)}
+            if not missing:
+                break
+            if time.monotonic() > deadline:
+                return sorted(missing)
+            time.sleep(KNOWN_POLL_S)
+    return []
+
+
+async def _send(client: Any, request: Any, broker_id: int) -> Any:
+    return await client._manager.send(request, node_id=broker_id)
 
 
 def known_partitions(client: Any, wanted: list[PartitionsOf]) -> dict[str, list[dict[str, Any]]]:

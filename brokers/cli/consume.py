@@ -90,7 +90,7 @@ def consume(
         return
     config = {"isolation_level": isolation, "group_id": group, "auto_offset_reset": "earliest"}
     # A member that is ended politely leaves its group: the others need not wait for its session to time out.
-    signal.signal(signal.SIGTERM, _interrupt)
+    before = signal.signal(signal.SIGTERM, _interrupt)
     # Records on the terminal are progress enough.
     with consumer(target, about, **config) as client, progress(not sys.stdout.isatty()) as bar:
         task = bar.add_task(about, total=count if count is not None else bounds.total())
@@ -103,6 +103,7 @@ def consume(
         except KeyboardInterrupt:
             pass
         finally:
+            signal.signal(signal.SIGTERM, before)
             sys.stdout.flush()
     warn(f"{writer.count} records") if sys.stderr.isatty() else None
 

@@ -20,8 +20,9 @@ from brokers.cli.client import (
     explain,
     known_partitions,
     pairs,
+    wait_until_known,
 )
-from brokers.cli.output import CliError, Output, table
+from brokers.cli.output import CliError, Output, table, warn
 from wire.errors import ErrorCode
 
 
@@ -73,6 +74,10 @@ def create(
     with admin(target) as client:
         wanted = dict.fromkeys(names, spec)
         answer = client.create_topics(wanted, target.timeout_ms, validate_only=dry_run, raise_errors=False)
+        created = [topic["name"] for topic in answer["topics"] if not topic["error_code"] and not dry_run]
+        unheard = wait_until_known(client, created, target.timeout_s) if created else []
+    for name in unheard:
+        warn(f"topic {name} was created, but not every broker knows its leaders yet")
     results = []
     for topic in answer["topics"]:
         code = topic["error_code"]
