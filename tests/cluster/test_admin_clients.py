@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import socket
 import time
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +22,7 @@ from confluent_kafka.admin import (
 )
 
 from tests.fleet import Fleet
+from wire import messages
 
 pytestmark = [pytest.mark.interop, pytest.mark.zookeeper]
 
@@ -168,3 +170,39 @@ def test_aiokafka(fleet: Fleet, topic: str) -> None:
             await asyncio.sleep(0.05)
 
     asyncio.run(asyncio.wait_for(run(steps), 30))
+
+
+def _ask(port: int, key: int, version: int, request: Any) -> Any:
+    """One request straight to one broker."""
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+        connection.sendall(messages.encode_request(key, version, 1, "test", request))
+        stream = connection.makefile("rb")
+        frame = stream.read(int.from_bytes(stream.read(4), "big"))
+    _, body = messages.split_response(key, version, frame)
+    return messages.decode_response(key, version, body)
+
+
+def test_every_broker_gets_topics_created_by_the_controller(fleet: Fleet, topic: str) -> None:
+    request = messages.request_class(3)
+    for broker in fleet.brokers:
+        name = f"{topic}-by-{broker.id}"
+        asked = request(version=12, topics=[request.MetadataRequestTopic(version=12, name=name)])
+        (found,) = _ask(broker.port, 3, 12, asked).topics
+        assert (found.error_code, len(found.partitions)) == (0, 1)
+        assert found.partitions[0].leader_id in (1, 2, 3)
+
+
+@pytest.mark.parametrize("kind", [0, 1], ids=["group", "transaction"])
+def test_all_brokers_name_the_same_coordinators(fleet: Fleet, kind: int) -> None:
+    request = messages.request_class(10)
+
+    def told(port: int) -> list[tuple[str, int]]:
+        asked = request(version=4, key_type=kind, coordinator_keys=["a", "b", "c"])
+        return [(c.key, c.node_id) for c in _ask(port, 10, 4, asked).coordinators]
+
+    def agreed() -> bool:
+        answers = [told(broker.port) for broker in fleet.brokers]
+        assert all([key for key, _ in answer] == ["a", "b", "c"] for answer in answers)
+        return answers[0] == answers[1] == answers[2] and all(node > 0 for _, node in answers[0])
+
+    eventually(agreed)
