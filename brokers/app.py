@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 import uuid
+from pathlib import Path
 
 from brokers.api.base import Services
 from brokers.api.groups import forget_topics
@@ -31,6 +32,7 @@ from brokers.metrics import Metrics
 from brokers.model import GROUP_METADATA_TOPIC, Endpoint
 from brokers.server.admin import Admin
 from brokers.server.listener import Server
+from coordination.former import FILE_NAME, FormerSession
 from coordination.registration import Advertisement, DuplicateBroker, ListenerAddress, Registered, register, unregister
 from coordination.store import SessionEvent, SessionExpired, SessionState, StoreError
 from coordination.tree import adopt
@@ -81,6 +83,7 @@ class Broker:
         self._logs: LogStore | None = None
         self._services: Services | None = None
         self._registered: Registered | None = None
+        self._former: FormerSession | None = None
         self._advertised: tuple[Endpoint, ...] = ()
         self._session_changed = asyncio.Event()
         self._failed: asyncio.Future[None] = loop.create_future()
@@ -95,6 +98,7 @@ class Broker:
             await self._start_admin()
         cluster_id, store = await self._connect()
         logs = self._open_logs(cluster_id)
+        await self._end_former_life(store)
         view = ClusterView(store, self.config)
         await view.start()
         services = self._build(store, view, logs)
@@ -162,6 +166,21 @@ class Broker:
         for line in report.lines():
             logger.info("%s", line)
         return logs
+
+    async def _end_former_life(self, store: ZookeeperStore) -> None:
+        """After a crash: the logs' lock is ours, so the session that is written down beside them has no owner."""
+        boot = Path("/proc/sys/kernel/random/boot_id")
+        former = FormerSession(Path(self.config.log_dirs[0]) / FILE_NAME, boot.read_text() if boot.exists() else "")
+        credentials = former.load()
+        if credentials is not None and await store.end_session(*credentials):
+            logger.info("ended the ZooKeeper session %#x of this broker's former life", credentials[0])
+        self._former = former
+        self._keep_session()
+
+    def _keep_session(self) -> None:
+        credentials = self._store.credentials() if self._store is not None else None
+        if self._former is not None and credentials is not None:
+            self._former.keep(*credentials)
 
     def _build(self, store: ZookeeperStore, view: ClusterView, logs: LogStore) -> Services:
         """The rooms, each with the ports it needs."""
@@ -259,6 +278,7 @@ class Broker:
         elif event.state is SessionState.SUSPENDED:
             logger.warning("the connection to ZooKeeper is lost; the lease decides what is still served")
         else:
+            self._keep_session()
             self._session_changed.set()
 
     async def _register(self) -> None:
@@ -363,6 +383,8 @@ class Broker:
             except (StoreError, TimeoutError) as error:
                 logger.info("unregistering: %s", error)
             await self._store.close()
+            if self._former is not None:
+                self._former.forget()
         if self._logs is not None:
             self._logs.close(clean=True)
         await self._admin.close()
