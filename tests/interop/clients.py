@@ -96,6 +96,10 @@ class Client:
     def topic_config(self, bootstrap: str, topic: str) -> dict[str, str]:
         raise NotImplementedError
 
+    def alter_topic(self, bootstrap: str, topic: str, incremental: bool, **config: str) -> None:
+        """IncrementalAlterConfigs, or the older AlterConfigs, which replaces all settings."""
+        raise NotImplementedError
+
 
 # ---------------------------------------------------------------------------------------------- confluent-kafka
 
@@ -249,6 +253,20 @@ class Confluent(Client):
         admin = self._admin(bootstrap)
         entries = admin.describe_configs([resource])[resource].result(DEADLINE_S)
         return {name: entry.value for name, entry in entries.items()}
+
+    def alter_topic(self, bootstrap, topic, incremental, **config):  # type: ignore[no-untyped-def]
+        from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+
+        admin = self._admin(bootstrap)
+        settings = {name.replace("_", "."): value for name, value in config.items()}
+        if incremental:
+            set_ = AlterConfigOpType.SET
+            entries = [ConfigEntry(name, value, incremental_operation=set_) for name, value in settings.items()]
+            resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
+            admin.incremental_alter_configs([resource])[resource].result(DEADLINE_S)
+        else:
+            resource = ConfigResource(ResourceType.TOPIC, topic, set_config=settings)
+            admin.alter_configs([resource])[resource].result(DEADLINE_S)
 
 
 # ------------------------------------------------------------------------------------------------- kafka-python
@@ -413,6 +431,13 @@ class KafkaPython(Client):
         with self._admin(bootstrap) as admin:
             answer = admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, topic)], config_filter="all")
         return _flatten_configs(answer, topic)
+
+    def alter_topic(self, bootstrap, topic, incremental, **config):  # type: ignore[no-untyped-def]
+        from kafka.admin import ConfigResource, ConfigResourceType
+
+        settings = {name.replace("_", "."): value for name, value in config.items()}
+        with self._admin(bootstrap) as admin:
+            admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, topic, settings)], incremental=incremental)
 
 
 def _flatten_configs(answer: Any, topic: str) -> dict[str, str]:
@@ -596,6 +621,14 @@ class Aio(Client):
         )
         (resource,) = answer.resources
         return {row[0]: row[1] for row in resource[4]}
+
+    def alter_topic(self, bootstrap, topic, incremental, **config):  # type: ignore[no-untyped-def]
+        from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+
+        settings = {name.replace("_", "."): value for name, value in config.items()}  # it has the older call only
+        resource = ConfigResource(ConfigResourceType.TOPIC, topic, settings)
+        answers = self._admin_do(bootstrap, lambda admin: admin.alter_configs([resource]))
+        assert all(row[0] == 0 for answer in answers for row in answer.resources), answers
 
 
 CLIENTS: tuple[Client, ...] = (Confluent(), KafkaPython(), Aio())

@@ -1,0 +1,32 @@
+"""The API table against the rest of the project: every row has a handler, a test, and a line in docs/apis.md."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from brokers.server.dispatch import resolve
+from wire.apis import APIS, Api
+
+ROOT = Path(__file__).parents[1]
+TESTS = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("*.py") if path.name != "test_api_table.py")
+
+
+def row(api: Api) -> str:
+    low = f"{api.min_version} (works from {api.lowest})" if api.lowest != api.min_version else str(api.min_version)
+    return f"| {api.key} | {api.name} | {low} | {api.max_version} |"
+
+
+@pytest.mark.parametrize("api", APIS.values(), ids=lambda api: api.name)
+def test_every_row_has_a_handler_and_a_test(api: Api) -> None:
+    assert callable(resolve(api))
+    handler = api.handler.partition(":")[2]
+    assert re.search(rf"\b{handler}\b|\b{api.name}Request\b|\b{api.name}\b", TESTS), f"no test speaks of {api.name}"
+
+
+def test_the_document_lists_the_table() -> None:
+    text = (ROOT / "docs" / "apis.md").read_text()
+    listed = [line for line in text.splitlines() if re.match(r"\| \d", line)]
+    assert listed == [row(api) for api in APIS.values()], "docs/apis.md is not what wire/apis.py says"
