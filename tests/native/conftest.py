@@ -15,3 +15,13 @@ def _twins(kernel: str) -> list[ModuleType]:
 @pytest.fixture(params=["pure", "cython"])
 def batch(request: pytest.FixtureRequest) -> ModuleType:
     return _twins("batch")[request.param == "cython"]
+
+
+@pytest.fixture(params=["pure", "cython"])
+def columns(request: pytest.FixtureRequest) -> ModuleType:
+    return _twins("columns")[request.param == "cython"]
+
+
+@pytest.fixture(params=["pure", "cython"])
+def wire_kernel(request: pytest.FixtureRequest) -> ModuleType:
+    return _twins("wire")[request.param == "cython"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import struct
 from array import array
 from types import ModuleType
@@ -29,11 +28,6 @@ rows_strategy = st.lists(
     ),
     min_size=1, max_size=20,
 )  # fmt: skip
-
-
-@pytest.fixture(params=["py", "cy"])
-def columns(request: pytest.FixtureRequest) -> ModuleType:
-    return importlib.import_module(f"_native.columns_{request.param}")
 
 
 def both(name: str, *arguments: Any) -> Any:
