@@ -326,7 +326,7 @@ def handle_list_config_resources(request: Any, context: Context) -> Done:
     names = {
         Resource.TOPIC: sorted(view.topics),
         Resource.BROKER: [str(broker_id) for broker_id in sorted(view.brokers)],
-        Resource.BROKER_LOGGER: [str(broker_id) for broker_id in sorted(view.brokers)],
+        Resource.BROKER_LOGGER: [],
         Resource.CLIENT_METRICS: [],
         Resource.GROUP: view.config_entities(znodes.CONFIG_GROUPS),
     }
