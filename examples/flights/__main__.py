@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -104,9 +105,9 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Exit code 0 for exactly once, 1 for duplicates or missing, 2 when a step failed."""
+    """Exit code 0 for exactly once, 1 for duplicates or missing, 2 when a step failed, 130 after Ctrl-C."""
     given = arguments()
-    console = Console(soft_wrap=True)
+    console = Console(soft_wrap=True) if sys.stdout.isatty() else Console(soft_wrap=True, width=100)
     progress = Progress(console)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     directory = given.dir or Path(tempfile.mkdtemp(prefix="fleetlog-flights-"))
@@ -128,6 +129,11 @@ def main() -> int:
         console.print(NEXT, markup=False, highlight=False)
     except (StepFailed, FenceError) as exc:
         console.print(f"failed: {exc}", markup=False, style="red")
+    except subprocess.CalledProcessError:
+        console.print("failed: the fleet did not start, see above", style="red")
+    except KeyboardInterrupt:
+        verdict = 130
+        console.print("interrupted")
     finally:
         if not given.bootstrap:
             progress.title("Stopping the brokers")
