@@ -79,33 +79,3 @@ _ROWS = (
 
 APIS: dict[int, Api] = {row.key: row for row in _ROWS}
 assert len(APIS) == len(_ROWS), "an API key stands twice in the table"
-
-
-def markdown() -> str:
-    """The table for docs/apis.md; ``python -m wire.apis`` prints it."""
-    lines = [
-        "# APIs",
-        "",
-        "What this release serves, as ApiVersions advertises it. Made from [wire/apis.py](../wire/apis.py) by",
-        "`python -m wire.apis > docs/apis.md`; a test keeps it true.",
-        "",
-        "| key | API | versions | handler |",
-        "|---|---|---|---|",
-    ]
-    for row in sorted(APIS.values()):
-        module, _, function = row.handler.partition(":")
-        versions = f"{row.min_version}-{row.max_version}" if row.max_version > row.min_version else str(row.max_version)
-        if row.lowest != row.min_version:
-            versions += f" (works from {row.lowest})"
-        lines.append(f"| {row.key} | {row.name} | {versions} | [{function}](../brokers/api/{module}.py) |")
-    lines += [
-        "",
-        "Any other key, and any other version, closes the connection with a line in the log that says why; an ApiVersions",
-        "of an unknown version is answered in version 0 with error 35. A Produce below version 3 is answered",
-        "UNSUPPORTED_VERSION: it is advertised because librdkafka before 2.11 turns compression off without it.",
-    ]
-    return "\n".join(lines) + "\n"
-
-
-if __name__ == "__main__":
-    print(markdown(), end="")

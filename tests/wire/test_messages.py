@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import random
 import tracemalloc
-from pathlib import Path
 
 import pytest
 
 import wire.messages as m
 from tests.wire.samples import ALL_VERSIONS, request, response
-from wire.apis import APIS, markdown
+from wire.apis import APIS
 from wire.bounded import MAX_OBJECTS, MAX_TAGS
 
 
@@ -171,8 +170,3 @@ def test_blobs_of_a_newer_version_are_read_as_the_newest_known() -> None:
     assert m.decode_data(m.ConsumerProtocolSubscription, payload).topics == ["t"]
     with pytest.raises(m.MalformedRequest):
         m.decode_data(m.ConsumerProtocolSubscription, payload[:4])
-
-
-def test_the_document_says_what_the_table_says() -> None:
-    document = Path(__file__).parents[2] / "docs" / "apis.md"
-    assert document.read_text() == markdown(), "run: python -m wire.apis > docs/apis.md"
