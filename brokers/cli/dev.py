@@ -13,11 +13,11 @@ from typing import Any, NoReturn
 
 import click
 from rich.console import Console
-from rich.table import Table
 
 from brokers.cli import dev_fleet as fleet
 from brokers.cli.dev_signals import Interrupted, interrupts
 from brokers.cli.dev_state import DevError, FleetState, Process, end_all, load, locked
+from brokers.cli.output import table
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
@@ -74,9 +74,7 @@ def _settings(_: click.Context, __: click.Parameter, values: tuple[str, ...]) ->
 )
 @directory_option
 @json_option
-def up(
-    count: int, port: int, detach: bool, settings: dict[str, str], directory: Path, as_json: bool
-) -> None:
+def up(count: int, port: int, detach: bool, settings: dict[str, str], directory: Path, as_json: bool) -> None:
     """Start ZooKeeper and brokers, and wait until a stock client can use them.
 
     Without --detach it stays in the foreground; Ctrl-C ends everything. Data stays in the directory for the next time.
@@ -167,7 +165,7 @@ def status(directory: Path, as_json: bool) -> None:
     elif state is None:
         click.echo(f"no fleet runs in {directory}; `fleetlog dev up` starts one")
     else:
-        Console().print(_table(report))
+        _print_table(report)
         click.echo(f"bootstrap: {report['bootstrap']}")
     sys.exit(0 if report["running"] else EXIT_NOT_RUNNING)
 
@@ -276,26 +274,20 @@ def _report(state: FleetState | None, directory: Path) -> dict[str, Any]:
     }
 
 
-def _table(report: dict[str, Any]) -> Table:
-    table = Table(box=None)
-    for column in ("process", "address", "pid", "state", "log"):
-        table.add_column(column)
+def _print_table(report: dict[str, Any]) -> None:
     zookeeper = report["zookeeper"]
-    table.add_row(
-        "zookeeper",
-        zookeeper["connect"],
-        str(zookeeper["pid"]),
-        _word(zookeeper["running"], zookeeper["running"]),
-        str(Path(report["directory"]) / "zookeeper" / "zookeeper.log"),
-    )
-    for row in report["brokers"]:
-        name = f"broker {row['id']}"
-        table.add_row(name, row["address"], str(row["pid"]), _word(row["running"], row["ready"]), row["log"])
-    return table
+    log = str(Path(report["directory"]) / "zookeeper" / "zookeeper.log")
+    up = zookeeper["running"]
+    rows = [["zookeeper", zookeeper["connect"], zookeeper["pid"], _word(up, up), log]]
+    rows += [
+        [f"broker {row['id']}", row["address"], row["pid"], _word(row["running"], row["ready"]), row["log"]]
+        for row in report["brokers"]
+    ]
+    table(["process", "address", "pid", "state", "log"], rows)
 
 
 def _word(running: bool, ready: bool) -> str:
-    return "[green]ready[/]" if ready else "[yellow]starting[/]" if running else "[red]down[/]"
+    return "ready" if ready else "starting" if running else "down"
 
 
 def _print_ready(state: FleetState, directory: Path, seconds: float, as_json: bool) -> None:
