@@ -187,7 +187,7 @@ class Connection:
         """Execute the next request if all of it is here."""
         size = self._framer.size()
         if size is None:
-            self.frame_since_ms = None if not len(self._framer) else self.frame_since_ms or self.last_active_ms
+            self._partial(bool(len(self._framer)))
             return False
         if not self._reserved:
             if not self._env.budget.reserve(size):
@@ -197,15 +197,21 @@ class Connection:
                 return False
             self._reserved = size
         frame = self._framer.next()
+        self._partial(frame is None)
         if frame is None:
-            self.frame_since_ms = self.frame_since_ms or self.last_active_ms
             return False
-        self.frame_since_ms = None
         slot = Slot(self, self._reserved)
         self._reserved = 0
         self._slots.append(slot)
         self._env.dispatch(self, frame, slot)
         return True
+
+    def _partial(self, begun: bool) -> None:
+        """Note since when a frame is incomplete; the time in which we did not look does not count."""
+        if not begun:
+            self.frame_since_ms = None
+        elif self.frame_since_ms is None:
+            self.frame_since_ms = self._env.clock.mono_ms()
 
     def _account(self) -> None:
         """Tell what this connection holds: received bytes that wait, and answers that were not taken yet."""

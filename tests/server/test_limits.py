@@ -253,6 +253,30 @@ def test_a_frame_that_never_ends_and_an_idle_connection_are_closed() -> None:
         assert server.call(lambda: len(server.server)) == 1, "a request is being worked on there"
 
 
+def test_a_frame_that_waited_behind_a_long_request_gets_its_full_time() -> None:
+    parks: list[Park] = []
+
+    def handler(request: Any, context: Any) -> Any:
+        if parks:
+            return beat(context)
+        parks.append(Park(3_600_000, lambda: None))
+        return parks[0]
+
+    with RunningServer({HEARTBEAT: handler}) as server:
+        client = server.client()
+        client.send(heartbeat(), 4, 1)
+        second = m.encode_request(HEARTBEAT, 4, 2, "test", heartbeat())
+        client.raw(second[:9])
+        server.until(lambda: bool(parks), "the first request")
+        server.clock.ahead_ms += 100_000
+        server.call(lambda: parks[0].complete(m.HeartbeatResponse(version=4, error_code=0)))
+        assert client.receive()[0] == 1
+        server.call(server.server._sweep)
+        client.sent[2] = (HEARTBEAT, 4)
+        client.raw(second[9:])
+        assert client.receive()[0] == 2
+
+
 def test_a_thousand_connections_with_half_a_frame_do_not_keep_others_out() -> None:
     with RunningServer({HEARTBEAT: lambda _, context: beat(context)}) as server:
         idlers = [server.client() for _ in range(400)]
