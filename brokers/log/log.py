@@ -50,6 +50,7 @@ class Log(LogReads):
         high_watermark: int = 0,
         on_failure: Callable[[LogState, DiskFailed], None] | None = None,
         warned_topics: set[str] | None = None,
+        checkpoint: Callable[[], None] | None = None,
     ) -> Log:
         """Load the directory (made if absent), recovering it unless it was closed ``clean``. Raises DiskError."""
         settings = settings or LogSettings()
@@ -69,6 +70,7 @@ class Log(LogReads):
             disk, directory, topic_partition, config, settings, loaded, topic_id=topic_id,
             recovery_point=recovery_point, now_ms=now_ms, high_watermark=high_watermark, on_failure=on_failure,
             warned_topics=warned_topics,
+            checkpoint=checkpoint,
         )  # fmt: skip
 
     def verification_guard(self, producer_id: int, producer_epoch: int, base_sequence: int) -> VerificationGuard | None:
@@ -341,17 +343,22 @@ class Log(LogReads):
         if offset >= self.log_end_offset:
             return self.log_end_offset
         now_ms = self.last_now_ms if now_ms is None else now_ms
-        self.cuts += 1
-        self._settled = False
         if offset < self.segments.first.base_offset:
             self.restart_at(offset, now_ms=now_ms)
             return offset
         keep = self.segments.floor(offset)
+        position = keep.position_of(offset)
+        end = offset
+        if position is not None:
+            end = min(end, parse_header(keep.log.read(position, HEADER_SIZE)).base_offset)
+        self._lower_recovery_point(end)
+        self.cuts += 1
+        self._settled = False
         for segment in self.segments:
             if segment.base_offset > keep.base_offset:
                 self._discard(segment)
-        cut = keep.truncate(offset)
-        end = offset if cut is None else min(offset, cut)
+        if position is not None:
+            keep.cut_at(position, end)
         for snapshot in recovery.snapshot_offsets(self.disk, self.directory):
             if snapshot > end:
                 self.disk.remove(recovery.snapshot_path(self.directory, snapshot))
@@ -368,6 +375,7 @@ class Log(LogReads):
     @guarded
     def restart_at(self, offset: int, *, now_ms: int | None = None) -> None:
         """Drop everything and go on, empty, at ``offset``: for a follower that has fallen off its leader's log."""
+        self._lower_recovery_point(min(offset, self.log_start_offset))
         self.cuts += 1
         self._settled = False
         for segment in self.segments:
@@ -381,6 +389,13 @@ class Log(LogReads):
         self.save_epochs()
         self.producers.clear()
         self.dirty_names = True
+
+    def _lower_recovery_point(self, offset: int) -> None:
+        """Before a cut: what is appended after it is not durable, although the old recovery point would say so."""
+        if offset < self.recovery_point:
+            self.recovery_point = offset
+            if self._checkpoint is not None:
+                self._checkpoint()
 
     def _discard(self, segment: Segment) -> None:
         self.take_out(segment)

@@ -303,15 +303,6 @@ class Segment:
 
     # ---- cutting and removing
 
-    def truncate(self, offset: int) -> int | None:
-        """Drop all batches from the one that holds ``offset``. Returns the first offset dropped, None if none was."""
-        position = self.position_of(offset)
-        if position is None:
-            return None
-        header = parse_header(self.log.read(position, HEADER_SIZE))
-        self.cut_at(position, min(offset, header.base_offset))
-        return header.base_offset
-
     def cut_at(self, position: int, offset: int) -> None:
         """Drop everything from ``position``, the start of the batch with ``offset``, and index entries above it."""
         self.log.truncate(position)

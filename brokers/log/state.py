@@ -117,6 +117,7 @@ class LogState:
         now_ms: int,
         on_failure: Callable[[LogState, DiskFailed], None] | None = None,
         warned_topics: set[str] | None = None,
+        checkpoint: Callable[[], None] | None = None,
     ) -> None:
         self.disk = disk
         self.directory = directory
@@ -141,6 +142,7 @@ class LogState:
         self.garbage: list[tuple[int, Segment]] = []
         """Deleted segments, with the time at which their files go."""
         self._on_failure = on_failure
+        self._checkpoint = checkpoint
         self._warm: list[Segment] = []
         self._epochs_durable = True
         self._settled = not self.dirty_names and not loaded.report.changed

@@ -12,6 +12,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from brokers.config import BrokerConfig, TopicConfig
 from brokers.log import checkpoints
@@ -171,6 +172,7 @@ class LogStore:
                 high_watermark=watermarks.get(tp, 0),
                 on_failure=self._disk_failed,
                 warned_topics=self._warned_topics,
+                checkpoint=partial(self._checkpoint_recovery, directory),
             )
             self._add(log, directory)
             report.recovered.append(log.recovery_report)
@@ -300,7 +302,7 @@ class LogStore:
             log = Log.open(
                 self._disk, f"{directory.path}/{tp}", tp, config, self._settings,
                 now_ms=self._clock.wall_ms(), clean=True, on_failure=self._disk_failed,
-                warned_topics=self._warned_topics,
+                warned_topics=self._warned_topics, checkpoint=partial(self._checkpoint_recovery, directory),
             )  # fmt: skip
             if topic_id is not None:
                 log.write_metadata(topic_id)
@@ -455,10 +457,15 @@ class LogStore:
                 logger.critical("%s: %s", directory.path, wrong)
                 self.take_offline(directory)
 
+    def _checkpoint_recovery(self, directory: LogDirectory) -> None:
+        points = {log.topic_partition: log.recovery_point for log in self._logs_of(directory)}
+        path = f"{directory.path}/{checkpoints.RECOVERY_POINT_CHECKPOINT}"
+        self._disk.replace(path, checkpoints.encode_offsets(points))
+
     def _checkpoint(self, directory: LogDirectory) -> None:
         logs = self._logs_of(directory)
+        self._checkpoint_recovery(directory)
         tables = {
-            checkpoints.RECOVERY_POINT_CHECKPOINT: {log.topic_partition: log.recovery_point for log in logs},
             checkpoints.LOG_START_CHECKPOINT: {
                 log.topic_partition: log.log_start_offset
                 for log in logs

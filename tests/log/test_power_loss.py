@@ -1,0 +1,220 @@
+"""After a power cut: what was flushed is there, nothing appears that was never written, recovery is stable."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+
+import pytest
+
+from _native.batch import scan
+from brokers.config import BrokerConfig
+from brokers.log import LogStore, Origin, RealDisk
+from brokers.log.checkpoints import RECOVERY_POINT_CHECKPOINT, decode_offsets
+from brokers.log.cleaner import Cleaner
+from brokers.model import GROUP_METADATA_TOPIC
+from tests.log.crashes import RecordingDisk, image
+from tests.log.support import NOW, FixedClock, append, append_txn, batch, config, content, end_txn, open_log, produced
+from wire.types import TopicPartition
+
+TP = TopicPartition("events", 0)
+SMALL = config(segment_bytes=1500, index_interval_bytes=100)
+IMAGES = int(os.environ.get("FLEETLOG_CRASH_IMAGES", "40"))
+
+
+def _config(path) -> BrokerConfig:
+    return BrokerConfig(
+        broker_id=1,
+        zookeeper_connect="z:1",
+        log_dirs=(str(path),),
+        log_segment_bytes=1500,
+        log_index_interval_bytes=100,
+    )
+
+
+def _store(path, disk) -> LogStore:
+    store = LogStore(_config(path), disk, FixedClock(), cluster_id="c")
+    store.load()
+    return store
+
+
+class History:
+    """Every batch that was ever at an offset."""
+
+    def __init__(self) -> None:
+        self.batches: dict[int, set[bytes]] = {}
+
+    def note(self, log) -> None:
+        data = content(log)
+        for at, header in scan(data):
+            self.batches.setdefault(header.base_offset, set()).add(data[at : at + header.size])
+
+    def check(self, log) -> None:
+        data = content(log)
+        expected = None
+        for at, header in scan(data):
+            assert data[at : at + header.size] in self.batches[header.base_offset], header
+            assert expected is None or header.base_offset == expected, "a hole"
+            expected = header.last_offset + 1
+        assert expected in (None, log.log_end_offset)
+
+
+def _appends(store, disk, rng, history) -> None:
+    log = store.create(TP, None, SMALL)
+    sequence = 0
+    for i in range(40):
+        kind = rng.randrange(8)
+        if kind <= 2:
+            append(log, batch(rng.randint(1, 4), value=b"x" * rng.randint(1, 90)), epoch=i // 15)
+        elif kind == 3:
+            append(log, produced(1, 0, sequence, 2), epoch=i // 15)
+            sequence += 2
+        elif kind == 4:
+            append_txn(log, 10 + i, 0, 0, 2)
+            end_txn(log, 10 + i, 0, commit=bool(i % 2))
+        elif kind == 5:
+            log.flush()
+            store.checkpoint()
+        elif kind == 6:
+            store.tick(NOW)
+        else:
+            log.assign_epoch(i // 15)
+        history.note(log)
+    log.flush()
+    store.checkpoint()
+    append(log, batch(3), epoch=9)
+    history.note(log)
+
+
+def _truncations(store, disk, rng, history) -> None:
+    log = store.create(TP, None, SMALL)
+    for i in range(12):
+        for _ in range(rng.randint(3, 12)):
+            append(log, batch(rng.randint(1, 3), value=b"%d" % i * rng.randint(1, 40)), epoch=i)
+            history.note(log)
+        if rng.random() < 0.7:
+            log.flush()
+            store.checkpoint()
+        log.truncate_to(rng.randint(log.log_end_offset // 2, log.log_end_offset), now_ms=NOW)
+        history.note(log)
+
+
+def _clean_stops(store, disk, rng, history) -> None:
+    path = store.directories[0].path
+    for i in range(4):
+        log = store.create(TP, None, SMALL)
+        log.config = SMALL
+        for _ in range(6):
+            append(log, batch(2, value=b"x" * rng.randint(1, 90)), epoch=i)
+        append(log, produced(1, 0, i), epoch=i)
+        history.note(log)
+        store.close()
+        store = _store(path, disk)
+
+
+SCENARIOS = {"appends": _appends, "truncations": _truncations, "clean stops": _clean_stops}
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_power_loss(tmp_path, name):
+    rng = random.Random(name)
+    disk = RecordingDisk()
+    root = tmp_path / "store"
+    history = History()
+    SCENARIOS[name](_store(root, disk), disk, rng, history)
+    for number in range(IMAGES):
+        crash = rng.randint(1, len(disk.ops)) if number else len(disk.ops)
+        target = tmp_path / "image"
+        image(disk.ops, crash, rng, str(root), target)
+        if not (target / "meta.properties").exists():
+            shutil.rmtree(target, ignore_errors=True)
+            continue
+        _check(target, history, (name, number, crash))
+        shutil.rmtree(target)
+
+
+def _check(target, history, where) -> None:
+    checkpoint = target / RECOVERY_POINT_CHECKPOINT
+    flushed = decode_offsets(checkpoint.read_bytes(), "").get(TP, 0) if checkpoint.exists() else 0
+    store = _store(target, RealDisk())
+    log = store.get(TP)
+    if log is None:
+        assert not flushed, where
+        store.close(clean=False)
+        return
+    log.config = SMALL
+    log.set_high_watermark(log.log_end_offset)
+    assert log.log_end_offset >= flushed, where
+    history.check(log)
+    state = _state(log)
+    store.close(clean=False)
+    store = _store(target, RealDisk())
+    again = store.get(TP)
+    again.set_high_watermark(again.log_end_offset)
+    assert _state(again) == state, where
+    assert again.recovery_report.truncated_bytes == 0, where
+    scratch = target / "scratch"
+    scratch.mkdir()
+    for file in (target / str(TP)).glob("*.log"):
+        shutil.copy(file, scratch)
+    rebuilt = open_log(scratch, config=SMALL, high_watermark=1 << 40)
+    assert _state(rebuilt) == state, where
+    rebuilt.abandon()
+    end = again.log_end_offset
+    assert append(again, batch(1), epoch=99).first_offset == end
+    store.close()
+
+
+def _state(log):
+    return (
+        log.log_end_offset,
+        content(log),
+        {p: (e.epoch, e.last_sequence, e.txn_first_offset) for p, e in log.producers.entries.items()},
+        log.aborted_entries(),
+        log.last_stable_offset,
+    )
+
+
+def test_power_loss_during_compaction(tmp_path):
+    """The table of last values is the same whatever part of the swap was lost."""
+    from tests.log.test_cleaner import _internal, _put, _table
+
+    rng = random.Random(5)
+    disk = RecordingDisk()
+    (tmp_path / "store").mkdir()
+    log = _internal(tmp_path / "store", disk, segment_bytes=900)
+    for i in range(80):
+        _put(log, (f"k{i % 5}", f"{i}"))
+    log.flush()
+    want, end, begin = _table(log), log.log_end_offset, len(disk.ops)
+    tp = TopicPartition(GROUP_METADATA_TOPIC, 0)
+    cleaner = Cleaner(disk, {tp: log})
+    while cleaner.step(NOW):
+        pass
+    assert len(disk.ops) > begin + 10
+    for number in range(IMAGES):
+        crash = rng.randint(begin, len(disk.ops)) if number else len(disk.ops)
+        target = tmp_path / "image"
+        image(disk.ops, crash, rng, str(tmp_path / "store"), target)
+        again = open_log(target / "c-0", None, tp, config=log.config, high_watermark=1 << 40, recovery_point=end)
+        assert _table(again) == want, (number, crash)
+        assert again.log_end_offset == end
+        info = append(again, batch(1), origin=Origin.COORDINATOR)
+        assert info.first_offset == end
+        again.abandon()
+        shutil.rmtree(target)
+
+
+def test_the_checker_sees_a_missing_fsync(tmp_path, monkeypatch):
+    """A flush that raises the recovery point without fsync must be caught."""
+    monkeypatch.setattr("brokers.log.segment.Segment.sync", lambda self: self.flush_indexes())
+    with pytest.raises((AssertionError, KeyError)):
+        test_power_loss(tmp_path, "appends")
+
+
+def test_the_checker_sees_a_truncation_that_keeps_the_recovery_point(tmp_path, monkeypatch):
+    monkeypatch.setattr("brokers.log.log.Log._lower_recovery_point", lambda self, offset: None)
+    monkeypatch.setattr("tests.log.test_power_loss.IMAGES", 600, raising=False)
+    with pytest.raises((AssertionError, KeyError)):
+        test_power_loss(tmp_path, "truncations")
