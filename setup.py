@@ -5,6 +5,7 @@
 """
 
 import os
+import sys
 from pathlib import Path
 
 from Cython.Build import cythonize
@@ -16,16 +17,17 @@ sanitize = os.environ.get("FLEETLOG_SANITIZE", "")
 Options.warning_errors = strict
 
 compile_args = ["-O2", "-Wall", "-Wno-unused-function"]
-link_args = []
+link_args = ["-pthread"]
 if strict:
     compile_args.append("-Werror")
 if sanitize:
     compile_args = ["-O1", "-g", f"-fsanitize={sanitize}", "-fno-omit-frame-pointer"]
-    link_args = [f"-fsanitize={sanitize}"]
+    link_args.append(f"-fsanitize={sanitize}")
 
 extensions = [
     Extension(f"_native.{source.stem}", [str(source)], extra_compile_args=compile_args, extra_link_args=link_args)
     for source in sorted(Path("_native").glob("*_cy.pyx"))
+    if sys.platform == "linux" or source.stem != "io_cy"  # sendfile, eventfd and RWF_NOWAIT are Linux's
 ]
 setup(
     ext_modules=cythonize(extensions, language_level=3, compiler_directives={"freethreading_compatible": False}),

@@ -25,3 +25,8 @@ def columns(request: pytest.FixtureRequest) -> ModuleType:
 @pytest.fixture(params=["pure", "cython"])
 def wire_kernel(request: pytest.FixtureRequest) -> ModuleType:
     return _twins("wire")[request.param == "cython"]
+
+
+@pytest.fixture(params=["pure", "cython"])
+def io(request: pytest.FixtureRequest) -> ModuleType:
+    return _twins("io")[request.param == "cython"]

@@ -1,0 +1,496 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""The fast twin of ``io_py``. The worker's thread is plain C: it never waits for the interpreter."""
+
+import errno
+import os
+
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from libc.stdint cimport int64_t, uint8_t, uint64_t
+
+from _native.io_py import SEND_LIMIT, SMALL, FilePart, Op, Sent, Stop
+
+__all__ = ["SEND_LIMIT", "SMALL", "DiskWorker", "FilePart", "Op", "Sent", "Stop", "send_slices"]
+
+cdef extern from *:
+    """
+    #ifndef _GNU_SOURCE
+    #define _GNU_SOURCE
+    #endif
+    #include <errno.h>
+    #include <fcntl.h>
+    #include <pthread.h>
+    #include <signal.h>
+    #include <stdint.h>
+    #include <stdlib.h>
+    #include <string.h>
+    #include <sys/eventfd.h>
+    #include <sys/sendfile.h>
+    #include <sys/socket.h>
+    #include <sys/types.h>
+    #include <sys/uio.h>
+    #include <unistd.h>
+
+    #ifndef RWF_NOWAIT
+    #define RWF_NOWAIT 0x00000008
+    #endif
+
+    enum { FL_RUNS = 64, FL_GATHER = 256 * 1024, FL_PROBES = 4, FL_AHEAD = 1024 * 1024 };
+    static uint8_t *fl_scratch = NULL;
+    typedef struct iovec fl_iovec;
+
+    /* Exactly these bytes from memory: 0, or an errno; EAGAIN: they are not there, EIO: the file ends before. */
+    static int fl_read_cached(int fd, uint8_t *to, size_t length, int64_t position) {
+        size_t done = 0;
+        int flags = RWF_NOWAIT;
+        while (done < length) {
+            struct iovec one = {to + done, length - done};
+            ssize_t n = preadv2(fd, &one, 1, (off_t)(position + (int64_t)done), flags);
+            if (n < 0 && errno == EINTR) continue;
+            if (n < 0 && errno == EOPNOTSUPP && flags) { flags = 0; continue; }
+            if (n < 0) return errno;
+            if (n == 0) return EIO;
+            done += (size_t)n;
+        }
+        return 0;
+    }
+
+    static int fl_probe(int fd, int64_t position, int64_t length) {
+        uint8_t byte;
+        for (int k = 0; k < FL_PROBES; k++) {
+            struct iovec one = {&byte, 1};
+            int64_t at = position + (length - 1) * k / (FL_PROBES - 1);
+            if (preadv2(fd, &one, 1, (off_t)at, RWF_NOWAIT) < 0 && errno != EOPNOTSUPP && errno != EINTR) return errno;
+        }
+        return 0;
+    }
+
+    static ssize_t fl_sendmsg(int fd, struct iovec *runs, size_t count, int more) {
+        struct msghdr message;
+        ssize_t n;
+        memset(&message, 0, sizeof message);
+        message.msg_iov = runs;
+        message.msg_iovlen = count;
+        do n = sendmsg(fd, &message, MSG_NOSIGNAL | (more ? MSG_MORE : 0)); while (n < 0 && errno == EINTR);
+        return n < 0 ? -errno : n;
+    }
+
+    static ssize_t fl_sendfile(int fd, int source, int64_t position, size_t length) {
+        off_t at = (off_t)position;
+        ssize_t n;
+        do n = sendfile(fd, source, &at, length); while (n < 0 && errno == EINTR);
+        return n < 0 ? -errno : n;
+    }
+
+    /* ---- the worker ---- */
+
+    enum { FL_READ_AHEAD, FL_WRITE, FL_FSYNC, FL_FDATASYNC, FL_SYNC_RANGE };
+
+    typedef struct fl_job {
+        struct fl_job *next;
+        int op, fd;
+        int64_t position, length, result;
+        const uint8_t *data;
+        uint64_t id;
+    } fl_job;
+
+    typedef struct {
+        pthread_t thread;
+        pthread_mutex_t lock;
+        pthread_cond_t wake;
+        fl_job *first, **last; /* waiting */
+        fl_job *done, **done_last;
+        int stop, event;
+        uint8_t *buffer;
+    } fl_worker;
+
+    static int64_t fl_perform(fl_worker *w, fl_job *j) {
+        int64_t done = 0;
+        ssize_t n;
+        int rc = 0;
+        switch (j->op) {
+        case FL_READ_AHEAD:
+            while (done < j->length) {
+                size_t part = j->length - done < FL_AHEAD ? (size_t)(j->length - done) : FL_AHEAD;
+                n = pread(j->fd, w->buffer, part, (off_t)(j->position + done));
+                if (n < 0 && errno == EINTR) continue;
+                if (n < 0) return -errno;
+                if (n == 0) break;
+                done += n;
+            }
+            return done;
+        case FL_WRITE:
+            while (done < j->length) {
+                n = pwrite(j->fd, j->data + done, (size_t)(j->length - done), (off_t)(j->position + done));
+                if (n < 0 && errno == EINTR) continue;
+                if (n < 0) return -errno;
+                if (n == 0) return -ENOSPC;
+                done += n;
+            }
+            return done;
+        case FL_FSYNC: rc = fsync(j->fd); break;
+        case FL_FDATASYNC: rc = fdatasync(j->fd); break;
+        case FL_SYNC_RANGE: sync_file_range(j->fd, (off_t)j->position, (off_t)j->length, SYNC_FILE_RANGE_WRITE); break;
+        }
+        return rc < 0 ? -errno : 0;
+    }
+
+    /* Take out of the queue the syncs that this one answers. Called with the lock held. */
+    static fl_job *fl_joined(fl_worker *w, fl_job *j) {
+        fl_job *found = NULL, **end = &found, **at = &w->first;
+        if (j->op != FL_FSYNC && j->op != FL_FDATASYNC) return NULL;
+        while (*at) {
+            fl_job *other = *at;
+            if (other->op == FL_WRITE && other->fd == j->fd) break;
+            if (other->op == j->op && other->fd == j->fd) {
+                *at = other->next;
+                if (w->last == &other->next) w->last = at;
+                other->next = NULL;
+                *end = other;
+                end = &other->next;
+            } else at = &other->next;
+        }
+        return found;
+    }
+
+    static void *fl_run(void *argument) {
+        fl_worker *w = argument;
+        uint64_t one = 1;
+        pthread_mutex_lock(&w->lock);
+        for (;;) {
+            fl_job *j, *other;
+            int64_t result;
+            while (!w->first && !w->stop) pthread_cond_wait(&w->wake, &w->lock);
+            j = w->first;
+            if (!j) break;
+            w->first = j->next;
+            if (!w->first) w->last = &w->first;
+            j->next = fl_joined(w, j);
+            pthread_mutex_unlock(&w->lock);
+            result = fl_perform(w, j);
+            for (other = j; other; other = other->next) other->result = result;
+            pthread_mutex_lock(&w->lock);
+            *w->done_last = j;
+            while (j->next) j = j->next;
+            w->done_last = &j->next;
+            if (write(w->event, &one, 8) != 8) { /* the counter is full: it is readable anyway */ }
+        }
+        pthread_mutex_unlock(&w->lock);
+        return NULL;
+    }
+
+    static fl_worker *fl_start(int event) {
+        fl_worker *w = calloc(1, sizeof *w);
+        sigset_t all, before;
+        int rc;
+        if (!w) return NULL;
+        w->buffer = malloc(FL_AHEAD);
+        w->event = event;
+        w->last = &w->first;
+        w->done_last = &w->done;
+        pthread_mutex_init(&w->lock, NULL);
+        pthread_cond_init(&w->wake, NULL);
+        sigfillset(&all); /* signals are for the interpreter's threads */
+        pthread_sigmask(SIG_SETMASK, &all, &before);
+        rc = w->buffer ? pthread_create(&w->thread, NULL, fl_run, w) : ENOMEM;
+        pthread_sigmask(SIG_SETMASK, &before, NULL);
+        if (rc) {
+            free(w->buffer);
+            free(w);
+            errno = rc;
+            return NULL;
+        }
+        return w;
+    }
+
+    static int fl_submit(
+        fl_worker *w, int op, int fd, int64_t position, int64_t length, const uint8_t *data, uint64_t id
+    ) {
+        fl_job *j = calloc(1, sizeof *j);
+        if (!j) return -1;
+        j->op = op;
+        j->fd = fd;
+        j->position = position;
+        j->length = length;
+        j->data = data;
+        j->id = id;
+        pthread_mutex_lock(&w->lock);
+        *w->last = j;
+        w->last = &j->next;
+        pthread_cond_signal(&w->wake);
+        pthread_mutex_unlock(&w->lock);
+        return 0;
+    }
+
+    static fl_job *fl_take(fl_worker *w) {
+        fl_job *found;
+        pthread_mutex_lock(&w->lock);
+        found = w->done;
+        w->done = NULL;
+        w->done_last = &w->done;
+        pthread_mutex_unlock(&w->lock);
+        return found;
+    }
+
+    static void fl_stop(fl_worker *w) {
+        pthread_mutex_lock(&w->lock);
+        w->stop = 1;
+        pthread_cond_signal(&w->wake);
+        pthread_mutex_unlock(&w->lock);
+        pthread_join(w->thread, NULL);
+    }
+
+    static void fl_free(fl_worker *w) {
+        while (w->done) {
+            fl_job *j = w->done;
+            w->done = j->next;
+            free(j);
+        }
+        pthread_mutex_destroy(&w->lock);
+        pthread_cond_destroy(&w->wake);
+        free(w->buffer);
+        free(w);
+    }
+    """
+    ctypedef struct fl_iovec:
+        void *iov_base
+        size_t iov_len
+    ctypedef struct fl_job:
+        fl_job *next
+        int64_t result
+        uint64_t id
+    ctypedef struct fl_worker:
+        pass
+    enum:
+        FL_RUNS
+        FL_GATHER
+        FL_READ_AHEAD
+        FL_WRITE
+        EAGAIN
+    uint8_t *fl_scratch
+    int fl_read_cached(int fd, uint8_t *to, size_t length, int64_t position) nogil
+    int fl_probe(int fd, int64_t position, int64_t length) nogil
+    ssize_t fl_sendmsg(int fd, fl_iovec *runs, size_t count, int more) nogil
+    ssize_t fl_sendfile(int fd, int source, int64_t position, size_t length) nogil
+    fl_worker *fl_start(int event) nogil
+    int fl_submit(
+        fl_worker *w, int op, int fd, int64_t position, int64_t length, const uint8_t *data, uint64_t id
+    ) nogil
+    fl_job *fl_take(fl_worker *w) nogil
+    void fl_stop(fl_worker *w) nogil
+    void fl_free(fl_worker *w) nogil
+
+from libc.stdlib cimport free, malloc
+
+fl_scratch = <uint8_t *>malloc(FL_GATHER)
+if fl_scratch == NULL:
+    raise MemoryError
+
+cdef int64_t SMALL_PART = SMALL
+cdef int64_t SENDFILE_MAX = 4 * 1024 * 1024
+cdef object DONE = Stop.DONE
+cdef object SOCKET = Stop.SOCKET
+cdef object DISK = Stop.DISK
+cdef object LIMIT = Stop.LIMIT
+
+
+cdef int _failed(int number) except -1:
+    if number == errno.EIO:
+        raise OSError(number, "a file part lies behind the end of its file, or the disk failed")
+    raise OSError(number, os.strerror(number))
+
+
+cdef class _Gathered:
+    """Byte runs for one sendmsg: what the chunks hold, or what was read of small file parts into the scratch space."""
+
+    cdef fl_iovec runs[64]
+    cdef Py_buffer views[64]
+    cdef int count
+    cdef int held
+    cdef Py_ssize_t size
+    cdef bint missed
+
+    def __cinit__(self):
+        self.count = 0
+        self.held = 0
+
+    cdef void release(self) noexcept:
+        cdef int n
+        for n in range(self.held):
+            PyBuffer_Release(&self.views[n])
+        self.held = self.count = 0
+        self.size = 0
+        self.missed = False
+
+    def __dealloc__(self):
+        self.release()
+
+    cdef int collect(self, object chunks, Py_ssize_t index, Py_ssize_t total, bint begun) except -1:
+        cdef Py_ssize_t room = FL_GATHER
+        cdef int source, problem
+        cdef int64_t position, length
+        self.release()
+        while index < total and self.count < FL_RUNS:
+            chunk = chunks[index]
+            if isinstance(chunk, tuple):
+                source, position, length = chunk
+                if length > SMALL_PART or length > room or begun:
+                    break
+                problem = fl_read_cached(source, fl_scratch + (FL_GATHER - room), <size_t>length, position)
+                if problem == EAGAIN:
+                    self.missed = True
+                    break
+                if problem:
+                    _failed(problem)
+                self.runs[self.count].iov_base = fl_scratch + (FL_GATHER - room)
+                self.runs[self.count].iov_len = <size_t>length
+                room -= <Py_ssize_t>length
+            else:
+                PyObject_GetBuffer(chunk, &self.views[self.held], PyBUF_SIMPLE)
+                self.runs[self.count].iov_base = self.views[self.held].buf
+                self.runs[self.count].iov_len = <size_t>self.views[self.held].len
+                self.held += 1
+            self.size += <Py_ssize_t>self.runs[self.count].iov_len
+            self.count += 1
+            index += 1
+        return 0
+
+
+def send_slices(int fd, chunks, Py_ssize_t limit=SEND_LIMIT):
+    cdef Py_ssize_t sent = 0, index = 0, total = len(chunks)
+    cdef int64_t offset = 0, position, length, part
+    cdef ssize_t count
+    cdef int source, problem
+    cdef _Gathered gathered = _Gathered()
+    while index < total:
+        if sent >= limit:
+            return Sent(sent, LIMIT)
+        gathered.collect(chunks, index, total, offset > 0)
+        if gathered.count:
+            count = fl_sendmsg(
+                fd, gathered.runs, <size_t>gathered.count, not gathered.missed and index + gathered.count < total
+            )
+            if count == -EAGAIN:
+                return Sent(sent, SOCKET)
+            if count < 0:
+                _failed(<int>-count)
+            sent += count
+            if count < gathered.size:
+                return Sent(sent, SOCKET)
+            index += gathered.count
+        elif not gathered.missed:
+            source, position, length = chunks[index]
+            part = min(length - offset, SENDFILE_MAX)
+            problem = fl_probe(source, position + offset, part)
+            if problem == EAGAIN:
+                return Sent(sent, DISK)
+            if problem:
+                _failed(problem)
+            count = fl_sendfile(fd, source, position + offset, <size_t>part)
+            if count == -EAGAIN:
+                return Sent(sent, SOCKET)
+            if count == 0:
+                _failed(errno.EIO)
+            if count < 0:
+                _failed(<int>-count)
+            sent += count
+            offset += count
+            if offset == length:
+                index += 1
+                offset = 0
+        if gathered.missed:
+            return Sent(sent, DISK)
+    return Sent(sent, DONE)
+
+
+cdef class _Held:
+    """Keeps the bytes of a write where they are."""
+
+    cdef Py_buffer view
+    cdef object token
+    cdef bint held
+
+    def __dealloc__(self):
+        if self.held:
+            PyBuffer_Release(&self.view)
+
+
+cdef class DiskWorker:
+    """A thread that waits for the disk, and an eventfd that becomes readable when it has done something."""
+
+    cdef fl_worker *worker
+    cdef int event
+    cdef uint64_t next_id
+    cdef dict held
+    cdef readonly Py_ssize_t pending
+
+    def __cinit__(self):
+        self.worker = NULL
+        self.pending = 0
+        self.next_id = 0
+        self.held = {}
+        self.event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.worker = fl_start(self.event)
+        if self.worker == NULL:
+            os.close(self.event)
+            raise OSError("a thread for the disk could not be started")
+
+    def __dealloc__(self):
+        if self.worker != NULL:
+            with nogil:
+                fl_stop(self.worker)
+            fl_free(self.worker)
+            self.worker = NULL
+            os.close(self.event)
+
+    def fileno(self):
+        """The eventfd, for a loop's add_reader."""
+        return self.event
+
+    def submit(self, op, int fd, int64_t position=0, int64_t length=0, data=b"", token=None):
+        """Queue a job; the caller keeps ``fd`` open and ``data`` unchanged until its completion."""
+        cdef int kind = Op(op)
+        cdef _Held held = _Held()
+        if self.worker == NULL:
+            raise RuntimeError("the disk worker is closed")
+        PyObject_GetBuffer(data, &held.view, PyBUF_SIMPLE)
+        held.held = True
+        held.token = token
+        if kind == FL_WRITE:
+            length = held.view.len
+        if fl_submit(self.worker, kind, fd, position, length, <const uint8_t *>held.view.buf, self.next_id) < 0:
+            raise MemoryError
+        self.held[self.next_id] = held
+        self.next_id += 1
+        self.pending += 1
+
+    def completions(self):
+        """(token, result) of the jobs done since the last call: bytes (0 for syncs), or minus the errno."""
+        cdef list found = []
+        cdef fl_job *job
+        cdef fl_job *after
+        cdef _Held held
+        if self.worker == NULL:
+            return found
+        try:
+            os.eventfd_read(self.event)
+        except BlockingIOError:
+            pass
+        job = fl_take(self.worker)
+        while job != NULL:
+            after = job.next
+            held = self.held.pop(job.id)
+            found.append((held.token, job.result))
+            free(job)
+            job = after
+        self.pending -= len(found)
+        return found
+
+    def close(self):
+        """Do what is queued, end the thread and close the eventfd; completions not taken are lost."""
+        if self.worker != NULL:
+            with nogil:
+                fl_stop(self.worker)
+            fl_free(self.worker)
+            self.worker = NULL
+            self.held.clear()
+            os.close(self.event)

@@ -1,0 +1,294 @@
+"""The specification of the io kernel: answers leave a socket, and a worker thread waits for the disk.
+
+Linux only (sendfile from a file to a socket, eventfd, RWF_NOWAIT). ``send_slices`` never blocks: not on the socket,
+which must be non-blocking, and not on the disk, as file parts that are not in the page cache stop it. File systems that
+cannot say so (EOPNOTSUPP) count as always cached.
+"""
+
+from __future__ import annotations
+
+import enum
+import errno
+import os
+import queue
+import socket
+import threading
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+SMALL = 64 * 1024
+"""File parts up to this size are read and sent with the bytes around them; larger ones by sendfile."""
+SEND_LIMIT = 8 * 1024 * 1024
+_RUNS_MAX = 64
+_GATHER_MAX = 256 * 1024
+_SENDFILE_MAX = 4 * 1024 * 1024
+_PROBES = 4
+_READ_AHEAD = 1024 * 1024
+_NOWAIT = getattr(os, "RWF_NOWAIT", 8)
+
+
+class FilePart(NamedTuple):
+    """A run of bytes in an open file."""
+
+    fd: int
+    position: int
+    length: int
+
+
+class Stop(enum.IntEnum):
+    """Why sending stopped."""
+
+    DONE = 0  # everything is sent
+    SOCKET = 1  # the socket takes no more for now
+    DISK = 2  # the next file part is not in memory: read it ahead
+    LIMIT = 3  # enough for one turn
+
+
+class Sent(NamedTuple):
+    """Bytes sent of the front of the chunks, and why no more."""
+
+    sent: int
+    stop: Stop
+
+
+class Op(enum.IntEnum):
+    """What a disk worker can do."""
+
+    READ_AHEAD = 0  # bring a range into the page cache
+    WRITE = 1
+    FSYNC = 2
+    FDATASYNC = 3
+    SYNC_RANGE = 4  # start write-back of a range; a hint, which the pure twin leaves out
+
+
+def _read(fd: int, position: int, length: int) -> bytes | None:
+    """Exactly these bytes if they are in memory, else None; raises OSError (EIO) when the file ends before."""
+    buffer = bytearray(length)
+    done, flags = 0, _NOWAIT
+    while done < length:
+        try:
+            count = os.preadv(fd, [memoryview(buffer)[done:]], position + done, flags)
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            if error.errno != errno.EOPNOTSUPP or not flags:
+                raise
+            flags = 0
+            continue
+        if count == 0:
+            raise OSError(errno.EIO, "a file part lies behind the end of its file")
+        done += count
+    return bytes(buffer)
+
+
+def _cached(fd: int, position: int, length: int) -> bool:
+    """Whether a range is in memory, judged by a few of its pages."""
+    byte = bytearray(1)
+    for number in range(_PROBES):
+        at = position + (length - 1) * number // (_PROBES - 1)
+        try:
+            os.preadv(fd, [byte], at, _NOWAIT)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            if error.errno != errno.EOPNOTSUPP:
+                raise
+    return True
+
+
+def send_slices(fd: int, chunks: Sequence[bytes | memoryview | FilePart], limit: int = SEND_LIMIT) -> Sent:
+    """Send chunks in their order through the non-blocking socket ``fd``, as far as they go without waiting.
+
+    Sends at most about ``limit`` bytes. Raises OSError when the connection is broken or a file cannot be read; what was
+    sent by then is not told, as the connection is of no use any more.
+    """
+    sock = socket.socket(fileno=fd)
+    try:
+        return _send(sock, fd, chunks, limit)
+    finally:
+        sock.detach()
+
+
+def _send(sock: socket.socket, fd: int, chunks: Sequence[Any], limit: int) -> Sent:
+    sent = index = offset = 0  # the next byte is chunks[index][offset:]
+    while index < len(chunks):
+        if sent >= limit:
+            return Sent(sent, Stop.LIMIT)
+        runs, stop = _gather(chunks, index, offset)
+        if runs:
+            wanted = sum(len(run) for run in runs)
+            more = index + len(runs) < len(chunks) and stop != Stop.DISK
+            try:
+                count = sock.sendmsg(runs, (), socket.MSG_MORE if more else 0)
+            except BlockingIOError:
+                return Sent(sent, Stop.SOCKET)
+            sent += count
+            if count < wanted:
+                return Sent(sent, Stop.SOCKET)
+            index, offset = index + len(runs), 0
+        elif stop is None:
+            source, position, length = chunks[index]
+            count = _sendfile(fd, source, position + offset, length - offset)
+            if count < 0:
+                return Sent(sent, Stop.SOCKET if count == -1 else Stop.DISK)
+            sent += count
+            offset += count
+            if offset == length:
+                index, offset = index + 1, 0
+        if stop is not None:
+            return Sent(sent, stop)
+    return Sent(sent, Stop.DONE)
+
+
+def _gather(chunks: Sequence[Any], index: int, offset: int) -> tuple[list[Any], Stop | None]:
+    """Byte runs for one sendmsg from ``chunks[index:]``; DISK if they end because a file part is not in memory."""
+    runs: list[Any] = []
+    room = _GATHER_MAX
+    while index < len(chunks) and len(runs) < _RUNS_MAX:
+        chunk = chunks[index]
+        if isinstance(chunk, tuple):
+            source, position, length = chunk
+            if length > SMALL or length > room or offset:
+                break
+            data = _read(source, position, length)
+            if data is None:
+                return runs, Stop.DISK
+            room -= length
+            runs.append(data)
+        else:
+            runs.append(chunk)
+        index += 1
+    return runs, None
+
+
+def _sendfile(fd: int, source: int, position: int, length: int) -> int:
+    """Bytes sent; -1 when the socket is full, -2 when the disk would have to be waited for."""
+    part = min(length, _SENDFILE_MAX)
+    if not _cached(source, position, part):
+        return -2
+    try:
+        count = os.sendfile(fd, source, position, part)
+    except BlockingIOError:
+        return -1
+    if count == 0:
+        raise OSError(errno.EIO, "a file part lies behind the end of its file")
+    return count
+
+
+class DiskWorker:
+    """A thread that waits for the disk, and an eventfd that becomes readable when it has done something.
+
+    Jobs are done in the order of submission. A sync answers every sync of the same kind and file that was submitted
+    before it began, unless a write to that file stands between (group commit). Not thread-safe: one owner.
+    """
+
+    def __init__(self) -> None:
+        self._eventfd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._jobs: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[tuple[Any, int]] = queue.SimpleQueue()
+        self._closed = False
+        self.pending = 0
+        """Jobs submitted whose completion was not taken yet."""
+        self._thread = threading.Thread(target=self._work, name="fleetlog-disk", daemon=True)
+        self._thread.start()
+
+    def fileno(self) -> int:
+        """The eventfd, for a loop's add_reader."""
+        return self._eventfd
+
+    def submit(
+        self, op: Op, fd: int, position: int = 0, length: int = 0, data: bytes | memoryview = b"", token: Any = None
+    ) -> None:
+        """Queue a job; the caller keeps ``fd`` open and ``data`` unchanged until its completion."""
+        if self._closed:
+            raise RuntimeError("the disk worker is closed")
+        op = Op(op)
+        self.pending += 1
+        self._jobs.put((op, fd, position, length, data, token))
+
+    def completions(self) -> list[tuple[Any, int]]:
+        """(token, result) of the jobs done since the last call: bytes (0 for syncs), or minus the errno."""
+        if self._closed:
+            return []
+        try:
+            os.eventfd_read(self._eventfd)
+        except BlockingIOError:
+            pass
+        found: list[tuple[Any, int]] = []
+        while not self._done.empty():
+            found.append(self._done.get())
+        self.pending -= len(found)
+        return found
+
+    def close(self) -> None:
+        """Do what is queued, end the thread and close the eventfd; completions not taken are lost."""
+        if not self._closed:
+            self._closed = True
+            self._jobs.put(None)
+            self._thread.join()
+            os.close(self._eventfd)
+
+    def _work(self) -> None:
+        waiting: list[Any] = []
+        while True:
+            if not waiting:
+                waiting.append(self._jobs.get())
+            while not self._jobs.empty():
+                waiting.append(self._jobs.get())
+            job = waiting.pop(0)
+            if job is None:
+                return
+            joined = _joined(job, waiting)
+            result = _perform(job)
+            self._complete(job[-1], result)
+            for other in joined:
+                waiting.remove(other)
+                self._complete(other[-1], result)
+
+    def _complete(self, token: Any, result: int) -> None:
+        self._done.put((token, result))
+        os.eventfd_write(self._eventfd, 1)
+
+
+def _joined(job: tuple[Any, ...], waiting: list[Any]) -> list[Any]:
+    """The jobs that a sync answers with itself."""
+    op, fd = job[:2]
+    found: list[Any] = []
+    if op not in (Op.FSYNC, Op.FDATASYNC):
+        return found
+    for other in waiting:
+        if other is None or (other[0] == Op.WRITE and other[1] == fd):
+            break
+        if other[:2] == (op, fd):
+            found.append(other)
+    return found
+
+
+def _perform(job: tuple[Any, ...]) -> int:
+    op, fd, position, length, data, _ = job
+    try:
+        if op == Op.READ_AHEAD:
+            return _read_ahead(fd, position, length)
+        if op == Op.WRITE:
+            view, done = memoryview(data), 0
+            while done < len(view):
+                done += os.pwrite(fd, view[done:], position + done)
+            return done
+        if op == Op.FSYNC:
+            os.fsync(fd)
+        elif op == Op.FDATASYNC:
+            os.fdatasync(fd)
+    except OSError as error:
+        return -(error.errno or errno.EIO)
+    return 0
+
+
+def _read_ahead(fd: int, position: int, length: int) -> int:
+    buffer = bytearray(min(_READ_AHEAD, max(1, length)))
+    done = 0
+    while done < length:
+        count = os.preadv(fd, [memoryview(buffer)[: length - done]], position + done)
+        if count == 0:
+            break
+        done += count
+    return done

@@ -1,0 +1,256 @@
+"""The io kernel on both twins, over real sockets and files: same bytes out, same reasons to stop, same worker."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import select
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from _native.io_py import FilePart, Op, Stop
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    yield ours, theirs
+    ours.close()
+    theirs.close()
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Iterator[tuple[int, bytes]]:
+    content = random.Random(4).randbytes(3_000_000)
+    (tmp_path / "log").write_bytes(content)
+    fd = os.open(tmp_path / "log", os.O_RDWR)
+    yield fd, content
+    os.close(fd)
+
+
+def drain(theirs: socket.socket) -> bytes:
+    theirs.setblocking(False)
+    found = bytearray()
+    while True:
+        try:
+            found += theirs.recv(1 << 20)
+        except BlockingIOError:
+            return bytes(found)
+
+
+def rest(chunks: list[Any], count: int) -> list[Any]:
+    """What is left of the chunks after ``count`` bytes, as an outbox would know it."""
+    left: list[Any] = []
+    for chunk in chunks:
+        size = chunk.length if isinstance(chunk, FilePart) else len(chunk)
+        step = min(size, count)
+        count -= step
+        if step < size:
+            if isinstance(chunk, FilePart):
+                left.append(FilePart(chunk.fd, chunk.position + step, size - step))
+            else:
+                left.append(memoryview(chunk)[step:])
+    return left
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_everything_arrives_in_order(
+    io: ModuleType, pair: tuple[socket.socket, socket.socket], file: tuple[int, bytes], seed: int
+) -> None:
+    ours, theirs = pair
+    fd, content = file
+    rng = random.Random(seed)
+    chunks: list[Any] = []
+    for _ in range(rng.randrange(1, 150)):
+        if rng.random() < 0.5:
+            chunks.append(rng.randbytes(rng.randrange(3000)))
+        else:
+            length = rng.choice((0, 1, 500, 65_536, 65_537, 200_000))
+            chunks.append(FilePart(fd, rng.randrange(len(content) - length), length))
+    expected = b"".join(c if isinstance(c, bytes) else content[c.position : c.position + c.length] for c in chunks)
+    found, left = b"", chunks
+    for _ in range(5000):
+        sent = io.send_slices(ours.fileno(), left, rng.choice((1, 10_000, 8_000_000)))
+        assert sent.stop in (Stop.DONE, Stop.SOCKET, Stop.LIMIT)
+        left = rest(left, sent.sent)
+        found += drain(theirs)
+        if sent.stop == Stop.DONE:
+            break
+    assert not left
+    assert found == expected
+
+
+def test_a_full_socket_stops_it(io: ModuleType, pair: tuple[socket.socket, socket.socket]) -> None:
+    ours, theirs = pair
+    sent = io.send_slices(ours.fileno(), [b"x" * 10_000_000])
+    assert sent.stop == Stop.SOCKET
+    assert 0 < sent.sent < 10_000_000
+    assert io.send_slices(ours.fileno(), [b"y"]) == (0, Stop.SOCKET)
+    assert drain(theirs) == b"x" * sent.sent
+
+
+def test_nothing_is_done_at_once(io: ModuleType, pair: tuple[socket.socket, socket.socket]) -> None:
+    assert io.send_slices(pair[0].fileno(), []) == (0, Stop.DONE)
+    assert io.send_slices(pair[0].fileno(), [b"", b""]) == (0, Stop.DONE)
+
+
+def test_a_broken_connection_is_an_error(io: ModuleType, pair: tuple[socket.socket, socket.socket]) -> None:
+    ours, theirs = pair
+    theirs.close()
+    with pytest.raises(BrokenPipeError):
+        io.send_slices(ours.fileno(), [b"hello"])
+
+
+@pytest.mark.parametrize("length", [10, 100_000])
+def test_a_file_that_ends_too_early_is_an_error(
+    io: ModuleType, pair: tuple[socket.socket, socket.socket], file: tuple[int, bytes], length: int
+) -> None:
+    with pytest.raises(OSError, match="behind the end") as caught:
+        io.send_slices(pair[0].fileno(), [FilePart(file[0], len(file[1]) + 5, length)])
+    assert caught.value.errno == errno.EIO
+
+
+def test_a_closed_file_is_an_error(io: ModuleType, pair: tuple[socket.socket, socket.socket]) -> None:
+    for length in (10, 100_000):
+        with pytest.raises(OSError, match="Bad file"):
+            io.send_slices(pair[0].fileno(), [FilePart(999_999, 0, length)])
+
+
+def _evict(fd: int) -> bool:
+    """Drop a file's pages; whether the file system lets one see that."""
+    os.fsync(fd)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    try:
+        os.preadv(fd, [bytearray(1)], 2_900_000, os.RWF_NOWAIT)  # far from what is read: it starts a read-ahead
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    return False
+
+
+@pytest.mark.parametrize("length", [1000, 300_000])
+def test_what_is_not_in_memory_stops_it_and_a_worker_brings_it(
+    io: ModuleType, pair: tuple[socket.socket, socket.socket], file: tuple[int, bytes], length: int
+) -> None:
+    ours, theirs = pair
+    fd, content = file
+    chunks = [b"front", FilePart(fd, 1_000_000, length), b"back"]
+    for _ in range(20):  # the disk may be quick enough to have read it before we look
+        if not _evict(fd):
+            pytest.skip("this file system does not say what is cached")
+        drain(theirs)
+        sent = io.send_slices(ours.fileno(), chunks)
+        if sent.stop == Stop.DISK:
+            break
+    assert sent == (5, Stop.DISK)
+    worker = io.DiskWorker()
+    worker.submit(Op.READ_AHEAD, fd, 1_000_000, length, token="there")
+    assert wait(worker, 1) == [("there", length)]
+    worker.close()
+    found = drain(theirs)
+    left = rest(chunks, sent.sent)
+    for _ in range(100):
+        sent = io.send_slices(ours.fileno(), left)
+        left = rest(left, sent.sent)
+        found += drain(theirs)
+        if sent.stop == Stop.DONE:
+            break
+    assert found == b"front" + content[1_000_000 : 1_000_000 + length] + b"back"
+
+
+def wait(worker: Any, count: int) -> list[tuple[Any, int]]:
+    """Completions as a loop would take them: when the eventfd is readable."""
+    found: list[tuple[Any, int]] = []
+    while len(found) < count:
+        readable, _, _ = select.select([worker.fileno()], [], [], 30)
+        assert readable, "the worker did not say that it was done"
+        found += worker.completions()
+    return found
+
+
+def test_jobs_are_done_in_order_and_told(io: ModuleType, tmp_path: Path) -> None:
+    fd = os.open(tmp_path / "f", os.O_RDWR | os.O_CREAT)
+    worker = io.DiskWorker()
+    for number in range(200):
+        worker.submit(Op.WRITE, fd, number % 7, data=b"%03d" % number, token=number)
+    worker.submit(Op.FDATASYNC, fd, token="data")
+    worker.submit(Op.SYNC_RANGE, fd, 0, 10, token="range")
+    worker.submit(Op.FSYNC, fd, token="all")
+    assert worker.pending == 203
+    found = wait(worker, 203)
+    assert [token for token, _ in found[:200]] == list(range(200))
+    assert dict(found)["data"] == dict(found)["all"] == 0
+    assert {result for _, result in found[:200]} == {3}
+    assert worker.pending == 0
+    assert os.pread(fd, 3, 199 % 7) == b"199"
+    worker.close()
+    os.close(fd)
+
+
+def test_many_syncs_are_one_and_all_are_answered(io: ModuleType, tmp_path: Path) -> None:
+    fd = os.open(tmp_path / "f", os.O_RDWR | os.O_CREAT)
+    other = os.open(tmp_path / "g", os.O_RDWR | os.O_CREAT)
+    worker = io.DiskWorker()
+    for number in range(100):
+        worker.submit(Op.FDATASYNC, (fd, other)[number % 2], token=number)
+        if number % 10 == 9:
+            worker.submit(Op.WRITE, fd, 0, data=b"x", token=("write", number))
+    found = wait(worker, 110)
+    assert sorted(token for token, _ in found if isinstance(token, int)) == list(range(100))
+    order = {token: place for place, (token, _) in enumerate(found)}
+    for number in range(10, 100, 2):  # a sync never answers for a write that was submitted before it
+        assert order[number] > order[("write", number // 10 * 10 - 1)]
+    worker.close()
+    os.close(fd)
+    os.close(other)
+
+
+def test_what_the_disk_refuses_is_told(io: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(b"abc")
+    fd = os.open(tmp_path / "f", os.O_RDONLY)
+    worker = io.DiskWorker()
+    worker.submit(Op.WRITE, fd, 0, data=b"x", token="read-only")
+    worker.submit(Op.FSYNC, 999_999, token="closed")
+    worker.submit(Op.READ_AHEAD, fd, 1, 100, token="short")
+    assert wait(worker, 3) == [("read-only", -errno.EBADF), ("closed", -errno.EBADF), ("short", 2)]
+    worker.close()
+    os.close(fd)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
+def test_a_full_disk_is_told(io: ModuleType) -> None:
+    fd = os.open("/dev/full", os.O_WRONLY)
+    worker = io.DiskWorker()
+    worker.submit(Op.WRITE, fd, 0, data=b"x", token=1)
+    assert wait(worker, 1) == [(1, -errno.ENOSPC)]
+    worker.close()
+    os.close(fd)
+
+
+def test_closing_finishes_what_is_queued(io: ModuleType, tmp_path: Path) -> None:
+    fd = os.open(tmp_path / "f", os.O_RDWR | os.O_CREAT)
+    worker = io.DiskWorker()
+    for number in range(50):
+        worker.submit(Op.WRITE, fd, number, data=b"x")
+    worker.close()
+    worker.close()
+    assert os.fstat(fd).st_size == 50
+    with pytest.raises(RuntimeError, match="closed"):
+        worker.submit(Op.FSYNC, fd)
+    assert worker.completions() == []
+    os.close(fd)
+
+
+def test_wrong_operations_are_refused(io: ModuleType) -> None:
+    worker = io.DiskWorker()
+    with pytest.raises(ValueError, match="9"):
+        worker.submit(9, 0)
+    worker.close()
