@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import signal
 import sys
 import time
@@ -29,7 +30,8 @@ from brokers.cli.client import (
 from brokers.cli.output import Output, iso, progress, warn
 from brokers.cli.times import Point, PointType
 
-POLL_MS = 200
+POLL_MS = 1_000
+"""Data ends a poll at once; shorter polls only make a busy machine's group join in more pieces."""
 
 
 @click.command()
@@ -102,6 +104,8 @@ def consume(
                 _read_in_group(client, wanted, bounds, writer)
         except KeyboardInterrupt:
             pass
+        except BrokenPipeError:  # as in `consume ... | head`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         finally:
             signal.signal(signal.SIGTERM, before)
             sys.stdout.flush()
@@ -248,6 +252,8 @@ def _write(batch: dict[Any, list[Any]], bounds: _Bounds, writer: _Writer) -> dic
 
 def _read_in_group(client: Any, wanted: list[PartitionsOf], bounds: _Bounds, writer: _Writer) -> None:
     """At least once: what was written is committed after each poll, and at the end."""
+    for topic, _ in wanted:
+        client.partitions_for_topic(topic)  # else the first assignment is made without knowing the topic, and is empty
     client.subscribe([one.topic for one in wanted])
     assigned_since = time.monotonic()
     while not writer.full:

@@ -295,3 +295,15 @@ def test_a_deleted_topics_offsets_are_forgotten(shell: Shell, topic: str) -> Non
     deadline = time.monotonic() + 30
     while shell.json("groups", "describe", group)[0]["offsets"]:
         assert time.monotonic() < deadline
+
+
+def test_a_reader_that_goes_away_ends_it_quietly(shell: Shell, topic: str) -> None:
+    shell.run("produce", topic, stdin="".join(f"{i:0100}\n" for i in range(5_000)))
+    reading = shell.start("consume", topic, "--to", "end")
+    assert reading.stdout is not None
+    assert reading.stdout.readline()
+    reading.stdout.close()
+    assert reading.stderr is not None
+    assert reading.stderr.read() == ""
+    reading.stderr.close()
+    assert reading.wait(60) == 0
