@@ -9,15 +9,15 @@ of them hold together is bounded by the server, which closes the one that holds 
 from __future__ import annotations
 
 import logging
-import os
 import socket
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
+from _native import io
 from brokers.api.base import Connection as Peer
 from brokers.server import disk
-from brokers.server.framing import Chunk, FrameError, Framer, Outbox, SlicePort
+from brokers.server.framing import Chunk, FrameError, Framer, Outbox
 from brokers.server.limits import ByteBudget, QuietLog
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 RECEIVE_BYTES = 256 * 1024
 REQUESTS_PER_TURN = 16
 SMALL_SLICE = 64 * 1024
-SENDFILE_BYTES = 4 * 1024 * 1024
+READ_AHEAD_BYTES = 4 * 1024 * 1024
 SEND_BYTES_PER_TURN = 8 * 1024 * 1024
 STALLED_RECEIVE_BYTES = 16 * 1024
 READ_BEHIND = 64 * 1024
@@ -108,6 +108,7 @@ class Connection:
         self._waiting_for_budget = False
         self._pumping = False
         self._disk_pending = False
+        self._missed: tuple[int, int] | None = None
         self._resume()
 
     # -- reading --------------------------------------------------------------------------------------------------
@@ -249,52 +250,49 @@ class Connection:
         self._send()
 
     def _send(self) -> None:
-        outbox, before = self._outbox, self._outbox.pending
+        outbox = self._outbox
         try:
-            while outbox.chunks and not self._disk_pending and before - outbox.pending < SEND_BYTES_PER_TURN:
-                head = outbox.head_slice()
-                sent = self._send_runs() if head is None else self._send_slice(*head)
-                if sent < 0:
-                    break
-        except (BlockingIOError, InterruptedError):
-            pass
+            sent, stop = io.send_slices(self._fd, outbox.parts(), SEND_BYTES_PER_TURN)
         except OSError as error:
             self.close(f"send failed: {error}")
             return
-        if outbox.pending < before:
-            self._env.metrics.bytes_out.inc(before - outbox.pending)
+        if sent:
+            outbox.sent(sent)
+            self._env.metrics.bytes_out.inc(sent)
             self.last_active_ms = self._env.clock.mono_ms()
-        if outbox.pending and not self._disk_pending:
-            if not self._writing:
-                self._env.loop.add_writer(self._fd, self._on_writable)
-                self._writing = True
-        elif self._writing:
+        if stop == io.Stop.DISK:
+            self._read_ahead()
+            if self.closed:
+                return
+        self._want_writable(bool(outbox.pending) and not self._disk_pending)
+
+    def _want_writable(self, wanted: bool) -> None:
+        if wanted and not self._writing:
+            self._env.loop.add_writer(self._fd, self._on_writable)
+        elif self._writing and not wanted:
             self._env.loop.remove_writer(self._fd)
-            self._writing = False
+        self._writing = wanted
 
-    def _send_runs(self) -> int:
-        views, more = self._outbox.runs()
-        sent = self._sock.sendmsg(views, (), socket.MSG_MORE if more else 0)
-        self._outbox.sent(sent)
-        return sent
+    def _read_ahead(self) -> None:
+        """The file part at the head is not in memory: a worker reads it in.
 
-    def _send_slice(self, chunk: SlicePort, position: int, length: int) -> int:
-        fd = chunk.fileno()
-        if length < SMALL_SLICE:
-            data = disk.read_cached(fd, position, length)
-            if data is not None:
-                self._outbox.replace_head(data)
-                return 0
-        elif disk.cached(fd, position, min(length, SENDFILE_BYTES)):
-            sent = os.sendfile(self._fd, fd, position, min(length, SENDFILE_BYTES))
-            if sent == 0:
+        If it was read in and is gone again already, memory is short, and a little is read here rather than for ever.
+        """
+        head = self._outbox.head_slice()
+        assert head is not None, "the disk was waited for, but no file part is next"
+        chunk, position, length = head
+        place = (chunk.fileno(), position)
+        if self._missed == place:
+            self._missed = None
+            data = disk.read(*place, min(length, SMALL_SLICE))
+            if data:
+                self._outbox.read_in(data)
+            else:
                 self.close("a log file is shorter than its index says")
-                return -1
-            self._outbox.sent(sent)
-            return sent
+            return
+        self._missed = place
         self._disk_pending = True
-        self._env.read_ahead.fetch(fd, position, min(length, SENDFILE_BYTES), self._disk_read)
-        return -1
+        self._env.read_ahead.fetch(*place, min(length, READ_AHEAD_BYTES), self._disk_read)
 
     def _disk_read(self, error: OSError | None) -> None:
         self._disk_pending = False
@@ -303,20 +301,8 @@ class Connection:
         elif error is not None:
             self.close(f"reading a log failed: {error}")
         else:
-            head = self._outbox.head_slice()
-            if head is not None and head[2] < SMALL_SLICE and not self._read_small(*head):
-                return
             self._send()
             self.pump()
-
-    def _read_small(self, chunk: SlicePort, position: int, length: int) -> bool:
-        """Take a slice that a worker has just read; a miss again (memory is short) reads it here rather than loop."""
-        data = os.pread(chunk.fileno(), length, position)
-        if len(data) != length:
-            self.close("a log file is shorter than its index says")
-            return False
-        self._outbox.replace_head(data)
-        return True
 
     def _on_writable(self) -> None:
         if not self.closed:

@@ -9,6 +9,8 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Protocol
 
+from _native.io import FilePart
+
 LENGTH_SIZE = 4
 LARGE_FRAME = 64 * 1024
 """From here on a frame is received up to its own end only, so that its buffer can be handed over without a copy."""
@@ -102,6 +104,25 @@ class SlicePort(Protocol):
 Chunk = bytes | SlicePort
 
 
+class _Rest:
+    """A slice without its first bytes."""
+
+    __slots__ = ("_whole", "length", "position")
+
+    def __init__(self, whole: SlicePort, skip: int) -> None:
+        self._whole = whole
+        self.position = whole.position + skip
+        self.length = whole.length - skip
+
+    def fileno(self) -> int:
+        """The open file."""
+        return self._whole.fileno()
+
+    def release(self) -> None:
+        """We are done with it."""
+        self._whole.release()
+
+
 class Outbox:
     """Answers on their way out: byte runs and file slices, in order, each possibly sent in part.
 
@@ -130,16 +151,19 @@ class Outbox:
             else:
                 chunk.release()
 
-    def runs(self, limit: int = 64) -> tuple[list[memoryview], bool]:
-        """The byte runs at the head, up to the first file slice, and whether more follows them."""
-        views: list[memoryview] = []
+    def parts(self, limit: int = 64) -> list[memoryview | FilePart]:
+        """What is to be sent next, from the first byte that is not sent: at most ``limit`` chunks."""
+        parts: list[memoryview | FilePart] = []
         skip = self.offset
         for chunk in self.chunks:
-            if not isinstance(chunk, bytes) or len(views) == limit:
-                return views, True
-            views.append(memoryview(chunk)[skip:] if skip else memoryview(chunk))
+            if isinstance(chunk, bytes):
+                parts.append(memoryview(chunk)[skip:])
+            else:
+                parts.append(FilePart(chunk.fileno(), chunk.position + skip, chunk.length - skip))
+            if len(parts) == limit:
+                break
             skip = 0
-        return views, False
+        return parts
 
     def head_slice(self) -> tuple[SlicePort, int, int] | None:
         """The file slice at the head, with the position and the length that are still to be sent."""
@@ -148,12 +172,16 @@ class Outbox:
         chunk = self.chunks[0]
         return chunk, chunk.position + self.offset, chunk.length - self.offset
 
-    def replace_head(self, data: bytes) -> None:
-        """The rest of the slice at the head was read into memory: send that instead."""
+    def read_in(self, data: bytes) -> None:
+        """Some of the slice at the head was read into memory: send that first, then what is left of it."""
         head = self.chunks.popleft()
         assert not isinstance(head, bytes), "there is no slice at the head"
-        assert len(data) == head.length - self.offset, "the read lost bytes"
-        head.release()
+        read = self.offset + len(data)
+        assert read <= head.length, "more was read than is there"
+        if read < head.length:
+            self.chunks.appendleft(_Rest(head, read))
+        else:
+            head.release()
         self.offset = 0
         self.chunks.appendleft(data)
         self.held += len(data)
