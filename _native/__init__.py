@@ -14,13 +14,20 @@ CHOICE = os.environ.get("FLEETLOG_NATIVE", "auto")
 if CHOICE not in ("auto", "cython", "pure"):
     raise ImportError(f"FLEETLOG_NATIVE={CHOICE!r}: must be auto, cython or pure")
 
+REASONS: dict[str, str] = {}
+"""Why each kernel that was asked for is the twin that it is."""
+
 
 def choose(kernel: str) -> ModuleType:
     """The twin of ``kernel`` that FLEETLOG_NATIVE asks for; raises ImportError with the reason when it is not there."""
+    REASONS[kernel] = "pure: FLEETLOG_NATIVE=pure"
     if CHOICE != "pure":
         try:
-            return importlib.import_module(f"_native.{kernel}_cy")
+            found = importlib.import_module(f"_native.{kernel}_cy")
+            REASONS[kernel] = f"cython: {found.__file__}"
+            return found
         except ImportError as error:
+            REASONS[kernel] = f"pure: {error}"
             if CHOICE == "cython":
                 raise ImportError(
                     f"FLEETLOG_NATIVE=cython, but the compiled kernel {kernel} cannot be loaded: {error}; "
