@@ -23,6 +23,7 @@ from brokers.log.reads import LogReads
 from brokers.log.segment import DELETED_SUFFIX, PlacedBatch, Segment
 from brokers.log.state import AppendInfo, LogSettings, LogState, guarded
 from brokers.log.validation import Checked, Rejected, check_for_leader, read_marker
+from brokers.model import INTERNAL_TOPICS
 from wire.compression import CodecError
 from wire.errors import ErrorCode
 from wire.types import NO_PRODUCER_ID, TopicPartition
@@ -65,6 +66,7 @@ class Log(LogReads):
             recovery_point=recovery_point,
             log_start_offset=log_start_offset,
             index_interval_bytes=config.index_interval_bytes,
+            may_have_holes=topic_partition.topic in INTERNAL_TOPICS or "compact" in config.cleanup_policy,
         )
         return cls(
             disk, directory, topic_partition, config, settings, loaded, topic_id=topic_id,

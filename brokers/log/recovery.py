@@ -124,10 +124,13 @@ def load(
     recovery_point: int,
     log_start_offset: int,
     index_interval_bytes: int,
+    may_have_holes: bool,
 ) -> Loaded:
     """Read (and, unless ``clean``, check and repair) a partition's directory.
 
     ``recovery_point`` is the offset below which everything was fsynced; ``log_start_offset`` comes from its checkpoint.
+    ``may_have_holes`` says that compaction may have taken offsets out; elsewhere a missing offset is a lost write, and
+    the log ends before it.
     Raises DiskFull or DiskFailed.
     """
     report = RecoveryReport(partition, clean)
@@ -141,7 +144,7 @@ def load(
         if segment.base_offset in swapped:
             recovery_point = min(recovery_point, segment.base_offset)
             clean = False
-    loader = _Loader(disk, directory, segments, epochs, producers, report, now_ms, index_interval_bytes)
+    loader = _Loader(disk, directory, segments, epochs, producers, report, now_ms, index_interval_bytes, may_have_holes)
     end: int | None = None
     if clean:
         end = _clean_end(segments, report)
@@ -349,6 +352,7 @@ class _Loader:
         report: RecoveryReport,
         now_ms: int,
         index_interval_bytes: int,
+        may_have_holes: bool,
     ) -> None:
         self.disk = disk
         self.directory = directory
@@ -358,6 +362,7 @@ class _Loader:
         self.report = report
         self.now_ms = now_ms
         self.index_interval_bytes = index_interval_bytes
+        self.may_have_holes = may_have_holes
 
     def load_producers(self, end: int) -> None:
         """State after a clean stop: the last snapshot is usually all of it."""
@@ -399,6 +404,10 @@ class _Loader:
         end = first.base_offset
         damaged = False
         for segment in self.segments.from_offset(first.base_offset):
+            if segment.base_offset > end and not self.may_have_holes and not damaged:
+                damaged = True
+                self.report.truncated_at = end
+                self.report.reason = f"segment {segment.base_offset} where {end} was expected"
             if damaged or segment.base_offset < end:
                 self.segments.remove(segment)
                 segment.remove()
@@ -473,6 +482,7 @@ class _Loader:
 
     def _check_batch(self, segment: Segment, data: bytes, at: int, expected_offset: int) -> BatchHeader:
         header = validate_batch(data, at)
-        if header.base_offset < expected_offset or header.last_offset - segment.base_offset > _INT32_MAX:
+        missing = header.base_offset > expected_offset and not self.may_have_holes
+        if missing or header.base_offset < expected_offset or header.last_offset - segment.base_offset > _INT32_MAX:
             raise CorruptBatch(f"offset {header.base_offset} where {expected_offset} was expected", at)
         return header

@@ -8,7 +8,6 @@ are at fault, their indexes.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from _native.batch import (
@@ -35,6 +34,9 @@ _HEADER = struct.Struct(">qiibIhiqqqhii")
 _CRC_START = 21
 _MAGIC_AT = 16
 _MAX_RECORD_ERRORS = 3
+MAX_BATCH_RECORDS = 1_000_000
+"""Records of one batch: seven bytes can be a record, so the inflated size alone would allow nine million objects."""
+_MAX_EXPLAINED_RECORDS = 50_000
 _MIN_PREFIX = 17
 _LENGTH_OVERHEAD = 12
 
@@ -149,6 +151,8 @@ def _check_header(header: BatchHeader, origin: Origin, config: TopicConfig, batc
         )
     if header.codec not in compression.NAMES:
         return Rejected(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"codec {header.codec} is not known")
+    if header.record_count > MAX_BATCH_RECORDS:
+        return Rejected(ErrorCode.RECORD_LIST_TOO_LARGE, f"{header.record_count} records in one batch")
     if origin is not Origin.CLIENT:
         return None
     if header.base_offset != 0 and batches == 1:
@@ -192,7 +196,7 @@ def _check_records(
     if origin is Origin.CLIENT:
         rejected = None
         if compacted and not all_have_keys:
-            rejected = _missing_keys(decode_records(payload, header))
+            rejected = _missing_keys(payload, header)
         elif config.message_timestamp_type == "CreateTime":
             rejected = _check_timestamps(payload, header, max_timestamp, config, now_ms)
         if rejected is not None:
@@ -213,11 +217,12 @@ def _check_records(
     return build_batch(header._replace(attributes=attributes, max_timestamp=max_timestamp), payload)
 
 
-def _missing_keys(records: Sequence[Record]) -> Rejected:
-    missing = [index for index, record in enumerate(records) if record.key is None]
-    return _record_errors(
-        ErrorCode.INVALID_RECORD, [(index, "a compacted topic takes no record without a key") for index in missing]
-    )
+def _missing_keys(payload: Buffer, header: BatchHeader) -> Rejected:
+    why = "a compacted topic takes no record without a key"
+    if header.record_count > _MAX_EXPLAINED_RECORDS:
+        return Rejected(ErrorCode.INVALID_RECORD, why)
+    missing = [index for index, record in enumerate(decode_records(payload, header)) if record.key is None]
+    return _record_errors(ErrorCode.INVALID_RECORD, [(index, why) for index in missing])
 
 
 def _check_timestamps(
@@ -234,6 +239,8 @@ def _check_timestamps(
     # The earliest is looked for only where it can matter: by default the bound lies before the epoch.
     if max_timestamp <= latest and earliest <= 0:
         return None
+    if max_timestamp > latest and header.record_count > _MAX_EXPLAINED_RECORDS:
+        return Rejected(ErrorCode.INVALID_TIMESTAMP, f"timestamp {max_timestamp} is after {latest}")
     wrong = [
         (index, f"timestamp {record.timestamp} is outside [{earliest}, {latest}]")
         for index, record in enumerate(decode_records(payload, header))

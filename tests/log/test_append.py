@@ -143,6 +143,13 @@ def test_a_bomb_is_refused(tmp_path):
     assert append(log, batch(1, value=b"\0" * 20_000, codec=compression.GZIP)).error == ErrorCode.CORRUPT_MESSAGE
 
 
+def test_a_batch_of_very_many_records_is_refused(log):
+    count = 1_000_001
+    header = parse_header(batch(1))._replace(record_count=count, last_offset_delta=count - 1, attributes=4)
+    data = bytes(build_batch(header, compression.compress(4, b"\0" * 7 * count)))
+    assert append(log, data).error == ErrorCode.RECORD_LIST_TOO_LARGE
+
+
 def test_missing_keys_on_a_compacted_topic(tmp_path, caplog):
     log = open_log(tmp_path / "e-0", config=config(cleanup_policy=("compact",)))
     assert "kept" in caplog.text
