@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 WORKERS ?= 2
 PYTEST_ARGS ?=
-NATIVE_SOURCES := $(wildcard _native/*.pyx _native/*.pxd)
+NATIVE_SOURCES := $(wildcard _native/*.pyx _native/*.pxi)
 PACKAGES := wire _native coordination txn brokers spark_udfs
 
 .PHONY: help quickstart test test-jars lint perf format setup clean
@@ -27,7 +27,7 @@ lint: $(READY) ## ruff, mypy strict, import contracts, Cython lint
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@PYTHONPATH=. $(BIN)/lint-imports
-	@$(BIN)/cython-lint --max-line-length 120 _native
+	@PATH="$(CURDIR)/$(BIN):$$PATH" cython-lint --max-line-length 120 _native
 
 perf: $(READY) ## the kernel suite, Cython against pure
 	@$(BIN)/python -m perf.kernels
