@@ -13,6 +13,7 @@ from _native.errors import CorruptBatch
 if TYPE_CHECKING:
     from _native.columns_py import (
         Columns,
+        Headers,
         Runs,
         decode_columns,
         encode_columns,
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 else:
     _twin = choose("columns")
     Columns = _twin.Columns
+    Headers = _twin.Headers
     Runs = _twin.Runs
     decode_columns = _twin.decode_columns
     encode_columns = _twin.encode_columns
@@ -33,6 +35,7 @@ else:
 __all__ = [
     "Columns",
     "CorruptBatch",
+    "Headers",
     "Runs",
     "columns_to_arrow",
     "decode_batches",
@@ -132,6 +135,30 @@ def _runs_of(array: Any) -> Runs:
     return Runs(validity, offsets, b"" if data is None else data)
 
 
+def _headers_of(array: Any) -> Headers:
+    """The columns kernel's view of an Arrow list of structs (name, value), or of a map."""
+    import numpy as np
+    import pyarrow as pa
+
+    if isinstance(array, pa.ChunkedArray):
+        array = array.combine_chunks()
+    if pa.types.is_map(array.type):
+        names, values = array.keys, array.items
+    elif (
+        pa.types.is_list(array.type)
+        and pa.types.is_struct(array.type.value_type)
+        and array.type.value_type.num_fields == 2
+    ):
+        names, values = array.values.field(0), array.values.field(1)
+    else:
+        raise ValueError(f"headers are lists of (name, value), not {array.type}")
+    validity = None
+    if array.null_count:
+        validity = np.packbits(array.is_valid().to_numpy(zero_copy_only=False), bitorder="little").tobytes()
+    offsets = array.offsets.to_numpy(zero_copy_only=False).astype("int32").tobytes() if len(array) else bytes(4)
+    return Headers(validity, offsets, _runs_of(names), _runs_of(values))
+
+
 def partitions_for_keys(keys: Any, partitions: int) -> Any:
     """An int32 Arrow array: the partition of each key of a binary or string array; -1 for a null key."""
     import pyarrow as pa
@@ -147,6 +174,7 @@ def encode_arrow(
     values: Any,
     timestamps: Any,
     *,
+    headers: Any | None = None,
     codec: int = 0,
     compress: Callable[[bytes], bytes] | None = None,
     producer_id: int = -1,
@@ -156,15 +184,24 @@ def encode_arrow(
 ) -> bytes:
     """One record batch of Arrow arrays: binary or string keys (or None) and values, int64 timestamps in ms.
 
-    Raises ValueError for an empty array or arrays of different lengths.
+    ``headers`` are lists of structs (name, value), or maps; null is none. Raises ValueError for an empty array, arrays
+    of different lengths, a null timestamp or a header without a name.
     """
     rows = len(values)
-    if rows == 0 or len(timestamps) != rows or (keys is not None and len(keys) != rows):
-        raise ValueError("keys, values and timestamps must have the same length, at least 1")
+    if rows == 0 or any(len(other) != rows for other in (timestamps, keys, headers) if other is not None):
+        raise ValueError("keys, values, timestamps and headers must have the same length, at least 1")
+    if timestamps.null_count:
+        raise ValueError("a timestamp must not be null")
     times = timestamps.to_numpy(zero_copy_only=False).astype("int64")
     base_timestamp = int(times[0])
     payload = encode_columns(
-        None if keys is None else _runs_of(keys), _runs_of(values), times.tobytes(), 0, rows, base_timestamp
+        None if keys is None else _runs_of(keys),
+        _runs_of(values),
+        times.tobytes(),
+        0,
+        rows,
+        base_timestamp,
+        None if headers is None else _headers_of(headers),
     )
     if compress is not None:
         payload = compress(payload)

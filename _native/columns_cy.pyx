@@ -6,7 +6,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
-from _native.columns_py import Columns, Runs
+from _native.columns_py import Columns, Headers, Runs
 from _native.errors import CorruptBatch
 
 include "records.pxi"
@@ -69,7 +69,7 @@ cdef class _Run:
     cdef const uint8_t *offsets
     cdef const uint8_t *data
 
-    def __cinit__(self, column, Py_ssize_t rows):
+    def __cinit__(self, column, Py_ssize_t rows, Py_ssize_t size=-1):
         cdef Py_ssize_t row
         cdef int32_t bound, previous = 0
         self.held = 0
@@ -88,7 +88,7 @@ cdef class _Run:
             self.validity = <const uint8_t *>self.buffers[2].buf
         for row in range(rows + 1):
             bound = self.bound(row)
-            if bound < previous or bound > self.buffers[1].len:
+            if bound < previous or bound > (self.buffers[1].len if size < 0 else size):
                 raise ValueError(f"a column's offset {bound} does not fit")
             previous = bound
 
@@ -104,6 +104,57 @@ cdef class _Run:
 
     cdef inline bint valid(self, Py_ssize_t row) noexcept nogil:
         return self.validity == NULL or (self.validity[row >> 3] >> (row & 7)) & 1
+
+
+cdef class _Lists:
+    """The headers of rows, checked once, of the rows that are asked for."""
+
+    cdef _Run lists
+    cdef _Run names
+    cdef _Run values
+
+    def __cinit__(self, headers, Py_ssize_t first, Py_ssize_t last):
+        cdef Py_ssize_t row, n, total
+        self.lists = _Run(Runs(headers.validity, headers.offsets, b""), last, INT32_MAX)
+        total = self.lists.bound(last)
+        self.names = _Run(headers.names, total)
+        self.values = _Run(headers.values, total)
+        for row in range(first, last):
+            if self.lists.valid(row):
+                for n in range(self.lists.bound(row), self.lists.bound(row + 1)):
+                    self.check(n)
+
+    cdef int check(self, Py_ssize_t n) except -1:
+        cdef Py_ssize_t start = self.names.bound(n)
+        if not self.names.valid(n):
+            raise ValueError("a header without a name")
+        try:
+            _check_name(self.names.data, start, self.names.bound(n + 1) - start)
+        except CorruptBatch:
+            raise ValueError("a header name is not UTF-8") from None
+        return 0
+
+    cdef inline int32_t begin(self, Py_ssize_t row) noexcept nogil:
+        return self.lists.bound(row)
+
+    cdef inline int32_t end(self, Py_ssize_t row) noexcept nogil:
+        return self.lists.bound(row + 1) if self.lists.valid(row) else self.lists.bound(row)
+
+    cdef Py_ssize_t size(self, Py_ssize_t row) noexcept nogil:
+        """Bytes of a row's headers, their count included."""
+        cdef Py_ssize_t n
+        cdef Py_ssize_t total = _varint_size(_zigzag(self.end(row) - self.begin(row)))
+        for n in range(self.begin(row), self.end(row)):
+            total += _run_size(_length(self.names, n)) + _run_size(_length(self.values, n))
+        return total
+
+    cdef uint8_t *write(self, uint8_t *p, Py_ssize_t row) noexcept nogil:
+        cdef Py_ssize_t n
+        p = _write_varint(p, _zigzag(self.end(row) - self.begin(row)))
+        for n in range(self.begin(row), self.end(row)):
+            p = _write_row(p, self.names, n, _length(self.names, n))
+            p = _write_row(p, self.values, n, _length(self.values, n))
+        return p
 
 
 def hash_runs(column, Py_ssize_t rows, int32_t partitions=0):
@@ -313,27 +364,31 @@ cdef inline int64_t _length(_Run run, Py_ssize_t row) noexcept nogil:
     return -1
 
 
-cdef inline Py_ssize_t _record_size(int64_t shift, int64_t delta, int64_t key, int64_t value) noexcept nogil:
-    return (
-        2 + _varint_size(_zigzag(shift)) + _varint_size(_zigzag(delta)) + _run_size(key) + _run_size(value)
-    )
+cdef inline Py_ssize_t _record_size(
+    int64_t shift, int64_t delta, int64_t key, int64_t value, Py_ssize_t extra
+) noexcept nogil:
+    """Bytes of a record behind its length; ``extra`` are its headers'."""
+    return 1 + _varint_size(_zigzag(shift)) + _varint_size(_zigzag(delta)) + _run_size(key) + _run_size(value) + extra
 
 
-def encode_columns(keys, values, timestamps, Py_ssize_t first, Py_ssize_t last, int64_t base_timestamp):
+def encode_columns(
+    keys, values, timestamps, Py_ssize_t first, Py_ssize_t last, int64_t base_timestamp, headers=None
+):
     cdef Py_buffer times
     PyObject_GetBuffer(timestamps, &times, PyBUF_SIMPLE)
     try:
-        return _encode_columns(keys, values, &times, first, last, base_timestamp)
+        return _encode_columns(keys, values, &times, first, last, base_timestamp, headers)
     finally:
         PyBuffer_Release(&times)
 
 
 cdef bytes _encode_columns(
-    keys, values, Py_buffer *times, Py_ssize_t first, Py_ssize_t last, int64_t base_timestamp
+    keys, values, Py_buffer *times, Py_ssize_t first, Py_ssize_t last, int64_t base_timestamp, headers
 ):
     cdef const uint8_t *t = <const uint8_t *>times.buf
     cdef _Run key = None, value
-    cdef Py_ssize_t row, size, total = 0
+    cdef _Lists lists = None
+    cdef Py_ssize_t row, size, total = 0, extra = 1
     cdef int64_t time = 0, shift = 0, key_length, value_length
     cdef bytes out
     cdef uint8_t *p
@@ -345,24 +400,34 @@ cdef bytes _encode_columns(
     if keyed:
         key = _Run(keys, last)
     value = _Run(values, last)
+    if headers is not None:
+        lists = _Lists(headers, first, last)
     for row in range(first, last):
         memcpy(&time, t + 8 * row, 8)
         if fl_sub_overflows(time, base_timestamp, &shift):
             raise ValueError("a timestamp is too far from the batch's")
-        size = _record_size(shift, row - first, _length(key, row) if keyed else -1, _length(value, row))
+        if lists is not None:
+            extra = lists.size(row)
+        size = _record_size(shift, row - first, _length(key, row) if keyed else -1, _length(value, row), extra)
         total += _varint_size(_zigzag(size)) + size
     out = PyBytes_FromStringAndSize(NULL, total)
     p = <uint8_t *>PyBytes_AS_STRING(out)
     for row in range(first, last):
         memcpy(&time, t + 8 * row, 8)
+        shift = time - base_timestamp
         key_length = _length(key, row) if keyed else -1
         value_length = _length(value, row)
-        p = _write_varint(p, _zigzag(_record_size(time - base_timestamp, row - first, key_length, value_length)))
+        if lists is not None:
+            extra = lists.size(row)
+        p = _write_varint(p, _zigzag(_record_size(shift, row - first, key_length, value_length, extra)))
         p[0] = 0
-        p = _write_varint(p + 1, _zigzag(time - base_timestamp))
+        p = _write_varint(p + 1, _zigzag(shift))
         p = _write_varint(p, _zigzag(row - first))
         p = _write_row(p, key, row, key_length)
         p = _write_row(p, value, row, value_length)
-        p[0] = 0
-        p += 1
+        if lists is not None:
+            p = lists.write(p, row)
+        else:
+            p[0] = 0
+            p += 1
     return out

@@ -32,6 +32,15 @@ class Runs(NamedTuple):
     data: Any
 
 
+class Headers(NamedTuple):
+    """Lists of headers per row: ``offsets`` (int32, rows + 1) say which names and values are whose; null is none."""
+
+    validity: Any | None
+    offsets: Any
+    names: Runs
+    values: Runs
+
+
 class Columns(NamedTuple):
     """Decoded rows. ``timestamps`` in ms; ``kinds`` 0 CreateTime, 1 LogAppendTime (int32).
 
@@ -129,9 +138,15 @@ def decode_columns(
 
 
 def encode_columns(
-    keys: Runs | None, values: Runs, timestamps: Buffer, first: int, last: int, base_timestamp: int
+    keys: Runs | None,
+    values: Runs,
+    timestamps: Buffer,
+    first: int,
+    last: int,
+    base_timestamp: int,
+    headers: Headers | None = None,
 ) -> bytes:
-    """The uncompressed payload of a batch with rows ``first`` to ``last`` (exclusive), without headers.
+    """The uncompressed payload of a batch with rows ``first`` to ``last`` (exclusive).
 
     ``timestamps`` is int64 ms per row in the machine's order. Raises ValueError when the columns don't fit together.
     """
@@ -141,6 +156,7 @@ def encode_columns(
         raise ValueError(f"rows {first} to {last} of {len(times)}")
     key_bounds = _bounds(keys, last) if keys is not None else None
     value_bounds = _bounds(values, last)
+    pairs = [] if headers is None else _pairs(headers, first, last)
     records = []
     for row in range(first, last):
         key = None
@@ -149,8 +165,31 @@ def encode_columns(
         value = None
         if _valid(values, row):
             value = bytes(_view(values.data)[value_bounds[row] : value_bounds[row + 1]])
-        records.append(Record(-1, times[row], key, value))
+        records.append(Record(-1, times[row], key, value, pairs[row - first] if pairs else ()))
     return encode_records(records, 0, base_timestamp)
+
+
+def _pairs(headers: Headers, first: int, last: int) -> list[tuple[tuple[str, bytes | None], ...]]:
+    """The headers of each row from ``first`` to ``last``."""
+    lists = Runs(headers.validity, headers.offsets, b"")
+    bounds = _bounds(lists, last, INT32_MAX)
+    names, values = _bounds(headers.names, bounds[-1]), _bounds(headers.values, bounds[-1])
+    found = []
+    for row in range(first, last):
+        pairs: list[tuple[str, bytes | None]] = []
+        for n in range(bounds[row], bounds[row + 1]) if _valid(lists, row) else ():
+            if not _valid(headers.names, n):
+                raise ValueError("a header without a name")
+            value = None
+            if _valid(headers.values, n):
+                value = bytes(_view(headers.values.data)[values[n] : values[n + 1]])
+            try:
+                name = str(_view(headers.names.data)[names[n] : names[n + 1]], "utf-8")
+            except UnicodeDecodeError:
+                raise ValueError("a header name is not UTF-8") from None
+            pairs.append((name, value))
+        found.append(tuple(pairs))
+    return found
 
 
 def _runs(values: Sequence[bytes | None]) -> Runs:
@@ -178,17 +217,19 @@ def _valid(column: Runs, row: int) -> bool:
     return column.validity is None or bool(_view(column.validity)[row >> 3] & (1 << (row & 7)))
 
 
-def _bounds(column: Runs, rows: int) -> array[int]:
+def _bounds(column: Runs, rows: int, size: int = -1) -> array[int]:
+    """The offsets of the first ``rows`` rows, all of them within ``size`` (the data's)."""
     if rows < 0:
         raise ValueError(f"a column of {rows} rows")
-    bounds, data = _view(column.offsets), _view(column.data)
+    bounds = _view(column.offsets)
+    limit = len(_view(column.data)) if size < 0 else size
     if len(bounds) // 4 < rows + 1 or (column.validity is not None and len(_view(column.validity)) * 8 < rows):
         raise ValueError(f"a column is shorter than {rows} rows")
     offsets = array("i")
     offsets.frombytes(bytes(bounds[: 4 * (rows + 1)]))
     previous = 0
     for bound in offsets:
-        if bound < previous or bound > len(data):
+        if bound < previous or bound > limit:
             raise ValueError(f"a column's offset {bound} does not fit")
         previous = bound
     return offsets

@@ -19,7 +19,7 @@ import _native.columns_py as columns_py
 import _native.wire_cy as wire_cy
 import _native.wire_py as wire_py
 from _native.batch_py import BatchHeader, Record
-from _native.columns_py import Runs
+from _native.columns_py import Headers, Runs
 from _native.errors import CorruptBatch
 
 NASTY = (0, 1, 2, 0x3F, 0x40, 0x7F, 0x80, 0x81, 0xFE, 0xFF)
@@ -67,6 +67,8 @@ class Fuzz:
             return exactly(argument)
         if isinstance(argument, Runs):
             return Runs(*[None if part is None else exactly(part) for part in argument])
+        if isinstance(argument, Headers):
+            return Headers(*[exactly(part) if isinstance(part, bytes) else self.placed(part) for part in argument])
         if isinstance(argument, list):
             return [(exactly(payload), header) for payload, header in argument]
         return argument
@@ -149,6 +151,9 @@ class Fuzz:
         asked = rows + self.rng.choice((0, 0, 0, 1))
         self.same(columns_py, columns_cy, "hash_runs", runs, asked, self.rng.choice((0, 1, 7)))
         self.same(columns_py, columns_cy, "encode_columns", self.rng.choice((runs, None)), runs, times, first, asked, 5)
+        good = Runs(None, bytes(4 * (rows + 1)), b"")
+        headers = Headers(runs.validity, runs.offsets, good, self.rng.choice((good, runs)))
+        self.same(columns_py, columns_cy, "encode_columns", None, good, times, first, rows, 5, headers)
         self.same(columns_py, columns_cy, "murmur2", self.rng.randbytes(self.rng.randrange(40)))
 
     def messages(self) -> None:

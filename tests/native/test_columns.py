@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 import _native.columns_cy as cython_twin
 import _native.columns_py as pure_twin
 from _native import columns as facade
-from _native.batch_py import Record, decode_records, encode_batch, parse_header, scan
-from _native.columns_py import Runs
+from _native.batch_py import Record, decode_records, encode_batch, parse_header, scan, validate_batch
+from _native.columns_py import Headers, Runs
 from _native.errors import CorruptBatch
 from wire import compression
 
@@ -136,6 +136,47 @@ def test_columns_become_records(records: list[Record], data: st.DataObject) -> N
     both("encode_columns", None, values, times, first, last, 0)
 
 
+HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+
+
+@given(rows_strategy, st.data())
+def test_headers_become_records(records: list[Record], data: st.DataObject) -> None:
+    nulls = data.draw(st.lists(st.booleans(), min_size=len(records), max_size=len(records)))
+    lists = [
+        None if null else [{"key": k, "value": v} for k, v in r.headers] for r, null in zip(records, nulls, strict=True)
+    ]
+    first = data.draw(st.integers(0, len(records) - 1))
+    raw = facade.encode_arrow(
+        pa.array([r.key for r in records], pa.binary())[first:],
+        pa.array([r.value for r in records], pa.binary())[first:],
+        pa.array([r.timestamp for r in records], pa.int64())[first:],
+        headers=pa.array(lists, HEADERS)[first:],
+    )  # fmt: skip
+    expected = [
+        r._replace(offset=n, headers=() if null else r.headers)
+        for n, (r, null) in enumerate(list(zip(records, nulls, strict=True))[first:])
+    ]
+    assert decode_records(raw[61:], validate_batch(raw)) == expected
+    headers = facade._headers_of(pa.array(lists, HEADERS))
+    values = facade._runs_of(pa.array([r.value for r in records], pa.binary()))
+    times = array("q", [r.timestamp for r in records]).tobytes()
+    both("encode_columns", None, values, times, first, len(records), 5, headers)
+
+
+def test_maps_are_headers_and_other_things_are_not() -> None:
+    arguments = (None, pa.array(["v"]), pa.array([5], pa.int64()))
+    raw = facade.encode_arrow(*arguments, headers=pa.array([[("h", b"x")]], pa.map_(pa.string(), pa.binary())))
+    assert decode_records(raw[61:], validate_batch(raw))[0].headers == (("h", b"x"),)
+    with pytest.raises(ValueError, match="lists of"):
+        facade.encode_arrow(*arguments, headers=pa.array([["h"]]))
+    with pytest.raises(ValueError, match="without a name"):
+        facade.encode_arrow(*arguments, headers=pa.array([[{"key": None, "value": b"x"}]], HEADERS))
+    with pytest.raises(ValueError, match="neither binary nor string"):
+        facade.encode_arrow(None, pa.array([1]), pa.array([5], pa.int64()))
+    with pytest.raises(ValueError, match="not be null"):
+        facade.encode_arrow(None, pa.array(["v"]), pa.array([None], pa.int64()))
+
+
 @given(st.binary(max_size=40), st.binary(max_size=20), st.none() | st.binary(max_size=3), st.integers(0, 12))
 def test_columns_that_lie_are_refused_alike(offsets: bytes, data: bytes, validity: bytes | None, rows: int) -> None:
     runs = Runs(validity, offsets, data)
@@ -143,6 +184,9 @@ def test_columns_that_lie_are_refused_alike(offsets: bytes, data: bytes, validit
     both("hash_runs", runs, rows, 3)
     both("encode_columns", runs, runs, times, 0, rows, 0)
     both("encode_columns", None, runs, times, 0, rows + 1, 0)
+    good = Runs(None, bytes(4 * (rows + 1)), b"")
+    both("encode_columns", None, good, times, 0, rows, 0, Headers(validity, offsets, runs, runs))
+    both("encode_columns", None, good, times, rows // 2, rows, 0, Headers(validity, offsets, runs, good))
 
 
 @pytest.mark.parametrize("codec", [0, 1, 2, 3, 4])
