@@ -18,6 +18,7 @@ from pathlib import Path
 
 from brokers.api.base import Services
 from brokers.api.groups import forget_topics
+from brokers.cluster import znodes
 from brokers.cluster.controller import Controller
 from brokers.cluster.peers import Peers
 from brokers.cluster.replicas import ReplicaManager
@@ -46,6 +47,8 @@ LAG_PROBE_S = 0.25
 LOG_TICK_S = 1.0
 RETRY_S = 1.0
 UNREGISTER_S = 2.0
+NEW_CLUSTER_FEATURES = {"transaction.version": 2}
+"""What a new cluster finalizes (KIP-584): clients that can use protocol 2 of transactions (KIP-890) do."""
 
 
 class StartError(Exception):
@@ -152,7 +155,8 @@ class Broker:
             self._store = store
             store.on_session(self._on_session)
             await store.start(config.zookeeper_connection_timeout_ms)
-            return await adopt(store, new_cluster_id), store
+            seeds = {znodes.FEATURE: znodes.encode_features(NEW_CLUSTER_FEATURES)}
+            return await adopt(store, new_cluster_id, seeds=seeds), store
         except (StoreError, ValueError) as error:
             raise StartError(f"zookeeper.connect={config.zookeeper_connect}: {error}") from error
 

@@ -8,7 +8,7 @@ manage the same topics would destroy each other's logs.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from coordination.store import Create, MultiFailed, NodeExists, NoNode, Store, StoreError, UnknownOutcome
 
@@ -20,7 +20,9 @@ INCARNATIONS = "/brokers/incarnations"
 FORMAT = 1
 
 _PARENTS = (CHANGES, BROKER_IDS, INCARNATIONS)
-_KAFKA_DATA = (CLUSTER_ID, BROKER_IDS, "/brokers/topics", "/controller_epoch", "/config/topics", "/migration")
+_KAFKA_DATA = (
+    "/feature", CLUSTER_ID, BROKER_IDS, "/brokers/topics", "/controller_epoch", "/config/topics", "/migration",
+)  # fmt: skip
 _ATTEMPTS = 20
 
 
@@ -28,8 +30,16 @@ class ForeignTree(StoreError):
     """The tree belongs to somebody else, or to a newer fleetlog; nothing was written."""
 
 
-async def adopt(store: Store, new_cluster_id: Callable[[], str], parents: Iterable[str] = ()) -> str:
+async def adopt(
+    store: Store,
+    new_cluster_id: Callable[[], str],
+    parents: Iterable[str] = (),
+    seeds: Mapping[str, bytes] | None = None,
+) -> str:
     """Return the cluster's id; on an empty tree write our mark and the id of ``new_cluster_id()`` first.
+
+    ``seeds`` (path to data, their parents being the root) come to be in the same multi as the mark: what a new cluster
+    begins with, and an older one does not get by itself.
 
     Also creates the persistent ``parents`` (and this package's own) that are missing. Raises ForeignTree, and the
     store's exceptions other than UnknownOutcome, which is decided by reading again.
@@ -37,7 +47,7 @@ async def adopt(store: Store, new_cluster_id: Callable[[], str], parents: Iterab
     for _ in range(_ATTEMPTS):
         try:
             if await store.exists(MARK) is None:
-                await _mark(store, new_cluster_id())
+                await _mark(store, new_cluster_id(), seeds or {})
             cluster_id = await _read_marked(store)
             for path in (*_PARENTS, *parents):
                 await ensure(store, path)
@@ -56,7 +66,7 @@ async def ensure(store: Store, path: str) -> None:
             pass
 
 
-async def _mark(store: Store, cluster_id: str) -> None:
+async def _mark(store: Store, cluster_id: str, seeds: Mapping[str, bytes]) -> None:
     for path in _KAFKA_DATA:
         if await store.exists(path) is not None:
             raise ForeignTree(
@@ -70,6 +80,7 @@ async def _mark(store: Store, cluster_id: str) -> None:
     ]
     if await store.exists("/cluster") is None:
         operations.insert(1, Create("/cluster"))
+    operations += [Create(path, data) for path, data in seeds.items()]
     try:
         await store.multi(operations)
     except MultiFailed as failed:

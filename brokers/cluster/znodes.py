@@ -281,6 +281,12 @@ def decode_cluster_id(data: bytes) -> str:
     return value
 
 
+def encode_features(levels: Mapping[str, int]) -> bytes:
+    """The znode of finalized features, Kafka's JSON version 2."""
+    features = {name: {"max_version_level": level} for name, level in levels.items()}
+    return json.dumps({"version": 2, "status": 1, "features": features}, separators=(",", ":")).encode()
+
+
 def decode_features(data: bytes) -> dict[str, int]:
     """Finalized features: name to level; raises BadZnode."""
     features = _load(FEATURE, data).get("features", {})

@@ -45,6 +45,16 @@ async def enlist(store: ZookeeperStore, what: Advertisement = ONE, waiting: list
 
 
 @on_loop
+async def test_seeds_come_with_the_mark_and_never_later(connect: str) -> None:
+    async with Stores() as stores:
+        store = await stores.open(connect)
+        await adopt(store, lambda: "c", seeds={"/feature": b"one"})
+        await adopt(store, lambda: "c", seeds={"/feature": b"two", "/other": b"x"})
+        assert (await store.get("/feature"))[0] == b"one"
+        assert await store.exists("/other") is None
+
+
+@on_loop
 async def test_brokers_that_start_together_agree_on_one_cluster_id(connect: str) -> None:
     async with Stores() as stores:
         opened = await asyncio.gather(*(stores.open(connect) for _ in range(4)))
