@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from _native import choose
 from _native.batch import HEADER_SIZE, BatchHeader, crc32c, validate_batch
+from _native.columns_py import Columns, Headers, Runs
 from _native.errors import CorruptBatch
 
 if TYPE_CHECKING:
     from _native.columns_py import (
-        Columns,
-        Headers,
-        Runs,
         decode_columns,
         encode_columns,
         hash_runs,
@@ -23,9 +21,6 @@ if TYPE_CHECKING:
     )
 else:
     _twin = choose("columns")
-    Columns = _twin.Columns
-    Headers = _twin.Headers
-    Runs = _twin.Runs
     decode_columns = _twin.decode_columns
     encode_columns = _twin.encode_columns
     hash_runs = _twin.hash_runs
