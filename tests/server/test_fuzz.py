@@ -18,6 +18,7 @@ from tests.fleet import Fleet
 from tests.server.fuzzing import Report, frames, storm
 from tests.server.harness import Client, RunningServer
 from wire.apis import APIS
+from wire.errors import ErrorCode
 
 FRAMES = 100_000  # 80 % and more of them pass framing
 WARM_UP = 15_000
@@ -73,6 +74,7 @@ class Canary:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._sing)
         self.rounds = 0
+        self.retries = 0
         self.slowest_s = 0.0
         self.failure: BaseException | None = None
 
@@ -104,8 +106,14 @@ class Canary:
         batch = encode_batch([Record(0, int(time.time() * 1000), b"k", value, ())])
         topic = m.ProduceRequest.TopicProduceData
         data = [topic(name="canary", partition_data=[topic.PartitionProduceData(index=0, records=batch)])]
-        answer = client.ask(m.ProduceRequest(acks=-1, timeout_ms=10_000, topic_data=data), 9, 1)
-        part = answer.responses[0].partition_responses[0]
+        request = m.ProduceRequest(acks=-1, timeout_ms=10_000, topic_data=data)
+        part = client.ask(request, 9, 1).responses[0].partition_responses[0]
+        deadline = time.monotonic() + 30
+        while part.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER and time.monotonic() < deadline:
+            # a machine so busy that ZooKeeper does not answer in time costs the broker its lease for a moment
+            self.retries += 1
+            time.sleep(0.1)
+            part = client.ask(request, 9, 1).responses[0].partition_responses[0]
         assert (part.error_code, part.base_offset) == (0, self.rounds)
         topic = m.FetchRequest.FetchTopic
         fetch = [topic.FetchPartition(partition=0, fetch_offset=self.rounds, partition_max_bytes=1 << 20)]
@@ -153,12 +161,12 @@ def test_a_hundred_thousand_frames_on_a_real_broker(tmp_path: Path) -> None:
             for _ in range(WARM_UP, FRAMES, CHUNK):
                 _run(broker.port, (next(source) for _ in range(CHUNK)), report)
                 assert process.poll() is None, broker.output()
-                assert canary.failure is None, canary.failure
+                assert canary.failure is None, f"{canary.failure}\n{broker.output()}"
                 assert canary.rounds > sung, "the canary was not served while the storm went on"
                 sung = canary.rounds
             after = _rss_mib(process.pid)
         assert canary.failure is None, canary.failure
-        print(f"{report}; canary {canary.rounds} rounds, slowest {canary.slowest_s:.2f} s; "
+        print(f"{report}; canary {canary.rounds} rounds, {canary.retries} retries, slowest {canary.slowest_s:.2f} s; "
               f"memory {warm:.0f} -> {after:.0f} MiB, peak {_rss_mib(process.pid, 'VmHWM'):.0f}")  # fmt: skip
         assert sum(report.sent.values()) == FRAMES
         assert FRAMES - report.sent["framing"] >= 0.8 * FRAMES
