@@ -7,7 +7,10 @@ a quick fuzzer: ``python tests/native/memory.py [rounds] [seed]``.
 from __future__ import annotations
 
 import random
+import select
+import socket
 import sys
+import tempfile
 from array import array
 from collections.abc import Callable
 from typing import Any
@@ -16,11 +19,13 @@ import _native.batch_cy as batch_cy
 import _native.batch_py as batch_py
 import _native.columns_cy as columns_cy
 import _native.columns_py as columns_py
+import _native.io_cy as io_cy
 import _native.wire_cy as wire_cy
 import _native.wire_py as wire_py
 from _native.batch_py import BatchHeader, Record
 from _native.columns_py import Headers, Runs
 from _native.errors import CorruptBatch
+from _native.io_py import FilePart, Op, Stop
 
 NASTY = (0, 1, 2, 0x3F, 0x40, 0x7F, 0x80, 0x81, 0xFE, 0xFF)
 BYTE = array("B", [0])
@@ -207,6 +212,32 @@ class Fuzz:
         return out + (self.string(flexible, b"rack") if version >= 11 else b"") + self.tags(flexible)
 
 
+def sending(rng: random.Random, file: int, content: bytes) -> None:
+    """The io kernel: byte runs in exact buffers and file parts, through a real socket; writes by the worker."""
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    chunks: list[Any] = [
+        exactly(rng.randbytes(rng.randrange(200))) if rng.random() < 0.6 else FilePart(file, rng.randrange(900), 100)
+        for _ in range(rng.randrange(1, 90))
+    ]
+    expected = b"".join(content[c[1] : c[1] + c[2]] if isinstance(c, tuple) else bytes(c) for c in chunks)
+    sent = io_cy.send_slices(ours.fileno(), chunks)
+    assert sent == (len(expected), Stop.DONE), sent
+    ours.close()
+    with theirs, theirs.makefile("rb") as stream:
+        assert stream.read() == expected
+    worker = io_cy.DiskWorker()
+    for number in range(30):
+        worker.submit(Op.WRITE, file, 0, data=exactly(content[: rng.randrange(1000)]), token=number)
+        worker.submit(Op.READ_AHEAD if number % 2 else Op.FDATASYNC, file, 0, 1000)
+    assert worker.pending == 60
+    while worker.pending:
+        select.select([worker.fileno()], [], [], 30)
+        worker.completions()
+    worker.submit(Op.FSYNC, file)
+    worker.close()
+
+
 def main() -> None:
     """Fuzz for some rounds, then say how much was done."""
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 2000
@@ -218,6 +249,12 @@ def main() -> None:
         fuzz.columns()
         fuzz.messages()
         calls += fuzz.calls
+    content = random.Random(seed).randbytes(1000)
+    with tempfile.TemporaryFile() as file:
+        file.write(content)
+        file.flush()
+        for number in range(max(1, rounds // 50)):
+            sending(random.Random(number), file.fileno(), content)
     print(f"{calls} calls on exact buffers, both twins agree")
 
 
