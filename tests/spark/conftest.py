@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,13 +15,6 @@ from confluent_kafka import Consumer, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from spark_udfs.java import spark_environment
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # One worker runs them all: a second Spark beside the first would make both slower than one after the other.
-    for item in items:
-        if item.get_closest_marker("spark") and Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.xdist_group("spark"))
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ from kafka.partitioner.default import murmur2
 from _native.batch import Record, encode_batch
 from spark_udfs import decode_record_batch, headers_get, headers_to_map, kafka_murmur2, kafka_partition
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]  # never two Sparks side by side
 
 
 def test_keys_go_where_java_puts_them(spark: Any) -> None:

@@ -12,7 +12,7 @@ from rich.console import Console
 from examples.flights import data, steps
 from examples.flights.__main__ import Progress, run
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.xdist_group("spark")]
 
 FLIGHTS = 14_000
 

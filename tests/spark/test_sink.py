@@ -16,7 +16,7 @@ from spark_udfs.sink import SinkEvent, exactly_once_batch
 
 from .conftest import Cluster
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]  # never two Sparks side by side
 
 Read = Callable[..., Any]
 

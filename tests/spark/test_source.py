@@ -14,7 +14,7 @@ from confluent_kafka.admin import NewPartitions
 
 from .conftest import Cluster
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]  # never two Sparks side by side
 
 Read = Callable[..., Any]
 
