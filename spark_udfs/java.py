@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import stat
 import subprocess
 import sys
 import tempfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -45,19 +47,40 @@ def java_version(java: str) -> int:
 
 def shim_home(java: Path, directory: Path | None = None) -> Path:
     """A JAVA_HOME whose ``bin/java`` runs ``java`` without the flag it can't take. The result is kept and reused."""
-    home = directory or Path(tempfile.gettempdir()) / f"fleetlog-java-{os.getuid()}"
-    target = home / "bin" / "java"
-    text = _SHIM.format(java=f"'{java}'")
-    if not (target.exists() and target.read_text() == text):
-        target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        # Another process may be writing the same file: a rename shows the old file or the new one, never half of one.
-        scratch = target.with_name(f"java.{os.getpid()}")
-        scratch.write_text(text)
-        scratch.chmod(scratch.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
-        scratch.replace(target)
+    home = directory or _own_directory()
+    _write_program(home / "bin" / "java", _SHIM.format(java=shlex.quote(str(java))))
     if home.stat().st_uid != os.getuid():
         raise NoJava(f"{home} belongs to another user; set JAVA_HOME to a Java of version {MIN_JAVA} or later")
     return home
+
+
+def worker_python(executable: str, directory: Path | None = None) -> str:
+    """A path of this Python that Spark can use: Spark asks a shell for the program without quoting its path.
+
+    In a folder with a blank in its name it would find no Python, and then, quietly, no Python data sources.
+    """
+    if shlex.quote(executable) == executable:
+        return executable
+    home = directory or _own_directory()
+    program = home / "bin" / f"python-{zlib.crc32(executable.encode()):08x}"
+    _write_program(program, f'#!/bin/sh\nexec {shlex.quote(executable)} "$@"\n')
+    return str(program)
+
+
+def _own_directory() -> Path:
+    return Path(tempfile.gettempdir()) / f"fleetlog-java-{os.getuid()}"
+
+
+def _write_program(target: Path, text: str) -> None:
+    """Keep an executable script with this text at ``target``."""
+    if target.exists() and target.read_text() == text:
+        return
+    target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    # Another process may be writing the same file: a rename shows the old file or the new one, never half of one.
+    scratch = target.with_name(f"{target.name}.{os.getpid()}")
+    scratch.write_text(text)
+    scratch.chmod(scratch.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
+    scratch.replace(target)
 
 
 def find_java_home(environ: Mapping[str, str] | None = None, directory: Path | None = None) -> Path | None:
@@ -93,8 +116,8 @@ def spark_environment(environ: Mapping[str, str] | None = None) -> dict[str, str
         env["JAVA_HOME"] = str(home)
     else:
         env.pop("JAVA_HOME", None)  # it named no usable Java, and Spark would prefer it to PATH
-    env.setdefault("PYSPARK_PYTHON", sys.executable)
-    env.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    env.setdefault("PYSPARK_PYTHON", worker_python(sys.executable))
+    env.setdefault("PYSPARK_DRIVER_PYTHON", env["PYSPARK_PYTHON"])
     here = str(Path(__file__).resolve().parents[1])
     paths = [part for part in env.get("PYTHONPATH", "").split(os.pathsep) if part]
     if here not in paths:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_udfs.java import MIN_JAVA, NoJava, find_java_home, java_version, spark_environment
+from spark_udfs.java import MIN_JAVA, NoJava, find_java_home, java_version, spark_environment, worker_python
 
 
 def test_the_wheels_java_takes_sparks_flag(tmp_path: Path) -> None:
@@ -51,8 +51,21 @@ def test_without_any_java_the_message_says_what_to_install(tmp_path: Path, monke
 
 def test_workers_get_this_python_and_the_data_source() -> None:
     env = spark_environment({"PATH": "/usr/bin:/bin", "PYTHONPATH": "/x"})
-    assert env["PYSPARK_PYTHON"] == sys.executable
+    assert env["PYSPARK_PYTHON"] == worker_python(sys.executable)
     root, rest = env["PYTHONPATH"].split(":")
     assert (Path(root) / "pyspark_fleetlog.py").exists()
     assert rest == "/x"
     assert spark_environment(env)["PYTHONPATH"] == env["PYTHONPATH"]
+
+
+def test_a_python_in_a_folder_with_blanks_can_be_named_to_spark(tmp_path: Path) -> None:
+    assert worker_python("/usr/bin/python3", tmp_path) == "/usr/bin/python3"
+    odd = tmp_path / "my fleet's log" / "python"
+    odd.parent.mkdir()
+    odd.symlink_to(sys.executable)
+    plain = worker_python(str(odd), tmp_path / "shims")
+    assert " " not in plain
+    done = subprocess.run(
+        [plain, "-c", "import sys; print(sys.argv)", "a b"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "['-c', 'a b']\n"
