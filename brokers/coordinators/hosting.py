@@ -161,6 +161,11 @@ class ShardHost:
         if error is not ErrorCode.NONE:
             self._loop.call_later(RETRY_WAIT_S, self._replayed, None)
             return
+        try:
+            result = self.shard.loaded(self._now())
+        except Exception as problem:
+            self._fail("can't be loaded", problem)
+            return
         self.state = State.ACTIVE
         log.info(
             "loaded %s, epoch %d: %d records up to offset %d in %d ms",
@@ -170,7 +175,7 @@ class ShardHost:
             self._loader.end_offset,
             self._clock.mono_ms() - self._load_began_ms,
         )
-        self._perform(None, None, self.shard.loaded(self._now()))
+        self._perform(None, None, result)
         self._on_loaded(self)
 
     def _fail(self, what: str, error: BaseException) -> None:
@@ -333,15 +338,28 @@ class ShardHost:
             self._forget(run)
 
     def _append(self, run: list[Write]) -> None:
-        info = self.partition.append(
-            encode(run, self._clock.wall_ms()),
-            acks=-1,
-            origin=self._origin,
-            verification_guard=run[0].guard,
-            expected_leader_epoch=self.leader_epoch,
-            transaction_version=0 if run[0].marker is None else run[0].marker.transaction_version,
-        )
-        if info.error in LEADERSHIP_LOST:
+        try:
+            batch = encode(run, self._clock.wall_ms())
+        except Exception:
+            log.exception("records for %s could not be encoded", self.partition.tp)
+            for write in run:
+                self._not_appended(write, ErrorCode.UNKNOWN_SERVER_ERROR)
+            return
+        marker = run[0].marker
+        try:
+            info = self.partition.append(
+                batch,
+                acks=-1,
+                origin=self._origin,
+                verification_guard=run[0].guard,
+                expected_leader_epoch=self.leader_epoch,
+                transaction_version=0 if marker is None else marker.transaction_version,
+            )
+        except Exception as error:
+            self._forget(run)
+            self._fail("could not be appended to", error)  # nobody knows whether the records are in the log
+            return
+        if info.error in LEADERSHIP_LOST and not self._still_leads():
             self._forget(run)
             self._on_lost(self)
         elif info.error is not ErrorCode.NONE:
@@ -353,6 +371,10 @@ class ShardHost:
             flight = _Flight(run, info.last_offset)
             self._flights.append(flight)
             self.partition.wait_for(info.last_offset, partial(self._committed, flight))
+
+    def _still_leads(self) -> bool:
+        """A refused append may be our lease's fault: then the shard stays, for the lease may come back."""
+        return self.partition.is_leader and self.partition.leader_epoch == self.leader_epoch
 
     @staticmethod
     def _forget(run: list[Write]) -> None:
@@ -370,7 +392,12 @@ class ShardHost:
             return
         held = False
         if write.result.failed is not None:
-            held = self._perform(write.key, write.ticket, write.result.failed(error, self._now()))
+            try:
+                instead = write.result.failed(error, self._now())
+            except Exception:
+                log.exception("a command of %r on %s has no answer to %s", write.key, self.partition.tp, error.name)
+                instead = Result(Failed(ErrorCode.UNKNOWN_SERVER_ERROR))
+            held = self._perform(write.key, write.ticket, instead)
         elif write.ticket is not None:
             self._answer(write.ticket, Failed(append_error(error)))
         if not held and write.key is not None:

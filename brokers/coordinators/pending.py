@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,8 @@ from txn.commands import Ticket
 from wire.errors import ErrorCode
 
 __all__ = ["Pending", "append_error"]
+
+log = logging.getLogger(__name__)
 
 
 class Pending:
@@ -37,7 +40,11 @@ class Pending:
         self.done = True
         self.response = response
         if self._callback is not None:
-            self._callback(response)
+            try:
+                self._callback(response)
+            except Exception:
+                # Whoever takes the answer must not stop the coordinator in the middle of its work.
+                log.exception("an answer could not be handed over")
 
     def abandon(self) -> None:
         """Nobody waits any more (the connection is gone): what the command does still happens."""

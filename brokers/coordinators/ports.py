@@ -110,6 +110,11 @@ class PartitionPort(Protocol):
         ...
 
     @property
+    def is_leader(self) -> bool:
+        """Whether the cluster's state names this broker, lease or no lease."""
+        ...
+
+    @property
     def log(self) -> LogPort:
         """Its log."""
         ...

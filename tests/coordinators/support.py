@@ -127,6 +127,7 @@ class MemoryPartition:
         self._stamp = stamp
         self.tp = tp
         self.leader_epoch = 3
+        self.is_leader = True
         self.log = log or MemoryLog()
         self.instant = instant
         self.refuse = ErrorCode.NONE

@@ -208,6 +208,42 @@ def test_a_lost_leadership_seen_by_the_append_unloads(bench: Bench) -> None:
     assert bench.runtime.hosts() == []
 
 
+def test_a_lapsed_lease_refuses_but_keeps_the_shard(bench: Bench) -> None:
+    """Partition.append says NOT_LEADER_OR_FOLLOWER without a lease; no election follows when the lease comes back."""
+    bench.partition.refuse = E.NOT_LEADER_OR_FOLLOWER
+    answers = bench.submit("a", put("a", "1"))
+    bench.loop.settle()
+    assert answers == [Failed(E.NOT_COORDINATOR)]
+    bench.partition.refuse = E.NONE
+    after = bench.submit("a", put("a", "2"))
+    bench.loop.settle()
+    bench.partition.commit()
+    assert after == [[]]
+
+
+def test_an_append_that_breaks_stops_the_shard(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: object, **how: object) -> None:
+        raise OSError("who knows")
+
+    monkeypatch.setattr(bench.partition, "append", broken)
+    answers, behind = bench.submit("a", put("a", "1")), bench.submit("a", put("a", "2"))
+    bench.loop.settle()
+    assert answers == behind == [Failed(E.COORDINATOR_NOT_AVAILABLE)]
+    assert bench.submit("b", put("b", "1")) == [Failed(E.COORDINATOR_NOT_AVAILABLE)]
+
+
+def test_an_answer_nobody_can_take_harms_nobody(bench: Bench) -> None:
+    def broken(answer: object) -> None:
+        raise ZeroDivisionError
+
+    bench.runtime.submit("a", put("a", "1")).on_done(broken)
+    after = bench.submit("a", put("a", "2"))
+    for _ in range(2):
+        bench.loop.settle()
+        bench.partition.commit()
+    assert after == [["1"]]
+
+
 def test_a_lost_leadership_seen_by_the_wait_unloads(bench: Bench) -> None:
     answers = bench.submit("a", put("a", "1"))
     bench.loop.settle()
