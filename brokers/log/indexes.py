@@ -92,6 +92,14 @@ class _IndexFile:
             except DiskFull:
                 pass  # the batch itself is in the log by now; the entries stay in memory until there is room
 
+    def _last_packed(self) -> bytes | None:
+        """The last entry's bytes; a file that isn't in memory is not loaded for it."""
+        size = self.entry.size
+        if self._data is not None:
+            return bytes(self._data[-size:]) or None
+        whole = (self._disk.size(self.path) or 0) // size
+        return self._open().read((whole - 1) * size, size) if whole else None
+
     def _open(self) -> DiskFile:
         if self._file is None:
             self._file = self._disk.open(self.path, create=True)
@@ -168,8 +176,11 @@ class OffsetIndex(_IndexFile):
 
     def last(self) -> OffsetEntry:
         """The last entry; the segment's start if there is none."""
-        count = len(self)
-        return self[count - 1] if count else OffsetEntry(self.base_offset, 0)
+        packed = self._last_packed()
+        if packed is None:
+            return OffsetEntry(self.base_offset, 0)
+        relative, position = _OFFSET_ENTRY.unpack(packed)
+        return OffsetEntry(self.base_offset + relative, position)
 
     def floor(self, offset: int) -> OffsetEntry:
         """The last entry with an offset at most ``offset``; the segment's start if there is none."""
@@ -227,8 +238,11 @@ class TimeIndex(_IndexFile):
 
     def last(self) -> TimeEntry:
         """The last entry; (-1, base offset) if there is none."""
-        count = len(self)
-        return self[count - 1] if count else TimeEntry(-1, self.base_offset)
+        packed = self._last_packed()
+        if packed is None:
+            return TimeEntry(-1, self.base_offset)
+        timestamp, relative = _TIME_ENTRY.unpack(packed)
+        return TimeEntry(timestamp, self.base_offset + relative)
 
     def floor(self, timestamp: int) -> TimeEntry:
         """The last entry with a timestamp at most ``timestamp``; (-1, base offset) if there is none."""

@@ -310,3 +310,13 @@ def test_control_batch_reads_back(tmp_path):
     info = log.append_control(marker(1, 0, commit=True), leader_epoch=0, now_ms=NOW)
     assert info.error == ErrorCode.NONE
     assert append(log, marker(2, 0, commit=True), origin=Origin.COORDINATOR).first_offset == 1
+
+
+def test_asking_for_times_loads_no_index_of_segments_that_do_not_matter(log, tmp_path):
+    end = log.log_end_offset
+    log.close()
+    again = open_log(tmp_path / "events-0", clean=True, config=log.config)
+    assert again.offset_for_timestamp(NOW + 3900) is not None
+    assert again.max_timestamp()[0] == end - 1
+    loaded = [segment for segment in again.segments if segment.time_index.loaded]
+    assert len(loaded) <= 2 < len(again.segments)
