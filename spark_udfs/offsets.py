@@ -123,26 +123,18 @@ def parse_bound(options: Mapping[str, str], side: str, default: int) -> Bound:
 def limit_offsets(start: Mapping[TopicPartition, int], latest: Mapping[TopicPartition, int], most: int) -> Offsets:
     """End offsets at most ``most`` beyond ``start`` in sum, shared out in proportion to what waits.
 
-    Every partition that has something waiting moves at least one offset while the limit lasts, so none starves, and
-    the sum moves whenever anything waits. A partition absent from ``start`` begins at its ``latest`` value's floor 0.
+    Every partition where something waits moves by one offset at least, as far as the limit goes, so none starves
+    beside a large one. ``start`` has every partition of ``latest``.
     """
-    waiting = {tp: latest[tp] - start.get(tp, 0) for tp in sorted(latest)}
-    total = sum(size for size in waiting.values() if size > 0)
-    if total <= most:
-        return {tp: max(latest[tp], start.get(tp, 0)) for tp in latest}
-    ends = {tp: start.get(tp, 0) for tp in latest}
-    left = most
-    hungry = [tp for tp, size in waiting.items() if size > 0]
-    for tp in hungry:
-        share = min(waiting[tp] * most // total, left)
-        ends[tp] += share
-        left -= share
-    for tp in sorted(hungry, key=lambda tp: (ends[tp] - start.get(tp, 0), tp)):
-        if left <= 0:
-            break
-        if ends[tp] < latest[tp]:
-            ends[tp] += 1
-            left -= 1
+    waiting = {tp: latest[tp] - start[tp] for tp in sorted(latest) if latest[tp] > start[tp]}
+    ends = {tp: start[tp] for tp in latest}
+    if sum(waiting.values()) <= most:
+        return {**ends, **{tp: latest[tp] for tp in waiting}}
+    first = list(waiting)[:most]
+    left = most - len(first)
+    rest = sum(waiting.values()) - len(first)
+    for tp in first:
+        ends[tp] += 1 + (waiting[tp] - 1) * left // rest
     return ends
 
 

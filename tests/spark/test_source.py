@@ -183,11 +183,13 @@ def test_stream_follows_its_checkpoint(cluster: Cluster, read_stream: Read, tmp_
     undecided = cluster.transactional(topic, [{"value": "open", "partition": 1}], "open")
     again = Batches(read_stream(subscribe=topic, maxOffsetsPerTrigger=20), tmp_path / "checkpoint")
     again.run()
-    assert sorted(again.values) == [f"v{n}" for n in range(50, 56)]
+    assert {"v51", "v52", "v54", "v55"} <= set(again.values)
+    assert "open" not in again.values
     undecided.commit_transaction(30)
     last = Batches(read_stream(subscribe=topic), tmp_path / "checkpoint")
     last.run()
-    assert last.values == ["open"]
+    # A broker may hear of the new partition a moment later than its client; then the second run reads it.
+    assert sorted(again.values + last.values) == ["open", *(f"v{n}" for n in range(50, 56))]
     nothing = Batches(read_stream(subscribe=topic), tmp_path / "checkpoint")
     nothing.run()
     assert nothing.values == []
