@@ -51,7 +51,7 @@ __all__ = [
 
 ANSWER_TIMEOUT_MS = 30_000
 OFFSETS_TIMEOUT_MS = 5_000
-MARKERS_TIMEOUT_MS = 25_000
+MARKERS_TIMEOUT_MS = 5_000
 NAME_BYTES_MAX = 30_000
 """Names end up in records as strings of at most 32,767 bytes."""
 

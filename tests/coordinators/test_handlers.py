@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import wire.messages as m
+from brokers.log import RealDisk
+from brokers.log.compaction import Compaction
 from tests.coordinators.broker import Broker, play
 from tests.coordinators.test_producer_ids import OneZnode
-from txn.states import TransactionState
+from txn.states import PREPARED, TransactionState
 from wire.apis import APIS
 from wire.errors import ErrorCode as E
 
@@ -357,5 +360,63 @@ def test_descriptions_and_lists(tmp_path: Path, znode: OneZnode) -> None:
         assert (producer.producer_id, producer.current_txn_start_offset, producer.last_sequence) == (pid, 0, 0)
         assert topic.partitions[1].active_producers == []
         await broker.stop()
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("last", ["committed", "aborted", "open"])
+def test_what_a_compacted_log_loads_is_what_it_held(tmp_path: Path, znode: OneZnode, last: str) -> None:
+    """The cleaner leaves gaps, emptied batches and markers; both coordinators come back the same."""
+
+    async def scenario() -> None:
+        broker = await Broker(tmp_path, znode).ready()
+        epochs = {}
+        for name in ("x", "y", "expired"):
+            epochs[name] = ((await broker.init(name)).producer_id, 0)
+        for number in range(12):
+            for name in ("x", "y"):
+                pid, epoch = epochs[name]
+                assert await broker.commit_offsets(pid, epoch, f"group-{name}", number, 5, name=name) == 0
+                ended = await broker.end(pid, epoch, number % 3 != 0, 5, name=name)
+                assert ended.error_code == 0
+                epochs[name] = (ended.producer_id, ended.producer_epoch)
+        internal = [partition.log for partition in broker.replicas.all() if partition.tp.topic != "t"]
+        for log in internal:
+            log.roll(broker.clock.wall_ms())
+        pid, epoch = epochs["x"]
+        assert await broker.commit_offsets(pid, epoch, "group-x", 99, 5) == 0
+        if last != "open":
+            assert (await broker.end(pid, epoch, last == "committed", 5)).error_code == 0
+        shard = broker.transactions.shard_for("expired")
+        shard.settings = replace(shard.settings, id_expiration_ms=0)
+        host = broker.transactions.host_for("expired")
+        assert not isinstance(host, E)
+        host.run("expired", lambda shard, now, ticket: shard.on_timer("expire/expired", now))
+        while shard.describe("expired") is not None or any(
+            t.state in PREPARED for s in broker.transactions.shards() for t in s.transactions.values()
+        ):
+            await asyncio.sleep(0.001)
+        before = [dict(shard.transactions) for shard in broker.transactions.shards()]
+        offsets = [broker.offset(group) for group in ("group-x", "group-y")]
+        assert offsets == [99 if last == "committed" else 11, 11]
+        for log in internal:
+            log.roll(broker.clock.wall_ms())
+            size, start = log.size_bytes, log.segments.first.base_offset
+            stable = max(
+                segment.base_offset for segment in log.segments if segment.base_offset <= log.last_stable_offset
+            )
+            for _ in Compaction(RealDisk(), log, start, stable, broker.clock.wall_ms()).run():
+                pass
+            assert log.size_bytes < size or size == 0
+        await broker.crash()
+
+        after = await Broker(tmp_path, znode, epoch=1).ready()
+        assert [dict(shard.transactions) for shard in after.transactions.shards()] == before
+        assert [after.offset(group) for group in ("group-x", "group-y")] == offsets
+        if last == "open":
+            assert (await after.end(pid, epoch, True, 5)).error_code == 0
+            while after.offset("group-x") != 99:
+                await asyncio.sleep(0.001)
+        await after.stop()
 
     play(scenario)
