@@ -121,7 +121,7 @@ def parse_bound(options: Mapping[str, str], side: str, default: int) -> Bound:
 
 
 def limit_offsets(start: Mapping[TopicPartition, int], latest: Mapping[TopicPartition, int], most: int) -> Offsets:
-    """End offsets at most ``most`` beyond ``start`` in sum, shared out in proportion to what waits.
+    """End offsets ``most`` beyond ``start`` in sum (or all that waits), shared out in proportion to what waits.
 
     Every partition where something waits moves by one offset at least, as far as the limit goes, so none starves
     beside a large one. ``start`` has every partition of ``latest``.
@@ -135,6 +135,11 @@ def limit_offsets(start: Mapping[TopicPartition, int], latest: Mapping[TopicPart
     rest = sum(waiting.values()) - len(first)
     for tp in first:
         ends[tp] += 1 + (waiting[tp] - 1) * left // rest
+    lost = most - sum(ends[tp] - start[tp] for tp in first)  # to rounding down: less than one for each of them
+    for tp in first:
+        if lost > 0 and ends[tp] < latest[tp]:
+            ends[tp] += 1
+            lost -= 1
     return ends
 
 

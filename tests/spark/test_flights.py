@@ -11,6 +11,7 @@ from rich.console import Console
 
 from examples.flights import data, steps
 from examples.flights.__main__ import Progress, run
+from tests.fleet import Fleet
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.xdist_group("spark")]
 
@@ -40,6 +41,34 @@ def test_without_the_fence_the_same_kill_makes_duplicates(bootstrap: str, tmp_pa
     result, _ = run_job(bootstrap, tmp_path, fence=False)
     assert not result.exactly_once
     assert (result.duplicates, result.missing, result.wrong) == (2000, 0, 0)
+
+
+def test_exactly_once_while_every_broker_is_killed(own_fleet: Fleet, tmp_path: Path) -> None:
+    own_fleet.start()
+    steps.create_topics(own_fleet.bootstrap, "flights", "out")
+    steps.produce(own_fleet.bootstrap, "flights", FLIGHTS, print)
+    query = steps.Query(own_fleet.bootstrap, "flights", "out", "out", tmp_path / "spark", FLIGHTS // 7)
+    query.directory.mkdir()
+    killed = []
+
+    def watch(text: str) -> None:
+        print(text)
+        if "committed" in text and len(killed) < len(own_fleet.brokers):
+            broker = own_fleet.brokers[len(killed)]
+            killed.append(broker.id)
+            broker.kill()
+            broker.start()
+            broker.wait_ready()
+
+    for attempt in range(3):  # a driver may give up; started again, it must go on where it stood
+        try:
+            query.run(f"driver-{attempt}", "", watch)
+            break
+        except steps.StepFailed as failure:
+            print(failure)
+    assert len(killed) == 3
+    result = steps.reconcile(own_fleet.bootstrap, "out", FLIGHTS)
+    assert result.exactly_once, result
 
 
 def test_expected_records_know_every_class() -> None:
