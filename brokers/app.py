@@ -247,6 +247,12 @@ class Broker:
             lambda: sum(partition.is_leader for partition in services.replicas.all()),
         )
         watch("fleetlog_controller", "1 on the controller.", lambda: float(services.controller.is_active))
+        self._metrics.watch_family(
+            "fleetlog_coordinators",
+            "What this broker's group and transaction coordinators hold.",
+            "what",
+            lambda: {**services.groups.metrics(), **services.transactions.metrics()},
+        )
         watch("fleetlog_lease_seconds", "Time left on the lease.", lambda: services.store.lease.remaining_ms() / 1000)
 
     # ---- registration ----------------------------------------------------------------------------------------------

@@ -203,6 +203,7 @@ def test_health_and_metrics(one: Fleet) -> None:
     text = urlopen(f"{base}/metrics").read().decode()
     assert "fleetlog_appended_records_total 10.0" in text
     assert "fleetlog_controller 1.0" in text
+    assert 'fleetlog_coordinators{what="groups_partitions"} 0.0' in text
     one.zookeeper.kill()
     from urllib.error import HTTPError
 
