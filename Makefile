@@ -17,7 +17,7 @@ quickstart: $(READY) ## three brokers, a real data set, Spark, two killed driver
 	@$(BIN)/python -m examples.flights
 
 test: $(READY) ## all tests (PYTEST_ARGS="tests/log -k recovery" runs some)
-	@$(BIN)/python -m pytest -n $(WORKERS) -m "not kafka_jars" $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not kafka_jars" --durations 15 $(PYTEST_ARGS)
 
 test-jars: $(READY) ## the tests that use Apache Kafka's own jars, through Maven
 	@$(BIN)/python -m pytest -m kafka_jars tests/kafka_jars
