@@ -13,6 +13,7 @@ from typing import Any
 
 import wire.messages as m
 from brokers.api.base import Context, Done, Outcome, Park
+from brokers.api.waiting import when_done
 from brokers.coordinators.runtime import CoordinatorRuntime, Pending
 from brokers.groups.records import CommittedOffset
 from brokers.groups.requests import (
@@ -45,25 +46,6 @@ GROUP_OPERATIONS = frozenset({3, 6, 8, 10, 11})
 
 
 # --- waiting ----------------------------------------------------------------------------------------------------
-
-
-def _when_done(
-    pending: Pending,
-    render: Callable[[Any], Any],
-    deadline_ms: int = ANSWER_TIMEOUT_MS,
-    late: ErrorCode = ErrorCode.COORDINATOR_NOT_AVAILABLE,
-) -> Outcome:
-    """The rendered answer, at once or when it comes; after ``deadline_ms`` the rendered ``Failed(late)``."""
-    if pending.done:
-        return Done(render(pending.response))
-
-    def expired() -> Any:
-        pending.abandon()
-        return render(Failed(late))
-
-    park = Park(deadline_ms, expired, on_drop=pending.abandon)
-    pending.on_done(lambda response: park.complete(render(response)))
-    return park
 
 
 def _when_all_done(pendings: list[Pending], render: Callable[[list[Any]], Any]) -> Outcome:
@@ -143,7 +125,7 @@ def handle_join_group(request: Any, context: Context) -> Outcome:
         request.group_id, lambda shard, now, ticket: shard.join(command, now, ticket)
     )
     longest_ms = max(rebalance_timeout_ms, NEW_MEMBER_JOIN_TIMEOUT_MS) + JOIN_MARGIN_MS
-    return _when_done(pending, render, longest_ms, ErrorCode.REBALANCE_IN_PROGRESS)
+    return when_done(pending, render, longest_ms, ErrorCode.REBALANCE_IN_PROGRESS)
 
 
 def _join_refusal(request: Any, context: Context) -> ErrorCode:
@@ -208,7 +190,7 @@ def handle_sync_group(request: Any, context: Context) -> Outcome:
         request.group_id, lambda shard, now, ticket: shard.sync(command, now, ticket)
     )
     longest_ms = NEW_MEMBER_JOIN_TIMEOUT_MS + JOIN_MARGIN_MS
-    return _when_done(pending, render, longest_ms, ErrorCode.REBALANCE_IN_PROGRESS)
+    return when_done(pending, render, longest_ms, ErrorCode.REBALANCE_IN_PROGRESS)
 
 
 def handle_heartbeat(request: Any, context: Context) -> Outcome:
@@ -223,7 +205,7 @@ def handle_heartbeat(request: Any, context: Context) -> Outcome:
     pending = context.services.groups.submit(
         request.group_id, lambda shard, now, ticket: shard.heartbeat(command, now, ticket)
     )
-    return _when_done(pending, render)
+    return when_done(pending, render, ANSWER_TIMEOUT_MS)
 
 
 def handle_leave_group(request: Any, context: Context) -> Outcome:
@@ -262,7 +244,7 @@ def handle_leave_group(request: Any, context: Context) -> Outcome:
     pending = context.services.groups.submit(
         group_id, lambda shard, now, ticket: shard.leave(group_id, leavers, now, ticket)
     )
-    return _when_done(pending, render)
+    return when_done(pending, render, ANSWER_TIMEOUT_MS)
 
 
 # --- offsets ----------------------------------------------------------------------------------------------------
@@ -290,7 +272,7 @@ def handle_offset_commit(request: Any, context: Context) -> Outcome:
     pending = context.services.groups.submit(
         request.group_id, lambda shard, now, ticket: shard.commit(command, now, ticket)
     )
-    return _when_done(pending, render)
+    return when_done(pending, render, ANSWER_TIMEOUT_MS)
 
 
 def split_partitions(
@@ -461,7 +443,7 @@ def handle_offset_delete(request: Any, context: Context) -> Outcome:
     pending = context.services.groups.submit(
         group_id, lambda shard, now, ticket: shard.delete_offsets(group_id, known, now, ticket)
     )
-    return _when_done(pending, render)
+    return when_done(pending, render, ANSWER_TIMEOUT_MS)
 
 
 # --- administration ---------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from brokers.api.transaction_lists import (
     handle_describe_transactions,
     handle_list_transactions,
 )
+from brokers.api.waiting import when_done
 from brokers.coordinators.pending import Pending
 from brokers.coordinators.ports import Marker
 from brokers.coordinators.transactions import TransactionCoordinator
@@ -60,25 +61,6 @@ def _coordinator(context: Context) -> TransactionCoordinator:
     found = context.services.transactions
     assert isinstance(found, TransactionCoordinator)
     return found
-
-
-def _when_done(
-    pending: Pending,
-    render: Callable[[Any], Any],
-    timeout_ms: int = ANSWER_TIMEOUT_MS,
-    late: ErrorCode = ErrorCode.COORDINATOR_NOT_AVAILABLE,
-) -> Outcome:
-    """The rendered answer at once, or when it comes; ``Failed(late)`` after the time."""
-    if pending.done:
-        return Done(render(pending.response))
-
-    def expired() -> Any:
-        pending.abandon()
-        return render(Failed(late))
-
-    park = Park(timeout_ms, expired, on_drop=pending.abandon)
-    pending.on_done(lambda response: park.complete(render(response)))
-    return park
 
 
 def _error_of(answer: Any) -> ErrorCode:
@@ -192,7 +174,7 @@ def handle_add_partitions_to_txn(request: Any, context: Context) -> Outcome:
     pending = _submit_add(
         context, transactional_id, request.v3_and_below_producer_id, request.v3_and_below_producer_epoch, asked
     )
-    return _when_done(pending, lambda answer: render(dict.fromkeys(asked, _error_of(answer))))
+    return when_done(pending, lambda answer: render(dict.fromkeys(asked, _error_of(answer))), ANSWER_TIMEOUT_MS)
 
 
 def _submit_add(
@@ -292,7 +274,7 @@ def handle_add_offsets_to_txn(request: Any, context: Context) -> Outcome:
         return Done(render(Failed(ErrorCode.INVALID_REQUEST)))
     partition = TopicPartition(GROUP_METADATA_TOPIC, context.services.groups.partition_for(request.group_id))
     pending = _submit_add(context, request.transactional_id, request.producer_id, request.producer_epoch, [partition])
-    return _when_done(pending, render)
+    return when_done(pending, render, ANSWER_TIMEOUT_MS)
 
 
 # --- EndTxn -----------------------------------------------------------------------------------------------------------
@@ -320,7 +302,7 @@ def handle_end_txn(request: Any, context: Context) -> Outcome:
     def command(shard: TransactionShard, now: Now, _ticket: Ticket) -> Result:
         return shard.end_transaction(transactional_id, producer, end, ids.take, now)
 
-    return _when_done(_coordinator(context).submit_patiently(transactional_id, command), render)
+    return when_done(_coordinator(context).submit_patiently(transactional_id, command), render, ANSWER_TIMEOUT_MS)
 
 
 # --- WriteTxnMarkers --------------------------------------------------------------------------------------------------
@@ -423,7 +405,7 @@ async def handle_txn_offset_commit(request: Any, context: Context) -> Outcome:
         return shard.commit_transactional(commit, producer, now, ticket)
 
     pending = groups.submit(request.group_id, command, guard=guard)
-    return _when_done(pending, render, OFFSETS_TIMEOUT_MS)
+    return when_done(pending, render, OFFSETS_TIMEOUT_MS)
 
 
 def _offsets_error(asked: Question, answer: ErrorCode) -> ErrorCode:

@@ -9,26 +9,17 @@ from pathlib import Path
 
 import click
 
+from brokers.cli.options import pairs
 from brokers.config import BROKER_SETTINGS, TOPIC_SETTINGS, ConfigError, load_config
 
 EXIT_CONFIG = 2
 EXIT_START = 1
 
 
-def _pairs(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
-    pairs = {}
-    for value in values:
-        name, mark, text = value.partition("=")
-        if not mark:
-            raise click.BadParameter(f"{value!r} must be NAME=VALUE")
-        pairs[name.strip()] = text
-    return pairs
-
-
 @click.command()
 @click.argument("config_file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option(
-    "--override", "-o", multiple=True, callback=_pairs, metavar="NAME=VALUE", help="A setting, on top of CONFIG_FILE."
+    "--override", "-o", multiple=True, callback=pairs, metavar="NAME=VALUE", help="A setting, on top of CONFIG_FILE."
 )
 @click.option(
     "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True

@@ -117,17 +117,6 @@ def client_options(function: _Function) -> _Function:
     return wrapped  # type: ignore[return-value]
 
 
-def pairs(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
-    """Callback of options that take NAME=VALUE several times."""
-    found = {}
-    for value in values:
-        name, mark, rest = value.partition("=")
-        if not mark or not name.strip():
-            raise click.BadParameter(f"{value!r} must be NAME=VALUE")
-        found[name.strip()] = rest
-    return found
-
-
 class PartitionsOf(NamedTuple):
     """A topic, all of it (``partitions`` None) or some partitions."""
 

@@ -17,6 +17,7 @@ from rich.console import Console
 from brokers.cli import dev_fleet as fleet
 from brokers.cli.dev_signals import Interrupted, interrupts
 from brokers.cli.dev_state import DevError, FleetState, Process, end_all, load, locked
+from brokers.cli.options import pairs
 from brokers.cli.output import table
 
 EXIT_FAILED = 1
@@ -49,16 +50,6 @@ def dev() -> None:
     """A local fleet beside a real ZooKeeper: up, status, kill, start, down."""
 
 
-def _settings(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
-    settings = {}
-    for value in values:
-        name, mark, text = value.partition("=")
-        if not mark:
-            raise click.BadParameter(f"{value!r} must be NAME=VALUE")
-        settings[name.strip()] = text
-    return settings
-
-
 @dev.command()
 @click.option("--brokers", "count", type=click.IntRange(1, 30), default=3, show_default=True, help="How many brokers.")
 @click.option(
@@ -70,7 +61,7 @@ def _settings(_: click.Context, __: click.Parameter, values: tuple[str, ...]) ->
 )
 @click.option("--detach", is_flag=True, help="Return when it is ready; `dev down` ends it.")
 @click.option(
-    "--set", "settings", multiple=True, callback=_settings, metavar="NAME=VALUE", help="A setting for every broker."
+    "--set", "settings", multiple=True, callback=pairs, metavar="NAME=VALUE", help="A setting for every broker."
 )
 @directory_option
 @json_option

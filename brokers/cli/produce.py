@@ -23,9 +23,9 @@ from brokers.cli.client import (
     explain,
     first_line,
     known_partitions,
-    pairs,
     producer,
 )
+from brokers.cli.options import pairs
 from brokers.cli.output import CliError, Output, progress
 
 IN_FLIGHT_RECORDS = 20_000

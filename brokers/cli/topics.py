@@ -19,9 +19,9 @@ from brokers.cli.client import (
     complete_topics,
     explain,
     known_partitions,
-    pairs,
     wait_until_known,
 )
+from brokers.cli.options import pairs
 from brokers.cli.output import CliError, Output, table, warn
 from wire.errors import ErrorCode
 

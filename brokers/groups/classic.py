@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from brokers.groups import records
-from brokers.groups.members import TABLE, Group, Member, Pending, State, Turn
+from brokers.groups.members import TABLE, Group, Member, Pending, State, Turn, append_error
 from brokers.groups.requests import (
     GroupSettings,
     HeartbeatRequest,
@@ -425,19 +425,3 @@ def on_session_timer(group: Group, member_id: str, turn: Turn, settings: GroupSe
     else:
         _forget(group, member, turn)
         rebalance(group, turn, settings)
-
-
-def append_error(error: ErrorCode) -> ErrorCode:
-    """What a group's client is told when a record could not be appended."""
-    if error in {
-        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-        ErrorCode.NOT_ENOUGH_REPLICAS,
-        ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
-        ErrorCode.REQUEST_TIMED_OUT,
-    }:
-        return ErrorCode.COORDINATOR_NOT_AVAILABLE
-    if error in {ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.KAFKA_STORAGE_ERROR}:
-        return ErrorCode.NOT_COORDINATOR
-    if error in {ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE, ErrorCode.INVALID_FETCH_SIZE}:
-        return ErrorCode.UNKNOWN_SERVER_ERROR
-    return error

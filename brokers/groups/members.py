@@ -377,3 +377,19 @@ def parse_timer(name: str) -> tuple[str, str, str]:
     """Kind, group id and member id of a timer's name."""
     kind, size, rest = name.split(":", 2)
     return kind, rest[: int(size)], rest[int(size) :]
+
+
+def append_error(error: ErrorCode, too_large: ErrorCode = ErrorCode.UNKNOWN_SERVER_ERROR) -> ErrorCode:
+    """What a group's client is told when a record could not be appended; ``too_large`` for one over the limit."""
+    if error in {
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.NOT_ENOUGH_REPLICAS,
+        ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+        ErrorCode.REQUEST_TIMED_OUT,
+    }:
+        return ErrorCode.COORDINATOR_NOT_AVAILABLE
+    if error in {ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.KAFKA_STORAGE_ERROR}:
+        return ErrorCode.NOT_COORDINATOR
+    if error in {ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE, ErrorCode.INVALID_FETCH_SIZE}:
+        return too_large
+    return error

@@ -7,7 +7,7 @@ generation; a reader may insist on offsets no open transaction is about to chang
 from __future__ import annotations
 
 from brokers.groups import records
-from brokers.groups.members import CONSUMER_PROTOCOL_TYPE, TABLE, Group, State, Turn
+from brokers.groups.members import CONSUMER_PROTOCOL_TYPE, TABLE, Group, State, Turn, append_error
 from brokers.groups.records import CommittedOffset
 from brokers.groups.requests import CommitAnswer, CommitRequest, FetchedOffset, FetchRequest, GroupSettings
 from txn.commands import Result
@@ -74,28 +74,14 @@ def _write(request: CommitRequest, turn: Turn, settings: GroupSettings) -> Resul
         turn.records.append(records.offset_record(request.group_id, partition, committed))
         answer[partition] = ErrorCode.NONE
     result = turn.result(answer)
-    result.failed = lambda error, now: Result(response=_all(request, commit_append_error(error)))
+    result.failed = lambda error, now: Result(
+        response=_all(request, append_error(error, ErrorCode.INVALID_COMMIT_OFFSET_SIZE))
+    )
     return result
 
 
 def _all(request: CommitRequest, error: ErrorCode) -> CommitAnswer:
     return {partition: error for partition, _ in request.offsets}
-
-
-def commit_append_error(error: ErrorCode) -> ErrorCode:
-    """What a committer is told when the record could not be appended."""
-    if error in {
-        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-        ErrorCode.NOT_ENOUGH_REPLICAS,
-        ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
-        ErrorCode.REQUEST_TIMED_OUT,
-    }:
-        return ErrorCode.COORDINATOR_NOT_AVAILABLE
-    if error in {ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.KAFKA_STORAGE_ERROR}:
-        return ErrorCode.NOT_COORDINATOR
-    if error in {ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE, ErrorCode.INVALID_FETCH_SIZE}:
-        return ErrorCode.INVALID_COMMIT_OFFSET_SIZE
-    return error
 
 
 # --- reading ----------------------------------------------------------------------------------------------------
