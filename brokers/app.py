@@ -33,6 +33,7 @@ from brokers.metrics import Metrics
 from brokers.model import GROUP_METADATA_TOPIC, Endpoint
 from brokers.server.admin import Admin
 from brokers.server.listener import Server
+from coordination.connect import CannotConnect
 from coordination.former import FILE_NAME, FormerSession
 from coordination.registration import Advertisement, DuplicateBroker, ListenerAddress, Registered, register, unregister
 from coordination.store import SessionEvent, SessionExpired, SessionState, StoreError
@@ -158,7 +159,10 @@ class Broker:
             seeds = {znodes.FEATURE: znodes.encode_features(NEW_CLUSTER_FEATURES)}
             return await adopt(store, new_cluster_id, seeds=seeds), store
         except (StoreError, ValueError) as error:
-            raise StartError(f"zookeeper.connect={config.zookeeper_connect}: {error}") from error
+            told = isinstance(error, CannotConnect)  # it names the setting and each address itself
+            raise StartError(
+                str(error) if told else f"zookeeper.connect={config.zookeeper_connect}: {error}"
+            ) from error
 
     def _open_logs(self, cluster_id: str) -> LogStore:
         logs = LogStore(self.config, RealDisk(), self._clock, cluster_id=cluster_id)
