@@ -33,7 +33,6 @@ from brokers.metrics import Metrics
 from brokers.model import GROUP_METADATA_TOPIC, Endpoint
 from brokers.server.admin import Admin
 from brokers.server.listener import Server
-from coordination.connect import CannotConnect
 from coordination.former import FILE_NAME, FormerSession
 from coordination.registration import Advertisement, DuplicateBroker, ListenerAddress, Registered, register, unregister
 from coordination.store import SessionEvent, SessionExpired, SessionState, StoreError
