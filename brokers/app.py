@@ -158,10 +158,10 @@ class Broker:
             seeds = {znodes.FEATURE: znodes.encode_features(NEW_CLUSTER_FEATURES)}
             return await adopt(store, new_cluster_id, seeds=seeds), store
         except (StoreError, ValueError) as error:
-            told = isinstance(error, CannotConnect)  # it names the setting and each address itself
-            raise StartError(
-                str(error) if told else f"zookeeper.connect={config.zookeeper_connect}: {error}"
-            ) from error
+            where = (
+                "" if str(error).startswith("zookeeper.connect") else f"zookeeper.connect={config.zookeeper_connect}: "
+            )
+            raise StartError(f"{where}{error}") from error
 
     def _open_logs(self, cluster_id: str) -> LogStore:
         logs = LogStore(self.config, RealDisk(), self._clock, cluster_id=cluster_id)
