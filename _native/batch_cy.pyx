@@ -335,7 +335,7 @@ def validate_records(payload, header):
     cdef int32_t last = header.last_offset_delta
     cdef int64_t _number, _h, names, delta, previous = -1, timestamp, largest = -1
     cdef int64_t base_timestamp = header.base_timestamp
-    cdef Py_ssize_t stop, start = 0
+    cdef Py_ssize_t stop, length, start = 0
     cdef bint keyed = True
     PyObject_GetBuffer(payload, &view, PyBUF_SIMPLE)
     try:
@@ -357,8 +357,10 @@ def validate_records(payload, header):
             _span(&c, &start)
             names = _headers(&c, stop)
             for _h in range(names):
-                if _span(&c, &start) < 0:
+                length = _span(&c, &start)
+                if length < 0:
                     raise CorruptBatch("a header without a name", c.position)
+                _check_name(c.p, start, length)
                 _span(&c, &start)
             _end(&c, stop, view.len)
         _end_payload(&c)

@@ -283,11 +283,7 @@ def decode_records(payload: Buffer, header: BatchHeader) -> list[Record]:
             name = reader.span()
             if name is None:
                 raise CorruptBatch("a header without a name", reader.position)
-            try:
-                text = str(view[name[0] : name[1]], "utf-8")
-            except UnicodeDecodeError:
-                raise CorruptBatch("a header name is not UTF-8", name[0]) from None
-            headers.append((text, _take(view, reader.span())))
+            headers.append((_header_name(view, name), _take(view, reader.span())))
         _end_record(reader, stop, len(view))
         if header.is_log_append_time:
             timestamp = header.max_timestamp
@@ -315,12 +311,21 @@ def validate_records(payload: Buffer, header: BatchHeader) -> tuple[int, bool]:
         keyed = reader.span() is not None and keyed
         reader.span()
         for _ in range(_header_count(reader, stop)):
-            if reader.span() is None:
+            name = reader.span()
+            if name is None:
                 raise CorruptBatch("a header without a name", reader.position)
+            _header_name(view, name)
             reader.span()
         _end_record(reader, stop, len(view))
     _end_payload(reader)
     return largest, keyed
+
+
+def _header_name(view: memoryview, span: tuple[int, int]) -> str:
+    try:
+        return str(view[span[0] : span[1]], "utf-8")
+    except UnicodeDecodeError:
+        raise CorruptBatch("a header name is not UTF-8", span[0]) from None
 
 
 def _checked_reader(view: memoryview, header: BatchHeader) -> _Reader:

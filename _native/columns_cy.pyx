@@ -246,18 +246,6 @@ cdef inline int _push32(bytearray out, Py_ssize_t row, int32_t value) except -1:
     return 0
 
 
-cdef int _check_name(const uint8_t *p, Py_ssize_t start, Py_ssize_t length) except -1:
-    cdef Py_ssize_t i
-    for i in range(start, start + length):
-        if p[i] >= 0x80:
-            try:
-                (<const char *>p)[start:start + length].decode("utf-8")
-            except UnicodeDecodeError:
-                raise CorruptBatch("a header name is not UTF-8", start) from None
-            return 0
-    return 0
-
-
 def decode_columns(parts, object start=0, object end=2**63 - 1, bint headers=False):
     cdef int64_t first = max(start, -(2**63)), last_wanted = min(end, 2**63 - 1)
     cdef bytearray offsets = bytearray(512), times = bytearray(512), kinds = bytearray(256)

@@ -118,3 +118,15 @@ cdef inline int _varint_size(uint64_t v) noexcept nogil:
 
 cdef inline uint64_t _zigzag(int64_t v) noexcept nogil:
     return (<uint64_t>v << 1) ^ <uint64_t>(v >> 63)
+
+
+cdef int _check_name(const uint8_t *p, Py_ssize_t start, Py_ssize_t length) except -1:
+    cdef Py_ssize_t i
+    for i in range(start, start + length):
+        if p[i] >= 0x80:
+            try:
+                (<const char *>p)[start:start + length].decode("utf-8")
+            except UnicodeDecodeError:
+                raise CorruptBatch("a header name is not UTF-8", start) from None
+            return 0
+    return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,8 @@ from hypothesis import settings
 import _native
 from tests.fleet import Fleet
 
-settings.register_profile("fleetlog", deadline=None)  # the machine is shared: a slow example is no bug
+# The machine is shared: a slow example is no bug. CI tries the same examples every time; everybody else new ones.
+settings.register_profile("fleetlog", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("fleetlog")
 
 
