@@ -67,7 +67,12 @@ def heartbeat() -> Any:
 @pytest.mark.parametrize("length", [1000, len(CONTENT)])
 def test_a_cold_slice_arrives_whole(cold: ColdFile, length: int) -> None:
     cold.length = length
-    with RunningServer({HEARTBEAT: lambda *_: Done(hot.Encoded([b"<", cold, b">"]))}) as server:
+
+    def handler(*_: Any) -> Done:
+        cold.chill()  # as late as can be: the probe of is_cold() may have started the system's own read-ahead
+        return Done(hot.Encoded([b"<", cold, b">"]))
+
+    with RunningServer({HEARTBEAT: handler}) as server:
         asked: list[int] = []
         fetch = server.server.read_ahead.fetch
 
