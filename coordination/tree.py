@@ -69,6 +69,8 @@ async def ensure(store: Store, path: str) -> None:
 async def _mark(store: Store, cluster_id: str, seeds: Mapping[str, bytes]) -> None:
     for path in _KAFKA_DATA:
         if await store.exists(path) is not None:
+            if await store.exists(MARK) is not None:
+                return  # another broker of ours was faster: it came in the same multi as the mark
             raise ForeignTree(
                 f"the ZooKeeper tree has {path} but not fleetlog's mark {MARK}: it belongs to an Apache Kafka cluster;"
                 " use another ensemble, or a path of its own (zookeeper.connect=host:port/fleetlog)",

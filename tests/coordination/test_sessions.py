@@ -374,8 +374,8 @@ async def test_a_hanging_server_is_left_while_there_is_time(make_ensemble: Calla
     leader = ensemble.leader()
     followers = [node for node in ensemble.nodes if node is not leader]
     async with Stores() as stores:
-        # Of several stores some are at the follower that is going to hang.
-        opened = [await stores.open(",".join(node.address for node in followers), timeout_ms=5000) for _ in range(6)]
+        # Of many stores some are at the follower that is going to hang: each chooses by a throw of its own.
+        opened = [await stores.open(",".join(node.address for node in followers), timeout_ms=5000) for _ in range(14)]
         before = [session_id(store) for store in opened]
         events = [record_session(store) for store in opened]
         leases: list[bool] = []

@@ -14,6 +14,7 @@ import sys
 from typing import Any
 
 SESSION_TIMEOUT_MS = 6_000
+METADATA_AGE_MS = 2_000  # a member that joins before it has heard of the topic gets nothing until it asks again
 stopping = False
 
 
@@ -59,6 +60,7 @@ def kafka_python(bootstrap: str, topic: str, group: str, instance: str | None) -
     consumer = KafkaConsumer(
         bootstrap_servers=bootstrap.split(","), group_id=group, auto_offset_reset="earliest", enable_auto_commit=False,
         session_timeout_ms=SESSION_TIMEOUT_MS, heartbeat_interval_ms=500, group_instance_id=instance,
+        metadata_max_age_ms=METADATA_AGE_MS,
     )  # fmt: skip
     consumer.subscribe([topic], listener=Listener())
     while not stopping:
@@ -83,6 +85,7 @@ def aiokafka(bootstrap: str, topic: str, group: str, instance: str | None) -> No
         consumer = AIOKafkaConsumer(
             bootstrap_servers=bootstrap, group_id=group, auto_offset_reset="earliest", enable_auto_commit=False,
             session_timeout_ms=SESSION_TIMEOUT_MS, heartbeat_interval_ms=500, group_instance_id=instance,
+        metadata_max_age_ms=METADATA_AGE_MS,
         )  # fmt: skip
         consumer.subscribe([topic], listener=Listener())
         await consumer.start()
