@@ -61,10 +61,10 @@ def start(bootstrap: str) -> Iterator[Callable[..., Member]]:
         member.process.wait()
 
 
-def _until(check: Callable[[], bool], what: str) -> None:
+def _until(check: Callable[[], bool], what: str, members: list[Member] | None = None) -> None:
     deadline = time.monotonic() + WAIT_S
     while not check():
-        assert time.monotonic() < deadline, what
+        assert time.monotonic() < deadline, f"{what}; assignments: {[m.assignments for m in members or []]}"
         time.sleep(0.1)
 
 
@@ -89,7 +89,7 @@ def test_three_members_join_leave_and_die(
     client.create_topic(bootstrap, topic, PARTITIONS)
     expected = _write(client, bootstrap, topic, "one")
     members = [start(client, topic, group) for _ in range(3)]
-    _until(lambda: _covered(members), "three members share the partitions")
+    _until(lambda: _covered(members), "three members share the partitions", members)
     expected |= _write(client, bootstrap, topic, "two")
 
     def read() -> set[str]:
