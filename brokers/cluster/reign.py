@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Callable, Sequence
-from typing import NoReturn
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NoReturn, TypeVar
 
 from brokers.cluster import plans, znodes
 from brokers.cluster.loading import children_or_none, list_changes, load, read_or_none
@@ -47,6 +47,8 @@ from coordination.tree import ensure
 from wire.errors import ErrorCode
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T", NewTopic, NewPartitions)
 
 RETRY_SECONDS = 0.1
 ATTEMPTS = 10
@@ -225,6 +227,10 @@ class Reign:
 
     async def create_topics(self, topics: Sequence[NewTopic], validate_only: bool) -> list[Outcome]:
         """One outcome per topic, in order; raises TermOver when the term ends before the last is done."""
+        return await self._each(topics, lambda new: self._create(new, validate_only))
+
+    async def _each(self, topics: Sequence[T], work: Callable[[T], Awaitable[Outcome]]) -> list[Outcome]:
+        """One outcome per topic, in order; a topic that stands twice is refused both times."""
         twice = duplicates([topic.name for topic in topics])
         outcomes = []
         async with self._lock:
@@ -233,7 +239,7 @@ class Reign:
                     outcomes.append(Outcome(new.name, ErrorCode.INVALID_REQUEST, "Duplicate topic name."))
                     continue
                 try:
-                    outcomes.append(await self._create(new, validate_only))
+                    outcomes.append(await work(new))
                 except Refused as refused:
                     outcomes.append(Outcome(new.name, refused.error, refused.message))
         return outcomes
@@ -285,18 +291,7 @@ class Reign:
 
     async def create_partitions(self, topics: Sequence[NewPartitions], validate_only: bool) -> list[Outcome]:
         """One outcome per topic, in order; raises TermOver."""
-        twice = duplicates([topic.name for topic in topics])
-        outcomes = []
-        async with self._lock:
-            for new in topics:
-                if new.name in twice:
-                    outcomes.append(Outcome(new.name, ErrorCode.INVALID_REQUEST, "Duplicate topic name."))
-                    continue
-                try:
-                    outcomes.append(await self._extend(new, validate_only))
-                except Refused as refused:
-                    outcomes.append(Outcome(new.name, refused.error, refused.message))
-        return outcomes
+        return await self._each(topics, lambda new: self._extend(new, validate_only))
 
     async def _extend(self, new: NewPartitions, validate_only: bool) -> Outcome:
         wanted: uuid.UUID | None = None
