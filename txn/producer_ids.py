@@ -76,13 +76,6 @@ def next_block(stored: StoredBlock | None) -> Block:
     return Block(first, first + BLOCK_SIZE - 1)
 
 
-def written_by(stored: StoredBlock | None, stamp: str) -> bool:
-    """After a write with unknown outcome: whether it happened. Only right while nobody wrote after us, which the
-    caller knows by the stamp itself: every attempt of every incarnation has its own.
-    """
-    return stored is not None and stored.stamp == stamp
-
-
 class ProducerIds:
     """The ids this broker may hand out: a block in use and the one after it. No I/O."""
 
