@@ -18,6 +18,7 @@ __all__ = [
     "Clock",
     "Endpoint",
     "LeaderEpoch",
+    "Life",
     "Offset",
     "PartitionState",
     "ProducerId",
@@ -51,15 +52,39 @@ class Endpoint(NamedTuple):
     security_protocol: str = "PLAINTEXT"
 
 
+class Life(NamedTuple):
+    """A living broker's incarnation, and since which one its logs have lost nothing.
+
+    A clean stop or a renewed ZooKeeper session begins a new incarnation and keeps ``intact_since``; a start after a
+    crash sets it to the new incarnation, for the tail that was not yet on disk may be gone.
+    """
+
+    incarnation: int
+    intact_since: int
+
+    def continues(self, incarnation: int) -> bool:
+        """Whether this life's logs hold all that the broker's logs held in that incarnation."""
+        return self.intact_since <= incarnation <= self.incarnation
+
+
 @dataclass(frozen=True, slots=True)
 class BrokerInfo:
-    """A registered, living broker. ``epoch`` is its registration's czxid; ``incarnation`` counts its registrations."""
+    """A registered, living broker. ``epoch`` is its registration's czxid; ``incarnation`` counts its registrations.
+
+    ``intact_since`` is -1 for a registration that doesn't tell it: then only the present incarnation counts.
+    """
 
     id: BrokerId
     epoch: int
     incarnation: int
     endpoints: tuple[Endpoint, ...]
     rack: str | None = None
+    intact_since: int = -1
+
+    @property
+    def life(self) -> Life:
+        """What elections and in-sync sets ask about."""
+        return Life(self.incarnation, self.intact_since if self.intact_since >= 0 else self.incarnation)
 
     def endpoint(self, listener: str) -> Endpoint | None:
         """The broker's address on the listener of that name."""
@@ -71,7 +96,11 @@ class PartitionState:
     """One partition's state znode, plus its replica assignment.
 
     ``partition_epoch`` is the znode's version. ``leader_incarnation`` names the incarnation the election counted on:
-    a broker leads only while that is its present one.
+    a broker leads only while that is its present one. ``isr_incarnations[i]`` is that of ``isr[i]``; see
+    :class:`Life`. ``elr`` are the eligible leader replicas (KIP-966): they left an in-sync set that then was smaller
+    than min.insync.replicas, so the high watermark has not moved since, and they hold all that was ever acknowledged.
+    ``last_known_leader`` is who led before nobody did. ``adding`` and ``removing`` describe a reassignment under way
+    (KIP-455); like ``replicas`` they come from the topic's znode.
     """
 
     replicas: tuple[BrokerId, ...]
@@ -83,6 +112,16 @@ class PartitionState:
     leader_incarnation: int = -1
     isr_incarnations: tuple[int, ...] = ()
     leader_recovery_state: int = 0
+    elr: tuple[BrokerId, ...] = ()
+    elr_incarnations: tuple[int, ...] = ()
+    last_known_leader: int = NO_LEADER
+    adding: tuple[BrokerId, ...] = ()
+    removing: tuple[BrokerId, ...] = ()
+
+    @property
+    def target(self) -> tuple[BrokerId, ...]:
+        """The replicas wanted: those assigned without those that are to go."""
+        return tuple(b for b in self.replicas if b not in self.removing) if self.removing else self.replicas
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,7 +100,12 @@ class Picture:
             return
         known = old.partitions if old is not None else ()
         partitions = tuple(
-            replace(known[index], replicas=replicas) if index < len(known) else stateless(replicas)
+            replace(
+                known[index] if index < len(known) else stateless(replicas),
+                replicas=replicas,
+                adding=topic.adding.get(index, ()),
+                removing=topic.removing.get(index, ()),
+            )
             for index, replicas in enumerate(topic.assignment)
         )
         configs = dict(self.configs.get((CONFIG_TOPICS, name), {}))
@@ -142,7 +147,8 @@ class Picture:
             if not 0 <= index < len(partitions) or state.partition_epoch <= partitions[index].partition_epoch:
                 continue
             # the assignment is the topic znode's word, not the state's
-            partitions[index] = replace(state, replicas=partitions[index].replicas)
+            known = partitions[index]
+            partitions[index] = replace(state, replicas=known.replicas, adding=known.adding, removing=known.removing)
             delta.partitions_changed.add(TopicPartition(name, index))
         self.topics[name] = replace(topic, partitions=tuple(partitions))
 

@@ -2,7 +2,9 @@
 
 Pure. Readers ignore fields they don't know, so Kafka's own tools can look in and newer writers can add. Ours:
 
-* partition state: ``leader_incarnation``, ``isr_incarnations`` (which lives of the brokers the election counted on);
+* partition state: ``leader_incarnation``, ``isr_incarnations`` (which lives of the brokers the election counted on),
+  ``elr``, ``elr_incarnations``, ``last_known_leader`` (KIP-966, which Kafka has without ZooKeeper only);
+* broker registration: ``incarnation``, ``intact_since``, ``session_timeout_ms``;
 * ``/fleetlog/changes/c_<seq>``: the change log. Each multi that changes topics, states or configs creates one entry
   with the *new* contents and znode versions, so that nobody has to read the znodes again.
 
@@ -18,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from brokers.model import BrokerId, BrokerInfo, Endpoint, PartitionState, TopicPartition
+from brokers.model import NO_LEADER, BrokerId, BrokerInfo, Endpoint, PartitionState, TopicPartition
 
 BROKERS: Final = "/brokers"
 BROKER_IDS: Final = "/brokers/ids"
@@ -154,10 +156,16 @@ def _load(path: str, data: bytes) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class TopicZnode:
-    """``/brokers/topics/<t>``: ``assignment[i]`` is the replica list of partition i."""
+    """``/brokers/topics/<t>``: ``assignment[i]`` is the replica list of partition i.
+
+    ``adding`` and ``removing`` (by partition, only where not empty) are the replicas that a reassignment under way
+    brings and takes; both stand in the assignment while it runs (KIP-455).
+    """
 
     id: uuid.UUID
     assignment: tuple[tuple[BrokerId, ...], ...]
+    adding: Mapping[int, tuple[BrokerId, ...]] = field(default_factory=dict)
+    removing: Mapping[int, tuple[BrokerId, ...]] = field(default_factory=dict)
 
 
 def encode_topic(topic: TopicZnode) -> bytes:
@@ -167,10 +175,18 @@ def encode_topic(topic: TopicZnode) -> bytes:
             "version": 3,
             "topic_id": topic_id_text(topic.id),
             "partitions": {str(index): list(replicas) for index, replicas in enumerate(topic.assignment)},
-            "adding_replicas": {},
-            "removing_replicas": {},
+            "adding_replicas": _by_index(topic.adding),
+            "removing_replicas": _by_index(topic.removing),
         }
     )
+
+
+def _by_index(replicas: Mapping[int, tuple[BrokerId, ...]]) -> dict[str, list[BrokerId]]:
+    return {str(index): list(found) for index, found in sorted(replicas.items()) if found}
+
+
+def _replica_lists(document: Mapping[str, Any] | None) -> dict[int, tuple[BrokerId, ...]]:
+    return {int(index): tuple(BrokerId(int(b)) for b in found) for index, found in (document or {}).items() if found}
 
 
 def decode_topic(path: str, data: bytes) -> TopicZnode:
@@ -179,13 +195,18 @@ def decode_topic(path: str, data: bytes) -> TopicZnode:
     try:
         partitions = {int(index): replicas for index, replicas in document["partitions"].items()}
         assignment = tuple(tuple(BrokerId(int(b)) for b in partitions[i]) for i in range(len(partitions)))
-        return TopicZnode(topic_id_from(document["topic_id"]), assignment)
+        return TopicZnode(
+            topic_id_from(document["topic_id"]),
+            assignment,
+            _replica_lists(document.get("adding_replicas")),
+            _replica_lists(document.get("removing_replicas")),
+        )
     except (KeyError, TypeError, ValueError, AttributeError) as problem:
         raise BadZnode(path, f"not a topic of version 3 ({problem!r})") from problem
 
 
 def _state_document(state: PartitionState) -> dict[str, Any]:
-    return {
+    document: dict[str, Any] = {
         "version": 1,
         "leader": state.leader,
         "leader_epoch": state.leader_epoch,
@@ -195,6 +216,12 @@ def _state_document(state: PartitionState) -> dict[str, Any]:
         "leader_incarnation": state.leader_incarnation,
         "isr_incarnations": list(state.isr_incarnations),
     }
+    if state.elr:
+        document["elr"] = list(state.elr)
+        document["elr_incarnations"] = list(state.elr_incarnations)
+    if state.last_known_leader != NO_LEADER:
+        document["last_known_leader"] = state.last_known_leader
+    return document
 
 
 def encode_state(state: PartitionState) -> bytes:
@@ -203,8 +230,8 @@ def encode_state(state: PartitionState) -> bytes:
 
 
 def _state_from(document: Mapping[str, Any], replicas: tuple[BrokerId, ...], partition_epoch: int) -> PartitionState:
-    isr = tuple(BrokerId(int(b)) for b in document["isr"])
-    incarnations = tuple(int(i) for i in document.get("isr_incarnations", ()))
+    isr, incarnations = _members(document, "isr")
+    elr, elr_incarnations = _members(document, "elr")
     return PartitionState(
         replicas=replicas,
         leader=int(document["leader"]),
@@ -213,9 +240,19 @@ def _state_from(document: Mapping[str, Any], replicas: tuple[BrokerId, ...], par
         partition_epoch=partition_epoch,
         controller_epoch=int(document["controller_epoch"]),
         leader_incarnation=int(document.get("leader_incarnation", -1)),
-        isr_incarnations=incarnations if len(incarnations) == len(isr) else (-1,) * len(isr),
+        isr_incarnations=incarnations,
         leader_recovery_state=int(document.get("leader_recovery_state", 0)),
+        elr=elr,
+        elr_incarnations=elr_incarnations,
+        last_known_leader=int(document.get("last_known_leader", NO_LEADER)),
     )
+
+
+def _members(document: Mapping[str, Any], name: str) -> tuple[tuple[BrokerId, ...], tuple[int, ...]]:
+    """A set of brokers with the incarnations counted on; a writer that names none counts on none (-1)."""
+    members = tuple(BrokerId(int(b)) for b in (document["isr"] if name == "isr" else document.get(name, ())))
+    incarnations = tuple(int(i) for i in document.get(f"{name}_incarnations", ()))
+    return members, incarnations if len(incarnations) == len(members) else (-1,) * len(members)
 
 
 def decode_state(path: str, data: bytes, replicas: tuple[BrokerId, ...], partition_epoch: int) -> PartitionState:
@@ -258,6 +295,7 @@ def decode_broker(path: str, data: bytes, czxid: int, incarnation: int) -> Broke
             incarnation=int(document.get("incarnation", incarnation)),
             endpoints=endpoints,
             rack=None if rack is None else str(rack),
+            intact_since=int(document.get("intact_since", -1)),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as problem:
         raise BadZnode(path, f"not a broker registration of version 5 ({problem!r})") from problem
@@ -359,6 +397,8 @@ def _change_document(change: Change) -> dict[str, Any]:
                 "id": topic_id_text(topic.id),
                 "version": version,
                 "assignment": [list(replicas) for replicas in topic.assignment],
+                "adding": _by_index(topic.adding),
+                "removing": _by_index(topic.removing),
             }
         case TopicDeleted(name, topic_id):
             return {"deleted": name, "id": topic_id_text(topic_id)}
@@ -387,7 +427,13 @@ def decode_changes(path: str, data: bytes) -> list[Change]:
 def _change_from(part: Mapping[str, Any]) -> Change:
     if "topic" in part:
         assignment = tuple(tuple(BrokerId(int(b)) for b in replicas) for replicas in part["assignment"])
-        return TopicChanged(str(part["topic"]), TopicZnode(topic_id_from(part["id"]), assignment), int(part["version"]))
+        znode = TopicZnode(
+            topic_id_from(part["id"]),
+            assignment,
+            _replica_lists(part.get("adding")),
+            _replica_lists(part.get("removing")),
+        )
+        return TopicChanged(str(part["topic"]), znode, int(part["version"]))
     if "deleted" in part:
         return TopicDeleted(str(part["deleted"]), topic_id_from(part["id"]))
     if "states" in part:
