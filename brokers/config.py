@@ -69,6 +69,12 @@ class TopicConfig:
     index_interval_bytes: int = setting(
         INT, 4096, "Bytes of log per index entry.", low=0, live=True, synonym="log.index.interval.bytes"
     )
+    follower_replication_throttled_replicas: tuple[str, ...] = setting(
+        LIST, (), "Replicas whose fetching is throttled: '*' or partition:broker pairs.", live=True
+    )
+    leader_replication_throttled_replicas: tuple[str, ...] = setting(
+        LIST, (), "Replicas whose fetching is throttled at the leader: '*' or partition:broker pairs.", live=True
+    )
     max_compaction_lag_ms: int = setting(
         LONG, FOREVER, "Longest time a record stays uncompacted, in ms.", low=1, live=True,
         synonym="log.cleaner.max.compaction.lag.ms",
@@ -226,8 +232,50 @@ class BrokerConfig:
         INT, 100_000, "Producers remembered per partition; the longest idle one goes first.", low=1
     )
 
-    # replication (used from the next release on; asserted against each other already now)
+    # replication
     replica_lag_time_max_ms: int = setting(LONG, 30_000, "How long a follower may lag and stay in sync, in ms.", low=1)
+    replica_fetch_wait_max_ms: int = setting(
+        INT, 500, "How long a follower's fetch waits at the leader for data, in ms.", low=1
+    )
+    replica_fetch_min_bytes: int = setting(INT, 1, "Bytes a follower's fetch waits for.", low=0)
+    replica_fetch_max_bytes: int = setting(
+        INT, MIB, "Bytes a follower asks for per partition; one batch always comes, however large.", low=0
+    )
+    replica_fetch_response_max_bytes: int = setting(
+        INT, 10 * MIB, "Bytes a follower takes in one answer; one batch always comes, however large.", low=0
+    )
+    replica_fetch_backoff_ms: int = setting(INT, 200, "Pause of a follower after a failed fetch, in ms.", low=0)
+    num_replica_fetchers: int = setting(INT, 1, "Accepted; there is one fetcher per leader.", low=1, inert=True)
+    replica_selector_class: str = setting(
+        STRING, "", "Which replica consumers are sent to: empty for the leader, RackAwareReplicaSelector for one in the "
+        "consumer's rack.",
+    )  # fmt: skip
+    max_incremental_fetch_session_cache_slots: int = setting(
+        INT, 1_000, "Incremental fetch sessions kept at once.", low=0
+    )
+    leader_replication_throttled_rate: int = setting(
+        LONG, FOREVER, "Bytes per second sent to throttled followers.", low=0, live=True
+    )
+    follower_replication_throttled_rate: int = setting(
+        LONG, FOREVER, "Bytes per second that throttled replicas fetch.", low=0, live=True
+    )
+    auto_leader_rebalance_enable: bool = setting(
+        BOOLEAN, True, "Whether leadership goes back to preferred replicas by itself."
+    )
+    leader_imbalance_check_interval_seconds: int = setting(
+        LONG, 300, "Time between two looks at the balance of leaders, in seconds.", low=1
+    )
+    leader_imbalance_per_broker_percentage: int = setting(
+        INT, 10, "Share of a broker's preferred partitions led by others at which leadership goes back.", low=0
+    )
+    controlled_shutdown_enable: bool = setting(
+        BOOLEAN, True, "Whether a stopping broker hands its leaderships over first."
+    )
+    controlled_shutdown_max_retries: int = setting(INT, 3, "How often it asks the controller for that.", low=0)
+    controlled_shutdown_retry_backoff_ms: int = setting(LONG, 1_000, "Pause between two such requests, in ms.", low=0)
+    failure_domain: str = setting(
+        STRING, "", "What fails together with this broker; replicas avoid sharing it. Empty: the host's name."
+    )
 
     # groups
     offsets_topic_num_partitions: int = setting(INT, 50, "Partitions of __consumer_offsets.", low=1)
@@ -313,14 +361,16 @@ class BrokerConfig:
 BROKER_SETTINGS: dict[str, Setting] = table_of(BrokerConfig)
 TOPIC_SETTINGS: dict[str, Setting] = table_of(TopicConfig)
 for _row in TOPIC_SETTINGS.values():
+    if not _row.synonym:  # a topic's own affair: no broker sets it for all
+        continue
     assert _row.synonym in BROKER_SETTINGS, f"{_row.name}: no broker setting {_row.synonym}"
     assert BROKER_SETTINGS[_row.synonym].default == _row.default, f"{_row.name}: its default differs from the broker's"
 
 
 @cache
 def _topic_defaults(config: BrokerConfig) -> TopicConfig:
-    values = {attribute(row.name): getattr(config, attribute(row.synonym)) for row in TOPIC_SETTINGS.values()}
-    return TopicConfig(**values)
+    rows = (row for row in TOPIC_SETTINGS.values() if row.synonym)
+    return TopicConfig(**{attribute(row.name): getattr(config, attribute(row.synonym)) for row in rows})
 
 
 def _parse_listener(name: str, item: str, config: BrokerConfig) -> Endpoint:

@@ -82,7 +82,10 @@ def _topic_entry(row: Setting, overrides: Mapping[str, str], view: ClusterView) 
     synonyms = []
     if row.name in overrides:
         synonyms.append(Synonym(row.name, overrides[row.name], Source.TOPIC_CONFIG))
-    synonyms += _broker_synonyms(BROKER_SETTINGS[row.synonym], view, str(view.static.broker_id))
+    if row.synonym:
+        synonyms += _broker_synonyms(BROKER_SETTINGS[row.synonym], view, str(view.static.broker_id))
+    else:
+        synonyms.append(Synonym(row.name, row.format(row.default), Source.DEFAULT_CONFIG))
     return _entry(row, synonyms, read_only=False)
 
 
