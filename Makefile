@@ -8,7 +8,7 @@ PYTEST_ARGS ?=
 NATIVE_SOURCES := $(wildcard _native/*.pyx _native/*.pxi)
 PACKAGES := wire _native coordination txn brokers spark_udfs
 
-.PHONY: help quickstart test test-jars lint perf format setup clean
+.PHONY: help quickstart test test-jars test-containers lint perf format setup clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -17,10 +17,14 @@ quickstart: $(READY) ## three brokers, a real data set, Spark, two killed driver
 	@$(BIN)/python -m examples.flights
 
 test: $(READY) ## all tests (PYTEST_ARGS="tests/log -k recovery" runs some)
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not kafka_jars" --durations 15 $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not kafka_jars and not containers" --durations 15 $(PYTEST_ARGS)
 
 test-jars: $(READY) ## the tests that use Apache Kafka's own jars, through Maven
 	@$(BIN)/python -m pytest -m kafka_jars tests/kafka_jars
+
+test-containers: $(READY) ## the tests in containers; installs and starts a Docker engine if none answers (root)
+	@DOCKER_HOST=$$(bash tests/containers/engine.sh start) && export DOCKER_HOST && \
+	  $(BIN)/python -m pytest -m containers --durations 15 tests/containers $(PYTEST_ARGS)
 
 lint: $(READY) ## ruff, mypy strict, import contracts, Cython lint
 	@$(BIN)/ruff check .
