@@ -37,6 +37,7 @@ __all__ = [
     "encode_request",
     "encode_response",
     "encode_response_header",
+    "frame_request",
     "is_flexible",
     "message_keys",
     "parse_request_header",
@@ -241,12 +242,16 @@ def encode_response(message: Any, key: int, version: int) -> bytes:
 def encode_request(key: int, version: int, correlation_id: int, client_id: str | None, message: Any) -> bytes:
     """Encode a request with its header and its length prefix."""
     assert key == message.API_KEY, f"{type(message).__name__} is no request of API key {key}"
+    return frame_request(key, version, correlation_id, client_id, message.encode(version=version))
+
+
+def frame_request(key: int, version: int, correlation_id: int, client_id: str | None, body: bytes) -> bytes:
+    """Put a request's header and length prefix before its encoded body."""
     name = b"" if client_id is None else client_id.encode()
     head = _PREFIX.pack(key, version, correlation_id) + (-1 if client_id is None else len(name)).to_bytes(
         2, "big", signed=True
     )
     tags = b"\0" if is_flexible(key, version) else b""
-    body = message.encode(version=version)
     size = len(head) + len(name) + len(tags) + len(body)
     return b"".join((size.to_bytes(4, "big"), head, name, tags, body))
 

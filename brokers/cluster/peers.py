@@ -1,9 +1,9 @@
 """Calls to other brokers, over their inter-broker listener.
 
 One connection per broker, opened when first needed, pipelined: answers come in the order of the requests, so slow
-calls hold up later ones and long polls don't belong here. A call that runs out of time closes the connection, because
-nobody can tell a slow peer from a dead one; calls then in flight fail with :class:`PeerUnavailable`. A failed call may
-or may not have been performed.
+calls hold up later ones. Long polls therefore have a :class:`Peers` of their own. A call that runs out of time closes
+the connection, because nobody can tell a slow peer from a dead one; calls then in flight fail with
+:class:`PeerUnavailable`. A failed call may or may not have been performed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import asyncio
 import logging
 import struct
 from collections import deque
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from brokers.model import Endpoint
 from wire import messages
@@ -28,6 +28,8 @@ MAX_RESPONSE_BYTES = 100 * 1024 * 1024
 FIRST_BACKOFF_SECONDS = 0.05
 LAST_BACKOFF_SECONDS = 1.0
 CONNECT_SECONDS = 5.0
+READ_AHEAD_BYTES = 512 * 1024
+"""What is buffered of an answer before the socket waits (twice that): a follower reads megabytes at a time."""
 
 _LENGTH = struct.Struct(">i")
 
@@ -41,11 +43,26 @@ class PeerUnavailable(Exception):
         self.reason = reason
 
 
+class PeersPort(Protocol):
+    """The other brokers as a port: :class:`Peers` over sockets, something else in a simulation."""
+
+    async def call(self, broker_id: int, api_key: int, version: int, message: Any, timeout_ms: int = 30_000) -> Any:
+        """Send a request (a message of ``wire.messages``); returns the decoded response. Raises PeerUnavailable."""
+        ...
+
+    async def exchange(
+        self, broker_id: int, api_key: int, version: int, body: bytes, timeout_ms: int = 30_000
+    ) -> memoryview:
+        """Send a request's encoded body; returns the response's body, undecoded. Raises PeerUnavailable."""
+        ...
+
+
 class _Call(NamedTuple):
     correlation_id: int
     api_key: int
     version: int
     answer: asyncio.Future[Any]
+    raw: bool  # the caller decodes the answer
 
 
 class _Connection:
@@ -60,11 +77,11 @@ class _Connection:
         self._next_id = 0
         self._task = asyncio.create_task(self._read(), name=f"peer {broker_id}")
 
-    async def call(self, api_key: int, version: int, message: Any, client_id: str) -> Any:
+    async def call(self, api_key: int, version: int, body: bytes, client_id: str, *, raw: bool) -> Any:
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._next_id = (self._next_id + 1) & 0x7FFF_FFFF
-        frame = messages.encode_request(api_key, version, self._next_id, client_id, message)
-        self._calls.append(_Call(self._next_id, api_key, version, answer))
+        frame = messages.frame_request(api_key, version, self._next_id, client_id, body)
+        self._calls.append(_Call(self._next_id, api_key, version, answer, raw))
         try:
             self._writer.write(frame)
             await self._writer.drain()
@@ -96,7 +113,7 @@ class _Connection:
         correlation_id, body = messages.split_response(call.api_key, call.version, frame)
         if correlation_id != call.correlation_id:
             raise messages.MalformedRequest(f"answer {correlation_id} where {call.correlation_id} was due")
-        response = messages.decode_response(call.api_key, call.version, body)
+        response = body if call.raw else messages.decode_response(call.api_key, call.version, body)
         self._calls.popleft()
         if not call.answer.done():
             call.answer.set_result(response)
@@ -138,7 +155,7 @@ class _Peer:
             await asyncio.sleep(max(0.0, self._not_before - loop.time()))
             try:
                 async with asyncio.timeout(CONNECT_SECONDS):
-                    reader, writer = await asyncio.open_connection(endpoint.host, endpoint.port)
+                    reader, writer = await asyncio.open_connection(endpoint.host, endpoint.port, limit=READ_AHEAD_BYTES)
             except (OSError, TimeoutError) as problem:
                 self._backoff = min(max(self._backoff * 2, FIRST_BACKOFF_SECONDS), LAST_BACKOFF_SECONDS)
                 self._not_before = loop.time() + self._backoff
@@ -169,6 +186,26 @@ class Peers:
             PeerUnavailable: no such living broker, no connection, no answer in time. The outcome is unknown.
 
         """
+        body = bytes(message.encode(version=version))
+        return await self._send(broker_id, api_key, version, body, timeout_ms, raw=False)
+
+    async def exchange(
+        self, broker_id: int, api_key: int, version: int, body: bytes, timeout_ms: int = 30_000
+    ) -> memoryview:
+        """Send a request's body (without header) and return the response's body, not yet looked at.
+
+        ``timeout_ms`` covers everything, so a long poll's own wait must be well below it.
+
+        Raises:
+            PeerUnavailable: no such living broker, no connection, no answer in time. The outcome is unknown.
+
+        """
+        answer: memoryview = await self._send(broker_id, api_key, version, body, timeout_ms, raw=True)
+        return answer
+
+    async def _send(
+        self, broker_id: int, api_key: int, version: int, body: bytes, timeout_ms: int, *, raw: bool
+    ) -> Any:
         peer = self._peers.get(broker_id)
         if peer is None:
             peer = self._peers[broker_id] = _Peer(broker_id)
@@ -176,7 +213,7 @@ class Peers:
         try:
             async with asyncio.timeout(timeout_ms / 1000), peer.gate:
                 connection = await peer.connection(self._endpoint(broker_id))
-                return await connection.call(api_key, version, message, self._client_id)
+                return await connection.call(api_key, version, body, self._client_id, raw=raw)
         except TimeoutError:
             reason = f"no answer within {timeout_ms} ms"
             if connection is not None:

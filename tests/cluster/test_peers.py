@@ -183,3 +183,48 @@ async def test_a_cancelled_call_does_not_shift_the_answers() -> None:
         release.set()
         assert (await two).cluster_id == "2"
         await peers.close()
+
+
+@on_loop
+async def test_an_exchange_passes_bodies_through() -> None:
+    async with Server(prompt) as server:
+        peers, _ = peers_to(server.port)
+        body = await peers.exchange(0, KEY, 0, request().encode(version=0), 5_000)
+        response = messages.response_class(KEY)(version=0, cluster_id="1", brokers=[])
+        assert body == messages.encode_response(response, KEY, 0)
+        call, exchange = await asyncio.gather(
+            peers.call(0, KEY, 0, request(), 5_000), peers.exchange(0, KEY, 0, request().encode(version=0), 5_000)
+        )
+        assert call.cluster_id == "2"
+        assert messages.decode_response(KEY, 0, exchange).cluster_id == "3"
+        assert server.connections == 1
+        await peers.close()
+
+
+@on_loop
+async def test_an_exchange_waits_no_longer_than_it_was_told() -> None:
+    async def deaf(_correlation_id: int, _writer: asyncio.StreamWriter) -> None:
+        return
+
+    async with Server(deaf) as server:
+        peers, _ = peers_to(server.port)
+        with pytest.raises(PeerUnavailable, match="no answer within 100 ms"):
+            await peers.exchange(0, KEY, 0, request().encode(version=0), 100)
+        await peers.close()
+
+
+@on_loop
+async def test_a_long_answer_comes_whole() -> None:
+    long = "x" * 5_000_000
+
+    async def lengthy(correlation_id: int, writer: asyncio.StreamWriter) -> None:
+        frame = struct.pack(">i", correlation_id) + b"\0" + long.encode()
+        for start in range(0, len(frame), 1_000_000):  # in pieces, as a network would
+            writer.write((struct.pack(">i", len(frame)) if start == 0 else b"") + frame[start : start + 1_000_000])
+            await writer.drain()
+
+    async with Server(lengthy) as server:
+        peers, _ = peers_to(server.port)
+        body = await peers.exchange(0, KEY, 0, request().encode(version=0), 10_000)
+        assert body == long.encode()
+        await peers.close()
