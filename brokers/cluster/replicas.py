@@ -73,6 +73,11 @@ class ReplicaManager:
             return ErrorCode.NOT_LEADER_OR_FOLLOWER
         return partition
 
+    @property
+    def logs(self) -> LogStore:
+        """The logs of this broker and their directories."""
+        return self._logs
+
     def lease_valid(self) -> bool:
         """Whether the broker still holds its registration."""
         return self._lease_valid()

@@ -119,6 +119,10 @@ class DiskPort(Protocol):
         """The file's modification time in ms since the epoch; 0 if there is none."""
         ...
 
+    def space(self, path: str) -> tuple[int, int]:
+        """Bytes of the volume that holds the path: all of them, and those still free for us."""
+        ...
+
     def rename(self, path: str, to: str) -> None:
         """Rename a file or directory, replacing a file of the new name."""
         ...
@@ -472,6 +476,11 @@ class RealDisk:
                 return os.stat(path).st_mtime_ns // 1_000_000
             except FileNotFoundError:
                 return 0
+
+    def space(self, path: str) -> tuple[int, int]:
+        with _Translate(path):
+            found = os.statvfs(path)
+        return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
 
     def rename(self, path: str, to: str) -> None:
         with _Translate(path):

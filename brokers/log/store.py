@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 from brokers.config import BrokerConfig, TopicConfig
 from brokers.log import checkpoints
@@ -71,6 +72,16 @@ class LogDirectory:
         self.id: uuid.UUID | None = None
         self.doomed: list[tuple[int, str]] = []
         """Renamed partition directories and the time at which they go."""
+
+
+class DirectoryUsage(NamedTuple):
+    """What one log directory holds. The bytes are those of its volume; -1 where they can't be told."""
+
+    path: str
+    offline: bool
+    total_bytes: int
+    usable_bytes: int
+    logs: list[Log]
 
 
 class LogStore:
@@ -284,6 +295,22 @@ class LogStore:
     def all(self) -> Mapping[TopicPartition, Log]:
         """All logs."""
         return self._logs
+
+    def usage(self) -> list[DirectoryUsage]:
+        """All directories in the order of ``log.dirs``, with their logs and the room on their volumes."""
+        logs: dict[str, list[Log]] = {directory.path: [] for directory in self.directories}
+        for tp, log in self._logs.items():
+            logs[self._homes[tp].path].append(log)
+        found = []
+        for directory in self.directories:
+            total, usable = -1, -1
+            if not directory.offline:
+                try:
+                    total, usable = self._disk.space(directory.path)
+                except DiskError as wrong:
+                    logger.warning("how much room there is can't be told: %s", wrong)
+            found.append(DirectoryUsage(directory.path, directory.offline, total, usable, logs[directory.path]))
+        return found
 
     def create(self, tp: TopicPartition, topic_id: uuid.UUID | None, config: TopicConfig) -> Log:
         """The partition's log, made in the directory that has the fewest. Raises DiskError."""

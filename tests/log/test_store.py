@@ -362,3 +362,22 @@ def test_kill_nine_again_and_again(tmp_path):
         assert [r.offset for r in records(log)] == sorted(r.offset for r in records(log))
         assert log.producers.entries[1].last_sequence % 2 == 1
         store.close(clean=False)
+
+
+def test_usage_tells_the_directories_their_volumes_and_logs(tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    store = _started([first, second])
+    append(_create(store, A), batch(3))
+    _create(store, B)
+    left, right = store.usage()
+    assert [left.path, right.path] == [str(first), str(second)]
+    assert {log.topic_partition for log in (*left.logs, *right.logs)} == {A, B}
+    assert len(left.logs) == len(right.logs) == 1
+    volume = os.statvfs(tmp_path)
+    assert left.total_bytes == right.total_bytes == volume.f_blocks * volume.f_frsize
+    assert 0 <= left.usable_bytes <= left.total_bytes
+    store.take_offline(store.directories[0])
+    left, right = store.usage()
+    assert (left.offline, left.total_bytes, left.usable_bytes, len(left.logs)) == (True, -1, -1, 1)
+    assert (right.offline, right.total_bytes) == (False, volume.f_blocks * volume.f_frsize)
+    store.close()
