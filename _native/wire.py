@@ -11,6 +11,8 @@ from _native.wire_py import (
     MAX_TAGS,
     NO_HIGH_WATERMARK,
     NO_OPERATIONS,
+    FetchAnswer,
+    FetchAnswerPart,
     FetchOutcome,
     FetchPart,
     FetchRequest,
@@ -25,7 +27,9 @@ from _native.wire_py import (
 if TYPE_CHECKING:
     from _native.wire_py import (
         decode_fetch,
+        decode_fetch_response,
         decode_produce,
+        encode_fetch_request,
         encode_fetch_response,
         encode_metadata_topic,
         encode_produce_response,
@@ -34,7 +38,9 @@ if TYPE_CHECKING:
 else:
     _twin = choose("wire")
     decode_fetch = _twin.decode_fetch
+    decode_fetch_response = _twin.decode_fetch_response
     decode_produce = _twin.decode_produce
+    encode_fetch_request = _twin.encode_fetch_request
     encode_fetch_response = _twin.encode_fetch_response
     encode_metadata_topic = _twin.encode_metadata_topic
     encode_produce_response = _twin.encode_produce_response
@@ -45,6 +51,8 @@ __all__ = [
     "MAX_TAGS",
     "NO_HIGH_WATERMARK",
     "NO_OPERATIONS",
+    "FetchAnswer",
+    "FetchAnswerPart",
     "FetchOutcome",
     "FetchPart",
     "FetchRequest",
@@ -56,7 +64,9 @@ __all__ = [
     "ProduceRequest",
     "Slice",
     "decode_fetch",
+    "decode_fetch_response",
     "decode_produce",
+    "encode_fetch_request",
     "encode_fetch_response",
     "encode_metadata_topic",
     "encode_produce_response",

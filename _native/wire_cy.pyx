@@ -16,6 +16,8 @@ from _native.wire_py import (
     MAX_TAGS,
     NO_HIGH_WATERMARK,
     NO_OPERATIONS,
+    FetchAnswer,
+    FetchAnswerPart,
     FetchOutcome,
     FetchPart,
     FetchRequest,
@@ -28,12 +30,15 @@ from _native.wire_py import (
 )
 
 include "bytes.pxi"
+include "wire_fields.pxi"
 
 __all__ = [
     "MAX_OBJECTS",
     "MAX_TAGS",
     "NO_HIGH_WATERMARK",
     "NO_OPERATIONS",
+    "FetchAnswer",
+    "FetchAnswerPart",
     "FetchOutcome",
     "FetchPart",
     "FetchRequest",
@@ -44,7 +49,9 @@ __all__ = [
     "ProduceRequest",
     "Slice",
     "decode_fetch",
+    "decode_fetch_response",
     "decode_produce",
+    "encode_fetch_request",
     "encode_fetch_response",
     "encode_metadata_topic",
     "encode_produce_response",
@@ -53,145 +60,8 @@ __all__ = [
 
 cdef object make_produce_part = ProducePart._make
 cdef object make_fetch_part = FetchPart._make
-cdef object UUID = uuid.UUID
-cdef bytes NO_ID = b"\0" * 16
-cdef uint32_t TAGS_MAX = MAX_TAGS
+cdef object make_answer_part = FetchAnswerPart._make
 cdef int64_t WATERMARK_NONE = NO_HIGH_WATERMARK
-cdef Py_ssize_t MAX_STRING = 0x7FFF
-
-# Making a UUID costs more than all the rest of a partition; a broker sees the same few again and again.
-cdef dict known_ids = {}
-cdef Py_ssize_t KNOWN_IDS_MAX = 4096
-
-
-cdef struct Reader:
-    const uint8_t *p
-    Py_ssize_t pos
-    Py_ssize_t end
-    int64_t budget
-
-
-cdef inline const uint8_t *_take(Reader *r, int64_t size) except? NULL:
-    if size < 0 or size > r.end - r.pos:
-        raise MalformedMessage(f"needs {size} bytes at {r.pos}, has {r.end - r.pos}")
-    r.pos += <Py_ssize_t>size
-    return r.p + r.pos - size
-
-
-cdef inline int64_t _uvarint(Reader *r) except -1:
-    cdef uint64_t value = 0
-    cdef int shift = 0
-    cdef uint8_t byte
-    while True:
-        if r.pos >= r.end:
-            raise MalformedMessage("a varint runs past the end")
-        byte = r.p[r.pos]
-        r.pos += 1
-        value |= <uint64_t>(byte & 0x7F) << shift
-        if byte < 0x80:
-            break
-        shift += 7
-        if shift > 28:
-            raise MalformedMessage("a varint is longer than five bytes")
-    if value > 0xFFFFFFFF:
-        raise MalformedMessage("a varint does not fit into 32 bits")
-    return <int64_t>value
-
-
-cdef inline int _spend(Reader *r, int64_t objects) except -1:
-    r.budget -= objects
-    if r.budget < 0:
-        raise MalformedMessage("decodes into too many objects")
-    return 0
-
-
-cdef object _string(Reader *r, bint flexible):
-    cdef int64_t length
-    cdef const uint8_t *at
-    if flexible:
-        length = _uvarint(r) - 1
-    else:
-        length = <int16_t>_u16(_take(r, 2))
-    if length == -1:
-        return None
-    if length < 0 or length > MAX_STRING:
-        raise MalformedMessage(f"a string of {length} bytes")
-    at = _take(r, length)
-    try:
-        return PyUnicode_DecodeUTF8(<char *>at, <Py_ssize_t>length, NULL)
-    except UnicodeDecodeError:
-        raise MalformedMessage("a string is not UTF-8") from None
-
-
-cdef object _name(Reader *r, bint flexible):
-    value = _string(r, flexible)
-    if value is None:
-        raise MalformedMessage("a name must not be null")
-    return value
-
-
-cdef int64_t _count(Reader *r, bint flexible, Py_ssize_t smallest) except -1:
-    cdef int64_t count
-    if flexible:
-        count = _uvarint(r) - 1
-    else:
-        count = <int32_t>_u32(_take(r, 4))
-    if count < 0:
-        raise MalformedMessage("an array must not be null")
-    if count > (r.end - r.pos) // smallest:
-        raise MalformedMessage(f"an array claims {count} elements in {r.end - r.pos} bytes")
-    _spend(r, count)
-    return count
-
-
-cdef object _topic_id(Reader *r):
-    cdef const uint8_t *at = _take(r, 16)
-    cdef bytes raw = PyBytes_FromStringAndSize(<const char *>at, 16)
-    found = known_ids.get(raw)
-    if found is None:
-        found = UUID(bytes=raw)
-        if len(known_ids) >= KNOWN_IDS_MAX:
-            known_ids.clear()
-        known_ids[raw] = found
-    return found
-
-
-cdef int64_t _tag_count(Reader *r) except -1:
-    cdef int64_t count = _uvarint(r)
-    if count > TAGS_MAX:
-        raise MalformedMessage(f"{count} tagged fields")
-    _spend(r, count)
-    return count
-
-
-cdef int64_t _enter_tag(Reader *r) except -1:
-    """Bound the reader to the next tagged field and return its tag."""
-    cdef int64_t tag = _uvarint(r)
-    cdef int64_t size = _uvarint(r)
-    _take(r, size)
-    r.end = r.pos
-    r.pos -= <Py_ssize_t>size
-    return tag
-
-
-cdef inline void _leave_tag(Reader *r, Py_ssize_t outer) noexcept:
-    r.pos = r.end
-    r.end = outer
-
-
-cdef int _skip_tags(Reader *r) except -1:
-    cdef int64_t _n
-    cdef Py_ssize_t outer = r.end
-    for _n in range(_tag_count(r)):
-        _enter_tag(r)
-        _leave_tag(r, outer)
-    return 0
-
-
-cdef inline int _finish(Reader *r) except -1:
-    if r.pos != r.end:
-        raise MalformedMessage(f"{r.end - r.pos} bytes left over")
-    return 0
 
 
 def decode_produce(int version, body, int64_t budget=MAX_OBJECTS):
@@ -373,87 +243,12 @@ cdef list _forgotten(Reader *r, int version, bint flexible):
 # ---- writing --------------------------------------------------------------------------------------------------------
 
 
-cdef int _open(Out *o, Py_ssize_t room) except -1:
-    o.used = 0
-    o.room = room
-    o.p = <uint8_t *>PyMem_Malloc(<size_t>room)
-    if o.p == NULL:
-        raise MemoryError()
-    return 0
-
-
-cdef inline int _add8(Out *o, uint8_t v) except -1:
-    _need(o, 1)
-    o.p[o.used] = v
-    o.used += 1
-    return 0
-
-
-cdef inline int _add16(Out *o, int16_t v) except -1:
-    _need(o, 2)
-    _put16(o.p + o.used, <uint16_t>v)
-    o.used += 2
-    return 0
-
-
-cdef inline int _add32(Out *o, int32_t v) except -1:
-    _need(o, 4)
-    _put32(o.p + o.used, <uint32_t>v)
-    o.used += 4
-    return 0
-
-
-cdef inline int _add64(Out *o, int64_t v) except -1:
-    _need(o, 8)
-    _put64(o.p + o.used, <uint64_t>v)
-    o.used += 8
-    return 0
-
-
-cdef inline int _add_raw(Out *o, const char *p, Py_ssize_t n) except -1:
-    _need(o, n)
-    memcpy(o.p + o.used, p, <size_t>n)
-    o.used += n
-    return 0
-
-
-cdef inline int _add_uvarint(Out *o, uint64_t v) except -1:
-    _need(o, 10)
-    _write_varint(o, v)
-    return 0
-
-
-cdef inline int _add_count(Out *o, Py_ssize_t count, bint flexible) except -1:
-    if flexible:
-        return _add_uvarint(o, <uint64_t>(count + 1))
-    return _add32(o, <int32_t>count)
-
-
-cdef int _add_string(Out *o, object value, bint flexible) except -1:
-    cdef Py_ssize_t size = -1
-    cdef const char *p = NULL
-    if value is not None:
-        p = PyUnicode_AsUTF8AndSize(value, &size)
-    if flexible:
-        _add_uvarint(o, <uint64_t>(size + 1))
-    else:
-        _add16(o, <int16_t>size)
-    if size > 0:
-        _add_raw(o, p, size)
-    return 0
-
-
 cdef int _add_topic(Out *o, tuple part, bint by_id, bint flexible) except -1:
     if by_id:
         _add_id(o, part[1])
     else:
         _add_string(o, part[0] or "", flexible)
     return 0
-
-
-cdef int _add_id(Out *o, object topic_id) except -1:
-    cdef bytes raw = NO_ID if topic_id is None else topic_id.bytes
-    return _add_raw(o, PyBytes_AS_STRING(raw), 16)
 
 
 cdef int _add_endpoints_tag(Out *o, object endpoints) except -1:
@@ -625,6 +420,146 @@ cdef int _add_fetch_outcome(list chunks, Out *o, int version, int32_t partition,
         if leader is not None:
             _add_leader_tag(o, 1, leader)
     return 0
+
+
+# ---- the follower's side of Fetch -----------------------------------------------------------------------------------
+
+
+def encode_fetch_request(
+    int version, *, int32_t replica_id, int64_t replica_epoch, int32_t max_wait_ms, int32_t min_bytes,
+    int32_t max_bytes, int32_t session_id, int32_t session_epoch, parts, forgotten=(), rack_id="",
+    int isolation_level=0,
+):
+    cdef Out o
+    cdef list groups = [], members = None
+    cdef tuple part
+    cdef object last = None, one
+    cdef int64_t watermark
+    for one in parts:
+        part = <tuple>one
+        if members is None or not (part[1] is last or part[1] == last):
+            members = []
+            groups.append(members)
+            last = part[1]
+        members.append(part)
+    _open(&o, 128 + 48 * len(parts))
+    try:
+        if version <= 14:
+            _add32(&o, replica_id)
+        _add32(&o, max_wait_ms)
+        _add32(&o, min_bytes)
+        _add32(&o, max_bytes)
+        _add8(&o, <uint8_t>isolation_level)
+        _add32(&o, session_id)
+        _add32(&o, session_epoch)
+        _add_count(&o, len(groups), True)
+        for members in groups:
+            _add_id(&o, (<tuple>members[0])[1])
+            _add_count(&o, len(members), True)
+            for one in members:
+                part = <tuple>one
+                _add32(&o, part[2])
+                _add32(&o, part[3])
+                _add64(&o, part[4])
+                _add32(&o, part[5])
+                _add64(&o, part[6])
+                _add32(&o, part[7])
+                watermark = part[8]
+                if version >= 18 and watermark != WATERMARK_NONE:
+                    _add8(&o, 1)
+                    _add8(&o, 1)
+                    _add8(&o, 8)
+                    _add64(&o, watermark)
+                else:
+                    _add8(&o, 0)
+            _add8(&o, 0)
+        _add_count(&o, len(forgotten), True)
+        for topic_id, indexes in forgotten:
+            _add_id(&o, topic_id)
+            _add_numbers(&o, indexes, True)
+            _add8(&o, 0)
+        _add_string(&o, rack_id, True)
+        if version >= 15 and (replica_id != -1 or replica_epoch != -1):
+            _add8(&o, 1)
+            _add8(&o, 1)
+            _add8(&o, 13)
+            _add32(&o, replica_id)
+            _add64(&o, replica_epoch)
+        _add8(&o, 0)
+        return PyBytes_FromStringAndSize(<char *>o.p, o.used)
+    finally:
+        PyMem_Free(o.p)
+
+
+def decode_fetch_response(int version, body, int64_t budget=MAX_OBJECTS):
+    cdef Py_buffer view
+    cdef Reader r
+    cdef const uint8_t *at
+    cdef int32_t throttle_ms, session_id
+    cdef int16_t error
+    cdef int64_t _t, _p
+    cdef list parts = []
+    assert 13 <= version <= 18, "a follower's fetch goes by topic id"
+    frame = memoryview(body)
+    nothing = frame[:0]
+    PyObject_GetBuffer(body, &view, PyBUF_SIMPLE)
+    try:
+        r.p = <const uint8_t *>view.buf
+        r.pos = 0
+        r.end = view.len
+        r.budget = budget
+        at = _take(&r, 10)
+        throttle_ms = <int32_t>_u32(at)
+        error = <int16_t>_u16(at + 4)
+        session_id = <int32_t>_u32(at + 6)
+        for _t in range(_count(&r, True, 18)):
+            topic_id = _topic_id(&r)
+            for _p in range(_count(&r, True, 37)):
+                parts.append(_answer_part(&r, frame, nothing, topic_id))
+            _skip_tags(&r)
+        _skip_tags(&r)
+        _finish(&r)
+        return FetchAnswer(throttle_ms, error, session_id, parts)
+    finally:
+        PyBuffer_Release(&view)
+
+
+cdef object _answer_part(Reader *r, object frame, object nothing, object topic_id):
+    cdef const uint8_t *at = _take(r, 30)
+    cdef int32_t partition = <int32_t>_u32(at)
+    cdef int16_t error = <int16_t>_u16(at + 4)
+    cdef int64_t watermark = <int64_t>_u64(at + 6)
+    cdef int64_t stable = <int64_t>_u64(at + 14)
+    cdef int64_t start = <int64_t>_u64(at + 22)
+    cdef int32_t preferred
+    cdef int64_t _n, size, tag
+    cdef Py_ssize_t outer, after
+    for _n in range(_nullable_count(r, 17)):
+        _take(r, 16)
+        _skip_tags(r)
+    preferred = <int32_t>_u32(_take(r, 4))
+    size = max(0, _uvarint(r) - 1)
+    _take(r, size)
+    after = r.pos
+    diverging = leader = None
+    outer = r.end
+    for _n in range(_tag_count(r)):
+        tag = _enter_tag(r)
+        if tag == 0:
+            at = _take(r, 12)
+            diverging = None if <int32_t>_u32(at) < 0 else (<int32_t>_u32(at), <int64_t>_u64(at + 4))
+            _skip_tags(r)
+            _finish(r)
+        elif tag == 1:
+            at = _take(r, 8)
+            leader = None if <int32_t>_u32(at + 4) < 0 else (<int32_t>_u32(at), <int32_t>_u32(at + 4))
+            _skip_tags(r)
+            _finish(r)
+        _leave_tag(r, outer)
+    records = frame[after - size:after] if size else nothing
+    return make_answer_part(
+        (topic_id, partition, error, watermark, stable, start, diverging, leader, preferred, records)
+    )
 
 
 # ---- Metadata, in parts that can be kept ----------------------------------------------------------------------------

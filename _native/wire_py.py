@@ -1,9 +1,10 @@
 """The specification of the wire kernel: the messages that carry the load, without an object per field.
 
 Requests of Produce (versions 0 to 13) and Fetch (4 to 18) come out as tuples whose records are views into the received
-frame; answers leave as byte runs with holes for file slices. Metadata (0 to 13) is joined from parts that a broker can
-keep per topic and version. Source: Kafka's message schemas; KIP-482 (tagged fields), KIP-516 (topic ids), KIP-951
-(leaders in answers). kafka-python's classes are the reference in the tests: equal bytes for equal content.
+frame; answers leave as byte runs with holes for file slices. A follower's side of Fetch (13 to 18) is here as well.
+Metadata (0 to 13) is joined from parts that a broker can keep per topic and version. Source: Kafka's message schemas;
+KIP-482 (tagged fields), KIP-516 (topic ids), KIP-951 (leaders in answers). kafka-python's classes are the reference in
+the tests: equal bytes for equal content.
 
 Every length and count is held against the bytes that are left before it is used; what does not fit raises
 MalformedMessage. Encoders take values that fit into their fields.
@@ -13,24 +14,58 @@ from __future__ import annotations
 
 import struct
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
 
 from _native.errors import MalformedMessage
+from _native.wire_fields import (
+    I16,
+    I32,
+    I64,
+    MAX_OBJECTS,
+    MAX_TAGS,
+    Buffer,
+    Reader,
+    put_count,
+    put_numbers,
+    put_string,
+    put_tags,
+    put_varint,
+)
 
-Buffer = bytes | bytearray | memoryview
+__all__ = [
+    "MAX_OBJECTS",
+    "MAX_TAGS",
+    "NO_HIGH_WATERMARK",
+    "NO_OPERATIONS",
+    "FetchAnswer",
+    "FetchAnswerPart",
+    "FetchOutcome",
+    "FetchPart",
+    "FetchRequest",
+    "MetadataPartition",
+    "NodeEndpoint",
+    "ProduceOutcome",
+    "ProducePart",
+    "ProduceRequest",
+    "Slice",
+    "decode_fetch",
+    "decode_fetch_response",
+    "decode_produce",
+    "encode_fetch_request",
+    "encode_fetch_response",
+    "encode_metadata_topic",
+    "encode_produce_response",
+    "join_metadata",
+]
 
-MAX_OBJECTS = 200_000
-MAX_TAGS = 64
 NO_HIGH_WATERMARK = 2**63 - 1
-_MAX_STRING = 0x7FFF
-_MAX_UINT32 = 2**32 - 1
 _NO_ID = uuid.UUID(int=0)
 _PRODUCE_FLEXIBLE, _PRODUCE_TOPIC_IDS = 9, 13
 _FETCH_FLEXIBLE, _FETCH_TOPIC_IDS = 12, 13
 _METADATA_FLEXIBLE = 9
-
-_I8, _I16, _I32, _I64 = struct.Struct(">b"), struct.Struct(">h"), struct.Struct(">i"), struct.Struct(">q")
 
 
 class Slice(Protocol):
@@ -133,6 +168,33 @@ class FetchOutcome(NamedTuple):
     preferred_read_replica: int = -1
 
 
+class FetchAnswerPart(NamedTuple):
+    """One partition of a Fetch answer as a follower reads it; ``records`` is a view into the body.
+
+    ``diverging`` is (epoch, end offset), ``current_leader`` (leader id, leader epoch); None where the answer has none.
+    """
+
+    topic_id: uuid.UUID
+    partition: int
+    error: int
+    high_watermark: int
+    last_stable_offset: int
+    log_start_offset: int
+    diverging: tuple[int, int] | None
+    current_leader: tuple[int, int] | None
+    preferred_read_replica: int
+    records: memoryview
+
+
+class FetchAnswer(NamedTuple):
+    """A Fetch answer as a follower reads it; ``error`` is that of the whole request."""
+
+    throttle_ms: int
+    error: int
+    session_id: int
+    parts: list[FetchAnswerPart]
+
+
 class MetadataPartition(NamedTuple):
     """One partition in a Metadata answer."""
 
@@ -148,109 +210,6 @@ class MetadataPartition(NamedTuple):
 # ---- reading ----------------------------------------------------------------------------------------------------
 
 
-class _Reader:
-    __slots__ = ("budget", "data", "end", "pos")
-
-    def __init__(self, data: Buffer, budget: int) -> None:
-        self.data = memoryview(data)
-        self.pos = 0
-        self.end = len(self.data)
-        self.budget = budget
-
-    def take(self, size: int) -> memoryview:
-        """The next ``size`` bytes, without a copy."""
-        if size < 0 or size > self.end - self.pos:
-            raise MalformedMessage(f"needs {size} bytes at {self.pos}, has {self.end - self.pos}")
-        self.pos += size
-        return self.data[self.pos - size : self.pos]
-
-    def unpack(self, layout: struct.Struct) -> tuple[Any, ...]:
-        """Fixed fields; all of them are there or none is read."""
-        return layout.unpack(self.take(layout.size))
-
-    def varint(self) -> int:
-        """An unsigned varint of at most 32 bits."""
-        value = shift = 0
-        while True:
-            if self.pos >= self.end:
-                raise MalformedMessage("a varint runs past the end")
-            byte = self.data[self.pos]
-            self.pos += 1
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                break
-            shift += 7
-            if shift > 28:
-                raise MalformedMessage("a varint is longer than five bytes")
-        if value > _MAX_UINT32:
-            raise MalformedMessage("a varint does not fit into 32 bits")
-        return value
-
-    def spend(self, objects: int) -> None:
-        """Count objects against the budget."""
-        self.budget -= objects
-        if self.budget < 0:
-            raise MalformedMessage("decodes into too many objects")
-
-    def string(self, flexible: bool) -> str | None:
-        """A nullable string."""
-        length: int = self.varint() - 1 if flexible else self.unpack(_I16)[0]
-        if length == -1:
-            return None
-        if length < 0 or length > _MAX_STRING:
-            raise MalformedMessage(f"a string of {length} bytes")
-        try:
-            return str(self.take(length), "utf-8")
-        except UnicodeDecodeError:
-            raise MalformedMessage("a string is not UTF-8") from None
-
-    def name(self, flexible: bool) -> str:
-        """A string that must be there."""
-        value = self.string(flexible)
-        if value is None:
-            raise MalformedMessage("a name must not be null")
-        return value
-
-    def count(self, flexible: bool, smallest: int) -> int:
-        """The length of an array whose elements have ``smallest`` bytes at least."""
-        count: int = self.varint() - 1 if flexible else self.unpack(_I32)[0]
-        if count < 0:
-            raise MalformedMessage("an array must not be null")
-        if count > (self.end - self.pos) // smallest:
-            raise MalformedMessage(f"an array claims {count} elements in {self.end - self.pos} bytes")
-        self.spend(count)
-        return count
-
-    def topic_id(self) -> uuid.UUID:
-        """16 bytes as they are."""
-        return uuid.UUID(bytes=bytes(self.take(16)))
-
-    def tags(self) -> Iterator[int]:
-        """The tag of each tagged field, while the reader ends where the field does; what is not read is skipped."""
-        count = self.varint()
-        if count > MAX_TAGS:
-            raise MalformedMessage(f"{count} tagged fields")
-        self.spend(count)
-        outer = self.end
-        for _ in range(count):
-            tag, size = self.varint(), self.varint()
-            self.take(size)
-            after = self.pos
-            self.pos, self.end = after - size, after
-            yield tag
-            self.pos, self.end = after, outer
-
-    def skip_tags(self) -> None:
-        """Tagged fields none of which is known."""
-        for _ in self.tags():
-            pass
-
-    def finish(self) -> None:
-        """Nothing may be left over."""
-        if self.pos != self.end:
-            raise MalformedMessage(f"{self.end - self.pos} bytes left over")
-
-
 _ACKS = struct.Struct(">hi")
 _LIMITS = struct.Struct(">iiib")
 _SESSION = struct.Struct(">ii")
@@ -263,7 +222,7 @@ _FETCH_V4 = struct.Struct(">iqi")
 
 def decode_produce(version: int, body: Buffer, budget: int = MAX_OBJECTS) -> ProduceRequest:
     """Decode a Produce of version 0 to 13; raises MalformedMessage."""
-    reader = _Reader(body, budget)
+    reader = Reader(body, budget)
     flexible = version >= _PRODUCE_FLEXIBLE
     transactional_id = reader.string(flexible) if version >= 3 else None
     acks, timeout_ms = reader.unpack(_ACKS)
@@ -275,8 +234,8 @@ def decode_produce(version: int, body: Buffer, budget: int = MAX_OBJECTS) -> Pro
         else:
             name = reader.name(flexible)
         for _ in range(reader.count(flexible, 5)):
-            (index,) = reader.unpack(_I32)
-            size: int = reader.varint() - 1 if flexible else reader.unpack(_I32)[0]
+            (index,) = reader.unpack(I32)
+            size: int = reader.varint() - 1 if flexible else reader.unpack(I32)[0]
             if size < -1:
                 raise MalformedMessage(f"records of {size} bytes")
             parts.append(ProducePart(name, topic_id, index, reader.take(size) if size >= 0 else None))
@@ -292,11 +251,11 @@ def decode_produce(version: int, body: Buffer, budget: int = MAX_OBJECTS) -> Pro
 
 def decode_fetch(version: int, body: Buffer, budget: int = MAX_OBJECTS) -> FetchRequest:
     """Decode a Fetch of version 4 to 18; raises MalformedMessage."""
-    reader = _Reader(body, budget)
+    reader = Reader(body, budget)
     flexible = version >= _FETCH_FLEXIBLE
     replica_id, replica_epoch = -1, -1
     if version <= 14:
-        (replica_id,) = reader.unpack(_I32)
+        (replica_id,) = reader.unpack(I32)
     max_wait_ms, min_bytes, max_bytes, isolation_level = reader.unpack(_LIMITS)
     session_id, session_epoch = reader.unpack(_SESSION) if version >= 7 else (0, -1)
     parts = _fetch_parts(reader, version, flexible)
@@ -319,7 +278,7 @@ def decode_fetch(version: int, body: Buffer, budget: int = MAX_OBJECTS) -> Fetch
     )  # fmt: skip
 
 
-def _fetch_parts(reader: _Reader, version: int, flexible: bool) -> list[FetchPart]:
+def _fetch_parts(reader: Reader, version: int, flexible: bool) -> list[FetchPart]:
     parts: list[FetchPart] = []
     for _ in range(reader.count(flexible, 3)):
         name = topic_id = None
@@ -344,7 +303,7 @@ def _fetch_parts(reader: _Reader, version: int, flexible: bool) -> list[FetchPar
                         reader.take(16)  # the directory of the replica, which only a controller's quorum uses
                         reader.finish()
                     elif tag == 1 and version >= 18:
-                        (watermark,) = reader.unpack(_I64)
+                        (watermark,) = reader.unpack(I64)
                         reader.finish()
             parts.append(FetchPart(name, topic_id, index, epoch, offset, last_epoch, start, limit, watermark))
         if flexible:
@@ -352,7 +311,7 @@ def _fetch_parts(reader: _Reader, version: int, flexible: bool) -> list[FetchPar
     return parts
 
 
-def _forgotten(reader: _Reader, version: int, flexible: bool) -> list[tuple[str | uuid.UUID, list[int]]]:
+def _forgotten(reader: Reader, version: int, flexible: bool) -> list[tuple[str | uuid.UUID, list[int]]]:
     found: list[tuple[str | uuid.UUID, list[int]]] = []
     for _ in range(reader.count(flexible, 3)):
         topic = reader.topic_id() if version >= _FETCH_TOPIC_IDS else reader.name(flexible)
@@ -366,55 +325,18 @@ def _forgotten(reader: _Reader, version: int, flexible: bool) -> list[tuple[str 
 # ---- writing ----------------------------------------------------------------------------------------------------
 
 
-def _put_varint(out: bytearray, value: int) -> None:
-    while value >= 0x80:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-
-
-def _put_string(out: bytearray, value: str | None, flexible: bool) -> None:
-    data = None if value is None else value.encode()
-    if flexible:
-        _put_varint(out, 0 if data is None else len(data) + 1)
-    else:
-        out += _I16.pack(-1 if data is None else len(data))
-    if data is not None:
-        out += data
-
-
-def _put_count(out: bytearray, count: int, flexible: bool) -> None:
-    if flexible:
-        _put_varint(out, count + 1)
-    else:
-        out += _I32.pack(count)
-
-
-def _put_numbers(out: bytearray, numbers: Sequence[int], flexible: bool) -> None:
-    _put_count(out, len(numbers), flexible)
-    out += struct.pack(f">{len(numbers)}i", *numbers)
-
-
-def _put_tags(out: bytearray, fields: Sequence[tuple[int, bytes]]) -> None:
-    _put_varint(out, len(fields))
-    for tag, payload in fields:
-        _put_varint(out, tag)
-        _put_varint(out, len(payload))
-        out += payload
-
-
 def _leader(leader: tuple[int, int]) -> bytes:
     return struct.pack(">ii", *leader) + b"\0"
 
 
 def _endpoints(endpoints: Sequence[NodeEndpoint]) -> bytes:
     out = bytearray()
-    _put_varint(out, len(endpoints) + 1)
+    put_varint(out, len(endpoints) + 1)
     for node_id, host, port, rack in endpoints:
-        out += _I32.pack(node_id)
-        _put_string(out, host, True)
-        out += _I32.pack(port)
-        _put_string(out, rack, True)
+        out += I32.pack(node_id)
+        put_string(out, host, True)
+        out += I32.pack(port)
+        put_string(out, rack, True)
         out.append(0)
     return bytes(out)
 
@@ -436,7 +358,7 @@ def _put_topic(out: bytearray, part: Any, by_id: bool, flexible: bool) -> None:
     if by_id:
         out += (part.topic_id or _NO_ID).bytes
     else:
-        _put_string(out, part.topic or "", flexible)
+        put_string(out, part.topic or "", flexible)
 
 
 def encode_produce_response(
@@ -449,18 +371,18 @@ def encode_produce_response(
     flexible = version >= _PRODUCE_FLEXIBLE
     out = bytearray()
     groups = _by_topic(parts)
-    _put_count(out, len(groups), flexible)
+    put_count(out, len(groups), flexible)
     for first, members in groups:
         _put_topic(out, first, version >= _PRODUCE_TOPIC_IDS, flexible)
-        _put_count(out, len(members), flexible)
+        put_count(out, len(members), flexible)
         for part, outcome in members:
             _put_produce_outcome(out, version, part.partition, outcome)
         if flexible:
             out.append(0)
     if version >= 1:
-        out += _I32.pack(throttle_ms)
+        out += I32.pack(throttle_ms)
     if flexible:
-        _put_tags(out, [(0, _endpoints(endpoints))] if endpoints and version >= 10 else [])
+        put_tags(out, [(0, _endpoints(endpoints))] if endpoints and version >= 10 else [])
     return bytes(out)
 
 
@@ -468,20 +390,20 @@ def _put_produce_outcome(out: bytearray, version: int, partition: int, outcome: 
     flexible = version >= _PRODUCE_FLEXIBLE
     out += struct.pack(">ihq", partition, outcome.error, outcome.base_offset)
     if version >= 2:
-        out += _I64.pack(outcome.log_append_time_ms)
+        out += I64.pack(outcome.log_append_time_ms)
     if version >= 5:
-        out += _I64.pack(outcome.log_start_offset)
+        out += I64.pack(outcome.log_start_offset)
     if version >= 8:
-        _put_count(out, len(outcome.record_errors), flexible)
+        put_count(out, len(outcome.record_errors), flexible)
         for index, message in outcome.record_errors:
-            out += _I32.pack(index)
-            _put_string(out, message, flexible)
+            out += I32.pack(index)
+            put_string(out, message, flexible)
             if flexible:
                 out.append(0)
-        _put_string(out, outcome.error_message, flexible)
+        put_string(out, outcome.error_message, flexible)
     if flexible:
         leader = outcome.current_leader if version >= 10 else None
-        _put_tags(out, [(0, _leader(leader))] if leader is not None else [])
+        put_tags(out, [(0, _leader(leader))] if leader is not None else [])
 
 
 def encode_fetch_response(
@@ -495,20 +417,20 @@ def encode_fetch_response(
     """The body of a Fetch answer (versions 4 to 18): bytes and the outcomes' slices, in the order they leave."""
     flexible = version >= _FETCH_FLEXIBLE
     chunks: list[Any] = []
-    out = bytearray(_I32.pack(throttle_ms))
+    out = bytearray(I32.pack(throttle_ms))
     if version >= 7:
         out += struct.pack(">hi", error, session_id)
     groups = _by_topic(parts)
-    _put_count(out, len(groups), flexible)
+    put_count(out, len(groups), flexible)
     for first, members in groups:
         _put_topic(out, first, version >= _FETCH_TOPIC_IDS, flexible)
-        _put_count(out, len(members), flexible)
+        put_count(out, len(members), flexible)
         for part, outcome in members:
             out = _put_fetch_outcome(chunks, out, version, part.partition, outcome)
         if flexible:
             out.append(0)
     if flexible:
-        _put_tags(out, [(0, _endpoints(endpoints))] if endpoints and version >= 16 else [])
+        put_tags(out, [(0, _endpoints(endpoints))] if endpoints and version >= 16 else [])
     chunks.append(bytes(out))
     return chunks
 
@@ -520,18 +442,18 @@ def _put_fetch_outcome(
     flexible = version >= _FETCH_FLEXIBLE
     out += struct.pack(">ihqq", partition, outcome.error, outcome.high_watermark, outcome.last_stable_offset)
     if version >= 5:
-        out += _I64.pack(outcome.log_start_offset)
+        out += I64.pack(outcome.log_start_offset)
     if outcome.aborted is None:
         out += b"\0" if flexible else b"\xff\xff\xff\xff"
     else:
-        _put_count(out, len(outcome.aborted), flexible)
+        put_count(out, len(outcome.aborted), flexible)
         for producer_id, first_offset in outcome.aborted:
             out += struct.pack(">qq", producer_id, first_offset)
             if flexible:
                 out.append(0)
     if version >= 11:
-        out += _I32.pack(outcome.preferred_read_replica)
-    _put_count(out, outcome.size, flexible)  # a length is written as a count is
+        out += I32.pack(outcome.preferred_read_replica)
+    put_count(out, outcome.size, flexible)  # a length is written as a count is
     if outcome.slices:
         chunks.append(bytes(out))
         chunks.extend(outcome.slices)
@@ -542,8 +464,106 @@ def _put_fetch_outcome(
             tags.append((0, struct.pack(">iq", *outcome.diverging) + b"\0"))
         if outcome.current_leader is not None:
             tags.append((1, _leader(outcome.current_leader)))
-        _put_tags(out, tags)
+        put_tags(out, tags)
     return out
+
+
+# ---- the follower's side of Fetch -------------------------------------------------------------------------------
+
+
+def encode_fetch_request(
+    version: int,
+    *,
+    replica_id: int,
+    replica_epoch: int,
+    max_wait_ms: int,
+    min_bytes: int,
+    max_bytes: int,
+    session_id: int,
+    session_epoch: int,
+    parts: Sequence[FetchPart],
+    forgotten: Sequence[tuple[uuid.UUID, Sequence[int]]] = (),
+    rack_id: str = "",
+    isolation_level: int = 0,
+) -> bytes:
+    """The body of a Fetch of version 13 to 18; topics go by their id, neighbours of one topic together.
+
+    ``replica_epoch`` is the broker's epoch (KIP-841, from version 15 on). A part's high watermark is what the follower
+    knows of it (KIP-1166, from version 18 on).
+    """
+    out = bytearray(I32.pack(replica_id) if version <= 14 else b"")
+    out += _LIMITS.pack(max_wait_ms, min_bytes, max_bytes, isolation_level)
+    out += _SESSION.pack(session_id, session_epoch)
+    groups = [(topic_id, list(members)) for topic_id, members in groupby(parts, attrgetter("topic_id"))]
+    put_count(out, len(groups), True)
+    for topic_id, members in groups:
+        out += (topic_id or _NO_ID).bytes
+        put_count(out, len(members), True)
+        for _, _, partition, epoch, offset, last_epoch, start, limit, watermark in members:
+            out += _FETCH_V12.pack(partition, epoch, offset, last_epoch, start, limit)
+            known = version >= 18 and watermark != NO_HIGH_WATERMARK
+            put_tags(out, [(1, I64.pack(watermark))] if known else [])
+        out.append(0)
+    put_count(out, len(forgotten), True)
+    for topic_id, indexes in forgotten:
+        out += topic_id.bytes
+        put_numbers(out, indexes, True)
+        out.append(0)
+    put_string(out, rack_id, True)
+    state = version >= 15 and (replica_id, replica_epoch) != (-1, -1)
+    put_tags(out, [(1, _REPLICA.pack(replica_id, replica_epoch) + b"\0")] if state else [])
+    return bytes(out)
+
+
+_ANSWER = struct.Struct(">ihi")
+_ANSWER_PART = struct.Struct(">ihqqq")
+_DIVERGING = struct.Struct(">iq")
+_LEADER = struct.Struct(">ii")
+
+
+def decode_fetch_response(version: int, body: Buffer, budget: int = MAX_OBJECTS) -> FetchAnswer:
+    """Decode a Fetch answer of version 13 to 18; raises MalformedMessage.
+
+    What only consumers read is checked and left out: aborted transactions, snapshot ids, the leaders' addresses.
+    """
+    assert 13 <= version <= 18, "a follower's fetch goes by topic id"
+    reader = Reader(body, budget)
+    throttle_ms, error, session_id = reader.unpack(_ANSWER)
+    parts: list[FetchAnswerPart] = []
+    for _ in range(reader.count(True, 18)):
+        topic_id = reader.topic_id()
+        parts.extend(_answer_part(reader, topic_id) for _ in range(reader.count(True, 37)))
+        reader.skip_tags()
+    reader.skip_tags()
+    reader.finish()
+    return FetchAnswer(throttle_ms, error, session_id, parts)
+
+
+def _answer_part(reader: Reader, topic_id: uuid.UUID) -> FetchAnswerPart:
+    partition, error, watermark, stable, start = reader.unpack(_ANSWER_PART)
+    for _ in range(reader.nullable_count(17)):
+        reader.take(16)
+        reader.skip_tags()
+    (preferred,) = reader.unpack(I32)
+    size = reader.varint() - 1
+    records = reader.take(max(0, size))
+    diverging = leader = None
+    for tag in reader.tags():
+        if tag == 0:
+            diverging = _epoch_pair(reader, _DIVERGING, 0)
+        elif tag == 1:
+            leader = _epoch_pair(reader, _LEADER, 1)
+    return FetchAnswerPart(
+        topic_id, partition, error, watermark, stable, start, diverging, leader, preferred, records
+    )  # fmt: skip
+
+
+def _epoch_pair(reader: Reader, layout: struct.Struct, which: int) -> tuple[int, int] | None:
+    """A structure of two numbers one of which is an epoch; a negative epoch is "none"."""
+    pair = reader.unpack(layout)
+    reader.skip_tags()
+    reader.finish()
+    return None if pair[which] < 0 else (pair[0], pair[1])
 
 
 # ---- Metadata, in parts that can be kept ------------------------------------------------------------------------
@@ -562,25 +582,25 @@ def encode_metadata_topic(
 ) -> bytes:
     """One topic's part of a Metadata answer (versions 0 to 13); ``name`` None needs version 12."""
     flexible = version >= _METADATA_FLEXIBLE
-    out = bytearray(_I16.pack(error))
-    _put_string(out, name, flexible)
+    out = bytearray(I16.pack(error))
+    put_string(out, name, flexible)
     if version >= 10:
         out += (topic_id or _NO_ID).bytes
     if version >= 1:
         out.append(1 if internal else 0)
-    _put_count(out, len(partitions), flexible)
+    put_count(out, len(partitions), flexible)
     for problem, index, leader, epoch, replicas, in_sync, offline in partitions:
         out += struct.pack(">hii", problem, index, leader)
         if version >= 7:
-            out += _I32.pack(epoch)
-        _put_numbers(out, replicas, flexible)
-        _put_numbers(out, in_sync, flexible)
+            out += I32.pack(epoch)
+        put_numbers(out, replicas, flexible)
+        put_numbers(out, in_sync, flexible)
         if version >= 5:
-            _put_numbers(out, offline, flexible)
+            put_numbers(out, offline, flexible)
         if flexible:
             out.append(0)
     if version >= 8:
-        out += _I32.pack(authorized_operations)
+        out += I32.pack(authorized_operations)
     if flexible:
         out.append(0)
     return bytes(out)
@@ -598,26 +618,26 @@ def join_metadata(
 ) -> bytes:
     """The body of a Metadata answer (versions 0 to 13) of topics that ``encode_metadata_topic`` made for it."""
     flexible = version >= _METADATA_FLEXIBLE
-    out = bytearray(_I32.pack(throttle_ms) if version >= 3 else b"")
-    _put_count(out, len(brokers), flexible)
+    out = bytearray(I32.pack(throttle_ms) if version >= 3 else b"")
+    put_count(out, len(brokers), flexible)
     for node_id, host, port, rack in brokers:
-        out += _I32.pack(node_id)
-        _put_string(out, host, flexible)
-        out += _I32.pack(port)
+        out += I32.pack(node_id)
+        put_string(out, host, flexible)
+        out += I32.pack(port)
         if version >= 1:
-            _put_string(out, rack, flexible)
+            put_string(out, rack, flexible)
         if flexible:
             out.append(0)
     if version >= 2:
-        _put_string(out, cluster_id, flexible)
+        put_string(out, cluster_id, flexible)
     if version >= 1:
-        out += _I32.pack(controller_id)
-    _put_count(out, len(topics), flexible)
+        out += I32.pack(controller_id)
+    put_count(out, len(topics), flexible)
     out += b"".join(topics)
     if 8 <= version <= 10:
-        out += _I32.pack(cluster_authorized_operations)
+        out += I32.pack(cluster_authorized_operations)
     if version >= 13:
-        out += _I16.pack(error)
+        out += I16.pack(error)
     if flexible:
         out.append(0)
     return bytes(out)

@@ -19,7 +19,14 @@ from typing import Any, NamedTuple
 
 from _native.batch_py import Record, encode_batch, parse_header
 from _native.columns_py import Runs
-from _native.wire_py import FetchOutcome, FetchPart, MetadataPartition, ProduceOutcome, ProducePart
+from _native.wire_py import (
+    FetchOutcome,
+    FetchPart,
+    MetadataPartition,
+    ProduceOutcome,
+    ProducePart,
+    encode_fetch_response,
+)
 
 SIZES = (1, 10, 100, 1000, 10_000)
 VALUE = b"v" * 80
@@ -111,10 +118,21 @@ def wire_operations(items: int) -> Iterator[Operation]:
     topic_id = uuid.UUID(int=7)
     written = [(ProducePart("topic", topic_id, n, None), ProduceOutcome(0, n)) for n in range(items)]
     read = [(FetchPart("topic", topic_id, n, 0, 0, 0, 0, 0, 0), FetchOutcome(0, n, n, 0)) for n in range(items)]
+    asked = [part for part, _ in read]
+    (answer,) = encode_fetch_response(17, read)
+
+    def ask(kernel: ModuleType) -> Callable[[], Any]:
+        return lambda: kernel.encode_fetch_request(
+            17, replica_id=2, replica_epoch=9, max_wait_ms=500, min_bytes=1, max_bytes=1 << 20, session_id=5,
+            session_epoch=7, parts=asked,
+        )  # fmt: skip
+
     partitions = [MetadataPartition(0, n, 1, 3, (1, 2, 3), (1, 2, 3)) for n in range(items)]
     yield "wire", "decode_produce (partitions)", lambda k: lambda: k.decode_produce(9, body)
     yield "wire", "encode_produce_response", lambda k: lambda: k.encode_produce_response(10, written)
     yield "wire", "encode_fetch_response", lambda k: lambda: k.encode_fetch_response(13, read)
+    yield "wire", "encode_fetch_request", ask
+    yield "wire", "decode_fetch_response", lambda k: lambda: k.decode_fetch_response(17, answer)
     yield (
         "wire",
         "encode_metadata_topic",

@@ -167,6 +167,8 @@ class Fuzz:
         self.same(wire_py, wire_cy, "decode_produce", version, self.mutated(self.produce(version)))
         version = self.rng.randrange(4, 19)
         self.same(wire_py, wire_cy, "decode_fetch", version, self.mutated(self.fetch(version)))
+        version = self.rng.randrange(13, 19)
+        self.same(wire_py, wire_cy, "decode_fetch_response", version, self.mutated(self.fetch_answer()))
 
     def string(self, flexible: bool, text: bytes = b"topic") -> bytes:
         """A string as both generations write it."""
@@ -210,6 +212,18 @@ class Fuzz:
         if version >= 7:
             out += self.count(flexible, 1) + topic + self.count(flexible, 2) + bytes(8) + self.tags(flexible)
         return out + (self.string(flexible, b"rack") if version >= 11 else b"") + self.tags(flexible)
+
+    def fetch_answer(self) -> bytes:
+        """A Fetch response's body, of version 13 or more."""
+        out = bytes(10) + self.count(True, 1) + self.rng.randbytes(16)
+        parts = self.rng.randrange(3)
+        out += self.count(True, parts)
+        for _ in range(parts):
+            data = self.rng.randbytes(self.rng.randrange(20))
+            out += self.rng.randbytes(30) + self.count(True, 1) + bytes(16) + self.tags(True) + bytes(4)
+            out += self.count(True, len(data)) + data
+            out += self.rng.choice((b"\0", b"\1\0\x0d" + bytes(13), b"\1\1\x09" + bytes(9), b"\1\2\x01\0"))
+        return out + self.tags(True) * 2
 
 
 def sending(rng: random.Random, file: int, content: bytes) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import uuid
+from itertools import groupby
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ import _native.wire_py as pure_twin
 import wire.messages as m
 from _native.errors import MalformedMessage
 from _native.wire_py import (
+    NO_HIGH_WATERMARK,
     FetchOutcome,
     FetchPart,
     MetadataPartition,
@@ -22,19 +24,19 @@ from _native.wire_py import (
     ProduceOutcome,
     ProducePart,
 )
-from tests.wire.samples import request
+from tests.wire.samples import request, response
 
 PRODUCE, FETCH, METADATA = 0, 1, 3
 DECODERS = {PRODUCE: "decode_produce", FETCH: "decode_fetch"}
 VERSIONS = [(PRODUCE, version) for version in range(3, 14)] + [(FETCH, version) for version in range(4, 19)]
 
 
-def both(name: str, *arguments: Any) -> tuple[str, Any]:
+def both(name: str, *arguments: Any, **options: Any) -> tuple[str, Any]:
     """The same call on both twins: equal results, or equal errors."""
     outcomes: list[tuple[str, Any]] = []
     for twin in (pure_twin, cython_twin):
         try:
-            outcomes.append(("ok", getattr(twin, name)(*arguments)))
+            outcomes.append(("ok", getattr(twin, name)(*arguments, **options)))
         except MalformedMessage as error:
             outcomes.append(("malformed", str(error)))
     assert outcomes[0] == outcomes[1]
@@ -171,6 +173,154 @@ def test_fetch_answers_are_equal(
 ) -> None:  # fmt: skip
     _, chunks = both("encode_fetch_response", version, parts, throttle, error, session, where)
     assert [c for c in chunks if isinstance(c, Piece)] == [p for _, outcome in parts for p in outcome.slices]
+
+
+# ---- the follower's side of Fetch -----------------------------------------------------------------------------------
+
+FOLLOWER_VERSIONS = range(13, 19)
+fetch_parts = st.builds(
+    FetchPart, st.none(), ids, numbers, numbers, longs, numbers, longs, numbers, st.just(NO_HIGH_WATERMARK) | longs
+)
+forgotten = st.lists(st.tuples(ids, st.lists(numbers, max_size=3)), max_size=3)
+
+
+@pytest.mark.parametrize("version", FOLLOWER_VERSIONS)
+@given(
+    st.lists(fetch_parts, max_size=5),
+    forgotten,
+    names,
+    st.integers(-1, 5),
+    st.integers(-1, 9),
+    st.tuples(numbers, numbers, numbers, st.integers(0, 1), numbers, numbers),
+)
+@settings(max_examples=60)  # fmt: skip
+def test_a_followers_fetch_has_the_librarys_bytes(
+    version: int, parts: list[FetchPart], gone: Any, rack: str, replica: int, epoch: int, limits: tuple[int, ...]
+) -> None:  # fmt: skip
+    fields = dict(zip(
+        ("max_wait_ms", "min_bytes", "max_bytes", "isolation_level", "session_id", "session_epoch"), limits, strict=True
+    ))  # fmt: skip
+    _, found = both(
+        "encode_fetch_request", version, replica_id=replica, replica_epoch=epoch, parts=parts, forgotten=gone,
+        rack_id=rack, **fields,
+    )  # fmt: skip
+    cls = m.FetchRequest
+    topics = []
+    for topic_id, members in groupby(parts, lambda part: part.topic_id):
+        made = [
+            _known(
+                cls.FetchTopic.FetchPartition, version, partition=p.partition,
+                current_leader_epoch=p.current_leader_epoch, fetch_offset=p.fetch_offset,
+                last_fetched_epoch=p.last_fetched_epoch, log_start_offset=p.log_start_offset,
+                partition_max_bytes=p.max_bytes, high_watermark=p.high_watermark,
+            )
+            for p in members
+        ]  # fmt: skip
+        topics.append(_known(cls.FetchTopic, version, topic_id=topic_id, partitions=made))
+    left = [_known(cls.ForgottenTopic, version, topic_id=t, partitions=indexes) for t, indexes in gone]
+    state = None if (replica, epoch) == (-1, -1) else cls.ReplicaState(replica_id=replica, replica_epoch=epoch)
+    message = _known(
+        cls, version, replica_id=replica, replica_state=state, topics=topics, forgotten_topics_data=left, rack_id=rack,
+        **fields,
+    )  # fmt: skip
+    assert found == bytes(message.encode(version=version))
+    decoded = pure_twin.decode_fetch(version, found)
+    assert decoded.replica_id == replica
+    assert decoded.replica_epoch == (epoch if version >= 15 else -1)
+    assert decoded.forgotten == gone
+    known = [p if version >= 18 else p._replace(high_watermark=NO_HIGH_WATERMARK) for p in parts]
+    assert decoded.parts == known
+
+
+@pytest.mark.parametrize("version", FOLLOWER_VERSIONS)
+def test_fetch_answers_decode_as_the_library_says(version: int) -> None:
+    rng = random.Random(version)
+    for _ in range(150):
+        message = response(FETCH, version, rng)
+        verdict, found = both("decode_fetch_response", version, bytes(message.encode(version=version)))
+        assert verdict == "ok"
+        head = (message.throttle_time_ms, message.error_code, message.session_id)
+        assert (found.throttle_ms, found.error, found.session_id) == head
+        expected = [
+            (
+                topic.topic_id, part.partition_index, part.error_code, part.high_watermark, part.last_stable_offset,
+                part.log_start_offset, _diverging(part.diverging_epoch), _leader(part.current_leader),
+                part.preferred_read_replica, bytes(part.records or b""),
+            )
+            for topic in message.responses
+            for part in topic.partitions
+        ]  # fmt: skip
+        assert [tuple(part) for part in found.parts] == expected
+
+
+def _diverging(value: Any) -> tuple[int, int] | None:
+    return None if value is None or value.epoch < 0 else (value.epoch, value.end_offset)
+
+
+def _leader(value: Any) -> tuple[int, int] | None:
+    return None if value is None or value.leader_epoch < 0 else (value.leader_id, value.leader_epoch)
+
+
+@pytest.mark.parametrize("version", FOLLOWER_VERSIONS)
+def test_every_cut_of_an_answer_is_refused_alike(version: int) -> None:
+    body = bytes(response(FETCH, version, random.Random(version)).encode(version=version))
+    for cut in range(len(body)):
+        assert both("decode_fetch_response", version, body[:cut])[0] == "malformed"
+
+
+@pytest.mark.parametrize("version", FOLLOWER_VERSIONS)
+@given(data=st.data())
+@settings(max_examples=60)
+def test_mutated_answers_are_judged_alike(version: int, data: st.DataObject) -> None:
+    rng = random.Random(data.draw(st.integers(0, 50)))
+    body = bytearray(response(FETCH, version, rng).encode(version=version))
+    for _ in range(data.draw(st.integers(1, 3))):
+        body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.sampled_from((0, 1, 2, 0x7F, 0x80, 0xFF)))
+    verdict, _ = both("decode_fetch_response", version, bytes(body))
+    try:
+        m.decode_response(FETCH, version, bytes(body))
+    except m.MalformedRequest:
+        return  # perhaps in what a follower does not read
+    assert verdict == "ok"
+
+
+@given(st.binary(max_size=120), st.sampled_from(FOLLOWER_VERSIONS))
+@settings(max_examples=500)
+def test_any_answer_is_judged_alike(body: bytes, version: int) -> None:
+    both("decode_fetch_response", version, body)
+
+
+@pytest.mark.parametrize("place", ["topics", "partitions", "aborted"])
+def test_an_answers_counts_cannot_make_us_allocate(place: str) -> None:
+    front = b"\0" * 10
+    if place != "topics":
+        front += b"\2" + b"\0" * 16
+    if place == "aborted":
+        front += b"\2" + b"\0" * 30
+    verdict, reason = both("decode_fetch_response", 17, front + b"\xff\xff\xff\xff\x0f" + b"\0" * 99)
+    assert verdict == "malformed"
+    assert "claims 4294967294 elements" in reason
+
+
+def test_an_answers_objects_are_counted() -> None:
+    outcome = FetchOutcome(0, 1, 1, 0, [(1, 2)] * 3)
+    part = FetchPart(None, uuid.UUID(int=1), 0, 0, 0, 0, 0, 0, 0)
+    (body,) = pure_twin.encode_fetch_response(17, [(part, outcome)])
+    assert both("decode_fetch_response", 17, body, 5)[0] == "ok"
+    assert both("decode_fetch_response", 17, body, 4) == ("malformed", "decodes into too many objects")
+
+
+def test_an_answers_records_are_views_into_the_body() -> None:
+    part = FetchPart(None, uuid.UUID(int=1), 7, 0, 0, 0, 0, 0, 0)
+    outcome = FetchOutcome(0, 9, 9, 0, None, [Piece(4)], 4)
+    head, _, tail = pure_twin.encode_fetch_response(17, [(part, outcome)])
+    body = bytearray(head + b"abcd" + tail)
+    for twin in (pure_twin, cython_twin):
+        (found,) = twin.decode_fetch_response(17, body).parts
+        assert (found.partition, found.high_watermark, found.records) == (7, 9, b"abcd")
+        assert found.records.obj is body
+    body[len(head) : len(head) + 4] = b"wxyz"
+    assert found.records == b"wxyz"
 
 
 replicas = st.lists(st.integers(0, 9), max_size=3)

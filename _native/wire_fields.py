@@ -1,0 +1,171 @@
+"""The fields of Kafka's messages, read and written one by one: what ``wire_py`` is made of.
+
+A reader holds every length and count against the bytes that are left before it uses them, and counts what it decodes
+against a budget. KIP-482 has the compact types and the tagged fields.
+"""
+
+from __future__ import annotations
+
+import struct
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from _native.errors import MalformedMessage
+
+Buffer = bytes | bytearray | memoryview
+
+MAX_OBJECTS = 200_000
+MAX_TAGS = 64
+_MAX_STRING = 0x7FFF
+_MAX_UINT32 = 2**32 - 1
+
+I16, I32, I64 = struct.Struct(">h"), struct.Struct(">i"), struct.Struct(">q")
+
+
+class Reader:
+    __slots__ = ("budget", "data", "end", "pos")
+
+    def __init__(self, data: Buffer, budget: int) -> None:
+        self.data = memoryview(data)
+        self.pos = 0
+        self.end = len(self.data)
+        self.budget = budget
+
+    def take(self, size: int) -> memoryview:
+        """The next ``size`` bytes, without a copy."""
+        if size < 0 or size > self.end - self.pos:
+            raise MalformedMessage(f"needs {size} bytes at {self.pos}, has {self.end - self.pos}")
+        self.pos += size
+        return self.data[self.pos - size : self.pos]
+
+    def unpack(self, layout: struct.Struct) -> tuple[Any, ...]:
+        """Fixed fields; all of them are there or none is read."""
+        return layout.unpack(self.take(layout.size))
+
+    def varint(self) -> int:
+        """An unsigned varint of at most 32 bits."""
+        value = shift = 0
+        while True:
+            if self.pos >= self.end:
+                raise MalformedMessage("a varint runs past the end")
+            byte = self.data[self.pos]
+            self.pos += 1
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                break
+            shift += 7
+            if shift > 28:
+                raise MalformedMessage("a varint is longer than five bytes")
+        if value > _MAX_UINT32:
+            raise MalformedMessage("a varint does not fit into 32 bits")
+        return value
+
+    def spend(self, objects: int) -> None:
+        """Count objects against the budget."""
+        self.budget -= objects
+        if self.budget < 0:
+            raise MalformedMessage("decodes into too many objects")
+
+    def string(self, flexible: bool) -> str | None:
+        """A nullable string."""
+        length: int = self.varint() - 1 if flexible else self.unpack(I16)[0]
+        if length == -1:
+            return None
+        if length < 0 or length > _MAX_STRING:
+            raise MalformedMessage(f"a string of {length} bytes")
+        try:
+            return str(self.take(length), "utf-8")
+        except UnicodeDecodeError:
+            raise MalformedMessage("a string is not UTF-8") from None
+
+    def name(self, flexible: bool) -> str:
+        """A string that must be there."""
+        value = self.string(flexible)
+        if value is None:
+            raise MalformedMessage("a name must not be null")
+        return value
+
+    def count(self, flexible: bool, smallest: int) -> int:
+        """The length of an array whose elements have ``smallest`` bytes at least."""
+        count: int = self.varint() - 1 if flexible else self.unpack(I32)[0]
+        if count < 0:
+            raise MalformedMessage("an array must not be null")
+        if count > (self.end - self.pos) // smallest:
+            raise MalformedMessage(f"an array claims {count} elements in {self.end - self.pos} bytes")
+        self.spend(count)
+        return count
+
+    def nullable_count(self, smallest: int) -> int:
+        """The length of a compact array that may be null, which counts as empty."""
+        count = self.varint() - 1
+        if count > (self.end - self.pos) // smallest:
+            raise MalformedMessage(f"an array claims {count} elements in {self.end - self.pos} bytes")
+        self.spend(max(0, count))
+        return max(0, count)
+
+    def topic_id(self) -> uuid.UUID:
+        """16 bytes as they are."""
+        return uuid.UUID(bytes=bytes(self.take(16)))
+
+    def tags(self) -> Iterator[int]:
+        """The tag of each tagged field, while the reader ends where the field does; what is not read is skipped."""
+        count = self.varint()
+        if count > MAX_TAGS:
+            raise MalformedMessage(f"{count} tagged fields")
+        self.spend(count)
+        outer = self.end
+        for _ in range(count):
+            tag, size = self.varint(), self.varint()
+            self.take(size)
+            after = self.pos
+            self.pos, self.end = after - size, after
+            yield tag
+            self.pos, self.end = after, outer
+
+    def skip_tags(self) -> None:
+        """Tagged fields none of which is known."""
+        for _ in self.tags():
+            pass
+
+    def finish(self) -> None:
+        """Nothing may be left over."""
+        if self.pos != self.end:
+            raise MalformedMessage(f"{self.end - self.pos} bytes left over")
+
+
+def put_varint(out: bytearray, value: int) -> None:
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+
+
+def put_string(out: bytearray, value: str | None, flexible: bool) -> None:
+    data = None if value is None else value.encode()
+    if flexible:
+        put_varint(out, 0 if data is None else len(data) + 1)
+    else:
+        out += I16.pack(-1 if data is None else len(data))
+    if data is not None:
+        out += data
+
+
+def put_count(out: bytearray, count: int, flexible: bool) -> None:
+    if flexible:
+        put_varint(out, count + 1)
+    else:
+        out += I32.pack(count)
+
+
+def put_numbers(out: bytearray, numbers: Sequence[int], flexible: bool) -> None:
+    put_count(out, len(numbers), flexible)
+    out += struct.pack(f">{len(numbers)}i", *numbers)
+
+
+def put_tags(out: bytearray, fields: Sequence[tuple[int, bytes]]) -> None:
+    put_varint(out, len(fields))
+    for tag, payload in fields:
+        put_varint(out, tag)
+        put_varint(out, len(payload))
+        out += payload
