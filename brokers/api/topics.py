@@ -1,4 +1,4 @@
-"""CreateTopics, DeleteTopics, CreatePartitions, ListPartitionReassignments.
+"""CreateTopics, DeleteTopics, CreatePartitions.
 
 Topics are made and unmade at the controller only; other brokers answer NOT_CONTROLLER, and Metadata names the one to
 ask. Results stand in the order of the request, each topic succeeds or fails by itself.
@@ -18,7 +18,6 @@ from wire.errors import ErrorCode
 CREATE_TOPICS_KEY = 19
 DELETE_TOPICS_KEY = 20
 CREATE_PARTITIONS_KEY = 37
-LIST_PARTITION_REASSIGNMENTS_KEY = 46
 
 UNKNOWN = -1
 
@@ -150,9 +149,3 @@ async def handle_create_partitions(request: Any, context: Context) -> Done:
         for outcome in outcomes
     ]
     return Done(response(version=version, results=results))
-
-
-def handle_list_partition_reassignments(_request: Any, context: Context) -> Done:
-    """ListPartitionReassignments v0: there are none in this release."""
-    response = messages.response_class(LIST_PARTITION_REASSIGNMENTS_KEY)
-    return Done(response(version=context.api_version, error_code=0, error_message=None, topics=[]))

@@ -7,19 +7,22 @@ import inspect
 import uuid
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from brokers.api import cluster, configs, metadata, metadata_body, topics
+from brokers.api import cluster, configs, elections, log_dirs, metadata, metadata_body, reassignments, topics
 from brokers.api.base import Connection, Context, Services
 from brokers.cluster.picture import Delta
 from brokers.cluster.requests import Outcome
 from brokers.cluster.view import ClusterView
 from brokers.cluster.znodes import ConfigChanged, StatesChanged, TopicChanged, TopicZnode
 from brokers.config import BROKER_SETTINGS, TOPIC_SETTINGS, BrokerConfig
-from brokers.model import BrokerId, BrokerInfo, Endpoint, PartitionState
+from brokers.log import LogStore, RealDisk
+from brokers.model import BrokerId, BrokerInfo, Endpoint, PartitionState, TopicPartition
+from tests.log.support import FixedClock, append, batch
 from wire import messages
 from wire.apis import APIS
 from wire.errors import ErrorCode
@@ -50,6 +53,7 @@ class FixedController:
         self.view = view
         self.asked: list[Any] = []
         self.outcomes: list[Outcome] = []
+        self.results: dict[TopicPartition, tuple[ErrorCode, str | None]] = {}
         self.created: Mapping[str, ErrorCode] = {}
 
     async def create_topics(self, new: Any, *, validate_only: bool = False, timeout_ms: int = 0) -> list[Outcome]:
@@ -63,6 +67,16 @@ class FixedController:
     async def delete_topics(self, wanted: Any, *, timeout_ms: int = 0) -> list[Outcome]:
         self.asked.append(wanted)
         return self.outcomes
+
+    async def alter_reassignments(self, wanted: Any, *, timeout_ms: int = 0) -> Any:
+        self.asked.append(dict(wanted))
+        return {tp: self.results.get(tp, (ErrorCode.NONE, None)) for tp in wanted}
+
+    async def elect_leaders(self, partitions: Any, *, unclean: bool, timeout_ms: int = 0) -> Any:
+        self.asked.append((partitions, unclean))
+        if partitions is None:
+            return self.results
+        return {tp: self.results.get(tp, (ErrorCode.NONE, None)) for tp in partitions}
 
     async def auto_create(self, names: Any, timeout_ms: int = 0) -> dict[str, ErrorCode]:
         self.asked.append(list(names))
@@ -404,10 +418,203 @@ def test_create_partitions(services: Services, version: int) -> None:
     assert (new[0].assignments, new[1].assignments) == (((1,), (1,)), None)
 
 
+A0, A1 = TopicPartition("a", 0), TopicPartition("a", 1)
+
+
+def reassign(
+    services: Services, version: int, wanted: list[tuple[TopicPartition, list[int] | None]], **fields: Any
+) -> Any:
+    request = messages.request_class(45)
+    topic = request.ReassignableTopic
+    rows = [
+        topic(
+            version=version,
+            name=tp.topic,
+            partitions=[topic.ReassignablePartition(version=version, partition_index=tp.partition, replicas=replicas)],
+        )
+        for tp, replicas in wanted
+    ]
+    asked = request(version=version, timeout_ms=1000, topics=rows, **fields)
+    return ask(services, 45, version, asked, reassignments.handle_alter_partition_reassignments)
+
+
+@pytest.mark.parametrize("version", versions(45))
+def test_alter_partition_reassignments(services: Services, version: int) -> None:
+    controller = cast(FixedController, services.controller)
+    unknown = TopicPartition("nope", 0)
+    controller.results = {
+        A1: (ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, "None."),
+        unknown: (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "No."),
+    }
+    found = reassign(services, version, [(unknown, [1]), (A1, None), (A0, [2, 3])])
+    assert controller.asked == [{unknown: [1], A1: None, A0: [2, 3]}]
+    assert (found.error_code, found.error_message) == (0, None)
+    assert [
+        (t.name, [(p.partition_index, p.error_code, p.error_message) for p in t.partitions]) for t in found.responses
+    ] == [("a", [(0, 0, None), (1, 85, "None.")]), ("nope", [(0, 3, "No.")])]
+    twice = reassign(services, version, [(A0, [2]), (A0, [3])])
+    assert [p.error_code for p in twice.responses[0].partitions] == [ErrorCode.INVALID_REQUEST]
+    assert controller.asked[1] == {}
+
+
+def test_a_reassignment_may_keep_the_factor_only(services: Services) -> None:
+    state = PartitionState((BrokerId(1), BrokerId(2)), 1, 5, (BrokerId(1),), 2, 1, 4, (4,), adding=(BrokerId(2),))
+    services.view._picture.topics["a"] = replace(
+        services.view.topics["a"], partitions=(state, *services.view.topics["a"].partitions[1:])
+    )
+    found = reassign(services, 1, [(A0, [2, 3]), (A1, [3])], allow_replication_factor_change=False)
+    first, second = found.responses[0].partitions
+    assert (first.error_code, second.error_code) == (ErrorCode.INVALID_REPLICATION_FACTOR, 0)
+    assert "from 1 to 2" in first.error_message
+    assert found.allow_replication_factor_change is False
+    assert cast(FixedController, services.controller).asked == [{A1: [3]}]
+
+
+@pytest.mark.parametrize("version", versions(45))
+def test_reassignments_go_to_the_controller(services: Services, version: int) -> None:
+    controller = cast(FixedController, services.controller)
+    controller.is_active = False
+    controller.results = {A0: (ErrorCode.NOT_CONTROLLER, "Elsewhere.")}
+    for wanted in ([(A0, [2])], []):
+        found = reassign(services, version, cast(Any, wanted))
+        assert (found.error_code, found.responses) == (ErrorCode.NOT_CONTROLLER, [])
+
+
 def test_list_partition_reassignments(services: Services) -> None:
-    asked = messages.request_class(46)(version=0, timeout_ms=1, topics=None)
-    found = ask(services, 46, 0, asked, topics.handle_list_partition_reassignments)
-    assert (found.error_code, found.topics) == (0, [])
+    request = messages.request_class(46)
+
+    def listed(topics: Any) -> list[Any]:
+        asked = request(version=0, timeout_ms=1, topics=topics)
+        found = ask(services, 46, 0, asked, reassignments.handle_list_partition_reassignments)
+        assert found.error_code == 0
+        return [
+            (t.name, p.partition_index, p.replicas, p.adding_replicas, p.removing_replicas)
+            for t in found.topics
+            for p in t.partitions
+        ]
+
+    assert listed(None) == []
+    moving = TopicZnode(C, ((BrokerId(2), BrokerId(3)), (BrokerId(1),)), {0: (BrokerId(3),)}, {0: (BrokerId(2),)})
+    services.view._picture.apply([TopicChanged("c", moving, 1)], Delta())
+    assert listed(None) == [("c", 0, [2, 3], [3], [2])]
+    row = request.ListPartitionReassignmentsTopics
+    named = [row(version=0, name="c", partition_indexes=[1, 0, 0, 7]), row(version=0, name="x", partition_indexes=[0])]
+    assert listed(named) == [("c", 0, [2, 3], [3], [2])]
+    assert listed([row(version=0, name="c", partition_indexes=[1])]) == []
+    assert listed([]) == []
+
+
+@pytest.mark.parametrize("version", versions(43))
+def test_elect_leaders(services: Services, version: int) -> None:
+    controller = cast(FixedController, services.controller)
+    request = messages.request_class(43)
+    row = request.TopicPartitions
+    kind = {"election_type": 1} if version >= 1 else {}
+    controller.results = {A1: (ErrorCode.ELECTION_NOT_NEEDED, "Fine."), A0: (ErrorCode.NONE, None)}
+
+    def elect(topics: Any, **fields: Any) -> Any:
+        asked = request(version=version, topic_partitions=topics, timeout_ms=1000, **fields)
+        found = ask(services, 43, version, asked, elections.handle_elect_leaders)
+        rows = [
+            (t.topic, p.partition_id, p.error_code, p.error_message)
+            for t in found.replica_election_results
+            for p in t.partition_result
+        ]
+        return (found.error_code if version >= 1 else None), rows
+
+    named = [row(version=version, topic="a", partitions=[1, 0, 1])]
+    top, rows = elect(named, **kind)
+    assert controller.asked == [([A1, A0], version >= 1)]
+    assert (top or 0, rows) == (0, [("a", 0, 0, None), ("a", 1, 84, "Fine.")])
+    top, rows = elect(None)
+    assert controller.asked[1] == (None, False)
+    assert rows == [("a", 0, 0, None)], "where nothing was to be done is not told, unless asked by name"
+    if version >= 1:
+        assert elect(named, election_type=7)[0] == ErrorCode.INVALID_REQUEST
+        assert len(controller.asked) == 2
+    controller.is_active = False
+    controller.results = {A0: (ErrorCode.NOT_CONTROLLER, None), A1: (ErrorCode.NOT_CONTROLLER, None)}
+    top, rows = elect(named)
+    assert top in (None, ErrorCode.NOT_CONTROLLER)
+    assert [row[2] for row in rows] == [ErrorCode.NOT_CONTROLLER] * 2
+    controller.results = {}
+    assert elect(None)[0] in (None, ErrorCode.NOT_CONTROLLER)
+
+
+@pytest.fixture
+def logs(services: Services, tmp_path: Path) -> LogStore:
+    """Two directories with a log each; the second one's is a follower that heard of more than it has."""
+    paths = (f"{tmp_path}/one", f"{tmp_path}/two/")
+    store = LogStore(replace(services.config, log_dirs=paths), RealDisk(), FixedClock())
+    store.load()
+    for tp in (A0, A1):
+        store.create(tp, A, services.config.topic_defaults())
+    append(cast(Any, store.get(A0)), batch(3))
+    services.replicas = cast(Any, SimpleNamespace(logs=store))
+    return store
+
+
+@pytest.mark.parametrize("version", versions(35))
+def test_describe_log_dirs(services: Services, logs: LogStore, tmp_path: Path, version: int) -> None:
+    request = messages.request_class(35)
+
+    def described(topics: Any) -> Any:
+        asked = request(version=version, topics=topics)
+        found = ask(services, 35, version, asked, log_dirs.handle_describe_log_dirs)
+        assert version < 3 or found.error_code == 0
+        return found.results
+
+    one, two = described(None)
+    assert (one.log_dir, two.log_dir) == (f"{tmp_path}/one", f"{tmp_path}/two")
+    assert (one.error_code, two.error_code) == (0, 0)
+    sizes = {(t.name, p.partition_index): p.partition_size for d in (one, two) for t in d.topics for p in t.partitions}
+    on_disk = sum(path.stat().st_size for path in tmp_path.glob("*/a-0/*.log"))
+    assert sizes == {("a", 0): on_disk, ("a", 1): 0}
+    assert on_disk > 0
+    (lag,) = [p.offset_lag for d in (one, two) for t in d.topics for p in t.partitions if p.partition_index == 0]
+    assert lag == 0
+    assert not any(p.is_future_key for d in (one, two) for t in d.topics for p in t.partitions)
+    if version >= 4:
+        assert one.total_bytes >= one.usable_bytes > 0
+    row = request.DescribableLogDirTopic
+    found = described(
+        [row(version=version, topic="a", partitions=[1, 5]), row(version=version, topic="x", partitions=[0])]
+    )
+    assert [[(t.name, [p.partition_index for p in t.partitions]) for t in d.topics] for d in found] in (
+        [[("a", [1])], []],
+        [[], [("a", [1])]],
+    )
+    assert [d.topics for d in described([])] == [[], []]
+    logs.take_offline(logs.directories[0])
+    bad, good = described(None)
+    assert (bad.error_code, bad.topics, good.error_code) == (ErrorCode.KAFKA_STORAGE_ERROR, [], 0)
+    assert len(good.topics) == 1
+    if version >= 4:
+        assert (bad.total_bytes, bad.usable_bytes) == (-1, -1)
+
+
+@pytest.mark.parametrize("version", versions(34))
+def test_alter_replica_log_dirs(services: Services, logs: LogStore, tmp_path: Path, version: int) -> None:
+    request = messages.request_class(34)
+
+    def altered(path: Path | str, *partitions: int) -> list[tuple[str, int, int]]:
+        topic = request.AlterReplicaLogDir.AlterReplicaLogDirTopic(version=version, name="a", partitions=partitions)
+        one = request.AlterReplicaLogDir(version=version, path=str(path), topics=[topic])
+        asked = request(version=version, dirs=[one])
+        found = ask(services, 34, version, asked, log_dirs.handle_alter_replica_log_dirs)
+        return [(t.topic_name, p.partition_index, p.error_code) for t in found.results for p in t.partitions]
+
+    home, other = (tmp_path / "one", tmp_path / "two")
+    if not (home / "a-0").exists():
+        home, other = other, home
+    assert altered(f"{home}/", 0) == [("a", 0, 0)]
+    assert altered(other, 0, 9) == [
+        ("a", 0, ErrorCode.UNSUPPORTED_VERSION),
+        ("a", 9, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+    ]
+    assert altered("/nowhere", 0) == [("a", 0, ErrorCode.LOG_DIR_NOT_FOUND)]
+    logs.take_offline(next(d for d in logs.directories if d.path == str(other)))
+    assert altered(other, 0) == [("a", 0, ErrorCode.KAFKA_STORAGE_ERROR)]
 
 
 def describe(services: Services, version: int, resources: list[tuple[int, str, list[str] | None]], **more: Any) -> Any:

@@ -1,0 +1,17 @@
+"""Answers list results by topic, then by partition."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import groupby
+from typing import TypeVar
+
+from brokers.model import TopicPartition
+
+V = TypeVar("V")
+
+
+def by_topic(results: Iterable[tuple[TopicPartition, V]]) -> list[tuple[str, list[tuple[TopicPartition, V]]]]:
+    """The results of each topic, sorted by topic and partition."""
+    ordered = sorted(results, key=lambda item: item[0])
+    return [(name, list(found)) for name, found in groupby(ordered, key=lambda item: item[0].topic)]

@@ -1,0 +1,70 @@
+"""ElectLeaders: an operator asks for a leader (KIP-183, KIP-460).
+
+Preferred elections give leadership back to each partition's first replica; unclean ones make a replica the leader
+that may lack acknowledged records, because nobody who has them will come back. Both are the controller's to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import IntEnum
+from typing import Any
+
+from brokers.api.base import Context, Done
+from brokers.api.by_topic import by_topic
+from brokers.cluster.controller import NOT_CONTROLLER_TEXT
+from brokers.model import TopicPartition
+from wire import messages
+from wire.errors import ErrorCode
+
+ELECT_LEADERS_KEY = 43
+
+Result = tuple[ErrorCode, str | None]
+
+
+class ElectionType(IntEnum):
+    """Which leader is wanted, numbered as on the wire."""
+
+    PREFERRED = 0
+    UNCLEAN = 1
+
+
+async def handle_elect_leaders(request: Any, context: Context) -> Done:
+    """ElectLeaders v0-v2. Asked for all partitions, the answer has only those where something was to be done."""
+    kind = request.election_type if context.api_version >= 1 else ElectionType.PREFERRED
+    wanted = None
+    if request.topic_partitions is not None:
+        wanted = list(dict.fromkeys(TopicPartition(t.topic, p) for t in request.topic_partitions for p in t.partitions))
+    if kind not in (ElectionType.PREFERRED, ElectionType.UNCLEAN):
+        results = dict.fromkeys(wanted or (), (ErrorCode.INVALID_REQUEST, f"Unknown election type {kind}."))
+        return Done(_elected(context, ErrorCode.INVALID_REQUEST, results))
+    controller = context.services.controller
+    found = await controller.elect_leaders(wanted, unclean=kind == ElectionType.UNCLEAN, timeout_ms=request.timeout_ms)
+    if wanted is None:
+        found = {tp: result for tp, result in found.items() if result[0] is not ErrorCode.ELECTION_NOT_NEEDED}
+    elsewhere = any(error is ErrorCode.NOT_CONTROLLER for error, _ in found.values())
+    if elsewhere or (not found and not controller.is_active):
+        found = dict.fromkeys(wanted or (), (ErrorCode.NOT_CONTROLLER, NOT_CONTROLLER_TEXT))
+        return Done(_elected(context, ErrorCode.NOT_CONTROLLER, found))
+    return Done(_elected(context, ErrorCode.NONE, found))
+
+
+def _elected(context: Context, top: ErrorCode, results: Mapping[TopicPartition, Result]) -> Any:
+    response = messages.response_class(ELECT_LEADERS_KEY)
+    version = context.api_version
+    topic_row = response.ReplicaElectionResult
+    rows = [
+        topic_row(
+            version=version,
+            topic=name,
+            partition_result=[
+                topic_row.PartitionResult(
+                    version=version, partition_id=tp.partition, error_code=int(error), error_message=message
+                )
+                for tp, (error, message) in found
+            ],
+        )
+        for name, found in by_topic(results.items())
+    ]
+    fields = {"error_code": int(top)} if version >= 1 else {}
+    return response(version=version, replica_election_results=rows, **fields)

@@ -1,0 +1,91 @@
+"""DescribeLogDirs and AlterReplicaLogDirs: what a broker's log directories hold (KIP-113, KIP-827)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from brokers.api.base import Context, Done
+from brokers.api.by_topic import by_topic
+from brokers.log import Log
+from brokers.model import TopicPartition
+from wire import messages
+from wire.errors import ErrorCode
+
+ALTER_REPLICA_LOG_DIRS_KEY = 34
+DESCRIBE_LOG_DIRS_KEY = 35
+
+
+def handle_describe_log_dirs(request: Any, context: Context) -> Done:
+    """DescribeLogDirs v1-v4: every directory, with those of its partitions that were asked for (null: all)."""
+    response = messages.response_class(DESCRIBE_LOG_DIRS_KEY)
+    version = context.api_version
+    asked = None
+    if request.topics is not None:
+        asked = {TopicPartition(topic.topic, index) for topic in request.topics for index in topic.partitions}
+    rows = []
+    for directory in context.services.replicas.logs.usage():
+        logs = [] if directory.offline else directory.logs
+        found = [(log.topic_partition, log) for log in logs if asked is None or log.topic_partition in asked]
+        error = ErrorCode.KAFKA_STORAGE_ERROR if directory.offline else ErrorCode.NONE
+        fields: dict[str, Any] = {"error_code": int(error), "log_dir": directory.path}
+        if version >= 4:
+            fields |= {"total_bytes": directory.total_bytes, "usable_bytes": directory.usable_bytes}
+        topic_rows = [_topic(response, version, name, those) for name, those in by_topic(found)]
+        rows.append(response.DescribeLogDirsResult(version=version, topics=topic_rows, **fields))
+    top: dict[str, Any] = {"error_code": 0} if version >= 3 else {}
+    return Done(response(version=version, results=rows, **top))
+
+
+def _topic(response: Any, version: int, name: str, logs: list[tuple[TopicPartition, Log]]) -> Any:
+    topic_row = response.DescribeLogDirsResult.DescribeLogDirsTopic
+    partitions = [
+        topic_row.DescribeLogDirsPartition(
+            version=version,
+            partition_index=tp.partition,
+            partition_size=log.size_bytes,
+            offset_lag=max(log.high_watermark - log.log_end_offset, 0),
+            is_future_key=False,
+        )
+        for tp, log in logs
+    ]
+    return topic_row(version=version, name=name, partitions=partitions)
+
+
+def handle_alter_replica_log_dirs(request: Any, context: Context) -> Done:
+    """AlterReplicaLogDirs v1-v2: a replica stays in the directory that it was created in.
+
+    Asking for the directory it is in succeeds; for another one it is UNSUPPORTED_VERSION: move the replica to another
+    broker, or to this one again.
+    """
+    response = messages.response_class(ALTER_REPLICA_LOG_DIRS_KEY)
+    version = context.api_version
+    directories = {directory.path: directory for directory in context.services.replicas.logs.usage()}
+    homes = {log.topic_partition: path for path, directory in directories.items() for log in directory.logs}
+    results: dict[TopicPartition, ErrorCode] = {}
+    for wanted in request.dirs:
+        path = wanted.path.rstrip("/") or "/"
+        for tp in (TopicPartition(topic.name, index) for topic in wanted.topics for index in topic.partitions):
+            if path not in directories:
+                error = ErrorCode.LOG_DIR_NOT_FOUND
+            elif directories[path].offline:
+                error = ErrorCode.KAFKA_STORAGE_ERROR
+            elif tp not in homes:
+                error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            else:
+                error = ErrorCode.NONE if homes[tp] == path else ErrorCode.UNSUPPORTED_VERSION
+            results[tp] = error
+    topic_row = response.AlterReplicaLogDirTopicResult
+    rows = [
+        topic_row(
+            version=version,
+            topic_name=name,
+            partitions=[
+                topic_row.AlterReplicaLogDirPartitionResult(
+                    version=version, partition_index=tp.partition, error_code=int(error)
+                )
+                for tp, error in found
+            ],
+        )
+        for name, found in by_topic(results.items())
+    ]
+    return Done(response(version=version, results=rows))
