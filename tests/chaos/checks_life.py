@@ -1,0 +1,132 @@
+"""Did enough happen, did it go on, did it come to rest: liveness, availability, and what makes a run say nothing."""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_left, bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tests.chaos.history import RC, RU, Fault, History
+from tests.chaos.logs import Logs
+from tests.chaos.report import Report
+
+SECOND = 1_000_000_000
+
+
+@dataclass(frozen=True)
+class Demands:
+    """What must have happened at least, so that a clean history means something."""
+
+    ok: Mapping[str, int] = field(default_factory=dict)
+    """Successes by kind of operation, as :func:`successes` names them."""
+    faults: Mapping[str, int] = field(default_factory=dict)
+    """Proven faults by kind."""
+    during_faults: int = 0
+    """Successful operations that ended while a fault was on."""
+    final: bool = False
+    """Every key that was written to has a full read in both isolations, up to its end."""
+
+
+def successes(history: History) -> Counter[str]:
+    """How often each kind of operation succeeded."""
+    counts: Counter[str] = Counter()
+    for op in history.ops:
+        counts[f"{op.kind} {op.outcome}"] += 1
+        if op.kind == "txn" and op.offsets:
+            counts[f"read-process-write {op.outcome}"] += 1
+    for poll in history.polls:
+        counts["poll " + ("group" if poll.group else "assign")] += 1
+        counts["records read"] += sum(map(len, poll.records.values()))
+    counts["commit ok"] = sum(commit.outcome == "ok" for commit in history.commits)
+    counts["committed"] = len(history.committed)
+    for answer in history.ends:
+        counts[f"ends {answer.isolation}"] += 1
+    counts["rebalance"] = sum(
+        not hasattr(event, "records") and bool(event.group) for events in history.consumers.values() for event in events
+    )
+    return counts
+
+
+def ends_of_success(history: History) -> list[int]:
+    """When the successful sends and transactions ended, in order."""
+    return sorted(op.t1 for op in history.ops if op.outcome == "ok")
+
+
+def within(times: list[int], t0: int, t1: int) -> int:
+    """How many of the sorted times lie in the interval."""
+    return bisect_right(times, t1) - bisect_left(times, t0)
+
+
+def during_faults(history: History) -> int:
+    """Successful operations that ended while at least one fault was on."""
+    times, total, reached = ends_of_success(history), 0, 0
+    for fault in history.faults:
+        start = max(fault.t0, reached)
+        if fault.t1 > start:
+            total += within(times, start, fault.t1)
+            reached = fault.t1 + 1
+    return total
+
+
+def longest_gaps(history: History) -> dict[str, float]:
+    """Per fault kind: the longest time, in seconds, in which no send to some key succeeded, among the gaps that touch
+    such a fault. Gaps lie between sends that were acknowledged, key by key."""
+    acked: dict[str, list[int]] = defaultdict(list)
+    for op in history.ops:
+        for send in op.sends:
+            if send.offset is not None:
+                acked[send.key].append(send.acked)
+    gaps: list[tuple[int, int]] = []
+    for times in acked.values():
+        times.sort()
+        gaps += itertools.pairwise(times)
+    longest: dict[str, float] = {}
+    for fault in history.faults:
+        over = [b - a for a, b in gaps if a <= fault.t1 and b >= fault.t0]
+        longest[fault.kind] = max(longest.get(fault.kind, 0.0), max(over, default=0) / SECOND)
+    return longest
+
+
+def proven(faults: list[Fault]) -> Counter[str]:
+    """Faults by kind, only those with a proof."""
+    return Counter(fault.kind for fault in faults if fault.proof)
+
+
+def vacuity(logs: Logs, report: Report, demands: Demands) -> None:
+    """Unknown is not a pass."""
+    counts = successes(logs.history)
+    report.counts.update(counts)
+    for kind, least in demands.ok.items():
+        if counts[kind] < least:
+            report.vague("too-few-operations", f"{kind}: {counts[kind]} succeeded, {least} are needed")
+    fired = proven(logs.history.faults)
+    for kind, least in demands.faults.items():
+        if fired[kind] < least:
+            report.vague("too-few-faults", f"{kind}: fired {fired[kind]} times, {least} are needed")
+    report.counts["during faults"] = during_faults(logs.history)
+    if report.counts["during faults"] < demands.during_faults:
+        report.vague(
+            "too-few-during-faults",
+            f"{report.counts['during faults']} operations succeeded while faults were on, "
+            f"{demands.during_faults} are needed",
+        )
+    if demands.final:
+        for isolation in (RC, RU):
+            for key in sorted(logs.writer):
+                if key not in logs.final[isolation]:
+                    report.vague("no-final-read", f"{key} was not read to its end ({isolation})")
+
+
+def rest(logs: Logs, report: Report) -> None:
+    """At the end nothing is open: the last stable offset is the high watermark."""
+    ends: dict[str, dict[str, int]] = {RC: {}, RU: {}}
+    for final in logs.history.finals:
+        ends[final.isolation].update(final.ends)
+    for key, high in sorted(ends[RU].items()):
+        stable = ends[RC].get(key, high)
+        if stable < high:
+            report.bad(
+                "hanging-transaction", f"{key}: the last stable offset stays at {stable}, the high watermark is {high}"
+            )

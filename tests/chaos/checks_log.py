@@ -1,0 +1,163 @@
+"""Is every log one log, with everything in it that was promised: phantoms, conflicts, losses, aborted and torn work."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from tests.chaos.history import RC, RU, Send
+from tests.chaos.logs import Logs
+from tests.chaos.report import Report
+
+
+def phantoms(logs: Logs, report: Report) -> None:
+    """Values that nobody wrote there, that were read before they were written, or that were written twice by us."""
+    for send in logs.twice:
+        report.vague("value-not-unique", f"{send.key} {send.value} is written twice by the workload: {send.op}")
+    seen = set()
+    for who, _, key, records in logs.readings():
+        for offset, value in records:
+            if value not in logs.writer[key] and (key, offset, value) not in seen:
+                seen.add((key, offset, value))
+                report.bad("phantom", f"{key} offset {offset}: {who} read {value!r}, which nobody wrote there")
+    for poll in logs.history.polls:
+        for key, records in poll.records.items():
+            for offset, value in records:
+                found = logs.writer[key].get(value)
+                if found is not None and found.t0 > poll.t1:
+                    report.bad("read-from-future", f"{key} offset {offset}: {poll.proc} read {value} before {found.op}")
+
+
+def conflicts(logs: Logs, report: Report) -> None:
+    """Two values at one offset; one value at two offsets."""
+    for key, cells in logs.cells.items():
+        for offset, values in cells.items():
+            if len(values) > 1:
+                told = "; ".join(f"{value} by {who}" for value, who in values.items())
+                report.bad("inconsistent-offsets", f"{key} offset {offset} has {told}")
+        for value, offsets in logs.offsets[key].items():
+            if len(offsets) > 1:
+                send = logs.writer[key].get(value)
+                if send is not None and not send.op.idempotent:
+                    report.notes["duplicate of a producer without idempotence"] += 1
+                else:
+                    report.bad("duplicate", f"{key} {value} lies at offsets {offsets}, written by {send and send.op}")
+
+
+def aborted_reads(logs: Logs, report: Report) -> None:
+    """G1a: values of work that failed for certain. Precommitted: a transaction that reads its own sends."""
+    for op in logs.history.ops:
+        if op.outcome == "fail":
+            for send in op.sends:
+                readers = [kind for kind in (RC, RU) if send.value in logs.read[kind][send.key]]
+                if RC in readers or (op.kind == "send" and readers):
+                    report.bad("aborted-read", f"{send.key} {send.value} of {op} was read ({', '.join(readers)})")
+        own = {(send.key, send.value) for send in op.sends}
+        for poll in op.polls:
+            if poll.isolation != RC:
+                continue
+            for key, records in poll.records.items():
+                for offset, value in records:
+                    if (key, value) in own:
+                        report.bad("precommitted-read", f"{key} offset {offset}: {op} read its own {value}")
+
+
+def losses(logs: Logs, report: Report) -> None:
+    """Committed values that nobody was shown, and values that were shown once and are gone."""
+    for key in sorted(logs.writer):
+        final = logs.final[RC].get(key)
+        if final is None:
+            _losses_by_bound(logs, key, report)
+            continue
+        bound = max((max(offsets) for offsets in final.values()), default=-1)
+        for value, send in logs.writer[key].items():
+            if value in final or not logs.committed(send.op):
+                continue
+            offsets = logs.offsets[key].get(value, [])
+            if value in logs.read[RC][key]:
+                report.bad(
+                    "vanished-read", f"{key} {value} at {offsets} was read by read_committed and is gone: {send.op}"
+                )
+            elif offsets and offsets[0] > bound:
+                report.bad("unseen", f"{key} {value} at {offsets}, above the last read {bound}: {send.op}")
+            else:
+                report.bad("lost-write", f"{key} {value} at {offsets or 'an unknown offset'} is gone: {send.op}")
+    for key, final in logs.final[RU].items():
+        gone = logs.read[RU][key] - final.keys()
+        for value in sorted(gone):
+            found = logs.writer[key].get(value)
+            report.bad("vanished-read", f"{key} {value} was read by read_uncommitted and is gone: {found and found.op}")
+        for value in sorted(logs.final[RC].get(key, {}).keys() - final.keys()):
+            report.bad("vanished-read", f"{key} {value} is shown to read_committed, not to read_uncommitted")
+        for value, offsets in logs.final[RC].get(key, {}).items():
+            if value in final and final[value] != offsets:
+                report.bad("inconsistent-offsets", f"{key} {value}: {offsets} by read_committed, {final[value]} else")
+
+
+def _losses_by_bound(logs: Logs, key: str, report: Report) -> None:
+    """Without a final read: below an offset that was read, everything committed must have been read by somebody."""
+    read = logs.read[RC][key] | logs.read[RU][key]
+    bound = max((logs.offsets[key][value][0] for value in read), default=-1)
+    for value, send in logs.writer[key].items():
+        offsets = logs.offsets[key].get(value, [])
+        if value in read or not offsets or not logs.committed(send.op):
+            continue
+        if offsets[-1] <= bound:
+            report.bad("lost-write", f"{key} {value} at {offsets}, though {bound} was read: {send.op}")
+        else:
+            report.bad("unseen", f"{key} {value} at {offsets} was never read: {send.op}")
+
+
+def torn(logs: Logs, report: Report) -> None:
+    """A transaction is visible as a whole or not at all, and so are its offsets."""
+    final_offsets = {(a.group, a.key): a.offset for a in logs.history.committed if a.final}
+    for op in logs.history.ops:
+        if op.kind != "txn" or not op.sends:
+            continue
+        known = [send for send in op.sends if send.key in logs.final[RC]]
+        shown = [send for send in known if send.value in logs.final[RC][send.key]]
+        if shown and len(shown) < len(known):
+            hidden = next(send for send in known if send not in shown)
+            report.bad(
+                "torn-transaction",
+                f"{op} shows {shown[0].value} of {shown[0].key}, not {hidden.value} of {hidden.key}",
+            )
+        if shown:
+            for (group, key), offset in op.offsets.items():
+                if (group, key) in final_offsets and final_offsets[group, key] < offset:
+                    report.bad(
+                        "torn-transaction",
+                        f"{op} is visible, its offset {offset} for {group} {key} is not: {final_offsets[group, key]}",
+                    )
+
+
+def exactly_once(logs: Logs, report: Report) -> None:
+    """Read-process-write: one visible output for each input below the group's committed offset, none above."""
+    groups: dict[str, set[str]] = defaultdict(set)
+    made: dict[tuple[str, int], list[Send]] = defaultdict(list)
+    for op in logs.history.ops:
+        for group, key in op.offsets:
+            groups[key].add(group)
+        for send in op.sends:
+            if send.source is not None and send.key in logs.final[RC]:
+                made[send.source] += [send] * len(logs.final[RC][send.key].get(send.value, []))
+    committed = {(a.group, a.key): a.offset for a in logs.history.committed if a.final}
+    for key, names in sorted(groups.items()):
+        if key not in logs.final[RC] or len(names) != 1:
+            continue
+        (group,) = names
+        if (group, key) not in committed:
+            report.vague("no-final-offset", f"nobody asked for {group}'s offset of {key} at the end")
+            continue
+        limit = committed[group, key]
+        for offset in sorted(o for offsets in logs.final[RC][key].values() for o in offsets):
+            outputs = made.get((key, offset), [])
+            ops = ", ".join(sorted({str(send.op) for send in outputs}))
+            if len(outputs) > 1:
+                report.bad("processed-twice", f"{key} offset {offset} has {len(outputs)} outputs: {ops}")
+            elif offset < limit and not outputs:
+                report.bad("processed-never", f"{key} offset {offset} lies below {group}'s {limit}, without an output")
+            elif offset >= limit and outputs:
+                report.bad("torn-transaction", f"{key} offset {offset} has an output, {group} stands at {limit}: {ops}")
+
+
+CHECKS = (phantoms, conflicts, aborted_reads, losses, torn, exactly_once)

@@ -1,0 +1,98 @@
+"""The logs as the clients saw them: who wrote what, what lies at which offset, who must see it."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Iterator
+
+from tests.chaos.history import RC, RU, History, Op, Records, Send
+
+
+class Logs:
+    """Indexes over a history. A key's log is put together from acknowledged sends and from everything that was read.
+
+    ``visible`` has, per isolation and key, the offsets that every reader of that isolation must be shown.
+    """
+
+    def __init__(self, history: History) -> None:
+        self.history = history
+        self.writer: dict[str, dict[str, Send]] = defaultdict(dict)
+        self.twice: list[Send] = []
+        for op in history.ops:
+            for send in op.sends:
+                if send.value in self.writer[send.key]:
+                    self.twice.append(send)
+                self.writer[send.key][send.value] = send
+        self.read: dict[str, dict[str, set[str]]] = {RC: defaultdict(set), RU: defaultdict(set)}
+        self.cells: dict[str, dict[int, dict[str, str]]] = defaultdict(dict)
+        for who, isolation, key, records in self.readings():
+            seen, cells = self.read[isolation][key], self.cells[key]
+            for offset, value in records:
+                seen.add(value)
+                cells.setdefault(offset, {}).setdefault(value, who)
+        for op in history.ops:
+            for send in op.sends:
+                if send.offset is not None:
+                    self.cells[send.key].setdefault(send.offset, {}).setdefault(send.value, f"acknowledged to {op}")
+        self.offsets: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+        for key, cells in self.cells.items():
+            for offset in sorted(cells):
+                for value in cells[offset]:
+                    self.offsets[key][value].append(offset)
+        self._committed = {id(op): self._is_committed(op) for op in history.ops}
+        self.visible = {RC: self._visible(RC), RU: self._visible(RU)}
+        self.final = {isolation: self._final(isolation) for isolation in (RC, RU)}
+
+    def readings(self) -> Iterator[tuple[str, str, str, Records]]:
+        """Everything that was read by anybody: (reader, isolation, key, records)."""
+        for poll in self.history.polls:
+            for key, records in poll.records.items():
+                yield poll.proc, poll.isolation, key, records
+        for final in self.history.finals:
+            for key, records in final.records.items():
+                yield final.who, final.isolation, key, records
+
+    def _is_committed(self, op: Op) -> bool:
+        if op.outcome != "info":
+            return op.outcome == "ok"
+        kinds = (RC,) if op.kind == "txn" else (RC, RU)
+        return any(send.value in self.read[kind][send.key] for kind in kinds for send in op.sends)
+
+    def committed(self, op: Op) -> bool:
+        """Did it succeed, or was it shown to somebody as if it had?"""
+        return self._committed[id(op)]
+
+    def _visible(self, isolation: str) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {}
+        for key, cells in self.cells.items():
+            writers = self.writer[key]
+            found[key] = [
+                offset
+                for offset in sorted(cells)
+                if isolation == RU
+                or any((send := writers.get(value)) is not None and self.committed(send.op) for value in cells[offset])
+            ]
+        return found
+
+    def _final(self, isolation: str) -> dict[str, dict[str, list[int]]]:
+        """key -> value -> offsets of the full read, only for keys that were read."""
+        found: dict[str, dict[str, list[int]]] = {}
+        for final in self.history.finals:
+            if final.isolation == isolation:
+                for key, records in final.records.items():
+                    values: dict[str, list[int]] = defaultdict(list)
+                    for offset, value in records:
+                        values[value].append(offset)
+                    found[key] = values
+        return found
+
+    def between(self, isolation: str, key: str, low: int, high: int) -> list[int]:
+        """Offsets that a reader must be shown strictly between two offsets."""
+        visible = self.visible[isolation].get(key, [])
+        return visible[bisect_right(visible, low) : bisect_left(visible, high)]
+
+    def values_at(self, key: str, offsets: list[int]) -> str:
+        """Some of the offsets with what lies there, for a message."""
+        shown = [f"{offset}={'|'.join(self.cells[key][offset])}" for offset in offsets[:5]]
+        return ", ".join(shown) + (f" and {len(offsets) - 5} more" if len(offsets) > 5 else "")
