@@ -1,0 +1,414 @@
+"""The client's side of the simulated ZooKeeper: a ``coordination.store.Store`` for one simulated process.
+
+It behaves as ``coordination.zookeeper.ZookeeperStore`` over kazoo does: requests wait while the connection is away,
+those in flight when it breaks are lost (a write's outcome is unknown, a read is repeated), an expiry is learnt only
+from a server, watches are forgotten with the connection and fire when the same session is taken up again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from coordination.connect import CannotConnect
+from coordination.session import SessionLease
+from coordination.store import (
+    Create,
+    Delete,
+    Lease,
+    MultiFailed,
+    NodeExists,
+    NoNode,
+    Operation,
+    OperationResult,
+    SessionEvent,
+    SessionExpired,
+    SessionInfo,
+    SessionState,
+    SetData,
+    Stat,
+    StoreError,
+    UnknownOutcome,
+    Watch,
+    WatchEvent,
+    WatchKind,
+)
+from coordination.zookeeper import DEFAULT_CONNECT_TIMEOUT_MS, DEFAULT_SESSION_TIMEOUT_MS, _bounded
+from tests.simulation.loop import Owner
+from tests.simulation.zookeeper import (
+    Answer,
+    Close,
+    Connect,
+    Connection,
+    Hangup,
+    Read,
+    Request,
+    Session,
+    SimZooKeeper,
+    Sync,
+    Write,
+)
+
+FIRST_PAUSE_S, LAST_PAUSE_S = 0.1, 1.0
+Watcher = tuple[WatchKind, Watch]
+
+
+class ConnectionLost(Exception):
+    """The connection broke before the answer came."""
+
+
+class _Pending:
+    """A request on its way, and the watch that its answer sets."""
+
+    __slots__ = ("future", "request", "watcher")
+
+    def __init__(self, request: Request, future: asyncio.Future[Any], watcher: Watcher | None) -> None:
+        self.request, self.future, self.watcher = request, future, watcher
+
+
+class _Life:
+    """One session: what waits for it, what it watches."""
+
+    def __init__(self, session_id: int = 0, password: bytes = bytes(16)) -> None:
+        self.session_id = session_id
+        self.password = password
+        self.info: SessionInfo | None = None
+        self.connection: Connection | None = None
+        self.connected = False
+        self.closed = False
+        self.attempts = 0
+        self.waiting: deque[_Pending] = deque()
+        self.pending: deque[_Pending] = deque()
+        self.data: dict[str, dict[Watcher, None]] = {}
+        self.children: dict[str, dict[Watcher, None]] = {}
+        self.forgotten: list[tuple[str, Watcher]] = []
+
+    def fail_all(self, error: Exception) -> None:
+        for queue in (self.pending, self.waiting):
+            while queue:
+                future = queue.popleft().future
+                if not future.done():
+                    future.set_exception(error)
+                    future.exception()
+
+    def forget_watches(self) -> None:
+        for table in (self.children, self.data):
+            self.forgotten += [(path, watcher) for path, watchers in table.items() for watcher in watchers]
+            table.clear()
+
+
+class SimStore:
+    """See the module. Make it, ``start`` it as its owner, ``close`` it."""
+
+    lease: Lease
+
+    def __init__(
+        self,
+        zookeeper: SimZooKeeper,
+        owner: Owner,
+        mono_ms: Callable[[], int],
+        *,
+        name: str = "",
+        session_timeout_ms: int = DEFAULT_SESSION_TIMEOUT_MS,
+    ) -> None:
+        self.owner = owner
+        self.name = name or owner.name
+        self.requested_timeout_ms = session_timeout_ms
+        self._zookeeper = zookeeper
+        self._loop = zookeeper.loop
+        self._mono_ms = mono_ms
+        self._lease = SessionLease(mono_ms)
+        self.lease = self._lease
+        self._life: _Life | None = None
+        self._listeners: list[Callable[[SessionEvent], None]] = []
+        self._heartbeat: asyncio.Task[None] | None = None
+        self._first: asyncio.Future[None] = self._loop.create_future()
+        self._visits: list[_Life] = []
+        self._closing = False
+        self._last_zxid = 0
+        self._server = -1
+        self._sent_ms = 0
+
+    # ---- life
+
+    async def start(self, connect_timeout_ms: int = DEFAULT_CONNECT_TIMEOUT_MS) -> None:
+        self._open()
+        try:
+            await asyncio.wait_for(asyncio.shield(self._first), connect_timeout_ms / 1000)
+        except TimeoutError:
+            await self.close()
+            raise CannotConnect(f"no session within {connect_timeout_ms} ms") from None
+
+    async def close(self) -> None:
+        """End the session: our ephemerals vanish at once (unless there is no connection: then with its timeout)."""
+        self._closing = True
+        self._lease.ended()
+        if self._heartbeat is not None:
+            self._heartbeat.cancel()
+        life, self._life = self._life, None
+        if life is not None:
+            await self._dispose(life)
+
+    async def _dispose(self, life: _Life) -> None:
+        life.closed = True
+        life.fail_all(ConnectionLost())
+        if life.connected:
+            future = self._loop.create_future()
+            self._send(life, _Pending(Close(), future, None))
+            await asyncio.wait({future}, timeout=10)
+        self._hang_up(life)
+
+    def session(self) -> SessionInfo | None:
+        return self._life.info if self._life is not None else None
+
+    def credentials(self) -> tuple[int, bytes] | None:
+        life = self._life
+        return (life.session_id, life.password) if life is not None and life.connected else None
+
+    def on_session(self, listener: Callable[[SessionEvent], None]) -> None:
+        self._listeners.append(listener)
+
+    async def end_session(self, session_id: int, password: bytes, timeout_ms: int = 5_000) -> bool:
+        """End another session by its credentials; True when it is over."""
+        visit = _Life(session_id, password)
+        self._visits.append(visit)
+        self._attempt(visit)
+        deadline = self._loop.time() + timeout_ms / 1000
+        while not visit.connected and not visit.closed and self._loop.time() < deadline:
+            await asyncio.sleep(0.005)
+        self._visits.remove(visit)
+        over = visit.connected or visit.closed
+        await self._dispose(visit)
+        return over
+
+    # ---- connecting
+
+    def _open(self) -> None:
+        if not self._closing and self._life is None:
+            self._life = _Life()
+            self._attempt(self._life)
+
+    def _attempt(self, life: _Life) -> None:
+        """Try the next server; another one than the one that failed us, if there is another."""
+        if life.closed or life.connected:
+            return
+        servers = self._zookeeper.servers
+        choice = self._zookeeper.rng.randrange(len(servers))
+        if choice == self._server:
+            choice = (choice + 1) % len(servers)
+        self._server = choice
+        life.attempts += 1
+        self._sent_ms = self._mono_ms()
+        handshake = Connect(life.session_id, life.password, self.requested_timeout_ms, self._last_zxid)
+        connection = life.connection = self._zookeeper.connect(self, servers[choice], handshake)
+        self._loop.call_later(max(self.requested_timeout_ms / 3000, 0.5), self._handshake_overdue, life, connection)
+
+    def _handshake_overdue(self, life: _Life, connection: Connection) -> None:
+        if life.connection is connection and not life.connected:
+            self._lost(life)
+
+    def _lost(self, life: _Life) -> None:
+        """The connection is broken, or never came to be: try again in a moment."""
+        self._hang_up(life)
+        if life.connected:
+            life.connected = False
+            life.fail_all(ConnectionLost())
+            if life is self._life and life.info is not None:
+                self._lease.disconnected()
+                self._publish(SessionState.SUSPENDED, life.info.session_id)
+            life.forget_watches()
+        pause_s = min(FIRST_PAUSE_S * 1.5 ** min(life.attempts // len(self._zookeeper.servers), 10), LAST_PAUSE_S)
+        self._loop.call_later(pause_s * self._zookeeper.rng.uniform(0.5, 1.0), self._attempt, life)
+
+    def _hang_up(self, life: _Life) -> None:
+        connection, life.connection = life.connection, None
+        if connection is not None:
+            self._zookeeper.send_up(connection, Hangup())
+
+    # ---- what comes from the server
+
+    def received(self, connection: Connection, message: Any) -> None:
+        """An answer, a watch, a session, its end, or None: the connection is gone."""
+        life = next((life for life in (self._life, *self._visits) if life and life.connection is connection), None)
+        if life is None:
+            return
+        if message is None:
+            self._lost(life)
+        elif isinstance(message, Answer):
+            self._last_zxid = max(self._last_zxid, message.zxid)
+            self._answered(life, message.value)
+        elif isinstance(message, WatchEvent):
+            self._fire(life, message)
+        elif isinstance(message, Session):
+            self._connected(life, message)
+        else:
+            self._over(life)
+
+    def _connected(self, life: _Life, session: Session) -> None:
+        life.session_id, life.password = session.id, session.password
+        life.info = SessionInfo(session.id, session.timeout_ms)
+        life.connected, life.attempts = True, 0
+        if life is not self._life:
+            return
+        self._lease.handshake(self._sent_ms, session.timeout_ms)
+        if self._heartbeat is None or self._heartbeat.done():
+            self._heartbeat = self._loop.create_task(self._beat(life), name="zookeeper-heartbeat")
+        if not self._first.done():
+            self._first.set_result(None)
+        while life.waiting:
+            self._send(life, life.waiting.popleft())
+        self._publish(SessionState.CONNECTED, session.id)
+        forgotten, life.forgotten = life.forgotten, []
+        for path, (kind, watch) in forgotten:
+            watch(WatchEvent(kind, path))
+
+    def _over(self, life: _Life) -> None:
+        """A server says that the session is over. What waits was never sent."""
+        self._hang_up(life)
+        life.closed, life.connected = True, False
+        life.forgotten.clear()
+        life.fail_all(SessionExpired("the session is over"))
+        if life is self._life:
+            self._life = None
+            self._lease.ended()
+            if self._heartbeat is not None:
+                self._heartbeat.cancel()
+                self._heartbeat = None
+            self._publish(SessionState.EXPIRED, 0)
+            self._loop.call_soon(self._open)
+
+    def _publish(self, state: SessionState, session_id: int) -> None:
+        for listener in list(self._listeners):
+            listener(SessionEvent(state, session_id))
+
+    def _fire(self, life: _Life, event: WatchEvent) -> None:
+        watchers: list[Watcher] = []
+        if event.kind is not WatchKind.CHILDREN:
+            watchers += life.data.pop(event.path, {})
+        if event.kind in (WatchKind.CHILDREN, WatchKind.DELETED):
+            watchers += life.children.pop(event.path, {})
+        for _, watch in watchers:
+            if not life.closed:
+                watch(event)
+
+    def _answered(self, life: _Life, value: Any) -> None:
+        pending = life.pending.popleft()
+        request, watcher = pending.request, pending.watcher
+        if watcher is not None and isinstance(request, Read) and not isinstance(value, StoreError):
+            table = life.children if request.kind == "children" else life.data
+            table.setdefault(request.path, {})[watcher] = None
+        if not pending.future.done():
+            if isinstance(value, StoreError):
+                pending.future.set_exception(value)
+                pending.future.exception()
+            else:
+                pending.future.set_result(value)
+
+    async def _beat(self, life: _Life) -> None:
+        while not life.closed:
+            await asyncio.sleep(self._lease.heartbeat_interval_ms / 1000)
+            if not life.connected:
+                continue
+            sent_ms = self._mono_ms()
+            answer = self._issue(life, Sync(), None)
+            if len(self._zookeeper.servers) > 1:
+                await asyncio.wait({answer}, timeout=self._lease.patience_ms / 1000)
+                if not answer.done() and life.connected:
+                    self._lost(life)
+            try:
+                await answer
+            except (ConnectionLost, StoreError):
+                continue
+            self._lease.heartbeat_answered(sent_ms)
+
+    # ---- requests
+
+    def _issue(self, life: _Life, request: Request, watcher: Watcher | None) -> asyncio.Future[Any]:
+        if life.closed:
+            raise SessionExpired("the session is over")
+        pending = _Pending(request, self._loop.create_future(), watcher)
+        if life.connected:
+            self._send(life, pending)
+        else:
+            life.waiting.append(pending)
+        return pending.future
+
+    def _send(self, life: _Life, pending: _Pending) -> None:
+        assert life.connection is not None
+        life.pending.append(pending)
+        self._zookeeper.send_up(life.connection, pending.request)
+
+    def _live(self, path: str) -> _Life:
+        if self._life is None or self._life.info is None:
+            raise SessionExpired("there is no ZooKeeper session", path)
+        return self._life
+
+    async def _ask(self, path: str, request: Request, watcher: Watcher | None = None) -> Any:
+        life = self._live(path)
+        while True:
+            try:
+                return await self._issue(life, request, watcher)
+            except ConnectionLost:
+                if life.closed:
+                    raise SessionExpired("the session ended during a read", path) from None
+
+    async def _write(self, operations: Sequence[Operation], path: str) -> list[OperationResult]:
+        _bounded(operations, path)
+        life = self._live(path)
+        try:
+            done: list[OperationResult] = await self._issue(life, Write(tuple(operations)), None)
+            return done
+        except ConnectionLost:
+            raise UnknownOutcome(f"no answer to a write of {path} (ConnectionLoss)", path) from None
+
+    async def _write_one(self, operation: Operation) -> OperationResult:
+        try:
+            return (await self._write([operation], operation.path))[0]
+        except MultiFailed as failed:
+            raise failed.cause from None
+
+    async def get(self, path: str, watch: Watch | None = None) -> tuple[bytes, Stat]:
+        watcher = (WatchKind.CHANGED, watch) if watch is not None else None
+        found: tuple[bytes, Stat] = await self._ask(path, Read("get", path, watch is not None), watcher)
+        return found
+
+    async def children(self, path: str, watch: Watch | None = None) -> list[str]:
+        watcher = (WatchKind.CHILDREN, watch) if watch is not None else None
+        names: list[str] = await self._ask(path, Read("children", path, watch is not None), watcher)
+        return names
+
+    async def exists(self, path: str, watch: Watch | None = None) -> Stat | None:
+        watcher = (WatchKind.CHANGED, watch) if watch is not None else None
+        stat: Stat | None = await self._ask(path, Read("exists", path, watch is not None), watcher)
+        return stat
+
+    async def create(
+        self, path: str, data: bytes = b"", *, ephemeral: bool = False, sequence: bool = False, parents: bool = False
+    ) -> str:
+        while True:
+            try:
+                return (await self._write_one(Create(path, data, ephemeral, sequence))).path
+            except NoNode:
+                parent = path.rpartition("/")[0]
+                if not parents or not parent:
+                    raise
+                try:
+                    await self.create(parent, parents=True)
+                except NodeExists:
+                    pass
+
+    async def set(self, path: str, data: bytes, version: int = -1) -> Stat:
+        stat = (await self._write_one(SetData(path, data, version))).stat
+        assert stat is not None
+        return stat
+
+    async def delete(self, path: str, version: int = -1) -> None:
+        await self._write_one(Delete(path, version))
+
+    async def multi(self, operations: Sequence[Operation]) -> list[OperationResult]:
+        return await self._write(operations, operations[0].path) if operations else []
+
+    async def sync(self, path: str) -> None:
+        await self._ask(path, Sync())
