@@ -9,22 +9,28 @@ from __future__ import annotations
 import functools
 import logging
 import socket
+import struct
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
 import click
 import kafka.errors as kafka_errors
-from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
+from kafka import KafkaConsumer, KafkaProducer
 from kafka.protocol.metadata import MetadataRequest
 
+from brokers.cli.admin_client import GONE, Admin
 from brokers.cli.output import CliError, Output
 from wire.errors import ErrorCode
 
 DEFAULT_BOOTSTRAP = "localhost:9092"
 DEFAULT_TIMEOUT_S = 15.0
 CONNECT_TIMEOUT_S = 3.0
+PROBE = struct.pack(">ihhih", 10, 18, 0, 1, -1)
+"""ApiVersions version 0, correlation id 1, no client id: every broker answers that at once."""
+PROBE_TIMEOUT_S = 1.0
 KNOWN_POLL_S = 0.02
 COMPLETION_TIMEOUT_S = 2.0
 CLIENT_ID = "fleetlog-cli"
@@ -159,27 +165,55 @@ def complete_groups(ctx: click.Context, _: click.Parameter, incomplete: str) -> 
 # --- clients ----------------------------------------------------------------------------------------------------
 
 
-def reach(target: Target) -> None:
-    """Fail fast, with the address and the reason, when nobody listens: clients would retry until their timeout."""
-    reasons = []
-    for host, port in parse_bootstrap(target.bootstrap):
-        try:
-            socket.create_connection((host, port), timeout=min(target.timeout_s, CONNECT_TIMEOUT_S)).close()
-            return
-        except OSError as error:
-            reasons.append(f"{host}:{port} ({error.strerror or error})")
+def reach(target: Target) -> list[str]:
+    """Those of the bootstrap addresses where a broker answers right now.
+
+    Fails fast, with the addresses and reasons, when nobody listens: clients would retry until their timeout. And they
+    would choose by chance, so that one paused broker among three now and then holds up a command for that long.
+    """
+    addresses = parse_bootstrap(target.bootstrap)
+    with ThreadPoolExecutor(len(addresses)) as pool:
+        probed = list(pool.map(lambda address: _probe(address, target.timeout_s), addresses))
+    spelled = target.bootstrap.split(",")
+    answering = [name for name, found in zip(spelled, probed, strict=True) if found is None]
+    if answering:
+        return answering
+    silent = [name for name, found in zip(spelled, probed, strict=True) if isinstance(found, TimeoutError)]
+    if silent:
+        return silent
+    reasons = [
+        f"{host}:{port} ({found.strerror or found})"
+        for (host, port), found in zip(addresses, probed, strict=True)
+        if found is not None
+    ]
     raise CliError(
         f"no broker answers at {', '.join(reasons)}; start one with `fleetlog dev up`, or name one with --bootstrap"
     )
 
 
+def _probe(address: tuple[str, int], timeout_s: float) -> OSError | None:
+    try:
+        connection = socket.create_connection(address, timeout=min(timeout_s, CONNECT_TIMEOUT_S))
+    except TimeoutError as error:
+        return OSError(error.errno, str(error))  # unreachable: nobody there, as far as one can tell
+    except OSError as error:
+        return error
+    with connection:
+        connection.settimeout(min(timeout_s, PROBE_TIMEOUT_S))
+        try:
+            connection.sendall(PROBE)
+            return None if connection.recv(1) else TimeoutError("closed")
+        except OSError:
+            return TimeoutError("silent")
+
+
 @contextmanager
 def admin(target: Target, about: str = "") -> Iterator[Any]:
     """An admin client; errors inside the block become one line beginning with ``about``."""
-    reach(target)
+    bootstrap = reach(target)
     with explained(target, about):
-        client = KafkaAdminClient(
-            bootstrap_servers=target.bootstrap.split(","),
+        client = Admin(
+            bootstrap_servers=bootstrap,
             client_id=CLIENT_ID,
             request_timeout_ms=target.timeout_ms,
             bootstrap_timeout_ms=target.timeout_ms,
@@ -193,10 +227,10 @@ def admin(target: Target, about: str = "") -> Iterator[Any]:
 @contextmanager
 def consumer(target: Target, about: str = "", **config: Any) -> Iterator[Any]:
     """A consumer without deserializers; offsets are committed by the command itself."""
-    reach(target)
+    bootstrap = reach(target)
     with explained(target, about):
         client = KafkaConsumer(
-            bootstrap_servers=target.bootstrap.split(","),
+            bootstrap_servers=bootstrap,
             client_id=CLIENT_ID,
             bootstrap_timeout_ms=target.timeout_ms,
             enable_auto_commit=False,
@@ -212,10 +246,10 @@ def consumer(target: Target, about: str = "", **config: Any) -> Iterator[Any]:
 @contextmanager
 def producer(target: Target, about: str = "", **config: Any) -> Iterator[Any]:
     """A producer without serializers."""
-    reach(target)
+    bootstrap = reach(target)
     with explained(target, about):
         client = KafkaProducer(
-            bootstrap_servers=target.bootstrap.split(","),
+            bootstrap_servers=bootstrap,
             client_id=CLIENT_ID,
             bootstrap_timeout_ms=target.timeout_ms,
             max_block_ms=target.timeout_ms,
@@ -265,7 +299,7 @@ def explained(target: Target, about: str = "") -> Iterator[None]:
         code = code_of(error)
         if code is not None:
             raise CliError(f"{begin}{explain(code)}") from error
-        if isinstance(error, _NO_ANSWER):
+        if isinstance(error, GONE):
             raise CliError(
                 f"{begin}no answer from {target.bootstrap} within {target.timeout_s:g} s; "
                 "see `fleetlog dev status`, or wait longer with --timeout"
@@ -273,14 +307,6 @@ def explained(target: Target, about: str = "") -> Iterator[None]:
         raise CliError(f"{begin}{type(error).__name__.removesuffix('Error')}: {first_line(error)}") from error
     except OSError as error:
         raise CliError(f"{begin}{error.strerror or error}") from error
-
-
-_NO_ANSWER = (
-    kafka_errors.KafkaTimeoutError,
-    kafka_errors.NodeNotReadyError,
-    kafka_errors.KafkaConnectionError,
-    kafka_errors.Cancelled,
-)
 
 
 def first_line(error: Exception) -> str:
@@ -293,26 +319,27 @@ def wait_until_known(client: Any, topics: list[str], timeout_s: float) -> list[s
     """Wait until every broker knows the topics with leaders; returns the topics that one did not in time.
 
     A new topic reaches the brokers one by one: who creates and then produces must not meet one that has not heard.
+    A broker that doesn't answer has more to catch up with than this topic, and is not waited for.
     """
-    request = MetadataRequest(
-        topics=[MetadataRequest.MetadataRequestTopic(name=name) for name in topics], allow_auto_topic_creation=False
-    )
-    missing: set[str] = set()
     deadline = time.monotonic() + timeout_s
-    for broker in client._manager.cluster.brokers():
-        while True:
-            answer = client._manager.run(_send, client, request, broker.node_id)
-            missing = {t.name for t in answer.topics if t.error_code or any(p.leader_id < 0 for p in t.partitions)}
-            if not missing:
-                break
-            if time.monotonic() > deadline:
-                return sorted(missing)
-            time.sleep(KNOWN_POLL_S)
-    return []
+    waiting = {broker.node_id for broker in client._manager.cluster.brokers()}
+    while True:
+        requests = {broker_id: _metadata_of(topics) for broker_id in waiting}
+        unknown: dict[int, set[str]] = {}
+        for broker_id, answer in client.ask_each(requests, min(timeout_s, PROBE_TIMEOUT_S)).items():
+            found = answer.topics if answer is not None else ()
+            unknown[broker_id] = {t.name for t in found if t.error_code or any(p.leader_id < 0 for p in t.partitions)}
+        waiting = {broker_id for broker_id, missing in unknown.items() if missing}
+        if not waiting:
+            return []
+        if time.monotonic() > deadline:
+            return sorted(set().union(*unknown.values()))
+        time.sleep(KNOWN_POLL_S)
 
 
-async def _send(client: Any, request: Any, broker_id: int) -> Any:
-    return await client._manager.send(request, node_id=broker_id)
+def _metadata_of(topics: list[str]) -> Any:
+    rows = [MetadataRequest.MetadataRequestTopic(name=name) for name in topics]
+    return MetadataRequest(topics=rows, allow_auto_topic_creation=False)
 
 
 def known_partitions(client: Any, wanted: list[PartitionsOf]) -> dict[str, list[dict[str, Any]]]:
