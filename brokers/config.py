@@ -247,8 +247,8 @@ class BrokerConfig:
     replica_fetch_backoff_ms: int = setting(INT, 200, "Pause of a follower after a failed fetch, in ms.", low=0)
     num_replica_fetchers: int = setting(INT, 1, "Accepted; there is one fetcher per leader.", low=1, inert=True)
     replica_selector_class: str = setting(
-        STRING, "", "Which replica consumers are sent to: empty for the leader, RackAwareReplicaSelector for one in the "
-        "consumer's rack.",
+        STRING, "", "Which replica consumers are sent to: empty for the leader, RackAwareReplicaSelector for one in "
+        "the consumer's rack.",
     )  # fmt: skip
     max_incremental_fetch_session_cache_slots: int = setting(
         INT, 1_000, "Incremental fetch sessions kept at once.", low=0

@@ -219,3 +219,15 @@ class Store(Protocol):
     async def close(self) -> None:
         """End the session: our ephemerals vanish at once."""
         ...
+
+
+class SessionStore(Store, Protocol):
+    """A store whose session can be named, so that a successor of this process may end it."""
+
+    def credentials(self) -> tuple[int, bytes] | None:
+        """Session id and password; None while not connected."""
+        ...
+
+    async def end_session(self, session_id: int, password: bytes, timeout_ms: int = 5_000) -> bool:
+        """End another session by its credentials; whether it is certainly over."""
+        ...

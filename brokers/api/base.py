@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from brokers.cluster.controller import ControllerHandle
-    from brokers.cluster.peers import Peers
+    from brokers.cluster.peers import PeersPort
     from brokers.cluster.replicas import ReplicaManager
     from brokers.cluster.view import ClusterView
     from brokers.config import BrokerConfig
@@ -110,7 +110,7 @@ class Services:
     groups: CoordinatorRuntime
     transactions: CoordinatorRuntime
     controller: ControllerHandle
-    peers: Peers
+    peers: PeersPort
     metrics: Metrics
 
 

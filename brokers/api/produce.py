@@ -159,6 +159,8 @@ def _append(
 ) -> Outcome:
     metrics = context.services.metrics
     waits: list[tuple[int, Partition, int]] = []
+    # Without its lease a leader may have been replaced: it then promises nothing that its followers don't have.
+    waiting = request.acks == ALL or (request.acks == LEADER and not context.services.replicas.lease_valid())
     for item in items:
         partition = item.partition
         info = partition.append(
@@ -178,7 +180,7 @@ def _append(
             ErrorCode.NONE, info.first_offset, info.log_append_time_ms, info.log_start_offset
         )
         waits.append((item.place, partition, info.last_offset))
-    if request.acks != ALL or not waits:
+    if not waiting or not waits:
         return _answer(request, outcomes, context)
     return _wait(request, context, waits, outcomes)
 
@@ -189,7 +191,7 @@ def _wait(
     waits: list[tuple[int, Partition, int]],
     outcomes: list[ProduceOutcome],
 ) -> Outcome:
-    """acks=all: the answer comes when every appended batch is below its high watermark."""
+    """acks=all: the answer comes when every appended batch is committed, or the in-sync set has become too small."""
     missing = {index for index, _, _ in waits}
 
     def expired() -> Any:
@@ -210,7 +212,7 @@ def _wait(
 
     armed = False
     for index, partition, last_offset in waits:
-        partition.wait_for(last_offset, functools.partial(committed, index, partition))
+        partition.wait_for(last_offset, functools.partial(committed, index, partition), gives_up=True)
     armed = True
     if not missing:
         return _answer(request, outcomes, context)

@@ -56,6 +56,10 @@ class PeersPort(Protocol):
         """Send a request's encoded body; returns the response's body, undecoded. Raises PeerUnavailable."""
         ...
 
+    async def close(self) -> None:
+        """Talk to nobody any more; what is under way fails."""
+        ...
+
 
 class _Call(NamedTuple):
     correlation_id: int

@@ -6,9 +6,9 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from brokers.cluster.partition import Partition
+from brokers.cluster.partition import IsrWriter, Partition
 from brokers.log import DiskError, Log, LogOffline, LogStore
-from brokers.model import Clock, PartitionState, TopicPartition
+from brokers.model import NO_LEADER, BrokerInfo, Clock, PartitionState, TopicPartition
 from wire.errors import ErrorCode
 
 if TYPE_CHECKING:
@@ -18,13 +18,16 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+CHECK_MS = 1_000
+"""Time between two looks at the followers; shorter where replica.lag.time.max.ms is."""
+
 
 class ReplicaManager:
     """Opens, leads, resigns and deletes partitions as the view says. Loop thread only.
 
     ``incarnation`` is this broker's present one: a state that names another incarnation of it is old news, and leading
     on it is what loses data after a quick unclean restart. ``lease_valid`` says whether the broker still holds its
-    registration; it is asked at each decision.
+    registration; it is asked at each decision. ``isr_writer`` writes what leaders propose.
     """
 
     def __init__(
@@ -36,6 +39,7 @@ class ReplicaManager:
         *,
         lease_valid: Callable[[], bool],
         incarnation: Callable[[], int],
+        isr_writer: IsrWriter,
     ) -> None:
         self._broker_id = broker_id
         self._view = view
@@ -43,11 +47,15 @@ class ReplicaManager:
         self._clock = clock
         self._lease_valid = lease_valid
         self._incarnation = incarnation
+        self._isr_writer = isr_writer
         self._partitions: dict[TopicPartition, Partition] = {}
         self._unopened: dict[TopicPartition, None] = {}  # those whose disk refused: tried again with every change
         self._leader_listeners: list[Callable[[Partition], None]] = []
         self._resigned_listeners: list[Callable[[TopicPartition], None]] = []
         self._deleted_listeners: list[Callable[[TopicPartition], None]] = []
+        self._follower_listeners: list[Callable[[Partition], None]] = []
+        self._unfollow_listeners: list[Callable[[TopicPartition], None]] = []
+        self._next_check_ms = -1
 
     # -- what handlers ask ----------------------------------------------------------------------------------------
 
@@ -95,6 +103,35 @@ class ReplicaManager:
     def on_deleted(self, listener: Callable[[TopicPartition], None]) -> None:
         """Call when a partition of this broker is deleted."""
         self._deleted_listeners.append(listener)
+
+    def on_follower(self, listener: Callable[[Partition], None]) -> None:
+        """Call when this broker must follow a partition's leader: a new leader, or a new epoch."""
+        self._follower_listeners.append(listener)
+
+    def on_unfollow(self, listener: Callable[[TopicPartition], None]) -> None:
+        """Call when this broker need not follow any more: it leads, nobody leads, or the partition is gone."""
+        self._unfollow_listeners.append(listener)
+
+    # -- what partitions ask --------------------------------------------------------------------------------------
+
+    def broker(self, broker_id: int) -> BrokerInfo | None:
+        """A living broker."""
+        return self._view.brokers.get(broker_id)
+
+    def tick(self, now_ms: int) -> None:
+        """Look at the followers of all partitions led here; call it about every second."""
+        lag_max_ms = self._view.effective.replica_lag_time_max_ms
+        if now_ms < self._next_check_ms:
+            return
+        self._next_check_ms = now_ms + min(CHECK_MS, max(1, lag_max_ms // 4))
+        for partition in list(self._partitions.values()):
+            if not partition.is_leader:
+                continue
+            if partition.log.offline:
+                if partition.abdicate() is not None:
+                    logger.error("%s: its log directory has failed: this broker leads it no more", partition.tp)
+            else:
+                partition.check_followers(now_ms, lag_max_ms)
 
     # -- the view's changes ---------------------------------------------------------------------------------------
 
@@ -170,14 +207,29 @@ class ReplicaManager:
             if partition.is_leader:
                 # a new epoch of our own: whoever waited in the old one must not be answered from the new one
                 self._resign(partition, state)
+            for unfollow in self._unfollow_listeners:
+                _call(unfollow, tp)
             partition.become_leader(state)
             logger.info("leads %s in epoch %d from offset %d", tp, state.leader_epoch, partition.log.log_end_offset)
             for listener in self._leader_listeners:
                 _call(listener, partition)
         elif partition.is_leader:
             self._resign(partition, state)
+            self._find_leader(partition, state)
+        elif partition.leader_epoch != state.leader_epoch:
+            partition.become_follower(state)
+            self._find_leader(partition, state)
         else:
             partition.update_state(state)
+
+    def _find_leader(self, partition: Partition, state: PartitionState) -> None:
+        """Follow whom the state names. Our own former incarnation is nobody: a new election is due."""
+        if state.leader in (NO_LEADER, self._broker_id):
+            for unfollow in self._unfollow_listeners:
+                _call(unfollow, partition.tp)
+        else:
+            for follow in self._follower_listeners:
+                _call(follow, partition)
 
     def _leads(self, state: PartitionState) -> bool:
         return state.leader == self._broker_id and state.leader_incarnation in (-1, self._incarnation())
@@ -201,16 +253,19 @@ class ReplicaManager:
             logger.error("%s: cannot create its log: %s", tp, error)
             return None
         partition = Partition(
-            tp, topic_id, log, state, broker_id=self._broker_id, clock=self._clock, lease_valid=self._lease_valid
-        )
+            tp, topic_id, log, state, broker_id=self._broker_id, clock=self._clock, surroundings=self,
+            isr_writer=self._isr_writer,
+        )  # fmt: skip
         self._partitions[tp] = partition
         return partition
 
     def _may_create(self, state: PartitionState) -> bool:
         """Whether an absent log is a new one. If not, it lies in an offline directory, and an empty one in its place
-        would lead with nothing of what was acknowledged.
+        would stand for what was acknowledged. Once nobody counts on this broker any more, it may start over.
         """
-        if not self._logs.offline_directories or len(state.replicas) > 1 or state.leader_epoch < 0:
+        if not self._logs.offline_directories or state.leader_epoch < 0:
+            return True
+        if self._broker_id not in (*state.isr, *state.elr):
             return True
         return state.leader_epoch == 0 and state.leader_incarnation == self._incarnation()
 
@@ -228,6 +283,8 @@ class ReplicaManager:
         partition.deleted = True
         if partition.is_leader:
             self._resign(partition, None)
+        for unfollow in self._unfollow_listeners:
+            _call(unfollow, tp)
         for listener in self._deleted_listeners:
             _call(listener, tp)
         self._logs.delete(tp)

@@ -16,7 +16,7 @@ from wire.errors import ErrorCode
 from wire.types import TopicPartition
 
 if TYPE_CHECKING:
-    from brokers.cluster.peers import Peers
+    from brokers.cluster.peers import PeersPort
     from brokers.cluster.view import ClusterView, ViewChange
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class MarkerSender:
         self,
         broker_id: int,
         view: ClusterView,
-        peers: Peers,
+        peers: PeersPort,
         loop: asyncio.AbstractEventLoop,
         clock: Clock,
         *,

@@ -27,7 +27,7 @@ from wire.errors import ErrorCode
 from wire.types import TopicPartition
 
 if TYPE_CHECKING:
-    from brokers.cluster.peers import Peers
+    from brokers.cluster.peers import PeersPort
     from brokers.cluster.replicas import ReplicaManager
     from brokers.cluster.view import ClusterView
     from brokers.config import BrokerConfig
@@ -68,7 +68,7 @@ class TransactionCoordinator(CoordinatorRuntime):
         view: ClusterView,
         replicas: ReplicaManager,
         groups: CoordinatorRuntime,
-        peers: Peers,
+        peers: PeersPort,
         store: Store,
         loop: asyncio.AbstractEventLoop,
         clock: Clock,

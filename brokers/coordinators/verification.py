@@ -22,7 +22,7 @@ from wire.types import TopicPartition
 
 if TYPE_CHECKING:
     from brokers.api.base import Services
-    from brokers.cluster.peers import Peers
+    from brokers.cluster.peers import PeersPort
     from brokers.cluster.view import ClusterView
     from brokers.coordinators.runtime import CoordinatorRuntime
 
@@ -129,7 +129,7 @@ class _Waiting:
 class Verifier:
     """Asks coordinators, this broker's own included. Loop thread only."""
 
-    def __init__(self, broker_id: int, view: ClusterView, peers: Peers, runtime: CoordinatorRuntime) -> None:
+    def __init__(self, broker_id: int, view: ClusterView, peers: PeersPort, runtime: CoordinatorRuntime) -> None:
         self._broker_id = broker_id
         self._view = view
         self._peers = peers

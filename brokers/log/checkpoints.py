@@ -138,14 +138,26 @@ def decode_properties(data: bytes) -> dict[str, str]:
     return values
 
 
-def encode_clean_shutdown(broker_epoch: int) -> bytes:
-    """The marker that a broker writes last when it stops in good order."""
-    return json.dumps({"version": 0, "brokerEpoch": broker_epoch}, separators=(",", ":")).encode()
+def encode_clean_shutdown(broker_epoch: int, incarnation: int = -1, intact_since: int = -1) -> bytes:
+    """The marker that a broker writes last when it stops in good order. The last two fields are ours."""
+    document = {"version": 0, "brokerEpoch": broker_epoch}
+    if incarnation >= 0:
+        document |= {"incarnation": incarnation, "intactSince": intact_since}
+    return json.dumps(document, separators=(",", ":")).encode()
 
 
 def decode_clean_shutdown(data: bytes) -> int:
     """The broker epoch in the marker; -1 if it has none (Kafka's first form of the file was empty)."""
+    return _clean_shutdown_field(data, "brokerEpoch")
+
+
+def decode_intact_since(data: bytes) -> int:
+    """The first incarnation since which the broker that wrote the marker had lost nothing; -1 if it doesn't say."""
+    return _clean_shutdown_field(data, "intactSince")
+
+
+def _clean_shutdown_field(data: bytes, name: str) -> int:
     try:
-        return int(json.loads(data)["brokerEpoch"])
+        return int(json.loads(data)[name])
     except (ValueError, KeyError, TypeError):
         return -1

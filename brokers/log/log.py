@@ -194,6 +194,8 @@ class Log(LogReads):
         change = self.producers.analyze(touched, origin=Origin.REPLICATION, now_ms=now_ms) if touched else None
         assert change is None or isinstance(change, Change)
         failed = self._write(memoryview(records)[:position], placed, change, now_ms)
+        if failed is None and self._flush_now():
+            failed = self._flushed()  # the next fetch tells the leader what is safe here
         if failed is not None:
             return failed
         return self._appended(placed[0].header.base_offset, sum(h.record_count for _, h in placed), position)
@@ -343,6 +345,10 @@ class Log(LogReads):
         Producer state, transaction index and leader epochs become what they were at that offset.
         """
         if offset >= self.log_end_offset:
+            # An epoch in which nothing was appended here may still stand at the end, and contradict the leader's.
+            self.epochs.truncate_from_end(offset)
+            if self.epochs.dirty:
+                self.save_epochs()
             return self.log_end_offset
         now_ms = self.last_now_ms if now_ms is None else now_ms
         if offset < self.segments.first.base_offset:

@@ -24,7 +24,7 @@ from brokers.log.files import DiskLock, DiskPort
 from brokers.log.log import Log
 from brokers.log.recovery import RecoveryReport
 from brokers.log.state import LogSettings, LogState
-from brokers.model import Clock
+from brokers.model import Clock, Life
 from wire.types import TopicPartition
 
 logger = logging.getLogger(__name__)
@@ -47,6 +47,8 @@ class StoreReport:
     offline_directories: list[str] = field(default_factory=list)
     recovered: list[RecoveryReport] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
+    intact_since: int | None = None
+    """The incarnation since which all directories have lost nothing, if each was closed in order and says so."""
 
     def lines(self) -> list[str]:
         """The report for the broker's log, one line a finding."""
@@ -63,13 +65,14 @@ class StoreReport:
 class LogDirectory:
     """One entry of ``log.dirs``."""
 
-    __slots__ = ("doomed", "id", "lock", "offline", "path")
+    __slots__ = ("doomed", "id", "intact_since", "lock", "offline", "path")
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.offline = False
         self.lock: DiskLock | None = None
         self.id: uuid.UUID | None = None
+        self.intact_since = -1
         self.doomed: list[tuple[int, str]] = []
         """Renamed partition directories and the time at which they go."""
 
@@ -140,6 +143,8 @@ class LogStore:
         if all(directory.offline for directory in self.directories):
             raise StoreRefused(f"none of log.dirs is usable: {', '.join(d.path for d in self.directories)}")
         report.logs = len(self._logs)
+        if all(directory.intact_since >= 0 for directory in self.directories):
+            report.intact_since = max(directory.intact_since for directory in self.directories)
         return report
 
     def _open_directory(self, directory: LogDirectory, report: StoreReport) -> None:
@@ -148,7 +153,9 @@ class LogStore:
         directory.lock = disk.lock(f"{path}/{checkpoints.LOCK}")
         fresh = self._check_owner(directory)
         marker = f"{path}/{checkpoints.CLEAN_SHUTDOWN}"
-        clean = fresh or disk.read(marker) is not None
+        left = disk.read(marker)
+        clean = fresh or left is not None
+        directory.intact_since = checkpoints.decode_intact_since(left) if left is not None else -1
         (report.clean_directories if clean else report.unclean_directories).append(path)
         recovery_points = self._read_offsets(path, checkpoints.RECOVERY_POINT_CHECKPOINT)
         starts = self._read_offsets(path, checkpoints.LOG_START_CHECKPOINT)
@@ -253,20 +260,23 @@ class LogStore:
             logger.warning("%s: %s; ignored", directory, wrong)
             return None
 
-    def close(self, *, clean: bool = True, broker_epoch: int = -1) -> None:
-        """Close all logs; when ``clean``, flushed, checkpointed and marked so: the next start needn't check them."""
+    def close(self, *, clean: bool = True, broker_epoch: int = -1, life: Life | None = None) -> None:
+        """Close all logs; when ``clean``, flushed, checkpointed and marked so: the next start needn't check them.
+
+        ``life`` goes into the marker: the next start is then known to have lost nothing since.
+        """
         for directory in self.directories:
             if directory.offline:
                 continue
             try:
-                self._close_directory(directory, clean, broker_epoch)
+                self._close_directory(directory, clean, broker_epoch, life)
             except (DiskError, LogOffline) as wrong:
                 logger.error("%s is not closed cleanly: %s", directory.path, wrong)
         self._unlock()
         self._logs.clear()
         self._homes.clear()
 
-    def _close_directory(self, directory: LogDirectory, clean: bool, broker_epoch: int) -> None:
+    def _close_directory(self, directory: LogDirectory, clean: bool, broker_epoch: int, life: Life | None) -> None:
         logs = self._logs_of(directory)
         if clean:
             for log in logs:
@@ -284,7 +294,8 @@ class LogStore:
             return
         self._checkpoint(directory)
         marker = f"{directory.path}/{checkpoints.CLEAN_SHUTDOWN}"
-        self._disk.replace(marker, checkpoints.encode_clean_shutdown(broker_epoch))
+        told = (life.incarnation, life.intact_since) if life is not None else (-1, -1)
+        self._disk.replace(marker, checkpoints.encode_clean_shutdown(broker_epoch, *told))
 
     # ---- logs
 

@@ -11,6 +11,9 @@ from typing import Any
 
 from _native.batch import Record, control_batch, encode_batch, scan
 from brokers.api.base import Connection, Context, Done, Park
+from brokers.cluster.followers import ReplicaSession
+from brokers.cluster.partition import Partition
+from brokers.cluster.followers import ReplicaSession
 from brokers.cluster.partition import Partition
 from brokers.cluster.replicas import ReplicaManager
 from brokers.cluster.view import ClusterView, ViewChange
@@ -54,14 +57,24 @@ class Stage:
         self.report = self.logs.load()
         self.replicas = ReplicaManager(
             ME, self.view, self.logs, self.clock,
-            lease_valid=lambda: self.lease, incarnation=lambda: self.incarnation,
+            lease_valid=lambda: self.lease, incarnation=lambda: self.incarnation, isr_writer=self,
         )  # fmt: skip
+        self.proposals: list[tuple[Partition, PartitionState]] = []
         self._soon: list[Any] = []
         loop: Any = SimpleNamespace(call_soon=lambda callback, *args: self._soon.append((callback, args)))
         self.services: Any = SimpleNamespace(
             config=self.config, clock=self.clock, loop=loop, view=self.view, replicas=self.replicas, metrics=Metrics(),
             transactions=None,
         )  # fmt: skip
+
+    def fetched(self, name: str, broker_id: int, offset: int, partition: int = 0) -> ErrorCode:
+        """A follower's fetch says that it has everything below the offset."""
+        session = ReplicaSession(broker_id, 1, self.clock.mono_ms())
+        return self.partition(name, partition).follower_fetched(session, offset, 0, self.clock.mono_ms())
+
+    def propose(self, partition: Partition, state: PartitionState) -> None:
+        """What a leader wants written; the test says what becomes of it."""
+        self.proposals.append((partition, state))
 
     # -- the cluster ----------------------------------------------------------------------------------------------
 
@@ -80,9 +93,10 @@ class Stage:
     ) -> TopicInfo:
         """Declare or change a topic, as the controller would, and let the replica manager follow."""
         known = self.view.topics.get(name)
+        in_sync = replicas if isr is None else isr
         state = PartitionState(
-            replicas, leader, epoch, replicas if isr is None else isr, epoch, 1,
-            self.incarnation if incarnation is None else incarnation,
+            replicas, leader, epoch, in_sync, epoch, 1, self.incarnation if incarnation is None else incarnation,
+            (self.incarnation,) * len(in_sync),
         )  # fmt: skip
         found = topic_id or (known.id if known else uuid.uuid4())
         overrides = {key.replace("_", "."): value for key, value in configs.items()}

@@ -125,7 +125,7 @@ def test_records_above_the_high_watermark_are_not_served(stage: Stage) -> None:
     stage.topic("t", replicas=(ME, OTHER))
     stage.append("t")
     stage.append("t")
-    stage.partition("t").follower_reached(OTHER, 1)
+    stage.fetched("t", OTHER, 1)
     found = fetch(stage, part("t", 0))[0]
     assert offsets_in(found.records) == [0]
     assert found.high_watermark == 1

@@ -25,7 +25,7 @@ def stage(tmp_path: Path) -> Stage:
 def test_what_an_expired_lease_still_serves() -> None:
     """The table of docs/INVARIANTS.md."""
     assert {kind: may_serve(kind, False) for kind in Serve} == {
-        Serve.APPEND: ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        Serve.APPEND: ErrorCode.NONE,  # acknowledged only when those who could succeed have it
         Serve.FETCH: ErrorCode.NONE,
         Serve.LIST_OFFSETS: ErrorCode.NOT_LEADER_OR_FOLLOWER,
         Serve.COORDINATE: ErrorCode.NOT_COORDINATOR,
@@ -168,10 +168,10 @@ def test_whoever_waits_is_told_once_and_in_order(stage: Stage) -> None:
         stage.append("t")
     for offset in (2, 0, 1, 7):
         partition.wait_for(offset, lambda error, offset=offset: heard.append((offset, error)))
-    partition.follower_reached(OTHER, 2)
+    stage.fetched("t", OTHER, 2)
     assert heard == [(0, ErrorCode.NONE), (1, ErrorCode.NONE)]
     partition.wait_for(1, lambda error: heard.append((1, error)))
-    partition.follower_reached(OTHER, 3)
+    stage.fetched("t", OTHER, 3)
     stage.topic("t", epoch=1, leader=OTHER, replicas=(ME, OTHER))
     assert heard[2:] == [
         (1, ErrorCode.NONE), (2, ErrorCode.NONE), (7, ErrorCode.NOT_LEADER_OR_FOLLOWER),
@@ -196,7 +196,7 @@ def test_a_waiter_may_append_and_another_may_fail(stage: Stage) -> None:
     partition.wait_for(0, failing)
     partition.wait_for(0, appending)
     partition.wait_for(0, lambda _: heard.append("last"))
-    partition.follower_reached(OTHER, 1)
+    stage.fetched("t", OTHER, 1)
     assert heard == ["appended", "last"]
 
 
@@ -206,13 +206,13 @@ def test_the_high_watermark_is_that_of_the_replicas_in_sync(stage: Stage) -> Non
     stage.topic("t", replicas=replicas)  # type: ignore[arg-type]
     partition = stage.partition("t")
     stage.append("t", 5)
-    partition.follower_reached(OTHER, 4)
+    stage.fetched("t", OTHER, 4)
     assert partition.log.high_watermark == 0, "the third is in sync and has nothing"
-    partition.follower_reached(third, 2)
+    stage.fetched("t", third, 2)
     assert partition.log.high_watermark == 2
     stage.topic("t", replicas=replicas, isr=(ME, OTHER))  # type: ignore[arg-type]
     assert partition.log.high_watermark == 4
-    partition.follower_reached(OTHER, 3)
+    stage.fetched("t", OTHER, 3)
     assert partition.log.high_watermark == 4, "it never goes back"
     stage.topic("t", replicas=replicas, isr=(ME,))  # type: ignore[arg-type]
     assert partition.log.high_watermark == 5
@@ -221,7 +221,7 @@ def test_the_high_watermark_is_that_of_the_replicas_in_sync(stage: Stage) -> Non
 def test_a_new_epoch_forgets_what_followers_said(stage: Stage) -> None:
     stage.topic("t", replicas=(ME, OTHER))
     partition = stage.partition("t")
-    partition.follower_reached(OTHER, 10)
+    stage.fetched("t", OTHER, 10)
     stage.topic("t", replicas=(ME, OTHER), epoch=1)
     stage.append("t", 3)
     assert partition.log.high_watermark == 0
