@@ -249,7 +249,7 @@ def _described_partition(response: Any, index: int, state: PartitionState, conte
         leader_epoch=state.leader_epoch,
         replica_nodes=list(state.replicas),
         isr_nodes=list(state.isr),
-        eligible_leader_replicas=[],
-        last_known_elr=[],
+        eligible_leader_replicas=list(state.elr),
+        last_known_elr=[state.last_known_leader] if state.last_known_leader >= 0 else [],
         offline_replicas=[b for b in state.replicas if b not in view.brokers],
     )

@@ -318,6 +318,12 @@ def test_describe_topic_partitions_in_pages(services: Services) -> None:
     found = ask(services, 75, 0, asked, metadata.handle_describe_topic_partitions)
     assert [(t.name, t.error_code) for t in found.topics] == [("a", 0), ("no/", 17), ("nope", 3)]
     assert found.topics[0].topic_id == A
+    first = services.view.topics["a"].partitions[0]
+    known = replace(first, elr=(BrokerId(2),), elr_incarnations=(1,), last_known_leader=3, partition_epoch=9)
+    services.view._picture.apply([StatesChanged("a", A, {0: known})], Delta())
+    found = ask(services, 75, 0, asked, metadata.handle_describe_topic_partitions)
+    told = found.topics[0].partitions[:2]
+    assert [(p.eligible_leader_replicas, p.last_known_elr) for p in told] == [([2], [3]), ([], [])]
 
 
 @pytest.mark.parametrize("version", versions(19))
