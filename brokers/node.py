@@ -18,10 +18,13 @@ from brokers.api.base import Services
 from brokers.api.groups import forget_topics
 from brokers.cluster import znodes
 from brokers.cluster.controller import Controller
+from brokers.cluster.fetcher import ReplicaFetchers
+from brokers.cluster.handover import hand_over
 from brokers.cluster.isr_writer import ZooKeeperIsrWriter
 from brokers.cluster.partition import Partition
 from brokers.cluster.peers import PeersPort
 from brokers.cluster.replicas import ReplicaManager
+from brokers.cluster.throttles import throttle_of
 from brokers.cluster.view import ClusterView
 from brokers.config import BrokerConfig
 from brokers.coordinators.runtime import CoordinatorRuntime
@@ -92,6 +95,7 @@ class Node:
         self._metrics = metrics
         self._logs: LogStore | None = None
         self._isr_writer: ZooKeeperIsrWriter | None = None
+        self._fetchers: ReplicaFetchers | None = None
         self._registered: Registered | None = None
         self._intact_since: int | None = None
         self._session_changed = asyncio.Event()
@@ -196,6 +200,17 @@ class Node:
             replicas.on_leader(runtime.partition_elected)
             replicas.on_resigned(runtime.partition_resigned)
             replicas.on_deleted(runtime.partition_resigned)
+        self._fetchers = ReplicaFetchers(
+            config,
+            ports.connect_peers(view, f"replica-{config.broker_id}"),
+            clock,
+            broker_epoch=self._broker_epoch,
+            loop=ports.loop,
+            throttle=throttle_of(view, "follower"),
+        )
+        self._fetchers.watch(self._metrics)
+        replicas.on_follower(self._fetchers.follow)
+        replicas.on_unfollow(self._fetchers.unfollow)
         view.subscribe(replicas.apply)
         view.subscribe(lambda change: forget_topics(groups, [topic.name for topic in change.deleted]))
         self.services = Services(
@@ -245,6 +260,9 @@ class Node:
 
     def _incarnation(self) -> int:
         return self._registered.incarnation if self._registered is not None else -1
+
+    def _broker_epoch(self) -> int:
+        return self._registered.broker_epoch if self._registered is not None else -1
 
     def known(self) -> bool:
         """Our view shows this very registration."""
@@ -363,7 +381,10 @@ class Node:
     # ---- stop ------------------------------------------------------------------------------------------------------
 
     async def retire(self) -> None:
-        """The first half of a clean stop: nothing is led any more, and clients are told so while they are served."""
+        """The first half of a clean stop: hand over what is led here, while clients are still served.
+
+        Coordinators close first: their successors may answer as soon as they are elected.
+        """
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -371,12 +392,21 @@ class Node:
         services = self.services
         if services is None:
             return
-        assert isinstance(services.controller, Controller)
-        await services.controller.stop()
-        services.replicas.resign_all()
         services.groups.close()
         assert isinstance(services.transactions, TransactionCoordinator)
         await services.transactions.stop()
+        if self._registered is not None:
+            await hand_over(
+                self.config,
+                self._registered.broker_epoch,
+                view=services.view,
+                replicas=services.replicas,
+                controller=services.controller,
+                peers=services.peers,
+            )
+        assert isinstance(services.controller, Controller)
+        await services.controller.stop()
+        services.replicas.resign_all()
 
     async def stop(self) -> None:
         """The second half: say goodbye to ZooKeeper, so that nobody waits for us, then close the logs."""
@@ -384,6 +414,8 @@ class Node:
         if services is not None:
             if self._isr_writer is not None:
                 await self._isr_writer.stop()
+            if self._fetchers is not None:
+                await self._fetchers.close()
             await services.view.stop()
             await services.peers.close()
         life = self._life()

@@ -169,8 +169,8 @@ class Partition(Following):
 
     @property
     def effective_min_isr(self) -> int:
-        """``min.insync.replicas``, but never more than there are replicas."""
-        return isr.min_in_sync(self.log.config.min_insync_replicas, self.state.replicas)
+        """``min.insync.replicas``, but never more than there are replicas; those just being added don't count yet."""
+        return isr.min_in_sync(self.log.config.min_insync_replicas, self.state.established)
 
     @property
     def epoch_start_offset(self) -> int:
@@ -434,11 +434,11 @@ class Partition(Following):
 
         None if that cannot be told, because a possible successor does not fetch here, or anybody could succeed.
         """
-        if not self.is_leader:
+        if not self.is_leader or self.log.config.unclean_leader_election_enable:
             return None
         others = {*self.maximal_isr, *self.state.elr} - {self._broker_id}
         if not others:
-            return None if self.log.config.unclean_leader_election_enable else self._clock.mono_ms()
+            return self._clock.mono_ms()
         moments = []
         for broker_id in others:
             follower = self._followers.get(broker_id)

@@ -278,10 +278,19 @@ class ShardHost:
         self._effects(result.effects)
         return False
 
-    def _answer(self, ticket: Ticket, response: Any) -> None:
+    def _answer(self, ticket: Ticket, response: Any, *, replicated: bool = False) -> None:
+        """Answer a ticket. What comes from memory is told only when this broker certainly led after it was asked."""
         pending = self._pending.pop(ticket, None)
-        if pending is not None:
+        if pending is None:
+            return
+        if replicated:
             pending.complete(response)
+            return
+
+        def confirmed(error: ErrorCode) -> None:
+            pending.complete(response if error is ErrorCode.NONE else Failed(ErrorCode.NOT_COORDINATOR))
+
+        self.partition.when_confirmed(confirmed)
 
     def _effects(self, effects: Iterable[Effect]) -> None:
         for effect in effects:
@@ -445,7 +454,7 @@ class ShardHost:
         if after is not None:
             self._perform(None, None, after)
         if write.ticket is not None and write.result.response is not DEFERRED:
-            self._answer(write.ticket, write.result.response)
+            self._answer(write.ticket, write.result.response, replicated=True)
         self._effects(write.result.effects)
         if write.key is not None:
             self._drain(write.key)

@@ -136,6 +136,10 @@ class PartitionPort(Protocol):
         """Call back once the record at ``offset`` is below the high watermark, or can't get there."""
         ...
 
+    def when_confirmed(self, callback: Callable[[ErrorCode], None]) -> None:
+        """Call back with NONE, possibly at once, when this broker certainly led at some moment after this call."""
+        ...
+
 
 class Marker(NamedTuple):
     """One end-of-transaction marker, as WriteTxnMarkers brings it."""

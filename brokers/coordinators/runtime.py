@@ -37,7 +37,8 @@ class CoordinatorRuntime:
     ``partition_count()`` is the topic's number of partitions (the configured one until it exists), ``make_shard``
     makes an empty shard for a partition index, ``origin`` marks appends as the coordinator's
     (``brokers.log`` ``Origin.COORDINATOR``), ``may_serve()`` tells whether this broker's lease is valid: a broker that
-    may have been replaced must not answer from memory. ``write_markers`` performs the effect of the same name.
+    may have been replaced must not answer from memory. Commands are answered nevertheless, once the partition's
+    followers confirm that it leads. ``write_markers`` performs the effect of the same name.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class CoordinatorRuntime:
         self._origin = origin
         self._may_serve = may_serve
         self._hosts: dict[int, ShardHost] = {}
+        self._closed = False
         self._last_ticket = 0
         self._loaded_listeners: list[Callable[[ShardHost], None]] = []
         self._unloaded_listeners: list[Callable[[int], None]] = []
@@ -71,7 +73,7 @@ class CoordinatorRuntime:
 
     def partition_elected(self, partition: PartitionPort) -> None:
         """This broker leads the partition now (in a new epoch): load its shard anew."""
-        if partition.tp.topic != self.topic:
+        if partition.tp.topic != self.topic or self._closed:
             return
         index = partition.tp.partition
         present = self._hosts.get(index)
@@ -113,7 +115,8 @@ class CoordinatorRuntime:
         self._unloaded_listeners.append(listener)
 
     def close(self) -> None:
-        """Unload all shards."""
+        """Unload all shards, for good."""
+        self._closed = True
         for index in sorted(self._hosts):
             self._unload(index)
 
@@ -146,7 +149,7 @@ class CoordinatorRuntime:
     def host_for(self, key: str) -> ShardHost | ErrorCode:
         """The serving host of a key's shard, or why there is none."""
         host = self._hosts.get(self.partition_for(key))
-        if host is None or not self._may_serve():
+        if host is None:
             return ErrorCode.NOT_COORDINATOR
         refused = host.refusal()
         return host if refused is ErrorCode.NONE else refused
@@ -154,7 +157,9 @@ class CoordinatorRuntime:
     def shard_for(self, key: str) -> Any:
         """The loaded shard of a key for reading committed state only, or the ErrorCode that says why there is none."""
         host = self.host_for(key)
-        return host.shard if isinstance(host, ShardHost) else host
+        if isinstance(host, ShardHost):
+            return host.shard if self._may_serve() else ErrorCode.NOT_COORDINATOR
+        return host
 
     def submit(
         self, key: str, command: Command, *, deadline_ms: int | None = None, guard: object | None = None
@@ -167,7 +172,7 @@ class CoordinatorRuntime:
         COORDINATOR_NOT_AVAILABLE or, ``deadline_ms`` from now, REQUEST_TIMED_OUT (the command's work goes on).
         """
         host = self._hosts.get(self.partition_for(key))
-        if host is None or not self._may_serve():
+        if host is None:
             pending = Pending(self._next_ticket())
             pending.complete(Failed(ErrorCode.NOT_COORDINATOR))
             return pending

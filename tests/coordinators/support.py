@@ -132,6 +132,8 @@ class MemoryPartition:
         self.instant = instant
         self.refuse = ErrorCode.NONE
         self.waiters: list[tuple[int, Callable[[ErrorCode], None]]] = []
+        self.confirmed = True
+        self.unconfirmed: list[Callable[[ErrorCode], None]] = []
         self.appends: list[dict[str, Any]] = []
 
     def append(self, records: Any, **how: Any) -> Info:
@@ -155,6 +157,17 @@ class MemoryPartition:
             on_committed(ErrorCode.NONE)
         else:
             self.waiters.append((offset, on_committed))
+
+    def when_confirmed(self, callback: Callable[[ErrorCode], None]) -> None:
+        if self.confirmed:
+            callback(ErrorCode.NONE)
+        else:
+            self.unconfirmed.append(callback)
+
+    def confirm(self, error: ErrorCode = ErrorCode.NONE) -> None:
+        waiting, self.unconfirmed = self.unconfirmed, []
+        for callback in waiting:
+            callback(error)
 
     def commit(self, offset: int | None = None) -> None:
         self.log.high_watermark = self.log.log_end_offset if offset is None else offset
@@ -215,6 +228,11 @@ class ListShard:
 
     def metrics(self) -> Mapping[str, float]:
         return {"keys": float(len(self.lists))}
+
+
+def get(key: str) -> Callable[[Any, Now, Ticket], Result]:
+    """A command that answers with the key's list, from memory."""
+    return lambda shard, now, ticket: Result(list(shard.lists.get(key, [])))
 
 
 def put(key: str, *values: str, **more: Any) -> Callable[[Any, Now, Ticket], Result]:

@@ -12,8 +12,10 @@ import pytest
 import wire.messages as m
 from brokers.log import RealDisk
 from brokers.log.compaction import Compaction
+from brokers.model import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC
 from tests.coordinators.broker import Broker, play
 from tests.coordinators.test_producer_ids import OneZnode
+from tests.server.stage import OTHER
 from txn.states import PREPARED, TransactionState
 from wire.apis import APIS
 from wire.errors import ErrorCode as E
@@ -300,7 +302,8 @@ def test_a_broker_that_does_not_coordinate(tmp_path: Path, znode: OneZnode) -> N
     async def scenario() -> None:
         broker = await Broker(tmp_path, znode).ready()
         pid = (await broker.init()).producer_id
-        broker.lease = False
+        for topic in (GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC):
+            broker.topic(topic, 2, leader=OTHER, epoch=1)
         wrong = E.NOT_COORDINATOR
         assert (await broker.init()).error_code == wrong
         assert await broker.add(pid, 0, 0) == wrong

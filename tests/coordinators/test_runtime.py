@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from _native.batch import scan
 from brokers.coordinators.ports import Marker
 from brokers.coordinators.runtime import CoordinatorRuntime, java_string_hash
-from tests.coordinators.support import TOPIC, Bench, ListShard, MemoryLog, put
+from tests.coordinators.support import TOPIC, Bench, ListShard, MemoryLog, get, put
 from txn.commands import DEFERRED, Answer, Cancel, CoordinatorRecord, Failed, Now, Result, Schedule, Ticket
 from wire.errors import ErrorCode as E
 from wire.types import TopicPartition
@@ -291,12 +291,24 @@ def test_a_record_that_cannot_be_applied_stops_the_shard(bench: Bench) -> None:
     assert bench.submit("a", put("a", "3")) == [Failed(E.COORDINATOR_NOT_AVAILABLE)]
 
 
-def test_a_broker_without_its_lease_answers_nothing(bench: Bench) -> None:
-    bench.serving = False
-    assert bench.submit("a", put("a", "1")) == [Failed(E.NOT_COORDINATOR)]
+def test_without_its_lease_a_broker_answers_from_memory_only_when_its_followers_confirm_it(bench: Bench) -> None:
+    bench.serving = bench.partition.confirmed = False
     assert bench.runtime.shard_for("a") is E.NOT_COORDINATOR
-    bench.serving = True
-    assert bench.runtime.shard_for("a") is bench.shard
+    seen, lost = bench.submit("a", get("a")), bench.submit("b", get("b"))
+    assert seen == lost == []
+    bench.partition.unconfirmed.pop()(E.NOT_LEADER_OR_FOLLOWER)
+    bench.partition.confirm()
+    assert (seen, lost) == ([[]], [Failed(E.NOT_COORDINATOR)])
+
+
+def test_without_its_lease_a_broker_answers_what_was_replicated(bench: Bench) -> None:
+    bench.serving = bench.partition.confirmed = False
+    answers = bench.submit("a", put("a", "1"))
+    bench.loop.settle()
+    assert answers == []
+    bench.partition.commit()
+    assert answers == [[]], "the replicas' having it is proof enough"
+    assert bench.partition.unconfirmed == []
 
 
 def test_an_abandoned_command_is_finished_and_its_answer_dropped(bench: Bench) -> None:
