@@ -110,7 +110,7 @@ def _delete(tp: TopicPartition, offset: int, context: Context) -> tuple[ErrorCod
     partition = context.services.replicas.leader(tp)
     if isinstance(partition, ErrorCode):
         return partition, -1
-    error = partition.may_serve(Serve.APPEND)
+    error = partition.may_serve(Serve.LIST_OFFSETS)
     if error is not ErrorCode.NONE:
         return error, -1
     log = partition.log

@@ -317,9 +317,12 @@ class Partition(Following):
         self._propose(isr.joined(self.state, broker.id, broker.incarnation, self.effective_min_isr))
 
     def _expand_any(self) -> None:
-        """Look at all followers: one that caught up while another change was under way says nothing by itself."""
-        if len(self._followers) + 1 > len(self.state.isr) or self.state.elr:
-            for follower in self._followers.values():
+        """Look at the followers at the log's end: one that arrived there while another change was under way fetches
+        on without naming the partition. Those behind the end will name it.
+        """
+        end = self.log.log_end_offset
+        for follower in self._followers.values():
+            if follower.end_offset == end:
                 self._expand(follower)
 
     def check_followers(self, now_ms: int, lag_max_ms: int) -> None:
