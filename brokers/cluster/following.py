@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
+from _native.batch import parse_header
 from brokers.log import DiskError, Log, LogOffline
 from brokers.model import Clock, PartitionState, TopicPartition
 from wire.errors import ErrorCode
@@ -72,6 +73,8 @@ class Following:
         log = self.log
         if len(records):
             info = log.append_as_follower(records, now_ms=now_ms)
+            if info.error is ErrorCode.OFFSET_OUT_OF_RANGE and self._step_back(records, log_start_offset):
+                info = log.append_as_follower(records, now_ms=now_ms)
             if info.error is not ErrorCode.NONE:
                 logger.error(
                     "%s: records from leader %d at offset %d refused: %s",
@@ -89,6 +92,16 @@ class Following:
         if moved:
             self.committed()
         return error
+
+    def _step_back(self, records: memoryview, leader_start: int) -> bool:
+        """The leader's log may start within a batch, for deleted records need not end with one. If we have nothing that
+        still counts, our log begins with that batch, too; its start follows the leader's again afterwards.
+        """
+        log, first = self.log, parse_header(records)
+        nothing = log.log_end_offset <= max(log.log_start_offset, leader_start)
+        if not nothing or not first.base_offset < log.log_end_offset <= first.last_offset:
+            return False
+        return self._guarded(lambda: log.restart_at(first.base_offset)) is ErrorCode.NONE
 
     def diverged(self, leader_epoch: int, epoch: int, end_offset: int) -> ErrorCode:
         """Truncate: at the leader, ``epoch`` (the largest that is not above our last one) ended at ``end_offset``.
