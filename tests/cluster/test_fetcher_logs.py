@@ -401,6 +401,36 @@ def test_deleted_records_at_the_leader_are_deleted_here(copies: list[Replica]) -
     same(leader, follower)
 
 
+def test_what_was_fetched_in_another_epoch_is_refused(copies: list[Replica]) -> None:
+    leader, follower, _ = copies
+    leader.lead(3)
+    leader.produce(2)
+    follower.follow(leader)
+    records = memoryview(leader.bytes)
+    for epoch in (2, 4):
+        assert follower.replicate(epoch, records, 0, 0, NOW) is ErrorCode.FENCED_LEADER_EPOCH
+        assert follower.diverged(epoch, 0, 0) is ErrorCode.FENCED_LEADER_EPOCH
+        assert follower.out_of_range(epoch, 5, 9) is ErrorCode.FENCED_LEADER_EPOCH
+    follower.is_leader = True
+    assert follower.replicate(3, records, 0, 0, NOW) is ErrorCode.FENCED_LEADER_EPOCH
+    follower.is_leader, follower.deleted = False, True
+    assert follower.replicate(3, records, 0, 0, NOW) is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert follower.log.log_end_offset == 0
+
+
+def test_an_end_behind_the_leaders_end_is_cut_back(copies: list[Replica]) -> None:
+    leader, follower, _ = copies
+    leader.lead(0)
+    for _ in range(4):
+        leader.produce(2)
+    follower.follow(leader)
+    follower.catch_up(leader)
+    assert follower.out_of_range(0, 0, 5) is ErrorCode.NONE
+    assert follower.log.log_end_offset == 4, "batches are cut whole"
+    follower.catch_up(leader)
+    same(leader, follower)
+
+
 # ---- random elections ------------------------------------------------------------------------------------------------
 
 STEPS = st.lists(
