@@ -104,7 +104,9 @@ class FleetlogContainer(DockerContainer):
 
     def stop(self, force: bool = True, delete_volume: bool = True) -> None:
         """End and remove the broker, its ZooKeeper, and the network if it is their own."""
-        super().stop(force, delete_volume)
+        if self._container is not None:  # `with` stops once more what a failed start has stopped
+            super().stop(force, delete_volume)
+            self._container = None
         zookeeper, self._zookeeper = self._zookeeper, None
         if zookeeper is not None:
             zookeeper.stop(force, delete_volume)

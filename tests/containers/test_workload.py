@@ -1,0 +1,41 @@
+"""The account that the container tests settle must not come out even by itself: each kind of wrong is told."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.containers import workload
+from tests.containers.workload import Workload
+
+pytestmark = pytest.mark.containers
+KEPT = {(0, 0): b"0", (0, 1): b"1", (1, 0): b"0"}
+
+
+def settle(monkeypatch: pytest.MonkeyPatch, kept: dict[tuple[int, int], bytes]) -> str:
+    """The account of two records acknowledged and three shown, of which ``kept`` is found in the end."""
+    work = Workload("nowhere:1", "t", 2)
+    for thread in work._threads:
+        monkeypatch.setattr(thread, "join", lambda _: None)
+    work.acknowledged.update({(0, 0): b"0", (1, 0): b"0"})
+    work.shown.update(KEPT)
+    monkeypatch.setattr(workload, "read_all", lambda *_: kept)
+    return work.finish()
+
+
+def test_all_is_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert settle(monkeypatch, KEPT).startswith("2 acknowledged")
+
+
+@pytest.mark.parametrize(
+    ("kept", "told"),
+    [
+        ({**KEPT, (0, 0): b"7"}, "acknowledged records are gone"),
+        ({(0, 0): b"0", (0, 1): b"1"}, "acknowledged records are gone"),
+        ({(0, 0): b"0", (1, 0): b"0"}, "were shown and are gone"),
+        ({**KEPT, (0, 2): b"1"}, "duplicates"),
+        ({**KEPT, (1, 1): b"5", (1, 2): b"4"}, "wrong order"),
+    ],
+)
+def test_what_is_wrong_is_told(monkeypatch: pytest.MonkeyPatch, kept: dict[tuple[int, int], bytes], told: str) -> None:
+    with pytest.raises(AssertionError, match=told):
+        settle(monkeypatch, kept)
