@@ -72,6 +72,7 @@ class BrokerInfo:
     """A registered, living broker. ``epoch`` is its registration's czxid; ``incarnation`` counts its registrations.
 
     ``intact_since`` is -1 for a registration that doesn't tell it: then only the present incarnation counts.
+    ``failure_domain`` is what fails together with the broker; replicas of a partition avoid sharing it.
     """
 
     id: BrokerId
@@ -80,6 +81,14 @@ class BrokerInfo:
     endpoints: tuple[Endpoint, ...]
     rack: str | None = None
     intact_since: int = -1
+    failure_domain: str | None = None
+
+    @property
+    def domain(self) -> str:
+        """Its failure domain: the one it names, or else its host; a broker without an address is one of its own."""
+        if self.failure_domain:
+            return self.failure_domain
+        return self.endpoints[0].host if self.endpoints else f"\0{self.id}"
 
     @property
     def life(self) -> Life:
@@ -117,6 +126,11 @@ class PartitionState:
     last_known_leader: int = NO_LEADER
     adding: tuple[BrokerId, ...] = ()
     removing: tuple[BrokerId, ...] = ()
+
+    @property
+    def established(self) -> tuple[BrokerId, ...]:
+        """The replicas without those that a reassignment is bringing: a topic's minimum is counted over them."""
+        return tuple(b for b in self.replicas if b not in self.adding) if self.adding else self.replicas
 
     @property
     def target(self) -> tuple[BrokerId, ...]:

@@ -195,7 +195,9 @@ class Node:
             clock=clock,
             incarnation=self._incarnation,
         )
-        controller = Controller(store, view, peers, broker_id=config.broker_id, clock=clock, new_id=ports.new_id)
+        controller = Controller(
+            store, view, peers, broker_id=config.broker_id, clock=clock, new_id=ports.new_id, replicas=replicas
+        )
         for runtime in (groups, transactions):
             replicas.on_leader(runtime.partition_elected)
             replicas.on_resigned(runtime.partition_resigned)
@@ -248,6 +250,11 @@ class Node:
             lambda: sum(partition.lost_commits for partition in services.replicas.all()),
         )
         watch("fleetlog_controller", "1 on the controller.", lambda: float(services.controller.is_active))
+        watch(
+            "fleetlog_unclean_elections",
+            "Leaders that this broker, as controller, elected without knowing that they hold everything.",
+            lambda: getattr(services.controller, "unclean_elections", 0),
+        )
         self._metrics.watch_family(
             "fleetlog_coordinators",
             "What this broker's group and transaction coordinators hold.",

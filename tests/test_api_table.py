@@ -16,7 +16,8 @@ TESTS = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("*.py") if
 
 def row(api: Api) -> str:
     low = f"{api.min_version} (works from {api.lowest})" if api.lowest != api.min_version else str(api.min_version)
-    return f"| {api.key} | {api.name} | {low} | {api.max_version} |"
+    name = f"{api.name} (between brokers)" if api.internal else api.name
+    return f"| {api.key} | {name} | {low} | {api.max_version} |"
 
 
 @pytest.mark.parametrize("api", APIS.values(), ids=lambda api: api.name)

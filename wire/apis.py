@@ -21,7 +21,7 @@ class Cost(Enum):
 
 
 class Api(NamedTuple):
-    """``handler`` is ``module:function`` below ``brokers.api``. ``internal`` rows are for brokers and tools."""
+    """``handler`` is ``module:function`` below ``brokers.api``. Keys from 12000 on are ours, not Kafka's."""
 
     key: int
     name: str
@@ -30,6 +30,7 @@ class Api(NamedTuple):
     cost: Cost
     handler: str
     min_supported: int = -1  # where it differs from what is advertised
+    internal: bool = False  # between brokers only: not advertised
 
     @property
     def lowest(self) -> int:
@@ -42,6 +43,7 @@ _ROWS = (
     Api(1, "Fetch", 4, 18, Cost.DATA, "fetch:handle_fetch"),
     Api(2, "ListOffsets", 1, 10, Cost.CHEAP, "offsets:handle_list_offsets"),
     Api(3, "Metadata", 0, 13, Cost.CHEAP, "metadata:handle_metadata"),
+    Api(7, "ControlledShutdown", 3, 3, Cost.CHEAP, "replicas:handle_controlled_shutdown", internal=True),
     Api(8, "OffsetCommit", 2, 9, Cost.CHEAP, "groups:handle_offset_commit"),
     Api(9, "OffsetFetch", 1, 9, Cost.CHEAP, "groups:handle_offset_fetch"),
     Api(10, "FindCoordinator", 0, 6, Cost.CHEAP, "metadata:handle_find_coordinator"),
@@ -79,6 +81,7 @@ _ROWS = (
     Api(66, "ListTransactions", 0, 2, Cost.ADMIN, "transactions:handle_list_transactions"),
     Api(74, "ListConfigResources", 0, 1, Cost.ADMIN, "configs:handle_list_config_resources"),
     Api(75, "DescribeTopicPartitions", 0, 0, Cost.ADMIN, "metadata:handle_describe_topic_partitions"),
+    Api(12000, "ReplicaEnds", 0, 0, Cost.ADMIN, "replicas:handle_replica_ends", internal=True),
 )
 
 APIS: dict[int, Api] = {row.key: row for row in _ROWS}

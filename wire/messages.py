@@ -73,11 +73,31 @@ class ConsumerGroupDescribeResponse(_ApiMessage, load_json=wire.schemas):  # typ
     """Key 69 (KIP-848)."""
 
 
+class ControlledShutdownRequest(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+    """Key 7, between brokers: a broker that is about to stop asks the controller to find other leaders (KIP-380)."""
+
+
+class ControlledShutdownResponse(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+    """Key 7."""
+
+
+class ReplicaEndsRequest(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+    """Key 12000, between brokers and ours alone: how far do the receiver's replicas of these partitions reach?"""
+
+
+class ReplicaEndsResponse(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+    """Key 12000."""
+
+
 _OWN = (
     DescribeDelegationTokenRequest,
     DescribeDelegationTokenResponse,
     ConsumerGroupDescribeRequest,
     ConsumerGroupDescribeResponse,
+    ControlledShutdownRequest,
+    ControlledShutdownResponse,
+    ReplicaEndsRequest,
+    ReplicaEndsResponse,
 )
 
 

@@ -17,7 +17,7 @@ _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 
 
 def handle_api_versions(request: Any, context: Context) -> Done:
-    """Every row of the table with its version range; a name or version of the client that is no word is refused."""
+    """Every row of the table that is for clients; a name or version of the client that is no word is refused."""
     version = context.api_version
     if version >= 3 and not (
         _SOFTWARE.fullmatch(request.client_software_name) and _SOFTWARE.fullmatch(request.client_software_version)
@@ -30,6 +30,7 @@ def handle_api_versions(request: Any, context: Context) -> Done:
         api_keys=[
             ApiVersionsResponse.ApiVersion(api_key=row.key, min_version=row.min_version, max_version=row.max_version)
             for row in APIS.values()
+            if not row.internal
         ],
     )
     if version >= 3:

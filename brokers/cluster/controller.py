@@ -12,35 +12,48 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
 
-from brokers.cluster.peers import Peers, PeerUnavailable
+from brokers.cluster.auto_creation import AUTO_CREATE_MS, AutoCreation
+from brokers.cluster.ends import Replicas
+from brokers.cluster.peers import PeersPort
 from brokers.cluster.picture import NO_STATE_EPOCH
-from brokers.cluster.reign import Reign, TermOver
-from brokers.cluster.requests import NewPartitions, NewTopic, Outcome, check_name
+from brokers.cluster.reign import Reign
+from brokers.cluster.requests import NewPartitions, NewTopic, Outcome
+from brokers.cluster.term import Term, TermOver
 from brokers.cluster.view import NO_CONTROLLER, ClusterView, ViewChange
 from brokers.cluster.znodes import BadZnode
-from brokers.model import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC, Clock
+from brokers.model import Clock, TopicPartition
 from coordination.election import ControllerElection, Leadership
 from coordination.store import Store
-from wire import messages
 from wire.errors import ErrorCode
 
 log = logging.getLogger(__name__)
 
-CREATE_TOPICS_KEY = 19
-CREATE_TOPICS_VERSION = 7
 VIEW_WAIT_MS = 2_000
 """How long an answer waits for our own view to show what was done."""
-AUTO_CREATE_MS = 5_000
-RETRY_SECONDS = 0.1
 PRUNE_EVERY_SECONDS = 30.0
 FAILED_SECONDS = 1.0
 OFFICE_WAIT_MS = 8_000
 OFFICE_POLL_SECONDS = 0.02
 
 NOT_CONTROLLER_TEXT = "This is not the correct controller for this cluster."
+
+
+R = TypeVar("R")
+Result = tuple[ErrorCode, str | None]
+
+
+class Failed(NamedTuple):
+    """Why a whole request came to nothing, or to nothing that we know of."""
+
+    error: ErrorCode
+    message: str
+
+
+TIMED_OUT = Failed(ErrorCode.REQUEST_TIMED_OUT, "The request timed out.")
+DEPOSED = Failed(ErrorCode.NOT_CONTROLLER, NOT_CONTROLLER_TEXT)
 
 
 class ControllerHandle(Protocol):
@@ -67,23 +80,46 @@ class ControllerHandle(Protocol):
         """Delete at the controller itself; NOT_CONTROLLER for all elsewhere."""
         ...
 
+    async def elect_leaders(
+        self, partitions: Sequence[TopicPartition] | None, *, unclean: bool, timeout_ms: int = 60_000
+    ) -> dict[TopicPartition, Result]:
+        """Give leadership to preferred replicas, or (``unclean``) to whoever knows the most where nobody may lead.
+
+        None stands for all partitions. ELECTION_NOT_NEEDED, PREFERRED_LEADER_NOT_AVAILABLE,
+        ELIGIBLE_LEADERS_NOT_AVAILABLE; NOT_CONTROLLER for all elsewhere. Source: KIP-183, KIP-460.
+        """
+        ...
+
+    async def controlled_shutdown(
+        self, broker_id: int, broker_epoch: int, *, timeout_ms: int
+    ) -> tuple[ErrorCode, list[TopicPartition]]:
+        """Move what the broker leads to others; the partitions that nobody else can lead remain, and are told.
+
+        The broker has closed its coordinators before it asks. STALE_BROKER_EPOCH: it isn't that registration any more.
+        """
+        ...
+
     async def auto_create(self, names: Sequence[str], timeout_ms: int = AUTO_CREATE_MS) -> dict[str, ErrorCode]:
         """Create topics with default settings, from any broker, and wait until our view has them."""
         ...
 
 
 class Controller:
-    """See the module; implements :class:`ControllerHandle`."""
+    """See the module; implements :class:`ControllerHandle`.
+
+    ``replicas`` are this broker's own, about which it need not ask itself over the network.
+    """
 
     def __init__(
         self,
         store: Store,
         view: ClusterView,
-        peers: Peers,
+        peers: PeersPort,
         *,
         broker_id: int,
         clock: Clock,
         new_id: Callable[[], uuid.UUID] = uuid.uuid4,
+        replicas: Replicas | None = None,
     ) -> None:
         self._store = store
         self._view = view
@@ -91,13 +127,16 @@ class Controller:
         self._broker_id = broker_id
         self._clock = clock
         self._new_id = new_id
+        self._replicas = replicas
+        self._former_unclean_elections = 0
+        self._everything = True
         self._reign: Reign | None = None
         self._active = False
         self._stopped = False
         self._poked = asyncio.Event()
         self._reign_task: asyncio.Task[None] | None = None
         self._jobs: set[asyncio.Task[Any]] = set()
-        self._creating: dict[str, asyncio.Task[ErrorCode]] = {}
+        self._auto = AutoCreation(self, view, peers, broker_id)
         self._election = ControllerElection(
             store, broker_id, wall_ms=clock.wall_ms, on_elected=self._elected, on_resigned=self._resigned
         )
@@ -117,6 +156,7 @@ class Controller:
         for task in list(self._jobs):
             task.cancel()
         await asyncio.gather(*self._jobs, return_exceptions=True)
+        await self._auto.stop()
         await self._election.stop()
 
     @property
@@ -129,18 +169,28 @@ class Controller:
         """The epoch of our reign, or -1."""
         return self._reign.term.epoch if self._reign is not None else -1
 
-    def _elected(self, term: Leadership) -> None:
-        log.info("elected controller with epoch %d", term.epoch)
-        self._reign = Reign(self._store, self._view, term, self._clock, self._new_id)
+    @property
+    def unclean_elections(self) -> int:
+        """How many leaders this broker elected uncleanly, as controller, since its start."""
+        present = self._reign.inquiries.unclean_elections if self._reign is not None else 0
+        return self._former_unclean_elections + present
+
+    def _elected(self, leadership: Leadership) -> None:
+        log.info("elected controller with epoch %d", leadership.epoch)
+        self._reign = Reign(
+            Term(self._store, self._view, leadership), self._peers, broker_id=self._broker_id, clock=self._clock,
+            new_id=self._new_id, replicas=self._replicas,
+        )  # fmt: skip
         self._poked.clear()
-        self._reign_task = asyncio.create_task(self._rule(self._reign), name=f"controller epoch {term.epoch}")
+        self._reign_task = asyncio.create_task(self._rule(self._reign), name=f"controller epoch {leadership.epoch}")
         self._jobs.add(self._reign_task)
         self._reign_task.add_done_callback(self._jobs.discard)
 
     def _resigned(self) -> None:
         if self._reign is not None:
             log.info("no longer controller (epoch %d)", self._reign.term.epoch)
-            self._reign.over = True
+            self._reign.term.over = True
+            self._former_unclean_elections += self._reign.inquiries.unclean_elections
         self._active = False
         self._reign = None
         if self._reign_task is not None and self._reign_task is not asyncio.current_task():
@@ -150,40 +200,75 @@ class Controller:
     def _view_changed(self, change: ViewChange) -> None:
         if self._reign is None:
             return
-        self._reign.absorb(change)
-        if change.brokers_changed or change.reloaded:
+        if change.brokers_changed or change.reloaded or change.configs_changed:
+            self._everything = True
+        if self._reign.absorb(change) or self._everything:
             self._poked.set()
 
     async def _rule(self, reign: Reign) -> None:
         """One reign, from reading everything to its end."""
+        inquiries = asyncio.create_task(self._inquire(reign), name=f"inquiries of epoch {reign.term.epoch}")
         try:
             await reign.begin()
             self._active = True
             log.info("controller epoch %d: in office", reign.term.epoch)
-            while True:
-                try:
-                    async with asyncio.timeout(PRUNE_EVERY_SECONDS):
-                        await self._poked.wait()
-                except TimeoutError:
-                    await reign.prune()
-                    continue
-                self._poked.clear()
-                await reign.react()
+            await self._govern(reign)
         except TermOver as ended:
-            log.info("controller epoch %d ends: %s", reign.term.epoch, ended)
-            if self._reign is reign:
-                self._election.deposed()
+            self._ended(reign, ended)
         except BadZnode as problem:
             # Ruling over a tree we don't understand could destroy it: leave it to a newer fleetlog, or an operator.
             log.error("controller: %s; not acting until the next election", problem)
             self._active = False
         except Exception:
-            # our bug: a controller that does nothing stops the whole fleet, so read everything again and go on
-            log.exception("controller epoch %d failed", reign.term.epoch)
-            self._active = False
-            await asyncio.sleep(FAILED_SECONDS)
-            if self._reign is reign:
-                self._election.deposed()
+            await self._failed(reign)
+        finally:
+            inquiries.cancel()
+
+    async def _govern(self, reign: Reign) -> None:
+        """React to the world, and do from time to time what is to be done from time to time; raises TermOver."""
+        loop = asyncio.get_running_loop()
+        config = self._view.effective
+        prune_at = loop.time() + PRUNE_EVERY_SECONDS
+        balance_at = loop.time() + config.leader_imbalance_check_interval_seconds
+        while True:
+            try:
+                async with asyncio.timeout_at(min(prune_at, balance_at)):
+                    await self._poked.wait()
+            except TimeoutError:
+                pass
+            if self._poked.is_set():
+                self._poked.clear()
+                everything, self._everything = self._everything, False
+                await reign.react(everything=everything)
+            if loop.time() >= prune_at:
+                await reign.prune()
+                prune_at = loop.time() + PRUNE_EVERY_SECONDS
+            if loop.time() >= balance_at:
+                config = self._view.effective
+                if config.auto_leader_rebalance_enable:
+                    await reign.leaders.rebalance(config.leader_imbalance_per_broker_percentage)
+                balance_at = loop.time() + config.leader_imbalance_check_interval_seconds
+
+    async def _inquire(self, reign: Reign) -> None:
+        try:
+            await reign.inquiries.run()
+        except TermOver as ended:
+            self._ended(reign, ended)
+        except Exception:
+            await self._failed(reign)
+
+    def _ended(self, reign: Reign, reason: TermOver) -> None:
+        log.info("controller epoch %d ends: %s", reign.term.epoch, reason)
+        if self._reign is reign:
+            self._election.deposed()
+
+    async def _failed(self, reign: Reign) -> None:
+        """Our bug: a controller that does nothing stops the whole fleet, so read everything again and go on."""
+        log.exception("controller epoch %d failed", reign.term.epoch)
+        self._active = False
+        await asyncio.sleep(FAILED_SECONDS)
+        if self._reign is reign:
+            self._election.deposed()
 
     # ------------------------------------------------------------ admin commands, at the controller
 
@@ -195,7 +280,7 @@ class Controller:
         if reign is None:
             return [Outcome(topic.name, ErrorCode.NOT_CONTROLLER, NOT_CONTROLLER_TEXT) for topic in topics]
         names = [topic.name for topic in topics]
-        outcomes = await self._job(reign.create_topics(topics, validate_only), names, timeout_ms)
+        outcomes = await self._topics_job(reign.topics.create(topics, validate_only), names, timeout_ms)
         if not validate_only:
             await self._shown([o for o in outcomes if o.ok])
         return outcomes
@@ -208,7 +293,7 @@ class Controller:
         if reign is None:
             return [Outcome(topic.name, ErrorCode.NOT_CONTROLLER, NOT_CONTROLLER_TEXT) for topic in topics]
         names = [topic.name for topic in topics]
-        outcomes = await self._job(reign.create_partitions(topics, validate_only), names, timeout_ms)
+        outcomes = await self._topics_job(reign.topics.extend(topics, validate_only), names, timeout_ms)
         if not validate_only:
             await self._shown([o for o in outcomes if o.ok])
         return outcomes
@@ -223,10 +308,50 @@ class Controller:
                 Outcome(name, ErrorCode.NOT_CONTROLLER, NOT_CONTROLLER_TEXT, None, topic_id)
                 for name, topic_id in zip(names, ids, strict=True)
             ]
-        outcomes = await self._job(reign.delete_topics(topics), names, timeout_ms)
+        outcomes = await self._topics_job(reign.topics.delete(topics), names, timeout_ms)
         gone = [o.topic for o in outcomes if o.ok and o.topic is not None]
         await self._view.wait_until(lambda: all(t.id not in self._view.topic_names for t in gone), VIEW_WAIT_MS)
         return outcomes
+
+    async def elect_leaders(
+        self, partitions: Sequence[TopicPartition] | None, *, unclean: bool, timeout_ms: int = 60_000
+    ) -> dict[TopicPartition, Result]:
+        """See :class:`ControllerHandle`."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_ms / 1000
+        reign = await self._in_office(timeout_ms)
+        if reign is None:
+            return dict.fromkeys(partitions or (), (DEPOSED.error, DEPOSED.message))
+        leaders = reign.leaders
+        work = leaders.elect_unclean(partitions) if unclean else leaders.elect_preferred(partitions)
+        results = await self._job(work, timeout_ms)
+        if isinstance(results, Failed):
+            return dict.fromkeys(partitions or (), (results.error, results.message))
+        begun = [tp for tp, (error, _) in results.items() if error is ErrorCode.NONE]
+        left_ms = max(0, round((deadline - loop.time()) * 1000))
+        await self._view.wait_until(lambda: all(self._led_as_decided(reign, tp) for tp in begun), left_ms)
+        late = ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE if unclean else ErrorCode.REQUEST_TIMED_OUT
+        for tp in begun:
+            if not self._led_as_decided(reign, tp):
+                results[tp] = (late, "The election is begun, but not at its end: brokers that were asked are silent.")
+        return results
+
+    def _led_as_decided(self, reign: Reign, tp: TopicPartition) -> bool:
+        """Whether an election of the partition is over, and our view shows it."""
+        decided, seen = reign.term.picture.partition(tp), self._view.partition(tp)
+        if decided is None or seen is None:
+            return True
+        return decided.leader >= 0 and seen.leader_epoch >= decided.leader_epoch
+
+    async def controlled_shutdown(
+        self, broker_id: int, broker_epoch: int, *, timeout_ms: int
+    ) -> tuple[ErrorCode, list[TopicPartition]]:
+        """See :class:`ControllerHandle`."""
+        reign = await self._in_office(timeout_ms)
+        if reign is None:
+            return ErrorCode.NOT_CONTROLLER, []
+        done = await self._job(reign.leaders.leave(broker_id, broker_epoch), timeout_ms)
+        return (done.error, []) if isinstance(done, Failed) else done
 
     async def _in_office(self, timeout_ms: int) -> Reign | None:
         """Our reign, or None where another broker rules.
@@ -243,9 +368,7 @@ class Controller:
             await asyncio.sleep(OFFICE_POLL_SECONDS)
         return self._reign
 
-    async def _job(
-        self, work: Coroutine[Any, Any, list[Outcome]], names: Sequence[str], timeout_ms: int
-    ) -> list[Outcome]:
+    async def _job(self, work: Coroutine[Any, Any, R], timeout_ms: int) -> R | Failed:
         """Run to the end even if nobody waits any more: a request cut off half-way would leave work half done."""
         task = asyncio.create_task(work)
         self._jobs.add(task)
@@ -253,11 +376,19 @@ class Controller:
         done, _ = await asyncio.wait({task}, timeout=max(timeout_ms, 1) / 1000)
         if not done:
             task.add_done_callback(_note_end)
-            return [Outcome(name, ErrorCode.REQUEST_TIMED_OUT, "The request timed out.") for name in names]
+            return TIMED_OUT
         try:
             return task.result()
         except (TermOver, asyncio.CancelledError):
-            return [Outcome(name, ErrorCode.NOT_CONTROLLER, NOT_CONTROLLER_TEXT) for name in names]
+            return DEPOSED
+
+    async def _topics_job(
+        self, work: Coroutine[Any, Any, list[Outcome]], names: Sequence[str], timeout_ms: int
+    ) -> list[Outcome]:
+        done = await self._job(work, timeout_ms)
+        if isinstance(done, Failed):
+            return [Outcome(name, done.error, done.message) for name in names]
+        return done
 
     async def _shown(self, outcomes: Sequence[Outcome]) -> None:
         """Wait until our own view shows the topics with all their partitions and first states."""
@@ -279,110 +410,10 @@ class Controller:
     # ------------------------------------------------------------ from any broker
 
     async def auto_create(self, names: Sequence[str], timeout_ms: int = AUTO_CREATE_MS) -> dict[str, ErrorCode]:
-        """Create the topics that don't exist, wherever the controller is, and wait until our view has them.
-
-        Internal topics get their own settings. NONE means: there, in our view. Many requests for the same name make
-        one creation.
-        """
-        found: dict[str, ErrorCode] = {}
-        tasks: dict[str, asyncio.Task[ErrorCode]] = {}
-        for name in dict.fromkeys(names):
-            if name in self._view.topics:
-                found[name] = ErrorCode.NONE
-            elif check_name(name) is not None:
-                found[name] = ErrorCode.INVALID_TOPIC_EXCEPTION
-            else:
-                tasks[name] = self._creation(name)
-        if tasks:
-            await asyncio.wait(tasks.values(), timeout=timeout_ms / 1000)
-        for name, task in tasks.items():
-            done = task.done() and not task.cancelled()
-            found[name] = task.result() if done else ErrorCode.REQUEST_TIMED_OUT
-        return found
-
-    def _creation(self, name: str) -> asyncio.Task[ErrorCode]:
-        task = self._creating.get(name)
-        if task is None:
-            task = asyncio.create_task(self._create_somewhere(internal_topic(name, self._view)), name=f"create {name}")
-            self._creating[name] = task
-            self._jobs.add(task)
-            task.add_done_callback(self._jobs.discard)
-            task.add_done_callback(lambda _: self._creating.pop(name, None))
-        return task
-
-    async def _create_somewhere(self, topic: NewTopic) -> ErrorCode:
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + AUTO_CREATE_MS / 1000
-        error = ErrorCode.REQUEST_TIMED_OUT
-        while loop.time() < deadline and topic.name not in self._view.topics:
-            error = await self._ask_controller(topic, round((deadline - loop.time()) * 1000))
-            if error in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS):
-                await self._view.wait_until(lambda: topic.name in self._view.topics, VIEW_WAIT_MS)
-                break
-            if error not in (ErrorCode.NOT_CONTROLLER, ErrorCode.REQUEST_TIMED_OUT, ErrorCode.BROKER_NOT_AVAILABLE):
-                return error
-            await asyncio.sleep(RETRY_SECONDS)
-        return ErrorCode.NONE if topic.name in self._view.topics else error
-
-    async def _ask_controller(self, topic: NewTopic, timeout_ms: int) -> ErrorCode:
-        if self.is_active:
-            (outcome,) = await self.create_topics([topic], timeout_ms=timeout_ms)
-            return outcome.error
-        controller_id = self._view.controller_id
-        if controller_id < 0 or controller_id == self._broker_id:
-            return ErrorCode.NOT_CONTROLLER
-        try:
-            response = await self._peers.call(
-                controller_id, CREATE_TOPICS_KEY, CREATE_TOPICS_VERSION, _create_request(topic, timeout_ms), timeout_ms
-            )
-        except PeerUnavailable as problem:
-            log.info("creating %s at the controller: %s", topic.name, problem)
-            return ErrorCode.BROKER_NOT_AVAILABLE
-        return ErrorCode(response.topics[0].error_code) if response.topics else ErrorCode.UNKNOWN_SERVER_ERROR
+        """See :class:`ControllerHandle`."""
+        return await self._auto.create(names, timeout_ms)
 
 
 def _note_end(task: asyncio.Task[Any]) -> None:
     if not task.cancelled() and task.exception() is not None:
         log.info("an admin request that had timed out ended with: %s", task.exception())
-
-
-def internal_topic(name: str, view: ClusterView) -> NewTopic:
-    """How a topic is created that nobody described: defaults, or the settings of the internal topics."""
-    config = view.effective
-    settings: Mapping[str, str | None]
-    if name == GROUP_METADATA_TOPIC:
-        settings = {
-            "cleanup.policy": "compact",
-            "compression.type": "producer",
-            "segment.bytes": str(config.offsets_topic_segment_bytes),
-        }
-        return NewTopic(
-            name, config.offsets_topic_num_partitions, config.offsets_topic_replication_factor, configs=settings
-        )
-    if name == TRANSACTION_STATE_TOPIC:
-        settings = {
-            "cleanup.policy": "compact",
-            "compression.type": "uncompressed",
-            "segment.bytes": str(config.transaction_state_log_segment_bytes),
-            "min.insync.replicas": str(config.transaction_state_log_min_isr),
-            "unclean.leader.election.enable": "false",
-        }
-        return NewTopic(
-            name, config.transaction_state_log_num_partitions, config.transaction_state_log_replication_factor,
-            configs=settings,
-        )  # fmt: skip
-    return NewTopic(name)
-
-
-def _create_request(topic: NewTopic, timeout_ms: int) -> Any:
-    request = messages.request_class(CREATE_TOPICS_KEY)
-    version = CREATE_TOPICS_VERSION
-    configs = [
-        request.CreatableTopic.CreatableTopicConfig(version=version, name=name, value=value)
-        for name, value in topic.configs.items()
-    ]
-    creatable = request.CreatableTopic(
-        version=version, name=topic.name, num_partitions=topic.partitions,
-        replication_factor=topic.replication_factor, assignments=[], configs=configs,
-    )  # fmt: skip
-    return request(version=version, topics=[creatable], timeout_ms=timeout_ms, validate_only=False)

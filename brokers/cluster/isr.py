@@ -54,6 +54,13 @@ def joined(state: PartitionState, broker_id: int, incarnation: int, min_isr: int
     return _with(state, [*others, (BrokerId(broker_id), incarnation)], eligible(state), min_isr)
 
 
+def reduced_to(state: PartitionState, kept: list[tuple[BrokerId, int]], min_isr: int) -> PartitionState:
+    """The state with exactly these in sync, as after an election; who leaves becomes eligible as in :func:`without`."""
+    staying = {b for b, _ in kept}
+    removed = [(b, i) for b, i in members(state) if b not in staying]
+    return _with(state, kept, [*eligible(state), *removed], min_isr)
+
+
 def settled(state: PartitionState, min_isr: int) -> PartitionState:
     """The state without eligible replicas that the size of the in-sync set makes needless (a lowered minimum)."""
     return _with(state, members(state), eligible(state), min_isr)

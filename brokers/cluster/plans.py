@@ -1,42 +1,33 @@
 """Controller decisions as ZooKeeper writes: bounded multis, each valid alone. Pure.
 
-A :class:`Write` becomes one multi: a check of the controller's epoch, the operations, and one change-log entry with
-what they changed. A plan of several writes may stop after any of them; what is left is visible in the tree (a
-partition without state, a topic with a deletion mark), and :func:`missing_states` or the mark tell the next
-controller to go on.
+A plan of several writes may stop after any of them; what is left is visible in the tree (a partition without state, a
+topic with a deletion mark), and :func:`missing_states` or the mark tell the next controller to go on.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 
-from brokers.cluster import znodes
+from brokers.cluster import isr, znodes
 from brokers.cluster.elections import elect, new_partition
+from brokers.cluster.isr import Lives
 from brokers.cluster.picture import NO_STATE_EPOCH, Picture
+from brokers.cluster.writes import (
+    BYTES_PER_WRITE,
+    CHECKS_PER_WRITE,
+    OPERATIONS_PER_WRITE,
+    StateWrites,
+    Write,
+    counted_on,
+    incarnation_checks,
+    size_of,
+    topic_znode,
+)
 from brokers.cluster.znodes import Change, ConfigChanged, StatesChanged, TopicChanged, TopicDeleted, TopicZnode
-from brokers.model import NO_LEADER, BrokerId, PartitionState, TopicInfo, TopicPartition
-from coordination.store import MAX_MULTI_BYTES, MAX_MULTI_OPERATIONS, Check, Create, Delete, Operation, SetData
-
-OPERATIONS_PER_WRITE = MAX_MULTI_OPERATIONS - 100
-"""Room for the epoch check, the change-log entry and the incarnation checks."""
-BYTES_PER_WRITE = MAX_MULTI_BYTES // 3
-"""State data stands twice in a multi: in its znode and in the change log, there with a little more around it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Write:
-    """One multi, without the epoch check and the change-log entry that the controller adds."""
-
-    operations: tuple[Operation, ...]
-    changes: tuple[Change, ...] = ()
-
-
-def size_of(operation: Operation) -> int:
-    """About how many bytes the operation takes in a request."""
-    data = operation.data if isinstance(operation, Create | SetData) else b""
-    return len(operation.path) + len(data) + 64
+from brokers.model import BrokerId, PartitionState, TopicInfo, TopicPartition
+from coordination.store import Create, Delete, Operation, SetData
 
 
 def create_topic(
@@ -46,7 +37,7 @@ def create_topic(
     *,
     configs: Mapping[str, str],
     picture: Picture,
-    live: Mapping[int, int],
+    lives: Lives,
     controller_epoch: int,
 ) -> list[Write]:
     """The topic with its whole assignment first, then the partitions' states, as far as they don't fit in with it."""
@@ -67,38 +58,39 @@ def create_topic(
         TopicChanged(name, topic, 0),
         ConfigChanged(znodes.CONFIG_TOPICS, name, version, dict(configs)),
     ]
-    states = {i: new_partition(replicas, live, controller_epoch) for i, replicas in enumerate(assignment)}
-    return _with_states(head, news, (name, topic_id), states, live)
+    states = {i: new_partition(replicas, lives, controller_epoch) for i, replicas in enumerate(assignment)}
+    return _with_states(head, news, (name, topic_id), states, lives)
 
 
 def extend_topic(
     topic: TopicInfo,
     version: int,
     added: tuple[tuple[BrokerId, ...], ...],
-    live: Mapping[int, int],
+    lives: Lives,
     controller_epoch: int,
 ) -> list[Write]:
     """More partitions for a topic whose znode has that version."""
-    present = tuple(state.replicas for state in topic.partitions)
-    znode = TopicZnode(topic.id, present + added)
-    states = {len(present) + i: new_partition(replicas, live, controller_epoch) for i, replicas in enumerate(added)}
+    present = topic_znode(topic)
+    first = len(present.assignment)
+    znode = replace(present, assignment=present.assignment + added)
+    states = {first + i: new_partition(replicas, lives, controller_epoch) for i, replicas in enumerate(added)}
     head: list[Operation] = [SetData(znodes.topic_path(topic.name), znodes.encode_topic(znode), version)]
     news: list[Change] = [TopicChanged(topic.name, znode, version + 1)]
-    return _with_states(head, news, (topic.name, topic.id), states, live)
+    return _with_states(head, news, (topic.name, topic.id), states, lives)
 
 
-def missing_states(picture: Picture, live: Mapping[int, int], controller_epoch: int) -> list[Write]:
+def missing_states(picture: Picture, lives: Lives, controller_epoch: int) -> list[Write]:
     """States for partitions that were assigned by a controller that didn't get further."""
     writes: list[Write] = []
     for name in sorted(picture.topics):
         topic = picture.topics[name]
         states = {
-            i: new_partition(state.replicas, live, controller_epoch)
+            i: new_partition(state.replicas, lives, controller_epoch)
             for i, state in enumerate(topic.partitions)
             if state.partition_epoch == NO_STATE_EPOCH
         }
         if states:
-            writes += _with_states([], [], (name, topic.id), states, live)
+            writes += _with_states([], [], (name, topic.id), states, lives)
     return writes
 
 
@@ -107,28 +99,34 @@ def _with_states(
     news: Sequence[Change],
     topic: tuple[str, uuid.UUID],
     states: Mapping[int, PartitionState],
-    live: Mapping[int, int],
+    lives: Lives,
 ) -> list[Write]:
     name, topic_id = topic
     writes: list[Write] = []
     operations, size = list(head), sum(map(size_of, head)) * 2
     batch: dict[int, PartitionState] = {}
+    counted: set[int] = set()
     changes = list(news)
 
     def flush() -> None:
-        nonlocal operations, size, batch, changes
+        nonlocal operations, size, batch, changes, counted
         if batch:
             changes.append(StatesChanged(name, topic_id, batch))
-        checks = _incarnation_checks(batch.values(), live)
-        writes.append(Write((*checks, *operations), tuple(changes)))
-        operations, size, batch, changes = [], 0, {}, []
+        writes.append(Write((*incarnation_checks(counted, lives), *operations), tuple(changes)))
+        operations, size, batch, changes, counted = [], 0, {}, [], set()
 
     for index, state in sorted(states.items()):
         tp = TopicPartition(name, index)
         pair = (Create(znodes.partition_path(tp)), Create(znodes.state_path(tp), znodes.encode_state(state)))
         added = sum(map(size_of, pair))
-        if operations and (len(operations) + 2 > OPERATIONS_PER_WRITE or size + added > BYTES_PER_WRITE):
+        lives_counted = counted_on(None, state, lives)
+        if operations and (
+            len(operations) + 2 > OPERATIONS_PER_WRITE
+            or size + added > BYTES_PER_WRITE
+            or len(counted | lives_counted) > CHECKS_PER_WRITE
+        ):
             flush()
+        counted |= lives_counted
         operations += pair
         size += added
         batch[index] = state
@@ -136,47 +134,36 @@ def _with_states(
     return writes
 
 
-def _incarnation_checks(states: Iterable[PartitionState], live: Mapping[int, int]) -> list[Check]:
-    """The leaders counted on must still be in the life we saw: their incarnation znodes have exactly that version."""
-    leaders = sorted({state.leader for state in states if state.leader != NO_LEADER})
-    return [Check(znodes.incarnation_path(leader), live[leader]) for leader in leaders]
-
-
 def elections(
-    picture: Picture, live: Mapping[int, int], controller_epoch: int, only: Iterable[TopicPartition] | None = None
+    picture: Picture,
+    lives: Lives,
+    controller_epoch: int,
+    *,
+    min_isr: Callable[[str], int],
+    only: Iterable[TopicPartition] | None = None,
+    leaving: Collection[int] = (),
+    must_wait: Callable[[TopicPartition, PartitionState], bool] = lambda tp, state: False,
 ) -> list[Write]:
-    """Everything that has to change given who lives: leaders of the dead replaced, or marked as gone."""
-    writes: list[Write] = []
-    chosen: dict[str, dict[int, PartitionState]] = {}
-    operations: list[Operation] = []
-    size = 0
+    """Everything that has to change given who lives: leaders of the dead replaced, or marked as gone; the dead out of
+    the in-sync sets of the living.
 
-    def flush() -> None:
-        nonlocal chosen, operations, size
-        if not operations:
-            return
-        states = [state for topic in chosen.values() for state in topic.values()]
-        changes = tuple(StatesChanged(n, picture.topics[n].id, found) for n, found in sorted(chosen.items()))
-        writes.append(Write((*_incarnation_checks(states, live), *operations), changes))
-        chosen, operations, size = {}, [], 0
-
-    for tp, state in _states(picture, only):
-        if state.partition_epoch == NO_STATE_EPOCH:
+    ``min_isr`` is a topic's ``min.insync.replicas``. Partitions that ``must_wait`` stay as they are.
+    """
+    writes = StateWrites(picture, lives)
+    for tp, state in partitions(picture, only):
+        if state.partition_epoch == NO_STATE_EPOCH or must_wait(tp, state):
             continue
-        new = elect(state, live, controller_epoch)
-        if new is None:
-            continue
-        operation = SetData(znodes.state_path(tp), znodes.encode_state(new), state.partition_epoch)
-        if len(operations) + 1 > OPERATIONS_PER_WRITE or size + size_of(operation) > BYTES_PER_WRITE:
-            flush()
-        operations.append(operation)
-        size += size_of(operation)
-        chosen.setdefault(tp.topic, {})[tp.partition] = replace(new, partition_epoch=state.partition_epoch + 1)
-    flush()
-    return writes
+        minimum = isr.min_in_sync(min_isr(tp.topic), state.established)
+        new = elect(state, lives, controller_epoch, min_isr=minimum, leaving=leaving)
+        if new is not None:
+            writes.add(tp, new)
+    return writes.done()
 
 
-def _states(picture: Picture, only: Iterable[TopicPartition] | None) -> Iterable[tuple[TopicPartition, PartitionState]]:
+def partitions(
+    picture: Picture, only: Iterable[TopicPartition] | None = None
+) -> Iterable[tuple[TopicPartition, PartitionState]]:
+    """All partitions, or those of ``only`` that exist, in order."""
     if only is not None:
         for tp in sorted(set(only)):
             state = picture.partition(tp)

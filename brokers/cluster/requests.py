@@ -22,9 +22,6 @@ MAX_NAME_LENGTH = 249
 MAX_NEW_PARTITIONS = 10_000
 """Per request; Kafka's controller has the same bound."""
 
-MAX_REPLICATION_FACTOR = 1
-"""Followers don't copy yet in this release: a larger factor would promise safety that isn't there, so it is refused."""
-
 _LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]+\Z")
 
 
@@ -129,8 +126,6 @@ def plan_topic(
                 "Both cannot be used at the same time.",
             )
         wrong = check_assignment(new.assignments, brokers)
-        if wrong is None and len(new.assignments[0]) > MAX_REPLICATION_FACTOR:
-            wrong = _too_many_replicas(len(new.assignments[0]))
         if wrong is not None:
             raise Refused(ErrorCode.INVALID_REPLICATION_ASSIGNMENT, wrong)
         assignment = tuple(tuple(BrokerId(b) for b in new.assignments[i]) for i in range(len(new.assignments)))
@@ -141,13 +136,7 @@ def plan_topic(
         raise Refused(
             ErrorCode.POLICY_VIOLATION, f"Excessively large number of partitions: more than {MAX_NEW_PARTITIONS}."
         )
-    if factor > MAX_REPLICATION_FACTOR:
-        raise Refused(ErrorCode.INVALID_REPLICATION_FACTOR, _too_many_replicas(factor))
     return _place(brokers, partitions, factor, start, 0), overrides
-
-
-def _too_many_replicas(factor: int) -> str:
-    return f"Replication factor: {factor} larger than {MAX_REPLICATION_FACTOR}, the most that this release supports."
 
 
 def _check_new_name(name: str, picture: Picture, deleting: Collection[str]) -> None:

@@ -4,7 +4,7 @@ Pure. Readers ignore fields they don't know, so Kafka's own tools can look in an
 
 * partition state: ``leader_incarnation``, ``isr_incarnations`` (which lives of the brokers the election counted on),
   ``elr``, ``elr_incarnations``, ``last_known_leader`` (KIP-966, which Kafka has without ZooKeeper only);
-* broker registration: ``incarnation``, ``intact_since``, ``session_timeout_ms``;
+* broker registration: ``incarnation``, ``intact_since``, ``failure_domain``, ``session_timeout_ms``;
 * ``/fleetlog/changes/c_<seq>``: the change log. Each multi that changes topics, states or configs creates one entry
   with the *new* contents and znode versions, so that nobody has to read the znodes again.
 
@@ -288,7 +288,7 @@ def decode_broker(path: str, data: bytes, czxid: int, incarnation: int) -> Broke
     try:
         protocols: Mapping[str, str] = document.get("listener_security_protocol_map") or {}
         endpoints = tuple(_endpoint(text, protocols) for text in document["endpoints"])
-        rack = document.get("rack")
+        rack, domain = document.get("rack"), document.get("failure_domain")
         return BrokerInfo(
             id=BrokerId(int(path.rpartition("/")[2])),
             epoch=czxid,
@@ -296,6 +296,7 @@ def decode_broker(path: str, data: bytes, czxid: int, incarnation: int) -> Broke
             endpoints=endpoints,
             rack=None if rack is None else str(rack),
             intact_since=int(document.get("intact_since", -1)),
+            failure_domain=None if domain is None else str(domain),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as problem:
         raise BadZnode(path, f"not a broker registration of version 5 ({problem!r})") from problem

@@ -8,8 +8,11 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
+from brokers.cluster import ends
 from brokers.cluster.controller import Controller
-from brokers.cluster.peers import Peers
+from brokers.cluster.elections import LogEnd
+from brokers.cluster.ends import ReplicaEnd
+from brokers.cluster.peers import Peers, PeerUnavailable
 from brokers.cluster.view import ClusterView
 from brokers.config import BrokerConfig
 from brokers.model import TopicPartition
@@ -17,6 +20,7 @@ from coordination.registration import Advertisement, ListenerAddress, register
 from coordination.store import Operation, OperationResult, Stat, Store, UnknownOutcome, Watch
 from coordination.tree import adopt
 from coordination.zookeeper import ZookeeperStore
+from wire.errors import ErrorCode
 
 SESSION_MS = 2_000
 
@@ -60,11 +64,39 @@ def lose_the_answer(_number: int, _operations: Sequence[Operation]) -> None:
     raise UnknownOutcome("the test lost the answer")
 
 
-class Node:
-    """One broker. ``die`` ends its session as a SIGKILL and an expiry would, only sooner."""
+class Neighbours(Peers):
+    """Peers that ask a node of the same test how far its replicas reach; everything else needs a server."""
 
-    def __init__(self, connect: str, broker_id: int, rack: str | None = None, **settings: Any) -> None:
+    def __init__(self, node: Node) -> None:
+        super().__init__(node.view, "PLAINTEXT", f"broker-{node.id}")
+        self._node = node
+
+    async def call(self, broker_id: int, api_key: int, version: int, message: Any, timeout_ms: int = 30_000) -> Any:
+        if api_key != ends.REPLICA_ENDS_KEY:
+            return await super().call(broker_id, api_key, version, message, timeout_ms)
+        other = self._node.neighbours.get(broker_id)
+        if other is None or other.silent:
+            raise PeerUnavailable(broker_id, "is silent")
+        other.asked += 1
+        return other.answer(message)
+
+
+class Node:
+    """One broker. ``die`` ends its session as a SIGKILL and an expiry would, only sooner.
+
+    ``log_ends`` are its logs' ends (0 in epoch 0 unless told), ``silent`` keeps it from answering about them;
+    ``intact_since`` is what it registers (None: its restart was unclean).
+    """
+
+    def __init__(
+        self, connect: str, broker_id: int, rack: str | None = None, *, intact_since: int | None = None, **settings: Any
+    ) -> None:
         self.id = broker_id
+        self.neighbours: dict[int, Node] = {broker_id: self}
+        self.log_ends: dict[TopicPartition, LogEnd] = {}
+        self.intact_since = intact_since
+        self.silent = False
+        self.asked = 0
         self.connect = connect
         self.config = BrokerConfig(broker_id=broker_id, zookeeper_connect=connect, broker_rack=rack, **settings)
         self.port = 10_000 + broker_id
@@ -83,7 +115,7 @@ class Node:
         await self.view.start()
         if registered:
             await self.register()
-        self.peers = Peers(self.view, "PLAINTEXT", f"broker-{self.id}")
+        self.peers = Neighbours(self)
         self.controller = Controller(self.store, self.view, self.peers, broker_id=self.id, clock=RealClock())
         if controller:
             self.controller.start()
@@ -91,11 +123,29 @@ class Node:
 
     async def register(self) -> None:
         listeners = [ListenerAddress("PLAINTEXT", "127.0.0.1", self.port)]
-        advertisement = Advertisement(self.id, listeners, rack=self.config.broker_rack)
+        details = {} if self.intact_since is None else {"intact_since": self.intact_since}
+        advertisement = Advertisement(self.id, listeners, rack=self.config.broker_rack, details=details)
         clock = RealClock()
         made = await register(self.real, advertisement, wall_ms=clock.wall_ms, mono_ms=clock.mono_ms)
         self.incarnation = made.incarnation
+        if self.intact_since is None:
+            self.intact_since = made.incarnation  # the process goes on: a new session keeps its logs
         assert await self.view.wait_until(lambda: self.id in self.view.brokers, 5_000)
+
+    def answer(self, request: Any) -> Any:
+        """ReplicaEnds, as a broker with these logs would answer it."""
+        found: dict[Any, dict[int, ReplicaEnd]] = {}
+        for topic in request.topics:
+            name = self.view.topic_names.get(topic.topic_id, "")
+            for index in topic.partitions:
+                tp = TopicPartition(name, index)
+                state = self.view.partition(tp)
+                if state is None:
+                    end = ReplicaEnd(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+                else:
+                    end = ReplicaEnd(ErrorCode.NONE, state.leader_epoch, self.log_ends.get(tp, LogEnd(0, 0)))
+                found.setdefault(topic.topic_id, {})[index] = end
+        return ends.response(self.incarnation, found)
 
     async def die(self) -> None:
         """No goodbye from the controller: only the session ends."""
@@ -139,8 +189,10 @@ class Nodes:
         await asyncio.gather(*(node.stop() for node in self.alive.values()), return_exceptions=True)
 
     async def start(self, broker_id: int, *, controller: bool = True, registered: bool = True, **settings: Any) -> Node:
-        node = await Node(self.connect, broker_id, **settings).start(controller=controller, registered=registered)
+        node = Node(self.connect, broker_id, **settings)
+        node.neighbours = self.alive
         self.alive[broker_id] = node
+        await node.start(controller=controller, registered=registered)
         return node
 
     async def die(self, node: Node) -> None:
