@@ -7,7 +7,7 @@ once more and no further. In a fleet that fails over, commands go on with whoeve
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import kafka.errors as kafka_errors
@@ -39,26 +39,34 @@ _REPEATABLE = frozenset(
 class Admin(KafkaAdminClient):  # type: ignore[misc]
     """The client of all commands."""
 
-    def __init__(self, **config: Any) -> None:
+    def __init__(self, *, suspects: Collection[str] = (), **config: Any) -> None:
+        """``suspects`` are addresses, ``host:port``, whose brokers are asked last."""
         super().__init__(**config)
+        brokers = self._manager.cluster.brokers()
+        self._silent = {broker.node_id for broker in brokers if f"{broker.host}:{broker.port}" in suspects}
         self._send_to = self._manager.send
         self._manager.send = self._send
 
     def ask_each(self, requests: Mapping[int, Any], timeout_s: float) -> dict[int, Any]:
         """Ask several brokers at once; None stands for one that did not answer in time, or not so."""
-        found: dict[int, Any] = self._manager.run(self._ask_each, requests, timeout_s)
+        return dict(zip(requests, self.ask_all(list(requests.items()), timeout_s), strict=True))
+
+    def ask_all(self, requests: Sequence[tuple[int, Any]], timeout_s: float) -> list[Any]:
+        """The same for pairs of broker and request; the answers come in their order."""
+        found: list[Any] = self._manager.run(self._ask_all, requests, timeout_s)
         return found
 
-    async def _ask_each(self, requests: Mapping[int, Any], timeout_s: float) -> dict[int, Any]:
+    async def _ask_all(self, requests: Sequence[tuple[int, Any]], timeout_s: float) -> list[Any]:
         deadline = time.monotonic() + timeout_s
-        sent = {broker_id: self._manager.call_soon(self._ask, broker_id, one) for broker_id, one in requests.items()}
-        answers = {}
-        for broker_id, answer in sent.items():
+        sent = [self._manager.call_soon(self._ask, broker_id, request) for broker_id, request in requests]
+        answers = []
+        for (broker_id, _), answer in zip(requests, sent, strict=True):
             try:
                 left_ms = max(1.0, (deadline - time.monotonic()) * 1000)
-                answers[broker_id] = await self._manager.wait_for(answer, left_ms)
+                answers.append(await self._manager.wait_for(answer, left_ms))
             except kafka_errors.KafkaError:
-                answers[broker_id] = None
+                self._silent.add(broker_id)
+                answers.append(None)
         return answers
 
     async def _ask(self, broker_id: int, request: Any) -> Any:
@@ -70,18 +78,19 @@ class Admin(KafkaAdminClient):  # type: ignore[misc]
         return self._send_to(request, node_id=node_id, request_timeout_ms=request_timeout_ms)
 
     async def _ask_any(self, request: Any) -> Any:
-        """The answer of whichever broker gives one; those that are connected are asked first."""
+        """The answer of whichever broker gives one; those that were silent before are asked last."""
         deadline = time.monotonic() + self.config["request_timeout_ms"] / 1000
         while True:
             first = self._manager.least_loaded_node()
             others = [broker.node_id for broker in self._manager.cluster.brokers() if broker.node_id != first]
-            nodes = [*([] if first is None else [first]), *others]
+            nodes = sorted([*([] if first is None else [first]), *others], key=self._silent.__contains__)
             for number, broker_id in enumerate(nodes, 1):
                 left_ms = max(1.0, (deadline - time.monotonic()) * 1000)
                 patience_ms = min(TRY_MS, left_ms) if number < len(nodes) else left_ms
                 try:
                     return await self._manager.wait_for(self._send_to(request, node_id=broker_id), patience_ms)
                 except GONE as error:
+                    self._silent.add(broker_id)
                     if time.monotonic() >= deadline:
                         raise kafka_errors.KafkaTimeoutError(str(error)) from error
             await self._net.sleep(PAUSE_S)

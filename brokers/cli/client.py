@@ -174,7 +174,7 @@ def reach(target: Target) -> list[str]:
     addresses = parse_bootstrap(target.bootstrap)
     with ThreadPoolExecutor(len(addresses)) as pool:
         probed = list(pool.map(lambda address: _probe(address, target.timeout_s), addresses))
-    spelled = target.bootstrap.split(",")
+    spelled = [address.strip() for address in target.bootstrap.split(",")]
     answering = [name for name, found in zip(spelled, probed, strict=True) if found is None]
     if answering:
         return answering
@@ -213,6 +213,7 @@ def admin(target: Target, about: str = "") -> Iterator[Any]:
     bootstrap = reach(target)
     with explained(target, about):
         client = Admin(
+            suspects={address.strip() for address in target.bootstrap.split(",")} - set(bootstrap),
             bootstrap_servers=bootstrap,
             client_id=CLIENT_ID,
             request_timeout_ms=target.timeout_ms,

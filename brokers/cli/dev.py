@@ -15,8 +15,8 @@ import click
 from rich.console import Console
 
 from brokers.cli import dev_fleet as fleet
-from brokers.cli.dev_signals import Interrupted, interrupts
 from brokers.cli.dev_state import DevError, FleetState, Process, end_all, load, locked
+from brokers.cli.interrupts import Interrupted, interrupts
 from brokers.cli.options import pairs
 from brokers.cli.output import table
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import brokers
-from brokers.cli.dev_signals import interrupts
 from brokers.cli.dev_state import BrokerState, DevError, FleetState, Process, end_all, forget, load, save
+from brokers.cli.interrupts import interrupts
 from coordination.ensemble import EnsembleError, find_classpath, find_java, free_ports, is_free, spawn, start_local
 
 BROKER_PATIENCE_S = 20.0

@@ -9,6 +9,7 @@ import click
 # Subjects are imported when asked for: `fleetlog broker` must not pay for the tables and clients of the others.
 _SUBJECTS = {
     "broker": ("brokers.cli.broker", "broker", "Run one broker from a properties file."),
+    "cluster": ("brokers.cli.cluster", "cluster", "The fleet: describe, rebalance."),
     "completion": ("brokers.cli.completion", "completion", "Print the shell completion script."),
     "config": ("brokers.cli.broker", "config", "List every setting of a broker or a topic."),
     "consume": ("brokers.cli.consume", "consume", "Read records."),
@@ -16,7 +17,7 @@ _SUBJECTS = {
     "groups": ("brokers.cli.groups", "groups", "Consumer groups: list, describe, reset, delete."),
     "log": ("brokers.cli.logdump", "log", "Look into log directories."),
     "produce": ("brokers.cli.produce", "produce", "Write records."),
-    "topics": ("brokers.cli.topics", "topics", "Topics: create, list, describe, alter, delete."),
+    "topics": ("brokers.cli.topics", "topics", "Topics: create, describe, alter, reassign, elect, delete."),
     "transactions": ("brokers.cli.transactions", "transactions", "Transactions: list, describe, producers."),
 }
 

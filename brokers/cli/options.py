@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import click
+
+_RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmg]?)(i?)b?(?:/s)?", re.IGNORECASE)
 
 
 def pairs(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
@@ -14,3 +18,28 @@ def pairs(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dic
             raise click.BadParameter(f"{value!r} must be NAME=VALUE")
         found[name.strip()] = rest
     return found
+
+
+def rate(_: click.Context, __: click.Parameter, value: str | None) -> int | None:
+    """Callback of options that take bytes per second: 5000000, 5M, 5MB/s, 4.5MiB."""
+    if value is None:
+        return None
+    match = _RATE.fullmatch(value.strip())
+    if match is None:
+        raise click.BadParameter(f"{value!r} is no rate like 5000000, 5M or 4.5MiB")
+    number, unit, binary = match.groups()
+    base = 1024 if binary else 1000
+    found = round(float(number) * {"": 1, "k": base, "m": base * base, "g": base * base * base}[unit.lower()])
+    if found < 1:
+        raise click.BadParameter("the rate must be at least one byte per second")
+    return found
+
+
+def numbers(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int, ...] | None:
+    """Callback of options that take a list like 1,2,3, each number once."""
+    if value is None:
+        return None
+    items = [item.strip() for item in value.split(",")]
+    if not all(item.isdecimal() for item in items) or len(set(items)) < len(items):
+        raise click.BadParameter(f"{value!r} must be a list like 1,2,3, each broker once")
+    return tuple(int(item) for item in items)

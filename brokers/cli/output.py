@@ -84,6 +84,17 @@ def text(cell: Any) -> str:
     return str(cell).replace("[", "\\[")
 
 
+def bytes_text(size: int) -> str:
+    """A number of bytes for people: three digits or so, and a unit."""
+    if size < 1000:
+        return f"{size} B"
+    value, units = float(size), iter(("kB", "MB", "GB", "TB", "PB"))
+    unit = ""
+    while value >= 999.5:
+        value, unit = value / 1000, next(units, "EB")
+    return f"{value:.0f} {unit}" if value >= 99.95 else f"{value:.1f} {unit}"
+
+
 def progress(shown: bool = True) -> Progress:
     """A progress bar on stderr; silent where stderr is no terminal, or unless ``shown``."""
     return Progress(

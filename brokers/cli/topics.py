@@ -10,6 +10,7 @@ from kafka import TopicPartition
 from kafka.admin import AlterConfigOp, ConfigResource, ConfigResourceType
 from kafka.protocol.consumer import OffsetSpec
 
+from brokers.cli.admin_client import Admin
 from brokers.cli.client import (
     PartitionsOf,
     Target,
@@ -17,18 +18,25 @@ from brokers.cli.client import (
     check,
     client_options,
     complete_topics,
-    explain,
     known_partitions,
     wait_until_known,
 )
 from brokers.cli.options import pairs
 from brokers.cli.output import CliError, Output, table, warn
+from brokers.cli.overview import PATIENCE_S, Partition, take
+from brokers.cli.reassign import elect_leaders, reassign
 from wire.errors import ErrorCode
+
+READ_UNCOMMITTED = 0
 
 
 @click.group()
 def topics() -> None:
-    """Topics: create, list, describe, alter, delete."""
+    """Topics: create, list, describe, alter, reassign, elect, delete."""
+
+
+topics.add_command(reassign)
+topics.add_command(elect_leaders)
 
 
 @topics.command("list")
@@ -37,17 +45,20 @@ def topics() -> None:
 def list_topics(target: Target, out: Output, internal: bool) -> None:
     """List topics with their partitions and what is wrong with them."""
     with admin(target) as client:
-        described = client.describe_topics()
+        overview = take(client, directories=False)
     rows = []
-    for topic in sorted(described, key=lambda t: str(t["name"])):
-        if topic["is_internal"] and not internal:
+    for name in sorted({p.topic for p in overview.partitions.values()}):
+        partitions = overview.of_topic(name)
+        if partitions[0].internal and not internal:
             continue
-        partitions = topic["partitions"]
-        offline = sum(1 for p in partitions if p["leader_id"] < 0)
-        under = sum(1 for p in partitions if len(p["isr_nodes"]) < len(p["replica_nodes"]))
-        factor = max((len(p["replica_nodes"]) for p in partitions), default=0)
-        rows.append([topic["name"], len(partitions), factor, offline, under])
-    out.rows(["topic", "partitions", "replication", "offline", "under-replicated"], rows)
+        factor = max(len(p.target) for p in partitions)
+        counted = [
+            sum(p.offline for p in partitions),
+            sum(p.under_replicated for p in partitions),
+            sum(p.under_min_in_sync for p in partitions),
+        ]
+        rows.append([name, len(partitions), factor, *counted])
+    out.rows(["topic", "partitions", "replication", "offline", "under-replicated", "under min ISR"], rows)
 
 
 @topics.command()
@@ -105,11 +116,17 @@ def create(
 @click.argument("names", nargs=-1, required=True, metavar="TOPIC...", shell_complete=complete_topics)
 @client_options
 def describe(target: Target, out: Output, names: tuple[str, ...]) -> None:
-    """Show partitions, leaders, offsets and settings that differ from the default."""
+    """Show partitions, leaders, replicas, offsets and settings that differ from the default.
+
+    ISR are the replicas in sync; ELR, while fewer than min.insync.replicas are in sync, those that may lead as well
+    without loss. Offsets are the leader's word; a leader that does not answer is not waited for.
+    """
     with admin(target) as client:
-        found = known_partitions(client, [PartitionsOf(name, None) for name in names])
+        known_partitions(client, [PartitionsOf(name, None) for name in names])
         ids = {topic["name"]: topic.get("topic_id") for topic in client.describe_topics(list(names))}
-        described = [_describe_one(client, name, found[name], ids.get(name)) for name in names]
+        overview = take(client, list(dict.fromkeys(names)), directories=False)
+        ends = _ends(client, list(overview.partitions.values()))
+        described = [_describe_one(client, name, overview.of_topic(name), ids.get(name), ends) for name in names]
     if out.as_json:
         out.value(described)
         return
@@ -117,32 +134,54 @@ def describe(target: Target, out: Output, names: tuple[str, ...]) -> None:
         click.echo(f"{topic['topic']}  id {topic['topic_id']}")
         for setting, value in sorted(topic["configs"].items()):
             click.echo(f"  {setting}={value}")
-        columns = ["partition", "leader", "replicas", "isr", "first_offset", "end_offset", "records", "problem"]
+        columns = ["partition", "leader", "replicas", "isr", "elr", "first_offset", "end_offset", "records", "problem"]
         table([c.replace("_", " ") for c in columns], [[p[c] for c in columns] for p in topic["partitions"]])
         click.echo()
 
 
-def _describe_one(client: Any, name: str, partitions: list[dict[str, Any]], topic_id: Any) -> dict[str, Any]:
-    led = [TopicPartition(name, p["partition_index"]) for p in partitions if p["leader_id"] >= 0]
-    first = client.list_partition_offsets(dict.fromkeys(led, OffsetSpec.EARLIEST)) if led else {}
-    end = client.list_partition_offsets(dict.fromkeys(led, OffsetSpec.LATEST)) if led else {}
+Ends = dict[tuple[str, int], tuple[int | None, int | None]]
+
+
+def _ends(client: Admin, partitions: list[Partition]) -> Ends:
+    """First and end offset of each partition, as far as its leader tells them now."""
+    asked = []
+    for spec in (OffsetSpec.EARLIEST, OffsetSpec.LATEST):
+        for leader in {p.leader for p in partitions if not p.offline}:
+            led = {TopicPartition(*p.tp): spec for p in partitions if p.leader == leader}
+            asked.append((spec, leader, client._list_partition_offsets_request(led, READ_UNCOMMITTED)))
+    answers = client.ask_all([(leader, request) for _, leader, request in asked], PATIENCE_S)
+    first: dict[TopicPartition, int] = {}
+    end: dict[TopicPartition, int] = {}
+    for (spec, _, _), answer in zip(asked, answers, strict=True):
+        for topic in answer.topics if answer is not None else ():
+            told = {
+                TopicPartition(topic.name, p.partition_index): p.offset for p in topic.partitions if not p.error_code
+            }
+            (first if spec is OffsetSpec.EARLIEST else end).update(told)
+    tps = [TopicPartition(*p.tp) for p in partitions]
+    return {(tp.topic, tp.partition): (first.get(tp), end.get(tp)) for tp in tps}
+
+
+def _describe_one(client: Admin, name: str, partitions: list[Partition], topic_id: Any, ends: Ends) -> dict[str, Any]:
     resource = ConfigResource(ConfigResourceType.TOPIC, name)
     configs = client.describe_configs([resource], config_filter="modified").get("topic", {}).get(name, {})
     rows = []
     for p in partitions:
-        tp = TopicPartition(name, p["partition_index"])
-        begin = first[tp].offset if tp in first else None
-        stop = end[tp].offset if tp in end else None
+        begin, stop = ends[p.topic, p.index]
         rows.append(
             {
-                "partition": p["partition_index"],
-                "leader": p["leader_id"] if p["leader_id"] >= 0 else None,
-                "replicas": list(p["replica_nodes"]),
-                "isr": list(p["isr_nodes"]),
+                "partition": p.index,
+                "leader": None if p.offline else p.leader,
+                "replicas": list(p.replicas),
+                "isr": list(p.isr),
+                "elr": list(p.elr),
+                "adding": list(p.adding),
+                "removing": list(p.removing),
                 "first_offset": begin,
                 "end_offset": stop,
                 "records": stop - begin if stop is not None and begin is not None else None,
-                "problem": explain(p["error_code"]) if p["error_code"] else None,
+                "under_replicated": p.under_replicated,
+                "problem": p.problem or ("moving" if p.moving else None),
             }
         )
     overrides = {

@@ -6,17 +6,18 @@ import importlib
 import json
 import socket
 from types import SimpleNamespace
+from typing import Any, cast
 
 import click
 import pytest
 from click.testing import CliRunner
 
-from brokers.cli import client, consume, output, produce, times
+from brokers.cli import client, consume, options, output, produce, times
 from brokers.cli.main import _SUBJECTS, cli
 from tests.fleet import free_port
 from wire.errors import ErrorCode
 
-CLIENTS = ["topics", "groups", "produce", "consume", "transactions"]
+CLIENTS = ["cluster", "topics", "groups", "produce", "consume", "transactions"]
 
 
 def run(*arguments: str, **kw: object) -> object:
@@ -50,8 +51,14 @@ def test_every_command_explains_itself_and_takes_the_common_options(
 @pytest.mark.parametrize("path", [path for path, _ in ALL], ids=" ".join)
 def test_every_command_says_in_one_line_that_nobody_answers(path: tuple[str, ...]) -> None:
     address = f"127.0.0.1:{free_port()}"
-    needs = {"list": []}.get(path[-1], ["x"])
-    extra = {"alter": ["--partitions", "3"], "reset": ["--to-latest"], "delete": ["--yes"]}.get(path[-1], [])
+    needs = [] if path[-1] == "list" or path[0] == "cluster" else ["x"]
+    extra = {
+        "alter": ["--partitions", "3"],
+        "reset": ["--to-latest"],
+        "delete": ["--yes"],
+        "reassign": ["--verify"],
+        "elect": ["--preferred"],
+    }.get(path[-1], [])
     result = run(*path, *needs, *extra, env={"FLEETLOG_BOOTSTRAP": address}, input="a line\n")
     assert result.exit_code == 1
     assert "Traceback" not in result.output
@@ -91,6 +98,15 @@ def test_something_else_that_listens_there_is_not_waited_for_longer_than_the_tim
         ["topics", "create", "t", "--partitions", "0"],
         ["topics", "create", "t", "--config", "retention"],
         ["topics", "alter", "t"],
+        ["topics", "reassign", "t"],
+        ["topics", "reassign", "t", "--cancel", "--verify"],
+        ["topics", "reassign", "t", "--replicas", "1,1"],
+        ["topics", "reassign", "t", "--replicas", "1;2"],
+        ["topics", "reassign", "t", "-r", "2", "--throttle", "fast"],
+        ["topics", "reassign", "t", "-r", "2", "--throttle", "0"],
+        ["topics", "elect", "t"],
+        ["topics", "elect", "--unclean"],
+        ["topics", "elect", "t", "u", "-p", "0", "--preferred"],
         ["groups", "reset", "g"],
         ["groups", "reset", "g", "--to-latest", "--to-offset", "5"],
         ["groups", "reset", "g", "--to-datetime", "yesterday"],
@@ -127,6 +143,30 @@ def test_completion_completes() -> None:
     env = {"_FLEETLOG_COMPLETE": "bash_complete", "COMP_WORDS": "fleetlog topics cr", "COMP_CWORD": "2"}
     result = run(env=env)
     assert "create" in result.output
+
+
+@pytest.mark.parametrize(
+    ("text", "bytes_per_second"),
+    [
+        ("5000000", 5_000_000),
+        ("5M", 5_000_000),
+        ("5 MB/s", 5_000_000),
+        ("4.5MiB", 4_718_592),
+        ("2k", 2_000),
+        ("1g", 10**9),
+    ],
+)
+def test_rates(text: str, bytes_per_second: int) -> None:
+    assert options.rate(cast(Any, None), cast(Any, None), text) == bytes_per_second
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (99_940, "99.9 kB"), (99_960, "100 kB"), (999_600, "1.0 MB"),
+     (1_234_567, "1.2 MB"), (3 * 10**12, "3.0 TB")],
+)  # fmt: skip
+def test_sizes_for_people(size: int, text: str) -> None:
+    assert output.bytes_text(size) == text
 
 
 # --- points and times -------------------------------------------------------------------------------------------

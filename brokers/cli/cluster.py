@@ -1,0 +1,181 @@
+"""``fleetlog cluster``: what stands where, what is wrong, and moving load between brokers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import click
+
+from brokers.cli.client import Target, admin, client_options
+from brokers.cli.output import Output, bytes_text, table
+from brokers.cli.overview import Broker, Overview, Partition, read_incarnations, take
+from brokers.cli.reassign import describe_moves
+
+PROBLEMS_SHOWN = 50
+
+
+@click.group()
+def cluster() -> None:
+    """The fleet: brokers, their load, what is wrong, and moving load."""
+
+
+@cluster.command()
+@client_options
+def describe(target: Target, out: Output) -> None:
+    """Show brokers, what they hold and lead, partitions with problems, moves under way and log directories.
+
+    It asks whoever answers and waits for nobody; what a dead or paused broker alone could tell is left out.
+    """
+    with admin(target) as client:
+        overview = take(client)
+        read_incarnations(client, overview)
+    if out.as_json:
+        out.value(_value(overview))
+        return
+    _print(overview)
+
+
+def _counts(partitions: Iterable[Partition]) -> dict[str, int]:
+    listed = list(partitions)
+    return {
+        "partitions": len(listed),
+        "offline": sum(p.offline for p in listed),
+        "under_min_isr": sum(p.under_min_in_sync for p in listed),
+        "under_replicated": sum(p.under_replicated for p in listed),
+        "not_led_by_preferred": sum(not p.led_by_preferred for p in listed),
+        "moving": sum(p.moving for p in listed),
+    }
+
+
+def _load(overview: Overview, broker: Broker) -> dict[str, int]:
+    held = [p for p in overview.partitions.values() if broker.id in p.replicas]
+    return {
+        "replicas": len(held),
+        "leads": sum(p.leader == broker.id for p in held),
+        "first_replica_of": sum(p.target[:1] == (broker.id,) for p in held),
+        "not_in_sync": sum(broker.id not in p.isr and broker.id not in p.adding for p in held),
+    }
+
+
+def _value(overview: Overview) -> dict[str, Any]:
+    return {
+        "cluster_id": overview.cluster_id,
+        "controller": overview.controller,
+        "topics": len({p.topic for p in overview.partitions.values()}),
+        **_counts(overview.partitions.values()),
+        "brokers": [
+            {
+                "id": broker.id,
+                "alive": broker.alive,
+                "address": broker.address,
+                "rack": broker.rack,
+                "incarnation": broker.incarnation,
+                **_load(overview, broker),
+                "log_dirs": None if broker.directories is None else [_directory(d) for d in broker.directories],
+            }
+            for _, broker in sorted(overview.brokers.items())
+        ],
+        "problems": [
+            {
+                "topic": p.topic,
+                "partition": p.index,
+                "problem": p.problem,
+                "leader": None if p.offline else p.leader,
+                "replicas": list(p.replicas),
+                "isr": list(p.isr),
+                "elr": list(p.elr),
+            }
+            for p in _troubled(overview)
+        ],
+        "moves": [
+            {
+                "topic": p.topic,
+                "partition": p.index,
+                "adding": list(p.adding),
+                "removing": list(p.removing),
+                "copied_bytes": copied[0] if (copied := overview.copied(p)) else None,
+                "bytes": copied[1] if copied else None,
+            }
+            for p in overview.moving()
+        ],
+    }
+
+
+def _directory(directory: Any) -> dict[str, Any]:
+    return {
+        "path": directory.path,
+        "offline": bool(directory.error),
+        "partitions": len(directory.sizes),
+        "used_bytes": directory.used_bytes,
+        "free_bytes": directory.usable_bytes,
+        "total_bytes": directory.total_bytes,
+    }
+
+
+def _troubled(overview: Overview) -> list[Partition]:
+    order = ["offline", "under min ISR", "under-replicated"]
+    found = [p for p in overview.partitions.values() if p.problem is not None]
+    return sorted(found, key=lambda p: (order.index(p.problem or ""), p.tp))
+
+
+def _print(overview: Overview) -> None:
+    counted = _counts(overview.partitions.values())
+    topics = len({p.topic for p in overview.partitions.values() if not p.internal})
+    internal = len({p.topic for p in overview.partitions.values() if p.internal})
+    alive = f"{len(overview.living())} of {len(overview.brokers)} brokers alive"
+    click.echo(f"cluster {overview.cluster_id}, controller {overview.controller}, {alive}")
+    click.echo(
+        f"{topics} topics and {internal} internal ones with {counted['partitions']} partitions: {_words(counted)}\n"
+    )
+    _print_brokers(overview)
+    troubled = _troubled(overview)
+    if troubled:
+        click.echo()
+        rows: list[list[Any]] = [
+            [p.topic, p.index, p.problem, None if p.offline else p.leader, list(p.replicas), list(p.isr), list(p.elr)]
+            for p in troubled[:PROBLEMS_SHOWN]
+        ]
+        table(["topic", "partition", "problem", "leader", "replicas", "isr", "elr"], rows)
+        if len(troubled) > PROBLEMS_SHOWN:
+            click.echo(f"... and {len(troubled) - PROBLEMS_SHOWN} more; --json lists them all")
+    moves = describe_moves(overview)
+    if moves:
+        click.echo()
+        table(["topic", "partition", "adding", "removing", "copied"], moves)
+
+
+def _print_brokers(overview: Overview) -> None:
+    rows: list[list[Any]] = []
+    for broker_id, broker in sorted(overview.brokers.items()):
+        state = "down" if not broker.alive else "up" if broker.directories is not None else "no answer"
+        load = _load(overview, broker).values()
+        rows.append([broker_id, broker.address, broker.rack, state, broker.incarnation, *load])
+    columns = ["broker", "address", "rack", "state", "incarnation"]
+    table([*columns, "replicas", "leads", "first replica of", "not in sync"], rows)
+    rows = [
+        [
+            broker.id,
+            d.path,
+            "offline" if d.error else "online",
+            len(d.sizes),
+            bytes_text(d.used_bytes),
+            bytes_text(d.usable_bytes) if d.usable_bytes >= 0 else None,
+            bytes_text(d.total_bytes) if d.total_bytes >= 0 else None,
+        ]
+        for broker in overview.living()
+        for d in broker.directories or ()
+    ]
+    click.echo()
+    table(["broker", "log directory", "state", "replicas", "used", "free", "volume"], rows)
+
+
+def _words(counted: dict[str, int]) -> str:
+    names = {
+        "offline": "offline",
+        "under_min_isr": "under min ISR",
+        "under_replicated": "under-replicated",
+        "not_led_by_preferred": "not led by their preferred replica",
+        "moving": "moving",
+    }
+    return ", ".join(f"{counted[key]} {words}" for key, words in names.items() if counted[key]) or "all is well"

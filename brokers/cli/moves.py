@@ -1,0 +1,178 @@
+"""Plans of moves: which partition goes from which brokers to which, what that costs, and how it is shown. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from brokers.cli.output import CliError, bytes_text
+from brokers.cli.overview import Broker, Overview, Partition
+from brokers.model import TopicPartition
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """New replicas for one partition; the first of them is the preferred leader. ``size`` is -1 where nobody knows."""
+
+    tp: TopicPartition
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    size: int = -1
+
+    @property
+    def brings(self) -> tuple[int, ...]:
+        """The brokers that get a replica."""
+        return tuple(b for b in self.after if b not in self.before)
+
+    @property
+    def drops(self) -> tuple[int, ...]:
+        """The brokers that lose theirs."""
+        return tuple(b for b in self.before if b not in self.after)
+
+    @property
+    def bytes_copied(self) -> int:
+        """What has to go over the network, as far as it is known."""
+        return max(self.size, 0) * len(self.brings)
+
+
+def moves_to(overview: Overview, wanted: Mapping[TopicPartition, Sequence[int]]) -> list[Move]:
+    """The moves that make these the replicas; partitions that are so already are left out."""
+    found = []
+    for tp, after in sorted(wanted.items()):
+        partition = overview.partitions[tp]
+        if tuple(after) != partition.target or partition.moving:
+            size = overview.size_of(partition)
+            found.append(Move(tp, partition.settled, tuple(after), -1 if size is None else size))
+    return found
+
+
+def spelled_out(partitions: Sequence[Partition], replicas: Sequence[int]) -> dict[TopicPartition, list[int]]:
+    """The same brokers for each partition, each list beginning one broker further, so that all of them lead."""
+    rotated = {}
+    for number, partition in enumerate(partitions):
+        first = number % len(replicas)
+        rotated[partition.tp] = [*replicas[first:], *replicas[:first]]
+    return rotated
+
+
+def with_factor(
+    partitions: Sequence[Partition], factor: int, overview: Overview
+) -> dict[TopicPartition, tuple[int, ...]]:
+    """Replicas of that number: added where racks, hosts and load leave most room, taken where they are most crowded.
+
+    A replica that leads or is in sync stays before one that is not. Raises CliError when there are too few brokers.
+    """
+    living = overview.living()
+    if factor > len(living):
+        raise CliError(f"{factor} replicas need {factor} brokers; {len(living)} are alive")
+    load = Counter(b for p in overview.partitions.values() for b in p.target)
+    wanted = {}
+    for partition in partitions:
+        replicas = list(partition.target)
+        load.subtract(replicas)
+        while len(replicas) < factor:
+            others = [broker for broker in living if broker.id not in replicas]
+            replicas.append(min(others, key=lambda one: _crowding(one, replicas, overview, load)).id)
+        while len(replicas) > factor:
+            replicas.remove(min(reversed(replicas), key=lambda b: _worth(b, partition, replicas, overview, load)))
+        load.update(replicas)
+        wanted[partition.tp] = tuple(replicas)
+    return wanted
+
+
+def _crowding(
+    broker: Broker, replicas: Iterable[int], overview: Overview, load: Mapping[int, int]
+) -> tuple[int, int, int, int]:
+    others = [overview.brokers[b] for b in replicas if b != broker.id]
+    same_rack = sum(other.rack == broker.rack for other in others) if broker.rack is not None else 0
+    same_host = sum(other.host == broker.host for other in others)
+    return same_rack, same_host, load.get(broker.id, 0), broker.id
+
+
+def _worth(
+    broker_id: int, partition: Partition, replicas: Sequence[int], overview: Overview, load: Mapping[int, int]
+) -> tuple[bool, bool, bool, tuple[int, int, int]]:
+    broker = overview.brokers[broker_id]
+    rack, host, held, _ = _crowding(broker, replicas, overview, load)
+    return broker_id == partition.leader, broker_id in partition.isr, broker_id == replicas[0], (-rack, -host, -held)
+
+
+# --- for people and programs -----------------------------------------------------------------------------------------
+
+
+COLUMNS = ("partition", "from", "to", "copied to", "removed from", "bytes")
+
+
+def rows(moves: Iterable[Move]) -> list[list[Any]]:
+    """A table of the plan."""
+    return [
+        [
+            str(move.tp),
+            list(move.before),
+            list(move.after),
+            list(move.brings),
+            list(move.drops),
+            bytes_text(move.bytes_copied) if move.size >= 0 else "unknown",
+        ]
+        for move in moves
+    ]
+
+
+def load_rows(overview: Overview, moves: Sequence[Move]) -> list[list[Any]]:
+    """What the plan does to each broker: replicas, preferred leaderships and bytes, before and after."""
+    after = {move.tp: move for move in moves}
+    table = []
+    for broker_id in sorted({*overview.brokers, *(b for move in moves for b in move.after)}):
+        counted = [0] * 6
+        for tp, partition in overview.partitions.items():
+            now = partition.target
+            then = after[tp].after if tp in after else now
+            size = max(overview.size_of(partition) or 0, 0)
+            for column, replicas in enumerate((now, then)):
+                counted[column] += broker_id in replicas
+                counted[2 + column] += replicas[:1] == (broker_id,)
+                counted[4 + column] += size * (broker_id in replicas)
+        table.append([broker_id, *counted[:4], bytes_text(counted[4]), bytes_text(counted[5])])
+    return table
+
+
+LOAD_COLUMNS = ("broker", "replicas", "then", "first replica", "then", "bytes", "then")
+
+
+def summary(moves: Sequence[Move], rate: int | None) -> str:
+    """The plan in one line: how many partitions, how much is copied, how long that takes at the rate at least."""
+    copied = sum(move.bytes_copied for move in moves)
+    text = f"{len(moves)} partition{'s' if len(moves) != 1 else ''} change{'s' if len(moves) == 1 else ''}"
+    text += f", {bytes_text(copied)} {'are' if copied != 1 else 'is'} copied"
+    if rate:
+        # every broker may send and take that much, so the busiest one decides
+        taken = Counter[int]()
+        for move in moves:
+            for broker_id in move.brings:
+                taken[broker_id] += max(move.size, 0)
+        seconds = max(taken.values(), default=0) / rate
+        text += f", which takes {_span(seconds)} or more at {bytes_text(rate)}/s"
+    return text
+
+
+def _span(seconds: float) -> str:
+    whole = round(seconds)
+    if whole < 120:
+        return f"{whole} s"
+    return f"{whole // 60} min" if whole < 7200 else f"{whole / 3600:.1f} h"
+
+
+def as_value(moves: Iterable[Move]) -> list[dict[str, Any]]:
+    """The plan for programs; ``topic``, ``partition`` and ``replicas`` as kafka-reassign-partitions has them."""
+    return [
+        {
+            "topic": move.tp.topic,
+            "partition": move.tp.partition,
+            "replicas": list(move.after),
+            "before": list(move.before),
+            "bytes": move.bytes_copied if move.size >= 0 else None,
+        }
+        for move in moves
+    ]

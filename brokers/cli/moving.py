@@ -1,0 +1,172 @@
+"""Performs a plan of moves: a few partitions at a time, watched until the last replica is in sync.
+
+The controller remembers what it began, also across its own death, so this only asks, looks and asks again; whoever
+ends this command leaves moves behind that finish by themselves.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import kafka.errors as kafka_errors
+from kafka import TopicPartition as ClientPartition
+from kafka.protocol.admin import AlterPartitionReassignmentsRequest, ElectLeadersRequest
+
+from brokers.cli.admin_client import GONE, Admin
+from brokers.cli.client import explain
+from brokers.cli.moves import Move
+from brokers.cli.output import CliError, bytes_text, progress
+from brokers.cli.overview import Overview, read_directories, take
+from brokers.model import TopicPartition
+from wire.errors import ErrorCode
+
+POLL_S = 0.5
+SILENCE_S = 60.0
+"""How long the fleet may say nothing before the watching ends: longer than any failover."""
+DOUBT_S = 5.0
+PREFERRED, UNCLEAN = 0, 1
+
+Say = Callable[[str], None]
+Answer = tuple[int, str | None]
+
+
+@dataclass(slots=True)
+class Moved:
+    """What became of the moves. ``failed`` says why in words."""
+
+    done: list[Move] = field(default_factory=list)
+    failed: dict[TopicPartition, str] = field(default_factory=dict)
+    left: list[Move] = field(default_factory=list)
+    doubted: dict[TopicPartition, float] = field(default_factory=dict)
+    """Since when a move that is over does not show where it was to go: some broker may just not know yet."""
+
+
+def alter(client: Admin, wanted: Mapping[TopicPartition, Sequence[int] | None], timeout_ms: int) -> dict[
+    TopicPartition, Answer
+]:  # fmt: skip
+    """Ask the controller for moves (None cancels one): (error code, message) for each. Raises KafkaError."""
+    topics: dict[str, list[tuple[int, list[int] | None]]] = {}
+    for tp, replicas in wanted.items():
+        topics.setdefault(tp.topic, []).append((tp.partition, None if replicas is None else list(replicas)))
+    topic_row = AlterPartitionReassignmentsRequest.ReassignableTopic
+    request = AlterPartitionReassignmentsRequest(
+        timeout_ms=timeout_ms,
+        topics=[
+            topic_row(
+                name=topic,
+                partitions=[topic_row.ReassignablePartition(partition_index=p, replicas=r) for p, r in listed],
+            )
+            for topic, listed in topics.items()
+        ],
+    )
+    answer = client._manager.run(client._send_request_to_controller, request, _reassignment_errors)
+    return {
+        TopicPartition(topic.name, one.partition_index): (one.error_code, one.error_message)
+        for topic in answer.responses
+        for one in topic.partitions
+    }
+
+
+def _reassignment_errors(answer: Any) -> Iterable[type[Exception]]:
+    yield kafka_errors.for_code(answer.error_code)
+    if any(p.error_code == ErrorCode.NOT_CONTROLLER for topic in answer.responses for p in topic.partitions):
+        yield kafka_errors.NotControllerError
+
+
+def elect(client: Admin, wanted: Collection[TopicPartition] | None, kind: int, timeout_ms: int) -> dict[
+    TopicPartition, Answer
+]:  # fmt: skip
+    """Ask for elections (None: of all partitions): (error code, message) for each. Raises KafkaError."""
+    rows = None
+    if wanted is not None:
+        names = sorted({tp.topic for tp in wanted})
+        rows = [(name, sorted(tp.partition for tp in wanted if tp.topic == name)) for name in names]
+    request = ElectLeadersRequest(election_type=kind, topic_partitions=rows, timeout_ms=timeout_ms)
+    answer = client._manager.run(
+        client._send_request_to_controller, request, lambda found: [kafka_errors.for_code(found.error_code)]
+    )
+    return {
+        TopicPartition(topic.topic, one.partition_id): (one.error_code, one.error_message)
+        for topic in answer.replica_election_results
+        for one in topic.partition_result
+    }
+
+
+def perform(
+    client: Admin, overview: Overview, moves: Sequence[Move], *, at_once: int, timeout_ms: int, say: Say, shown: bool
+) -> Moved:
+    """Begin the moves, ``at_once`` at a time, and wait until all are over. Raises CliError when the fleet is silent."""
+    result = Moved(left=list(moves))
+    running: dict[TopicPartition, Move] = {}
+    total = sum(move.bytes_copied for move in moves)
+    heard = time.monotonic()
+    with progress(shown) as bar:
+        task = bar.add_task("moving", total=len(moves))
+        while result.left or running:
+            try:
+                _begin(client, result, running, at_once, timeout_ms)
+                copied = _look(client, overview, result, running, say)
+                heard = time.monotonic()
+            except GONE as error:
+                if time.monotonic() - heard > SILENCE_S:
+                    raise CliError(
+                        f"no answer for {SILENCE_S:.0f} s; the moves go on by themselves, "
+                        "see `fleetlog cluster describe`"
+                    ) from error
+                copied = 0
+            copied += sum(move.bytes_copied for move in result.done)
+            text = f"{bytes_text(copied)} of {bytes_text(max(total, copied))} copied"
+            bar.update(task, completed=len(result.done) + len(result.failed), description=text)
+            if running:
+                time.sleep(POLL_S)
+    return result
+
+
+def _begin(client: Admin, result: Moved, running: dict[TopicPartition, Move], at_once: int, timeout_ms: int) -> None:
+    free = at_once - len(running)
+    batch = {move.tp: move for move in result.left[: max(free, 0)]}
+    if not batch:
+        return
+    answers = alter(client, {tp: move.after for tp, move in batch.items()}, timeout_ms)
+    result.left = [move for move in result.left if move.tp not in batch]
+    for tp, move in batch.items():
+        code, message = answers.get(tp, (int(ErrorCode.UNKNOWN_SERVER_ERROR), "no answer for this partition"))
+        if code:
+            result.failed[tp] = explain(code, message)
+        else:
+            running[tp] = move
+
+
+def _look(client: Admin, overview: Overview, result: Moved, running: dict[TopicPartition, Move], say: Say) -> int:
+    """Take what is over out of ``running``; returns the bytes that the others have copied so far."""
+    if not running:
+        return 0
+    under_way = client.list_partition_reassignments([ClientPartition(*tp) for tp in running])
+    over = [tp for tp in running if tp not in under_way]
+    if over:
+        now = take(client, sorted({tp.topic for tp in over}), directories=False)
+        for tp in over:
+            move, found = running[tp], now.partitions.get(tp)
+            if found is not None and found.moving:
+                continue  # the broker that was asked first had not heard of it yet
+            if found is not None and found.replicas == move.after:
+                del running[tp]
+                result.done.append(move)
+                say(f"{tp}: now on {_listed(move.after)}")
+            elif time.monotonic() - result.doubted.setdefault(tp, time.monotonic()) > DOUBT_S:
+                del running[tp]
+                has = "the topic is gone" if found is None else f"it is on {_listed(found.replicas)}"
+                result.failed[tp] = f"was cancelled or changed meanwhile: {has}"
+    read_directories(client, overview, list(running))
+    copied = 0
+    for move in running.values():
+        have = [overview.brokers[b].size_of(move.tp) if b in overview.brokers else 0 for b in move.brings]
+        copied += sum(min(one or 0, max(move.size, 0)) for one in have)
+    return copied
+
+
+def _listed(replicas: Iterable[int]) -> str:
+    return ",".join(str(one) for one in replicas)

@@ -1,0 +1,272 @@
+"""What commands know of a fleet: brokers, partitions, moves under way, log directories. Read with deadlines.
+
+A broker that does not answer in time is shown as such and never waited for: these commands are what one types when
+something is broken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import kafka.errors as kafka_errors
+from kafka.admin import ConfigResource, ConfigResourceType
+from kafka.protocol.admin import DescribeLogDirsRequest
+
+from brokers.cli.admin_client import Admin
+from brokers.model import TopicPartition
+from wire import messages
+
+PATIENCE_S = 2.0
+"""How long one broker may take over what only it can tell."""
+PAGE = 2_000
+REPLICA_ENDS_KEY = 12000
+MIN_IN_SYNC = "min.insync.replicas"
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """One partition as the controller's last word has it. ``leader`` is -1 where nobody leads."""
+
+    topic: str
+    index: int
+    leader: int
+    leader_epoch: int
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+    elr: tuple[int, ...] = ()
+    last_known_leader: int = -1
+    adding: tuple[int, ...] = ()
+    removing: tuple[int, ...] = ()
+    min_in_sync: int = 1
+    internal: bool = False
+
+    @property
+    def tp(self) -> TopicPartition:
+        """Its name."""
+        return TopicPartition(self.topic, self.index)
+
+    @property
+    def moving(self) -> bool:
+        """Whether a reassignment is under way."""
+        return bool(self.adding or self.removing)
+
+    @property
+    def settled(self) -> tuple[int, ...]:
+        """The replicas apart from those that a move is still bringing."""
+        return tuple(b for b in self.replicas if b not in self.adding)
+
+    @property
+    def target(self) -> tuple[int, ...]:
+        """The replicas once the move is over."""
+        return tuple(b for b in self.replicas if b not in self.removing)
+
+    @property
+    def under_replicated(self) -> bool:
+        """Fewer in sync than there should be; those that a move brings don't count (KIP-455)."""
+        return len(self.isr) < len(self.settled)
+
+    @property
+    def under_min_in_sync(self) -> bool:
+        """Too few in sync for acks=all."""
+        return len(self.isr) < min(self.min_in_sync, max(1, len(self.replicas)))
+
+    @property
+    def offline(self) -> bool:
+        """Nobody leads."""
+        return self.leader < 0
+
+    @property
+    def led_by_preferred(self) -> bool:
+        """Whether the first replica leads."""
+        return bool(self.replicas) and self.leader == self.target[0]
+
+    @property
+    def problem(self) -> str | None:
+        """What is wrong, worst first, in words."""
+        if self.offline:
+            return "offline"
+        if self.under_min_in_sync:
+            return "under min ISR"
+        return "under-replicated" if self.under_replicated else None
+
+
+@dataclass(frozen=True, slots=True)
+class Directory:
+    """One log directory of a broker. Bytes are -1 where it can't tell."""
+
+    path: str
+    error: int
+    total_bytes: int
+    usable_bytes: int
+    sizes: dict[TopicPartition, int]
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of its partitions."""
+        return sum(self.sizes.values())
+
+
+@dataclass(slots=True)
+class Broker:
+    """One broker; ``host`` is None when it is only known as a replica. ``directories`` is None if it didn't say."""
+
+    id: int
+    host: str | None = None
+    port: int = -1
+    rack: str | None = None
+    incarnation: int | None = None
+    directories: list[Directory] | None = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether it is registered."""
+        return self.host is not None
+
+    @property
+    def address(self) -> str | None:
+        """``host:port``."""
+        return None if self.host is None else f"{self.host}:{self.port}"
+
+    def size_of(self, tp: TopicPartition) -> int | None:
+        """Bytes of its replica of the partition; None if it has none or didn't say."""
+        return next((d.sizes[tp] for d in self.directories or () if tp in d.sizes), None)
+
+
+@dataclass(slots=True)
+class Overview:
+    """A fleet at one moment."""
+
+    cluster_id: str
+    controller: int
+    brokers: dict[int, Broker] = field(default_factory=dict)
+    partitions: dict[TopicPartition, Partition] = field(default_factory=dict)
+
+    def living(self) -> list[Broker]:
+        """The registered brokers, by id."""
+        return [broker for _, broker in sorted(self.brokers.items()) if broker.alive]
+
+    def of_topic(self, topic: str) -> list[Partition]:
+        """The topic's partitions in order."""
+        return sorted((p for p in self.partitions.values() if p.topic == topic), key=lambda p: p.index)
+
+    def moving(self) -> list[Partition]:
+        """The partitions with a reassignment under way, in order."""
+        return [p for _, p in sorted(self.partitions.items()) if p.moving]
+
+    def size_of(self, partition: Partition) -> int | None:
+        """Bytes of the partition: at its leader, or the most that a replica has; None if nobody said."""
+        asked = [partition.leader] if partition.leader in self.brokers else []
+        for group in (asked, partition.replicas):
+            sizes = [self.brokers[b].size_of(partition.tp) for b in group if b in self.brokers]
+            known = [size for size in sizes if size is not None]
+            if known:
+                return max(known)
+        return None
+
+    def copied(self, partition: Partition) -> tuple[int, int] | None:
+        """Bytes that the added replicas have, and bytes that they should have; None if that can't be told."""
+        size = self.size_of(partition)
+        if size is None or not partition.adding:
+            return None
+        have = [self.brokers[b].size_of(partition.tp) if b in self.brokers else None for b in partition.adding]
+        return sum(min(one or 0, size) for one in have), size * len(have)
+
+
+def take(client: Admin, topics: Sequence[str] | None = None, *, directories: bool = True) -> Overview:
+    """Ask the fleet: of all topics or of some. Topics that don't exist are left out. Raises KafkaError."""
+    cluster = client.describe_cluster()
+    overview = Overview(cluster["cluster_id"], cluster["controller_id"])
+    for row in cluster["brokers"]:
+        overview.brokers[row["broker_id"]] = Broker(row["broker_id"], row["host"], row["port"], row["rack"])
+    rows = list(_partition_rows(client, topics))
+    moves = client.list_partition_reassignments()
+    minimum = _min_in_sync(client, sorted({topic for topic, _, _ in rows}))
+    for topic, internal, row in rows:
+        tp = TopicPartition(topic, row["partition_index"])
+        move = moves.get(tp, {})
+        overview.partitions[tp] = Partition(
+            topic,
+            tp.partition,
+            row["leader_id"],
+            row["leader_epoch"],
+            tuple(row["replica_nodes"]),
+            tuple(row["isr_nodes"]),
+            tuple(row.get("eligible_leader_replicas") or ()),
+            next(iter(row.get("last_known_elr") or ()), -1),
+            tuple(move.get("adding_replicas", ())),
+            tuple(move.get("removing_replicas", ())),
+            minimum.get(topic, 1),
+            internal,
+        )
+        for broker_id in tp_brokers(overview.partitions[tp]):
+            overview.brokers.setdefault(broker_id, Broker(broker_id))
+    if directories:
+        read_directories(client, overview)
+    return overview
+
+
+def tp_brokers(partition: Partition) -> list[int]:
+    """All brokers that the partition names."""
+    return sorted({*partition.replicas, *partition.isr, *partition.elr} - {-1})
+
+
+def _partition_rows(client: Admin, topics: Sequence[str] | None) -> Iterable[tuple[str, bool, dict[str, Any]]]:
+    """(topic, internal, partition); by DescribeTopicPartitions, which knows of eligible leaders, else by Metadata."""
+    cursor = None
+    if topics is not None and not topics:
+        return
+    try:
+        while True:
+            page = client.describe_topic_partitions(list(topics or ()), PAGE, cursor)
+            for topic in page["topics"]:
+                if not topic["error_code"]:
+                    yield from ((topic["name"], topic["is_internal"], row) for row in topic["partitions"])
+            cursor = page["next_cursor"]
+            if cursor is None:
+                return
+    except kafka_errors.IncompatibleBrokerVersion:
+        for topic in client.describe_topics(list(topics) if topics is not None else None):
+            if not topic["error_code"]:
+                yield from ((topic["name"], topic["is_internal"], row) for row in topic["partitions"])
+
+
+def _min_in_sync(client: Admin, topics: Collection[str]) -> dict[str, int]:
+    resources = [ConfigResource(ConfigResourceType.TOPIC, name, configs={MIN_IN_SYNC: None}) for name in topics]
+    if not resources:
+        return {}
+    found = client.describe_configs(resources, config_filter="all").get("topic", {})
+    return {name: int(rows[MIN_IN_SYNC]["value"]) for name, rows in found.items() if MIN_IN_SYNC in rows}
+
+
+def read_incarnations(client: Admin, overview: Overview) -> None:
+    """Ask each broker which of its lives this is; a Kafka broker can't tell."""
+    if REPLICA_ENDS_KEY not in messages.message_keys():
+        return
+    ends = messages.request_class(REPLICA_ENDS_KEY)
+    requests = {broker.id: ends(version=0, topics=[]) for broker in overview.living()}
+    for broker_id, answer in client.ask_each(requests, PATIENCE_S).items():
+        overview.brokers[broker_id].incarnation = None if answer is None else answer.incarnation
+
+
+def read_directories(client: Admin, overview: Overview, topics: Collection[TopicPartition] | None = None) -> None:
+    """Fill in what the brokers' log directories hold: of all partitions or of some."""
+    wanted = None
+    if topics is not None:
+        names = sorted({tp.topic for tp in topics})
+        wanted = [(name, sorted(tp.partition for tp in topics if tp.topic == name)) for name in names]
+    requests = {broker.id: DescribeLogDirsRequest(topics=wanted) for broker in overview.living()}
+    for broker_id, answer in client.ask_each(requests, PATIENCE_S).items():
+        overview.brokers[broker_id].directories = None if answer is None else [_directory(d) for d in answer.results]
+
+
+def _directory(row: Any) -> Directory:
+    sizes = {
+        TopicPartition(topic.name, one.partition_index): one.partition_size
+        for topic in row.topics
+        for one in topic.partitions
+        if not one.is_future_key
+    }
+    total, usable = getattr(row, "total_bytes", -1), getattr(row, "usable_bytes", -1)
+    return Directory(row.log_dir, row.error_code, total, usable, sizes)

@@ -1,0 +1,260 @@
+"""``fleetlog topics reassign`` and ``fleetlog topics elect``: where a topic's replicas are, and which of them leads."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import click
+
+from brokers.cli import moves as plans
+from brokers.cli.admin_client import Admin
+from brokers.cli.client import PartitionsOf, Target, admin, client_options, complete_topics, explain, known_partitions
+from brokers.cli.interrupts import Interrupted, interrupts
+from brokers.cli.moves import Move
+from brokers.cli.moving import PREFERRED, UNCLEAN, Moved, alter, elect, perform
+from brokers.cli.options import numbers, rate
+from brokers.cli.output import CliError, Output, bytes_text, table
+from brokers.cli.overview import Overview, Partition, take
+from brokers.cli.throttling import clear_throttles, throttled
+from brokers.model import TopicPartition
+from wire.errors import ErrorCode
+
+EXIT_MOVING = 3
+EXIT_INTERRUPTED = 130
+
+throttle_option = click.option(
+    "--throttle",
+    callback=rate,
+    metavar="BYTES/S",
+    help="What each broker may copy at most, such as 20MB; more than producers write, or it never ends.",
+)
+at_once_option = click.option(
+    "--at-once", type=click.IntRange(min=1), default=50, show_default=True, help="Partitions that move at a time."
+)
+yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+
+
+@click.command()
+@click.argument("name", metavar="TOPIC", shell_complete=complete_topics)
+@click.option("--partition", "-p", "indexes", type=int, multiple=True, help="Only this partition (several times).")
+@click.option(
+    "--replicas", callback=numbers, metavar="1,2,3",
+    help="The brokers, the preferred leader first; of several partitions each begins one further.",
+)  # fmt: skip
+@click.option("--replication-factor", "-r", "factor", type=click.IntRange(min=1), help="So many replicas each.")
+@click.option("--cancel", is_flag=True, help="Take back what is under way.")
+@click.option("--verify", is_flag=True, help="Only look; clears throttles left behind. Exit code 3 while moving.")
+@throttle_option
+@at_once_option
+@click.option("--dry-run", is_flag=True, help="Only show the plan.")
+@yes_option
+@client_options
+def reassign(
+    *,
+    target: Target,
+    out: Output,
+    name: str,
+    indexes: tuple[int, ...],
+    replicas: tuple[int, ...] | None,
+    factor: int | None,
+    cancel: bool,
+    verify: bool,
+    throttle: int | None,
+    at_once: int,
+    dry_run: bool,
+    yes: bool,
+) -> None:
+    """Move a topic's replicas to other brokers, or change their number.
+
+    Producers and consumers go on. The command shows the plan, begins it and waits; the throttle is taken away at the
+    end, also after Ctrl-C, and the moves go on by themselves then. --cancel takes back what is under way.
+
+    \b
+      fleetlog topics reassign orders --replication-factor 3 --throttle 20MB
+      fleetlog topics reassign orders -p 0 --replicas 4,2,3
+      fleetlog topics reassign orders --verify
+    """
+    if sum((replicas is not None, factor is not None, cancel, verify)) != 1:
+        raise click.UsageError("give exactly one of --replicas, --replication-factor, --cancel and --verify")
+    with admin(target, f"topic {name}") as client:
+        known_partitions(client, [PartitionsOf(name, indexes or None)])
+        overview = take(client)
+        chosen = [p for p in overview.of_topic(name) if not indexes or p.index in indexes]
+        if cancel:
+            _cancel(client, target, out, chosen, overview)
+        elif verify:
+            _verify(client, out, chosen, overview)
+        else:
+            wanted: dict[TopicPartition, Any] = (
+                dict(plans.spelled_out(chosen, replicas))
+                if replicas is not None
+                else dict(plans.with_factor(chosen, factor or 1, overview))
+            )
+            listed = plans.moves_to(overview, wanted)
+            execute(client, target, out, overview, listed, throttle=throttle, at_once=at_once, dry_run=dry_run, yes=yes)
+
+
+def execute(
+    client: Admin,
+    target: Target,
+    out: Output,
+    overview: Overview,
+    listed: Sequence[Move],
+    *,
+    throttle: int | None,
+    at_once: int,
+    dry_run: bool,
+    yes: bool,
+) -> None:
+    """Show the plan, ask, and do it; ends the process with 1 if a partition did not move, 130 after Ctrl-C."""
+    if not out.as_json:
+        show(overview, listed, throttle)
+    if dry_run or not listed:
+        if out.as_json:
+            out.value({"moves": plans.as_value(listed), "done": [], "failed": {}})
+        return
+    if not yes and sys.stdin.isatty():
+        click.confirm("Do it?", abort=True, err=True)
+    interrupts.catch()
+    say = _quiet if out.as_json else click.echo
+    living = [broker.id for broker in overview.living()]
+    result = Moved()
+    try:
+        with throttled(client, listed, throttle, living):
+            result = perform(
+                client,
+                overview,
+                listed,
+                at_once=at_once,
+                timeout_ms=target.timeout_ms,
+                say=say,
+                shown=not out.as_json,
+            )
+        interrupts.check()
+    except Interrupted:
+        click.echo("interrupted; what was begun goes on without a throttle, `--cancel` takes it back", err=True)
+        sys.exit(EXIT_INTERRUPTED)
+    failed = {str(tp): reason for tp, reason in sorted(result.failed.items())}
+    out.done(
+        "\n".join(f"{tp}: {reason}" for tp, reason in failed.items()) or f"{len(result.done)} moved",
+        {"moves": plans.as_value(listed), "done": [str(move.tp) for move in result.done], "failed": failed},
+    )
+    if failed:
+        raise CliError(f"{len(failed)} of {len(listed)} partitions did not move")
+
+
+def _quiet(_: str) -> None:
+    """Programs read the end only."""
+
+
+def show(overview: Overview, listed: Sequence[Move], throttle: int | None) -> None:
+    """The plan for people."""
+    if not listed:
+        click.echo("nothing to move")
+        return
+    table(plans.COLUMNS, plans.rows(listed))
+    click.echo()
+    table(plans.LOAD_COLUMNS, plans.load_rows(overview, listed))
+    click.echo(f"\n{plans.summary(listed, throttle)}")
+
+
+def _cancel(client: Admin, target: Target, out: Output, chosen: Sequence[Partition], overview: Overview) -> None:
+    moving = [p.tp for p in chosen if p.moving]
+    answers = alter(client, dict.fromkeys(moving), target.timeout_ms) if moving else {}
+    fine = (ErrorCode.NONE, ErrorCode.NO_REASSIGNMENT_IN_PROGRESS)  # the latter: it was over before we came
+    failed = {str(tp): explain(code, text) for tp, (code, text) in answers.items() if code not in fine}
+    cancelled = [str(tp) for tp, (code, _) in sorted(answers.items()) if code == ErrorCode.NONE]
+    cleared = _clear(client, chosen, take(client, directories=False))
+    lines = [f"{tp}: cancelled" for tp in cancelled] or ["nothing is under way"]
+    out.done("\n".join([*lines, *_cleared(cleared)]), {"cancelled": cancelled, "failed": failed, "cleared": cleared})
+    if failed:
+        raise CliError("; ".join(f"{tp}: {reason}" for tp, reason in failed.items()))
+
+
+def _verify(client: Admin, out: Output, chosen: Sequence[Partition], overview: Overview) -> None:
+    rows = []
+    for p in chosen:
+        copied = overview.copied(p)
+        share = f"{copied[0] / copied[1]:.0%}" if copied and copied[1] else None
+        behind = [b for b in p.settled if b not in p.isr]
+        state = "moving" if p.moving else "not in sync" if behind else "in place"
+        rows.append([p.index, p.leader, list(p.replicas), list(p.isr), list(p.adding), list(p.removing), share, state])
+    columns = ["partition", "leader", "replicas", "isr", "adding", "removing", "copied", "state"]
+    moving = any(p.moving for p in chosen)
+    cleared = _clear(client, chosen, overview)
+    if out.as_json:
+        listed = [dict(zip(columns, row, strict=True)) for row in rows]
+        out.value({"moving": moving, "partitions": listed, "cleared": cleared})
+    else:
+        table(columns, rows)
+        for line in _cleared(cleared):
+            click.echo(line)
+    if moving:
+        sys.exit(EXIT_MOVING)
+
+
+def _clear(client: Admin, chosen: Collection[Partition], overview: Overview) -> list[str]:
+    """Take away throttles that nobody needs: the topic's if it does not move, the brokers' if nothing does."""
+    moving = overview.moving()
+    topics = {p.topic for p in chosen} - {p.topic for p in moving}
+    return clear_throttles(client, topics, [] if moving else [broker.id for broker in overview.living()])
+
+
+def _cleared(cleared: Sequence[str]) -> list[str]:
+    return [f"throttle cleared: {', '.join(cleared)}"] if cleared else []
+
+
+@click.command(name="elect")
+@click.argument("names", nargs=-1, metavar="[TOPIC...]", shell_complete=complete_topics)
+@click.option("--partition", "-p", "indexes", type=int, multiple=True, help="Only this partition (several times).")
+@click.option("--preferred", "kind", flag_value="preferred", help="Lead by each partition's first replica again.")
+@click.option("--unclean", "kind", flag_value="unclean", help="Lead by a replica that may lack records. LOSES DATA.")
+@yes_option
+@client_options
+def elect_leaders(
+    *, target: Target, out: Output, names: tuple[str, ...], indexes: tuple[int, ...], kind: str | None, yes: bool
+) -> None:
+    """Elect leaders: the preferred ones, of some topics or of all, or unclean ones where nobody else is left.
+
+    An unclean election gives up every record that the elected replica does not have. It is the last resort for a
+    partition that is offline and whose in-sync replicas will not come back.
+    """
+    if kind is None:
+        raise click.UsageError("give --preferred or --unclean")
+    if kind == "unclean" and not names:
+        raise click.UsageError("--unclean needs the topics by name")
+    if indexes and len(names) != 1:
+        raise click.UsageError("--partition needs exactly one topic")
+    if kind == "unclean" and not yes and sys.stdin.isatty():
+        click.confirm(f"Elect leaders of {', '.join(names)} that may lack records, for good?", abort=True, err=True)
+    with admin(target) as client:
+        wanted = None
+        if names:
+            found = known_partitions(client, [PartitionsOf(name, indexes or None) for name in names])
+            wanted = [TopicPartition(topic, p["partition_index"]) for topic, rows in found.items() for p in rows]
+        answers = elect(client, wanted, UNCLEAN if kind == "unclean" else PREFERRED, target.timeout_ms)
+    rows: list[list[Any]] = []
+    failed = 0
+    for tp, (code, message) in sorted(answers.items()):
+        needless = code == ErrorCode.ELECTION_NOT_NEEDED
+        failed += bool(code) and not needless
+        result = "elected" if not code else "not needed" if needless else explain(code, message)
+        rows.append([tp.topic, tp.partition, result])
+    if not rows and not out.as_json:
+        click.echo("every partition is led by its preferred replica")
+    else:
+        out.rows(["topic", "partition", "result"], rows)
+    if failed:
+        raise CliError(f"{failed} of {len(rows)} elections failed")
+
+
+def describe_moves(overview: Overview) -> list[list[Any]]:
+    """The moves under way, with what they have copied."""
+    rows = []
+    for p in overview.moving():
+        copied = overview.copied(p)
+        done = f"{bytes_text(copied[0])} of {bytes_text(copied[1])}" if copied else None
+        rows.append([p.topic, p.index, list(p.adding), list(p.removing), done])
+    return rows
