@@ -23,10 +23,7 @@ def polls(logs: Logs, report: Report) -> None:
         last: dict[str, int] = {}
         for event in events:
             if isinstance(event, Position):
-                kept = {
-                    key: last[key] for key, at in event.at.items() if at is None and key in last and not event.group
-                }
-                last = kept | {key: at - 1 for key, at in event.at.items() if at is not None}
+                last = {key: at - 1 for key, at in event.at.items() if at is not None}
                 continue
             for key, records in event.records.items():
                 if not records:

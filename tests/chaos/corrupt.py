@@ -131,6 +131,8 @@ def _transactions(world: World, proc: str, rounds: int) -> Iterator[None]:
         yield
         fate = world.rng.random()
         state[0] = "committed" if fate < 0.7 else "aborted"
+        if fate < 0.75:
+            world.emit(e="committing", **name)
         for key in sorted(set(touched)):
             world.append(key, None, ["marker"])
         yield
@@ -165,6 +167,8 @@ def _workers(world: World, proc: str, rounds: int) -> Iterator[None]:
         yield
         fate = world.rng.random()
         state[0] = "committed" if fate < 0.8 else "aborted"
+        if fate < 0.85:
+            world.emit(e="committing", **name)
         world.append(OUT, None, ["marker"])
         if state[0] == "committed":
             world.offsets[WORKERS, IN] = offset + 1
@@ -414,6 +418,8 @@ def aborted_called_committed(rng: random.Random, events: list[Event]) -> set[str
     if op is None:
         return None
     op[-1]["e"] = "ok"
+    place = events.index(op[-1])
+    events.insert(place, op[-1] | {"e": "committing"})
     return {"lost-write", "unseen", "skip-poll"}
 
 

@@ -6,13 +6,15 @@ client process, ``n`` numbers its operations, ``e`` says what happened to the op
 - ``start``: a process begins; ``iso`` (``rc`` or ``ru``), ``group`` and ``client`` hold for its polls.
 - ``invoke`` / ``ok`` / ``fail`` / ``info`` for ``send`` (``k`` key, ``v`` value, ``o`` offset when known, ``idem``,
   ``inst`` the producer's instance in the process), ``txn`` and ``commit`` (``g`` group, ``o`` offsets by key).
-  ``info``: nobody knows; an invocation without an end counts as ``info``. ``after_commit`` marks an end that is
+  ``info``: nobody knows; an invocation without an end counts as ``info``. ``doubtful`` marks an end that is
   definite by the client's word only, after a commit was sent: the sound reading takes it as ``info``.
-- inside a ``txn``: ``send``, ``sent`` (acknowledged at ``o``), ``poll`` (``r``: key -> [[offset, value], ...]) and
-  ``offsets`` (``g``, ``o``). A send may name the record it was made from as ``s``: [key, offset].
+- inside a ``txn``: ``committing`` (written before the commit is asked for: a transaction without it cannot commit, so
+  it failed for certain however it ended), ``send``, ``sent`` (acknowledged at ``o``), ``poll`` (``r``: key ->
+  [[offset, value], ...]) and ``offsets`` (``g``, ``o``). A send may name the record it was made from as ``s``: [key,
+  offset].
 - one line with ``t0`` and ``t``: ``poll``, ``committed`` (``g``, ``o``), ``ends`` (ListOffsets: ``iso``, ``o``),
   ``final`` (a full read: ``iso``, ``r``, ``end``, the log's end by key) and ``position`` (the consumer now stands at
-  ``r``: key -> offset, null where the group's committed offset decides; keys that are not named are given up).
+  ``r``: key -> offset, null where somebody else decides: the group's committed offset; other keys are given up).
 - ``fault`` (``kind``, ``target``, ``t0``, ``t``, ``proof``) and ``phase`` (``name``, ``t0``, ``t``).
 
 A key is ``topic/partition``; a value is written to one key at most once.
@@ -76,7 +78,8 @@ class Op:
     outcome: str = "info"
     idempotent: bool = True
     instance: int = 0
-    after_commit: bool = False
+    doubtful: bool = False
+    committing: bool = False
     error: str = ""
     sends: list[Send] = field(default_factory=list)
     polls: list[Poll] = field(default_factory=list)
@@ -172,12 +175,15 @@ class Parser:
         self._open_commits: dict[tuple[str, int], Event] = {}
         self._sends: dict[tuple[str, int, str, str], Send] = {}
         self._starts: dict[str, Event] = {}
+        self._ended: set[tuple[str, int]] = set()
 
     def feed(self, event: Event) -> None:
         """Take one event; raises KeyError or ValueError for one that makes no sense."""
         e, f = event.get("e"), event.get("f")
         if e == "start":
             self._starts[event["p"]] = event
+        elif e == "gone":
+            self.history.errors[f"gone: {event['error'][:60]}"] += 1
         elif f in ("send", "txn"):
             self._operation(event)
         elif f == "commit":
@@ -204,6 +210,8 @@ class Parser:
             send = Send(op, event["k"], event["v"], event["t"], source=tuple(source) if source else None)
             self._sends[*name, send.key, send.value] = send
             op.sends.append(send)
+        elif e == "committing":
+            op.committing = True
         elif e == "sent":
             send = self._sends[*name, event["k"], event["v"]]
             send.offset, send.acked = event["o"], event["t"]
@@ -214,13 +222,16 @@ class Parser:
             self._polled(poll)
         elif e == "offsets":
             op.offsets.update({(event["g"], key): offset for key, offset in event["o"].items()})
+        elif name in self._ended:
+            raise ValueError(f"operation {name} ends twice")
         else:
+            self._ended.add(name)
             self._end(op, event)
 
     def _end(self, op: Op, event: Event) -> None:
         outcome = event["e"]
-        op.after_commit = bool(event.get("after_commit"))
-        if op.after_commit and outcome == "fail" and not self.strict:
+        op.doubtful = bool(event.get("doubtful"))
+        if op.doubtful and outcome == "fail" and not self.strict:
             outcome = "info"
         op.outcome, op.error = outcome, event.get("error", "")
         if outcome != "ok":
@@ -249,11 +260,14 @@ class Parser:
 
     def _poll_of(self, event: Event) -> Poll:
         start = self._starts.get(event["p"], {})
-        records = {key: [(int(o), str(v)) for o, v in found] for key, found in event["r"].items()}
         return Poll(
-            event["p"], event["t0"] if "t0" in event else event["t"], event["t"], event.get("iso") or start.get("iso", RC), records,
+            event["p"],
+            event["t0"] if "t0" in event else event["t"],
+            event["t"],
+            event.get("iso") or start.get("iso", RC),
+            {key: [(int(o), str(v)) for o, v in found] for key, found in event["r"].items()},
             group=start.get("group"),
-        )  # fmt: skip
+        )
 
     def _polled(self, poll: Poll) -> None:
         self.history.polls.append(poll)
@@ -304,6 +318,8 @@ class Parser:
         for invoke in self._open_commits.values():
             self._add_commit(invoke, "info", FOREVER)
         for op in self.history.ops:
+            if op.kind == "txn" and not op.committing:
+                op.outcome = "fail"
             for (group, key), offset in op.offsets.items():
                 self.history.commits.append(Commit(group, key, offset, op.t0, op.t1, op.outcome, str(op)))
         self.history.ops.sort(key=lambda op: op.t0)

@@ -34,18 +34,18 @@ class Tale:
 
     def send(
         self, value: str, offset: int | None = None, *, key: str = "t/0", proc: str = "w", outcome: str = "ok",
-        at: int | None = None, idem: bool = True, after_commit: bool = False,
+        at: int | None = None, idem: bool = True, doubtful: bool = False,
     ) -> None:  # fmt: skip
         """One record, sent and ended."""
         name = {"f": "send", "p": proc, "n": self.number()}
         self.events.append({"e": "invoke", "t": at or self.tick(), "k": key, "v": value, "idem": idem, **name})
-        end = {"e": outcome, "t": self.tick(), "after_commit": after_commit, **name}
+        end = {"e": outcome, "t": self.tick(), "doubtful": doubtful, **name}
         self.events.append(end | ({"o": offset} if outcome == "ok" else {}))
 
     def txn(
         self, sends: Sequence[tuple[Any, ...]], *, outcome: str = "ok", proc: str = "x", at: int | None = None,
         polls: Sequence[Log] = (), offsets: Mapping[str, int] | None = None, group: str = "g",
-        after_commit: bool = False,
+        doubtful: bool = False, committing: bool | None = None,
     ) -> None:  # fmt: skip
         """A transaction; a send is (key, value, offset or None[, source])."""
         name = {"f": "txn", "p": proc, "n": self.number()}
@@ -61,7 +61,9 @@ class Tale:
                 self.events.append({"e": "sent", "t": self.tick(), "k": key, "v": value, "o": offset, **name})
         if offsets:
             self.events.append({"e": "offsets", "t": self.tick(), "g": group, "o": dict(offsets), **name})
-        self.events.append({"e": outcome, "t": self.tick(), "after_commit": after_commit, **name})
+        if committing if committing is not None else outcome != "fail" or doubtful:
+            self.events.append({"e": "committing", "t": self.tick(), **name})
+        self.events.append({"e": outcome, "t": self.tick(), "doubtful": doubtful, **name})
 
     def _single(self, kind: str, proc: str, at: int | None, **what: Any) -> None:
         t0 = at or self.tick()

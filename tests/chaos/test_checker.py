@@ -240,8 +240,14 @@ def an_aborted_transaction_is_read_uncommitted(tale: Tale) -> None:
 
 
 @story()
-def an_end_after_commit_is_only_taken_as_unknown(tale: Tale) -> None:
-    tale.txn([("t/0", "a", 0)], outcome="fail", after_commit=True)
+def an_end_by_the_clients_word_is_taken_as_unknown(tale: Tale) -> None:
+    tale.txn([("t/0", "a", 0)], outcome="fail", doubtful=True)
+    tale.poll(A)
+
+
+@story("aborted-read")
+def a_transaction_that_never_asked_for_its_commit_is_read(tale: Tale) -> None:
+    tale.txn([("t/0", "a", 0)], outcome="info", committing=False)
     tale.poll(A)
 
 
@@ -251,7 +257,7 @@ def a_transaction_reads_its_own(tale: Tale) -> None:
     tale.txn([("t/0", "a", 0)], polls=[], at=start)
     events, tale.events = tale.events, []
     read = {"e": "poll", "t0": tale.tick(), "t": tale.tick(), "r": {"t/0": [[0, "a"]]}, "f": "txn", "p": "x", "n": 1}
-    tale.events = [*events[:-1], read, events[-1] | {"t": tale.tick()}]
+    tale.events = [*events[:-2], read, events[-2], events[-1] | {"t": tale.tick()}]
 
 
 @story("torn-transaction", "unseen")
@@ -459,7 +465,7 @@ def two_transactions_read_each_other(tale: Tale) -> None:
     tale.txn([("t/0", "a", 0)], at=start, proc="x1", polls=[])
     tale.txn([("t/1", "b", 0)], at=start, proc="x2", polls=[])
     for number, (key, value) in enumerate((("t/1", "b"), ("t/0", "a")), 1):
-        end = next(i for i, event in enumerate(tale.events) if event["n"] == number and event["e"] == "ok")
+        end = next(i for i, event in enumerate(tale.events) if event["n"] == number and event["e"] == "committing")
         read = {
             "e": "poll",
             "t0": tale.now,
@@ -469,7 +475,7 @@ def two_transactions_read_each_other(tale: Tale) -> None:
             "p": f"x{number}",
             "n": number,
         }
-        tale.events[end]["t"] = tale.tick()
+        tale.events[end]["t"] = tale.events[end + 1]["t"] = tale.tick()
         tale.events.insert(end, read)
 
 
@@ -671,7 +677,7 @@ def test_a_key_that_was_not_read_to_its_end() -> None:
 
 def test_strict_reading_believes_the_client() -> None:
     tale = Tale()
-    tale.txn([("t/0", "a", 0)], outcome="fail", after_commit=True)
+    tale.txn([("t/0", "a", 0)], outcome="fail", doubtful=True)
     tale.poll(A)
     assert check_events(tale.events).ok
     assert check_events(tale.events, strict=True).kinds == {"aborted-read"}

@@ -1,0 +1,78 @@
+"""One client process: ``python -m tests.chaos.client ROLE PROC SLOT SEED BOOTSTRAP DIRECTORY``.
+
+ROLE is a key of ROLES, PROC the name in the history, SLOT what stays the same when the process is started anew (its
+transactional id). Ends with 0 when it was asked to, with 3 when its client gave up for good.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.chaos import workload_produce, workload_read, workload_txn
+from tests.chaos.recorder import Life, Recorder
+
+TOPICS = {"plain": 2, "idem": 3, "txn": 3, "in": 2, "out": 2}
+"""Topic -> partitions."""
+READERS, WORKERS = "readers", "workers"
+GAVE_UP = 3
+
+Role = Callable[[Recorder, Life, str, str], None]
+
+
+def _produce(produce: Callable[..., None], topic: str, rate: float) -> Role:
+    return lambda recorder, life, bootstrap, _: produce(recorder, life, bootstrap, topic, TOPICS[topic], rate)
+
+
+def _read(read: Callable[..., None], isolation: str, *topics: str) -> Role:
+    some = {topic: TOPICS[topic] for topic in topics or TOPICS}
+    return lambda recorder, life, bootstrap, _: read(recorder, life, bootstrap, some, isolation)
+
+
+ROLES: dict[str, tuple[dict[str, str], Role]] = {
+    "plain": ({}, _produce(workload_produce.kafka_python, "plain", 15)),
+    "idem": ({}, _produce(workload_produce.confluent, "idem", 30)),
+    "idem-aio": ({}, _produce(workload_produce.aiokafka, "idem", 20)),
+    "input": ({}, _produce(workload_produce.confluent, "in", 15)),
+    "txn": ({"iso": "rc"}, lambda r, li, b, slot: workload_txn.mixed(r, li, b, "txn", TOPICS["txn"], 4, slot)),
+    "worker": (
+        {"iso": "rc", "group": WORKERS},
+        lambda r, li, b, slot: workload_txn.worker(r, li, b, "in", "out", TOPICS["out"], slot, WORKERS),
+    ),
+    "reader-rc": ({"iso": "rc"}, _read(workload_read.confluent, "rc")),
+    "reader-ru": ({"iso": "ru"}, _read(workload_read.aiokafka, "ru")),
+    "reader-kp": ({"iso": "rc"}, _read(workload_read.kafka_python, "rc", "txn", "out")),
+    "member": (
+        {"iso": "rc", "group": READERS},
+        lambda r, li, b, _: workload_read.confluent_member(r, li, b, "idem", READERS),
+    ),
+    "member-kp": (
+        {"iso": "rc", "group": READERS},
+        lambda r, li, b, _: workload_read.kafka_python_member(r, li, b, "idem", READERS),
+    ),
+    "asker": (
+        {},
+        lambda r, li, b, _: workload_read.asker(r, li, b, TOPICS, {READERS: "idem", WORKERS: "in"}, 4),
+    ),
+}  # fmt: skip
+
+
+def main() -> int:
+    """Play the role."""
+    role, proc, slot, seed, bootstrap, directory = sys.argv[1:7]
+    logging.basicConfig(level=logging.ERROR)
+    start, play = ROLES[role]
+    life = Life(seed)
+    recorder = Recorder(Path(directory), proc, role=role, **start)
+    try:
+        play(recorder, life, bootstrap, slot)
+    except Exception as problem:  # a client that gave up: the next one takes its place
+        recorder.write(e="gone", t=recorder.now(), error=f"{type(problem).__name__} {problem}"[:200])
+        return GAVE_UP
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,240 @@
+"""The cluster under test: three brokers and three ZooKeeper nodes, each a process on a host and a disk of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.error import URLError
+from urllib.request import urlopen
+
+from coordination.ensemble import ZooKeeperNode, find_classpath, find_java, spawn
+from tests.chaos.clocks import HostClock
+from tests.chaos.clocks import build as build_shim
+from tests.chaos.network import Network, isolate
+
+REPLICATION = 1
+"""Replicas of every topic; with 1 the faults that would lose data on one replica are left out."""
+MIN_INSYNC = 2 if REPLICATION >= 3 else 1
+BROKERS = (1, 2, 3)
+KAFKA_PORT, ADMIN_PORT, ZOOKEEPER_PORT = 9092, 9100, 2181
+SESSION_MS, LAG_MS, TICK_MS = 6_000, 10_000, 500
+DISK_MB = 192
+ROOT = Path(__file__).parents[2]
+RUNNER = "runner"
+CLIENT_HOSTS = ("c1", "c2")
+
+
+def broker_host(number: int) -> str:
+    """The host of a broker."""
+    return f"b{number}"
+
+
+class Machine:
+    """What brokers and ZooKeeper nodes have in common: a host, a clock, a process that comes and goes."""
+
+    process: subprocess.Popen[bytes] | None = None
+
+    def __init__(self, host: str, network: Network, clock: HostClock, log_file: Path) -> None:
+        self.host = host
+        self.network = network
+        self.clock = clock
+        self.log_file = log_file
+        self.wanted = False
+        """Whether it should be running; a process that ends while it is wanted has died by itself."""
+
+    @property
+    def address(self) -> str:
+        """The host's IP address."""
+        return self.network.address(self.host)
+
+    @property
+    def pid(self) -> int | None:
+        """Process id while it runs."""
+        return self.process.pid if self.process is not None and self.process.poll() is None else None
+
+    def command(self) -> list[str]:
+        """What is started."""
+        raise NotImplementedError
+
+    def start(self) -> None:
+        """Start the process; doesn't wait for it to serve."""
+        assert self.pid is None, f"{self.host} runs already"
+        self.wanted = True
+        with self.log_file.open("ab") as out, self.network.inside(self.host):
+            self.process = spawn(
+                self.command(), ROOT, out, die_with_parent=True, environment={**os.environ, **self.clock.environment}
+            )
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal; nothing happens when it doesn't run."""
+        if self.pid is not None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> int:
+        """SIGKILL, wait for the end, return the exit status."""
+        assert self.process is not None
+        self.wanted = False
+        self.process.kill()
+        return self.process.wait()
+
+    def state(self) -> str:
+        """The kernel's letter for the process: T is stopped, Z or nothing is dead."""
+        try:
+            return Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+        except OSError:
+            return ""
+
+
+class ChaosBroker(Machine):
+    """A broker; its log directory is a small file system of its own, so that it can fill up."""
+
+    def __init__(self, number: int, network: Network, clock: HostClock, directory: Path, zookeeper: str) -> None:
+        super().__init__(broker_host(number), network, clock, directory / f"broker-{number}.log")
+        self.number = number
+        self.disk = directory / f"disk-{number}"
+        self.config_file = directory / f"broker-{number}.properties"
+        mount_disk(self.disk)
+        settings = {
+            "broker.id": number,
+            "listeners": f"PLAINTEXT://{self.address}:{KAFKA_PORT}",
+            "admin.listener": f"{self.address}:{ADMIN_PORT}",
+            "log.dirs": self.disk / "data",
+            "zookeeper.connect": zookeeper,
+            "zookeeper.session.timeout.ms": SESSION_MS,
+            "zookeeper.connection.timeout.ms": 600_000,
+            "replica.lag.time.max.ms": LAG_MS,
+            "auto.create.topics.enable": "false",
+            "default.replication.factor": REPLICATION,
+            "min.insync.replicas": MIN_INSYNC,
+            "offsets.topic.replication.factor": REPLICATION,
+            "offsets.topic.num.partitions": 4,
+            "transaction.state.log.replication.factor": REPLICATION,
+            "transaction.state.log.min.isr": MIN_INSYNC,
+            "transaction.state.log.num.partitions": 4,
+            "transaction.abort.timed.out.transaction.cleanup.interval.ms": 1_000,
+            "group.initial.rebalance.delay.ms": 0,
+            "log.segment.bytes": 1 << 20,
+            "log.flush.offset.checkpoint.interval.ms": 15_000,
+        }
+        self.config_file.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+
+    def command(self) -> list[str]:
+        return [sys.executable, "-m", "brokers.cli.main", "broker", str(self.config_file)]
+
+    def ready(self) -> bool:
+        """Does it say that it serves?"""
+        try:
+            with urlopen(f"http://{self.address}:{ADMIN_PORT}/health/ready", timeout=2) as answer:
+                return bool(answer.status == 200)
+        except (URLError, OSError):
+            return False
+
+    @property
+    def ballast(self) -> Path:
+        """The file that fills the disk."""
+        return self.disk / "ballast"
+
+
+class ChaosZooKeeper(Machine):
+    """A ZooKeeper node."""
+
+    def __init__(self, number: int, network: Network, clock: HostClock, directory: Path, size: int) -> None:
+        super().__init__(f"z{number}", network, clock, directory / f"zookeeper-{number}.log")
+        self._settings = _Settings(directory / f"zookeeper-{number}", number, network, size)
+
+    def command(self) -> list[str]:
+        return self._settings.command()
+
+    def mode(self) -> str | None:
+        """``leader``, ``follower``, or None while it doesn't serve."""
+        with contextlib.suppress(OSError):
+            import socket
+
+            with socket.create_connection((self.address, ZOOKEEPER_PORT), timeout=1) as sock:
+                sock.settimeout(1)
+                sock.sendall(b"srvr")
+                for line in sock.makefile("r"):
+                    if line.startswith("Mode: "):
+                        return line.removeprefix("Mode: ").strip()
+        return None
+
+
+class _Settings(ZooKeeperNode):
+    """Writes the files of an ensemble's node, with addresses of hosts instead of the loopback's."""
+
+    def __init__(self, directory: Path, number: int, network: Network, size: int) -> None:
+        peers = [f"server.{i}={network.address(f'z{i}')}:2888:3888" for i in range(1, size + 1)]
+        own = f"clientPortAddress={network.address(f'z{number}')}"
+        super().__init__(
+            directory, ZOOKEEPER_PORT, node_id=number, peers=[*peers, "standaloneEnabled=false"], tick_ms=TICK_MS,
+            settings=[own],
+        )  # fmt: skip
+
+    def command(self) -> list[str]:
+        data = self.directory / "data"
+        data.mkdir(parents=True, exist_ok=True)
+        (data / "myid").write_text(f"{self.node_id}\n")
+        config = self._config(data).replace("clientPortAddress=127.0.0.1\n", "")
+        (self.directory / "zoo.cfg").write_text(config)
+        main = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
+        options = ("-Xmx96m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData")
+        classpath = f"{find_classpath()}:{self.directory}"
+        return [find_java(), *options, "-cp", classpath, main, str(self.directory / "zoo.cfg")]
+
+
+def mount_disk(where: Path) -> None:
+    """A file system of DISK_MB: ext4 in a file, or a tmpfs without loop devices. It goes with the mount namespace."""
+    where.mkdir(parents=True)
+    image = where.with_suffix(".img")
+    with image.open("wb") as file:
+        file.truncate(DISK_MB << 20)
+    loop = subprocess.run(
+        f"mkfs.ext4 -q -m 0 -O ^has_journal {image} && mount -o loop {image} {where}",
+        shell=True,
+        capture_output=True,
+        check=False,
+    )
+    if loop.returncode:
+        image.unlink()
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m", "tmpfs", str(where)], check=True)
+
+
+class Cluster:
+    """Everything under test, by name."""
+
+    def __init__(self, directory: Path, zookeepers: int = 3) -> None:
+        isolate()
+        self.directory = directory
+        directory.mkdir(parents=True, exist_ok=True)
+        names = [f"z{number}" for number in range(1, zookeepers + 1)]
+        self.network = Network([RUNNER, *CLIENT_HOSTS, *map(broker_host, BROKERS), *names], directory / "switch.log")
+        library = build_shim(directory)
+        clocks = {name: HostClock(library, directory / f"{name}.clock") for name in self.network.hosts}
+        connect = ",".join(f"{self.network.address(name)}:{ZOOKEEPER_PORT}" for name in names)
+        self.zookeepers = [
+            ChaosZooKeeper(number, self.network, clocks[name], directory, zookeepers)
+            for number, name in enumerate(names, 1)
+        ]
+        self.brokers = [ChaosBroker(n, self.network, clocks[broker_host(n)], directory, connect) for n in BROKERS]
+
+    @property
+    def machines(self) -> Sequence[Machine]:
+        """All of them."""
+        return [*self.zookeepers, *self.brokers]
+
+    @property
+    def bootstrap(self) -> str:
+        """``bootstrap.servers`` for clients."""
+        return ",".join(f"{broker.address}:{KAFKA_PORT}" for broker in self.brokers)
+
+    def close(self) -> None:
+        """End all processes."""
+        for machine in self.machines:
+            if machine.pid is not None:
+                machine.kill()
+        self.network.close()

@@ -1,0 +1,127 @@
+"""Producers: records with unique values, each an operation of its own, by three stock clients."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from tests.chaos.outcomes import code_of, end_of, text_of
+from tests.chaos.recorder import Life, Recorder, pack
+
+DELIVERY_MS = 30_000
+"""How long a client tries to get a record acknowledged before it says that it doesn't know."""
+IN_FLIGHT_MAX = 40
+CONFLUENT = {
+    "message.timeout.ms": DELIVERY_MS, "request.timeout.ms": 5_000, "socket.timeout.ms": 8_000,
+    "reconnect.backoff.max.ms": 1_000, "retry.backoff.ms": 100, "topic.metadata.refresh.interval.ms": 5_000,
+    "socket.connection.setup.timeout.ms": 5_000, "log_level": 2,
+}  # fmt: skip
+"""Impatient settings: a producer that waits minutes for a silent broker tests little."""
+
+
+def confluent(recorder: Recorder, life: Life, bootstrap: str, topic: str, partitions: int, rate: float) -> None:
+    """librdkafka, idempotent, several records in flight."""
+    from confluent_kafka import KafkaException, Producer
+
+    producer = Producer(
+        {"bootstrap.servers": bootstrap, "enable.idempotence": True, "acks": "all", "linger.ms": 2, **CONFLUENT}
+    )
+    open_ = set()
+    fatal: list[Any] = []
+
+    def report(name: dict[str, Any]) -> Any:
+        def done(error: Any, message: Any) -> None:
+            open_.discard(name["n"])
+            if error is None:
+                recorder.then(name, o=message.offset(), e="ok")
+            else:
+                recorder.then(name, **end_of(error.code() if error.code() > 0 else None), error=error.str()[:120])
+                if error.fatal():
+                    fatal.append(error)
+
+        return done
+
+    while life.on and not fatal:
+        if len(open_) < IN_FLIGHT_MAX:
+            partition = life.rng.randrange(partitions)
+            value = f"{recorder.proc}.{recorder.next}"
+            name = recorder.begin("send", k=f"{topic}/{partition}", v=value)
+            open_.add(name["n"])
+            try:
+                producer.produce(topic, pack(value), partition=partition, on_delivery=report(name))
+            except (KafkaException, BufferError) as error:  # not even queued
+                open_.discard(name["n"])
+                recorder.then(name, "fail", error=text_of(error))
+        producer.poll(life.rng.random() * 2 / rate)
+    producer.flush(DELIVERY_MS / 1000 if not fatal else 1)
+
+
+def kafka_python(recorder: Recorder, life: Life, bootstrap: str, topic: str, partitions: int, rate: float) -> None:
+    """kafka-python, acks=all, not idempotent, one record at a time: duplicates are allowed, losses are not."""
+    from kafka import KafkaProducer
+
+    producer = KafkaProducer(
+        bootstrap_servers=bootstrap.split(","), acks="all", enable_idempotence=False, retries=100, linger_ms=0,
+        request_timeout_ms=5_000, delivery_timeout_ms=DELIVERY_MS, max_block_ms=DELIVERY_MS, retry_backoff_ms=100,
+        max_in_flight_requests_per_connection=1, metadata_max_age_ms=5_000, reconnect_backoff_max_ms=1_000,
+    )  # fmt: skip
+    while life.on:
+        partition = life.rng.randrange(partitions)
+        value = f"{recorder.proc}.{recorder.next}"
+        name = recorder.begin("send", k=f"{topic}/{partition}", v=value, idem=False)
+        try:
+            result = producer.send(topic, pack(value), partition=partition).get(DELIVERY_MS / 1000 + 10)
+            recorder.then(name, "ok", o=result.offset)
+        except Exception as error:
+            recorder.then(name, **end_of(code_of(error)), error=text_of(error))
+        life.pause(life.rng.random() * 2 / rate)
+    producer.close(5)
+
+
+def aiokafka(recorder: Recorder, life: Life, bootstrap: str, topic: str, partitions: int, rate: float) -> None:
+    """aiokafka, idempotent, a few records in flight."""
+    asyncio.run(_aiokafka(recorder, life, bootstrap, topic, partitions, rate))
+
+
+async def _aiokafka(recorder: Recorder, life: Life, bootstrap: str, topic: str, partitions: int, rate: float) -> None:
+    from aiokafka import AIOKafkaProducer
+
+    producer = AIOKafkaProducer(
+        bootstrap_servers=bootstrap, enable_idempotence=True, acks="all", request_timeout_ms=5_000, linger_ms=2,
+        retry_backoff_ms=100, metadata_max_age_ms=5_000,
+    )  # fmt: skip
+    await producer.start()
+    waiting: set[asyncio.Task[None]] = set()
+
+    async def settle(name: dict[str, Any], future: Any) -> None:
+        try:
+            async with asyncio.timeout(DELIVERY_MS / 1000):
+                result = await asyncio.shield(future)
+            recorder.then(name, "ok", o=result.offset)
+        except Exception as error:
+            recorder.then(name, **end_of(code_of(error)), error=text_of(error))
+
+    while life.on:
+        if len(waiting) < IN_FLIGHT_MAX:
+            partition = life.rng.randrange(partitions)
+            value = f"{recorder.proc}.{recorder.next}"
+            name = recorder.begin("send", k=f"{topic}/{partition}", v=value)
+            try:
+                async with asyncio.timeout(DELIVERY_MS / 1000):
+                    future = await producer.send(topic, pack(value), partition=partition)
+            except Exception as error:
+                recorder.then(name, "info", error=text_of(error))
+                if not isinstance(error, TimeoutError):
+                    break
+                continue
+            task = asyncio.create_task(settle(name, future))
+            waiting.add(task)
+            task.add_done_callback(waiting.discard)
+        await asyncio.sleep(life.rng.random() * 2 / rate)
+    if waiting:
+        await asyncio.wait(waiting, timeout=DELIVERY_MS / 1000)
+    try:
+        async with asyncio.timeout(5):
+            await producer.stop()
+    except TimeoutError:
+        pass
