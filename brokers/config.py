@@ -279,7 +279,7 @@ class BrokerConfig:
 
     # groups
     offsets_topic_num_partitions: int = setting(INT, 50, "Partitions of __consumer_offsets.", low=1)
-    offsets_topic_replication_factor: int = setting(SHORT, 1, "Replicas of __consumer_offsets.", low=1)
+    offsets_topic_replication_factor: int = setting(SHORT, 3, "Replicas of __consumer_offsets.", low=1)
     offsets_topic_segment_bytes: int = setting(INT, 100 * MIB, "Segment size of __consumer_offsets.", low=1)
     offsets_retention_minutes: int = setting(INT, 10_080, "How long an empty group's offsets are kept.", low=1)
     offsets_retention_check_interval_ms: int = setting(LONG, 600_000, "Time between two expiry checks, in ms.", low=1)
@@ -293,8 +293,8 @@ class BrokerConfig:
 
     # transactions
     transaction_state_log_num_partitions: int = setting(INT, 50, "Partitions of __transaction_state.", low=1)
-    transaction_state_log_replication_factor: int = setting(SHORT, 1, "Replicas of __transaction_state.", low=1)
-    transaction_state_log_min_isr: int = setting(INT, 1, "min.insync.replicas of __transaction_state.", low=1)
+    transaction_state_log_replication_factor: int = setting(SHORT, 3, "Replicas of __transaction_state.", low=1)
+    transaction_state_log_min_isr: int = setting(INT, 2, "min.insync.replicas of __transaction_state.", low=1)
     transaction_state_log_segment_bytes: int = setting(INT, 100 * MIB, "Segment size of __transaction_state.", low=1)
     transaction_max_timeout_ms: int = setting(INT, 900_000, "Longest timeout a transaction may ask for, in ms.", low=1)
     transactional_id_expiration_ms: int = setting(

@@ -39,7 +39,10 @@ class Broker:
             "zookeeper.connect": fleet.zookeeper_connect,
             "group.initial.rebalance.delay.ms": 0,
             "offsets.topic.num.partitions": 4,
+            "offsets.topic.replication.factor": min(3, fleet.size),
             "transaction.state.log.num.partitions": 4,
+            "transaction.state.log.replication.factor": min(3, fleet.size),
+            "transaction.state.log.min.isr": min(2, fleet.size),
             **fleet.settings,
         }
         self.config_file.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
@@ -108,6 +111,7 @@ class Fleet:
     def __init__(self, directory: Path, brokers: int = 3, **settings: object) -> None:
         self.directory = directory
         directory.mkdir(parents=True, exist_ok=True)
+        self.size = brokers
         self.settings = {name.replace("_", "."): value for name, value in settings.items()}
         from coordination import ensemble
 
