@@ -1,0 +1,118 @@
+"""Requests as ready bytes for the generator, with the places that it reads and moves.
+
+Produce 11 and Fetch 12 name their topics, so one frame serves every server; both are flexible versions (KIP-482) that
+Apache Kafka 4 and its clients of the last years speak. Positions in answers follow from the topic's name alone.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from _native.batch import Record, encode_batch
+from wire import messages
+
+PRODUCE, FETCH = 0, 1
+PRODUCE_VERSION, FETCH_VERSION = 11, 12
+CLIENT_ID = "perf"
+ALL = -1
+_HEAD = struct.Struct("<6I2Q")
+_OFFSET_MARK = 0x0123456789ABCDEF
+
+
+class Frame(NamedTuple):
+    """One request. ``error_at`` and ``records_at`` count from behind the answer's length, ``offset_at`` in the frame.
+
+    ``payload``: bytes of records it carries. A fetch starts again at offset 0 when it reaches ``wrap`` (0: never).
+    """
+
+    data: bytes
+    error_at: int
+    records_at: int = 0
+    offset_at: int = 0
+    batch_bytes: int = 0
+    batch_records: int = 0
+    payload: int = 0
+    wrap: int = 0
+
+
+def batch_of(batch_bytes: int, record_bytes: int) -> tuple[bytes, int]:
+    """A batch of about ``batch_bytes`` made of records of about ``record_bytes``, and their number."""
+    noise = random.Random(batch_bytes)
+    count = max(1, batch_bytes // record_bytes)
+    value = noise.randbytes(max(1, batch_bytes // count - 9))
+    now = time.time_ns() // 1_000_000
+    batch = bytes(encode_batch([Record(-1, now, None, value)] * count))
+    excess = len(batch) - batch_bytes
+    if excess > 0 and excess // count + 1 < len(value):
+        value = value[: -(excess // count + 1)]
+        batch = bytes(encode_batch([Record(-1, now, None, value)] * count))
+    return batch, count
+
+
+def produce_frame(topic: str, partition: int, batch: bytes, acks: int = ALL, correlation_id: int = 0) -> Frame:
+    """A Produce of one batch."""
+    # the library wants the records as an object of its own: leave a hole and fill it
+    request = messages.request_class(PRODUCE)
+    data = request.TopicProduceData
+    message = request(
+        version=PRODUCE_VERSION, transactional_id=None, acks=acks, timeout_ms=30_000,
+        topic_data=[data(name=topic, partition_data=[data.PartitionProduceData(index=partition, records=batch)])],
+    )  # fmt: skip
+    frame = messages.encode_request(PRODUCE, PRODUCE_VERSION, correlation_id, CLIENT_ID, message)
+    assert batch in frame, "the batch is carried as it is"
+    # correlation id, header tags, responses, name, partitions, index
+    return Frame(frame, error_at=4 + 1 + 1 + 1 + len(topic) + 1 + 4, payload=len(batch))
+
+
+def fetch_frame(
+    topic: str,
+    partition: int,
+    *,
+    batch_bytes: int,
+    batch_records: int,
+    max_bytes: int,
+    wrap: int = 0,
+    offset: int = 0,
+    max_wait_ms: int = 500,
+    min_bytes: int = 1,
+) -> Frame:
+    """A Fetch of one partition whose batches are all alike, without a fetch session."""
+    request = messages.request_class(FETCH)
+
+    def encoded(position: int) -> bytes:
+        part = request.FetchTopic.FetchPartition(
+            partition=partition, current_leader_epoch=-1, fetch_offset=position, last_fetched_epoch=-1,
+            log_start_offset=-1, partition_max_bytes=max_bytes,
+        )  # fmt: skip
+        message = request(
+            version=FETCH_VERSION, max_wait_ms=max_wait_ms, min_bytes=min_bytes, max_bytes=max_bytes,
+            isolation_level=0, session_id=0, session_epoch=-1, rack_id="", forgotten_topics_data=[],
+            topics=[request.FetchTopic(topic=topic, partitions=[part])],
+        )  # fmt: skip
+        return messages.encode_request(FETCH, FETCH_VERSION, 0, CLIENT_ID, message)
+
+    offset_at = encoded(_OFFSET_MARK).index(_OFFSET_MARK.to_bytes(8, "big"))
+    # correlation id, header tags, throttle, error, session, responses, name, partitions, index
+    error_at = 4 + 1 + 4 + 2 + 4 + 1 + 1 + len(topic) + 1 + 4
+    # error, three offsets, no aborted transactions, preferred replica
+    records_at = error_at + 2 + 24 + 1 + 4
+    return Frame(encoded(offset), error_at, records_at, offset_at, batch_bytes, batch_records, 0, wrap)
+
+
+def write_frames(path: Path, frames: Sequence[Frame]) -> None:
+    """The file the generator reads."""
+    with path.open("wb") as out:
+        out.write(struct.pack("<I", len(frames)))
+        for frame in frames:
+            out.write(
+                _HEAD.pack(
+                    len(frame.data), frame.error_at, frame.records_at, frame.offset_at, frame.batch_bytes,
+                    frame.batch_records, frame.payload, frame.wrap,
+                )
+            )  # fmt: skip
+            out.write(frame.data)

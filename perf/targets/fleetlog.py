@@ -1,0 +1,74 @@
+"""fleetlog brokers beside one ZooKeeper."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+from coordination import ensemble
+from perf.build import ROOT
+from perf.targets.base import HOST, Broker, Cluster
+
+
+class Fleetlog(Cluster):
+    """``tree`` is the source tree to run, ``native`` the kernels: auto, cython or pure. ``settings`` on top of all."""
+
+    label = "fleetlog"
+
+    def __init__(
+        self,
+        brokers: int = 1,
+        directory: Path | None = None,
+        *,
+        tree: Path = ROOT,
+        native: str = "cython",
+        label: str = "fleetlog",
+        **settings: object,
+    ) -> None:
+        self.label = label
+        super().__init__(brokers, directory)
+        self.tree, self.native = tree, native
+        self.zookeeper: ensemble.ZooKeeperNode | None = None
+        self._settings = {name.replace("_", "."): value for name, value in settings.items()}
+
+    def start(self) -> None:
+        """ZooKeeper first, then the brokers."""
+        self.zookeeper = ensemble.start_local(self.home / "zookeeper")
+        for broker in self.brokers:
+            self._write_config(broker)
+            self.launch(broker)
+        for broker in self.brokers:
+            self.wait_serving(broker)
+
+    def launch(self, broker: Broker) -> None:
+        """Start one broker's process, without waiting."""
+        command = [sys.executable, "-m", "brokers.cli.main", "broker", str(broker.directory / "broker.properties")]
+        broker.launch(command, {"FLEETLOG_NATIVE": self.native}, self.tree)
+
+    def _write_config(self, broker: Broker) -> None:
+        assert self.zookeeper is not None, "started before"
+        replicas = min(3, len(self.brokers))
+        settings: dict[str, object] = {
+            "broker.id": broker.number,
+            "listeners": f"PLAINTEXT://{HOST}:{broker.address.port}",
+            "log.dirs": broker.directory / "data",
+            "zookeeper.connect": self.zookeeper.address,
+            "offsets.topic.replication.factor": replicas,
+            "transaction.state.log.replication.factor": replicas,
+            "transaction.state.log.min.isr": min(2, replicas),
+            "group.initial.rebalance.delay.ms": 0,
+            "log.segment.delete.delay.ms": 0,
+            "auto.create.topics.enable": "false",
+            **self._settings,
+        }
+        text = "".join(f"{name}={value}\n" for name, value in settings.items())
+        (broker.directory / "broker.properties").write_text(text)
+
+    def stop(self) -> None:
+        """Brokers, then ZooKeeper."""
+        for broker in self.brokers:
+            broker.end()
+        if self.zookeeper is not None:
+            self.zookeeper.stop()
+        shutil.rmtree(self.home, ignore_errors=True)
