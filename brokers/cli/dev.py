@@ -47,7 +47,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, 
 
 @click.group()
 def dev() -> None:
-    """A local fleet beside a real ZooKeeper: up, status, kill, start, down."""
+    """A local fleet beside a real ZooKeeper: up, status, kill, start, add, down."""
 
 
 @dev.command()
@@ -227,6 +227,23 @@ def start(broker_id: int, directory: Path) -> None:
         _fail(error)
 
 
+@dev.command()
+@directory_option
+def add(directory: Path) -> None:
+    """Start one more broker. `fleetlog cluster rebalance` gives it something to do."""
+    directory = directory.resolve()
+    try:
+        with locked(directory):
+            state = _running(directory)
+            broker = fleet.add(directory, state)
+            with _console.status(f"waiting for broker {broker.id}"):
+                fleet.start_broker(directory, state, broker, die_with_parent=False)
+                fleet.wait_ready(broker, time.monotonic() + fleet.READY_TIMEOUT_S)
+        click.echo(f"broker {broker.id} is ready at {broker.address}")
+    except DevError as error:
+        _fail(error)
+
+
 def _running(directory: Path) -> FleetState:
     state = load(directory) if directory.exists() else None
     if state is None:
@@ -245,7 +262,7 @@ def _report(state: FleetState | None, directory: Path) -> dict[str, Any]:
             "running": broker.process is not None and broker.process.alive(),
             "ready": fleet.is_ready(broker),
             "admin": f"http://127.0.0.1:{broker.admin_port}",
-            "config": str(Path(broker.directory) / "broker.properties"),
+            "config": str(Path(broker.directory) / fleet.CONFIG_FILE),
             "log": str(fleet.log_path(broker)),
         }
         for broker in state.brokers

@@ -20,6 +20,7 @@ from coordination.ensemble import EnsembleError, find_classpath, find_java, free
 BROKER_PATIENCE_S = 20.0
 ZOOKEEPER_PATIENCE_S = 5.0
 READY_TIMEOUT_S = 60.0
+CONFIG_FILE = "broker.properties"
 
 DEFAULT_SETTINGS: Mapping[str, str] = {
     # A laptop's fleet has few groups; fewer partitions start and load faster.
@@ -29,6 +30,17 @@ DEFAULT_SETTINGS: Mapping[str, str] = {
 }
 
 Progress = Callable[[str], None]
+
+
+def replication_settings(count: int) -> dict[str, str]:
+    """As many copies as a fleet of that size can have, up to Kafka's three."""
+    factor = str(min(3, count))
+    return {
+        "default.replication.factor": factor,
+        "offsets.topic.replication.factor": factor,
+        "transaction.state.log.replication.factor": factor,
+        "transaction.state.log.min.isr": str(min(2, count)),
+    }
 
 
 def check_tools() -> None:
@@ -59,6 +71,21 @@ def plan(directory: Path, count: int, port: int, detached: bool) -> FleetState:
             )
         )
     return state
+
+
+def add(directory: Path, state: FleetState) -> BrokerState:
+    """One more broker, on free ports, with the settings of the first one; not started yet."""
+    first = state.brokers[0]
+    number = max(broker.id for broker in state.brokers) + 1
+    port, admin_port = free_ports(2)
+    broker = BrokerState(number, port, admin_port, str(directory / f"broker-{number}"))
+    lines = (Path(first.directory) / CONFIG_FILE).read_text().splitlines()
+    settings = dict(line.split("=", 1) for line in lines)
+    for own in ("broker.id", "listeners", "admin.listener", "log.dirs", "zookeeper.connect"):
+        del settings[own]
+    write_config(state, broker, settings)
+    state.brokers.append(broker)
+    return broker
 
 
 def start_all(directory: Path, state: FleetState, settings: Mapping[str, str], tell: Progress) -> None:
@@ -92,9 +119,10 @@ def write_config(state: FleetState, broker: BrokerState, settings: Mapping[str, 
         "log.dirs": str(directory / "data"),
         "zookeeper.connect": state.zookeeper_connect,
         **DEFAULT_SETTINGS,
+        **replication_settings(len(state.brokers)),
         **settings,
     }
-    path = directory / "broker.properties"
+    path = directory / CONFIG_FILE
     path.write_text("".join(f"{name}={value}\n" for name, value in values.items()))
     return path
 
@@ -105,7 +133,7 @@ def start_broker(directory: Path, state: FleetState, broker: BrokerState, *, die
     root = str(Path(brokers.__file__).parents[1])
     environment = dict(os.environ)
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [root, environment.get("PYTHONPATH")]))
-    command = [sys.executable, "-m", "brokers.cli.main", "broker", str(home / "broker.properties")]
+    command = [sys.executable, "-m", "brokers.cli.main", "broker", str(home / CONFIG_FILE)]
     with interrupts.held(), log_path(broker).open("ab") as log:
         process = spawn(command, home, log, die_with_parent=die_with_parent, environment=environment)
         broker.process = Process.of(process.pid)
@@ -178,7 +206,7 @@ def _create_topic(admin: Any, topic: str, partitions: int, deadline: float) -> N
     while True:
         left_s = max(deadline - time.monotonic(), 1.0)
         try:
-            created = admin.create_topics([NewTopic(topic, partitions, 1)], request_timeout=left_s)
+            created = admin.create_topics([NewTopic(topic, partitions, -1)], request_timeout=left_s)
             created[topic].result(left_s)
             return
         except KafkaException as error:

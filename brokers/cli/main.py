@@ -13,7 +13,7 @@ _SUBJECTS = {
     "completion": ("brokers.cli.completion", "completion", "Print the shell completion script."),
     "config": ("brokers.cli.broker", "config", "List every setting of a broker or a topic."),
     "consume": ("brokers.cli.consume", "consume", "Read records."),
-    "dev": ("brokers.cli.dev", "dev", "A local fleet beside a real ZooKeeper: up, status, kill, down."),
+    "dev": ("brokers.cli.dev", "dev", "A local fleet beside a real ZooKeeper: up, status, kill, add, down."),
     "groups": ("brokers.cli.groups", "groups", "Consumer groups: list, describe, reset, delete."),
     "log": ("brokers.cli.logdump", "log", "Look into log directories."),
     "produce": ("brokers.cli.produce", "produce", "Write records."),

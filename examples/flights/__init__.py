@@ -1,1 +1,1 @@
-"""The main job: a real data set through the fleet and Spark, exactly once, with the Spark driver killed twice."""
+"""The main job: a real data set through the fleet and Spark, exactly once, with killed drivers and a killed broker."""

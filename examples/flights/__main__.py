@@ -15,17 +15,20 @@ from confluent_kafka import __version__ as confluent_version
 from rich.console import Console
 
 from examples.flights import fleet, report, steps
+from examples.flights.crash import BrokerCrash
 from examples.flights.steps import BATCHES, Query, Result, StepFailed
 from spark_udfs import FenceError
 
 KILL_1 = 2  # batch in the midst of whose transaction the driver is killed
-KILL_2 = 4  # batch after whose commit, and before Spark's note of it, the driver is killed
+KILL_2 = 4  # batch after whose commit, and before Spark's note of it, the driver is killed; then a broker, after it
 NEXT = """Try next:
   .venv/bin/fleetlog dev up --detach              three brokers that stay
-  .venv/bin/fleetlog topics list
+  .venv/bin/fleetlog cluster describe             and `dev kill 2`, `dev start 2`, to see it fail over
   .venv/bin/python -m examples.flights --no-fence the same without the fence: duplicates, exit code 1
   examples/flights/job.py                         the query, about a hundred lines
   README.md, docs/ARCHITECTURE.md                 how to go on, and how it works"""
+
+Evidence = list[tuple[str, str]]
 
 
 class Progress:
@@ -49,8 +52,11 @@ class Progress:
         return time.monotonic() - self._start
 
 
-def run_query(query: Query, progress: Progress, *, fence: bool) -> list[tuple[str, str]]:
-    """The query with its two kills; evidence for each. Without the fence only the second kill, which is its test."""
+def run_query(query: Query, progress: Progress, *, fence: bool, fleet_directory: Path | None) -> Evidence:
+    """The query with its kills; evidence for each. Without the fence only the second driver's, which is its test.
+
+    A broker is killed only where the fleet is our own.
+    """
     evidence = []
     if fence:
         progress.title(f"Spark, first run: to be killed inside the transaction of batch {KILL_1}")
@@ -67,16 +73,28 @@ def run_query(query: Query, progress: Progress, *, fence: bool) -> list[tuple[st
     text = f"fence at batch {noted and noted.batch_id}, Spark's commit log at batch {query.committed_in_spark()}"
     evidence.append(("kill 2, after the commit", text))
     progress.say(f"killed with SIGKILL: {text}")
-    progress.title("Spark, last run: to the end")
-    last = query.run("driver-3", "", progress.say)
+    crash = None
+    if fleet_directory is not None:
+        progress.title("Spark, last run: to the end, with a broker killed on the way")
+        crash = BrokerCrash(fleet_directory, query.bootstrap, query.target, KILL_2, progress.say)
+    else:
+        progress.title("Spark, last run: to the end")
+    last = query.run("driver-3", "", progress.say, crash.on_event if crash is not None else None)
     evidence.append(("last run", f"batches skipped by the fence: {last.batches('skipped') or 'none'}"))
+    if crash is not None:
+        evidence.append(("kill 3, a broker", crash.settle()))
+        progress.say("all replicas are in sync")
     return evidence
 
 
 def run(
-    bootstrap: str, directory: Path, progress: Progress, given: argparse.Namespace
-) -> tuple[Result, list[tuple[str, str]]]:
-    """All steps on a running fleet."""
+    bootstrap: str,
+    directory: Path,
+    progress: Progress,
+    given: argparse.Namespace,
+    fleet_directory: Path | None = None,
+) -> tuple[Result, Evidence]:
+    """All steps on a running fleet; ``fleet_directory`` if it is one of our own, whose brokers may be killed."""
     progress.title("Topics")
     source, target = f"{given.prefix}flights", f"{given.prefix}flights-enriched"
     steps.create_topics(bootstrap, source, target)
@@ -86,7 +104,7 @@ def run(
     query = Query(
         bootstrap, source, target, f"{given.prefix}flights", directory, -(-sent // BATCHES), not given.no_fence
     )
-    evidence = run_query(query, progress, fence=not given.no_fence)
+    evidence = run_query(query, progress, fence=not given.no_fence, fleet_directory=fleet_directory)
     progress.title(f"Reading {target} back and comparing with an independent join")
     result = steps.reconcile(bootstrap, target, given.flights)
     evidence.append(("log of the result", f"{result.skipped:,} aborted records that read_committed skipped"))
@@ -119,13 +137,15 @@ def main() -> int:
         if not given.bootstrap:
             progress.title("ZooKeeper and three brokers")
         bootstrap = given.bootstrap or fleet.up(directory / "fleet", fleet.free_port())
-        result, evidence = run(bootstrap, directory, progress, given)
+        own_fleet = None if given.bootstrap else directory / "fleet"
+        result, evidence = run(bootstrap, directory, progress, given, own_fleet)
         report.print_reconciliation(console, result, evidence)
         report.print_findings(console, result.rows)
         verdict = 0 if result.exactly_once else 1
         word = "[green]exactly once[/green]" if verdict == 0 else "[red]NOT exactly once[/red]"
-        kills = 1 if given.no_fence else 2
-        console.print(f"[bold]{word}[/bold], {kills} killed drivers, {progress.seconds:.0f} s")
+        kills = "1 killed driver" if given.no_fence else "2 killed drivers"
+        kills += "" if given.bootstrap else ", 1 killed broker"
+        console.print(f"[bold]{word}[/bold], {kills}, {progress.seconds:.0f} s")
         console.print(NEXT, markup=False, highlight=False)
     except (StepFailed, FenceError) as exc:
         console.print(f"failed: {exc}", markup=False, style="red")

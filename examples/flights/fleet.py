@@ -1,4 +1,4 @@
-"""Starts and stops the three brokers of the main job, through the same command a user would type."""
+"""Starts, kills and stops the three brokers of the main job, through the same command a user would type."""
 
 from __future__ import annotations
 
@@ -24,14 +24,25 @@ def free_port() -> int:
     raise SystemExit("no three consecutive free ports between 19092 and 20000")
 
 
-def _fleetlog(*arguments: str, check: bool = True) -> None:
-    subprocess.run([sys.executable, "-m", "brokers.cli.main", *arguments], cwd=ROOT, check=check)
+def _fleetlog(*arguments: str, check: bool = True, quiet: bool = False) -> None:
+    command = [sys.executable, "-m", "brokers.cli.main", *arguments]
+    subprocess.run(command, cwd=ROOT, check=check, stdout=subprocess.DEVNULL if quiet else None)
 
 
 def up(directory: Path, port: int) -> str:
     """Three brokers beside a real ZooKeeper; the bootstrap address. CalledProcessError when they don't come up."""
     _fleetlog("dev", "up", "--brokers", str(BROKERS), "--dir", str(directory), "--port", str(port), "--detach")
     return ",".join(f"127.0.0.1:{port + number}" for number in range(BROKERS))
+
+
+def kill(directory: Path, broker_id: int) -> None:
+    """SIGKILL one broker."""
+    _fleetlog("dev", "kill", str(broker_id), "--dir", str(directory), quiet=True)
+
+
+def start(directory: Path, broker_id: int) -> None:
+    """Start it again, and wait until it is ready."""
+    _fleetlog("dev", "start", str(broker_id), "--dir", str(directory), quiet=True)
 
 
 def down(directory: Path) -> None:

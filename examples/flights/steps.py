@@ -23,6 +23,7 @@ PARTITIONS = 6
 BATCHES = 7
 
 Say = Callable[[str], None]
+OnEvent = Callable[[dict[str, Any]], None]
 
 
 class StepFailed(RuntimeError):
@@ -30,10 +31,15 @@ class StepFailed(RuntimeError):
 
 
 def create_topics(bootstrap: str, *topics: str) -> None:
-    """Six partitions each; kept for ever, since the records' timestamps are of 2013."""
+    """Six partitions each, on three brokers (where there are three) of which two must have a record before it counts.
+
+    Kept for ever, since the records' timestamps are of 2013.
+    """
     admin = AdminClient({"bootstrap.servers": bootstrap})
+    brokers = len(admin.list_topics(timeout=30).brokers)
+    config = {"retention.ms": "-1", "min.insync.replicas": str(min(2, brokers))}
     wanted = [
-        NewTopic(topic, num_partitions=PARTITIONS, replication_factor=-1, config={"retention.ms": "-1"})
+        NewTopic(topic, num_partitions=PARTITIONS, replication_factor=min(3, brokers), config=config)
         for topic in topics
     ]
     for topic, done in admin.create_topics(wanted).items():
@@ -122,7 +128,7 @@ class Query:
         """The last batch that is committed in Kafka."""
         return read_fence(self.bootstrap, self.sink_id)
 
-    def run(self, name: str, stop_at: str, say: Say) -> Driver:
+    def run(self, name: str, stop_at: str, say: Say, on_event: OnEvent | None = None) -> Driver:
         """Starts a driver, and kills it with SIGKILL when it stands at ``stop_at`` (empty: lets it end).
 
         JVM and Python die together: they are one process group, as a machine that loses power would have it.
@@ -149,6 +155,8 @@ class Query:
                 for event in _events(process):
                     driver.events.append(event)
                     _tell(event, say)
+                    if on_event is not None:
+                        on_event(event)
                     if event["stage"] == "waiting":
                         driver.killed_at = stop_at
                         break

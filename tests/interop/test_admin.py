@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
+import kafka.errors as kafka_errors
 import pytest
+from kafka import KafkaAdminClient, TopicPartition
 
-from tests.interop.clients import Client, Message
+from tests.interop.clients import Client, Confluent, Message
 
 pytestmark = pytest.mark.interop
 
@@ -80,3 +83,86 @@ def test_settings_change_without_a_restart(
         return True
 
     assert _eventually(fits)
+
+
+# --- replicas: what the clients' own admin calls can do; not every client has them all --------------------------------
+
+
+@pytest.fixture
+def python_admin(bootstrap: str) -> Iterator[KafkaAdminClient]:
+    client = KafkaAdminClient(bootstrap_servers=bootstrap.split(","))
+    yield client
+    client.close()
+
+
+def _assigned(admin: KafkaAdminClient, name: str, *replicas: list[int]) -> None:
+    """A topic with these replicas, all of them in sync."""
+    admin.create_topics({name: {"assignments": dict(enumerate(replicas))}})
+    assert _eventually(lambda: _isr(admin, name) == [set(one) for one in replicas]), _isr(admin, name)
+
+
+def _partitions(admin: KafkaAdminClient, name: str) -> list[dict[str, Any]]:
+    (topic,) = admin.describe_topics([name])
+    return sorted(topic["partitions"], key=lambda p: int(p["partition_index"]))
+
+
+def _isr(admin: KafkaAdminClient, name: str) -> list[set[int]]:
+    return [set(p["isr_nodes"]) for p in _partitions(admin, name)]
+
+
+def test_replicas_are_reassigned_and_leaders_elected(
+    python_admin: KafkaAdminClient, bootstrap: str, fresh: Callable[[str], str]
+) -> None:
+    admin, topic = python_admin, fresh("moved")
+    _assigned(admin, topic, [1, 2], [2, 1])
+    wrote = [Message(b"%d" % number, partition=number % 2) for number in range(100)]
+    Confluent().produce(bootstrap, topic, wrote)
+    first, second, nowhere = TopicPartition(topic, 0), TopicPartition(topic, 1), TopicPartition(fresh("nowhere"), 0)
+    answers = admin.alter_partition_reassignments({first: [3, 1], second: [2, 1, 3], nowhere: [1]})
+    assert (answers[first], answers[second]) == (None, None)
+    assert answers[nowhere] is kafka_errors.UnknownTopicOrPartitionError
+    assert _eventually(lambda: _isr(admin, topic) == [{1, 3}, {1, 2, 3}]), _partitions(admin, topic)
+    assert _eventually(lambda: admin.list_partition_reassignments() == {})
+    assert [p["replica_nodes"] for p in _partitions(admin, topic)] == [[3, 1], [2, 1, 3]]
+    none = admin.alter_partition_reassignments({first: None})
+    assert none[first] is kafka_errors.NoReassignmentInProgressError
+    admin.elect_leaders(0, {topic: [0, 1]})
+    assert _eventually(lambda: [p["leader_id"] for p in _partitions(admin, topic)] == [3, 2])
+    for partition in (0, 1):
+        read = Confluent().consume(bootstrap, topic, 50, partition=partition)
+        assert [m.value for m in read] == [m.value for m in wrote if m.partition == partition]
+
+
+def test_elections_by_confluent(python_admin: KafkaAdminClient, bootstrap: str, fresh: Callable[[str], str]) -> None:
+    from confluent_kafka import ElectionType, KafkaError
+    from confluent_kafka import TopicPartition as Partition
+    from confluent_kafka.admin import AdminClient
+
+    topic = fresh("elected")
+    _assigned(python_admin, topic, [1, 2, 3])
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    answer = admin.elect_leaders(ElectionType.PREFERRED, [Partition(topic, 0), Partition(topic, 7)]).result(30)
+    found = {one.partition: error for one, error in answer.items()}
+    assert found[0].code() == KafkaError.ELECTION_NOT_NEEDED
+    assert found[7].code() == KafkaError.UNKNOWN_TOPIC_OR_PART
+
+
+def test_log_directories_are_described(
+    python_admin: KafkaAdminClient, bootstrap: str, fresh: Callable[[str], str]
+) -> None:
+    topic = fresh("sized")
+    _assigned(python_admin, topic, [1, 3])
+    Confluent().produce(bootstrap, topic, [Message(b"x" * 10_000, partition=0) for _ in range(10)])
+
+    def sizes() -> dict[int, int]:
+        return {
+            row["broker"]: one["partition_size"]
+            for row in python_admin.describe_log_dirs([topic])
+            for directory in row["log_dirs"]
+            for found in directory["topics"]
+            if found["name"] == topic
+            for one in found["partitions"]
+        }
+
+    assert _eventually(lambda: len(set(sizes().values())) == 1 and min(sizes().values()) > 100_000), sizes()
+    assert sizes().keys() == {1, 3}

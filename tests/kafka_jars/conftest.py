@@ -35,13 +35,14 @@ class Tools:
         self.classpath = classpath
         self.bootstrap = fleet.bootstrap
 
-    def __call__(self, name: str, *arguments: str, text: str = "", bootstrap: bool = True) -> str:
+    def __call__(self, name: str, *arguments: str, text: str = "", bootstrap: bool = True, code: int = 0) -> str:
+        """Run a tool to its end, which must be the exit code ``code``; what it printed."""
         command = ["java", "-Xmx256m", "-XX:TieredStopAtLevel=1", "-cp", self.classpath, name]
         done = subprocess.run(
             [*command, *(("--bootstrap-server", self.bootstrap) if bootstrap else ()), *arguments],
             input=text, capture_output=True, text=True, timeout=120, check=False,
         )  # fmt: skip
-        assert done.returncode == 0, f"{name}: {done.stdout[-3000:]}{done.stderr[-3000:]}"
+        assert done.returncode == code, f"{name}: {done.returncode}: {done.stdout[-3000:]}{done.stderr[-3000:]}"
         return done.stdout
 
 
