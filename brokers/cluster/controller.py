@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from brokers.cluster.auto_creation import AUTO_CREATE_MS, AutoCreation
@@ -87,6 +87,17 @@ class ControllerHandle(Protocol):
 
         None stands for all partitions. ELECTION_NOT_NEEDED, PREFERRED_LEADER_NOT_AVAILABLE,
         ELIGIBLE_LEADERS_NOT_AVAILABLE; NOT_CONTROLLER for all elsewhere. Source: KIP-183, KIP-460.
+        """
+        ...
+
+    async def alter_reassignments(
+        self, wanted: Mapping[TopicPartition, Sequence[int] | None], *, timeout_ms: int = 60_000
+    ) -> dict[TopicPartition, Result]:
+        """Begin to move each partition's replicas to the wanted ones, or cancel the move under way (None).
+
+        The answer comes when the moves stand in ZooKeeper; the states' ``adding`` and ``removing`` tell how far they
+        are. NO_REASSIGNMENT_IN_PROGRESS, INVALID_REPLICATION_ASSIGNMENT, UNKNOWN_TOPIC_OR_PARTITION; NOT_CONTROLLER for
+        all elsewhere. Source: KIP-455.
         """
         ...
 
@@ -342,6 +353,26 @@ class Controller:
         if decided is None or seen is None:
             return True
         return decided.leader >= 0 and seen.leader_epoch >= decided.leader_epoch
+
+    async def alter_reassignments(
+        self, wanted: Mapping[TopicPartition, Sequence[int] | None], *, timeout_ms: int = 60_000
+    ) -> dict[TopicPartition, Result]:
+        """See :class:`ControllerHandle`."""
+        reign = await self._in_office(timeout_ms)
+        if reign is None:
+            return dict.fromkeys(wanted, (DEPOSED.error, DEPOSED.message))
+        results = await self._job(reign.moves.alter(wanted), timeout_ms)
+        if isinstance(results, Failed):
+            return dict.fromkeys(wanted, (results.error, results.message))
+        await self._view.wait_until(lambda: all(self._seen_as_written(reign, tp) for tp in wanted), VIEW_WAIT_MS)
+        return results
+
+    def _seen_as_written(self, reign: Reign, tp: TopicPartition) -> bool:
+        """Whether our view shows the assignment that we wrote, or a later state."""
+        written, seen = reign.term.picture.partition(tp), self._view.partition(tp)
+        if written is None or seen is None:
+            return True
+        return (seen.replicas, seen.adding, seen.removing) == (written.replicas, written.adding, written.removing)
 
     async def controlled_shutdown(
         self, broker_id: int, broker_epoch: int, *, timeout_ms: int

@@ -235,6 +235,11 @@ def must_be_heard(tp: TopicPartition, state: PartitionState, lives: Lives) -> Br
     return BrokerId(state.last_known_leader)
 
 
+def moves_in_steps(tp: TopicPartition, state: PartitionState, lives: Lives) -> bool:
+    """Whether this partition has a coordinator at work: it is given up first, and led again when that was heard."""
+    return tp.topic in INTERNAL_TOPICS and is_led(state, lives)
+
+
 def handed_over(
     tp: TopicPartition,
     state: PartitionState,
@@ -247,8 +252,8 @@ def handed_over(
 ) -> PartitionState:
     """The state in which a led partition goes to another member that counts, or the first step to it.
 
-    Partitions with a coordinator go in two steps, unless the leader has said (``heard``) that it coordinates no more.
+    One step suffices where the leader has said (``heard``) that it coordinates no more.
     """
-    if tp.topic in INTERNAL_TOPICS and not heard and is_led(state, lives):
+    if not heard and moves_in_steps(tp, state, lives):
         return released(state, controller_epoch)
     return led_by(state, to, lives, controller_epoch, min_isr=min_isr)

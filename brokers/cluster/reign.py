@@ -16,6 +16,7 @@ from brokers.cluster.elections import is_led
 from brokers.cluster.inquiries import Inquiries
 from brokers.cluster.isr import Lives, counts, members
 from brokers.cluster.leader_commands import LeaderCommands
+from brokers.cluster.move_commands import MoveCommands
 from brokers.cluster.peers import PeersPort
 from brokers.cluster.picture import NO_STATE_EPOCH
 from brokers.cluster.term import RETRY_SECONDS, StaleState, Term
@@ -50,6 +51,7 @@ class Reign:
         self.term = term
         self.topics = TopicCommands(self, new_id)
         self.leaders = LeaderCommands(self)
+        self.moves = MoveCommands(self)
         self.inquiries = Inquiries(self, peers, broker_id, replicas)
         self._touched: set[TopicPartition] = set()
         self._pruner = Pruner(term.store, keep_count=KEEP_CHANGES, keep_ms=KEEP_CHANGES_MS, mono_ms=clock.mono_ms)
@@ -100,7 +102,7 @@ class Reign:
             await self.settle(None if everything else sorted(touched))
 
     async def settle(self, only: Sequence[TopicPartition] | None = None) -> None:
-        """Complete topics and deletions, then elect. Repeats until nothing is in the way; raises TermOver."""
+        """Complete topics and deletions, elect, go on with moves, until nothing is in the way; raises TermOver."""
         term = self.term
         attempt = 0
         while True:
@@ -119,6 +121,7 @@ class Reign:
                         must_wait=self.inquiries.must_wait,
                     )
                 )
+                await self.moves.advance(only)
                 break
             except StaleState as problem:
                 attempt += 1

@@ -185,9 +185,9 @@ def plan_partitions(
         raise Refused(
             ErrorCode.POLICY_VIOLATION, f"Excessively large number of partitions: more than {MAX_NEW_PARTITIONS}."
         )
-    factor = len(topic.partitions[0].replicas)
+    factor = len(topic.partitions[0].target)
     if new.assignments is None:
-        first = topic.partitions[0].replicas[0]
+        first = topic.partitions[0].target[0]
         order = sorted(brokers)
         return _place(brokers, added, factor, order.index(first) if first in order else 0, present)
     if len(new.assignments) != added:

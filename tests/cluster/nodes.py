@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
-from brokers.cluster import ends
+from brokers.cluster import ends, isr, znodes
 from brokers.cluster.controller import Controller
 from brokers.cluster.elections import LogEnd
 from brokers.cluster.ends import ReplicaEnd
 from brokers.cluster.peers import Peers, PeerUnavailable
 from brokers.cluster.view import ClusterView
 from brokers.config import BrokerConfig
-from brokers.model import TopicPartition
+from brokers.model import PartitionState, TopicPartition
+from coordination import changes
 from coordination.registration import Advertisement, ListenerAddress, register
-from coordination.store import Operation, OperationResult, Stat, Store, UnknownOutcome, Watch
+from coordination.store import Operation, OperationResult, SetData, Stat, Store, UnknownOutcome, Watch
 from coordination.tree import adopt
 from coordination.zookeeper import ZookeeperStore
 from wire.errors import ErrorCode
@@ -165,6 +167,26 @@ class Node:
         await self.view.stop()
         await self.peers.close()
         await self.real.close()
+
+    async def write(self, tp: TopicPartition, state: PartitionState) -> None:
+        """What a leader does when it changes its in-sync set: the next state, and the entry that tells of it."""
+        seen = self.state(tp.topic, tp.partition)
+        written = replace(state, partition_epoch=seen.partition_epoch + 1)
+        change = znodes.StatesChanged(tp.topic, self.view.topics[tp.topic].id, {tp.partition: written})
+        await self.real.multi(
+            [
+                SetData(znodes.state_path(tp), znodes.encode_state(written), seen.partition_epoch),
+                changes.entry(znodes.encode_changes([change])),
+            ]
+        )
+
+    async def join(self, tp: TopicPartition, *brokers: int) -> None:
+        """As the leader: these have caught up."""
+        state = self.state(tp.topic, tp.partition)
+        minimum = isr.min_in_sync(self.view.topic_config(tp.topic).min_insync_replicas, state.replicas)
+        for broker_id in brokers:
+            state = isr.joined(state, broker_id, self.view.brokers[broker_id].incarnation, minimum)
+        await self.write(tp, state)
 
     def leaders(self, topic: str) -> list[int]:
         return [state.leader for state in self.view.topics[topic].partitions]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,8 +12,9 @@ import pytest
 import wire.messages as m
 from brokers.api.base import Connection, Context
 from brokers.api.replicas import handle_controlled_shutdown, handle_replica_ends
+from brokers.cluster import isr
 from brokers.cluster.config_writes import alter_config
-from brokers.cluster.elections import RECOVERING, LogEnd
+from brokers.cluster.elections import RECOVERING, LogEnd, released
 from brokers.cluster.leader_commands import imbalanced
 from brokers.cluster.requests import NewTopic
 from brokers.model import GROUP_METADATA_TOPIC, BrokerId, PartitionState, TopicPartition
@@ -144,12 +146,7 @@ async def test_unclean_elections_need_leave(tree: str, how: str, caplog: pytest.
         nodes.alive[3].log_ends[T0] = LogEnd(0, 4)
         boss.log_ends[T0] = LogEnd(0, 6)
         # 1 and 3 fall behind: the leader takes them out of its set
-        state = boss.state("t", 0)
-        alone = PartitionState(
-            state.replicas, 2, state.leader_epoch, (BrokerId(2),), state.partition_epoch + 1, state.controller_epoch,
-            state.leader_incarnation, state.isr_incarnations[:1],
-        )  # fmt: skip
-        await write_state(nodes.alive[2], alone)
+        await nodes.alive[2].write(T0, isr.without(boss.state("t", 0), [1, 3], 1))
         await nodes.agree(lambda node: node.state("t", 0).isr == (2,))
         await nodes.die(nodes.alive[2])
         if how != "topic":
@@ -169,32 +166,15 @@ async def test_unclean_elections_need_leave(tree: str, how: str, caplog: pytest.
         assert any("UNCLEAN ELECTION of t-0: broker 1" in record.getMessage() for record in caplog.records)
 
 
-async def write_state(node: Node, state: PartitionState) -> None:
-    """What a leader does when it changes its in-sync set."""
-    from brokers.cluster import znodes
-    from coordination.changes import entry
-    from coordination.store import SetData
-
-    change = znodes.StatesChanged("t", node.view.topics["t"].id, {0: state})
-    await node.real.multi(
-        [
-            SetData(znodes.state_path(T0), znodes.encode_state(state), state.partition_epoch - 1),
-            entry(znodes.encode_changes([change])),
-        ]
-    )
-
-
 @on_loop
 async def test_a_failed_log_directory_hands_over(tree: str) -> None:
     """The leader wrote that nobody leads and that it is in sync no more; the controller need only see it."""
     async with Nodes(tree) as nodes:
         boss = await three(nodes, topic(2, 3, 1))
         state = boss.state("t", 0)
-        left = PartitionState(
-            state.replicas, -1, state.leader_epoch + 1, state.isr[1:], state.partition_epoch + 1,
-            state.controller_epoch, -1, state.isr_incarnations[1:], last_known_leader=2,
-        )  # fmt: skip
-        await write_state(nodes.alive[2], left)
+        await nodes.alive[2].write(
+            T0, replace(released(state, 0), isr=state.isr[1:], isr_incarnations=state.isr_incarnations[1:])
+        )
         await nodes.agree(lambda node: node.state("t", 0).leader == 3)
         assert boss.state("t", 0).isr == (3, 1)
 
@@ -207,12 +187,8 @@ async def test_a_leader_that_adds_a_dead_member_is_put_right(tree: str) -> None:
         await nodes.die(nodes.alive[3])
         await nodes.agree(lambda node: node.state("t", 0).isr == (1, 2))
         shrunk = boss.state("t", 0)
-        again = PartitionState(
-            shrunk.replicas, 1, shrunk.leader_epoch, whole.isr, shrunk.partition_epoch + 1, shrunk.controller_epoch,
-            shrunk.leader_incarnation, whole.isr_incarnations,
-        )  # fmt: skip
-        await write_state(boss, again)
-        await nodes.agree(lambda node: node.state("t", 0).partition_epoch == again.partition_epoch + 1)
+        await boss.write(T0, replace(shrunk, isr=whole.isr, isr_incarnations=whole.isr_incarnations))
+        await nodes.agree(lambda node: node.state("t", 0).partition_epoch == shrunk.partition_epoch + 2)
         assert boss.state("t", 0).isr == (1, 2)
 
 
@@ -239,13 +215,7 @@ async def test_preferred_elections(tree: str) -> None:
         await nodes.die(second)
         await nodes.start(2, intact_since=second.incarnation)
         assert (await elect([T0], unclean=False))[T0][0] is ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE
-        state = boss.state("t", 0)
-        back = nodes.alive[2].incarnation
-        joined = PartitionState(
-            state.replicas, 3, state.leader_epoch, (*state.isr, BrokerId(2)), state.partition_epoch + 1,
-            state.controller_epoch, state.leader_incarnation, (*state.isr_incarnations, back),
-        )  # fmt: skip
-        await write_state(nodes.alive[3], joined)
+        await nodes.alive[3].join(T0, 2)
         await nodes.agree(lambda node: "t" in node.view.topics and 2 in node.state("t", 0).isr)
         assert (await elect(None, unclean=False))[T0] == (ErrorCode.NONE, None)
         assert boss.state("t", 0).leader == 2
@@ -267,33 +237,19 @@ async def test_a_coordinator_is_succeeded_only_when_it_has_heard(tree: str) -> N
         await nodes.agree(lambda node: node.state(tp.topic, 0).leader == 3)
         await until(lambda: (session := second.real.session()) is not None and session.session_id != credentials[0])
         await second.register()
-        state = boss.state(tp.topic, 0)
-        from brokers.cluster import znodes
-        from coordination.changes import entry
-        from coordination.store import SetData
-
-        joined = PartitionState(
-            state.replicas, 3, state.leader_epoch, (*state.isr, BrokerId(2)), state.partition_epoch + 1,
-            state.controller_epoch, state.leader_incarnation, (*state.isr_incarnations, second.incarnation),
-        )  # fmt: skip
-        change = znodes.StatesChanged(tp.topic, boss.view.topics[tp.topic].id, {0: joined})
-        await third.real.multi(
-            [
-                SetData(znodes.state_path(tp), znodes.encode_state(joined), state.partition_epoch),
-                entry(znodes.encode_changes([change])),
-            ]
-        )
+        await third.join(tp, 2)
         await nodes.agree(lambda node: 2 in node.state(tp.topic, 0).isr)
         third.silent = True
         electing = asyncio.create_task(boss.controller.elect_leaders([tp], unclean=False, timeout_ms=20_000))
         await nodes.agree(lambda node: node.state(tp.topic, 0).leader == -1)
         assert boss.state(tp.topic, 0).last_known_leader == 3
+        given_up = boss.state(tp.topic, 0).leader_epoch
         await asyncio.sleep(0.5)
         assert boss.state(tp.topic, 0).leader == -1, "the old coordinator may not know yet"
         third.silent = False
         assert await electing == {tp: (ErrorCode.NONE, None)}
         led = boss.state(tp.topic, 0)
-        assert (led.leader, led.leader_epoch) == (2, joined.leader_epoch + 2)
+        assert (led.leader, led.leader_epoch) == (2, given_up + 1)
         # its death is word enough, too
         second.silent = True
         await nodes.die(second)
