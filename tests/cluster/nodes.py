@@ -182,6 +182,7 @@ class Node:
 
     async def join(self, tp: TopicPartition, *brokers: int) -> None:
         """As the leader: these have caught up."""
+        assert await self.view.wait_until(lambda: set(brokers) <= set(self.view.brokers), 5_000)
         state = self.state(tp.topic, tp.partition)
         minimum = isr.min_in_sync(self.view.topic_config(tp.topic).min_insync_replicas, state.replicas)
         for broker_id in brokers:

@@ -371,7 +371,7 @@ async def test_many_elections_go_in_bounded_writes(tree: str) -> None:
 @on_loop
 async def test_internal_topics_have_their_own_settings(tree: str) -> None:
     async with Nodes(tree) as nodes:
-        boss = await nodes.start(1, offsets_topic_num_partitions=7)
+        boss = await nodes.start(1, offsets_topic_num_partitions=7, offsets_topic_replication_factor=1)
         await nodes.controller()
         errors = await asyncio.gather(
             *(boss.controller.auto_create([GROUP_METADATA_TOPIC, "auto", "bad name"]) for _ in range(5))
