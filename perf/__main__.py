@@ -1,0 +1,87 @@
+"""The suites' front door: ``python -m perf SUITE [options]``; ``python -m perf all --short`` is ``make perf``.
+
+Each suite prints what it measures as it goes and writes ``perf/results/SUITE.json``; ``python -m perf report`` makes
+``docs/performance.md`` and its charts of these files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import sys
+import time
+
+from perf.build import BuildError
+from perf.generator import GeneratorError
+from perf.options import Options, add_arguments, options_of
+from perf.targets import TargetError
+
+SUITES = {
+    "floor": "a broker beside a C program that does the least possible",
+    "broker": "a broker with Cython kernels beside one with pure kernels",
+    "peers": "fleetlog beside Apache Kafka; --brokers 3 replicates three times",
+    "transactions": "commits per second of small transactions, beside Apache Kafka",
+    "groups": "how long a consumer group of 50 members rebalances, beside Apache Kafka",
+    "scale": "partitions, connections, sizes, brokers: how cost grows",
+}
+OWN = {
+    "kernels": "every kernel, Cython against its pure twin",
+    "failover": "how long a partition has no leader after a broker's death",
+    "spark": "rows per second of source and sink",
+}
+"""Suites with a command line of their own."""
+
+
+def main() -> int:
+    """Run what is asked for; 1 when it could not be measured."""
+    if len(sys.argv) > 1 and sys.argv[1] in OWN:
+        return _own(sys.argv[1], sys.argv[2:])
+    lines = "\n".join(f"  {name:<14}{text}" for name, text in {**SUITES, **OWN}.items())
+    lines += "\n  all           everything but spark\n  report        tables and charts of the last results"
+    parser = argparse.ArgumentParser(
+        prog="python -m perf",
+        description=f"suites:\n{lines}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("suite", choices=[*SUITES, "all", "report"], metavar="suite")
+    add_arguments(parser)
+    found = parser.parse_args()
+    options = options_of(found)
+    if found.suite == "report":
+        from perf import report
+
+        return report.main()
+    if found.suite == "all":
+        from perf import everything
+
+        return everything.run(options)
+    return 0 if run_suite(found.suite, options) else 1
+
+
+def run_suite(name: str, options: Options) -> bool:
+    """Run one suite and keep its results; False, with a line that says why, when that is not possible."""
+    started = time.monotonic()
+    try:
+        results = importlib.import_module(f"perf.{name}").run(options)
+    except (TargetError, GeneratorError, BuildError) as error:
+        print(f"perf {name}: {error}", file=sys.stderr)
+        return False
+    results.about["took_s"] = round(time.monotonic() - started, 1)
+    results.save()
+    from perf import report
+
+    print(report.section(results))
+    return True
+
+
+def _own(name: str, words: list[str]) -> int:
+    if importlib.util.find_spec(f"perf.{name}") is None:
+        print(f"there is no perf/{name}.py here", file=sys.stderr)
+        return 2
+    sys.argv = [f"perf {name}", *words]
+    return importlib.import_module(f"perf.{name}").main() or 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,124 @@
+"""``perf peers``: fleetlog beside Apache Kafka on one machine, with the same generator, the same topics, in turns.
+
+With ``--brokers 3`` three brokers each, topics with three replicas; the CPU and memory are those of all three.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from perf import clients
+from perf.load import KIB, Load, Pace, Prepared, numbers
+from perf.options import Options
+from perf.results import Results
+from perf.rounds import interleave, warm
+from perf.targets import Cluster
+from perf.targets.kafka import Kafka, version
+
+KAFKA_WARMUP_S = 8.0
+FLEETLOG_WARMUP_S = 2.0
+SETTLE_S = 5.0
+LOADED_PARTITIONS = 1000
+PACED_SECONDS = 6.0
+
+LOADS = (
+    Load("produce 1 KiB", batch_bytes=KIB),
+    Load("produce 16 KiB", batch_bytes=16 * KIB),
+    Load("produce 128 KiB", batch_bytes=128 * KIB),
+    Load("produce at full speed", batch_bytes=128 * KIB, connections=8),
+    Load("fetch 64 KiB", fetch=True, batch_bytes=16 * KIB, max_bytes=64 * KIB),
+    Load("fetch 1 MiB", fetch=True, batch_bytes=16 * KIB),
+)
+PACED = Load("paced produce 16 KiB", batch_bytes=16 * KIB, connections=16)
+
+
+def run(options: Options) -> Results:
+    """Everything that ``--only`` does not leave out."""
+    replicas = options.brokers
+    suite = "peers" if replicas == 1 else f"peers-{replicas}"
+    results = Results.begin(suite, rounds=options.rounds, seconds=options.measure_s, kafka=version())
+    if options.wanted("start") and replicas == 1:
+        _starts(results, options)
+    loads = [replace(load, replicas=replicas) for load in LOADS if options.wanted(load.name)]
+    if replicas > 1:
+        loads = [load for load in loads if not load.fetch]
+    with (
+        Kafka(replicas, options.directory).running() as kafka,
+        options.fleetlog(replicas).running() as fleetlog,
+    ):
+        clusters = (kafka, fleetlog)
+        time.sleep(SETTLE_S)
+        _memory(results, clusters, "idle")
+        _warm(results, options, kafka, fleetlog, loads)
+        interleave(results, clusters, loads, options.pace, options.rounds)
+        if options.wanted("paced"):
+            _paced(results, clusters, replace(PACED, replicas=replicas), options)
+        if options.wanted("clients"):
+            for cluster in clusters:
+                clients.run(results, cluster, options, replicas)
+        if options.wanted("memory") and replicas == 1:
+            _loaded(results, clusters)
+    return results
+
+
+def _warm(results: Results, options: Options, kafka: Cluster, fleetlog: Cluster, loads: list[Load]) -> None:
+    """Both warmed up, Kafka for longer: its compiler needs it."""
+    share = 0.5 if options.short else 1.0
+    representative = [
+        load for load in loads if load.name in ("produce 1 KiB", "produce 128 KiB", "fetch 1 MiB")
+    ] or loads
+    warm(kafka, representative, KAFKA_WARMUP_S * share)
+    warm(fleetlog, representative, FLEETLOG_WARMUP_S * share)
+    results.about["warmup_s"] = KAFKA_WARMUP_S * share * len(representative)
+
+
+def _paced(results: Results, clusters: tuple[Cluster, ...], load: Load, options: Options) -> None:
+    """Both at half of what Kafka can do, by the clock."""
+    kafka = clusters[0]
+    most = [numbers(Prepared(kafka, load).run(Pace(0.5, 2.0)), load)["requests_s"] for _ in range(2)]
+    rate = max(most) / 2
+    results.about["paced_rate"] = rate
+    seconds = PACED_SECONDS / 2 if options.short else PACED_SECONDS
+    interleave(results, clusters, [load], Pace(options.warmup_s, seconds, rate), options.rounds)
+
+
+def _memory(results: Results, clusters: tuple[Cluster, ...], when: str) -> None:
+    for cluster in clusters:
+        results.add(f"memory, {when}", cluster.label, {"rss_mib": rss_mib(cluster)})
+
+
+def _loaded(results: Results, clusters: tuple[Cluster, ...]) -> None:
+    """1,000 partitions with some data in each."""
+    load = Load("loaded", batch_bytes=KIB, partitions=LOADED_PARTITIONS, connections=8, depth=4)
+    for cluster in clusters:
+        prepared = Prepared(cluster, load)
+        prepared.run(Pace(0.5, 3.0))
+    _memory(results, clusters, f"{LOADED_PARTITIONS} partitions loaded")
+
+
+def _starts(results: Results, options: Options) -> None:
+    """From the process's start to its first answer; ZooKeeper is up, Kafka's directory is formatted."""
+    for round_ in range(min(3, options.rounds)):
+        for cluster in (Kafka(1, options.directory), options.fleetlog()):
+            with cluster.running():
+                (broker,) = cluster.brokers
+                broker.end()
+                started = time.monotonic()
+                cluster.launch(broker)
+                cluster.wait_serving(broker, poll_s=0.005)
+                results.add("start", cluster.label, {"start_s": time.monotonic() - started}, round_=round_)
+
+
+def rss_mib(cluster: Cluster) -> float:
+    """Resident memory of all the cluster's processes."""
+    return sum(_kib(pid, "VmRSS:") for pid in cluster.pids) / 1024
+
+
+def _kib(pid: int, name: str) -> int:
+    def lines() -> Iterator[str]:
+        yield from Path(f"/proc/{pid}/status").read_text().splitlines()
+
+    return next(int(line.split()[1]) for line in lines() if line.startswith(name))
