@@ -1,4 +1,4 @@
-"""Where replicas go: Kafka's rack-aware round robin over the living brokers. Pure.
+"""Where replicas go: Kafka's rack-aware round robin over the living brokers, which also spares failure domains. Pure.
 
 Source: KIP-36 (rack-aware assignment) and the shape of Kafka's AdminUtils: first replicas round robin from a start
 position, further replicas shifted by a distance that grows each time the brokers are used up.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
+from typing import NamedTuple
 
 from brokers.model import BrokerId, BrokerInfo
 
@@ -18,6 +19,34 @@ class PlacementError(Exception):
     def __init__(self, message: str, *, partitions: bool = False) -> None:
         super().__init__(message)
         self.partitions = partitions
+
+
+class Place(NamedTuple):
+    """Where a broker stands: ``rack`` is its availability zone (or itself, if it names none), ``domain`` what fails
+    together with it, by default its host.
+    """
+
+    rack: str
+    domain: str
+
+
+Places = Mapping[BrokerId, Place]
+
+
+def places(brokers: Iterable[BrokerInfo]) -> dict[BrokerId, Place]:
+    """Where these brokers stand, by id. A broker without a rack counts as a rack of its own."""
+    ordered = sorted(brokers, key=lambda broker: broker.id)
+    return {b.id: Place(b.rack if b.rack is not None else f"\0{b.id}", b.domain) for b in ordered}
+
+
+def crowding(broker_id: BrokerId, beside: Iterable[BrokerId], where: Places) -> tuple[int, int]:
+    """How badly a replica would share its fate with others: on how many of their racks, in how many of their domains.
+
+    Smaller is better; (0, 0) shares nothing. Brokers that aren't known don't count.
+    """
+    place = where[broker_id]
+    others = [where[b] for b in beside if b != broker_id and b in where]
+    return sum(place.rack == other.rack for other in others), sum(place.domain == other.domain for other in others)
 
 
 def assign(
@@ -31,37 +60,39 @@ def assign(
     """Replica lists for ``partitions`` new partitions.
 
     ``start`` chooses the broker (by position) that leads the first one, so that many small topics spread out;
-    ``first_partition`` continues an existing topic. Replicas of one partition sit on different racks as long as there
-    are racks enough; brokers without a rack count as one rack each. Raises PlacementError.
+    ``first_partition`` continues an existing topic. Replicas of one partition sit on different racks, and in different
+    failure domains, as long as there are enough of them. Raises PlacementError.
     """
-    alive = sorted(brokers, key=lambda broker: broker.id)
+    where = places(brokers)
     if partitions <= 0:
         raise PlacementError("Number of partitions must be larger than 0.", partitions=True)
     if replication_factor <= 0:
         raise PlacementError("Replication factor must be larger than 0.")
-    if replication_factor > len(alive):
-        raise PlacementError(f"Replication factor: {replication_factor} larger than available brokers: {len(alive)}.")
-    racks = {broker.id: broker.rack if broker.rack is not None else f"\0{broker.id}" for broker in alive}
-    order = rack_alternating(racks)
+    if replication_factor > len(where):
+        raise PlacementError(f"Replication factor: {replication_factor} larger than available brokers: {len(where)}.")
+    order = alternating(where)
     return tuple(
-        _replicas(order, racks, replication_factor, index, start)
+        _replicas(order, where, replication_factor, index, start)
         for index in range(first_partition, first_partition + partitions)
     )
 
 
-def rack_alternating(racks: Mapping[BrokerId, str]) -> list[BrokerId]:
-    """The brokers so ordered that neighbours are on different racks, as far as the racks are equally large."""
-    by_rack: dict[str, list[BrokerId]] = {}
-    for broker_id in sorted(racks):
-        by_rack.setdefault(racks[broker_id], []).append(broker_id)
-    columns = [by_rack[rack] for rack in sorted(by_rack, key=lambda rack: by_rack[rack][0])]
+def alternating(where: Places) -> list[BrokerId]:
+    """The brokers so ordered that neighbours are on different racks, or else in different failure domains, as far as
+    these are equally large.
+    """
+    racks_named = any(not place.rack.startswith("\0") for place in where.values())
+    groups: dict[str, list[BrokerId]] = {}
+    for broker_id in sorted(where):
+        groups.setdefault(where[broker_id].rack if racks_named else where[broker_id].domain, []).append(broker_id)
+    columns = sorted(groups.values(), key=lambda column: column[0])
     return [broker_id for row in zip_longest(*columns) for broker_id in row if broker_id is not None]
 
 
 def _replicas(
-    order: Sequence[BrokerId], racks: Mapping[BrokerId, str], replication_factor: int, index: int, start: int
+    order: Sequence[BrokerId], where: Places, replication_factor: int, index: int, start: int
 ) -> tuple[BrokerId, ...]:
-    """The first replica goes round; the others start one further at each round and avoid racks already used."""
+    """The first replica goes round; the others start one further at each round and avoid places already used."""
     count = len(order)
     position = index + start
     chosen = [order[position % count]]
@@ -69,9 +100,10 @@ def _replicas(
     ring = [order[(position + shift + step) % count] for step in range(count)]
     candidates = [broker_id for broker_id in dict.fromkeys(ring) if broker_id != chosen[0]]
     while len(chosen) < replication_factor:
-        used = {racks[broker_id] for broker_id in chosen}
-        fresh = next((b for b in candidates if racks[b] not in used), None)
-        pick = fresh if fresh is not None else candidates[0]
+        fresh = (b for b in candidates if crowding(b, chosen, where) == (0, 0))
+        pick = next(fresh, None)
+        if pick is None:
+            pick = min(candidates, key=lambda b: crowding(b, chosen, where))  # the first of equals on the ring
         candidates.remove(pick)
         chosen.append(pick)
     return tuple(chosen)

@@ -6,12 +6,12 @@ from collections import Counter
 
 import pytest
 
-from brokers.cluster.placement import PlacementError, assign, check_assignment, rack_alternating
+from brokers.cluster.placement import Place, PlacementError, alternating, assign, check_assignment, crowding
 from brokers.model import BrokerId, BrokerInfo
 
 
-def brokers(*ids: int, racks: dict[int, str] | None = None) -> list[BrokerInfo]:
-    return [BrokerInfo(BrokerId(i), 1, 1, (), (racks or {}).get(i)) for i in ids]
+def brokers(*ids: int, racks: dict[int, str] | None = None, hosts: dict[int, str] | None = None) -> list[BrokerInfo]:
+    return [BrokerInfo(BrokerId(i), 1, 1, (), (racks or {}).get(i), failure_domain=(hosts or {}).get(i)) for i in ids]
 
 
 def test_one_replica_goes_round() -> None:
@@ -55,9 +55,44 @@ def test_uneven_racks_are_spread_as_far_as_they_go() -> None:
         assert {racks[b] for b in replicas} == {"a", "b"}
 
 
-def test_rack_alternating() -> None:
-    order = rack_alternating({BrokerId(i): rack for i, rack in enumerate("aabbc")})
-    assert order == [0, 2, 4, 1, 3]
+def test_racks_alternate_and_without_racks_hosts_do() -> None:
+    racks = {BrokerId(i): Place(rack, "host") for i, rack in enumerate("aabbc")}
+    assert alternating(racks) == [0, 2, 4, 1, 3]
+    hosts = {BrokerId(i): Place(f"\0{i}", host) for i, host in enumerate("aabb")}
+    assert alternating(hosts) == [0, 2, 1, 3]
+
+
+@pytest.mark.parametrize("racks", [None, {i: "xyz"[i // 4] for i in range(12)}], ids=["no racks", "three racks"])
+def test_replicas_avoid_sharing_a_host(racks: dict[int, str] | None) -> None:
+    """Twelve brokers, two to a host: no two replicas stand on one host, and the load stays even."""
+    hosts = {i: f"host{i // 2}" for i in range(12)}
+    made = assign(brokers(*range(12), racks=racks, hosts=hosts), 48, 3)
+    for replicas in made:
+        assert len({hosts[b] for b in replicas}) == 3
+        assert racks is None or len({racks[b] for b in replicas}) == 3
+    load = Counter(b for replicas in made for b in replicas)
+    assert max(load.values()) - min(load.values()) <= 6
+    assert set(Counter(replicas[0] for replicas in made).values()) == {4}
+
+
+def test_racks_that_are_too_few_still_spare_hosts() -> None:
+    racks = dict.fromkeys(range(3), "a") | dict.fromkeys(range(3, 6), "b")
+    hosts = {0: "h0", 1: "h0", 2: "h1", 3: "h2", 4: "h2", 5: "h3"}
+    for replicas in assign(brokers(*range(6), racks=racks, hosts=hosts), 30, 3):
+        assert {racks[b] for b in replicas} == {"a", "b"}
+        assert len({hosts[b] for b in replicas}) == 3
+
+
+def test_one_host_is_the_last_resort_and_works() -> None:
+    hosts = dict.fromkeys((1, 2, 3), "laptop")
+    for replicas in assign(brokers(1, 2, 3, hosts=hosts), 9, 3):
+        assert sorted(replicas) == [1, 2, 3]
+
+
+def test_crowding_counts_racks_first() -> None:
+    where = {BrokerId(i): Place(*place.split()) for i, place in enumerate(["a h", "a h", "a i", "b h", "b j"])}
+    assert [crowding(BrokerId(i), [BrokerId(0)], where) for i in range(1, 5)] == [(1, 1), (1, 0), (0, 1), (0, 0)]
+    assert crowding(BrokerId(1), [BrokerId(0), BrokerId(2), BrokerId(9)], where) == (2, 1)
 
 
 @pytest.mark.parametrize(
