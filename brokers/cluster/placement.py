@@ -100,8 +100,8 @@ def _replicas(
     ring = [order[(position + shift + step) % count] for step in range(count)]
     candidates = [broker_id for broker_id in dict.fromkeys(ring) if broker_id != chosen[0]]
     while len(chosen) < replication_factor:
-        fresh = (b for b in candidates if crowding(b, chosen, where) == (0, 0))
-        pick = next(fresh, None)
+        racks, domains = {where[b].rack for b in chosen}, {where[b].domain for b in chosen}
+        pick = next((b for b in candidates if where[b].rack not in racks and where[b].domain not in domains), None)
         if pick is None:
             pick = min(candidates, key=lambda b: crowding(b, chosen, where))  # the first of equals on the ring
         candidates.remove(pick)
