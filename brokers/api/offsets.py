@@ -27,8 +27,11 @@ class Found(NamedTuple):
 
 
 def handle_list_offsets(request: Any, context: Context) -> Done:
-    """The offset for a timestamp, or for one of the special ones. Read committed, the latest is the stable one."""
+    """The offset for a timestamp, or for one of the special ones. Read committed, the latest is the stable one; for a
+    follower, which asks when its position is nowhere in our log, it is the log's end.
+    """
     committed_only = request.isolation_level == READ_COMMITTED
+    follower = request.replica_id >= 0
     seen: set[TopicPartition] = set()
     twice: set[TopicPartition] = set()
     for topic in request.topics:
@@ -40,7 +43,9 @@ def handle_list_offsets(request: Any, context: Context) -> Done:
         answers = []
         for part in topic.partitions:
             tp = TopicPartition(topic.name, part.partition_index)
-            found = Found(ErrorCode.INVALID_REQUEST) if tp in twice else _list(tp, part, committed_only, context)
+            found = (
+                Found(ErrorCode.INVALID_REQUEST) if tp in twice else _list(tp, part, committed_only, follower, context)
+            )
             answers.append(
                 ListOffsetsResponse.ListOffsetsTopicResponse.ListOffsetsPartitionResponse(
                     partition_index=part.partition_index,
@@ -54,7 +59,7 @@ def handle_list_offsets(request: Any, context: Context) -> Done:
     return Done(ListOffsetsResponse(version=context.api_version, topics=topics))
 
 
-def _list(tp: TopicPartition, part: Any, committed_only: bool, context: Context) -> Found:
+def _list(tp: TopicPartition, part: Any, committed_only: bool, follower: bool, context: Context) -> Found:
     first_version = _FIRST_VERSION.get(part.timestamp, 1 if part.timestamp >= 0 else 32767)
     if context.api_version < first_version:
         return Found(ErrorCode.UNSUPPORTED_VERSION)
@@ -65,14 +70,16 @@ def _list(tp: TopicPartition, part: Any, committed_only: bool, context: Context)
     if error is not ErrorCode.NONE:
         return Found(error)
     try:
-        return _lookup(partition, part.timestamp, committed_only)
+        return _lookup(partition, part.timestamp, committed_only, follower)
     except (LogOffline, DiskError):
         return Found(ErrorCode.KAFKA_STORAGE_ERROR)
 
 
-def _lookup(partition: Partition, timestamp: int, committed_only: bool) -> Found:
+def _lookup(partition: Partition, timestamp: int, committed_only: bool, follower: bool) -> Found:
     log = partition.log
     limit = log.last_stable_offset if committed_only else log.high_watermark
+    if follower:
+        limit = log.log_end_offset
     if timestamp == LATEST:
         return Found(offset=limit, leader_epoch=partition.leader_epoch)
     if timestamp in (EARLIEST, EARLIEST_LOCAL):
@@ -123,7 +130,7 @@ def _delete(tp: TopicPartition, offset: int, context: Context) -> tuple[ErrorCod
         log.delete_records_before(target)
     except (LogOffline, DiskError):
         return ErrorCode.KAFKA_STORAGE_ERROR, -1
-    partition.wake_fetches()  # whoever waits below the new start is out of range now
+    partition.committed()  # whoever waits below the new start is out of range now; followers delete, too
     return ErrorCode.NONE, log.log_start_offset
 
 
