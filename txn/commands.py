@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NewType, Protocol
 
+from txn.batches import MemberMarker
 from wire.errors import ErrorCode
 from wire.types import TopicPartition
 
@@ -83,7 +84,8 @@ class WriteMarkers(NamedTuple):
     """Effect (transaction coordinator only): write these markers at the partitions' leaders, until done.
 
     When every partition has its marker, the runtime submits ``Shard.on_markers_written(transactional_id,
-    producer_id, producer_epoch, now)``. Partitions whose topic is gone count as done.
+    producer_id, producer_epoch, now)``. Partitions whose topic is gone count as done. ``members`` are those of a batch
+    (``txn.batches``): then the markers are theirs, and producer id and epoch only name the sink's record.
     """
 
     transactional_id: str
@@ -93,6 +95,14 @@ class WriteMarkers(NamedTuple):
     coordinator_epoch: int
     partitions: tuple[TopicPartition, ...]
     transaction_version: int = 0
+    members: tuple[MemberMarker, ...] | None = None
+
+    @property
+    def markers(self) -> tuple[MemberMarker, ...]:
+        """What every partition gets: one marker, or those of a batch's members, which become visible together."""
+        if self.members is not None:
+            return self.members
+        return (MemberMarker(self.producer_id, self.producer_epoch, self.commit),)
 
 
 Effect = Answer | Schedule | Cancel | WriteMarkers

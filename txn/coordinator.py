@@ -17,6 +17,7 @@ from typing import NamedTuple
 from txn.commands import Cancel, CoordinatorRecord, Effect, Now, Result, Schedule, WriteMarkers
 from txn.patterns import Pattern
 from txn.records import RecordError, decode_key, decode_value, encode_key, encode_value
+from txn.sinks import BeginAnswer, member_refusal
 from txn.states import ENDED, PREPARED, TransactionState
 from txn.transaction import LAST_CLIENT_EPOCH, Transaction
 from wire.errors import ErrorCode
@@ -138,12 +139,14 @@ class TransactionShard:
         t = self.transactions.get(transactional_id)
         if t is None:
             return self._init_new(transactional_id, timeout_ms, fresh, now)
+        if t.batch is not None:
+            return Result(InitAnswer(ErrorCode.INVALID_REQUEST))  # a sink's id: its batches begin with BeginBatch
         if t.state in PREPARED:
             return Result(InitAnswer(ErrorCode.CONCURRENT_TRANSACTIONS))
         if expected is not None and not self._may_recover(transactional_id, t, expected):
             return Result(InitAnswer(ErrorCode.PRODUCER_FENCED))
         if t.state is TransactionState.ONGOING:
-            return self._fence(transactional_id, t, now, InitAnswer(ErrorCode.CONCURRENT_TRANSACTIONS))
+            return self.fence(transactional_id, t, now, InitAnswer(ErrorCode.CONCURRENT_TRANSACTIONS))
         if expected is not None and expected != (t.producer_id, t.producer_epoch):
             return self._initialised(transactional_id, t.with_same_epoch(timeout_ms, now.wall_ms), expected[1])
         before = NO_PRODUCER_EPOCH if expected is None else expected[1]
@@ -194,7 +197,7 @@ class TransactionShard:
             self._epochs_before[transactional_id] = (after.producer_id, after.producer_epoch, before)
         return Result(
             InitAnswer(ErrorCode.NONE, after.producer_id, after.producer_epoch),
-            records=(self._record(transactional_id, after),),
+            records=(self.record(transactional_id, after),),
         )
 
     # ---- partitions ------------------------------------------------------------------------------------------------
@@ -222,7 +225,7 @@ class TransactionShard:
             effects = (Schedule(_TIMEOUT + transactional_id, t.timeout_ms),)
         return Result(
             AddPartitionsAnswer(ErrorCode.NONE),
-            records=(self._record(transactional_id, after),),
+            records=(self.record(transactional_id, after),),
             effects=effects,
         )
 
@@ -243,6 +246,8 @@ class TransactionShard:
         if not transactional_id:
             return ErrorCode.INVALID_REQUEST
         t = self.transactions.get(transactional_id)
+        if t is not None and t.batch is not None:
+            return member_refusal(t, producer)
         if t is None or t.producer_id != producer.producer_id:
             return ErrorCode.INVALID_PRODUCER_ID_MAPPING
         if t.producer_epoch != producer.epoch or producer.epoch > LAST_CLIENT_EPOCH:
@@ -260,6 +265,8 @@ class TransactionShard:
         t = self.transactions.get(transactional_id)
         if t is None:
             return Result(EndAnswer(ErrorCode.INVALID_PRODUCER_ID_MAPPING))
+        if t.batch is not None:
+            return Result(EndAnswer(ErrorCode.INVALID_TXN_STATE))  # a member ends with its batch only
         if not 0 <= producer.epoch <= LAST_CLIENT_EPOCH:
             return Result(EndAnswer(ErrorCode.PRODUCER_FENCED))  # nobody was ever given such an epoch
         bumps = end.client_version >= 2
@@ -324,18 +331,18 @@ class TransactionShard:
             answer = EndAnswer(ErrorCode.NONE, goes_on.producer_id, goes_on.producer_epoch)
         return Result(
             answer,
-            records=(self._record(transactional_id, after),),
-            effects=(Cancel(_TIMEOUT + transactional_id), self._markers(transactional_id, after)),
+            records=(self.record(transactional_id, after),),
+            effects=(Cancel(_TIMEOUT + transactional_id), self.markers(transactional_id, after)),
         )
 
-    def _fence(self, transactional_id: str, t: Transaction, now: Now, answer: InitAnswer | None) -> Result:
+    def fence(self, transactional_id: str, t: Transaction, now: Now, answer: InitAnswer | BeginAnswer | None) -> Result:
         """Abort an open transaction in the coordinator's own name; ``answer`` None is the timeout's doing."""
         after = t.fenced(now.wall_ms)
         again = Result(effects=(Schedule(_TIMEOUT + transactional_id, RETRY_MS),))
         return Result(
             answer,
-            records=(self._record(transactional_id, after),),
-            effects=(Cancel(_TIMEOUT + transactional_id), self._markers(transactional_id, after)),
+            records=(self.record(transactional_id, after),),
+            effects=(Cancel(_TIMEOUT + transactional_id), self.markers(transactional_id, after)),
             failed=(lambda error, now: again) if answer is None else None,
         )
 
@@ -348,13 +355,13 @@ class TransactionShard:
 
     def _complete(self, transactional_id: str, t: Transaction, now: Now) -> Result:
         return Result(
-            records=(self._record(transactional_id, t.completed(now.wall_ms)),),
+            records=(self.record(transactional_id, t.completed(now.wall_ms)),),
             # The markers are written once and for all; only our note of it is missing.
             failed=lambda error, now: Result(effects=(Schedule(_COMPLETE + transactional_id, RETRY_MS),)),
         )
 
     @staticmethod
-    def _markers(transactional_id: str, t: Transaction) -> WriteMarkers:
+    def markers(transactional_id: str, t: Transaction) -> WriteMarkers:
         """``coordinator_epoch`` is filled in by the sender: it is the leader epoch the shard was loaded in."""
         return WriteMarkers(
             transactional_id=transactional_id,
@@ -363,7 +370,8 @@ class TransactionShard:
             commit=t.commits,
             coordinator_epoch=-1,
             partitions=tuple(sorted(t.partitions)),
-            transaction_version=t.client_version,
+            transaction_version=t.client_version if t.batch is None else 2,
+            members=None if t.batch is None else t.batch.markers(),
         )
 
     # ---- timers ----------------------------------------------------------------------------------------------------
@@ -377,19 +385,24 @@ class TransactionShard:
         if t is None:
             return Result()
         if name.startswith(_TIMEOUT) and t.state is TransactionState.ONGOING:
-            return self._fence(transactional_id, t, now, None)
+            return self.fence(transactional_id, t, now, None)
         if name.startswith(_COMPLETE) and t.state in PREPARED:
             return self._complete(transactional_id, t, now)
         if name.startswith(_EXPIRE) and self._expired(t, now):
             return Result(records=(CoordinatorRecord(encode_key(transactional_id), None),))
         return Result()
 
+    @staticmethod
+    def timeout_timer(transactional_id: str) -> str:
+        """The name of the timer that aborts the id's open transaction."""
+        return _TIMEOUT + transactional_id
+
     def timer_key(self, name: str) -> str:
         """The transactional id behind a timer's name (none for the sweep)."""
         return name.partition("/")[2]
 
     def _expired(self, t: Transaction, now: Now) -> bool:
-        return t.state in ENDED and t.last_update_ms + self.settings.id_expiration_ms <= now.wall_ms
+        return t.batch is None and t.state in ENDED and t.last_update_ms + self.settings.id_expiration_ms <= now.wall_ms
 
     def _sweep(self, now: Now) -> Result:
         expired: list[Effect] = []
@@ -403,7 +416,8 @@ class TransactionShard:
 
     # ---- the log ---------------------------------------------------------------------------------------------------
 
-    def _record(self, transactional_id: str, t: Transaction) -> CoordinatorRecord:
+    def record(self, transactional_id: str, t: Transaction) -> CoordinatorRecord:
+        """The id's record for that state."""
         return CoordinatorRecord(encode_key(transactional_id), encode_value(t, self.settings.value_version))
 
     def apply(self, record: CoordinatorRecord, producer: tuple[int, int] | None, now: Now) -> None:
@@ -433,9 +447,10 @@ class TransactionShard:
         effects: list[Effect] = [Schedule(_SWEEP, min(self.settings.sweep_ms, 60_000))]
         for transactional_id, t in self.transactions.items():
             if t.state in PREPARED:
-                effects.append(self._markers(transactional_id, t))
+                effects.append(self.markers(transactional_id, t))
             elif t.state is TransactionState.ONGOING:
-                left_ms = t.start_ms + t.timeout_ms - now.wall_ms
+                # A batch is extended by heartbeats, which are not in the log: it gets its whole time again.
+                left_ms = t.timeout_ms if t.batch is not None else t.start_ms + t.timeout_ms - now.wall_ms
                 # The wall clock may have jumped: never wait longer than the timeout itself.
                 effects.append(Schedule(_TIMEOUT + transactional_id, min(max(left_ms, 0), t.timeout_ms)))
         return Result(effects=tuple(effects))

@@ -14,11 +14,13 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
+from txn.batches import MemberMarker
 from txn.commands import WriteMarkers
 from wire.errors import ErrorCode
 from wire.types import TopicPartition
 
-MAX_PARTITIONS_PER_REQUEST = 5_000
+MAX_MARKERS_PER_REQUEST = 5_000
+"""When so many are in a request, nothing more goes into it; one partition's markers are never split."""
 
 
 class Fate(Enum):
@@ -77,10 +79,10 @@ class Job:
 
 
 class MarkerToSend(NamedTuple):
-    """One entry of a WriteTxnMarkers request."""
+    """One job's part of a WriteTxnMarkers request: all its markers for these partitions."""
 
     job: JobId
-    commit: bool
+    markers: tuple[MemberMarker, ...]
     transaction_version: int
     partitions: tuple[TopicPartition, ...]
 
@@ -141,7 +143,7 @@ class Markers:
             by_broker, later = self._route(job, leader_of, room)
             for broker, partitions in by_broker.items():
                 job.sent.update(partitions)
-                entry = MarkerToSend(job_id, job.effect.commit, job.effect.transaction_version, tuple(partitions))
+                entry = MarkerToSend(job_id, job.effect.markers, job.effect.transaction_version, tuple(partitions))
                 routed.setdefault(broker, []).append(entry)
             if not later:
                 del self._ready[job_id]
@@ -162,15 +164,15 @@ class Markers:
                 job.missing.discard(tp)
             elif leader is None:
                 self._delayed[job.id] = None
-            elif leader in self._busy or room.setdefault(leader, MAX_PARTITIONS_PER_REQUEST) <= 0:
+            elif leader in self._busy or room.setdefault(leader, MAX_MARKERS_PER_REQUEST) <= 0:
                 later = True
             else:
-                room[leader] -= 1
+                room[leader] -= max(1, len(job.effect.markers))
                 by_broker.setdefault(leader, []).append(tp)
         return by_broker, later
 
     def answered(self, broker: int, errors: Mapping[tuple[JobId, TopicPartition], ErrorCode]) -> None:
-        """The broker answered; a partition it left out is sent again."""
+        """The broker answered, one error for all of a job's markers on a partition; what it left out is sent again."""
         for entry in self._busy.pop(broker, ()):
             job = self._jobs.get(entry.job)
             if job is None:

@@ -1,13 +1,15 @@
 """The records of ``__transaction_state``, byte for byte Kafka's: key v0, value v0 and the flexible v1.
 
 Source: TransactionLogKey.json and TransactionLogValue.json of Kafka 4.1; compact types and tags by KIP-482. Topics and
-partitions are written in sorted order, so that equal states give equal bytes.
+partitions are written in sorted order, so that equal states give equal bytes. A sink's batch goes into one tagged field
+of ours, which Kafka's readers skip.
 """
 
 from __future__ import annotations
 
 import struct
 
+from txn.batches import Batch, Fence, Member
 from txn.states import TransactionState
 from txn.transaction import Transaction
 from wire.types import NO_PRODUCER_ID, TopicPartition
@@ -17,6 +19,10 @@ __all__ = ["RecordError", "decode_key", "decode_value", "encode_key", "encode_va
 KEY_VERSION = 0
 LEGACY_VERSION, FLEXIBLE_VERSION = 0, 1
 _TAG_PREVIOUS_ID, _TAG_NEXT_ID, _TAG_CLIENT_VERSION = 0, 1, 2
+_TAG_BATCH = 100
+_BATCH_VERSION = 0
+_MEMBER = struct.Struct(">qh")
+_FENCE = struct.Struct(">qq")  # batch id, time of the commit
 _FIXED = struct.Struct(">qhib")  # producer id, epoch, timeout, status
 _TIMES = struct.Struct(">qq")  # last update, start
 
@@ -80,7 +86,46 @@ def _encode_tags(t: Transaction) -> bytes:
         tags.append((_TAG_NEXT_ID, struct.pack(">q", t.next_producer_id)))
     if t.client_version != 0:
         tags.append((_TAG_CLIENT_VERSION, struct.pack(">h", t.client_version)))
+    if t.batch is not None:
+        tags.append((_TAG_BATCH, _encode_batch(t.batch)))
     return _uvarint(len(tags)) + b"".join(_uvarint(tag) + _uvarint(len(data)) + data for tag, data in tags)
+
+
+def _encode_batch(batch: Batch) -> bytes:
+    parts = [struct.pack(">h", _BATCH_VERSION)]
+    for members in (batch.members, batch.slots, batch.winners):
+        parts.append(_uvarint(len(members)))
+        parts += [_MEMBER.pack(*member) for member in members]
+    fence = batch.fence
+    if fence is None:
+        parts.append(b"\0")
+    else:
+        parts.append(b"\1" + _FENCE.pack(fence.batch_id, fence.committed_ms))
+        for text in (fence.query_id, fence.digest):
+            data = text.encode()
+            parts.append(_uvarint(len(data)) + data)
+    return b"".join(parts)
+
+
+def _decode_batch(data: bytes) -> Batch:
+    reader = _Reader(data)
+    version = reader.int16()
+    if version != _BATCH_VERSION:
+        raise RecordError(f"batch version {version} is not known: a newer fleetlog wrote it")
+    members, slots, winners = (_decode_members(reader) for _ in range(3))
+    fence = None
+    if reader.take(1) != b"\0":
+        batch_id, committed_ms = reader.unpack(_FENCE)
+        query_id, digest = (reader.text(reader.uvarint()) for _ in range(2))
+        fence = Fence(query_id, batch_id, digest, committed_ms)
+    reader.finish()
+    return Batch(members, slots, winners, fence)
+
+
+def _decode_members(reader: _Reader) -> tuple[Member, ...]:
+    count = reader.uvarint()
+    reader.fits(count * _MEMBER.size)
+    return tuple(Member(*reader.unpack(_MEMBER)) for _ in range(count))
 
 
 def decode_value(value: bytes) -> Transaction | None:
@@ -99,6 +144,7 @@ def decode_value(value: bytes) -> Transaction | None:
     last_update_ms, start_ms = reader.unpack(_TIMES)
     tags = _decode_tags(reader) if flexible else {}
     reader.finish()
+    batch = tags.get(_TAG_BATCH)
     return Transaction(
         producer_id=producer_id,
         producer_epoch=epoch,
@@ -107,10 +153,15 @@ def decode_value(value: bytes) -> Transaction | None:
         partitions=partitions,
         start_ms=start_ms,
         last_update_ms=last_update_ms,
-        previous_producer_id=tags.get(_TAG_PREVIOUS_ID, NO_PRODUCER_ID),
-        next_producer_id=tags.get(_TAG_NEXT_ID, NO_PRODUCER_ID),
-        client_version=tags.get(_TAG_CLIENT_VERSION, 0),
+        previous_producer_id=_number(tags.get(_TAG_PREVIOUS_ID), NO_PRODUCER_ID),
+        next_producer_id=_number(tags.get(_TAG_NEXT_ID), NO_PRODUCER_ID),
+        client_version=_number(tags.get(_TAG_CLIENT_VERSION), 0),
+        batch=None if batch is None else _decode_batch(batch),
     )
+
+
+def _number(data: bytes | None, default: int) -> int:
+    return default if data is None else int.from_bytes(data, "big", signed=True)
 
 
 def _decode_partitions(reader: _Reader, flexible: bool) -> frozenset[TopicPartition]:
@@ -125,13 +176,11 @@ def _decode_partitions(reader: _Reader, flexible: bool) -> frozenset[TopicPartit
     return frozenset(found)
 
 
-def _decode_tags(reader: _Reader) -> dict[int, int]:
+def _decode_tags(reader: _Reader) -> dict[int, bytes]:
     known = {}
     for _ in range(reader.uvarint()):
         tag, size = reader.uvarint(), reader.uvarint()
-        data = reader.take(size)
-        if tag in (_TAG_PREVIOUS_ID, _TAG_NEXT_ID, _TAG_CLIENT_VERSION):
-            known[tag] = int.from_bytes(data, "big", signed=True)
+        known[tag] = reader.take(size)
     return known
 
 

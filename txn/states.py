@@ -61,24 +61,25 @@ ENDED = frozenset({_S.EMPTY, _S.COMPLETE_COMMIT, _S.COMPLETE_ABORT})
 TRANSITIONS: dict[TransactionState | None, dict[TransactionState, str]] = {
     None: {_S.EMPTY: "InitProducerId of a new id"},
     _S.EMPTY: {
-        _S.EMPTY: "InitProducerId: epoch bump or new producer id",
-        _S.ONGOING: "first partition added",
+        _S.EMPTY: "InitProducerId or BeginBatch: epoch bump or new producer id; ResetSink",
+        _S.ONGOING: "first partition added, or first members enlisted in a batch",
         _S.PREPARE_ABORT: "EndTxn(abort) of version 2 with nothing written: it bumps the epoch all the same",
+        _S.PREPARE_COMMIT: "CommitBatch of a batch without rows: it sets the fence all the same",
     },
     _S.ONGOING: {
-        _S.ONGOING: "further partitions added",
-        _S.PREPARE_COMMIT: "EndTxn(commit)",
-        _S.PREPARE_ABORT: "EndTxn(abort), the timeout, or InitProducerId by a newer producer",
+        _S.ONGOING: "further partitions added, or members enlisted",
+        _S.PREPARE_COMMIT: "EndTxn(commit), CommitBatch",
+        _S.PREPARE_ABORT: "EndTxn(abort), AbortBatch, the timeout, or InitProducerId or BeginBatch by a newer one",
     },
     _S.PREPARE_COMMIT: {_S.COMPLETE_COMMIT: "all markers written"},
     _S.PREPARE_ABORT: {_S.COMPLETE_ABORT: "all markers written"},
     _S.COMPLETE_COMMIT: {
-        _S.EMPTY: "InitProducerId",
+        _S.EMPTY: "InitProducerId, BeginBatch, ResetSink",
         _S.ONGOING: "first partition of the next transaction",
         _S.PREPARE_ABORT: "EndTxn(abort) of version 2 with nothing written",
     },
     _S.COMPLETE_ABORT: {
-        _S.EMPTY: "InitProducerId",
+        _S.EMPTY: "InitProducerId, BeginBatch, ResetSink",
         _S.ONGOING: "first partition of the next transaction",
         _S.PREPARE_ABORT: "EndTxn(abort) of version 2 with nothing written",
     },

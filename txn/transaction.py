@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
+from txn.batches import Batch, Fence, Member
 from txn.states import PREPARED, TransactionState, may_follow
 from wire.types import NO_PRODUCER_ID, NO_TIMESTAMP, TopicPartition
 
@@ -19,7 +20,8 @@ class Transaction:
 
     ``previous_producer_id`` is the producer id before the last step, ``next_producer_id`` the one to go on with after
     an end that used up the epochs. ``client_version`` is the transaction version (0, 1, 2) of the one who made the last
-    step; a fence counts as 0, so that nobody's retry can be mistaken for it. Times in ms since the epoch.
+    step; a fence counts as 0, so that nobody's retry can be mistaken for it. Times in ms since the epoch. ``batch`` is
+    there for sinks only (``txn.batches``).
     """
 
     producer_id: int
@@ -32,6 +34,7 @@ class Transaction:
     previous_producer_id: int = NO_PRODUCER_ID
     next_producer_id: int = NO_PRODUCER_ID
     client_version: int = 0
+    batch: Batch | None = None
 
     @property
     def epoch_exhausted(self) -> bool:
@@ -105,7 +108,46 @@ class Transaction:
             client_version=client_version,
         )
 
+    def with_batch(self, batch: Batch, now_ms: int) -> Transaction:
+        """Members join; the first ones begin the transaction."""
+        begins = self.state is not TransactionState.ONGOING
+        return self._step(
+            TransactionState.ONGOING,
+            now_ms,
+            batch=batch,
+            start_ms=now_ms if begins else self.start_ms,
+            client_version=2,
+        )
+
     # ---- the end ---------------------------------------------------------------------------------------------------
+
+    def prepared_batch(
+        self, winners: Collection[Member], fence: Fence | None, commit: bool, now_ms: int
+    ) -> Transaction:
+        """The driver ended the batch: the sink's epoch is bumped, the fence set, and the members' fates decided."""
+        assert self.batch is not None
+        assert self.producer_epoch < MAX_EPOCH
+        return self._step(
+            TransactionState.PREPARE_COMMIT if commit else TransactionState.PREPARE_ABORT,
+            now_ms,
+            producer_epoch=self.producer_epoch + 1,
+            start_ms=self.start_ms if self.state is TransactionState.ONGOING else now_ms,
+            client_version=2,
+            batch=self.batch.ended(winners, fence),
+        )
+
+    def with_fence(self, fence: Fence | None, now_ms: int) -> Transaction:
+        """An operator set the fence of a sink that has nothing open; the present driver is locked out."""
+        assert self.batch is not None
+        assert not self.epoch_exhausted
+        return self._step(
+            TransactionState.EMPTY,
+            now_ms,
+            producer_epoch=self.producer_epoch + 1,
+            partitions=frozenset(),
+            start_ms=NO_TIMESTAMP,
+            batch=replace(self.batch, fence=fence),
+        )
 
     def prepared(self, *, commit: bool, client_version: int, next_producer_id: int, now_ms: int) -> Transaction:
         """The client ended it. From version 2 on the epoch is bumped at once: the markers carry the new one."""
@@ -143,4 +185,5 @@ class Transaction:
             producer_epoch=0 if rotates else self.producer_epoch,
             next_producer_id=NO_PRODUCER_ID,
             partitions=frozenset(),
+            batch=None if self.batch is None else self.batch.released(),
         )

@@ -143,6 +143,10 @@ class ErrorCode(IntEnum):
     VOTER_NOT_FOUND = 127
     INVALID_REGULAR_EXPRESSION = 128
     REBOOTSTRAP_REQUIRED = 129
+    # ours, on our own APIs only (docs/protocol.md)
+    FENCE_CONFLICT = 12_001
+    NOT_A_SINK = 12_002
+    TOO_MANY_MEMBERS = 12_003
 
     @property
     def retriable(self) -> bool:

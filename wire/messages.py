@@ -81,6 +81,10 @@ class ControlledShutdownResponse(_ApiMessage, load_json=wire.schemas):  # type: 
     """Key 7."""
 
 
+class WriteTxnMarkersRequest(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+    """Key 27, with a tagged field of ours: how many markers of the same batch follow (``txn.batches``)."""
+
+
 class ReplicaEndsRequest(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
     """Key 12000, between brokers and ours alone: how far do the receiver's replicas of these partitions reach?"""
 
@@ -94,6 +98,7 @@ _OWN = (
     DescribeDelegationTokenResponse,
     ConsumerGroupDescribeRequest,
     ConsumerGroupDescribeResponse,
+    WriteTxnMarkersRequest,
     ControlledShutdownRequest,
     ControlledShutdownResponse,
     ReplicaEndsRequest,
@@ -107,9 +112,10 @@ _OWN = (
 def _collect() -> tuple[dict[int, Any], dict[int, Any]]:
     requests: dict[int, Any] = {}
     responses: dict[int, Any] = {}
-    found: list[Any] = list(_OWN)
+    found: list[Any] = []
     for module in (_admin, _consumer, _metadata, _producer, _sasl):
         found.extend(getattr(module, name) for name in module.__all__)
+    found.extend(_OWN)  # ours win
     for cls in found:
         if isinstance(cls, type(_ApiMessage)):
             (requests if cls.is_request() else responses)[cls.API_KEY] = cls

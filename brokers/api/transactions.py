@@ -320,6 +320,7 @@ def handle_write_txn_markers(request: Any, context: Context) -> Outcome:
             entry.coordinator_epoch,
             bool(entry.transaction_result),
             entry.transaction_version if version >= 2 else 0,
+            entry.run_remaining if version >= 2 else 0,
         )
         for topic in entry.topics:
             for index in topic.partition_indexes:

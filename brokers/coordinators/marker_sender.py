@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import wire.messages as m
 from brokers.coordinators.ports import Marker
 from brokers.model import Clock
-from txn.markers import Gone, Job, JobId, Markers, MarkerToSend
+from txn.markers import Fate, Gone, Job, JobId, Markers, MarkerToSend, fate
 from wire.apis import APIS
 from wire.errors import ErrorCode
 from wire.types import TopicPartition
@@ -136,11 +136,15 @@ class MarkerSender:
     # ---- one request -----------------------------------------------------------------------------------------------
 
     def _send_here(self, entries: Sequence[MarkerToSend]) -> None:
-        places = [(entry.job, tp) for entry in entries for tp in entry.partitions]
-        markers = [(tp, marker_of(entry)) for entry in entries for tp in entry.partitions]
+        places: list[tuple[JobId, TopicPartition]] = []
+        markers: list[tuple[TopicPartition, Marker]] = []
+        for entry in entries:
+            for marker in markers_of(entry):
+                places += [(entry.job, tp) for tp in entry.partitions]
+                markers += [(tp, marker) for tp in entry.partitions]
 
         def done(errors: list[ErrorCode]) -> None:
-            self._answered(self._broker_id, dict(zip(places, errors, strict=True)))
+            self._answered(self._broker_id, combined(zip(places, errors, strict=True)))
 
         self._write_here(markers, done)
 
@@ -163,10 +167,28 @@ class MarkerSender:
         self._schedule()
 
 
-def marker_of(entry: MarkerToSend) -> Marker:
-    """The entry as a leader takes it."""
-    job = entry.job
-    return Marker(job.producer_id, job.producer_epoch, job.coordinator_epoch, entry.commit, entry.transaction_version)
+def markers_of(entry: MarkerToSend) -> list[Marker]:
+    """The entry's markers as a leader takes them: a run."""
+    job, last = entry.job, len(entry.markers) - 1
+    return [
+        Marker(
+            marker.producer_id, marker.epoch, job.coordinator_epoch, marker.commit, entry.transaction_version,
+            last - index,
+        )
+        for index, marker in enumerate(entry.markers)
+    ]  # fmt: skip
+
+
+def combined(
+    errors: Iterable[tuple[tuple[JobId, TopicPartition], ErrorCode]],
+) -> dict[tuple[JobId, TopicPartition], ErrorCode]:
+    """One error for each job and partition: that of a marker that isn't written, if there is one."""
+    found: dict[tuple[JobId, TopicPartition], ErrorCode] = {}
+    for place, error in errors:
+        known = found.get(place)
+        if known is None or fate(known) is Fate.WRITTEN:
+            found[place] = error
+    return found
 
 
 def encode(entries: Sequence[MarkerToSend], version: int) -> Any:
@@ -177,31 +199,41 @@ def encode(entries: Sequence[MarkerToSend], version: int) -> Any:
         topics: dict[str, list[int]] = {}
         for topic, partition in entry.partitions:
             topics.setdefault(topic, []).append(partition)
-        marker = kind.WritableTxnMarker(
-            version=version,
-            producer_id=entry.job.producer_id,
-            producer_epoch=entry.job.producer_epoch,
-            transaction_result=entry.commit,
-            coordinator_epoch=entry.job.coordinator_epoch,
-            topics=[
-                kind.WritableTxnMarker.WritableTxnMarkerTopic(version=version, name=name, partition_indexes=indexes)
-                for name, indexes in topics.items()
-            ],
-        )
-        if version >= 2:
-            marker.transaction_version = entry.transaction_version
-        markers.append(marker)
+        for one in markers_of(entry):
+            marker = kind.WritableTxnMarker(
+                version=version,
+                producer_id=one.producer_id,
+                producer_epoch=one.producer_epoch,
+                transaction_result=one.commit,
+                coordinator_epoch=one.coordinator_epoch,
+                topics=[
+                    kind.WritableTxnMarker.WritableTxnMarkerTopic(version=version, name=name, partition_indexes=indexes)
+                    for name, indexes in topics.items()
+                ],
+            )
+            if version >= 2:
+                marker.transaction_version = one.transaction_version
+                marker.run_remaining = one.run_remaining
+            markers.append(marker)
     return kind(version=version, markers=markers)
 
 
 def decode(entries: Sequence[MarkerToSend], response: Any) -> dict[tuple[JobId, TopicPartition], ErrorCode]:
     """Outcomes by job and partition; the response keeps the request's order of markers."""
-    errors: dict[tuple[JobId, TopicPartition], ErrorCode] = {}
-    for entry, result in zip(entries, response.markers, strict=False):
-        if result.producer_id != entry.job.producer_id:
+    sent = [(entry, marker) for entry in entries for marker in entry.markers]
+    errors: list[tuple[tuple[JobId, TopicPartition], ErrorCode]] = []
+    for (entry, marker), result in zip(sent, response.markers, strict=False):
+        if result.producer_id != marker.producer_id:
             continue  # not our order: what is left out here is sent again
         for topic in result.topics:
             for partition in topic.partitions:
                 place = TopicPartition(topic.name, partition.partition_index)
-                errors[entry.job, place] = ErrorCode(partition.error_code)
-    return errors
+                errors.append(((entry.job, place), ErrorCode(partition.error_code)))
+    answered = combined(errors)
+    if len(response.markers) < len(sent):  # a run of which a part wasn't answered isn't written
+        answered = {place: error for place, error in answered.items() if len(_markers_for(entries, place)) == 1}
+    return answered
+
+
+def _markers_for(entries: Sequence[MarkerToSend], place: tuple[JobId, TopicPartition]) -> Sequence[object]:
+    return next((entry.markers for entry in entries if entry.job == place[0]), ())

@@ -142,10 +142,14 @@ class PartitionPort(Protocol):
 
 
 class Marker(NamedTuple):
-    """One end-of-transaction marker, as WriteTxnMarkers brings it."""
+    """One end-of-transaction marker, as WriteTxnMarkers brings it.
+
+    ``run_remaining`` further ones of the same batch transaction follow it: on each partition they are appended as one.
+    """
 
     producer_id: int
     producer_epoch: int
     coordinator_epoch: int
     commit: bool
     transaction_version: int = 0
+    run_remaining: int = 0

@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from _native.batch import control_batch
 from brokers.coordinators.hosting import ShardHost
 from brokers.coordinators.marker_sender import MarkerSender
 from brokers.coordinators.pending import Pending
@@ -19,10 +18,11 @@ from brokers.coordinators.producer_ids import ProducerIdAllocator
 from brokers.coordinators.runtime import CoordinatorRuntime
 from brokers.coordinators.verification import FIRST_PAUSE_MS, PATIENCE_MS, Verifier
 from brokers.log import Origin
+from brokers.log.producers import encode_marker_run
 from brokers.model import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC, Clock
 from txn.commands import Command, Now, Result, Ticket, WriteMarkers
 from txn.coordinator import TransactionSettings, TransactionShard
-from txn.markers import Job
+from txn.markers import Fate, Job, fate
 from wire.errors import ErrorCode
 from wire.types import TopicPartition
 
@@ -153,38 +153,74 @@ class TransactionCoordinator(CoordinatorRuntime):
             done(errors)
             return
 
-        def take(index: int) -> Callable[[ErrorCode], None]:
+        def take(indexes: Sequence[int]) -> Callable[[ErrorCode], None]:
             def answered(error: ErrorCode) -> None:
-                if index in missing:
-                    missing.discard(index)
-                    errors[index] = error
-                    if not missing:
-                        done(errors)
+                for index in indexes:
+                    if index in missing:
+                        missing.discard(index)
+                        errors[index] = error
+                        if not missing:
+                            done(errors)
 
             return answered
 
-        for index, (tp, marker) in enumerate(markers):
+        for indexes in runs_of(markers):
+            tp = markers[indexes[0]][0]
+            run = [markers[index][1] for index in indexes]
             if tp.topic == GROUP_METADATA_TOPIC:
-                self._groups.append_marker(tp, marker, take(index))
+                for index, marker in zip(indexes, run, strict=True):
+                    self._groups.append_marker(tp, marker, take([index]))
             else:
-                self._append_marker(tp, marker, take(index))
+                self._append_run(tp, run, take(indexes))
 
-    def _append_marker(self, tp: TopicPartition, marker: Marker, done: Callable[[ErrorCode], None]) -> None:
+    def _append_run(self, tp: TopicPartition, run: Sequence[Marker], done: Callable[[ErrorCode], None]) -> None:
         partition = self._replicas.leader(tp)
         if isinstance(partition, ErrorCode):
             done(partition)
             return
-        batch = control_batch(
-            commit=marker.commit,
-            producer_id=marker.producer_id,
-            producer_epoch=marker.producer_epoch,
-            coordinator_epoch=marker.coordinator_epoch,
-            timestamp=self._clock.wall_ms(),
+        first = run[0]
+        batches = encode_marker_run(
+            [(marker.producer_id, marker.producer_epoch, marker.commit) for marker in run],
+            first.coordinator_epoch,
+            self._clock.wall_ms(),
         )
         info = partition.append(
-            batch, acks=-1, origin=Origin.COORDINATOR, transaction_version=marker.transaction_version
+            batches, acks=-1, origin=Origin.COORDINATOR, transaction_version=first.transaction_version
         )
         if info.error is ErrorCode.NONE:
             partition.wait_for(info.last_offset, done)
+        elif info.error is ErrorCode.INVALID_PRODUCER_EPOCH and len(run) > 1:
+            # one member was ended here by another hand (an operator's abort): that mustn't keep the others open
+            self._append_singly(tp, run, done)
         else:
             done(info.error)
+
+    def _append_singly(self, tp: TopicPartition, run: Sequence[Marker], done: Callable[[ErrorCode], None]) -> None:
+        waiting = len(run)
+        worst = ErrorCode.NONE
+
+        def one(error: ErrorCode) -> None:
+            nonlocal waiting, worst
+            if fate(error) is not Fate.WRITTEN:
+                worst = error
+            waiting -= 1
+            if not waiting:
+                done(worst)
+
+        for marker in run:
+            self._append_run(tp, [marker], one)
+
+
+def runs_of(markers: Sequence[tuple[TopicPartition, Marker]]) -> list[list[int]]:
+    """The places of the markers that belong together on a partition, in order."""
+    found: list[list[int]] = []
+    unfinished: dict[TopicPartition, list[int]] = {}
+    for index, (tp, marker) in enumerate(markers):
+        run = unfinished.get(tp)
+        if run is None:
+            run = unfinished[tp] = []
+            found.append(run)
+        run.append(index)
+        if marker.run_remaining <= 0:
+            del unfinished[tp]
+    return found

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from enum import Enum, auto
 from typing import NamedTuple
 
-from _native.batch import BatchHeader, Record, crc32c
+from _native.batch import BatchHeader, Record, crc32c, encode_batch
 from brokers.log.indexes import AbortedTxn
 from wire.errors import ErrorCode
 from wire.types import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE
@@ -31,7 +31,9 @@ _SNAPSHOT_HEAD = struct.Struct(">hIi")
 _SNAPSHOT_ENTRY = struct.Struct(">qhiqiqiq")
 _MARKER_KEY = struct.Struct(">hh")
 _MARKER_VALUE = struct.Struct(">hi")
+_RUN_REMAINING = struct.Struct(">i")
 _ABORT, _COMMIT = 0, 1
+_CONTROL_ATTRIBUTES = 0x30  # transactional, control
 
 
 class Origin(Enum):
@@ -43,10 +45,14 @@ class Origin(Enum):
 
 
 class Marker(NamedTuple):
-    """What a control batch says about its producer's transaction."""
+    """What a control batch says about its producer's transaction.
+
+    ``run_remaining`` markers of the same batch transaction follow it at once: what they end becomes stable together.
+    """
 
     commit: bool
     coordinator_epoch: int
+    run_remaining: int = 0
 
 
 class BatchMeta(NamedTuple):
@@ -91,12 +97,16 @@ class ProducerEntry(NamedTuple):
 
 
 class Completed(NamedTuple):
-    """A transaction that ended here: with the offset of its marker as ``last_offset``."""
+    """A transaction that ended here: with the offset of its marker as ``last_offset``.
+
+    ``run_end`` is the offset of the last marker of its run: the same, but for a batch of several producers.
+    """
 
     producer_id: int
     first_offset: int
     last_offset: int
     commit: bool
+    run_end: int
 
 
 class Refusal(NamedTuple):
@@ -164,7 +174,25 @@ def parse_marker(record: Record) -> Marker | None:
     version, coordinator_epoch = _MARKER_VALUE.unpack_from(value)
     if version < 0:
         raise ValueError(f"transaction marker version {version}")
-    return Marker(kind == _COMMIT, coordinator_epoch)
+    remaining = 0
+    if len(value) >= _MARKER_VALUE.size + _RUN_REMAINING.size:  # ours; Kafka reads no further
+        (remaining,) = _RUN_REMAINING.unpack_from(value, _MARKER_VALUE.size)
+    return Marker(kind == _COMMIT, coordinator_epoch, max(0, remaining))
+
+
+def encode_marker_run(markers: Sequence[tuple[int, int, bool]], coordinator_epoch: int, timestamp: int) -> bytes:
+    """Control batches that end the parts of several producers, as one run: (producer id, epoch, commit) each."""
+    batches = []
+    for index, (producer_id, epoch, commit) in enumerate(markers):
+        value = _MARKER_VALUE.pack(0, coordinator_epoch)
+        remaining = len(markers) - 1 - index
+        if remaining:
+            value += _RUN_REMAINING.pack(remaining)
+        record = Record(-1, timestamp, _MARKER_KEY.pack(0, _COMMIT if commit else _ABORT), value)
+        batches.append(
+            encode_batch([record], attributes=_CONTROL_ATTRIBUTES, producer_id=producer_id, producer_epoch=epoch)
+        )
+    return b"".join(batches)
 
 
 class ProducerState:
@@ -340,7 +368,8 @@ class ProducerState:
                     f"coordinator epoch {marker.coordinator_epoch} is older than {entry.coordinator_epoch}",
                 )
         if entry.txn_first_offset >= 0:
-            done = Completed(header.producer_id, entry.txn_first_offset, header.base_offset, marker.commit)
+            run_end = header.base_offset + marker.run_remaining  # a marker is one record
+            done = Completed(header.producer_id, entry.txn_first_offset, header.base_offset, marker.commit, run_end)
             change.events.append((header.producer_id, header.base_offset, done))
         else:
             change.events.append((header.producer_id, -1, None))
@@ -382,9 +411,9 @@ class ProducerState:
         return aborted
 
     def high_watermark_moved(self, high_watermark: int) -> None:
-        """Markers below the high watermark are final: their transactions no longer hold the stable offset."""
-        if self._unreplicated and any(done.last_offset < high_watermark for done in self._unreplicated):
-            self._unreplicated = [done for done in self._unreplicated if done.last_offset >= high_watermark]
+        """Runs of markers below the high watermark are final: their transactions no longer hold the stable offset."""
+        if self._unreplicated and any(done.run_end < high_watermark for done in self._unreplicated):
+            self._unreplicated = [done for done in self._unreplicated if done.run_end >= high_watermark]
             self._update_first_unstable()
 
     def _update_first_unstable(self) -> None:
