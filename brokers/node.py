@@ -26,6 +26,7 @@ from brokers.cluster.peers import PeersPort
 from brokers.cluster.replicas import ReplicaManager
 from brokers.cluster.throttles import throttle_of
 from brokers.cluster.view import ClusterView
+from brokers.cluster.znodes import BadZnode
 from brokers.config import BrokerConfig
 from brokers.coordinators.runtime import CoordinatorRuntime
 from brokers.coordinators.transactions import TransactionCoordinator, partition_count_of
@@ -116,7 +117,10 @@ class Node:
         logs = self._open_logs(cluster_id)
         await self._end_former_life()
         view = ClusterView(store, self.config)
-        await view.start()
+        try:
+            await view.start()
+        except BadZnode as error:
+            raise StartError(str(error)) from error
         services = self._build(view, logs)
         await self._register()
         if not await view.wait_until(self.known, VIEW_WAIT_MS):

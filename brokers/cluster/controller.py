@@ -141,6 +141,7 @@ class Controller:
         self._replicas = replicas
         self._former_unclean_elections = 0
         self._everything = True
+        self._halted = False
         self._reign: Reign | None = None
         self._active = False
         self._stopped = False
@@ -173,7 +174,7 @@ class Controller:
     @property
     def is_active(self) -> bool:
         """Whether this broker is the controller, and has read and settled everything."""
-        return self._active and self._reign is not None and not self._reign.over
+        return self._active and self._reign is not None and not self._reign.over and self._view.foreign is None
 
     @property
     def epoch(self) -> int:
@@ -192,6 +193,7 @@ class Controller:
             Term(self._store, self._view, leadership), self._peers, broker_id=self._broker_id, clock=self._clock,
             new_id=self._new_id, replicas=self._replicas,
         )  # fmt: skip
+        self._halted = False
         self._poked.clear()
         self._reign_task = asyncio.create_task(self._rule(self._reign), name=f"controller epoch {leadership.epoch}")
         self._jobs.add(self._reign_task)
@@ -211,6 +213,9 @@ class Controller:
     def _view_changed(self, change: ViewChange) -> None:
         if self._reign is None:
             return
+        if self._halted and self._view.foreign is None:
+            self._election.deposed()
+            return
         if change.brokers_changed or change.reloaded or change.configs_changed:
             self._everything = True
         if self._reign.absorb(change) or self._everything:
@@ -229,7 +234,7 @@ class Controller:
         except BadZnode as problem:
             # Ruling over a tree we don't understand could destroy it: leave it to a newer fleetlog, or an operator.
             log.error("controller: %s; not acting until the next election", problem)
-            self._active = False
+            self._active, self._halted = False, self._view.foreign is not None
         except Exception:
             await self._failed(reign)
         finally:
@@ -394,7 +399,8 @@ class Controller:
         deadline = loop.time() + min(timeout_ms, OFFICE_WAIT_MS) / 1000
         while not self.is_active:
             other = self._view.controller_id not in (NO_CONTROLLER, self._broker_id)
-            if (other and self._reign is None) or self._stopped or loop.time() >= deadline:
+            elsewhere = (other and self._reign is None) or self._view.foreign is not None
+            if elsewhere or self._stopped or loop.time() >= deadline:
                 return None
             await asyncio.sleep(OFFICE_POLL_SECONDS)
         return self._reign
@@ -412,6 +418,8 @@ class Controller:
             return task.result()
         except (TermOver, asyncio.CancelledError):
             return DEPOSED
+        except BadZnode as problem:
+            return Failed(ErrorCode.NOT_CONTROLLER, str(problem))
 
     async def _topics_job(
         self, work: Coroutine[Any, Any, list[Outcome]], names: Sequence[str], timeout_ms: int

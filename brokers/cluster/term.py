@@ -17,7 +17,7 @@ from brokers.cluster.loading import children_or_none, list_changes, load
 from brokers.cluster.picture import Delta, Picture
 from brokers.cluster.view import ClusterView
 from brokers.cluster.writes import Write
-from brokers.cluster.znodes import StatesChanged
+from brokers.cluster.znodes import BadZnode, StatesChanged
 from brokers.model import BrokerInfo, Life, PartitionState, TopicPartition
 from coordination.changes import entry
 from coordination.election import ControllerMoved, Leadership, fenced_multi
@@ -165,9 +165,11 @@ class Term:
             await self._write(write)
 
     async def _write(self, write: Write) -> None:
-        """One fenced multi, and its effect on our picture."""
+        """One fenced multi, and its effect on our picture; raises BadZnode while brokers of another kind are there."""
         if self.over:
             raise TermOver("the term is over")
+        if self.view.foreign is not None:
+            raise BadZnode(*self.view.foreign.split(" ", 1))
         operations = list(write.operations)
         if write.changes:
             operations.append(entry(znodes.encode_changes(write.changes, self._origin)))

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from brokers.cluster import znodes
+from brokers.cluster import foreign, znodes
 from brokers.cluster.loading import children_or_none, gather_bounded, list_changes, load, read_changes
 from brokers.cluster.picture import Delta, Picture, difference
 from brokers.cluster.znodes import BadZnode, Change
@@ -59,7 +59,10 @@ Listener = Callable[[ViewChange], None]
 
 
 class ClusterView:
-    """See the module. ``config`` is this broker's static configuration; dynamic ones are laid over it."""
+    """See the module. ``config`` is this broker's static configuration; dynamic ones are laid over it.
+
+    ``foreign`` says what shows that brokers of another kind use the tree (:mod:`brokers.cluster.foreign`), else None.
+    """
 
     def __init__(self, store: Store, config: BrokerConfig) -> None:
         self._store = store
@@ -76,6 +79,8 @@ class ClusterView:
         self.controller_id = NO_CONTROLLER
         self.ready = False
         self.failure: BadZnode | None = None
+        self.foreign: str | None = None
+        self._foreign: list[str] = []
         self.brokers: dict[int, BrokerInfo] = {}
         self.features: dict[str, int] = {}
         self.features_epoch = -1
@@ -202,7 +207,10 @@ class ClusterView:
     # ------------------------------------------------------------ following ZooKeeper
 
     async def start(self, timeout_ms: int = 30_000) -> None:
-        """Read everything and begin to follow; returns when ``ready``. Raises BadZnode, or TimeoutError."""
+        """Read everything and begin to follow; returns when ``ready``.
+
+        Raises BadZnode, also where brokers of another kind use the tree, or TimeoutError.
+        """
         self._store.on_session(self._session_changed)
         self._poked.set()
         self._task = asyncio.create_task(self._follow(), name="cluster view")
@@ -263,11 +271,13 @@ class ClusterView:
     async def _catch_up(self) -> None:
         """One pass: watches first, then what they guard, so that nothing falls between."""
         sequences = await list_changes(self._store, self._watch)
+        self._foreign = []
         brokers = await self._read_brokers()
         controller_id = await self._read_controller()
         if not self.cluster_id:
             self.cluster_id = await self._read_cluster_id()
         delta, reloaded = await self._read_changes(sequences)
+        others_changed = self._note_foreign()
         brokers_changed = brokers != self.brokers
         controller_changed = controller_id != self.controller_id
         if brokers_changed:  # the same object as long as nothing changed: who keeps something can tell by it
@@ -275,8 +285,17 @@ class ClusterView:
         self.controller_id = controller_id
         first = not self.ready
         self.ready = True
-        if delta or reloaded or brokers_changed or controller_changed or first:
-            self._tell(_view_change(delta, reloaded, brokers_changed, controller_changed))
+        if delta or reloaded or brokers_changed or controller_changed or others_changed or first:
+            self._tell(_view_change(delta, reloaded, brokers_changed or others_changed, controller_changed))
+
+    def _note_foreign(self) -> bool:
+        """Brokers of another kind: none may be there at our start; later ones stop our controllers. True for news."""
+        before, self.foreign = self.foreign, self._foreign[0] if self._foreign else None
+        if self.foreign is not None and not self.ready:
+            raise BadZnode(*self.foreign.split(" ", 1))
+        if self.foreign != before:
+            log.error("%s", self.foreign or "the brokers of another kind are gone: going on")
+        return self.foreign != before
 
     async def _read_changes(self, sequences: list[int]) -> tuple[Delta, bool]:
         delta = Delta()
@@ -317,6 +336,10 @@ class ClusterView:
         known = self.brokers.get(broker_id)
         if known is not None and known.epoch == stat.czxid:
             return known
+        wrong = foreign.registration(path, data)
+        if wrong is not None:
+            self._foreign.append(wrong)
+            return None
         return znodes.decode_broker(path, data, stat.czxid, incarnation.version if incarnation is not None else 0)
 
     async def _read_controller(self) -> int:
@@ -326,6 +349,9 @@ class ClusterView:
             if await self._store.exists(znodes.CONTROLLER, self._watch) is not None:
                 self._poked.set()
             return NO_CONTROLLER
+        wrong = foreign.controller(data)
+        if wrong is not None:
+            self._foreign.append(wrong)
         return znodes.decode_controller(data)
 
     async def _read_cluster_id(self) -> str:
