@@ -43,6 +43,12 @@ def conflicts(logs: Logs, report: Report) -> None:
                     report.bad("duplicate", f"{key} {value} lies at offsets {offsets}, written by {send and send.op}")
 
 
+def disagreements(logs: Logs, report: Report) -> None:
+    """Two clients that read all of a log in the same isolation get the same."""
+    for text in logs.disagreeing:
+        report.bad("final-reads-differ", text)
+
+
 def aborted_reads(logs: Logs, report: Report) -> None:
     """G1a: values of work that failed for certain. Precommitted: a transaction that reads its own sends."""
     for op in logs.history.ops:
@@ -160,4 +166,4 @@ def exactly_once(logs: Logs, report: Report) -> None:
                 report.bad("torn-transaction", f"{key} offset {offset} has an output, {group} stands at {limit}: {ops}")
 
 
-CHECKS = (phantoms, conflicts, aborted_reads, losses, torn, exactly_once)
+CHECKS = (phantoms, conflicts, disagreements, aborted_reads, losses, torn, exactly_once)

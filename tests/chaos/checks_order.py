@@ -48,19 +48,25 @@ def _inside(logs: Logs, who: str, isolation: str, key: str, records: Records, re
 
 def group_starts(logs: Logs, report: Report) -> None:
     """After a rebalance a member goes on at the committed offset: not before what was acknowledged to anybody before
-    the assignment (stale), not after everything that anybody ever tried to commit (skipped)."""
+    the assignment (stale), not after everything that anybody ever tried to commit (skipped). Where a member keeps a
+    partition, it may also go on where it was: some clients do."""
     commits: dict[tuple[str, str], list[Commit]] = defaultdict(list)
     for commit in logs.history.commits:
         commits[commit.group, commit.key].append(commit)
     for proc, events in logs.history.consumers.items():
         fresh: dict[str, Position] = {}
+        own: dict[str, int] = {}
         for event in events:
             if isinstance(event, Position):
                 fresh = {key: event for key, at in event.at.items() if at is None and event.group is not None}
+                own = {key: offset for key, offset in own.items() if key in event.at}
                 continue
             for key, records in event.records.items():
-                if records and (position := fresh.pop(key, None)) is not None:
+                if not records:
+                    continue
+                if (position := fresh.pop(key, None)) is not None and own.get(key) != records[0][0]:
                     _start(logs, commits[position.group or "", key], position, proc, key, event, report)
+                own[key] = records[-1][0] + 1
 
 
 def _start(

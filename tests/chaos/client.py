@@ -11,12 +11,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.chaos import workload_produce, workload_read, workload_txn
+from tests.chaos import final, workload_produce, workload_read, workload_txn
 from tests.chaos.recorder import Life, Recorder
 
 TOPICS = {"plain": 2, "idem": 3, "txn": 3, "in": 2, "out": 2}
 """Topic -> partitions."""
 READERS, WORKERS = "readers", "workers"
+GROUPS = {READERS: "idem", WORKERS: "in"}
+"""Group -> the topic it reads."""
 GAVE_UP = 3
 
 Role = Callable[[Recorder, Life, str, str], None]
@@ -54,8 +56,9 @@ ROLES: dict[str, tuple[dict[str, str], Role]] = {
     ),
     "asker": (
         {},
-        lambda r, li, b, _: workload_read.asker(r, li, b, TOPICS, {READERS: "idem", WORKERS: "in"}, 4),
+        lambda r, li, b, _: workload_read.asker(r, li, b, TOPICS, GROUPS, 4),
     ),
+    "final": ({}, lambda r, li, b, _: final.read_all(r, li, b, TOPICS, GROUPS)),
 }  # fmt: skip
 
 

@@ -82,6 +82,10 @@ class Machine:
         self.process.kill()
         return self.process.wait()
 
+    def serves(self) -> bool:
+        """Does it say that it serves?"""
+        raise NotImplementedError
+
     def state(self) -> str:
         """The kernel's letter for the process: T is stopped, Z or nothing is dead."""
         try:
@@ -126,8 +130,7 @@ class ChaosBroker(Machine):
     def command(self) -> list[str]:
         return [sys.executable, "-m", "brokers.cli.main", "broker", str(self.config_file)]
 
-    def ready(self) -> bool:
-        """Does it say that it serves?"""
+    def serves(self) -> bool:
         try:
             with urlopen(f"http://{self.address}:{ADMIN_PORT}/health/ready", timeout=2) as answer:
                 return bool(answer.status == 200)
@@ -149,6 +152,9 @@ class ChaosZooKeeper(Machine):
 
     def command(self) -> list[str]:
         return self._settings.command()
+
+    def serves(self) -> bool:
+        return self.mode() is not None
 
     def mode(self) -> str | None:
         """``leader``, ``follower``, or None while it doesn't serve."""

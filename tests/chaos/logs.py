@@ -41,6 +41,7 @@ class Logs:
                 for value in cells[offset]:
                     self.offsets[key][value].append(offset)
         self._committed = {id(op): self._is_committed(op) for op in history.ops}
+        self.disagreeing: list[str] = []
         self.visible = {RC: self._visible(RC), RU: self._visible(RU)}
         self.final = {isolation: self._final(isolation) for isolation in (RC, RU)}
 
@@ -76,7 +77,7 @@ class Logs:
         return found
 
     def _final(self, isolation: str) -> dict[str, dict[str, list[int]]]:
-        """key -> value -> offsets of the full read, only for keys that were read."""
+        """key -> value -> offsets of the full reads, only for keys that were read; the first reader's word counts."""
         found: dict[str, dict[str, list[int]]] = {}
         for final in self.history.finals:
             if final.isolation == isolation:
@@ -84,7 +85,8 @@ class Logs:
                     values: dict[str, list[int]] = defaultdict(list)
                     for offset, value in records:
                         values[value].append(offset)
-                    found[key] = values
+                    if found.setdefault(key, values) != values:
+                        self.disagreeing.append(f"{key}: {final.who} and another reader ({isolation}) differ")
         return found
 
     def between(self, isolation: str, key: str, low: int, high: int) -> list[int]:

@@ -17,7 +17,7 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -107,7 +107,7 @@ class Network:
         return lambda: _call("setns", namespace, _CLONE_NEWNET)
 
     @contextlib.contextmanager
-    def inside(self, host: str) -> Iterable[None]:  # type: ignore[misc]
+    def inside(self, host: str) -> Iterator[None]:
         """The calling thread is on the host within the block: what it starts there stays there."""
         _call("setns", self._namespaces[host], _CLONE_NEWNET)
         try:

@@ -409,25 +409,26 @@ def not_where_the_seek_went(tale: Tale) -> None:
     tale.poll(A, B, proc="r2")
 
 
-@story("skip-poll")
+@story("skip-poll", "final-reads-differ")
 def the_final_read_begins_too_late(tale: Tale) -> None:
     sent(tale, "a", "b")
     tale.poll(A, B)
-    tale.events.append(
-        {"e": "ok", "f": "final", "p": "f", "t0": 900, "t": 901, "iso": "ru", "r": {"t/0": [[1, "b"]]}, "end": {}}
-    )
-    tale.events.append(
-        {
-            "e": "ok",
-            "f": "final",
-            "p": "f",
-            "t0": 900,
-            "t": 901,
-            "iso": "ru",
-            "r": {"t/0": [[0, "a"], [1, "b"]]},
-            "end": {},
-        }
-    )
+    tale.final({"t/0": [A, B]})
+    tale.final({"t/0": [B]})
+
+
+@story("final-reads-differ")
+def a_final_read_ends_too_early(tale: Tale) -> None:
+    sent(tale, "a", "b")
+    tale.final({"t/0": [A, B]})
+    tale.final({"t/0": [A]}, ends={"t/0": (2, 2)})
+
+
+@story()
+def two_final_reads_agree(tale: Tale) -> None:
+    sent(tale, "a", "b")
+    tale.final({"t/0": [A, B]})
+    tale.final({"t/0": [A, B]})
 
 
 @story("nonmonotonic-send")
@@ -609,6 +610,27 @@ def a_member_goes_on_where_the_other_stopped(tale: Tale) -> None:
     tale.commit(1, proc="m1")
     tale.position({"t/0": None}, proc="m2")
     tale.poll(B, C, proc="m2")
+
+
+@story()
+def a_member_keeps_its_partition_and_its_place(tale: Tale) -> None:
+    tale.start("m1", iso="rc", group="g")
+    sent(tale, "a", "b", "c")
+    tale.position({"t/0": None}, proc="m1")
+    tale.poll(A, proc="m1")
+    tale.position({"t/0": None}, proc="m1")
+    tale.poll(B, C, proc="m1")
+
+
+@story("skip-poll")
+def a_member_goes_on_where_it_was_though_it_lost_the_partition(tale: Tale) -> None:
+    tale.start("m1", iso="rc", group="g")
+    sent(tale, "a", "b", "c")
+    tale.position({"t/0": None}, proc="m1")
+    tale.poll(A, proc="m1")
+    tale.position({}, proc="m1")
+    tale.position({"t/0": None}, proc="m1")
+    tale.poll(B, C, proc="m1")
 
 
 @pytest.mark.parametrize("name", STORIES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from typing import Any
 
 from tests.chaos.outcomes import code_of, end_of, text_of
@@ -11,10 +12,13 @@ from tests.chaos.recorder import Life, Recorder, pack
 DELIVERY_MS = 30_000
 """How long a client tries to get a record acknowledged before it says that it doesn't know."""
 IN_FLIGHT_MAX = 40
+FINISHED = frozenset({45, 47})
+"""OUT_OF_ORDER_SEQUENCE_NUMBER, INVALID_PRODUCER_EPOCH: aiokafka never recovers from a gap; a new producer does."""
 CONFLUENT = {
     "message.timeout.ms": DELIVERY_MS, "request.timeout.ms": 5_000, "socket.timeout.ms": 8_000,
     "reconnect.backoff.max.ms": 1_000, "retry.backoff.ms": 100, "topic.metadata.refresh.interval.ms": 5_000,
     "socket.connection.setup.timeout.ms": 5_000, "log_level": 2,
+    **({"debug": os.environ["CHAOS_DEBUG"], "log_level": 7} if "CHAOS_DEBUG" in os.environ else {}),
 }  # fmt: skip
 """Impatient settings: a producer that waits minutes for a silent broker tests little."""
 
@@ -92,6 +96,7 @@ async def _aiokafka(recorder: Recorder, life: Life, bootstrap: str, topic: str, 
     )  # fmt: skip
     await producer.start()
     waiting: set[asyncio.Task[None]] = set()
+    finished: list[Exception] = []
 
     async def settle(name: dict[str, Any], future: Any) -> None:
         try:
@@ -100,8 +105,10 @@ async def _aiokafka(recorder: Recorder, life: Life, bootstrap: str, topic: str, 
             recorder.then(name, "ok", o=result.offset)
         except Exception as error:
             recorder.then(name, **end_of(code_of(error)), error=text_of(error))
+            if code_of(error) in FINISHED:
+                finished.append(error)
 
-    while life.on:
+    while life.on and not finished:
         if len(waiting) < IN_FLIGHT_MAX:
             partition = life.rng.randrange(partitions)
             value = f"{recorder.proc}.{recorder.next}"

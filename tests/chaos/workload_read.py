@@ -162,7 +162,7 @@ def kafka_python_member(recorder: Recorder, life: Life, bootstrap: str, topic: s
             recorder.single("position", recorder.now(), r={f"{part.topic}/{part.partition}": None for part in assigned})
 
         def on_partitions_revoked(self, revoked: Any) -> None:
-            recorder.single("position", recorder.now(), r={})
+            pass
 
     consumer = KafkaConsumer(
         bootstrap_servers=bootstrap.split(","), group_id=group, auto_offset_reset="earliest", enable_auto_commit=False,

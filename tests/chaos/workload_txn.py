@@ -1,7 +1,8 @@
-"""Transactions by librdkafka: polls and sends mixed, delays and aborts on purpose; and read-process-write in a group."""
+"""Transactions by librdkafka: polls and sends mixed, with delays and aborts; read-process-write in a group."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tests.chaos.outcomes import text_of
@@ -65,11 +66,12 @@ class Transactions:
         positions = [TopicPartition(topic, partition, offset) for (topic, partition), offset in offsets.items()]
         self._insist(lambda: self.producer.send_offsets_to_transaction(positions, metadata, CALL_S))
 
-    def _insist(self, call: Any) -> None:
+    def _insist(self, call: Callable[[], object]) -> None:
         """Try again while the client says that it is worth it, for a while."""
         for _ in range(4):
             try:
-                return call()
+                call()
+                return
             except self._error as error:
                 if not error.args[0].retriable():
                     raise

@@ -1,0 +1,314 @@
+"""The chaos run: ``python -m tests.chaos.run --minutes 10 --seed 1``, as root.
+
+Three brokers and three ZooKeeper nodes under a dozen stock clients and random faults, by the seed; then everything is
+healed, read and checked. Ends with 0 only when nothing was wrong and enough happened to say so, with 1 otherwise, and
+with 2 when something that the run needs is missing. The directory with the history is printed; nothing in it is deleted
+except the disks of a clean run. ``--ci`` is the short run with the least demands that still mean something.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import json
+import logging
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.chaos import corrupt
+from tests.chaos.checker import check
+from tests.chaos.checks_life import Demands
+from tests.chaos.client import TOPICS
+from tests.chaos.clocks import ClockError
+from tests.chaos.cluster import CLIENT_HOSTS, MIN_INSYNC, REPLICATION, Cluster
+from tests.chaos.faults import FAULTS, Fault, Grip, NoTarget, Stage
+from tests.chaos.history import read, read_events
+from tests.chaos.network import NetworkError
+from tests.chaos.supervisor import Clients
+from tests.chaos.tables import tables
+
+CI_MINUTES = 3.5
+WARM_UP_S, RECOVERY_S = 8.0, 15.0
+QUIET = 0.25
+"""About one period in four has no fault."""
+ROLES = (
+    "plain", "idem", "idem-aio", "input", "txn", "txn", "worker", "worker", "reader-rc", "reader-ru", "reader-kp",
+    "member", "member-kp", "asker",
+)  # fmt: skip
+logger = logging.getLogger("chaos")
+
+
+class Missing(Exception):
+    """Something that the run needs isn't there; the message says what."""
+
+
+class Director:
+    """Runs the plan: which faults when, how they go on, and who is started again."""
+
+    def __init__(self, stage: Stage, rng: random.Random, trace: Path, kinds: Sequence[str]) -> None:
+        self._kinds = sorted(kinds)
+        self._stage = stage
+        self._rng = rng
+        self._trace = trace.open("a", buffering=1)
+        self._due: list[tuple[float, int, str, int, Fault, Grip]] = []
+        self._number = 0
+        self._deck: list[str] = []
+
+    def write(self, **event: Any) -> None:
+        """A line of the trace."""
+        self._trace.write(json.dumps({"e": "ok", **event}) + "\n")
+
+    def phase(self, name: str, seconds: float) -> None:
+        """Nothing but clients for a while."""
+        start = time.monotonic_ns()
+        self._until(time.monotonic() + seconds)
+        self.write(f="phase", name=name, t0=start, t=time.monotonic_ns())
+
+    def faults(self, seconds: float) -> None:
+        """Periods of faults until the time is over; the last ones end properly."""
+        end = time.monotonic() + seconds
+        start = time.monotonic_ns()
+        while time.monotonic() < end:
+            if self._rng.random() < QUIET:
+                self.phase("quiet", self._rng.uniform(4, 9))
+                continue
+            for name in self._draw(self._rng.choices((1, 2, 3), (5, 4, 1))[0]):
+                self._until(time.monotonic() + self._rng.choice((0.0, self._rng.uniform(0, 4))))
+                self._begin(name)
+            while self._due:
+                self._step()
+            self._until(time.monotonic() + self._rng.uniform(1, 4))
+        self.write(f="phase", name="faults", t0=start, t=time.monotonic_ns())
+
+    def _draw(self, count: int) -> list[str]:
+        """The next kinds: the whole deck comes before any kind comes again."""
+        drawn: list[str] = []
+        while len(drawn) < count:
+            if not self._deck:
+                self._deck = self._rng.sample(self._kinds, len(self._kinds))
+            drawn.append(self._deck.pop())
+        return drawn
+
+    def _begin(self, name: str) -> None:
+        grip = Grip(self._stage)
+        fault = FAULTS[name](grip, random.Random(self._rng.random()))
+        self._number += 1
+        self._resume(name, time.monotonic_ns(), fault, grip)
+
+    def _resume(self, name: str, start: int, fault: Fault, grip: Grip) -> None:
+        try:
+            wait = next(fault)
+        except NoTarget:
+            grip.release()
+            self._deck.insert(0, name)  # at the bottom of the deck: its turn comes
+        except StopIteration as over:
+            grip.release()
+            target, proof = over.value
+            logger.info("%-18s %-30s %5.1f s %s", name, target, (time.monotonic_ns() - start) / 1e9, str(proof)[:100])
+            self.write(f="fault", kind=name, target=target, t0=start, t=time.monotonic_ns(), proof=proof)
+        else:
+            self._number += 1
+            heapq.heappush(self._due, (time.monotonic() + wait, self._number, name, start, fault, grip))
+
+    def _until(self, end: float) -> None:
+        while time.monotonic() < end:
+            self._step()
+
+    def _step(self) -> None:
+        """Resume what is due, look after processes, wait a little."""
+        while self._due and self._due[0][0] <= time.monotonic():
+            _, _, name, start, fault, grip = heapq.heappop(self._due)
+            self._resume(name, start, fault, grip)
+        self._stage.clients.look()
+        for machine in self._stage.cluster.machines:
+            if machine.wanted and machine.pid is None:
+                machine.wanted = False
+                status = machine.process.returncode if machine.process else None
+                self._stage.problems.append(f"{machine.host} ended by itself with {status}, see {machine.log_file}")
+                machine.start()
+        time.sleep(0.05)
+
+
+def set_up(cluster: Cluster) -> None:
+    """Start everything and create the topics."""
+    from confluent_kafka.admin import AdminClient, NewTopic
+
+    for node in cluster.zookeepers:
+        node.start()
+    wait_for(cluster.zookeepers, 60)
+    for broker in cluster.brokers:
+        broker.start()
+    wait_for(cluster.brokers, 60)
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
+    config = {"min.insync.replicas": str(MIN_INSYNC)}
+    made = admin.create_topics([NewTopic(t, n, REPLICATION, config=config) for t, n in TOPICS.items()])
+    for result in made.values():
+        result.result(30)
+
+
+def wait_for(machines: Sequence[Any], seconds: float) -> None:
+    """Until all serve; raises Missing with what doesn't."""
+    deadline = time.monotonic() + seconds
+    while waiting := [machine for machine in machines if not machine.serves()]:
+        if time.monotonic() > deadline:
+            raise Missing("; ".join(f"{machine.host} does not serve, see {machine.log_file}" for machine in waiting))
+        time.sleep(0.1)
+
+
+def heal(stage: Stage) -> None:
+    """Everything that isn't right is put right; who doesn't come back is a problem."""
+    cluster = stage.cluster
+    cluster.network.heal()
+    for machine in cluster.machines:
+        machine.clock.jump(0)
+        if machine.pid is None:
+            machine.start()
+    try:
+        wait_for(cluster.machines, 120)
+    except Missing as problem:
+        stage.problems.append(str(problem))
+
+
+def play(directory: Path, minutes: float, seed: int, kinds: Sequence[str]) -> tuple[list[str], Clients]:
+    """The whole run up to the final reads; returns the problems that no client can see."""
+    cluster = Cluster(directory)
+    clients = Clients(cluster.network, cluster.bootstrap, directory, str(seed))
+    stage = Stage(cluster, clients)
+    try:
+        set_up(cluster)
+        seen: dict[str, int] = {}
+        for number, role in enumerate(ROLES):
+            seen[role] = seen.get(role, 0) + 1
+            clients.add(f"{role}-{seen[role]}", role, CLIENT_HOSTS[number % len(CLIENT_HOSTS)])
+        director = Director(stage, random.Random(seed), directory / "history" / "faults.jsonl", kinds)
+        director.phase("warm-up", WARM_UP_S)
+        director.faults(minutes * 60)
+        heal(stage)
+        director.phase("recovery", RECOVERY_S)
+        late = clients.stop(60)
+        if late:
+            logger.info("had to be killed at the end: %s", ", ".join(late))
+        status = clients.run("final", CLIENT_HOSTS[0], 300)
+        if status:
+            stage.problems.append(f"the final reads ended with {status}, see {directory / 'clients.log'}")
+        return stage.problems, clients
+    finally:
+        for broker in cluster.brokers:
+            if broker.pid is not None:
+                broker.kill()
+            shutil.copytree(broker.disk / "data", directory / f"data-{broker.number}", dirs_exist_ok=True)
+        cluster.close()
+        subprocess.run(["umount", *(str(broker.disk) for broker in cluster.brokers)], check=False)
+        for broker in cluster.brokers:
+            broker.disk.with_suffix(".img").unlink(missing_ok=True)
+
+
+def demands(minutes: float, kinds: Sequence[str]) -> Demands:
+    """The least that must have happened; a tenth of what an idle machine does."""
+    rounds = max(1, int(minutes / 6))
+    return Demands(
+        ok={
+            "send ok": int(150 * minutes), "txn ok": int(15 * minutes), "txn fail": int(2 * minutes),
+            "read-process-write ok": int(8 * minutes), "poll group": int(9 * minutes), "poll assign": int(60 * minutes),
+            "commit ok": int(10 * minutes), "committed": int(10 * minutes), "ends rc": int(10 * minutes),
+            "ends ru": int(10 * minutes), "rebalance": int(minutes),
+        },
+        faults=dict.fromkeys(kinds, rounds),
+        during_faults=int(100 * minutes),
+        final=True,
+    )  # fmt: skip
+
+
+TRIED = (
+    "an_acknowledged_value_lost", "a_value_at_two_offsets", "a_value_out_of_nowhere", "values_swapped_in_a_poll",
+    "committed_called_aborted", "a_transaction_hangs", "two_sends_change_places",
+)  # fmt: skip
+
+
+def prove_it_fails(directory: Path, seed: int) -> Iterator[tuple[str, set[str]]]:
+    """Corrupt copies of the history: what was done and what the checker found. Raises Missing when it found nothing."""
+    for name in TRIED:
+        events = list(read_events(directory / "history"))
+        expected = corrupt.CORRUPTIONS[name](random.Random(seed), events)
+        if expected is None:
+            raise Missing(f"nothing in this history to try {name} on")
+        copy = directory / "corrupted" / name
+        copy.mkdir(parents=True)
+        by_process: dict[str, list[str]] = {}
+        for event in events:
+            by_process.setdefault(event.get("p", "faults"), []).append(json.dumps(event))
+        for process, lines in by_process.items():
+            (copy / f"{process}.jsonl").write_text("\n".join(lines) + "\n")
+        found = check(read(copy)).kinds
+        if not found & expected:
+            raise Missing(f"the checker did not see {name} in {copy}: {sorted(found)}")
+        shutil.rmtree(copy)
+        yield name, found & expected
+
+
+def judge(directory: Path, minutes: float, seed: int, kinds: Sequence[str], problems: list[str]) -> bool:
+    """Check the history, print and keep the report."""
+    history = read(directory / "history")
+    report = check(history, demands(minutes, kinds))
+    for problem in problems:
+        report.bad("process", problem)
+    strict = check(read(directory / "history", strict=True))
+    only_strict = [found for found in strict.anomalies if found not in report.anomalies]
+    for found in only_strict:
+        report.notes[f"by the client's word only: {found.kind}"] += 1
+    ok = report.ok
+    text = f"# Chaos, seed {seed}, {minutes} minutes of faults, replication {REPLICATION}\n\n"
+    text += f"{tables(history, report)}\n\n```\n{report.render()}\n```\n"
+    if ok:
+        text += "\nCorrupted on purpose, the checker says:\n\n"
+        for name, kinds in prove_it_fails(directory, seed):
+            text += f"- {name.replace('_', ' ')}: {', '.join(sorted(kinds))}\n"
+    (directory / "report.md").write_text(text)
+    print(text)
+    return ok
+
+
+def main() -> int:
+    """The command line."""
+    arguments = argparse.ArgumentParser(description="chaos on real processes")
+    arguments.add_argument("--minutes", type=float, default=10.0, help="of faults")
+    arguments.add_argument("--seed", type=int, default=1)
+    arguments.add_argument("--ci", action="store_true", help=f"{CI_MINUTES} minutes")
+    arguments.add_argument("--directory", type=Path, help="where the run is kept; default: below build/chaos")
+    arguments.add_argument("--faults", help="only these kinds, with commas: " + ", ".join(FAULTS))
+    options = arguments.parse_args()
+    kinds = options.faults.split(",") if options.faults else list(FAULTS)
+    if unknown := sorted(set(kinds) - set(FAULTS)):
+        arguments.error(f"no such fault: {', '.join(unknown)}")
+    minutes = CI_MINUTES if options.ci else options.minutes
+    default = Path("build/chaos") / f"seed-{options.seed}-{time.strftime('%m%d-%H%M%S')}"
+    directory = (options.directory or default).resolve()
+    directory.mkdir(parents=True)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    logger.info("seed %d, %s minutes of faults, kept in %s", options.seed, minutes, directory)
+    if os.geteuid() != 0:
+        print("chaos needs root: namespaces, mounts and TUN devices")
+        return 2
+    try:
+        problems, clients = play(directory, minutes, options.seed, kinds)
+        logger.info("clients: %s", ", ".join(f"{what} {count}" for what, count in sorted(clients.ends.items())))
+        ok = judge(directory, minutes, options.seed, kinds, problems)
+    except (Missing, NetworkError, ClockError, OSError, subprocess.SubprocessError) as problem:
+        print(f"chaos could not be run to its end: {problem}; kept in {directory}")
+        return 2
+    if ok:
+        for data in directory.glob("data-*"):
+            shutil.rmtree(data)
+    print(f"{'clean' if ok else 'NOT CLEAN'}; kept in {directory}")
+    return 0 if ok else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
