@@ -7,8 +7,10 @@ a parked task. Handlers never touch a socket or a file descriptor.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from brokers.api.fetch_sessions import FetchSessions
 
 if TYPE_CHECKING:
     import asyncio
@@ -112,6 +114,7 @@ class Services:
     controller: ControllerHandle
     peers: PeersPort
     metrics: Metrics
+    fetch_sessions: FetchSessions = field(default_factory=FetchSessions)
 
 
 class Connection(NamedTuple):

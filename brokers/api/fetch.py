@@ -1,55 +1,125 @@
 """Fetch (key 1): records as slices of the log's files, waiting for them if there are too few.
 
-No fetch sessions yet: whoever asks for one gets a whole answer with session id 0, which every client takes as "no
-session". No followers yet either: a fetch with a replica id is refused.
+Followers and consumers alike: what differs is how far they may read (``fetch_reads``). Whoever asks for a session gets
+one, and its fetches look only at partitions that have something to tell (``fetch_sessions``). A follower's fetch says
+how far its log reaches, which is what moves the high watermark (``brokers.cluster.partition``).
+
+Source: KIP-74 (limits), KIP-227 (sessions), KIP-320 and KIP-595 (leader epochs), KIP-392 (other replicas), KIP-841
+(broker epochs).
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from brokers.api.base import Context, Done, Outcome, Park
-from brokers.api.leaders import current_leader, endpoints_of
-from brokers.cluster.partition import DataWaiter, Partition, Serve
-from brokers.log import DiskError, LogOffline, OffsetOutOfRange
-from brokers.model import TopicPartition
+from brokers.api.fetch_reads import CONSUMER, Reader
+from brokers.api.fetch_sessions import FINAL_EPOCH, FIRST_EPOCH, FetchSession, Owner, SessionPart
+from brokers.api.leaders import endpoints_of
+from brokers.cluster.followers import ReplicaSession
+from brokers.cluster.partition import Partition
+from brokers.log import OffsetOutOfRange
 from wire.errors import ErrorCode
 from wire.hot import Encoded, FetchOutcome, FetchPart, FetchRequest, encode_fetch_response
 
-READ_COMMITTED = 1
-ZSTD_VERSION = 10
-DEBUGGING_REPLICA = -2
-_TELL_LEADER = (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH)
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Iterable
+
+TOPIC_IDS_VERSION = 13
+READS_PER_ANSWER = 1_000
+"""Partitions with records in one incremental answer: the others' turn on the loop comes before the rest."""
+NEWS_DELAY_S = 0.005
+"""How long a follower's waiting fetch keeps the news that only a high watermark moved, for others to join it."""
+
+Pair = tuple[FetchPart, FetchOutcome]
 
 
 def handle_fetch(request: FetchRequest, context: Context) -> Outcome:
     """Answer at once with enough bytes, an error, or nothing to wait for; else park until one of these."""
-    error = _session_error(request, context)
-    if error is not ErrorCode.NONE:
-        return Done(encode_fetch_response(context.api_version, [], error=error))
+    if request.replica_id >= 0:
+        error = _replica_error(request, context)
+        if error is not ErrorCode.NONE:
+            return _refused(error, context)
+    sessions = context.services.fetch_sessions
+    who = Owner(context.connection.principal, max(CONSUMER, request.replica_id))
+    if request.session_epoch in (FIRST_EPOCH, FINAL_EPOCH):
+        if request.session_id:
+            sessions.end(request.session_id, who)
+        return _full(request, context, who)
+    by_id = context.api_version >= TOPIC_IDS_VERSION
+    session = sessions.find(request.session_id, request.session_epoch, who, by_id=by_id)
+    if isinstance(session, ErrorCode):
+        return _refused(session, context)
+    if session.replica is not None and session.replica.broker_epoch != request.replica_epoch:
+        return _refused(ErrorCode.FETCH_SESSION_ID_NOT_FOUND, context)
+    if not sessions.update(session, request.parts, request.forgotten):
+        sessions.close(session)
+        return _refused(ErrorCode.FETCH_SESSION_ID_NOT_FOUND, context)
+    if not session.parts:
+        sessions.close(session)
+        return Done(encode_fetch_response(context.api_version, []))
+    sessions.used(session, context.services.clock.mono_ms())
+    return _SessionFetch(request, context, session, full=False).begin()
+
+
+def _refused(error: ErrorCode, context: Context) -> Done:
+    return Done(encode_fetch_response(context.api_version, [], error=error))
+
+
+def _replica_error(request: FetchRequest, context: Context) -> ErrorCode:
+    """A follower counts by its registration: a fetch of a former life, or of one not known yet, says nothing."""
+    services = context.services
+    if request.replica_id == services.config.broker_id:
+        return ErrorCode.INVALID_REQUEST
+    broker = services.view.brokers.get(request.replica_id)
+    if broker is None or broker.epoch != request.replica_epoch:
+        return ErrorCode.STALE_BROKER_EPOCH
+    return ErrorCode.NONE
+
+
+def _full(request: FetchRequest, context: Context, owner: Owner) -> Outcome:
+    """A fetch that names all partitions; the first of a session if there is room for one."""
+    services = context.services
+    now_ms = services.clock.mono_ms()
+    replica: ReplicaSession | None = None
+    if request.replica_id >= 0:
+        replica = ReplicaSession(request.replica_id, request.replica_epoch, now_ms)
+    session: FetchSession | None = None
+    if request.session_epoch == FIRST_EPOCH and request.parts:
+        sessions = services.fetch_sessions
+        session = sessions.open(
+            now_ms,
+            services.config.max_incremental_fetch_session_cache_slots,
+            len(request.parts),
+            owner,
+            by_id=context.api_version >= TOPIC_IDS_VERSION,
+            replica=replica,
+        )
+        if session is not None and not sessions.update(session, request.parts, ()):
+            sessions.close(session)
+            session = None
+    if session is None and replica is not None:  # one for this fetch only
+        session = FetchSession(0, now_ms, owner, by_id=True, replica=replica)
+        for part in request.parts:
+            session.name(part)
+    if session is not None:
+        return _SessionFetch(request, context, session, full=True).begin()
     fetch = _Fetch(request, context)
     if fetch.attempt() or request.max_wait_ms <= 0 or not request.parts:
         return Done(fetch.answer())
     return fetch.park()
 
 
-def _session_error(request: FetchRequest, context: Context) -> ErrorCode:
-    """We never hand out a session, so a request that names one is mistaken (KIP-227)."""
-    if context.api_version < 7 or request.session_epoch in (0, -1):
-        return ErrorCode.NONE
-    return ErrorCode.INVALID_FETCH_SESSION_EPOCH if request.session_id == 0 else ErrorCode.FETCH_SESSION_ID_NOT_FOUND
-
-
 class _Fetch:
-    """One Fetch, possibly tried several times while it waits."""
+    """A consumer's fetch without a session, possibly tried several times while it waits. It watches its partitions."""
 
     def __init__(self, request: FetchRequest, context: Context) -> None:
         self._request = request
         self._context = context
-        self._committed_only = request.isolation_level == READ_COMMITTED
+        self._reader = Reader(request, context)
         self._max_bytes = min(max(0, request.max_bytes), context.services.config.fetch_max_bytes)
-        self._outcomes: list[tuple[FetchPart, FetchOutcome]] = []
-        self._waiters: list[DataWaiter] = []
+        self._outcomes: list[Pair] = []
         self._partitions: list[Partition] = []
         self._scheduled = False
         self._park: Park | None = None
@@ -67,39 +137,46 @@ class _Fetch:
                 urgent = True
                 continue
             seen.add(name)
-            outcome, partition = self._read(part, left, first=total == 0)
-            if partition is not None:
+            partition = self._reader.find(part)
+            if isinstance(partition, FetchOutcome):
+                outcome = partition
+            else:
                 partitions.append(partition)
+                outcome = self._reader.read(partition, part, left, first=total == 0)
             total += outcome.size
             left = max(0, left - outcome.size)
-            urgent = urgent or outcome.error != ErrorCode.NONE or outcome.diverging is not None
+            urgent = urgent or _urgent(outcome)
             self._outcomes.append((part, outcome))
-        self._partitions = partitions
+        if self._park is None:
+            self._partitions = partitions
         return urgent or total >= self._request.min_bytes
 
     def answer(self) -> Encoded:
         """The answer with what the last attempt found; the slices go with it."""
-        for waiter in self._waiters:
-            waiter.cancel()
-        self._waiters = []
+        self._unwatch()
         outcomes, self._outcomes = self._outcomes, []
-        leaders = [outcome.current_leader for _, outcome in outcomes]
-        return encode_fetch_response(
-            self._context.api_version, outcomes, endpoints=endpoints_of(self._context, leaders)
-        )  # fmt: skip
+        return _encoded(self._context, outcomes)
 
     def park(self) -> Park:
         """Wait for data, a lost leadership, or ``max_wait_ms``."""
         self._park = Park(self._request.max_wait_ms, self._expired, self._dropped)
-        self._waiters = [partition.on_data(self._woken) for partition in self._partitions]
+        for partition in self._partitions:
+            partition.watch(self)
         self._drop()  # a waiting fetch pins no files; it reads again when it is woken
         return self._park
 
-    def _woken(self) -> None:
-        # many appends of one turn of the loop are one look
+    def appended(self, partition: Partition) -> None:
+        """No consumer may read it yet."""
+
+    def committed(self, partition: Partition) -> None:
+        """Perhaps there are records; many moves in one turn of the loop are one look."""
         if not self._scheduled:
             self._scheduled = True
             self._context.services.loop.call_soon(self._look)
+
+    def changed(self, partition: Partition) -> None:
+        """Perhaps this is an error now."""
+        self.committed(partition)
 
     def _look(self) -> None:
         self._scheduled = False
@@ -115,87 +192,264 @@ class _Fetch:
         return self.answer()
 
     def _dropped(self) -> None:
-        for waiter in self._waiters:
-            waiter.cancel()
+        self._unwatch()
         self._drop()
 
+    def _unwatch(self) -> None:
+        if self._park is not None:
+            for partition in self._partitions:
+                partition.unwatch(self)
+
     def _drop(self) -> None:
-        for _, outcome in self._outcomes:
-            for piece in outcome.slices:
-                piece.release()
+        _release(self._outcomes)
         self._outcomes = []
 
-    def _read(self, part: FetchPart, left: int, first: bool) -> tuple[FetchOutcome, Partition | None]:
+
+class _SessionFetch:
+    """One fetch of a session, possibly tried several times while it waits."""
+
+    def __init__(self, request: FetchRequest, context: Context, session: FetchSession, *, full: bool) -> None:
+        self._request = request
+        self._context = context
+        self._session = session
+        self._full = full
+        services = context.services
+        self._throttle = services.fetch_sessions.throttle(services.view) if session.replica is not None else None
+        self._reader = Reader(request, context, session.replica, self._throttle)
+        self._max_bytes = min(max(0, request.max_bytes), services.config.fetch_max_bytes)
+        self._found: list[tuple[SessionPart, FetchOutcome]] = []
+        self._moved = False
+        self._scheduled = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._throttle_timer: asyncio.TimerHandle | None = None
+        self._park: Park | None = None
+
+    def begin(self) -> Outcome:
+        """Answer now, or wait for data, news, or ``max_wait_ms``."""
+        session, request = self._session, self._request
+        session.waiter = self
+        if session.isolation_level != request.isolation_level:  # what there is to read is something else now
+            session.isolation_level = request.isolation_level
+            session.dirty.update(dict.fromkeys(session.parts.values()))
+        if session.replica is not None:
+            self._count_positions(session.replica)
+        if self._attempt() or request.max_wait_ms <= 0:
+            return Done(self._answer())
+        self._park = Park(request.max_wait_ms, self._expired, self._dropped)
+        for part in session.dirty:
+            part.watch()
+        self._wait()
+        return self._park
+
+    # ---- a follower's positions ------------------------------------------------------------------------------------
+
+    def _count_positions(self, replica: ReplicaSession) -> None:
+        """What the fetch says of the follower's logs.
+
+        First of all, what it no longer reads here, or not in our epoch: only then the fetch proves that at the time of
+        the answer it acknowledges, the follower had turned to nobody else.
+        """
+        now_ms = self._context.services.clock.mono_ms()
+        current: list[tuple[SessionPart, Partition]] = []
+        for part in self._session.dirty:
+            if part.counted:
+                continue
+            part.error = ErrorCode.NONE
+            partition = self._partition_of(part)
+            if isinstance(partition, FetchOutcome):
+                continue
+            if self._reader.refusal(partition, part.asked) is ErrorCode.NONE:
+                current.append((part, partition))
+            else:
+                partition.follower_forgotten(replica)
+        if self._session.answered_ms is not None:
+            replica.fetched(now_ms, self._session.answered_ms)
+        for part, partition in current:
+            asked = part.asked
+            try:
+                diverging = self._reader.diverging(partition, asked)
+            except OffsetOutOfRange:
+                continue
+            if diverging is None and asked.fetch_offset >= partition.log.log_start_offset:
+                part.error = partition.follower_fetched(replica, asked.fetch_offset, asked.log_start_offset, now_ms)
+                part.counted = part.error is ErrorCode.NONE
+
+    def _partition_of(self, part: SessionPart) -> Partition | FetchOutcome:
+        partition = part.partition
+        if partition is not None and not partition.deleted:
+            return partition
+        found = self._reader.find(part.asked)
+        part.settle(None if isinstance(found, FetchOutcome) else found)
+        return found
+
+    # ---- trying ----------------------------------------------------------------------------------------------------
+
+    def _attempt(self) -> bool:
+        """Read the partitions that may have something to tell. True if the answer is worth sending now."""
+        self._drop()
+        session = self._session
+        left, total, reads, urgent = self._max_bytes, 0, 0, False
+        quiet: list[SessionPart] = []
+        self._moved = self._reader.throttled = False
+        for part in session.dirty:
+            outcome = self._read(part, left, first=total == 0)
+            part.out_of_turn = self._reader.out_of_turn
+            if not part.has_news(outcome):
+                if not part.out_of_turn:
+                    quiet.append(part)
+                continue
+            self._found.append((part, outcome))
+            self._moved = self._moved or outcome.high_watermark != part.told_watermark
+            urgent = urgent or _urgent(outcome)
+            if outcome.size:
+                total += outcome.size
+                left = max(0, left - outcome.size)
+                reads += 1
+                if reads == READS_PER_ANSWER and not self._full:
+                    break
+        for part in quiet:
+            session.settled(part)
+        return urgent or total >= self._request.min_bytes
+
+    def _read(self, part: SessionPart, left: int, *, first: bool) -> FetchOutcome:
+        self._reader.out_of_turn = False
+        if part.error is not ErrorCode.NONE:
+            return FetchOutcome(part.error)
+        partition = self._partition_of(part)
+        if isinstance(partition, FetchOutcome):
+            return partition
+        return self._reader.read(partition, part.asked, left, first=first)
+
+    def _answer(self) -> Encoded:
+        """The answer with what the last attempt found; the slices go with it."""
+        self._end_wait()
+        session = self._session
+        found, self._found = self._found, []
+        for part, outcome in found:
+            if not part.tell(outcome):
+                session.settled(part)
+            elif outcome.size:
+                session.served(part)
+        now_ms = self._context.services.clock.mono_ms()
+        session.answered_ms = now_ms
+        self._count_throttled(found, now_ms)
+        answer = _encoded(self._context, _by_topic([(part.asked, outcome) for part, outcome in found]), session.id)
+        if not session.id:
+            session.close(forget=False)
+        return answer
+
+    def _count_throttled(self, found: list[tuple[SessionPart, FetchOutcome]], now_ms: int) -> None:
+        throttle = self._throttle
+        if throttle is None:
+            return
+        for part, outcome in found:
+            if outcome.size and part.partition is not None and throttle.applies(part.partition.tp):
+                throttle.record(outcome.size, now_ms)
+
+    # ---- waiting ---------------------------------------------------------------------------------------------------
+
+    def woken(self, urgent: bool) -> None:
+        """A partition moved; many moves in one turn of the loop are one look."""
+        if self._park is None:
+            return
+        if not urgent:
+            self._tell_soon()
+        elif not self._scheduled:
+            self._scheduled = True
+            self._context.services.loop.call_soon(self._look)
+
+    def abandoned(self) -> None:
+        """Nobody can go on with this session: answer with what there is."""
+        if self._park is not None:
+            self._context.services.loop.call_soon(self._finish)
+
+    def _wait(self) -> None:
+        self._drop()  # a waiting fetch pins no files; it reads again when it is woken
         services = self._context.services
-        topic = part.topic
-        if part.topic_id is not None:
-            topic = services.view.topic_names.get(part.topic_id)
-            if topic is None:
-                return FetchOutcome(ErrorCode.UNKNOWN_TOPIC_ID), None
-        assert topic is not None, "a Fetch names its topic by name or by id"
-        tp = TopicPartition(topic, part.partition)
-        if self._request.replica_id >= 0:
-            return self._error(ErrorCode.NOT_LEADER_OR_FOLLOWER, tp), None
-        partition = services.replicas.leader(tp, part.current_leader_epoch)
-        if isinstance(partition, ErrorCode):
-            return self._error(partition, tp), None
-        error = partition.may_serve(Serve.FETCH)
-        if error is not ErrorCode.NONE:
-            return self._error(error, tp), None
-        log = partition.log
-        if log.config.compression_type == "zstd" and self._context.api_version < ZSTD_VERSION:
-            return FetchOutcome(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE), None
-        try:
-            return self._read_log(part, log, left, first), partition
-        except OffsetOutOfRange:
-            return FetchOutcome(ErrorCode.OFFSET_OUT_OF_RANGE), None
-        except (LogOffline, DiskError):
-            return FetchOutcome(ErrorCode.KAFKA_STORAGE_ERROR), None
+        if self._moved and self._session.replica is not None:
+            self._tell_soon()
+        if self._throttle is not None and self._reader.throttled and self._throttle_timer is None:
+            wait_ms = self._throttle.wait_ms(services.clock.mono_ms())
+            self._throttle_timer = services.loop.call_later(max(1, wait_ms) / 1000, self._unthrottled)
 
-    def _read_log(self, part: FetchPart, log: Any, left: int, first: bool) -> FetchOutcome:
-        offset, start, end = part.fetch_offset, log.log_start_offset, log.log_end_offset
-        if part.last_fetched_epoch >= 0:
-            diverging = _diverging(log, part)
-            if diverging is not None:
-                return self._outcome(log, diverging=diverging)
-        if not start <= offset <= end:
-            raise OffsetOutOfRange(offset, start, end)
-        limit = log.last_stable_offset if self._committed_only else log.high_watermark
-        if offset >= limit or (left <= 0 and not first):
-            return self._outcome(log)
-        max_bytes = min(left, max(0, part.max_bytes))
-        result = log.read(offset, max_bytes, end_offset=limit, min_one_batch=first)
-        aborted: list[tuple[int, int]] = []
-        if self._committed_only and result.size:
-            aborted = [
-                (transaction.producer_id, transaction.first_offset)
-                for transaction in log.aborted_transactions(result.first_offset, result.next_offset)
-            ]
-        return self._outcome(log, aborted, result.slices, result.size)
+    def _tell_soon(self) -> None:
+        if self._timer is None:
+            self._timer = self._context.services.loop.call_later(NEWS_DELAY_S, self._tell)
 
-    def _outcome(
-        self,
-        log: Any,
-        aborted: list[tuple[int, int]] | None = None,
-        slices: tuple[Any, ...] = (),
-        size: int = 0,
-        diverging: tuple[int, int] | None = None,
-    ) -> FetchOutcome:
-        return FetchOutcome(
-            ErrorCode.NONE, log.high_watermark, log.last_stable_offset, log.log_start_offset,
-            (aborted or []) if self._committed_only else None, slices, size, diverging,
-        )  # fmt: skip
+    def _tell(self) -> None:
+        """What is new goes out now, if it still is."""
+        self._timer = None
+        if self._park is None or self._park.done:
+            return
+        if self._attempt() or self._moved:
+            self._park.complete(self._answer())
+        else:
+            self._wait()
 
-    def _error(self, error: ErrorCode, tp: TopicPartition) -> FetchOutcome:
-        leader = current_leader(self._context, tp) if error in _TELL_LEADER else None
-        return FetchOutcome(error, current_leader=leader)
+    def _unthrottled(self) -> None:
+        self._throttle_timer = None
+        self._look()
+
+    def _look(self) -> None:
+        self._scheduled = False
+        if self._park is None or self._park.done:
+            return
+        if self._attempt():
+            self._park.complete(self._answer())
+        else:
+            self._wait()
+
+    def _expired(self) -> Encoded:
+        self._attempt()  # what came meanwhile, though it is less than min_bytes
+        return self._answer()
+
+    def _finish(self) -> None:
+        if self._park is not None and not self._park.done:
+            self._park.complete(self._expired())
+
+    def _dropped(self) -> None:
+        """The connection is gone. A session whose first answer never left is nobody's; others may be ended by name."""
+        self._end_wait()
+        self._drop()
+        if not self._session.id:
+            self._session.close(forget=False)
+        elif self._full:
+            self._context.services.fetch_sessions.close(self._session)
+
+    def _end_wait(self) -> None:
+        self._session.waiter = None
+        for timer in (self._timer, self._throttle_timer):
+            if timer is not None:
+                timer.cancel()
+        self._timer = self._throttle_timer = None
+
+    def _drop(self) -> None:
+        _release(self._found)
+        self._found = []
 
 
-def _diverging(log: Any, part: FetchPart) -> tuple[int, int] | None:
-    """Where the client's log leaves ours, if it does (KIP-595): the epoch it should go back to and its end."""
-    epoch, end_offset = log.epoch_end_offset(part.last_fetched_epoch)
-    if end_offset < 0:
-        raise OffsetOutOfRange(part.fetch_offset, log.log_start_offset, log.log_end_offset)
-    if epoch < part.last_fetched_epoch or end_offset < part.fetch_offset:
-        return epoch, end_offset
-    return None
+def _urgent(outcome: FetchOutcome) -> bool:
+    """Whether the asker should hear of it without waiting for more."""
+    return outcome.error != ErrorCode.NONE or outcome.diverging is not None or outcome.preferred_read_replica >= 0
+
+
+def _release(found: Iterable[tuple[Any, FetchOutcome]]) -> None:
+    for _, outcome in found:
+        for piece in outcome.slices:
+            piece.release()
+
+
+def _by_topic(pairs: list[Pair]) -> list[Pair]:
+    """Partitions of one topic side by side: the answer names each topic once."""
+    if len(pairs) < 2:
+        return pairs
+    topics: dict[Any, list[Pair]] = {}
+    for pair in pairs:
+        topics.setdefault(pair[0].topic_id or pair[0].topic, []).append(pair)
+    return [pair for members in topics.values() for pair in members]
+
+
+def _encoded(context: Context, outcomes: list[Pair], session_id: int = 0) -> Encoded:
+    leaders = [outcome.current_leader for _, outcome in outcomes if outcome.current_leader is not None]
+    endpoints = endpoints_of(context, leaders) if leaders else ()
+    return encode_fetch_response(context.api_version, outcomes, session_id=session_id, endpoints=endpoints)

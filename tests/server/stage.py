@@ -11,8 +11,7 @@ from typing import Any
 
 from _native.batch import Record, control_batch, encode_batch, scan
 from brokers.api.base import Connection, Context, Done, Park
-from brokers.cluster.followers import ReplicaSession
-from brokers.cluster.partition import Partition
+from brokers.api.fetch_sessions import FetchSessions
 from brokers.cluster.followers import ReplicaSession
 from brokers.cluster.partition import Partition
 from brokers.cluster.replicas import ReplicaManager
@@ -21,6 +20,7 @@ from brokers.config import load_config
 from brokers.log import LogStore, Origin, RealDisk
 from brokers.metrics import Metrics
 from brokers.model import BrokerId, BrokerInfo, Endpoint, PartitionState, TopicInfo, TopicPartition
+from wire.errors import ErrorCode
 
 ME, OTHER = BrokerId(1), BrokerId(2)
 
@@ -34,6 +34,17 @@ class Clock:
 
     def mono_ms(self) -> int:
         return self.now_ms
+
+
+class Timer:
+    """What ``call_later`` returns."""
+
+    def __init__(self, due_ms: float, callback: Any, args: tuple[Any, ...]) -> None:
+        self.due_ms, self.callback, self.args = due_ms, callback, args
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
 
 
 class Stage:
@@ -61,10 +72,13 @@ class Stage:
         )  # fmt: skip
         self.proposals: list[tuple[Partition, PartitionState]] = []
         self._soon: list[Any] = []
-        loop: Any = SimpleNamespace(call_soon=lambda callback, *args: self._soon.append((callback, args)))
+        self._later: list[Timer] = []
+        loop: Any = SimpleNamespace(
+            call_soon=lambda callback, *args: self._soon.append((callback, args)), call_later=self._call_later
+        )
         self.services: Any = SimpleNamespace(
             config=self.config, clock=self.clock, loop=loop, view=self.view, replicas=self.replicas, metrics=Metrics(),
-            transactions=None,
+            transactions=None, fetch_sessions=FetchSessions(),
         )  # fmt: skip
 
     def fetched(self, name: str, broker_id: int, offset: int, partition: int = 0) -> ErrorCode:
@@ -121,6 +135,10 @@ class Stage:
         del self.view._picture.topic_names[info.id]
         self.replicas.apply(ViewChange(deleted=(info,)))
 
+    @staticmethod
+    def tp(topic: str, index: int = 0) -> TopicPartition:
+        return TopicPartition(topic, index)
+
     def partition(self, topic: str, index: int = 0) -> Partition:
         found = self.replicas.get(TopicPartition(topic, index))
         assert found is not None
@@ -131,6 +149,11 @@ class Stage:
         info = self.partition(topic, index).append(self.batch(count, **batch), acks=1, origin=Origin.REPLICATION)
         assert info.error == 0, info
         return info.first_offset
+
+    def replicate(self, topic: str, batch: bytes, index: int = 0) -> None:
+        """Append a batch as it is."""
+        info = self.partition(topic, index).append(batch, acks=1, origin=Origin.REPLICATION)
+        assert info.error == 0, info
 
     def batch(self, count: int = 1, *, timestamp: int | None = None, size: int = 3, **fields: Any) -> bytes:
         stamp = self.clock.now_ms if timestamp is None else timestamp
@@ -160,6 +183,26 @@ class Stage:
         soon, self._soon = self._soon, []
         for callback, args in soon:
             callback(*args)
+
+    def _call_later(self, seconds: float, callback: Any, *args: Any) -> Timer:
+        timer = Timer(self.clock.now_ms + 1000 * seconds, callback, args)
+        self._later.append(timer)
+        return timer
+
+    @property
+    def timers(self) -> int:
+        """Timers that are set."""
+        return sum(not timer.cancelled for timer in self._later)
+
+    def wait(self, ms: int) -> None:
+        """Let time go by: timers that are due run, then one turn of the loop."""
+        self.clock.now_ms += ms
+        due = [timer for timer in self._later if timer.due_ms <= self.clock.now_ms]
+        self._later = [timer for timer in self._later if timer not in due]
+        for timer in due:
+            if not timer.cancelled:
+                timer.callback(*timer.args)
+        self.turn()
 
 
 def body_of(response: Any) -> bytes:

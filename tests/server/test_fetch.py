@@ -13,6 +13,7 @@ from brokers.api import offsets
 from brokers.api.base import Done, Park
 from brokers.api.fetch import handle_fetch
 from brokers.log import Origin
+from tests.server.fetching import part, request
 from tests.server.stage import ME, OTHER, Stage, body_of, offsets_in
 from wire import hot
 from wire.apis import APIS
@@ -24,19 +25,6 @@ VERSIONS = range(APIS[1].lowest, APIS[1].max_version + 1)
 @pytest.fixture
 def stage(tmp_path: Path) -> Stage:
     return Stage(tmp_path)
-
-
-def part(topic: Any, offset: int, index: int = 0, **fields: Any) -> hot.FetchPart:
-    by_id = isinstance(topic, uuid.UUID)
-    defaults = hot.FetchPart(
-        None if by_id else topic, topic if by_id else None, index, -1, offset, -1, -1, 1 << 20, -1
-    )  # fmt: skip
-    return defaults._replace(**fields)
-
-
-def request(*parts: hot.FetchPart, **fields: Any) -> hot.FetchRequest:
-    defaults = hot.FetchRequest(-1, -1, 0, 1, 1 << 20, 0, 0, -1, list(parts), [], "", None)
-    return defaults._replace(**fields)
 
 
 def partitions(version: int, response: Any) -> list[Any]:
@@ -141,7 +129,7 @@ def test_a_fetch_waits_for_data_and_is_woken_by_it(stage: Stage) -> None:
     assert not park.done
     stage.turn()
     assert offsets_in(partitions(12, park.response)[0].records) == [0]
-    assert not stage.partition("t")._data_waiters
+    assert not stage.partition("t")._watchers
 
 
 def test_a_fetch_waits_for_min_bytes_and_takes_what_there_is_at_the_end(stage: Stage) -> None:
@@ -172,7 +160,7 @@ def test_a_client_that_goes_away_leaves_nobody_waiting(stage: Stage) -> None:
     park.drop()
     stage.append("t")
     stage.turn()
-    assert not stage.partition("t")._data_waiters
+    assert not stage.partition("t")._watchers
 
 
 def test_a_fetch_that_may_not_wait_answers_empty(stage: Stage) -> None:
@@ -233,20 +221,6 @@ def test_the_end_of_a_transaction_wakes_a_committed_reader(stage: Stage) -> None
     assert offsets_in(partitions(12, park.response)[0].records) == [6, 7, 8, 9]
 
 
-@pytest.mark.parametrize(("session", "epoch", "error"), [
-    (0, 0, ErrorCode.NONE), (0, -1, ErrorCode.NONE), (5, -1, ErrorCode.NONE),
-    (5, 1, ErrorCode.FETCH_SESSION_ID_NOT_FOUND), (0, 3, ErrorCode.INVALID_FETCH_SESSION_EPOCH),
-])  # fmt: skip
-def test_sessions_are_not_handed_out(stage: Stage, session: int, epoch: int, error: ErrorCode) -> None:
-    stage.topic("t")
-    stage.append("t")
-    outcome = stage.start(handle_fetch, 1, 12, request(part("t", 0), session_id=session, session_epoch=epoch))
-    assert isinstance(outcome, Done)
-    message = m.decode_response(1, 12, body_of(outcome.response))
-    assert (message.error_code, message.session_id) == (error, 0)
-    assert len(message.responses) == (0 if error else 1)
-
-
 def test_a_client_whose_log_diverged_is_told_where(stage: Stage) -> None:
     stage.topic("t", epoch=1)
     stage.append("t", 3)
@@ -262,12 +236,6 @@ def test_a_zstd_topic_needs_version_10(stage: Stage) -> None:
     stage.topic("t", compression_type="zstd")
     assert fetch(stage, part("t", 0), version=9)[0].error_code == ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
     assert fetch(stage, part("t", 0), version=10)[0].error_code == 0
-
-
-def test_a_follower_is_refused_while_there_is_no_replication(stage: Stage) -> None:
-    stage.topic("t")
-    assert fetch(stage, part("t", 0), replica_id=2)[0].error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
-    assert fetch(stage, part("t", 0), replica_id=-2)[0].error_code == 0
 
 
 # -- ListOffsets ----------------------------------------------------------------------------------------------------

@@ -1,0 +1,363 @@
+"""Fetch sessions (KIP-227): what somebody fetches is remembered, so that a fetch names only what changed.
+
+A session hears of its partitions' moves and keeps the set of those that have something to tell, its *dirty* ones. A
+fetch looks at these and at no others, so idle partitions cost nothing, however many they are. A partition that is dirty
+and for which nobody waits need not be heard of again: an abandoned session costs one mark per partition, then nothing.
+
+How many sessions there are, and how many partitions they name, is bounded. Followers' sessions push out consumers',
+large ones push out smaller ones, and an idle one goes first, as Kafka's cache has it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from brokers.cluster.followers import ReplicaSession
+from brokers.cluster.partition import Partition
+from brokers.cluster.throttles import ReplicationThrottle, throttle_of
+from wire.errors import ErrorCode
+from wire.hot import NO_HIGH_WATERMARK, FetchOutcome, FetchPart
+
+if TYPE_CHECKING:
+    from brokers.cluster.view import ClusterView
+
+Key = tuple[uuid.UUID | str | None, int]
+
+FIRST_EPOCH, FINAL_EPOCH = 0, -1
+EVICTION_MS = 120_000
+"""A session that was not used for so long may be evicted by any other; a younger one is not evicted by its equals."""
+VICTIMLESS_MS = 1_000
+"""Time for which a full cache is not searched again after a search that found nobody to evict."""
+MAX_CONSUMER_PARTITIONS = 100_000
+"""Partitions that all consumers' sessions may name together. A follower's are bounded by the cluster's partitions."""
+_LAST_EPOCH = 2**31 - 1
+_UNTOLD = -2
+
+
+def key_of(asked: FetchPart) -> Key:
+    """The name by which a session knows a partition."""
+    return asked.topic_id or asked.topic, asked.partition
+
+
+class Waiter(Protocol):
+    """The fetch of a session that waits."""
+
+    def woken(self, urgent: bool) -> None:
+        """There may be something to answer; what is not urgent can wait for a few ms and for company."""
+        ...
+
+    def abandoned(self) -> None:
+        """The session is evicted: answer with what there is."""
+        ...
+
+
+class SessionPart:
+    """One partition of one session; the partition tells it of its moves."""
+
+    __slots__ = (
+        "asked", "counted", "error", "out_of_turn", "partition", "session", "told_start", "told_watermark", "watching"
+    )  # fmt: skip
+
+    def __init__(self, session: FetchSession, asked: FetchPart) -> None:
+        self.session = session
+        self.asked = asked
+        self.partition: Partition | None = None
+        self.watching = False
+        self.out_of_turn = False
+        """Whether it had records at the latest look, but not for that answer."""
+        self.counted = False
+        """Whether the position of this naming was counted as the follower's."""
+        self.error = ErrorCode.NONE
+        """Why it was not counted."""
+        self.told_watermark = self.told_start = _UNTOLD
+
+    def appended(self, partition: Partition) -> None:
+        """A follower reads up to the log's end, a consumer does not."""
+        session = self.session
+        if session.replica is not None:
+            session.mark(self, urgent=True)
+
+    def committed(self, partition: Partition) -> None:
+        """To a consumer this brings records, to a follower only the news."""
+        session = self.session
+        session.mark(self, urgent=session.replica is None)
+
+    def changed(self, partition: Partition) -> None:
+        """Another role or epoch, or the end of the partition."""
+        self.session.mark(self, urgent=True)
+
+    def watch(self) -> None:
+        """Hear of the partition."""
+        if not self.watching and self.partition is not None:
+            self.watching = True
+            self.partition.watch(self)
+
+    def unwatch(self) -> None:
+        """Hear of it no more."""
+        if self.watching and self.partition is not None:
+            self.watching = False
+            self.partition.unwatch(self)
+
+    def settle(self, partition: Partition | None) -> None:
+        """This is the partition that the name stands for now. Another one than before is all news."""
+        if partition is not self.partition:
+            self.unwatch()
+            self.partition = partition
+            self.told_watermark = self.told_start = _UNTOLD
+
+    def has_news(self, outcome: FetchOutcome) -> bool:
+        """Whether an incremental answer must contain it."""
+        return (
+            outcome.size > 0
+            or outcome.high_watermark != self.told_watermark
+            or outcome.log_start_offset != self.told_start
+            or outcome.error != ErrorCode.NONE
+            or outcome.diverging is not None
+            or outcome.preferred_read_replica >= 0
+        )
+
+    def tell(self, outcome: FetchOutcome) -> bool:
+        """It is in the answer that leaves now. Returns whether there will be more to tell without another move."""
+        self.told_watermark = outcome.high_watermark
+        self.told_start = outcome.log_start_offset
+        if outcome.error != ErrorCode.NONE:
+            self.told_watermark = _UNTOLD  # told again as soon as the error is gone, and the error each time until then
+        return (
+            self.out_of_turn
+            or outcome.size > 0
+            or outcome.error != ErrorCode.NONE
+            or outcome.diverging is not None
+            or outcome.preferred_read_replica >= 0
+        )
+
+
+class Owner(NamedTuple):
+    """Whose session it is: nobody else goes on with it or ends it. ``broker_id`` is a follower's, -1 for consumers."""
+
+    principal: str
+    broker_id: int
+
+
+class FetchSession:
+    """One client's session. ``replica`` says that the client is a follower."""
+
+    __slots__ = (
+        "answered_ms", "by_id", "created_ms", "dirty", "epoch", "id", "isolation_level", "owner", "parts",
+        "replica", "used_ms", "waiter",
+    )  # fmt: skip
+
+    def __init__(
+        self, session_id: int, now_ms: int, owner: Owner, *, by_id: bool, replica: ReplicaSession | None
+    ) -> None:
+        self.id = session_id
+        self.epoch = 1
+        """The epoch of the request that is expected next."""
+        self.by_id = by_id
+        self.owner = owner
+        self.replica = replica
+        self.isolation_level = 0
+        self.created_ms = self.used_ms = now_ms
+        self.answered_ms: int | None = None
+        """When the latest answer left."""
+        self.parts: dict[Key, SessionPart] = {}
+        self.dirty: dict[SessionPart, None] = {}
+        """In the order in which they are served."""
+        self.waiter: Waiter | None = None
+
+    @property
+    def privileged(self) -> bool:
+        """Followers before consumers."""
+        return self.replica is not None
+
+    def mark(self, part: SessionPart, *, urgent: bool) -> None:
+        """The partition has something to tell, perhaps."""
+        self.dirty[part] = None
+        if self.waiter is not None:
+            self.waiter.woken(urgent)
+        else:
+            part.unwatch()
+
+    def name(self, asked: FetchPart) -> SessionPart:
+        """A partition is new in the session, or its position is another one now."""
+        key = key_of(asked)
+        part = self.parts.get(key)
+        if part is None:
+            part = self.parts[key] = SessionPart(self, asked)
+        else:
+            part.asked = asked
+            part.counted = False
+        if asked.high_watermark != NO_HIGH_WATERMARK and part.told_watermark != _UNTOLD:
+            part.told_watermark = asked.high_watermark  # KIP-1166: what it knows, whatever we told it
+        self.dirty[part] = None
+        return part
+
+    def forget(self, forgotten: Iterable[tuple[str | uuid.UUID, list[int]]]) -> None:
+        """Partitions leave the session; unknown ones don't matter."""
+        for topic, indexes in forgotten:
+            for index in indexes:
+                part = self.parts.pop((topic, index), None)
+                if part is not None:
+                    self.dirty.pop(part, None)
+                    self._leave(part)
+
+    def settled(self, part: SessionPart) -> None:
+        """It has nothing to tell until it moves."""
+        self.dirty.pop(part, None)
+        part.watch()
+
+    def served(self, part: SessionPart) -> None:
+        """It had its share: the others come first next time."""
+        self.dirty.pop(part, None)
+        self.dirty[part] = None
+
+    def close(self, *, forget: bool = True) -> None:
+        """Hear of nothing any more. With ``forget`` its follower's positions count no more."""
+        for part in self.parts.values():
+            if forget:
+                self._leave(part)
+            else:
+                part.unwatch()
+        self.parts.clear()
+        self.dirty.clear()
+
+    def _leave(self, part: SessionPart) -> None:
+        part.unwatch()
+        if self.replica is not None and part.partition is not None:
+            part.partition.follower_forgotten(self.replica)
+
+
+class FetchSessions:
+    """All sessions of a broker. Loop thread only."""
+
+    def __init__(self) -> None:
+        self.evicted = 0
+        self._sessions: dict[int, FetchSession] = {}  # the longest unused first
+        self._numbers = 0
+        self._consumer_partitions = 0
+        self._victimless_until_ms = {False: -1, True: -1}
+        self._throttle: ReplicationThrottle | None = None
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    @property
+    def partitions(self) -> int:
+        """Partitions that all sessions together name."""
+        return sum(len(session.parts) for session in self._sessions.values())
+
+    def throttle(self, view: ClusterView) -> ReplicationThrottle:
+        """What this broker sends to throttled followers, in all their sessions together."""
+        if self._throttle is None:
+            self._throttle = throttle_of(view, "leader")
+        return self._throttle
+
+    def open(
+        self, now_ms: int, slots: int, size: int, owner: Owner, *, by_id: bool, replica: ReplicaSession | None
+    ) -> FetchSession | None:
+        """A new session for ``size`` partitions, or None if there is no room and nobody has to make room for it."""
+        if replica is not None:
+            self._end_former_lives(replica)
+        elif self._consumer_partitions + size > MAX_CONSUMER_PARTITIONS:
+            return None
+        while len(self._sessions) >= slots:
+            if not self._evict(now_ms, replica is not None, size):
+                return None
+        session = FetchSession(self._new_id(now_ms), now_ms, owner, by_id=by_id, replica=replica)
+        self._sessions[session.id] = session
+        return session
+
+    def _end_former_lives(self, replica: ReplicaSession) -> None:
+        for session in list(self._sessions.values()):
+            former = session.replica
+            if former is None or former.broker_id != replica.broker_id:
+                continue
+            if former.broker_epoch != replica.broker_epoch:
+                self.close(session)
+
+    def _new_id(self, now_ms: int) -> int:
+        """Not to be mistaken for one of this broker's former life, which counted from 1 as well."""
+        while True:
+            self._numbers += 1
+            digest = hashlib.blake2b(b"%d %d" % (now_ms, self._numbers), digest_size=4).digest()
+            session_id = int.from_bytes(digest, "big") & 0x7FFF_FFFF
+            if session_id and session_id not in self._sessions:
+                return session_id
+
+    def find(self, session_id: int, epoch: int, owner: Owner, *, by_id: bool) -> FetchSession | ErrorCode:
+        """The session for an incremental fetch, or what to answer."""
+        session = self._sessions.get(session_id)
+        if session is None or session.owner != owner:
+            return ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+        if session.epoch != epoch or session.waiter is not None:
+            return ErrorCode.INVALID_FETCH_SESSION_EPOCH
+        if session.by_id != by_id:
+            return ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR
+        return session
+
+    def end(self, session_id: int, owner: Owner) -> None:
+        """A full fetch ends the session that it names."""
+        session = self._sessions.get(session_id)
+        if session is not None and session.owner == owner:
+            self.close(session)
+
+    def update(
+        self, session: FetchSession, parts: list[FetchPart], forgotten: Iterable[tuple[str | uuid.UUID, list[int]]]
+    ) -> bool:
+        """Forget and name partitions, in this order. False if that were more than consumers may name."""
+        before = len(session.parts)
+        session.forget(forgotten)
+        consumer = session.replica is None
+        if consumer:
+            self._consumer_partitions -= before - len(session.parts)
+            room = MAX_CONSUMER_PARTITIONS - self._consumer_partitions
+            if len(parts) > room and len({key_of(asked) for asked in parts} - session.parts.keys()) > room:
+                return False
+        before = len(session.parts)
+        for asked in parts:
+            session.name(asked)
+        if consumer:
+            self._consumer_partitions += len(session.parts) - before
+        return True
+
+    def used(self, session: FetchSession, now_ms: int) -> None:
+        """A fetch of the session came."""
+        session.epoch = 1 if session.epoch == _LAST_EPOCH else session.epoch + 1
+        session.used_ms = now_ms
+        self._sessions[session.id] = self._sessions.pop(session.id)
+
+    def close(self, session: FetchSession) -> None:
+        """Forget the session."""
+        if self._sessions.pop(session.id, None) is None:
+            return
+        if session.replica is None:
+            self._consumer_partitions -= len(session.parts)
+        session.close()
+        if session.waiter is not None:
+            session.waiter.abandoned()
+
+    def _evict(self, now_ms: int, privileged: bool, size: int) -> bool:
+        """Make room for a session: an unused one goes, else the least valuable of those that are worth less."""
+        stale = next(iter(self._sessions.values()), None)
+        if stale is None:
+            return False
+        victim: FetchSession | None = None
+        if now_ms - stale.used_ms > EVICTION_MS:
+            victim = stale
+        elif now_ms >= self._victimless_until_ms[privileged]:
+            candidates = (
+                session
+                for session in self._sessions.values()
+                if now_ms - session.created_ms > EVICTION_MS or (privileged and not session.privileged)
+            )
+            victim = min(candidates, key=lambda session: (session.privileged, len(session.parts)), default=None)
+            if victim is not None and (victim.privileged, len(victim.parts)) > (privileged, size):
+                victim = None
+        if victim is None:
+            self._victimless_until_ms[privileged] = now_ms + VICTIMLESS_MS
+            return False
+        self.evicted += 1
+        self.close(victim)
+        return True
