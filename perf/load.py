@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import socket
-import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +13,6 @@ from perf.generator.frames import Frame, batch_of, fetch_frame, produce_frame
 from perf.targets import Address, Cluster, TargetError
 
 KIB, MIB = 1024, 1024 * 1024
-NEW_LEADER_TRIES = 100
 _numbers = itertools.count(1)
 
 
@@ -131,16 +129,11 @@ def send_all(address: Address, frame: Frame, count: int, window: int = 4) -> Non
             if error:
                 raise TargetError(f"a Produce was answered with error code {error}")
 
-        for _ in range(NEW_LEADER_TRIES):  # Metadata names a new leader a moment before it leads
+        for number in range(count):
             sock.sendall(frame.data)
-            if not read():
-                break
-            time.sleep(0.05)
-        for number in range(1, count):
-            sock.sendall(frame.data)
-            if number > window:
+            if number >= window:
                 expect_none()
-        for _ in range(min(window, count - 1)):
+        for _ in range(min(window, count)):
             expect_none()
 
 

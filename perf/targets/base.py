@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from coordination.ensemble import spawn
+from perf.generator.frames import fetch_frame
 from wire import messages
 
 HOST = "127.0.0.1"
@@ -154,6 +155,28 @@ class Cluster:
             if time.monotonic() > deadline:
                 raise TargetError(f"{self.label}: not every partition of {name} has a leader")
             time.sleep(0.05)
+        self._wait_leading(name, deadline)
+
+    def _wait_leading(self, topic: str, deadline: float) -> None:
+        """Metadata names a new leader a moment before it leads: ask each for records until it says no error."""
+        by_leader: dict[Address, list[int]] = {}
+        for number, address in self.leaders(topic).items():
+            by_leader.setdefault(address, []).append(number)
+        for address, numbers in by_leader.items():
+            with socket.create_connection(address, timeout=30) as sock, sock.makefile("rb") as answers:
+                for number in numbers:
+                    frame = fetch_frame(
+                        topic, number, batch_bytes=1, batch_records=1, max_bytes=1, max_wait_ms=0, min_bytes=0
+                    )
+                    while True:
+                        sock.sendall(frame.data)
+                        answer = answers.read(int.from_bytes(answers.read(4), "big"))
+                        error = int.from_bytes(answer[frame.error_at : frame.error_at + 2], "big")
+                        if not error:
+                            break
+                        if time.monotonic() > deadline:
+                            raise TargetError(f"{self.label}: {topic}-{number} is not led yet: error code {error}")
+                        time.sleep(0.02)
 
     def delete_topic(self, name: str) -> None:
         """Delete it; its files go soon after."""
