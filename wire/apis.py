@@ -82,6 +82,13 @@ _ROWS = (
     Api(74, "ListConfigResources", 0, 1, Cost.ADMIN, "configs:handle_list_config_resources"),
     Api(75, "DescribeTopicPartitions", 0, 0, Cost.ADMIN, "metadata:handle_describe_topic_partitions"),
     Api(12000, "ReplicaEnds", 0, 0, Cost.ADMIN, "replicas:handle_replica_ends", internal=True),
+    Api(12001, "BeginBatch", 0, 0, Cost.CHEAP, "sinks:handle_begin_batch"),
+    Api(12002, "EnlistProducer", 0, 0, Cost.CHEAP, "sinks:handle_enlist_producer"),
+    Api(12003, "CommitBatch", 0, 0, Cost.ADMIN, "sinks:handle_commit_batch"),
+    Api(12004, "HeartbeatBatch", 0, 0, Cost.CHEAP, "sinks:handle_heartbeat_batch"),
+    Api(12005, "AbortBatch", 0, 0, Cost.CHEAP, "sinks:handle_abort_batch"),
+    Api(12006, "DescribeSinks", 0, 0, Cost.ADMIN, "sinks:handle_describe_sinks"),
+    Api(12007, "ResetSink", 0, 0, Cost.CHEAP, "sinks:handle_reset_sink"),
 )
 
 APIS: dict[int, Api] = {row.key: row for row in _ROWS}

@@ -93,12 +93,82 @@ class ReplicaEndsResponse(_ApiMessage, load_json=wire.schemas):  # type: ignore[
     """Key 12000."""
 
 
+class BeginBatchRequest(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+    """Key 12001, ours: begin a micro-batch of a sink (docs/protocol.md)."""
+
+
+class BeginBatchResponse(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+    """Key 12001."""
+
+
+class EnlistProducerRequest(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+    """Key 12002, ours: producers for the tasks of a batch (docs/protocol.md)."""
+
+
+class EnlistProducerResponse(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+    """Key 12002."""
+
+
+class CommitBatchRequest(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+    """Key 12003, ours: decide a batch (docs/protocol.md)."""
+
+
+class CommitBatchResponse(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+    """Key 12003."""
+
+
+class HeartbeatBatchRequest(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+    """Key 12004, ours: the driver of a batch lives (docs/protocol.md)."""
+
+
+class HeartbeatBatchResponse(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+    """Key 12004."""
+
+
+class AbortBatchRequest(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+    """Key 12005, ours: give a batch up (docs/protocol.md)."""
+
+
+class AbortBatchResponse(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+    """Key 12005."""
+
+
+class DescribeSinksRequest(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+    """Key 12006, ours: sinks and their fences (docs/protocol.md)."""
+
+
+class DescribeSinksResponse(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+    """Key 12006."""
+
+
+class ResetSinkRequest(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+    """Key 12007, ours: move a sink's fence (docs/protocol.md)."""
+
+
+class ResetSinkResponse(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+    """Key 12007."""
+
+
 _OWN = (
     DescribeDelegationTokenRequest,
     DescribeDelegationTokenResponse,
     ConsumerGroupDescribeRequest,
     ConsumerGroupDescribeResponse,
     WriteTxnMarkersRequest,
+    BeginBatchRequest,
+    BeginBatchResponse,
+    EnlistProducerRequest,
+    EnlistProducerResponse,
+    CommitBatchRequest,
+    CommitBatchResponse,
+    HeartbeatBatchRequest,
+    HeartbeatBatchResponse,
+    AbortBatchRequest,
+    AbortBatchResponse,
+    DescribeSinksRequest,
+    DescribeSinksResponse,
+    ResetSinkRequest,
+    ResetSinkResponse,
     ControlledShutdownRequest,
     ControlledShutdownResponse,
     ReplicaEndsRequest,

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from brokers.coordinators.enlisting import Enlisting
 from brokers.coordinators.hosting import ShardHost
 from brokers.coordinators.marker_sender import MarkerSender
 from brokers.coordinators.pending import Pending
@@ -96,6 +97,7 @@ class TransactionCoordinator(CoordinatorRuntime):
             broker_id, view, peers, loop, clock, write_here=self.write_markers_here, on_written=self._markers_written
         )
         self.verifier = Verifier(broker_id, view, peers, self)
+        self.enlisting = Enlisting(self)
         self.on_unloaded(self.markers.drop_shard)
 
     async def stop(self) -> None:

@@ -1,0 +1,240 @@
+"""Handlers of batch transactions (keys 12001 to 12007, ours): from messages to commands of ``txn.sinks`` and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import wire.messages as m
+from brokers.api.base import Context, Done, Outcome, Park
+from brokers.api.waiting import when_done
+from brokers.coordinators.transactions import TransactionCoordinator
+from txn import sinks
+from txn.batches import Fence, Member
+from txn.commands import Failed, Now, Result, Ticket
+from txn.coordinator import Producer, TransactionShard
+from txn.sinks import BeginAnswer, CommitAnswer, CommitRequest, EnlistAnswer, SinkAnswer
+from txn.transaction import Transaction
+from wire.errors import ErrorCode
+from wire.types import NO_PRODUCER_EPOCH, NO_PRODUCER_ID
+
+ANSWER_TIMEOUT_MS = 30_000
+NAME_BYTES_MAX = 30_000
+
+_TEXTS = {
+    ErrorCode.PRODUCER_FENCED: "a newer driver has begun a batch of this sink; this one must stop",
+    ErrorCode.NOT_A_SINK: "the id belongs to an ordinary transactional producer; give the sink another sinkId",
+    ErrorCode.INVALID_TRANSACTION_TIMEOUT: "the timeout passes transaction.max.timeout.ms",
+    ErrorCode.INVALID_PRODUCER_ID_MAPPING: "this sink is not known here; begin a batch first",
+    ErrorCode.TOO_MANY_MEMBERS: f"a batch has at most {sinks.MAX_MEMBERS} members; use fewer tasks",
+}
+
+
+def _coordinator(context: Context) -> TransactionCoordinator:
+    found = context.services.transactions
+    assert isinstance(found, TransactionCoordinator)
+    return found
+
+
+def _fields(error: ErrorCode, message: str = "") -> dict[str, Any]:
+    text = message or _TEXTS.get(error, "")
+    return {"version": 0, "throttle_time_ms": 0, "error_code": error, "error_message": text or None}
+
+
+def _fence(kind: Any, fence: Fence | None) -> Any:
+    if fence is None:
+        return None
+    return kind.SinkFence(
+        version=0,
+        query_id=fence.query_id,
+        batch_id=fence.batch_id,
+        digest=fence.digest,
+        committed_ms=fence.committed_ms,
+    )
+
+
+def _producer(request: Any) -> Producer:
+    return Producer(request.producer_id, request.producer_epoch)
+
+
+def _too_long(name: str) -> bool:
+    return len(name.encode()) > NAME_BYTES_MAX
+
+
+def handle_begin_batch(request: Any, context: Context) -> Outcome:
+    """BeginBatch: lock out every driver before, and learn the fence."""
+    sink_id, timeout_ms = request.sink_id, request.timeout_ms
+    coordinator = _coordinator(context)
+    ids = coordinator.producer_ids
+
+    def render(answer: Any) -> Any:
+        found = answer if isinstance(answer, BeginAnswer) else BeginAnswer(answer.error)
+        given = found.error is ErrorCode.NONE
+        return m.BeginBatchResponse(
+            **_fields(found.error),
+            producer_id=found.producer_id if given else NO_PRODUCER_ID,
+            producer_epoch=found.producer_epoch if given else NO_PRODUCER_EPOCH,
+            fence=_fence(m.BeginBatchResponse, found.fence),
+        )
+
+    if _too_long(sink_id):
+        return Done(render(BeginAnswer(ErrorCode.INVALID_REQUEST)))
+
+    def command(shard: TransactionShard, now: Now, _ticket: Ticket) -> Result:
+        return sinks.begin(shard, sink_id, timeout_ms, ids.take, now)
+
+    park = Park(ANSWER_TIMEOUT_MS, lambda: render(Failed(ErrorCode.COORDINATOR_NOT_AVAILABLE)))
+
+    def begin() -> None:
+        if not park.done:
+            pending = coordinator.submit_patiently(sink_id, command)
+            park.on_drop = pending.abandon
+            pending.on_done(lambda answer: park.complete(render(answer)))
+
+    ids.when_filled(begin)
+    return Done(park.response) if park.done else park
+
+
+def handle_enlist_producer(request: Any, context: Context) -> Outcome:
+    """EnlistProducer: producers of their own for the tasks of a batch."""
+
+    def render(answer: EnlistAnswer) -> Any:
+        kind = m.EnlistProducerResponse
+        return kind(
+            **_fields(answer.error),
+            members=[
+                kind.BatchMember(version=0, producer_id=member.producer_id, producer_epoch=member.epoch)
+                for member in answer.members
+            ],
+        )
+
+    if _too_long(request.sink_id) or not 0 < request.count <= sinks.MAX_MEMBERS:
+        return Done(render(EnlistAnswer(ErrorCode.INVALID_REQUEST)))
+    park = Park(ANSWER_TIMEOUT_MS, lambda: render(EnlistAnswer(ErrorCode.COORDINATOR_NOT_AVAILABLE)))
+    _coordinator(context).enlisting.enlist(
+        request.sink_id, _producer(request), request.count, lambda answer: park.complete(render(answer))
+    )
+    return Done(park.response) if park.done else park
+
+
+def handle_commit_batch(request: Any, context: Context) -> Outcome:
+    """CommitBatch: the winners' records count, and the fence names the batch, in one record."""
+
+    def render(answer: Any) -> Any:
+        found = answer if isinstance(answer, CommitAnswer) else CommitAnswer(answer.error)
+        kind = m.CommitBatchResponse
+        return kind(
+            **_fields(found.error, found.message), already_committed=found.already, fence=_fence(kind, found.fence)
+        )
+
+    sink_id, producer = request.sink_id, _producer(request)
+    asked = CommitRequest(
+        request.query_id,
+        request.batch_id,
+        request.digest,
+        frozenset(Member(member.producer_id, member.producer_epoch) for member in request.winners),
+    )
+    if _too_long(sink_id) or asked.batch_id < 0:
+        return Done(render(CommitAnswer(ErrorCode.INVALID_REQUEST)))
+
+    def command(shard: TransactionShard, now: Now, _ticket: Ticket) -> Result:
+        return sinks.commit(shard, sink_id, producer, asked, now)
+
+    return when_done(_coordinator(context).submit(sink_id, command), render, ANSWER_TIMEOUT_MS)
+
+
+def _simple(
+    context: Context,
+    kind: Any,
+    sink_id: str,
+    command: Callable[[TransactionShard, Now], Result],
+    *,
+    fence: bool = False,
+) -> Outcome:
+    """A command whose answer is an error, and perhaps the fence."""
+
+    def render(answer: Any) -> Any:
+        found = answer if isinstance(answer, SinkAnswer) else SinkAnswer(answer.error)
+        more = {"fence": _fence(kind, found.fence)} if fence else {}
+        return kind(**_fields(found.error, found.message), **more)
+
+    if _too_long(sink_id):
+        return Done(render(SinkAnswer(ErrorCode.INVALID_REQUEST)))
+    pending = _coordinator(context).submit(sink_id, lambda shard, now, _ticket: command(shard, now))
+    return when_done(pending, render, ANSWER_TIMEOUT_MS)
+
+
+def handle_heartbeat_batch(request: Any, context: Context) -> Outcome:
+    """HeartbeatBatch: the batch's time starts anew."""
+    sink_id, producer = request.sink_id, _producer(request)
+    return _simple(
+        context, m.HeartbeatBatchResponse, sink_id, lambda shard, now: sinks.heartbeat(shard, sink_id, producer)
+    )
+
+
+def handle_abort_batch(request: Any, context: Context) -> Outcome:
+    """AbortBatch: nothing of the batch counts."""
+    sink_id, producer = request.sink_id, _producer(request)
+    return _simple(
+        context, m.AbortBatchResponse, sink_id, lambda shard, now: sinks.abort(shard, sink_id, producer, now)
+    )
+
+
+def handle_reset_sink(request: Any, context: Context) -> Outcome:
+    """ResetSink: an operator moves the fence, naming the query id that stands in it."""
+    sink_id, expected = request.sink_id, request.expected_query_id
+    fence = None if request.query_id is None else (request.query_id, request.batch_id)
+    return _simple(
+        context,
+        m.ResetSinkResponse,
+        sink_id,
+        lambda shard, now: sinks.reset(shard, sink_id, expected, fence, now),
+        fence=True,
+    )
+
+
+def handle_describe_sinks(request: Any, context: Context) -> Outcome:
+    """DescribeSinks: the named sinks, or all that this broker coordinates."""
+    coordinator = _coordinator(context)
+    error = ErrorCode.NONE
+    described: list[Any] = []
+    if request.sink_ids is None:
+        if coordinator.loading:
+            error = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        for shard in coordinator.shards():
+            described += [_described(name, t) for name, t in shard.transactions.items() if t.batch is not None]
+    else:
+        described = [_look_up(name, coordinator) for name in dict.fromkeys(request.sink_ids)]
+    return Done(m.DescribeSinksResponse(**_fields(error), sinks=described))
+
+
+def _look_up(sink_id: str, coordinator: TransactionCoordinator) -> Any:
+    shard = coordinator.shard_for(sink_id)
+    if isinstance(shard, ErrorCode):
+        return _described(sink_id, None, shard)
+    found = shard.describe(sink_id)
+    if found is None:
+        return _described(sink_id, None, ErrorCode.TRANSACTIONAL_ID_NOT_FOUND)
+    return _described(sink_id, found) if found.batch is not None else _described(sink_id, None, ErrorCode.NOT_A_SINK)
+
+
+def _described(sink_id: str, t: Transaction | None, error: ErrorCode = ErrorCode.NONE) -> Any:
+    kind = m.DescribeSinksResponse.DescribedSink
+    batch = t.batch if t is not None else None
+    topics: dict[str, list[int]] = {}
+    for topic, index in sorted(t.partitions if t is not None else ()):
+        topics.setdefault(topic, []).append(index)
+    return kind(
+        version=0,
+        error_code=error,
+        sink_id=sink_id,
+        state=t.state.label if t is not None else "",
+        producer_id=t.producer_id if t is not None else NO_PRODUCER_ID,
+        producer_epoch=t.producer_epoch if t is not None else NO_PRODUCER_EPOCH,
+        timeout_ms=t.timeout_ms if t is not None else 0,
+        start_ms=t.start_ms if t is not None else -1,
+        members=len(batch.members) if batch is not None else 0,
+        free_slots=len(batch.slots) if batch is not None else 0,
+        topics=[kind.SinkTopic(version=0, name=name, partitions=indexes) for name, indexes in topics.items()],
+        fence=_fence(kind, batch.fence if batch is not None else None),
+    )

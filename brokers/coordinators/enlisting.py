@@ -1,0 +1,80 @@
+"""Coalesces EnlistProducer: tasks of one batch ask within milliseconds of each other, and one record serves them all.
+
+While a sink's record is being replicated, the next requests gather; they go together into the next command.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+from txn.commands import Failed, Now, Result, Ticket
+from txn.coordinator import Producer, TransactionShard
+from txn.sinks import EnlistAnswer, enlist
+from wire.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from brokers.coordinators.transactions import TransactionCoordinator
+
+MAX_WAITING = 10_000
+
+Answered = Callable[[EnlistAnswer], None]
+
+
+class _Request(NamedTuple):
+    producer: Producer
+    members: int
+    answered: Answered
+
+
+class Enlisting:
+    """One per transaction coordinator. Loop thread only."""
+
+    def __init__(self, coordinator: TransactionCoordinator) -> None:
+        self._coordinator = coordinator
+        self._waiting: dict[str, list[_Request]] = {}
+        self._busy: dict[str, None] = {}
+
+    def enlist(self, sink_id: str, producer: Producer, count: int, answered: Answered) -> None:
+        """Enlist ``count`` members of the sink's batch; ``answered`` is called once."""
+        waiting = self._waiting.setdefault(sink_id, [])
+        if len(waiting) >= MAX_WAITING:
+            answered(EnlistAnswer(ErrorCode.COORDINATOR_NOT_AVAILABLE))
+            return
+        waiting.append(_Request(producer, count, answered))
+        self._next(sink_id)
+
+    def _next(self, sink_id: str) -> None:
+        if sink_id in self._busy:
+            return
+        waiting = self._waiting.pop(sink_id, [])
+        if not waiting:
+            return
+        self._busy[sink_id] = None
+        # requests of another driver (a zombie's tasks) must not fail with these, nor these with them
+        producer = waiting[0].producer
+        together = [request for request in waiting if request.producer == producer]
+        others = [request for request in waiting if request.producer != producer]
+        if others:
+            self._waiting[sink_id] = others
+        self._coordinator.producer_ids.when_filled(lambda: self._submit(sink_id, producer, together))
+
+    def _submit(self, sink_id: str, producer: Producer, together: list[_Request]) -> None:
+        counts = [request.members for request in together]
+        take = self._coordinator.producer_ids.take
+
+        def command(shard: TransactionShard, now: Now, _ticket: Ticket) -> Result:
+            return enlist(shard, sink_id, producer, counts, take, now)
+
+        def done(response: object) -> None:
+            if isinstance(response, list):
+                answers = response
+            else:
+                error = response.error if isinstance(response, Failed) else ErrorCode.UNKNOWN_SERVER_ERROR
+                answers = [EnlistAnswer(error)] * len(together)
+            for request, answer in zip(together, answers, strict=True):
+                request.answered(answer)
+            self._busy.pop(sink_id, None)
+            self._next(sink_id)
+
+        self._coordinator.submit(sink_id, command).on_done(done)
