@@ -2,9 +2,9 @@
 
 Three brokers, one topic (3 replicas, min.insync.replicas 2), one stock producer (librdkafka, acks=all, idempotent, its
 defaults otherwise) that sends a record every few milliseconds. A broker is killed with SIGKILL - the partition's
-leader, the controller, one that is both - or the leader is shut down as planned. What counts is the longest time without an
-acknowledgement from that moment on, from the producer's side. Prints a table, and writes every single time to
-perf/results/failover.json.
+leader, the controller, one that is both - or the leader is shut down as planned. What counts is the longest time
+without an acknowledgement from that moment on, from the producer's side. Prints a table, and writes every single time
+to perf/results/failover.json.
 """
 
 from __future__ import annotations
