@@ -121,7 +121,7 @@ def throttles(tools: Tools, topic: str) -> str:
 
 
 def test_partitions_are_reassigned_with_a_throttle(tools: Tools, topic: str, tmp_path: Path) -> None:
-    tools(TOPICS, "--create", "--topic", topic, "--replica-assignment", "1,2:2,1")
+    tools(TOPICS, "--create", "--topic", topic, "--replica-assignment", "1:2,2:1")
     fill(tools, topic, 200, 2)
     to_move = tmp_path / "topics.json"
     to_move.write_text(json.dumps({"version": 1, "topics": [{"topic": topic}]}))
@@ -146,7 +146,7 @@ def test_partitions_are_reassigned_with_a_throttle(tools: Tools, topic: str, tmp
 
 
 def test_a_reassignment_is_cancelled(tools: Tools, topic: str, tmp_path: Path) -> None:
-    tools(TOPICS, "--create", "--topic", topic, "--replica-assignment", "1:2")
+    tools(TOPICS, "--create", "--topic", topic, "--replica-assignment", "1,2")
     fill(tools, topic, 400, 2)
     plan = assignment(tmp_path / "plan.json", topic, {0: [2], 1: [3]})
     tools(REASSIGN, "--execute", "--reassignment-json-file", plan, "--throttle", "1000")
@@ -188,7 +188,7 @@ def test_a_plan_that_cannot_be_is_refused(tools: Tools, topic: str, tmp_path: Pa
 
 
 def test_log_directories(tools: Tools, topic: str) -> None:
-    tools(TOPICS, "--create", "--topic", topic, "--replica-assignment", "1,2")
+    tools(TOPICS, "--create", "--topic", topic, "--replica-assignment", "1:2")
     fill(tools, topic, 20)
 
     def described() -> dict[int, dict[str, Any]]:
