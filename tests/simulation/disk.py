@@ -5,7 +5,6 @@ writes that no fsync followed may be there, be missing, be there by their first 
 longer; creations, renames and removals after their directory's last fsync may be missing (the model of
 ``tests.log.crashes``). On demand the disk is full, or fails for good.
 """
-# ruff: noqa: D102 - the port describes the methods
 
 from __future__ import annotations
 

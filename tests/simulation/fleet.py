@@ -181,7 +181,7 @@ class SimBroker:
 
     async def _stop(self, owner: Owner, node: Node) -> None:
         await node.retire()
-        self._fleet.network.doors.pop(self.name, None)
+        self._fleet.network.close_door(self.name)
         await node.stop()
         self._fleet.note(f"{owner.name} has stopped")
         self._gone(owner)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import heapq
+import math
 import random
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -171,12 +172,16 @@ class SimLoop(asyncio.AbstractEventLoop):
     def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
     ) -> _Handle:
-        return self._at(self.now_us + round(delay * 1e6), callback, args, context)
+        return self._at(self.now_us + math.ceil(delay * 1e6), callback, args, context)
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
     ) -> _Handle:
-        return self._at(round(when * 1e6), callback, args, context)
+        # never early, and never at once when it is later: who asks again at the same moment would ask for ever
+        when_us = math.ceil(when * 1e6)
+        if when_us <= self.now_us and when > self.time():
+            when_us = self.now_us + 1
+        return self._at(when_us, callback, args, context)
 
     def _at(
         self, when_us: int, callback: Callable[..., Any], args: tuple[Any, ...], context: contextvars.Context | None
@@ -322,7 +327,7 @@ class SimLoop(asyncio.AbstractEventLoop):
                     task._log_destroy_pending = False  # type: ignore[attr-defined]
                     try:
                         task.get_coro().close()
-                    except BaseException:  # noqa: S110 - its finally-blocks act in a world that is over
+                    except BaseException:
                         pass
             owner.ready.clear()
             owner.kept.clear()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from brokers.api.base import Connection as Peer
 from brokers.api.base import Services
 from brokers.cluster.peers import PeerUnavailable
-from brokers.log.failures import SliceGone
+from brokers.log.failures import DiskError, SliceGone
 from brokers.server.connection import Slot
 from brokers.server.dispatch import Dispatcher
 from brokers.server.limits import ByteBudget, QuietLog
@@ -132,8 +132,8 @@ class ServerEnd:
             if ready.chunks:
                 try:
                     frame = b"".join(c if isinstance(c, bytes) else c.read() for c in ready.chunks)
-                except SliceGone:
-                    self.close("truncated under a reader")
+                except (SliceGone, DiskError):
+                    self.close("the log failed or was cut under a reader")
                     return
                 for chunk in ready.chunks:
                     if not isinstance(chunk, bytes):
@@ -191,6 +191,13 @@ class Network:
     def open_door(self, name: str, owner: Owner, services: Services) -> None:
         """The broker answers from now on."""
         self.doors[name] = Door(self, owner, services)
+
+    def close_door(self, name: str) -> None:
+        """The broker stops answering and closes its connections."""
+        door = self.doors.pop(name, None)
+        for wire in list(self._wires):
+            if door is not None and wire.end is not None and wire.end.door is door:
+                wire.end.close("the broker stops")
 
     def connect(self, client: Owner, name: str, server: str) -> Wire:
         """A connection that a process begins to use; whether anybody is there shows with the first answer."""

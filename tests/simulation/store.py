@@ -154,10 +154,12 @@ class SimStore:
     async def _dispose(self, life: _Life) -> None:
         life.closed = True
         life.fail_all(ConnectionLost())
+        self._visits.append(life)
         if life.connected:
             future = self._loop.create_future()
             self._send(life, _Pending(Close(), future, None))
             await asyncio.wait({future}, timeout=10)
+        self._visits.remove(life)
         self._hang_up(life)
 
     def session(self) -> SessionInfo | None:

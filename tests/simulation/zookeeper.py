@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -152,6 +152,7 @@ class SimZooKeeper:
         self.servers = [Server(self, index) for index in range(servers)]
         self.leader: Server | None = self.servers[0]
         self.slow_us = 0
+        self.on_commit: Callable[[list[str]], None] = lambda paths: None
         self._blocked: set[tuple[str, str]] = set()
         self._connections: list[Connection] = []
         self._electing = False
@@ -327,6 +328,7 @@ class SimZooKeeper:
         except MultiFailed as failed:
             outcome, kept = failed, ()
         self._replicate(Transaction(kept, session_id, reply_to, outcome))
+        self.on_commit([operation.path for operation in kept])
 
     def _replicate(self, transaction: Transaction) -> None:
         self.log.append(transaction)

@@ -1,0 +1,501 @@
+"""Simulated clients: they speak the real protocol and retry as stock clients do, and tell the oracle what they saw."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import wire.messages as m
+from _native.batch import Record, encode_batch, scan
+from _native.wire import FetchPart, encode_fetch_request
+from brokers.log.validation import batch_records
+from brokers.model import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC
+from tests.simulation.network import Broken, Wire
+from wire.errors import ErrorCode
+from wire.types import TopicPartition
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+PRODUCE, FETCH, LIST_OFFSETS, METADATA = 0, 1, 2, 3
+OFFSET_COMMIT, OFFSET_FETCH, FIND_COORDINATOR, JOIN, SYNC = 8, 9, 10, 11, 14
+INIT_PRODUCER_ID, END_TXN, TXN_OFFSET_COMMIT = 22, 26, 28
+PRODUCE_VERSION, FETCH_VERSION = 12, 16
+TRANSACTIONAL = 0x10
+GROUP, TRANSACTION = 0, 1
+INFLATE_LIMIT = 1 << 20
+OK = ErrorCode.NONE
+
+RETRIABLE = frozenset({
+    ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID,
+    ErrorCode.NOT_ENOUGH_REPLICAS, ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND, ErrorCode.REQUEST_TIMED_OUT,
+    ErrorCode.KAFKA_STORAGE_ERROR, ErrorCode.LEADER_NOT_AVAILABLE, ErrorCode.FENCED_LEADER_EPOCH,
+    ErrorCode.UNKNOWN_LEADER_EPOCH, ErrorCode.OFFSET_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR,
+    ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.CONCURRENT_TRANSACTIONS,
+    ErrorCode.NETWORK_EXCEPTION, ErrorCode.NOT_CONTROLLER, ErrorCode.UNSTABLE_OFFSET_COMMIT,
+})  # fmt: skip
+
+
+class Batch(NamedTuple):
+    """One record batch as a consumer reads it."""
+
+    base_offset: int
+    last_offset: int
+    epoch: int
+    crc: int
+    producer_id: int
+    control: bool
+    transactional: bool
+    records: list[Record]
+
+
+def produce_body(transactional_id: str | None, acks: int, timeout_ms: int, tp: TopicPartition, records: bytes) -> bytes:
+    """A Produce of one batch, version 9 to 12."""
+    name = tp.topic.encode()
+    size = len(records) + 1
+    length = bytearray()
+    while size > 0x7F:
+        length.append(size & 0x7F | 0x80)
+        size >>= 7
+    length.append(size)
+    who = b"\0" if transactional_id is None else bytes([len(transactional_id) + 1]) + transactional_id.encode()
+    head = struct.pack(">hi", acks, timeout_ms)
+    topic = b"\2" + bytes([len(name) + 1]) + name
+    return b"".join(
+        (who, head, topic, b"\2", tp.partition.to_bytes(4, "big"), bytes(length), records, b"\0", b"\0", b"\0")
+    )
+
+
+class Client:
+    """One client process: its connections, and where it believes things to be."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world = world
+        self.name = name
+        self.loop = world.loop
+        self.owner = world.loop.owner(name)
+        self.rng = world.client_rng(name)
+        self.topics: dict[TopicPartition, tuple[int, int]] = {}
+        self.ids: dict[str, Any] = {}
+        self.controller = -1
+        self._wires: dict[int, Wire] = {}
+        self._coordinators: dict[tuple[int, str], int] = {}
+
+    def run(self, coroutine: Any) -> asyncio.Task[Any]:
+        """Run as this client's process."""
+        return self.loop.spawn(self.owner, coroutine, self.name)
+
+    async def pause(self, low_s: float, high_s: float) -> None:
+        await asyncio.sleep(self.rng.uniform(low_s, high_s))
+
+    def hang_up(self) -> None:
+        """Close all connections; what was sent may still arrive."""
+        for wire in self._wires.values():
+            wire.close("given up")
+        self._wires.clear()
+
+    async def exchange(self, broker: int, key: int, version: int, body: bytes, timeout_s: float) -> memoryview | None:
+        """The answer's body, or None: nobody knows what became of the request."""
+        wire = self._wires.get(broker)
+        if wire is None or not wire.open:
+            wire = self._wires[broker] = self.world.network.connect(self.owner, self.name, f"b{broker}")
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await wire.send(key, version, body)
+        except TimeoutError:
+            wire.close("no answer in time")
+        except Broken:
+            await self.pause(0.02, 0.1)
+        return None
+
+    async def ask(self, broker: int, message: Any, version: int, timeout_s: float = 3.0) -> Any:
+        """The decoded answer, or None."""
+        body = bytes(message.encode(version=version))
+        answer = await self.exchange(broker, message.API_KEY, version, body, timeout_s)
+        return None if answer is None else m.decode_response(message.API_KEY, version, answer)
+
+    def any_broker(self) -> int:
+        return self.rng.choice(list(self.world.fleet.brokers))
+
+    async def refresh(self) -> None:
+        """Ask any broker who leads."""
+        answer = await self.ask(self.any_broker(), m.MetadataRequest(version=12, topics=None), 12)
+        if answer is None:
+            return
+        self.controller = answer.controller_id
+        for topic in answer.topics:
+            self.ids[topic.name] = topic.topic_id
+            for part in topic.partitions:
+                tp = TopicPartition(topic.name, part.partition_index)
+                if part.leader_epoch >= self.topics.get(tp, (-1, -1))[1] or topic.topic_id != self.ids.get(topic.name):
+                    self.topics[tp] = part.leader_id, part.leader_epoch
+
+    async def leader(self, tp: TopicPartition) -> int:
+        """The partition's leader as far as known; waits until there is one."""
+        while self.topics.get(tp, (-1, -1))[0] < 0:
+            await self.refresh()
+            if self.topics.get(tp, (-1, -1))[0] < 0:
+                await self.pause(0.05, 0.3)
+        return self.topics[tp][0]
+
+    async def lost_leader(self, tp: TopicPartition) -> None:
+        """Look for the leader again, after a moment."""
+        await self.pause(0.02, 0.2)
+        known = self.topics.get(tp)
+        await self.refresh()
+        if self.topics.get(tp) == known:
+            await self.pause(0.05, 0.3)
+
+    async def coordinator(self, kind: int, key: str) -> int:
+        """The broker that coordinates that group or transactional id."""
+        while (kind, key) not in self._coordinators:
+            request = m.FindCoordinatorRequest(version=4, key_type=kind, coordinator_keys=[key])
+            answer = await self.ask(self.any_broker(), request, 4)
+            if answer is not None and answer.coordinators[0].error_code == OK:
+                self._coordinators[kind, key] = answer.coordinators[0].node_id
+            else:
+                await self.pause(0.05, 0.3)
+        return self._coordinators[kind, key]
+
+    async def coordinate(self, kind: int, key: str, message: Any, version: int, timeout_s: float = 3.0) -> Any:
+        """Ask the coordinator once; forget it when it isn't any more."""
+        broker = await self.coordinator(kind, key)
+        answer = await self.ask(broker, message, version, timeout_s)
+        if answer is None:
+            self._coordinators.pop((kind, key), None)
+        return answer
+
+    def forget_coordinator(self, kind: int, key: str) -> None:
+        self._coordinators.pop((kind, key), None)
+
+    async def fetch(self, tp: TopicPartition, offset: int, *, committed: bool, max_wait_ms: int) -> Any:
+        """One Fetch of one partition: its part of the answer and the batches in it, or None."""
+        broker = await self.leader(tp)
+        part = FetchPart(None, self.ids[tp.topic], tp.partition, self.topics[tp][1], offset, -1, -1, 64 * 1024, -1)
+        body = encode_fetch_request(
+            FETCH_VERSION, replica_id=-1, replica_epoch=-1, max_wait_ms=max_wait_ms, min_bytes=1, max_bytes=1 << 20,
+            session_id=0, session_epoch=-1, parts=[part], isolation_level=int(committed),
+        )  # fmt: skip
+        raw = await self.exchange(broker, FETCH, FETCH_VERSION, body, 2.0 + max_wait_ms / 1000)
+        if raw is None:
+            return None
+        answer = m.decode_response(FETCH, FETCH_VERSION, raw)
+        if answer.error_code or not answer.responses:
+            return None
+        return answer.responses[0].partitions[0]
+
+
+def batches_of(records: Any) -> list[Batch]:
+    """The whole batches in a Fetch answer."""
+    data = bytes(records or b"")
+    return [
+        Batch(
+            h.base_offset, h.last_offset, h.partition_leader_epoch, h.crc, h.producer_id, h.is_control,
+            h.is_transactional, [] if h.is_control else batch_records(data, at, h, INFLATE_LIMIT),
+        )
+        for at, h in scan(data)
+    ]  # fmt: skip
+
+
+class Producer(Client):
+    """An idempotent producer: each batch is sent again until it is acknowledged."""
+
+    async def main(self, partitions: Sequence[TopicPartition]) -> None:
+        producer_id = await self.new_producer_id()
+        sequences = dict.fromkeys(partitions, 0)
+        number = 0
+        while not self.world.closing:
+            tp = self.rng.choice(partitions)
+            values = [f"{self.name}-{number + i}" for i in range(self.rng.randint(1, 4))]
+            number += len(values)
+            data = self.batch(values, producer_id, 0, sequences[tp])
+            sequences[tp] += len(values)
+            self.world.oracle.sending(tp, values)
+            await self.deliver(tp, data, values)
+            await self.pause(*self.world.pace)
+
+    def batch(self, values: Sequence[str], producer_id: int, epoch: int, sequence: int, attributes: int = 0) -> bytes:
+        now_ms = self.world.wall_ms()
+        records = [Record(-1, now_ms, value.partition("-")[0].encode(), value.encode(), ()) for value in values]
+        return encode_batch(
+            records, attributes=attributes, producer_id=producer_id, producer_epoch=epoch, base_sequence=sequence
+        )
+
+    async def new_producer_id(self) -> int:
+        while True:
+            request = m.InitProducerIdRequest(version=4, transactional_id=None, transaction_timeout_ms=60_000)
+            answer = await self.ask(self.any_broker(), request, 4)
+            if answer is not None and answer.error_code == OK:
+                self.world.oracle.producer_id_given(answer.producer_id, self.name)
+                return int(answer.producer_id)
+            await self.pause(0.05, 0.3)
+
+    async def deliver(self, tp: TopicPartition, data: bytes, values: Sequence[str]) -> None:
+        """Send the batch until it is acknowledged. In order, one at a time, so no other answer is acceptable."""
+        body = produce_body(None, -1, 1_500, tp, data)
+        while True:
+            answer = await self.produce(tp, body)
+            if answer is None or answer.error_code in RETRIABLE:
+                await self.lost_leader(tp)
+                continue
+            if answer.error_code not in (OK, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
+                error = ErrorCode(answer.error_code).name
+                self.world.oracle.violate(f"{self.name} gets {error} for {values[0]} in {tp}")
+            self.world.oracle.acknowledged(tp, values, answer.base_offset)
+            return
+
+    async def produce(self, tp: TopicPartition, body: bytes) -> Any:
+        broker = await self.leader(tp)
+        raw = await self.exchange(broker, PRODUCE, PRODUCE_VERSION, body, 3.0)
+        if raw is None:
+            return None
+        return m.decode_response(PRODUCE, PRODUCE_VERSION, raw).responses[0].partition_responses[0]
+
+
+class Fenced(Exception):
+    """A newer producer of the same transactional id exists, or the transaction is lost: begin anew."""
+
+
+class TransactionalProducer(Producer):
+    """Transactions of protocol 2 (KIP-890), with offsets in them; crashes in the middle and begins anew."""
+
+    async def main(self, partitions: Sequence[TopicPartition]) -> None:
+        self.source = partitions[0]
+        self.group = f"copies-{self.name}"
+        self.transactions = 0
+        while not self.world.closing:
+            try:
+                producer_id, epoch = await self.init()
+                while not self.world.closing:
+                    producer_id, epoch = await self.transaction(partitions, producer_id, epoch)
+                    await self.pause(*self.world.pace)
+            except Fenced:
+                self.hang_up()
+
+    async def init(self) -> tuple[int, int]:
+        while True:
+            request = m.InitProducerIdRequest(
+                version=4, transactional_id=self.name, transaction_timeout_ms=4_000, producer_id=-1, producer_epoch=-1
+            )
+            answer = await self.coordinate(TRANSACTION, self.name, request, 4)
+            if answer is not None and answer.error_code == OK:
+                self.world.oracle.initialised(self.name)
+                return answer.producer_id, answer.producer_epoch
+            if answer is not None and answer.error_code not in RETRIABLE:
+                self.world.oracle.violate(f"{self.name}: InitProducerId {ErrorCode(answer.error_code).name}")
+            self.forget_coordinator(TRANSACTION, self.name)
+            await self.pause(0.05, 0.3)
+
+    async def transaction(self, partitions: Sequence[TopicPartition], producer_id: int, epoch: int) -> tuple[int, int]:
+        """One transaction from its first record to its end; returns the next one's producer id and epoch."""
+        oracle = self.world.oracle
+        self.transactions += 1
+        number, sequences = self.transactions, dict.fromkeys(partitions, 0)
+        for step in range(self.rng.randint(1, 4)):
+            tp = self.rng.choice(partitions)
+            values = [f"{self.name}-{number}.{step}.{i}" for i in range(self.rng.randint(1, 3))]
+            oracle.sending(tp, values, (self.name, number))
+            data = self.batch(values, producer_id, epoch, sequences[tp], TRANSACTIONAL)
+            sequences[tp] += len(values)
+            await self.add(tp, data, values)
+            if self.rng.random() < self.world.client_crashes:
+                raise Fenced
+        with_offset = self.rng.random() < 0.5
+        if with_offset:
+            await self.add_offset(number, producer_id, epoch)
+        return await self.end((self.name, number), self.rng.random() < 0.8, producer_id, epoch)
+
+    async def add(self, tp: TopicPartition, data: bytes, values: Sequence[str]) -> None:
+        body = produce_body(self.name, -1, 1_500, tp, data)
+        for _ in range(self.rng.choice((3, 20))):
+            answer = await self.produce(tp, body)
+            if answer is not None and answer.error_code in (OK, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
+                self.world.oracle.acknowledged(tp, values, answer.base_offset)
+                return
+            if answer is not None and answer.error_code not in RETRIABLE:
+                raise Fenced
+            await self.lost_leader(tp)
+        raise Fenced
+
+    async def add_offset(self, number: int, producer_id: int, epoch: int) -> None:
+        topic = m.TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
+        part = topic.TxnOffsetCommitRequestPartition(
+            version=5, partition_index=self.source.partition, committed_offset=number, committed_metadata=self.name
+        )
+        request = m.TxnOffsetCommitRequest(
+            version=5, transactional_id=self.name, group_id=self.group, producer_id=producer_id, producer_epoch=epoch,
+            generation_id=-1, member_id="", group_instance_id=None,
+            topics=[topic(version=5, name=self.source.topic, partitions=[part])],
+        )  # fmt: skip
+        self.world.oracle.committing(self.group, self.source, number)
+        for _ in range(10):
+            answer = await self.coordinate(GROUP, self.group, request, 5)
+            error = None if answer is None else answer.topics[0].partitions[0].error_code
+            if error == OK:
+                return
+            if error is not None and error not in RETRIABLE:
+                raise Fenced
+            self.forget_coordinator(GROUP, self.group)
+            await self.pause(0.02, 0.2)
+        raise Fenced
+
+    async def end(self, transaction: tuple[str, int], commit: bool, producer_id: int, epoch: int) -> tuple[int, int]:
+        """Ask for the end until it is answered, or give up: then the next InitProducerId finds out."""
+        oracle = self.world.oracle
+        oracle.ending(transaction, commit)
+        request = m.EndTxnRequest(
+            version=5, transactional_id=self.name, producer_id=producer_id, producer_epoch=epoch, committed=commit
+        )
+        for _ in range(self.rng.choice((1, 30))):
+            answer = await self.coordinate(TRANSACTION, self.name, request, 5)
+            if answer is not None and answer.error_code == OK:
+                oracle.ended(transaction, commit)
+                return answer.producer_id, answer.producer_epoch
+            if answer is not None and answer.error_code not in RETRIABLE:
+                raise Fenced
+            self.forget_coordinator(TRANSACTION, self.name)
+            await self.pause(0.02, 0.2)
+        raise Fenced
+
+
+class Consumer(Client):
+    """Reads one partition from its start and shows the oracle every batch; ``shown`` are the values it shows."""
+
+    def __init__(self, world: World, name: str) -> None:
+        super().__init__(world, name)
+        self.shown: list[str] = []
+
+    async def main(self, tp: TopicPartition, committed: bool) -> None:
+        position = 0
+        while not self.world.closing:
+            position = await self.poll(tp, position, committed)
+            await self.pause(*self.world.pace)
+
+    async def poll(self, tp: TopicPartition, position: int, committed: bool, max_wait_ms: int = 200) -> int:
+        """Fetch once; returns the next position."""
+        oracle = self.world.oracle
+        part = await self.fetch(tp, position, committed=committed, max_wait_ms=max_wait_ms)
+        if part is None or part.error_code in RETRIABLE:
+            await self.lost_leader(tp)
+            return position
+        if part.error_code != OK:
+            oracle.violate(f"{self.name} reads {tp} at {position}: {ErrorCode(part.error_code).name}")
+            return position
+        aborted = sorted((entry.first_offset, entry.producer_id) for entry in part.aborted_transactions or ())
+        batches = [batch for batch in batches_of(part.records) if batch.last_offset >= position]
+        self.shown += oracle.read(self.name, tp, batches, committed, aborted)
+        return batches[-1].last_offset + 1 if batches else position
+
+
+class Auditor(Client):
+    """Asks for latest offsets and committed group offsets, which must never go back."""
+
+    async def main(self, partitions: Sequence[TopicPartition], groups: Sequence[str]) -> None:
+        while not self.world.closing:
+            if self.rng.random() < 0.5:
+                await self.latest(self.rng.choice(partitions), self.rng.random() < 0.5)
+            else:
+                await self.committed(self.rng.choice(groups), self.rng.choice(partitions))
+            await self.pause(0.1, 0.5)
+
+    async def latest(self, tp: TopicPartition, committed: bool) -> int | None:
+        """ListOffsets of the end; None when it could not be told."""
+        oracle = self.world.oracle
+        floor = oracle.begin_latest(tp, committed)
+        topic = m.ListOffsetsRequest.ListOffsetsTopic
+        request = m.ListOffsetsRequest(
+            version=7, replica_id=-1, isolation_level=int(committed),
+            topics=[topic(version=7, name=tp.topic, partitions=[topic.ListOffsetsPartition(
+                version=7, partition_index=tp.partition, current_leader_epoch=-1, timestamp=-1)])],
+        )  # fmt: skip
+        answer = await self.ask(await self.leader(tp), request, 7)
+        if answer is None or answer.topics[0].partitions[0].error_code != OK:
+            await self.lost_leader(tp)
+            return None
+        offset = int(answer.topics[0].partitions[0].offset)
+        oracle.told_latest(self.name, tp, committed, offset, floor)
+        return offset
+
+    async def committed(self, group: str, tp: TopicPartition) -> tuple[int, str] | None:
+        """OffsetFetch; None when it could not be told."""
+        oracle = self.world.oracle
+        floor = oracle.begin_committed(group, tp)
+        kind = m.OffsetFetchRequest.OffsetFetchRequestGroup
+        asked = kind(
+            version=8, group_id=group,
+            topics=[kind.OffsetFetchRequestTopics(version=8, name=tp.topic, partition_indexes=[tp.partition])],
+        )  # fmt: skip
+        request = m.OffsetFetchRequest(version=8, groups=[asked], require_stable=self.rng.random() < 0.5)
+        answer = await self.coordinate(GROUP, group, request, 8)
+        if answer is None or answer.groups[0].error_code != OK:
+            self.forget_coordinator(GROUP, group)
+            return None
+        part = answer.groups[0].topics[0].partitions[0]
+        if part.error_code != OK:
+            return None
+        oracle.told_committed(self.name, group, tp, part.committed_offset, floor)
+        return part.committed_offset, part.metadata or ""
+
+
+class Member(Client):
+    """The only member of a group: commits ever higher offsets, and joins anew after an unknown outcome."""
+
+    async def main(self, group: str, tp: TopicPartition) -> None:
+        offset, member_id, generation = 0, "", -1
+        while not self.world.closing:
+            if generation < 0:
+                member_id, generation = await self.join(group, member_id)
+                continue
+            offset += 1
+            if not await self.commit(group, tp, offset, member_id, generation):
+                generation = -1
+            await self.pause(0.1, 0.6)
+
+    async def join(self, group: str, member_id: str) -> tuple[str, int]:
+        protocol = m.JoinGroupRequest.JoinGroupRequestProtocol(version=5, name="range", metadata=b"x")
+        request = m.JoinGroupRequest(
+            version=5, group_id=group, session_timeout_ms=6_000, rebalance_timeout_ms=3_000, member_id=member_id,
+            group_instance_id=None, protocol_type="consumer", protocols=[protocol],
+        )  # fmt: skip
+        joined = await self.coordinate(GROUP, group, request, 5, 8.0)
+        if joined is None or joined.error_code != OK:
+            if joined is not None and joined.error_code == ErrorCode.MEMBER_ID_REQUIRED:
+                return joined.member_id, -1
+            self.forget_coordinator(GROUP, group)
+            await self.pause(0.05, 0.3)
+            unknown = joined is not None and joined.error_code == ErrorCode.UNKNOWN_MEMBER_ID
+            return "" if unknown else member_id, -1
+        assignment = m.SyncGroupRequest.SyncGroupRequestAssignment(
+            version=3, member_id=joined.member_id, assignment=b"all"
+        )
+        request = m.SyncGroupRequest(
+            version=3, group_id=group, generation_id=joined.generation_id, member_id=joined.member_id,
+            group_instance_id=None, assignments=[assignment] if joined.leader == joined.member_id else [],
+        )  # fmt: skip
+        synced = await self.coordinate(GROUP, group, request, 3, 8.0)
+        done = synced is not None and synced.error_code == OK
+        return joined.member_id, joined.generation_id if done else -1
+
+    async def commit(self, group: str, tp: TopicPartition, offset: int, member_id: str, generation: int) -> bool:
+        """Commit once; False when the outcome is unknown or the membership is over."""
+        topic = m.OffsetCommitRequest.OffsetCommitRequestTopic
+        part = topic.OffsetCommitRequestPartition(
+            version=7, partition_index=tp.partition, committed_offset=offset, committed_leader_epoch=-1,
+            committed_metadata=self.name,
+        )  # fmt: skip
+        request = m.OffsetCommitRequest(
+            version=7, group_id=group, generation_id_or_member_epoch=generation, member_id=member_id,
+            group_instance_id=None, topics=[topic(version=7, name=tp.topic, partitions=[part])],
+        )  # fmt: skip
+        self.world.oracle.committing(group, tp, offset)
+        answer = await self.coordinate(GROUP, group, request, 7)
+        if answer is not None and answer.topics[0].partitions[0].error_code == OK:
+            self.world.oracle.committed_offset(group, tp, offset)
+            return True
+        self.forget_coordinator(GROUP, group)
+        return False
+
+
+INTERNAL = (TopicPartition(GROUP_METADATA_TOPIC, 0), TopicPartition(TRANSACTION_STATE_TOPIC, 0))

@@ -1,0 +1,244 @@
+"""What happens to a fleet: the seed chooses which fault, to whom, when and for how long. All are over in the end."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from tests.simulation.zookeeper import DOWN, UP
+
+if TYPE_CHECKING:
+    from tests.simulation.fleet import SimBroker
+    from tests.simulation.world import World
+
+WEIGHTS = {
+    "kill": 10, "power": 8, "pause": 10, "stop": 5, "die in a write": 6,
+    "cut": 10, "isolate": 6, "reset": 6, "slow": 6, "client cut": 4,
+    "cut from zookeeper": 9, "break zookeeper": 6, "zookeeper server": 5, "zookeeper majority": 3, "zookeeper lag": 4,
+    "disk full": 3, "disk fails": 3, "clock": 2,
+}  # fmt: skip
+CLIENTS = ("p1", "p2", "x1", "x2", "r1", "r2", "a1", "m1")
+
+
+class Faults:
+    """See the module. ``fired`` counts what happened."""
+
+    def __init__(self, world: World) -> None:
+        self.fired: Counter[str] = Counter()
+        self._world = world
+        self._rng = random.Random(f"{world.seed}/faults")
+        self._loop = world.loop
+        rng = self._rng
+        # a few kinds per seed, so that they meet more often
+        kinds = rng.sample(list(WEIGHTS), rng.choice((2, 4, 8, len(WEIGHTS))))
+        self._kinds = {kind: WEIGHTS[kind] for kind in kinds}
+        self._calm_s = rng.choice((0.4, 1.0, 2.0))
+
+    async def happen(self, duration_s: float) -> None:
+        """Faults for so long, then everything is mended."""
+        until = self._loop.time() + duration_s
+        while self._loop.time() < until:
+            await asyncio.sleep(self._rng.uniform(0.05, 2 * self._calm_s))
+            kind = self._rng.choices(list(self._kinds), list(self._kinds.values()))[0]
+            broker = self._rng.choice(list(self._world.fleet.brokers.values()))
+            if getattr(self, "_" + kind.replace(" ", "_"))(broker) is not False:
+                self.fired[kind] += 1
+        self._mend()
+
+    def _mend(self) -> None:
+        world = self._world
+        for source, target in sorted(world.network.blocked):
+            world.network.unblock(source, target)
+        world.network.slow.clear()
+        for server in world.zookeeper.servers:
+            server.lag_us = 0
+            if not server.up or server.cut:
+                world.zookeeper.start_server(server.index)
+        for broker in world.fleet.brokers.values():
+            world.zookeeper.unblock(broker.name)
+            broker.medium.full = False
+            broker.medium.die_after_writes = -1
+            if broker.medium.failed_directory:
+                broker.kill()
+            if broker.owner is not None:
+                self._loop.resume(broker.owner)
+            broker.start()
+
+    def _note(self, text: str) -> None:
+        self._world.note(f"FAULT {text}")
+
+    def _later(self, low_s: float, high_s: float, action: Callable[..., object], *args: object) -> float:
+        delay_s = self._rng.uniform(low_s, high_s)
+        self._loop.call_later(delay_s, action, *args, context=self._loop.world.context)
+        return delay_s
+
+    # ---- processes
+
+    def _start(self, broker: SimBroker) -> None:
+        broker.start()
+
+    def _kill(self, broker: SimBroker) -> bool:
+        if not broker.running:
+            return False
+        broker.kill()
+        self._note(f"kill {broker.name} for {self._later(0.05, 5.0, broker.start):.2f} s")
+        return True
+
+    def _power(self, broker: SimBroker) -> bool:
+        if not broker.running or not self._spared(broker):
+            return False
+        broker.kill(power=True)
+        self._note(f"power of {broker.name} fails for {self._later(0.05, 5.0, broker.start):.2f} s")
+        return True
+
+    def _spared(self, broker: SimBroker) -> bool:
+        """Whether for every partition somebody else holds all that is committed, and lives.
+
+        More cannot be asked: what no surviving copy holds is lost, unless everything is flushed before it counts.
+        """
+        return self._world.flushes or self._world.oracle.spares(broker.id)
+
+    def _die_in_a_write(self, broker: SimBroker) -> bool:
+        if not broker.running:
+            return False
+        broker.medium.die_after_writes = self._rng.randint(0, 30)
+        power = self._rng.random() < 0.5
+
+        def die() -> None:
+            lost = power and self._spared(broker)
+            broker.kill(power=lost)
+            self._note(f"{broker.name} dies in a write{', power lost' if lost else ''}")
+            self._later(0.05, 4.0, broker.start)
+
+        broker.medium.on_death = die
+        return True
+
+    def _pause(self, broker: SimBroker) -> bool:
+        owner = broker.owner
+        if owner is None or owner.paused:
+            return False
+        self._loop.pause(owner)
+        self._note(f"pause {broker.name} for {self._later(0.05, 6.0, self._loop.resume, owner):.2f} s")
+        return True
+
+    def _stop(self, broker: SimBroker) -> bool:
+        if broker.services is None:
+            return False
+        broker.stop()
+        self._note(f"stop {broker.name}")
+
+        def again() -> None:
+            if broker.stopping:
+                broker.kill()  # systemd's patience is over
+            broker.start()
+
+        self._later(1.0, 6.0, again)
+        return True
+
+    # ---- network
+
+    def _cut(self, broker: SimBroker) -> None:
+        other = self._rng.choice([one for one in self._world.fleet.brokers.values() if one is not broker])
+        ways = self._rng.choice(([(broker, other)], [(other, broker)], [(broker, other), (other, broker)]))
+        self._block([(source.name, target.name) for source, target in ways])
+
+    def _isolate(self, broker: SimBroker) -> None:
+        others = [one.name for one in self._world.fleet.brokers.values() if one is not broker]
+        self._block([(broker.name, other) for other in others] + [(other, broker.name) for other in others])
+
+    def _client_cut(self, broker: SimBroker) -> None:
+        client = self._rng.choice(CLIENTS)
+        self._block(self._rng.choice(([(client, broker.name)], [(broker.name, client)])))
+
+    def _block(self, ways: list[tuple[str, str]]) -> None:
+        for way in ways:
+            self._world.network.block(*way)
+
+        def unblock() -> None:
+            for way in ways:
+                self._world.network.unblock(*way)
+
+        self._note(f"cut {ways} for {self._later(0.2, 6.0, unblock):.2f} s")
+
+    def _reset(self, broker: SimBroker) -> None:
+        names = [one.name for one in self._world.fleet.brokers.values() if one is not broker]
+        other = self._rng.choice([*names, *CLIENTS])
+        self._world.network.reset(broker.name, other)
+        self._note(f"reset {broker.name} and {other}")
+
+    def _slow(self, broker: SimBroker) -> None:
+        names = [one.name for one in self._world.fleet.brokers.values() if one is not broker]
+        way = (broker.name, self._rng.choice(names))
+        way = way if self._rng.random() < 0.5 else way[::-1]
+        self._world.network.slow[way] = self._rng.choice((50_000, 500_000, 2_500_000))
+        self._note(f"slow {way} for {self._later(0.5, 5.0, self._world.network.slow.pop, way, None):.2f} s")
+
+    # ---- ZooKeeper
+
+    def _cut_from_zookeeper(self, broker: SimBroker) -> None:
+        ways = self._rng.choice(((UP,), (DOWN,), (UP, DOWN)))
+        zookeeper = self._world.zookeeper
+        zookeeper.block(broker.name, *ways)
+        self._note(f"{broker.name} cut {ways} for {self._later(0.1, 6.0, zookeeper.unblock, broker.name):.2f} s")
+
+    def _break_zookeeper(self, broker: SimBroker) -> None:
+        self._world.zookeeper.break_connections(broker.name)
+        self._note(f"{broker.name} loses its connection to ZooKeeper")
+
+    def _zookeeper_server(self, broker: SimBroker) -> bool:
+        return self._stop_servers(1)
+
+    def _zookeeper_majority(self, broker: SimBroker) -> bool:
+        return self._stop_servers(2)
+
+    def _stop_servers(self, count: int) -> bool:
+        zookeeper = self._world.zookeeper
+        if not all(server.up and not server.cut for server in zookeeper.servers):
+            return False
+        for index in self._rng.sample(range(3), count):
+            fail = (
+                self._rng.choice((zookeeper.stop_server, zookeeper.cut_server)) if count == 1 else zookeeper.stop_server
+            )
+            fail(index)
+            self._note(f"ZooKeeper server {index} gone for {self._later(0.3, 5.0, self._back, index):.2f} s")
+        return True
+
+    def _back(self, index: int) -> None:
+        server = self._world.zookeeper.servers[index]
+        if not server.up or server.cut:
+            self._world.zookeeper.start_server(index)
+
+    def _zookeeper_lag(self, broker: SimBroker) -> None:
+        server = self._rng.choice(self._world.zookeeper.servers)
+        server.lag_us = self._rng.choice((0, 50_000, 400_000, 1_500_000))
+        self._note(f"ZooKeeper server {server.index} lags by {server.lag_us / 1e6} s")
+
+    # ---- disks and clocks
+
+    def _disk_full(self, broker: SimBroker) -> None:
+        broker.medium.full = True
+        self._note(f"disk of {broker.name} full for {self._later(0.2, 4.0, self._room, broker):.2f} s")
+
+    def _room(self, broker: SimBroker) -> None:
+        broker.medium.full = False
+
+    def _disk_fails(self, broker: SimBroker) -> bool:
+        if broker.services is None or broker.medium.failed_directory:
+            return False
+        broker.medium.failed_directory = f"/{broker.name}"
+
+        def mended() -> None:
+            if broker.medium.failed_directory:
+                broker.kill()
+                broker.medium.failed_directory = ""
+                broker.start()
+
+        self._note(f"disk of {broker.name} fails; restarted after {self._later(1.0, 6.0, mended):.2f} s")
+        return True
+
+    def _clock(self, broker: SimBroker) -> None:
+        broker.clock.skew_ms = self._rng.choice((-3_600_000, -5_000, 0, 5_000, 3_600_000))
+        self._note(f"wall clock of {broker.name} off by {broker.clock.skew_ms} ms")

@@ -1,0 +1,497 @@
+"""What must be true, checked while it happens: of the brokers' logs and roles, and of what clients saw.
+
+The oracle knows what no broker knows. From hooks in the production classes it keeps, for each partition, the list of
+all batches that were ever committed (below a leader's high watermark); every replica's committed part is compared with
+it, whenever the replica's high watermark moves and when it begins to lead. Clients tell it what they sent, what was
+acknowledged and what they read. A violation is recorded with its time and ends the run.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from _native.batch import BatchHeader, scan
+from brokers.cluster import isr, znodes
+from brokers.cluster.partition import Partition
+from brokers.log import Log
+from brokers.model import INTERNAL_TOPICS, Life
+from coordination.store import NoNode
+from wire.types import TopicPartition
+
+if TYPE_CHECKING:
+    from tests.simulation.clients import Batch
+    from tests.simulation.world import World
+
+Key = tuple[Any, int]
+"""A partition of a topic: (topic id, partition)."""
+Transaction = tuple[str, int]
+OPEN, COMMITTING, ABORTING, COMMITTED, ABORTED = "open", "committing", "aborting", "committed", "aborted"
+
+
+class Entry(NamedTuple):
+    """A committed batch."""
+
+    last_offset: int
+    epoch: int
+    crc: int
+
+
+@dataclass
+class Truth:
+    """All that was ever committed in a partition."""
+
+    tp: TopicPartition
+    end: int = 0
+    batches: dict[int, Entry] = field(default_factory=dict)
+    producers: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+    @property
+    def exact(self) -> bool:
+        """Internal topics are compacted: batches may vanish from them."""
+        return self.tp.topic not in INTERNAL_TOPICS
+
+
+@dataclass
+class Shadow:
+    """The batches of one replica's log as it was written, and how many of them are compared already."""
+
+    log: Log
+    headers: list[BatchHeader]
+    partition: Partition | None = None
+    verified: int = 0
+
+
+class Oracle:
+    """See the module."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.violations: list[str] = []
+        self.truths: dict[Key, Truth] = {}
+        self.by_name: dict[TopicPartition, Truth] = {}
+        self.checked: Counter[str] = Counter()
+        self._shadows: dict[int, Shadow] = {}
+        self._leaders: dict[tuple[Key, int], str] = {}
+        self._states: dict[str, tuple[int, Any]] = {}
+        # what clients know
+        self.sent: dict[str, tuple[TopicPartition, Transaction | None]] = {}
+        self.acked: dict[str, TopicPartition] = {}
+        self.transactions: dict[Transaction, str] = {}
+        self._acked_end: Counter[TopicPartition] = Counter()
+        self._latest: Counter[tuple[TopicPartition, bool]] = Counter()
+        self._offsets: dict[tuple[str, TopicPartition], int] = {}
+        self._attempted: dict[tuple[str, TopicPartition], int] = {}
+        self._producer_ids: dict[int, str] = {}
+
+    def violate(self, text: str) -> None:
+        """Something that must never happen has happened."""
+        self.violations.append(text)
+        self._world.note(f"VIOLATION {text}")
+
+    # ---- logs
+
+    def shadow_of(self, log: Log) -> Shadow:
+        shadow = self._shadows.get(id(log))
+        if shadow is None:
+            shadow = self._shadows[id(log)] = Shadow(log, headers_of(log))
+        return shadow
+
+    def truth_of(self, log: Log) -> Truth | None:
+        if log.topic_id is None:
+            return None
+        tp = log.topic_partition
+        key = (log.topic_id, tp.partition)
+        truth = self.truths.get(key)
+        if truth is None:
+            truth = self.truths[key] = self.by_name[tp] = Truth(tp)
+        return truth
+
+    def written(self, log: Log, placed: Sequence[Any]) -> None:
+        """A log took batches."""
+        self.shadow_of(log).headers.extend(header for _, header in placed)
+
+    def cut(self, log: Log, before: int, watermark: int) -> None:
+        """A log was cut back to its present end; ``before`` and ``watermark`` are what it had."""
+        shadow, end = self.shadow_of(log), log.log_end_offset
+        while shadow.headers and shadow.headers[-1].base_offset >= end:
+            shadow.headers.pop()
+        if end < before:
+            self._world.note(f"{self._who()} cuts {log.topic_partition} from {before} to {end}")
+        if end < watermark:
+            self.violate(f"{self._who()} cuts {log.topic_partition} to {end}, below its high watermark {watermark}")
+        shadow.verified = min(shadow.verified, len(shadow.headers))
+
+    def watermark_moved(self, log: Log, before: int) -> None:
+        """A replica's high watermark was set."""
+        self.checked["high watermark"] += 1
+        if log.high_watermark < before:
+            self.violate(
+                f"{self._who()}: high watermark of {log.topic_partition} from {before} to {log.high_watermark}"
+            )
+        truth = self.truth_of(log)
+        if truth is not None:
+            shadow = self.shadow_of(log)
+            grown = self._compare(
+                shadow, truth, log.high_watermark, leads=bool(shadow.partition and shadow.partition.is_leader)
+            )
+            if grown:
+                self.check_candidates(log.topic_id, truth)
+
+    def _compare(self, shadow: Shadow, truth: Truth, upto: int, *, leads: bool) -> bool:
+        """Compare the batches below ``upto`` with what is committed; a leader's new ones are committed now."""
+        headers, grown = shadow.headers, False
+        while shadow.verified < len(headers) and headers[shadow.verified].base_offset < upto:
+            header = headers[shadow.verified]
+            shadow.verified += 1
+            known = truth.batches.get(header.base_offset)
+            mine = Entry(header.last_offset, header.partition_leader_epoch, header.crc)
+            if known is not None and (known == mine or (not truth.exact and known.epoch == mine.epoch)):
+                continue
+            if known is None and header.base_offset >= truth.end and leads:
+                grown = True
+                self._extend(truth, header, mine)
+            elif truth.exact or known is not None:
+                self.violate(
+                    f"{self._who()}: {truth.tp} has committed {mine} at {header.base_offset}, where"
+                    f" {known} was committed (end {truth.end})"
+                )
+        return grown
+
+    def _extend(self, truth: Truth, header: BatchHeader, entry: Entry) -> None:
+        if truth.exact and header.base_offset != truth.end:
+            self.violate(f"{truth.tp}: a gap before committed offset {header.base_offset}: it ended at {truth.end}")
+        truth.batches[header.base_offset] = entry
+        truth.end = header.last_offset + 1
+        self.checked["committed batches"] += 1
+        if header.producer_id < 0 or not truth.exact:
+            return
+        epoch, sequence = truth.producers.get(header.producer_id, (-1, 0))
+        what = f"{truth.tp} offset {header.base_offset}: producer {header.producer_id} epoch {header.producer_epoch}"
+        if header.producer_epoch < epoch:
+            self.violate(f"{what} after epoch {epoch}")
+        if header.is_control:
+            fresh = header.producer_epoch > epoch
+            truth.producers[header.producer_id] = header.producer_epoch, 0 if fresh else sequence
+            return
+        expected = sequence if header.producer_epoch == epoch else 0
+        if header.base_sequence != expected:
+            self.violate(f"{what} sequence {header.base_sequence} where {expected} was due")
+        truth.producers[header.producer_id] = header.producer_epoch, header.base_sequence + header.record_count
+
+    def led(self, partition: Partition, epoch: int) -> None:
+        """A broker begins to lead: nobody else in this epoch, and it has all that is committed."""
+        self.checked["leaders"] += 1
+        log, me = partition.log, self._who()
+        shadow = self.shadow_of(log)
+        shadow.partition = partition
+        key = (partition.topic_id, partition.tp.partition)
+        other = self._leaders.setdefault((key, epoch), me)
+        if other != me:
+            self.violate(f"{me} leads {partition.tp} in epoch {epoch}, as {other} did")
+        self._world.note(f"{me} leads {partition.tp} in epoch {epoch} from {log.log_end_offset}")
+        truth = self.truth_of(log)
+        if truth is not None:
+            self._has_all(shadow, truth, f"{me}, new leader of {truth.tp} in epoch {epoch},")
+
+    def _has_all(self, shadow: Shadow, truth: Truth, who: str) -> None:
+        if shadow.log.log_end_offset < truth.end:
+            self.violate(f"{who} ends at {shadow.log.log_end_offset}, committed is up to {truth.end}")
+            return
+        for header in reversed(shadow.headers[shadow.verified :] if truth.exact else ()):
+            known = truth.batches.get(header.base_offset)
+            if known is not None and known != (header.last_offset, header.partition_leader_epoch, header.crc):
+                self.violate(f"{who} has another batch at {header.base_offset} than the committed {known}")
+                return
+
+    def check_candidates(self, topic_id: Any, truth: Truth) -> None:
+        """Whoever may be elected without doubt has all that is committed."""
+        state = self._state(truth.tp)
+        if state is None:
+            return
+        self.checked["candidates"] += 1
+        lives = self._lives()
+        for broker_id, incarnation in (*isr.members(state), *isr.eligible(state)):
+            if not isr.counts(lives, broker_id, incarnation):
+                continue
+            services = self._world.fleet.brokers[broker_id].services
+            found = services.replicas.get(truth.tp) if services is not None else None
+            if found is not None and found.topic_id == topic_id and not found.log.offline:
+                who = f"b{broker_id}, in sync or eligible for {truth.tp} (partition epoch {state.partition_epoch}),"
+                self._has_all(self.shadow_of(found.log), truth, who)
+
+    def spares(self, broker_id: int) -> bool:
+        """Whether everything committed is also held by somebody else who is in sync or eligible, and lives."""
+        lives = self._lives()
+        for (topic_id, _), truth in self.truths.items():
+            state = self._state(truth.tp)
+            if state is None:
+                continue
+            for other, incarnation in (*isr.members(state), *isr.eligible(state)):
+                services = self._world.fleet.brokers[other].services
+                if other == broker_id or services is None or not isr.counts(lives, other, incarnation):
+                    continue
+                found = services.replicas.get(truth.tp)
+                if found is not None and found.topic_id == topic_id and found.log.log_end_offset >= truth.end:
+                    break
+            else:
+                return False
+        return True
+
+    def _state(self, tp: TopicPartition) -> Any:
+        """The partition's state as ZooKeeper's leader has it."""
+        path = znodes.state_path(tp)
+        try:
+            node = self._world.zookeeper.tree.find(path)
+        except NoNode:
+            return None
+        known = self._states.get(path)
+        if known is None or known[0] != node.mzxid:
+            known = self._states[path] = node.mzxid, znodes.decode_state(path, node.data, node.version, ())
+        return known[1]
+
+    def _lives(self) -> dict[int, Life]:
+        tree = self._world.zookeeper.tree
+        lives = {}
+        for broker_id in self._world.fleet.brokers:
+            path = znodes.broker_path(broker_id)
+            try:
+                node = tree.find(path)
+                count = tree.find(znodes.incarnation_path(broker_id)).version
+            except NoNode:
+                continue
+            lives[broker_id] = znodes.decode_broker(path, node.data, node.czxid, count).life
+        return lives
+
+    def _who(self) -> str:
+        return self._world.loop.current().name
+
+    # ---- producers
+
+    def producer_id_given(self, producer_id: int, to: str) -> None:
+        other = self._producer_ids.setdefault(producer_id, to)
+        if other != to:
+            self.violate(f"producer id {producer_id} was given to {other} and to {to}")
+
+    def sending(self, tp: TopicPartition, values: Sequence[str], transaction: Transaction | None = None) -> None:
+        for value in values:
+            self.sent[value] = tp, transaction
+        if transaction is not None:
+            self.transactions.setdefault(transaction, OPEN)
+
+    def acknowledged(self, tp: TopicPartition, values: Sequence[str], base_offset: int) -> None:
+        """acks=all was answered: it is committed."""
+        self.checked["acknowledged"] += len(values)
+        for value in values:
+            self.acked[value] = tp
+        if base_offset < 0:
+            return
+        known = self.by_name[tp].batches.get(base_offset)
+        end = base_offset + len(values)
+        if known is None or known.last_offset + 1 != end:
+            self.violate(
+                f"{values[0]} was acknowledged at offset {base_offset} of {tp}, but {known} is committed there"
+            )
+        self._acked_end[tp] = max(self._acked_end[tp], end)
+
+    def ending(self, transaction: Transaction, commit: bool) -> None:
+        self.transactions[transaction] = COMMITTING if commit else ABORTING
+
+    def ended(self, transaction: Transaction, commit: bool) -> None:
+        self.checked["transactions"] += 1
+        self.transactions[transaction] = COMMITTED if commit else ABORTED
+
+    def initialised(self, name: str) -> None:
+        """A new instance of the producer: what was open before is aborted."""
+        for transaction, state in self.transactions.items():
+            if transaction[0] == name and state in (OPEN, ABORTING):
+                self.transactions[transaction] = ABORTED
+
+    # ---- consumers
+
+    def read(
+        self,
+        who: str,
+        tp: TopicPartition,
+        batches: Sequence[Batch],
+        committed: bool,
+        aborted: Sequence[tuple[int, int]],
+    ) -> list[str]:
+        """A consumer got these batches; returns the values it shows."""
+        truth = self.by_name[tp]
+        for batch in batches:
+            self.checked["read"] += 1
+            if truth.batches.get(batch.base_offset) != (batch.last_offset, batch.epoch, batch.crc):
+                self.violate(
+                    f"{who} read {tp} offset {batch.base_offset} of epoch {batch.epoch}, where"
+                    f" {truth.batches.get(batch.base_offset)} is committed"
+                )
+        shown = [value for value in visible(batches, aborted if committed else [])]
+        for value in shown:
+            transaction = self.sent.get(value, (tp, None))[1]
+            if self.sent.get(value, (None, None))[0] != tp:
+                self.violate(f"{who} read {value} in {tp}, where nobody sent it")
+            elif (
+                committed and transaction is not None and self.transactions[transaction] not in (COMMITTING, COMMITTED)
+            ):
+                self.violate(f"{who} read {value} of the {self.transactions[transaction]} transaction {transaction}")
+        return shown
+
+    def begin_latest(self, tp: TopicPartition, committed: bool) -> int:
+        """What an answer to a request sent now must reach."""
+        return self._latest[tp, committed] if committed else max(self._latest[tp, False], self._acked_end[tp])
+
+    def told_latest(self, who: str, tp: TopicPartition, committed: bool, offset: int, floor: int) -> None:
+        self.checked["latest offsets"] += 1
+        if offset < floor:
+            kind = "stable" if committed else "latest"
+            self.violate(f"{who} was told the {kind} offset {offset} of {tp} after {floor}")
+        self._latest[tp, committed] = max(self._latest[tp, committed], offset)
+
+    # ---- groups
+
+    def committing(self, group: str, tp: TopicPartition, offset: int) -> None:
+        self._attempted[group, tp] = max(self._attempted.get((group, tp), -1), offset)
+
+    def committed_offset(self, group: str, tp: TopicPartition, offset: int) -> None:
+        self._offsets[group, tp] = max(self._offsets.get((group, tp), -1), offset)
+
+    def begin_committed(self, group: str, tp: TopicPartition) -> int:
+        return self._offsets.get((group, tp), -1)
+
+    def told_committed(self, who: str, group: str, tp: TopicPartition, offset: int, floor: int) -> None:
+        self.checked["group offsets"] += 1
+        if offset < floor:
+            self.violate(f"{who} was told offset {offset} of {group} for {tp} after {floor}")
+        if offset > self._attempted.get((group, tp), -1):
+            self.violate(f"{who} was told offset {offset} of {group} for {tp}, which nobody committed")
+        transaction = (group.removeprefix("copies-"), offset)
+        if self.transactions.get(transaction) in (OPEN, ABORTING, ABORTED):
+            state = self.transactions[transaction]
+            self.violate(f"{who} was told offset {offset} of {group}, from a transaction that is {state}")
+        self.committed_offset(group, tp, offset)
+
+    # ---- the end
+
+    def check_all(self, shown: dict[TopicPartition, list[str]]) -> None:
+        """After the end: what read_committed shows from start to end, compared with what was sent."""
+        counts: Counter[str] = Counter()
+        for values in shown.values():
+            counts.update(values)
+        for value, count in counts.items():
+            if count > 1:
+                self.violate(f"{value} stands {count} times in the log")
+        fates: dict[Transaction, set[bool]] = {}
+        for value, (tp, transaction) in self.sent.items():
+            there = value in counts
+            if transaction is None:
+                if not there and value in self.acked:
+                    self.violate(f"{value} was acknowledged in {tp} and is gone")
+            elif value in self.acked:
+                fates.setdefault(transaction, set()).add(there)
+            elif there and self.transactions[transaction] == ABORTED:
+                fates.setdefault(transaction, set()).add(True)
+        for transaction, fate in fates.items():
+            state = self.transactions[transaction]
+            if len(fate) > 1:
+                self.violate(f"transaction {transaction} ({state}) is there in part")
+            elif (state == COMMITTED and fate == {False}) or (state == ABORTED and fate == {True}):
+                self.violate(
+                    f"transaction {transaction} was {state}, but its records are {'' if True in fate else 'not '}there"
+                )
+
+    def check_shadows(self) -> None:
+        """The shadows are what the logs hold, so the comparisons above were about something."""
+        for broker in self._world.fleet.brokers.values():
+            for partition in broker.services.replicas.all() if broker.services is not None else ():
+                if partition.tp.topic not in INTERNAL_TOPICS:
+                    mine = self.shadow_of(partition.log).headers
+                    assert [h[:5] for h in mine] == [h[:5] for h in headers_of(partition.log)], (
+                        f"shadow of {partition.tp}"
+                    )
+
+
+def headers_of(log: Log) -> list[BatchHeader]:
+    """The headers of all batches in a log."""
+    offset, found = log.log_start_offset, []
+    while offset < log.log_end_offset:
+        result = log.read(offset, 1 << 20, end_offset=log.log_end_offset)
+        data = b"".join(part.read() for part in result.slices)
+        result.release()
+        if not data:
+            break
+        found += [header for _, header in scan(data)]
+        offset = result.next_offset
+    return found
+
+
+def visible(batches: Sequence[Batch], aborted: Sequence[tuple[int, int]]) -> Iterator[str]:
+    """The values that a consumer shows; ``aborted`` are (first offset, producer id) in order."""
+    waiting, hidden = list(aborted), set()
+    for batch in batches:
+        while waiting and waiting[0][0] <= batch.last_offset:
+            hidden.add(waiting.pop(0)[1])
+        if batch.control:
+            hidden.discard(batch.producer_id)
+        elif not (batch.transactional and batch.producer_id in hidden):
+            for record in batch.records:
+                yield (record.value or b"").decode()
+
+
+# ---- hooks
+
+
+@contextmanager
+def hooked(oracle: Oracle) -> Iterator[None]:
+    """The production classes tell the oracle what they do, as long as the block runs."""
+    undo: list[Callable[[], None]] = []
+
+    def wrap(owner: type, name: str, wrapper: Callable[..., Any]) -> None:
+        original = getattr(owner, name)
+
+        @functools.wraps(original)
+        def inner(self: Any, *args: Any, **options: Any) -> Any:
+            return wrapper(self, original, *args, **options)
+
+        setattr(owner, name, inner)
+        undo.append(lambda: setattr(owner, name, original))
+
+    def write(self: Log, original: Any, data: Any, placed: Any, *rest: Any) -> Any:
+        oracle.shadow_of(self)
+        result = original(self, data, placed, *rest)
+        if result is None:
+            oracle.written(self, placed)
+        return result
+
+    def cut(self: Log, original: Any, offset: int, **options: Any) -> Any:
+        oracle.shadow_of(self)
+        before, watermark = self.log_end_offset, self.high_watermark
+        result = original(self, offset, **options)
+        oracle.cut(self, before, watermark)
+        return result
+
+    def set_watermark(self: Log, original: Any, offset: int) -> None:
+        before = self.high_watermark
+        original(self, offset)
+        if self.high_watermark != before:
+            oracle.watermark_moved(self, before)
+
+    def lead(self: Partition, original: Any, state: Any) -> None:
+        if not self.is_leader or self.leader_epoch != state.leader_epoch:
+            oracle.led(self, state.leader_epoch)  # before it commits anything as a leader
+        original(self, state)
+
+    wrap(Log, "_write", write)
+    wrap(Log, "truncate_to", cut)
+    wrap(Log, "restart_at", cut)
+    wrap(Log, "set_high_watermark", set_watermark)
+    wrap(Partition, "become_leader", lead)
+    try:
+        yield
+    finally:
+        for step in reversed(undo):
+            step()

@@ -1,0 +1,266 @@
+"""One seed, one history: a fleet, its clients, what happens to them, and whether all that is promised was kept."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import random
+import zlib
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from brokers.model import INTERNAL_TOPICS, TopicPartition
+from tests.simulation.admin import Admin
+from tests.simulation.clients import INTERNAL, Auditor, Client, Consumer, Member, Producer, TransactionalProducer
+from tests.simulation.faults import Faults
+from tests.simulation.fleet import Fleet
+from tests.simulation.invariants import Oracle, hooked
+
+TRACE_LINES = 60
+BOOT_S, HEAL_S = 30.0, 60.0
+TOPIC = "t"
+
+
+@dataclass
+class Report:
+    """How a run went."""
+
+    seed: int
+    violations: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    """Exceptions that nobody caught or that were logged as our own bug."""
+    hash: int = 0
+    steps: int = 0
+    virtual_s: float = 0.0
+    checked: Counter[str] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
+    trace: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        return not self.violations and not self.errors
+
+
+class _ErrorLog(logging.Handler):
+    """Collects stack traces that production code logs: what it took for its own bug."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(logging.INFO)
+        self._world = world
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info and record.exc_info[1] is not None and record.levelno >= logging.ERROR:
+            self._world.errors.append(f"{record.getMessage()}: {record.exc_info[1]!r}")
+            self._world.note(f"ERROR {record.getMessage()}: {record.exc_info[1]!r}")
+        elif self._world.verbose:
+            self._world.note(f"{self._world.loop.current().name} {record.name}: {record.getMessage()}")
+
+
+class World:
+    """Runs one seed."""
+
+    def __init__(self, seed: int, *, verbose: bool = False) -> None:
+        self.seed = seed
+        self.verbose = verbose
+        self.errors: list[str] = []
+        self.closing = False
+        self.trace: deque[str] = deque(maxlen=None if verbose else TRACE_LINES)
+        self._hash = 0
+        self.rng = random.Random(f"{seed}/world")
+        rng = self.rng
+        self.size = rng.choices((3, 4, 5), (80, 14, 6))[0]
+        settings: dict[str, Any] = {}
+        if rng.random() < 0.15:
+            settings["log_flush_policy"] = "ack"
+        self.flushes = "log_flush_policy" in settings
+        self.pace = (0.05, rng.choice((0.4, 0.8, 1.5)))
+        self.client_crashes = rng.choice((0.0, 0.05, 0.2))
+        self.duration_s = rng.uniform(6.0, 14.0)
+        self.fleet = Fleet(seed, self.size, note=self.note, settings=settings, racks=rng.random() < 0.3)
+        self.loop = self.fleet.loop
+        self.network = self.fleet.network
+        self.zookeeper = self.fleet.zookeeper
+        self.oracle = Oracle(self)
+        self.internal = INTERNAL
+        self.network.on_request = self._requested
+        self.zookeeper.on_commit = self._committed
+        self.faults = Faults(self)
+        self.clients: list[asyncio.Task[Any]] = []
+
+    # ---- what others ask
+
+    def client_rng(self, name: str) -> random.Random:
+        return random.Random(f"{self.seed}/{name}")
+
+    def wall_ms(self) -> int:
+        return self.fleet.brokers[1].clock.wall_ms() - self.fleet.brokers[1].clock.skew_ms
+
+    def note(self, text: str) -> None:
+        """One line of the history."""
+        line = f"{self.loop.time() - 1:9.4f} {text}"
+        self._hash = zlib.crc32(line.encode(), self._hash)
+        self.trace.append(line)
+
+    def _requested(self, client: str, server: str, api_key: int) -> None:
+        self._hash = zlib.crc32(f"{self.loop.now_us}{client}{server}{api_key}{self.loop.steps}".encode(), self._hash)
+
+    def _committed(self, paths: list[str]) -> None:
+        self._hash = zlib.crc32(f"{self.loop.now_us}{paths}".encode(), self._hash)
+        if any(path.endswith("/state") for path in paths):
+            for (topic_id, _), truth in self.oracle.truths.items():
+                self.oracle.check_candidates(topic_id, truth)
+
+    # ---- the run
+
+    def run(self) -> Report:
+        """Run the seed to its end or its first violation."""
+        with _quiet(self), hooked(self.oracle):
+            try:
+                self._story()
+            finally:
+                self.errors += self.loop.errors
+                report = Report(
+                    self.seed, self.oracle.violations, self.errors, self._hash, self.loop.steps,
+                    self.loop.time() - 1, self.oracle.checked, self.faults.fired, list(self.trace),
+                )  # fmt: skip
+                self.loop.close()
+        return report
+
+    def _story(self) -> None:
+        self.fleet.start()
+        if not self._until(self.fleet.serving, BOOT_S):
+            self.oracle.violate("the fleet does not start")
+        main = self.loop.spawn(self.loop.world, self._main(), "world")
+        self._until(main.done, 600.0)
+        if main.done() and not self.stopped:
+            main.result()
+        elif not self.stopped:
+            self.oracle.violate("the run does not end")
+
+    @property
+    def stopped(self) -> bool:
+        return bool(self.oracle.violations or self.errors or self.loop.errors)
+
+    def _until(self, done: Callable[[], bool], timeout_s: float) -> bool:
+        """Run until done, a violation, or a time-out; whether it is done."""
+        self.loop.run_until(lambda: self.stopped or done(), self.loop.now_us + round(timeout_s * 1e6))
+        return done()
+
+    async def _main(self) -> None:
+        partitions = [TopicPartition(TOPIC, index) for index in range(2)]
+        admin = Admin(self, "operator")
+        await admin.run(admin.create(TOPIC, 2, 3, {"min.insync.replicas": "2"}))
+        groups = ["g", "copies-x1", "copies-x2"]
+        clients: list[tuple[Client, Any]] = [(admin, admin.main(TOPIC, 2))] if self.rng.random() < 0.6 else []
+        for name in ("p1", "p2"):
+            producer = Producer(self, name)
+            clients.append((producer, producer.main(partitions)))
+        for name in ("x1", "x2"):
+            transactional = TransactionalProducer(self, name)
+            clients.append((transactional, transactional.main(partitions)))
+        for name, tp, committed in (("r1", partitions[0], True), ("r2", partitions[1], False)):
+            consumer = Consumer(self, name)
+            clients.append((consumer, consumer.main(tp, committed)))
+        auditor, member = Auditor(self, "a1"), Member(self, "m1")
+        clients += [(auditor, auditor.main(partitions, groups)), (member, member.main("g", partitions[0]))]
+        self.clients = [client.run(work) for client, work in clients]
+        self.note(f"clients run for {self.duration_s:.1f} s against {self.size} brokers")
+        await self.faults.happen(self.duration_s)
+        self.note("all faults are over")
+        try:
+            async with asyncio.timeout(HEAL_S):
+                await asyncio.sleep(2.0)
+                self.closing = True
+                await asyncio.gather(*self.clients)
+                self.note("all clients are done")
+                await self._whole()
+                shown = await self._read_all(partitions)
+        except TimeoutError:
+            self.oracle.violate(f"not healed within {HEAL_S:.0f} s: {self._what_is_wrong()}")
+            return
+        self.oracle.check_all(shown)
+        self.oracle.check_shadows()
+        self._same_everywhere()
+
+    # ---- the end
+
+    def _what_is_wrong(self) -> str:
+        waiting = [task.get_name() for task in self.clients if not task.done()]
+        return f"clients {waiting}, partitions {self._broken()}"
+
+    def _broken(self) -> list[str]:
+        """Partitions that are not led with all replicas in sync, their ends equal everywhere and nothing open."""
+        if not self.fleet.serving():
+            return ["not all brokers serve"]
+        pictures = [broker.services.view for broker in self.fleet.brokers.values() if broker.services is not None]
+        wrong = [] if all(view.topics == pictures[0].topics for view in pictures) else ["the views differ"]
+        for tp, replicas in self._partitions().items():
+            ends = {(p.log.log_end_offset, p.log.high_watermark, p.log.last_stable_offset) for p in replicas}
+            leaders = [p for p in replicas if p.is_leader]
+            whole = len(leaders) == 1 and len(leaders[0].state.isr) == len(leaders[0].state.target) == len(replicas)
+            if not whole or len(ends) != 1 or len(set(next(iter(ends)))) != 1:
+                state = leaders[0].state if leaders else None
+                wrong.append(f"{tp} {sorted(ends)} {state}")
+        return wrong
+
+    def _partitions(self) -> dict[TopicPartition, list[Any]]:
+        found: dict[TopicPartition, list[Any]] = {}
+        for broker in self.fleet.brokers.values():
+            if broker.services is not None:
+                for partition in broker.services.replicas.all():
+                    found.setdefault(partition.tp, []).append(partition)
+        return found
+
+    async def _whole(self) -> None:
+        while self._broken():
+            await asyncio.sleep(0.1)
+
+    async def _read_all(self, partitions: list[TopicPartition]) -> dict[TopicPartition, list[str]]:
+        """What a read_committed consumer shows from start to end."""
+        shown = {}
+        for tp in partitions:
+            reader = Consumer(self, f"last{tp.partition}")
+            position, end = 0, self.oracle.by_name[tp].end if tp in self.oracle.by_name else 0
+            while position < end:
+                position = await reader.run(reader.poll(tp, position, True, 0))
+            shown[tp] = reader.shown
+        return shown
+
+    def _same_everywhere(self) -> None:
+        """The replicas of a partition hold the same batches."""
+        for tp, replicas in self._partitions().items():
+            logs = [
+                [
+                    (h.base_offset, h.last_offset, h.partition_leader_epoch, h.crc)
+                    for h in self.oracle.shadow_of(p.log).headers
+                ]
+                for p in replicas
+            ]
+            if tp.topic not in INTERNAL_TOPICS and any(log != logs[0] for log in logs):
+                self.oracle.violate(f"the replicas of {tp} differ")
+
+
+@contextmanager
+def _quiet(world: World) -> Iterator[None]:
+    """Random ids from the seed, no garbage collection in the middle, and the log for ourselves."""
+    import uuid
+
+    handler, root = _ErrorLog(world), logging.getLogger()
+    level, handlers, original = root.level, root.handlers[:], uuid.uuid4
+    root.handlers[:] = [handler]
+    root.setLevel(logging.INFO if world.verbose else logging.ERROR)
+    uuid.uuid4 = world.fleet.new_id
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        uuid.uuid4 = original
+        root.handlers[:] = handlers
+        root.setLevel(level)
+        if collecting:
+            gc.enable()
