@@ -29,6 +29,18 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             terminalreporter.write_line(line)
 
 
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """A failed test shows what its brokers said."""
+    outcome = yield
+    report = outcome.get_result()  # type: ignore[attr-defined]
+    if report.failed:
+        for fixture in ("shared_fleet", "old_fleet"):
+            fleet = getattr(item, "funcargs", {}).get(fixture)
+            for name in fleet.topology.services if fleet is not None else ():
+                report.sections.append((f"{name} in the end", fleet.log(name)))
+
+
 @pytest.fixture
 def say(request: pytest.FixtureRequest) -> Callable[[str], None]:
     """Add a line to what is printed at the end."""

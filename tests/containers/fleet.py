@@ -96,6 +96,9 @@ class Fleet:
         return str(self.container(name).attrs["State"]["Health"]["Status"])
 
     def log(self, name: str, lines: int = 60) -> str:
+        """The end of what it said; empty when there is no such container."""
+        if name not in self._containers:
+            return ""
         return self.container(name).logs(tail=lines).decode(errors="replace")
 
     def ready(self, name: str) -> bool:

@@ -12,8 +12,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.containers.fleet import until
 
-REPLICATION_FACTOR = 1
-MIN_INSYNC_REPLICAS = 1
+REPLICATION_FACTOR = 3
+MIN_INSYNC_REPLICAS = 2
 PARTITIONS = 6
 _numbers = itertools.count()
 _PACE_S = 0.02
