@@ -262,8 +262,8 @@ class _SessionFetch:
                 current.append((part, partition))
             else:
                 partition.follower_forgotten(replica)
-        if self._session.answered_ms is not None:
-            replica.fetched(now_ms, self._session.answered_ms)
+        if self._session.proof_ms is not None:
+            replica.fetched(now_ms, self._session.proof_ms)
         for part, partition in current:
             asked = part.asked
             try:
@@ -331,7 +331,7 @@ class _SessionFetch:
             elif outcome.size:
                 session.served(part)
         now_ms = self._context.services.clock.mono_ms()
-        session.answered_ms = now_ms
+        session.proof_ms = now_ms - 1  # it leaves at some time of this millisecond: the one before is proven as a whole
         self._count_throttled(found, now_ms)
         answer = _encoded(self._context, _by_topic([(part.asked, outcome) for part, outcome in found]), session.id)
         if not session.id:

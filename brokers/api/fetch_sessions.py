@@ -145,7 +145,7 @@ class FetchSession:
     """One client's session. ``replica`` says that the client is a follower."""
 
     __slots__ = (
-        "answered_ms", "by_id", "created_ms", "dirty", "epoch", "id", "isolation_level", "owner", "parts",
+        "by_id", "created_ms", "dirty", "epoch", "id", "isolation_level", "owner", "parts", "proof_ms",
         "replica", "used_ms", "waiter",
     )  # fmt: skip
 
@@ -160,8 +160,8 @@ class FetchSession:
         self.replica = replica
         self.isolation_level = 0
         self.created_ms = self.used_ms = now_ms
-        self.answered_ms: int | None = None
-        """When the latest answer left."""
+        self.proof_ms: int | None = None
+        """A moment at which the latest answer had not left yet: who acknowledges it still followed us then."""
         self.parts: dict[Key, SessionPart] = {}
         self.dirty: dict[SessionPart, None] = {}
         """In the order in which they are served."""

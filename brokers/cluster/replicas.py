@@ -283,6 +283,8 @@ class ReplicaManager:
         partition.deleted = True
         if partition.is_leader:
             self._resign(partition, None)
+        else:
+            partition.resign(None)  # who reads from a follower hears of its end as well
         for unfollow in self._unfollow_listeners:
             _call(unfollow, tp)
         for listener in self._deleted_listeners:

@@ -19,6 +19,7 @@ import resource
 import shutil
 import threading
 from collections import deque
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Protocol
 
@@ -196,13 +197,16 @@ class FileSlice:
     """A run of bytes of a segment, with the file pinned. Whoever holds it calls ``release`` once per reference.
 
     The bytes stay readable when the segment is rolled, compacted or deleted. A truncation below the slice's end takes
-    bytes away: ``read`` then raises SliceGone, and sendfile returns 0; the connection must be closed.
+    bytes away, and others may stand there soon: from then on ``read`` and ``fileno`` raise SliceGone, and the
+    connection must be closed. ``cuts`` is where the segment notes its truncations.
     """
 
-    __slots__ = ("_references", "file", "length", "position")
+    __slots__ = ("_cuts", "_cuts_before", "_references", "file", "length", "position")
 
-    def __init__(self, file: DiskFile, position: int, length: int) -> None:
+    def __init__(self, file: DiskFile, position: int, length: int, cuts: Sequence[int] = ()) -> None:
         self._references = 0
+        self._cuts = cuts
+        self._cuts_before = len(cuts)
         self.file = file
         self.position = position
         self.length = length
@@ -210,11 +214,18 @@ class FileSlice:
         self._references = 1
 
     def fileno(self) -> int:
-        """The descriptor for sendfile or pread, valid until ``release``."""
+        """The descriptor for sendfile or pread, valid until ``release``. Ask again before each use: SliceGone."""
+        self._check()
         return self.file.fileno()
+
+    def _check(self) -> None:
+        cuts, before = self._cuts, self._cuts_before
+        if len(cuts) > before and min(cuts[before:]) < self.position + self.length:
+            raise SliceGone(f"{self.file.path}: {self.length} bytes at {self.position} were truncated away")
 
     def read(self) -> bytes:
         """All bytes of the slice."""
+        self._check()
         data = self.file.read(self.position, self.length)
         if len(data) != self.length:
             raise SliceGone(f"{self.file.path}: {self.length} bytes at {self.position} were truncated away")

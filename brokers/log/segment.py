@@ -55,6 +55,7 @@ class Segment:
 
     __slots__ = (
         "_bytes_since_index",
+        "_cuts",
         "_disk",
         "_first_timestamp",
         "_hints",
@@ -86,6 +87,7 @@ class Segment:
         self._max_timestamp: tuple[int, int] | None = None
         self._first_timestamp: int | None = None
         self._hints: dict[int, int] = {}
+        self._cuts: list[int] = []
 
     @property
     def size(self) -> int:
@@ -288,7 +290,7 @@ class Segment:
 
     def slice(self, position: int, end: int) -> FileSlice:
         """A pinned run of bytes."""
-        return FileSlice(self.log, position, end - position)
+        return FileSlice(self.log, position, end - position, self._cuts)
 
     def _hint(self, offset: int, position: int) -> None:
         # Sequential readers come back for the offset that a read or an append ended at.
@@ -305,6 +307,7 @@ class Segment:
 
     def cut_at(self, position: int, offset: int) -> None:
         """Drop everything from ``position``, the start of the batch with ``offset``, and index entries above it."""
+        self._cuts.append(position)
         self.log.truncate(position)
         self.offset_index.truncate(offset)
         self.time_index.truncate(offset)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from _native import io
 from brokers.api.base import Connection as Peer
+from brokers.log import SliceGone
 from brokers.server import disk
 from brokers.server.framing import Chunk, FrameError, Framer, Outbox
 from brokers.server.limits import ByteBudget, QuietLog
@@ -253,7 +254,7 @@ class Connection:
         outbox = self._outbox
         try:
             sent, stop = io.send_slices(self._fd, outbox.parts(), SEND_BYTES_PER_TURN)
-        except OSError as error:
+        except (OSError, SliceGone) as error:
             self.close(f"send failed: {error}")
             return
         if sent:
@@ -281,7 +282,11 @@ class Connection:
         head = self._outbox.head_slice()
         assert head is not None, "the disk was waited for, but no file part is next"
         chunk, position, length = head
-        place = (chunk.fileno(), position)
+        try:
+            place = (chunk.fileno(), position)
+        except SliceGone as error:
+            self.close(f"send failed: {error}")
+            return
         if self._missed == place:
             self._missed = None
             data = disk.read(*place, min(length, SMALL_SLICE))

@@ -272,6 +272,23 @@ def test_a_slice_above_a_truncation_tells(log):
     result.release()
 
 
+def test_a_slice_does_not_become_what_was_written_in_its_place(log):
+    result = log.read(0, 1 << 20, end_offset=log.log_end_offset)
+    end = log.log_end_offset
+    before = [part.read() for part in result.slices[:-1]]
+    log.truncate_to(end - 1, now_ms=NOW)
+    while log.log_end_offset < end + 5:
+        append(log, batch(1, value=b"of another leader"))
+    for use in (result.slices[-1].read, result.slices[-1].fileno):
+        with pytest.raises(SliceGone):
+            use()
+    assert [part.read() for part in result.slices[:-1]] == before
+    fresh = log.read(end - 1, 1 << 20, end_offset=log.log_end_offset)
+    assert [part.fileno() >= 0 for part in fresh.slices]
+    fresh.release()
+    result.release()
+
+
 def test_forgotten_slices_give_their_descriptor_back(log):
     result = log.read(0, 100, end_offset=log.log_end_offset)
     file = result.slices[0].file
