@@ -232,9 +232,7 @@ class Controller:
         except TermOver as ended:
             self._ended(reign, ended)
         except BadZnode as problem:
-            # Ruling over a tree we don't understand could destroy it: leave it to a newer fleetlog, or an operator.
-            log.error("controller: %s; not acting until the next election", problem)
-            self._active, self._halted = False, self._view.foreign is not None
+            self._halt(problem)
         except Exception:
             await self._failed(reign)
         finally:
@@ -270,6 +268,8 @@ class Controller:
             await reign.inquiries.run()
         except TermOver as ended:
             self._ended(reign, ended)
+        except BadZnode as problem:
+            self._halt(problem)
         except Exception:
             await self._failed(reign)
 
@@ -277,6 +277,11 @@ class Controller:
         log.info("controller epoch %d ends: %s", reign.term.epoch, reason)
         if self._reign is reign:
             self._election.deposed()
+
+    def _halt(self, problem: BadZnode) -> None:
+        """Ruling over a tree we don't understand could destroy it: leave it to a newer fleetlog, or an operator."""
+        log.error("controller: %s; not acting until the next election", problem)
+        self._active, self._halted = False, self._view.foreign is not None
 
     async def _failed(self, reign: Reign) -> None:
         """Our bug: a controller that does nothing stops the whole fleet, so read everything again and go on."""

@@ -93,7 +93,7 @@ class LeaderCommands:
 
     def _moved(self, tp: TopicPartition, state: PartitionState, to: BrokerId, *, heard: bool = False) -> PartitionState:
         term = self._term
-        minimum = isr.min_in_sync(term.min_isr(tp.topic), state.replicas)
+        minimum = isr.min_in_sync(term.min_isr(tp.topic), state.established)
         return handed_over(tp, state, to, term.lives, term.epoch, min_isr=minimum, heard=heard)
 
     async def elect_unclean(self, partitions: Sequence[TopicPartition] | None) -> dict[TopicPartition, Result]:

@@ -34,14 +34,9 @@ class Step(NamedTuple):
     state: PartitionState | None
 
 
-def original(state: PartitionState) -> tuple[BrokerId, ...]:
-    """The replicas that a cancelled move leaves: all but those it was adding."""
-    return tuple(b for b in state.replicas if b not in state.adding)
-
-
 def retargeted(state: PartitionState, target: Sequence[int]) -> PartitionState:
     """The partition with the assignment of a move to that target, whatever move was under way before."""
-    before = original(state)
+    before = state.established
     wanted = tuple(BrokerId(b) for b in target)
     replicas = tuple(dict.fromkeys((*wanted, *before)))
     return replace(
@@ -84,7 +79,7 @@ def cancel(tp: TopicPartition, state: PartitionState, lives: Lives, controller_e
     """
     if not state.adding and not state.removing:
         raise Refused(ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, "No partition reassignment is in progress.")
-    return _reassigned(tp, state, retargeted(state, original(state)), lives, controller_epoch, min_isr)
+    return _reassigned(tp, state, retargeted(state, state.established), lives, controller_epoch, min_isr)
 
 
 def _check_target(target: Sequence[int]) -> None:
@@ -116,7 +111,7 @@ def _reassigned(
     dropped = [b for b in state.replicas if b not in assigned.replicas]
     if not dropped or state.partition_epoch == NO_STATE_EPOCH:
         return Step(assigned, None)
-    minimum = isr.min_in_sync(min_isr, assigned.replicas)
+    minimum = isr.min_in_sync(min_isr, assigned.established)
     staying = [b for b in state.isr if b not in dropped]
     if len(staying) < len(state.isr) and len(staying) < minimum:
         raise _refused(

@@ -184,7 +184,7 @@ class Node:
         """As the leader: these have caught up."""
         assert await self.view.wait_until(lambda: set(brokers) <= set(self.view.brokers), 5_000)
         state = self.state(tp.topic, tp.partition)
-        minimum = isr.min_in_sync(self.view.topic_config(tp.topic).min_insync_replicas, state.replicas)
+        minimum = isr.min_in_sync(self.view.topic_config(tp.topic).min_insync_replicas, state.established)
         for broker_id in brokers:
             state = isr.joined(state, broker_id, self.view.brokers[broker_id].incarnation, minimum)
         await self.write(tp, state)

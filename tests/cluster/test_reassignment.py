@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from brokers.cluster import isr
 from brokers.cluster.elections import elect, is_led, must_be_heard, new_partition
 from brokers.cluster.picture import stateless
-from brokers.cluster.reassignment import Step, advance, cancel, original, start
+from brokers.cluster.reassignment import Step, advance, cancel, start
 from brokers.cluster.requests import Refused
 from brokers.model import GROUP_METADATA_TOPIC, BrokerId, Life, PartitionState, TopicPartition
 from wire.errors import ErrorCode
@@ -59,7 +59,7 @@ def begin(state: PartitionState, *target: int, min_isr: int = 1, tp: TopicPartit
 
 def caught_up(state: PartitionState, *brokers: int, min_isr: int = 1) -> PartitionState:
     for broker in brokers:
-        state = isr.joined(state, broker, LIVES[broker].incarnation, isr.min_in_sync(min_isr, state.replicas))
+        state = isr.joined(state, broker, LIVES[broker].incarnation, isr.min_in_sync(min_isr, state.established))
     return state
 
 
@@ -86,7 +86,7 @@ def test_a_move_stands_in_the_assignment(
     moving = begin(partition(*before), *target)
     assert (moving.replicas, moving.adding, moving.removing) == (replicas, adding, removing)
     assert moving.target == target
-    assert set(original(moving)) == set(before)
+    assert set(moving.established) == set(before)
     assert (moving.isr, moving.leader, moving.partition_epoch) == (before, before[0], 9), "nothing else changes yet"
 
 
@@ -255,7 +255,7 @@ class MovedPartition:
     def join(self, broker: int) -> None:
         state = self.state
         if broker in self.lives and broker in state.replicas and broker not in state.isr and is_led(state, self.lives):
-            minimum = isr.min_in_sync(self.min_isr, state.replicas)
+            minimum = isr.min_in_sync(self.min_isr, state.established)
             joined = isr.joined(state, broker, self.lives[broker].incarnation, minimum)
             self.state = replace(joined, partition_epoch=state.partition_epoch + 1)
 
@@ -282,7 +282,7 @@ class MovedPartition:
             self.move(applied(self.state, step))
 
     def move(self, after: PartitionState) -> None:
-        before, minimum = self.state, isr.min_in_sync(self.min_isr, after.replicas)
+        before, minimum = self.state, isr.min_in_sync(self.min_isr, after.established)
         assert len(after.isr) >= min(minimum, len(before.isr)), "a move took too many out"
         assert set(after.isr) <= set(after.replicas)
         assert set(after.isr) <= set(before.isr), "only a leader takes somebody in"
@@ -293,7 +293,7 @@ class MovedPartition:
 
     def reign(self) -> None:
         for _ in range(10):
-            minimum = isr.min_in_sync(self.min_isr, self.state.replicas)
+            minimum = isr.min_in_sync(self.min_isr, self.state.established)
             elected = elect(self.state, self.lives, EPOCH, min_isr=minimum)
             if elected is not None:
                 self.state = elected
