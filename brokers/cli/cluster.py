@@ -8,9 +8,13 @@ from typing import Any
 import click
 
 from brokers.cli.client import Target, admin, client_options
-from brokers.cli.output import Output, bytes_text, table
-from brokers.cli.overview import Broker, Overview, Partition, read_incarnations, take
-from brokers.cli.reassign import describe_moves
+from brokers.cli.moves import moves_to
+from brokers.cli.options import numbers
+from brokers.cli.output import CliError, Output, bytes_text, table
+from brokers.cli.overview import Broker, Overview, Partition, read_domains, read_incarnations, take
+from brokers.cli.reassign import at_once_option, describe_moves, execute, throttle_option, yes_option
+from brokers.cluster.balance import propose
+from brokers.model import BrokerId
 
 PROBLEMS_SHOWN = 50
 
@@ -34,6 +38,55 @@ def describe(target: Target, out: Output) -> None:
         out.value(_value(overview))
         return
     _print(overview)
+
+
+@cluster.command()
+@click.option("--plan", "how", flag_value="plan", help="Only show what would move.")
+@click.option("--execute", "how", flag_value="execute", help="Move it, and wait until everything is in sync.")
+@click.option(
+    "--brokers", "chosen", callback=numbers, metavar="1,2,3",
+    help="Only these brokers shall hold anything; the others are emptied.  [default: all that are alive]",
+)  # fmt: skip
+@throttle_option
+@at_once_option
+@yes_option
+@client_options
+def rebalance(
+    *,
+    target: Target,
+    out: Output,
+    how: str | None,
+    chosen: tuple[int, ...] | None,
+    throttle: int | None,
+    at_once: int,
+    yes: bool,
+) -> None:
+    """Spread replicas and leaders evenly, over brokers that were added or around brokers that are to leave.
+
+    Nothing moves without need: replicas leave brokers that shall not hold any, part where they share a rack or a
+    failure domain, and go from the fullest to the emptiest broker. Producers and consumers go on. The throttle is taken
+    away at the end, also after Ctrl-C, and what was begun goes on by itself then.
+
+    \b
+      fleetlog cluster rebalance --plan
+      fleetlog cluster rebalance --execute --throttle 20MB
+      fleetlog cluster rebalance --execute --brokers 1,2,3      # before broker 4 leaves
+    """
+    if how is None:
+        raise click.UsageError("give --plan or --execute")
+    with admin(target) as client:
+        overview = take(client)
+        read_domains(client, overview)
+        living = {broker.id: broker for broker in overview.living()}
+        dead = sorted(set(chosen or ()) - set(living))
+        if dead:
+            raise CliError(f"broker {dead[0]} is not alive; there are {', '.join(map(str, sorted(living)))}")
+        where = {BrokerId(b): living[b].place for b in sorted(chosen or living)}
+        wanted = propose({tp: p.target for tp, p in overview.partitions.items()}, where)
+        listed = moves_to(overview, wanted)
+        execute(
+            client, target, out, overview, listed, throttle=throttle, at_once=at_once, dry_run=how == "plan", yes=yes
+        )
 
 
 def _counts(partitions: Iterable[Partition]) -> dict[str, int]:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from brokers.cli.output import CliError, bytes_text
-from brokers.cli.overview import Broker, Overview, Partition
-from brokers.model import TopicPartition
+from brokers.cli.overview import Overview, Partition
+from brokers.cluster.placement import Places, crowding
+from brokers.model import BrokerId, TopicPartition
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,43 +61,35 @@ def spelled_out(partitions: Sequence[Partition], replicas: Sequence[int]) -> dic
 def with_factor(
     partitions: Sequence[Partition], factor: int, overview: Overview
 ) -> dict[TopicPartition, tuple[int, ...]]:
-    """Replicas of that number: added where racks, hosts and load leave most room, taken where they are most crowded.
+    """Replicas of that number: added where racks, failure domains and load leave most room, taken where they are most
+    crowded.
 
     A replica that leads or is in sync stays before one that is not. Raises CliError when there are too few brokers.
     """
-    living = overview.living()
-    if factor > len(living):
-        raise CliError(f"{factor} replicas need {factor} brokers; {len(living)} are alive")
+    where = {BrokerId(broker.id): broker.place for broker in overview.living()}
+    if factor > len(where):
+        raise CliError(f"{factor} replicas need {factor} brokers; {len(where)} are alive")
     load = Counter(b for p in overview.partitions.values() for b in p.target)
-    wanted = {}
+    wanted: dict[TopicPartition, tuple[int, ...]] = {}
     for partition in partitions:
-        replicas = list(partition.target)
+        replicas = [BrokerId(b) for b in partition.target]
         load.subtract(replicas)
         while len(replicas) < factor:
-            others = [broker for broker in living if broker.id not in replicas]
-            replicas.append(min(others, key=lambda one: _crowding(one, replicas, overview, load)).id)
+            others = [b for b in where if b not in replicas]
+            replicas.append(min(others, key=lambda b: (crowding(b, replicas, where), load[b], b)))
         while len(replicas) > factor:
-            replicas.remove(min(reversed(replicas), key=lambda b: _worth(b, partition, replicas, overview, load)))
+            replicas.remove(min(reversed(replicas), key=lambda b: _worth(b, partition, replicas, where, load)))
         load.update(replicas)
         wanted[partition.tp] = tuple(replicas)
     return wanted
 
 
-def _crowding(
-    broker: Broker, replicas: Iterable[int], overview: Overview, load: Mapping[int, int]
-) -> tuple[int, int, int, int]:
-    others = [overview.brokers[b] for b in replicas if b != broker.id]
-    same_rack = sum(other.rack == broker.rack for other in others) if broker.rack is not None else 0
-    same_host = sum(other.host == broker.host for other in others)
-    return same_rack, same_host, load.get(broker.id, 0), broker.id
-
-
 def _worth(
-    broker_id: int, partition: Partition, replicas: Sequence[int], overview: Overview, load: Mapping[int, int]
-) -> tuple[bool, bool, bool, tuple[int, int, int]]:
-    broker = overview.brokers[broker_id]
-    rack, host, held, _ = _crowding(broker, replicas, overview, load)
-    return broker_id == partition.leader, broker_id in partition.isr, broker_id == replicas[0], (-rack, -host, -held)
+    broker_id: BrokerId, partition: Partition, replicas: Sequence[BrokerId], where: Places, load: Mapping[int, int]
+) -> tuple[bool, bool, bool, int, int, int]:
+    racks, domains = crowding(broker_id, replicas, where) if broker_id in where else (0, 0)
+    in_sync, first = broker_id in partition.isr, broker_id == replicas[0]
+    return broker_id == partition.leader, in_sync, first, -racks, -domains, -load[broker_id]
 
 
 # --- for people and programs -----------------------------------------------------------------------------------------

@@ -12,9 +12,10 @@ from typing import Any
 
 import kafka.errors as kafka_errors
 from kafka.admin import ConfigResource, ConfigResourceType
-from kafka.protocol.admin import DescribeLogDirsRequest
+from kafka.protocol.admin import DescribeConfigsRequest, DescribeLogDirsRequest
 
 from brokers.cli.admin_client import Admin
+from brokers.cluster.placement import Place
 from brokers.model import TopicPartition
 from wire import messages
 
@@ -23,6 +24,7 @@ PATIENCE_S = 2.0
 PAGE = 2_000
 REPLICA_ENDS_KEY = 12000
 MIN_IN_SYNC = "min.insync.replicas"
+FAILURE_DOMAIN = "failure.domain"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,7 @@ class Broker:
     host: str | None = None
     port: int = -1
     rack: str | None = None
+    domain: str = ""
     incarnation: int | None = None
     directories: list[Directory] | None = None
 
@@ -128,6 +131,12 @@ class Broker:
     def address(self) -> str | None:
         """``host:port``."""
         return None if self.host is None else f"{self.host}:{self.port}"
+
+    @property
+    def place(self) -> Place:
+        """Where it stands, for the planners."""
+        rack = self.rack if self.rack is not None else f"\0{self.id}"
+        return Place(rack, self.domain or self.host or f"\0{self.id}")
 
     def size_of(self, tp: TopicPartition) -> int | None:
         """Bytes of its replica of the partition; None if it has none or didn't say."""
@@ -242,12 +251,23 @@ def _min_in_sync(client: Admin, topics: Collection[str]) -> dict[str, int]:
 
 def read_incarnations(client: Admin, overview: Overview) -> None:
     """Ask each broker which of its lives this is; a Kafka broker can't tell."""
-    if REPLICA_ENDS_KEY not in messages.message_keys():
-        return
     ends = messages.request_class(REPLICA_ENDS_KEY)
     requests = {broker.id: ends(version=0, topics=[]) for broker in overview.living()}
     for broker_id, answer in client.ask_each(requests, PATIENCE_S).items():
         overview.brokers[broker_id].incarnation = None if answer is None else answer.incarnation
+
+
+def read_domains(client: Admin, overview: Overview) -> None:
+    """Ask each broker what fails together with it; one that has no word for it, or none at all, stands for its host."""
+    kind = ConfigResourceType.BROKER.value
+    requests = {
+        broker.id: DescribeConfigsRequest(resources=[(kind, str(broker.id), [FAILURE_DOMAIN])])
+        for broker in overview.living()
+    }
+    for broker_id, answer in client.ask_each(requests, PATIENCE_S).items():
+        for one in answer.results[0].configs if answer is not None else ():
+            if one.name == FAILURE_DOMAIN and one.value:
+                overview.brokers[broker_id].domain = one.value
 
 
 def read_directories(client: Admin, overview: Overview, topics: Collection[TopicPartition] | None = None) -> None:

@@ -15,8 +15,8 @@ from brokers.cli.interrupts import Interrupted, interrupts
 from brokers.cli.moves import Move
 from brokers.cli.moving import PREFERRED, UNCLEAN, Moved, alter, elect, perform
 from brokers.cli.options import numbers, rate
-from brokers.cli.output import CliError, Output, bytes_text, table
-from brokers.cli.overview import Overview, Partition, take
+from brokers.cli.output import CliError, Output, bytes_text, table, warn
+from brokers.cli.overview import Overview, Partition, read_domains, take
 from brokers.cli.throttling import clear_throttles, throttled
 from brokers.model import TopicPartition
 from wire.errors import ErrorCode
@@ -87,6 +87,7 @@ def reassign(
         elif verify:
             _verify(client, out, chosen, overview)
         else:
+            read_domains(client, overview)
             wanted: dict[TopicPartition, Any] = (
                 dict(plans.spelled_out(chosen, replicas))
                 if replicas is not None
@@ -132,6 +133,7 @@ def execute(
                 say=say,
                 shown=not out.as_json,
             )
+        _lead(client, target, result)
         interrupts.check()
     except Interrupted:
         click.echo("interrupted; what was begun goes on without a throttle, `--cancel` takes it back", err=True)
@@ -143,6 +145,15 @@ def execute(
     )
     if failed:
         raise CliError(f"{len(failed)} of {len(listed)} partitions did not move")
+
+
+def _lead(client: Admin, target: Target, result: Moved) -> None:
+    """Leadership follows the replicas: the first ones lead what was moved."""
+    moved = [move.tp for move in result.done]
+    answers = elect(client, moved, PREFERRED, target.timeout_ms) if moved else {}
+    for tp, (code, message) in sorted(answers.items()):
+        if code not in (ErrorCode.NONE, ErrorCode.ELECTION_NOT_NEEDED):
+            warn(f"{tp} is not led by its first replica: {explain(code, message)}")
 
 
 def _quiet(_: str) -> None:

@@ -56,6 +56,7 @@ def test_every_command_says_in_one_line_that_nobody_answers(path: tuple[str, ...
         "alter": ["--partitions", "3"],
         "reset": ["--to-latest"],
         "delete": ["--yes"],
+        "rebalance": ["--plan"],
         "reassign": ["--verify"],
         "elect": ["--preferred"],
     }.get(path[-1], [])
@@ -104,6 +105,8 @@ def test_something_else_that_listens_there_is_not_waited_for_longer_than_the_tim
         ["topics", "reassign", "t", "--replicas", "1;2"],
         ["topics", "reassign", "t", "-r", "2", "--throttle", "fast"],
         ["topics", "reassign", "t", "-r", "2", "--throttle", "0"],
+        ["cluster", "rebalance"],
+        ["cluster", "rebalance", "--plan", "--brokers", "one"],
         ["topics", "elect", "t"],
         ["topics", "elect", "--unclean"],
         ["topics", "elect", "t", "u", "-p", "0", "--preferred"],

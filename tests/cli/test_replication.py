@@ -8,7 +8,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -171,6 +171,11 @@ class Traffic:
         return all(self.seen[p][-1:] == numbers[-1:] for p, numbers in self.acknowledged.items())
 
 
+def even(shell: Shell, what: str) -> bool:
+    counted = [broker[what] for broker in shell.json("cluster", "describe")["brokers"]]
+    return max(counted) - min(counted) <= 1
+
+
 def test_load_moves_to_a_new_broker_while_clients_go_on(fleet: Fleet, shell: Shell) -> None:
     topic = "load"
     shell.run("topics", "create", topic, "-p", "8", "-r", "3", "-c", "min.insync.replicas=2")
@@ -190,10 +195,10 @@ def test_load_moves_to_a_new_broker_while_clients_go_on(fleet: Fleet, shell: She
     assert traffic.refused == []
     assert dict(traffic.seen) == dict(traffic.acknowledged)
     rows = described(shell, topic)
-    held = Counter(b for p in rows for b in p["replicas"])
-    assert set(held.values()) == {6}, held
-    assert max(Counter(p["leader"] for p in rows).values()) <= 3
+    assert {b for p in rows for b in p["replicas"]} == {1, 2, 3, 4}
     assert in_sync(shell, topic)
+    eventually(lambda: even(shell, "leads"), "leaders are not even")
+    assert even(shell, "replicas")
     assert throttles(shell, topic) == {}
     assert shell.json("cluster", "rebalance", "--plan")["moves"] == []
     value = shell.json("cluster", "describe")
@@ -329,7 +334,7 @@ def test_a_replication_factor_changes_with_a_plan(shell: Shell) -> None:
 
 def test_a_dead_broker_shows_and_is_not_waited_for(fleet: Fleet, shell: Shell) -> None:
     topic = "shrunk"
-    create(shell, topic, "1,2", "2,1", "1", **{"min.insync.replicas": "2"})
+    create(shell, topic, "1,2", "2,1", **{"min.insync.replicas": "2"})
     broker = fleet.brokers[1]
     broker.kill()
     begun = time.monotonic()
@@ -341,7 +346,6 @@ def test_a_dead_broker_shows_and_is_not_waited_for(fleet: Fleet, shell: Shell) -
     assert [(p["elr"], p["problem"], p["under_replicated"]) for p in rows] == [
         ([2], "under min ISR", True),
         ([2], "under min ISR", True),
-        ([], None, False),
     ]
     value = shell.json("cluster", "describe")
     assert {b["id"]: b["alive"] for b in value["brokers"]}[2] is False
@@ -355,9 +359,9 @@ def test_a_dead_broker_shows_and_is_not_waited_for(fleet: Fleet, shell: Shell) -
     broker.start()
     broker.wait_ready()
     eventually(lambda: in_sync(shell, topic), "it is not in sync again")
-    assert [p["elr"] for p in described(shell, topic)] == [[], [], []]
+    assert [p["elr"] for p in described(shell, topic)] == [[], []]
     shell.run("topics", "elect", topic, "--preferred")
-    eventually(lambda: [p["leader"] for p in described(shell, topic)] == [1, 2, 1], "the preferred do not lead")
+    eventually(lambda: [p["leader"] for p in described(shell, topic)] == [1, 2], "the preferred do not lead")
     answers = shell.json("topics", "elect", topic, "-p", "0", "--preferred")
     assert answers == [{"topic": topic, "partition": 0, "result": "not needed"}]
     lives = {b["id"]: b["incarnation"] for b in shell.json("cluster", "describe")["brokers"]}
