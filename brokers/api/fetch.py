@@ -14,9 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 from brokers.api.base import Context, Done, Outcome, Park
 from brokers.api.fetch_reads import CONSUMER, Reader
-from brokers.api.fetch_sessions import FINAL_EPOCH, FIRST_EPOCH, FetchSession, Owner, SessionPart
+from brokers.api.fetch_sessions import (
+    FINAL_EPOCH,
+    FIRST_EPOCH,
+    HASTE_MS,
+    FetchSession,
+    FollowerSession,
+    Owner,
+    SessionPart,
+)
 from brokers.api.leaders import endpoints_of
-from brokers.cluster.followers import ReplicaSession
 from brokers.cluster.partition import Partition
 from brokers.log import OffsetOutOfRange
 from wire.errors import ErrorCode
@@ -24,7 +31,7 @@ from wire.hot import Encoded, FetchOutcome, FetchPart, FetchRequest, encode_fetc
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 TOPIC_IDS_VERSION = 13
 READS_PER_ANSWER = 1_000
@@ -82,9 +89,9 @@ def _full(request: FetchRequest, context: Context, owner: Owner) -> Outcome:
     """A fetch that names all partitions; the first of a session if there is room for one."""
     services = context.services
     now_ms = services.clock.mono_ms()
-    replica: ReplicaSession | None = None
+    replica: FollowerSession | None = None
     if request.replica_id >= 0:
-        replica = ReplicaSession(request.replica_id, request.replica_epoch, now_ms)
+        replica = FollowerSession(request.replica_id, request.replica_epoch, now_ms)
     session: FetchSession | None = None
     if request.session_epoch == FIRST_EPOCH and request.parts:
         sessions = services.fetch_sessions
@@ -220,8 +227,7 @@ class _SessionFetch:
         self._found: list[tuple[SessionPart, FetchOutcome]] = []
         self._moved = False
         self._scheduled = False
-        self._timer: asyncio.TimerHandle | None = None
-        self._throttle_timer: asyncio.TimerHandle | None = None
+        self._timers: dict[Callable[[], None], asyncio.TimerHandle] = {}
         self._park: Park | None = None
 
     def begin(self) -> Outcome:
@@ -243,7 +249,7 @@ class _SessionFetch:
 
     # ---- a follower's positions ------------------------------------------------------------------------------------
 
-    def _count_positions(self, replica: ReplicaSession) -> None:
+    def _count_positions(self, replica: FollowerSession) -> None:
         """What the fetch says of the follower's logs.
 
         First of all, what it no longer reads here, or not in our epoch: only then the fetch proves that at the time of
@@ -353,42 +359,55 @@ class _SessionFetch:
         if self._park is None:
             return
         if not urgent:
-            self._tell_soon()
+            self._later(NEWS_DELAY_S, self._tell)
         elif not self._scheduled:
             self._scheduled = True
             self._context.services.loop.call_soon(self._look)
+
+    def hasten(self) -> None:
+        """Somebody waits for the fetch that acknowledges this answer."""
+        if self._park is not None:
+            rest_ms = self._session.hastened_ms + HASTE_MS - self._context.services.clock.mono_ms()
+            self._later(max(NEWS_DELAY_S, rest_ms / 1000), self._hastened)
 
     def abandoned(self) -> None:
         """Nobody can go on with this session: answer with what there is."""
         if self._park is not None:
             self._context.services.loop.call_soon(self._finish)
 
+    def _later(self, delay_s: float, callback: Callable[[], None]) -> None:
+        """Call back once, however often it was asked for."""
+        if callback not in self._timers:
+            self._timers[callback] = self._context.services.loop.call_later(delay_s, self._due, callback)
+
+    def _due(self, callback: Callable[[], None]) -> None:
+        del self._timers[callback]
+        if self._park is not None and not self._park.done:
+            callback()
+
     def _wait(self) -> None:
         self._drop()  # a waiting fetch pins no files; it reads again when it is woken
-        services = self._context.services
-        if self._moved and self._session.replica is not None:
-            self._tell_soon()
-        if self._throttle is not None and self._reader.throttled and self._throttle_timer is None:
-            wait_ms = self._throttle.wait_ms(services.clock.mono_ms())
-            self._throttle_timer = services.loop.call_later(max(1, wait_ms) / 1000, self._unthrottled)
-
-    def _tell_soon(self) -> None:
-        if self._timer is None:
-            self._timer = self._context.services.loop.call_later(NEWS_DELAY_S, self._tell)
+        replica, throttle = self._session.replica, self._throttle
+        if replica is None:
+            return
+        if self._moved:
+            self._later(NEWS_DELAY_S, self._tell)
+        if replica.awaited:
+            self.hasten()
+        if throttle is not None and self._reader.throttled:
+            self._later(max(1, throttle.wait_ms(self._context.services.clock.mono_ms())) / 1000, self._look)
 
     def _tell(self) -> None:
         """What is new goes out now, if it still is."""
-        self._timer = None
-        if self._park is None or self._park.done:
-            return
+        assert self._park is not None, "there is a timer, but nobody waits"
         if self._attempt() or self._moved:
             self._park.complete(self._answer())
         else:
             self._wait()
 
-    def _unthrottled(self) -> None:
-        self._throttle_timer = None
-        self._look()
+    def _hastened(self) -> None:
+        self._session.hastened_ms = self._context.services.clock.mono_ms()
+        self._finish()
 
     def _look(self) -> None:
         self._scheduled = False
@@ -418,10 +437,9 @@ class _SessionFetch:
 
     def _end_wait(self) -> None:
         self._session.waiter = None
-        for timer in (self._timer, self._throttle_timer):
-            if timer is not None:
-                timer.cancel()
-        self._timer = self._throttle_timer = None
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
 
     def _drop(self) -> None:
         _release(self._found)

@@ -1,10 +1,15 @@
-"""ListOffsets (2), DeleteRecords (21) and OffsetForLeaderEpoch (23): questions and orders about a log's ends."""
+"""ListOffsets (2), DeleteRecords (21) and OffsetForLeaderEpoch (23): questions and orders about a log's ends.
+
+A consumer is told of what is committed, a replica of all there is. A leader that was just elected may not know yet how
+far its predecessor's records were committed: until then it says so instead of an offset lower than one that somebody
+has seen (KIP-207, KIP-320).
+"""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from brokers.api.base import Context, Done
+from brokers.api.base import Context, Done, Outcome, Park
 from brokers.cluster.partition import Partition, Serve
 from brokers.log import DiskError, LogOffline
 from brokers.model import INTERNAL_TOPICS, TopicPartition
@@ -12,9 +17,14 @@ from wire.errors import ErrorCode
 from wire.messages import DeleteRecordsResponse, ListOffsetsResponse, OffsetForLeaderEpochResponse
 
 READ_COMMITTED = 1
+CONSUMER, DEBUGGING_REPLICA = -1, -2
 LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED = -1, -2, -3, -4, -5
 _FIRST_VERSION = {LATEST: 1, EARLIEST: 1, MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9}
 HIGH_WATERMARK = -1
+NOT_AVAILABLE_VERSION = 5
+REPLICA_ID_VERSION = 3
+CONFIRM_MS, CONFIRM_MAX_MS = 5_000, 30_000
+"""How long a question waits for followers to confirm that this broker still leads: if it says nothing, and at most."""
 
 
 class Found(NamedTuple):
@@ -26,72 +36,143 @@ class Found(NamedTuple):
     leader_epoch: int = -1
 
 
-def handle_list_offsets(request: Any, context: Context) -> Done:
-    """The offset for a timestamp, or for one of the special ones. Read committed, the latest is the stable one; for a
-    follower, which asks when its position is nowhere in our log, it is the log's end.
+def handle_list_offsets(request: Any, context: Context) -> Outcome:
+    """The offset for a timestamp, or for one of the special ones. Read committed, the latest is the stable one.
+
+    A leader without its lease asks its followers first: an answer from memory could be older than what a successor
+    has told.
     """
-    committed_only = request.isolation_level == READ_COMMITTED
-    follower = request.replica_id >= 0
+    listing = _Listing(request, context)
+    unconfirmed = listing.unconfirmed()
+    if not unconfirmed:
+        return Done(listing.answer())
+    park = listing.park(unconfirmed)
+    return Done(park.response) if park.done else park
+
+
+class _Listing:
+    """One ListOffsets, possibly waiting for followers to confirm that this broker leads."""
+
+    def __init__(self, request: Any, context: Context) -> None:
+        self._request = request
+        self._context = context
+        self._refused: dict[TopicPartition, ErrorCode] = {}
+        self._waiting: dict[TopicPartition, None] = {}
+        self._park: Park | None = None
+        self._twice = _named_twice(request)
+
+    def unconfirmed(self) -> dict[TopicPartition, Partition]:
+        """The partitions led here, as far as this broker knows."""
+        found: dict[TopicPartition, Partition] = {}
+        replicas = self._context.services.replicas
+        if self._request.replica_id != CONSUMER or replicas.lease_valid():
+            return found
+        for topic in self._request.topics:
+            for part in topic.partitions:
+                tp = TopicPartition(topic.name, part.partition_index)
+                partition = replicas.leader(tp, part.current_leader_epoch)
+                if isinstance(partition, Partition) and tp not in self._twice:
+                    found[tp] = partition
+        return found
+
+    def park(self, partitions: dict[TopicPartition, Partition]) -> Park:
+        """Wait until each of them is confirmed or refused."""
+        timeout_ms = self._request.timeout_ms if self._context.api_version >= 10 else 0
+        wait_ms = min(timeout_ms, CONFIRM_MAX_MS) if timeout_ms > 0 else CONFIRM_MS
+        self._waiting = dict.fromkeys(partitions)
+        self._park = Park(wait_ms, self._expired)
+        for tp, partition in partitions.items():
+            partition.when_confirmed(lambda error, tp=tp: self._heard(tp, error))  # type: ignore[misc]
+        return self._park
+
+    def _heard(self, tp: TopicPartition, error: ErrorCode) -> None:
+        self._waiting.pop(tp, None)
+        if error is not ErrorCode.NONE:
+            self._refused[tp] = error
+        if not self._waiting and self._park is not None and not self._park.done:
+            self._park.complete(self.answer())
+
+    def _expired(self) -> Any:
+        self._refused |= dict.fromkeys(self._waiting, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        return self.answer()
+
+    def answer(self) -> Any:
+        """What the logs say now."""
+        topics = []
+        for topic in self._request.topics:
+            answers = []
+            for part in topic.partitions:
+                found = self._find(TopicPartition(topic.name, part.partition_index), part)
+                answers.append(
+                    ListOffsetsResponse.ListOffsetsTopicResponse.ListOffsetsPartitionResponse(
+                        partition_index=part.partition_index,
+                        error_code=found.error,
+                        timestamp=found.timestamp,
+                        offset=found.offset,
+                        leader_epoch=found.leader_epoch,
+                    )
+                )
+            topics.append(ListOffsetsResponse.ListOffsetsTopicResponse(name=topic.name, partitions=answers))
+        return ListOffsetsResponse(version=self._context.api_version, topics=topics)
+
+    def _find(self, tp: TopicPartition, part: Any) -> Found:
+        version = self._context.api_version
+        if tp in self._twice:
+            return Found(ErrorCode.INVALID_REQUEST)
+        if version < _FIRST_VERSION.get(part.timestamp, 1 if part.timestamp >= 0 else 32767):
+            return Found(ErrorCode.UNSUPPORTED_VERSION)
+        if tp in self._refused:
+            return Found(self._refused[tp])
+        partition = self._partition(tp, part.current_leader_epoch)
+        if isinstance(partition, ErrorCode):
+            return Found(partition)
+        try:
+            found = _lookup(partition, part.timestamp, self._request)
+        except (LogOffline, DiskError):
+            return Found(ErrorCode.KAFKA_STORAGE_ERROR)
+        if found.error is ErrorCode.OFFSET_NOT_AVAILABLE and version < NOT_AVAILABLE_VERSION:
+            return Found(ErrorCode.LEADER_NOT_AVAILABLE)
+        return found
+
+    def _partition(self, tp: TopicPartition, current_leader_epoch: int) -> Partition | ErrorCode:
+        replicas = self._context.services.replicas
+        if self._request.replica_id == DEBUGGING_REPLICA:
+            replica = replicas.get(tp)
+            if replica is not None:
+                error = replica.check_epoch(current_leader_epoch)
+                return replica if error is ErrorCode.NONE else error
+        return replicas.leader(tp, current_leader_epoch)
+
+
+def _named_twice(request: Any) -> set[TopicPartition]:
     seen: set[TopicPartition] = set()
     twice: set[TopicPartition] = set()
     for topic in request.topics:
         for part in topic.partitions:
             tp = TopicPartition(topic.name, part.partition_index)
             (twice if tp in seen else seen).add(tp)
-    topics = []
-    for topic in request.topics:
-        answers = []
-        for part in topic.partitions:
-            tp = TopicPartition(topic.name, part.partition_index)
-            found = (
-                Found(ErrorCode.INVALID_REQUEST) if tp in twice else _list(tp, part, committed_only, follower, context)
-            )
-            answers.append(
-                ListOffsetsResponse.ListOffsetsTopicResponse.ListOffsetsPartitionResponse(
-                    partition_index=part.partition_index,
-                    error_code=found.error,
-                    timestamp=found.timestamp,
-                    offset=found.offset,
-                    leader_epoch=found.leader_epoch,
-                )
-            )
-        topics.append(ListOffsetsResponse.ListOffsetsTopicResponse(name=topic.name, partitions=answers))
-    return Done(ListOffsetsResponse(version=context.api_version, topics=topics))
+    return twice
 
 
-def _list(tp: TopicPartition, part: Any, committed_only: bool, follower: bool, context: Context) -> Found:
-    first_version = _FIRST_VERSION.get(part.timestamp, 1 if part.timestamp >= 0 else 32767)
-    if context.api_version < first_version:
-        return Found(ErrorCode.UNSUPPORTED_VERSION)
-    partition = context.services.replicas.leader(tp, part.current_leader_epoch)
-    if isinstance(partition, ErrorCode):
-        return Found(partition)
-    error = partition.may_serve(Serve.LIST_OFFSETS)
-    if error is not ErrorCode.NONE:
-        return Found(error)
-    try:
-        return _lookup(partition, part.timestamp, committed_only, follower)
-    except (LogOffline, DiskError):
-        return Found(ErrorCode.KAFKA_STORAGE_ERROR)
-
-
-def _lookup(partition: Partition, timestamp: int, committed_only: bool, follower: bool) -> Found:
+def _lookup(partition: Partition, timestamp: int, request: Any) -> Found:
     log = partition.log
-    limit = log.last_stable_offset if committed_only else log.high_watermark
-    if follower:
-        limit = log.log_end_offset
-    if timestamp == LATEST:
-        return Found(offset=limit, leader_epoch=partition.leader_epoch)
+    consumer = request.replica_id == CONSUMER
+    limit = log.high_watermark if consumer else log.log_end_offset
+    if consumer and request.isolation_level == READ_COMMITTED:
+        limit = log.last_stable_offset
     if timestamp in (EARLIEST, EARLIEST_LOCAL):
         return Found(offset=log.log_start_offset, leader_epoch=log.epochs.epoch_at(log.log_start_offset))
     if timestamp == LATEST_TIERED:
         return Found()  # nothing is tiered
+    behind = consumer and log.high_watermark < partition.epoch_start_offset
+    if timestamp == LATEST:
+        if behind:
+            return Found(ErrorCode.OFFSET_NOT_AVAILABLE)
+        return Found(offset=limit, leader_epoch=partition.leader_epoch)
     found = log.max_timestamp() if timestamp == MAX_TIMESTAMP else log.offset_for_timestamp(timestamp)
-    if found is None:
-        return Found()
+    if found is None or found[0] >= limit:
+        return Found(ErrorCode.OFFSET_NOT_AVAILABLE) if behind else Found()
     offset, stamp, leader_epoch = found
-    if offset >= limit:
-        return Found()
     return Found(ErrorCode.NONE, stamp, offset, leader_epoch)
 
 
@@ -135,12 +216,14 @@ def _delete(tp: TopicPartition, offset: int, context: Context) -> tuple[ErrorCod
 
 
 def handle_offset_for_leader_epoch(request: Any, context: Context) -> Done:
-    """Where an epoch ended, so that a client finds out whether its position was truncated (KIP-320)."""
+    """Where an epoch ended, so that a client or a follower finds out whether its position was truncated (KIP-320)."""
+    consumer = context.api_version < REPLICA_ID_VERSION or request.replica_id == CONSUMER
     topics = []
     for topic in request.topics:
         answers = []
         for part in topic.partitions:
-            error, epoch, end_offset = _epoch_end(TopicPartition(topic.topic, part.partition), part, context)
+            tp = TopicPartition(topic.topic, part.partition)
+            error, epoch, end_offset = _epoch_end(tp, part, consumer, context)
             answers.append(
                 OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult.EpochEndOffset(
                     partition=part.partition, error_code=error, leader_epoch=epoch, end_offset=end_offset
@@ -150,12 +233,19 @@ def handle_offset_for_leader_epoch(request: Any, context: Context) -> Done:
     return Done(OffsetForLeaderEpochResponse(version=context.api_version, topics=topics))
 
 
-def _epoch_end(tp: TopicPartition, part: Any, context: Context) -> tuple[ErrorCode, int, int]:
+def _epoch_end(tp: TopicPartition, part: Any, consumer: bool, context: Context) -> tuple[ErrorCode, int, int]:
     partition = context.services.replicas.leader(tp, part.current_leader_epoch)
     if isinstance(partition, ErrorCode):
         return partition, -1, -1
+    log = partition.log
+    epoch, end_offset = log.epoch_end_offset(part.leader_epoch)
+    if not consumer:  # a replica's epoch was checked; a lease says nothing that it doesn't
+        return ErrorCode.NONE, epoch, end_offset
     error = partition.may_serve(Serve.LIST_OFFSETS)
     if error is not ErrorCode.NONE:
         return error, -1, -1
-    epoch, end_offset = partition.log.epoch_end_offset(part.leader_epoch)
-    return ErrorCode.NONE, epoch, end_offset
+    if end_offset <= log.high_watermark:
+        return ErrorCode.NONE, epoch, end_offset
+    if log.high_watermark < partition.epoch_start_offset:  # a lower end than the true one would look like truncation
+        return ErrorCode.OFFSET_NOT_AVAILABLE, -1, -1
+    return ErrorCode.NONE, epoch, log.high_watermark

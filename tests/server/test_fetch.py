@@ -1,4 +1,4 @@
-"""Fetch, ListOffsets, DeleteRecords and OffsetForLeaderEpoch against real logs."""
+"""Fetch without a session, against real logs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 import wire.messages as m
-from brokers.api import offsets
 from brokers.api.base import Done, Park
 from brokers.api.fetch import handle_fetch
 from brokers.log import Origin
@@ -236,112 +235,3 @@ def test_a_zstd_topic_needs_version_10(stage: Stage) -> None:
     stage.topic("t", compression_type="zstd")
     assert fetch(stage, part("t", 0), version=9)[0].error_code == ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
     assert fetch(stage, part("t", 0), version=10)[0].error_code == 0
-
-
-# -- ListOffsets ----------------------------------------------------------------------------------------------------
-
-
-def list_offsets(stage: Stage, timestamp: int, *, version: int = 10, isolation: int = 0, epoch: int = -1) -> Any:
-    topic = m.ListOffsetsRequest.ListOffsetsTopic
-    asked = topic.ListOffsetsPartition(partition_index=0, current_leader_epoch=epoch, timestamp=timestamp)
-    message = m.ListOffsetsRequest(
-        version=version, isolation_level=isolation, topics=[topic(name="t", partitions=[asked])]
-    )
-    outcome = stage.start(offsets.handle_list_offsets, 2, version, message)
-    assert isinstance(outcome, Done)
-    body = m.encode_response(outcome.response, 2, version)
-    return m.decode_response(2, version, body).topics[0].partitions[0]
-
-
-def test_offsets_by_name_and_by_time(stage: Stage) -> None:
-    stage.topic("t", epoch=3)
-    now = stage.clock.now_ms
-    for timestamp in (now - 500, now - 100, now - 300):
-        stage.append("t", 2, timestamp=timestamp)
-    answers = {
-        -1: (6, -1, 3), -2: (0, -1, 3), -3: (3, now - 99, 3), -4: (0, -1, 3), -5: (-1, -1, -1),
-        0: (0, now - 500, 3), now - 499: (1, now - 499, 3), now - 498: (2, now - 100, 3), now: (-1, -1, -1),
-    }  # fmt: skip
-    for timestamp, expected in answers.items():
-        found = list_offsets(stage, timestamp)
-        assert (found.error_code, found.offset, found.timestamp, found.leader_epoch) == (0, *expected), timestamp
-
-
-@pytest.mark.parametrize(("timestamp", "first"), [(-3, 7), (-4, 8), (-5, 9), (-6, 99), (-99, 99)])
-def test_special_offsets_have_their_first_version(stage: Stage, timestamp: int, first: int) -> None:
-    stage.topic("t")
-    for version in range(1, APIS[2].max_version + 1):
-        error = list_offsets(stage, timestamp, version=version).error_code
-        assert error == (0 if version >= first else ErrorCode.UNSUPPORTED_VERSION)
-
-
-def test_the_latest_offset_of_committed_reading_is_the_stable_one(stage: Stage) -> None:
-    _transactions(stage)
-    assert list_offsets(stage, -1).offset == 8
-    assert list_offsets(stage, -1, isolation=1).offset == 6
-    assert list_offsets(stage, stage.clock.now_ms - 1, isolation=1).offset == 0
-
-
-def test_what_list_offsets_refuses(stage: Stage) -> None:
-    assert list_offsets(stage, -1).error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    stage.topic("t", epoch=2)
-    assert list_offsets(stage, -1, epoch=1).error_code == ErrorCode.FENCED_LEADER_EPOCH
-    stage.lease = False
-    assert list_offsets(stage, -1).error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
-    topic = m.ListOffsetsRequest.ListOffsetsTopic
-    twice = [topic.ListOffsetsPartition(partition_index=0, timestamp=-1)] * 2
-    message = m.ListOffsetsRequest(version=7, topics=[topic(name="t", partitions=twice)])
-    outcome = stage.start(offsets.handle_list_offsets, 2, 7, message)
-    assert isinstance(outcome, Done)
-    assert [p.error_code for p in outcome.response.topics[0].partitions] == [ErrorCode.INVALID_REQUEST] * 2
-
-
-# -- DeleteRecords and OffsetForLeaderEpoch -------------------------------------------------------------------------
-
-
-def delete_records(stage: Stage, topic: str, offset: int) -> tuple[int, int]:
-    kind = m.DeleteRecordsRequest.DeleteRecordsTopic
-    asked = [kind.DeleteRecordsPartition(partition_index=0, offset=offset)]
-    message = m.DeleteRecordsRequest(version=2, timeout_ms=1000, topics=[kind(name=topic, partitions=asked)])
-    outcome = stage.start(offsets.handle_delete_records, 21, 2, message)
-    assert isinstance(outcome, Done)
-    found = outcome.response.topics[0].partitions[0]
-    return found.error_code, found.low_watermark
-
-
-def test_records_are_deleted_up_to_an_offset(stage: Stage) -> None:
-    stage.topic("t")
-    for _ in range(4):
-        stage.append("t")
-    assert delete_records(stage, "t", 2) == (0, 2)
-    assert list_offsets(stage, -2).offset == 2
-    assert fetch(stage, part("t", 1))[0].error_code == ErrorCode.OFFSET_OUT_OF_RANGE
-    assert fetch(stage, part("t", 2))[0].log_start_offset == 2
-    assert delete_records(stage, "t", 5) == (ErrorCode.OFFSET_OUT_OF_RANGE, -1)
-    assert delete_records(stage, "t", -1) == (0, 4)
-    assert delete_records(stage, "t", 1) == (0, 4), "the start never goes back"
-
-
-def test_what_delete_records_refuses(stage: Stage) -> None:
-    stage.topic("__consumer_offsets")
-    stage.topic("c", cleanup_policy="compact")
-    stage.topic("other", leader=OTHER)
-    assert delete_records(stage, "__consumer_offsets", 0)[0] == ErrorCode.INVALID_TOPIC_EXCEPTION
-    assert delete_records(stage, "c", 0)[0] == ErrorCode.POLICY_VIOLATION
-    assert delete_records(stage, "other", 0)[0] == ErrorCode.NOT_LEADER_OR_FOLLOWER
-    assert delete_records(stage, "nope", 0)[0] == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-
-
-@pytest.mark.parametrize(("epoch", "expected"), [(0, (0, 0)), (1, (1, 3)), (3, (1, 3)), (4, (4, 5)), (9, (-1, -1))])
-def test_where_an_epoch_ended(stage: Stage, epoch: int, expected: tuple[int, int]) -> None:
-    stage.topic("t", epoch=1)
-    stage.append("t", 3)
-    stage.topic("t", epoch=4)
-    stage.append("t", 2)
-    kind = m.OffsetForLeaderEpochRequest.OffsetForLeaderTopic
-    asked = [kind.OffsetForLeaderPartition(partition=0, current_leader_epoch=-1, leader_epoch=epoch)]
-    message = m.OffsetForLeaderEpochRequest(version=4, topics=[kind(topic="t", partitions=asked)])
-    outcome = stage.start(offsets.handle_offset_for_leader_epoch, 23, 4, message)
-    assert isinstance(outcome, Done)
-    found = outcome.response.topics[0].partitions[0]
-    assert (found.error_code, found.leader_epoch, found.end_offset) == (0, *expected)

@@ -272,6 +272,28 @@ def test_a_follower_that_turned_to_another_leader_confirms_nothing(stage: Stage,
     assert heard == {"t": [], "o": [ErrorCode.NONE]}
 
 
+def test_who_waits_for_a_proof_hastens_the_follower_but_not_without_end(stage: Stage) -> None:
+    first, second = stage.topic("t", replicas=BOTH), stage.topic("u", replicas=ALL)
+    client = follower(stage)
+    client.fetch(part(first.id, 0), part(second.id, 0))
+    stage.lease = False
+    park = client.wait()
+    stage.clock.now_ms += 1000
+    heard: list[ErrorCode] = []
+    stage.partition("t").when_confirmed(heard.append)
+    stage.partition("u").when_confirmed(heard.append)  # in vain: the third replica does not fetch
+    stage.wait(5)
+    assert client.take(park.response).parts == {}
+    park = client.wait()
+    assert heard == [ErrorCode.NONE]
+    stage.wait(50)
+    assert not park.done, "a second answer for nobody's news waits longer"
+    stage.wait(50)
+    assert park.done
+    stage.topic("u", replicas=ALL, leader=OTHER, epoch=1)
+    assert heard == [ErrorCode.NONE, ErrorCode.NOT_LEADER_OR_FOLLOWER]
+
+
 # -- waiting ----------------------------------------------------------------------------------------------------------
 
 

@@ -16,8 +16,7 @@ from _native.batch import scan
 from brokers.api import fetch_sessions
 from brokers.api.base import Done
 from brokers.api.fetch import handle_fetch
-from brokers.api.fetch_sessions import EVICTION_MS, FetchSessions, Owner
-from brokers.cluster.followers import ReplicaSession
+from brokers.api.fetch_sessions import EVICTION_MS, FetchSessions, FollowerSession, Owner
 from tests.server.fetching import Client, decoded, part, request
 from tests.server.stage import ME, OTHER, Stage, offsets_in
 from wire.errors import ErrorCode
@@ -399,7 +398,7 @@ def test_a_full_answer_has_all_partitions_also_those_whose_turn_it_is_not(stage:
 
 
 def opened(sessions: FetchSessions, now_ms: int, size: int = 1, *, replica: int = -1, slots: int = 3) -> Any:
-    follower = ReplicaSession(replica, 1, now_ms) if replica >= 0 else None
+    follower = FollowerSession(replica, 1, now_ms) if replica >= 0 else None
     session = sessions.open(now_ms, slots, size, Owner("User:A", replica), by_id=False, replica=follower)
     if session is not None:
         assert sessions.update(session, [part("t", 0, index) for index in range(size)], ())
