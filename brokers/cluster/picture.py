@@ -50,6 +50,18 @@ def stateless(replicas: tuple[BrokerId, ...]) -> PartitionState:
     )
 
 
+def _assigned(
+    state: PartitionState,
+    replicas: tuple[BrokerId, ...],
+    adding: tuple[BrokerId, ...],
+    removing: tuple[BrokerId, ...],
+) -> PartitionState:
+    """The state with that assignment; the very same one if it has it: most of a large topic doesn't change at once."""
+    if state.replicas == replicas and state.adding == adding and state.removing == removing:
+        return state
+    return replace(state, replicas=replicas, adding=adding, removing=removing)
+
+
 @dataclass(slots=True)
 class Picture:
     """All topics and dynamic configurations of the cluster at one moment."""
@@ -100,11 +112,11 @@ class Picture:
             return
         known = old.partitions if old is not None else ()
         partitions = tuple(
-            replace(
+            _assigned(
                 known[index] if index < len(known) else stateless(replicas),
-                replicas=replicas,
-                adding=topic.adding.get(index, ()),
-                removing=topic.removing.get(index, ()),
+                replicas,
+                topic.adding.get(index, ()),
+                topic.removing.get(index, ()),
             )
             for index, replicas in enumerate(topic.assignment)
         )
@@ -114,7 +126,7 @@ class Picture:
         self.topic_versions[name] = version
         delta.topics_changed.add(name)
         for index, state in enumerate(partitions):
-            if index >= len(known) or known[index] != state:
+            if index >= len(known) or known[index] is not state:
                 delta.partitions_changed.add(TopicPartition(name, index))
 
     def _topic_deleted(self, name: str, topic_id: uuid.UUID, delta: Delta) -> None:

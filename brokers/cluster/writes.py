@@ -76,7 +76,7 @@ class StateWrites:
         self._lives = lives
         self._writes: list[Write] = []
         self._versions: dict[str, int] = {}
-        self._topics: dict[str, TopicZnode] = {}
+        self._topics: dict[str, _Assignments] = {}
         self._reset()
 
     def _reset(self) -> None:
@@ -99,7 +99,7 @@ class StateWrites:
             operation = SetData(znodes.state_path(tp), znodes.encode_state(new), old.partition_epoch)
             size = 3 * size_of(operation)
         if assigned is not None and tp.topic not in self._assigned:
-            size += 2 * len(znodes.encode_topic(self._topic(tp.topic)))
+            size += 2 * len(znodes.encode_topic(self._topic(tp.topic).znode()))
         if self._full(size, counted):
             self._flush()
         if assigned is not None:
@@ -124,21 +124,13 @@ class StateWrites:
             or self._size + size > MAX_MULTI_BYTES - _ROOM
         )
 
-    def _topic(self, name: str) -> TopicZnode:
+    def _topic(self, name: str) -> _Assignments:
         if name not in self._topics:
-            self._topics[name] = topic_znode(self._picture.topics[name])
+            self._topics[name] = _Assignments(topic_znode(self._picture.topics[name]))
         return self._topics[name]
 
     def _assign(self, tp: TopicPartition, state: PartitionState) -> None:
-        topic = self._topic(tp.topic)
-        assignment = list(topic.assignment)
-        assignment[tp.partition] = state.replicas
-        self._topics[tp.topic] = replace(
-            topic,
-            assignment=tuple(assignment),
-            adding=_with(topic.adding, tp.partition, state.adding),
-            removing=_with(topic.removing, tp.partition, state.removing),
-        )
+        self._topic(tp.topic).assign(tp.partition, state)
         self._assigned[tp.topic] = None
 
     def _flush(self) -> None:
@@ -148,7 +140,7 @@ class StateWrites:
         changes: list[Change] = []
         for name in self._assigned:
             version = self._versions.get(name, self._picture.topic_versions[name])
-            topic = self._topics[name]
+            topic = self._topics[name].znode()
             operations.append(SetData(znodes.topic_path(name), znodes.encode_topic(topic), version))
             changes.append(TopicChanged(name, topic, version + 1))
             self._versions[name] = version + 1
@@ -158,8 +150,24 @@ class StateWrites:
         self._reset()
 
 
-def _with(
-    replicas: Mapping[int, tuple[BrokerId, ...]], index: int, found: tuple[BrokerId, ...]
-) -> dict[int, tuple[BrokerId, ...]]:
-    changed = {**replicas, index: found}
-    return {i: some for i, some in changed.items() if some}
+class _Assignments:
+    """A topic's znode while its partitions are assigned anew, one by one."""
+
+    def __init__(self, topic: TopicZnode) -> None:
+        self._id = topic.id
+        self._replicas = list(topic.assignment)
+        self._adding = dict(topic.adding)
+        self._removing = dict(topic.removing)
+
+    def assign(self, index: int, state: PartitionState) -> None:
+        self._replicas[index] = state.replicas
+        self._adding[index] = state.adding
+        self._removing[index] = state.removing
+
+    def znode(self) -> TopicZnode:
+        """As it is now; partitions that don't move aren't named among those that do."""
+        return TopicZnode(self._id, tuple(self._replicas), _named(self._adding), _named(self._removing))
+
+
+def _named(replicas: Mapping[int, tuple[BrokerId, ...]]) -> dict[int, tuple[BrokerId, ...]]:
+    return {index: found for index, found in replicas.items() if found}
