@@ -15,13 +15,15 @@ from urllib.request import urlopen
 from coordination.ensemble import ZooKeeperNode, find_classpath, find_java, spawn
 from tests.chaos.clocks import HostClock
 from tests.chaos.clocks import build as build_shim
-from tests.chaos.network import Network, isolate
+from tests.chaos.network import Network, isolate, open_network
 
-REPLICATION = 1
+REPLICATION = 3
 """Replicas of every topic; with 1 the faults that would lose data on one replica are left out."""
 MIN_INSYNC = 2 if REPLICATION >= 3 else 1
 BROKERS = (1, 2, 3)
-KAFKA_PORT, ADMIN_PORT, ZOOKEEPER_PORT = 9092, 9100, 2181
+KAFKA_PORT, ADMIN_PORT = 9092, 9100
+ZOOKEEPER_PORTS = (2181, 2888, 3888)
+ZOOKEEPER_PORT = ZOOKEEPER_PORTS[0]
 SESSION_MS, LAG_MS, TICK_MS = 6_000, 10_000, 500
 DISK_MB = 192
 ROOT = Path(__file__).parents[2]
@@ -67,7 +69,11 @@ class Machine:
         self.wanted = True
         with self.log_file.open("ab") as out, self.network.inside(self.host):
             self.process = spawn(
-                self.command(), ROOT, out, die_with_parent=True, environment={**os.environ, **self.clock.environment}
+                self.command(),
+                ROOT,
+                out,
+                die_with_parent=True,
+                environment={**os.environ, **self.clock.environment, **self.network.environment(self.host)},
             )
 
     def signal(self, number: signal.Signals) -> None:
@@ -174,7 +180,10 @@ class _Settings(ZooKeeperNode):
     """Writes the files of an ensemble's node, with addresses of hosts instead of the loopback's."""
 
     def __init__(self, directory: Path, number: int, network: Network, size: int) -> None:
-        peers = [f"server.{i}={network.address(f'z{i}')}:2888:3888" for i in range(1, size + 1)]
+        peers = [
+            f"server.{i}={network.address(f'z{i}')}:{ZOOKEEPER_PORTS[1]}:{ZOOKEEPER_PORTS[2]}"
+            for i in range(1, size + 1)
+        ]
         own = f"clientPortAddress={network.address(f'z{number}')}"
         super().__init__(
             directory, ZOOKEEPER_PORT, node_id=number, peers=[*peers, "standaloneEnabled=false"], tick_ms=TICK_MS,
@@ -213,13 +222,14 @@ def mount_disk(where: Path) -> None:
 class Cluster:
     """Everything under test, by name."""
 
-    def __init__(self, directory: Path, zookeepers: int = 3) -> None:
+    def __init__(self, directory: Path, network: str = "auto", zookeepers: int = 3) -> None:
         isolate()
         self.directory = directory
         directory.mkdir(parents=True, exist_ok=True)
         names = [f"z{number}" for number in range(1, zookeepers + 1)]
-        self.network = Network([RUNNER, *CLIENT_HOSTS, *map(broker_host, BROKERS), *names], directory / "switch.log")
         library = build_shim(directory)
+        hosts = [RUNNER, *CLIENT_HOSTS, *map(broker_host, BROKERS), *names]
+        self.network = open_network(network, hosts, directory / "network.log", (KAFKA_PORT, *ZOOKEEPER_PORTS), library)
         clocks = {name: HostClock(library, directory / f"{name}.clock") for name in self.network.hosts}
         connect = ",".join(f"{self.network.address(name)}:{ZOOKEEPER_PORT}" for name in names)
         self.zookeepers = [

@@ -97,8 +97,8 @@ def _confluent(bootstrap: str, ends: Mapping[str, int], level: str, deadline: fl
         for message in consumer.consume(500, 0.5):
             key, error = f"{message.topic()}/{message.partition()}", message.error()
             if error is None:
-                records[key].append((message.offset(), unpack(message.value())))
-            elif error.code() == KafkaError._PARTITION_EOF and message.offset() >= ends[key]:
+                records[key].append((message.offset() or 0, unpack(message.value())))
+            elif error.code() == KafkaError._PARTITION_EOF and (message.offset() or 0) >= ends[key]:
                 missing.discard(key)
         if time.monotonic() > deadline:
             raise Unfinished(f"librdkafka did not reach the ends of {sorted(missing)} ({level})")

@@ -3,7 +3,7 @@
 Everything between two hosts can be cut or delayed, one way or both: clients, brokers and ZooKeeper nodes are hosts, so
 every kind of connection goes through it, also those between ZooKeeper nodes. What is cut is silent, as on a real
 network: no reset, no refusal. The whole run lives in namespaces of its own (:func:`isolate`), which the kernel takes
-away with the last process.
+away with the last process. Where namespaces aren't allowed, relays on the loopback do the same for TCP connections.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ import contextlib
 import ctypes
 import fcntl
 import json
+import logging
 import os
 import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from coordination.ensemble import spawn
-from tests.chaos.switch import FIRST, MTU, PREFIX
+from tests.chaos import relay, switch
 
 _CLONE_NEWNS, _CLONE_NEWNET = 0x0002_0000, 0x4000_0000
 _MS_REC, _MS_PRIVATE = 0x4000, 0x4_0000
@@ -43,7 +43,7 @@ def _call(name: str, *args: object) -> None:
 def isolate() -> None:
     """Move this process into a mount and a network namespace of its own; raises NetworkError where that isn't
     allowed."""
-    _call("unshare", _CLONE_NEWNS | _CLONE_NEWNET)
+    _call("unshare", _CLONE_NEWNS)
     _call("mount", b"none", b"/", None, _MS_REC | _MS_PRIVATE, None)
 
 
@@ -56,70 +56,43 @@ class Counts(NamedTuple):
 
 
 class Network:
-    """The hosts by name, and what is wrong between them. The caller's own process becomes the first host."""
+    """The hosts by name, and what is wrong between them. The caller's own process is the first host."""
 
-    def __init__(self, hosts: Sequence[str], log: Path) -> None:
+    name = ""
+
+    def __init__(self, hosts: Sequence[str]) -> None:
         self.hosts = list(hosts)
         self._number = {name: number for number, name in enumerate(self.hosts)}
-        self._own = os.open("/proc/self/ns/net", os.O_RDONLY)
-        self._namespaces: dict[str, int] = {self.hosts[0]: self._own}
-        devices = []
-        for name in self.hosts:
-            if name != self.hosts[0]:
-                _call("unshare", _CLONE_NEWNET)
-                self._namespaces[name] = os.open("/proc/self/ns/net", os.O_RDONLY)
-            devices.append(self._device(name))
-        _call("setns", self._own, _CLONE_NEWNET)
+
+    def _start(self, module: str, log: Path, descriptors: Sequence[int], *arguments: str) -> None:
         self._control, theirs = socket.socketpair()
         self._answers = self._control.makefile("r")
-        for descriptor in (theirs.fileno(), *devices):
-            os.set_inheritable(descriptor, True)
-        command = [sys.executable, "-m", "tests.chaos.switch", *map(str, (theirs.fileno(), *devices))]
+        inherited = (theirs.fileno(), *descriptors)
+        command = [sys.executable, "-m", module, str(theirs.fileno()), *map(str, descriptors), *arguments]
         with log.open("ab") as out:
             self._process = subprocess.Popen(
-                command, pass_fds=(theirs.fileno(), *devices), stdout=out, stderr=out, cwd=Path(__file__).parents[2]
+                command, pass_fds=inherited, stdout=out, stderr=out, cwd=Path(__file__).parents[2]
             )
         theirs.close()
-        for descriptor in devices:
-            os.close(descriptor)
-
-    def _device(self, name: str) -> int:
-        try:
-            device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
-            fcntl.ioctl(device, _TUNSETIFF, struct.pack("16sH", b"tun0", _IFF_TUN | _IFF_NO_PI))
-        except OSError as problem:
-            raise NetworkError(f"/dev/net/tun: {problem}") from problem
-        for line in (
-            "link set lo up",
-            f"link set tun0 mtu {MTU} up",
-            f"addr add {self.address(name)}/24 dev tun0",
-        ):
-            subprocess.run(["ip", *line.split()], check=True)
-        return device
 
     def address(self, host: str) -> str:
         """The host's IPv4 address."""
-        return f"{PREFIX}.{self._number[host] + FIRST}"
+        raise NotImplementedError
 
-    def entrance(self, host: str) -> Callable[[], None]:
-        """For ``preexec_fn``: moves the child into the host's namespace."""
-        namespace = self._namespaces[host]
-        return lambda: _call("setns", namespace, _CLONE_NEWNET)
+    def environment(self, host: str) -> dict[str, str]:
+        """What a process on the host needs in its environment."""
+        return {}
 
     @contextlib.contextmanager
     def inside(self, host: str) -> Iterator[None]:
         """The calling thread is on the host within the block: what it starts there stays there."""
-        _call("setns", self._namespaces[host], _CLONE_NEWNET)
-        try:
-            yield
-        finally:
-            _call("setns", self._own, _CLONE_NEWNET)
+        yield
 
     def _ask(self, command: dict[str, object]) -> object:
         self._control.sendall(json.dumps(command).encode() + b"\n")
         line = self._answers.readline()
         if not line:
-            raise NetworkError(f"the switch ended with {self._process.wait()}")
+            raise NetworkError(f"the {self.name} ended with {self._process.wait()}")
         return json.loads(line)
 
     def rule(self, pairs: Iterable[tuple[str, str]], *, drop: bool = False, delay_ms: float = 0.0) -> None:
@@ -138,12 +111,85 @@ class Network:
         return {(self.hosts[a], self.hosts[b]): Counts(*rest) for a, b, *rest in rows}
 
     def close(self) -> None:
-        """End the switch; the namespaces go with their last process."""
+        """End the process that carries everything."""
         self._answers.close()
         self._control.close()
         self._process.wait()
-        for descriptor in set(self._namespaces.values()):
+
+
+class Namespaces(Network):
+    """Hosts are network namespaces; a switch carries their packets."""
+
+    name = "switch"
+
+    def __init__(self, hosts: Sequence[str], log: Path) -> None:
+        super().__init__(hosts)
+        self._own = os.open("/proc/self/ns/net", os.O_RDONLY)
+        self._namespaces: dict[str, int] = {self.hosts[0]: self._own}
+        devices = []
+        for name in self.hosts:
+            if name != self.hosts[0]:
+                _call("unshare", _CLONE_NEWNET)
+                self._namespaces[name] = os.open("/proc/self/ns/net", os.O_RDONLY)
+            devices.append(self._device(name))
+        _call("setns", self._own, _CLONE_NEWNET)
+        self._start("tests.chaos.switch", log, devices)
+        for descriptor in devices:
             os.close(descriptor)
 
+    def _device(self, name: str) -> int:
+        try:
+            device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+            fcntl.ioctl(device, _TUNSETIFF, struct.pack("16sH", b"tun0", _IFF_TUN | _IFF_NO_PI))
+        except OSError as problem:
+            raise NetworkError(f"/dev/net/tun: {problem}") from problem
+        for line in (
+            "link set lo up",
+            f"link set tun0 mtu {switch.MTU} up",
+            f"addr add {self.address(name)}/24 dev tun0",
+        ):
+            done = subprocess.run(["ip", *line.split()], capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise NetworkError(f"ip {line}: {done.stderr.strip()}")
+        return device
 
-__all__ = ["Counts", "Network", "NetworkError", "isolate", "spawn"]
+    def address(self, host: str) -> str:
+        return f"{switch.PREFIX}.{self._number[host] + switch.FIRST}"
+
+    @contextlib.contextmanager
+    def inside(self, host: str) -> Iterator[None]:
+        _call("setns", self._namespaces[host], _CLONE_NEWNET)
+        try:
+            yield
+        finally:
+            _call("setns", self._own, _CLONE_NEWNET)
+
+
+class Relays(Network):
+    """Hosts are addresses of the loopback; relays carry their connections. The shim must be preloaded."""
+
+    name = "relays"
+
+    def __init__(self, hosts: Sequence[str], log: Path, ports: Iterable[int], shim: Path) -> None:
+        super().__init__(hosts)
+        self._shim = shim
+        self._start("tests.chaos.relay", log, (), str(len(self.hosts)), ",".join(map(str, ports)))
+
+    def address(self, host: str) -> str:
+        return f"{relay.PREFIX}.0.{self._number[host] + relay.FIRST}"
+
+    def environment(self, host: str) -> dict[str, str]:
+        return {"LD_PRELOAD": str(self._shim), "CHAOS_HOST": str(self._number[host] + relay.FIRST)}
+
+
+def open_network(kind: str, hosts: Sequence[str], log: Path, ports: Iterable[int], shim: Path) -> Network:
+    """``namespaces``, ``relays``, or ``auto``: the first where it is allowed, else the second. Raises NetworkError."""
+    if kind != "relays":
+        try:
+            _call("unshare", _CLONE_NEWNET)
+            return Namespaces(hosts, log)
+        except (NetworkError, FileNotFoundError) as problem:
+            if kind == "namespaces":
+                raise NetworkError(str(problem)) from problem
+            logging.getLogger("chaos").warning("relays instead of namespaces: %s", problem)
+    return Relays(hosts, log, ports, shim)

@@ -138,7 +138,7 @@ class Director:
 
 def set_up(cluster: Cluster) -> None:
     """Start everything and create the topics."""
-    from confluent_kafka.admin import AdminClient, NewTopic
+    from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined,unused-ignore]
 
     for node in cluster.zookeepers:
         node.start()
@@ -176,9 +176,9 @@ def heal(stage: Stage) -> None:
         stage.problems.append(str(problem))
 
 
-def play(directory: Path, minutes: float, seed: int, kinds: Sequence[str]) -> tuple[list[str], Clients]:
+def play(directory: Path, minutes: float, seed: int, kinds: Sequence[str], network: str) -> tuple[list[str], Clients]:
     """The whole run up to the final reads; returns the problems that no client can see."""
-    cluster = Cluster(directory)
+    cluster = Cluster(directory, network)
     clients = Clients(cluster.network, cluster.bootstrap, directory, str(seed))
     stage = Stage(cluster, clients)
     try:
@@ -261,15 +261,15 @@ def judge(directory: Path, minutes: float, seed: int, kinds: Sequence[str], prob
         report.bad("process", problem)
     strict = check(read(directory / "history", strict=True))
     only_strict = [found for found in strict.anomalies if found not in report.anomalies]
-    for found in only_strict:
-        report.notes[f"by the client's word only: {found.kind}"] += 1
+    for anomaly in only_strict:
+        report.notes[f"by the client's word only: {anomaly.kind}"] += 1
     ok = report.ok
     text = f"# Chaos, seed {seed}, {minutes} minutes of faults, replication {REPLICATION}\n\n"
     text += f"{tables(history, report)}\n\n```\n{report.render()}\n```\n"
     if ok:
         text += "\nCorrupted on purpose, the checker says:\n\n"
-        for name, kinds in prove_it_fails(directory, seed):
-            text += f"- {name.replace('_', ' ')}: {', '.join(sorted(kinds))}\n"
+        for name, found in prove_it_fails(directory, seed):
+            text += f"- {name.replace('_', ' ')}: {', '.join(sorted(found))}\n"
     (directory / "report.md").write_text(text)
     print(text)
     return ok
@@ -283,6 +283,7 @@ def main() -> int:
     arguments.add_argument("--ci", action="store_true", help=f"{CI_MINUTES} minutes")
     arguments.add_argument("--directory", type=Path, help="where the run is kept; default: below build/chaos")
     arguments.add_argument("--faults", help="only these kinds, with commas: " + ", ".join(FAULTS))
+    arguments.add_argument("--network", choices=("auto", "namespaces", "relays"), default="auto")
     options = arguments.parse_args()
     kinds = options.faults.split(",") if options.faults else list(FAULTS)
     if unknown := sorted(set(kinds) - set(FAULTS)):
@@ -297,7 +298,7 @@ def main() -> int:
         print("chaos needs root: namespaces, mounts and TUN devices")
         return 2
     try:
-        problems, clients = play(directory, minutes, options.seed, kinds)
+        problems, clients = play(directory, minutes, options.seed, kinds, options.network)
         logger.info("clients: %s", ", ".join(f"{what} {count}" for what, count in sorted(clients.ends.items())))
         ok = judge(directory, minutes, options.seed, kinds, problems)
     except (Missing, NetworkError, ClockError, OSError, subprocess.SubprocessError) as problem:

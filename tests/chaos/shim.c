@@ -1,22 +1,35 @@
-/* Moves CLOCK_REALTIME of one process, and nothing else: monotonic clocks, timers and futexes stay true, so Java and
- * ZooKeeper live with it. LD_PRELOAD it with CHAOS_CLOCK naming a file of two 64-bit numbers that is mapped by both
- * sides: the offset in nanoseconds, and how many readings were answered with an offset other than zero. */
+/* Two things for the processes of one host, by LD_PRELOAD.
+ *
+ * CHAOS_CLOCK names a file of two 64-bit numbers that is mapped by both sides: an offset in nanoseconds by which
+ * CLOCK_REALTIME is moved, and how many readings were answered with an offset other than zero. Nothing else is moved:
+ * monotonic clocks, timers and futexes stay true, so Java and ZooKeeper live with it.
+ *
+ * CHAOS_HOST is the number of the host where the network is made of relays: what it connects to at 127.77.0.B stands for
+ * it at 127.77.HOST.B. */
 #define _GNU_SOURCE
+#include <arpa/inet.h>
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <netinet/in.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/time.h>
 #include <time.h>
 #include <unistd.h>
 
 static volatile int64_t *board;
+static int host;
 static int (*real_clock_gettime)(clockid_t, struct timespec *);
+static int (*real_connect)(int, const struct sockaddr *, socklen_t);
 
 __attribute__((constructor)) static void begin(void) {
     const char *path = getenv("CHAOS_CLOCK");
     real_clock_gettime = dlsym(RTLD_NEXT, "clock_gettime");
+    real_connect = dlsym(RTLD_NEXT, "connect");
+    if (getenv("CHAOS_HOST") != NULL) host = atoi(getenv("CHAOS_HOST"));
     if (path == NULL) return;
     int file = open(path, O_RDWR | O_CLOEXEC);
     if (file < 0) return;
@@ -56,4 +69,25 @@ time_t time(time_t *where) {
     if (clock_gettime(CLOCK_REALTIME, &exact) != 0) return (time_t)-1;
     if (where != NULL) *where = exact.tv_sec;
     return exact.tv_sec;
+}
+
+static void turn(unsigned char *address) {
+    if (address[0] == 127 && address[1] == 77 && address[2] == 0 && address[3] != host) address[2] = (unsigned char)host;
+}
+
+int connect(int socket, const struct sockaddr *address, socklen_t length) {
+    if (real_connect == NULL) real_connect = dlsym(RTLD_NEXT, "connect");
+    if (host != 0 && address != NULL && address->sa_family == AF_INET && length >= sizeof(struct sockaddr_in)) {
+        struct sockaddr_in turned;
+        memcpy(&turned, address, sizeof turned);
+        turn((unsigned char *)&turned.sin_addr);
+        return real_connect(socket, (struct sockaddr *)&turned, sizeof turned);
+    }
+    if (host != 0 && address != NULL && address->sa_family == AF_INET6 && length >= sizeof(struct sockaddr_in6)) {
+        struct sockaddr_in6 turned;
+        memcpy(&turned, address, sizeof turned);
+        if (IN6_IS_ADDR_V4MAPPED(&turned.sin6_addr)) turn(turned.sin6_addr.s6_addr + 12);
+        return real_connect(socket, (struct sockaddr *)&turned, sizeof turned);
+    }
+    return real_connect(socket, address, length);
 }

@@ -64,8 +64,9 @@ class Clients:
             sys.executable, "-m", "tests.chaos.client", slot.role, proc, slot.name, f"{self._seed}-{proc}",
             self._bootstrap, str(self._history),
         ]  # fmt: skip
+        environment = self._network.environment(slot.host)
         with (self._directory / "clients.log").open("ab") as log, self._network.inside(slot.host):
-            process = spawn(command, ROOT, log, die_with_parent=True, environment=dict(os.environ))
+            process = spawn(command, ROOT, log, die_with_parent=True, environment=os.environ | environment)
         slot.process = process
         return process
 

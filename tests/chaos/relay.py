@@ -1,0 +1,142 @@
+"""The network where namespaces aren't allowed: TCP relays on the loopback, one listener per pair of hosts and port.
+
+Runs as a process of its own: ``python -m tests.chaos.relay CONTROL_FD HOSTS PORT,...``. Host b really listens on
+127.77.0.B; what host a connects to is 127.77.A.B, where a relay stands that knows both ends. The shim (shim.c) turns
+the one address into the other in connect(), so nobody has to be told. Commands are those of the switch. A direction
+that is cut carries nothing, neither bytes nor ends of connections; new connections are accepted and stay silent. What
+was held arrives when the cut is healed, as a real network would send it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import sys
+from dataclasses import dataclass, field
+
+PREFIX = "127.77"
+FIRST = 1
+CHUNK = 65_536
+
+
+@dataclass
+class Pair:
+    """One direction between two hosts."""
+
+    drop: bool = False
+    delay_s: float = 0.0
+    passed: int = 0
+    dropped: int = 0
+    delayed: int = 0
+    healed: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Relay:
+    """All relays of a run."""
+
+    def __init__(self, hosts: int, ports: list[int]) -> None:
+        self._ports = ports
+        self._pairs = [[Pair() for _ in range(hosts)] for _ in range(hosts)]
+        for row in self._pairs:
+            for pair in row:
+                pair.healed.set()
+
+    async def run(self, control: socket.socket) -> None:
+        """Until the control socket closes."""
+        servers = [
+            await asyncio.start_server(self._accept(a, b, port), f"{PREFIX}.{a + FIRST}.{b + FIRST}", port)
+            for a in range(len(self._pairs)) for b in range(len(self._pairs)) if a != b for port in self._ports
+        ]  # fmt: skip
+        reader, writer = await asyncio.open_connection(sock=control)
+        while line := await reader.readline():
+            writer.write(json.dumps(self._answer(json.loads(line))).encode() + b"\n")
+            await writer.drain()
+        for server in servers:
+            server.close()
+
+    def _accept(self, a: int, b: int, port: int):  # type: ignore[no-untyped-def]
+        async def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            there = self._pairs[a][b]
+            if not there.healed.is_set():
+                there.dropped += 1
+            await there.healed.wait()
+            try:
+                far_reader, far_writer = await asyncio.open_connection(f"{PREFIX}.0.{b + FIRST}", port)
+            except OSError:
+                writer.transport.abort()
+                return
+            await asyncio.gather(
+                self._carry(self._pairs[a][b], reader, far_writer), self._carry(self._pairs[b][a], far_reader, writer)
+            )
+            far_writer.close()
+            writer.close()
+
+        return accepted
+
+    async def _carry(self, pair: Pair, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One direction of one connection: bytes in order, each after its delay, none while it is cut."""
+        loop = asyncio.get_running_loop()
+        held: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(maxsize=256)
+
+        async def deliver() -> None:
+            while True:
+                due, chunk = await held.get()
+                if (left := due - loop.time()) > 0:
+                    await asyncio.sleep(left)
+                await pair.healed.wait()
+                if not chunk:
+                    return
+                writer.write(chunk)
+                await writer.drain()
+
+        sender = asyncio.create_task(deliver())
+        broken = False
+        try:
+            while True:
+                chunk = await reader.read(CHUNK)
+                if pair.drop:
+                    pair.dropped += 1
+                elif pair.delay_s:
+                    pair.delayed += 1
+                else:
+                    pair.passed += 1
+                await held.put((loop.time() + pair.delay_s, chunk))
+                if not chunk:
+                    break
+        except OSError:  # reset by the peer: the other side is told after what is held
+            broken = True
+            await held.put((loop.time() + pair.delay_s, b""))
+        try:
+            await sender
+            if broken:
+                writer.transport.abort()
+            elif writer.can_write_eof():
+                writer.write_eof()
+        except OSError:
+            pass
+
+    def _answer(self, command: dict[str, list[tuple[int, int, bool, float]]]) -> object:
+        changes = command.get("rules", [])
+        if "heal" in command:
+            everywhere = range(len(self._pairs))
+            changes = [(a, b, False, 0.0) for a in everywhere for b in everywhere]
+        for source, target, drop, delay_ms in changes:
+            pair = self._pairs[source][target]
+            pair.drop, pair.delay_s = drop, delay_ms / 1000
+            if drop:
+                pair.healed.clear()
+            else:
+                pair.healed.set()
+        if "counts" in command:
+            return [
+                (source, target, pair.passed, pair.dropped, pair.delayed)
+                for source, row in enumerate(self._pairs)
+                for target, pair in enumerate(row)
+            ]
+        return True
+
+
+if __name__ == "__main__":
+    relay = Relay(int(sys.argv[2]), [int(port) for port in sys.argv[3].split(",")])
+    asyncio.run(relay.run(socket.socket(fileno=int(sys.argv[1]))))
