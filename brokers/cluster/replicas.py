@@ -170,7 +170,7 @@ class ReplicaManager:
         The log directories were checked to belong to this cluster, so a topic that the cluster does not know is gone.
         """
         for tp, log in list(self._logs.all().items()):
-            if tp not in self._partitions and self._view.partition(tp) is None and log.topic_id is not None:
+            if tp not in self._partitions and self._view.partition(tp) is None:
                 logger.warning("%s: its topic was deleted meanwhile; the log goes", tp)
                 self._logs.delete(tp)
 
@@ -240,6 +240,10 @@ class ReplicaManager:
             logger.warning("%s: the log belongs to a deleted topic of the same name; it goes", tp)
             self._logs.delete(tp)
             log = None
+        if log is not None and log.topic_id is None and not self._is_counted_on(state) and log.log_end_offset:
+            logger.warning("%s: nobody knows which topic of that name the log is of, or counts on it; it goes", tp)
+            self._logs.delete(tp)
+            log = None
         config = self._view.topic_config(tp.topic)
         try:
             if log is None:
@@ -248,6 +252,8 @@ class ReplicaManager:
                         logger.error("%s: its log is in a directory that is offline", tp)
                     return None
                 log = self._logs.create(tp, topic_id, config)
+            elif log.topic_id is None:
+                log.write_metadata(topic_id)
             log.config = config
         except (DiskError, LogOffline) as error:
             logger.error("%s: cannot create its log: %s", tp, error)
@@ -259,13 +265,17 @@ class ReplicaManager:
         self._partitions[tp] = partition
         return partition
 
+    def _is_counted_on(self, state: PartitionState) -> bool:
+        """Whether what was acknowledged may be in this broker's log."""
+        return self._broker_id in (*state.isr, *state.elr)
+
     def _may_create(self, state: PartitionState) -> bool:
         """Whether an absent log is a new one. If not, it lies in an offline directory, and an empty one in its place
         would stand for what was acknowledged. Once nobody counts on this broker any more, it may start over.
         """
         if not self._logs.offline_directories or state.leader_epoch < 0:
             return True
-        if self._broker_id not in (*state.isr, *state.elr):
+        if not self._is_counted_on(state):
             return True
         return state.leader_epoch == 0 and state.leader_incarnation == self._incarnation()
 

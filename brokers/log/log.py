@@ -80,8 +80,13 @@ class Log(LogReads):
         return self.producers.verification_guard(producer_id, producer_epoch, base_sequence)
 
     def write_metadata(self, topic_id: uuid.UUID) -> None:
-        """Write ``partition.metadata``. Raises DiskError."""
-        self.disk.replace(f"{self.directory}/{PARTITION_METADATA}", encode_partition_metadata(topic_id), durable=False)
+        """Write ``partition.metadata``; it reaches the disk in the background. Raises DiskError.
+
+        A log that lost its file is told from one of a deleted topic of the same name only by who counts on it.
+        """
+        path = f"{self.directory}/{PARTITION_METADATA}"
+        self.disk.replace(path, encode_partition_metadata(topic_id), durable=False)
+        self.disk.sync_later([path, self.directory])
         self.topic_id = topic_id
 
     # ---- append

@@ -235,3 +235,21 @@ def test_a_reload_compares_everything(stage: Stage) -> None:
     stage.replicas.apply(ViewChange(reloaded=True))
     assert stage.replicas.get(TopicPartition("gone", 0)) is None
     assert stage.replicas.leader(T) is stage.partition("t")
+
+
+@pytest.mark.parametrize(("isr", "kept"), [((ME, OTHER), 1), ((OTHER,), 0)])
+def test_a_log_without_its_topics_id_is_kept_only_where_somebody_counts_on_it(
+    tmp_path: Path, isr: tuple[BrokerId, ...], kept: int
+) -> None:
+    """A power loss may take the file with the id; the topic may have been deleted and created again meanwhile."""
+    stage = Stage(tmp_path)
+    stage.topic("t", replicas=(ME, OTHER))
+    stage.append("t")
+    metadata = Path(stage.partition("t").log.directory) / "partition.metadata"
+    stage.logs.close()
+    metadata.unlink()
+    stage = Stage(tmp_path)
+    info = stage.topic("t", replicas=(ME, OTHER), isr=isr, leader=OTHER)
+    log = stage.partition("t").log
+    assert (log.log_end_offset, log.topic_id) == (kept, info.id)
+    assert metadata.exists(), "the next start knows"
