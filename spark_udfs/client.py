@@ -208,6 +208,52 @@ class Client:
 
         return self._retry(f"a fetch from {tp}", attempt)
 
+    # -- for writers, who do their own retrying ----------------------------------------------------------------------
+
+    def serves(self, api_key: int) -> bool:
+        """Whether the brokers announce an API. Raises ClientError when none can be reached."""
+
+        def attempt() -> bool:
+            version = self._manager.broker_version_data
+            if version is None:
+                raise _Again("the brokers' versions are not known yet")
+            return api_key in version.api_versions
+
+        return self._retry("the brokers' versions", attempt)
+
+    def leaders_of(self, parts: Iterable[TopicPartition]) -> dict[int, list[TopicPartition]]:
+        """The partitions by the id of their leader; those without one are left out. Raises ClientError."""
+        wanted = list(parts)
+        missing = sorted({tp.topic for tp in wanted if tp not in self._leaders})
+        if missing:
+            self._retry("the leaders", lambda: self._refresh(missing))
+        grouped: dict[int, list[TopicPartition]] = defaultdict(list)
+        for tp in wanted:
+            if tp in self._leaders:
+                grouped[self._leaders[tp].node_id].append(tp)
+        return grouped
+
+    def forget_leaders(self) -> None:
+        """The next question for a leader asks the fleet."""
+        self._leaders.clear()
+
+    def send(self, request: Any, node_id: int) -> Any:
+        """Send a request; :meth:`wait` waits for what is returned. A failure to send shows there."""
+        future = self._manager.send(request, node_id=node_id)
+        self._net.poll(timeout_ms=0)
+        return future
+
+    def wait(self, future: Any) -> Any:
+        """The answer to a request that was sent. Raises kafka.errors.KafkaError, or ClientError when there is none."""
+        try:
+            return self._wait(future)
+        except _Again as problem:
+            raise ClientError(str(problem)) from problem
+
+    def ask(self, request: Any) -> Any:
+        """Any broker's answer. Raises ClientError."""
+        return self._retry(type(request).__name__, lambda: self._wait(self._manager.send(request)))
+
     # -- how -------------------------------------------------------------------------------------------------------
 
     def _retry(self, what: str, attempt: Callable[[], T]) -> T:

@@ -11,7 +11,6 @@ commit). A query that rests longer than that finds no fence and stops with Fence
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Callable, Mapping
 from enum import Enum
@@ -20,7 +19,8 @@ from typing import Any, NamedTuple, TypeVar
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
-from spark_udfs.settings import OptionError, kafka_settings, librdkafka_settings
+from spark_udfs.failures import FenceConflict, FenceError, FenceLost
+from spark_udfs.settings import check_sink_id, kafka_settings, librdkafka_settings
 
 FENCE_TOPIC = "__spark_sink_fence"
 CALL_TIMEOUT_S = 60.0
@@ -30,21 +30,8 @@ _COORDINATOR_MOVES = (
     KafkaError.COORDINATOR_NOT_AVAILABLE,
     KafkaError.NOT_COORDINATOR,
 )
-_SINK_ID = re.compile(r"[A-Za-z0-9._-]{1,200}")
 
 T = TypeVar("T")
-
-
-class FenceError(RuntimeError):
-    """The sink can't tell safely whether a batch was written; the message says what to do."""
-
-
-class FenceConflict(FenceError):
-    """The fence belongs to another query, or to another place in this query's history."""
-
-
-class FenceLost(FenceError):
-    """There is no fence although the query has written before."""
 
 
 class Decision(Enum):
@@ -112,9 +99,7 @@ def decide(fence: Fence | None, query_id: str, batch_id: int, *, adopt: bool = F
 
 def sink_name(sink_id: str) -> str:
     """The group and the transactional id of a sink. OptionError for an id that Kafka's names don't allow."""
-    if not _SINK_ID.fullmatch(sink_id):
-        raise OptionError(f"option sinkId: {sink_id!r} is not made of 1 to 200 letters, digits, '.', '_' and '-'")
-    return f"spark-sink/{sink_id}"
+    return f"spark-sink/{check_sink_id(sink_id)}"
 
 
 def retrying(call: Callable[[float], T], timeout_s: float = CALL_TIMEOUT_S) -> T:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 PREFIX = "kafka."
+_SINK_ID = re.compile(r"[A-Za-z0-9._-]{1,200}")
 
 # Java's name -> librdkafka's, where they differ.
 _LIBRDKAFKA_NAMES = {
@@ -44,6 +45,13 @@ _READER_KEYWORDS: dict[str, tuple[str, type]] = {
 
 class OptionError(ValueError):
     """An option is missing, misspelt, or has a value that can't be used; the message names it."""
+
+
+def check_sink_id(sink_id: str) -> str:
+    """The id, if Kafka's names allow it; OptionError if not."""
+    if not _SINK_ID.fullmatch(sink_id):
+        raise OptionError(f"option sinkId: {sink_id!r} is not made of 1 to 200 letters, digits, '.', '_' and '-'")
+    return sink_id
 
 
 def lowered(options: Mapping[str, str]) -> dict[str, str]:

@@ -21,7 +21,8 @@ import pyarrow as pa
 from confluent_kafka import Consumer, KafkaException, Producer
 
 from spark_udfs import fence as fences
-from spark_udfs.fence import Decision, Fence, FenceError, retrying
+from spark_udfs.failures import FenceError
+from spark_udfs.fence import Decision, Fence, retrying
 from spark_udfs.settings import OptionError, bool_option, int_option, kafka_settings, librdkafka_settings, lowered
 
 if TYPE_CHECKING:

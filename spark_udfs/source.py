@@ -16,7 +16,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+    InputPartition,
+)
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
@@ -158,6 +165,28 @@ class FleetlogSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """A stream reader."""
         return StreamReader(ReadOptions.parse(self.options, streaming=True))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        """A batch writer: all rows or none."""
+        from spark_udfs.writer import BatchWriter, WriteOptions
+
+        if overwrite:
+            raise OptionError("mode overwrite would replace the topic's records, which can't be done: use append")
+        options = WriteOptions.parse(self.options)
+        options.check_columns(schema)
+        return BatchWriter(options)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
+        """A stream writer, exactly once."""
+        from spark_udfs.writer import StreamWriter, WriteOptions
+
+        if overwrite:
+            raise OptionError(
+                "output mode complete rewrites its whole result in every batch; a topic can't be rewritten"
+            )
+        options = WriteOptions.parse(self.options)
+        options.check_columns(schema)
+        return StreamWriter(options)
 
 
 class RangePartition(InputPartition):

@@ -1,0 +1,364 @@
+"""The executor's producer: Arrow batches in, acknowledged record batches out, under one member of a batch transaction.
+
+Rows become record batches in ``_native.columns`` without a Python object per row. Batches of a partition leave in order
+and up to four at once; a partition whose leader moved waits until all its answers are in, then sends again what was not
+acknowledged, in order: the leader knows the sequences and drops what it has. Memory is bounded by what may be unsent.
+
+Source: KIP-98 (sequences), KIP-890 (the leader adds the partition to the transaction).
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import kafka.errors
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from _native.columns import encode_arrow, partitions_for_keys
+from spark_udfs.client import Client, ClientError
+from spark_udfs.settings import OptionError
+from wire import compression
+from wire.errors import ErrorCode
+from wire.messages import request_class
+from wire.types import TopicPartition
+
+PRODUCE, PRODUCE_VERSION = 0, 12
+IN_FLIGHT_PER_PARTITION = 4
+REQUEST_BYTES = 8 << 20
+PAUSE_S = 0.05
+
+_FENCED = frozenset(
+    {
+        ErrorCode.INVALID_PRODUCER_EPOCH,
+        ErrorCode.PRODUCER_FENCED,
+        ErrorCode.INVALID_PRODUCER_ID_MAPPING,
+        ErrorCode.INVALID_TXN_STATE,
+        ErrorCode.TRANSACTION_ABORTABLE,
+    }
+)
+_APPENDED = frozenset({ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER})
+
+log = logging.getLogger(__name__)
+
+
+class TaskFenced(RuntimeError):
+    """The batch this task writes for is over: another driver began a newer one, or its time ran out."""
+
+
+class WriteSettings(NamedTuple):
+    """How rows are written. Sizes in bytes; ``delivery_timeout_ms`` bounds how long a record batch may take."""
+
+    topic: str | None
+    codec: int = compression.NONE
+    batch_bytes: int = 512 << 10
+    buffer_bytes: int = 32 << 20
+    delivery_timeout_ms: int = 120_000
+
+
+class Member(NamedTuple):
+    """The producer of one task attempt."""
+
+    producer_id: int
+    epoch: int
+
+
+class _Batch:
+    __slots__ = ("data", "rows", "sent")
+
+    def __init__(self, data: bytes, rows: int) -> None:
+        self.data = data
+        self.rows = rows
+        self.sent = False
+
+
+class _Lane:
+    """One partition: its unacknowledged batches in order, and the sequence of the next row."""
+
+    __slots__ = ("batches", "in_flight", "sequence", "since", "stalled")
+
+    def __init__(self) -> None:
+        self.batches: deque[_Batch] = deque()
+        self.sequence = 0
+        self.in_flight = 0
+        self.stalled = False
+        self.since = 0.0
+
+
+class _Flight(NamedTuple):
+    future: Any
+    parts: list[tuple[TopicPartition, _Batch]]
+
+
+class MemberProducer:
+    """Writes one task's rows. Not for use from two threads."""
+
+    def __init__(self, client: Client, sink_id: str, member: Member, settings: WriteSettings) -> None:
+        self.rows = 0
+        self.bytes = 0
+        self._client = client
+        self._sink_id = sink_id
+        self._member = member
+        self._settings = settings
+        self._lanes: dict[TopicPartition, _Lane] = {}
+        self._flights: list[_Flight] = []
+        self._unacknowledged = 0
+        self._counts: dict[str, int] = {}
+        self._sticky = member.producer_id  # rows without a key begin at another partition in each task
+
+    # ---- rows ------------------------------------------------------------------------------------------------------
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Take an Arrow batch; returns when there is room for the next. Raises TaskFenced, ClientError."""
+        if batch.num_rows == 0:
+            return
+        for tp, rows in self._split(batch):
+            self._encode(tp, rows)
+        self.rows += batch.num_rows
+        self._pump(self._settings.buffer_bytes)
+
+    def flush(self) -> None:
+        """Wait until every row is acknowledged by all in-sync replicas."""
+        self._pump(0)
+
+    def _split(self, batch: pa.RecordBatch) -> Iterator[tuple[TopicPartition, pa.RecordBatch]]:
+        """The batch's rows by topic and partition, in their order."""
+        if self._settings.topic is not None:
+            yield from self._by_partition(self._settings.topic, batch)
+            return
+        topics = batch.column("topic")
+        if topics.null_count:
+            raise OptionError("a row has no topic: column topic is null, and there is no option topic")
+        names = pc.unique(topics).to_pylist()
+        for name in names:
+            yield from self._by_partition(name, batch if len(names) == 1 else batch.filter(pc.equal(topics, name)))
+
+    def _by_partition(self, topic: str, batch: pa.RecordBatch) -> Iterator[tuple[TopicPartition, pa.RecordBatch]]:
+        partitions = self._partitions(topic, batch)
+        first = int(partitions[0])
+        if (partitions == first).all():
+            yield TopicPartition(topic, first), batch
+            return
+        order = np.argsort(partitions, kind="stable")
+        ordered = batch.take(pa.array(order))
+        bounds = np.flatnonzero(np.diff(partitions[order])) + 1
+        starts = [0, *bounds.tolist(), len(order)]
+        for begin, end in itertools.pairwise(starts):
+            yield TopicPartition(topic, int(partitions[order[begin]])), ordered.slice(begin, end - begin)
+
+    def _partitions(self, topic: str, batch: pa.RecordBatch) -> Any:
+        """A partition per row: the one it names, else its key's, else one of this task's choice for the whole batch."""
+        count = self._counts.get(topic)
+        if count is None:
+            found = self._client.topics([topic]).get(topic)
+            if not found:
+                raise ClientError(f"topic {topic} does not exist", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+            count = self._counts[topic] = len(found)
+        self._sticky += 1
+        chosen = np.full(batch.num_rows, self._sticky % count, dtype=np.int32)
+        if "key" in batch.schema.names:
+            keys = batch.column("key")
+            hashed = np.asarray(partitions_for_keys(keys, count)).astype(np.int32)
+            chosen = np.where(hashed >= 0, hashed, chosen) if keys.null_count else hashed
+        if "partition" in batch.schema.names:
+            named = batch.column("partition")
+            given = pc.fill_null(named, -1).to_numpy(zero_copy_only=False)
+            if (given >= count).any() or ((given < 0) & np.asarray(named.is_valid())).any():
+                raise OptionError(f"a row names partition {int(given.max())} of {topic}, which has {count}")
+            chosen = np.where(given >= 0, given, chosen)
+        return chosen
+
+    def _encode(self, tp: TopicPartition, rows: pa.RecordBatch) -> None:
+        lane = self._lanes.get(tp)
+        if lane is None:
+            lane = self._lanes[tp] = _Lane()
+        step = max(1, rows.num_rows * self._settings.batch_bytes // max(1, rows.nbytes))
+        for start in range(0, rows.num_rows, step):
+            self._encode_piece(lane, rows.slice(start, step))
+
+    def _encode_piece(self, lane: _Lane, rows: pa.RecordBatch) -> None:
+        names = rows.schema.names
+        codec = self._settings.codec
+        data = encode_arrow(
+            rows.column("key") if "key" in names else None,
+            rows.column("value"),
+            _timestamps(rows),
+            headers=rows.column("headers") if "headers" in names else None,
+            codec=codec,
+            compress=None if codec == compression.NONE else (lambda payload: compression.compress(codec, payload)),
+            transactional=True,
+            producer_id=self._member.producer_id,
+            producer_epoch=self._member.epoch,
+            base_sequence=lane.sequence,
+        )
+        lane.sequence = (lane.sequence + rows.num_rows) & 0x7FFF_FFFF
+        lane.batches.append(_Batch(data, rows.num_rows))
+        self.bytes += len(data)
+        self._unacknowledged += len(data)
+
+    # ---- sending ---------------------------------------------------------------------------------------------------
+
+    def _pump(self, most: int) -> None:
+        """Send and take answers until at most that many bytes are unacknowledged."""
+        self._send()
+        while self._unacknowledged > most:
+            if not self._flights:
+                time.sleep(PAUSE_S)  # every lane waits for a leader
+                self._revive()
+            self._await_one()
+            self._send()
+
+    def _send(self) -> None:
+        ready = [tp for tp, lane in self._lanes.items() if self._next(lane) is not None]
+        if not ready:
+            return
+        try:
+            by_leader = self._client.leaders_of(ready)
+        except ClientError as problem:
+            log.info("no leader yet: %s", problem)
+            by_leader = {}
+        for node_id, parts in by_leader.items():
+            while self._send_to(node_id, parts):
+                pass
+        for tp in ready:
+            lane = self._lanes[tp]
+            if lane.in_flight == 0 and lane.batches:
+                self._check_patience(tp, lane)
+
+    def _send_to(self, node_id: int, parts: list[TopicPartition]) -> bool:
+        """One request with the next batch of each partition; False when none has one."""
+        chosen: list[tuple[TopicPartition, _Batch]] = []
+        size = 0
+        for tp in parts:
+            batch = self._next(self._lanes[tp])
+            if batch is not None and (not chosen or size + len(batch.data) <= REQUEST_BYTES):
+                chosen.append((tp, batch))
+                size += len(batch.data)
+        if not chosen:
+            return False
+        future = self._client.send(self._request(chosen), node_id)
+        now = time.monotonic()
+        for tp, batch in chosen:
+            lane = self._lanes[tp]
+            batch.sent = True
+            lane.in_flight += 1
+            lane.since = lane.since or now
+        self._flights.append(_Flight(future, chosen))
+        return True
+
+    @staticmethod
+    def _next(lane: _Lane) -> _Batch | None:
+        if lane.stalled or lane.in_flight >= IN_FLIGHT_PER_PARTITION:
+            return None
+        return next((batch for batch in lane.batches if not batch.sent), None)
+
+    def _request(self, chosen: list[tuple[TopicPartition, _Batch]]) -> Any:
+        kind = request_class(PRODUCE)
+        topics: dict[str, list[Any]] = {}
+        for tp, batch in chosen:
+            topics.setdefault(tp.topic, []).append(
+                kind.TopicProduceData.PartitionProduceData(index=tp.partition, records=batch.data)
+            )
+        return kind(
+            transactional_id=self._sink_id,
+            acks=-1,
+            timeout_ms=30_000,
+            topic_data=[kind.TopicProduceData(name=name, partition_data=parts) for name, parts in topics.items()],
+            min_version=PRODUCE_VERSION,
+            max_version=PRODUCE_VERSION,
+        )
+
+    def _await_one(self) -> None:
+        """Take the oldest answer."""
+        flight = self._flights.pop(0)
+        errors: dict[TopicPartition, tuple[ErrorCode, str]] = {}
+        try:
+            response = self._client.wait(flight.future)
+        except (kafka.errors.KafkaError, ClientError) as problem:
+            log.info("no answer to a Produce: %r; sending again", problem)
+        else:
+            for topic in response.responses:
+                for part in topic.partition_responses:
+                    code = ErrorCode(part.error_code)
+                    errors[TopicPartition(topic.name, part.index)] = code, part.error_message or ""
+        for tp, batch in flight.parts:
+            self._answered(tp, batch, *errors.get(tp, (ErrorCode.NETWORK_EXCEPTION, "")))
+        self._revive()
+
+    def _answered(self, tp: TopicPartition, batch: _Batch, code: ErrorCode, text: str) -> None:
+        lane = self._lanes[tp]
+        lane.in_flight -= 1
+        if code in _APPENDED and lane.batches and lane.batches[0] is batch:
+            lane.batches.popleft()
+            lane.since = time.monotonic() if lane.batches else 0.0
+            self._unacknowledged -= len(batch.data)
+        elif code in _FENCED:
+            raise TaskFenced(f"{tp}: {code.name}: this batch of sink {self._sink_id} is over for this task {text}")
+        elif (
+            code in _APPENDED
+            or code.retriable
+            or code
+            in (
+                ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,  # a batch before it was not taken
+                ErrorCode.UNKNOWN_PRODUCER_ID,
+            )
+        ):
+            lane.stalled = True
+        else:
+            raise ClientError(f"{tp}: {code.name}: {text or 'the records are refused'}", code)
+
+    def _revive(self) -> None:
+        """Lanes with all answers in send again what was not acknowledged."""
+        revived = False
+        for tp, lane in self._lanes.items():
+            if lane.stalled and lane.in_flight == 0:
+                self._check_patience(tp, lane)
+                lane.stalled = False
+                for batch in lane.batches:
+                    batch.sent = False
+                revived = True
+        if revived:
+            time.sleep(PAUSE_S)
+            self._client.forget_leaders()
+
+    def _check_patience(self, tp: TopicPartition, lane: _Lane) -> None:
+        now = time.monotonic()
+        lane.since = lane.since or now
+        if (now - lane.since) * 1000 > self._settings.delivery_timeout_ms:
+            raise ClientError(
+                f"{tp}: not acknowledged for {self._settings.delivery_timeout_ms} ms (kafka.delivery.timeout.ms)"
+            )
+
+
+def _timestamps(rows: pa.RecordBatch) -> pa.Array:
+    """The rows' timestamps in ms; now, where they have none."""
+    now = time.time_ns() // 1_000_000
+    if "timestamp" not in rows.schema.names:
+        return pa.array(np.full(rows.num_rows, now, dtype=np.int64))
+    column = pc.cast(rows.column("timestamp"), pa.timestamp("ms"), safe=False).view(pa.int64())
+    return pc.fill_null(column, now) if column.null_count else column
+
+
+def write_settings(settings: Mapping[str, str], topic: str | None) -> WriteSettings:
+    """From ``kafka.*`` options with Kafka's names; raises OptionError."""
+    from spark_udfs.settings import int_option
+
+    name = settings.get("compression.type", "none").lower()
+    if name not in compression.CODES:
+        raise OptionError(f"option kafka.compression.type: {name!r} is not one of {', '.join(compression.CODES)}")
+    defaults = WriteSettings(topic)
+    return WriteSettings(
+        topic,
+        compression.CODES[name],
+        int_option("kafka.batch.size", settings.get("batch.size", str(defaults.batch_bytes)), 1),
+        int_option("kafka.buffer.memory", settings.get("buffer.memory", str(defaults.buffer_bytes)), 1 << 20),
+        int_option(
+            "kafka.delivery.timeout.ms", settings.get("delivery.timeout.ms", str(defaults.delivery_timeout_ms)), 1000
+        ),
+    )
