@@ -1,4 +1,4 @@
-"""The operator: creates and deletes topics, moves partitions, asks for elections, changes settings, while all goes on."""
+"""The operator: creates and deletes topics, moves partitions, asks for elections, changes settings, all the while."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ class Client:
             await self.pause(0.02, 0.1)
         return None
 
-    async def ask(self, broker: int, message: Any, version: int, timeout_s: float = 3.0) -> Any:
+    async def ask(self, broker: int, message: Any, version: int, timeout_s: float = 1.5) -> Any:
         """The decoded answer, or None."""
         body = bytes(message.encode(version=version))
         answer = await self.exchange(broker, message.API_KEY, version, body, timeout_s)
@@ -159,7 +159,7 @@ class Client:
                 await self.pause(0.05, 0.3)
         return self._coordinators[kind, key]
 
-    async def coordinate(self, kind: int, key: str, message: Any, version: int, timeout_s: float = 3.0) -> Any:
+    async def coordinate(self, kind: int, key: str, message: Any, version: int, timeout_s: float = 1.5) -> Any:
         """Ask the coordinator once; forget it when it isn't any more."""
         broker = await self.coordinator(kind, key)
         answer = await self.ask(broker, message, version, timeout_s)
@@ -178,7 +178,7 @@ class Client:
             FETCH_VERSION, replica_id=-1, replica_epoch=-1, max_wait_ms=max_wait_ms, min_bytes=1, max_bytes=1 << 20,
             session_id=0, session_epoch=-1, parts=[part], isolation_level=int(committed),
         )  # fmt: skip
-        raw = await self.exchange(broker, FETCH, FETCH_VERSION, body, 2.0 + max_wait_ms / 1000)
+        raw = await self.exchange(broker, FETCH, FETCH_VERSION, body, 1.0 + max_wait_ms / 1000)
         if raw is None:
             return None
         answer = m.decode_response(FETCH, FETCH_VERSION, raw)
@@ -234,7 +234,7 @@ class Producer(Client):
 
     async def deliver(self, tp: TopicPartition, data: bytes, values: Sequence[str]) -> None:
         """Send the batch until it is acknowledged. In order, one at a time, so no other answer is acceptable."""
-        body = produce_body(None, -1, 1_500, tp, data)
+        body = produce_body(None, -1, 800, tp, data)
         while True:
             answer = await self.produce(tp, body)
             if answer is None or answer.error_code in RETRIABLE:
@@ -248,7 +248,7 @@ class Producer(Client):
 
     async def produce(self, tp: TopicPartition, body: bytes) -> Any:
         broker = await self.leader(tp)
-        raw = await self.exchange(broker, PRODUCE, PRODUCE_VERSION, body, 3.0)
+        raw = await self.exchange(broker, PRODUCE, PRODUCE_VERSION, body, 1.5)
         if raw is None:
             return None
         return m.decode_response(PRODUCE, PRODUCE_VERSION, raw).responses[0].partition_responses[0]
@@ -277,7 +277,7 @@ class TransactionalProducer(Producer):
     async def init(self) -> tuple[int, int]:
         while True:
             request = m.InitProducerIdRequest(
-                version=4, transactional_id=self.name, transaction_timeout_ms=4_000, producer_id=-1, producer_epoch=-1
+                version=4, transactional_id=self.name, transaction_timeout_ms=2_500, producer_id=-1, producer_epoch=-1
             )
             answer = await self.coordinate(TRANSACTION, self.name, request, 4)
             if answer is not None and answer.error_code == OK:
@@ -308,7 +308,7 @@ class TransactionalProducer(Producer):
         return await self.end((self.name, number), self.rng.random() < 0.8, producer_id, epoch)
 
     async def add(self, tp: TopicPartition, data: bytes, values: Sequence[str]) -> None:
-        body = produce_body(self.name, -1, 1_500, tp, data)
+        body = produce_body(self.name, -1, 800, tp, data)
         for _ in range(self.rng.choice((3, 20))):
             answer = await self.produce(tp, body)
             if answer is not None and answer.error_code in (OK, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
@@ -373,7 +373,7 @@ class Consumer(Client):
             position = await self.poll(tp, position, committed)
             await self.pause(*self.world.pace)
 
-    async def poll(self, tp: TopicPartition, position: int, committed: bool, max_wait_ms: int = 200) -> int:
+    async def poll(self, tp: TopicPartition, position: int, committed: bool, max_wait_ms: int = 300) -> int:
         """Fetch once; returns the next position."""
         oracle = self.world.oracle
         part = await self.fetch(tp, position, committed=committed, max_wait_ms=max_wait_ms)
@@ -398,7 +398,7 @@ class Auditor(Client):
                 await self.latest(self.rng.choice(partitions), self.rng.random() < 0.5)
             else:
                 await self.committed(self.rng.choice(groups), self.rng.choice(partitions))
-            await self.pause(0.1, 0.5)
+            await self.pause(0.1, 0.8)
 
     async def latest(self, tp: TopicPartition, committed: bool) -> int | None:
         """ListOffsets of the end; None when it could not be told."""
@@ -451,7 +451,7 @@ class Member(Client):
             offset += 1
             if not await self.commit(group, tp, offset, member_id, generation):
                 generation = -1
-            await self.pause(0.1, 0.6)
+            await self.pause(0.1, 0.8)
 
     async def join(self, group: str, member_id: str) -> tuple[str, int]:
         protocol = m.JoinGroupRequest.JoinGroupRequestProtocol(version=5, name="range", metadata=b"x")
@@ -475,8 +475,11 @@ class Member(Client):
             group_instance_id=None, assignments=[assignment] if joined.leader == joined.member_id else [],
         )  # fmt: skip
         synced = await self.coordinate(GROUP, group, request, 3, 8.0)
-        done = synced is not None and synced.error_code == OK
-        return joined.member_id, joined.generation_id if done else -1
+        if synced is None or synced.error_code != OK:
+            self.forget_coordinator(GROUP, group)
+            await self.pause(0.05, 0.3)
+            return joined.member_id, -1
+        return joined.member_id, joined.generation_id
 
     async def commit(self, group: str, tp: TopicPartition, offset: int, member_id: str, generation: int) -> bool:
         """Commit once; False when the outcome is unknown or the membership is over."""

@@ -35,13 +35,13 @@ class Faults:
         # a few kinds per seed, so that they meet more often
         kinds = rng.sample(list(WEIGHTS), rng.choice((2, 4, 8, len(WEIGHTS))))
         self._kinds = {kind: WEIGHTS[kind] for kind in kinds}
-        self._calm_s = rng.choice((0.4, 1.0, 2.0))
+        self._calm_s = rng.choice((0.2, 0.5, 1.0))
 
     async def happen(self, duration_s: float) -> None:
         """Faults for so long, then everything is mended."""
         until = self._loop.time() + duration_s
         while self._loop.time() < until:
-            await asyncio.sleep(self._rng.uniform(0.05, 2 * self._calm_s))
+            await asyncio.sleep(self._rng.uniform(0.02, 2 * self._calm_s))
             kind = self._rng.choices(list(self._kinds), list(self._kinds.values()))[0]
             broker = self._rng.choice(list(self._world.fleet.brokers.values()))
             if getattr(self, "_" + kind.replace(" ", "_"))(broker) is not False:
@@ -84,14 +84,14 @@ class Faults:
         if not broker.running:
             return False
         broker.kill()
-        self._note(f"kill {broker.name} for {self._later(0.05, 5.0, broker.start):.2f} s")
+        self._note(f"kill {broker.name} for {self._later(0.02, 3.0, broker.start):.2f} s")
         return True
 
     def _power(self, broker: SimBroker) -> bool:
         if not broker.running or not self._spared(broker):
             return False
         broker.kill(power=True)
-        self._note(f"power of {broker.name} fails for {self._later(0.05, 5.0, broker.start):.2f} s")
+        self._note(f"power of {broker.name} fails for {self._later(0.02, 3.0, broker.start):.2f} s")
         return True
 
     def _spared(self, broker: SimBroker) -> bool:
@@ -111,7 +111,7 @@ class Faults:
             lost = power and self._spared(broker)
             broker.kill(power=lost)
             self._note(f"{broker.name} dies in a write{', power lost' if lost else ''}")
-            self._later(0.05, 4.0, broker.start)
+            self._later(0.02, 2.5, broker.start)
 
         broker.medium.on_death = die
         return True
@@ -121,7 +121,7 @@ class Faults:
         if owner is None or owner.paused:
             return False
         self._loop.pause(owner)
-        self._note(f"pause {broker.name} for {self._later(0.05, 6.0, self._loop.resume, owner):.2f} s")
+        self._note(f"pause {broker.name} for {self._later(0.05, 3.0, self._loop.resume, owner):.2f} s")
         return True
 
     def _stop(self, broker: SimBroker) -> bool:
@@ -135,7 +135,7 @@ class Faults:
                 broker.kill()  # systemd's patience is over
             broker.start()
 
-        self._later(1.0, 6.0, again)
+        self._later(0.5, 3.0, again)
         return True
 
     # ---- network
@@ -161,7 +161,7 @@ class Faults:
             for way in ways:
                 self._world.network.unblock(*way)
 
-        self._note(f"cut {ways} for {self._later(0.2, 6.0, unblock):.2f} s")
+        self._note(f"cut {ways} for {self._later(0.1, 3.0, unblock):.2f} s")
 
     def _reset(self, broker: SimBroker) -> None:
         names = [one.name for one in self._world.fleet.brokers.values() if one is not broker]
@@ -173,8 +173,8 @@ class Faults:
         names = [one.name for one in self._world.fleet.brokers.values() if one is not broker]
         way = (broker.name, self._rng.choice(names))
         way = way if self._rng.random() < 0.5 else way[::-1]
-        self._world.network.slow[way] = self._rng.choice((50_000, 500_000, 2_500_000))
-        self._note(f"slow {way} for {self._later(0.5, 5.0, self._world.network.slow.pop, way, None):.2f} s")
+        self._world.network.slow[way] = self._rng.choice((50_000, 300_000, 1_500_000))
+        self._note(f"slow {way} for {self._later(0.2, 2.5, self._world.network.slow.pop, way, None):.2f} s")
 
     # ---- ZooKeeper
 
@@ -182,7 +182,7 @@ class Faults:
         ways = self._rng.choice(((UP,), (DOWN,), (UP, DOWN)))
         zookeeper = self._world.zookeeper
         zookeeper.block(broker.name, *ways)
-        self._note(f"{broker.name} cut {ways} for {self._later(0.1, 6.0, zookeeper.unblock, broker.name):.2f} s")
+        self._note(f"{broker.name} cut {ways} for {self._later(0.1, 3.0, zookeeper.unblock, broker.name):.2f} s")
 
     def _break_zookeeper(self, broker: SimBroker) -> None:
         self._world.zookeeper.break_connections(broker.name)
@@ -203,7 +203,7 @@ class Faults:
                 self._rng.choice((zookeeper.stop_server, zookeeper.cut_server)) if count == 1 else zookeeper.stop_server
             )
             fail(index)
-            self._note(f"ZooKeeper server {index} gone for {self._later(0.3, 5.0, self._back, index):.2f} s")
+            self._note(f"ZooKeeper server {index} gone for {self._later(0.2, 2.5, self._back, index):.2f} s")
         return True
 
     def _back(self, index: int) -> None:
@@ -213,14 +213,14 @@ class Faults:
 
     def _zookeeper_lag(self, broker: SimBroker) -> None:
         server = self._rng.choice(self._world.zookeeper.servers)
-        server.lag_us = self._rng.choice((0, 50_000, 400_000, 1_500_000))
+        server.lag_us = self._rng.choice((0, 50_000, 300_000, 1_000_000))
         self._note(f"ZooKeeper server {server.index} lags by {server.lag_us / 1e6} s")
 
     # ---- disks and clocks
 
     def _disk_full(self, broker: SimBroker) -> None:
         broker.medium.full = True
-        self._note(f"disk of {broker.name} full for {self._later(0.2, 4.0, self._room, broker):.2f} s")
+        self._note(f"disk of {broker.name} full for {self._later(0.1, 2.0, self._room, broker):.2f} s")
 
     def _room(self, broker: SimBroker) -> None:
         broker.medium.full = False
@@ -236,7 +236,7 @@ class Faults:
                 broker.medium.failed_directory = ""
                 broker.start()
 
-        self._note(f"disk of {broker.name} fails; restarted after {self._later(1.0, 6.0, mended):.2f} s")
+        self._note(f"disk of {broker.name} fails; restarted after {self._later(0.5, 3.0, mended):.2f} s")
         return True
 
     def _clock(self, broker: SimBroker) -> None:

@@ -23,14 +23,15 @@ if TYPE_CHECKING:
     from brokers.cluster.view import ClusterView
 
 WALL_MS = 1_700_000_000_000
-SESSION_MS = 2_000
-LAG_MS = 2_500
+SESSION_MS = 1_000
+LAG_MS = 1_400
 LISTENER = "PLAINTEXT"
 
 SETTINGS: dict[str, Any] = {
     "zookeeper_connect": "simulated:1",
     "zookeeper_session_timeout_ms": SESSION_MS,
     "replica_lag_time_max_ms": LAG_MS,
+    "replica_fetch_wait_max_ms": 400,
     "default_replication_factor": 3,
     "min_insync_replicas": 2,
     "offsets_topic_num_partitions": 1,
@@ -38,7 +39,7 @@ SETTINGS: dict[str, Any] = {
     "transaction_state_log_num_partitions": 1,
     "transaction_state_log_replication_factor": 3,
     "transaction_state_log_min_isr": 2,
-    "transaction_abort_timed_out_transaction_cleanup_interval_ms": 1_000,
+    "transaction_abort_timed_out_transaction_cleanup_interval_ms": 500,
     "group_initial_rebalance_delay_ms": 0,
     "log_flush_offset_checkpoint_interval_ms": 5_000,
     "log_segment_bytes": 2_000,
@@ -202,7 +203,7 @@ class Fleet:
         self.seed = seed
         self.note = note
         self.loop = SimLoop(seed)
-        self.zookeeper = SimZooKeeper(self.loop, seed, tick_ms=250)
+        self.zookeeper = SimZooKeeper(self.loop, seed, tick_ms=200)
         self.network = Network(self.loop, seed)
         self._ids = random.Random(f"{seed}/ids")
         self.brokers = {

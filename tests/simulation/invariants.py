@@ -102,10 +102,10 @@ class Oracle:
         return shadow
 
     def truth_of(self, log: Log) -> Truth | None:
-        if log.topic_id is None:
+        partition = self.shadow_of(log).partition
+        if partition is None:
             return None
-        tp = log.topic_partition
-        key = (log.topic_id, tp.partition)
+        tp, key = partition.tp, (partition.topic_id, partition.tp.partition)
         truth = self.truths.get(key)
         if truth is None:
             truth = self.truths[key] = self.by_name[tp] = Truth(tp)
@@ -139,8 +139,8 @@ class Oracle:
             grown = self._compare(
                 shadow, truth, log.high_watermark, leads=bool(shadow.partition and shadow.partition.is_leader)
             )
-            if grown:
-                self.check_candidates(log.topic_id, truth)
+            if grown and shadow.partition:
+                self.check_candidates(shadow.partition.topic_id, truth)
 
     def _compare(self, shadow: Shadow, truth: Truth, upto: int, *, leads: bool) -> bool:
         """Compare the batches below ``upto`` with what is committed; a leader's new ones are committed now."""
@@ -188,7 +188,6 @@ class Oracle:
         self.checked["leaders"] += 1
         log, me = partition.log, self._who()
         shadow = self.shadow_of(log)
-        shadow.partition = partition
         key = (partition.topic_id, partition.tp.partition)
         other = self._leaders.setdefault((key, epoch), me)
         if other != me:
@@ -330,7 +329,7 @@ class Oracle:
                     f"{who} read {tp} offset {batch.base_offset} of epoch {batch.epoch}, where"
                     f" {truth.batches.get(batch.base_offset)} is committed"
                 )
-        shown = [value for value in visible(batches, aborted if committed else [])]
+        shown = list(visible(batches, aborted if committed else []))
         for value in shown:
             transaction = self.sent.get(value, (tp, None))[1]
             if self.sent.get(value, (None, None))[0] != tp:
@@ -480,6 +479,10 @@ def hooked(oracle: Oracle) -> Iterator[None]:
         if self.high_watermark != before:
             oracle.watermark_moved(self, before)
 
+    def made(self: Partition, original: Any, *args: Any, **options: Any) -> None:
+        original(self, *args, **options)
+        oracle.shadow_of(self.log).partition = self
+
     def lead(self: Partition, original: Any, state: Any) -> None:
         if not self.is_leader or self.leader_epoch != state.leader_epoch:
             oracle.led(self, state.leader_epoch)  # before it commits anything as a leader
@@ -489,6 +492,7 @@ def hooked(oracle: Oracle) -> Iterator[None]:
     wrap(Log, "truncate_to", cut)
     wrap(Log, "restart_at", cut)
     wrap(Log, "set_high_watermark", set_watermark)
+    wrap(Partition, "__init__", made)
     wrap(Partition, "become_leader", lead)
     try:
         yield
