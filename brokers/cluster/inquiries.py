@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 from brokers.cluster import ends, plans
@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 FIRST_PAUSE_SECONDS = 0.02
 LAST_PAUSE_SECONDS = 1.0
 
+Questions = dict[BrokerId, dict[TopicPartition, int]]
+"""Whom to ask about which partitions, in which epoch nobody leads them."""
 Ends = Mapping[TopicPartition, ReplicaEnd]
 Chosen = dict[TopicPartition, tuple[PartitionState, PartitionState]]
 """Partitions with their states before and after an election."""
@@ -77,28 +79,36 @@ class Inquiries:
         return self._term.view.topic_config(tp.topic).unclean_leader_election_enable
 
     async def run(self) -> None:
-        """Ask whatever is to be asked, again and again, until cancelled; raises TermOver."""
-        pause = FIRST_PAUSE_SECONDS
+        """Ask whatever is to be asked, again and again, until cancelled; raises TermOver.
+
+        A new question is asked at once; one that was not answered well enough waits a little longer each time.
+        """
+        loop = asyncio.get_running_loop()
+        asked: Questions = {}
+        pause, due = FIRST_PAUSE_SECONDS, 0.0
         while True:
-            await self._wake.wait()
+            try:
+                async with asyncio.timeout_at(due if asked else None):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
             self._wake.clear()
             questions = self._questions()
-            if not questions:
-                pause = FIRST_PAUSE_SECONDS
+            if not questions or (questions == asked and loop.time() < due):
+                asked = questions
                 continue
             answers = await self._ask(questions)
             async with self._term.lock:
                 decided = await self._decide(answers)
-            pause = FIRST_PAUSE_SECONDS if decided else min(2 * pause, LAST_PAUSE_SECONDS)
-            if self._questions():
-                await asyncio.sleep(pause)
-                self._wake.set()
+            again = questions == asked and not decided
+            pause = min(2 * pause, LAST_PAUSE_SECONDS) if again else FIRST_PAUSE_SECONDS
+            asked, due = questions, loop.time() + pause
 
     # ------------------------------------------------------------ asking
 
-    def _questions(self) -> dict[BrokerId, list[TopicPartition]]:
+    def _questions(self) -> Questions:
         lives = self._term.lives
-        found: dict[BrokerId, list[TopicPartition]] = {}
+        found: Questions = {}
         for tp, state in plans.partitions(self._term.picture):
             if state.leader >= 0 or state.partition_epoch == NO_STATE_EPOCH:
                 continue
@@ -106,16 +116,16 @@ class Inquiries:
             if self.must_wait(tp, state) and state.last_known_leader in lives:
                 asked.add(BrokerId(state.last_known_leader))
             for broker_id in sorted(asked):
-                found.setdefault(broker_id, []).append(tp)
+                found.setdefault(broker_id, {})[tp] = state.leader_epoch
         return found
 
-    async def _ask(self, questions: Mapping[BrokerId, list[TopicPartition]]) -> dict[BrokerId, tuple[int, Ends]]:
+    async def _ask(self, questions: Questions) -> dict[BrokerId, tuple[int, Ends]]:
         """The incarnation and the answers of each broker that was asked."""
         asked = list(questions)
         found = await asyncio.gather(*(self._ask_one(broker_id, questions[broker_id]) for broker_id in asked))
         return dict(zip(asked, found, strict=True))
 
-    async def _ask_one(self, broker_id: BrokerId, partitions: list[TopicPartition]) -> tuple[int, Ends]:
+    async def _ask_one(self, broker_id: BrokerId, partitions: Collection[TopicPartition]) -> tuple[int, Ends]:
         view = self._term.view
         names: dict[uuid.UUID, str] = {}
         asked: dict[uuid.UUID, list[int]] = {}
