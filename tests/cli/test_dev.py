@@ -178,6 +178,23 @@ def use(bootstrap: str, topic: str) -> None:
     assert producer.flush(30) == 0
 
 
+def replicas(bootstrap: str, *topics: str) -> set[int]:
+    from confluent_kafka.admin import AdminClient
+
+    found = AdminClient({"bootstrap.servers": bootstrap}).list_topics(timeout=30).topics
+    return {len(p.replicas) for topic in topics for p in found[topic].partitions.values()}
+
+
+@pytest.mark.parametrize(("count", "factor", "minimum"), [(1, "1", "1"), (2, "2", "2"), (3, "3", "2"), (9, "3", "2")])
+def test_replicas_by_the_number_of_brokers(count: int, factor: str, minimum: str) -> None:
+    assert dev_fleet.replication_settings(count) == {
+        "default.replication.factor": factor,
+        "offsets.topic.replication.factor": factor,
+        "transaction.state.log.replication.factor": factor,
+        "transaction.state.log.min.isr": minimum,
+    }
+
+
 @pytest.mark.zookeeper
 @pytest.mark.slow
 def test_up_kill_start_down(dev: Dev) -> None:
@@ -198,6 +215,13 @@ def test_up_kill_start_down(dev: Dev) -> None:
     assert dev.run("kill", "3").returncode == 1
     dev.ok("start", "1")
     assert dev.status()["running"]
+    assert replicas(ready["bootstrap"], "t", "__consumer_offsets") == {2}, "as many copies as there are brokers"
+    dev.ok("add")
+    report = dev.status()
+    assert report["running"]
+    assert [row["id"] for row in report["brokers"]] == [1, 2, 3]
+    assert len(dev.processes()) == 4
+    use(report["brokers"][2]["address"], "t")
     dev.ok("down")
     assert dev.processes() == []
     assert dev.status()["running"] is False
