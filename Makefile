@@ -33,8 +33,8 @@ lint: $(READY) ## ruff, mypy strict, import contracts, Cython lint
 	@PYTHONPATH=. $(BIN)/lint-imports
 	@PATH="$(CURDIR)/$(BIN):$$PATH" cython-lint --max-line-length 120 _native
 
-perf: $(READY) ## the kernel suite, Cython against pure
-	@$(BIN)/python -m perf.kernels
+perf: $(READY) ## all suites but Spark's, for a short pass: kernels, the floor, Apache Kafka, scale (under 30 minutes)
+	@$(BIN)/python -m perf all --short
 
 format: $(READY) ## let ruff format and sort
 	@$(BIN)/ruff check --fix -q . || true

@@ -18,6 +18,7 @@ from perf.options import Options, add_arguments, options_of
 from perf.targets import TargetError
 
 SUITES = {
+    "kernels": "every kernel, Cython against its pure twin",
     "floor": "a broker beside a C program that does the least possible",
     "broker": "a broker with Cython kernels beside one with pure kernels",
     "peers": "fleetlog beside Apache Kafka; --brokers 3 replicates three times",
@@ -26,7 +27,6 @@ SUITES = {
     "scale": "partitions, connections, sizes, brokers: how cost grows",
 }
 OWN = {
-    "kernels": "every kernel, Cython against its pure twin",
     "failover": "how long a partition has no leader after a broker's death",
     "spark": "rows per second of source and sink",
 }
@@ -37,7 +37,8 @@ def main() -> int:
     """Run what is asked for; 1 when it could not be measured."""
     if len(sys.argv) > 1 and sys.argv[1] in OWN:
         return _own(sys.argv[1], sys.argv[2:])
-    lines = "\n".join(f"  {name:<14}{text}" for name, text in {**SUITES, **OWN}.items())
+    own = {name: text for name, text in OWN.items() if importlib.util.find_spec(f"perf.{name}") is not None}
+    lines = "\n".join(f"  {name:<14}{text}" for name, text in {**SUITES, **own}.items())
     lines += "\n  all           everything but spark\n  report        tables and charts of the last results"
     parser = argparse.ArgumentParser(
         prog="python -m perf",
@@ -68,7 +69,8 @@ def run_suite(name: str, options: Options) -> bool:
         print(f"perf {name}: {error}", file=sys.stderr)
         return False
     results.about["took_s"] = round(time.monotonic() - started, 1)
-    results.save()
+    if not options.only:  # a part would take the place of the whole
+        results.save()
     from perf import report
 
     print(report.section(results))

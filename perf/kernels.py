@@ -1,4 +1,4 @@
-"""The kernels, Cython against pure: ``python -m perf.kernels [--json] [--sizes 1,100] [--only decode]``.
+"""``perf kernels``: Cython against pure; also ``python -m perf.kernels [--json] [--sizes 1,100] [--only decode]``.
 
 Each operation runs on inputs of 1 to 10,000 items (records, partitions or batches) of about 100 bytes; the best of
 several rounds counts, as the machine is never quiet. The pure checksum is already a C library, so its ratio is near 1.
@@ -27,6 +27,8 @@ from _native.wire_py import (
     ProducePart,
     encode_fetch_response,
 )
+from perf.options import Options
+from perf.results import Results
 
 SIZES = (1, 10, 100, 1000, 10_000)
 VALUE = b"v" * 80
@@ -148,6 +150,15 @@ def measure(sizes: tuple[int, ...], only: str) -> Iterator[Measured]:
                 if only in name:
                     pure, fast = (importlib.import_module(f"_native.{kernel}_{twin}") for twin in ("py", "cy"))
                     yield Measured(name, items, _best_ns(call(pure), items), _best_ns(call(fast), items))
+
+
+def run(options: Options) -> Results:
+    """As a suite of ``python -m perf``: a row for each operation and size."""
+    results = Results.begin("kernels")
+    for row in measure((1, 100, 10_000) if options.short else SIZES, options.only):
+        found = {"pure_ns": row.pure_ns, "cython_ns": row.cython_ns, "ratio": row.ratio}
+        results.add(row.operation, f"{row.items:,} a call", found)
+    return results
 
 
 def main() -> None:

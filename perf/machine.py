@@ -36,8 +36,14 @@ def load() -> float:
 
 def command() -> str:
     """What was typed to get here."""
-    words = [word for word in sys.argv[1:] if not word.startswith("--tree")]
-    return " ".join(["python -m perf", *words])
+    words = iter(sys.argv[1:])
+    kept = ["python -m perf"]
+    for word in words:
+        if word in ("--tree", "--dir"):  # says nothing to anybody else
+            next(words, None)
+        else:
+            kept.append(word)
+    return " ".join(kept)
 
 
 def _processor() -> str:

@@ -48,7 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     argument("--seconds", type=float, help="how long each run is measured")
     argument("--warmup", type=float, help="how long each run warms up before")
     argument("--brokers", type=int, default=1, help="brokers in each cluster (peers: 1 or 3)")
-    argument("--only", default="", help="only parts of the suite whose name contains one of these words (commas)")
+    argument(
+        "--only", default="", help="only what has one of these words in its name (with commas); nothing is written"
+    )
     argument("--tree", type=Path, default=ROOT, help="the source tree whose brokers are measured")
     argument("--dir", type=Path, default=None, help="where the servers keep their data (default: the temporary files)")
 

@@ -1,28 +1,190 @@
-"""Tables of what was measured."""
+"""``python -m perf report``: ``docs/performance.md`` and its charts, from the last results of every suite."""
 
 from __future__ import annotations
 
-from perf.results import Results, table
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
 
-COLUMNS = (
-    ("requests_s", "requests/s"),
-    ("mb_s", "MB/s"),
-    ("requests_cpu_s", "requests/CPU s"),
-    ("cpu_s_gb", "CPU s/GB"),
-    ("p50_ms", "p50 ms"),
-    ("p99_ms", "p99 ms"),
-    ("p999_ms", "p99.9 ms"),
-    ("rss_mib", "RSS MiB"),
-    ("generator_us_request", "generator us"),
-    ("others_cores", "others"),
-)
+from perf import charts, goals
+from perf.build import ROOT
+from perf.results import DIRECTORY, Results, table
+
+PAGE = ROOT / "docs" / "performance.md"
+CHARTS = ROOT / "docs" / "performance"
+HEADS = {
+    "requests_s": "requests/s",
+    "records_s": "records/s",
+    "commits_s": "commits/s",
+    "rebalance_ms": "rebalance ms",
+    "slowest_ms": "slowest ms",
+    "mb_s": "MB/s",
+    "requests_cpu_s": "requests/CPU s",
+    "cpu_s_gb": "CPU s/GB",
+    "cpu_us_commit": "CPU us/commit",
+    "cpu_ms_rebalance": "CPU ms/rebalance",
+    "p50_ms": "p50 ms",
+    "p99_ms": "p99 ms",
+    "p999_ms": "p99.9 ms",
+    "start_s": "start s",
+    "create_s": "create s",
+    "idle_cores": "idle cores",
+    "metadata_ms": "Metadata ms",
+    "metadata_cpu_ms": "Metadata CPU ms",
+    "metadata_kib": "Metadata KiB",
+    "start_clean_s": "start s, clean",
+    "led_clean_s": "all led s, clean",
+    "start_killed_s": "start s, killed",
+    "led_killed_s": "all led s, killed",
+    "produces_s": "produces/s",
+    "fetches_s": "fetches/s",
+    "connection_kib": "KiB/connection",
+    "rss_mib": "RSS MiB",
+    "rss_restarted_mib": "RSS MiB, restarted",
+    "pure_ns": "pure ns/item",
+    "cython_ns": "Cython ns/item",
+    "ratio": "ratio",
+    "generator_us_request": "generator us/request",
+    "others_cores": "others' cores",
+}
+"""Columns in their order; what is not here is in the JSON only."""
+
+TITLES = {
+    "kernels": "Kernels: Cython against pure",
+    "broker": "A whole broker: Cython against pure",
+    "floor": "Against the least a C program can do",
+    "peers": "Against Apache Kafka, one broker each",
+    "peers-3": "Against Apache Kafka, three brokers, three replicas",
+    "transactions": "Transactions of 100 records over three partitions",
+    "transactions-3": "Transactions on three brokers",
+    "groups": "Rebalances of a group of 50 members",
+    "groups-3": "Rebalances on three brokers",
+    "scale": "How cost grows",
+}
+CHARTED = {
+    "floor": (("mb_s", "Throughput", "MB/s"),),
+    "broker": (("cpu_s_gb", "Broker CPU", "CPU seconds per GB, less is better"),),
+    "peers": (
+        ("cpu_s_gb", "Broker CPU", "CPU seconds per GB, less is better"),
+        ("mb_s", "Throughput", "MB/s, more is better"),
+        ("p99_ms", "p99", "milliseconds, less is better"),
+        ("rss_mib", "Memory", "MiB, less is better"),
+    ),
+    "peers-3": (
+        ("cpu_s_gb", "CPU of three brokers", "CPU seconds per GB, less is better"),
+        ("p99_ms", "p99", "milliseconds, less is better"),
+    ),
+    "transactions": (("commits_s", "Transactions", "commits per second, more is better"),),
+    "groups": (("rebalance_ms", "Rebalances", "milliseconds, less is better"),),
+}
+ABOUT = """\
+# Performance
+
+This page is written by `python -m perf report` from what the suites measured last; `make perf` runs them all for a
+short pass. Do not edit it.
+
+- The load generator ([perf/generator](../perf/generator/generator.c)) sends prepared frames over plain sockets and
+  drops what answers bring in the kernel. What it costs itself is in the column *generator*.
+- CPU is utime + stime of the server's processes from /proc over the measured seconds; fleetlog's ZooKeeper and Kafka's
+  controller have nothing to do then (Kafka's runs in the broker's process). RSS is VmRSS.
+- *paced* cases are open loops: a request is due by the clock, and its latency counts from then, whatever the server
+  does (no coordinated omission). The others are closed loops at full load, so their latencies say how long the queue
+  was.
+- Servers take turns in each round. Cells are medians with the lowest and the highest of all rounds. *others' cores*
+  says how much of the machine somebody else used meanwhile: the more, the less an absolute number means. Ratios of
+  interleaved runs are what counts.
+"""
 
 
 def section(results: Results) -> str:
-    """One suite as a table."""
+    """One suite's table: columns that have something, one line for each case and server."""
+    names = [name for name in HEADS if any(name in row for row in results.rows)]
     lines = []
     for case in results.cases():
         for target in results.targets(case):
-            cells = [results.spread(case, target, name) for name, _ in COLUMNS]
+            cells = [results.spread(case, target, name) for name in names]
             lines.append([case, target, *("" if cell is None else f"{cell}" for cell in cells)])
-    return table(["case", "server", *(head for _, head in COLUMNS)], lines)
+    return table(["case", "", *(HEADS[name] for name in names)], lines)
+
+
+def goals_table(found: dict[str, Results]) -> str:
+    """The goals beside what was measured."""
+    return table(["what", "goal", "measured", "ratio", ""], goals.lines(found))
+
+
+def _charts(results: Results) -> list[str]:
+    """Write the suite's charts; the lines that show them."""
+    lines = []
+    for name, title, unit in CHARTED.get(results.suite, ()):
+        groups: list[charts.Group] = []
+        for case in results.cases():
+            bars = [
+                (target, spread)
+                for target in results.targets(case)
+                if (spread := results.spread(case, target, name)) is not None
+            ]
+            if len(bars) > 1:
+                groups.append((case, bars))
+        if groups:
+            CHARTS.mkdir(exist_ok=True)
+            file = CHARTS / f"{results.suite}-{name}.svg"
+            file.write_text(charts.bars(f"{TITLES[results.suite]}: {title}", unit, groups))
+            lines.append(f"![{title}]({file.relative_to(PAGE.parent)})")
+    return lines
+
+
+def _about(results: Results) -> str:
+    about = results.about
+    others = [row["others_cores"] for row in results.rows if "others_cores" in row]
+    noise = f"; others used {min(others):.2g} to {max(others):.2g} cores meanwhile" if others else ""
+    took = f", {about['took_s']:.0f} s" if "took_s" in about else ""
+    kafka = f", Apache Kafka {about['kafka']} ({about['java']})" if "kafka" in about else ""
+    return (
+        f"`{about['command']}` on {about['started']}{took}: {about['cores']} cores of {about['processor']}, "
+        f"{about['memory_gb']} GB, Linux {about['kernel']}, Python {about['python']}, uvloop {about['uvloop']}, "
+        f"revision {about['revision']}{kafka}{noise}."
+    )
+
+
+def _failover() -> list[str]:
+    """``perf/failover.py`` writes times by kind; none if it was not run."""
+    path = DIRECTORY / "failover.json"
+    if not path.exists():
+        return []
+    found = json.loads(path.read_text())
+    lines = []
+    for kind, times in found["times_ms"].items():
+        numbers = [statistics.median(times), max(times), found["goals_ms"][kind]]
+        lines.append([kind, f"{len(times)}", *(f"{value:.0f}" for value in numbers)])
+    head = f"`python -m perf failover`, ZooKeeper session {found['session_ms']} ms, tick {found['tick_ms']} ms."
+    made = table(["ms without an acknowledged write", "times", "median", "longest", "goal"], lines)
+    return [f"## Failover\n\n{head}\n", made + "\n"]
+
+
+def found_results(suites: Sequence[str] = tuple(TITLES)) -> dict[str, Results]:
+    """The last results of each suite that has some."""
+    loaded = {suite: Results.load(suite) for suite in suites}
+    return {suite: results for suite, results in loaded.items() if results is not None}
+
+
+def main() -> int:
+    """Write the page; 1 if there is nothing to write."""
+    found = found_results()
+    if not found:
+        print("there are no results yet: python -m perf all --short", file=sys.stderr)
+        return 1
+    parts = [ABOUT, "## Goals\n\n" + goals_table(found) + "\n"]
+    for suite, results in found.items():
+        parts.append(f"## {TITLES[suite]}\n\n{_about(results)}\n")
+        parts.append(section(results) + "\n")
+        parts += [line + "\n" for line in _charts(results)]
+    parts += _failover()
+    PAGE.write_text("\n".join(parts))
+    print(f"written: {_shown(PAGE)}")
+    return 0
+
+
+def _shown(path: Path) -> str:
+    return str(path.relative_to(ROOT))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import sys
 import time
@@ -36,7 +37,7 @@ class Spread:
 
 def number(value: float) -> str:
     """Three digits that matter."""
-    if value != value:  # noqa: PLR0124  (NaN: nothing was measured)
+    if math.isnan(value):
         return "-"
     if abs(value) >= 100:
         return f"{value:,.0f}"
@@ -62,11 +63,11 @@ class Results:
 
     @classmethod
     def load(cls, suite: str) -> Results | None:
-        """The last run's, None if there is none."""
+        """The last run's, None if there is none of this form."""
         path = DIRECTORY / f"{suite}.json"
-        if not path.exists():
+        found = json.loads(path.read_text()) if path.exists() else None
+        if not isinstance(found, dict) or "rows" not in found:
             return None
-        found = json.loads(path.read_text())
         return cls(suite, found["rows"], found["about"])
 
     def add(self, case: str, target: str, values: Mapping[str, Any], *, round_: int = 0) -> Row:

@@ -1,0 +1,148 @@
+"""The goals, and what the last results say about each: goal, measured, ratio, met or not.
+
+A ratio is fleetlog's number over the other's in the same interleaved run. What no suite has measured is said to be
+missing; nothing is quoted from elsewhere.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from perf.results import Results, number
+
+KAFKA, FLEETLOG, FLOOR = "kafka", "fleetlog", "floor"
+Found = Mapping[str, Results]
+
+
+class Measured(NamedTuple):
+    """``ratio`` is what ``limit`` bounds: from below if ``at_least``, else from above."""
+
+    text: str
+    ratio: float
+    limit: float
+    at_least: bool = False
+
+    @property
+    def met(self) -> bool:
+        """Whether the goal is reached."""
+        return self.ratio >= self.limit if self.at_least else self.ratio <= self.limit
+
+
+class Goal(NamedTuple):
+    """One line of the table. ``suites`` are the results it needs; ``judge`` gives what was found, NaN if nothing."""
+
+    what: str
+    goal: str
+    suites: tuple[str, ...]
+    judge: Callable[[Found], list[Measured]]
+
+
+def _against(
+    suite: str, case: str, name: str, limit: float, *, other: str = KAFKA, unit: str = "", at_least: bool = False
+) -> Callable[[Found], list[Measured]]:
+    """fleetlog's median over another's."""
+
+    def judge(found: Found) -> list[Measured]:
+        ours = found[suite].median(case, FLEETLOG, name)
+        theirs = found[suite].median(case, other, name)
+        text = f"{case}: {number(ours)} against {other} {number(theirs)} {unit}".rstrip()
+        return [Measured(text, ours / theirs if theirs else float("nan"), limit, at_least)]
+
+    return judge
+
+
+def _value(
+    suite: str, case: str, name: str, limit: float, unit: str, scale: float = 1.0
+) -> Callable[[Found], list[Measured]]:
+    """A number of fleetlog's own, that must not pass a limit."""
+
+    def judge(found: Found) -> list[Measured]:
+        value = found[suite].median(case, FLEETLOG, name) * scale
+        return [Measured(f"{case}: {number(value)} {unit}", value, limit)]
+
+    return judge
+
+
+def _all(*judges: Callable[[Found], list[Measured]]) -> Callable[[Found], list[Measured]]:
+    return lambda found: [one for judge in judges for one in judge(found)]
+
+
+def _latencies(suite: str, case: str) -> Callable[[Found], list[Measured]]:
+    return _all(
+        *(_against(suite, case, name, 0.5, unit=f"ms {head}") for name, head in (
+            ("p50_ms", "p50"), ("p99_ms", "p99"), ("p999_ms", "p99.9"),
+        ))
+    )  # fmt: skip
+
+
+GOALS = (
+    Goal("produce 1 KB: requests per broker-CPU-second", ">= 5x Kafka", ("peers",),
+         _against("peers", "produce 1 KiB", "requests_cpu_s", 5, at_least=True, unit="requests/CPU s")),
+    Goal("produce 16 KB and 128 KB: broker CPU per GB", "<= 1/5 of Kafka", ("peers",),
+         _all(_against("peers", "produce 16 KiB", "cpu_s_gb", 0.2, unit="CPU s/GB"),
+              _against("peers", "produce 128 KiB", "cpu_s_gb", 0.2, unit="CPU s/GB"))),
+    Goal("produce, as fast as the generator can", ">= 3x Kafka", ("peers",),
+         _against("peers", "produce at full speed", "mb_s", 3, at_least=True, unit="MB/s")),
+    Goal("produce, as fast as the generator can", ">= 0.7 of the C program", ("floor",),
+         _against("floor", "produce 128 KiB", "mb_s", 0.7, other=FLOOR, at_least=True, unit="MB/s")),
+    Goal("fetch, hot data: CPU per GB", "<= 1/2 of Kafka", ("peers",),
+         _all(_against("peers", "fetch 64 KiB", "cpu_s_gb", 0.5, unit="CPU s/GB"),
+              _against("peers", "fetch 1 MiB", "cpu_s_gb", 0.5, unit="CPU s/GB"))),
+    Goal("fetch, hot data, 1 MB", ">= 0.8 of the C program (sendfile)", ("floor",),
+         _against("floor", "fetch 1 MiB", "mb_s", 0.8, other=FLOOR, at_least=True, unit="MB/s")),
+    Goal("paced load, acks=all, 1 replica: p50, p99, p99.9", "<= 1/2 of Kafka", ("peers",),
+         _latencies("peers", "paced produce 16 KiB")),
+    Goal("paced load, acks=all, 3 replicas: p50, p99, p99.9", "<= 1/2 of Kafka", ("peers-3",),
+         _latencies("peers-3", "paced produce 16 KiB")),
+    Goal("3 replicas, acks=all: CPU of three brokers per GB", "<= 1/4 of Kafka", ("peers-3",),
+         _all(_against("peers-3", "produce 16 KiB", "cpu_s_gb", 0.25, unit="CPU s/GB"),
+              _against("peers-3", "produce 128 KiB", "cpu_s_gb", 0.25, unit="CPU s/GB"))),
+    Goal("transactions of 100 records, 3 partitions: commits/s", ">= 2x Kafka", ("transactions",),
+         _all(_against("transactions", "1 producers", "commits_s", 2, at_least=True, unit="commits/s"),
+              _against("transactions", "8 producers", "commits_s", 2, at_least=True, unit="commits/s"))),
+    Goal("consumer group of 50 members: time of a rebalance", "<= 1/2 of Kafka", ("groups",),
+         _against("groups", "50 members", "rebalance_ms", 0.5, unit="ms")),
+    Goal("memory of a broker, idle", "<= 60 MB", ("peers",),
+         _value("peers", "memory, idle", "rss_mib", 60, "MB", 1.048576)),
+    Goal("memory, 1,000 partitions loaded", "<= 120 MB", ("peers",),
+         _value("peers", "memory, 1000 partitions loaded", "rss_mib", 120, "MB", 1.048576)),
+    Goal("memory, 10,000 partitions", "<= 350 MB", ("scale",),
+         _value("scale", "10000 partitions", "rss_mib", 350, "MB", 1.048576)),
+    Goal("start to serving", "<= 0.5 s", ("peers",), _value("peers", "start", "start_s", 0.5, "s")),
+    Goal("restart with 10,000 partitions: clean", "<= 3 s", ("scale",),
+         _value("scale", "10000 partitions", "start_clean_s", 3, "s")),
+    Goal("restart with 10,000 partitions: after kill -9", "<= 8 s", ("scale",),
+         _value("scale", "10000 partitions", "start_killed_s", 8, "s")),
+    Goal("10,000 partitions, idle: CPU of the broker", "<= 3 % of a core", ("scale",),
+         _value("scale", "10000 partitions", "idle_cores", 3, "% of a core", 100)),
+    Goal("10,000 partitions: Metadata for all of them", "<= 20 ms of loop time", ("scale",),
+         _value("scale", "10000 partitions", "metadata_cpu_ms", 20, "ms")),
+    Goal("1,000 producers and 10,000 consumers: p99 of produce", "<= 50 ms", ("scale",),
+         _value("scale", "11000 connections", "p99_ms", 50, "ms")),
+    Goal("1,000 producers and 10,000 consumers: memory per connection", "<= 20 KB", ("scale",),
+         _value("scale", "11000 connections", "connection_kib", 20, "KB", 1.024)),
+)  # fmt: skip
+
+
+def lines(found: Found) -> list[list[str]]:
+    """The table's lines: what, goal, measured, ratio, met."""
+    table = []
+    for goal in GOALS:
+        missing = [suite for suite in goal.suites if suite not in found]
+        if missing:
+            table.append([goal.what, goal.goal, f"not measured: python -m perf {_command(missing[0])}", "", ""])
+            continue
+        for measured in goal.judge(found):
+            known = not math.isnan(measured.ratio)
+            own = goal.goal.startswith("<=") and "Kafka" not in goal.goal
+            ratio = "" if own or not known else f"{measured.ratio:.2f}"
+            met = "not measured" if not known else "met" if measured.met else "**not met**"
+            table.append([goal.what, goal.goal, measured.text, ratio, met])
+    return table
+
+
+def _command(suite: str) -> str:
+    name, _, brokers = suite.partition("-")
+    return f"{name} --brokers {brokers}" if brokers else name
