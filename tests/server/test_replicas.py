@@ -10,6 +10,7 @@ import pytest
 from brokers.cluster.partition import Partition, Serve, may_serve
 from brokers.cluster.view import ViewChange
 from brokers.log import DiskFailed
+from brokers.model import BrokerId
 from tests.server.stage import ME, OTHER, Stage
 from wire.errors import ErrorCode
 from wire.types import TopicPartition
