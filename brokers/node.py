@@ -265,6 +265,12 @@ class Node:
             "what",
             lambda: {**services.groups.metrics(), **services.transactions.metrics()},
         )
+        self._metrics.watch_family(
+            "fleetlog_fetch_sessions",
+            "Fetch sessions of consumers and followers, the partitions they name, and how many were evicted.",
+            "what",
+            services.fetch_sessions.metrics,
+        )
         watch("fleetlog_lease_seconds", "Time left on the lease.", lambda: services.store.lease.remaining_ms() / 1000)
 
     # ---- registration ----------------------------------------------------------------------------------------------

@@ -279,6 +279,16 @@ class FetchSessions:
         """Partitions that all sessions together name."""
         return sum(len(session.parts) for session in self._sessions.values())
 
+    def metrics(self) -> dict[str, float]:
+        """Numbers for the broker's metrics."""
+        followers = sum(session.privileged for session in self._sessions.values())
+        return {
+            "consumers": len(self._sessions) - followers,
+            "followers": followers,
+            "partitions": self.partitions,
+            "evicted": self.evicted,
+        }
+
     def throttle(self, view: ClusterView) -> ReplicationThrottle:
         """What this broker sends to throttled followers, in all their sessions together."""
         if self._throttle is None:

@@ -439,7 +439,7 @@ def test_who_is_evicted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert third is not None
     assert large.id not in sessions._sessions
     assert opened(sessions, now, 10_000) is None, "a consumer's evicts no follower's"
-    assert sessions.evicted == 3
+    assert sessions.metrics() == {"consumers": 0, "followers": 3, "partitions": 3, "evicted": 3}
     sessions.used(second, 2 * now)
     sessions.used(third, 2 * now)
     assert opened(sessions, 2 * now, 1) is not None, "an idle one goes, whoever's it is"
