@@ -147,7 +147,7 @@ class Controller:
         self._stopped = False
         self._poked = asyncio.Event()
         self._reign_task: asyncio.Task[None] | None = None
-        self._jobs: set[asyncio.Task[Any]] = set()
+        self._jobs: dict[asyncio.Task[Any], None] = {}  # in order: a simulation must not depend on addresses
         self._auto = AutoCreation(self, view, peers, broker_id)
         self._election = ControllerElection(
             store, broker_id, wall_ms=clock.wall_ms, on_elected=self._elected, on_resigned=self._resigned
@@ -196,8 +196,11 @@ class Controller:
         self._halted = False
         self._poked.clear()
         self._reign_task = asyncio.create_task(self._rule(self._reign), name=f"controller epoch {leadership.epoch}")
-        self._jobs.add(self._reign_task)
-        self._reign_task.add_done_callback(self._jobs.discard)
+        self._keep(self._reign_task)
+
+    def _keep(self, task: asyncio.Task[Any]) -> None:
+        self._jobs[task] = None
+        task.add_done_callback(lambda done: self._jobs.pop(done, None))
 
     def _resigned(self) -> None:
         if self._reign is not None:
@@ -413,8 +416,7 @@ class Controller:
     async def _job(self, work: Coroutine[Any, Any, R], timeout_ms: int) -> R | Failed:
         """Run to the end even if nobody waits any more: a request cut off half-way would leave work half done."""
         task = asyncio.create_task(work)
-        self._jobs.add(task)
-        task.add_done_callback(self._jobs.discard)
+        self._keep(task)
         done, _ = await asyncio.wait({task}, timeout=max(timeout_ms, 1) / 1000)
         if not done:
             task.add_done_callback(_note_end)
