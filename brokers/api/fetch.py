@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 TOPIC_IDS_VERSION = 13
 READS_PER_ANSWER = 1_000
-"""Partitions with records in one incremental answer: the others' turn on the loop comes before the rest."""
+"""Partitions with records in one answer: others' turn on the loop comes before the rest."""
 NEWS_DELAY_S = 0.005
 """How long a follower's waiting fetch keeps the news that only a high watermark moved, for others to join it."""
 
@@ -134,7 +134,7 @@ class _Fetch:
     def attempt(self) -> bool:
         """Read every partition once. True if the answer is worth sending now."""
         self._drop()
-        left, total, urgent = self._max_bytes, 0, False
+        left, total, reads, urgent = self._max_bytes, 0, 0, False
         partitions: list[Partition] = []
         seen: set[tuple[Any, Any, int]] = set()
         for part in self._request.parts:
@@ -150,8 +150,10 @@ class _Fetch:
             else:
                 partitions.append(partition)
                 outcome = self._reader.read(partition, part, left, first=total == 0)
-            total += outcome.size
-            left = max(0, left - outcome.size)
+            if outcome.size:
+                total += outcome.size
+                reads += 1
+                left = max(0, left - outcome.size) if reads < READS_PER_ANSWER else 0
             urgent = urgent or _urgent(outcome)
             self._outcomes.append((part, outcome))
         if self._park is None:
@@ -311,8 +313,10 @@ class _SessionFetch:
                 total += outcome.size
                 left = max(0, left - outcome.size)
                 reads += 1
-                if reads == READS_PER_ANSWER and not self._full:
-                    break
+                if reads == READS_PER_ANSWER:
+                    if not self._full:
+                        break
+                    left = 0
         for part in quiet:
             session.settled(part)
         return urgent or total >= self._request.min_bytes

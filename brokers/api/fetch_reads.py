@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from brokers.api.leaders import current_leader
 from brokers.cluster.followers import ReplicaSession
-from brokers.cluster.partition import Partition
+from brokers.cluster.partition import Partition, Serve
 from brokers.log import DiskError, LogOffline, OffsetOutOfRange
 from brokers.model import TopicPartition
 from wire.errors import ErrorCode
@@ -76,11 +76,16 @@ class Reader:
         return partition
 
     def refusal(self, partition: Partition, part: FetchPart) -> ErrorCode:
-        """Why the partition may not be read by the one who asks; NONE if it may."""
+        """Why the partition may not be read by the one who asks; NONE if it may.
+
+        A follower must name its epoch: a position counts in the epoch of its leader only (KIP-320).
+        """
+        if self._replica is not None and part.current_leader_epoch < 0:
+            return ErrorCode.FENCED_LEADER_EPOCH
         error = partition.check_epoch(part.current_leader_epoch)
-        if error is ErrorCode.NONE and not (partition.is_leader or self._follow):
-            return ErrorCode.NOT_LEADER_OR_FOLLOWER
-        return error
+        if error is not ErrorCode.NONE or (self._follow and not partition.is_leader):
+            return error
+        return partition.may_serve(Serve.FETCH)
 
     def read(self, partition: Partition, part: FetchPart, left: int, *, first: bool) -> FetchOutcome:
         """What the partition has for the one who asks, at most ``left`` bytes, but one batch if it is the ``first``."""

@@ -34,7 +34,9 @@ HASTE_MS = 100
 VICTIMLESS_MS = 1_000
 """Time for which a full cache is not searched again after a search that found nobody to evict."""
 MAX_CONSUMER_PARTITIONS = 100_000
-"""Partitions that all consumers' sessions may name together. A follower's are bounded by the cluster's partitions."""
+"""Partitions that all consumers' sessions may name together."""
+MAX_FOLLOWER_PARTITIONS = 200_000
+"""Partitions that one follower's session may name."""
 _LAST_EPOCH = 2**31 - 1
 _UNTOLD = -2
 
@@ -133,6 +135,7 @@ class SessionPart:
         if partition is not self.partition:
             self.unwatch()
             self.partition = partition
+            self.counted = False
 
     def has_news(self, outcome: FetchOutcome) -> bool:
         """Whether an incremental answer must contain it."""
@@ -347,15 +350,16 @@ class FetchSessions:
     def update(
         self, session: FetchSession, parts: list[FetchPart], forgotten: Iterable[tuple[str | uuid.UUID, list[int]]]
     ) -> bool:
-        """Forget and name partitions, in this order. False if that were more than consumers may name."""
+        """Forget and name partitions, in this order. False if these were too many."""
         before = len(session.parts)
         session.forget(forgotten)
         consumer = session.replica is None
+        room = MAX_FOLLOWER_PARTITIONS - len(session.parts)
         if consumer:
             self._consumer_partitions -= before - len(session.parts)
             room = MAX_CONSUMER_PARTITIONS - self._consumer_partitions
-            if len(parts) > room and len({key_of(asked) for asked in parts} - session.parts.keys()) > room:
-                return False
+        if len(parts) > room and len({key_of(asked) for asked in parts} - session.parts.keys()) > room:
+            return False
         before = len(session.parts)
         for asked in parts:
             session.name(asked)

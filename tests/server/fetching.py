@@ -80,6 +80,8 @@ class Client:
         for key in forget:
             self.parts.pop(key, None)
             self.known.pop(key, None)
+        if self.fields["replica_id"] >= 0:
+            named = tuple(self._in_epoch(p) for p in named)
         self.parts |= {(p.topic_id or p.topic, p.partition): p for p in named}
         parts = list(self.parts.values()) if self.epoch == 0 else list(named)
         gone = [(topic, [index]) for topic, index in forget] if self.epoch else []
@@ -90,6 +92,14 @@ class Client:
         if isinstance(outcome, Park):
             self.parked = outcome
         return outcome
+
+    def _in_epoch(self, asked: hot.FetchPart) -> hot.FetchPart:
+        """A follower knows in which epoch it follows; a test may say another one."""
+        topic = asked.topic or self.stage.view.topic_names.get(asked.topic_id, "")
+        partition = self.stage.replicas.get(self.stage.tp(topic, asked.partition))
+        if asked.current_leader_epoch != -1 or partition is None:
+            return asked
+        return asked._replace(current_leader_epoch=partition.leader_epoch)
 
     def take(self, response: Any) -> Answer:
         """Take in an answer."""

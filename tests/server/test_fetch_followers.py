@@ -31,8 +31,8 @@ def stage(tmp_path: Path) -> Stage:
     return Stage(tmp_path)
 
 
-def follower(stage: Stage, broker_id: int = OTHER, **fields: Any) -> Client:
-    return Client(stage, replica=broker_id, **fields)
+def follower(stage: Stage, broker_id: int = OTHER, version: int = 17) -> Client:
+    return Client(stage, version, replica=broker_id)
 
 
 def live(stage: Stage, broker_id: BrokerId, epoch: int = 1, rack: str | None = None) -> None:
@@ -91,7 +91,8 @@ def test_a_fetch_without_a_session_counts_as_well(stage: Stage) -> None:
     stage.append("t", 2)
     for position in (0, 2):
         outcome = stage.start(
-            handle_fetch, 1, 17, request(part(topic.id, position), replica_id=OTHER, replica_epoch=1)
+            handle_fetch, 1, 17,
+            request(part(topic.id, position, current_leader_epoch=0), replica_id=OTHER, replica_epoch=1),
         )  # fmt: skip
         assert isinstance(outcome, Done)
         assert decoded(17, outcome.response).session_id == 0
@@ -138,6 +139,7 @@ def test_a_restarted_follower_cannot_go_on_with_its_session(stage: Stage) -> Non
 @pytest.mark.parametrize(("asked", "error"), [
     ({"current_leader_epoch": 4}, ErrorCode.FENCED_LEADER_EPOCH),
     ({"current_leader_epoch": 6}, ErrorCode.UNKNOWN_LEADER_EPOCH),
+    ({"current_leader_epoch": -2}, ErrorCode.FENCED_LEADER_EPOCH),
     ({"fetch_offset": 9}, ErrorCode.OFFSET_OUT_OF_RANGE),
 ])  # fmt: skip
 def test_a_position_that_is_refused_is_not_counted(stage: Stage, asked: dict[str, int], error: ErrorCode) -> None:
@@ -220,6 +222,27 @@ def test_an_old_session_does_not_forget_what_a_new_one_counts(stage: Stage) -> N
     assert stage.partition("t").follower_ends()[OTHER] == 0
     sessions.close(sessions._sessions[new.id])
     assert stage.partition("t").follower_ends()[OTHER] == -1
+
+
+def test_a_replica_that_comes_back_here_is_counted_by_its_name_again(stage: Stage) -> None:
+    topic = stage.topic("t", replicas=BOTH)
+    client = follower(stage)
+    client.fetch(part(topic.id, 0))
+    stage.topic("t", replicas=(OTHER,), leader=OTHER, epoch=1)
+    stage.topic("t", replicas=BOTH, epoch=2)
+    assert client.fetch().parts[topic.id, 0].error == ErrorCode.FENCED_LEADER_EPOCH
+    assert stage.partition("t").follower_ends()[OTHER] == -1
+    client.fetch(part(topic.id, 0, current_leader_epoch=2))
+    assert stage.partition("t").follower_ends()[OTHER] == 0
+
+
+def test_followers_cannot_name_partitions_without_end(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("brokers.api.fetch_sessions.MAX_FOLLOWER_PARTITIONS", 3)
+    client = follower(stage)
+    client.fetch(part(uuid.uuid4(), 0), part(uuid.uuid4(), 0))
+    assert client.fetch(part(uuid.uuid4(), 0)).error == 0
+    assert client.fetch(part(uuid.uuid4(), 0)).error == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+    assert len(stage.services.fetch_sessions) == 0
 
 
 # -- what a fetch proves ----------------------------------------------------------------------------------------------
@@ -335,6 +358,16 @@ def test_a_high_watermark_alone_is_told_a_little_later(stage: Stage) -> None:
     assert not park.done, "everything was told"
     park.drop()
     assert stage.timers == 0
+
+
+@pytest.mark.parametrize(("known", "told"), [(2, False), (1, True), (-1, True)])
+def test_a_follower_says_which_high_watermark_it_knows(stage: Stage, known: int, told: bool) -> None:
+    topic = stage.topic("t", replicas=BOTH)
+    stage.append("t", 2)
+    client = follower(stage, version=18)
+    client.fetch(part(topic.id, 2))
+    answer = client.fetch(part(topic.id, 2, high_watermark=known))
+    assert (answer.parts.keys() == {(topic.id, 0)}) == told
 
 
 def test_data_takes_the_news_with_it(stage: Stage) -> None:

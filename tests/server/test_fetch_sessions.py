@@ -383,6 +383,23 @@ def test_an_answer_has_so_many_partitions_and_the_next_one_the_others(
     assert sorted(seen) == list(range(25))
 
 
+@pytest.mark.parametrize("epoch", [0, -1])
+def test_a_full_answer_has_records_of_so_many_partitions(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, epoch: int
+) -> None:
+    monkeypatch.setattr("brokers.api.fetch.READS_PER_ANSWER", 10)
+    stage.topic("t", 25)
+    for index in range(25):
+        stage.append("t", index=index)
+    everything = [part("t", 0, index) for index in range(25)]
+    outcome = stage.start(handle_fetch, 1, 12, request(*everything, session_epoch=epoch))
+    assert isinstance(outcome, Done)
+    found = decoded(12, outcome.response).parts
+    assert [(len(offsets_in(seen.records)), seen.high_watermark) for seen in found.values()] == [
+        (int(n < 10), 1) for n in range(25)
+    ]
+
+
 def test_a_full_answer_has_all_partitions_also_those_whose_turn_it_is_not(stage: Stage) -> None:
     stage.topic("t", 3)
     for index in range(3):
