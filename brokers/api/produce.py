@@ -169,10 +169,9 @@ def _append(
             origin=Origin.CLIENT,
             verification_guard=guards.get(item.place),
         )
-        if info.error is not ErrorCode.NONE:
-            outcomes[item.place] = _refusal(
-                info.error, partition.tp, context, info.record_errors, info.error_message
-            )  # fmt: skip
+        error = partition.turned_away.answer(item.header, info.error, context.services.clock.mono_ms())
+        if error is not ErrorCode.NONE:
+            outcomes[item.place] = _refusal(error, partition.tp, context, info.record_errors, info.error_message)
             continue
         metrics.records_in.inc(info.record_count)
         metrics.appended_bytes.inc(info.size)

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from brokers.cluster import isr
 from brokers.cluster.followers import Follower, ReplicaSession
 from brokers.cluster.following import Following
+from brokers.cluster.turned_away import TurnedAway
 from brokers.log import AppendInfo, Log, Origin
 from brokers.model import NO_LEADER, BrokerInfo, Clock, PartitionState, TopicPartition
 from wire.errors import ErrorCode
@@ -142,6 +143,7 @@ class Partition(Following):
         super().__init__(tp, topic_id, log, state, broker_id=broker_id, clock=clock)
         self._around = surroundings
         self._writer = isr_writer
+        self.turned_away = TurnedAway()
         self._followers: dict[int, Follower] = {}
         self._pending: PartitionState | None = None
         self._epoch_start = 0

@@ -1,0 +1,74 @@
+"""What follows on a batch that was turned away is turned away by the same words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from _native.batch import BatchHeader, parse_header
+from brokers.cluster.turned_away import MAX_PRODUCERS, REMEMBERED_MS, TurnedAway
+from tests.server.stage import ME, OTHER, Stage
+from tests.server.test_produce import answer, request
+from wire.errors import ErrorCode as E
+
+FULL, FEW, GAP, OK = E.KAFKA_STORAGE_ERROR, E.NOT_ENOUGH_REPLICAS, E.OUT_OF_ORDER_SEQUENCE_NUMBER, E.NONE
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Stage:
+    return Stage(tmp_path)
+
+
+def header(stage: Stage, sequence: int, producer: int = 7, epoch: int = 0) -> BatchHeader:
+    batch = stage.batch(1, producer_id=producer, producer_epoch=epoch, base_sequence=sequence)
+    return parse_header(batch)
+
+
+@pytest.mark.parametrize("error", [FULL, FEW])
+def test_a_gap_behind_a_refused_batch_is_no_gap(stage: Stage, error: E) -> None:
+    away = TurnedAway()
+    assert away.answer(header(stage, 4), error, 0) is error
+    assert away.answer(header(stage, 5), GAP, 1) is error
+    assert away.answer(header(stage, 6), GAP, 2) is error
+    assert away.answer(header(stage, 4), OK, 3) is OK
+    assert away.answer(header(stage, 6), GAP, 4) is GAP, "the first has come: this gap is real"
+
+
+def test_other_gaps_stay_gaps(stage: Stage) -> None:
+    away = TurnedAway()
+    away.answer(header(stage, 4), FULL, 0)
+    assert away.answer(header(stage, 5, producer=8), GAP, 1) is GAP
+    assert away.answer(header(stage, 3), GAP, 1) is GAP, "before it"
+    assert away.answer(header(stage, 5), E.INVALID_PRODUCER_EPOCH, 1) is E.INVALID_PRODUCER_EPOCH
+    assert away.answer(header(stage, 5, epoch=1), GAP, 1) is GAP, "another epoch"
+    assert away.answer(header(stage, 5), GAP, 2) is GAP, "and the old one is over"
+
+
+def test_it_is_not_waited_for_for_ever(stage: Stage) -> None:
+    away = TurnedAway()
+    away.answer(header(stage, 4), FULL, 0)
+    assert away.answer(header(stage, 5), GAP, REMEMBERED_MS) is FULL
+    assert away.answer(header(stage, 5), GAP, REMEMBERED_MS + 1) is GAP
+
+
+def test_memory_is_bounded(stage: Stage) -> None:
+    away = TurnedAway()
+    for producer in range(MAX_PRODUCERS + 5):
+        away.answer(header(stage, 4, producer), FULL, 0)
+    assert away.answer(header(stage, 5, 0), GAP, 1) is GAP, "forgotten"
+    assert away.answer(header(stage, 5, 5), GAP, 1) is FULL
+
+
+def test_too_few_replicas_and_then_enough_between_two_batches(stage: Stage) -> None:
+    def produce(sequence: int, acks: int) -> E:
+        batch = stage.batch(1, producer_id=7, producer_epoch=0, base_sequence=sequence)
+        return E(answer(stage, 9, request(("t", 0, batch), acks=acks))[0].error_code)
+
+    config = {"min.insync.replicas": "2"}
+    stage.topic("t", replicas=(ME, OTHER), isr=(ME,), **config)
+    assert [produce(0, acks=1), produce(1, acks=-1)] == [OK, FEW]
+    stage.topic("t", replicas=(ME, OTHER), isr=(ME, OTHER), epoch=1, **config)
+    assert produce(2, acks=-1) is FEW
+    assert [produce(1, acks=1), produce(2, acks=1)] == [OK, OK]
+    assert produce(4, acks=1) is GAP
