@@ -246,7 +246,10 @@ class Parser:
         if event["e"] == "invoke":
             self._open_commits[name] = event
             return
-        self._add_commit(self._open_commits.pop(name), event["e"], event["t"], event.get("error", ""))
+        outcome = event["e"]
+        if event.get("doubtful") and outcome == "fail" and not self.strict:
+            outcome = "info"
+        self._add_commit(self._open_commits.pop(name), outcome, event["t"], event.get("error", ""))
 
     def _add_commit(self, invoke: Event, outcome: str, t1: int, error: str = "") -> None:
         if outcome == "info":

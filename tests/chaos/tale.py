@@ -81,12 +81,12 @@ class Tale:
 
     def commit(
         self, offset: int, *, key: str = "t/0", group: str = "g", outcome: str = "ok", proc: str = "r",
-        at: int | None = None,
+        at: int | None = None, doubtful: bool = False,
     ) -> None:  # fmt: skip
         """An offset commit."""
         name = {"f": "commit", "p": proc, "n": self.number()}
         self.events.append({"e": "invoke", "t": at or self.tick(), "g": group, "o": {key: offset}, **name})
-        self.events.append({"e": outcome, "t": self.tick(), **name})
+        self.events.append({"e": outcome, "t": self.tick(), "doubtful": doubtful, **name})
 
     def committed(
         self, offset: int, *, key: str = "t/0", group: str = "g", at: int | None = None, final: bool = False

@@ -557,6 +557,18 @@ def an_offset_that_nobody_committed(tale: Tale) -> None:
     tale.committed(4)
 
 
+@story("aborted-offset")
+def an_offset_of_a_refused_commit(tale: Tale) -> None:
+    tale.commit(4, outcome="fail")
+    tale.committed(4)
+
+
+@story()
+def an_offset_of_a_commit_that_was_refused_when_it_was_tried_again(tale: Tale) -> None:
+    tale.commit(4, outcome="fail", doubtful=True)
+    tale.committed(4)
+
+
 @story("phantom-offset")
 def an_offset_that_was_committed_later(tale: Tale) -> None:
     tale.committed(4)
