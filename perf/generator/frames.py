@@ -40,12 +40,12 @@ class Frame(NamedTuple):
     wrap: int = 0
 
 
-def batch_of(batch_bytes: int, record_bytes: int) -> tuple[bytes, int]:
+def batch_of(batch_bytes: int, record_bytes: int, now_ms: int = 0) -> tuple[bytes, int]:
     """A batch of about ``batch_bytes`` made of records of about ``record_bytes``, and their number."""
     noise = random.Random(batch_bytes)
     count = max(1, batch_bytes // record_bytes)
     value = noise.randbytes(max(1, batch_bytes // count - 9))
-    now = time.time_ns() // 1_000_000
+    now = now_ms or time.time_ns() // 1_000_000
     batch = bytes(encode_batch([Record(-1, now, None, value)] * count))
     excess = len(batch) - batch_bytes
     if excess > 0 and excess // count + 1 < len(value):

@@ -1,0 +1,194 @@
+"""Fixed work for ``perf.budget``: one broker's connection, dispatch, produce and fetch, driven without an event loop.
+
+``python -m perf.counted LIBRARY PLANT DIRECTORY`` runs below callgrind. Real sockets, logs and server;
+time stands still, so that the same instructions run every time. PLANT spends instructions in every request: what a regression does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import itertools
+import select
+import socket
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from perf.generator.frames import Frame, batch_of, fetch_frame, produce_frame
+
+KIB = 1024
+LENGTH = 4
+WARMUP, REQUESTS = 30, 100
+SPEND, SPENT = "spend", 100
+TOPIC, TOPIC_ID = "counted", uuid.UUID(int=7)
+PARTITIONS = 4
+NOW_MS = 1_700_000_000_000
+"""What the stage's clock says."""
+
+
+class TurnLoop:
+    """The part of an event loop that the server uses; :meth:`turn` does what can be done now."""
+
+    def __init__(self) -> None:
+        self.callbacks: dict[tuple[int, int], tuple[Callable[..., None], tuple[Any, ...]]] = {}
+        self.soon: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+
+    def add_reader(self, fd: int, callback: Callable[..., None], *args: Any) -> None:
+        self.callbacks[fd, select.POLLIN] = callback, args
+
+    def add_writer(self, fd: int, callback: Callable[..., None], *args: Any) -> None:
+        self.callbacks[fd, select.POLLOUT] = callback, args
+
+    def remove_reader(self, fd: int) -> None:
+        self.callbacks.pop((fd, select.POLLIN), None)
+
+    def remove_writer(self, fd: int) -> None:
+        self.callbacks.pop((fd, select.POLLOUT), None)
+
+    def call_soon(self, callback: Callable[..., None], *args: Any) -> None:
+        self.soon.append((callback, args))
+
+    def call_later(self, _: float, __: Callable[..., None], *___: Any) -> Any:
+        return _Never()
+
+    def call_at(self, _: float, __: Callable[..., None], *___: Any) -> Any:
+        return _Never()
+
+    def time(self) -> float:
+        return 0.0
+
+    def turn(self, fd: int) -> None:
+        """The socket is readable."""
+        callback, args = self.callbacks[fd, select.POLLIN]
+        callback(*args)
+        while self.soon:
+            soon, self.soon = self.soon, []
+            for callback, args in soon:
+                callback(*args)
+
+
+class _Never:
+    """A timer whose time does not come."""
+
+    def cancel(self) -> None:
+        """Nothing to do."""
+
+
+class Client:
+    """The other end of a connection of the server."""
+
+    def __init__(self, loop: TurnLoop, port: int, listener: int) -> None:
+        self.loop = loop
+        self.sock = socket.create_connection(("127.0.0.1", port))
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
+        known = set(loop.callbacks)
+        loop.turn(listener)
+        ((self.fd, _),) = set(loop.callbacks) - known
+        self.buffer = bytearray(1 << 20)
+
+    def ask(self, request: bytes) -> memoryview:
+        """Send, let the server work, and receive."""
+        self.sock.sendall(request)
+        have, size = 0, LENGTH
+        while have < size:
+            # an answer may need several turns, but nothing is asked in vain: the count would depend on the kernel
+            readable, _, _ = select.select([self.fd, self.sock], [], [])
+            if self.fd in readable:
+                self.loop.turn(self.fd)
+            if (self.fd, select.POLLOUT) in self.loop.callbacks:
+                self.loop.callbacks[self.fd, select.POLLOUT][0]()
+            if self.sock in readable:
+                have += self.sock.recv_into(memoryview(self.buffer)[have:])
+                size = LENGTH + int.from_bytes(self.buffer[:LENGTH], "big") if have >= LENGTH else LENGTH
+        return memoryview(self.buffer)[LENGTH:size]
+
+
+class Fixture:
+    """A broker that leads one topic."""
+
+    def __init__(self, directory: Path, plant: int) -> None:
+        from brokers.model import Endpoint
+        from brokers.server import dispatch
+        from brokers.server.listener import Server
+        from tests.server.stage import Stage
+
+        stage = Stage(directory)
+        stage.topic(TOPIC, PARTITIONS, topic_id=TOPIC_ID)
+        self.loop = TurnLoop()
+        stage.services.loop = self.loop
+        if plant:
+            _plant(dispatch.Dispatcher, plant)
+        server = Server(stage.config)
+        (endpoint,) = server.bind([Endpoint("PLAINTEXT", "127.0.0.1", 0)])
+        server.serve(stage.services)
+        listener = next(fd for (fd, _), (_, args) in self.loop.callbacks.items() if args)  # the others take none
+        self.client = Client(self.loop, endpoint.port, listener)
+
+    def check(self, frame: Frame) -> None:
+        """One request; an answer with an error is a fault of the fixture."""
+        answer = self.client.ask(frame.data)
+        error = int.from_bytes(answer[frame.error_at : frame.error_at + 2], "big")
+        assert not error, f"answered with error code {error}"
+
+
+def _plant(dispatcher: Any, rounds: int) -> None:
+    """A regression: every request does something for nothing."""
+    dispatch = dispatcher.dispatch
+
+    def slower(*arguments: Any) -> None:
+        spend(rounds)
+        dispatch(*arguments)
+
+    dispatcher.dispatch = slower
+
+
+def spend(rounds: int) -> None:
+    """Instructions, in proportion to ``rounds``."""
+    for _ in range(rounds):
+        pass
+
+
+def works() -> dict[str, list[Frame]]:
+    """What is counted: name, and the requests that take turns."""
+    small, _ = batch_of(KIB, KIB, NOW_MS)
+    medium, _ = batch_of(16 * KIB, KIB, NOW_MS)
+    large, _ = batch_of(128 * KIB, KIB, NOW_MS)
+    found = {
+        "produce 1 KiB": [produce_frame(TOPIC, number, small) for number in range(PARTITIONS)],
+        "produce 16 KiB": [produce_frame(TOPIC, number, medium) for number in range(PARTITIONS)],
+        "produce 128 KiB": [produce_frame(TOPIC, number, large) for number in range(PARTITIONS)],
+    }
+    at_most: dict[str, Any] = {"batch_bytes": 1, "batch_records": 1, "max_wait_ms": 0}
+    found["fetch 4 KiB"] = [fetch_frame(TOPIC, n, max_bytes=4 * KIB, **at_most) for n in range(PARTITIONS)]
+    found["fetch 128 KiB"] = [fetch_frame(TOPIC, n, max_bytes=128 * KIB, **at_most) for n in range(PARTITIONS)]
+    return found
+
+
+def main() -> None:
+    """Count every work once, and how much ``spend`` costs."""
+    library, plant, directory = ctypes.CDLL(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    time.perf_counter = itertools.count(0.0, 1e-6).__next__  # type: ignore[assignment]
+    fixture = Fixture(directory, plant)
+    kinds = works()
+    for frames in kinds.values():
+        for _, frame in zip(range(WARMUP), itertools.cycle(frames), strict=False):
+            fixture.check(frame)
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    for work, frames in kinds.items():
+        library.begin_counting()
+        for _, frame in zip(range(REQUESTS), itertools.cycle(frames), strict=False):
+            fixture.check(frame)
+        library.end_counting(work.encode())
+    library.begin_counting()
+    spend(REQUESTS * SPENT)
+    library.end_counting(SPEND.encode())
+
+
+if __name__ == "__main__":
+    main()

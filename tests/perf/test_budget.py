@@ -1,0 +1,42 @@
+"""What a request costs, in instructions: a guard that no noisy machine can fool."""
+
+from __future__ import annotations
+
+import pytest
+
+from perf import budget
+from perf.counted import SPEND
+
+REGRESSION = 0.05
+
+
+@pytest.fixture(scope="module")
+def counted() -> dict[str, int]:
+    return budget.count()
+
+
+def test_requests_stay_within_their_budget(counted: dict[str, int]) -> None:
+    allowed = budget.load()
+    assert set(allowed["instructions"]) == set(counted) - {SPEND}, "every work has a budget"
+    lines = budget.over(counted, allowed["instructions"], allowed["tolerance"])
+    assert not lines, "\n".join(["", *lines, "if it must be so: python -m perf.budget --write, and say why"])
+
+
+def test_the_budget_is_not_wider_than_needed(counted: dict[str, int]) -> None:
+    """What became cheaper is written down, or the next regression hides in what was saved."""
+    allowed = budget.load()["instructions"]
+    wide = [
+        f"{work}: {counted[work]:,}, budget {limit:,}" for work, limit in allowed.items() if counted[work] < 0.9 * limit
+    ]
+    assert not wide, "\n".join(["", *wide, "cheaper than the budget: python -m perf.budget --write"])
+
+
+def test_a_planted_regression_is_found(counted: dict[str, int]) -> None:
+    """5 % of the dearest request, spent in every request, is over the budget of each of them."""
+    works = {work: total for work, total in counted.items() if work != SPEND}
+    rounds = int(REGRESSION * max(works.values()) / counted[SPEND]) + 1
+    tolerance = budget.load()["tolerance"]
+    assert not budget.over(works, works, tolerance), "the same count is within itself"
+    lines = budget.over(budget.count(plant=rounds), works, tolerance)
+    assert [line.split(":")[0] for line in lines] == list(works), lines
+    assert all("instructions per request" in line for line in lines)
