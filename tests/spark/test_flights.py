@@ -1,15 +1,17 @@
-"""The main job on a part of its data: drivers killed with SIGKILL, and the negative control without the fence."""
+"""The main job on a part of its data: drivers and a broker killed with SIGKILL, and the control without the fence."""
 
 from __future__ import annotations
 
 import argparse
+import re
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from examples.flights import data, steps
+from examples.flights import data, fleet, steps
 from examples.flights.__main__ import Progress, run
 from tests.fleet import Fleet
 
@@ -18,14 +20,27 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600), pyt
 FLIGHTS = 14_000
 
 
-def run_job(bootstrap: str, directory: Path, *, fence: bool) -> tuple[steps.Result, dict[str, str]]:
+def run_job(
+    bootstrap: str, directory: Path, *, fence: bool, fleet_directory: Path | None = None
+) -> tuple[steps.Result, dict[str, str]]:
     given = argparse.Namespace(prefix=f"t{uuid.uuid4().hex[:8]}-", flights=FLIGHTS, no_fence=not fence)
-    result, evidence = run(bootstrap, directory, Progress(Console()), given)
+    result, evidence = run(bootstrap, directory, Progress(Console()), given, fleet_directory)
     return result, dict(evidence)
 
 
-def test_exactly_once_with_two_killed_drivers(bootstrap: str, tmp_path: Path) -> None:
-    result, evidence = run_job(bootstrap, tmp_path, fence=True)
+@pytest.fixture
+def dev_fleet(tmp_path: Path) -> Iterator[tuple[str, Path]]:
+    """Three brokers as a person would start them, and where they are."""
+    directory = tmp_path / "fleet"
+    try:
+        yield fleet.up(directory, fleet.free_port()), directory
+    finally:
+        fleet.down(directory)
+
+
+def test_exactly_once_with_two_killed_drivers_and_a_killed_broker(dev_fleet: tuple[str, Path], tmp_path: Path) -> None:
+    bootstrap, fleet_directory = dev_fleet
+    result, evidence = run_job(bootstrap, tmp_path, fence=True, fleet_directory=fleet_directory)
     assert result.exactly_once, result
     assert (result.input, result.output, result.duplicates, result.missing) == (FLIGHTS, FLIGHTS, 0, 0)
     # Batch 2 was in the log when the first driver died, and nobody who reads committed data has seen it.
@@ -35,6 +50,7 @@ def test_exactly_once_with_two_killed_drivers(bootstrap: str, tmp_path: Path) ->
     )
     assert evidence["kill 2, after the commit"] == "fence at batch 4, Spark's commit log at batch 3"
     assert evidence["last run"] == "batches skipped by the fence: [4]"
+    assert re.search(r"broker \d: others led after \d+\.\d s; .* all replicas in sync", evidence["kill 3, a broker"])
 
 
 def test_without_the_fence_the_same_kill_makes_duplicates(bootstrap: str, tmp_path: Path) -> None:
