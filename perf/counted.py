@@ -1,7 +1,8 @@
 """Fixed work for ``perf.budget``: one broker's connection, dispatch, produce and fetch, driven without an event loop.
 
-``python -m perf.counted LIBRARY PLANT DIRECTORY`` runs below callgrind. Real sockets, logs and server;
-time stands still, so that the same instructions run every time. PLANT spends instructions in every request: what a regression does.
+``python -m perf.counted LIBRARY PLANT DIRECTORY`` runs below callgrind. Sockets, logs and server are real ones; time
+stands still, so that the same instructions run every time. PLANT spends instructions in every request: what a
+regression does.
 """
 
 from __future__ import annotations
