@@ -110,12 +110,17 @@ class Admin(KafkaAdminClient):  # type: ignore[misc]
             if self._controller_id >= 0:
                 repeatable = type(request).__name__ in _REPEATABLE
                 patience_ms = CONTROLLER_TRY_MS if repeatable else None
+                sent = False
                 try:
+                    connection = self._manager.get_connection(self._controller_id)
+                    await self._manager.wait_for(connection.init_future, CONTROLLER_TRY_MS)
+                    sent = True
                     answer = self._send_to(request, node_id=self._controller_id)
                     response = await self._manager.wait_for(answer, patience_ms)
                     errors = list(get_errors_fn(response))
                 except GONE:
-                    if not repeatable or time.monotonic() >= deadline:
+                    # what never left can be sent again; what did may have been performed
+                    if (sent and not repeatable) or time.monotonic() >= deadline:
                         raise
             if kafka_errors.NotControllerError not in errors:
                 break

@@ -85,7 +85,16 @@ def rebalance(
         wanted = propose({tp: p.target for tp, p in overview.partitions.items()}, where)
         listed = moves_to(overview, wanted)
         execute(
-            client, target, out, overview, listed, throttle=throttle, at_once=at_once, dry_run=how == "plan", yes=yes
+            client,
+            target,
+            out,
+            overview,
+            listed,
+            throttle=throttle,
+            at_once=at_once,
+            dry_run=how == "plan",
+            yes=yes,
+            lead_everywhere=True,
         )
 
 

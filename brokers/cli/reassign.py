@@ -108,8 +108,12 @@ def execute(
     at_once: int,
     dry_run: bool,
     yes: bool,
+    lead_everywhere: bool = False,
 ) -> None:
-    """Show the plan, ask, and do it; ends the process with 1 if a partition did not move, 130 after Ctrl-C."""
+    """Show the plan, ask, and do it; ends the process with 1 if a partition did not move, 130 after Ctrl-C.
+
+    At the end the first replicas lead what was moved, or everything.
+    """
     if not out.as_json:
         show(overview, listed, throttle)
     if dry_run or not listed:
@@ -133,7 +137,7 @@ def execute(
                 say=say,
                 shown=not out.as_json,
             )
-        _lead(client, target, result)
+        _lead(client, target, None if lead_everywhere else [move.tp for move in result.done])
         interrupts.check()
     except Interrupted:
         click.echo("interrupted; what was begun goes on without a throttle, `--cancel` takes it back", err=True)
@@ -147,10 +151,9 @@ def execute(
         raise CliError(f"{len(failed)} of {len(listed)} partitions did not move")
 
 
-def _lead(client: Admin, target: Target, result: Moved) -> None:
-    """Leadership follows the replicas: the first ones lead what was moved."""
-    moved = [move.tp for move in result.done]
-    answers = elect(client, moved, PREFERRED, target.timeout_ms) if moved else {}
+def _lead(client: Admin, target: Target, moved: Sequence[TopicPartition] | None) -> None:
+    """Leadership follows the replicas: the first ones lead (None: everywhere)."""
+    answers = elect(client, moved, PREFERRED, target.timeout_ms) if moved is None or moved else {}
     for tp, (code, message) in sorted(answers.items()):
         if code not in (ErrorCode.NONE, ErrorCode.ELECTION_NOT_NEEDED):
             warn(f"{tp} is not led by its first replica: {explain(code, message)}")

@@ -25,7 +25,7 @@ class BrokerCrash:
 
     def __init__(self, directory: Path, bootstrap: str, topic: str, batch: int, say: Say) -> None:
         self._directory = directory
-        self._admin = AdminClient({"bootstrap.servers": bootstrap})
+        self._admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 3})
         self._topic = topic
         self._batch = batch
         self._say = say

@@ -35,7 +35,7 @@ def create_topics(bootstrap: str, *topics: str) -> None:
 
     Kept for ever, since the records' timestamps are of 2013.
     """
-    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 3})
     brokers = len(admin.list_topics(timeout=30).brokers)
     config = {"retention.ms": "-1", "min.insync.replicas": str(min(2, brokers))}
     wanted = [
