@@ -8,8 +8,13 @@ from collections.abc import Callable, Iterator
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from tests.containers.fleet import BROKERS, ZOOKEEPERS, Fleet, until
-from tests.containers.workload import Workload, create_topic, in_sync, wait_in_sync
+import wire.messages as m
+from _native.batch import Record, encode_batch
+from tests.containers.fleet import BROKERS, OUTSIDE_PORT, ZOOKEEPERS, Fleet, until
+from tests.containers.workload import Workload, create_topic, in_sync, read_all, wait_in_sync
+from tests.interop.clients import CLIENTS, Message
+from tests.server.harness import Client
+from wire.errors import ErrorCode
 
 pytestmark = pytest.mark.containers
 SESSION_S = 6.0
@@ -96,6 +101,50 @@ def test_cut_off_from_the_fleet_but_not_from_clients(fleet: Fleet, work: Workloa
     work.wait_progress()
     fleet.connect("broker-3", "fleet")
     wait_in_sync(fleet.bootstrap, work.topic)
+
+
+def test_a_client_that_clings_to_a_cut_off_leader(fleet: Fleet) -> None:
+    """It asks for no metadata and writes on at the old leader, acks=all and acks=1: it is not told that all is well."""
+    topic = create_topic(fleet.bootstrap, partitions=1)
+    CLIENTS[0].produce(fleet.bootstrap, topic, [Message(b"before")])
+    admin = AdminClient({"bootstrap.servers": fleet.bootstrap})
+    name = f"broker-{in_sync(admin, topic)[0][0]}"
+    client = Client(fleet.topology.services[name].host_port(OUTSIDE_PORT))
+    try:
+        fleet.disconnect(name, "fleet")
+        others = AdminClient(
+            {"bootstrap.servers": ",".join(fleet.address(other) for other in BROKERS if other != name)}
+        )
+        until("somebody else leads", lambda: f"broker-{in_sync(others, topic)[0][0]}" != name)
+        for acks in (-1, 1):
+            assert produce(client, topic, b"lost on purpose", acks) != ErrorCode.NONE
+        shown = fetch(client, topic)
+        assert b"before" in shown
+        assert b"on purpose" not in shown, "a reader is shown what will be gone"
+        CLIENTS[1].produce(fleet.address(next(o for o in BROKERS if o != name)), topic, [Message(b"after")])
+        fleet.connect(name, "fleet")
+        wait_in_sync(fleet.bootstrap, topic)
+        assert b"on purpose" not in fetch(client, topic), "what is gone is shown"
+    finally:
+        client.close()
+    assert [value for _, value in sorted(read_all(fleet.bootstrap, topic, 1).items())] == [b"before", b"after"]
+
+
+def produce(client: Client, topic: str, value: bytes, acks: int) -> int:
+    """One record to partition 0 of this very broker; the error it answers."""
+    batch = encode_batch([Record(0, int(time.time() * 1000), b"k", value, ())])
+    row = m.ProduceRequest.TopicProduceData
+    data = [row(name=topic, partition_data=[row.PartitionProduceData(index=0, records=batch)])]
+    answer = client.ask(m.ProduceRequest(acks=acks, timeout_ms=5_000, topic_data=data), 9)
+    return int(answer.responses[0].partition_responses[0].error_code)
+
+
+def fetch(client: Client, topic: str) -> bytes:
+    """The batches that this very broker shows of partition 0, from its beginning; nothing when it refuses."""
+    row = m.FetchRequest.FetchTopic
+    places = [row.FetchPartition(partition=0, fetch_offset=0, partition_max_bytes=1 << 20)]
+    request = m.FetchRequest(max_wait_ms=200, min_bytes=1, topics=[row(topic=topic, partitions=places)])
+    return bytes(client.ask(request, 11).responses[0].partitions[0].records or b"")
 
 
 def test_two_brokers_die_in_turn(fleet: Fleet, work: Workload) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 from confluent_kafka.admin import AdminClient
@@ -44,8 +44,8 @@ class Shop:
 
     def __init__(self, fleet: Fleet) -> None:
         self._bootstrap = fleet.bootstrap
-        self._orders = create_topic(fleet.bootstrap, 1, PREVIOUS_REPLICAS)
-        self._booked = create_topic(fleet.bootstrap, 1, PREVIOUS_REPLICAS)
+        self.topics = [create_topic(fleet.bootstrap, 1, PREVIOUS_REPLICAS) for _ in range(2)]
+        self._orders, self._booked = self.topics
         self._producer: TransactionalProducer = CLIENTS[0].transactional(fleet.bootstrap, "shop")
         self._numbers = itertools.count()
         self._ordered = 0
@@ -104,11 +104,16 @@ def test_rolling_upgrade_and_a_step_back(old_fleet: Fleet, images: Images, say: 
             shop.trade()
             found = AdminClient({"bootstrap.servers": fleet.bootstrap}).list_topics(mixed, timeout=30).topics[mixed]
             assert len(found.partitions) == 3, "a topic of the mixed fleet is not whole"
+        raise_replication(fleet, [topic, *shop.topics, *INTERNAL])
+        fleet.kill(BROKERS[1])
+        work.wait_progress()
+        shop.trade()
+        fleet.heal()
         say(f"{work.finish()}; one broker takes {max(took):.1f} s")
     shop.close()
 
 
-def raise_replication(fleet: Fleet, topics: list[str]) -> None:
+def raise_replication(fleet: Fleet, topics: Sequence[str]) -> None:
     """Three replicas for topics that had one: what an operator does after the upgrade."""
     from kafka import KafkaAdminClient, TopicPartition
 
@@ -120,7 +125,9 @@ def raise_replication(fleet: Fleet, topics: list[str]) -> None:
             for number, partition in described[topic].partitions.items():
                 others = [broker for broker in (1, 2, 3) if broker not in partition.replicas]
                 moves[TopicPartition(topic, number)] = [*partition.replicas, *others]
-        admin.alter_partition_reassignments(moves)
+        answers = admin.alter_partition_reassignments(moves)
+        assert set(answers) == set(moves)
+        assert set(answers.values()) == {None}, answers
     finally:
         admin.close()
     for topic in topics:
