@@ -7,8 +7,10 @@ is not known after the time-out is raised, and Spark's replay of the batch finds
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
+from types import TracebackType
 from typing import Any, NamedTuple
 
 import kafka.errors
@@ -19,9 +21,10 @@ from spark_udfs.producing import Member, TaskFenced
 from wire.errors import ErrorCode
 from wire.messages import request_class
 
-BEGIN, ENLIST, COMMIT, HEARTBEAT, ABORT = 12001, 12002, 12003, 12004, 12005
+BEGIN, ENLIST, COMMIT, HEARTBEAT, ABORT, DESCRIBE, RESET = range(12001, 12008)
 FIND_COORDINATOR, TRANSACTION = 10, 1
 PAUSE_S = 0.05
+HEARTBEATS_PER_TIMEOUT = 4
 
 _AGAIN = frozenset(
     {
@@ -86,6 +89,16 @@ class Sink:
         answer = self._call(COMMIT, query_id=query_id, batch_id=batch_id, digest=digest, winners=named, **_who(batch))
         return bool(answer.already_committed)
 
+    def fence(self) -> Fence | None:
+        """The last committed batch, as the coordinator knows it now. It may change unless a batch was begun here."""
+        answer = self._call(DESCRIBE, sink_ids=[self._sink_id])
+        return _fence(answer.fence)
+
+    def reset(self, expected_query_id: str, fence: Fence | None) -> None:
+        """Move the fence to another batch, or away. Raises FenceConflict when it is of another query ("": none yet)."""
+        moved = {} if fence is None else {"query_id": fence.query_id, "batch_id": fence.batch_id}
+        self._call(RESET, expected_query_id=expected_query_id, **moved)
+
     def heartbeat(self, batch: Batch) -> None:
         """The batch is still being written: its time starts anew."""
         self._call(HEARTBEAT, **_who(batch))
@@ -119,8 +132,13 @@ class Sink:
         def attempt() -> tuple[ErrorCode, str, Any]:
             if self._coordinator is None:
                 self._coordinator = self._find()
-            request = request_class(key)(sink_id=self._sink_id, **fields)
+            named = {} if key == DESCRIBE else {"sink_id": self._sink_id}
+            request = request_class(key)(**named, **fields)
             answer = self._client.wait(self._client.send(request, self._coordinator))
+            if key == DESCRIBE and answer.error_code == ErrorCode.NONE:
+                (answer,) = answer.sinks
+                unknown = ErrorCode(answer.error_code) is ErrorCode.TRANSACTIONAL_ID_NOT_FOUND
+                return ErrorCode.NONE if unknown else ErrorCode(answer.error_code), "", answer
             return ErrorCode(answer.error_code), answer.error_message or "", answer
 
         try:
@@ -150,16 +168,41 @@ class Sink:
         return FenceError(what)
 
 
-def retrying_begin(sink: Sink, timeout_ms: int) -> Callable[[], Batch]:
-    """A function that begins the batch when first called, and answers the same ever after."""
-    found: list[Batch] = []
+class KeptAlive:
+    """Sends heartbeats while a batch is written, from a thread and over a connection of its own.
 
-    def begin() -> Batch:
-        if not found:
-            found.append(sink.begin(timeout_ms))
-        return found[0]
+    A task may wait for its rows longer than the batch's timeout: only a thread can speak meanwhile. Where every task
+    is quicker than a quarter of the timeout, nothing is sent and no connection made.
+    """
 
-    return begin
+    def __init__(self, settings: Mapping[str, Any], batch: Batch, transaction_timeout_ms: int) -> None:
+        self._settings = settings
+        self._batch = batch
+        self._every_s = transaction_timeout_ms / 1000 / HEARTBEATS_PER_TIMEOUT
+        self._over = threading.Event()
+
+    def __enter__(self) -> KeptAlive:
+        threading.Thread(target=self._beat, name=f"heartbeat of sink {self._batch.sink_id}", daemon=True).start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+
+    def _beat(self) -> None:
+        client: Client | None = None
+        while not self._over.wait(self._every_s):
+            try:
+                client = client or Client(self._settings)
+                Sink(client, self._batch.sink_id, int(self._every_s * 1000)).heartbeat(self._batch)
+            except (TaskFenced, FenceError) as problem:
+                log.info("sink %s: the batch needs no heartbeats any more: %s", self._batch.sink_id, problem)
+                break
+            except Exception as problem:  # the writer hears of what matters by itself
+                log.warning("sink %s: no heartbeat this time: %s", self._batch.sink_id, problem)
+        if client is not None:
+            client.close()
 
 
 def _who(batch: Batch) -> dict[str, int]:

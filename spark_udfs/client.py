@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import kafka.errors
+from kafka.future import Future
 from kafka.net.manager import KafkaConnectionManager
 from kafka.net.selector import NetworkSelector
 
@@ -90,6 +91,8 @@ class Client:
         configs = {"client_id": "fleetlog-spark", "request_timeout_ms": 30_000, **settings}
         # The library's bound on a frame is 1 MB, below what one fetch may bring.
         configs["receive_message_max_bytes"] = 2**31 - 1
+        # Callers bound what they have in flight; the library would refuse the sixth request at once.
+        configs["max_in_flight_requests_per_connection"] = 1000
         self._timeout_ms = timeout_ms
         self._net = NetworkSelector(**configs)
         self._manager = KafkaConnectionManager(self._net, **configs)
@@ -239,7 +242,10 @@ class Client:
 
     def send(self, request: Any, node_id: int) -> Any:
         """Send a request; :meth:`wait` waits for what is returned. A failure to send shows there."""
-        future = self._manager.send(request, node_id=node_id)
+        try:
+            future = self._manager.send(request, node_id=node_id)
+        except kafka.errors.KafkaError as problem:  # a broker that the metadata no longer lists
+            return Future().failure(problem)
         self._net.poll(timeout_ms=0)
         return future
 

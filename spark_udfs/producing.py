@@ -2,7 +2,9 @@
 
 Rows become record batches in ``_native.columns`` without a Python object per row. Batches of a partition leave in order
 and up to four at once; a partition whose leader moved waits until all its answers are in, then sends again what was not
-acknowledged, in order: the leader knows the sequences and drops what it has. Memory is bounded by what may be unsent.
+acknowledged, in order: the leader knows the sequences and drops what it has. A leader that knows nothing of a producer
+takes any sequence for its first (KIP-360), so a partition's first batch travels alone, and the first after a failure,
+too. Memory is bounded by what may be unacknowledged, plus one record batch.
 
 Source: KIP-98 (sequences), KIP-890 (the leader adds the partition to the transaction).
 """
@@ -33,6 +35,8 @@ PRODUCE, PRODUCE_VERSION = 0, 12
 IN_FLIGHT_PER_PARTITION = 4
 REQUEST_BYTES = 8 << 20
 PAUSE_S = 0.05
+NEW_TOPIC_PATIENCE_S = 5.0
+"""A topic that was just created is unknown to some brokers for a moment."""
 
 _FENCED = frozenset(
     {
@@ -44,6 +48,7 @@ _FENCED = frozenset(
     }
 )
 _APPENDED = frozenset({ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER})
+_TOO_LARGE = frozenset({ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE})
 
 log = logging.getLogger(__name__)
 
@@ -81,13 +86,14 @@ class _Batch:
 class _Lane:
     """One partition: its unacknowledged batches in order, and the sequence of the next row."""
 
-    __slots__ = ("batches", "in_flight", "sequence", "since", "stalled")
+    __slots__ = ("batches", "confirmed", "in_flight", "sequence", "since", "stalled")
 
     def __init__(self) -> None:
         self.batches: deque[_Batch] = deque()
         self.sequence = 0
         self.in_flight = 0
         self.stalled = False
+        self.confirmed = False  # the leader has acknowledged a batch, so it knows where the sequence stands
         self.since = 0.0
 
 
@@ -127,6 +133,11 @@ class MemberProducer:
         """Wait until every row is acknowledged by all in-sync replicas."""
         self._pump(0)
 
+    @property
+    def unacknowledged_bytes(self) -> int:
+        """What is in memory: record batches sent or waiting."""
+        return self._unacknowledged
+
     def _split(self, batch: pa.RecordBatch) -> Iterator[tuple[TopicPartition, pa.RecordBatch]]:
         """The batch's rows by topic and partition, in their order."""
         if self._settings.topic is not None:
@@ -156,10 +167,7 @@ class MemberProducer:
         """A partition per row: the one it names, else its key's, else one of this task's choice for the whole batch."""
         count = self._counts.get(topic)
         if count is None:
-            found = self._client.topics([topic]).get(topic)
-            if not found:
-                raise ClientError(f"topic {topic} does not exist", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-            count = self._counts[topic] = len(found)
+            count = self._counts[topic] = self._count(topic)
         self._sticky += 1
         chosen = np.full(batch.num_rows, self._sticky % count, dtype=np.int32)
         if "key" in batch.schema.names:
@@ -174,13 +182,25 @@ class MemberProducer:
             chosen = np.where(given >= 0, given, chosen)
         return chosen
 
+    def _count(self, topic: str) -> int:
+        """How many partitions the topic has."""
+        deadline = time.monotonic() + NEW_TOPIC_PATIENCE_S
+        while True:
+            found = self._client.topics([topic]).get(topic)
+            if found:
+                return len(found)
+            if time.monotonic() > deadline:
+                raise ClientError(f"topic {topic} does not exist", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+            time.sleep(PAUSE_S)
+
     def _encode(self, tp: TopicPartition, rows: pa.RecordBatch) -> None:
         lane = self._lanes.get(tp)
         if lane is None:
             lane = self._lanes[tp] = _Lane()
-        step = max(1, rows.num_rows * self._settings.batch_bytes // max(1, rows.nbytes))
-        for start in range(0, rows.num_rows, step):
-            self._encode_piece(lane, rows.slice(start, step))
+        for start, end in _cuts(rows, self._settings.batch_bytes):
+            self._encode_piece(lane, rows.slice(start, end - start))
+            if self._unacknowledged > self._settings.buffer_bytes:
+                self._pump(self._settings.buffer_bytes)
 
     def _encode_piece(self, lane: _Lane, rows: pa.RecordBatch) -> None:
         names = rows.schema.names
@@ -208,10 +228,10 @@ class MemberProducer:
         """Send and take answers until at most that many bytes are unacknowledged."""
         self._send()
         while self._unacknowledged > most:
-            if not self._flights:
+            if self._flights:
+                self._await_one()
+            else:
                 time.sleep(PAUSE_S)  # every lane waits for a leader
-                self._revive()
-            self._await_one()
             self._send()
 
     def _send(self) -> None:
@@ -254,7 +274,7 @@ class MemberProducer:
 
     @staticmethod
     def _next(lane: _Lane) -> _Batch | None:
-        if lane.stalled or lane.in_flight >= IN_FLIGHT_PER_PARTITION:
+        if lane.stalled or lane.in_flight >= (IN_FLIGHT_PER_PARTITION if lane.confirmed else 1):
             return None
         return next((batch for batch in lane.batches if not batch.sent), None)
 
@@ -296,6 +316,7 @@ class MemberProducer:
         lane.in_flight -= 1
         if code in _APPENDED and lane.batches and lane.batches[0] is batch:
             lane.batches.popleft()
+            lane.confirmed = True
             lane.since = time.monotonic() if lane.batches else 0.0
             self._unacknowledged -= len(batch.data)
         elif code in _FENCED:
@@ -310,6 +331,12 @@ class MemberProducer:
             )
         ):
             lane.stalled = True
+        elif code in _TOO_LARGE:
+            raise ClientError(
+                f"{tp}: {code.name}: {batch.rows} rows in {len(batch.data)} bytes pass the topic's max.message.bytes; "
+                "raise it, or lower kafka.batch.size where there are several rows",
+                code,
+            )
         else:
             raise ClientError(f"{tp}: {code.name}: {text or 'the records are refused'}", code)
 
@@ -319,7 +346,7 @@ class MemberProducer:
         for tp, lane in self._lanes.items():
             if lane.stalled and lane.in_flight == 0:
                 self._check_patience(tp, lane)
-                lane.stalled = False
+                lane.stalled = lane.confirmed = False
                 for batch in lane.batches:
                     batch.sent = False
                 revived = True
@@ -334,6 +361,39 @@ class MemberProducer:
             raise ClientError(
                 f"{tp}: not acknowledged for {self._settings.delivery_timeout_ms} ms (kafka.delivery.timeout.ms)"
             )
+
+
+def _cuts(rows: pa.RecordBatch, most: int) -> Iterator[tuple[int, int]]:
+    """Bounds of pieces of at most that many bytes of keys, values and headers; a larger row is a piece of its own."""
+    if rows.nbytes <= most:
+        yield 0, rows.num_rows
+        return
+    ends = np.cumsum(_row_bytes(rows))
+    start = 0
+    while start < rows.num_rows:
+        before = int(ends[start - 1]) if start else 0
+        end = max(start + 1, int(np.searchsorted(ends, before + most, side="right")))
+        yield start, end
+        start = end
+
+
+def _row_bytes(rows: pa.RecordBatch) -> Any:
+    """About how large each row will be."""
+    sizes = np.full(rows.num_rows, 12, dtype=np.int64)
+    for name in ("key", "value"):
+        if name in rows.schema.names:
+            sizes += _lengths(rows.column(name))
+    if "headers" in rows.schema.names:
+        lists = rows.column("headers")
+        pairs = lists.flatten()
+        ends = np.concatenate(([0], np.cumsum(_lengths(pairs.field(0)) + _lengths(pairs.field(1)) + 4)))
+        bounds = np.concatenate(([0], np.cumsum(pc.fill_null(pc.list_value_length(lists), 0).to_numpy())))
+        sizes += ends[bounds[1:]] - ends[bounds[:-1]]
+    return sizes
+
+
+def _lengths(column: pa.Array) -> Any:
+    return pc.fill_null(pc.binary_length(column), 0).to_numpy(zero_copy_only=False).astype(np.int64)
 
 
 def _timestamps(rows: pa.RecordBatch) -> pa.Array:

@@ -20,7 +20,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from spark_udfs.batches import Batch, Sink
+from spark_udfs.batches import Batch, KeptAlive, Sink
 from spark_udfs.client import shared_client
 from spark_udfs.failures import FenceConflict, FenceError
 from spark_udfs.producing import Member, MemberProducer, WriteSettings, write_settings
@@ -28,7 +28,6 @@ from spark_udfs.settings import OptionError, check_sink_id, int_option, kafka_se
 
 BATCH_JOB = "batch"
 """The query id of batch jobs in a fence: they have none of their own."""
-HEARTBEATS_PER_TIMEOUT = 4
 
 _OPTIONS = frozenset({"topic", "sinkid", "checkpointlocation", "sink.transaction.timeout.ms", "batchtoken", "path"})
 _REFUSED_SETTINGS = {
@@ -122,22 +121,18 @@ def write_task(options: WriteOptions, batch: Batch, rows: Iterator[pa.RecordBatc
             f"sink {options.sink_id} was last written by query {batch.fence.query_id} (batch {batch.fence.batch_id}), "
             f"this is query {query_id}: give it another sinkId, or see fleetlog sinks reset"
         )
-    sink = options.sink()
     producer: MemberProducer | None = None
-    beat = time.monotonic()
-    for part in rows:
-        if part.num_rows == 0:
-            continue
+    with KeptAlive(options.settings, batch, options.transaction_timeout_ms):
+        for part in rows:
+            if part.num_rows == 0:
+                continue
+            if producer is None:
+                (member,) = options.sink().enlist(batch)
+                producer = MemberProducer(shared_client(options.settings), options.sink_id, member, options.rows)
+            producer.write(part)
         if producer is None:
-            (member,) = sink.enlist(batch)
-            producer = MemberProducer(shared_client(options.settings), options.sink_id, member, options.rows)
-        producer.write(part)
-        if time.monotonic() - beat > options.transaction_timeout_ms / 1000 / HEARTBEATS_PER_TIMEOUT:
-            sink.heartbeat(batch)
-            beat = time.monotonic()
-    if producer is None:
-        return TaskResult(batch, None, 0, 0, query_id)
-    producer.flush()
+            return TaskResult(batch, None, 0, 0, query_id)
+        producer.flush()
     return TaskResult(batch, member, producer.rows, producer.bytes, query_id)
 
 
