@@ -5,10 +5,12 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 WORKERS ?= 2
 PYTEST_ARGS ?=
+MINUTES ?= 10
+SEED ?= 1
 NATIVE_SOURCES := $(wildcard _native/*.pyx _native/*.pxi)
 PACKAGES := wire _native coordination txn brokers spark_udfs
 
-.PHONY: help quickstart test test-jars test-containers lint perf format setup clean
+.PHONY: help quickstart test test-jars test-containers lint chaos perf format setup clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,6 +34,9 @@ lint: $(READY) ## ruff, mypy strict, import contracts, Cython lint
 	@$(BIN)/mypy
 	@PYTHONPATH=. $(BIN)/lint-imports
 	@PATH="$(CURDIR)/$(BIN):$$PATH" cython-lint --max-line-length 120 _native
+
+chaos: $(READY) ## chaos on real processes, as root (make chaos MINUTES=10 SEED=1)
+	@$(BIN)/python -m tests.chaos.run --minutes $(MINUTES) --seed $(SEED)
 
 perf: $(READY) ## all suites but Spark's, for a short pass: kernels, the floor, Apache Kafka, scale (under 30 minutes)
 	@$(BIN)/python -m perf all --short

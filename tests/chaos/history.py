@@ -182,8 +182,8 @@ class Parser:
         e, f = event.get("e"), event.get("f")
         if e == "start":
             self._starts[event["p"]] = event
-        elif e == "gone":
-            self.history.errors[f"gone: {event['error'][:60]}"] += 1
+        elif e in ("gone", "retry"):
+            self.history.errors[f"{e}: {event['error'][:90]}"] += 1
         elif f in ("send", "txn"):
             self._operation(event)
         elif f == "commit":

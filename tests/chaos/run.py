@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,7 @@ class Director:
         self._due: list[tuple[float, int, str, int, Fault, Grip]] = []
         self._number = 0
         self._deck: list[str] = []
+        self._fired: Counter[str] = Counter()
 
     def write(self, **event: Any) -> None:
         """A line of the trace."""
@@ -71,12 +73,21 @@ class Director:
         self._until(time.monotonic() + seconds)
         self.write(f="phase", name=name, t0=start, t=time.monotonic_ns())
 
-    def faults(self, seconds: float) -> None:
-        """Periods of faults until the time is over; the last ones end properly."""
+    def faults(self, seconds: float, rounds: int) -> None:
+        """Periods of faults until the time is over; the last ones end properly.
+
+        Kinds that fired fewer than ``rounds`` times by then, because their targets were taken, have half as long again.
+        """
         end = time.monotonic() + seconds
         start = time.monotonic_ns()
-        while time.monotonic() < end:
-            if self._rng.random() < QUIET:
+        while True:
+            over = time.monotonic() > end
+            missing = [kind for kind in self._kinds if self._fired[kind] < rounds]
+            if over and (not missing or time.monotonic() > end + seconds / 2):
+                break
+            if over:
+                self._deck = missing
+            elif self._rng.random() < QUIET:
                 self.phase("quiet", self._rng.uniform(4, 9))
                 continue
             for name in self._draw(self._rng.choices((1, 2, 3), (5, 4, 1))[0]):
@@ -111,6 +122,7 @@ class Director:
         except StopIteration as over:
             grip.release()
             target, proof = over.value
+            self._fired[name] += bool(proof)
             logger.info("%-18s %-30s %5.1f s %s", name, target, (time.monotonic_ns() - start) / 1e9, str(proof)[:100])
             self.write(f="fault", kind=name, target=target, t0=start, t=time.monotonic_ns(), proof=proof)
         else:
@@ -189,7 +201,7 @@ def play(directory: Path, minutes: float, seed: int, kinds: Sequence[str], netwo
             clients.add(f"{role}-{seen[role]}", role, CLIENT_HOSTS[number % len(CLIENT_HOSTS)])
         director = Director(stage, random.Random(seed), directory / "history" / "faults.jsonl", kinds)
         director.phase("warm-up", WARM_UP_S)
-        director.faults(minutes * 60)
+        director.faults(minutes * 60, rounds_of(minutes))
         heal(stage)
         director.phase("recovery", RECOVERY_S)
         late = clients.stop(60)
@@ -210,9 +222,13 @@ def play(directory: Path, minutes: float, seed: int, kinds: Sequence[str], netwo
             broker.disk.with_suffix(".img").unlink(missing_ok=True)
 
 
+def rounds_of(minutes: float) -> int:
+    """How often each kind of fault must fire at least."""
+    return max(1, int(minutes / 4))
+
+
 def demands(minutes: float, kinds: Sequence[str]) -> Demands:
     """The least that must have happened; a tenth of what an idle machine does."""
-    rounds = max(1, int(minutes / 6))
     return Demands(
         ok={
             "send ok": int(150 * minutes), "txn ok": int(15 * minutes), "txn fail": int(2 * minutes),
@@ -220,7 +236,7 @@ def demands(minutes: float, kinds: Sequence[str]) -> Demands:
             "commit ok": int(10 * minutes), "committed": int(10 * minutes), "ends rc": int(10 * minutes),
             "ends ru": int(10 * minutes), "rebalance": int(minutes),
         },
-        faults=dict.fromkeys(kinds, rounds),
+        faults=dict.fromkeys(kinds, rounds_of(minutes)),
         during_faults=int(100 * minutes),
         final=True,
     )  # fmt: skip

@@ -76,6 +76,7 @@ class Transactions:
                 if not error.args[0].retriable():
                     raise
                 last = error
+                self._recorder.write(e="retry", t=self._recorder.now(), error=text_of(error))
         raise last
 
     def commit(self) -> bool:
