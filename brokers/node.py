@@ -232,6 +232,8 @@ class Node:
             peers=peers,
             metrics=self._metrics,
         )
+        sessions = self.services.fetch_sessions
+        replicas.on_leader(lambda partition: sessions.expect(partition.state.replicas, clock.mono_ms()))
         self._watch_gauges(self.services)
         return self.services
 

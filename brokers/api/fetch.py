@@ -396,7 +396,7 @@ class _SessionFetch:
             return
         if self._moved:
             self._later(NEWS_DELAY_S, self._tell)
-        if replica.awaited:
+        if replica.awaited(self._context.services.clock.mono_ms()):
             self.hasten()
         if throttle is not None and self._reader.throttled:
             self._later(max(1, throttle.wait_ms(self._context.services.clock.mono_ms())) / 1000, self._look)

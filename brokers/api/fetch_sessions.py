@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from brokers.cluster.followers import ReplicaSession
@@ -31,6 +31,8 @@ EVICTION_MS = 120_000
 """A session that was not used for so long may be evicted by any other; a younger one is not evicted by its equals."""
 HASTE_MS = 100
 """Least time between two answers of a session that leave only because somebody waits for the fetch after them."""
+EXPECT_MS = 1_000
+"""For so long after this broker began to lead, its followers' fetches don't wait long: they learn of it meanwhile."""
 VICTIMLESS_MS = 1_000
 """Time for which a full cache is not searched again after a search that found nobody to evict."""
 MAX_CONSUMER_PARTITIONS = 100_000
@@ -65,16 +67,17 @@ class Waiter(Protocol):
 class FollowerSession(ReplicaSession):
     """A follower's session as its leader's partitions know it. Who waits for a proof hastens the follower's fetches."""
 
-    __slots__ = ("session",)
+    __slots__ = ("expected_until_ms", "session")
 
     def __init__(self, broker_id: int, broker_epoch: int, now_ms: int) -> None:
         super().__init__(broker_id, broker_epoch, now_ms)
         self.session: FetchSession | None = None
+        self.expected_until_ms = now_ms
+        """Until when it may be about to name partitions that we lead since a short while."""
 
-    @property
-    def awaited(self) -> bool:
-        """Whether somebody waits for a proof."""
-        return bool(self._listeners)
+    def awaited(self, now_ms: int) -> bool:
+        """Whether somebody waits for its next fetch."""
+        return bool(self._listeners) or now_ms < self.expected_until_ms
 
     def on_proof(self, listener: Callable[[], None]) -> None:
         """Call once, when ``proven_ms`` rises next. That takes an answer, and the fetch after it."""
@@ -269,6 +272,7 @@ class FetchSessions:
     def __init__(self) -> None:
         self.evicted = 0
         self._sessions: dict[int, FetchSession] = {}  # the longest unused first
+        self._followers: dict[FetchSession, None] = {}
         self._numbers = 0
         self._consumer_partitions = 0
         self._victimless_until_ms = {False: -1, True: -1}
@@ -284,10 +288,9 @@ class FetchSessions:
 
     def metrics(self) -> dict[str, float]:
         """Numbers for the broker's metrics."""
-        followers = sum(session.privileged for session in self._sessions.values())
         return {
-            "consumers": len(self._sessions) - followers,
-            "followers": followers,
+            "consumers": len(self._sessions) - len(self._followers),
+            "followers": len(self._followers),
             "partitions": self.partitions,
             "evicted": self.evicted,
         }
@@ -311,10 +314,23 @@ class FetchSessions:
                 return None
         session = FetchSession(self._new_id(now_ms), now_ms, owner, by_id=by_id, replica=replica)
         self._sessions[session.id] = session
+        if replica is not None:
+            self._followers[session] = None
         return session
 
+    def expect(self, brokers: Collection[int], now_ms: int) -> None:
+        """This broker begins to lead a partition of these. No follower may sit out the wait of the fetch that it sent
+        before it knew, for nothing is committed until it fetches the partition here.
+        """
+        for session in self._followers:
+            replica = session.replica
+            if replica is not None and replica.broker_id in brokers:
+                replica.expected_until_ms = now_ms + EXPECT_MS
+                if session.waiter is not None:
+                    session.waiter.hasten()
+
     def _end_former_lives(self, replica: FollowerSession) -> None:
-        for session in list(self._sessions.values()):
+        for session in list(self._followers):
             former = session.replica
             if former is None or former.broker_id != replica.broker_id:
                 continue
@@ -377,6 +393,7 @@ class FetchSessions:
         """Forget the session."""
         if self._sessions.pop(session.id, None) is None:
             return
+        self._followers.pop(session, None)
         if session.replica is None:
             self._consumer_partitions -= len(session.parts)
         session.close()

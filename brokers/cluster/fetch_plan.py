@@ -383,14 +383,16 @@ class FetchPlan:
             self._refused(key, entry, error, now_ms)
 
     def _refused(self, key: Key, entry: _Entry, error: ErrorCode, now_ms: int) -> None:
-        """Try again after a pause: the same each time where news of the cluster end it, else longer and longer."""
+        """Try again after a pause that grows. Where one of the two only has to hear the news, it is short at first."""
         self.counts.errors += 1
         pause_ms = self._limits.pause_ms
+        failures = min(entry.failures, 16)
+        entry.failures += 1
         if error in _WAITS_FOR_NEWS:
+            pause_ms = min(pause_ms, (1 + pause_ms // 16) << failures)
             logger.debug("%s: leader %d answers %s", entry.partition.tp, self.leader_id, error.name)
         else:
-            pause_ms = min(pause_ms << min(entry.failures, 16), max(pause_ms, LONGEST_PAUSE_MS))
-            entry.failures += 1
+            pause_ms = min(pause_ms << failures, max(pause_ms, LONGEST_PAUSE_MS))
             logger.warning(
                 "%s: fetching from leader %d: %s; again in %d ms",
                 entry.partition.tp, self.leader_id, error.name, pause_ms,

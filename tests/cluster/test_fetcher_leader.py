@@ -1,13 +1,17 @@
-"""What a leader answers the followers' fetchers beside fetches: the ends of its log, and that records were deleted."""
+"""What followers need of a leader beside records: its log's ends, deletions, and no long wait at the start."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from brokers.api import offsets
 from brokers.api.base import Done
+from brokers.api.fetch_sessions import EXPECT_MS, HASTE_MS
 from brokers.cluster.fetcher import EARLIEST, LATEST, LIST_OFFSETS, LIST_OFFSETS_VERSION
+from brokers.model import BrokerId
+from tests.server.fetching import Client, part
 from tests.server.stage import ME, OTHER, Stage
 from wire.messages import DeleteRecordsRequest, ListOffsetsRequest
 
@@ -52,3 +56,35 @@ def test_who_watches_a_partition_hears_of_deleted_records(tmp_path: Path) -> Non
     request = DeleteRecordsRequest(version=2, topics=[topic(name="t", partitions=[part])], timeout_ms=1_000)
     stage.start(offsets.handle_delete_records, 21, 2, request)
     assert heard == [3]
+
+
+def test_a_follower_that_waits_is_answered_when_we_begin_to_lead(tmp_path: Path) -> None:
+    """It cannot ask for the new partition before its fetch of the others is answered."""
+    third = BrokerId(3)
+    stage = Stage(tmp_path)
+    stage.view.brokers[third] = replace(stage.view.brokers[OTHER], id=third)
+    sessions = stage.services.fetch_sessions
+    stage.replicas.on_leader(
+        lambda partition: sessions.expect(partition.state.replicas, stage.services.clock.mono_ms())
+    )
+    old = stage.topic("old", replicas=(ME, OTHER, third))
+    stage.wait(EXPECT_MS)
+    follower, stranger = Client(stage, replica=OTHER), Client(stage, replica=third)
+    for client in (follower, stranger):
+        client.fetch(part(old.id, 0))
+    waits = [client.wait(max_wait_ms=5_000) for client in (follower, stranger)]
+    stage.wait(2 * HASTE_MS)
+    assert [park.done for park in waits] == [False, False]
+    new = stage.topic("new", replicas=(ME, OTHER))
+    stage.wait(10)
+    assert [park.done for park in waits] == [True, False]
+    follower.take(waits[0].response)  # before it heard of the new topic; so the next one doesn't wait long either
+    again = follower.wait(max_wait_ms=5_000)
+    stage.wait(HASTE_MS)
+    assert again.done
+    follower.take(again.response)
+    assert (new.id, 0) in follower.fetch(part(new.id, 0)).parts
+    stage.wait(EXPECT_MS)
+    idle = follower.wait(max_wait_ms=5_000)
+    stage.wait(EXPECT_MS)
+    assert not idle.done
