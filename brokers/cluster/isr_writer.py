@@ -1,7 +1,9 @@
-"""Writes the states that leaders propose: compare-and-set of the state's znode, and a change-log entry, in one multi.
+"""Writes the states that partitions propose: compare-and-set of a state znode, and a change-log entry, in one multi.
+
+Leaders propose in-sync sets, and whoever lost its log directory proposes to be counted on no more.
 
 A proposal names the znode's version it builds on, so it meets the controller's writes there and the slower one loses.
-The multi also checks the leader's own incarnation and those of members it adds: a broker that began a new life
+The multi also checks the broker's own incarnation and those of members it adds: a broker that began a new life
 meanwhile isn't counted on. Until the outcome is known the partition keeps the maximal in-sync set; a lost answer is
 decided by reading again, after a sync, in a living session.
 
@@ -113,8 +115,8 @@ class ZooKeeperIsrWriter:
                 return
 
     def _wanted(self, proposal: _Proposal) -> bool:
-        """Whether the partition still waits for this proposal: a newer state or a lost leadership ends it."""
-        return proposal.partition.is_leader and proposal.partition.proposed is proposal.state
+        """Whether the partition still waits for this proposal: a newer state or another leader ends it."""
+        return proposal.partition.proposed is proposal.state
 
     def _operations(self, batch: Sequence[_Proposal]) -> tuple[int, list[Operation]]:
         lives: dict[int, int] = {self._broker_id: self._incarnation()}

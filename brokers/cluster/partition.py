@@ -389,10 +389,9 @@ class Partition(Following):
         """
         if not self.is_leader or self._pending is not None:
             return None
-        state = isr.without(self.state, {self._broker_id}, self.effective_min_isr)
+        state = self._without_us()
         if self._broker_id in state.isr:
             state = replace(state, isr_incarnations=(FAILED_INCARNATION,) * len(state.isr))
-        elr = [(b, i) for b, i in isr.eligible(state) if b != self._broker_id]
         self._pending = replace(
             state,
             leader=NO_LEADER,
@@ -400,11 +399,31 @@ class Partition(Following):
             leader_epoch=state.leader_epoch + 1,
             leader_incarnation=-1,
             partition_epoch=state.partition_epoch + 1,
-            elr=tuple(b for b, _ in elr),
-            elr_incarnations=tuple(i for _, i in elr),
         )
         self._writer.propose(self, self._pending)
         return self._pending
+
+    def withdraw(self) -> PartitionState | None:
+        """The state in which nobody counts on this follower, whose log has failed; None if there is nothing to change.
+
+        Its leader would see no more than that it lags, and until then nothing would be acknowledged.
+        """
+        if self.is_leader or self._pending is not None:
+            return None
+        state = self._without_us()
+        if state is self.state or self._broker_id in state.isr:
+            return None
+        self._pending = replace(state, partition_epoch=state.partition_epoch + 1)
+        self._writer.propose(self, self._pending)
+        return self._pending
+
+    def _without_us(self) -> PartitionState:
+        """The state without this broker among those who hold everything; it may still be the in-sync set's last."""
+        state = isr.without(self.state, {self._broker_id}, self.effective_min_isr)
+        elr = [(b, i) for b, i in isr.eligible(state) if b != self._broker_id]
+        if len(elr) == len(state.elr):
+            return state
+        return replace(state, elr=tuple(b for b, _ in elr), elr_incarnations=tuple(i for _, i in elr))
 
     # ---- the high watermark ----------------------------------------------------------------------------------------
 

@@ -119,19 +119,18 @@ class ReplicaManager:
         return self._view.brokers.get(broker_id)
 
     def tick(self, now_ms: int) -> None:
-        """Look at the followers of all partitions led here; call it about every second."""
+        """Look at the followers of all partitions led here, and at failed logs; call it about every second."""
         lag_max_ms = self._view.effective.replica_lag_time_max_ms
         if now_ms < self._next_check_ms:
             return
         self._next_check_ms = now_ms + min(CHECK_MS, max(1, lag_max_ms // 4))
         for partition in list(self._partitions.values()):
-            if not partition.is_leader:
-                continue
-            if partition.log.offline:
-                if partition.abdicate() is not None:
-                    logger.error("%s: its log directory has failed: this broker leads it no more", partition.tp)
-            else:
+            if not partition.log.offline:
                 partition.check_followers(now_ms, lag_max_ms)
+            elif partition.abdicate() is not None:
+                logger.error("%s: its log directory has failed: this broker leads it no more", partition.tp)
+            elif partition.withdraw() is not None:
+                logger.error("%s: its log directory has failed: this broker is in sync no more", partition.tp)
 
     # -- the view's changes ---------------------------------------------------------------------------------------
 
@@ -169,7 +168,7 @@ class ReplicaManager:
 
         The log directories were checked to belong to this cluster, so a topic that the cluster does not know is gone.
         """
-        for tp, log in list(self._logs.all().items()):
+        for tp in list(self._logs.all()):
             if tp not in self._partitions and self._view.partition(tp) is None:
                 logger.warning("%s: its topic was deleted meanwhile; the log goes", tp)
                 self._logs.delete(tp)

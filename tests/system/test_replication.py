@@ -48,8 +48,8 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 @pytest.fixture
 def disks(tmp_path: Path) -> Iterator[Cluster]:
-    """Three brokers with two log directories each."""
-    fleet = new_fleet(tmp_path)
+    """Three brokers with two log directories each, and no follower is put out for its lag."""
+    fleet = new_fleet(tmp_path, replica_lag_time_max_ms=600_000)
     for broker in fleet.brokers:
         kept = [line for line in broker.config_file.read_text().splitlines() if not line.startswith("log.dirs=")]
         kept.append(f"log.dirs={broker.directory / 'data1'},{broker.directory / 'data2'}")

@@ -1,0 +1,73 @@
+"""A follower whose log directory fails says so itself: its leader would only see, much later, that it lags."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from brokers.model import BrokerId
+from tests.server.stage import ME, OTHER, Stage
+
+THIRD = BrokerId(3)
+TICK_MS = 10_000
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Stage:
+    return Stage(tmp_path)
+
+
+def follow(stage: Stage, isr: tuple[BrokerId, ...], epoch: int = 0, minimum: str = "2") -> None:
+    stage.topic("t", leader=OTHER, epoch=epoch, replicas=(OTHER, ME, THIRD), isr=isr, min_insync_replicas=minimum)
+
+
+def tick(stage: Stage) -> None:
+    stage.clock.now_ms += TICK_MS
+    stage.replicas.tick(stage.clock.now_ms)
+
+
+def test_a_follower_with_a_failed_log_leaves_the_in_sync_set(stage: Stage) -> None:
+    follow(stage, (OTHER, ME, THIRD))
+    tick(stage)
+    assert stage.proposals == []
+    stage.partition("t").log.offline = True
+    tick(stage)
+    tick(stage)  # the first is still under way
+    ((partition, state),) = stage.proposals
+    assert partition is stage.partition("t")
+    assert (state.leader, state.leader_epoch, state.partition_epoch) == (OTHER, 0, 1)
+    assert (state.isr, state.elr) == ((OTHER, THIRD), ())
+    partition.proposal_written(state)
+    follow(stage, (OTHER, THIRD), epoch=1)
+    tick(stage)
+    assert len(stage.proposals) == 1, "nobody counts on it any more"
+
+
+def test_it_does_not_stay_eligible_to_lead(stage: Stage) -> None:
+    follow(stage, (OTHER, ME))
+    stage.partition("t").log.offline = True
+    tick(stage)
+    ((_, state),) = stage.proposals
+    assert (state.isr, state.isr_incarnations, state.elr) == ((OTHER,), (7,), ())
+
+
+def test_the_last_of_the_in_sync_set_stays_in_it(stage: Stage) -> None:
+    stage.topic("t", leader=-1, replicas=(ME, OTHER), isr=(ME,))
+    stage.partition("t").log.offline = True
+    tick(stage)
+    assert stage.proposals == []
+
+
+def test_a_refused_word_is_said_again_and_another_leader_ends_it(stage: Stage) -> None:
+    follow(stage, (OTHER, ME, THIRD))
+    stage.partition("t").log.offline = True
+    tick(stage)
+    ((partition, state),) = stage.proposals
+    partition.proposal_refused(state)
+    tick(stage)
+    assert len(stage.proposals) == 2
+    stage.topic("t", leader=THIRD, epoch=1, replicas=(OTHER, ME, THIRD), isr=(OTHER, ME, THIRD))
+    assert partition.proposed is None
+    tick(stage)
+    assert stage.proposals[-1][1].leader == THIRD
