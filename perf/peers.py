@@ -18,8 +18,7 @@ from perf.rounds import interleave, warm
 from perf.targets import Cluster
 from perf.targets.kafka import Kafka, version
 
-KAFKA_WARMUP_S = 8.0
-FLEETLOG_WARMUP_S = 2.0
+WARMUP_S = 4.0
 SETTLE_S = 5.0
 LOADED_PARTITIONS = 1000
 PACED_SECONDS = 6.0
@@ -65,14 +64,12 @@ def run(options: Options) -> Results:
 
 
 def _warm(results: Results, options: Options, kafka: Cluster, fleetlog: Cluster, loads: list[Load]) -> None:
-    """Both warmed up, Kafka for longer: its compiler needs it."""
-    share = 0.5 if options.short else 1.0
-    representative = [
-        load for load in loads if load.name in ("produce 1 KiB", "produce 128 KiB", "fetch 1 MiB")
-    ] or loads
-    warm(kafka, representative, KAFKA_WARMUP_S * share)
-    warm(fleetlog, representative, FLEETLOG_WARMUP_S * share)
-    results.about["warmup_s"] = KAFKA_WARMUP_S * share * len(representative)
+    """Both until they are steady."""
+    seconds = WARMUP_S / 2 if options.short else WARMUP_S
+    names = ("produce 1 KiB", "produce 128 KiB", "fetch 64 KiB", "fetch 1 MiB")
+    representative = [load for load in loads if load.name in names] or loads
+    for cluster in (kafka, fleetlog):
+        results.about[f"warmed_up_{cluster.label}_s"] = round(warm(cluster, representative, seconds), 1)
 
 
 def _paced(results: Results, clusters: tuple[Cluster, ...], load: Load, options: Options) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Sequence
 
 from perf.generator import GeneratorError
@@ -9,14 +11,27 @@ from perf.load import Load, Pace, Prepared, numbers
 from perf.results import Results
 from perf.targets import Cluster
 
+MOST_RUNS = 8
 
-def warm(cluster: Cluster, loads: Sequence[Load], seconds: float) -> None:
-    """Run every load for a while without counting: a JVM compiles what is used often."""
+
+def warm(cluster: Cluster, loads: Sequence[Load], seconds: float) -> float:
+    """Run every load without counting until a request costs no less than before; returns the seconds it took.
+
+    A JVM compiles what is used often, so it takes requests, not time: each run lasts ``seconds``, and the next follows
+    while it was cheaper by a tenth than the one before, ``MOST_RUNS`` times at most.
+    """
+    started = time.monotonic()
     for load in loads:
         prepared = Prepared(cluster, load)
-        prepared.run(Pace(0.3, seconds))
+        before = math.inf
+        for _ in range(MOST_RUNS):
+            cost = numbers(prepared.run(Pace(0.3, seconds)), load)["cpu_us_request"]
+            if cost > 0.9 * before:
+                break
+            before = cost
         if load.fetch:
             prepared.close()
+    return time.monotonic() - started
 
 
 def interleave(

@@ -1,0 +1,101 @@
+"""Tables, goals and charts say what was measured, and nothing else."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+from perf import charts, everything, goals, report, results
+from perf.__main__ import SUITES
+from perf.results import Results, Spread, number
+
+
+def peers(ours: float, theirs: float) -> Results:
+    found = Results.begin("peers", kafka="4.1.1")
+    for round_ in range(3):
+        found.add("produce 1 KiB", "kafka", {"requests_cpu_s": theirs + round_}, round_=round_)
+        found.add("produce 1 KiB", "fleetlog", {"requests_cpu_s": ours}, round_=round_)
+    return found
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Results and pages that are not the real ones."""
+    monkeypatch.setattr(results, "DIRECTORY", tmp_path / "results")
+    monkeypatch.setattr(report, "DIRECTORY", tmp_path / "results")
+    monkeypatch.setattr(report, "PAGE", tmp_path / "docs" / "performance.md")
+    monkeypatch.setattr(report, "CHARTS", tmp_path / "docs" / "performance")
+    monkeypatch.setattr(report, "ROOT", tmp_path)
+    (tmp_path / "docs").mkdir()
+    return tmp_path
+
+
+@pytest.mark.parametrize(("ours", "met"), [(55_000.0, "met"), (20_000.0, "**not met**")])
+def test_a_goal_is_judged_by_the_ratio_of_medians(ours: float, met: str) -> None:
+    line = goals.lines({"peers": peers(ours, 9_999)})[0]
+    assert line == [
+        "produce 1 KB: requests per broker-CPU-second", ">= 5x Kafka",
+        f"produce 1 KiB: {number(ours)} against kafka 10,000 requests/CPU s", f"{ours / 10_000:.2f}", met,
+    ]  # fmt: skip
+
+
+def test_what_was_not_measured_is_said() -> None:
+    lines = goals.lines({})
+    assert len(lines) == len(goals.GOALS)
+    assert all(line[2].startswith("not measured: python -m perf ") for line in lines)
+    assert "not measured: python -m perf peers --brokers 3" in {line[2] for line in lines}
+    # a suite that was run, but not that case
+    assert goals.lines({"peers": peers(1, 1)})[1][-1] == "not measured"
+
+
+def test_every_goal_belongs_to_a_suite_of_make_perf() -> None:
+    run = {name if brokers == 1 else f"{name}-{brokers}" for name, brokers in everything.SUITES}
+    assert {suite for goal in goals.GOALS for suite in goal.suites} <= run
+    assert {name for name, _ in everything.SUITES} == set(SUITES)
+    assert run <= set(report.TITLES)
+
+
+def test_the_page_and_its_charts(elsewhere: Path) -> None:
+    assert report.main() == 1, "there is nothing to report yet"
+    found = peers(50_000, 10_000)
+    found.add("memory, idle", "fleetlog", {"rss_mib": 50.0})
+    found.add("memory, idle", "kafka", {"rss_mib": 400.0})
+    found.save()
+    assert report.main() == 0
+    page = report.PAGE.read_text()
+    assert "python -m perf" in page
+    assert found.about["processor"] in page
+    assert re.search(r"\| produce 1 KiB +\| kafka +\| 10,001 \(10,000 - 10,002\)", page), page
+    for target in re.findall(r"!\[[^]]*\]\(([^)]+)\)", page):
+        ElementTree.parse(report.PAGE.parent / target)
+    assert "performance/peers-rss_mib.svg" in page
+
+
+def test_a_chart_is_drawn_to_scale() -> None:
+    svg = charts.bars("t <1>", "u", [("case", [("kafka", Spread([4.0])), ("fleetlog", Spread([1.0, 2.0, 3.0]))])])
+    root = ElementTree.fromstring(svg)
+    widths = [float(bar.attrib["width"]) for bar in root.iter("{http://www.w3.org/2000/svg}rect")]
+    assert widths[1] == pytest.approx(widths[0] / 2, abs=0.1)
+    assert "t <1>" in "".join(root.itertext())
+
+
+def test_results_of_another_form_are_none(elsewhere: Path) -> None:
+    (elsewhere / "results").mkdir()
+    (elsewhere / "results" / "failover.json").write_text("[1]")
+    assert Results.load("failover") is None
+    assert Results.load("nothing") is None
+
+
+def test_numbers() -> None:
+    assert [number(value) for value in (0.01234, 1.5, 99.94, 1234.5, float("nan"))] == [
+        "0.0123",
+        "1.5",
+        "99.9",
+        "1,234",
+        "-",
+    ]
+    assert f"{Spread([3.0, 1.0, 2.0])}" == "2 (1 - 3)"
+    assert f"{Spread([3.0])}" == "3"
