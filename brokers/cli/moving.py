@@ -14,12 +14,13 @@ from typing import Any
 import kafka.errors as kafka_errors
 from kafka import TopicPartition as ClientPartition
 from kafka.protocol.admin import AlterPartitionReassignmentsRequest, ElectLeadersRequest
+from kafka.protocol.metadata import MetadataRequest
 
 from brokers.cli.admin_client import GONE, Admin
-from brokers.cli.client import explain
+from brokers.cli.client import KNOWN_POLL_S, explain
 from brokers.cli.moves import Move
 from brokers.cli.output import CliError, bytes_text, progress
-from brokers.cli.overview import Overview, read_directories, take
+from brokers.cli.overview import PATIENCE_S, Overview, read_directories, take
 from brokers.model import TopicPartition
 from wire.errors import ErrorCode
 
@@ -27,6 +28,7 @@ POLL_S = 0.5
 SILENCE_S = 60.0
 """How long the fleet may say nothing before the watching ends: longer than any failover."""
 DOUBT_S = 5.0
+KNOWN_S = 5.0
 PREFERRED, UNCLEAN = 0, 1
 
 Say = Callable[[str], None]
@@ -122,7 +124,35 @@ def perform(
             bar.update(task, completed=len(result.done) + len(result.failed), description=text)
             if running:
                 time.sleep(POLL_S)
+    wait_until_known(client, {move.tp: move.after for move in result.done}, KNOWN_S)
     return result
+
+
+def wait_until_known(client: Admin, wanted: Mapping[TopicPartition, Sequence[int]], timeout_s: float) -> bool:
+    """Wait until every broker that answers shows these replicas: who acts on the move next may ask any of them."""
+    topics = sorted({tp.topic for tp in wanted})
+    rows = [MetadataRequest.MetadataRequestTopic(name=name) for name in topics]
+    deadline = time.monotonic() + timeout_s
+    while True:
+        requests = {
+            broker.node_id: MetadataRequest(topics=rows, allow_auto_topic_creation=False)
+            for broker in client._manager.cluster.brokers()
+        }
+        answers = client.ask_each(requests, PATIENCE_S).values()
+        if all(_shows(answer, wanted) for answer in answers if answer is not None):
+            return True
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(KNOWN_POLL_S)
+
+
+def _shows(answer: Any, wanted: Mapping[TopicPartition, Sequence[int]]) -> bool:
+    shown = {
+        TopicPartition(topic.name, one.partition_index): tuple(one.replica_nodes)
+        for topic in answer.topics
+        for one in topic.partitions
+    }
+    return all(shown.get(tp) == tuple(replicas) for tp, replicas in wanted.items())
 
 
 def _begin(client: Admin, result: Moved, running: dict[TopicPartition, Move], at_once: int, timeout_ms: int) -> None:

@@ -13,7 +13,7 @@ from brokers.cli.admin_client import Admin
 from brokers.cli.client import PartitionsOf, Target, admin, client_options, complete_topics, explain, known_partitions
 from brokers.cli.interrupts import Interrupted, interrupts
 from brokers.cli.moves import Move
-from brokers.cli.moving import PREFERRED, UNCLEAN, Moved, alter, elect, perform
+from brokers.cli.moving import KNOWN_S, PREFERRED, UNCLEAN, Moved, alter, elect, perform, wait_until_known
 from brokers.cli.options import numbers, rate
 from brokers.cli.output import CliError, Output, bytes_text, table, warn
 from brokers.cli.overview import Overview, Partition, read_domains, take
@@ -180,6 +180,8 @@ def _cancel(client: Admin, target: Target, out: Output, chosen: Sequence[Partiti
     fine = (ErrorCode.NONE, ErrorCode.NO_REASSIGNMENT_IN_PROGRESS)  # the latter: it was over before we came
     failed = {str(tp): explain(code, text) for tp, (code, text) in answers.items() if code not in fine}
     cancelled = [str(tp) for tp, (code, _) in sorted(answers.items()) if code == ErrorCode.NONE]
+    before = {p.tp: p.settled for p in chosen}
+    wait_until_known(client, {tp: before[tp] for tp, (code, _) in answers.items() if code == ErrorCode.NONE}, KNOWN_S)
     cleared = _clear(client, chosen, take(client, directories=False))
     lines = [f"{tp}: cancelled" for tp in cancelled] or ["nothing is under way"]
     out.done("\n".join([*lines, *_cleared(cleared)]), {"cancelled": cancelled, "failed": failed, "cleared": cleared})

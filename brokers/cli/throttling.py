@@ -88,12 +88,15 @@ def _replicas_of(moves: Iterable[Move]) -> dict[str, list[tuple[str, str]]]:
 
 
 def _restore_topics(client: Admin, topics: Mapping[str, Sequence[tuple[str, str]]]) -> None:
-    _alter(client, {_topic(t): [(k, _Operation.SUBTRACT, v) for k, v in named] for t, named in topics.items()})
-    empty = {
-        _topic(topic): [(name, _Operation.DELETE, None) for name, value in found.items() if not value]
-        for topic, found in _own_values(client, topics).items()
-    }
-    _alter(client, {resource: changes for resource, changes in empty.items() if changes})
+    """Take our replicas out of the settings; a setting that has no others goes."""
+    present = _own_values(client, topics)
+    changes: dict[_Resource, list[_Change]] = {}
+    for topic, named in topics.items():
+        for name, ours in named:
+            others = set(present.get(topic, {}).get(name, "").split(",")) - set(ours.split(",")) - {""}
+            operation = _Operation.SUBTRACT if others else _Operation.DELETE
+            changes.setdefault(_topic(topic), []).append((name, operation, ours if others else None))
+    _alter(client, changes)
 
 
 def _restore_brokers(client: Admin, before: Mapping[int, Mapping[str, str]]) -> None:

@@ -18,6 +18,7 @@ from confluent_kafka import Consumer, Producer
 from kafka import KafkaAdminClient
 from kafka.admin import ConfigResource, ConfigResourceType
 
+from brokers.cli.client import Target, admin, wait_until_known
 from tests.cli.test_fleet import Shell
 from tests.fleet import Broker, Fleet
 
@@ -74,10 +75,10 @@ def in_sync(shell: Shell, topic: str) -> bool:
 
 def create(shell: Shell, topic: str, *replicas: str, **config: str) -> None:
     """A topic whose partition i has the replicas ``replicas[i]``, like "1,2", all in sync."""
-    client = KafkaAdminClient(bootstrap_servers=shell.environment["FLEETLOG_BOOTSTRAP"].split(","))
     assignments = {index: [int(b) for b in one.split(",")] for index, one in enumerate(replicas)}
-    client.create_topics({topic: {"assignments": assignments, "configs": config}})
-    client.close()
+    with admin(Target(shell.environment["FLEETLOG_BOOTSTRAP"], LIMIT_S)) as client:
+        client.create_topics({topic: {"assignments": assignments, "configs": config}})
+        assert wait_until_known(client, [topic], LIMIT_S) == []
     eventually(lambda: in_sync(shell, topic), f"{topic} is not in sync")
 
 
