@@ -202,3 +202,39 @@ def test_an_answer_that_is_not_sent_lets_its_files_go() -> None:
     part = hot.FetchPart("t", None, 0, -1, 0, -1, -1, 1, -1)
     hot.encode_fetch_response(4, [(part, hot.FetchOutcome(ErrorCode.NONE, slices=(piece,), size=1))]).release()
     assert piece.released
+
+
+@pytest.mark.parametrize("version", range(13, 19))
+def test_what_a_leader_answers_a_follower_reads(version: int) -> None:
+    rng = random.Random(version)
+    pairs = []
+    for topic in (uuid.UUID(int=5), uuid.UUID(int=6)):
+        for index in range(3):
+            outcome, _ = _fetch_outcome(version, rng)
+            pairs.append((hot.FetchPart(None, topic, index, 1, 2, 3, 4, 5, 6), outcome))
+    endpoints = [hot.NodeEndpoint(1, "h", 9, "r")]
+    answer = hot.encode_fetch_response(version, pairs, throttle_ms=7, session_id=8, endpoints=endpoints)
+    body = b"".join(chunk if isinstance(chunk, bytes) else chunk.data for chunk in answer.chunks)
+    found = hot.decode_fetch_response(version, body)
+    assert (found.throttle_ms, found.error, found.session_id) == (7, 0, 8)
+    assert found.parts == [
+        hot.FetchAnswerPart(
+            part.topic_id or uuid.UUID(int=0), part.partition, outcome.error, outcome.high_watermark,
+            outcome.last_stable_offset, outcome.log_start_offset, outcome.diverging, outcome.current_leader, -1,
+            memoryview(b"".join(piece.data for piece in outcome.slices if isinstance(piece, Piece))),
+        )
+        for part, outcome in pairs
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("version", range(13, 19))
+def test_what_a_follower_asks_its_leader_reads(version: int) -> None:
+    parts = [hot.FetchPart(None, uuid.UUID(int=n), n, 1, 2, 3, 4, 5, hot.NO_HIGH_WATERMARK) for n in range(3)]
+    body = hot.encode_fetch_request(
+        version, replica_id=2, replica_epoch=77, max_wait_ms=500, min_bytes=1, max_bytes=9, session_id=5,
+        session_epoch=6, parts=parts, forgotten=[(uuid.UUID(int=9), [1, 2])], rack_id="r",
+    )  # fmt: skip
+    found = hot.decode_fetch(version, memoryview(body))
+    assert found == hot.FetchRequest(
+        2, 77 if version >= 15 else -1, 500, 1, 9, 0, 5, 6, parts, [(uuid.UUID(int=9), [1, 2])], "r", None
+    )
