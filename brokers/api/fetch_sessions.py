@@ -35,8 +35,8 @@ EXPECT_MS = 1_000
 """For so long after this broker began to lead, its followers' fetches don't wait long: they learn of it meanwhile."""
 VICTIMLESS_MS = 1_000
 """Time for which a full cache is not searched again after a search that found nobody to evict."""
-MAX_CONSUMER_PARTITIONS = 100_000
-"""Partitions that all consumers' sessions may name together."""
+MAX_CONSUMER_PARTITIONS = 30_000
+"""Partitions that all consumers' sessions may name together, at about 500 bytes each. Others get no session."""
 MAX_FOLLOWER_PARTITIONS = 200_000
 """Partitions that one follower's session may name."""
 _LAST_EPOCH = 2**31 - 1
@@ -307,10 +307,13 @@ class FetchSessions:
         """A new session for ``size`` partitions, or None if there is no room and nobody has to make room for it."""
         if replica is not None:
             self._end_former_lives(replica)
-        elif self._consumer_partitions + size > MAX_CONSUMER_PARTITIONS:
+        elif size > MAX_CONSUMER_PARTITIONS:
             return None
+        while replica is None and self._consumer_partitions + size > MAX_CONSUMER_PARTITIONS:
+            if not self._evict_idle(now_ms):
+                return None
         while len(self._sessions) >= slots:
-            if not self._evict(now_ms, replica is not None, size):
+            if not (self._evict_idle(now_ms) or self._evict_lesser(now_ms, replica is not None, size)):
                 return None
         session = FetchSession(self._new_id(now_ms), now_ms, owner, by_id=by_id, replica=replica)
         self._sessions[session.id] = session
@@ -400,24 +403,26 @@ class FetchSessions:
         if session.waiter is not None:
             session.waiter.abandoned()
 
-    def _evict(self, now_ms: int, privileged: bool, size: int) -> bool:
-        """Make room for a session: an unused one goes, else the least valuable of those that are worth less."""
-        stale = next(iter(self._sessions.values()), None)
-        if stale is None:
+    def _evict_idle(self, now_ms: int) -> bool:
+        """Make room: a session that nobody uses goes, whoever's it is."""
+        longest = next(iter(self._sessions.values()), None)
+        if longest is None or now_ms - longest.used_ms <= EVICTION_MS:
             return False
-        victim: FetchSession | None = None
-        if now_ms - stale.used_ms > EVICTION_MS:
-            victim = stale
-        elif now_ms >= self._victimless_until_ms[privileged]:
-            candidates = (
-                session
-                for session in self._sessions.values()
-                if now_ms - session.created_ms > EVICTION_MS or (privileged and not session.privileged)
-            )
-            victim = min(candidates, key=lambda session: (session.privileged, len(session.parts)), default=None)
-            if victim is not None and (victim.privileged, len(victim.parts)) > (privileged, size):
-                victim = None
-        if victim is None:
+        self.evicted += 1
+        self.close(longest)
+        return True
+
+    def _evict_lesser(self, now_ms: int, privileged: bool, size: int) -> bool:
+        """Make room: the least valuable session goes, if it is not young and worth no more than the new one."""
+        if now_ms < self._victimless_until_ms[privileged]:
+            return False
+        candidates = (
+            session
+            for session in self._sessions.values()
+            if now_ms - session.created_ms > EVICTION_MS or (privileged and not session.privileged)
+        )
+        victim = min(candidates, key=lambda session: (session.privileged, len(session.parts)), default=None)
+        if victim is None or (victim.privileged, len(victim.parts)) > (privileged, size):
             self._victimless_until_ms[privileged] = now_ms + VICTIMLESS_MS
             return False
         self.evicted += 1

@@ -496,6 +496,19 @@ def test_consumers_cannot_name_partitions_without_end(stage: Stage, monkeypatch:
     assert sessions._consumer_partitions == sessions.partitions == 2
 
 
+def test_partitions_of_idle_sessions_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch_sessions, "MAX_CONSUMER_PARTITIONS", 10)
+    sessions = FetchSessions()
+    idle, busy = opened(sessions, 0, 4), opened(sessions, 0, 4)
+    assert opened(sessions, EVICTION_MS, 4) is None
+    sessions.used(busy, EVICTION_MS)
+    assert opened(sessions, EVICTION_MS + 1, 11) is None, "too large for anybody's room"
+    assert opened(sessions, EVICTION_MS + 1, 6) is not None
+    assert idle.id not in sessions._sessions
+    assert sessions._consumer_partitions == 10
+    assert opened(sessions, EVICTION_MS + 1, 50, replica=2) is not None, "followers' don't count"
+
+
 def test_an_evicted_session_answers_its_waiting_fetch(stage: Stage) -> None:
     client = started(stage, "t")
     park = client.wait()
