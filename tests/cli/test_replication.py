@@ -333,10 +333,14 @@ def test_a_replication_factor_changes_with_a_plan(shell: Shell) -> None:
     assert "not 7" in shell.fails("topics", "reassign", topic, "-p", "7", "-r", "2")
 
 
+def lives(shell: Shell) -> dict[int, int]:
+    return {b["id"]: b["incarnation"] for b in shell.json("cluster", "describe")["brokers"]}
+
+
 def test_a_dead_broker_shows_and_is_not_waited_for(fleet: Fleet, shell: Shell) -> None:
     topic = "shrunk"
     create(shell, topic, "1,2", "2,1", **{"min.insync.replicas": "2"})
-    broker = fleet.brokers[1]
+    broker, before = fleet.brokers[1], lives(shell)
     broker.kill()
     begun = time.monotonic()
     described(shell, topic)
@@ -365,8 +369,7 @@ def test_a_dead_broker_shows_and_is_not_waited_for(fleet: Fleet, shell: Shell) -
     eventually(lambda: [p["leader"] for p in described(shell, topic)] == [1, 2], "the preferred do not lead")
     answers = shell.json("topics", "elect", topic, "-p", "0", "--preferred")
     assert answers == [{"topic": topic, "partition": 0, "result": "not needed"}]
-    lives = {b["id"]: b["incarnation"] for b in shell.json("cluster", "describe")["brokers"]}
-    assert lives[2] > lives[3]
+    assert lives(shell)[2] > before[2]
 
 
 def test_an_unclean_leader_is_elected_on_request_only(fleet: Fleet, shell: Shell) -> None:
