@@ -70,13 +70,14 @@ def during_faults(history: History) -> int:
     return total
 
 
-def longest_gaps(history: History) -> dict[str, float]:
+def longest_gaps(history: History, alone: bool = False) -> dict[str, float]:
     """Per fault kind: the longest time, in seconds, in which no send to some key succeeded, among the gaps that touch
-    such a fault. Gaps lie between sends that were acknowledged, key by key."""
+    such a fault. Gaps lie between sends that were acknowledged, key by key. ``alone``: only gaps that touch no other
+    fault, and only those of single sends; a transaction also waits for what its client does in between."""
     acked: dict[str, list[int]] = defaultdict(list)
     for op in history.ops:
         for send in op.sends:
-            if send.offset is not None:
+            if send.offset is not None and not (alone and op.kind == "txn"):
                 acked[send.key].append(send.acked)
     gaps: list[tuple[int, int]] = []
     for times in acked.values():
@@ -84,9 +85,18 @@ def longest_gaps(history: History) -> dict[str, float]:
         gaps += itertools.pairwise(times)
     longest: dict[str, float] = {}
     for fault in history.faults:
-        over = [b - a for a, b in gaps if a <= fault.t1 and b >= fault.t0]
+        others = [other for other in history.faults if other is not fault and _touch(other, fault.t0, fault.t1)]
+        over = [
+            b - a
+            for a, b in gaps
+            if _touch(fault, a, b) and not (alone and any(_touch(other, a, b) for other in others))
+        ]
         longest[fault.kind] = max(longest.get(fault.kind, 0.0), max(over, default=0) / SECOND)
     return longest
+
+
+def _touch(fault: Fault, start: int, end: int) -> bool:
+    return start <= fault.t1 and end >= fault.t0
 
 
 def proven(faults: list[Fault]) -> Counter[str]:

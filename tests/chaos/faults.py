@@ -7,16 +7,19 @@ and the proof that it happened. The scheduler in run.py resumes it; nothing here
 from __future__ import annotations
 
 import errno
+import logging
 import math
 import os
 import random
 import signal
+import threading
 import time
 from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 from typing import Any
 
 from tests.chaos import tails
+from tests.chaos.client import TOPICS
 from tests.chaos.cluster import (
     CLIENT_HOSTS,
     LAG_MS,
@@ -32,6 +35,7 @@ from tests.chaos.supervisor import Clients, Slot
 Outcome = tuple[str, Any]
 """(target, proof); a proof that is empty or None means that nothing happened."""
 Fault = Generator[float, None, Outcome]
+logger = logging.getLogger("chaos")
 READY_S = 90.0
 LOOK_S = 0.3
 SESSION_S = SESSION_MS / 1000
@@ -365,6 +369,75 @@ def clock_jump(grip: Grip, rng: random.Random) -> Fault:
     return f"{broker.host}, {node.host}", {"seconds": round(seconds), "readings": read} if read else None
 
 
+# ---- moves ---------------------------------------------------------------------------------------------------------
+
+
+def _aside(call: Callable[[], Any]) -> Generator[float, None, Any]:
+    """The result of a call that may take its time, made in a thread; None when it fails."""
+    results: list[Any] = []
+
+    def run() -> None:
+        try:
+            results.append(call())
+        except Exception as error:
+            logger.debug("%s: %s", call, error)
+            results.append(None)
+
+    threading.Thread(target=run, daemon=True).start()
+    while not results:
+        yield 0.1
+    return results[0]
+
+
+def _admin(grip: Grip, what: Callable[[Any], Any]) -> Any:
+    from kafka import KafkaAdminClient
+
+    admin = KafkaAdminClient(bootstrap_servers=grip.cluster.bootstrap.split(","), request_timeout_ms=5_000)
+    try:
+        return what(admin)
+    finally:
+        admin.close()
+
+
+def _reassign(grip: Grip, wanted: dict[Any, list[int]]) -> Generator[float, None, bool]:
+    """Ask for it, again and again until it is done; False when it isn't in time."""
+    deadline = time.monotonic() + READY_S
+    while time.monotonic() < deadline:
+        answers = yield from _aside(lambda: _admin(grip, lambda admin: admin.alter_partition_reassignments(wanted)))
+        if answers is not None and set(answers.values()) == {None}:
+            break
+        yield 1.0
+    while time.monotonic() < deadline:
+        found = yield from _aside(lambda: grip.stage.metadata(3.0))
+        if found is not None and all(
+            sorted(found.topics[tp.topic].partitions[tp.partition].replicas) == sorted(replicas)
+            for tp, replicas in wanted.items()
+        ):
+            return True
+        yield 0.5
+    return False
+
+
+def move(grip: Grip, rng: random.Random) -> Fault:
+    """A replica of some partitions is taken away and comes back, in another order; then the preferred replicas lead."""
+    from kafka.structs import TopicPartition
+
+    grip.take("moves")
+    count = rng.randint(1, 3)
+    parts = rng.sample([TopicPartition(topic, p) for topic, n in TOPICS.items() for p in range(n)], count)
+    numbers = [broker.number for broker in grip.cluster.brokers]
+    problem = f"moving {', '.join(f'{tp.topic}/{tp.partition}' for tp in parts)} took longer than {READY_S:.0f} s"
+    if not (yield from _reassign(grip, {tp: rng.sample(numbers, 2) for tp in parts})):
+        grip.stage.problems.append(problem)
+    yield rng.choice((0.0, rng.uniform(0.5, 6.0)))
+    back = yield from _reassign(grip, {tp: rng.sample(numbers, 3) for tp in parts})
+    if not back:
+        grip.stage.problems.append(f"{problem}, and back")
+    yield from _aside(lambda: _admin(grip, lambda admin: admin.elect_leaders(0, parts, raise_errors=False)))
+    names = [f"{tp.topic}/{tp.partition}" for tp in parts]
+    return ", ".join(names), {"moved away and back": names} if back else None
+
+
 # ---- clients -------------------------------------------------------------------------------------------------------
 
 
@@ -425,5 +498,5 @@ FAULTS: dict[str, Callable[[Grip, random.Random], Fault]] = {
     "clock jump": clock_jump,
     "client kill": client_kill,
     "client zombie": client_zombie,
-    **({"torn tail": torn_tail} if REPLICATION > 1 else {}),
+    **({"torn tail": torn_tail, "move": move} if REPLICATION > 1 else {}),
 }

@@ -11,18 +11,19 @@ from tests.chaos.report import Report
 
 def tables(history: History, report: Report) -> str:
     """Faults with their counts and the longest time without a success, and operations by outcome."""
-    fired, gaps, times = proven(history.faults), longest_gaps(history), ends_of_success(history)
+    fired, times = proven(history.faults), ends_of_success(history)
+    gaps, alone = longest_gaps(history), longest_gaps(history, alone=True)
     seconds: Counter[str] = Counter()
     done: Counter[str] = Counter()
     for fault in history.faults:
         seconds[fault.kind] += (fault.t1 - fault.t0) // 1_000_000
         done[fault.kind] += within(times, fault.t0, fault.t1)
     lines = [
-        "| fault | fired | seconds | operations meanwhile | longest unavailability of a partition, s |",
-        "|---|---|---|---|---|",
+        "| fault | fired | seconds | operations meanwhile | a partition without a write, s: alone | with others |",
+        "|---|---|---|---|---|---|",
     ]
     lines += [
-        f"| {kind} | {fired[kind]} | {seconds[kind] / 1000:.0f} | {done[kind]} | {gaps[kind]:.1f} |"
+        f"| {kind} | {fired[kind]} | {seconds[kind] / 1000:.0f} | {done[kind]} | {alone[kind]:.1f} | {gaps[kind]:.1f} |"
         for kind in sorted(seconds)
     ]
     counts = successes(history)
