@@ -102,10 +102,7 @@ class Client:
         if wire is None or not wire.open:
             wire = self._wires[broker] = self.world.network.connect(self.owner, self.name, f"b{broker}")
         try:
-            async with asyncio.timeout(timeout_s):
-                return await wire.send(key, version, body)
-        except TimeoutError:
-            wire.close("no answer in time")
+            return await wire.ask(key, version, body, timeout_s)
         except Broken:
             await self.pause(0.02, 0.1)
         return None
@@ -268,8 +265,12 @@ class TransactionalProducer(Producer):
         while not self.world.closing:
             try:
                 producer_id, epoch = await self.init()
+                sequences = dict.fromkeys(partitions, 0)
                 while not self.world.closing:
-                    producer_id, epoch = await self.transaction(partitions, producer_id, epoch)
+                    before = producer_id, epoch
+                    producer_id, epoch = await self.transaction(sequences, producer_id, epoch)
+                    if (producer_id, epoch) != before:
+                        sequences = dict.fromkeys(partitions, 0)
                     await self.pause(*self.world.pace)
             except Fenced:
                 self.hang_up()
@@ -288,13 +289,13 @@ class TransactionalProducer(Producer):
             self.forget_coordinator(TRANSACTION, self.name)
             await self.pause(0.05, 0.3)
 
-    async def transaction(self, partitions: Sequence[TopicPartition], producer_id: int, epoch: int) -> tuple[int, int]:
+    async def transaction(self, sequences: dict[TopicPartition, int], producer_id: int, epoch: int) -> tuple[int, int]:
         """One transaction from its first record to its end; returns the next one's producer id and epoch."""
         oracle = self.world.oracle
         self.transactions += 1
-        number, sequences = self.transactions, dict.fromkeys(partitions, 0)
+        number = self.transactions
         for step in range(self.rng.randint(1, 4)):
-            tp = self.rng.choice(partitions)
+            tp = self.rng.choice(list(sequences))
             values = [f"{self.name}-{number}.{step}.{i}" for i in range(self.rng.randint(1, 3))]
             oracle.sending(tp, values, (self.name, number))
             data = self.batch(values, producer_id, epoch, sequences[tp], TRANSACTIONAL)

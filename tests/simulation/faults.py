@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 WEIGHTS = {
     "kill": 10, "power": 8, "pause": 10, "stop": 5, "die in a write": 6,
     "cut": 10, "isolate": 6, "reset": 6, "slow": 6, "client cut": 4,
-    "cut from zookeeper": 9, "break zookeeper": 6, "zookeeper server": 5, "zookeeper majority": 3, "zookeeper lag": 4,
+    "cut from zookeeper": 9, "break zookeeper": 4, "lose an answer": 8,
+    "zookeeper server": 5, "zookeeper majority": 3, "zookeeper lag": 4,
     "disk full": 3, "disk fails": 3, "clock": 2,
 }  # fmt: skip
-CLIENTS = ("p1", "p2", "x1", "x2", "r1", "r2", "a1", "m1")
 
 
 class Faults:
@@ -40,10 +40,12 @@ class Faults:
     async def happen(self, duration_s: float) -> None:
         """Faults for so long, then everything is mended."""
         until = self._loop.time() + duration_s
+        broker = self._world.fleet.brokers[1]
         while self._loop.time() < until:
             await asyncio.sleep(self._rng.uniform(0.02, 2 * self._calm_s))
             kind = self._rng.choices(list(self._kinds), list(self._kinds.values()))[0]
-            broker = self._rng.choice(list(self._world.fleet.brokers.values()))
+            if self._rng.random() < 0.6:  # else misfortunes never come singly
+                broker = self._rng.choice(list(self._world.fleet.brokers.values()))
             if getattr(self, "_" + kind.replace(" ", "_"))(broker) is not False:
                 self.fired[kind] += 1
         self._mend()
@@ -53,6 +55,7 @@ class Faults:
         for source, target in sorted(world.network.blocked):
             world.network.unblock(source, target)
         world.network.slow.clear()
+        world.zookeeper.losing_answers.clear()
         for server in world.zookeeper.servers:
             server.lag_us = 0
             if not server.up or server.cut:
@@ -74,6 +77,10 @@ class Faults:
         delay_s = self._rng.uniform(low_s, high_s)
         self._loop.call_later(delay_s, action, *args, context=self._loop.world.context)
         return delay_s
+
+    def _span(self) -> tuple[float, float]:
+        """Shorter than a session and the lag that is allowed, or longer."""
+        return self._rng.choice(((0.05, 1.0), (1.5, 4.0)))
 
     # ---- processes
 
@@ -121,7 +128,7 @@ class Faults:
         if owner is None or owner.paused:
             return False
         self._loop.pause(owner)
-        self._note(f"pause {broker.name} for {self._later(0.05, 3.0, self._loop.resume, owner):.2f} s")
+        self._note(f"pause {broker.name} for {self._later(*self._span(), self._loop.resume, owner):.2f} s")
         return True
 
     def _stop(self, broker: SimBroker) -> bool:
@@ -150,7 +157,7 @@ class Faults:
         self._block([(broker.name, other) for other in others] + [(other, broker.name) for other in others])
 
     def _client_cut(self, broker: SimBroker) -> None:
-        client = self._rng.choice(CLIENTS)
+        client = self._rng.choice(self._world.cast)
         self._block(self._rng.choice(([(client, broker.name)], [(broker.name, client)])))
 
     def _block(self, ways: list[tuple[str, str]]) -> None:
@@ -161,11 +168,11 @@ class Faults:
             for way in ways:
                 self._world.network.unblock(*way)
 
-        self._note(f"cut {ways} for {self._later(0.1, 3.0, unblock):.2f} s")
+        self._note(f"cut {ways} for {self._later(*self._span(), unblock):.2f} s")
 
     def _reset(self, broker: SimBroker) -> None:
         names = [one.name for one in self._world.fleet.brokers.values() if one is not broker]
-        other = self._rng.choice([*names, *CLIENTS])
+        other = self._rng.choice([*names, *self._world.cast])
         self._world.network.reset(broker.name, other)
         self._note(f"reset {broker.name} and {other}")
 
@@ -188,6 +195,10 @@ class Faults:
         self._world.zookeeper.break_connections(broker.name)
         self._note(f"{broker.name} loses its connection to ZooKeeper")
 
+    def _lose_an_answer(self, broker: SimBroker) -> None:
+        self._world.zookeeper.losing_answers.add(broker.name)
+        self._note(f"{broker.name} will not hear what becomes of its next write in ZooKeeper")
+
     def _zookeeper_server(self, broker: SimBroker) -> bool:
         return self._stop_servers(1)
 
@@ -199,10 +210,10 @@ class Faults:
         if not all(server.up and not server.cut for server in zookeeper.servers):
             return False
         for index in self._rng.sample(range(3), count):
-            fail = (
-                self._rng.choice((zookeeper.stop_server, zookeeper.cut_server)) if count == 1 else zookeeper.stop_server
-            )
-            fail(index)
+            if count == 1 and self._rng.random() < 0.5:
+                zookeeper.cut_server(index)
+            else:
+                zookeeper.stop_server(index)
             self._note(f"ZooKeeper server {index} gone for {self._later(0.2, 2.5, self._back, index):.2f} s")
         return True
 

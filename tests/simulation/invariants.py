@@ -19,7 +19,7 @@ from _native.batch import BatchHeader, scan
 from brokers.cluster import isr, znodes
 from brokers.cluster.partition import Partition
 from brokers.log import Log
-from brokers.model import INTERNAL_TOPICS, Life
+from brokers.model import INTERNAL_TOPICS, Life, PartitionState
 from coordination.store import NoNode
 from wire.types import TopicPartition
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 Key = tuple[Any, int]
 """A partition of a topic: (topic id, partition)."""
 Transaction = tuple[str, int]
+MIN_IN_SYNC = 2
 OPEN, COMMITTING, ABORTING, COMMITTED, ABORTED = "open", "committing", "aborting", "committed", "aborted"
 
 
@@ -49,6 +50,8 @@ class Truth:
     end: int = 0
     batches: dict[int, Entry] = field(default_factory=dict)
     producers: dict[int, tuple[int, int]] = field(default_factory=dict)
+    promised: set[int] = field(default_factory=set)
+    led_by: tuple[int, int] = (-1, -1)
 
     @property
     def exact(self) -> bool:
@@ -78,6 +81,7 @@ class Oracle:
         self._shadows: dict[int, Shadow] = {}
         self._leaders: dict[tuple[Key, int], str] = {}
         self._states: dict[str, tuple[int, Any]] = {}
+        self._registrations: dict[int, tuple[int, Life]] = {}
         # what clients know
         self.sent: dict[str, tuple[TopicPartition, Transaction | None]] = {}
         self.acked: dict[str, TopicPartition] = {}
@@ -224,15 +228,19 @@ class Oracle:
                 self._has_all(self.shadow_of(found.log), truth, who)
 
     def spares(self, broker_id: int) -> bool:
-        """Whether everything committed is also held by somebody else who is in sync or eligible, and lives."""
-        lives = self._lives()
+        """Whether everything committed is also held by somebody else who must count: nothing else may be asked.
+
+        Who must count is our own reckoning of in-sync and eligible replicas (KIP-966), so that a fleet that forgets one
+        is found out. Where an operator changes the minimum under way, the fleet's own state must agree.
+        """
         for (topic_id, _), truth in self.truths.items():
             state = self._state(truth.tp)
             if state is None:
                 continue
-            for other, incarnation in (*isr.members(state), *isr.eligible(state)):
+            known = {*state.isr, *state.elr}
+            for other in sorted(truth.promised):
                 services = self._world.fleet.brokers[other].services
-                if other == broker_id or services is None or not isr.counts(lives, other, incarnation):
+                if other == broker_id or services is None or (self._world.operated and other not in known):
                     continue
                 found = services.replicas.get(truth.tp)
                 if found is not None and found.topic_id == topic_id and found.log.log_end_offset >= truth.end:
@@ -240,6 +248,22 @@ class Oracle:
             else:
                 return False
         return True
+
+    def states_written(self) -> None:
+        """A partition's state was written: who is promised to hold everything, and whether who may lead does."""
+        for (topic_id, _), truth in self.truths.items():
+            state = self._state(truth.tp)
+            if state is not None:
+                self._follows(truth, state)
+                enough = len(state.isr) >= MIN_IN_SYNC
+                truth.promised = {*state.isr} if enough else {*truth.promised, *state.isr}
+                self.check_candidates(topic_id, truth)
+
+    def _follows(self, truth: Truth, state: PartitionState) -> None:
+        """Leader epochs only rise, and one epoch has one leader."""
+        before, truth.led_by = truth.led_by, (state.leader_epoch, state.leader)
+        if before[0] > state.leader_epoch or (before[0] == state.leader_epoch and before[1] != state.leader):
+            self.violate(f"{truth.tp}: leader epoch {before[0]} of {before[1]} is followed by {truth.led_by}")
 
     def _state(self, tp: TopicPartition) -> Any:
         """The partition's state as ZooKeeper's leader has it."""
@@ -250,20 +274,25 @@ class Oracle:
             return None
         known = self._states.get(path)
         if known is None or known[0] != node.mzxid:
-            known = self._states[path] = node.mzxid, znodes.decode_state(path, node.data, node.version, ())
+            known = self._states[path] = node.mzxid, znodes.decode_state(path, node.data, (), node.version)
         return known[1]
 
     def _lives(self) -> dict[int, Life]:
+        """The registered brokers, as ZooKeeper's leader has them."""
         tree = self._world.zookeeper.tree
         lives = {}
         for broker_id in self._world.fleet.brokers:
             path = znodes.broker_path(broker_id)
             try:
                 node = tree.find(path)
-                count = tree.find(znodes.incarnation_path(broker_id)).version
             except NoNode:
                 continue
-            lives[broker_id] = znodes.decode_broker(path, node.data, node.czxid, count).life
+            known = self._registrations.get(broker_id)
+            if known is None or known[0] != node.mzxid:
+                count = tree.find(znodes.incarnation_path(broker_id)).version
+                life = znodes.decode_broker(path, node.data, node.czxid, count).life
+                known = self._registrations[broker_id] = node.mzxid, life
+            lives[broker_id] = known[1]
         return lives
 
     def _who(self) -> str:

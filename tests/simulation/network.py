@@ -60,6 +60,15 @@ class Wire:
         self._network.carry(self, True, (api_key, version, frame))
         return future
 
+    async def ask(self, api_key: int, version: int, body: bytes, timeout_s: float) -> memoryview:
+        """Send a request and wait for its answer; without one in time the connection is given up. Raises Broken."""
+        future = self.send(api_key, version, body)
+        patience = self._network.loop.call_later(timeout_s, self.close, f"no answer within {timeout_s} s")
+        try:
+            return await future
+        finally:
+            patience.cancel()
+
     def answered(self, message: tuple[int, int, bytes] | None) -> None:
         """What came back: an answer, or None when the server's end is closed."""
         if not self.open:
@@ -312,11 +321,7 @@ class SimPeers:
         if wire is None or not wire.open:
             wire = self._wires[broker_id] = self._network.connect(self._owner, self._name, f"b{broker_id}")
         try:
-            async with asyncio.timeout(timeout_ms / 1000):
-                return await wire.send(api_key, version, body)
-        except TimeoutError:
-            wire.close(f"no answer within {timeout_ms} ms")
-            raise PeerUnavailable(broker_id, f"no answer within {timeout_ms} ms") from None
+            return await wire.ask(api_key, version, body, timeout_ms / 1000)
         except Broken as error:
             raise PeerUnavailable(broker_id, str(error)) from error
 

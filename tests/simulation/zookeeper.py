@@ -152,6 +152,8 @@ class SimZooKeeper:
         self.servers = [Server(self, index) for index in range(servers)]
         self.leader: Server | None = self.servers[0]
         self.slow_us = 0
+        self.losing_answers: set[str] = set()
+        """Clients whose connection breaks when their next write comes to the leader."""
         self.on_commit: Callable[[list[str]], None] = lambda paths: None
         self._blocked: set[tuple[str, str]] = set()
         self._connections: list[Connection] = []
@@ -313,11 +315,27 @@ class SimZooKeeper:
         elif session.over or session.connection is not connection:
             self.hang_up(connection)  # the session is over, or has moved to another server
         elif isinstance(request, Write):
+            losing = connection.store.name in self.losing_answers
+            if losing:
+                self.losing_answers.discard(connection.store.name)
+                self.hang_up(connection)
+                if self.rng.random() < 0.3:
+                    return
             self.commit(request.operations, session.id, connection)
         elif isinstance(request, Close):
             self.end(session, connection)
         else:
-            self._replicate(Transaction((), session.id, connection, []))
+            server, zxid = connection.server, len(self.log)
+            server.due_us = max(server.due_us, self.loop.now_us + (server is not self.leader) * self._hop_us())
+            self._at(server.due_us - self.loop.now_us, self._synced, connection, zxid)
+
+    def _synced(self, connection: Connection, zxid: int) -> None:
+        """The flush of a sync reaches the follower behind all that was committed before it."""
+        connection.server.catch_up(zxid)
+        if connection.open and connection.server.applied >= zxid:
+            connection.busy = False
+            self.send_down(connection, Answer(None, connection.server.applied))
+            self.serve(connection)
 
     def commit(self, operations: Sequence[Operation], session_id: int, reply_to: Connection | None = None) -> None:
         """Order and decide one write."""

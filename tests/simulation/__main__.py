@@ -1,0 +1,84 @@
+"""``python -m tests.simulation SEED [--trace]``: one history again. ``--seeds A-B``: many. See ``--help``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+from tests.simulation.lines import covered
+from tests.simulation.mutations import MUTATIONS, caught
+from tests.simulation.runs import Summary, run_seeds, story
+from tests.simulation.world import World
+
+PROGRESS_S = 30.0
+
+
+def _one(seed: int, trace: bool) -> int:
+    report = World(seed, verbose=trace).run()
+    print(story(report) if trace or not report.ok else f"seed {seed}: good, {report.steps} steps")
+    print(f"hash {report.hash:08x}, checked {dict(report.checked)}, faults {dict(report.faults)}")
+    return 0 if report.ok else 1
+
+
+def _many(first: int, last: int, jobs: int, shown: int = 5) -> int:
+    summary, began, told = Summary(), time.monotonic(), time.monotonic()
+    for report in run_seeds(range(first, last + 1), jobs):
+        summary.add(report)
+        if not report.ok and len(summary.failed) <= shown:
+            print(story(report), flush=True)
+        if time.monotonic() - told > PROGRESS_S:
+            told = time.monotonic()
+            print(f"{summary.runs} seeds in {told - began:.0f} s, {len(summary.failed)} failed", flush=True)
+    print("\n".join(summary.lines()))
+    print(f"  {time.monotonic() - began:.0f} s")
+    return 1 if summary.failed else 0
+
+
+def _mutations(name: str, first: int, within: int) -> int:
+    missed = 0
+    for mutation in MUTATIONS:
+        if name not in mutation.name:
+            continue
+        began = time.monotonic()
+        for seed in range(first, first + within):
+            report = caught(mutation, seed)
+            if report is not None:
+                print(f"{mutation.name}: seed {seed}, {time.monotonic() - began:.0f} s: {report.violations[0]}")
+                break
+        else:
+            missed += 1
+            print(f"{mutation.name}: NOT caught by {within} seeds in {time.monotonic() - began:.0f} s")
+        sys.stdout.flush()
+    return missed
+
+
+def main() -> int:
+    """See the module."""
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
+    parser.add_argument("seed", nargs="?", type=int)
+    parser.add_argument("--trace", action="store_true", help="everything that was logged, in virtual time")
+    parser.add_argument("--seeds", help="A-B: run them all; N: the first N")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--mutation", help="look for a seed that catches the mutations whose names contain this")
+    parser.add_argument("--within", type=int, default=400)
+    parser.add_argument("--coverage", action="store_true", help="with --seeds: lines of the cores that ran")
+    asked = parser.parse_args()
+    first, last = 0, 0
+    if asked.seeds is not None:
+        low, dash, high = asked.seeds.partition("-")
+        first, last = (int(low), int(high)) if dash else (0, int(low) - 1)
+    if asked.mutation is not None:
+        return _mutations(asked.mutation, asked.seed or first, asked.within)
+    if asked.coverage:
+        print("\n".join(covered(range(first, last + 1)).lines()))
+        return 0
+    if asked.seeds is not None:
+        return _many(first, last, asked.jobs)
+    if asked.seed is None:
+        parser.error("which seed?")
+    return _one(asked.seed, asked.trace)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,108 @@
+"""Which lines of the cores the simulation runs: a small line tracer for a named list of files."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+from tests.simulation.runs import run_seed
+
+CORES = (
+    "brokers.cluster.partition", "brokers.cluster.following", "brokers.cluster.followers", "brokers.cluster.isr",
+    "brokers.cluster.isr_writer", "brokers.cluster.fetcher", "brokers.cluster.fetch_plan", "brokers.cluster.replicas",
+    "brokers.cluster.elections", "brokers.cluster.plans", "brokers.cluster.writes", "brokers.cluster.reign",
+    "brokers.cluster.controller", "brokers.cluster.reassignment", "brokers.cluster.inquiries",
+    "brokers.cluster.leader_commands", "brokers.cluster.move_commands", "brokers.cluster.topic_commands",
+    "brokers.cluster.view", "brokers.cluster.picture", "brokers.api.fetch", "brokers.api.fetch_reads",
+    "brokers.api.fetch_sessions", "brokers.coordinators.hosting", "brokers.coordinators.runtime",
+    "brokers.coordinators.loading", "brokers.coordinators.transactions", "brokers.coordinators.marker_sender",
+    "brokers.coordinators.producer_ids", "brokers.coordinators.verification", "txn.coordinator", "txn.transaction",
+    "txn.markers", "brokers.groups.shard", "brokers.groups.classic", "brokers.groups.members",
+    "brokers.groups.offsets", "coordination.election", "coordination.registration", "brokers.node",
+)  # fmt: skip
+
+
+class Coverage:
+    """Lines that can run and lines that did, by file."""
+
+    def __init__(self, modules: Iterable[str]) -> None:
+        self.wanted: dict[str, set[int]] = {}
+        self.names: dict[str, str] = {}
+        for name in modules:
+            path = inspect.getsourcefile(importlib.import_module(name))
+            assert path is not None
+            self.names[path] = name
+            self.wanted[path] = _body_lines(path)
+        self.ran: dict[str, set[int]] = {path: set() for path in self.wanted}
+
+    def __enter__(self) -> Coverage:
+        sys.settrace(self._call)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(None)
+
+    def _call(self, frame: FrameType, event: str, argument: Any) -> Any:
+        return self._line if frame.f_code.co_filename in self.ran else None
+
+    def _line(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if event == "line":
+            self.ran[frame.f_code.co_filename].add(frame.f_lineno)
+        return self._line
+
+    def share(self, path: str) -> float:
+        wanted = self.wanted[path]
+        return len(wanted & self.ran[path]) / len(wanted) if wanted else 1.0
+
+    @property
+    def total(self) -> float:
+        """The share of all lines."""
+        wanted = sum(len(lines) for lines in self.wanted.values())
+        return sum(len(lines & self.ran[path]) for path, lines in self.wanted.items()) / wanted
+
+    def lines(self) -> list[str]:
+        """For people: file by file, what did not run."""
+        rows = [
+            f"{self.share(path):6.1%} {name:40} without {_ranges(sorted(self.wanted[path] - self.ran[path]))}"
+            for path, name in self.names.items()
+        ]
+        return [*rows, f"{self.total:6.1%} of the cores' lines"]
+
+
+def covered(seeds: Iterable[int], modules: Iterable[str] = CORES) -> Coverage:
+    """What these seeds run."""
+    coverage = Coverage(modules)
+    for seed in seeds:
+        with coverage:
+            run_seed(seed)
+    return coverage
+
+
+def _body_lines(path: str) -> set[int]:
+    """Lines within functions; what runs at import says nothing."""
+    found: set[int] = set()
+
+    def walk(code: CodeType, inside: bool) -> None:
+        if inside:
+            found.update(line for _, _, line in code.co_lines() if line is not None and line != code.co_firstlineno)
+        for constant in code.co_consts:
+            if isinstance(constant, CodeType):
+                walk(constant, inside=constant.co_flags & inspect.CO_OPTIMIZED != 0)
+
+    walk(compile(Path(path).read_text(), path, "exec"), False)
+    return found
+
+
+def _ranges(numbers: list[int]) -> str:
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][1] + 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    return " ".join(str(a) if a == b else f"{a}-{b}" for a, b in parts) or "nothing"

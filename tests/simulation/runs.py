@@ -1,0 +1,72 @@
+"""Many seeds on several processes, and how a run is shown."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from tests.simulation.world import Report, World
+
+
+def run_seed(seed: int) -> Report:
+    """One seed, on this process."""
+    report = World(seed).run()
+    gc.collect()  # a world is one heap of cycles
+    return report
+
+
+def run_seeds(seeds: Iterable[int], jobs: int = 1) -> Iterator[Report]:
+    """The seeds' reports, in any order. Each world is thrown away as soon as it is over."""
+    gc.collect()
+    gc.freeze()
+    if jobs <= 1:
+        yield from map(run_seed, seeds)
+        return
+    with multiprocessing.get_context("fork").Pool(jobs) as pool:
+        yield from pool.imap_unordered(run_seed, seeds, chunksize=4)
+
+
+def story(report: Report) -> str:
+    """What went wrong and what led to it, and how to see it again."""
+    lines = [f"seed {report.seed} after {report.virtual_s:.1f} virtual s:"]
+    lines += [f"  VIOLATION {text}" for text in report.violations]
+    lines += [f"  ERROR {text}" for text in report.errors[:5]]
+    lines += [
+        f"again, with everything that is logged: python -m tests.simulation {report.seed} --trace",
+        "it ended so:",
+    ]
+    return "\n".join([*lines, *(f"  {line}" for line in report.trace)])
+
+
+class Summary:
+    """What many runs came to."""
+
+    def __init__(self) -> None:
+        self.runs = 0
+        self.steps = 0
+        self.failed: list[int] = []
+        self.checked: Counter[str] = Counter()
+        self.faults: Counter[str] = Counter()
+
+    def add(self, report: Report) -> None:
+        self.runs += 1
+        self.steps += report.steps
+        self.checked += report.checked
+        self.faults += report.faults
+        if not report.ok:
+            self.failed.append(report.seed)
+
+    def lines(self) -> list[str]:
+        """For people."""
+
+        def listed(counter: Counter[str]) -> str:
+            return ", ".join(f"{count} {what}" for what, count in counter.most_common())
+
+        failed = f", {len(self.failed)} of them FAILED: {sorted(self.failed)}" if self.failed else ", all good"
+        return [
+            f"{self.runs} seeds, {self.steps} steps{failed}",
+            f"  checked: {listed(self.checked)}",
+            f"  faults: {listed(self.faults)}",
+        ]
