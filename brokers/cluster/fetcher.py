@@ -68,7 +68,7 @@ class ReplicaFetchers:
         """Fetch the partition from the leader that its state names; from nobody else any more."""
         self.unfollow(partition.tp)
         leader = partition.state.leader
-        if self._closed or leader in (-1, self._config.broker_id):
+        if self._closed or leader in (-1, self._config.broker_id) or partition.log.offline:
             return
         fetcher = self._fetchers.get(leader)
         if fetcher is None:

@@ -129,8 +129,15 @@ class ReplicaManager:
                 partition.check_followers(now_ms, lag_max_ms)
             elif partition.abdicate() is not None:
                 logger.error("%s: its log directory has failed: this broker leads it no more", partition.tp)
-            elif partition.withdraw() is not None:
-                logger.error("%s: its log directory has failed: this broker is in sync no more", partition.tp)
+            elif not partition.is_leader:
+                self._withdraw(partition)
+
+    def _withdraw(self, partition: Partition) -> None:
+        """Stop following into a failed log: while nothing is appended, the leader would take us for in sync."""
+        for unfollow in self._unfollow_listeners:
+            _call(unfollow, partition.tp)
+        if partition.withdraw() is not None:
+            logger.error("%s: its log directory has failed: this broker is in sync no more", partition.tp)
 
     # -- the view's changes ---------------------------------------------------------------------------------------
 

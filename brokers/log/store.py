@@ -47,6 +47,8 @@ class StoreReport:
     offline_directories: list[str] = field(default_factory=list)
     recovered: list[RecoveryReport] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
+    set_aside: list[str] = field(default_factory=list)
+    """Second copies of a partition, in words."""
     intact_since: int | None = None
     """The incarnation since which all directories have lost nothing, if each was closed in order and says so."""
 
@@ -59,6 +61,7 @@ class StoreReport:
         lines += [f"{path} is offline" for path in self.offline_directories]
         lines += [report.line() for report in self.recovered if report.changed]
         lines += [f"{path}: leftover of a deletion, removed" for path in self.removed]
+        lines += self.set_aside
         return lines
 
 
@@ -127,7 +130,8 @@ class LogStore:
     def load(self) -> StoreReport:
         """Lock the directories, check whose they are, open every log, recover those that were not closed in order.
 
-        Raises DirectoryInUse or ForeignDirectory (both StoreRefused), and StoreRefused if no directory is usable.
+        Raises DirectoryInUse or ForeignDirectory (both StoreRefused), and StoreRefused if no directory is usable or
+        two of them hold partitions of the same name.
         """
         report = StoreReport()
         for directory in self.directories:
@@ -174,8 +178,6 @@ class LogStore:
             if not match or not disk.is_directory(child):
                 continue
             tp = TopicPartition(match["topic"], int(match["partition"]))
-            if tp in self._logs:
-                raise StoreRefused(f"{tp} is in two log directories: {child} and {self._logs[tp].directory}")
             log = Log.open(
                 disk,
                 child,
@@ -192,8 +194,40 @@ class LogStore:
                 warned_topics=self._warned_topics,
                 checkpoint=partial(self._checkpoint_recovery, directory),
             )
-            self._add(log, directory)
             report.recovered.append(log.recovery_report)
+            if tp not in self._logs or self._is_better(log, directory, report):
+                self._add(log, directory)
+
+    def _is_better(self, log: Log, directory: LogDirectory, report: StoreReport) -> bool:
+        """Of two logs of one partition the one that reaches further stays; the other is set aside for a person.
+
+        A broker that starts without one of its disks makes new copies of what it held, once nobody counts on the old
+        ones; then the disk comes back. Either copy is a beginning of what its leader has, up to what is truncated.
+        """
+        tp = log.topic_partition
+        known, home = self._logs[tp], self._homes[tp]
+        if known.topic_id != log.topic_id:  # of two topics of that name one is gone, but which?
+            raise StoreRefused(
+                f"{tp} is in two log directories: {log.directory} (topic id {log.topic_id}) and {known.directory}"
+                f" (topic id {known.topic_id}); remove the one whose topic was deleted"
+            )
+        better = _reach(log) > _reach(known)
+        lesser, where = (known, home) if better else (log, directory)
+        lesser.abandon()
+        aside = self._renamed(lesser, where, "stray")
+        report.set_aside.append(f"{tp} is in two log directories; the copy that ends at offset"
+                                f" {lesser.log_end_offset} is now {aside}")  # fmt: skip
+        return better
+
+    def _renamed(self, log: Log, directory: LogDirectory, suffix: str) -> str:
+        """Rename the log's directory so that it is none any more; returns its new path. Raises DiskError."""
+        self._deletions += 1
+        unique = self._new_id(f"{log.directory}/{self._deletions}").hex
+        ending = f".{unique}-{suffix}"
+        path = f"{directory.path}/{str(log.topic_partition)[: _DIRECTORY_NAME_MAX - len(ending)]}{ending}"
+        self._disk.rename(log.directory, path)
+        self._disk.sync_directory(directory.path)
+        return path
 
     def _unlock(self) -> None:
         for directory in self.directories:
@@ -361,14 +395,9 @@ class LogStore:
         if log is None or directory is None or directory.offline:
             return
         self._cleaner.forget(tp)
-        self._deletions += 1
-        unique = self._new_id(f"{log.directory}/{self._deletions}").hex
-        doomed = f".{unique}-delete"
-        path = f"{directory.path}/{str(tp)[: _DIRECTORY_NAME_MAX - len(doomed)]}{doomed}"
         try:
             log.abandon()
-            self._disk.rename(log.directory, path)
-            self._disk.sync_directory(directory.path)
+            path = self._renamed(log, directory, "delete")
         except DiskFailed as wrong:
             self._disk_failed(log, wrong)
             return
@@ -518,3 +547,9 @@ class LogStore:
             }
         for name, offsets in tables.items():
             self._disk.replace(f"{directory.path}/{name}", checkpoints.encode_offsets(offsets))
+
+
+def _reach(log: Log) -> tuple[int, int]:
+    """Epoch and offset of the last record, to compare copies by."""
+    last_offset = log.log_end_offset - 1
+    return log.epochs.epoch_at(last_offset), last_offset

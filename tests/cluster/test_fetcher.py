@@ -332,6 +332,18 @@ async def test_metrics_show_what_was_done() -> None:
 
 
 @on_loop
+async def test_nobody_follows_into_a_failed_log() -> None:
+    async with Bench() as bench:
+        follower = SmallFollower()
+        bench.leaders[0].lead(follower, [0])
+        follower.log.offline = True
+        bench.fetchers.follow(follower)
+        await turns()
+        assert bench.fetchers.leaders() == {}
+        assert bench.wire.fetches == []
+
+
+@on_loop
 async def test_after_the_end_nobody_is_followed() -> None:
     bench = Bench()
     bench.follow(records=1)

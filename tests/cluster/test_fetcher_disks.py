@@ -44,6 +44,18 @@ def test_a_follower_with_a_failed_log_leaves_the_in_sync_set(stage: Stage) -> No
     assert len(stage.proposals) == 1, "nobody counts on it any more"
 
 
+def test_its_leader_hears_no_more_of_it(stage: Stage) -> None:
+    """An idle partition's follower looks caught up for ever, whatever became of its log."""
+    unfollowed: list[str] = []
+    stage.replicas.on_unfollow(lambda tp: unfollowed.append(tp.topic))
+    follow(stage, (OTHER, ME, THIRD))
+    tick(stage)
+    assert unfollowed == []
+    stage.partition("t").log.offline = True
+    tick(stage)
+    assert unfollowed == ["t"]
+
+
 def test_it_does_not_stay_eligible_to_lead(stage: Stage) -> None:
     follow(stage, (OTHER, ME))
     stage.partition("t").log.offline = True

@@ -381,3 +381,43 @@ def test_usage_tells_the_directories_their_volumes_and_logs(tmp_path):
     assert (left.offline, left.total_bytes, left.usable_bytes, len(left.logs)) == (True, -1, -1, 1)
     assert (right.offline, right.total_bytes) == (False, volume.f_blocks * volume.f_frsize)
     store.close()
+
+
+@pytest.mark.parametrize("old_disk", [0, 1])
+@pytest.mark.parametrize("behind", ["epoch", "end"])
+def test_a_disk_that_comes_back_with_an_old_copy(tmp_path, old_disk, behind):
+    """The broker ran without it, and copied the partition to the other disk."""
+    disks = [tmp_path / "one", tmp_path / "two"]
+    for number, disk in enumerate(disks):
+        store = _started([disk])
+        log = _create(store, A)
+        append(log, batch(5 if behind == "epoch" and number == old_disk else 2), epoch=1)
+        if number != old_disk:
+            append(log, batch(1), epoch=2 if behind == "epoch" else 1)
+        store.close(broker_epoch=1)
+    store = _store(disks)
+    report = store.load()
+    (log,) = store.all().values()
+    assert log.log_end_offset == 3
+    assert Path(log.directory).parent == disks[1 - old_disk]
+    (line,) = report.set_aside
+    (aside,) = disks[old_disk].glob("*-stray")
+    assert str(aside) in line
+    assert line in report.lines()
+    append(log, batch(1), epoch=3)
+    store.close(broker_epoch=2)
+    store = _store(disks)
+    assert store.load().set_aside == []
+    assert store.get(A).log_end_offset == 4
+    assert aside.exists(), "a person decides what becomes of it"
+
+
+def test_two_disks_with_two_topics_of_one_name_are_refused(tmp_path):
+    disks = [tmp_path / "one", tmp_path / "two"]
+    for number, disk in enumerate(disks):
+        store = _started([disk])
+        store.create(A, uuid.UUID(int=number + 1), _config(".").topic_defaults())
+        store.close(broker_epoch=1)
+    with pytest.raises(StoreRefused, match="the one whose topic was deleted"):
+        _started(disks)
+    _started(disks[:1]).close(broker_epoch=2)  # the locks are given back
