@@ -433,7 +433,7 @@ def test_a_failing_log_directory_takes_only_its_partitions(disks: Cluster, role:
         inside = {int(path.name.rpartition("-")[2]) for path in held.glob("t-*")}
         outside = set(range(4)) - inside
         assert outside, "both directories hold partitions"
-        _ruin(disks, victim, "t")
+        lost = _ruin(disks, victim, "t")
         disks.wait_isr("t", {1, 2, 3} - {victim.id})
         assert disks.leader("t") is not victim
         load.wait_acks(300, "records without the directory")
@@ -447,10 +447,47 @@ def test_a_failing_log_directory_takes_only_its_partitions(disks: Cluster, role:
     assert victim.process.poll() is None
     assert "is offline, with" in victim.log_file.read_text()
     victim.stop()
-    held.unlink()  # a new, empty disk
     victim.start()
-    victim.wait_ready()
+    victim.wait_ready()  # without that disk: what was on it is copied to the other one
     for partition in range(4):
         disks.wait_isr("t", {1, 2, 3}, partition)
     load.check(bootstrap)
     disks.wait_equal("t", 4)
+    client.produce(bootstrap, "t", messages(10_000_000, 10))
+    victim.stop()
+    held.unlink()
+    lost.rename(held)  # the disk is back, with old copies of what the other one has now
+    victim.start()
+    victim.wait_ready()
+    for partition in range(4):
+        disks.wait_isr("t", {1, 2, 3}, partition)
+    client.produce(bootstrap, "t", messages(20_000_000, 10))
+    disks.wait_equal("t", 4)
+
+
+def test_all_killed_and_one_comes_back_without_its_disk(disks: Cluster) -> None:
+    """Nobody is known to hold everything, and one cannot say what it holds: all wait for its disk."""
+    disks.create("t")
+    bootstrap = disks.alive
+    with Load(bootstrap, "t").running() as load:
+        load.wait_acks(300, "records before")
+        victim = disks.leader("t")
+        (held,) = {path.parent.parent for path in disks.segments(victim, "t")}
+        for broker in disks.fleet.brokers:
+            broker.kill()
+        lost = _ruin(disks, victim, "t")
+        for broker in disks.fleet.brokers:
+            broker.start()
+        for broker in disks.fleet.brokers:
+            broker.wait_ready()
+        time.sleep(3)
+        assert {disks.state("t", 0, broker).leader for broker in disks.fleet.brokers} == {-1}
+        victim.stop()
+        held.unlink()
+        lost.rename(held)
+        victim.start()
+        victim.wait_ready()
+        disks.wait_isr("t", {1, 2, 3})
+        load.wait_acks(100, "records after")
+    load.check(bootstrap)
+    disks.wait_equal("t")
