@@ -11,6 +11,7 @@ _PLACES = {
     "exactly_once_batch": "sink",
     "write_stream": "sink",
     "SinkEvent": "sink",
+    "move_sink": "modes",
     "read_fence": "fence",
     "reset_fence": "fence",
     "Fence": "fence",

@@ -195,19 +195,28 @@ def begin_with_fence(producer: Producer, consumer: Consumer, fence: Fence, timeo
         time.sleep(_RETRY_PAUSE_S)
 
 
-def _settings(bootstrap_servers: str, kafka: Mapping[str, Any]) -> dict[str, str]:
+def settings_of(bootstrap_servers: str, kafka: Mapping[str, Any]) -> dict[str, str]:
+    """``kafka.*`` settings from keyword arguments with ``_`` for ``.``."""
     options = {f"kafka.{name.replace('_', '.')}": str(value) for name, value in kafka.items()}
     return kafka_settings({**options, "kafka.bootstrap.servers": bootstrap_servers})
 
 
 def read_fence(bootstrap_servers: str, sink_id: str, **kafka: Any) -> Fence | None:
-    """The last batch a sink has committed; None before the first. ``kafka``: further settings, ``_`` for ``.``."""
-    name = sink_name(sink_id)
-    consumer = fence_consumer(_settings(bootstrap_servers, kafka), name)
+    """The last batch a sink has committed, in whichever mode; None before the first.
+
+    ``kafka``: further settings, ``_`` for ``.``.
+    """
+    from spark_udfs import modes
+
+    settings = settings_of(bootstrap_servers, kafka)
+    consumer = fence_consumer(settings, sink_name(sink_id))
     try:
-        return committed_fence(consumer)
+        found = committed_fence(consumer)
     finally:
         consumer.close()
+    if found is not None and found.query_id is not None:
+        return found
+    return modes.executor_fence(settings, sink_id) or found
 
 
 def reset_fence(bootstrap_servers: str, sink_id: str, *, expected_query_id: str | None, **kafka: Any) -> None:
@@ -216,8 +225,13 @@ def reset_fence(bootstrap_servers: str, sink_id: str, *, expected_query_id: str 
     A driver that still runs is cut off. Raises FenceConflict, and changes nothing, when the fence is not of
     ``expected_query_id``.
     """
+    from spark_udfs import modes
+
+    settings = settings_of(bootstrap_servers, kafka)
+    if modes.executor_fence(settings, sink_id) is not None:
+        modes.reset_executor_fence(settings, sink_id, expected_query_id or "")
+        return
     name = sink_name(sink_id)
-    settings = _settings(bootstrap_servers, kafka)
     create_fence_topic(settings)
     consumer = fence_consumer(settings, name)
     producer = Producer({**librdkafka_settings(settings), "transactional.id": name})

@@ -42,6 +42,8 @@ _READER_KEYWORDS: dict[str, tuple[str, type]] = {
     "reconnect.backoff.max.ms": ("reconnect_backoff_max_ms", int),
 }
 
+_CLIENT_SETTINGS = ("bootstrap.", "security.", "sasl.", "ssl.", "client.", "socket.", "broker.", "reconnect.")
+
 
 class OptionError(ValueError):
     """An option is missing, misspelt, or has a value that can't be used; the message names it."""
@@ -84,6 +86,11 @@ def kafka_settings(options: Mapping[str, str]) -> dict[str, str]:
 def librdkafka_settings(settings: Mapping[str, str]) -> dict[str, str]:
     """The settings under the names of confluent-kafka."""
     return {_LIBRDKAFKA_NAMES.get(name, name): value for name, value in settings.items()}
+
+
+def client_settings(settings: Mapping[str, str]) -> dict[str, str]:
+    """What every client understands: librdkafka warns of a producer's settings in a consumer."""
+    return {name: value for name, value in settings.items() if name.startswith(_CLIENT_SETTINGS)}
 
 
 def reader_settings(settings: Mapping[str, str]) -> dict[str, Any]:

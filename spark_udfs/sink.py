@@ -1,6 +1,7 @@
-"""``foreachBatch`` exactly once: one Kafka transaction per micro-batch, fenced by query and batch id.
+"""``foreachBatch`` exactly once: one transaction per micro-batch, fenced by query and batch id.
 
-Works on any Kafka-compatible broker. Rows come to the driver, partition by partition, as Arrow batches. For batch n:
+On our brokers executors write (``executor_mode``). What follows is driver mode, which works on any Kafka-compatible
+broker. Rows come to the driver, partition by partition, as Arrow batches. For batch n:
 the fence goes into the transaction first, then the committed fence is read, then rows are written or the batch is
 skipped, then everything commits at once. The order is what makes it safe: once the transaction holds the fence, no
 other driver can commit one without cutting this one off, so what is read afterwards stays true until the commit.
@@ -18,16 +19,30 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from confluent_kafka import Consumer, KafkaException, Producer
 
 from spark_udfs import fence as fences
+from spark_udfs import modes
 from spark_udfs.failures import FenceError
 from spark_udfs.fence import Decision, Fence, retrying
-from spark_udfs.settings import OptionError, bool_option, int_option, kafka_settings, librdkafka_settings, lowered
+from spark_udfs.producing import write_settings
+from spark_udfs.settings import (
+    OptionError,
+    bool_option,
+    client_settings,
+    int_option,
+    kafka_settings,
+    librdkafka_settings,
+    lowered,
+    reader_settings,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
+
+    from spark_udfs.executor_mode import ExecutorMode
 
 _OPTIONS = frozenset(
     {
@@ -55,7 +70,6 @@ _REFUSED_SETTINGS = {
 }
 _DEFAULT_TRANSACTION_TIMEOUT_MS = 300_000
 _IPC_BYTES = 4 << 20
-_CLIENT_SETTINGS = ("bootstrap.", "security.", "sasl.", "ssl.", "client.", "socket.", "broker.", "reconnect.")
 _HEADERS_TYPE = "array<struct<key:string,value:binary>>"
 
 log = logging.getLogger(__name__)
@@ -82,6 +96,8 @@ class SinkOptions:
     adopt: bool
     takeover: str
     fenced: bool
+    sink_id: str
+    mode: str
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SinkOptions:
@@ -96,8 +112,12 @@ class SinkOptions:
         for name, why in (("sinkid", "sinkId"), ("checkpointlocation", "checkpointLocation")):
             if not given.get(name, "").strip():
                 raise OptionError(f"option {why} is required: without it a restarted query would not be recognised")
-        if given.get("sink.mode", "driver") != "driver":
-            raise OptionError(f"option sink.mode: {given['sink.mode']!r} is not one of driver")
+        mode = given.get("sink.mode", modes.AUTO).lower()
+        fenced = bool_option("fence.enabled", given.get("fence.enabled", "true"))
+        if mode not in modes.MODES:
+            raise OptionError(f"option sink.mode: {given['sink.mode']!r} is not one of {', '.join(modes.MODES)}")
+        if mode == modes.EXECUTOR and not fenced:
+            raise OptionError("option fence.enabled=false goes with sink.mode=driver: executors can't do without it")
         missing = given.get("fence.onmissing", "fail")
         if missing not in ("fail", "adopt"):
             raise OptionError(f"option fence.onMissing: {missing!r} is not fail or adopt")
@@ -110,23 +130,62 @@ class SinkOptions:
             transaction_timeout_ms=int_option("sink.transaction.timeout.ms", timeout, 1000),
             adopt=missing == "adopt",
             takeover=given.get("fence.takeover.queryid", ""),
-            fenced=bool_option("fence.enabled", given.get("fence.enabled", "true")),
+            fenced=fenced,
+            sink_id=given["sinkid"],
+            mode=mode,
         )
 
 
 class ExactlyOnceBatch:
-    """The function for ``foreachBatch``. Keeps its producer between batches, and drops it after any failure."""
+    """The function for ``foreachBatch``. The first batch settles the mode."""
 
     def __init__(self, options: SinkOptions, on_event: Callable[[SinkEvent], None] | None = None) -> None:
         self._options = options
         self._on_event = on_event
-        self._producer: Producer | None = None
-        self._consumer: Consumer | None = None
+        self._engine: DriverMode | ExecutorMode | None = None
 
     def __call__(self, df: DataFrame, batch_id: int) -> None:
         """Writes a batch, or proves that it was written. Any failure is raised: a swallowed one would lose rows."""
         query_id = running_query(df, self._options.checkpoint)
         rows = prepared_rows(df, self._options.topic)
+        if self._engine is None:
+            self._engine = self._choose()
+        self._engine.write(rows, query_id, batch_id)
+
+    def _choose(self) -> DriverMode | ExecutorMode:
+        options = self._options
+        mode = modes.choose_mode(options.settings, options.sink_id, options.mode, fenced=options.fenced)
+        if mode == modes.DRIVER:
+            return DriverMode(options, self._tell)
+        from spark_udfs.executor_mode import ExecutorMode
+        from spark_udfs.writer import WriteOptions
+
+        to_write = WriteOptions(
+            settings=reader_settings(options.settings),
+            kafka=options.settings,
+            rows=write_settings(options.settings, options.topic),
+            sink_id=options.sink_id,
+            transaction_timeout_ms=options.transaction_timeout_ms,
+        )
+        return ExecutorMode(to_write, options.adopt, options.takeover, self._tell)
+
+    def _tell(self, stage: str, query_id: str, batch_id: int, rows: int) -> None:
+        log.info("query %s batch %d: %s, %d rows", query_id, batch_id, stage, rows)
+        if self._on_event is not None:
+            self._on_event(SinkEvent(stage, query_id, batch_id, rows))
+
+
+class DriverMode:
+    """Writes a query's batches through the driver. Keeps its producer, and drops it after any failure."""
+
+    def __init__(self, options: SinkOptions, tell: Callable[[str, str, int, int], None]) -> None:
+        self._options = options
+        self._tell = tell
+        self._producer: Producer | None = None
+        self._consumer: Consumer | None = None
+
+    def write(self, rows: DataFrame, query_id: str, batch_id: int) -> None:
+        """Raises FenceConflict, FenceLost, KafkaException, and whatever Spark's job ends with."""
         try:
             self._run(rows, query_id, batch_id)
         except BaseException:
@@ -152,16 +211,11 @@ class ExactlyOnceBatch:
         retrying(producer.commit_transaction)
         self._tell("committed", query_id, batch_id, count)
 
-    def _tell(self, stage: str, query_id: str, batch_id: int, rows: int) -> None:
-        log.info("query %s batch %d: %s, %d rows", query_id, batch_id, stage, rows)
-        if self._on_event is not None:
-            self._on_event(SinkEvent(stage, query_id, batch_id, rows))
-
     def _connect(self) -> tuple[Producer, Consumer]:
         if self._producer is None or self._consumer is None:
             options = self._options
             fences.create_fence_topic(options.settings)
-            self._consumer = fences.fence_consumer(_without_producer_settings(options.settings), options.name)
+            self._consumer = fences.fence_consumer(client_settings(options.settings), options.name)
             producer = Producer(_producer_settings(options))
             retrying(producer.init_transactions)
             self._producer = producer
@@ -187,11 +241,12 @@ def exactly_once_batch(
     """A function for ``foreachBatch`` that writes each batch exactly once.
 
     Columns as in Spark's Kafka sink: ``value`` (string or binary), and if present ``key``, ``topic``, ``partition``,
-    ``headers``. Options: ``kafka.*``, ``sinkId`` (one per query), ``checkpointLocation`` (the query's own),
-    ``topic``, ``sink.transaction.timeout.ms`` (300000; a batch must fit in), ``fence.onMissing`` (fail, adopt),
-    ``fence.takeover.queryId``, ``fence.enabled`` (false: at least once). ``on_event`` sees the progress.
+    ``headers``, ``timestamp``. Options: ``kafka.*``, ``sinkId`` (one per query), ``checkpointLocation`` (the query's
+    own), ``topic``, ``sink.mode`` (auto, executor, driver), ``sink.transaction.timeout.ms`` (300000),
+    ``fence.onMissing`` (fail, adopt), ``fence.takeover.queryId``, ``fence.enabled`` (false: at least once, in driver
+    mode). ``on_event`` sees the progress.
 
-    Raises OptionError here; the function raises FenceConflict, FenceLost and librdkafka's KafkaException.
+    Raises OptionError here; the function raises FenceConflict, FenceLost and what stops a client.
     """
     return ExactlyOnceBatch(SinkOptions.parse(options), on_event)
 
@@ -277,6 +332,7 @@ def prepared_rows(df: DataFrame, topic: str | None) -> DataFrame:
         "topic": ("string",),
         "partition": ("int",),
         "headers": (_HEADERS_TYPE,),
+        "timestamp": ("timestamp",),
     }
     columns = []
     for name, kinds in allowed.items():
@@ -328,21 +384,31 @@ def produce_batch(producer: Producer, batch: pa.RecordBatch, topic: str | None) 
         column("key", None),
         column("partition", None),
         column("headers", None),
+        _milliseconds(batch),
         strict=True,
     )
     produce = producer.produce
-    for to, value, key, partition, headers in columns:
+    for to, value, key, partition, headers, timestamp in columns:
         if to is None:
             raise OptionError("a row has no topic: column topic is null")
         pairs = None if headers is None else [(item["key"], item["value"]) for item in headers]
         while True:
             try:
-                produce(to, value, key, -1 if partition is None else partition, headers=pairs)
+                produce(to, value, key, -1 if partition is None else partition, timestamp=timestamp, headers=pairs)
                 break
             except BufferError:
                 producer.poll(0.1)
     producer.poll(0)
     return int(batch.num_rows)
+
+
+def _milliseconds(batch: pa.RecordBatch) -> Iterable[int]:
+    """The rows' timestamps; 0, which librdkafka takes for now, where there is none."""
+    if "timestamp" not in batch.schema.names:
+        return repeat(0, batch.num_rows)
+    column = pc.cast(batch.column("timestamp"), pa.timestamp("ms"), safe=False).view(pa.int64())
+    found: list[int] = pc.fill_null(column, 0).to_pylist()
+    return found
 
 
 def _producer_settings(options: SinkOptions) -> dict[str, Any]:
@@ -355,8 +421,3 @@ def _producer_settings(options: SinkOptions) -> dict[str, Any]:
         "transactional.id": options.name,
         "transaction.timeout.ms": options.transaction_timeout_ms,
     }
-
-
-def _without_producer_settings(settings: Mapping[str, str]) -> dict[str, str]:
-    """What a consumer understands: librdkafka warns of a producer's settings there."""
-    return {name: value for name, value in settings.items() if name.startswith(_CLIENT_SETTINGS)}

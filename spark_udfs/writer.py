@@ -23,6 +23,7 @@ from pyspark.sql.types import StructType
 from spark_udfs.batches import Batch, KeptAlive, Sink
 from spark_udfs.client import shared_client
 from spark_udfs.failures import FenceConflict, FenceError
+from spark_udfs.modes import refuse_driver_fence
 from spark_udfs.producing import Member, MemberProducer, WriteSettings, write_settings
 from spark_udfs.settings import OptionError, check_sink_id, int_option, kafka_settings, lowered, reader_settings
 
@@ -60,7 +61,8 @@ class WriteOptions:
     rows: WriteSettings
     sink_id: str
     transaction_timeout_ms: int
-    token: str
+    kafka: dict[str, str]
+    token: str = ""
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> WriteOptions:
@@ -81,6 +83,7 @@ class WriteOptions:
             transaction_timeout_ms=int_option(
                 "sink.transaction.timeout.ms", given.get("sink.transaction.timeout.ms", "300000"), 1000
             ),
+            kafka=kafka,
             token=given.get("batchtoken", ""),
         )
 
@@ -137,26 +140,33 @@ def write_task(options: WriteOptions, batch: Batch, rows: Iterator[pa.RecordBatc
 
 
 def commit_batch(
-    options: WriteOptions, messages: Sequence[Any], query_id: str, batch_id: int, digest: str = ""
+    sink: Sink, batch: Batch, messages: Sequence[Any], query_id: str, batch_id: int, digest: str = ""
 ) -> bool:
     """Make the tasks' rows visible; True if the batch had been committed before. Any failure is raised."""
     results = [message for message in messages if isinstance(message, TaskResult)]
-    if len(results) != len(messages) or not results:
-        raise FenceError(f"sink {options.sink_id}: {len(messages) - len(results)} tasks said nothing of their work")
-    batch = results[0].batch
+    if len(results) != len(messages):
+        raise FenceError(f"sink {batch.sink_id}: {len(messages) - len(results)} tasks said nothing of their work")
     if any(result.batch != batch for result in results):
-        raise FenceError(f"sink {options.sink_id}: tasks of different drivers wrote for batch {batch_id}")
+        raise FenceError(f"sink {batch.sink_id}: tasks of different drivers wrote for batch {batch_id}")
     began = time.monotonic()
-    already = options.sink().commit(
+    already = sink.commit(
         batch, query_id, batch_id, digest, [result.member for result in results if result.member is not None]
     )
     log.info(
         "sink %s, query %s, batch %d: %s, %d rows, %d bytes, %d tasks, commit in %.0f ms",
-        options.sink_id, query_id, batch_id, "was committed before" if already else "committed",
+        batch.sink_id, query_id, batch_id, "was committed before" if already else "committed",
         sum(result.rows for result in results), sum(result.bytes for result in results), len(results),
         (time.monotonic() - began) * 1000,
     )  # fmt: skip
     return already
+
+
+def _begun(options: WriteOptions, messages: Sequence[Any]) -> Batch:
+    """The batch that the tasks wrote for. Spark runs a task even where there are no rows."""
+    found = next((message.batch for message in messages if isinstance(message, TaskResult)), None)
+    if found is None:
+        raise FenceError(f"sink {options.sink_id}: no task said for which batch it wrote")
+    return found
 
 
 class _Begins:
@@ -175,6 +185,8 @@ class _Begins:
                     "exactly_once_batch, whose sink.mode=driver works everywhere"
                 )
             self._batch = sink.begin(self._options.transaction_timeout_ms)
+            if self._batch.fence is None:
+                refuse_driver_fence(self._options.kafka, self._options.sink_id)
         return self._batch
 
     def __getstate__(self) -> dict[str, Any]:
@@ -194,7 +206,7 @@ class StreamWriter(_Begins, DataSourceStreamArrowWriter):
         ids = {message.query_id for message in messages if isinstance(message, TaskResult)}
         if len(ids) != 1 or "" in ids:
             raise FenceError("the tasks don't know which query they ran for")
-        commit_batch(self._options, messages, ids.pop(), batchId)
+        commit_batch(self._options.sink(), _begun(self._options, messages), messages, ids.pop(), batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Harmless after an ambiguous commit: a batch that was committed stays so."""
@@ -209,21 +221,21 @@ class BatchWriter(_Begins, DataSourceArrowWriter):
         batch = self.begin()
         if _is_done(batch, self._options.token):
             return TaskResult(batch, None, 0, 0, BATCH_JOB)
+        if batch.fence is not None and batch.fence.query_id != BATCH_JOB:
+            raise FenceConflict(
+                f"sink {self._options.sink_id} belongs to streaming query {batch.fence.query_id}: give the job "
+                "another sinkId"
+            )
         return write_task(self._options, batch, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Runs on the driver."""
-        first = next((message for message in messages if isinstance(message, TaskResult)), None)
-        if first is not None and _is_done(first.batch, self._options.token):
+        batch = _begun(self._options, messages)
+        if _is_done(batch, self._options.token):
             log.info("sink %s: the job with token %s is written already", self._options.sink_id, self._options.token)
             return
-        fence = first.batch.fence if first is not None else None
-        if fence is not None and fence.query_id != BATCH_JOB:
-            raise FenceConflict(
-                f"sink {self._options.sink_id} belongs to streaming query {fence.query_id}: give the job another sinkId"
-            )
-        number = 0 if fence is None else fence.batch_id + 1
-        commit_batch(self._options, messages, BATCH_JOB, number, self._options.token)
+        number = 0 if batch.fence is None else batch.fence.batch_id + 1
+        commit_batch(self._options.sink(), batch, messages, BATCH_JOB, number, self._options.token)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Nothing of the job becomes visible."""

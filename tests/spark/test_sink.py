@@ -1,4 +1,4 @@
-"""The exactly-once sink in one Spark process: replays, conflicts, refusals. Kills are in test_flights."""
+"""The sink's driver mode in one Spark process: replays, conflicts, refusals. Kills are in test_flights."""
 
 from __future__ import annotations
 
@@ -41,6 +41,7 @@ class Job:
         """Runs to the end of what is there; raises what the query ends with."""
         rows = self._read_stream(subscribe=self.source).select("key", "value") if df is None else df
         topic = options.pop("topic", self.target)
+        options.setdefault("sink__mode", "driver")
         query = write_stream(
             rows,
             bootstrap_servers=self.cluster.bootstrap,

@@ -1,0 +1,61 @@
+"""``foreachBatch`` whose rows never see the driver: each task writes under its own member of one batch transaction."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from spark_udfs import batches
+from spark_udfs import fence as fences
+from spark_udfs.batches import Batch, KeptAlive, Sink
+from spark_udfs.client import Client
+from spark_udfs.fence import Decision, Fence
+from spark_udfs.writer import TaskResult, WriteOptions, commit_batch, task_function
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+Tell = Callable[[str, str, int, int], None]
+"""(stage, query id, batch id, rows)"""
+
+
+class ExecutorMode:
+    """Writes a query's batches. Not for two batches at a time."""
+
+    def __init__(self, options: WriteOptions, adopt: bool, takeover: str, tell: Tell) -> None:
+        self._options = options
+        self._adopt = adopt
+        self._takeover = takeover
+        self._tell = tell
+        self._sink = Sink(Client(options.settings), options.sink_id)
+
+    def write(self, rows: DataFrame, query_id: str, batch_id: int) -> None:
+        """Raises FenceConflict, FenceLost, TaskFenced, ClientError, and whatever Spark's job ends with."""
+        batch = self._begin(query_id, batch_id)
+        if self._decide(batch, query_id, batch_id) is Decision.SKIP:
+            self._tell("skipped", query_id, batch_id, 0)
+            return
+        try:
+            self._tell("begun", query_id, batch_id, 0)
+            with KeptAlive(self._options.settings, batch, self._options.transaction_timeout_ms):
+                frames = rows.mapInArrow(task_function(self._options, batch), "result binary").collect()
+                results: list[TaskResult] = [pickle.loads(frame[0]) for frame in frames]
+                count = sum(result.rows for result in results)
+                self._tell("written", query_id, batch_id, count)
+            commit_batch(self._sink, batch, results, query_id, batch_id)
+        except BaseException:
+            self._sink.abort(batch)
+            raise
+        self._tell("committed", query_id, batch_id, count)
+
+    def _begin(self, query_id: str, batch_id: int) -> Batch:
+        batch = self._sink.begin(self._options.transaction_timeout_ms)
+        if self._takeover and batch.fence is not None and batch.fence.query_id == self._takeover != query_id:
+            self._sink.reset(self._takeover, batches.Fence(query_id, batch_id - 1, "") if batch_id else None)
+            batch = self._sink.begin(self._options.transaction_timeout_ms)
+        return batch
+
+    def _decide(self, batch: Batch, query_id: str, batch_id: int) -> Decision:
+        found = None if batch.fence is None else Fence(batch.fence.query_id, batch.fence.batch_id)
+        return fences.decide(found, query_id, batch_id, adopt=self._adopt)
