@@ -110,6 +110,11 @@ def throttles(shell: Shell, topic: str) -> dict[str, str]:
     }
 
 
+def unthrottled(shell: Shell, topic: str) -> None:
+    """No throttle is left; brokers hear of that one by one."""
+    eventually(lambda: not throttles(shell, topic), f"a throttle of {topic} is left")
+
+
 def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
     out, errors = process.communicate(timeout=LIMIT_S)
     return process.returncode, out + errors
@@ -200,7 +205,7 @@ def test_load_moves_to_a_new_broker_while_clients_go_on(fleet: Fleet, shell: She
     assert in_sync(shell, topic)
     eventually(lambda: even(shell, "leads"), "leaders are not even")
     assert even(shell, "replicas")
-    assert throttles(shell, topic) == {}
+    unthrottled(shell, topic)
     assert shell.json("cluster", "rebalance", "--plan")["moves"] == []
     value = shell.json("cluster", "describe")
     assert (value["moving"], value["offline"], len(value["brokers"])) == (0, 0, 4)
@@ -219,7 +224,7 @@ def test_a_throttle_is_kept_and_taken_away(shell: Shell) -> None:
     assert code == 0, text
     assert time.monotonic() - begun > 2, "4 MB at 1 MB/s take longer"
     assert f"{topic}-0: now on 2" in text
-    assert throttles(shell, topic) == {}
+    unthrottled(shell, topic)
     (row,) = described(shell, topic)
     assert (row["replicas"], row["isr"], row["end_offset"]) == ([2], [2], 400)
 
@@ -243,7 +248,7 @@ def test_an_interrupted_move_leaves_no_throttle(shell: Shell, number: signal.Sig
     code, text = ended(mover)
     assert code == 130, text
     assert "goes on" in text
-    assert throttles(shell, topic) == {}
+    unthrottled(shell, topic)
     eventually(lambda: not described(shell, topic)[0]["adding"], "without a throttle it ends by itself")
     (row,) = described(shell, topic)
     assert (row["replicas"], row["end_offset"]) == ([3], 200)
@@ -270,7 +275,7 @@ def test_a_move_is_cancelled(shell: Shell) -> None:
     assert "cancelled" in text
     rows = described(shell, topic)
     assert [(p["replicas"], p["isr"], p["adding"]) for p in rows] == [([1], [1], []), ([2], [2], [])]
-    assert throttles(shell, topic) == {}
+    unthrottled(shell, topic)
     assert shell.json("topics", "reassign", topic, "--cancel")["cancelled"] == []
 
 
@@ -283,7 +288,7 @@ def test_a_killed_command_leaves_a_throttle_that_verify_clears(shell: Shell) -> 
     ended(mover)
     assert throttles(shell, topic)
     shell.run("topics", "reassign", topic, "--cancel")
-    assert throttles(shell, topic) == {}
+    unthrottled(shell, topic)
 
 
 def test_a_move_survives_the_controllers_death(fleet: Fleet, shell: Shell) -> None:
@@ -306,7 +311,7 @@ def test_a_move_survives_the_controllers_death(fleet: Fleet, shell: Shell) -> No
     broker.start()
     broker.wait_ready()
     # the dead broker may have been given a throttle before; nobody could take it away there, so look again now
-    assert throttles(shell, topic) == {}
+    unthrottled(shell, topic)
 
 
 def running(broker: Broker) -> bool:
