@@ -7,7 +7,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -92,6 +92,17 @@ class Cluster:
             return state is not None and set(state.isrs) == members
 
         until(there, f"the in-sync set of {topic}-{partition} becomes {members}", timeout_s)
+
+    def coordinator(self, group: str) -> int:
+        """Id of the group's coordinator, -1 while there is none."""
+        from confluent_kafka import KafkaException
+        from confluent_kafka.admin import AdminClient
+
+        admin = AdminClient({"bootstrap.servers": self.alive})
+        try:
+            return int(admin.describe_consumer_groups([group], request_timeout=5)[group].result(10).coordinator.id)
+        except KafkaException:
+            return -1
 
     def lost_commits(self) -> float:
         """How often a running broker cut off what was committed."""
@@ -243,6 +254,105 @@ class Load:
         wrong = {value: (offset, offsets.get(value)) for value, offset in self.acked.items()
                  if offsets.get(value) != offset}  # fmt: skip
         assert not wrong, f"acknowledged but lost or moved (value: told, found): {dict(list(wrong.items())[:10])}"
+
+
+class Transactions:
+    """A transactional producer that writes the same number to every partition, as one transaction; some are aborted."""
+
+    def __init__(self, bootstrap: str, topic: str, partitions: int, name: str = "writer") -> None:
+        self._settings = {
+            "bootstrap.servers": bootstrap, "transactional.id": name, "linger.ms": 0, "transaction.timeout.ms": 30_000,
+            "message.timeout.ms": 30_000, "retry.backoff.ms": 50, "reconnect.backoff.max.ms": 500,
+        }  # fmt: skip
+        self.topic, self.partitions = topic, partitions
+        self.committed: list[int] = []
+        self.aborted: list[int] = []
+        self.unknown: list[int] = []
+        self._stop = threading.Event()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="transactions")
+
+    def _run(self) -> None:
+        try:
+            number = 0
+            while not self._stop.is_set():
+                producer = self._begin()
+                healthy = True
+                while healthy and not self._stop.is_set():
+                    healthy = self._one(producer, number)
+                    number += 1
+        except BaseException as failure:
+            self._failure = failure
+
+    def _begin(self) -> Any:
+        from confluent_kafka import KafkaException, Producer
+
+        while True:
+            producer = Producer(self._settings)
+            try:
+                producer.init_transactions(DEADLINE_S)
+            except KafkaException as error:
+                if error.args[0].fatal():
+                    raise
+                continue
+            return producer
+
+    def _one(self, producer: Any, number: int) -> bool:
+        """One transaction; False if the producer is of no use any more."""
+        from confluent_kafka import KafkaException
+
+        committing = False
+        try:
+            producer.begin_transaction()
+            for partition in range(self.partitions):
+                producer.produce(self.topic, b"%d" % number, partition=partition)
+            if number % 5 == 4:
+                assert producer.flush(DEADLINE_S) == 0
+                producer.abort_transaction(DEADLINE_S)
+                self.aborted.append(number)
+                return True
+            committing = True
+            producer.commit_transaction(DEADLINE_S)
+        except KafkaException as problem:
+            error = problem.args[0]
+            if error.txn_requires_abort():
+                with suppress(KafkaException):
+                    producer.abort_transaction(DEADLINE_S)
+                    self.aborted.append(number)
+                    return True
+            (self.unknown if committing else self.aborted).append(number)
+            return False
+        self.committed.append(number)
+        return True
+
+    def wait_commits(self, more: int, what: str, timeout_s: float = DEADLINE_S) -> None:
+        """Wait until so many more transactions than now are committed."""
+        before = len(self.committed)
+        until(lambda: len(self.committed) >= before + more or self._failure,
+              f"{what}: {before} were committed", timeout_s)  # fmt: skip
+        assert self._failure is None, self._failure
+
+    @contextmanager
+    def running(self) -> Iterator[Transactions]:
+        self._thread.start()
+        try:
+            yield self
+        finally:
+            self._stop.set()
+            self._thread.join()
+
+    def check(self, bootstrap: str) -> None:
+        """Every committed transaction is there once and whole, no other, but for those whose end nobody told."""
+        assert self._failure is None, self._failure
+        found = [
+            [int(value) for _, value in read_all(bootstrap, self.topic, partition, "read_committed")]
+            for partition in range(self.partitions)
+        ]
+        for values in found:
+            assert values == sorted(set(values)), "doubled or out of order"
+            assert values == found[0], "a transaction is there in part"
+            assert set(self.committed) <= set(values), "committed, but not there"
+            assert set(values) <= {*self.committed, *self.unknown}, "there, though it was aborted"
 
 
 class Cables:

@@ -12,7 +12,7 @@ import pytest
 
 from tests.fleet import Broker, Fleet
 from tests.interop.clients import READ_COMMITTED, Confluent, KafkaPython, Message
-from tests.system.copies import Cables, Cluster, Load, read_all, until
+from tests.system.copies import Cables, Cluster, Load, Transactions, read_all, until
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.slow]
 
@@ -249,6 +249,58 @@ def test_leaders_killed_one_after_the_other_lose_and_double_nothing(cluster: Clu
     cluster.wait_equal("t")
     assert len(cluster.epochs(cluster.fleet.brokers[0], "t")) >= 4
     assert cluster.lost_commits() == 0
+
+
+def test_transactions_stay_whole_while_brokers_are_killed(cluster: Cluster) -> None:
+    """Each broker in turn: leaders of the data and of the coordinator's log among them."""
+    bootstrap = cluster.alive
+    cluster.create("t", 3)
+    with Transactions(bootstrap, "t", 3).running() as load:
+        load.wait_commits(20, "transactions before")
+        for broker in cluster.fleet.brokers:
+            broker.kill()
+            load.wait_commits(20, f"transactions without broker {broker.id}")
+            broker.start()
+            broker.wait_ready()
+            for partition in range(3):
+                cluster.wait_isr("t", {1, 2, 3}, partition)
+            load.wait_commits(10, "transactions with all of them")
+    load.check(bootstrap)
+    cluster.wait_equal("t", 3)
+    assert cluster.lost_commits() == 0
+
+
+def test_a_group_goes_on_where_it_was_when_its_coordinator_is_killed(cluster: Cluster) -> None:
+    from confluent_kafka import Consumer
+
+    bootstrap = cluster.alive
+    cluster.create("t")
+    client.produce(bootstrap, "t", messages(0, 100))
+    consumer = Consumer(
+        {"bootstrap.servers": bootstrap, "group.id": "readers", "enable.auto.commit": False,
+         "auto.offset.reset": "earliest", "session.timeout.ms": 10_000}
+    )  # fmt: skip
+    consumer.subscribe(["t"])
+    seen: list[bytes] = []
+
+    def poll(goal: int) -> bool:
+        for message in consumer.consume(100, 0.2):
+            if message.error() is None:
+                seen.append(message.value())
+                consumer.commit(message=message, asynchronous=False)
+        return len(seen) >= goal
+
+    until(lambda: poll(100), "the group reads")
+    coordinator = cluster.broker(int(cluster.coordinator("readers")))
+    coordinator.kill()
+    until(lambda: cluster.coordinator("readers") not in (coordinator.id, -1), "another broker coordinates the group")
+    alive = cluster.alive
+    assert client.committed(alive, "readers", "t") == 100
+    client.produce(alive, "t", messages(100, 50))
+    until(lambda: poll(150), "the group goes on")
+    consumer.close()
+    assert seen == [b"%d" % n for n in range(150)]
+    assert client.committed(alive, "readers", "t") == 150
 
 
 def test_a_leader_that_slept_past_its_session_is_fenced_and_cuts_its_tail(cluster: Cluster) -> None:
