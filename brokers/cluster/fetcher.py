@@ -120,7 +120,7 @@ class ReplicaFetchers:
         )
 
     async def close(self) -> None:
-        """Stop all fetchers; what they have appended stays."""
+        """Stop all fetchers and close the ways to their leaders; what they have appended stays."""
         self._closed = True
         tasks = [fetcher.task for fetcher in self._fetchers.values() if fetcher.task is not None]
         for task in tasks:
@@ -128,6 +128,7 @@ class ReplicaFetchers:
         await asyncio.gather(*tasks, return_exceptions=True)
         self._fetchers.clear()
         self._followed.clear()
+        await self._peers.close()
 
 
 class _Fetcher:

@@ -40,6 +40,7 @@ class Wire:
         self.gone: set[int] = set()
         self.garbage = False
         self.listed: list[Any] = []
+        self.closed = False
         self.stirred = asyncio.Event()
 
     async def exchange(
@@ -74,6 +75,9 @@ class Wire:
             return memoryview(self.encode(answer))
         finally:
             self.in_flight -= 1
+
+    async def close(self) -> None:
+        self.closed = True
 
     @staticmethod
     def encode(answer: FetchAnswer) -> bytes:
@@ -348,6 +352,7 @@ async def test_after_the_end_nobody_is_followed() -> None:
     bench = Bench()
     bench.follow(records=1)
     await bench.fetchers.close()
+    assert bench.wire.closed
     bench.follow(partition=1, records=1)
     await turns()
     assert bench.fetchers.leaders() == {}
