@@ -102,6 +102,8 @@ class Client:
     def close(self) -> None:
         """Closes the connections."""
         self._manager.close()
+        if self._manager.bootstrapped:
+            self._net.poll(timeout_ms=0)  # its background work sees that it is over; cut short, it logs errors
         self._net.close()
 
     # -- calls -----------------------------------------------------------------------------------------------------
