@@ -82,7 +82,7 @@ def longest_gaps(history: History, alone: bool = False) -> dict[str, float]:
     gaps: list[tuple[int, int]] = []
     for times in acked.values():
         times.sort()
-        gaps += itertools.pairwise(times)
+        gaps += [(a, b) for a, b in itertools.pairwise(times) if b - a > SECOND // 10]
     longest: dict[str, float] = {}
     for fault in history.faults:
         others = [other for other in history.faults if other is not fault and _touch(other, fault.t0, fault.t1)]

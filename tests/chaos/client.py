@@ -39,11 +39,13 @@ ROLES: dict[str, tuple[dict[str, str], Role]] = {
     "idem-aio": ({}, _produce(workload_produce.aiokafka, "idem", 20)),
     "input": ({}, _produce(workload_produce.confluent, "in", 15)),
     "txn": ({"iso": "rc"}, lambda r, li, b, slot: workload_txn.mixed(r, li, b, "txn", TOPICS["txn"], 4, slot)),
+    "txn-kp": ({}, lambda r, li, b, slot: workload_txn.kafka_python(r, li, b, "txn", TOPICS["txn"], 4, slot)),
     "worker": (
         {"iso": "rc", "group": WORKERS},
         lambda r, li, b, slot: workload_txn.worker(r, li, b, "in", "out", TOPICS["out"], slot, WORKERS),
     ),
     "reader-rc": ({"iso": "rc"}, _read(workload_read.confluent, "rc")),
+    "reader-rack": ({"iso": "rc"}, _read(workload_read.confluent_rack, "rc", "idem", "txn")),
     "reader-ru": ({"iso": "ru"}, _read(workload_read.aiokafka, "ru")),
     "reader-kp": ({"iso": "rc"}, _read(workload_read.kafka_python, "rc", "txn", "out")),
     "member": (

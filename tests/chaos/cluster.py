@@ -111,6 +111,8 @@ class ChaosBroker(Machine):
         mount_disk(self.disk)
         settings = {
             "broker.id": number,
+            "broker.rack": f"rack-{number}",
+            "replica.selector.class": "RackAwareReplicaSelector",
             "listeners": f"PLAINTEXT://{self.address}:{KAFKA_PORT}",
             "admin.listener": f"{self.address}:{ADMIN_PORT}",
             "log.dirs": self.disk / "data",

@@ -40,8 +40,8 @@ WARM_UP_S, RECOVERY_S = 8.0, 15.0
 QUIET = 0.25
 """About one period in four has no fault."""
 ROLES = (
-    "plain", "idem", "idem-aio", "input", "txn", "txn", "worker", "worker", "reader-rc", "reader-ru", "reader-kp",
-    "member", "member-kp", "asker",
+    "plain", "idem", "idem-aio", "input", "txn", "txn", "txn-kp", "worker", "worker", "reader-rc", "reader-ru",
+    "reader-kp", "reader-rack", "member", "member-kp", "asker",
 )  # fmt: skip
 logger = logging.getLogger("chaos")
 
@@ -278,16 +278,18 @@ def judge(directory: Path, minutes: float, seed: int, kinds: Sequence[str], prob
     only_strict = [found for found in strict.anomalies if found not in report.anomalies]
     for anomaly in only_strict:
         report.notes[f"by the client's word only: {anomaly.kind}"] += 1
-    ok = report.ok
     text = f"# Chaos, seed {seed}, {minutes} minutes of faults, replication {REPLICATION}\n\n"
     text += f"{tables(history, report)}\n\n```\n{report.render()}\n```\n"
-    if ok:
-        text += "\nCorrupted on purpose, the checker says:\n\n"
-        for name, found in prove_it_fails(directory, seed):
-            text += f"- {name.replace('_', ' ')}: {', '.join(sorted(found))}\n"
+    print(text, flush=True)
+    if report.ok:
+        lines = [
+            f"- {name.replace('_', ' ')}: {', '.join(sorted(found))}" for name, found in prove_it_fails(directory, seed)
+        ]
+        proof = "\n".join(["Corrupted on purpose, the checker says:", "", *lines, ""])
+        print(proof)
+        text += "\n" + proof
     (directory / "report.md").write_text(text)
-    print(text)
-    return ok
+    return report.ok
 
 
 def main() -> int:

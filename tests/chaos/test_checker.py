@@ -726,7 +726,7 @@ def test_longest_gap_per_fault() -> None:
     tale.fault("pause", 6_000_000_000, 6_000_000_001)
     gaps = longest_gaps(parse(tale.events))
     assert gaps["kill"] == pytest.approx(5, abs=0.01)
-    assert gaps["pause"] == 0
+    assert gaps["pause"] == 0, "no gap of at least 0.1 s"
 
 
 # ---- files ---------------------------------------------------------------------------------------------------------

@@ -35,12 +35,27 @@ def records_of(recorder: Recorder, messages: Iterable[Any]) -> dict[str, Records
     return found
 
 
-def confluent(recorder: Recorder, life: Life, bootstrap: str, topics: dict[str, int], isolation: str) -> None:
+def confluent_rack(recorder: Recorder, life: Life, bootstrap: str, topics: dict[str, int], isolation: str) -> None:
+    """The same near one of the brokers: it reads from followers (KIP-392)."""
+    confluent(recorder, life, bootstrap, topics, isolation, f"rack-{life.rng.randint(1, 3)}")
+
+
+def confluent(
+    recorder: Recorder, life: Life, bootstrap: str, topics: dict[str, int], isolation: str, rack: str = ""
+) -> None:
     """librdkafka, all partitions assigned, from the beginning."""
     from confluent_kafka import Consumer, TopicPartition
 
     level = "read_committed" if isolation == "rc" else "read_uncommitted"
-    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "unused", "isolation.level": level, **CONSUMER})
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": "unused",
+            "isolation.level": level,
+            "client.rack": rack,
+            **CONSUMER,
+        }
+    )
     parts = [TopicPartition(topic, p, 0) for topic, count in topics.items() for p in range(count)]
     consumer.assign(parts)
     recorder.single("position", recorder.now(), r={f"{part.topic}/{part.partition}": 0 for part in parts})

@@ -178,6 +178,48 @@ def _rewind(
     return before
 
 
+def kafka_python(
+    recorder: Recorder, life: Life, bootstrap: str, topic: str, partitions: int, rate: float, slot: str
+) -> None:
+    """Transactions of one to four sends by kafka-python; any error of a commit is the end of this producer."""
+    from kafka import KafkaProducer
+
+    rng = life.rng
+    producer = KafkaProducer(
+        bootstrap_servers=bootstrap.split(","), transactional_id=slot, transaction_timeout_ms=TRANSACTION_TIMEOUT_MS,
+        acks="all", linger_ms=2, request_timeout_ms=5_000, delivery_timeout_ms=TRANSACTION_TIMEOUT_MS,
+        max_block_ms=int(INITIALISE_S * 1000), retry_backoff_ms=100, metadata_max_age_ms=5_000,
+    )  # fmt: skip
+    producer.init_transactions()
+    while life.on:
+        name: dict[str, Any] = {}
+        try:
+            producer.begin_transaction()
+            name = recorder.begin("txn")
+            futures = []
+            for step in range(rng.randint(1, 4)):
+                partition, value = rng.randrange(partitions), f"{recorder.proc}.{name['n']}.{step}"
+                recorder.then(name, "send", k=f"{topic}/{partition}", v=value)
+                futures.append((partition, value, producer.send(topic, pack(value), partition=partition)))
+                if rng.random() < ABORT:
+                    raise _OnPurpose
+            for partition, value, future in futures:
+                offset = future.get(TRANSACTION_TIMEOUT_MS / 1000 + 5).offset
+                recorder.then(name, "sent", k=f"{topic}/{partition}", v=value, o=offset)
+            recorder.then(name, "committing")
+            producer.commit_transaction()
+            recorder.then(name, "ok")
+        except _OnPurpose as why:
+            producer.abort_transaction()
+            recorder.then(name, "fail", error=text_of(why))
+        except Exception as why:
+            if name:
+                recorder.then(name, "info", error=text_of(why))
+            raise Fatal(str(why)) from why
+        life.pause(rng.random() * 2 / rate)
+    producer.close(5)
+
+
 def worker(
     recorder: Recorder, life: Life, bootstrap: str, source: str, target: str, partitions: int, slot: str, group: str
 ) -> None:
