@@ -2,7 +2,7 @@
 # Builds fleetlog's image: deploy/build.sh [--tag NAME] [--commit COMMIT] [--base IMAGE]
 #   --tag     what the image is called (fleetlog:latest)
 #   --commit  build this commit instead of the checkout as it stands
-#   --base    an image with python3 and its venv module, of the same minor version as $PYTHON
+#   --base    an image with python3, of the same minor version as $PYTHON
 #             (python:3.N-slim of $PYTHON's version)
 #   --wheels  only collect what goes into the image, in the directory that is named
 # PYTHON is the checkout's environment when there is one, else python3. It needs pip, and a C compiler for the kernels.
@@ -40,7 +40,8 @@ fi
 isolation=()
 if "$python" -c 'import Cython, setuptools' 2>/dev/null; then isolation=(--no-build-isolation); fi
 "$python" -m pip wheel -q --disable-pip-version-check --no-deps "${isolation[@]}" -w "$context/wheels" "$work/source"
-"$python" -m pip download -q --disable-pip-version-check --only-binary=:all: -d "$context/wheels" "$context"/wheels/fleetlog-*.whl
+"$python" -m pip download -q --disable-pip-version-check --only-binary=:all: -d "$context/wheels" \
+  pip "$context"/wheels/fleetlog-*.whl
 cp "$top/deploy/Dockerfile" "$top/deploy/broker.properties" "$context/"
 [ -z "$only_wheels" ] || exit 0
 

@@ -95,7 +95,7 @@ def _debian(python: str) -> str:
         _run("apt-get", "update", "-qq")
         _run("apt-get", "install", "-y", "-qq", "--no-install-recommends", "debootstrap")
     with tempfile.TemporaryDirectory(prefix="fleetlog-debian-") as directory:
-        _run("debootstrap", "--variant=minbase", "--include=python3,python3-venv", DEBIAN[python], directory)
+        _run("debootstrap", "--variant=minbase", "--include=python3", DEBIAN[python], directory)
         tar = ["tar", "-C", directory, *(f"--exclude=./{path}/*" for path in NOT_IN_AN_IMAGE), "-c", "."]
         with subprocess.Popen(tar, stdout=subprocess.PIPE) as packed:
             subprocess.run(["docker", "import", "-", image], stdin=packed.stdout, check=True, capture_output=True)
