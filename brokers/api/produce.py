@@ -128,7 +128,9 @@ async def _verify_then_append(
             error, guards[item.place] = admitted[item.partition.tp]
             if error is not ErrorCode.NONE:
                 refused.add(item.place)
-                outcomes[item.place] = ProduceOutcome(_verification_error(error, context.api_version))
+                told = _verification_error(error, context.api_version)
+                now_ms = context.services.clock.mono_ms()
+                outcomes[item.place] = ProduceOutcome(item.partition.turned_away.answer(item.header, told, now_ms))
     return _append(request, context, [item for item in items if item.place not in refused], guards, outcomes)
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from _native.batch import BatchHeader, parse_header
 from brokers.cluster.turned_away import MAX_PRODUCERS, REMEMBERED_MS, TurnedAway
+from brokers.coordinators import verification
 from tests.server.stage import ME, OTHER, Stage
-from tests.server.test_produce import answer, request
+from tests.server.test_produce import TRANSACTIONAL, answer, request
 from wire.errors import ErrorCode as E
+from wire.types import TopicPartition
 
 FULL, FEW, GAP, OK = E.KAFKA_STORAGE_ERROR, E.NOT_ENOUGH_REPLICAS, E.OUT_OF_ORDER_SEQUENCE_NUMBER, E.NONE
 
@@ -72,3 +75,20 @@ def test_too_few_replicas_and_then_enough_between_two_batches(stage: Stage) -> N
     assert produce(2, acks=-1) is FEW
     assert [produce(1, acks=1), produce(2, acks=1)] == [OK, OK]
     assert produce(4, acks=1) is GAP
+
+
+def test_a_transaction_that_cannot_be_verified_and_then_can(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = [E.COORDINATOR_LOAD_IN_PROGRESS]
+
+    async def verify(*args: Any, add: bool) -> dict[TopicPartition, E]:
+        return dict.fromkeys(args[4], said.pop() if said else OK)
+
+    monkeypatch.setattr(verification, "verify", verify)
+    stage.topic("t")
+
+    def produce(sequence: int) -> E:
+        batch = stage.batch(base_sequence=sequence, **TRANSACTIONAL)
+        return E(answer(stage, 9, request(("t", 0, batch), transactional_id="tx"))[0].error_code)
+
+    assert [produce(0), produce(1)] == [FEW, FEW]
+    assert [produce(0), produce(1)] == [OK, OK]
