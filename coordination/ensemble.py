@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO
 
 MAX_HEAP = "-Xmx64m"
+"""Enough for some thousand partitions; with 10,000 ZooKeeper's log thread dies of it, and the server stays mute."""
 TICK_MS = 500
 """Session timeouts are granted from two ticks up."""
 MAX_SESSION_TIMEOUT_MS = 60_000
@@ -112,6 +113,7 @@ class ZooKeeperNode:
         settings: Sequence[str] = (),
         classpath: str | None = None,
         die_with_parent: bool = True,
+        heap: str = MAX_HEAP,
     ) -> None:
         self.directory = directory
         self.port = port
@@ -122,6 +124,7 @@ class ZooKeeperNode:
         self._settings = tuple(settings)
         self._classpath = classpath
         self._die_with_parent = die_with_parent
+        self._heap = heap
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -148,7 +151,7 @@ class ZooKeeperNode:
         (self.directory / "zoo.cfg").write_text(self._config(data))
         (self.directory / "log4j2.properties").write_text(_LOG_SETTINGS)
         classpath = f"{self._classpath or find_classpath()}:{self.directory}"
-        command = [find_java(), MAX_HEAP, *_JVM_OPTIONS, "-cp", classpath, _MAIN, str(self.directory / "zoo.cfg")]
+        command = [find_java(), self._heap, *_JVM_OPTIONS, "-cp", classpath, _MAIN, str(self.directory / "zoo.cfg")]
         with self.log_path.open("ab") as log:
             self._process = spawn(command, self.directory, log, die_with_parent=self._die_with_parent)
 
@@ -282,11 +285,21 @@ class Ensemble:
 
 
 def start_local(
-    directory: str | Path, port: int = 0, *, tick_ms: int = TICK_MS, die_with_parent: bool = True, wait: bool = True
+    directory: str | Path,
+    port: int = 0,
+    *,
+    tick_ms: int = TICK_MS,
+    die_with_parent: bool = True,
+    wait: bool = True,
+    heap: str = MAX_HEAP,
 ) -> ZooKeeperNode:
     """Start one ZooKeeper with its data in ``directory`` (port 0: a free one) and wait until it serves."""
     node = ZooKeeperNode(
-        Path(directory).resolve(), port or free_ports(1)[0], tick_ms=tick_ms, die_with_parent=die_with_parent
+        Path(directory).resolve(),
+        port or free_ports(1)[0],
+        tick_ms=tick_ms,
+        die_with_parent=die_with_parent,
+        heap=heap,
     )
     node.start()
     if wait:

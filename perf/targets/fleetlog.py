@@ -10,6 +10,9 @@ from coordination import ensemble
 from perf.build import ROOT
 from perf.targets.base import HOST, Broker, Cluster
 
+ZOOKEEPER_HEAP = "-Xmx512m"
+"""As a fleet with 10,000 partitions needs it."""
+
 
 class Fleetlog(Cluster):
     """``tree`` is the source tree to run, ``native`` the kernels: auto, cython or pure. ``settings`` on top of all."""
@@ -34,7 +37,7 @@ class Fleetlog(Cluster):
 
     def start(self) -> None:
         """ZooKeeper first, then the brokers."""
-        self.zookeeper = ensemble.start_local(self.home / "zookeeper")
+        self.zookeeper = ensemble.start_local(self.home / "zookeeper", heap=ZOOKEEPER_HEAP)
         for broker in self.brokers:
             self._write_config(broker)
             self.launch(broker)
