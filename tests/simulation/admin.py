@@ -40,6 +40,13 @@ class Admin(Client):
     async def delete(self, name: str) -> None:
         await self.command(m.DeleteTopicsRequest(version=5, topic_names=[name], timeout_ms=TIMEOUT_MS), 5, 5)
 
+    async def extend(self, name: str, count: int) -> None:
+        """Give the topic that many partitions."""
+        topic = m.CreatePartitionsRequest.CreatePartitionsTopic(version=2, name=name, count=count, assignments=None)
+        await self.command(
+            m.CreatePartitionsRequest(version=2, topics=[topic], timeout_ms=TIMEOUT_MS, validate_only=False), 2, 5
+        )
+
     async def move(self, tp: TopicPartition, replicas: list[int] | None) -> None:
         """Give the partition other replicas; None cancels a move."""
         kind = m.AlterPartitionReassignmentsRequest.ReassignableTopic
@@ -79,8 +86,10 @@ class Admin(Client):
                 minimum = self.rng.choice("1223")
                 self.world.note(f"operator sets min.insync.replicas of {topic} to {minimum}")
                 await self.configure(topic, "min.insync.replicas", minimum)
-            elif roll < 0.9:
+            elif roll < 0.87:
                 extra += 1
                 await self.create(f"extra{extra}", 1, 3)
+            elif roll < 0.94 and extra:
+                await self.extend(f"extra{self.rng.randint(1, extra)}", 2)
             elif extra:
                 await self.delete(f"extra{self.rng.randint(1, extra)}")

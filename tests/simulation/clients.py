@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import wire.messages as m
@@ -243,12 +243,12 @@ class Producer(Client):
             self.world.oracle.acknowledged(tp, values, answer.base_offset)
             return
 
-    async def produce(self, tp: TopicPartition, body: bytes) -> Any:
+    async def produce(self, tp: TopicPartition, body: bytes, version: int = PRODUCE_VERSION) -> Any:
         broker = await self.leader(tp)
-        raw = await self.exchange(broker, PRODUCE, PRODUCE_VERSION, body, 1.5)
+        raw = await self.exchange(broker, PRODUCE, version, body, 1.5)
         if raw is None:
             return None
-        return m.decode_response(PRODUCE, PRODUCE_VERSION, raw).responses[0].partition_responses[0]
+        return m.decode_response(PRODUCE, version, raw).responses[0].partition_responses[0]
 
 
 class Fenced(Exception):
@@ -258,13 +258,19 @@ class Fenced(Exception):
 class TransactionalProducer(Producer):
     """Transactions of protocol 2 (KIP-890), with offsets in them; crashes in the middle and begins anew."""
 
+    produce_version, offsets_version, end_version = 12, 5, 5
+    patience = (1, 30)
+    """How often an unanswered end is asked for: once, or for long."""
+
     async def main(self, partitions: Sequence[TopicPartition]) -> None:
         self.source = partitions[0]
         self.group = f"copies-{self.name}"
         self.transactions = 0
+        self.joined: set[TopicPartition] = set()
+        producer_id, epoch = -1, -1
         while not self.world.closing:
             try:
-                producer_id, epoch = await self.init()
+                producer_id, epoch = await self.init((producer_id, epoch))
                 sequences = dict.fromkeys(partitions, 0)
                 while not self.world.closing:
                     before = producer_id, epoch
@@ -275,16 +281,21 @@ class TransactionalProducer(Producer):
             except Fenced:
                 self.hang_up()
 
-    async def init(self) -> tuple[int, int]:
+    async def init(self, last: tuple[int, int]) -> tuple[int, int]:
+        """A new epoch; now and then by recovery of the ``last`` producer id and epoch (KIP-360)."""
+        named = last if self.rng.random() < 0.3 else (-1, -1)
         while True:
             request = m.InitProducerIdRequest(
-                version=4, transactional_id=self.name, transaction_timeout_ms=2_500, producer_id=-1, producer_epoch=-1
-            )
+                version=4, transactional_id=self.name, transaction_timeout_ms=2_500, producer_id=named[0],
+                producer_epoch=named[1],
+            )  # fmt: skip
             answer = await self.coordinate(TRANSACTION, self.name, request, 4)
             if answer is not None and answer.error_code == OK:
                 self.world.oracle.initialised(self.name)
                 return answer.producer_id, answer.producer_epoch
-            if answer is not None and answer.error_code not in RETRIABLE:
+            if named != (-1, -1) and answer is not None and answer.error_code not in RETRIABLE:
+                named = (-1, -1)  # somebody has fenced that epoch
+            elif answer is not None and answer.error_code not in RETRIABLE:
                 self.world.oracle.violate(f"{self.name}: InitProducerId {ErrorCode(answer.error_code).name}")
             self.forget_coordinator(TRANSACTION, self.name)
             await self.pause(0.05, 0.3)
@@ -294,12 +305,14 @@ class TransactionalProducer(Producer):
         oracle = self.world.oracle
         self.transactions += 1
         number = self.transactions
+        self.joined.clear()
         for step in range(self.rng.randint(1, 4)):
             tp = self.rng.choice(list(sequences))
             values = [f"{self.name}-{number}.{step}.{i}" for i in range(self.rng.randint(1, 3))]
             oracle.sending(tp, values, (self.name, number))
             data = self.batch(values, producer_id, epoch, sequences[tp], TRANSACTIONAL)
             sequences[tp] += len(values)
+            await self.enlist(tp, producer_id, epoch)
             await self.add(tp, data, values)
             if self.rng.random() < self.world.client_crashes:
                 raise Fenced
@@ -308,10 +321,16 @@ class TransactionalProducer(Producer):
             await self.add_offset(number, producer_id, epoch)
         return await self.end((self.name, number), self.rng.random() < 0.8, producer_id, epoch)
 
+    async def enlist(self, tp: TopicPartition, producer_id: int, epoch: int) -> None:
+        """The leader adds the partition to the transaction, with the first batch."""
+
+    async def enlist_group(self, producer_id: int, epoch: int) -> None:
+        """The group's coordinator adds its partition, with the offsets."""
+
     async def add(self, tp: TopicPartition, data: bytes, values: Sequence[str]) -> None:
         body = produce_body(self.name, -1, 800, tp, data)
         for _ in range(self.rng.choice((3, 20))):
-            answer = await self.produce(tp, body)
+            answer = await self.produce(tp, body, self.produce_version)
             if answer is not None and answer.error_code in (OK, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
                 self.world.oracle.acknowledged(tp, values, answer.base_offset)
                 return
@@ -321,18 +340,23 @@ class TransactionalProducer(Producer):
         raise Fenced
 
     async def add_offset(self, number: int, producer_id: int, epoch: int) -> None:
+        await self.enlist_group(producer_id, epoch)
+        version = self.offsets_version
         topic = m.TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
         part = topic.TxnOffsetCommitRequestPartition(
-            version=5, partition_index=self.source.partition, committed_offset=number, committed_metadata=self.name
-        )
+            version=version, partition_index=self.source.partition, committed_offset=number,
+            committed_metadata=self.name,
+        )  # fmt: skip
         request = m.TxnOffsetCommitRequest(
-            version=5, transactional_id=self.name, group_id=self.group, producer_id=producer_id, producer_epoch=epoch,
-            generation_id=-1, member_id="", group_instance_id=None,
-            topics=[topic(version=5, name=self.source.topic, partitions=[part])],
+            version=version, transactional_id=self.name, group_id=self.group, producer_id=producer_id,
+            producer_epoch=epoch, generation_id=-1, member_id="", group_instance_id=None,
+            topics=[topic(version=version, name=self.source.topic, partitions=[part])],
         )  # fmt: skip
         self.world.oracle.committing(self.group, self.source, number)
         for _ in range(10):
-            answer = await self.coordinate(GROUP, self.group, request, 5)
+            answer = await self.coordinate(GROUP, self.group, request, version)
+            if answer is None and version < 5:
+                raise Fenced  # a late copy must not find the next transaction under the same epoch
             error = None if answer is None else answer.topics[0].partitions[0].error_code
             if error == OK:
                 return
@@ -346,15 +370,60 @@ class TransactionalProducer(Producer):
         """Ask for the end until it is answered, or give up: then the next InitProducerId finds out."""
         oracle = self.world.oracle
         oracle.ending(transaction, commit)
+        version = self.end_version
         request = m.EndTxnRequest(
-            version=5, transactional_id=self.name, producer_id=producer_id, producer_epoch=epoch, committed=commit
+            version=version, transactional_id=self.name, producer_id=producer_id, producer_epoch=epoch, committed=commit
         )
-        for _ in range(self.rng.choice((1, 30))):
-            answer = await self.coordinate(TRANSACTION, self.name, request, 5)
+        unanswered = self.rng.choice(self.patience)
+        while unanswered:
+            answer = await self.coordinate(TRANSACTION, self.name, request, version)
             if answer is not None and answer.error_code == OK:
                 oracle.ended(transaction, commit)
-                return answer.producer_id, answer.producer_epoch
+                return (answer.producer_id, answer.producer_epoch) if version >= 5 else (producer_id, epoch)
             if answer is not None and answer.error_code not in RETRIABLE:
+                raise Fenced
+            unanswered -= answer is None
+            self.forget_coordinator(TRANSACTION, self.name)
+            await self.pause(0.02, 0.2)
+        raise Fenced
+
+
+class OldTransactionalProducer(TransactionalProducer):
+    """Transactions of protocol 1: partitions are added before they are written to, and the epoch stays.
+
+    A request that is held up may then meet the next transaction (KAFKA-17754), so this one begins anew, with a new
+    epoch, whenever it does not know what became of a request that could do harm later.
+    """
+
+    produce_version, offsets_version, end_version = 11, 3, 4
+    patience = (1, 1)
+
+    async def enlist(self, tp: TopicPartition, producer_id: int, epoch: int) -> None:
+        if tp in self.joined:
+            return
+        topic = m.AddPartitionsToTxnRequest.AddPartitionsToTxnTopic
+        request = m.AddPartitionsToTxnRequest(
+            version=3, v3_and_below_transactional_id=self.name, v3_and_below_producer_id=producer_id,
+            v3_and_below_producer_epoch=epoch,
+            v3_and_below_topics=[topic(version=3, name=tp.topic, partitions=[tp.partition])],
+        )  # fmt: skip
+        await self.insist(request, lambda answer: answer.results_by_topic_v3_and_below[0].results_by_partition[0]
+                          .partition_error_code)  # fmt: skip
+        self.joined.add(tp)
+
+    async def enlist_group(self, producer_id: int, epoch: int) -> None:
+        request = m.AddOffsetsToTxnRequest(
+            version=3, transactional_id=self.name, producer_id=producer_id, producer_epoch=epoch, group_id=self.group
+        )
+        await self.insist(request, lambda answer: answer.error_code)
+
+    async def insist(self, request: Any, error_of: Callable[[Any], int]) -> None:
+        """Ask until it is done; adding twice is harmless."""
+        for _ in range(20):
+            answer = await self.coordinate(TRANSACTION, self.name, request, 3)
+            if answer is not None and error_of(answer) == OK:
+                return
+            if answer is not None and error_of(answer) not in RETRIABLE:
                 raise Fenced
             self.forget_coordinator(TRANSACTION, self.name)
             await self.pause(0.02, 0.2)
@@ -398,7 +467,8 @@ class Auditor(Client):
             if self.rng.random() < 0.5:
                 await self.latest(self.rng.choice(partitions), self.rng.random() < 0.5)
             else:
-                await self.committed(self.rng.choice(groups), self.rng.choice(partitions))
+                group = self.rng.choice(groups)
+                await fetch_committed(self, group, self.rng.choice(partitions), stable=self.rng.random() < 0.5)
             await self.pause(0.1, 0.8)
 
     async def latest(self, tp: TopicPartition, committed: bool) -> int | None:
@@ -419,71 +489,102 @@ class Auditor(Client):
         oracle.told_latest(self.name, tp, committed, offset, floor)
         return offset
 
-    async def committed(self, group: str, tp: TopicPartition) -> tuple[int, str] | None:
-        """OffsetFetch; None when it could not be told."""
-        oracle = self.world.oracle
-        floor = oracle.begin_committed(group, tp)
-        kind = m.OffsetFetchRequest.OffsetFetchRequestGroup
-        asked = kind(
-            version=8, group_id=group,
-            topics=[kind.OffsetFetchRequestTopics(version=8, name=tp.topic, partition_indexes=[tp.partition])],
-        )  # fmt: skip
-        request = m.OffsetFetchRequest(version=8, groups=[asked], require_stable=self.rng.random() < 0.5)
-        answer = await self.coordinate(GROUP, group, request, 8)
-        if answer is None or answer.groups[0].error_code != OK:
-            self.forget_coordinator(GROUP, group)
-            return None
-        part = answer.groups[0].topics[0].partitions[0]
-        if part.error_code != OK:
-            return None
-        oracle.told_committed(self.name, group, tp, part.committed_offset, floor)
-        return part.committed_offset, part.metadata or ""
-
 
 class Member(Client):
-    """The only member of a group: commits ever higher offsets, and joins anew after an unknown outcome."""
+    """A member of a consumer group with heartbeats: commits ever higher offsets for what it is assigned.
 
-    async def main(self, group: str, tp: TopicPartition) -> None:
-        offset, member_id, generation = 0, "", -1
+    After a commit whose outcome is unknown it leaves and joins as somebody new, so that a late copy of the commit is of
+    a former generation.
+    """
+
+    async def main(self, group: str, partitions: Sequence[TopicPartition]) -> None:
+        member_id = ""
         while not self.world.closing:
+            member_id, generation, assigned = await self.join(group, member_id, len(partitions))
             if generation < 0:
-                member_id, generation = await self.join(group, member_id)
+                await self.pause(0.02, 0.2)
                 continue
-            offset += 1
-            if not await self.commit(group, tp, offset, member_id, generation):
-                generation = -1
-            await self.pause(0.1, 0.8)
+            offsets = {partitions[index]: await self.position(group, partitions[index]) for index in assigned}
+            while not self.world.closing:
+                await self.pause(0.1, 0.6)
+                error = await self.beat(group, member_id, generation)
+                if error == OK and offsets and self.rng.random() < 0.7:
+                    tp = self.rng.choice(list(offsets))
+                    offsets[tp] += 1
+                    error = await self.commit(group, tp, offsets[tp], member_id, generation)
+                if error == OK and self.rng.random() > 0.03:
+                    continue
+                if error not in (ErrorCode.REBALANCE_IN_PROGRESS, ErrorCode.NOT_COORDINATOR):
+                    await self.leave(group, member_id)
+                    member_id = ""
+                break
 
-    async def join(self, group: str, member_id: str) -> tuple[str, int]:
-        protocol = m.JoinGroupRequest.JoinGroupRequestProtocol(version=5, name="range", metadata=b"x")
+    @property
+    def instance(self) -> str | None:
+        """The third one is a static member (KIP-345)."""
+        return self.name if self.name.endswith("3") else None
+
+    async def asked(self, group: str, request: Any, version: int, timeout_s: float = 1.5) -> Any:
+        """The answer, or None for none; the coordinator is looked for again when it isn't the one asked."""
+        answer = await self.coordinate(GROUP, group, request, version, timeout_s)
+        if answer is not None and getattr(answer, "error_code", OK) in RETRIABLE:
+            self.forget_coordinator(GROUP, group)
+            await self.pause(0.05, 0.3)
+        return answer
+
+    async def join(self, group: str, member_id: str, count: int) -> tuple[str, int, list[int]]:
+        """Member id, generation (-1: try again) and the partitions that the group's leader gave us."""
+        protocol = m.JoinGroupRequest.JoinGroupRequestProtocol(version=7, name="range", metadata=b"x")
         request = m.JoinGroupRequest(
-            version=5, group_id=group, session_timeout_ms=6_000, rebalance_timeout_ms=3_000, member_id=member_id,
-            group_instance_id=None, protocol_type="consumer", protocols=[protocol],
+            version=7, group_id=group, session_timeout_ms=1_500, rebalance_timeout_ms=1_500, member_id=member_id,
+            group_instance_id=self.instance, protocol_type="consumer", protocols=[protocol],
         )  # fmt: skip
-        joined = await self.coordinate(GROUP, group, request, 5, 8.0)
+        joined = await self.asked(group, request, 7, 4.0)
         if joined is None or joined.error_code != OK:
-            if joined is not None and joined.error_code == ErrorCode.MEMBER_ID_REQUIRED:
-                return joined.member_id, -1
-            self.forget_coordinator(GROUP, group)
-            await self.pause(0.05, 0.3)
-            unknown = joined is not None and joined.error_code == ErrorCode.UNKNOWN_MEMBER_ID
-            return "" if unknown else member_id, -1
-        assignment = m.SyncGroupRequest.SyncGroupRequestAssignment(
-            version=3, member_id=joined.member_id, assignment=b"all"
-        )
+            error = None if joined is None else joined.error_code
+            if error == ErrorCode.MEMBER_ID_REQUIRED:
+                return joined.member_id, -1, []
+            lost = error in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_INSTANCE_ID)
+            return "" if lost else member_id, -1, []
+        kind = m.SyncGroupRequest.SyncGroupRequestAssignment
+        members = [member.member_id for member in joined.members]
+        assignments = [
+            kind(
+                version=5, member_id=one, assignment=bytes(i for i in range(count) if members[i % len(members)] == one)
+            )
+            for one in members
+        ]
         request = m.SyncGroupRequest(
-            version=3, group_id=group, generation_id=joined.generation_id, member_id=joined.member_id,
-            group_instance_id=None, assignments=[assignment] if joined.leader == joined.member_id else [],
+            version=5, group_id=group, generation_id=joined.generation_id, member_id=joined.member_id,
+            group_instance_id=self.instance, protocol_type="consumer", protocol_name="range", assignments=assignments,
         )  # fmt: skip
-        synced = await self.coordinate(GROUP, group, request, 3, 8.0)
+        synced = await self.asked(group, request, 5, 4.0)
         if synced is None or synced.error_code != OK:
-            self.forget_coordinator(GROUP, group)
-            await self.pause(0.05, 0.3)
-            return joined.member_id, -1
-        return joined.member_id, joined.generation_id
+            return joined.member_id, -1, []
+        return joined.member_id, joined.generation_id, list(synced.assignment)
 
-    async def commit(self, group: str, tp: TopicPartition, offset: int, member_id: str, generation: int) -> bool:
-        """Commit once; False when the outcome is unknown or the membership is over."""
+    async def position(self, group: str, tp: TopicPartition) -> int:
+        """Where to go on; 0 for a new group. Asks until it is told."""
+        while True:
+            found = await fetch_committed(self, group, tp, stable=True)
+            if found is not None:
+                return max(0, found)
+            await self.pause(0.05, 0.3)
+
+    async def beat(self, group: str, member_id: str, generation: int) -> int:
+        request = m.HeartbeatRequest(
+            version=4, group_id=group, generation_id=generation, member_id=member_id, group_instance_id=self.instance
+        )
+        answer = await self.asked(group, request, 4)
+        return ErrorCode.NOT_COORDINATOR if answer is None else answer.error_code
+
+    async def leave(self, group: str, member_id: str) -> None:
+        kind = m.LeaveGroupRequest.MemberIdentity
+        leaver = kind(version=4, member_id=member_id, group_instance_id=self.instance)
+        await self.asked(group, m.LeaveGroupRequest(version=4, group_id=group, members=[leaver]), 4)
+
+    async def commit(self, group: str, tp: TopicPartition, offset: int, member_id: str, generation: int) -> int:
+        """Commit once; an error other than NONE, or no answer, says nothing about the outcome."""
         topic = m.OffsetCommitRequest.OffsetCommitRequestTopic
         part = topic.OffsetCommitRequestPartition(
             version=7, partition_index=tp.partition, committed_offset=offset, committed_leader_epoch=-1,
@@ -491,15 +592,37 @@ class Member(Client):
         )  # fmt: skip
         request = m.OffsetCommitRequest(
             version=7, group_id=group, generation_id_or_member_epoch=generation, member_id=member_id,
-            group_instance_id=None, topics=[topic(version=7, name=tp.topic, partitions=[part])],
+            group_instance_id=self.instance, topics=[topic(version=7, name=tp.topic, partitions=[part])],
         )  # fmt: skip
         self.world.oracle.committing(group, tp, offset)
         answer = await self.coordinate(GROUP, group, request, 7)
         if answer is not None and answer.topics[0].partitions[0].error_code == OK:
             self.world.oracle.committed_offset(group, tp, offset)
-            return True
+            return OK
         self.forget_coordinator(GROUP, group)
-        return False
+        return ErrorCode.UNKNOWN_SERVER_ERROR
+
+
+async def fetch_committed(client: Client, group: str, tp: TopicPartition, *, stable: bool) -> int | None:
+    """OffsetFetch, shown to the oracle; None when it could not be told."""
+    oracle = client.world.oracle
+    floor = oracle.begin_committed(group, tp)
+    kind = m.OffsetFetchRequest.OffsetFetchRequestGroup
+    asked = kind(
+        version=8, group_id=group,
+        topics=[kind.OffsetFetchRequestTopics(version=8, name=tp.topic, partition_indexes=[tp.partition])],
+    )  # fmt: skip
+    answer = await client.coordinate(
+        GROUP, group, m.OffsetFetchRequest(version=8, groups=[asked], require_stable=stable), 8
+    )
+    if answer is None or answer.groups[0].error_code != OK:
+        client.forget_coordinator(GROUP, group)
+        return None
+    part = answer.groups[0].topics[0].partitions[0]
+    if part.error_code != OK:
+        return None
+    oracle.told_committed(client.name, group, tp, part.committed_offset, floor)
+    return int(part.committed_offset)
 
 
 INTERNAL = (TopicPartition(GROUP_METADATA_TOPIC, 0), TopicPartition(TRANSACTION_STATE_TOPIC, 0))

@@ -40,6 +40,7 @@ SETTINGS: dict[str, Any] = {
     "transaction_state_log_replication_factor": 3,
     "transaction_state_log_min_isr": 2,
     "transaction_abort_timed_out_transaction_cleanup_interval_ms": 500,
+    "group_min_session_timeout_ms": 500,
     "group_initial_rebalance_delay_ms": 0,
     "log_flush_offset_checkpoint_interval_ms": 5_000,
     "log_segment_bytes": 2_000,

@@ -239,8 +239,11 @@ class Oracle:
                 continue
             known = {*state.isr, *state.elr}
             for other in sorted(truth.promised):
-                services = self._world.fleet.brokers[other].services
-                if other == broker_id or services is None or (self._world.operated and other not in known):
+                broker = self._world.fleet.brokers[other]
+                services = broker.services
+                if other == broker_id or services is None or broker.medium.failed_directory:
+                    continue
+                if self._world.operated and other not in known:
                     continue
                 found = services.replicas.get(truth.tp)
                 if found is not None and found.topic_id == topic_id and found.log.log_end_offset >= truth.end:

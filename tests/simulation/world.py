@@ -17,7 +17,16 @@ from brokers.log.failures import DiskError, LogOffline
 from brokers.model import INTERNAL_TOPICS, TRANSACTION_STATE_TOPIC, TopicPartition
 from coordination.store import StoreError
 from tests.simulation.admin import Admin
-from tests.simulation.clients import INTERNAL, Auditor, Client, Consumer, Member, Producer, TransactionalProducer
+from tests.simulation.clients import (
+    INTERNAL,
+    Auditor,
+    Client,
+    Consumer,
+    Member,
+    OldTransactionalProducer,
+    Producer,
+    TransactionalProducer,
+)
 from tests.simulation.faults import Faults
 from tests.simulation.fleet import Fleet
 from tests.simulation.invariants import Oracle, hooked
@@ -29,7 +38,7 @@ THE_WORLD = (DiskError, LogOffline, StoreError, PeerUnavailable)
 BOOT_S, HEAL_S = 30.0, 60.0
 TOPIC = "t"
 ROLES: dict[str, type[Client]] = {
-    "p": Producer, "x": TransactionalProducer, "r": Consumer, "a": Auditor, "m": Member,
+    "p": Producer, "x": TransactionalProducer, "y": OldTransactionalProducer, "r": Consumer, "a": Auditor, "m": Member,
 }  # fmt: skip
 
 
@@ -88,7 +97,8 @@ class World:
         self.flushes = "log_flush_policy" in settings
         self.operated = rng.random() < 0.6
         self.pace = (0.05, rng.choice((0.4, 0.8)))
-        self.cast = ["p1", "x1", "r1", *(name for name in ("p2", "x2", "r2", "a1", "m1") if rng.random() < 0.6)]
+        self.cast = ["p1", "r1", rng.choice(("x1", "x1", "y1"))]
+        self.cast += [name for name in ("p2", "x2", "r2", "a1", "m1", "m2", "m3") if rng.random() < 0.5]
         self.client_crashes = rng.choice((0.0, 0.05, 0.2))
         self.duration_s = rng.uniform(2.0, 6.5)
         self.fleet = Fleet(seed, self.size, note=self.note, settings=settings, racks=rng.random() < 0.3)
@@ -164,7 +174,7 @@ class World:
         partitions = [TopicPartition(TOPIC, index) for index in range(2)]
         admin = Admin(self, "operator")
         await admin.run(admin.create(TOPIC, 2, 3, {"min.insync.replicas": "2"}))
-        groups = ["g", *(f"copies-{name}" for name in self.cast if name.startswith("x"))]
+        groups = ["g", *(f"copies-{name}" for name in self.cast if name[0] in "xy")]
         clients: list[tuple[Client, Any]] = [(admin, admin.main(TOPIC, 2))] if self.operated else []
         for name in self.cast:
             client = ROLES[name[0]](self, name)
@@ -177,7 +187,7 @@ class World:
                 case Auditor():
                     clients.append((client, client.main(partitions, groups)))
                 case Member():
-                    clients.append((client, client.main("g", partitions[0])))
+                    clients.append((client, client.main("g", partitions)))
         self.clients = [client.run(work) for client, work in clients]
         self.note(f"clients run for {self.duration_s:.1f} s against {self.size} brokers")
         await self.faults.happen(self.duration_s)
