@@ -382,16 +382,10 @@ class Partition(Following):
             self.advance()
 
     def abdicate(self) -> PartitionState | None:
-        """The state in which this broker, whose log has failed, leads no more; None while another change is under way.
-
-        It leaves the in-sync set unless it is the whole of it: then its membership names an incarnation that no life
-        continues, so that nobody counts on it before all is compared again.
-        """
+        """The state in which this broker, whose log failed, leads no more; None while another change is under way."""
         if not self.is_leader or self._pending is not None:
             return None
         state = self._without_us()
-        if self._broker_id in state.isr:
-            state = replace(state, isr_incarnations=(FAILED_INCARNATION,) * len(state.isr))
         self._pending = replace(
             state,
             leader=NO_LEADER,
@@ -411,19 +405,29 @@ class Partition(Following):
         if self.is_leader or self._pending is not None:
             return None
         state = self._without_us()
-        if state is self.state or self._broker_id in state.isr:
+        if state == self.state:
             return None
         self._pending = replace(state, partition_epoch=state.partition_epoch + 1)
         self._writer.propose(self, self._pending)
         return self._pending
 
     def _without_us(self) -> PartitionState:
-        """The state without this broker among those who hold everything; it may still be the in-sync set's last."""
+        """The state in which nobody counts on this broker.
+
+        It leaves the in-sync set unless it is the whole of it. Where the set is then too small for the high watermark
+        to move, or was this broker alone, it may be the only one that holds everything, should the others lose their
+        tails: it stays a member, but in an incarnation that no life continues, so that it leads only after all of them
+        are back and their logs are compared.
+        """
         state = isr.without(self.state, {self._broker_id}, self.effective_min_isr)
-        elr = [(b, i) for b, i in isr.eligible(state) if b != self._broker_id]
-        if len(elr) == len(state.elr):
-            return state
-        return replace(state, elr=tuple(b for b, _ in elr), elr_incarnations=tuple(i for _, i in elr))
+        return replace(
+            state,
+            isr_incarnations=tuple(self._failed(b, i) for b, i in isr.members(state)),
+            elr_incarnations=tuple(self._failed(b, i) for b, i in isr.eligible(state)),
+        )
+
+    def _failed(self, broker_id: int, incarnation: int) -> int:
+        return FAILED_INCARNATION if broker_id == self._broker_id else incarnation
 
     # ---- the high watermark ----------------------------------------------------------------------------------------
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from brokers.model import BrokerId
+from brokers.cluster import elections, isr
+from brokers.cluster.partition import FAILED_INCARNATION
+from brokers.model import BrokerId, Life
 from tests.server.stage import ME, OTHER, Stage
 
 THIRD = BrokerId(3)
@@ -56,19 +59,31 @@ def test_its_leader_hears_no_more_of_it(stage: Stage) -> None:
     assert unfollowed == ["t"]
 
 
-def test_it_does_not_stay_eligible_to_lead(stage: Stage) -> None:
+def test_below_the_minimum_it_is_remembered_but_not_counted_on(stage: Stage) -> None:
+    """What it holds was acknowledged, and if the other one loses its tail, nobody else has it."""
     follow(stage, (OTHER, ME))
     stage.partition("t").log.offline = True
     tick(stage)
-    ((_, state),) = stage.proposals
-    assert (state.isr, state.isr_incarnations, state.elr) == ((OTHER,), (7,), ())
+    ((partition, state),) = stage.proposals
+    assert (state.isr, state.isr_incarnations) == ((OTHER,), (7,))
+    assert (state.elr, state.elr_incarnations) == ((ME,), (FAILED_INCARNATION,))
+    lives = {broker: Life(7, 7) for broker in (OTHER, ME)}
+    assert not isr.counts(lives, ME, FAILED_INCARNATION)
+    unclean = {OTHER: Life(8, 8), ME: Life(8, 8)}
+    offline = replace(state, leader=-1, leader_incarnation=-1)
+    assert elections.successor(offline, unclean) is None
+    assert set(elections.to_ask(offline, unclean, unclean=False)) == {OTHER, ME}
+    partition.update_state(state)
+    tick(stage)
+    assert len(stage.proposals) == 1, "said once"
 
 
-def test_the_last_of_the_in_sync_set_stays_in_it(stage: Stage) -> None:
+def test_the_last_of_the_in_sync_set_stays_in_it_without_counting(stage: Stage) -> None:
     stage.topic("t", leader=-1, replicas=(ME, OTHER), isr=(ME,))
     stage.partition("t").log.offline = True
     tick(stage)
-    assert stage.proposals == []
+    ((_, state),) = stage.proposals
+    assert (state.isr, state.isr_incarnations, state.leader_epoch) == ((ME,), (FAILED_INCARNATION,), 0)
 
 
 def test_a_refused_word_is_said_again_and_another_leader_ends_it(stage: Stage) -> None:
