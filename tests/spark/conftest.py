@@ -112,6 +112,24 @@ class Cluster:
         return sorted(message.value().decode() for message in self.read(topic, isolation))
 
 
+def run_to_end(start: Callable[[], Any]) -> Any:
+    """Runs a query that ends by itself; the query. Raises what it ends with.
+
+    Spark gives a new Python worker ten seconds to call back, which a busy machine may not keep: then it starts again.
+    """
+    from pyspark.errors import StreamingQueryException
+
+    for attempts_left in (2, 1, 0):
+        query = start()
+        try:
+            assert query.awaitTermination(120)
+            break
+        except StreamingQueryException as problem:
+            if not attempts_left or "worker failed to connect back" not in str(problem):
+                raise
+    return query
+
+
 @pytest.fixture(scope="session")
 def cluster(bootstrap: str) -> Cluster:
     return Cluster(bootstrap)

@@ -14,13 +14,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from confluent_kafka.admin import NewTopic
-from pyspark.errors import StreamingQueryException
 
 from spark_udfs import Fence, FenceConflict, move_sink, read_fence, reset_fence, write_stream
 from spark_udfs.settings import OptionError
 from spark_udfs.sink import SinkEvent
 
-from .conftest import Cluster
+from .conftest import Cluster, run_to_end
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]  # never two Sparks side by side
 
@@ -89,16 +88,7 @@ class Job:
 
     def run(self, df: Any = None, way: str = FORMAT, **options: Any) -> str:
         """Runs to the end of what is there; raises what the query ends with. The query's id."""
-        for attempts_left in (2, 1, 0):
-            query = self.start(df, way, **options)
-            try:
-                assert query.awaitTermination(120)
-                break
-            except StreamingQueryException as problem:
-                # Spark gives a new Python worker ten seconds to call back, which a busy machine may not keep.
-                if not attempts_left or "worker failed to connect back" not in str(problem):
-                    raise
-        return str(query.id)
+        return str(run_to_end(lambda: self.start(df, way, **options)).id)
 
     def values(self, count: int = 0) -> list[str]:
         return committed(self.cluster, self.target, count)

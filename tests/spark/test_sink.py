@@ -14,7 +14,7 @@ from spark_udfs import Fence, FenceConflict, read_fence, reset_fence, write_stre
 from spark_udfs.settings import OptionError
 from spark_udfs.sink import SinkEvent, exactly_once_batch
 
-from .conftest import Cluster
+from .conftest import Cluster, run_to_end
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]  # never two Sparks side by side
 
@@ -42,17 +42,18 @@ class Job:
         rows = self._read_stream(subscribe=self.source).select("key", "value") if df is None else df
         topic = options.pop("topic", self.target)
         options.setdefault("sink__mode", "driver")
-        query = write_stream(
-            rows,
-            bootstrap_servers=self.cluster.bootstrap,
-            sink_id=self.sink_id,
-            checkpoint_location=str(self.checkpoint),
-            topic=topic,
-            trigger={"availableNow": True},
-            options={name.replace("__", "."): value for name, value in options.items()},
-            on_event=lambda event: self.on_event(event),
+        run_to_end(
+            lambda: write_stream(
+                rows,
+                bootstrap_servers=self.cluster.bootstrap,
+                sink_id=self.sink_id,
+                checkpoint_location=str(self.checkpoint),
+                topic=topic,
+                trigger={"availableNow": True},
+                options={name.replace("__", "."): value for name, value in options.items()},
+                on_event=lambda event: self.on_event(event),
+            )
         )
-        assert query.awaitTermination(120)
 
     def stages(self) -> list[tuple[str, int, int]]:
         return [(event.stage, event.batch_id, event.rows) for event in self.events if event.stage != "begun"]
