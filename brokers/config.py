@@ -35,6 +35,7 @@ ENVIRONMENT_PREFIX = "FLEETLOG_CONFIG_"
 MIB = 1024 * 1024
 DAY_MS = 24 * 3600 * 1000
 FOREVER = 2**63 - 1
+THROTTLED = r"\*|none|\d+:\d+"
 CODECS = ("producer", "uncompressed", "gzip", "snappy", "lz4", "zstd")
 
 
@@ -70,11 +71,13 @@ class TopicConfig:
         INT, 4096, "Bytes of log per index entry.", low=0, live=True, synonym="log.index.interval.bytes"
     )
     follower_replication_throttled_replicas: tuple[str, ...] = setting(
-        LIST, (), "Replicas whose fetching is throttled: '*' or partition:broker pairs.", live=True
-    )
+        LIST, (), "Replicas whose fetching is throttled: '*', 'none', or partition:broker pairs.", live=True,
+        pattern=THROTTLED,
+    )  # fmt: skip
     leader_replication_throttled_replicas: tuple[str, ...] = setting(
-        LIST, (), "Replicas whose fetching is throttled at the leader: '*' or partition:broker pairs.", live=True
-    )
+        LIST, (), "Replicas whose fetching is throttled at the leader: '*', 'none', or partition:broker pairs.",
+        live=True, pattern=THROTTLED,
+    )  # fmt: skip
     max_compaction_lag_ms: int = setting(
         LONG, FOREVER, "Longest time a record stays uncompacted, in ms.", low=1, live=True,
         synonym="log.cleaner.max.compaction.lag.ms",

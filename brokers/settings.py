@@ -6,6 +6,7 @@ The property's name is the attribute's with dots for underscores; Kafka's names 
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable
 from enum import IntEnum
 from typing import Any, NamedTuple
@@ -39,7 +40,8 @@ class SettingType(IntEnum):
 class Setting(NamedTuple):
     """One setting. ``live`` ones may change without a restart; ``inert`` ones are Kafka's and do nothing here.
 
-    ``synonym`` of a topic setting is the broker setting that gives its default.
+    ``synonym`` of a topic setting is the broker setting that gives its default. ``pattern`` is a regular expression
+    that the value, or each item of a list, must match as a whole; ``doc`` then says what it means.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Setting(NamedTuple):
     live: bool = False
     inert: bool = False
     synonym: str = ""
+    pattern: str = ""
 
     def parse(self, text: str, where: str = "") -> Any:
         """The typed value of a property's text; raises ConfigError that says what is allowed."""
@@ -86,6 +89,8 @@ class Setting(NamedTuple):
     def _check_choice(self, item: str, text: str, where: str) -> None:
         if self.choices and item not in self.choices:
             raise ConfigError(self.name, text, f"must be {self.allowed()}", where)
+        if self.pattern and re.fullmatch(self.pattern, item) is None:
+            raise ConfigError(self.name, text, f"{item!r} can't stand there ({self.doc})", where)
 
     def allowed(self) -> str:
         """What may stand there, in words."""
@@ -121,9 +126,10 @@ def setting(
     live: bool = False,
     inert: bool = False,
     synonym: str = "",
+    pattern: str = "",
 ) -> Any:
     """A dataclass field that declares a setting; the table is read off the dataclass by :func:`table_of`."""
-    row = Setting("", kind, default, doc, low, high, choices, live, inert, synonym)
+    row = Setting("", kind, default, doc, low, high, choices, live, inert, synonym, pattern)
     return dataclasses.field(default=default, metadata={"setting": row})
 
 

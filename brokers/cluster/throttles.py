@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from brokers.cluster.view import ClusterView
 
 ALL = "*"
-NONE = "none"
 LOOK_AGAIN_MS = 1_000
 
 Side = Literal["leader", "follower"]
@@ -62,8 +61,7 @@ class Budget:
 def throttled_replicas(items: tuple[str, ...]) -> frozenset[tuple[int, int]] | None:
     """The (partition, broker) pairs of a ``*.replication.throttled.replicas`` setting; None stands for all of them.
 
-    What is no pair is left out: it was written by hand, and a copy that isn't held back harms less than one that never
-    starts.
+    What is no pair (``none``) is left out.
     """
     if ALL in items:
         return None
@@ -73,15 +71,6 @@ def throttled_replicas(items: tuple[str, ...]) -> frozenset[tuple[int, int]] | N
         for partition, _, broker_id in pairs
         if partition.strip().isdecimal() and broker_id.strip().isdecimal()
     )
-
-
-def wrong_replicas(items: tuple[str, ...]) -> str | None:
-    """What is wrong with the value of such a setting, in words, or None."""
-    if items in ((), (ALL,), (NONE,)):
-        return None
-    if len(throttled_replicas(items) or ()) == len(set(items)):
-        return None
-    return f"must be '{ALL}', '{NONE}', or partition:broker pairs such as 0:1,0:2"
 
 
 class ReplicationThrottle:
