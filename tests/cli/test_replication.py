@@ -22,7 +22,7 @@ from brokers.cli.client import Target, admin, wait_until_known
 from tests.cli.test_fleet import Shell
 from tests.fleet import Broker, Fleet
 
-pytestmark = [pytest.mark.zookeeper, pytest.mark.slow]
+pytestmark = [pytest.mark.zookeeper, pytest.mark.slow, pytest.mark.timeout(300)]
 
 LIMIT_S = 90
 MB = 1_000_000
@@ -375,6 +375,26 @@ def test_a_dead_broker_shows_and_is_not_waited_for(fleet: Fleet, shell: Shell) -
     answers = shell.json("topics", "elect", topic, "-p", "0", "--preferred")
     assert answers == [{"topic": topic, "partition": 0, "result": "not needed"}]
     assert lives(shell)[2] > before[2]
+
+
+def test_a_paused_broker_holds_up_no_command(fleet: Fleet, shell: Shell) -> None:
+    topic = "paused"
+    create(shell, topic, "1", "2")
+    fill(shell, topic, 10_000, 1)
+    broker = fleet.brokers[0]
+    broker.signal(signal.SIGSTOP)
+    try:
+        rows = described(shell, topic)
+        assert (rows[0]["end_offset"], rows[1]["end_offset"]) == (None, 1)
+        assert topic in {row["topic"] for row in shell.json("topics", "list")}
+        states = {b["id"]: (b["alive"], b["log_dirs"]) for b in shell.json("cluster", "describe")["brokers"]}
+        assert states[1][1] is None, "it says nothing of its directories"
+        assert states[2][1]
+        # nobody can be made controller, or leader of anything, before the broker's session ends
+        shell.run("topics", "create", f"{topic}-meanwhile", "-p", "1", "-r", "2")
+    finally:
+        broker.signal(signal.SIGCONT)
+    eventually(lambda: described(shell, topic)[0]["end_offset"] == 0, "it is not back")
 
 
 def test_an_unclean_leader_is_elected_on_request_only(fleet: Fleet, shell: Shell) -> None:
