@@ -19,7 +19,7 @@ from tests.containers.topology import Topology, read
 
 ADMIN_PORT = 9644
 OUTSIDE_PORT = 9094
-READY_TIMEOUT_S = 90.0
+READY_TIMEOUT_S = 150.0
 RESTARTS_MAX = 5
 BROKERS = ("broker-1", "broker-2", "broker-3")
 ZOOKEEPERS = ("zookeeper-1", "zookeeper-2", "zookeeper-3")
@@ -65,7 +65,7 @@ class Fleet:
             self._networks[name] = network.create()
         for name, service in self.topology.services.items():
             for need in service.depends_on:
-                until(f"{need} is healthy", lambda need=need: self.health(need) == "healthy")
+                self.wait_healthy(need)
             self._start(name, service.image)
         for name in BROKERS:
             self.wait_ready(name)
@@ -100,6 +100,9 @@ class Fleet:
         if name not in self._containers:
             return ""
         return self.container(name).logs(tail=lines).decode(errors="replace")
+
+    def wait_healthy(self, name: str) -> None:
+        until(f"{name} is healthy", lambda: self.health(name) == "healthy", READY_TIMEOUT_S)
 
     def ready(self, name: str) -> bool:
         """Does the broker itself say it is ready?"""
@@ -173,7 +176,7 @@ class Fleet:
             if container.status in ("exited", "created"):
                 container.start()
         for name in ZOOKEEPERS:
-            until(f"{name} is healthy", lambda name=name: self.health(name) == "healthy")
+            self.wait_healthy(name)
         for name in BROKERS:
             self.wait_ready(name)
 

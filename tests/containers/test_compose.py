@@ -91,7 +91,5 @@ def test_the_reader_refuses_what_it_would_not_start() -> None:
 
 
 def test_the_engine_reports_all_six_healthy(fleet: Fleet) -> None:
-    from tests.containers.fleet import until
-
     for name in (*ZOOKEEPERS, *BROKERS):
-        until(f"{name} is healthy", lambda name=name: fleet.health(name) == "healthy")
+        fleet.wait_healthy(name)

@@ -10,7 +10,9 @@ from typing import Any, Self
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
+import wire.messages as m
 from tests.containers.fleet import until
+from tests.server.harness import Client
 
 REPLICATION_FACTOR = 3
 MIN_INSYNC_REPLICAS = 2
@@ -33,23 +35,31 @@ def create_topic(bootstrap: str, partitions: int = PARTITIONS, replicas: int = R
     return topic
 
 
-def in_sync(admin: AdminClient, topic: str) -> dict[int, tuple[int, list[int]]]:
-    """Partition: (leader, in-sync replicas), as some broker sees it."""
-    found = admin.list_topics(topic, timeout=10).topics[topic]
-    return {number: (partition.leader, list(partition.isrs)) for number, partition in found.partitions.items()}
+def in_sync(address: str, topic: str) -> dict[int, tuple[int, list[int]]]:
+    """Partition: (leader, in-sync replicas), as the broker at this very address sees it.
+
+    A stock client would ask whichever broker it likes, also one that is cut off and knows nothing new.
+    """
+    client = Client(int(address.rpartition(":")[2]))
+    try:
+        topics = [m.MetadataRequest.MetadataRequestTopic(name=topic)]
+        answer = client.ask(m.MetadataRequest(topics=topics, allow_auto_topic_creation=False), 9)
+    finally:
+        client.close()
+    partitions = answer.topics[0].partitions
+    return {partition.partition_index: (partition.leader_id, list(partition.isr_nodes)) for partition in partitions}
 
 
 def wait_in_sync(bootstrap: str, topic: str, replicas: int = REPLICATION_FACTOR, timeout_s: float = 90.0) -> None:
     """Wait until each broker says that each partition has a leader and ``replicas`` in-sync replicas."""
     for address in bootstrap.split(","):
-        admin = AdminClient({"bootstrap.servers": address, **QUIET})
         last: Any = None
 
-        def whole(admin: AdminClient = admin) -> bool:
+        def whole(address: str = address) -> bool:
             nonlocal last
             try:
-                last = in_sync(admin, topic)
-            except Exception as error:  # the broker is not there yet
+                last = in_sync(address, topic)
+            except OSError as error:  # the broker is not there yet
                 last = error
                 return False
             return bool(last) and all(leader >= 0 and len(isr) == replicas for leader, isr in last.values())
