@@ -22,7 +22,7 @@ from brokers.cli.client import Target, admin, wait_until_known
 from tests.cli.test_fleet import Shell
 from tests.fleet import Broker, Fleet
 
-pytestmark = [pytest.mark.zookeeper, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.zookeeper, pytest.mark.slow]
 
 LIMIT_S = 90
 MB = 1_000_000

@@ -18,7 +18,7 @@ from tests.fleet import Fleet
 from tests.interop.clients import Confluent, Message
 from tests.kafka_jars.conftest import Tools
 
-pytestmark = [pytest.mark.slow, pytest.mark.kafka_jars, pytest.mark.interop, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.kafka_jars, pytest.mark.interop]
 
 PACKAGE = "org.apache.kafka.tools"
 TOPICS = f"{PACKAGE}.TopicCommand"
