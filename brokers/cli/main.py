@@ -17,6 +17,7 @@ _SUBJECTS = {
     "groups": ("brokers.cli.groups", "groups", "Consumer groups: list, describe, reset, delete."),
     "log": ("brokers.cli.logdump", "log", "Look into log directories."),
     "produce": ("brokers.cli.produce", "produce", "Write records."),
+    "sinks": ("brokers.cli.sinks", "sinks", "Exactly-once sinks: list, describe, reset."),
     "topics": ("brokers.cli.topics", "topics", "Topics: create, describe, alter, reassign, elect, delete."),
     "transactions": ("brokers.cli.transactions", "transactions", "Transactions: list, describe, producers."),
 }

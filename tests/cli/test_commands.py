@@ -17,7 +17,7 @@ from brokers.cli.main import _SUBJECTS, cli
 from tests.fleet import free_port
 from wire.errors import ErrorCode
 
-CLIENTS = ["cluster", "topics", "groups", "produce", "consume", "transactions"]
+CLIENTS = ["cluster", "topics", "groups", "produce", "consume", "sinks", "transactions"]
 
 
 def run(*arguments: str, **kw: object) -> object:
