@@ -71,12 +71,12 @@ def describe(target: Target, out: Output, names: tuple[str, ...]) -> None:
 
 @sinks.command()
 @click.argument("name", metavar="SINK")
-@click.option("--replaces", required=True, metavar="QUERY_ID", help="The query id in the fence now ('' if none).")
+@click.argument("replaces", metavar="QUERY_ID")
 @click.option("--query", metavar="QUERY_ID", help="Whose fence it is from now on; without it there is none.")
 @click.option("--batch", type=click.IntRange(0), help="The last batch of that query that counts as committed.")
 @client_options
 def reset(target: Target, out: Output, name: str, replaces: str, query: str | None, batch: int | None) -> None:
-    """Move a sink's fence, so that a query with a new checkpoint may write.
+    """Move a sink's fence, so that a query with a new checkpoint may write. QUERY_ID is the one it holds now.
 
     Stop the query first. Without --query the fence is taken away: the next query begins with whatever batch it stands
     at, and what an older one wrote is not looked for.

@@ -32,13 +32,13 @@ def test_a_fence_is_listed_described_and_moved(fleet: Fleet) -> None:
     described = run(fleet, "sinks", "describe", name)
     (row,) = json.loads(described.stdout)
     assert (row["state"], row["members"], row["batch"]) == ("Ongoing", 3, 7)
-    open_batch = run(fleet, "sinks", "reset", name, "--replaces", "query-1")
+    open_batch = run(fleet, "sinks", "reset", name, "query-1")
     assert open_batch.exit_code != 0
     assert "stop the query first" in open_batch.stderr
     batch = sink.begin(60_000)
-    wrong = run(fleet, "sinks", "reset", name, "--replaces", "query-2")
+    wrong = run(fleet, "sinks", "reset", name, "query-2")
     assert "query-1" in wrong.stderr
-    moved = run(fleet, "sinks", "reset", name, "--replaces", "query-1", "--query", "query-2", "--batch", "0")
+    moved = run(fleet, "sinks", "reset", name, "query-1", "--query", "query-2", "--batch", "0")
     assert moved.exit_code == 0, moved.output
     batch = sink.begin(60_000)
     assert batch.fence is not None
