@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import platform
 import shutil
 import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 TARGET = ROOT / "build" / "perf"
-FLAGS = ("-O2", "-Wall", "-Wextra", "-Werror", "-msse4.2")
+FLAGS = ("-O2", "-Wall", "-Wextra", "-Werror", *(("-msse4.2",) if platform.machine() == "x86_64" else ()))
 
 
 class BuildError(Exception):

@@ -2,7 +2,7 @@
  *
  *   server PORT DIRECTORY      serves on 127.0.0.1 until it is killed
  *
- * Produce 11: receive, compare the checksum (CRC-32C by instruction), set the offset, one write, answer. Fetch 12: the
+ * Produce 11: receive, compare the checksum (CRC-32C, by instruction where there is one), set the offset, one write, answer. Fetch 12: the
  * answer's head and one sendfile. One topic, partitions 0 to 63, batches that are all alike; nothing is checked that
  * the load generator cannot get wrong, nothing is kept but each partition's end. What a broker costs beyond this is
  * its own.
@@ -12,7 +12,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/tcp.h>
-#include <nmmintrin.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,6 +20,9 @@
 #include <sys/sendfile.h>
 #include <sys/socket.h>
 #include <unistd.h>
+#ifdef __SSE4_2__
+#include <nmmintrin.h>
+#endif
 
 enum { PARTITIONS = 64, RECEIVE = 2 << 20, ANSWERS = 1 << 16, EVENTS = 256 };
 
@@ -72,6 +74,7 @@ static uint8_t *put_varint(uint8_t *at, uint64_t value) {
     return at;
 }
 
+#ifdef __SSE4_2__
 static uint32_t crc32c(const uint8_t *bytes, size_t size) {
     uint64_t crc = 0xffffffff;
     for (; size >= 8; size -= 8, bytes += 8) {
@@ -82,6 +85,20 @@ static uint32_t crc32c(const uint8_t *bytes, size_t size) {
     while (size--) crc = _mm_crc32_u8((uint32_t)crc, *bytes++);
     return ~(uint32_t)crc;
 }
+#else
+static uint32_t crc32c(const uint8_t *bytes, size_t size) {
+    static uint32_t table[256];
+    if (!table[1])
+        for (uint32_t n = 0; n < 256; n++) {
+            uint32_t c = n;
+            for (int k = 0; k < 8; k++) c = c & 1 ? c >> 1 ^ 0x82F63B78u : c >> 1;
+            table[n] = c;
+        }
+    uint32_t crc = 0xffffffff;
+    while (size--) crc = crc >> 8 ^ table[(crc ^ *bytes++) & 0xff];
+    return ~crc;
+}
+#endif
 
 static struct partition *find(int64_t number) {
     struct partition *partition = &partitions[number % PARTITIONS];

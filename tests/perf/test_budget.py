@@ -7,6 +7,8 @@ import pytest
 from perf import budget
 from perf.counted import SPEND
 
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("budget")]  # one worker: they share what was counted
+
 REGRESSION = 0.05
 
 
