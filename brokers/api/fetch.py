@@ -17,7 +17,6 @@ from brokers.api.fetch_reads import CONSUMER, Reader
 from brokers.api.fetch_sessions import (
     FINAL_EPOCH,
     FIRST_EPOCH,
-    HASTE_MS,
     FetchSession,
     FollowerSession,
     Owner,
@@ -369,9 +368,11 @@ class _SessionFetch:
             self._context.services.loop.call_soon(self._look)
 
     def hasten(self) -> None:
-        """Somebody waits for the fetch that acknowledges this answer."""
-        if self._park is not None:
-            rest_ms = self._session.hastened_ms + HASTE_MS - self._context.services.clock.mono_ms()
+        """Somebody may wait for the fetch that acknowledges this answer."""
+        replica, now_ms = self._session.replica, self._context.services.clock.mono_ms()
+        haste_ms = replica.haste_ms(now_ms) if replica is not None else None
+        if self._park is not None and haste_ms is not None:
+            rest_ms = self._session.hastened_ms + haste_ms - now_ms
             self._later(max(NEWS_DELAY_S, rest_ms / 1000), self._hastened)
 
     def abandoned(self) -> None:
@@ -396,8 +397,7 @@ class _SessionFetch:
             return
         if self._moved:
             self._later(NEWS_DELAY_S, self._tell)
-        if replica.awaited(self._context.services.clock.mono_ms()):
-            self.hasten()
+        self.hasten()
         if throttle is not None and self._reader.throttled:
             self._later(max(1, throttle.wait_ms(self._context.services.clock.mono_ms())) / 1000, self._look)
 

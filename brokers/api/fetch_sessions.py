@@ -31,7 +31,9 @@ EVICTION_MS = 120_000
 """A session that was not used for so long may be evicted by any other; a younger one is not evicted by its equals."""
 HASTE_MS = 100
 """Least time between two answers of a session that leave only because somebody waits for the fetch after them."""
-EXPECT_MS = 1_000
+EXPECT_HASTE_MS = 20
+"""The same for followers that are about to hear that this broker leads something new."""
+EXPECT_MS = 300
 """For so long after this broker began to lead, its followers' fetches don't wait long: they learn of it meanwhile."""
 VICTIMLESS_MS = 1_000
 """Time for which a full cache is not searched again after a search that found nobody to evict."""
@@ -75,9 +77,11 @@ class FollowerSession(ReplicaSession):
         self.expected_until_ms = now_ms
         """Until when it may be about to name partitions that we lead since a short while."""
 
-    def awaited(self, now_ms: int) -> bool:
-        """Whether somebody waits for its next fetch."""
-        return bool(self._listeners) or now_ms < self.expected_until_ms
+    def haste_ms(self, now_ms: int) -> int | None:
+        """Least time between answers that leave because somebody waits for the next fetch; None if nobody does."""
+        if now_ms < self.expected_until_ms:
+            return EXPECT_HASTE_MS
+        return HASTE_MS if self._listeners else None
 
     def on_proof(self, listener: Callable[[], None]) -> None:
         """Call once, when ``proven_ms`` rises next. That takes an answer, and the fetch after it."""
