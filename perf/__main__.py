@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
+import signal
 import sys
 import time
 
@@ -35,6 +36,7 @@ OWN = {
 
 def main() -> int:
     """Run what is asked for; 1 when it could not be measured."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers are ended and their files removed
     if len(sys.argv) > 1 and sys.argv[1] in OWN:
         return _own(sys.argv[1], sys.argv[2:])
     own = {name: text for name, text in OWN.items() if importlib.util.find_spec(f"perf.{name}") is not None}

@@ -95,6 +95,12 @@ short pass. Do not edit it.
 - Servers take turns in each round. Cells are medians with the lowest and the highest of all rounds. *others' cores*
   says how much of the machine somebody else used meanwhile: the more, the less an absolute number means. Ratios of
   interleaved runs are what counts.
+- Both servers are warmed up until a request costs no less than before. Apache Kafka runs from its jars (Maven, or a
+  class path in FLEETLOG_KAFKA_JARS) as its start script would, with a heap of 1 GB.
+- `python -m perf SUITE --tree DIR` measures the brokers of another source tree, `--rounds` and `--seconds` say how
+  often and how long, `--only WORDS` runs parts of a suite without keeping the numbers.
+- CI has no timing: [tests/perf/test_budget.py](../tests/perf/test_budget.py) counts the instructions of a request
+  (`python -m perf.budget`) against [perf/budget.json](../perf/budget.json).
 """
 
 
