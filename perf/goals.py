@@ -12,17 +12,20 @@ from typing import NamedTuple
 
 from perf.results import Results, number
 
+BUSY_CORES = 0.2
+"""What others may use of the machine before a verdict says so."""
 KAFKA, FLEETLOG, FLOOR = "kafka", "fleetlog", "floor"
 Found = Mapping[str, Results]
 
 
 class Measured(NamedTuple):
-    """``ratio`` is what ``limit`` bounds: from below if ``at_least``, else from above."""
+    """``ratio`` is what ``limit`` bounds: from below if ``at_least``, else from above. ``others``: cores not ours."""
 
     text: str
     ratio: float
     limit: float
     at_least: bool = False
+    others: float = float("nan")
 
     @property
     def met(self) -> bool:
@@ -48,7 +51,7 @@ def _against(
         ours = found[suite].median(case, FLEETLOG, name)
         theirs = found[suite].median(case, other, name)
         text = f"{case}: {number(ours)} against {other} {number(theirs)} {unit}".rstrip()
-        return [Measured(text, ours / theirs if theirs else float("nan"), limit, at_least)]
+        return [Measured(text, ours / theirs if theirs else float("nan"), limit, at_least, _others(found[suite], case))]
 
     return judge
 
@@ -60,9 +63,15 @@ def _value(
 
     def judge(found: Found) -> list[Measured]:
         value = found[suite].median(case, FLEETLOG, name) * scale
-        return [Measured(f"{case}: {number(value)} {unit}", value, limit)]
+        return [Measured(f"{case}: {number(value)} {unit}", value, limit, others=_others(found[suite], case))]
 
     return judge
+
+
+def _others(results: Results, case: str) -> float:
+    """Cores that somebody else used while it was measured, on average; NaN if the case does not say."""
+    used = [row["others_cores"] for row in results.rows if row["case"] == case and "others_cores" in row]
+    return sum(used) / len(used) if used else float("nan")
 
 
 def _all(*judges: Callable[[Found], list[Measured]]) -> Callable[[Found], list[Measured]]:
@@ -139,6 +148,8 @@ def lines(found: Found) -> list[list[str]]:
             own = goal.goal.startswith("<=") and "Kafka" not in goal.goal
             ratio = "" if own or not known else f"{measured.ratio:.2f}"
             met = "not measured" if not known else "met" if measured.met else "**not met**"
+            if measured.others > BUSY_CORES:
+                met += f", but others used {number(measured.others)} cores"
             table.append([goal.what, goal.goal, measured.text, ratio, met])
     return table
 

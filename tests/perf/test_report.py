@@ -42,6 +42,13 @@ def test_a_goal_is_judged_by_the_ratio_of_medians(ours: float, met: str) -> None
     ]  # fmt: skip
 
 
+def test_a_busy_machine_is_said() -> None:
+    found = peers(55_000, 10_000)
+    for row in found.rows:
+        row["others_cores"] = 1.5
+    assert goals.lines({"peers": found})[0][-1] == "met, but others used 1.5 cores"
+
+
 def test_what_was_not_measured_is_said() -> None:
     lines = goals.lines({})
     assert len(lines) == len(goals.GOALS)
