@@ -380,6 +380,10 @@ class KafkaPython(Client):
 
         consumer = KafkaConsumer(bootstrap_servers=bootstrap.split(","))
         try:
+            deadline = time.monotonic() + DEADLINE_S
+            # this client takes a topic that a broker hasn't heard of yet for one without such an offset
+            while not consumer.partitions_for_topic(topic) and time.monotonic() < deadline:
+                time.sleep(0.1)
             found = consumer.offsets_for_times({TopicPartition(topic, 0): timestamp})[TopicPartition(topic, 0)]
         finally:
             consumer.close()
