@@ -26,6 +26,6 @@ def run(options: Options) -> Results:
         options.fleetlog(native="pure", label="pure").running() as pure,
     ):
         for cluster in (fast, pure):
-            warm(cluster, loads, 0.3)
+            warm(cluster, loads, 0.3, 2.0)
         interleave(results, [fast, pure], loads, options.pace, options.rounds)
     return results

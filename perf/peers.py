@@ -50,7 +50,8 @@ def run(options: Options) -> Results:
     ):
         clusters = (kafka, fleetlog)
         time.sleep(SETTLE_S)
-        _memory(results, clusters, "idle")
+        if options.wanted("memory"):
+            _memory(results, clusters, "idle")
         _warm(results, options, kafka, fleetlog, loads)
         interleave(results, clusters, loads, options.pace, options.rounds)
         if options.wanted("paced"):
@@ -69,7 +70,7 @@ def _warm(results: Results, options: Options, kafka: Cluster, fleetlog: Cluster,
     names = ("produce 1 KiB", "produce 128 KiB", "fetch 64 KiB", "fetch 1 MiB")
     representative = [load for load in loads if load.name in names] or loads
     for cluster in (kafka, fleetlog):
-        results.about[f"warmed_up_{cluster.label}_s"] = round(warm(cluster, representative, seconds), 1)
+        results.about[f"{cluster.label}_warmed_up_by"] = warm(cluster, representative, seconds, 10 * seconds)
 
 
 def _paced(results: Results, clusters: tuple[Cluster, ...], load: Load, options: Options) -> None:

@@ -95,8 +95,8 @@ short pass. Do not edit it.
 - Servers take turns in each round. Cells are medians with the lowest and the highest of all rounds. *others' cores*
   says how much of the machine somebody else used meanwhile: the more, the less an absolute number means. Ratios of
   interleaved runs are what counts.
-- Both servers are warmed up until a request costs no less than before. Apache Kafka runs from its jars (Maven, or a
-  class path in FLEETLOG_KAFKA_JARS) as its start script would, with a heap of 1 GB.
+- Both servers are warmed up by tens of thousands of requests, until one costs no less than before. Apache Kafka runs
+  from its jars (Maven, or a class path in FLEETLOG_KAFKA_JARS) as its start script would, with a heap of 1 GB.
 - `python -m perf SUITE --tree DIR` measures the brokers of another source tree, `--rounds` and `--seconds` say how
   often and how long, `--only WORDS` runs parts of a suite without keeping the numbers.
 - CI has no timing: [tests/perf/test_budget.py](../tests/perf/test_budget.py) counts the instructions of a request
@@ -147,6 +147,10 @@ def _about(results: Results) -> str:
     noise = f"; others used {min(others):.2g} to {max(others):.2g} cores meanwhile" if others else ""
     took = f", {about['took_s']:.0f} s" if "took_s" in about else ""
     kafka = f", Apache Kafka {about['kafka']} ({about['java']})" if "kafka" in about else ""
+    if "kafka_warmed_up_by" in about:
+        kafka += (
+            f", warmed up by {about['kafka_warmed_up_by']:,} requests (fleetlog: {about['fleetlog_warmed_up_by']:,})"
+        )
     return (
         f"`{about['command']}` on {about['started']}{took}: {about['cores']} cores of {about['processor']}, "
         f"{about['memory_gb']} GB, Linux {about['kernel']}, Python {about['python']}, uvloop {about['uvloop']}, "

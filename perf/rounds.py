@@ -11,27 +11,31 @@ from perf.load import Load, Pace, Prepared, numbers
 from perf.results import Results
 from perf.targets import Cluster
 
-MOST_RUNS = 8
+ENOUGH = 40_000
 
 
-def warm(cluster: Cluster, loads: Sequence[Load], seconds: float) -> float:
-    """Run every load without counting until a request costs no less than before; returns the seconds it took.
+def warm(cluster: Cluster, loads: Sequence[Load], seconds: float, at_most_s: float = 30.0) -> int:
+    """Run every load without counting; returns how many requests that were.
 
-    A JVM compiles what is used often, so it takes requests, not time: each run lasts ``seconds``, and the next follows
-    while it was cheaper by a tenth than the one before, ``MOST_RUNS`` times at most.
+    A JVM compiles what is used often, so it takes requests, not time: the first load is run until it had ``ENOUGH`` of
+    them or ``at_most_s`` are over, which a machine without free cores needs; the others until a request costs no less
+    than in the run before.
     """
-    started = time.monotonic()
-    for load in loads:
+    requests = 0
+    for place, load in enumerate(loads):
         prepared = Prepared(cluster, load)
-        before = math.inf
-        for _ in range(MOST_RUNS):
-            cost = numbers(prepared.run(Pace(0.3, seconds)), load)["cpu_us_request"]
-            if cost > 0.9 * before:
+        started, before, done = time.monotonic(), math.inf, 0
+        while time.monotonic() - started < at_most_s:
+            result = prepared.run(Pace(0.3, seconds))
+            done += result.requests
+            cost = numbers(result, load)["cpu_us_request"]
+            if cost > 0.9 * before and (place or done >= ENOUGH):
                 break
             before = cost
+        requests += done
         if load.fetch:
             prepared.close()
-    return time.monotonic() - started
+    return requests
 
 
 def interleave(

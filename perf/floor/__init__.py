@@ -23,6 +23,6 @@ def run(options: Options) -> Results:
     results = Results.begin("floor", rounds=options.rounds, seconds=options.measure_s)
     loads = [load for load in LOADS if options.wanted(load.name)]
     with Floor(options.directory).running() as floor, options.fleetlog().running() as fleetlog:
-        warm(fleetlog, loads, 0.5)
+        warm(fleetlog, loads, 0.5, 2.0)
         interleave(results, [floor, fleetlog], loads, options.pace, options.rounds)
     return results
