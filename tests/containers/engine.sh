@@ -48,6 +48,7 @@ start() {
 stop() {
   if answers "$own"; then
     DOCKER_HOST=$own docker ps -aq | DOCKER_HOST=$own xargs -r docker rm -f -v >/dev/null
+    DOCKER_HOST=$own docker network prune -f >/dev/null # their bridges would outlive the engine
   fi
   if [ -s "$run/docker.pid" ]; then
     local pid
