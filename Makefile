@@ -5,12 +5,13 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 WORKERS ?= 2
 PYTEST_ARGS ?=
+SEEDS ?= 1000
 MINUTES ?= 10
 SEED ?= 1
 NATIVE_SOURCES := $(wildcard _native/*.pyx _native/*.pxi)
 PACKAGES := wire _native coordination txn brokers spark_udfs
 
-.PHONY: help quickstart test test-jars test-containers lint chaos perf format setup clean
+.PHONY: help quickstart test test-jars test-mutations simulate test-containers lint chaos perf format setup clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -19,10 +20,16 @@ quickstart: $(READY) ## three brokers, a real data set, Spark, two killed driver
 	@$(BIN)/python -m examples.flights
 
 test: $(READY) ## all tests (PYTEST_ARGS="tests/log -k recovery" runs some)
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not kafka_jars and not containers" --durations 15 $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not kafka_jars and not containers and not mutations" --durations 15 $(PYTEST_ARGS)
 
 test-jars: $(READY) ## the tests that use Apache Kafka's own jars, through Maven
-	@$(BIN)/python -m pytest -m kafka_jars tests/kafka_jars
+	@$(BIN)/python -m pytest -m kafka_jars tests/kafka_jars $(PYTEST_ARGS)
+
+test-mutations: $(READY) ## deliberate bugs, each of which the simulation must catch (several minutes)
+	@$(BIN)/python -m pytest -n $(WORKERS) -m mutations tests/simulation $(PYTEST_ARGS)
+
+simulate: $(READY) ## many histories in simulation (SEEDS=100000; "python -m tests.simulation SEED --trace" shows one)
+	@$(BIN)/python -m tests.simulation --seeds 0-$(SEEDS) --jobs $(WORKERS)
 
 test-containers: $(READY) ## the tests in containers; installs and starts a Docker engine if none answers (root)
 	@DOCKER_HOST=$$(bash tests/containers/engine.sh start) && export DOCKER_HOST && \

@@ -14,8 +14,8 @@ from tests.simulation.world import World
 PROGRESS_S = 30.0
 
 
-def _one(seed: int, trace: bool) -> int:
-    report = World(seed, verbose=trace).run()
+def _one(seed: int, trace: bool, kinds: list[str]) -> int:
+    report = World(seed, verbose=trace, kinds=kinds).run()
     print(story(report) if trace or not report.ok else f"seed {seed}: good, {report.steps} steps")
     print(f"hash {report.hash:08x}, checked {dict(report.checked)}, faults {dict(report.faults)}")
     return 0 if report.ok else 1
@@ -63,6 +63,7 @@ def main() -> int:
     parser.add_argument("--mutation", help="look for a seed that catches the mutations whose names contain this")
     parser.add_argument("--within", type=int, default=400)
     parser.add_argument("--coverage", action="store_true", help="with --seeds: lines of the cores that ran")
+    parser.add_argument("--faults", default="", help="only these kinds of faults, with commas between them")
     asked = parser.parse_args()
     first, last = 0, 0
     if asked.seeds is not None:
@@ -77,7 +78,7 @@ def main() -> int:
         return _many(first, last, asked.jobs)
     if asked.seed is None:
         parser.error("which seed?")
-    return _one(asked.seed, asked.trace)
+    return _one(asked.seed, asked.trace, [kind.strip() for kind in asked.faults.split(",") if kind.strip()])
 
 
 if __name__ == "__main__":

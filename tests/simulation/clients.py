@@ -469,7 +469,7 @@ class Auditor(Client):
             else:
                 group = self.rng.choice(groups)
                 await fetch_committed(self, group, self.rng.choice(partitions), stable=self.rng.random() < 0.5)
-            await self.pause(0.1, 0.8)
+            await self.pause(0.05, 0.4)
 
     async def latest(self, tp: TopicPartition, committed: bool) -> int | None:
         """ListOffsets of the end; None when it could not be told."""

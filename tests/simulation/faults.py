@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from coordination.election import CONTROLLER
+from coordination.store import Delete
 from tests.simulation.zookeeper import DOWN, UP
 
 if TYPE_CHECKING:
@@ -19,7 +21,7 @@ WEIGHTS = {
     "cut": 10, "isolate": 6, "reset": 6, "slow": 6, "client cut": 4,
     "cut from zookeeper": 9, "break zookeeper": 4, "lose an answer": 8,
     "zookeeper server": 5, "zookeeper majority": 3, "zookeeper lag": 4,
-    "disk full": 3, "disk fails": 3, "clock": 2,
+    "depose the controller": 3, "disk full": 3, "disk fails": 3, "clock": 2,
 }  # fmt: skip
 
 
@@ -34,7 +36,7 @@ class Faults:
         rng = self._rng
         # a few kinds per seed, so that they meet more often
         kinds = rng.sample(list(WEIGHTS), rng.choice((2, 4, 8, len(WEIGHTS))))
-        self._kinds = {kind: WEIGHTS[kind] for kind in kinds}
+        self._kinds = {kind: WEIGHTS[kind] for kind in world.kinds or kinds}
         self._calm_s = rng.choice((0.2, 0.5, 1.0))
 
     async def happen(self, duration_s: float) -> None:
@@ -95,6 +97,9 @@ class Faults:
         return True
 
     def _power(self, broker: SimBroker) -> bool:
+        alone = self._world.oracle.alone()
+        if alone and self._rng.random() < 0.5:
+            broker = self._world.fleet.brokers[self._rng.choice(alone)]
         if not broker.running or not self._spared(broker):
             return False
         broker.kill(power=True)
@@ -226,6 +231,15 @@ class Faults:
         server = self._rng.choice(self._world.zookeeper.servers)
         server.lag_us = self._rng.choice((0, 50_000, 300_000, 1_000_000))
         self._note(f"ZooKeeper server {server.index} lags by {server.lag_us / 1e6} s")
+
+    def _depose_the_controller(self, broker: SimBroker) -> bool:
+        """An operator who wants another controller deletes its znode; the old one may not hear of it for a while."""
+        zookeeper = self._world.zookeeper
+        if zookeeper.leader is None:
+            return False
+        zookeeper.commit([Delete(CONTROLLER)], 0)
+        self._note("the controller is deposed")
+        return True
 
     # ---- disks and clocks
 

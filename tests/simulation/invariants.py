@@ -51,7 +51,7 @@ class Truth:
     batches: dict[int, Entry] = field(default_factory=dict)
     producers: dict[int, tuple[int, int]] = field(default_factory=dict)
     promised: set[int] = field(default_factory=set)
-    led_by: tuple[int, int] = (-1, -1)
+    led_by: tuple[int, int, int] = (-1, -1, -1)
 
     @property
     def exact(self) -> bool:
@@ -81,6 +81,7 @@ class Oracle:
         self._shadows: dict[int, Shadow] = {}
         self._leaders: dict[tuple[Key, int], str] = {}
         self._states: dict[str, tuple[int, Any]] = {}
+        self._topics: dict[str, znodes.TopicZnode] = {}
         self._registrations: dict[int, tuple[int, Life]] = {}
         # what clients know
         self.sent: dict[str, tuple[TopicPartition, Transaction | None]] = {}
@@ -252,6 +253,11 @@ class Oracle:
                 return False
         return True
 
+    def alone(self) -> list[int]:
+        """Brokers that are a whole in-sync set by themselves: the worst moment for them to fail."""
+        states = [self._state(truth.tp) for truth in self.truths.values()]
+        return sorted({state.isr[0] for state in states if state is not None and len(state.isr) == 1})
+
     def states_written(self) -> None:
         """A partition's state was written: who is promised to hold everything, and whether who may lead does."""
         for (topic_id, _), truth in self.truths.items():
@@ -263,10 +269,31 @@ class Oracle:
                 self.check_candidates(topic_id, truth)
 
     def _follows(self, truth: Truth, state: PartitionState) -> None:
-        """Leader epochs only rise, and one epoch has one leader."""
-        before, truth.led_by = truth.led_by, (state.leader_epoch, state.leader)
-        if before[0] > state.leader_epoch or (before[0] == state.leader_epoch and before[1] != state.leader):
-            self.violate(f"{truth.tp}: leader epoch {before[0]} of {before[1]} is followed by {truth.led_by}")
+        """Leader epochs only rise, and one epoch has one leader; so do the epochs of the controllers that write."""
+        (epoch, leader, term), truth.led_by = truth.led_by, (state.leader_epoch, state.leader, state.controller_epoch)
+        if epoch > state.leader_epoch or (epoch == state.leader_epoch and leader != state.leader):
+            self.violate(f"{truth.tp}: leader epoch {epoch} of {leader} is followed by {truth.led_by}")
+        if term > state.controller_epoch:
+            self.violate(f"{truth.tp}: controller epoch {state.controller_epoch} writes after {term}")
+
+    def topic_written(self, path: str) -> None:
+        """An assignment was written: a move that is over has all its replicas in sync (KIP-455)."""
+        name = path.rpartition("/")[2]
+        try:
+            topic = znodes.decode_topic(path, self._world.zookeeper.tree.find(path).data)
+        except NoNode:
+            return
+        before = self._topics.get(name)
+        self._topics[name] = topic
+        if before is None or before.id != topic.id:
+            return
+        for index, replicas in enumerate(topic.assignment[: len(before.assignment)]):
+            gone = {*before.assignment[index]} - {*replicas}
+            state = self._state(TopicPartition(name, index))
+            if gone and gone == {*before.removing.get(index, ())} and state is not None:
+                self.checked["moves"] += 1
+                if not {*replicas} <= {*state.isr}:
+                    self.violate(f"{name}-{index}: moved to {replicas}, but only {state.isr} are in sync")
 
     def _state(self, tp: TopicPartition) -> Any:
         """The partition's state as ZooKeeper's leader has it."""

@@ -16,6 +16,7 @@ import contextvars
 import heapq
 import math
 import random
+import traceback
 from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -233,7 +234,9 @@ class SimLoop(asyncio.AbstractEventLoop):
         error = context.get("exception")
         if self._closed or isinstance(error, Killed):
             return
-        self.errors.append(f"{context.get('message')}: {error!r}")
+        frames = traceback.extract_tb(error.__traceback__)[-3:] if error is not None else []
+        where = " < ".join(f"{frame.filename.rpartition('/')[2]}:{frame.lineno}" for frame in reversed(frames))
+        self.errors.append(f"{context.get('message')}: {error!r} at {where}")
 
     def default_exception_handler(self, context: dict[str, Any]) -> None:
         self.call_exception_handler(context)

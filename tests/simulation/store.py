@@ -153,7 +153,9 @@ class SimStore:
 
     async def _dispose(self, life: _Life) -> None:
         life.closed = True
+        under_way = life.pending.copy()
         life.fail_all(ConnectionLost())
+        life.pending = under_way  # their answers still come, before the one that the session is closed
         self._visits.append(life)
         if life.connected:
             future = self._loop.create_future()

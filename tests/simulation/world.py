@@ -7,7 +7,7 @@ import logging
 import random
 import zlib
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,6 +37,8 @@ THE_WORLD = (DiskError, LogOffline, StoreError, PeerUnavailable)
 """What production code may log with a stack trace without being wrong itself."""
 BOOT_S, HEAL_S = 30.0, 60.0
 TOPIC = "t"
+OPERATOR = "operator"
+TOPICS = "/brokers/topics/"
 ROLES: dict[str, type[Client]] = {
     "p": Producer, "x": TransactionalProducer, "y": OldTransactionalProducer, "r": Consumer, "a": Auditor, "m": Member,
 }  # fmt: skip
@@ -79,10 +81,11 @@ class _ErrorLog(logging.Handler):
 
 
 class World:
-    """Runs one seed."""
+    """Runs one seed. ``kinds`` restricts the faults to some of ``faults.WEIGHTS``; "operator" asks for one."""
 
-    def __init__(self, seed: int, *, verbose: bool = False) -> None:
+    def __init__(self, seed: int, *, verbose: bool = False, kinds: Sequence[str] = ()) -> None:
         self.seed = seed
+        self.kinds = [kind for kind in kinds if kind != OPERATOR]
         self.verbose = verbose
         self.errors: list[str] = []
         self.closing = False
@@ -95,10 +98,10 @@ class World:
         if rng.random() < 0.15:
             settings["log_flush_policy"] = "ack"
         self.flushes = "log_flush_policy" in settings
-        self.operated = rng.random() < 0.6
+        self.operated = rng.random() < 0.6 or OPERATOR in kinds
         self.pace = (0.05, rng.choice((0.4, 0.8)))
-        self.cast = ["p1", "r1", rng.choice(("x1", "x1", "y1"))]
-        self.cast += [name for name in ("p2", "x2", "r2", "a1", "m1", "m2", "m3") if rng.random() < 0.5]
+        self.cast = ["p1", "r1", "a1", rng.choice(("x1", "x1", "y1"))]
+        self.cast += [name for name in ("p2", "x2", "r2", "m1", "m2", "m3") if rng.random() < 0.5]
         self.client_crashes = rng.choice((0.0, 0.05, 0.2))
         self.duration_s = rng.uniform(2.0, 6.5)
         self.fleet = Fleet(seed, self.size, note=self.note, settings=settings, racks=rng.random() < 0.3)
@@ -133,6 +136,9 @@ class World:
         self._hash = zlib.crc32(f"{self.loop.now_us}{paths}".encode(), self._hash)
         if any(path.endswith("/state") for path in paths):
             self.oracle.states_written()
+        for path in paths:
+            if path.startswith(TOPICS) and path.count("/") == TOPICS.count("/"):
+                self.oracle.topic_written(path)
 
     # ---- the run
 

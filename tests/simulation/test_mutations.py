@@ -1,0 +1,35 @@
+"""The simulation can fail: each deliberate bug is caught by an invariant, and the same history without it is good."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+from tests.simulation.mutations import MUTATIONS, Mutation, caught
+from tests.simulation.runs import story
+from tests.simulation.world import World
+
+pytestmark = pytest.mark.mutations
+
+
+def test_there_are_many_and_each_has_its_name() -> None:
+    assert len(MUTATIONS) >= 25
+    assert len({mutation.name for mutation in MUTATIONS}) == len(MUTATIONS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=[mutation.name for mutation in MUTATIONS])
+def test_a_bug_is_caught(mutation: Mutation) -> None:
+    for seed in range(mutation.seed, mutation.seed + mutation.within):
+        report = caught(mutation, seed)
+        gc.collect()
+        if report is None:
+            continue
+        if seed != mutation.seed:
+            print(f"the code has changed since {mutation.seed} was noted: now seed {seed} catches it")
+        print(report.violations[0])
+        without = World(seed, kinds=mutation.kinds).run()
+        assert without.ok, story(without)
+        return
+    pytest.fail(f"{mutation.within} seeds from {mutation.seed} on do not notice")
