@@ -251,7 +251,7 @@ class Faults:
         broker.medium.full = False
 
     def _disk_fails(self, broker: SimBroker) -> bool:
-        if broker.services is None or broker.medium.failed_directory:
+        if broker.services is None or broker.medium.failed_directory or not self._world.oracle.spares(broker.id):
             return False
         broker.medium.failed_directory = f"/{broker.name}"
 

@@ -270,6 +270,12 @@ class Oracle:
 
     def _follows(self, truth: Truth, state: PartitionState) -> None:
         """Leader epochs only rise, and one epoch has one leader; so do the epochs of the controllers that write."""
+        if self._world.verbose and truth.tp in self.by_name:
+            members, eligible = isr.members(state), isr.eligible(state)
+            self._world.note(
+                f"state of {truth.tp}: leader {state.leader}@{state.leader_incarnation} epoch {state.leader_epoch}"
+                f" version {state.partition_epoch} in sync {members} eligible {eligible}"
+            )
         (epoch, leader, term), truth.led_by = truth.led_by, (state.leader_epoch, state.leader, state.controller_epoch)
         if epoch > state.leader_epoch or (epoch == state.leader_epoch and leader != state.leader):
             self.violate(f"{truth.tp}: leader epoch {epoch} of {leader} is followed by {truth.led_by}")
