@@ -73,6 +73,7 @@ class BrokerInfo:
 
     ``intact_since`` is -1 for a registration that doesn't tell it: then only the present incarnation counts.
     ``failure_domain`` is what fails together with the broker; replicas of a partition avoid sharing it.
+    Every broker that can replicate names one.
     """
 
     id: BrokerId
@@ -89,6 +90,11 @@ class BrokerInfo:
         if self.failure_domain:
             return self.failure_domain
         return self.endpoints[0].host if self.endpoints else f"\0{self.id}"
+
+    @property
+    def replicates(self) -> bool:
+        """Whether it can follow other leaders; the version that could not registers without a failure domain."""
+        return self.failure_domain is not None
 
     @property
     def life(self) -> Life:

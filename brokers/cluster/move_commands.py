@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from brokers.cluster import plans, reassignment
 from brokers.cluster.leader_commands import DONE, KEPT_CHANGING, UNKNOWN_PARTITION, Result
 from brokers.cluster.reassignment import Step
-from brokers.cluster.requests import Refused
+from brokers.cluster.requests import Refused, check_replication
 from brokers.cluster.term import Term
 from brokers.cluster.writes import StateWrites
 from brokers.model import PartitionState, TopicPartition
@@ -70,6 +70,7 @@ class MoveCommands:
         minimum = term.min_isr(tp.topic)
         if target is None:
             return reassignment.cancel(tp, state, term.lives, term.epoch, min_isr=minimum)
+        check_replication(len(target), term.view.brokers)
         return reassignment.start(tp, state, target, term.lives, term.epoch, min_isr=minimum)
 
     async def advance(self, only: Sequence[TopicPartition] | None) -> None:

@@ -129,6 +129,7 @@ def plan_topic(
         if wrong is not None:
             raise Refused(ErrorCode.INVALID_REPLICATION_ASSIGNMENT, wrong)
         assignment = tuple(tuple(BrokerId(b) for b in new.assignments[i]) for i in range(len(new.assignments)))
+        check_replication(max(map(len, assignment)), brokers)
         return assignment, overrides
     partitions = defaults.partitions if new.partitions == -1 else new.partitions
     factor = defaults.replication_factor if new.replication_factor == -1 else new.replication_factor
@@ -204,9 +205,24 @@ def plan_partitions(
     return tuple(tuple(BrokerId(b) for b in replicas) for replicas in new.assignments)
 
 
+def check_replication(factor: int, brokers: Mapping[int, BrokerInfo]) -> None:
+    """Raises Refused if there are to be several replicas while a broker lives that doesn't know how to follow.
+
+    Such a broker as the leader would acknowledge what nobody else has; as the controller it would elect anybody.
+    """
+    old = sorted(broker.id for broker in brokers.values() if not broker.replicates) if factor > 1 else []
+    if old:
+        raise Refused(
+            ErrorCode.INVALID_REPLICATION_FACTOR,
+            f"Replication factor {factor} is not possible yet: broker(s) {', '.join(map(str, old))} run a version "
+            "without replication. Upgrade them first (docs/upgrading.md).",
+        )
+
+
 def _place(
     brokers: Mapping[int, BrokerInfo], partitions: int, factor: int, start: int, first: int
 ) -> tuple[tuple[BrokerId, ...], ...]:
+    check_replication(factor, brokers)
     try:
         return assign(brokers.values(), partitions, factor, start=start, first_partition=first)
     except PlacementError as problem:

@@ -87,7 +87,8 @@ class Node:
     """One broker. ``die`` ends its session as a SIGKILL and an expiry would, only sooner.
 
     ``log_ends`` are its logs' ends (0 in epoch 0 unless told), ``silent`` keeps it from answering about them;
-    ``intact_since`` is what it registers (None: its restart was unclean).
+    ``intact_since`` is what it registers (None: its restart was unclean). An ``old`` one
+    registers as the version without replication did.
     """
 
     def __init__(
@@ -98,6 +99,7 @@ class Node:
         self.log_ends: dict[TopicPartition, LogEnd] = {}
         self.intact_since = intact_since
         self.silent = False
+        self.old = False
         self.asked = 0
         self.connect = connect
         self.config = BrokerConfig(broker_id=broker_id, zookeeper_connect=connect, broker_rack=rack, **settings)
@@ -125,7 +127,9 @@ class Node:
 
     async def register(self) -> None:
         listeners = [ListenerAddress("PLAINTEXT", "127.0.0.1", self.port)]
-        details = {} if self.intact_since is None else {"intact_since": self.intact_since}
+        details: dict[str, object] = {} if self.old else {"failure_domain": "127.0.0.1"}
+        if self.intact_since is not None:
+            details["intact_since"] = self.intact_since
         advertisement = Advertisement(self.id, listeners, rack=self.config.broker_rack, details=details)
         clock = RealClock()
         made = await register(self.real, advertisement, wall_ms=clock.wall_ms, mono_ms=clock.mono_ms)

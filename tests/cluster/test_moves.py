@@ -59,6 +59,28 @@ async def test_replicas_move_while_leaders_take_them_in(tree: str) -> None:
 
 
 @on_loop
+async def test_no_replicas_while_a_broker_cannot_follow(tree: str) -> None:
+    async with Nodes(tree) as nodes:
+        boss = await fleet(nodes, 2, topic=on(1))
+        old = await nodes.start(3, registered=False)
+        old.old = True
+        await old.register()
+        await nodes.agree(lambda node: 3 in node.view.brokers)
+        wanted = [NewTopic("many", 1, 2), on(1, 2, name="named"), on(3, name="single")]
+        many, named, single = await boss.controller.create_topics(wanted)
+        assert (many.error, named.error) == (ErrorCode.INVALID_REPLICATION_FACTOR,) * 2
+        assert "broker(s) 3 run a version without replication" in (many.message or "")
+        assert single.ok
+        (error, message) = (await boss.controller.alter_reassignments({T0: [1, 2]}))[T0]
+        assert (error, "Upgrade them first" in (message or "")) == (ErrorCode.INVALID_REPLICATION_FACTOR, True)
+        assert boss.state("t", 0).replicas == (1,)
+        await nodes.die(old)
+        await nodes.start(3)
+        await nodes.agree(lambda node: 3 in node.view.brokers and node.view.brokers[3].replicates)
+        assert await boss.controller.alter_reassignments({T0: [1, 2]}) == {T0: OK}
+
+
+@on_loop
 async def test_factors_grow_and_shrink(tree: str) -> None:
     async with Nodes(tree) as nodes:
         boss = await fleet(nodes, 2, 3, topic=NewTopic("t", 3, 1))
