@@ -160,8 +160,11 @@ class SessionPart:
 
         An error is told each time until it is gone, for a client may need several to find the new leader.
         """
-        self.told_watermark = outcome.high_watermark
-        self.told_start = outcome.log_start_offset
+        if outcome.diverging is not None:  # the client truncates, and takes in nothing else of it
+            self.told_watermark = self.told_start = _UNTOLD
+        else:
+            self.told_watermark = outcome.high_watermark
+            self.told_start = outcome.log_start_offset
         return (
             self.out_of_turn
             or outcome.size > 0
@@ -230,8 +233,11 @@ class FetchSession:
         else:
             part.asked = asked
             part.counted = False
-        if asked.high_watermark != NO_HIGH_WATERMARK and part.told_watermark != _UNTOLD:
-            part.told_watermark = asked.high_watermark  # KIP-1166: what it knows, whatever we told it
+        if part.told_watermark != _UNTOLD:  # what it knows counts, whatever we told it: it may have dropped an answer
+            if asked.high_watermark != NO_HIGH_WATERMARK:
+                part.told_watermark = asked.high_watermark  # KIP-1166
+            if self.replica is not None and 0 <= asked.log_start_offset < part.told_start:
+                part.told_start = asked.log_start_offset
         self.dirty[part] = None
         return part
 

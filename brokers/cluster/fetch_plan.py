@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol
 
 from brokers.model import PartitionState, TopicPartition
 from wire.errors import ErrorCode
-from wire.hot import NO_HIGH_WATERMARK, FetchAnswer, FetchAnswerPart, FetchPart
+from wire.hot import FetchAnswer, FetchAnswerPart, FetchPart
 
 logger = logging.getLogger(__name__)
 
@@ -258,7 +258,7 @@ class FetchPlan:
         self._in_session[key] = None
         return FetchPart(
             None, key[0], key[1], partition.leader_epoch, fetch_offset, last_epoch, log_start,
-            self._limits.partition_bytes, NO_HIGH_WATERMARK,
+            self._limits.partition_bytes, partition.log.high_watermark,
         )  # fmt: skip
 
     def _hold_back(self, now_ms: int) -> None:

@@ -191,6 +191,27 @@ def test_an_answer_for_another_position_or_epoch_does_nothing() -> None:
         assert follower.calls == []
 
 
+def test_a_request_tells_the_high_watermark_that_is_known() -> None:
+    """The leader believes that its answer was heard. Where it does nothing, the next request must say so (KIP-1166)."""
+    bench = Bench()
+    follower = bench.follow(records=[0, 0])
+    bench.step()
+    bench.step()
+    bench.led(follower).log.high_watermark = 2
+    follower.log.high_watermark = 1
+    request = bench.request()
+    assert request is not None
+    answer = bench.leader.fetch(request)
+    bench.plan.follow(follower)  # while the answer was under way
+    bench.plan.answered(answer)
+    for part in answer.parts:
+        bench.plan.apply(part, 0, 0)
+    assert follower.log.high_watermark == 1
+    again = bench.request()
+    assert again is not None
+    assert [(part.fetch_offset, part.high_watermark) for part in again.parts] == [(2, 1)]
+
+
 def test_an_answer_for_what_was_unfollowed_does_nothing() -> None:
     bench = Bench()
     follower = bench.follow(records=[0])

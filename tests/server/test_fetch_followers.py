@@ -190,6 +190,36 @@ def test_a_log_that_diverged_is_told_where_and_not_counted(stage: Stage) -> None
     assert stage.partition("t").follower_ends()[OTHER] == 3
 
 
+def test_after_a_truncation_it_is_told_the_high_watermark_though_that_has_not_moved(stage: Stage) -> None:
+    topic = stage.topic("t", replicas=BOTH, epoch=1)
+    stage.append("t", 3)
+    stage.partition("t").log.set_high_watermark(3)
+    stage.topic("t", replicas=BOTH, epoch=4)
+    client = follower(stage)
+    found = client.fetch(part(topic.id, 5, last_fetched_epoch=2)).parts[topic.id, 0]
+    assert (found.diverging, found.high_watermark) == ((1, 3), 3)
+    found = client.fetch(part(topic.id, 3, last_fetched_epoch=1)).parts[topic.id, 0]
+    assert (found.diverging, found.high_watermark, found.records) == (None, 3, b"")
+
+
+def test_what_it_says_it_knows_counts_and_not_what_it_was_told(stage: Stage) -> None:
+    topic = stage.topic("t", replicas=BOTH)
+    stage.append("t", 3)
+    client = follower(stage, version=18)
+    client.fetch(part(topic.id, 3, high_watermark=0))
+    assert client.fetch().parts == {}
+    stage.partition("t").log.delete_records_before(2)
+    stage.partition("t").committed()
+    assert client.fetch().parts[topic.id, 0].log_start_offset == 2
+    again = client.fetch(part(topic.id, 3, high_watermark=0, log_start_offset=2))
+    assert again.parts[topic.id, 0].high_watermark == 3, "the answer that told it was dropped"
+    park = client.wait(part(topic.id, 3, high_watermark=3, log_start_offset=2))
+    park.expire()
+    assert client.take(park.response).parts == {}
+    again = client.fetch(part(topic.id, 3, high_watermark=3, log_start_offset=0))
+    assert again.parts[topic.id, 0].log_start_offset == 2
+
+
 def test_a_new_epoch_must_be_named(stage: Stage) -> None:
     topic = stage.topic("t", replicas=BOTH, epoch=1)
     client = follower(stage)
