@@ -2,13 +2,85 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
+from itertools import accumulate
+from typing import Generic, TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 LATENCY_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+_BOUNDS = (*(str(bound) for bound in LATENCY_SECONDS), "+Inf")
+
+
+class Counter:
+    """A number that grows. A plain attribute: the library's counters lock, and cost more than what they count."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value = 0
+
+    def inc(self, amount: int = 1) -> None:
+        """Count; where every microsecond counts, add to ``value``."""
+        self.value += amount
+
+
+class Histogram:
+    """Seconds by ``LATENCY_SECONDS``."""
+
+    __slots__ = ("counts", "total")
+
+    def __init__(self) -> None:
+        self.counts = [0] * len(_BOUNDS)
+        self.total = 0.0
+
+    def observe(self, seconds: float) -> None:
+        """Count one."""
+        self.counts[bisect_left(LATENCY_SECONDS, seconds)] += 1
+        self.total += seconds
+
+
+T = TypeVar("T", Counter, Histogram)
+
+
+class Labelled(Generic[T]):
+    """One number for each value of a label, made when it is asked for."""
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make: Callable[[], T] = make
+        self.children: dict[str, T] = {}
+
+    def labels(self, value: str) -> T:
+        """The number of that value; keep it rather than ask again."""
+        child = self.children.get(value)
+        if child is None:
+            child = self.children[value] = self._make()
+        return child
+
+
+class _Numbers(Collector):
+    """Tells what our counters and histograms stand at. A row is a name, its doc, the label, and numbers by its value;
+    without a label there is one number, of the value ""."""
+
+    def __init__(self) -> None:
+        self.counters: list[tuple[str, str, str, dict[str, Counter]]] = []
+        self.histograms: list[tuple[str, str, str, dict[str, Histogram]]] = []
+
+    def collect(self) -> Iterator[Metric]:
+        for name, doc, label, counters in self.counters:
+            counted = CounterMetricFamily(name, doc, labels=[label] if label else [])
+            for value, counter in counters.items():
+                counted.add_metric([value] if label else [], counter.value)
+            yield counted
+        for name, doc, label, histograms in self.histograms:
+            observed = HistogramMetricFamily(name, doc, labels=[label] if label else [])
+            for value, histogram in histograms.items():
+                buckets = list(zip(_BOUNDS, accumulate(histogram.counts), strict=True))
+                observed.add_metric([value] if label else [], buckets, histogram.total)
+            yield observed
 
 
 class _Family(Collector):
@@ -25,27 +97,34 @@ class _Family(Collector):
 
 
 class Metrics:
-    """What the broker counts. Every attribute is a Prometheus metric; :meth:`watch` adds one read at scrape time."""
+    """What the broker counts: plain numbers, read at scrape time. :meth:`watch` adds one that somebody else keeps."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        r = self.registry
-        self.requests = Counter("fleetlog_requests", "Requests answered.", ["api"], registry=r)
-        self.request_seconds = Histogram(
-            "fleetlog_request_seconds", "From a request's last byte to its answer in the outbox, parking included.",
-            ["api"], buckets=LATENCY_SECONDS, registry=r,
-        )  # fmt: skip
-        self.refused = Counter(
-            "fleetlog_refused_requests", "Frames or connections refused, by reason.", ["reason"], registry=r
-        )
-        self.bytes_in = Counter("fleetlog_received_bytes", "Bytes received from clients and brokers.", registry=r)
-        self.bytes_out = Counter("fleetlog_sent_bytes", "Bytes sent to clients and brokers.", registry=r)
-        self.connections = Gauge("fleetlog_connections", "Open connections.", registry=r)
-        self.records_in = Counter("fleetlog_appended_records", "Records appended by producers.", registry=r)
-        self.appended_bytes = Counter("fleetlog_appended_bytes", "Bytes appended by producers.", registry=r)
-        self.loop_lag_seconds = Histogram(
-            "fleetlog_loop_lag_seconds", "How late the event loop runs a timer.", buckets=LATENCY_SECONDS, registry=r
-        )
+        self._numbers = _Numbers()
+        self.requests = Labelled(Counter)
+        self.request_seconds = Labelled(Histogram)
+        self.refused = Labelled(Counter)
+        self.bytes_in, self.bytes_out = Counter(), Counter()
+        self.records_in, self.appended_bytes = Counter(), Counter()
+        self.loop_lag_seconds = Histogram()
+        self.connections = Gauge("fleetlog_connections", "Open connections.", registry=self.registry)
+        self._numbers.counters += [
+            ("fleetlog_requests", "Requests answered.", "api", self.requests.children),
+            ("fleetlog_refused_requests", "Frames or connections refused, by reason.", "reason", self.refused.children),
+            ("fleetlog_received_bytes", "Bytes received from clients and brokers.", "", {"": self.bytes_in}),
+            ("fleetlog_sent_bytes", "Bytes sent to clients and brokers.", "", {"": self.bytes_out}),
+            ("fleetlog_appended_records", "Records appended by producers.", "", {"": self.records_in}),
+            ("fleetlog_appended_bytes", "Bytes appended by producers.", "", {"": self.appended_bytes}),
+        ]
+        self._numbers.histograms += [
+            (
+                "fleetlog_request_seconds", "From a request's last byte to its answer in the outbox, parking included.",
+                "api", self.request_seconds.children,
+            ),
+            ("fleetlog_loop_lag_seconds", "How late the event loop runs a timer.", "", {"": self.loop_lag_seconds}),
+        ]  # fmt: skip
+        self.registry.register(self._numbers)
 
     def watch(self, name: str, doc: str, read: Callable[[], float]) -> None:
         """Add a gauge whose value ``read`` gives at scrape time."""

@@ -116,7 +116,7 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 2
     for work, allowed in budget["instructions"].items():
-        print(f"{work:<20}{counted[work]:>12,}{allowed:>12,}{counted[work] / allowed - 1:>+9.1%}")
+        print(f"{work:<28}{counted[work]:>12,}{allowed:>12,}{counted[work] / allowed - 1:>+9.1%}")
     lines = over(counted, budget["instructions"], budget["tolerance"])
     print("\n".join(lines), file=sys.stderr)
     return 1 if lines else 0

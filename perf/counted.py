@@ -24,6 +24,8 @@ from perf.generator.frames import Frame, batch_of, fetch_frame, produce_frame
 KIB = 1024
 LENGTH = 4
 WARMUP, REQUESTS = 30, 100
+AT_ONCE = 10
+"""Requests sent together where a client doesn't wait for each answer."""
 SPEND, SPENT = "spend", 100
 TOPIC, TOPIC_ID = "counted", uuid.UUID(int=7)
 PARTITIONS = 4
@@ -91,11 +93,11 @@ class Client:
         ((self.fd, _),) = set(loop.callbacks) - known
         self.buffer = bytearray(1 << 20)
 
-    def ask(self, request: bytes) -> memoryview:
-        """Send, let the server work, and receive."""
-        self.sock.sendall(request)
-        have, size = 0, LENGTH
-        while have < size:
+    def ask(self, requests: bytes, count: int) -> memoryview:
+        """Send, let the server work, and receive so many answers."""
+        self.sock.sendall(requests)
+        have = end = 0
+        while count:
             # an answer may need several turns, but nothing is asked in vain: the count would depend on the kernel
             readable, _, _ = select.select([self.fd, self.sock], [], [])
             if self.fd in readable:
@@ -104,8 +106,10 @@ class Client:
                 self.loop.callbacks[self.fd, select.POLLOUT][0]()
             if self.sock in readable:
                 have += self.sock.recv_into(memoryview(self.buffer)[have:])
-                size = LENGTH + int.from_bytes(self.buffer[:LENGTH], "big") if have >= LENGTH else LENGTH
-        return memoryview(self.buffer)[LENGTH:size]
+            while count and have >= end + LENGTH + int.from_bytes(self.buffer[end : end + LENGTH], "big"):
+                end += LENGTH + int.from_bytes(self.buffer[end : end + LENGTH], "big")
+                count -= 1
+        return memoryview(self.buffer)[:have]
 
 
 class Fixture:
@@ -129,11 +133,13 @@ class Fixture:
         listener = next(fd for (fd, _), (_, args) in self.loop.callbacks.items() if args)  # the others take none
         self.client = Client(self.loop, endpoint.port, listener)
 
-    def check(self, frame: Frame) -> None:
-        """One request; an answer with an error is a fault of the fixture."""
-        answer = self.client.ask(frame.data)
-        error = int.from_bytes(answer[frame.error_at : frame.error_at + 2], "big")
-        assert not error, f"answered with error code {error}"
+    def check(self, frames: list[Frame]) -> None:
+        """Requests sent together; an answer with an error is a fault of the fixture."""
+        answers = self.client.ask(b"".join([frame.data for frame in frames]), len(frames))
+        for frame in frames:
+            error = int.from_bytes(answers[LENGTH + frame.error_at : LENGTH + frame.error_at + 2], "big")
+            assert not error, f"answered with error code {error}"
+            answers = answers[LENGTH + int.from_bytes(answers[:LENGTH], "big") :]
 
 
 def _plant(dispatcher: Any, rounds: int) -> None:
@@ -153,20 +159,21 @@ def spend(rounds: int) -> None:
         pass
 
 
-def works() -> dict[str, list[Frame]]:
-    """What is counted: name, and the requests that take turns."""
+def works() -> dict[str, list[list[Frame]]]:
+    """What is counted: name, and the requests that take turns, those that are sent together in one list."""
     small, _ = batch_of(KIB, KIB, NOW_MS)
     medium, _ = batch_of(16 * KIB, KIB, NOW_MS)
     large, _ = batch_of(128 * KIB, KIB, NOW_MS)
-    found = {
-        "produce 1 KiB": [produce_frame(TOPIC, number, small) for number in range(PARTITIONS)],
-        "produce 16 KiB": [produce_frame(TOPIC, number, medium) for number in range(PARTITIONS)],
-        "produce 128 KiB": [produce_frame(TOPIC, number, large) for number in range(PARTITIONS)],
-    }
     at_most: dict[str, Any] = {"batch_bytes": 1, "batch_records": 1, "max_wait_ms": 0}
-    found["fetch 4 KiB"] = [fetch_frame(TOPIC, n, max_bytes=4 * KIB, **at_most) for n in range(PARTITIONS)]
-    found["fetch 128 KiB"] = [fetch_frame(TOPIC, n, max_bytes=128 * KIB, **at_most) for n in range(PARTITIONS)]
-    return found
+    numbers = range(PARTITIONS)
+    return {
+        "produce 1 KiB": [[produce_frame(TOPIC, number, small)] for number in numbers],
+        "produce 16 KiB": [[produce_frame(TOPIC, number, medium)] for number in numbers],
+        "produce 128 KiB": [[produce_frame(TOPIC, number, large)] for number in numbers],
+        "fetch 4 KiB": [[fetch_frame(TOPIC, n, max_bytes=4 * KIB, **at_most)] for n in numbers],
+        "fetch 128 KiB": [[fetch_frame(TOPIC, n, max_bytes=128 * KIB, **at_most)] for n in numbers],
+        "produce 1 KiB, 10 at once": [[produce_frame(TOPIC, number, small)] * AT_ONCE for number in numbers],
+    }
 
 
 def main() -> None:
@@ -175,16 +182,16 @@ def main() -> None:
     time.perf_counter = itertools.count(0.0, 1e-6).__next__  # type: ignore[assignment]
     fixture = Fixture(directory, plant)
     kinds = works()
-    for frames in kinds.values():
-        for _, frame in zip(range(WARMUP), itertools.cycle(frames), strict=False):
-            fixture.check(frame)
+    for rounds in kinds.values():
+        for _, frames in zip(range(WARMUP), itertools.cycle(rounds), strict=False):
+            fixture.check(frames)
     gc.collect()
     gc.freeze()
     gc.disable()
-    for work, frames in kinds.items():
+    for work, rounds in kinds.items():
         library.begin_counting()
-        for _, frame in zip(range(REQUESTS), itertools.cycle(frames), strict=False):
-            fixture.check(frame)
+        for _, frames in zip(range(REQUESTS // len(rounds[0])), itertools.cycle(rounds), strict=False):
+            fixture.check(frames)
         library.end_counting(work.encode())
     library.begin_counting()
     spend(REQUESTS * SPENT)

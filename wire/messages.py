@@ -226,9 +226,14 @@ def schema_versions(key: int) -> tuple[int, int]:
     return low, high
 
 
+_NEVER: Final = 2**15
+_FLEXIBLE_FROM: Final = {key: (cls._flexible_versions or (_NEVER,))[0] for key, cls in _REQUESTS.items()}
+"""The first flexible version of each key, the same for request and response."""
+
+
 def is_flexible(key: int, version: int) -> bool:
     """Whether that version uses compact types and tagged fields (KIP-482)."""
-    return bool(_REQUESTS[key].flexible_version_q(version))
+    return version >= _FLEXIBLE_FROM[key]
 
 
 # -- headers ------------------------------------------------------------------------------------------------------
@@ -276,7 +281,7 @@ def parse_request_header(frame: memoryview) -> RequestHeader:
 def encode_response_header(key: int, version: int, correlation_id: int) -> bytes:
     """The header before a response body. ApiVersions always answers with header version 0, or nobody could read it."""
     head = correlation_id.to_bytes(4, "big", signed=True)
-    return head + b"\0" if key != API_VERSIONS_KEY and is_flexible(key, version) else head
+    return head + b"\0" if version >= _FLEXIBLE_FROM[key] and key != API_VERSIONS_KEY else head
 
 
 # -- bodies -------------------------------------------------------------------------------------------------------

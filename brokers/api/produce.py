@@ -175,8 +175,8 @@ def _append(
         if error is not ErrorCode.NONE:
             outcomes[item.place] = _refusal(error, partition.tp, context, info.record_errors, info.error_message)
             continue
-        metrics.records_in.inc(info.record_count)
-        metrics.appended_bytes.inc(info.size)
+        metrics.records_in.value += info.record_count
+        metrics.appended_bytes.value += info.size
         outcomes[item.place] = ProduceOutcome(
             ErrorCode.NONE, info.first_offset, info.log_append_time_ms, info.log_start_offset
         )

@@ -145,7 +145,7 @@ class Connection:
             self.close("the peer closed it")
             return
         self.last_active_ms = self._env.clock.mono_ms()
-        self._env.metrics.bytes_in.inc(count)
+        self._env.metrics.bytes_in.value += count
         self._framer.feed(self._env.receive_buffer[:count])
         self.pump()
 
@@ -259,7 +259,7 @@ class Connection:
             return
         if sent:
             outbox.sent(sent)
-            self._env.metrics.bytes_out.inc(sent)
+            self._env.metrics.bytes_out.value += sent
             self.last_active_ms = self._env.clock.mono_ms()
         if stop == io.Stop.DISK:
             self._read_ahead()

@@ -25,6 +25,7 @@ from wire.apis import APIS, Api, Cost
 from wire.errors import ErrorCode
 
 if TYPE_CHECKING:
+    from brokers.metrics import Counter
     from brokers.server.limits import ByteBudget
 
 logger = logging.getLogger(__name__)
@@ -40,7 +41,7 @@ class Route(NamedTuple):
     api: Api
     handler: Callable[[Any, Context], Any]
     decode: Callable[[int, memoryview], Any]
-    counted: Callable[[], None]
+    counted: Counter
     observe: Callable[[float], None]
 
 
@@ -85,7 +86,7 @@ class Dispatcher:
             api,
             handler,
             hot.DECODERS.get(api.key) or _library_decoder(api.key),
-            metrics.requests.labels(api.name).inc,
+            metrics.requests.labels(api.name),
             metrics.request_seconds.labels(api.name).observe,
         )
 
@@ -194,7 +195,7 @@ class Reply:
 
     def send(self, response: Any) -> None:
         """Encode the answer and give it to the connection."""
-        self.route.counted()
+        self.route.counted.value += 1
         self.route.observe(time.perf_counter() - self.started)
         if response is CLOSE:
             self.refuse()
