@@ -112,10 +112,15 @@ def _topic_tail(operations: int, version: int) -> bytes:
 
 
 def body(rows: Sequence[bytes], view: ClusterView, listener: str, version: int, operations: bool) -> bytes:
-    """The whole answer around the topics' rows."""
+    """The whole answer around the topics' rows.
+
+    A broker that has just gone is named a little longer. librdkafka moves a partition from the old leader's thread to
+    the new leader's at once; but if the same answer no longer names the old one, it ends that thread first, and the
+    partition waits for the next periodic look, a second later.
+    """
     brokers = [
         (broker, endpoint)
-        for _, broker in sorted(view.brokers.items())
+        for _, broker in sorted({**view.departed, **view.brokers}.items())
         if (endpoint := broker.endpoint(listener)) is not None
     ]
     parts = [_I32.pack(0)] if version >= 3 else []

@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 RELIST_SECONDS = 20.0
 """The view lists again this often even if no watch fires: a watch lost by a bug then costs seconds, not for ever."""
 RETRY_SECONDS = 0.2
+DEPARTED_S = 3.0
+"""How long a broker whose registration ended is remembered: three of librdkafka's periodic looks at Metadata."""
 NO_CONTROLLER = -1
 
 
@@ -62,6 +64,7 @@ class ClusterView:
     """See the module. ``config`` is this broker's static configuration; dynamic ones are laid over it.
 
     ``foreign`` says what shows that brokers of another kind use the tree (:mod:`brokers.cluster.foreign`), else None.
+    ``departed`` are the brokers whose registrations ended within the last ``DEPARTED_S`` seconds.
     """
 
     def __init__(self, store: Store, config: BrokerConfig) -> None:
@@ -82,6 +85,7 @@ class ClusterView:
         self.foreign: str | None = None
         self._foreign: list[str] = []
         self.brokers: dict[int, BrokerInfo] = {}
+        self.departed: dict[int, BrokerInfo] = {}
         self.features: dict[str, int] = {}
         self.features_epoch = -1
         self.effective = config
@@ -281,12 +285,25 @@ class ClusterView:
         brokers_changed = brokers != self.brokers
         controller_changed = controller_id != self.controller_id
         if brokers_changed:  # the same object as long as nothing changed: who keeps something can tell by it
+            self._remember_departed(brokers)
             self.brokers = brokers
         self.controller_id = controller_id
         first = not self.ready
         self.ready = True
         if delta or reloaded or brokers_changed or controller_changed or others_changed or first:
             self._tell(_view_change(delta, reloaded, brokers_changed or others_changed, controller_changed))
+
+    def _remember_departed(self, living: Mapping[int, BrokerInfo]) -> None:
+        for broker_id in living:
+            self.departed.pop(broker_id, None)
+        for broker_id, broker in self.brokers.items():
+            if broker_id not in living:
+                self.departed[broker_id] = broker
+                asyncio.get_running_loop().call_later(DEPARTED_S, self._forget_departed, broker)
+
+    def _forget_departed(self, broker: BrokerInfo) -> None:
+        if self.departed.get(broker.id) is broker:
+            del self.departed[broker.id]
 
     def _note_foreign(self) -> bool:
         """Brokers of another kind: none may be there at our start; later ones stop our controllers. True for news."""

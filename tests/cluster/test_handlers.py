@@ -228,6 +228,20 @@ def test_kept_rows_follow_the_view(services: Services) -> None:
     assert leaders() == [-1, -1, -1, -1]
 
 
+def test_who_has_just_gone_is_named_but_leads_nothing(services: Services) -> None:
+    view = services.view
+    gone = view.brokers[1]
+    view.brokers = {broker_id: info for broker_id, info in view.brokers.items() if broker_id != 1}
+    view.departed = {1: gone}
+    found = ask(services, 3, 12, metadata_request(12, None), metadata.handle_metadata)
+    assert [broker.node_id for broker in found.brokers] == [1, *view.brokers]
+    states = [part for topic in found.topics for part in topic.partitions]
+    assert 1 not in {part.leader_id for part in states}
+    assert any(1 in part.offline_replicas for part in states)
+    described = ask(services, 60, 0, messages.request_class(60)(version=0), cluster.handle_describe_cluster)
+    assert [broker.broker_id for broker in described.brokers] == list(view.brokers)
+
+
 def test_what_is_kept_is_bounded(services: Services, monkeypatch: pytest.MonkeyPatch) -> None:
     rows, view = metadata_body.Rows(), services.view
     size = len(rows.get(view.topics["a"], view, "PLAINTEXT", 12, operations=False))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from brokers.cluster import znodes
+from brokers.cluster import view, znodes
 from brokers.cluster.requests import NewTopic
 from brokers.cluster.view import ClusterView, ViewChange
 from brokers.cluster.znodes import BadZnode
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.zookeeper
 
 
 @on_loop
-async def test_listeners_hear_each_step_and_see_it_in_the_view(tree: str) -> None:
+async def test_listeners_hear_each_step_and_see_it_in_the_view(tree: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async with Nodes(tree) as nodes:
         node = await nodes.start(1)
         boss = await nodes.controller()
@@ -41,8 +41,12 @@ async def test_listeners_hear_each_step_and_see_it_in_the_view(tree: str) -> Non
         assert [(topic.name, len(topic.partitions)) for topic in gone.deleted] == [("t", 3)]
         other = await nodes.start(2)
         await until(lambda: any(change.brokers_changed for change in heard))
+        was = node.view.brokers[2]
+        monkeypatch.setattr(view, "DEPARTED_S", 0.5)
         await nodes.die(other)
         await until(lambda: 2 not in node.view.brokers)
+        assert node.view.departed == {2: was}, "remembered a little, so that clients hear of the new leader first"
+        await until(lambda: not node.view.departed)
 
 
 @on_loop
