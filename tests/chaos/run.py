@@ -1,9 +1,10 @@
 """The chaos run: ``python -m tests.chaos.run --minutes 10 --seed 1``, as root.
 
 Three brokers and three ZooKeeper nodes under a dozen stock clients and random faults, by the seed; then everything is
-healed, read and checked. Ends with 0 only when nothing was wrong and enough happened to say so, with 1 otherwise, and
-with 2 when something that the run needs is missing. The directory with the history is printed; nothing in it is deleted
-except the disks of a clean run. ``--ci`` is the short run with the least demands that still mean something.
+healed, read and checked. Ends with 0 only when nothing was wrong and enough happened to say so, with 1 when something
+was wrong, with 3 when too little happened to say anything, and with 2 when something that the run needs is missing.
+The directory with the history is printed; nothing in it is deleted except the disks of a clean run. ``--ci`` is the
+short run with the least demands that still mean something.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from tests.chaos.supervisor import Clients
 from tests.chaos.tables import tables
 
 CI_MINUTES = 3.5
+CLEAN, NOT_CLEAN, MISSING, UNKNOWN = 0, 1, 2, 3
 WARM_UP_S, RECOVERY_S = 8.0, 15.0
 QUIET = 0.25
 """About one period in four has no fault."""
@@ -268,8 +270,8 @@ def prove_it_fails(directory: Path, seed: int) -> Iterator[tuple[str, set[str]]]
         yield name, found & expected
 
 
-def judge(directory: Path, minutes: float, seed: int, kinds: Sequence[str], problems: list[str]) -> bool:
-    """Check the history, print and keep the report."""
+def judge(directory: Path, minutes: float, seed: int, kinds: Sequence[str], problems: list[str]) -> int:
+    """Check the history, print and keep the report; the exit code."""
     history = read(directory / "history")
     report = check(history, demands(minutes, kinds))
     for problem in problems:
@@ -289,7 +291,7 @@ def judge(directory: Path, minutes: float, seed: int, kinds: Sequence[str], prob
         print(proof)
         text += "\n" + proof
     (directory / "report.md").write_text(text)
-    return report.ok
+    return CLEAN if report.ok else NOT_CLEAN if report.anomalies else UNKNOWN
 
 
 def main() -> int:
@@ -314,19 +316,20 @@ def main() -> int:
     logger.info("seed %d, %s minutes of faults, kept in %s", options.seed, minutes, directory)
     if os.geteuid() != 0:
         print("chaos needs root: namespaces, mounts and TUN devices")
-        return 2
+        return MISSING
     try:
         problems, clients = play(directory, minutes, options.seed, kinds, options.network)
         logger.info("clients: %s", ", ".join(f"{what} {count}" for what, count in sorted(clients.ends.items())))
-        ok = judge(directory, minutes, options.seed, kinds, problems)
+        outcome = judge(directory, minutes, options.seed, kinds, problems)
     except (Missing, NetworkError, ClockError, OSError, subprocess.SubprocessError) as problem:
         print(f"chaos could not be run to its end: {problem}; kept in {directory}")
-        return 2
-    if ok:
+        return MISSING
+    if outcome == CLEAN:
         for data in directory.glob("data-*"):
             shutil.rmtree(data)
-    print(f"{'clean' if ok else 'NOT CLEAN'}; kept in {directory}")
-    return 0 if ok else 1
+    said = {CLEAN: "clean", NOT_CLEAN: "NOT CLEAN", UNKNOWN: "UNKNOWN: too little happened"}[outcome]
+    print(f"{said}; kept in {directory}")
+    return outcome
 
 
 if __name__ == "__main__":

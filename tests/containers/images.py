@@ -15,7 +15,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 
-PREVIOUS = "c8754a7"
+PREVIOUS = "51b98bd"
 """The commit that a rolling upgrade starts from: the last landed one before the present change.
 
 Whoever begins the next change to what brokers share (docs/upgrading.md) writes here the commit that is main then;

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import pytest
-from confluent_kafka.admin import AdminClient
 
 from tests.containers.fleet import BROKERS, Fleet
 from tests.containers.images import Images
@@ -16,23 +15,12 @@ from tests.interop.clients import CLIENTS, READ_COMMITTED, Message, Transactiona
 
 pytestmark = pytest.mark.containers
 
-PREVIOUS_REPLICAS = 1
-"""The version before has one replica of everything; when it has more, this number and the settings below go."""
-SETTINGS_FIT_FOR_BOTH = {
-    "FLEETLOG_CONFIG_DEFAULT_REPLICATION_FACTOR": "1",
-    "FLEETLOG_CONFIG_MIN_INSYNC_REPLICAS": "1",
-    "FLEETLOG_CONFIG_OFFSETS_TOPIC_REPLICATION_FACTOR": "1",
-    "FLEETLOG_CONFIG_OFFSETS_TOPIC_NUM_PARTITIONS": "6",
-    "FLEETLOG_CONFIG_TRANSACTION_STATE_LOG_REPLICATION_FACTOR": "1",
-    "FLEETLOG_CONFIG_TRANSACTION_STATE_LOG_MIN_ISR": "1",
-    "FLEETLOG_CONFIG_TRANSACTION_STATE_LOG_NUM_PARTITIONS": "6",
-}
 INTERNAL = ("__consumer_offsets", "__transaction_state")
 
 
 @pytest.fixture
 def old_fleet(images: Images) -> Iterator[Fleet]:
-    fleet = Fleet(images, broker_image=images.previous, environment=SETTINGS_FIT_FOR_BOTH)
+    fleet = Fleet(images, broker_image=images.previous)
     try:
         yield fleet.start()
     finally:
@@ -44,7 +32,7 @@ class Shop:
 
     def __init__(self, fleet: Fleet) -> None:
         self._bootstrap = fleet.bootstrap
-        self.topics = [create_topic(fleet.bootstrap, 1, PREVIOUS_REPLICAS) for _ in range(2)]
+        self.topics = [create_topic(fleet.bootstrap, 1) for _ in range(2)]
         self._orders, self._booked = self.topics
         # Not librdkafka: once a group's coordinator has been away for a moment, its send_offsets_to_transaction may not
         # return any more, with any broker (confluentinc/librdkafka#5511).
@@ -84,7 +72,7 @@ def upgrade(fleet: Fleet, name: str, image: str, work: Workload) -> float:
     begun = time.monotonic()
     assert fleet.replace(name, image) == 0, f"{name} did not stop cleanly"
     fleet.wait_ready(name)
-    wait_in_sync(fleet.bootstrap, work.topic, PREVIOUS_REPLICAS)
+    wait_in_sync(fleet.bootstrap, work.topic)
     work.wait_progress()
     return time.monotonic() - begun
 
@@ -93,7 +81,7 @@ def test_rolling_upgrade_and_a_step_back(old_fleet: Fleet, images: Images, say: 
     fleet = old_fleet
     shop = Shop(fleet)
     shop.trade()
-    topic = create_topic(fleet.bootstrap, replicas=PREVIOUS_REPLICAS)
+    topic = create_topic(fleet.bootstrap)
     took = []
     with Workload(fleet.bootstrap, topic) as work:
         # The first broker goes back once, as one does who has seen something odd.
@@ -101,36 +89,14 @@ def test_rolling_upgrade_and_a_step_back(old_fleet: Fleet, images: Images, say: 
             took.append(upgrade(fleet, BROKERS[0], image, work))
             shop.trade()
         for name in BROKERS[1:]:
-            mixed = create_topic(fleet.bootstrap, 3, PREVIOUS_REPLICAS)
+            create_topic(fleet.bootstrap, 3)  # returns when it is whole on every broker of the mixed fleet
             took.append(upgrade(fleet, name, images.broker, work))
             shop.trade()
-            found = AdminClient({"bootstrap.servers": fleet.bootstrap}).list_topics(mixed, timeout=30).topics[mixed]
-            assert len(found.partitions) == 3, "a topic of the mixed fleet is not whole"
-        raise_replication(fleet, [topic, *shop.topics, *INTERNAL])
-        fleet.kill(BROKERS[1])
-        work.wait_progress()
-        shop.trade()
-        fleet.heal()
+            fleet.kill(name)
+            work.wait_progress()
+            shop.trade()
+            fleet.heal()
+            for known in (topic, *shop.topics, *INTERNAL):
+                wait_in_sync(fleet.bootstrap, known)
         say(f"{work.finish()}; one broker takes {max(took):.1f} s")
     shop.close()
-
-
-def raise_replication(fleet: Fleet, topics: Sequence[str]) -> None:
-    """Three replicas for topics that had one: what an operator does after the upgrade."""
-    from kafka import KafkaAdminClient, TopicPartition
-
-    admin = KafkaAdminClient(bootstrap_servers=fleet.bootstrap.split(","))
-    try:
-        moves = {}
-        described = AdminClient({"bootstrap.servers": fleet.bootstrap}).list_topics(timeout=30).topics
-        for topic in topics:
-            for number, partition in described[topic].partitions.items():
-                others = [broker for broker in (1, 2, 3) if broker not in partition.replicas]
-                moves[TopicPartition(topic, number)] = [*partition.replicas, *others]
-        answers = admin.alter_partition_reassignments(moves)
-        assert set(answers) == set(moves)
-        assert set(answers.values()) == {None}, answers
-    finally:
-        admin.close()
-    for topic in topics:
-        wait_in_sync(fleet.bootstrap, topic, 3)
