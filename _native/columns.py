@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from _native.columns_py import (
         decode_columns,
         encode_columns,
+        group_rows,
         hash_runs,
         murmur2,
         partition_for_key,
@@ -23,6 +24,7 @@ else:
     _twin = choose("columns")
     decode_columns = _twin.decode_columns
     encode_columns = _twin.encode_columns
+    group_rows = _twin.group_rows
     hash_runs = _twin.hash_runs
     murmur2 = _twin.murmur2
     partition_for_key = _twin.partition_for_key
@@ -37,11 +39,15 @@ __all__ = [
     "decode_columns",
     "encode_arrow",
     "encode_columns",
+    "group_rows",
     "hash_runs",
     "murmur2",
     "partition_for_key",
     "partitions_for_keys",
 ]
+
+_HEAD, _TAIL = struct.Struct(">qiibI"), struct.Struct(">hiqqqhii")
+_TAIL_AT = _HEAD.size  # what the checksum covers begins here
 
 Decompress = Callable[[int, memoryview], bytes]
 """(codec, payload) -> payload; bounded by whoever supplies it."""
@@ -170,70 +176,62 @@ def encode_arrow(
     timestamps: Any,
     *,
     headers: Any | None = None,
+    order: tuple[Any, int, int] | None = None,
     codec: int = 0,
     compress: Callable[[bytes], bytes] | None = None,
     producer_id: int = -1,
     producer_epoch: int = -1,
     base_sequence: int = -1,
     transactional: bool = False,
-) -> bytes:
+) -> bytes | bytearray:
     """One record batch of Arrow arrays: binary or string keys (or None) and values, int64 timestamps in ms.
 
-    ``headers`` are lists of structs (name, value), or maps; null is none. Raises ValueError for an empty array, arrays
-    of different lengths, a null timestamp or a header without a name.
+    ``headers`` are lists of structs (name, value), or maps; null is none. ``order`` chooses rows: row numbers as
+    `group_rows` gives them, and the first and last place (exclusive). Raises ValueError for an empty array, arrays of
+    different lengths, a null timestamp or a header without a name.
     """
-    rows = len(values)
-    if rows == 0 or any(len(other) != rows for other in (timestamps, keys, headers) if other is not None):
+    there = len(values)
+    if there == 0 or any(len(other) != there for other in (timestamps, keys, headers) if other is not None):
         raise ValueError("keys, values, timestamps and headers must have the same length, at least 1")
     if timestamps.null_count:
         raise ValueError("a timestamp must not be null")
-    times = timestamps.to_numpy(zero_copy_only=False).astype("int64")
-    base_timestamp = int(times[0])
-    payload = encode_columns(
+    times = timestamps.to_numpy(zero_copy_only=False).astype("int64", copy=False)
+    chosen, first, last = (None, 0, there) if order is None else order
+    if first >= last:
+        raise ValueError("a batch has at least one row")
+    wanted = times if chosen is None else times[_numbers(chosen)[first:last]]
+    base_timestamp = int(wanted[0])
+    frame = encode_columns(
         None if keys is None else _runs_of(keys),
         _runs_of(values),
-        times.tobytes(),
-        0,
-        rows,
+        times,
+        first,
+        last,
         base_timestamp,
         None if headers is None else _headers_of(headers),
+        chosen,
+        HEADER_SIZE if compress is None else 0,
     )
     if compress is not None:
-        payload = compress(payload)
-    return frame_payload(
-        payload,
-        rows,
-        base_timestamp,
-        int(times.max()),
-        codec | (0x10 if transactional else 0),
-        producer_id,
-        producer_epoch,
-        base_sequence,
-    )
-
-
-def frame_payload(
-    payload: bytes,
-    rows: int,
-    base_timestamp: int,
-    max_timestamp: int,
-    attributes: int,
-    producer_id: int,
-    producer_epoch: int,
-    base_sequence: int,
-) -> bytes:
-    """A batch around an encoded payload: header and checksum."""
-
-    tail = struct.pack(
-        ">hiqqqhii",
+        frame = bytearray(HEADER_SIZE) + compress(bytes(frame))
+    attributes = codec | (0x10 if transactional else 0)
+    fields = (
         attributes,
-        rows - 1,
+        last - first - 1,
         base_timestamp,
-        max_timestamp,
+        int(wanted.max()),
         producer_id,
         producer_epoch,
         base_sequence,
-        rows,
     )
-    checksum = crc32c(payload, crc32c(tail))
-    return struct.pack(">qiibI", 0, HEADER_SIZE - 12 + len(payload), -1, 2, checksum) + tail + payload
+    _TAIL.pack_into(frame, _TAIL_AT, *fields, last - first)
+    with memoryview(frame) as view:
+        checksum = crc32c(view[_TAIL_AT:])
+    _HEAD.pack_into(frame, 0, 0, len(frame) - 12, -1, 2, checksum)
+    return frame
+
+
+def _numbers(order: Any) -> Any:
+    import numpy as np
+
+    return np.frombuffer(order, dtype=np.int32)

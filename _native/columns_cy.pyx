@@ -2,9 +2,10 @@
 """The fast twin of ``columns_py``. Two passes over the records: one measures, one copies; no object per row."""
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_FromStringAndSize
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
-from libc.string cimport memcpy
+from libc.string cimport memcpy, memset
 
 from _native.columns_py import Columns, Runs
 from _native.errors import CorruptBatch
@@ -359,58 +360,92 @@ cdef inline Py_ssize_t _record_size(
     return 1 + _varint_size(_zigzag(shift)) + _varint_size(_zigzag(delta)) + _run_size(key) + _run_size(value) + extra
 
 
+cdef inline Py_ssize_t _row_at(const uint8_t *order, Py_ssize_t place) noexcept nogil:
+    cdef int32_t row
+    if order == NULL:
+        return place
+    memcpy(&row, order + 4 * place, 4)
+    return row
+
+
 def encode_columns(
-    keys, values, timestamps, Py_ssize_t first, Py_ssize_t last, int64_t base_timestamp, headers=None
+    keys, values, timestamps, Py_ssize_t first, Py_ssize_t last, int64_t base_timestamp, headers=None, order=None,
+    Py_ssize_t room=0
 ):
     cdef Py_buffer times
+    cdef Py_buffer chosen
     PyObject_GetBuffer(timestamps, &times, PyBUF_SIMPLE)
     try:
-        return _encode_columns(keys, values, &times, first, last, base_timestamp, headers)
+        if order is None:
+            return _encode_columns(keys, values, &times, first, last, base_timestamp, headers, NULL, room)
+        PyObject_GetBuffer(order, &chosen, PyBUF_SIMPLE)
+        try:
+            return _encode_columns(keys, values, &times, first, last, base_timestamp, headers, &chosen, room)
+        finally:
+            PyBuffer_Release(&chosen)
     finally:
         PyBuffer_Release(&times)
 
 
-cdef bytes _encode_columns(
-    keys, values, Py_buffer *times, Py_ssize_t first, Py_ssize_t last, int64_t base_timestamp, headers
+cdef object _encode_columns(
+    keys, values, Py_buffer *times, Py_ssize_t first, Py_ssize_t last, int64_t base_timestamp, headers,
+    Py_buffer *chosen, Py_ssize_t room
 ):
     cdef const uint8_t *t = <const uint8_t *>times.buf
+    cdef const uint8_t *order = NULL
     cdef _Run key = None, value
     cdef _Lists lists = None
-    cdef Py_ssize_t row, size, total = 0, extra = 1
+    cdef Py_ssize_t place, row, size, total = 0, extra = 1, there = times.len // 8, low = first, high = last
     cdef int64_t time = 0, shift = 0, key_length, value_length
-    cdef bytes out
+    cdef object out
     cdef uint8_t *p
     cdef bint keyed = keys is not None
-    if times.len % 8:
+    if times.len % 8 or (chosen != NULL and chosen.len % 4):
         raise ValueError("bytes length not a multiple of item size")
-    if not 0 <= first <= last <= times.len // 8:
-        raise ValueError(f"rows {first} to {last} of {times.len // 8}")
+    if not 0 <= first <= last <= (there if chosen == NULL else chosen.len // 4):
+        raise ValueError(f"rows {first} to {last} of {there if chosen == NULL else chosen.len // 4}")
+    if room < 0:
+        raise ValueError(f"room for {room} bytes")
+    if chosen != NULL:
+        order = <const uint8_t *>chosen.buf
+        low, high = 0, there
+        for place in range(first, last):
+            if not 0 <= _row_at(order, place) < there:
+                raise ValueError(f"the order names a row beyond the {there} there are")
     if keyed:
-        key = _Run(keys, last)
-    value = _Run(values, last)
+        key = _Run(keys, high)
+    value = _Run(values, high)
     if headers is not None:
-        lists = _Lists(headers, first, last)
-    for row in range(first, last):
+        lists = _Lists(headers, low, high)
+    for place in range(first, last):
+        row = _row_at(order, place)
         memcpy(&time, t + 8 * row, 8)
         if fl_sub_overflows(time, base_timestamp, &shift):
             raise ValueError("a timestamp is too far from the batch's")
         if lists is not None:
             extra = lists.size(row)
-        size = _record_size(shift, row - first, _length(key, row) if keyed else -1, _length(value, row), extra)
+        size = _record_size(shift, place - first, _length(key, row) if keyed else -1, _length(value, row), extra)
         total += _varint_size(_zigzag(size)) + size
-    out = PyBytes_FromStringAndSize(NULL, total)
-    p = <uint8_t *>PyBytes_AS_STRING(out)
-    for row in range(first, last):
+    if room:
+        out = PyByteArray_FromStringAndSize(NULL, room + total)
+        p = <uint8_t *>PyByteArray_AS_STRING(out)
+        memset(p, 0, <size_t>room)
+        p += room
+    else:
+        out = PyBytes_FromStringAndSize(NULL, total)
+        p = <uint8_t *>PyBytes_AS_STRING(out)
+    for place in range(first, last):
+        row = _row_at(order, place)
         memcpy(&time, t + 8 * row, 8)
         shift = time - base_timestamp
         key_length = _length(key, row) if keyed else -1
         value_length = _length(value, row)
         if lists is not None:
             extra = lists.size(row)
-        p = _write_varint(p, _zigzag(_record_size(shift, row - first, key_length, value_length, extra)))
+        p = _write_varint(p, _zigzag(_record_size(shift, place - first, key_length, value_length, extra)))
         p[0] = 0
         p = _write_varint(p + 1, _zigzag(shift))
-        p = _write_varint(p, _zigzag(row - first))
+        p = _write_varint(p, _zigzag(place - first))
         p = _write_row(p, key, row, key_length)
         p = _write_row(p, value, row, value_length)
         if lists is not None:
@@ -419,3 +454,58 @@ cdef bytes _encode_columns(
             p[0] = 0
             p += 1
     return out
+
+
+# ---- rows to partitions ---------------------------------------------------------------------------------------------
+
+def group_rows(partitions, int32_t count):
+    cdef Py_buffer view
+    cdef Py_ssize_t rows, row
+    cdef int32_t partition, at
+    cdef const uint8_t *p
+    cdef bytes order
+    cdef bytearray ends
+    cdef char *out
+    cdef char *next_at
+    PyObject_GetBuffer(partitions, &view, PyBUF_SIMPLE)
+    try:
+        if view.len % 4:
+            raise ValueError("bytes length not a multiple of item size")
+        if count < 0:
+            raise ValueError(f"{count} partitions")
+        rows = view.len // 4
+        p = <const uint8_t *>view.buf
+        ends = bytearray(4 * (<Py_ssize_t>count + 2))  # place n + 2 counts n, then place n + 1 is where n goes on
+        next_at = <char *>ends
+        for row in range(rows):
+            memcpy(&partition, p + 4 * row, 4)
+            if not 0 <= partition < count:
+                raise ValueError(f"partition {partition} of {count}")
+            _add(next_at + 4 * (<Py_ssize_t>partition + 2), 1)
+        for row in range(2, <Py_ssize_t>count + 2):
+            memcpy(&at, next_at + 4 * (row - 1), 4)
+            _add(next_at + 4 * row, at)
+        order = PyBytes_FromStringAndSize(NULL, 4 * rows)
+        out = PyBytes_AS_STRING(order)
+        for row in range(rows):
+            memcpy(&partition, p + 4 * row, 4)
+            memcpy(&at, next_at + 4 * (<Py_ssize_t>partition + 1), 4)
+            _put(out + 4 * <Py_ssize_t>at, <int32_t>row)
+            _add(next_at + 4 * (<Py_ssize_t>partition + 1), 1)
+    finally:
+        PyBuffer_Release(&view)
+    starts = [0]
+    for row in range(count):
+        memcpy(&at, next_at + 4 * (row + 1), 4)
+        starts.append(at)
+    return order, starts
+
+
+cdef inline void _put(char *p, int32_t value) noexcept nogil:
+    memcpy(p, &value, 4)
+
+
+cdef inline void _add(char *p, int32_t more) noexcept nogil:
+    cdef int32_t value
+    memcpy(&value, p, 4)
+    _put(p, value + more)

@@ -145,28 +145,64 @@ def encode_columns(
     last: int,
     base_timestamp: int,
     headers: Headers | None = None,
-) -> bytes:
+    order: Any | None = None,
+    room: int = 0,
+) -> bytes | bytearray:
     """The uncompressed payload of a batch with rows ``first`` to ``last`` (exclusive).
 
-    ``timestamps`` is int64 ms per row in the machine's order. Raises ValueError when the columns don't fit together.
+    ``timestamps`` is int64 ms per row in the machine's order. With ``order`` (int32 row numbers, as `group_rows` gives
+    them) the rows are those at places ``first`` to ``last`` of it. With ``room`` the result is a bytearray that begins
+    with so many zeros, for a header. Raises ValueError when the columns don't fit together.
     """
     times = array("q")
     times.frombytes(bytes(timestamps))
-    if not 0 <= first <= last <= len(times):
-        raise ValueError(f"rows {first} to {last} of {len(times)}")
-    key_bounds = _bounds(keys, last) if keys is not None else None
-    value_bounds = _bounds(values, last)
-    pairs = [] if headers is None else _pairs(headers, first, last)
+    rows = array("i", range(len(times)))
+    if order is not None:
+        rows = array("i")
+        rows.frombytes(bytes(order))
+    if not 0 <= first <= last <= len(rows):
+        raise ValueError(f"rows {first} to {last} of {len(rows)}")
+    if room < 0:
+        raise ValueError(f"room for {room} bytes")
+    if order is not None and any(not 0 <= row < len(times) for row in rows[first:last]):
+        raise ValueError(f"the order names a row beyond the {len(times)} there are")
+    low, high = (0, len(times)) if order is not None else (first, last)
+    key_bounds = _bounds(keys, high) if keys is not None else None
+    value_bounds = _bounds(values, high)
+    pairs = [] if headers is None else _pairs(headers, low, high)
     records = []
-    for row in range(first, last):
+    for row in rows[first:last]:
         key = None
         if keys is not None and key_bounds is not None and _valid(keys, row):
             key = bytes(_view(keys.data)[key_bounds[row] : key_bounds[row + 1]])
         value = None
         if _valid(values, row):
             value = bytes(_view(values.data)[value_bounds[row] : value_bounds[row + 1]])
-        records.append(Record(-1, times[row], key, value, pairs[row - first] if pairs else ()))
-    return encode_records(records, 0, base_timestamp)
+        records.append(Record(-1, times[row], key, value, pairs[row - low] if pairs else ()))
+    payload = encode_records(records, 0, base_timestamp)
+    return bytearray(room) + payload if room else payload
+
+
+def group_rows(partitions: Any, count: int) -> tuple[bytes, list[int]]:
+    """Row numbers (int32) by partition, in their order within each, and where each partition's begin; one end more.
+
+    ``partitions`` is an int32 per row in the machine's order. Raises ValueError for a partition outside 0..count-1.
+    """
+    chosen = array("i")
+    chosen.frombytes(bytes(partitions))
+    if count < 0:
+        raise ValueError(f"{count} partitions")
+    places: list[list[int]] = [[] for _ in range(count)]
+    for row, partition in enumerate(chosen):
+        if not 0 <= partition < count:
+            raise ValueError(f"partition {partition} of {count}")
+        places[partition].append(row)
+    starts = [0]
+    order = array("i")
+    for rows in places:
+        order.extend(rows)
+        starts.append(len(order))
+    return order.tobytes(), starts
 
 
 def _pairs(headers: Headers, first: int, last: int) -> list[tuple[tuple[str, bytes | None], ...]]:

@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from _native.columns import encode_arrow, partitions_for_keys
+from _native.columns import encode_arrow, group_rows, partitions_for_keys
 from spark_udfs.client import Client, ClientError
 from spark_udfs.settings import OptionError
 from wire import compression
@@ -77,7 +77,7 @@ class Member(NamedTuple):
 class _Batch:
     __slots__ = ("data", "rows", "sent")
 
-    def __init__(self, data: bytes, rows: int) -> None:
+    def __init__(self, data: bytes | bytearray, rows: int) -> None:
         self.data = data
         self.rows = rows
         self.sent = False
@@ -103,9 +103,9 @@ class _Flight(NamedTuple):
 
 
 class MemberProducer:
-    """Writes one task's rows. Not for use from two threads."""
+    """Writes one task's rows. Not for use from two threads. Without a sink the rows count at once: at least once."""
 
-    def __init__(self, client: Client, sink_id: str, member: Member, settings: WriteSettings) -> None:
+    def __init__(self, client: Client, sink_id: str | None, member: Member, settings: WriteSettings) -> None:
         self.rows = 0
         self.bytes = 0
         self._client = client
@@ -124,8 +124,8 @@ class MemberProducer:
         """Take an Arrow batch; returns when there is room for the next. Raises TaskFenced, ClientError."""
         if batch.num_rows == 0:
             return
-        for tp, rows in self._split(batch):
-            self._encode(tp, rows)
+        for topic, rows in self._by_topic(batch):
+            self._write_topic(topic, rows)
         self.rows += batch.num_rows
         self._pump(self._settings.buffer_bytes)
 
@@ -138,30 +138,32 @@ class MemberProducer:
         """What is in memory: record batches sent or waiting."""
         return self._unacknowledged
 
-    def _split(self, batch: pa.RecordBatch) -> Iterator[tuple[TopicPartition, pa.RecordBatch]]:
-        """The batch's rows by topic and partition, in their order."""
+    def _by_topic(self, batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
+        """The batch's rows by topic, in their order."""
         if self._settings.topic is not None:
-            yield from self._by_partition(self._settings.topic, batch)
+            yield self._settings.topic, batch
             return
         topics = batch.column("topic")
         if topics.null_count:
             raise OptionError("a row has no topic: column topic is null, and there is no option topic")
         names = pc.unique(topics).to_pylist()
         for name in names:
-            yield from self._by_partition(name, batch if len(names) == 1 else batch.filter(pc.equal(topics, name)))
+            yield name, batch if len(names) == 1 else batch.filter(pc.equal(topics, name))
 
-    def _by_partition(self, topic: str, batch: pa.RecordBatch) -> Iterator[tuple[TopicPartition, pa.RecordBatch]]:
+    def _write_topic(self, topic: str, batch: pa.RecordBatch) -> None:
+        """Rows of one topic into record batches by partition: the kernel takes each row from where it stands."""
         partitions = self._partitions(topic, batch)
-        first = int(partitions[0])
-        if (partitions == first).all():
-            yield TopicPartition(topic, first), batch
-            return
-        order = np.argsort(partitions, kind="stable")
-        ordered = batch.take(pa.array(order))
-        bounds = np.flatnonzero(np.diff(partitions[order])) + 1
-        starts = [0, *bounds.tolist(), len(order)]
-        for begin, end in itertools.pairwise(starts):
-            yield TopicPartition(topic, int(partitions[order[begin]])), ordered.slice(begin, end - begin)
+        times = _timestamps(batch)
+        sizes = None if batch.nbytes <= self._settings.batch_bytes else _row_bytes(batch)
+        order, starts = group_rows(np.ascontiguousarray(partitions, dtype=np.int32), self._counts[topic])
+        for number, (first, last) in enumerate(itertools.pairwise(starts)):
+            if first == last:
+                continue
+            lane = self._lanes.setdefault(TopicPartition(topic, number), _Lane())
+            for start, end in _cuts(order, first, last, sizes, self._settings.batch_bytes):
+                self._encode(lane, batch, times, (order, start, end))
+                if self._unacknowledged > self._settings.buffer_bytes:
+                    self._pump(self._settings.buffer_bytes)
 
     def _partitions(self, topic: str, batch: pa.RecordBatch) -> Any:
         """A partition per row: the one it names, else its key's, else one of this task's choice for the whole batch."""
@@ -193,32 +195,25 @@ class MemberProducer:
                 raise ClientError(f"topic {topic} does not exist", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
             time.sleep(PAUSE_S)
 
-    def _encode(self, tp: TopicPartition, rows: pa.RecordBatch) -> None:
-        lane = self._lanes.get(tp)
-        if lane is None:
-            lane = self._lanes[tp] = _Lane()
-        for start, end in _cuts(rows, self._settings.batch_bytes):
-            self._encode_piece(lane, rows.slice(start, end - start))
-            if self._unacknowledged > self._settings.buffer_bytes:
-                self._pump(self._settings.buffer_bytes)
-
-    def _encode_piece(self, lane: _Lane, rows: pa.RecordBatch) -> None:
+    def _encode(self, lane: _Lane, rows: pa.RecordBatch, times: pa.Array, order: tuple[bytes, int, int]) -> None:
         names = rows.schema.names
         codec = self._settings.codec
         data = encode_arrow(
             rows.column("key") if "key" in names else None,
             rows.column("value"),
-            _timestamps(rows),
+            times,
             headers=rows.column("headers") if "headers" in names else None,
+            order=order,
             codec=codec,
             compress=None if codec == compression.NONE else (lambda payload: compression.compress(codec, payload)),
-            transactional=True,
+            transactional=self._sink_id is not None,
             producer_id=self._member.producer_id,
             producer_epoch=self._member.epoch,
-            base_sequence=lane.sequence,
+            base_sequence=lane.sequence if self._member.producer_id >= 0 else -1,
         )
-        lane.sequence = (lane.sequence + rows.num_rows) & 0x7FFF_FFFF
-        lane.batches.append(_Batch(data, rows.num_rows))
+        count = order[2] - order[1]
+        lane.sequence = (lane.sequence + count) & 0x7FFF_FFFF
+        lane.batches.append(_Batch(data, count))
         self.bytes += len(data)
         self._unacknowledged += len(data)
 
@@ -363,17 +358,20 @@ class MemberProducer:
             )
 
 
-def _cuts(rows: pa.RecordBatch, most: int) -> Iterator[tuple[int, int]]:
-    """Bounds of pieces of at most that many bytes of keys, values and headers; a larger row is a piece of its own."""
-    if rows.nbytes <= most:
-        yield 0, rows.num_rows
+def _cuts(order: bytes, first: int, last: int, sizes: Any | None, most: int) -> Iterator[tuple[int, int]]:
+    """Bounds of pieces of ``order[first:last]`` of at most that many bytes; a larger row is a piece of its own.
+
+    ``sizes`` are all rows' bytes; None where everything fits into one piece.
+    """
+    if sizes is None:
+        yield first, last
         return
-    ends = np.cumsum(_row_bytes(rows))
+    ends = np.cumsum(sizes[np.frombuffer(order, dtype=np.int32)[first:last]])
     start = 0
-    while start < rows.num_rows:
+    while start < last - first:
         before = int(ends[start - 1]) if start else 0
         end = max(start + 1, int(np.searchsorted(ends, before + most, side="right")))
-        yield start, end
+        yield first + start, first + end
         start = end
 
 

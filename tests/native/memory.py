@@ -156,6 +156,10 @@ class Fuzz:
         asked = rows + self.rng.choice((0, 0, 0, 1))
         self.same(columns_py, columns_cy, "hash_runs", runs, asked, self.rng.choice((0, 1, 7)))
         self.same(columns_py, columns_cy, "encode_columns", self.rng.choice((runs, None)), runs, times, first, asked, 5)
+        order = array("i", [self.rng.randrange(max(1, rows)) for _ in range(asked)]).tobytes()
+        order = self.mutated(order) if self.rng.random() < 0.3 else order
+        self.same(columns_py, columns_cy, "group_rows", order, self.rng.choice((0, 1, 12)))
+        self.same(columns_py, columns_cy, "encode_columns", None, runs, times, first, asked, 5, None, order, 61)
         good = Runs(None, bytes(4 * (rows + 1)), b"")
         headers = Headers(runs.validity, runs.offsets, good, self.rng.choice((good, runs)))
         self.same(columns_py, columns_cy, "encode_columns", None, good, times, first, rows, 5, headers)

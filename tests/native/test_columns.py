@@ -136,6 +136,39 @@ def test_columns_become_records(records: list[Record], data: st.DataObject) -> N
     both("encode_columns", None, values, times, first, last, 0)
 
 
+@given(rows_strategy, st.integers(1, 5), st.data())
+def test_rows_of_a_partition_become_a_batch_where_they_stand(
+    records: list[Record], count: int, data: st.DataObject
+) -> None:
+    places = data.draw(st.lists(st.integers(0, count - 1), min_size=len(records), max_size=len(records)))
+    _, (order, starts) = both("group_rows", array("i", places).tobytes(), count)
+    headers = pa.array([[{"key": k, "value": v} for k, v in r.headers] for r in records], HEADERS)
+    columns = (
+        pa.array([r.key for r in records], pa.binary()),
+        pa.array([r.value for r in records], pa.binary()),
+        pa.array([r.timestamp for r in records], pa.int64()),
+    )
+    for place in range(count):
+        first, last = starts[place : place + 2]
+        expected = [r for r, at in zip(records, places, strict=True) if at == place]
+        assert len(expected) == last - first
+        if expected:
+            raw = facade.encode_arrow(*columns, headers=headers, order=(order, first, last))
+            assert decode_records(raw[61:], validate_batch(raw)) == [
+                r._replace(offset=n) for n, r in enumerate(expected)
+            ]
+    times = array("q", [r.timestamp for r in records]).tobytes()
+    values = facade._runs_of(columns[1])
+    both("encode_columns", values, values, times, 0, len(records), 5, None, order, 7)
+
+
+@given(st.binary(max_size=40), st.integers(-1, 4), st.integers(-1, 5), st.integers(0, 9))
+def test_orders_that_lie_are_refused_alike(order: bytes, count: int, last: int, room: int) -> None:
+    both("group_rows", order, count)
+    values = Runs(None, bytes(4 * 4), b"")
+    both("encode_columns", None, values, bytes(8 * 3), 0, last, 0, None, order, room - 1)
+
+
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import kafka.errors
+import numpy as np
 import pyarrow as pa
 import pytest
 from confluent_kafka.admin import NewTopic
@@ -17,7 +18,7 @@ from confluent_kafka.admin import NewTopic
 from spark_udfs.batches import Batch, Fence, KeptAlive, Sink
 from spark_udfs.client import Client, ClientError
 from spark_udfs.failures import FenceConflict
-from spark_udfs.producing import Member, MemberProducer, TaskFenced, WriteSettings, _cuts
+from spark_udfs.producing import Member, MemberProducer, TaskFenced, WriteSettings, _cuts, _row_bytes
 from tests.fleet import Fleet
 
 from .conftest import Cluster
@@ -222,7 +223,8 @@ def test_pieces_cover_every_row() -> None:
         ],
         ["key", "value", "headers"],
     ).slice(3, 90)
-    cuts = list(_cuts(table, 10_000))
+    order = np.arange(90, dtype=np.int32).tobytes()
+    cuts = list(_cuts(order, 0, 90, _row_bytes(table), 10_000))
     assert [start for start, _ in cuts] == [0, *(end for _, end in cuts[:-1])]
     assert cuts[-1][1] == 90
     assert len(cuts) > 20
