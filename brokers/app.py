@@ -167,6 +167,7 @@ def run(config: BrokerConfig) -> None:
 
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     gc.set_threshold(*GC_THRESHOLDS)
+    gc.disable()  # until the start is over: what it makes stays
     uvloop.run(_run(config))
 
 
@@ -185,6 +186,7 @@ async def _run(config: BrokerConfig) -> None:
         starting.result()
         gc.collect()
         gc.freeze()  # what the start made lives for ever: full collections needn't look at it
+        gc.enable()
         logger.info("broker %d is ready", config.broker_id)
         failing = loop.create_task(broker.failed(), name="failure")
         await asyncio.wait({failing, stopping}, return_when=asyncio.FIRST_COMPLETED)

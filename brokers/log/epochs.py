@@ -1,6 +1,8 @@
 """The leader-epoch cache of one partition: which leader epoch appended from which offset on (KIP-101, KIP-279).
 
-Pure but for ``to_bytes``/``from_bytes``; the log writes the checkpoint whenever ``dirty`` is set.
+Pure but for ``to_bytes``/``from_bytes``. The log writes the checkpoint when ``dirty`` is set and records are appended;
+before that only when ``behind`` is set. An epoch in which nothing was appended need not be in the file: whoever loads
+it drops such epochs at the log's end.
 """
 
 from __future__ import annotations
@@ -16,11 +18,14 @@ UNDEFINED_OFFSET = -1
 class EpochCache:
     """Entries with rising epochs and non-falling start offsets."""
 
-    __slots__ = ("dirty", "entries")
+    __slots__ = ("behind", "dirty", "entries")
 
     def __init__(self, entries: list[EpochEntry] | None = None) -> None:
         self.entries: list[EpochEntry] = list(entries or ())
         self.dirty = False
+        """Whether the checkpoint says something else."""
+        self.behind = False
+        """Whether it says something else of records that are in the log."""
 
     @classmethod
     def from_bytes(cls, data: bytes, name: str) -> EpochCache:
@@ -48,8 +53,19 @@ class EpochCache:
         while entries and (entries[-1].epoch >= epoch or entries[-1].start_offset >= start_offset):
             entries.pop()
         entries.append(EpochEntry(epoch, start_offset))
-        self.dirty = True
+        self.dirty = self.behind = True
         return True
+
+    def begin(self, epoch: int, end_offset: int) -> None:
+        """A leader is about to append in this epoch, at the log's end."""
+        contradicted = bool(self.entries) and self.entries[-1].epoch > epoch
+        behind = self.behind
+        if self.assign(epoch, end_offset):
+            self.behind = behind or contradicted
+
+    def saved(self) -> None:
+        """The checkpoint says the same now."""
+        self.dirty = self.behind = False
 
     def end_offset(self, epoch: int, log_end_offset: int) -> tuple[int, int]:
         """The largest epoch known here that is not above ``epoch``, and the offset at which it ended.
@@ -78,7 +94,7 @@ class EpochCache:
         return found
 
     def truncate_from_end(self, end_offset: int) -> None:
-        """The log now ends at ``end_offset``: drop epochs that start there or later."""
+        """The log now ends at ``end_offset``: drop epochs that start there or later. The file may keep them."""
         entries = self.entries
         while entries and entries[-1].start_offset >= end_offset:
             entries.pop()
@@ -91,9 +107,9 @@ class EpochCache:
         if above == 0 or (above == 1 and entries[0].start_offset == start_offset):
             return
         self.entries = [EpochEntry(entries[above - 1].epoch, start_offset), *entries[above:]]
-        self.dirty = True
+        self.dirty = self.behind = True
 
     def clear(self) -> None:
         """Forget everything."""
-        self.dirty = self.dirty or bool(self.entries)
+        self.dirty = self.behind = self.dirty or bool(self.entries)
         self.entries.clear()

@@ -60,6 +60,8 @@ class _IndexFile:
         self._data: bytearray | None = None
         self._written = 0
         self._file: DiskFile | None = None
+        self._anew = False
+        """Whether the entries were made anew, and what the file holds is still to be compared with them."""
 
     @property
     def data(self) -> bytearray:
@@ -75,6 +77,11 @@ class _IndexFile:
         """Whether the entries are in memory."""
         return self._data is not None
 
+    @property
+    def made_anew(self) -> bool:
+        """Whether the entries were made anew and the file doesn't yet say the same."""
+        return self._anew
+
     def __len__(self) -> int:
         return len(self.data) // self.entry.size
 
@@ -86,7 +93,7 @@ class _IndexFile:
     def _append(self, packed: bytes) -> None:
         data = self.data
         data += packed
-        if len(data) - self._written >= _WRITE_BEHIND_BYTES:
+        if len(data) - self._written >= _WRITE_BEHIND_BYTES and not self._anew:
             try:
                 self.flush()
             except DiskFull:
@@ -109,6 +116,8 @@ class _IndexFile:
         """Write what is only in memory; with ``sync``, durably. Creates the file."""
         if self._data is None:
             return
+        if self._anew:
+            self._compare(self._data)
         file = self._open()
         if len(self._data) > self._written:
             file.write(bytes(memoryview(self._data)[self._written :]), self._written)
@@ -116,8 +125,25 @@ class _IndexFile:
         if sync:
             file.sync()
 
+    def _compare(self, data: bytearray) -> None:
+        """Write the file anew only if it says something else: after a crash nearly all indexes are right."""
+        self._anew = False
+        found = self._disk.read(self.path)
+        if found is not None and found == bytes(data):
+            self._written = len(data)
+        elif found:
+            self._open().truncate(0)
+
+    def make_anew(self) -> None:
+        """Forget all entries; those that are appended from now on are compared with the file at the next flush."""
+        self._data = bytearray()
+        self._written = 0
+        self._anew = True
+
     def _cut(self, entries: int) -> None:
         size = entries * self.entry.size
+        if self._anew:
+            self.flush()
         del self.data[size:]
         if self._written > size or (self._disk.size(self.path) or 0) > size:
             self._open().truncate(size)
@@ -127,13 +153,14 @@ class _IndexFile:
         """Forget all entries, in memory and on disk."""
         self._data = bytearray()
         self._written = 0
+        self._anew = False
         if self._disk.size(self.path):
             self._open().truncate(0)
 
     def unload(self) -> None:
         """Give the memory back; the next use loads the file again."""
         if self._data is not None:
-            if self._data or self._file is not None:
+            if len(self._data) > self._written or self._anew:
                 self.flush()
             self._data = None
         self.close()
@@ -156,6 +183,7 @@ class _IndexFile:
         self.close()
         self._file = None
         self._data = None
+        self._anew = False
         self._disk.remove(self.path)
 
 
@@ -295,6 +323,8 @@ class TransactionIndex(_IndexFile):
 
     def flush(self, *, sync: bool = False) -> None:
         """Write new entries; an index without any has no file."""
+        if self._anew and not self._data:
+            self._compare(bytearray())
         if self._data or self._file is not None:
             super().flush(sync=sync)
 

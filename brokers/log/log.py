@@ -55,7 +55,6 @@ class Log(LogReads):
     ) -> Log:
         """Load the directory (made if absent), recovering it unless it was closed ``clean``. Raises DiskError."""
         settings = settings or LogSettings()
-        disk.make_directory(directory)
         loaded = recovery.load(
             disk,
             directory,
@@ -520,13 +519,14 @@ class Log(LogReads):
 
         Returns whether there was anything to write.
         """
-        if self._settled and not self.dirty_names and not self.epochs.dirty and self._epochs_durable:
+        if self._settled and not self.dirty_names and not self.epochs.behind and self._epochs_durable:
             return False
         if self.segments.active.size:
             self.segments.active.seal()
         for segment in self.segments.from_offset(self.recovery_point):
             segment.flush_indexes()
-        self.save_epochs()
+        if self.epochs.behind:
+            self.save_epochs()
         path = recovery.snapshot_path(self.directory, self.log_end_offset)
         if self.producers.entries:
             self.disk.replace(path, self.producers.to_snapshot(), durable=False)

@@ -1,9 +1,9 @@
 """From the files of a partition's directory to a log's state; the same after a clean stop, a kill and a power cut.
 
 Order as Kafka's: leftovers of unfinished deletions and compactions first, then the segments, then, unless the broker
-stopped cleanly, every batch from the recovery point on is checked (checksum included) and the log is cut at the first
-that is wrong. Indexes, producer state and leader epochs above that point are made anew from the batches themselves, so
-a recovered directory equals one rebuilt from scratch, and recovering twice changes nothing.
+stopped cleanly or the log ends at its recovery point, every batch from there on is checked (checksum included) and the
+log is cut at the first that is wrong. Indexes, producer state and leader epochs above that point are made anew from the
+batches themselves, so a recovered directory equals one rebuilt from scratch, and recovering twice changes nothing.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ logger = logging.getLogger(__name__)
 
 _SEGMENT_FILE = re.compile(r"(\d{20})(\.[a-z]+)")
 _READ_BYTES = 1024 * 1024
+_SMALL_BYTES = 64 * 1024
 _INT32_MAX = 2**31 - 1
 
 
@@ -134,23 +135,33 @@ def load(
     Raises DiskFull or DiskFailed.
     """
     report = RecoveryReport(partition, clean)
-    swapped = _finish_what_was_begun(disk, directory, report)
-    segments = _open_segments(disk, directory, report, now_ms)
-    _remove_orphans(disk, directory, segments, report)
+    names = disk.names(directory)
+    if not names:
+        disk.make_directory(directory)
+    swapped: set[int] = set()
+    if any(map(_is_unfinished, names)):
+        swapped = _finish_what_was_begun(disk, directory, names, report)
+        names = disk.names(directory)
+    segments = _open_segments(disk, directory, names, report, now_ms)
     if not len(segments):
         segments.add(Segment(disk, directory, max(0, log_start_offset), create=True, now_ms=now_ms))
-    epochs = _load_epochs(disk, directory, segments, report)
+    epochs = _load_epochs(disk, directory, names, segments, report)
     for segment in segments:
         if segment.base_offset in swapped:
             recovery_point = min(recovery_point, segment.base_offset)
             clean = False
-    loader = _Loader(disk, directory, segments, epochs, producers, report, now_ms, index_interval_bytes, may_have_holes)
+    loader = _Loader(
+        disk, directory, segments, epochs, producers, report, now_ms, index_interval_bytes, may_have_holes,
+        _snapshots_among(names),
+    )  # fmt: skip
     end: int | None = None
     if clean:
         end = _clean_end(segments, report)
+    else:
+        loader.check_indexes(recovery_point)
+        if not swapped and loader.stands_at(recovery_point):
+            end, report.clean = recovery_point, True
     if end is None:
-        if not clean:
-            loader.check_indexes(recovery_point)
         end = loader.recover(segments.active.base_offset if clean else recovery_point)
     else:
         loader.load_producers(end)
@@ -165,7 +176,8 @@ def load(
         end = start
     epochs.truncate_from_end(end)
     epochs.truncate_from_start(start)
-    _remove_stray_snapshots(disk, directory, segments)
+    loader.remove_stray_snapshots()
+    segments.active.unload()  # opened again by whoever uses it: most partitions of a large fleet sleep
     return Loaded(segments, epochs, producers, start, end, report)
 
 
@@ -176,30 +188,34 @@ def snapshot_path(directory: str, offset: int) -> str:
 
 def snapshot_offsets(disk: DiskPort, directory: str) -> list[int]:
     """Offsets of the snapshots in a directory, rising."""
+    return _snapshots_among(disk.names(directory))
+
+
+def _snapshots_among(names: Sequence[str]) -> list[int]:
     return [
         int(match[1])
-        for name in disk.names(directory)
-        if (match := _SEGMENT_FILE.fullmatch(name)) and match[2] == SNAPSHOT_SUFFIX
+        for name in names
+        if name.endswith(SNAPSHOT_SUFFIX) and (match := _SEGMENT_FILE.fullmatch(name)) and match[2] == SNAPSHOT_SUFFIX
     ]
 
 
-def _remove_stray_snapshots(disk: DiskPort, directory: str, segments: Segments) -> None:
-    """Keep the newest snapshot and those at the start of a segment: others are of earlier clean stops."""
-    bases = {segment.base_offset for segment in segments}
-    for offset in snapshot_offsets(disk, directory)[:-1]:
-        if offset not in bases:
-            disk.remove(snapshot_path(directory, offset))
-
-
 def restore_producers(
-    disk: DiskPort, directory: str, segments: Segments, producers: ProducerState, end: int, now_ms: int
+    disk: DiskPort,
+    directory: str,
+    segments: Segments,
+    producers: ProducerState,
+    end: int,
+    now_ms: int,
+    snapshots: list[int] | None = None,
 ) -> int:
     """Producer state as of offset ``end``: the best snapshot at or below it, and replay from there.
 
-    Damaged snapshots are removed. Returns how many.
+    Damaged snapshots are removed, also from ``snapshots``, the caller's list of those there are. Returns how many.
     """
     removed = 0
-    for offset in reversed(snapshot_offsets(disk, directory)):
+    if snapshots is None:
+        snapshots = snapshot_offsets(disk, directory)
+    for offset in reversed(snapshots[:]):
         if offset > end:
             continue
         path = snapshot_path(directory, offset)
@@ -208,6 +224,7 @@ def restore_producers(
         except DamagedSnapshot as wrong:
             logger.warning("%s: %s; removed", path, wrong)
             disk.remove(path)
+            snapshots.remove(offset)
             removed += 1
             continue
         replay(segments, producers, offset, end, now_ms)
@@ -251,14 +268,16 @@ def apply_batches(
     return producers.apply(change) if change is not None else []
 
 
-def _finish_what_was_begun(disk: DiskPort, directory: str, report: RecoveryReport) -> set[int]:
+def _is_unfinished(name: str) -> bool:
+    return name.endswith((CLEANED_SUFFIX, DELETED_SUFFIX, SWAP_SUFFIX, ".tmp"))
+
+
+def _finish_what_was_begun(disk: DiskPort, directory: str, names: list[str], report: RecoveryReport) -> set[int]:
     """Drop half-made and half-deleted files, finish swaps. Returns the base offsets of segments swapped in now."""
-    names = disk.names(directory)
     swaps = {int(name[:20]) for name in names if name.endswith(LOG_SUFFIX + SWAP_SUFFIX)}
     for name in names:
-        half_made = name.endswith((CLEANED_SUFFIX, DELETED_SUFFIX, ".tmp"))
         # A swap without its log file was not complete: the log is renamed last. Indexes are made anew in any case.
-        if half_made or (name.endswith(SWAP_SUFFIX) and not name.endswith(LOG_SUFFIX + SWAP_SUFFIX)):
+        if _is_unfinished(name) and not name.endswith(LOG_SUFFIX + SWAP_SUFFIX):
             disk.remove(f"{directory}/{name}")
             report.files_removed.append(name)
     for base in sorted(swaps):
@@ -280,31 +299,33 @@ def _finish_what_was_begun(disk: DiskPort, directory: str, report: RecoveryRepor
     return swaps
 
 
-def _open_segments(disk: DiskPort, directory: str, report: RecoveryReport, now_ms: int) -> Segments:
+def _open_segments(disk: DiskPort, directory: str, names: list[str], report: RecoveryReport, now_ms: int) -> Segments:
+    """The segments there are; indexes without a log are removed."""
     segments = Segments()
-    for name in disk.names(directory):
+    indexes: list[tuple[int, str]] = []
+    bases: set[int] = set()
+    for name in names:
         match = _SEGMENT_FILE.fullmatch(name)
-        if match and match[2] == LOG_SUFFIX:
-            segments.add(Segment(disk, directory, int(match[1]), create=False, now_ms=now_ms))
+        if match is None:
+            continue
+        base, suffix = int(match[1]), match[2]
+        if suffix == LOG_SUFFIX:
+            segments.add(Segment(disk, directory, base, create=False, now_ms=now_ms))
+            bases.add(base)
+        elif suffix in (OFFSET_INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX):
+            indexes.append((base, name))
+    for base, name in indexes:
+        if base not in bases:
+            disk.remove(f"{directory}/{name}")
+            report.files_removed.append(name)
     return segments
 
 
-def _remove_orphans(disk: DiskPort, directory: str, segments: Segments, report: RecoveryReport) -> None:
-    bases = {segment.base_offset for segment in segments}
-    for name in disk.names(directory):
-        match = _SEGMENT_FILE.fullmatch(name)
-        if (
-            match
-            and match[2] in (OFFSET_INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX)
-            and int(match[1]) not in bases
-        ):
-            disk.remove(f"{directory}/{name}")
-            report.files_removed.append(name)
-
-
-def _load_epochs(disk: DiskPort, directory: str, segments: Segments, report: RecoveryReport) -> EpochCache:
+def _load_epochs(
+    disk: DiskPort, directory: str, names: list[str], segments: Segments, report: RecoveryReport
+) -> EpochCache:
     path = f"{directory}/{LEADER_EPOCH_CHECKPOINT}"
-    data = disk.read(path)
+    data = disk.read(path) if LEADER_EPOCH_CHECKPOINT in names else None
     if data is not None:
         try:
             return EpochCache.from_bytes(data, path)
@@ -323,20 +344,27 @@ def _load_epochs(disk: DiskPort, directory: str, segments: Segments, report: Rec
 
 def _clean_end(segments: Segments, report: RecoveryReport) -> int | None:
     """The end of a log that was closed in order; None if the active segment turns out to be damaged after all."""
-    active = segments.active
+    end, wrong = _end_by_headers(segments.active)
+    if wrong:
+        report.notes.append(f"not as clean as the marker says: {wrong}")
+        return None
+    return end
+
+
+def _end_by_headers(active: Segment) -> tuple[int, str]:
+    """The offset after the last batch, and what is wrong with the active segment if its headers show that."""
     end, position = active.base_offset, 0
+    if not active.size:
+        return end, ""
     try:
-        start = active.offset_index.last().position if active.size else 0
+        # a small file is read at once, without asking the index where to begin
+        start = active.offset_index.last().position if active.size > _SMALL_BYTES else 0
         for position, header in active.headers(start):
             end = header.last_offset + 1
             position += header.size
     except CorruptBatch as wrong:
-        report.notes.append(f"not as clean as the marker says: {wrong.reason}")
-        return None
-    if active.size and position != active.size:
-        report.notes.append("not as clean as the marker says: the active segment ends in half a batch")
-        return None
-    return end
+        return end, wrong.reason
+    return end, "" if position == active.size else "the active segment ends in half a batch"
 
 
 class _Loader:
@@ -353,6 +381,7 @@ class _Loader:
         now_ms: int,
         index_interval_bytes: int,
         may_have_holes: bool,
+        snapshots: list[int],
     ) -> None:
         self.disk = disk
         self.directory = directory
@@ -363,11 +392,33 @@ class _Loader:
         self.now_ms = now_ms
         self.index_interval_bytes = index_interval_bytes
         self.may_have_holes = may_have_holes
+        self.snapshots = snapshots
 
     def load_producers(self, end: int) -> None:
         """State after a clean stop: the last snapshot is usually all of it."""
+        self._restore_producers(end)
+
+    def _restore_producers(self, end: int) -> None:
         self.report.snapshots_removed += restore_producers(
-            self.disk, self.directory, self.segments, self.producers, end, self.now_ms
+            self.disk, self.directory, self.segments, self.producers, end, self.now_ms, self.snapshots
+        )
+
+    def stands_at(self, recovery_point: int) -> bool:
+        """Whether the log ends where it was fsynced last: then its files are as that fsync left them.
+
+        The recovery point rises only after data, indexes, epochs and names are durable, and falls before anything is
+        cut off. So nothing needs to be checked that a clean stop wouldn't leave unchecked. Indexes alone may have
+        got entries of batches that were lost.
+        """
+        active = self.segments.active
+        end, wrong = _end_by_headers(active)
+        return not wrong and end == recovery_point and self._plausible(active, end)
+
+    def _plausible(self, segment: Segment, end: int) -> bool:
+        return not segment.size or (
+            segment.offset_index.plausible(segment.size, end)
+            and segment.time_index.plausible(end)
+            and segment.txn_index.plausible()
         )
 
     def check_indexes(self, recovery_point: int) -> None:
@@ -376,16 +427,9 @@ class _Loader:
             end = self.segments.end_of(index, _INT32_MAX << 32)
             if end > recovery_point:
                 return
-            plausible = not segment.size or (
-                segment.offset_index.plausible(segment.size, end)
-                and segment.time_index.plausible(end)
-                and segment.txn_index.plausible()
-            )
-            if not plausible:
+            if not self._plausible(segment, end):
                 self._drop_snapshots(segment.base_offset, end)
-                restore_producers(
-                    self.disk, self.directory, self.segments, self.producers, segment.base_offset, self.now_ms
-                )
+                self._restore_producers(segment.base_offset)
                 # Below the recovery point damage is decay, not a torn write: what lies behind it is kept.
                 _, reason = self._check_segment(segment, cut=False)
                 if reason:
@@ -398,9 +442,7 @@ class _Loader:
         """Check every batch from the recovery point's segment on, cut at the first wrong one. Returns the log's end."""
         first = self.segments.floor(recovery_point)
         self._drop_snapshots(first.base_offset, None)
-        self.report.snapshots_removed += restore_producers(
-            self.disk, self.directory, self.segments, self.producers, first.base_offset, self.now_ms
-        )
+        self._restore_producers(first.base_offset)
         end = first.base_offset
         damaged = False
         for segment in self.segments.from_offset(first.base_offset):
@@ -417,6 +459,7 @@ class _Loader:
                 self.disk.replace(
                     snapshot_path(self.directory, segment.base_offset), self.producers.to_snapshot(), durable=False
                 )
+                self.snapshots.append(segment.base_offset)
             end, reason = self._check_segment(segment)
             if reason:
                 damaged = True
@@ -430,17 +473,27 @@ class _Loader:
         return end
 
     def _drop_snapshots(self, above: int, up_to: int | None) -> None:
-        for offset in snapshot_offsets(self.disk, self.directory):
+        for offset in self.snapshots[:]:
             if offset > above and (up_to is None or offset < up_to):
                 self.disk.remove(snapshot_path(self.directory, offset))
+                self.snapshots.remove(offset)
                 self.report.snapshots_removed += 1
+
+    def remove_stray_snapshots(self) -> None:
+        """Keep the newest snapshot and those at the start of a segment: others are of earlier clean stops."""
+        if len(self.snapshots) < 2:
+            return
+        bases = {segment.base_offset for segment in self.segments}
+        for offset in self.snapshots[:-1]:
+            if offset not in bases:
+                self.disk.remove(snapshot_path(self.directory, offset))
 
     def _check_segment(self, segment: Segment, *, cut: bool = True) -> tuple[int, str]:
         """Scan one segment, filling its indexes anew; returns its end offset and what is wrong there, if anything is.
 
         With ``cut`` the file is cut at that place.
         """
-        segment.reset_indexes()
+        segment.rebuild_indexes()
         self.report.segments_scanned += 1
         position, end, reason = 0, segment.base_offset, ""
         while position < segment.size and not reason:

@@ -153,6 +153,10 @@ class Segment:
     def flush_indexes(self, *, sync: bool = False) -> None:
         """Write index entries that are only in memory."""
         if not self.size:
+            if self.offset_index.made_anew:
+                self.offset_index.clear()
+                self.time_index.clear()
+                self.txn_index.clear()
             return
         # Kafka expects both files beside a log that has data, also when they are empty.
         _ = self.offset_index.data, self.time_index.data
@@ -319,10 +323,20 @@ class Segment:
             self._first_timestamp = None
 
     def reset_indexes(self) -> None:
-        """Empty all indexes, before recovery fills them again."""
+        """Empty all indexes, also on disk."""
         self.offset_index.clear()
         self.time_index.clear()
         self.txn_index.clear()
+        self._nothing_indexed()
+
+    def rebuild_indexes(self) -> None:
+        """Empty all indexes, before recovery fills them again. Files change with the next flush, if at all."""
+        self.offset_index.make_anew()
+        self.time_index.make_anew()
+        self.txn_index.make_anew()
+        self._nothing_indexed()
+
+    def _nothing_indexed(self) -> None:
         self._hints.clear()
         self._bytes_since_index = 0
         self._max_timestamp = (-1, self.base_offset)

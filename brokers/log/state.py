@@ -152,7 +152,8 @@ class LogState:
         self._config = config
         self.config = config
         self.producers.high_watermark_moved(self.high_watermark)
-        self.save_epochs()
+        if self.epochs.behind:
+            self.save_epochs()
 
     # ---- what it is
 
@@ -197,8 +198,9 @@ class LogState:
         return self.epochs.end_offset(epoch, self.log_end_offset)
 
     def assign_epoch(self, epoch: int) -> None:
-        """A leader starts to append in this epoch."""
-        if self.epochs.assign(epoch, self.log_end_offset):
+        """A leader starts to append in this epoch; the first append writes it down."""
+        self.epochs.begin(epoch, self.log_end_offset)
+        if self.epochs.behind:
             self.save_epochs()
 
     def keep_warm(self, segment: Segment) -> None:
@@ -234,5 +236,5 @@ class LogState:
         except DiskFailed as wrong:
             self.fail(wrong)
             return
-        self.epochs.dirty = False
+        self.epochs.saved()
         self._epochs_durable = durable

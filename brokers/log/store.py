@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter
 from typing import NamedTuple
 
 from brokers.config import BrokerConfig, TopicConfig
@@ -68,7 +69,7 @@ class StoreReport:
 class LogDirectory:
     """One entry of ``log.dirs``."""
 
-    __slots__ = ("doomed", "id", "intact_since", "lock", "offline", "path")
+    __slots__ = ("doomed", "id", "intact_since", "lock", "logs", "offline", "path")
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -76,6 +77,8 @@ class LogDirectory:
         self.lock: DiskLock | None = None
         self.id: uuid.UUID | None = None
         self.intact_since = -1
+        self.logs = 0
+        """How many logs it holds."""
         self.doomed: list[tuple[int, str]] = []
         """Renamed partition directories and the time at which they go."""
 
@@ -121,6 +124,8 @@ class LogStore:
         self._homes: dict[TopicPartition, LogDirectory] = {}
         self._cleaner = Cleaner(disk, self._logs)
         self._deletions = 0
+        self._outlived: set[TopicPartition] = set()
+        """Partitions whose logs are gone, but not yet from the checkpoints of recovery points."""
         self._next_retention_ms = -1
         self._next_checkpoint_ms = -1
         self._next_producer_expiry_ms = -1
@@ -168,6 +173,10 @@ class LogStore:
         # The marker goes before anything can change: a crash from here on is not a clean stop.
         disk.remove(marker)
         disk.sync_directory(path)
+        absent = set(recovery_points)
+        checkpoint = partial(self._checkpoint_recovery, directory)
+        topic_ids = _TopicIds(disk)
+        configs: dict[str, TopicConfig] = {}
         for name in disk.names(path):
             child = f"{path}/{name}"
             if _DELETED_DIRECTORY.fullmatch(name):
@@ -178,25 +187,30 @@ class LogStore:
             if not match or not disk.is_directory(child):
                 continue
             tp = TopicPartition(match["topic"], int(match["partition"]))
+            config = configs.get(tp.topic)
+            if config is None:
+                config = configs[tp.topic] = self._topic_config(tp.topic)
+            absent.discard(tp)
             log = Log.open(
                 disk,
                 child,
                 tp,
-                self._topic_config(tp.topic),
+                config,
                 self._settings,
                 now_ms=self._clock.wall_ms(),
-                topic_id=self._read_topic_id(child),
+                topic_id=topic_ids.read(child),
                 clean=clean,
                 recovery_point=recovery_points.get(tp, 0),
                 log_start_offset=starts.get(tp, 0),
                 high_watermark=watermarks.get(tp, 0),
                 on_failure=self._disk_failed,
                 warned_topics=self._warned_topics,
-                checkpoint=partial(self._checkpoint_recovery, directory),
+                checkpoint=checkpoint,
             )
             report.recovered.append(log.recovery_report)
             if tp not in self._logs or self._is_better(log, directory, report):
                 self._add(log, directory)
+        self._outlived |= absent
 
     def _is_better(self, log: Log, directory: LogDirectory, report: StoreReport) -> bool:
         """Of two logs of one partition the one that reaches further stays; the other is set aside for a person.
@@ -284,16 +298,6 @@ class LogStore:
             logger.warning("%s: %s; ignored", path, wrong)
             return {}
 
-    def _read_topic_id(self, directory: str) -> uuid.UUID | None:
-        data = self._disk.read(f"{directory}/{checkpoints.PARTITION_METADATA}")
-        if data is None:
-            return None
-        try:
-            return checkpoints.decode_partition_metadata(data)
-        except DamagedFile as wrong:
-            logger.warning("%s: %s; ignored", directory, wrong)
-            return None
-
     def close(self, *, clean: bool = True, broker_epoch: int = -1, life: Life | None = None) -> None:
         """Close all logs; when ``clean``, flushed, checkpointed and marked so: the next start needn't check them.
 
@@ -365,11 +369,12 @@ class LogStore:
         online = [directory for directory in self.directories if not directory.offline]
         if not online:
             raise DiskFailed(str(tp), "all log directories are offline")
-        counts = dict.fromkeys(online, 0)
-        for home in self._homes.values():
-            if home in counts:
-                counts[home] += 1
-        directory = min(online, key=counts.__getitem__)
+        if tp in self._outlived:
+            # the recovery point of the log before would say that a beginning of the new one is safe on disk
+            for home in online:
+                self._checkpoint_recovery(home)
+            self._outlived.clear()
+        directory = min(online, key=attrgetter("logs"))
         try:
             log = Log.open(
                 self._disk, f"{directory.path}/{tp}", tp, config, self._settings,
@@ -385,6 +390,10 @@ class LogStore:
         return log
 
     def _add(self, log: Log, directory: LogDirectory) -> None:
+        former = self._homes.get(log.topic_partition)
+        if former is not None:
+            former.logs -= 1
+        directory.logs += 1
         self._logs[log.topic_partition] = log
         self._homes[log.topic_partition] = directory
 
@@ -392,9 +401,13 @@ class LogStore:
         """Forget the partition; its directory is renamed now and removed after file.delete.delay.ms."""
         log = self._logs.pop(tp, None)
         directory = self._homes.pop(tp, None)
-        if log is None or directory is None or directory.offline:
+        if log is None or directory is None:
+            return
+        directory.logs -= 1
+        if directory.offline:
             return
         self._cleaner.forget(tp)
+        self._outlived.add(tp)
         try:
             log.abandon()
             path = self._renamed(log, directory, "delete")
@@ -513,12 +526,14 @@ class LogStore:
 
     def checkpoint(self) -> None:
         """Write recovery points, log starts, high watermarks and the cleaner's progress of all directories."""
+        outlived, self._outlived = self._outlived, set()
         for directory in self.directories:
             if directory.offline:
                 continue
             try:
                 self._checkpoint(directory)
             except DiskFull as wrong:
+                self._outlived |= outlived
                 logger.warning("checkpoints of %s postponed: %s", directory.path, wrong)
             except DiskFailed as wrong:
                 logger.critical("%s: %s", directory.path, wrong)
@@ -547,6 +562,27 @@ class LogStore:
             }
         for name, offsets in tables.items():
             self._disk.replace(f"{directory.path}/{name}", checkpoints.encode_offsets(offsets))
+
+
+class _TopicIds:
+    """Reads ``partition.metadata``; that of all partitions of a topic is the same."""
+
+    def __init__(self, disk: DiskPort) -> None:
+        self._disk = disk
+        self._known: dict[bytes, uuid.UUID] = {}
+
+    def read(self, directory: str) -> uuid.UUID | None:
+        """The id; None where there is none, or none that can be read."""
+        data = self._disk.read(f"{directory}/{checkpoints.PARTITION_METADATA}")
+        if data is None:
+            return None
+        found = self._known.get(data)
+        if found is None:
+            try:
+                found = self._known[data] = checkpoints.decode_partition_metadata(data)
+            except DamagedFile as wrong:
+                logger.warning("%s: %s; ignored", directory, wrong)
+        return found
 
 
 def _reach(log: Log) -> tuple[int, int]:

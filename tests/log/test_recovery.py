@@ -213,9 +213,75 @@ def test_recovery_starts_at_the_recovery_point(written, tmp_path):
     first.flush()
     point = first.recovery_point
     first.abandon()
+    before = files(copy)
     again = open_log(copy, config=SMALL, recovery_point=point, high_watermark=1 << 40)
+    assert again.recovery_report.segments_scanned == 0  # nothing came after it
+    assert _state(again) == state
+    again.abandon()
+    assert files(copy) == before
+    again = open_log(copy, config=SMALL, recovery_point=point - 1, high_watermark=1 << 40)
     assert again.recovery_report.segments_scanned == 1
     assert _state(again) == state
+
+
+def test_a_log_that_ends_at_its_recovery_point_is_scanned_if_it_does_not_look_like_it(tmp_path):
+    path = tmp_path / "events-0"
+    log = open_log(path, config=SMALL)
+    for _ in range(12):
+        append(log, batch(1, value=b"x" * 100))
+    log.flush()
+    point = log.recovery_point
+    log.abandon()
+    stem = path / f"{log.segments.active.base_offset:020d}"
+    sound = files(path)
+    for suffix, extra in (
+        (".log", b"\0" * 7),  # written, but not whole
+        (".index", (500).to_bytes(4, "big") + (40).to_bytes(4, "big")),  # entries of batches that were lost
+        (".timeindex", NOW.to_bytes(8, "big") + (500).to_bytes(4, "big")),
+        (".index", b"\0"),
+    ):
+        file = stem.with_suffix(suffix)
+        whole = file.read_bytes()
+        file.write_bytes(whole + extra)
+        again = open_log(path, config=SMALL, recovery_point=point)
+        assert again.recovery_report.segments_scanned == 1, suffix
+        assert again.log_end_offset == point
+        again.abandon()
+        assert files(path) == sound, suffix
+
+
+def test_recovery_writes_no_index_that_is_right(written, tmp_path):
+    path, state = written
+    copy = tmp_path / "events-0"
+    shutil.copytree(path, copy)
+    _recover(copy).abandon()
+    touched = {file.name: file.stat().st_mtime_ns for file in copy.glob("*index")}
+    again = _recover(copy)
+    assert again.recovery_report.segments_scanned > 4
+    assert _state(again) == state
+    again.abandon()
+    assert {file.name: file.stat().st_mtime_ns for file in copy.glob("*index")} == touched
+
+
+def test_an_epoch_without_records_is_not_written_and_cannot_stand_in_the_way(tmp_path):
+    path = tmp_path / "events-0"
+    checkpoint = path / "leader-epoch-checkpoint"
+    log = open_log(path)
+    log.assign_epoch(3)
+    append(log, batch(2), epoch=3)
+    before = checkpoint.read_bytes()
+    log.assign_epoch(5)
+    assert log.latest_epoch == 5
+    log.abandon()
+    assert checkpoint.read_bytes() == before
+    checkpoint.write_bytes(before.replace(b"\n1\n", b"\n2\n") + b"5 2\n")  # as an older version wrote it
+    again = _recover(path, clean=True)
+    assert again.latest_epoch == 3
+    append(again, batch(2), epoch=3)
+    assert checkpoint.read_bytes() == before
+    again.assign_epoch(6)
+    append(again, batch(1), epoch=6)
+    assert checkpoint.read_bytes().endswith(b"2\n3 0\n6 4\n")
 
 
 def test_a_clean_close_needs_no_scan_and_keeps_everything(tmp_path):

@@ -138,6 +138,31 @@ def test_delete_and_create_again(tmp_path):
     store.close()
 
 
+@pytest.mark.parametrize("killed", [False, True], ids=["same life", "next life"])
+def test_a_recovery_point_does_not_outlive_its_log(tmp_path, killed):
+    """A new log of the name could end just there, and what only looks whole would not be checked."""
+    store = _started(tmp_path)
+    append(_create(store, A), batch(3))
+    append(_create(store, B), batch(2))
+    store.get(A).flush()
+    store.get(B).flush()
+    store.checkpoint()
+    points = tmp_path / "recovery-point-offset-checkpoint"
+    assert points.read_text() == f"0\n2\n{A.topic} 0 3\n{A.topic} 11 2\n"
+    store.delete(A)
+    if killed:
+        store.close(clean=False)
+        store = _started(tmp_path)
+    append(_create(store, A), batch(3))
+    assert f"{A.topic} 0 3" not in points.read_text()
+    assert f"{A.topic} 11 2" in points.read_text()
+    store.close(clean=False)
+    again = _started(tmp_path)
+    assert again.get(A).recovery_report.segments_scanned == 1
+    assert again.get(B).recovery_report.segments_scanned == 0
+    again.close()
+
+
 def test_a_deletion_cut_off_by_a_kill_is_finished(tmp_path):
     store = _started(tmp_path)
     _create(store, A)
