@@ -8,13 +8,15 @@ PYTEST_ARGS ?=
 SEEDS ?= 1000
 MINUTES ?= 10
 SEED ?= 1
+REPEAT ?= 1
+SAMPLE_SEED ?= $(shell git rev-parse --short HEAD 2>/dev/null || date +%F)
 NATIVE_SOURCES := $(wildcard _native/*.pyx _native/*.pxi)
 PACKAGES := wire _native coordination txn brokers spark_udfs
 
-.PHONY: help quickstart test test-jars test-mutations simulate test-containers lint chaos perf format setup clean
+.PHONY: help quickstart test test-jars test-mutations simulate test-containers lint chaos spark-chaos spark-chaos-sample perf format setup clean
 
 help: ## what can be made
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 quickstart: $(READY) ## three brokers, a real data set, Spark, two killed drivers, a killed broker, exactly once (under 3 minutes)
 	@$(BIN)/python -m examples.flights
@@ -44,6 +46,12 @@ lint: $(READY) ## ruff, mypy strict, import contracts, Cython lint
 
 chaos: $(READY) ## chaos on real processes, as root (make chaos MINUTES=10 SEED=1)
 	@$(BIN)/python -m tests.chaos.run --minutes $(MINUTES) --seed $(SEED)
+
+spark-chaos: $(READY) ## every failure scenario of the Spark sink, and its negative controls (make spark-chaos REPEAT=20; goes on where it was stopped)
+	@$(BIN)/python -m tests.spark.matrix --repeat $(REPEAT) --directory $(or $(DIRECTORY),build/spark-chaos)
+
+spark-chaos-sample: $(READY) ## some of these scenarios, others for every commit (SAMPLE_SEED=text, at most 10 minutes)
+	@$(BIN)/python -m tests.spark.matrix --sample 7 --seed $(SAMPLE_SEED) --minutes 8 --directory build/spark-chaos-$(SAMPLE_SEED)
 
 perf: $(READY) ## all suites but Spark's, for a short pass: kernels, the floor, Apache Kafka, scale (under 30 minutes)
 	@$(BIN)/python -m perf all --short

@@ -1,0 +1,251 @@
+"""One scenario's topics, sink and checkpoint; what it did, and the verdict."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import IsolationLevel, Producer, TopicPartition
+from confluent_kafka.admin import NewTopic, OffsetSpec
+
+from spark_udfs.batches import Fence, Sink
+from spark_udfs.client import Client
+from tests.spark.matrix.fleet import MatrixFleet, until
+from tests.spark.matrix.reader import Seen, Watcher, judge, parse, read_all
+from tests.spark.matrix.sessions import Query, Session, Sessions
+from tests.spark.matrix.wire import Trap
+
+SOURCE_PARTITIONS = 3
+TARGET_PARTITIONS = 3
+SETTLE_S = 60.0
+
+
+class Rig:
+    """Everything a scenario needs. ``where``: local or cluster."""
+
+    def __init__(self, fleet: MatrixFleet, sessions: Sessions, directory: Path, where: str = "local") -> None:
+        self.fleet = fleet
+        self.sessions = sessions
+        self.where = where
+        self.directory = directory
+        directory.mkdir(parents=True, exist_ok=True)
+        name = uuid.uuid4().hex[:8]
+        self.source, self.target, self.sink_id = f"in-{name}", f"out-{name}", f"sink-{name}"
+        self.checkpoint = directory / f"checkpoint-{name}"
+        self.trace: list[str] = []
+        self.say: Callable[[str], None] = lambda text: None
+        self.shape: dict[str, Any] = {"shape": "plain", "per_batch": 300, "padding": 40}
+        self.expected_from = 0
+        self.rows = 0
+        self.runs = 0
+        self.errors: list[str] = []
+        self.way = "format"
+        self.query_id = ""
+        self.earlier: dict[tuple[int, int], int] = {}
+        """Batches of an earlier checkpoint, whose rows stay."""
+        self._topics()
+        self.watcher = Watcher(fleet.inner, self.target, TARGET_PARTITIONS)
+
+    def _topics(self) -> None:
+        admin = self.fleet.admin
+        common = {"retention.ms": "-1", "min.insync.replicas": "2"}
+        topics = [NewTopic(self.source, SOURCE_PARTITIONS, 3, config=common)]
+        topics.append(NewTopic(self.target, TARGET_PARTITIONS, 3, config=common))
+        made = admin.create_topics(topics)
+        for future in made.values():
+            future.result(60)
+        for topic in (self.source, self.target):
+            until(lambda topic=topic: self.fleet.leader(topic, 0) >= 0, 30, f"{topic} has no leader")  # type: ignore[misc]
+
+    def fill(self, rows: int = 1500, keys: int = 97) -> None:
+        """The source's rows, the same number in every partition."""
+        producer = Producer({"bootstrap.servers": self.fleet.inner, "linger.ms": 5, "log_level": 0, "acks": "all"})
+        for number in range(rows):
+            producer.produce(self.source, b"s", f"k{number % keys}", number % SOURCE_PARTITIONS)
+            if number % 1000 == 0:
+                producer.poll(0)
+        assert producer.flush(60) == 0
+        self.rows += rows
+
+    def fill_more(self) -> None:
+        """The same number of rows once more."""
+        self.fill(self.rows)
+
+    # ---- running ---------------------------------------------------------------------------------------------------
+
+    def note(self, text: str) -> str:
+        """Something that really happened."""
+        self.trace.append(text)
+        self.say(text)
+        return text
+
+    def driver(self, *but: Session) -> Session:
+        """A healthy driver."""
+        return self.sessions.get(self.where, but)
+
+    def start(
+        self, session: Session | None = None, way: str = "", checkpoint: Path | None = None, **more: Any
+    ) -> Query:
+        """Start the query; ``options``, ``stop_at`` and what shapes the query go into ``more``."""
+        if not self.rows:
+            self.fill()
+        self.runs += 1
+        given = {**self.shape, **more}
+        return (session or self.driver()).start(
+            way=way or self.way,
+            source=self.source,
+            target=self.target,
+            sink_id=self.sink_id,
+            checkpoint=str(checkpoint or self.checkpoint),
+            bootstrap=self.fleet.bootstrap,
+            run=f"run{self.runs}",
+            options=given.pop("options", {}),
+            **given,
+        )
+
+    def finish(self, query: Query | None = None, tries: int = 4, **more: Any) -> str:
+        """Run to the end of what is there, again after a failure as a supervisor would; the query's id."""
+        while True:
+            query = query or self.start(**more)
+            try:
+                self.query_id = query.started()
+                error = query.ended()
+            except AssertionError as problem:
+                if "'event': 'ended'" not in str(problem):
+                    raise
+                error = str(problem)
+            if not error:
+                return self.query_id
+            self.errors.append(error)
+            self.say(f"the query ended with {_short(error)}; once more")
+            tries -= 1
+            assert tries > 0, f"the query does not come to its end: {error}"
+            query = None
+
+    def batch_done(self, number: int, timeout_s: float = 240.0, checkpoint: Path | None = None) -> None:
+        """Waits until Spark has noted this batch as done."""
+        path = (checkpoint or self.checkpoint) / "commits" / str(number)
+        until(path.exists, timeout_s, f"batch {number} is not done")
+
+    def is_done(self, number: int) -> bool:
+        """Whether Spark has noted this batch as done."""
+        return (self.checkpoint / "commits" / str(number)).exists()
+
+    def trap(self, api: int, side: str, action: str, **more: Any) -> Trap:
+        """A trap on the wire for this scenario's sink."""
+        return self.fleet.wire.trap(api, side, action, contains=self.sink_id.encode(), **more)
+
+    def copy_checkpoint(self, name: str) -> Path:
+        """A copy of the checkpoint as it is now."""
+        target = self.directory / name
+        shutil.copytree(self.checkpoint, target)
+        return target
+
+    # ---- looking ---------------------------------------------------------------------------------------------------
+
+    def fence(self) -> Fence | None:
+        """The sink's fence."""
+        client = Client({"bootstrap_servers": self.fleet.inner.split(",")})
+        try:
+            return Sink(client, self.sink_id).fence()
+        finally:
+            client.close()
+
+    def written(self) -> int:
+        """Rows in the log, committed or not."""
+        return sum(
+            len(rows)
+            for rows in read_all(self.fleet.inner, self.target, TARGET_PARTITIONS, "read_uncommitted").values()
+        )
+
+    def aborted(self) -> int:
+        """Rows in the log that nobody who reads committed data gets."""
+        return self.written() - self.watcher.count()
+
+    def ends(self, isolation: IsolationLevel) -> list[int]:
+        """The partitions' ends, for readers of this isolation."""
+        asked = {TopicPartition(self.target, n): OffsetSpec.latest() for n in range(TARGET_PARTITIONS)}
+        found = self.fleet.admin.list_offsets(asked, isolation_level=isolation, request_timeout=20)
+        return [found[tp].result(20).offset for tp in asked]
+
+    def batches(self, checkpoint: Path | None = None) -> dict[tuple[int, int], int]:
+        """The micro-batch of every source row, from Spark's own notes."""
+        ends: dict[int, dict[int, int]] = {}
+        for path in ((checkpoint or self.checkpoint) / "offsets").iterdir():
+            if path.name.isdigit():
+                offsets = json.loads(path.read_text().splitlines()[-1])[self.source]
+                ends[int(path.name)] = {int(number): int(offset) for number, offset in offsets.items()}
+        found = {place: batch - 1_000_000 for place, batch in self.earlier.items()}
+        begin = {n: sum(place[0] == n for place in self.earlier) for n in range(SOURCE_PARTITIONS)}
+        for batch, end in sorted(ends.items()):
+            for number, offset in end.items():
+                for one in range(begin[number], offset):
+                    if one >= self.expected_from:
+                        found[number, one] = batch
+            begin = end
+        return found
+
+    def settle(self) -> list[str]:
+        """Waits until nothing is open and the reader has everything; what is wrong with that."""
+        deadline = time.monotonic() + SETTLE_S
+        stable: Sequence[int] = ()
+        while True:
+            try:
+                stable, high = self.ends(IsolationLevel.READ_COMMITTED), self.ends(IsolationLevel.READ_UNCOMMITTED)
+                if stable == high and all(end >= 0 for end in stable):
+                    break
+            except Exception as problem:
+                high = [repr(problem)]  # type: ignore[list-item]
+            if time.monotonic() > deadline:
+                return [f"HANGING: last stable offsets {stable}, ends {high}"]
+            time.sleep(0.2)
+        return []
+
+    def verdict(self, checkpoint: Path | None = None) -> list[str]:
+        """Everything that is wrong; empty when the sink was exact."""
+        problems = self.settle()
+        final = read_all(self.fleet.inner, self.target, TARGET_PARTITIONS)
+        wanted = sum(len(rows) for rows in final.values())
+        deadline = time.monotonic() + 30
+        while self.watcher.count() < wanted and time.monotonic() < deadline:
+            time.sleep(0.05)
+        time.sleep(0.3)  # one more look at each partition's end
+        self.watcher.close()
+        if self.watcher.problem:
+            problems.append(f"READER: {self.watcher.problem}")
+        if {n: list(rows) for n, rows in self.watcher.found.items()} != final:
+            problems.append(
+                f"CHANGED: read meanwhile {[len(r) for r in self.watcher.found.values()]} rows, "
+                f"at the end {[len(r) for r in final.values()]}, not the same"
+            )
+        batches = self.batches(checkpoint)
+        whole = self.rows - self.expected_from * SOURCE_PARTITIONS
+        if len(batches) != whole:
+            problems.append(f"UNFINISHED: Spark planned {len(batches)} of {whole} rows")
+        found = {number: [parse(value) for _, value in rows] for number, rows in self.watcher.found.items()}
+        problems += judge(batches, Seen(found, self.watcher.moments))
+        return problems + self._fence_problems(checkpoint)
+
+    def _fence_problems(self, checkpoint: Path | None) -> list[str]:
+        fence = self.fence()
+        last = max(int(p.name) for p in ((checkpoint or self.checkpoint) / "commits").iterdir() if p.name.isdigit())
+        if fence is None or fence.batch_id != last or (self.query_id and fence.query_id != self.query_id):
+            return [f"FENCE: {fence}, and Spark's last batch is {last} of query {self.query_id}"]
+        return []
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        self.fleet.wire.clear()
+        self.watcher.close()
+
+
+def _short(error: str) -> str:
+    """The telling line of Spark's long errors."""
+    lines = [line.strip() for line in error.splitlines() if line.strip()]
+    telling = [line for line in lines if "Error" in line or "Fence" in line or "Exception" in line]
+    return (telling[-1] if telling else lines[0])[:240] if lines else error

@@ -1,0 +1,174 @@
+"""The matrix's own parts: the judge can fail, the wire does what it is told, every control finds its safeguard."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from tests.simulation.mutations import mutated
+from tests.spark.matrix.broken_broker import SAFEGUARDS
+from tests.spark.matrix.controls import CONTROLS
+from tests.spark.matrix.reader import Row, Seen, judge, parse
+from tests.spark.matrix.scenarios import load
+from tests.spark.matrix.wire import ANSWER, COMMIT, HOLD, LOSE, REQUEST, Trap, Wire
+
+EXPECTED = {(0, 0): 0, (0, 1): 0, (1, 0): 0, (0, 2): 1, (0, 3): 1, (1, 1): 1}
+ROWS = {
+    0: [Row((0, 0), 0, "a"), Row((1, 0), 1, "a"), Row((0, 2), 0, "b"), Row((0, 3), 0, "b")],
+    1: [Row((0, 1), 0, "a"), Row((1, 1), 1, "b")],
+}
+MOMENTS = [(0, 0), (0, 2), (1, 1), (0, 4), (1, 2)]
+
+
+def changed(partition: int, *rows: Row) -> dict[int, list[Row]]:
+    return {**ROWS, partition: list(rows)}
+
+
+def test_a_right_history_is_right() -> None:
+    assert judge(EXPECTED, Seen(ROWS, MOMENTS)) == []
+    assert parse(b"1:7:2:run3:xx:x") == Row((1, 7), 2, "run3")
+
+
+@pytest.mark.parametrize(
+    ("rows", "moments", "anomaly"),
+    [
+        (changed(1, *ROWS[1], Row((1, 1), 1, "b")), MOMENTS, "DUP: 1 rows, 1 too many"),
+        (changed(1, ROWS[1][0]), MOMENTS, "MISSING: 1 rows, first (1, 1)"),
+        (changed(1, *ROWS[1], Row((5, 5), 0, "b")), MOMENTS, "UNKNOWN: 1 rows"),
+        (changed(0, ROWS[0][0], ROWS[0][1], ROWS[0][3], ROWS[0][2]), MOMENTS, "ORDER: partition 0, batch 1, task 0"),
+        (changed(1, Row((0, 1), 0, "z"), ROWS[1][1]), MOMENTS, "MIXED: batch 0"),
+        (ROWS, [*MOMENTS, (0, 1)], "TORN: partition 0 showed 1 of 2 rows of batch 0"),
+        (ROWS, [*MOMENTS, (0, 3)], "TORN: partition 0 showed 1 of 2 rows of batch 1"),
+    ],
+)
+def test_a_wrong_history_is_named(rows: dict[int, list[Row]], moments: list[tuple[int, int]], anomaly: str) -> None:
+    problems = judge(EXPECTED, Seen(rows, moments))
+    assert any(problem.startswith(anomaly) for problem in problems), problems
+
+
+def test_every_safeguard_can_be_taken_away() -> None:
+    for mutation in SAFEGUARDS.values():
+        with mutated(mutation):
+            pass
+
+
+def test_controls_name_safeguards_and_scenarios_that_exist() -> None:
+    scenarios = load()
+    assert len(scenarios) >= 30
+    for control in CONTROLS:
+        assert control.missing in SAFEGUARDS
+        assert control.scenario in scenarios
+
+
+# ---- the wire ------------------------------------------------------------------------------------------------------
+
+
+class Echo:
+    """A broker that answers each request with its correlation id and its body."""
+
+    def __init__(self) -> None:
+        self.seen: list[bytes] = []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
+
+    def _answer(self, connection: socket.socket) -> None:
+        with connection, connection.makefile("rb") as stream:
+            while size := stream.read(4):
+                frame = stream.read(int.from_bytes(size, "big"))
+                self.seen.append(frame[8:])
+                connection.sendall(struct.pack(">i", len(frame) - 4) + frame[4:])
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+class Client:
+    def __init__(self, port: int) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port), timeout=10)
+        self._number = 0
+
+    def send(self, api: int, body: bytes) -> None:
+        self._number += 1
+        frame = struct.pack(">hhi", api, 0, self._number) + body
+        self._socket.sendall(struct.pack(">i", len(frame)) + frame)
+
+    def receive(self) -> bytes:
+        """The next answer's body; empty when the connection is gone."""
+        try:
+            size = self._socket.recv(4, socket.MSG_WAITALL)
+            return self._socket.recv(int.from_bytes(size, "big"), socket.MSG_WAITALL)[4:] if size else b""
+        except ConnectionResetError:
+            return b""
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+@pytest.fixture
+def rig() -> Iterator[tuple[Wire, Echo, Client]]:
+    wire, echo = Wire(), Echo()
+    client = Client(wire.open(1, lambda: echo.port))
+    yield wire, echo, client
+    client.close()
+    echo.close()
+    wire.close()
+
+
+def test_frames_pass_and_a_held_one_waits(rig: tuple[Wire, Echo, Client]) -> None:
+    wire, echo, client = rig
+    trap = wire.trap(COMMIT, REQUEST, HOLD, contains=b"mine")
+    client.send(COMMIT, b"another's")
+    assert client.receive() == b"another's"
+    client.send(COMMIT, b"mine")
+    hit = trap.wait(10)
+    assert hit.pid > 0, "the client is this very process"
+    assert echo.seen == [b"another's"]
+    trap.release()
+    assert client.receive() == b"mine"
+    assert wire.count(COMMIT) == 2
+
+
+def test_a_held_frame_arrives_after_its_sender_is_gone(rig: tuple[Wire, Echo, Client]) -> None:
+    wire, echo, client = rig
+    trap = wire.trap(COMMIT, REQUEST, HOLD)
+    client.send(COMMIT, b"late")
+    trap.wait(10)
+    client.close()
+    trap.release()
+    Trap.wait(wire.trap(COMMIT, ANSWER, HOLD), 10)
+    assert echo.seen == [b"late"]
+
+
+def test_a_lost_request_is_never_seen_and_a_lost_answer_was_dealt_with(rig: tuple[Wire, Echo, Client]) -> None:
+    wire, echo, client = rig
+    lost = wire.trap(COMMIT, ANSWER, LOSE)
+    client.send(COMMIT, b"one")
+    assert client.receive() == b""
+    assert echo.seen == [b"one"]
+    assert len(lost.hits) == 1
+    again = Client(wire.ports[1])
+    wire.trap(COMMIT, REQUEST, LOSE, skip=1)
+    again.send(COMMIT, b"two")
+    assert again.receive() == b"two"
+    again.send(COMMIT, b"three")
+    assert again.receive() == b""
+    assert echo.seen == [b"one", b"two"]
+    again.close()
+
+
+def test_a_fault_that_does_not_happen_is_an_error(rig: tuple[Wire, Echo, Client]) -> None:
+    with pytest.raises(AssertionError, match="no CommitBatch answer came by"):
+        rig[0].trap(COMMIT, ANSWER, HOLD).wait(0.05)
