@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         stamp,
         validate_batch,
         validate_records,
+        walk,
     )
 else:
     _twin = choose("batch")
@@ -38,6 +39,7 @@ else:
     stamp = _twin.stamp
     validate_batch = _twin.validate_batch
     validate_records = _twin.validate_records
+    walk = _twin.walk
 
 __all__ = [
     "HEADER_SIZE",
@@ -54,4 +56,5 @@ __all__ = [
     "stamp",
     "validate_batch",
     "validate_records",
+    "walk",
 ]

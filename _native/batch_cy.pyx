@@ -250,6 +250,33 @@ def scan(buf, Py_ssize_t start=0, Py_ssize_t end=-1):
         PyBuffer_Release(&view)
 
 
+def walk(buf, int64_t limit, int64_t offset):
+    cdef Py_buffer view
+    cdef const uint8_t *p
+    cdef int64_t position = 0, size, passed = -1, first = -1, last = 0
+    PyObject_GetBuffer(buf, &view, PyBUF_SIMPLE)
+    try:
+        while view.len - position >= HEADER:
+            p = <const uint8_t *>view.buf + position
+            size = <int64_t><int32_t>_u32(p + 8) + LENGTH_END
+            if (
+                p[16] != 2 or size < HEADER or <int32_t>_u32(p + 23) < 0 or <int32_t>_u32(p + 57) < 0
+                or fl_add_overflows(<int64_t>_u64(p), <int32_t>_u32(p + 23), &last)
+            ):
+                break
+            if not position:
+                first = last
+            if position + size > limit or last >= offset:
+                return first, position, passed, <int64_t>_u64(p), last, size
+            position += size
+            passed = last + 1
+        if not position:
+            _header(<const uint8_t *>view.buf, view.len, 0)  # which raises
+        return first, position, passed, -1, -1, 0
+    finally:
+        PyBuffer_Release(&view)
+
+
 def stamp(buf, Py_ssize_t position, int64_t base_offset, int32_t leader_epoch, int64_t log_append_time_ms=-1):
     cdef Py_buffer view
     cdef uint8_t *p

@@ -157,6 +157,28 @@ def scan(buf: Buffer, start: int = 0, end: int = -1) -> list[tuple[int, BatchHea
     return found
 
 
+def walk(buf: Buffer, limit: int, offset: int) -> tuple[int, int, int, int, int, int]:
+    """Step over the batches from the start of ``buf``, by their headers alone: the last one may be cut off.
+
+    Stops at the first batch that ends beyond ``limit`` or whose last offset is at least ``offset``. Returns the last
+    offset of the batch it began with; then of the one where it stopped the position, the offset behind the batch before
+    it (-1: there is none), its base and last offset, and its size, which is 0 if its header is not there. Bytes that
+    are no header end the walk too; CorruptBatch if they come first.
+    """
+    position, passed = 0, -1
+    first = parse_header(buf).last_offset
+    while len(buf) - position >= HEADER_SIZE:
+        try:
+            header = parse_header(buf, position)
+        except CorruptBatch:
+            break
+        if position + header.size > limit or header.last_offset >= offset:
+            return first, position, passed, header.base_offset, header.last_offset, header.size
+        position += header.size
+        passed = header.last_offset + 1
+    return first, position, passed, -1, -1, 0
+
+
 def stamp(
     buf: bytearray | memoryview, position: int, base_offset: int, leader_epoch: int, log_append_time_ms: int = -1
 ) -> None:

@@ -100,6 +100,7 @@ def batch_operations(items: int) -> Iterator[Operation]:
     yield "batch", "encode_batch", lambda k: lambda: k.encode_batch(records)
     run = encode_batch(records[:1]) * items
     yield "batch", "scan (batches)", lambda k: lambda: k.scan(run)
+    yield "batch", "walk (batches)", lambda k: lambda: k.walk(run, len(run), 2**63 - 1)
 
 
 def columns_operations(items: int) -> Iterator[Operation]:

@@ -41,9 +41,10 @@ class LogReads(LogState):
                 next_offset = max(next_offset, beyond)
                 index += 1
                 continue
-            end = limit
+            end, behind = limit, end_offset
             if limit - start > room:
-                end = min(segment.cut_position(start, start + max(room, 0)), limit)
+                border, behind = segment.cut(start, start + max(room, 0))
+                end = min(border, limit)
                 if end - start > room and (slices or not min_one_batch):
                     break
             slices.append(segment.slice(start, end))
@@ -53,7 +54,7 @@ class LogReads(LogState):
             elif end == limit:
                 next_offset = end_offset
             else:
-                next_offset = parse_header(segment.log.read(end, HEADER_SIZE)).base_offset
+                next_offset = behind
             if segment is self.segments.active or end < segment.size:
                 segment.remember(next_offset, end)
             self.keep_warm(segment)

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from _native.batch import HEADER_SIZE, BatchHeader, parse_header, scan
+from _native.batch import HEADER_SIZE, BatchHeader, parse_header, scan, walk
 from _native.errors import CorruptBatch
 from brokers.log.failures import DiskFailed, DiskFull
 from brokers.log.files import Buffer, DiskFile, DiskPort, FileSlice
-from brokers.log.indexes import AbortedTxn, OffsetIndex, TimeIndex, TransactionIndex
+from brokers.log.indexes import AbortedTxn, OffsetEntry, OffsetIndex, TimeIndex, TransactionIndex
 
 LOG_SUFFIX = ".log"
 OFFSET_INDEX_SUFFIX = ".index"
@@ -24,8 +24,11 @@ CLEANED_SUFFIX = ".cleaned"
 SWAP_SUFFIX = ".swap"
 
 _SCAN_BYTES = 64 * 1024
+_WALK_BYTES = 4 * 1024
+"""As the offset index's interval: one read finds the border behind an entry, whatever the batches' sizes."""
 _HINTS = 32
 _INT32_MAX = 2**31 - 1
+_INT64_MAX = 2**63 - 1
 
 
 def file_stem(offset: int) -> str:
@@ -41,6 +44,21 @@ def _scan_until_damage(data: bytes) -> list[tuple[int, BatchHeader]]:
         if wrong.position <= 0:
             raise
         return scan(data, 0, wrong.position)
+
+
+class _Walked(NamedTuple):
+    """The batch at which a walk stopped (``size`` 0: none), and the offset behind the batches before it, or -1.
+
+    ``first`` is the last offset of the batch with which it began.
+    """
+
+    first: int
+    position: int
+    passed: int
+    base_offset: int = -1
+    last_offset: int = -1
+    size: int = 0
+    damaged: bool = False
 
 
 class PlacedBatch(NamedTuple):
@@ -241,25 +259,51 @@ class Segment:
         if hint is not None:
             return hint
         entry = self.offset_index.floor(offset)
-        try:
-            return self._scan_for(offset, entry.position, entry.offset if entry.position else None)
-        except CorruptBatch:
-            if not entry.position:
-                raise
-        self.rebuild_offset_index()
-        return self._scan_for(offset, self.offset_index.floor(offset).position, None)
+        if entry.position:
+            found = self._walk_from(entry, self.size, offset)
+            if found is not None:
+                return self._reached(found, offset)
+            self.rebuild_offset_index()
+            entry = self.offset_index.floor(offset)
+        return self._reached(self._walk(entry.position, self.size, offset), offset)
 
-    def _scan_for(self, offset: int, start: int, indexed_offset: int | None) -> int | None:
-        for position, header in self.headers(start):
-            if indexed_offset is not None:
-                if header.last_offset != indexed_offset:
-                    raise CorruptBatch("the offset index leads to another batch", position)
-                indexed_offset = None
-            if header.last_offset >= offset:
-                return position
-        if indexed_offset is not None:
-            raise CorruptBatch("the offset index leads past the end", start)
-        return None
+    def _reached(self, found: _Walked, offset: int) -> int | None:
+        if found.damaged:
+            raise CorruptBatch("no batch begins where the one before ends", found.position)
+        whole = found.size and found.position + found.size <= self.size
+        return found.position if whole and found.last_offset >= offset else None
+
+    def _walk_from(self, entry: OffsetEntry, limit: int, offset: int = _INT64_MAX) -> _Walked | None:
+        """``_walk`` from the batch that the index names; None if that one is not there."""
+        try:
+            found = self._walk(entry.position, limit, offset)
+        except CorruptBatch:
+            return None
+        return found if found.first == entry.offset else None
+
+    def _walk(self, position: int, limit: int, offset: int = _INT64_MAX) -> _Walked:
+        """Step from header to header up to the first batch that ends beyond ``limit`` or reaches ``offset``.
+
+        Large batches cost one small read each, small ones share it. Raises CorruptBatch if none begins at ``position``.
+        """
+        first = passed = -1
+        size = self.log.size
+        while size - position >= HEADER_SIZE:
+            data = self.log.read(position, min(_WALK_BYTES, size - position))
+            try:
+                begun, step, behind, base, last, found = walk(data, limit - position, offset)
+            except CorruptBatch:
+                if first < 0:
+                    raise
+                return _Walked(first, position, passed, damaged=True)
+            if first < 0:
+                first = begun
+            if behind >= 0:
+                passed = behind
+            position += step
+            if found:
+                return _Walked(first, position, passed, base, last, found)
+        return _Walked(first, position, passed)
 
     def rebuild_offset_index(self) -> None:
         """Make the offset index anew from what the log says."""
@@ -271,26 +315,20 @@ class Segment:
                 since = 0
             since += header.size
 
-    def cut_position(self, start: int, limit: int) -> int:
-        """The largest batch border in (``start``, ``limit``], or the end of the batch at ``start`` if none is."""
-        best = start
-        indexed = self.offset_index.floor_position(limit)
-        begin = indexed.position if indexed.position > start else start
-        best = self._border(begin, limit)
-        if best == begin > start:  # no batch begins where the index says
-            best = self._border(start, limit)
-        if best <= start:
-            best = start + parse_header(self.log.read(start, HEADER_SIZE)).size
-        return min(best, self.log.size)
+    def cut(self, start: int, limit: int) -> tuple[int, int]:
+        """The largest batch border in (``start``, ``limit``], or the end of the batch at ``start`` if none is.
 
-    def _border(self, begin: int, limit: int) -> int:
-        best = begin
-        try:
-            for position, header in self.headers(begin, limit):
-                best = position + header.size
-        except CorruptBatch:
-            pass  # what is before the damage can be read
-        return best
+        Returns it with the offset behind it.
+        """
+        indexed = self.offset_index.floor_position(limit)
+        if indexed.position > start:
+            found = self._walk_from(indexed, limit)
+            if found is not None:
+                return found.position, found.passed if found.passed >= 0 else found.base_offset
+        found = self._walk(start, limit)
+        if found.passed < 0:
+            return min(start + found.size, self.log.size), found.last_offset + 1
+        return found.position, found.passed
 
     def slice(self, position: int, end: int) -> FileSlice:
         """A pinned run of bytes."""

@@ -116,16 +116,45 @@ def test_scan_lists_whole_batches(counts: list[int], cut: int) -> None:
     assert [p for p, _ in found] == [sum(len(a_batch(c)) for c in counts[:n]) for n in range(len(found))]
 
 
+@given(
+    st.lists(st.integers(1, 4), min_size=1, max_size=5), st.integers(61, 400), st.integers(-1, 400), st.integers(0, 9)
+)
+def test_a_walk_stops_at_the_limit_and_at_the_offset(counts: list[int], cut: int, limit: int, offset: int) -> None:
+    raw = bytearray()
+    ends, lasts = [0], [-1]
+    for count in counts:
+        at = len(raw)
+        raw += a_batch(count)
+        pure_twin.stamp(raw, at, lasts[-1] + 1, 0)
+        ends.append(len(raw))
+        lasts.append(lasts[-1] + count)
+    seen = raw[:cut]
+    (first, position, passed, base, last, size) = both(lambda twin: twin.walk(seen, limit, offset))[1]
+    assert first == lasts[1]
+    steps = ends.index(position)
+    assert passed == (lasts[steps] + 1 if steps else -1)
+    assert all(end <= limit for end in ends[1 : steps + 1])
+    assert all(reached < offset for reached in lasts[1 : steps + 1])
+    if size:
+        assert (base, last, size) == (lasts[steps] + 1, lasts[steps + 1], ends[steps + 1] - position)
+        assert last >= offset or position + size > limit
+    else:
+        assert len(seen) - position < 61
+
+
 @given(records_strategy, st.data())
 @settings(max_examples=500)
 def test_twins_agree_on_mutated_bytes(records: list[Record], data: st.DataObject) -> None:
-    raw = bytearray(pure_twin.encode_batch(records))
+    whole = pure_twin.encode_batch(records)
+    raw = bytearray(whole)
     for _ in range(data.draw(st.integers(1, 4))):
         position = data.draw(st.integers(0, len(raw) - 1))
         raw[position] = data.draw(st.integers(0, 255))
     cut = data.draw(st.integers(0, len(raw)))
     for sample in (bytes(raw), bytes(raw[:cut])):
         both(lambda twin, s=sample: twin.scan(s))
+        both(lambda twin, s=sample: twin.walk(s, 1000, 3))
+        both(lambda twin, s=sample: twin.walk(whole + s, 1000, 3))
         both(lambda twin, s=sample: twin.validate_batch(s))
         verdict = both(lambda twin, s=sample: twin.parse_header(s))
         if verdict[0] == "ok":
