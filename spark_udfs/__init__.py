@@ -25,6 +25,12 @@ _PLACES = {
     "kafka_partition": "columns",
     "spark_environment": "java",
     "OptionError": "settings",
+    "repartition_by_key": "routing",
+    "split_bad": "routing",
+    "lag": "listener",
+    "BatchFigures": "listener",
+    "SinkListener": "listener",
+    "SinkProgress": "listener",
 }
 
 __all__ = sorted(_PLACES)  # noqa: PLE0605

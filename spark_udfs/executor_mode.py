@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import pickle
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from spark_udfs import batches
+from spark_udfs import batches, listener
 from spark_udfs import fence as fences
 from spark_udfs.batches import Batch, KeptAlive, Sink
 from spark_udfs.client import Client
 from spark_udfs.fence import Decision, Fence
+from spark_udfs.listener import BatchFigures
 from spark_udfs.writer import TaskResult, WriteOptions, commit_batch, task_function
 
 if TYPE_CHECKING:
@@ -34,8 +36,10 @@ class ExecutorMode:
         """Raises FenceConflict, FenceLost, TaskFenced, ClientError, and whatever Spark's job ends with."""
         batch = self._begin(query_id, batch_id)
         if self._decide(batch, query_id, batch_id) is Decision.SKIP:
+            listener.record(query_id, batch_id, BatchFigures("skipped"))
             self._tell("skipped", query_id, batch_id, 0)
             return
+        began = time.monotonic()
         try:
             self._tell("begun", query_id, batch_id, 0)
             with KeptAlive(self._options.settings, batch, self._options.transaction_timeout_ms):
@@ -43,7 +47,9 @@ class ExecutorMode:
                 results: list[TaskResult] = [pickle.loads(frame[0]) for frame in frames]
                 count = sum(result.rows for result in results)
                 self._tell("written", query_id, batch_id, count)
+            written = time.monotonic()
             commit_batch(self._sink, batch, results, query_id, batch_id)
+            listener.record(query_id, batch_id, _figures(results, began, written))
         except BaseException:
             self._sink.abort(batch)
             raise
@@ -59,3 +65,14 @@ class ExecutorMode:
     def _decide(self, batch: Batch, query_id: str, batch_id: int) -> Decision:
         found = None if batch.fence is None else Fence(batch.fence.query_id, batch.fence.batch_id)
         return fences.decide(found, query_id, batch_id, adopt=self._adopt)
+
+
+def _figures(results: list[TaskResult], began: float, written: float) -> BatchFigures:
+    return BatchFigures(
+        "committed",
+        sum(result.rows for result in results),
+        sum(result.bytes for result in results),
+        sum(result.member is not None for result in results),
+        (written - began) * 1000,
+        (time.monotonic() - written) * 1000,
+    )

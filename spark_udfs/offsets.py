@@ -5,6 +5,7 @@ Offsets in Spark's checkpoint look as those of Spark's own Kafka source: ``{"top
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import json
 from collections.abc import Iterable, Mapping
@@ -155,3 +156,17 @@ def split_ranges(ranges: Iterable[Range], min_partitions: int | None = None) -> 
         edges = [item.start + item.size * number // count for number in range(count + 1)]
         pieces += [item._replace(start=low, end=high) for low, high in itertools.pairwise(edges)]
     return pieces
+
+
+def share_out(ranges: Iterable[Range], most: int | None = None) -> list[list[Range]]:
+    """Ranges by task: one for each, or with ``most`` at most so many tasks of about equal size."""
+    items = list(ranges)
+    if most is None or len(items) <= most:
+        return [[item] for item in items]
+    tasks: list[list[Range]] = [[] for _ in range(most)]
+    sizes = [(0, number) for number in range(most)]
+    for item in sorted(items, key=lambda item: (-item.size, item)):
+        size, number = heapq.heappop(sizes)
+        tasks[number].append(item)
+        heapq.heappush(sizes, (size + item.size, number))
+    return [sorted(task) for task in tasks]

@@ -13,6 +13,7 @@ batch was committed. The outcome of a failed call is never guessed: the exceptio
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import repeat
@@ -24,9 +25,12 @@ from confluent_kafka import Consumer, KafkaException, Producer
 
 from spark_udfs import fence as fences
 from spark_udfs import modes
+from spark_udfs.client import shared_client
 from spark_udfs.failures import FenceError
 from spark_udfs.fence import Decision, Fence, retrying
+from spark_udfs.listener import BatchFigures, record
 from spark_udfs.producing import write_settings
+from spark_udfs.routing import repartition_by_key
 from spark_udfs.settings import (
     OptionError,
     bool_option,
@@ -55,6 +59,7 @@ _OPTIONS = frozenset(
         "fence.takeover.queryid",
         "fence.enabled",
         "includeheaders",
+        "sink.repartition",
     }
 )
 _REFUSED_SETTINGS = {
@@ -98,6 +103,7 @@ class SinkOptions:
     fenced: bool
     sink_id: str
     mode: str
+    repartition: bool = False
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SinkOptions:
@@ -133,7 +139,18 @@ class SinkOptions:
             fenced=fenced,
             sink_id=given["sinkid"],
             mode=mode,
+            repartition=_repartition(given),
         )
+
+
+def _repartition(given: Mapping[str, str]) -> bool:
+    """Option ``sink.repartition``."""
+    value = given.get("sink.repartition", "none").lower()
+    if value not in ("none", "key"):
+        raise OptionError(f"option sink.repartition: {value!r} is not none or key")
+    if value == "key" and "topic" not in given:
+        raise OptionError("option sink.repartition=key goes with option topic: several topics differ in partitions")
+    return value == "key"
 
 
 class ExactlyOnceBatch:
@@ -150,7 +167,17 @@ class ExactlyOnceBatch:
         rows = prepared_rows(df, self._options.topic)
         if self._engine is None:
             self._engine = self._choose()
+        if self._options.repartition:
+            rows = repartition_by_key(rows, self._partitions())
         self._engine.write(rows, query_id, batch_id)
+
+    def _partitions(self) -> int:
+        """How many the topic has now."""
+        topic = str(self._options.topic)
+        found = shared_client(reader_settings(self._options.settings)).topics([topic]).get(topic)
+        if not found:
+            raise OptionError(f"option topic: topic {topic} does not exist")
+        return len(found)
 
     def _choose(self) -> DriverMode | ExecutorMode:
         options = self._options
@@ -202,13 +229,18 @@ class DriverMode:
             )
             if decision is Decision.SKIP:
                 retrying(producer.abort_transaction)
+                record(query_id, batch_id, BatchFigures("skipped"))
                 self._tell("skipped", query_id, batch_id, 0)
                 return
         self._tell("begun", query_id, batch_id, 0)
+        began = time.monotonic()
         count = sum(produce_batch(producer, batch, self._options.topic) for batch in arrow_batches(rows))
         producer.flush()
         self._tell("written", query_id, batch_id, count)
+        written = time.monotonic()
         retrying(producer.commit_transaction)
+        times = (written - began) * 1000, (time.monotonic() - written) * 1000
+        record(query_id, batch_id, BatchFigures("committed", count, 0, 1, *times))
         self._tell("committed", query_id, batch_id, count)
 
     def _connect(self) -> tuple[Producer, Consumer]:
@@ -243,6 +275,7 @@ def exactly_once_batch(
     Columns as in Spark's Kafka sink: ``value`` (string or binary), and if present ``key``, ``topic``, ``partition``,
     ``headers``, ``timestamp``. Options: ``kafka.*``, ``sinkId`` (one per query), ``checkpointLocation`` (the query's
     own), ``topic``, ``sink.mode`` (auto, executor, driver), ``sink.transaction.timeout.ms`` (300000),
+    ``sink.repartition`` (none, key),
     ``fence.onMissing`` (fail, adopt), ``fence.takeover.queryId``, ``fence.enabled`` (false: at least once, in driver
     mode). ``on_event`` sees the progress.
 

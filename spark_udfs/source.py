@@ -30,6 +30,7 @@ from pyspark.sql.types import StructType
 from spark_udfs import decode, offsets
 from spark_udfs.client import READ_COMMITTED, READ_UNCOMMITTED, Client, shared_client
 from spark_udfs.offsets import EARLIEST, LATEST, Bound, Json, Offsets, Range
+from spark_udfs.pushdown import Narrowing, Push
 from spark_udfs.settings import OptionError, bool_option, int_option, kafka_settings, lowered, reader_settings
 from wire.errors import ErrorCode
 from wire.types import TopicPartition
@@ -61,6 +62,7 @@ _OPTIONS = frozenset(
         "endingoffsetsbytimestamp",
         "maxoffsetspertrigger",
         "minpartitions",
+        "maxtasks",
         "includeheaders",
         "failondataloss",
         "groupidprefix",  # no consumer group is used: accepted, without effect
@@ -90,6 +92,7 @@ class ReadOptions:
     latest_if_no_match: bool
     max_per_trigger: int | None
     min_partitions: int | None
+    max_tasks: int | None
     headers: bool
     fail_on_data_loss: bool
     isolation: int
@@ -116,7 +119,7 @@ class ReadOptions:
             raise OptionError(f"option startingOffsetsByTimestampStrategy: {strategy!r} is not error or latest")
         starting, ending = cls._bounds(given, streaming)
         limit = given.get("maxoffsetspertrigger")
-        pieces = given.get("minpartitions")
+        pieces, tasks = given.get("minpartitions"), given.get("maxtasks")
         return cls(
             settings=reader_settings(kafka),
             strategy=chosen[0],
@@ -126,6 +129,7 @@ class ReadOptions:
             latest_if_no_match=strategy == "latest",
             max_per_trigger=None if limit is None else int_option("maxOffsetsPerTrigger", limit, 1),
             min_partitions=None if pieces is None else int_option("minPartitions", pieces, 1),
+            max_tasks=None if tasks is None else int_option("maxTasks", tasks, 1),
             headers=bool_option("includeHeaders", given.get("includeheaders", "false")),
             fail_on_data_loss=bool_option("failOnDataLoss", given.get("failondataloss", "true")),
             isolation=_ISOLATION[isolation],
@@ -190,15 +194,21 @@ class FleetlogSource(DataSource):
 
 
 class RangePartition(InputPartition):
-    """One task's range."""
+    """One task's ranges."""
 
-    def __init__(self, item: Range) -> None:
-        super().__init__(tuple(item))
+    def __init__(self, items: Sequence[Range]) -> None:
+        super().__init__(tuple(map(tuple, items)))
 
     @property
-    def range(self) -> Range:
-        """The range to read."""
-        return Range(*self.value)
+    def ranges(self) -> list[Range]:
+        """The ranges to read, one after the other."""
+        return [Range(*item) for item in self.value]
+
+
+def planned(ranges: Sequence[Range], options: ReadOptions) -> list[InputPartition]:
+    """The tasks for these ranges: large ones cut with ``minPartitions``, small ones together with ``maxTasks``."""
+    pieces = offsets.split_ranges(ranges, options.min_partitions)
+    return [RangePartition(items) for items in offsets.share_out(pieces, options.max_tasks)]
 
 
 class Planner:
@@ -267,6 +277,15 @@ class Planner:
             )
         return {**found, **self._ask(dict.fromkeys(unmatched, LATEST))}
 
+    def since(self, ranges: list[Range], since_ms: int | None) -> list[Range]:
+        """The ranges without what stands before the first record of that time: all of it is older."""
+        if since_ms is None:
+            return ranges
+        found = self._ask({item.tp: since_ms for item in ranges})
+        return [
+            item._replace(start=max(item.start, found[item.tp]) if found[item.tp] >= 0 else item.end) for item in ranges
+        ]
+
     @staticmethod
     def _same(named: Mapping[TopicPartition, int], parts: Sequence[TopicPartition], option: str) -> None:
         if set(named) != set(parts):
@@ -320,7 +339,8 @@ def read_range(item: Range, options: ReadOptions) -> Iterator[pa.RecordBatch]:
 
 def read_partition(partition: InputPartition, options: ReadOptions) -> Iterator[pa.RecordBatch]:
     """A task's rows. Where the plan has no partition, Spark runs one task with a partition of its own making."""
-    return read_range(partition.range, options) if isinstance(partition, RangePartition) else iter(())
+    for item in partition.ranges if isinstance(partition, RangePartition) else ():
+        yield from read_range(item, options)
 
 
 def _after_loss(client: Client, item: Range, position: int, options: ReadOptions) -> int:
@@ -360,19 +380,25 @@ class BatchReader(DataSourceReader):
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
+        self.pushFilters = Push()  # type: ignore[method-assign]
 
     def partitions(self) -> Sequence[InputPartition]:
-        """One range per partition, more with ``minPartitions``."""
+        """One range per partition, more with ``minPartitions``; less where filters say what is wanted."""
         planner = Planner(self._options)
-        parts = planner.partitions(strict=True)
-        start = planner.resolve(self._options.starting, parts, "starting")
-        end = planner.resolve(self._options.ending, parts, "ending")
-        first = planner.earliest(parts)
-        for tp in parts:
-            if start[tp] < first[tp]:
-                planner.lost(f"{tp}: starting offset {start[tp]} is gone; log starts at {first[tp]}")
-        ranges = [Range(*tp, max(start[tp], first[tp]), end[tp]) for tp in parts]
-        return [RangePartition(item) for item in offsets.split_ranges(ranges, self._options.min_partitions)]
+        named = planner.partitions(strict=True)
+        start = planner.resolve(self._options.starting, named, "starting")
+        end = planner.resolve(self._options.ending, named, "ending")
+        narrowing: Narrowing = self.pushFilters.narrowing  # type: ignore[attr-defined]
+        ranges = [narrowing.cut(Range(*tp, start[tp], end[tp])) for tp in named if narrowing.keeps(*tp)]
+        ranges = planner.since(ranges, narrowing.since_ms)
+        first = planner.earliest([item.tp for item in ranges])
+        for item in ranges:
+            if item.start < first[item.tp]:
+                planner.lost(f"{item.tp}: starting offset {item.start} is gone; log starts at {first[item.tp]}")
+        ranges = [item._replace(start=max(item.start, first[item.tp])) for item in ranges]
+        if narrowing.used:
+            log.info("filters leave %d offsets: %s", sum(item.size for item in ranges), ", ".join(narrowing.used))
+        return planned(ranges, self._options)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Runs in a task."""
@@ -437,7 +463,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         low, high = offsets.from_json(start), offsets.from_json(end)
         low.update(planner.earliest([tp for tp in sorted(high) if tp not in low]))
         ranges = [Range(*tp, low[tp], high[tp]) for tp in sorted(high)]
-        return [RangePartition(item) for item in offsets.split_ranges(ranges, self._options.min_partitions)]
+        return planned(ranges, self._options)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Runs in a task."""

@@ -71,7 +71,7 @@ class Job:
                 bootstrap_servers=self.cluster.bootstrap,
                 sink_id=self.sink_id,
                 checkpoint_location=str(self.checkpoint),
-                topic=self.target,
+                topic=self.target or None,
                 trigger=trigger,
                 output_mode=mode,
                 options=named,
@@ -79,7 +79,7 @@ class Job:
             )
         given = {
             "kafka.bootstrap.servers": self.cluster.bootstrap,
-            "topic": self.target,
+            **({"topic": self.target} if self.target else {}),
             "sinkId": self.sink_id,
             "checkpointLocation": str(self.checkpoint),
             **named,

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import pickle
+from datetime import UTC, datetime
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.sql.datasource import EqualTo, GreaterThan, GreaterThanOrEqual, In, LessThan, Not
 
 from spark_udfs import offsets
 from spark_udfs.fence import Decision, Fence, FenceConflict, FenceError, FenceLost, begin_with_fence, decide, sink_name
-from spark_udfs.offsets import Bound, Range, limit_offsets, parse_assign, parse_bound, split_ranges
+from spark_udfs.offsets import Bound, Range, limit_offsets, parse_assign, parse_bound, share_out, split_ranges
+from spark_udfs.pushdown import Push
 from spark_udfs.settings import OptionError, kafka_settings, librdkafka_settings, reader_settings
 from spark_udfs.sink import SinkOptions
 from wire.types import TopicPartition
@@ -45,6 +49,42 @@ def test_split_covers_each_offset_once(log: list[tuple[int, int]], pieces: int) 
             assert low == covered
             covered = high
         assert covered == whole.end if edges else whole.size == 0
+
+
+@given(logs, st.integers(1, 8))
+def test_tasks_share_ranges_evenly(log: list[tuple[int, int]], most: int) -> None:
+    ranges = [Range("t", number, first, first + size) for number, (first, size) in enumerate(log)]
+    tasks = share_out(ranges, most)
+    assert sorted(item for task in tasks for item in task) == ranges
+    assert len(tasks) == min(most, len(ranges))
+    sizes = [sum(item.size for item in task) for task in tasks]
+    assert max(sizes) - min(sizes) <= max(item.size for item in ranges)
+
+
+def test_filters_narrow_and_unknown_ones_do_not() -> None:
+    push = Push()
+    noon = datetime(2026, 1, 1, 12, tzinfo=UTC)
+    filters = [
+        In(("topic",), ("a", "b")),
+        EqualTo(("topic",), "a"),
+        GreaterThan(("partition",), 1),
+        In(("partition",), (0, 2, 3)),
+        GreaterThanOrEqual(("offset",), 10),
+        LessThan(("offset",), 20),
+        GreaterThan(("timestamp",), noon),
+        LessThan(("timestamp",), noon),
+        EqualTo(("key",), b"x"),
+        Not(EqualTo(("partition",), 2)),
+        EqualTo(("headers", "partition"), 7),
+    ]
+    assert push(filters) is filters, "Spark applies them all itself"
+    found = push.narrowing
+    assert len(found.used) == 7
+    assert [(t, p) for t in "ab" for p in range(5) if found.keeps(t, p)] == [("a", 2), ("a", 3)]
+    assert found.cut(Range("a", 2, 0, 100)) == Range("a", 2, 10, 20)
+    assert found.cut(Range("a", 2, 30, 100)).size == 0
+    assert found.since_ms == int(noon.timestamp() * 1000)
+    assert pickle.loads(pickle.dumps(push)).narrowing == found
 
 
 def test_offsets_have_sparks_form() -> None:
@@ -194,6 +234,8 @@ SINK = {"kafka.bootstrap.servers": "h:1", "sinkId": "s", "checkpointLocation": "
         ({"sinkID2": "x"}, "option sinkid2 is unknown"),
         ({"fence.onMissing": "ignore"}, "fence.onMissing"),
         ({"sink.mode": "member"}, "sink.mode"),
+        ({"sink.repartition": "hash"}, "sink.repartition: 'hash' is not none or key"),
+        ({"sink.repartition": "key"}, "sink.repartition=key goes with option topic"),
         ({"sink.transaction.timeout.ms": "soon"}, "sink.transaction.timeout.ms: 'soon' is not a whole number"),
     ],
 )

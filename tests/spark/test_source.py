@@ -12,6 +12,8 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import NewPartitions
 
+from spark_udfs import lag
+
 from .conftest import Cluster
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]  # never two Sparks side by side
@@ -107,6 +109,42 @@ def test_bounds_and_choices(cluster: Cluster, read: Read) -> None:
     assert values_of(read(subscribe=topic, startingOffsetsByTimestamp=by_partition)) == ["v16", "v18", "v19"]
 
 
+def test_filters_narrow_what_is_read(spark: Any, cluster: Cluster, read: Read) -> None:
+    topic = cluster.topic()
+    cluster.send(topic, [{**row, "timestamp": 1_000_000 + 1000 * n} for n, row in enumerate(numbered(40))])
+    cases = [
+        ("partition = 1", 1, [f"v{n}" for n in range(1, 40, 2)]),
+        ("partition = 1 and offset between 3 and 4", 1, ["v7", "v9"]),
+        ("offset >= 19", 2, ["v38", "v39"]),
+        ("timestamp >= timestamp_millis(1037000)", 2, ["v37", "v38", "v39"]),
+        ("timestamp >= timestamp_millis(9000000)", 0, []),
+        (f"topic = '{topic}' and string(value) = 'v5'", 2, ["v5"]),
+        ("topic = 'another'", 0, []),
+    ]
+    setting = "spark.sql.python.filterPushdown.enabled"
+    for pushed in ("true", "false"):
+        spark.conf.set(setting, pushed)
+        try:
+            for condition, tasks, expected in cases:
+                found = read(subscribe=topic).where(condition)
+                assert values_of(found) == sorted(expected), condition
+                if pushed == "true" and tasks:
+                    assert found.rdd.getNumPartitions() == tasks, condition
+        finally:
+            spark.conf.unset(setting)
+
+
+def test_a_task_may_read_several_partitions(cluster: Cluster, read: Read) -> None:
+    topic = cluster.topic(partitions=5)
+    cluster.send(topic, numbered(50, partitions=5))
+    several = read(subscribe=topic, maxTasks=2)
+    assert several.rdd.getNumPartitions() == 2
+    assert values_of(several) == sorted(f"v{n}" for n in range(50))
+    both = read(subscribe=topic, minPartitions=20, maxTasks=3)
+    assert both.rdd.getNumPartitions() == 3
+    assert values_of(both) == sorted(f"v{n}" for n in range(50))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -117,6 +155,7 @@ def test_bounds_and_choices(cluster: Cluster, read: Read) -> None:
         ({"subscribe": "t", "kafka__auto__offset__reset": "earliest"}, "kafka.auto.offset.reset can't be set"),
         ({"subscribe": "t", "kafka__isolation__level": "dirty"}, "'dirty' is not one of"),
         ({"subscribe": "t", "minPartitions": "0"}, "minPartitions: 0 is below 1"),
+        ({"subscribe": "t", "maxTasks": "0"}, "maxTasks: 0 is below 1"),
     ],
 )
 def test_wrong_options_are_named(read: Read, options: dict[str, str], message: str) -> None:
@@ -189,7 +228,34 @@ def test_stream_follows_its_checkpoint(cluster: Cluster, read_stream: Read, tmp_
     last = Batches(read_stream(subscribe=topic), tmp_path / "checkpoint")
     last.run()
     # A broker may hear of the new partition a moment later than its client; then the second run reads it.
-    assert sorted(again.values + last.values) == ["open", *(f"v{n}" for n in range(50, 56))]
+    notes = [path.read_text() for path in sorted((tmp_path / "checkpoint" / "offsets").glob("[0-9]*"))]
+    assert sorted(again.values + last.values) == ["open", *(f"v{n}" for n in range(50, 56))], notes
     nothing = Batches(read_stream(subscribe=topic), tmp_path / "checkpoint")
     nothing.run()
     assert nothing.values == []
+
+
+def test_a_stream_says_what_was_deleted_under_it(cluster: Cluster, read_stream: Read, tmp_path: Path) -> None:
+    topic = cluster.topic(partitions=1)
+    cluster.send(topic, numbered(10, partitions=1))
+    first = Batches(read_stream(subscribe=topic, maxOffsetsPerTrigger=5), tmp_path / "checkpoint")
+    first.run()
+    assert len(first.values) == 10
+    cluster.send(topic, numbered(10, first=10, partitions=1))
+    for done in cluster.admin.delete_records([TopicPartition(topic, 0, 14)]).values():
+        done.result(30)
+    with pytest.raises(Exception, match=r"offset 10 .*is gone; the log starts at 14.*failOnDataLoss=false"):
+        Batches(read_stream(subscribe=topic), tmp_path / "checkpoint").run()
+    left = Batches(read_stream(subscribe=topic, failOnDataLoss="false"), tmp_path / "checkpoint")
+    left.run()
+    assert sorted(left.values) == sorted(f"v{n}" for n in range(14, 20))
+
+
+def test_progress_tells_the_lag(cluster: Cluster, read_stream: Read, tmp_path: Path) -> None:
+    topic = cluster.topic()
+    cluster.send(topic, numbered(30))
+    writer = read_stream(subscribe=topic, maxOffsetsPerTrigger=10).writeStream.format("noop")
+    query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
+    assert query.awaitTermination(120)
+    lags = [sum(lag(progress).values()) for progress in query.recentProgress if progress.numInputRows]
+    assert lags == [20, 10, 0]

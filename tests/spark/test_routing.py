@@ -1,0 +1,93 @@
+"""Dead letters, repartitioning and figures, in real Spark on three brokers."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import functions as f
+
+from spark_udfs import OptionError, SinkListener, SinkProgress, repartition_by_key, split_bad
+
+from .conftest import Cluster
+from .test_executor_sink import FOREACH, FORMAT, Job, Read, committed, replicated
+
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]  # never two Sparks side by side
+
+
+@pytest.fixture
+def job(cluster: Cluster, read_stream: Read, tmp_path: Path) -> Job:
+    return Job(cluster, read_stream, tmp_path)
+
+
+@pytest.mark.parametrize("way", [FORMAT, FOREACH])
+def test_dead_letters_go_with_their_batch(job: Job, way: str) -> None:
+    """One transaction for both topics: a failed batch leaves neither rows nor dead letters."""
+    dead = replicated(job.cluster)
+    job.send('{"n": 1}', "broken", '{"n": 3}', "{}")
+    rows = job._read_stream(subscribe=job.source, includeHeaders="true")
+    parsed = rows.withColumn("n", f.get_json_object(f.col("value").cast("string"), "$.n"))
+    parsed = parsed.select(
+        "key", f.col("n").alias("value"), "headers", f.lit(None).cast("int").alias("partition"),
+        f.col("value").alias("raw"),
+    )  # fmt: skip
+    split = split_bad(
+        parsed, f.col("value").isNull(), topic=job.target, dead_letters=dead, original="raw", reason=f.lit("no n")
+    )
+    good, job.target = job.target, ""  # the rows' own column says where to
+    job.run(split, way)
+    found = committed(job.cluster, dead, 2)
+    assert found == sorted(["broken", "{}"])
+    assert committed(job.cluster, good, 2) == ["1", "3"]
+    for message in job.cluster.read(dead):
+        assert message.headers() == [("error", b"no n")]
+        assert message.key() == message.value()
+
+
+def test_rows_go_to_the_task_of_their_partition(job: Job, spark: Any) -> None:
+    frame = spark.range(0, 300, 1, 4).selectExpr(
+        "case when id % 10 <> 0 then concat('key ', id) end as key", "concat('v', id) as value"
+    )
+    tasks = repartition_by_key(frame, 3).rdd.glom().collect()
+    assert len(tasks) == 3
+    job.cluster.send(job.target, [{"key": row.key, "value": row.value} for task in tasks for row in task if row.key],
+                     partitioner="murmur2_random")  # fmt: skip
+    place = {message.value().decode(): message.partition() for message in job.cluster.read(job.target)}
+    assert len(place) == 270
+    for number, rows in enumerate(tasks):
+        assert {place[row.value] for row in rows if row.key} == {number}
+    with pytest.raises(OptionError, match="not 0"):
+        repartition_by_key(frame, 0)
+
+
+def test_option_repartition_and_the_listener(job: Job, spark: Any) -> None:
+    told: list[SinkProgress] = []
+    done = threading.Event()
+
+    def tell(progress: SinkProgress) -> None:
+        told.append(progress)
+        done.set()
+
+    listener = SinkListener(tell)
+    spark.streams.addListener(listener)
+    try:
+        job.send(*(f"v{n}" for n in range(60)))
+        query = job.run(way=FOREACH, sink__repartition="key")
+        assert len(job.values(60)) == 60
+        assert done.wait(30)
+    finally:
+        spark.streams.removeListener(listener)
+    (one,) = [progress for progress in told if progress.query_id == query and progress.figures is not None]
+    figures = one.figures
+    assert figures is not None
+    assert (figures.stage, figures.rows, figures.tasks) == ("committed", 60, 3)
+    assert figures.bytes > 120
+    assert sum(one.lag.values()) == 0
+    # One marker for each task and partition it could have written to: every row's partition has rows of one task only.
+    per_partition = Counter(message.partition() for message in job.cluster.read(job.target))
+    assert len(per_partition) == 3
+    assert json.loads(one.progress.json)["batchId"] == 0
