@@ -154,12 +154,13 @@ class FleetlogContainer(DockerContainer):
         self.get_wrapped_container().put_archive("/", archive.getvalue())
 
     def _wait_ready(self) -> None:
-        url = f"http://{self.get_container_host_ip()}:{self.get_exposed_port(ADMIN_PORT)}/health/ready"
         deadline = time.monotonic() + self._start_timeout_s
         while True:
-            with contextlib.suppress(URLError, OSError), urllib.request.urlopen(url, timeout=2) as answer:
-                if answer.status == 200:
-                    return
+            with contextlib.suppress(URLError, OSError):  # a container that has ended has no ports: ConnectionError
+                url = f"http://{self.get_container_host_ip()}:{self.get_exposed_port(ADMIN_PORT)}/health/ready"
+                with urllib.request.urlopen(url, timeout=2) as answer:
+                    if answer.status == 200:
+                        return
             container = self.get_wrapped_container()
             container.reload()
             if container.status == "exited" or time.monotonic() > deadline:

@@ -7,6 +7,8 @@ has seen (KIP-207, KIP-320).
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Coroutine
 from typing import Any, NamedTuple
 
 from brokers.api.base import Context, Done, Outcome, Park
@@ -25,6 +27,8 @@ NOT_AVAILABLE_VERSION = 5
 REPLICA_ID_VERSION = 3
 CONFIRM_MS, CONFIRM_MAX_MS = 5_000, 30_000
 """How long a question waits for followers to confirm that this broker still leads: if it says nothing, and at most."""
+FOLLOWED_LOOK_S, FOLLOWED_MAX_MS = 0.02, 120_000
+"""How often DeleteRecords, a rare request, looks whether the followers have deleted, too; and for how long at most."""
 
 
 class Found(NamedTuple):
@@ -176,43 +180,60 @@ def _lookup(partition: Partition, timestamp: int, request: Any) -> Found:
     return Found(ErrorCode.NONE, stamp, offset, leader_epoch)
 
 
-def handle_delete_records(request: Any, context: Context) -> Done:
-    """Move the start of logs; -1 means up to the high watermark."""
-    topics = []
+def handle_delete_records(request: Any, context: Context) -> Done | Coroutine[Any, Any, Done]:
+    """Move the start of logs; -1 means up to the high watermark. Answered once every living replica has followed."""
+    response = DeleteRecordsResponse(version=context.api_version, topics=[])
+    moved: list[tuple[Any, Partition]] = []
     for topic in request.topics:
-        answers = []
+        result = DeleteRecordsResponse.DeleteRecordsTopicResult(name=topic.name, partitions=[])
         for part in topic.partitions:
-            error, low_watermark = _delete(TopicPartition(topic.name, part.partition_index), part.offset, context)
-            answers.append(
-                DeleteRecordsResponse.DeleteRecordsTopicResult.DeleteRecordsPartitionResult(
-                    partition_index=part.partition_index, low_watermark=low_watermark, error_code=error
-                )
-            )
-        topics.append(DeleteRecordsResponse.DeleteRecordsTopicResult(name=topic.name, partitions=answers))
-    return Done(DeleteRecordsResponse(version=context.api_version, topics=topics))
+            deleted = _delete(TopicPartition(topic.name, part.partition_index), part.offset, context)
+            answer = result.DeleteRecordsPartitionResult(partition_index=part.partition_index, low_watermark=-1)
+            if isinstance(deleted, ErrorCode):
+                answer.error_code = deleted
+            else:
+                answer.low_watermark = deleted.log.log_start_offset
+                moved.append((answer, deleted))
+            result.partitions.append(answer)
+        response.topics.append(result)
+    behind = [(answer, partition) for answer, partition in moved if partition.lowest_start() < answer.low_watermark]
+    return _followed(behind, response, request.timeout_ms) if behind else Done(response)
 
 
-def _delete(tp: TopicPartition, offset: int, context: Context) -> tuple[ErrorCode, int]:
+async def _followed(behind: list[tuple[Any, Partition]], response: Any, timeout_ms: int) -> Done:
+    """Wait for the followers' logs to begin where the leader's do; who doesn't in time is told of as in Kafka."""
+    deadline = asyncio.get_running_loop().time() + min(timeout_ms, FOLLOWED_MAX_MS) / 1000
+    while behind and asyncio.get_running_loop().time() < deadline:
+        await asyncio.sleep(FOLLOWED_LOOK_S)
+        behind = [(answer, part) for answer, part in behind if part.lowest_start() < answer.low_watermark]
+    for answer, partition in behind:
+        answer.error_code = ErrorCode.REQUEST_TIMED_OUT if partition.is_leader else ErrorCode.NOT_LEADER_OR_FOLLOWER
+        answer.low_watermark = -1
+    return Done(response)
+
+
+def _delete(tp: TopicPartition, offset: int, context: Context) -> Partition | ErrorCode:
+    """The partition, whose log begins at the offset now, or what is wrong."""
     if tp.topic in INTERNAL_TOPICS:
-        return ErrorCode.INVALID_TOPIC_EXCEPTION, -1
+        return ErrorCode.INVALID_TOPIC_EXCEPTION
     partition = context.services.replicas.leader(tp)
     if isinstance(partition, ErrorCode):
-        return partition, -1
+        return partition
     error = partition.may_serve(Serve.LIST_OFFSETS)
     if error is not ErrorCode.NONE:
-        return error, -1
+        return error
     log = partition.log
     if "delete" not in log.config.cleanup_policy:
-        return ErrorCode.POLICY_VIOLATION, -1
+        return ErrorCode.POLICY_VIOLATION
     target = log.high_watermark if offset == HIGH_WATERMARK else offset
     if not 0 <= target <= log.high_watermark:
-        return ErrorCode.OFFSET_OUT_OF_RANGE, -1
+        return ErrorCode.OFFSET_OUT_OF_RANGE
     try:
         log.delete_records_before(target)
     except (LogOffline, DiskError):
-        return ErrorCode.KAFKA_STORAGE_ERROR, -1
+        return ErrorCode.KAFKA_STORAGE_ERROR
     partition.committed()  # whoever waits below the new start is out of range now; followers delete, too
-    return ErrorCode.NONE, log.log_start_offset
+    return partition
 
 
 def handle_offset_for_leader_epoch(request: Any, context: Context) -> Done:

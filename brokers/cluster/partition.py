@@ -195,6 +195,11 @@ class Partition(Following):
         """The log ends of the followers as far as they told them, for metrics and tools; -1 where they did not."""
         return {follower.broker_id: follower.end_offset for follower in self._followers.values()}
 
+    def lowest_start(self) -> int:
+        """Where the replica that reaches furthest back begins, of those that live; -1 while one hasn't told."""
+        living = [f.start_offset for f in self._followers.values() if self._around.broker(f.broker_id) is not None]
+        return min([self.log.log_start_offset, *living])
+
     def preferred_replica(self, rack: str, fetch_offset: int) -> int:
         """A follower in that rack that can serve a consumer at the offset, -1 if the leader is as near (KIP-392)."""
         own = self._around.broker(self._broker_id)

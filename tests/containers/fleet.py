@@ -6,7 +6,7 @@ import contextlib
 import os
 import time
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Self
 
 from docker.models.containers import Container
@@ -37,7 +37,7 @@ def until(what: str, probe: Callable[[], Any], timeout_s: float = 60.0, pause_s:
 class Fleet:
     """Six containers, two networks and nine volumes, all gone after :meth:`close`."""
 
-    def __init__(self, images: Images, *, broker_image: str = "", environment: Mapping[str, str] | None = None) -> None:
+    def __init__(self, images: Images, *, broker_image: str = "") -> None:
         self.prefix = f"fleetlog-{os.urandom(4).hex()}"
         ports = free_ports(2 * len(BROKERS))
         variables = {"FLEETLOG_IMAGE": broker_image or images.broker, "ZOOKEEPER_IMAGE": images.zookeeper}
@@ -45,8 +45,6 @@ class Fleet:
             variables[f"FLEETLOG_PORT_{number}"] = str(ports.pop())
             variables[f"FLEETLOG_ADMIN_PORT_{number}"] = str(ports.pop())
         self.topology: Topology = read(variables)
-        self.environment = dict(environment or {})
-        """Settings of all brokers that replace the file's."""
         self._networks: dict[str, Network] = {}
         self._containers: dict[str, DockerContainer] = {}
 
@@ -183,8 +181,7 @@ class Fleet:
     def _start(self, name: str, image: str) -> None:
         service = self.topology.services[name]
         first, *others = sorted(service.networks, key=lambda network: not self.topology.networks[network])
-        environment = {**service.environment, **(self.environment if name in BROKERS else {})}
-        container = DockerContainer(image).with_name(f"{self.prefix}-{name}").with_envs(**environment)
+        container = DockerContainer(image).with_name(f"{self.prefix}-{name}").with_envs(**service.environment)
         container.with_network(self._networks[first])
         container.with_network_aliases(name, *service.networks[first])
         container.ports.update(service.ports)  # type: ignore[arg-type]  # (address, port), as the Docker API takes it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -179,11 +180,18 @@ def test_a_question_to_a_leader_that_steps_down_is_refused(stage: Stage) -> None
 # -- DeleteRecords and OffsetForLeaderEpoch -------------------------------------------------------------------------
 
 
-def delete_records(stage: Stage, topic: str, offset: int) -> tuple[int, int]:
+def deletion(topic: str, offset: int, timeout_ms: int = 1000) -> m.DeleteRecordsRequest:
     kind = m.DeleteRecordsRequest.DeleteRecordsTopic
     asked = [kind.DeleteRecordsPartition(partition_index=0, offset=offset)]
-    message = m.DeleteRecordsRequest(version=2, timeout_ms=1000, topics=[kind(name=topic, partitions=asked)])
-    outcome = stage.start(offsets.handle_delete_records, 21, 2, message)
+    return m.DeleteRecordsRequest(version=2, timeout_ms=timeout_ms, topics=[kind(name=topic, partitions=asked)])
+
+
+def delete_records(stage: Stage, topic: str, offset: int) -> tuple[int, int]:
+    outcome = stage.start(offsets.handle_delete_records, 21, 2, deletion(topic, offset))
+    return outcome_of_deletion(outcome)
+
+
+def outcome_of_deletion(outcome: Any) -> tuple[int, int]:
     assert isinstance(outcome, Done)
     found = outcome.response.topics[0].partitions[0]
     return found.error_code, found.low_watermark
@@ -202,6 +210,31 @@ def test_records_are_deleted_up_to_an_offset(stage: Stage) -> None:
     assert delete_records(stage, "t", 5) == (ErrorCode.OFFSET_OUT_OF_RANGE, -1)
     assert delete_records(stage, "t", -1) == (0, 4)
     assert delete_records(stage, "t", 1) == (0, 4), "the start never goes back"
+
+
+def test_a_deletion_is_answered_once_the_followers_have_deleted(stage: Stage) -> None:
+    topic = stage.topic("t", replicas=BOTH)
+    client = Client(stage, 17, replica=OTHER)
+    client.fetch(part(topic.id, 0))
+    stage.append("t", 3)
+    client.fetch(part(topic.id, 3))
+
+    async def deleted_late() -> tuple[int, int]:
+        outcome: Any = offsets.handle_delete_records(deletion("t", 2, 60_000), stage.context(21, 2))
+        waiting = asyncio.ensure_future(outcome)
+        await asyncio.sleep(0.1)
+        assert not waiting.done()
+        client.fetch(part(topic.id, 3, log_start_offset=2))
+        return outcome_of_deletion(await waiting)
+
+    assert outcome_of_deletion(stage.start(offsets.handle_delete_records, 21, 2, deletion("t", 2, 50))) == (
+        ErrorCode.REQUEST_TIMED_OUT,
+        -1,
+    )
+    assert asyncio.run(deleted_late()) == (0, 2)
+    assert delete_records(stage, "t", 2) == (0, 2), "nothing is waited for any more"
+    stage.view.brokers = {ME: stage.view.brokers[ME]}
+    assert delete_records(stage, "t", 3) == (0, 3), "nor for a broker that is dead"
 
 
 def test_what_delete_records_refuses(stage: Stage) -> None:
