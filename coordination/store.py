@@ -17,6 +17,8 @@ from typing import NamedTuple, Protocol
 MAX_MULTI_OPERATIONS = 500
 MAX_MULTI_BYTES = 512 * 1024
 """Above 1 MB ZooKeeper answers ConnectionLoss instead of an error, so we refuse far below it."""
+MAX_GET_MANY = 500
+"""How many znodes :meth:`Store.get_many` may be asked for at once."""
 
 
 class Stat(NamedTuple):
@@ -176,6 +178,10 @@ class Store(Protocol):
 
     async def get(self, path: str, watch: Watch | None = None) -> tuple[bytes, Stat]:
         """Data and Stat; raises NoNode (then no watch is set)."""
+        ...
+
+    async def get_many(self, paths: Sequence[str]) -> list[tuple[bytes, Stat] | None]:
+        """Data and Stat of each, by one request; None where the znode does not exist. Not one moment's picture."""
         ...
 
     async def children(self, path: str, watch: Watch | None = None) -> list[str]:

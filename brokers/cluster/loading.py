@@ -13,12 +13,15 @@ from typing import TypeVar
 
 from brokers.cluster import znodes
 from brokers.cluster.picture import Delta, Picture
-from brokers.cluster.znodes import BadZnode, Change, ConfigChanged, StatesChanged, TopicChanged
+from brokers.cluster.znodes import BadZnode, Change, ConfigChanged, StatesChanged, TopicChanged, TopicZnode
 from brokers.model import PartitionState, TopicPartition
-from coordination.store import NoNode, Store, Watch
+from coordination.store import MAX_GET_MANY, NoNode, Stat, Store, Watch
 
-READS_IN_FLIGHT = 256
-"""Reads outstanding at once: enough to hide the round trip, few enough not to hold up the session's heartbeats."""
+READS_IN_FLIGHT = 64
+BULK_READS_IN_FLIGHT = 4
+"""Requests outstanding at once: enough to hide the round trip, few enough not to hold up the session's heartbeats."""
+CHANGES_PER_READ = 16
+"""Entries of the change log may have a few hundred kilobytes each."""
 
 _Item = TypeVar("_Item")
 _Value = TypeVar("_Value")
@@ -46,6 +49,12 @@ async def gather_bounded(
     return await asyncio.gather(*(one(item) for item in items))
 
 
+async def read_many(store: Store, paths: Sequence[str], at_once: int = MAX_GET_MANY) -> list[tuple[bytes, Stat] | None]:
+    """Data and Stat of each path in order, None where the znode is gone."""
+    runs = [paths[start : start + at_once] for start in range(0, len(paths), at_once)]
+    return [found for run in await gather_bounded(runs, store.get_many, BULK_READS_IN_FLIGHT) for found in run]
+
+
 async def read_or_none(store: Store, path: str) -> tuple[bytes, int] | None:
     """Data and version, or None where the znode is gone."""
     try:
@@ -70,7 +79,7 @@ async def list_changes(store: Store, watch: Watch | None = None) -> list[int]:
 
 async def read_changes(store: Store, sequences: Sequence[int]) -> list[list[Change]] | None:
     """The entries of those numbers, in order; None when one is gone already (pruned) or can't be read: reload then."""
-    found = await gather_bounded(sequences, lambda s: read_or_none(store, znodes.change_path(s)))
+    found = await read_many(store, [znodes.change_path(s) for s in sequences], CHANGES_PER_READ)
     entries: list[list[Change]] = []
     for sequence, entry in zip(sequences, found, strict=True):
         if entry is None:
@@ -99,15 +108,13 @@ async def _load_once(store: Store) -> Loaded | None:
     delta = Delta()
     deleting = await children_or_none(store, znodes.DELETE_TOPICS)
     names = [name for name in await children_or_none(store, znodes.TOPICS) if name not in set(deleting)]
-    for changes in await gather_bounded(names, lambda name: _read_topic(store, name), limit=32):
-        picture.apply(changes, delta)
+    picture.apply(await _read_topics(store, names), delta)
     entities = [
         (kind, entity)
         for kind in znodes.CONFIG_KINDS
         for entity in await children_or_none(store, f"{znodes.CONFIG}/{kind}")
     ]
-    configs = await gather_bounded(entities, lambda pair: _read_config(store, *pair))
-    picture.apply([config for config in configs if config is not None], delta)
+    picture.apply(await _read_configs(store, entities), delta)
     # Only a log without holes proves that nothing was missed between the first and the second listing.
     after = await list_changes(store)
     tail = [sequence for sequence in after if sequence > first]
@@ -121,27 +128,32 @@ async def _load_once(store: Store) -> Loaded | None:
     return Loaded(picture, tail[-1] if tail else first, deleting)
 
 
-async def _read_topic(store: Store, name: str) -> list[Change]:
-    found = await read_or_none(store, znodes.topic_path(name))
-    if found is None:
-        return []
-    topic = znodes.decode_topic(znodes.topic_path(name), found[0])
-
-    async def state(index: int) -> tuple[int, PartitionState] | None:
-        path = znodes.state_path(TopicPartition(name, index))
-        read = await read_or_none(store, path)
-        return None if read is None else (index, znodes.decode_state(path, read[0], topic.assignment[index], read[1]))
-
-    states = await gather_bounded(range(len(topic.assignment)), state, limit=64)
-    return [
-        TopicChanged(name, topic, found[1]),
-        StatesChanged(name, topic.id, dict(found_state for found_state in states if found_state is not None)),
+async def _read_topics(store: Store, names: list[str]) -> list[Change]:
+    topics: dict[str, tuple[TopicZnode, int]] = {}
+    for name, found in zip(names, await read_many(store, [znodes.topic_path(n) for n in names]), strict=True):
+        if found is not None:
+            data, stat = found
+            topics[name] = znodes.decode_topic(znodes.topic_path(name), data), stat.version
+    partitions = [
+        TopicPartition(name, index) for name, (topic, _) in topics.items() for index in range(len(topic.assignment))
     ]
+    paths = [znodes.state_path(tp) for tp in partitions]
+    states: dict[str, dict[int, PartitionState]] = {name: {} for name in topics}
+    for tp, path, found in zip(partitions, paths, await read_many(store, paths), strict=True):
+        if found is not None:
+            data, stat = found
+            replicas = topics[tp.topic][0].assignment[tp.partition]
+            states[tp.topic][tp.partition] = znodes.decode_state(path, data, replicas, stat.version)
+    changes: list[Change] = []
+    for name, (topic, version) in topics.items():
+        changes += (TopicChanged(name, topic, version), StatesChanged(name, topic.id, states[name]))
+    return changes
 
 
-async def _read_config(store: Store, kind: str, entity: str) -> ConfigChanged | None:
-    path = znodes.config_path(kind, entity)
-    found = await read_or_none(store, path)
-    if found is None:
-        return None
-    return ConfigChanged(kind, entity, found[1], znodes.decode_config(path, found[0]))
+async def _read_configs(store: Store, entities: list[tuple[str, str]]) -> list[Change]:
+    paths = [znodes.config_path(kind, entity) for kind, entity in entities]
+    return [
+        ConfigChanged(kind, entity, found[1].version, znodes.decode_config(path, found[0]))
+        for (kind, entity), path, found in zip(entities, paths, await read_many(store, paths), strict=True)
+        if found is not None
+    ]

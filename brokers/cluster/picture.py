@@ -160,7 +160,7 @@ class Picture:
                 continue
             # the assignment is the topic znode's word, not the state's
             known = partitions[index]
-            partitions[index] = replace(state, replicas=known.replicas, adding=known.adding, removing=known.removing)
+            partitions[index] = _assigned(state, known.replicas, known.adding, known.removing)
             delta.partitions_changed.add(TopicPartition(name, index))
         self.topics[name] = replace(topic, partitions=tuple(partitions))
 

@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 
 CHECK_MS = 1_000
 """Time between two looks at the followers; shorter where replica.lag.time.max.ms is."""
+LINES_MAX = 20
+"""How many lines one change may write into the broker's log about what it leads now."""
 
 
 class ReplicaManager:
@@ -55,6 +57,7 @@ class ReplicaManager:
         self._deleted_listeners: list[Callable[[TopicPartition], None]] = []
         self._follower_listeners: list[Callable[[Partition], None]] = []
         self._unfollow_listeners: list[Callable[[TopicPartition], None]] = []
+        self._newly_led: list[Partition] = []
         self._next_check_ms = -1
 
     # -- what handlers ask ----------------------------------------------------------------------------------------
@@ -151,6 +154,7 @@ class ReplicaManager:
             return
         for tp in sorted({*change.partitions_changed, *self._unopened}):
             self._follow(tp)
+        self._tell_what_is_led()
         for kind, entity in change.configs_changed:
             if kind == "topics":
                 self._reconfigure(entity)
@@ -169,6 +173,24 @@ class ReplicaManager:
             for index in range(len(topic.partitions)):
                 self._follow(TopicPartition(name, index))
             self._reconfigure(name)
+        self._tell_what_is_led()
+
+    def _tell_what_is_led(self) -> None:
+        """One line for each partition, or topic, or for all: a broker may come to lead thousands at once."""
+        led, self._newly_led = self._newly_led, []
+        topics: dict[str, list[Partition]] = {}
+        for partition in led:
+            topics.setdefault(partition.tp.topic, []).append(partition)
+        if len(topics) > LINES_MAX:
+            logger.info("leads %d partitions of %d topics in new epochs", len(led), len(topics))
+            return
+        for topic, partitions in topics.items():
+            if len(led) > LINES_MAX and len(partitions) > 1:
+                logger.info("leads %d partitions of topic %s in new epochs", len(partitions), topic)
+                continue
+            for partition in partitions:
+                offset = partition.log.log_end_offset
+                logger.info("leads %s in epoch %d from offset %d", partition.tp, partition.leader_epoch, offset)
 
     def _remove_strays(self) -> None:
         """Delete the logs of topics that were deleted while this broker was away.
@@ -216,7 +238,7 @@ class ReplicaManager:
             for unfollow in self._unfollow_listeners:
                 _call(unfollow, tp)
             partition.become_leader(state)
-            logger.info("leads %s in epoch %d from offset %d", tp, state.leader_epoch, partition.log.log_end_offset)
+            self._newly_led.append(partition)
             for listener in self._leader_listeners:
                 _call(listener, partition)
         elif partition.is_leader:

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from coordination.store import (
+    MAX_GET_MANY,
     MAX_MULTI_BYTES,
     MAX_MULTI_OPERATIONS,
     BadVersion,
@@ -226,3 +227,22 @@ async def test_a_cancelled_call_leaves_the_store_usable(connect: str) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
         await store.create("/a")
         assert await store.exists("/a") is not None
+
+
+@on_loop
+async def test_many_by_one_request(connect: str) -> None:
+    async with Stores() as stores:
+        store = await stores.open(connect + "/root")
+        paths = []
+        for number in range(MAX_GET_MANY):
+            paths.append(f"/n\u00e4me-{number}")
+            if number % 7:
+                await store.create(paths[-1], b"x" * (number % 5), ephemeral=number % 3 == 0)
+        await store.set(paths[1], b"more")
+        found = await store.get_many(paths)
+        assert [one is not None for one in found] == [number % 7 > 0 for number in range(MAX_GET_MANY)]
+        for path, one in zip(paths, found, strict=True):
+            assert one is None or one == await store.get(path)
+        assert found[1] is not None and found[1][0] == b"more" and found[1][1].version == 1
+        assert await store.get_many([]) == []
+        assert await store.get_many(["/nothing"]) == [None]

@@ -378,6 +378,15 @@ class SimStore:
         found: tuple[bytes, Stat] = await self._ask(path, Read("get", path, watch is not None), watcher)
         return found
 
+    async def get_many(self, paths: Sequence[str]) -> list[tuple[bytes, Stat] | None]:
+        async def one(path: str) -> tuple[bytes, Stat] | None:
+            try:
+                return await self.get(path)
+            except NoNode:
+                return None
+
+        return await asyncio.gather(*map(one, paths))
+
     async def children(self, path: str, watch: Watch | None = None) -> list[str]:
         watcher = (WatchKind.CHILDREN, watch) if watch is not None else None
         names: list[str] = await self._ask(path, Read("children", path, watch is not None), watcher)
