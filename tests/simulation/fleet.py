@@ -59,6 +59,9 @@ class _NoMetrics:
     def __call__(self, *args: Any, **options: Any) -> _NoMetrics:
         return self
 
+    def __iadd__(self, more: float) -> _NoMetrics:
+        return self
+
 
 NO_METRICS = cast("Metrics", _NoMetrics())
 
