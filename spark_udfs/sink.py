@@ -299,6 +299,7 @@ def write_stream(
     **kafka: Any,
 ) -> StreamingQuery:
     """Starts a streaming query into the sink. ``kafka``: settings, ``_`` for ``.``; ``trigger`` as in Spark."""
+    refuse_connect(df.sparkSession)
     if output_mode.lower() == "complete":
         raise OptionError("output mode complete rewrites its whole result in every batch; a topic can't be rewritten")
     every = {
@@ -321,12 +322,22 @@ def write_stream(
 # -- Spark's side --------------------------------------------------------------------------------------------------
 
 
+def refuse_connect(session: Any) -> None:
+    """Raises FenceError for a session of Spark Connect: its functions don't learn for which query they run."""
+    if type(session).__module__.startswith("pyspark.sql.connect"):
+        raise FenceError(
+            "write_stream and exactly_once_batch need a classic Spark session: over Spark Connect a function of "
+            "foreachBatch cannot learn the id of its query. df.writeStream.format('fleetlog') works there"
+        )
+
+
 def running_query(df: DataFrame, checkpoint: str) -> str:
     """The id of the query that runs this batch, as its checkpoint keeps it.
 
     Raises FenceError when the query's checkpoint is not ``checkpoint``, or when its output mode is complete.
     """
     session = df.sparkSession
+    refuse_connect(session)
     query_id = session.sparkContext.getLocalProperty("sql.streaming.queryId")
     if not query_id:
         raise FenceError("exactly_once_batch works only as the function of foreachBatch in a streaming query")

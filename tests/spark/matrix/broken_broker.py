@@ -39,9 +39,13 @@ SAFEGUARDS = {
         0,
     ),
     "verification": Mutation(
-        "transactional batches are not verified",
+        "the coordinator's word on a producer is not heeded",
         (
-            Edit("brokers.api.produce:_needs_verification", "header.is_transactional", "False"),
+            Edit(
+                "brokers.coordinators.verification:admit",
+                "error, guard = errors.get(tp, ErrorCode.NONE), guards[tp]",
+                "error, guard = ErrorCode.NONE, guards[tp]",
+            ),
             Edit("brokers.log.producers:ProducerState._check_data", "if asked and (", "if False and ("),
         ),
         0,

@@ -27,9 +27,12 @@ CONTROLS = (
         "control: no epoch bump",
         "epoch bump",
         "Produce of a killed driver arrives in the next ones batch",
-        ("DUP", "MISSING"),
+        ("DUP", "MISSING", "MIXED"),
     ),
     Control(
-        "control: no verification", "verification", "Produce of a dead driver arrives when all is done", ("HANGING",)
+        "control: no verification",
+        "verification",
+        "Produce of a dead driver arrives when the sink rests",
+        ("HANGING", "DUP", "MIXED"),
     ),
 )

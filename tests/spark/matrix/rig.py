@@ -13,7 +13,7 @@ from typing import Any
 from confluent_kafka import IsolationLevel, Producer, TopicPartition
 from confluent_kafka.admin import NewTopic, OffsetSpec
 
-from spark_udfs.batches import Fence, Sink
+from spark_udfs.batches import DESCRIBE, Fence, Sink
 from spark_udfs.client import Client
 from tests.spark.matrix.fleet import MatrixFleet, until
 from tests.spark.matrix.reader import Seen, Watcher, judge, parse, read_all
@@ -62,7 +62,7 @@ class Rig:
         for topic in (self.source, self.target):
             until(lambda topic=topic: self.fleet.leader(topic, 0) >= 0, 30, f"{topic} has no leader")  # type: ignore[misc]
 
-    def fill(self, rows: int = 1500, keys: int = 97) -> None:
+    def fill(self, rows: int = 900, keys: int = 97) -> None:
         """The source's rows, the same number in every partition."""
         producer = Producer({"bootstrap.servers": self.fleet.inner, "linger.ms": 5, "log_level": 0, "acks": "all"})
         for number in range(rows):
@@ -153,6 +153,14 @@ class Rig:
         client = Client({"bootstrap_servers": self.fleet.inner.split(",")})
         try:
             return Sink(client, self.sink_id).fence()
+        finally:
+            client.close()
+
+    def state(self) -> str:
+        """The state of the sink's transaction."""
+        client = Client({"bootstrap_servers": self.fleet.inner.split(",")})
+        try:
+            return str(Sink(client, self.sink_id)._call(DESCRIBE, sink_ids=[self.sink_id]).state)
         finally:
             client.close()
 

@@ -216,7 +216,9 @@ class Wire:
         for trap in self.traps:
             if not trap.wants(api, side, request):
                 continue
-            hit = Hit(api, side, broker_id, _process_of(client_port), time.monotonic(), asyncio.Event())
+            hit = Hit(
+                api, side, broker_id, _process_of(client_port, self.ports[broker_id]), time.monotonic(), asyncio.Event()
+            )
             with trap.changed:
                 trap.hits.append(hit)
                 trap.changed.notify_all()
@@ -233,13 +235,14 @@ async def _frame(reader: asyncio.StreamReader) -> bytes:
     return await reader.readexactly(size)
 
 
-def _process_of(client_port: int) -> int:
-    """The process that holds the loopback socket with this local port."""
+def _process_of(client_port: int, port: int) -> int:
+    """The process that holds the client's end of a connection to ``port``; a port serves several ends at a time."""
     inode = ""
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         for line in Path(table).read_text().splitlines()[1:]:
             fields = line.split()
-            if int(fields[1].rpartition(":")[2], 16) == client_port and fields[3] == "01":
+            ends = [int(address.rpartition(":")[2], 16) for address in fields[1:3]]
+            if ends == [client_port, port] and fields[3] == "01":
                 inode = fields[9]
     if not inode or inode == "0":
         return 0
