@@ -12,6 +12,7 @@ if TYPE_CHECKING:
         HEADER_SIZE,
         BatchHeader,
         Record,
+        admit,
         control_batch,
         crc32c,
         decode_records,
@@ -29,6 +30,7 @@ else:
     HEADER_SIZE = _twin.HEADER_SIZE
     BatchHeader = _twin.BatchHeader
     Record = _twin.Record
+    admit = _twin.admit
     control_batch = _twin.control_batch
     crc32c = _twin.crc32c
     decode_records = _twin.decode_records
@@ -46,6 +48,7 @@ __all__ = [
     "BatchHeader",
     "CorruptBatch",
     "Record",
+    "admit",
     "control_batch",
     "crc32c",
     "decode_records",

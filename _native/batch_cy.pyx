@@ -4,16 +4,20 @@
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
-from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
-from _native.batch_py import BatchHeader, Record
+cimport cython
+
+from _native.batch_py import BatchHeader as HeaderTuple
+from _native.batch_py import Record
 from _native.errors import CorruptBatch
 
 include "bytes.pxi"
 include "records.pxi"
 
 HEADER_SIZE = 61
+cdef tuple HEADER_FIELDS = HeaderTuple._fields
 
 cdef extern from *:
     """
@@ -131,7 +135,6 @@ fl_crc_setup()
 
 cdef Py_ssize_t HEADER = 61
 cdef Py_ssize_t LENGTH_END = 12
-cdef object make_header = BatchHeader._make
 cdef object make_record = Record._make
 # Above this a checksum may let other threads run: the switch costs more than a small batch.
 cdef Py_ssize_t RELEASE_GIL_FROM = 256 * 1024
@@ -165,11 +168,115 @@ def crc32c_without_instruction(data):
         PyBuffer_Release(&view)
 
 
-cdef object _header(const uint8_t *base, Py_ssize_t size, Py_ssize_t position):
+@cython.final
+@cython.freelist(64)
+cdef class BatchHeader:
+    """The specification's named tuple without a Python object for each field."""
+
+    cdef readonly int64_t base_offset
+    cdef readonly int32_t batch_length
+    cdef readonly int32_t partition_leader_epoch
+    cdef readonly int8_t magic
+    cdef readonly uint32_t crc
+    cdef readonly int16_t attributes
+    cdef readonly int32_t last_offset_delta
+    cdef readonly int64_t base_timestamp
+    cdef readonly int64_t max_timestamp
+    cdef readonly int64_t producer_id
+    cdef readonly int16_t producer_epoch
+    cdef readonly int32_t base_sequence
+    cdef readonly int32_t record_count
+
+    def __init__(
+        self, int64_t base_offset, int32_t batch_length, int32_t partition_leader_epoch, int8_t magic, uint32_t crc,
+        int16_t attributes, int32_t last_offset_delta, int64_t base_timestamp, int64_t max_timestamp,
+        int64_t producer_id, int16_t producer_epoch, int32_t base_sequence, int32_t record_count,
+    ):
+        self.base_offset = base_offset
+        self.batch_length = batch_length
+        self.partition_leader_epoch = partition_leader_epoch
+        self.magic = magic
+        self.crc = crc
+        self.attributes = attributes
+        self.last_offset_delta = last_offset_delta
+        self.base_timestamp = base_timestamp
+        self.max_timestamp = max_timestamp
+        self.producer_id = producer_id
+        self.producer_epoch = producer_epoch
+        self.base_sequence = base_sequence
+        self.record_count = record_count
+
+    @property
+    def size(self):
+        return <int64_t>self.batch_length + LENGTH_END
+
+    @property
+    def last_offset(self):
+        return self.base_offset + self.last_offset_delta
+
+    @property
+    def codec(self):
+        return self.attributes & 0x07
+
+    @property
+    def is_log_append_time(self):
+        return (self.attributes & 0x08) != 0
+
+    @property
+    def is_transactional(self):
+        return (self.attributes & 0x10) != 0
+
+    @property
+    def is_control(self):
+        return (self.attributes & 0x20) != 0
+
+    @property
+    def last_sequence(self):
+        cdef int64_t last = <int64_t>self.base_sequence + self.last_offset_delta
+        if self.base_sequence < 0:
+            return self.base_sequence
+        return last if last <= 2147483647 else last - 2147483648
+
+    def _fields_in_order(self):
+        return (
+            self.base_offset, self.batch_length, self.partition_leader_epoch, self.magic, self.crc, self.attributes,
+            self.last_offset_delta, self.base_timestamp, self.max_timestamp, self.producer_id, self.producer_epoch,
+            self.base_sequence, self.record_count,
+        )
+
+    def _replace(self, **fields):
+        return BatchHeader(**{**dict(zip(HEADER_FIELDS, self._fields_in_order())), **fields})
+
+    def __iter__(self):
+        return iter(self._fields_in_order())
+
+    def __len__(self):
+        return len(HEADER_FIELDS)
+
+    def __getitem__(self, index):
+        return self._fields_in_order()[index]
+
+    def __eq__(self, other):
+        if isinstance(other, (BatchHeader, HeaderTuple)):
+            return self._fields_in_order() == tuple(other)
+        return NotImplemented
+
+    def __hash__(self):
+        return hash(self._fields_in_order())
+
+    def __reduce__(self):
+        return BatchHeader, self._fields_in_order()
+
+    def __repr__(self):
+        return repr(HeaderTuple._make(self._fields_in_order()))
+
+
+cdef BatchHeader _header(const uint8_t *base, Py_ssize_t size, Py_ssize_t position):
     """BatchHeader of the bytes at ``position``, or raise as the specification does."""
     cdef const uint8_t *p
     cdef int32_t length, delta, count
     cdef int64_t offset, last = 0
+    cdef BatchHeader header
     if position < 0 or size - position < HEADER:
         raise CorruptBatch("a batch header needs 61 bytes", position)
     p = base + position
@@ -187,11 +294,21 @@ cdef object _header(const uint8_t *base, Py_ssize_t size, Py_ssize_t position):
     offset = <int64_t>_u64(p)
     if fl_add_overflows(offset, delta, &last):
         raise CorruptBatch("the last offset does not fit into 64 bits", position)
-    return make_header((
-        offset, length, <int32_t>_u32(p + 12), 2, _u32(p + 17), <int16_t>_u16(p + 21), delta,
-        <int64_t>_u64(p + 27), <int64_t>_u64(p + 35), <int64_t>_u64(p + 43), <int16_t>_u16(p + 51),
-        <int32_t>_u32(p + 53), count,
-    ))
+    header = BatchHeader.__new__(BatchHeader)
+    header.base_offset = offset
+    header.batch_length = length
+    header.partition_leader_epoch = <int32_t>_u32(p + 12)
+    header.magic = 2
+    header.crc = _u32(p + 17)
+    header.attributes = <int16_t>_u16(p + 21)
+    header.last_offset_delta = delta
+    header.base_timestamp = <int64_t>_u64(p + 27)
+    header.max_timestamp = <int64_t>_u64(p + 35)
+    header.producer_id = <int64_t>_u64(p + 43)
+    header.producer_epoch = <int16_t>_u16(p + 51)
+    header.base_sequence = <int32_t>_u32(p + 53)
+    header.record_count = count
+    return header
 
 
 def parse_header(buf, Py_ssize_t position=0):
@@ -203,26 +320,27 @@ def parse_header(buf, Py_ssize_t position=0):
         PyBuffer_Release(&view)
 
 
+cdef int _check_batch(const uint8_t *p, Py_ssize_t room, Py_ssize_t position) except -1:
+    """The batch at ``p``, whose header is one, is wholly in ``room`` bytes and its checksum holds; or raise."""
+    cdef Py_ssize_t size = <Py_ssize_t><int32_t>_u32(p + 8) + LENGTH_END
+    cdef Py_ssize_t payload = size - HEADER
+    cdef uint32_t found, stored = _u32(p + 17), count = _u32(p + 57)
+    if size > room:
+        raise CorruptBatch(f"batch of {size} bytes is cut at {room}", position)
+    if (p[22] & 7) == 0 and <Py_ssize_t>count > payload // MIN_RECORD:
+        raise CorruptBatch(f"{count} records cannot fit into {payload} bytes", position)
+    found = _checksum(p + 21, size - 21, 0)
+    if found != stored:
+        raise CorruptBatch(f"checksum {found:#010x} is not the header's {stored:#010x}", position)
+    return 0
+
+
 def validate_batch(buf, Py_ssize_t position=0):
     cdef Py_buffer view
-    cdef const uint8_t *p
-    cdef Py_ssize_t size, payload
-    cdef uint32_t found, stored, count
     PyObject_GetBuffer(buf, &view, PyBUF_SIMPLE)
     try:
         header = _header(<const uint8_t *>view.buf, view.len, position)
-        p = <const uint8_t *>view.buf + position
-        size = <Py_ssize_t><int32_t>_u32(p + 8) + LENGTH_END
-        if size > view.len - position:
-            raise CorruptBatch(f"batch of {size} bytes is cut at {view.len - position}", position)
-        payload = size - HEADER
-        count = _u32(p + 57)
-        if (p[22] & 7) == 0 and <Py_ssize_t>count > payload // MIN_RECORD:
-            raise CorruptBatch(f"{count} records cannot fit into {payload} bytes", position)
-        found = _checksum(p + 21, size - 21, 0)
-        stored = _u32(p + 17)
-        if found != stored:
-            raise CorruptBatch(f"checksum {found:#010x} is not the header's {stored:#010x}", position)
+        _check_batch(<const uint8_t *>view.buf + position, view.len - position, position)
         return header
     finally:
         PyBuffer_Release(&view)
@@ -355,43 +473,88 @@ def decode_records(payload, header):
         PyBuffer_Release(&view)
 
 
+cdef int _walk(
+    const uint8_t *p, Py_ssize_t size, int64_t base_timestamp, int32_t last, int64_t count, int64_t *largest,
+    bint *keyed,
+) except -1:
+    """All records of a payload; sets the largest timestamp and whether every record has a key, or raises."""
+    cdef Cursor c
+    cdef int64_t _number, _h, names, delta, previous = -1, timestamp
+    cdef Py_ssize_t stop, length, start = 0
+    largest[0] = -1
+    keyed[0] = True
+    _check_room(size, count)
+    c.p = p
+    c.position = 0
+    c.end = size
+    for _number in range(count):
+        stop = _begin(&c)
+        timestamp = _timestamp(&c, base_timestamp)
+        if timestamp > largest[0]:
+            largest[0] = timestamp
+        delta = _delta(&c, last)
+        if delta <= previous:
+            raise CorruptBatch(f"offset delta {delta} after {previous}", c.position)
+        previous = delta
+        if _span(&c, &start) < 0:
+            keyed[0] = False
+        _span(&c, &start)
+        names = _headers(&c, stop)
+        for _h in range(names):
+            length = _span(&c, &start)
+            if length < 0:
+                raise CorruptBatch("a header without a name", c.position)
+            _check_name(c.p, start, length)
+            _span(&c, &start)
+        _end(&c, stop, size)
+    _end_payload(&c)
+    return 0
+
+
 def validate_records(payload, header):
     cdef Py_buffer view
-    cdef Cursor c
-    cdef int64_t count = header.record_count
-    cdef int32_t last = header.last_offset_delta
-    cdef int64_t _number, _h, names, delta, previous = -1, timestamp, largest = -1
-    cdef int64_t base_timestamp = header.base_timestamp
-    cdef Py_ssize_t stop, length, start = 0
+    cdef int64_t largest = -1
     cdef bint keyed = True
     PyObject_GetBuffer(payload, &view, PyBUF_SIMPLE)
     try:
-        _check_room(view.len, count)
-        c.p = <const uint8_t *>view.buf
-        c.position = 0
-        c.end = view.len
-        for _number in range(count):
-            stop = _begin(&c)
-            timestamp = _timestamp(&c, base_timestamp)
-            if timestamp > largest:
-                largest = timestamp
-            delta = _delta(&c, last)
-            if delta <= previous:
-                raise CorruptBatch(f"offset delta {delta} after {previous}", c.position)
-            previous = delta
-            if _span(&c, &start) < 0:
-                keyed = False
-            _span(&c, &start)
-            names = _headers(&c, stop)
-            for _h in range(names):
-                length = _span(&c, &start)
-                if length < 0:
-                    raise CorruptBatch("a header without a name", c.position)
-                _check_name(c.p, start, length)
-                _span(&c, &start)
-            _end(&c, stop, view.len)
-        _end_payload(&c)
+        _walk(
+            <const uint8_t *>view.buf, view.len, header.base_timestamp, header.last_offset_delta, header.record_count,
+            &largest, &keyed,
+        )
         return largest, keyed
+    finally:
+        PyBuffer_Release(&view)
+
+
+def admit(buf, int64_t base_offset, int32_t leader_epoch, int64_t latest, int64_t max_records):
+    cdef Py_buffer view
+    cdef uint8_t *p
+    cdef int32_t delta, count
+    cdef int64_t largest = -1, last = 0
+    cdef bint keyed = True
+    PyObject_GetBuffer(buf, &view, PyBUF_SIMPLE)
+    try:
+        p = <uint8_t *>view.buf
+        if view.readonly or view.len < HEADER or p[16] != 2:
+            return None
+        if <Py_ssize_t><int32_t>_u32(p + 8) + LENGTH_END != view.len:
+            return None
+        delta = <int32_t>_u32(p + 23)
+        count = <int32_t>_u32(p + 57)
+        if _u64(p) or _u16(p + 21) or <int64_t>_u64(p + 43) != -1 or count <= 0 or delta != count - 1:
+            return None
+        if count > max_records or fl_add_overflows(base_offset, delta, &last):
+            return None
+        try:
+            _check_batch(p, view.len, 0)
+            _walk(p + HEADER, view.len - HEADER, <int64_t>_u64(p + 27), delta, count, &largest, &keyed)
+        except CorruptBatch:
+            return None
+        if largest != <int64_t>_u64(p + 35) or largest > latest:
+            return None
+        _put64(p, <uint64_t>base_offset)
+        _put32(p + 12, <uint32_t>leader_epoch)
+        return count, largest
     finally:
         PyBuffer_Release(&view)
 

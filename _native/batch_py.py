@@ -203,6 +203,35 @@ def stamp(
     struct.pack_into(">I", buf, position + _CRC_AT, crc32c(covered))
 
 
+def admit(buf: Buffer, base_offset: int, leader_epoch: int, latest: int, max_records: int) -> tuple[int, int] | None:
+    """Check and stamp, in one go, what most producers send; None, and nothing changed, for everything else.
+
+    That is: ``buf`` is writable and exactly one batch, sound and with base offset 0, of at most ``max_records``
+    records, without gaps, codec, flags or producer id, whose largest timestamp is what the header says and not above
+    ``latest``. Returns the number of records and the largest timestamp.
+    """
+    if memoryview(buf).readonly:
+        return None
+    try:
+        header = parse_header(buf)
+        plain = header.size == len(buf) and not header.base_offset and not header.attributes
+        if not plain or header.producer_id != -1 or header.record_count <= 0:
+            return None
+        if header.last_offset_delta != header.record_count - 1 or header.record_count > max_records:
+            return None
+        if base_offset + header.last_offset_delta > _INT64_MAX:
+            return None
+        validate_batch(buf)
+        largest, _ = validate_records(memoryview(buf)[HEADER_SIZE:], header)
+    except CorruptBatch:
+        return None
+    if largest != header.max_timestamp or largest > latest:
+        return None
+    assert not isinstance(buf, bytes)
+    stamp(buf, 0, base_offset, leader_epoch)
+    return header.record_count, largest
+
+
 # ---- records ----------------------------------------------------------------------------------------------------
 
 

@@ -53,7 +53,7 @@ def handle_produce(request: ProduceRequest, context: Context) -> Outcome | Corou
             items.append(found)
         else:
             outcomes[index] = found
-    unverified = [item for item in items if _needs_verification(item)]
+    unverified = [item for item in items if item.header.is_transactional and _needs_verification(item)]
     if unverified:
         return _verify_then_append(request, context, items, unverified, outcomes)
     return _append(request, context, items, {}, outcomes)
@@ -94,8 +94,7 @@ def _accept(index: int, part: ProducePart, request: ProduceRequest, context: Con
 def _needs_verification(item: Item) -> bool:
     header = item.header
     return bool(
-        header.is_transactional
-        and item.partition.may_serve(Serve.APPEND) is ErrorCode.NONE
+        item.partition.may_serve(Serve.APPEND) is ErrorCode.NONE
         and item.partition.log.producers.needs_verification(header.producer_id, header.producer_epoch)
     )
 
@@ -171,7 +170,9 @@ def _append(
             origin=Origin.CLIENT,
             verification_guard=guards.get(item.place),
         )
-        error = partition.turned_away.answer(item.header, info.error, context.services.clock.mono_ms())
+        error = info.error
+        if item.header.producer_id >= 0:
+            error = partition.turned_away.answer(item.header, error, context.services.clock.mono_ms())
         if error is not ErrorCode.NONE:
             outcomes[item.place] = _refusal(error, partition.tp, context, info.record_errors, info.error_message)
             continue
@@ -180,8 +181,9 @@ def _append(
         outcomes[item.place] = ProduceOutcome(
             ErrorCode.NONE, info.first_offset, info.log_append_time_ms, info.log_start_offset
         )
-        waits.append((item.place, partition, info.last_offset))
-    if not waiting or not waits:
+        if waiting and not partition.is_committed(info.last_offset):
+            waits.append((item.place, partition, info.last_offset))
+    if not waits:
         return _answer(request, outcomes, context)
     return _wait(request, context, waits, outcomes)
 
@@ -235,8 +237,9 @@ def _answer(request: ProduceRequest, outcomes: list[ProduceOutcome], context: Co
     if request.acks == NONE:
         # without an answer, a closed connection is what makes the producer look for the leader again
         return Done(None if all(outcome.error == ErrorCode.NONE for outcome in outcomes) else CLOSE)
-    leaders = [outcome.current_leader for outcome in outcomes]
+    leaders = [outcome.current_leader for outcome in outcomes if outcome.current_leader is not None]
+    endpoints = endpoints_of(context, leaders) if leaders else ()
     body = encode_produce_response(
-        context.api_version, list(zip(request.parts, outcomes, strict=True)), endpoints=endpoints_of(context, leaders)
+        context.api_version, list(zip(request.parts, outcomes, strict=True)), endpoints=endpoints
     )
     return Done(Encoded([body]))

@@ -46,6 +46,9 @@ class Serve(Enum):
     COORDINATE = "coordinate"
 
 
+_WITHOUT_LEASE = (Serve.FETCH, Serve.APPEND)
+
+
 def may_serve(kind: Serve, lease_valid: bool) -> ErrorCode:
     """What is served at once when the broker's lease on its registration has run out: the one place that decides it.
 
@@ -55,7 +58,7 @@ def may_serve(kind: Serve, lease_valid: bool) -> ErrorCode:
     memory could contradict the new leader: a latest offset too low, a committed group offset or a fence too old. For
     these ``Partition.when_confirmed`` asks the followers; who doesn't wait for that is sent to look for the leader.
     """
-    if lease_valid or kind in (Serve.FETCH, Serve.APPEND):
+    if lease_valid or kind in _WITHOUT_LEASE:
         return ErrorCode.NONE
     return ErrorCode.NOT_COORDINATOR if kind is Serve.COORDINATE else ErrorCode.NOT_LEADER_OR_FOLLOWER
 
@@ -159,7 +162,7 @@ class Partition(Following):
         """NONE, or the error that a request of that kind gets now."""
         if not self.is_leader:
             return ErrorCode.NOT_COORDINATOR if kind is Serve.COORDINATE else ErrorCode.NOT_LEADER_OR_FOLLOWER
-        return may_serve(kind, self._around.lease_valid())
+        return may_serve(kind, kind in _WITHOUT_LEASE or self._around.lease_valid())
 
     def check_epoch(self, current_leader_epoch: int) -> ErrorCode:
         """Compare the epoch a client knows with ours (KIP-320); -1 is a client that does not know it."""
@@ -173,6 +176,10 @@ class Partition(Following):
     def effective_min_isr(self) -> int:
         """``min.insync.replicas``, but never more than there are replicas; those just being added don't count yet."""
         return isr.min_in_sync(self.log.config.min_insync_replicas, self.state.established)
+
+    def _below_minimum(self) -> bool:
+        in_sync = len(self.state.isr)
+        return in_sync < self.log.config.min_insync_replicas and in_sync < self.effective_min_isr
 
     @property
     def epoch_start_offset(self) -> int:
@@ -236,7 +243,7 @@ class Partition(Following):
         error = self.may_serve(Serve.APPEND)
         if error is ErrorCode.NONE and expected_leader_epoch not in (None, self.leader_epoch):
             error = ErrorCode.NOT_LEADER_OR_FOLLOWER
-        if error is ErrorCode.NONE and acks == -1 and len(self.state.isr) < self.effective_min_isr:
+        if error is ErrorCode.NONE and acks == -1 and self._below_minimum():
             error = ErrorCode.NOT_ENOUGH_REPLICAS
         if error is not ErrorCode.NONE:
             return refused(error)
@@ -253,10 +260,15 @@ class Partition(Following):
             for follower in self._followers.values():
                 if follower.end_offset == end_before:
                     follower.overtaken()
-            for watcher in list(self._watchers):
-                _call(watcher.appended, self)
+            if self._watchers:
+                for watcher in list(self._watchers):
+                    _call(watcher.appended, self)
             self.advance()
         return info
+
+    def is_committed(self, offset: int) -> bool:
+        """Whether the record at ``offset`` is below the high watermark, as far as this broker may say so."""
+        return self.is_leader and offset < self.log.high_watermark
 
     def wait_for(self, offset: int, on_committed: Callable[[ErrorCode], None], *, gives_up: bool = False) -> None:
         """Call back once the record at ``offset`` is below the high watermark; possibly at once.
@@ -267,7 +279,7 @@ class Partition(Following):
         """
         if not self.is_leader:
             on_committed(ErrorCode.NOT_LEADER_OR_FOLLOWER)
-        elif offset < self.log.high_watermark:
+        elif self.is_committed(offset):
             on_committed(ErrorCode.NONE)
         else:
             heapq.heappush(self._committed_waiters, (offset, next(self._numbers), _Waiter(on_committed, gives_up)))
@@ -438,11 +450,11 @@ class Partition(Following):
 
     def advance(self) -> None:
         """Move the high watermark to what the maximal in-sync set has, and tell whoever waits for it."""
-        if not self.is_leader or self.state.elr or len(self.state.isr) < self.effective_min_isr:
+        if not self.is_leader or self.state.elr or self._below_minimum():
             return
         log = self.log
         watermark = log.log_end_offset
-        for broker_id in self.maximal_isr:
+        for broker_id in self.state.isr if self._pending is None else self.maximal_isr:
             if broker_id != self._broker_id:
                 follower = self._followers.get(broker_id)
                 watermark = min(watermark, follower.end_offset if follower is not None else -1)
@@ -456,9 +468,11 @@ class Partition(Following):
 
     def committed(self) -> None:
         """Tell readers that the high watermark, the last stable offset or the log's start moved."""
-        for watcher in list(self._watchers):
-            _call(watcher.committed, self)
-        self.wake_fetches()
+        if self._watchers:
+            for watcher in list(self._watchers):
+                _call(watcher.committed, self)
+        if self._data_waiters:
+            self.wake_fetches()
 
     # ---- leading without a lease -----------------------------------------------------------------------------------
 

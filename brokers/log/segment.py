@@ -27,7 +27,8 @@ _SCAN_BYTES = 64 * 1024
 _WALK_BYTES = 4 * 1024
 """As the offset index's interval: one read finds the border behind an entry, whatever the batches' sizes."""
 _HINTS = 32
-_INT32_MAX = 2**31 - 1
+MAX_POSITION = 2**31 - 1
+"""Positions in a segment and offsets relative to its base have 32 bits."""
 _INT64_MAX = 2**63 - 1
 
 
@@ -119,6 +120,17 @@ class Segment:
 
         DiskFull: nothing is indexed and the file is cut back to its last whole batch. DiskFailed: nothing is known.
         """
+        self.index_batches(batches, self._write(data), index_interval_bytes)
+
+    def append_one(
+        self, data: Buffer, base_offset: int, last_offset: int, max_timestamp: int, index_interval_bytes: int
+    ) -> None:
+        """As :meth:`append`, for one batch that is all of ``data`` and not the segment's first."""
+        position = self._write(data)
+        self._index(position, len(data), last_offset, max_timestamp, index_interval_bytes)
+        self._hint(base_offset, position)
+
+    def _write(self, data: Buffer) -> int:
         position = self.log.size
         try:
             self.log.write(data, position)
@@ -128,32 +140,42 @@ class Segment:
             except DiskFull as again:
                 raise DiskFailed(self.log.path, f"cannot cut a half-written batch: {again.reason}") from again
             raise
-        self.index_batches(batches, position, index_interval_bytes)
+        return position
 
     def index_batches(self, batches: Sequence[PlacedBatch], start: int, index_interval_bytes: int) -> None:
         """Account for batches that stand at ``start`` plus their positions; also the second half of recovery."""
-        largest, largest_offset = self.max_timestamp
         if start == 0 and batches:
             self._first_timestamp = batches[0].header.max_timestamp
         for position, header in batches:
-            if header.max_timestamp > largest:
-                largest, largest_offset = header.max_timestamp, header.last_offset
-            if self._bytes_since_index > index_interval_bytes:
-                self.offset_index.append(header.last_offset, start + position)
-                self.time_index.append(largest, largest_offset)
-                self._bytes_since_index = 0
-            self._bytes_since_index += header.size
-        self._max_timestamp = (largest, largest_offset)
+            self._index(start + position, header.size, header.last_offset, header.max_timestamp, index_interval_bytes)
         if batches:
             self._hint(batches[0].header.base_offset, start + batches[0].position)
+
+    def _index(self, position: int, size: int, last_offset: int, timestamp: int, index_interval_bytes: int) -> None:
+        largest = self._max_timestamp
+        if largest is None:
+            largest = self.max_timestamp
+        if timestamp > largest[0]:
+            largest = self._max_timestamp = timestamp, last_offset
+        if self._bytes_since_index > index_interval_bytes:
+            self.offset_index.append(last_offset, position)
+            self.time_index.append(*largest)
+            self._bytes_since_index = 0
+        self._bytes_since_index += size
 
     def has_room(self, size: int, last_offset: int, config_index_bytes: int) -> bool:
         """Whether a batch ending at ``last_offset`` fits 32-bit positions, relative offsets and the index limit."""
         return (
-            self.log.size + size <= _INT32_MAX
-            and last_offset - self.base_offset <= _INT32_MAX
-            and self.offset_index.size_bytes + 8 <= config_index_bytes
-            and self.time_index.size_bytes + 12 <= config_index_bytes
+            self.log.size + size <= MAX_POSITION
+            and last_offset - self.base_offset <= MAX_POSITION
+            and self.index_room(config_index_bytes) > 0
+        )
+
+    def index_room(self, config_index_bytes: int) -> int:
+        """How many batches the indexes have room for, should each of them become an entry."""
+        return min(
+            (config_index_bytes - self.offset_index.size_bytes) // 8,
+            (config_index_bytes - self.time_index.size_bytes) // 12,
         )
 
     def add_aborted(self, aborted: AbortedTxn) -> None:

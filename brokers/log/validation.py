@@ -56,6 +56,15 @@ class Rejected(NamedTuple):
     record_errors: tuple[tuple[int, str], ...] = ()
 
 
+def takes_as_they_are(config: TopicConfig) -> bool:
+    """Whether a topic takes sound batches without codec as they are. :func:`check_for_leader` asks more of others."""
+    return (
+        config.message_timestamp_type == "CreateTime"
+        and config.compression_type in ("producer", "uncompressed")
+        and "compact" not in config.cleanup_policy
+    )
+
+
 def build_batch(header: BatchHeader, payload: Buffer) -> bytearray:
     """The bytes of a batch: the header's fields with length and checksum made anew, then the payload."""
     batch = bytearray(HEADER_SIZE + len(payload))

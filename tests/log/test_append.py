@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
+
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from _native.batch import Record, encode_batch, parse_header, scan, validate_batch
@@ -16,6 +19,7 @@ from tests.log.support import (
     batch,
     config,
     content,
+    files,
     headers,
     marker,
     open_log,
@@ -300,3 +304,59 @@ def test_defaults_are_kafkas():
     assert DEFAULTS.segment_bytes == 1 << 30
     assert DEFAULTS.max_message_bytes == 1_048_588
     assert scan(batch(1))
+
+
+TOPICS = [
+    {}, {}, {"segment_bytes": 700}, {"segment_ms": 50}, {"message_timestamp_type": "LogAppendTime"},
+    {"cleanup_policy": ("compact",)}, {"message_timestamp_before_max_ms": 1000}, {"message_timestamp_after_max_ms": 40},
+    {"flush_messages": 2}, {"index_interval_bytes": 0}, {"compression_type": "uncompressed"},
+    {"compression_type": "gzip"}, {"max_message_bytes": 150}, {"segment_index_bytes": 24, "index_interval_bytes": 0},
+]  # fmt: skip
+SENT = st.builds(
+    lambda count, value, shift, codec, attributes, key, fields: _patched(
+        batch(count, value=b"v" * value, key=key, timestamp=NOW + shift, codec=codec, attributes=attributes), **fields
+    ),
+    st.integers(1, 4),
+    st.integers(0, 200),
+    st.sampled_from([0, 0, 0, 30, 60, -5000, -1 - NOW]),
+    st.sampled_from([0, 0, 0, 0, 1]),
+    st.sampled_from([0, 0, 0, 0, 8, 64]),
+    st.sampled_from([b"k", b"k", None]),
+    st.sampled_from(
+        [{}, {}, {}, {"base_offset": 1}, {"max_timestamp": 7}, {"record_count": 9}, {"producer_id": 5},
+         {"producer_id": 5, "producer_epoch": 0, "base_sequence": 0}]
+    ),
+)  # fmt: skip
+
+
+@given(st.sampled_from(TOPICS), st.lists(st.tuples(SENT, st.integers(0, 120), st.integers(0, 1)), max_size=12))
+@settings(max_examples=150)
+def test_the_short_way_ends_as_the_general_one(topic, sent):
+    with tempfile.TemporaryDirectory() as name:
+        short, general = (open_log(Path(name) / f"{way}-0", config=config(**topic)) for way in ("short", "general"))
+        general._append_plain = lambda *_: None
+        taken = 0
+        epoch, now_ms = 0, NOW
+        for data, later, next_epoch in sent:
+            epoch, now_ms = epoch + next_epoch, now_ms + later
+            outcomes = [append(log, data, epoch=epoch, now_ms=now_ms) for log in (short, general)]
+            assert outcomes[0] == outcomes[1]
+            taken += outcomes[0].error is ErrorCode.NONE
+        assert content(short) == content(general)
+        for ours, theirs in zip(short.segments, general.segments, strict=True):
+            for what in ("base_offset", "max_timestamp", "first_timestamp", "_bytes_since_index", "_hints"):
+                assert getattr(ours, what) == getattr(theirs, what), what
+        for what in ("log_end_offset", "high_watermark", "last_now_ms", "unflushed_since_ms", "recovery_point"):
+            assert getattr(short, what) == getattr(general, what), what
+        assert short.epochs.entries == general.epochs.entries
+        for log in (short, general):
+            log.close()
+        assert files(Path(name) / "short-0") == files(Path(name) / "general-0")
+
+
+def test_what_most_producers_send_takes_the_short_way(log, monkeypatch):
+    append(log, batch(1))  # the first of a segment goes the long way
+    monkeypatch.setattr("brokers.log.log.check_for_leader", None)
+    assert append(log, batch(2)).last_offset == 2
+    with pytest.raises(TypeError):
+        append(log, produced(9, 0, 0))

@@ -128,6 +128,12 @@ class Fuzz:
             outcome(lambda t=twin, v=view: t.stamp(v, 0, 5, 6, 7))
             stamps.append(bytes(view))
         assert stamps[0] == stamps[1]
+        plain = self.mutated(batch_py.encode_batch(self.records()))
+        admitted: list[tuple[Any, bytes]] = []
+        for twin in (batch_py, batch_cy):
+            view = exactly(plain)
+            admitted.append((outcome(lambda t=twin, v=view: t.admit(v, 7, 6, 2**62, 5)), bytes(view)))
+        assert admitted[0] == admitted[1]
         header: BatchHeader = batch_py.parse_header(raw)
         if rng.random() < 0.4:
             header = header._replace(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import struct
 from collections.abc import Callable
 from types import ModuleType
@@ -63,7 +64,7 @@ def test_header_fields_stand_where_the_format_puts_them(batch: ModuleType) -> No
         2, base_offset=7, leader_epoch=5, attributes=0x10, producer_id=99, producer_epoch=3, base_sequence=2**31 - 1
     )
     header = batch.parse_header(raw)
-    assert isinstance(header, BatchHeader)
+    assert isinstance(header, batch.BatchHeader)
     assert (header.base_offset, header.partition_leader_epoch, header.producer_id, header.producer_epoch) == (
         7,
         5,
@@ -184,6 +185,85 @@ def test_a_record_count_cannot_make_us_allocate(batch: ModuleType) -> None:
         batch.decode_records(b"\0" * 1000, header)
     with pytest.raises(CorruptBatch, match="cannot fit"):
         batch.validate_records(b"\0" * 1000, header)
+
+
+def test_the_twins_headers_are_the_same_but_for_their_type() -> None:
+    raw = a_batch(
+        2, base_offset=7, leader_epoch=5, attributes=0x38, producer_id=99, producer_epoch=3, base_sequence=2**31 - 1
+    )
+    pure, fast = pure_twin.parse_header(raw), cython_twin.parse_header(raw)
+    names = [name for name in dir(BatchHeader) if isinstance(getattr(BatchHeader, name), property)]
+    assert set(names) == {
+        "size", "last_offset", "codec", "is_log_append_time", "is_transactional", "is_control", "last_sequence"
+    }  # fmt: skip
+    for name in (*BatchHeader._fields, *names):
+        assert getattr(pure, name) == getattr(fast, name), name
+        assert type(getattr(pure, name)) is type(getattr(fast, name)), name
+    assert pure == fast
+    assert fast == pure
+    assert hash(pure) == hash(fast)
+    assert repr(pure) == repr(fast)
+    assert tuple(fast) == tuple(pure)
+    assert (fast[0], fast[:5], len(fast)) == (pure[0], pure[:5], len(pure))
+    assert pickle.loads(pickle.dumps(fast)) == fast
+    changed = pure._replace(base_offset=8, crc=1)
+    assert fast._replace(base_offset=8, crc=1) == changed != fast
+    with pytest.raises(TypeError):
+        fast._replace(colour=1)
+
+
+HEADER_CHANGES: list[dict[str, Any]] = [
+    {}, {}, {"attributes": 1}, {"attributes": 8}, {"attributes": 16}, {"attributes": 64}, {"base_offset": 3},
+    {"producer_id": 0}, {"producer_id": -2}, {"record_count": 1}, {"record_count": 0, "last_offset_delta": 0},
+    {"last_offset_delta": 11}, {"max_timestamp": 5}, {"max_timestamp": -1}, {"producer_epoch": 4, "base_sequence": 9},
+]  # fmt: skip
+
+
+def with_header(raw: bytes, changes: dict[str, Any]) -> bytearray:
+    """The batch with other fields in its header, and the checksum made right for them."""
+    header = pure_twin.parse_header(raw)._replace(**changes)
+    changed = bytearray(struct.pack(">qiibIhiqqqhii", *header) + raw[61:])
+    struct.pack_into(">I", changed, 17, pure_twin.crc32c(changed[21:]))
+    return changed
+
+
+@given(records_strategy, st.sampled_from(HEADER_CHANGES), st.data())
+def test_what_is_admitted_and_what_is_left_to_others(
+    records: list[Record], changes: dict[str, Any], data: st.DataObject
+) -> None:
+    raw = with_header(pure_twin.encode_batch(records), changes)
+    flipped = data.draw(st.none() | st.integers(0, len(raw) - 1))
+    if flipped is not None:
+        raw[flipped] ^= data.draw(st.integers(1, 255))
+    raw = raw[: data.draw(st.sampled_from([len(raw), len(raw), len(raw), len(raw) - 1]))]
+    raw += data.draw(st.sampled_from([b"", b"", b"", b"\0"]))
+    base = data.draw(st.sampled_from([0, 7, 2**63 - 3]))
+    latest = data.draw(st.sampled_from([2**63 - 1, 2**63 - 1, 1000, -1, -(2**63)]))
+    most = data.draw(st.sampled_from([1_000_000, 3]))
+    buffers: list[bytearray] = []
+
+    def admitted(twin: ModuleType) -> Any:
+        buffers.append(bytearray(raw))
+        return twin.admit(memoryview(buffers[-1]), base, 4, latest, most)
+
+    found = both(admitted)[1]
+    assert buffers[0] == buffers[1]
+    if found is None:
+        assert buffers[0] == raw
+        return
+    header = pure_twin.validate_batch(bytes(raw))
+    assert found == (header.record_count, header.max_timestamp)
+    stamped = bytearray(raw)
+    pure_twin.stamp(stamped, 0, base, 4)
+    assert buffers[0] == stamped
+
+
+def test_a_plain_batch_is_admitted_unless_its_bytes_are_read_only(batch: ModuleType) -> None:
+    raw = a_batch(3)
+    assert batch.admit(bytearray(raw), 5, 1, 1002, 3) == (3, 1002)
+    assert batch.admit(raw, 5, 1, 1002, 3) is None
+    assert batch.admit(bytearray(raw), 5, 1, 1001, 3) is None
+    assert batch.admit(bytearray(raw), 5, 1, 1002, 2) is None
 
 
 def test_compression_is_the_callers(batch: ModuleType) -> None:

@@ -126,7 +126,7 @@ class ServerEnd:
                 api_key, version, frame = self._backlog.popleft()
                 slot = Slot(self, 0)  # type: ignore[arg-type]
                 self._slots.append((slot, api_key, version))
-                self.door.dispatcher.dispatch(self, memoryview(frame)[4:], slot)  # type: ignore[arg-type]
+                self.door.dispatcher.dispatch(self, memoryview(bytearray(frame))[4:], slot)  # type: ignore[arg-type]
         finally:
             self._pumping = False
 
