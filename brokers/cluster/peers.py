@@ -9,38 +9,21 @@ the connection, because nobody can tell a slow peer from a dead one; calls then 
 from __future__ import annotations
 
 import asyncio
-import logging
-import struct
-from collections import deque
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from brokers.cluster.peer_link import PeerLink, PeerUnavailable
 from brokers.model import Endpoint
-from wire import messages
 
 if TYPE_CHECKING:
     from brokers.cluster.view import ClusterView
 
-log = logging.getLogger(__name__)
+__all__ = ["PeerUnavailable", "Peers", "PeersPort"]
 
 MAX_IN_FLIGHT = 200
 """Calls outstanding per peer; further ones wait their turn."""
-MAX_RESPONSE_BYTES = 100 * 1024 * 1024
 FIRST_BACKOFF_SECONDS = 0.05
 LAST_BACKOFF_SECONDS = 1.0
 CONNECT_SECONDS = 5.0
-READ_AHEAD_BYTES = 512 * 1024
-"""What is buffered of an answer before the socket waits (twice that): a follower reads megabytes at a time."""
-
-_LENGTH = struct.Struct(">i")
-
-
-class PeerUnavailable(Exception):
-    """The broker is unknown, can't be reached, or didn't answer; ``broker_id`` names it. Worth trying again later."""
-
-    def __init__(self, broker_id: int, reason: str) -> None:
-        super().__init__(f"broker {broker_id}: {reason}")
-        self.broker_id = broker_id
-        self.reason = reason
 
 
 class PeersPort(Protocol):
@@ -61,81 +44,6 @@ class PeersPort(Protocol):
         ...
 
 
-class _Call(NamedTuple):
-    correlation_id: int
-    api_key: int
-    version: int
-    answer: asyncio.Future[Any]
-    raw: bool  # the caller decodes the answer
-
-
-class _Connection:
-    """One open connection; ends itself when the peer closes it, lies, or a call runs out of time."""
-
-    def __init__(self, broker_id: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.broker_id = broker_id
-        self.open = True
-        self._reader = reader
-        self._writer = writer
-        self._calls: deque[_Call] = deque()
-        self._next_id = 0
-        self._task = asyncio.create_task(self._read(), name=f"peer {broker_id}")
-
-    async def call(self, api_key: int, version: int, body: bytes, client_id: str, *, raw: bool) -> Any:
-        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._next_id = (self._next_id + 1) & 0x7FFF_FFFF
-        frame = messages.frame_request(api_key, version, self._next_id, client_id, body)
-        self._calls.append(_Call(self._next_id, api_key, version, answer, raw))
-        try:
-            self._writer.write(frame)
-            await self._writer.drain()
-            return await answer
-        except OSError as problem:
-            self.close(str(problem))
-            raise PeerUnavailable(self.broker_id, str(problem)) from problem
-
-    async def _read(self) -> None:
-        reason = "closed the connection"
-        try:
-            while True:
-                (size,) = _LENGTH.unpack(await self._reader.readexactly(4))
-                if not 4 <= size <= MAX_RESPONSE_BYTES:
-                    reason = f"sent a frame of {size} bytes"
-                    return
-                self._answer(await self._reader.readexactly(size))
-        except asyncio.IncompleteReadError:
-            pass
-        except (OSError, messages.MalformedRequest) as problem:
-            reason = str(problem)
-        finally:
-            self.close(reason)
-
-    def _answer(self, frame: bytes) -> None:
-        if not self._calls:
-            raise messages.MalformedRequest("an answer to nothing")
-        call = self._calls[0]
-        correlation_id, body = messages.split_response(call.api_key, call.version, frame)
-        if correlation_id != call.correlation_id:
-            raise messages.MalformedRequest(f"answer {correlation_id} where {call.correlation_id} was due")
-        response = body if call.raw else messages.decode_response(call.api_key, call.version, body)
-        self._calls.popleft()
-        if not call.answer.done():
-            call.answer.set_result(response)
-
-    def close(self, reason: str) -> None:
-        """Fail everything in flight. Safe to call twice."""
-        if not self.open:
-            return
-        self.open = False
-        for call in self._calls:
-            if not call.answer.done():
-                call.answer.set_exception(PeerUnavailable(self.broker_id, reason))
-        self._calls.clear()
-        self._writer.close()
-        if asyncio.current_task() is not self._task:
-            self._task.cancel()
-
-
 class _Peer:
     """What is known about one broker's address, and the way to it."""
 
@@ -143,35 +51,63 @@ class _Peer:
         self.broker_id = broker_id
         self.gate = asyncio.Semaphore(MAX_IN_FLIGHT)
         self._connecting = asyncio.Lock()
-        self._connection: _Connection | None = None
+        self._link: PeerLink | None = None
         self._endpoint: Endpoint | None = None
         self._backoff = 0.0
         self._not_before = 0.0
 
-    async def connection(self, endpoint: Endpoint) -> _Connection:
+    def open_link(self, endpoint: Endpoint) -> PeerLink | None:
+        """The open connection to that address, if there is one."""
+        link = self._link
+        return link if link is not None and link.open and endpoint == self._endpoint else None
+
+    async def connect(self, endpoint: Endpoint) -> PeerLink:
+        """That connection, made if need be; raises PeerUnavailable."""
         async with self._connecting:
             if endpoint != self._endpoint:
                 self.close("has another address now")
                 self._endpoint, self._backoff, self._not_before = endpoint, 0.0, 0.0
-            if self._connection is not None and self._connection.open:
-                return self._connection
+            if self._link is not None and self._link.open:
+                return self._link
             loop = asyncio.get_running_loop()
             await asyncio.sleep(max(0.0, self._not_before - loop.time()))
             try:
                 async with asyncio.timeout(CONNECT_SECONDS):
-                    reader, writer = await asyncio.open_connection(endpoint.host, endpoint.port, limit=READ_AHEAD_BYTES)
+                    self._link = await _connected(self.broker_id, endpoint)
             except (OSError, TimeoutError) as problem:
                 self._backoff = min(max(self._backoff * 2, FIRST_BACKOFF_SECONDS), LAST_BACKOFF_SECONDS)
                 self._not_before = loop.time() + self._backoff
                 raise PeerUnavailable(self.broker_id, f"{endpoint.host}:{endpoint.port}: {problem}") from problem
             self._backoff = 0.0
-            self._connection = _Connection(self.broker_id, reader, writer)
-            return self._connection
+            return self._link
 
     def close(self, reason: str) -> None:
-        if self._connection is not None:
-            self._connection.close(reason)
-            self._connection = None
+        """Fail what is in flight."""
+        if self._link is not None:
+            self._link.close(reason)
+            self._link = None
+
+
+async def _connected(broker_id: int, endpoint: Endpoint) -> PeerLink:
+    """A connection to the first of the host's addresses that takes one; raises OSError."""
+    loop = asyncio.get_running_loop()
+    # Looked up by ourselves: when we have given up, the answer that comes late is still somebody's to look at.
+    looking_up = asyncio.ensure_future(loop.getaddrinfo(endpoint.host, endpoint.port))
+    looking_up.add_done_callback(_looked_at)
+    problem: OSError | None = None
+    for address in dict.fromkeys(found[4][:2] for found in await asyncio.shield(looking_up)):
+        try:
+            _, link = await loop.create_connection(lambda: PeerLink(broker_id, loop), str(address[0]), int(address[1]))
+        except OSError as refusal:
+            problem = problem or refusal
+        else:
+            return link
+    raise problem or OSError(f"{endpoint.host} has no address")
+
+
+def _looked_at(future: asyncio.Future[Any]) -> None:
+    if not future.cancelled():
+        future.exception()
 
 
 class Peers:
@@ -213,16 +149,29 @@ class Peers:
         peer = self._peers.get(broker_id)
         if peer is None:
             peer = self._peers[broker_id] = _Peer(broker_id)
-        connection: _Connection | None = None
+        deadline = asyncio.get_running_loop().time() + timeout_ms / 1000
+        link = None if peer.gate.locked() else peer.open_link(self._endpoint(broker_id))
+        if link is None:
+            link = await self._arrive(peer, deadline, timeout_ms)
+        else:
+            await peer.gate.acquire()  # at once
         try:
-            async with asyncio.timeout(timeout_ms / 1000), peer.gate:
-                connection = await peer.connection(self._endpoint(broker_id))
-                return await connection.call(api_key, version, body, self._client_id, raw=raw)
+            return await link.call(api_key, version, body, self._client_id, deadline, timeout_ms, raw=raw)
+        finally:
+            peer.gate.release()
+
+    async def _arrive(self, peer: _Peer, deadline: float, timeout_ms: int) -> PeerLink:
+        """The slow way to a connection, through the gate; raises PeerUnavailable."""
+        try:
+            async with asyncio.timeout_at(deadline):
+                await peer.gate.acquire()
+                try:
+                    return await peer.connect(self._endpoint(peer.broker_id))
+                except BaseException:
+                    peer.gate.release()
+                    raise
         except TimeoutError:
-            reason = f"no answer within {timeout_ms} ms"
-            if connection is not None:
-                connection.close(reason)
-            raise PeerUnavailable(broker_id, reason) from None
+            raise PeerUnavailable(peer.broker_id, f"no answer within {timeout_ms} ms") from None
 
     def _endpoint(self, broker_id: int) -> Endpoint:
         broker = self._view.brokers.get(broker_id)

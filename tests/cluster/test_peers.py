@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import struct
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import uvloop
 
 from brokers.cluster.peers import Peers, PeerUnavailable
 from brokers.model import BrokerId, BrokerInfo, Endpoint
@@ -228,3 +231,50 @@ async def test_a_long_answer_comes_whole() -> None:
         body = await peers.exchange(0, KEY, 0, request().encode(version=0), 10_000)
         assert body == long.encode()
         await peers.close()
+
+
+async def answers_of_all_sizes() -> None:
+    """Each is kept while the next ones arrive in the same buffers."""
+    sizes = [10, 70_000, 65_532, 65_531, 200_000, 1, 3_000_000, 66_000, 199_999, 0, 65_533] * 3
+
+    async def sized(correlation_id: int, writer: asyncio.StreamWriter) -> None:
+        frame = struct.pack(">i", correlation_id) + b"\0" + bytes([correlation_id]) * sizes[correlation_id - 1]
+        writer.write(struct.pack(">i", len(frame)) + frame)
+
+    async with Server(sized) as server:
+        peers, _ = peers_to(server.port)
+        encoded = request().encode(version=0)
+        bodies = await asyncio.gather(*(peers.exchange(0, KEY, 0, encoded, 20_000) for _ in sizes))
+        for number, size in enumerate(sizes, start=1):
+            assert bodies[number - 1] == bytes([number]) * size
+        assert server.connections == 1
+        await peers.close()
+
+
+@pytest.mark.parametrize("timeout_ms", [1, 5_000], ids=["after we gave up", "in time"])
+def test_a_name_that_means_nothing_is_an_unavailable_peer_and_no_more(timeout_ms: int) -> None:
+    """On the broker's own loop, which leaves a look-up alone that nobody waits for any more."""
+    complaints: list[dict[str, Any]] = []
+
+    async def run() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+        endpoint = Endpoint("PLAINTEXT", "nowhere.invalid", 1)
+        view = SimpleNamespace(brokers={0: BrokerInfo(BrokerId(0), 1, 1, (endpoint,))})
+        peers = Peers(cast(Any, view), "PLAINTEXT", "test")
+        with pytest.raises(PeerUnavailable):
+            await peers.call(0, KEY, 0, request(), timeout_ms)
+        await peers.close()
+        with contextlib.suppress(OSError):  # the resolver has answered by then
+            await asyncio.get_running_loop().getaddrinfo("nowhere.invalid", 1)
+
+    uvloop.run(run())
+    gc.collect()
+    assert complaints == []
+
+
+def test_answers_of_all_sizes_stay_as_they_came() -> None:
+    asyncio.run(answers_of_all_sizes())
+
+
+def test_answers_of_all_sizes_on_the_brokers_own_loop() -> None:
+    uvloop.run(answers_of_all_sizes())
