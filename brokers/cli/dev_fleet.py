@@ -20,6 +20,10 @@ from coordination.ensemble import EnsembleError, find_classpath, find_java, free
 BROKER_PATIENCE_S = 20.0
 ZOOKEEPER_PATIENCE_S = 5.0
 READY_TIMEOUT_S = 60.0
+ZOOKEEPER_HEAP = "-Xmx256m"
+"""A bound, not what it takes: 10,000 partitions and what is written about them don't fit the 64 MB of the tests', and a
+ZooKeeper without memory hangs where it should die.
+"""
 CONFIG_FILE = "broker.properties"
 
 DEFAULT_SETTINGS: Mapping[str, str] = {
@@ -93,8 +97,9 @@ def start_all(directory: Path, state: FleetState, settings: Mapping[str, str], t
     tell("starting ZooKeeper and the brokers")
     with interrupts.held():
         node = start_local(
-            directory / "zookeeper", state.zookeeper_port, die_with_parent=not state.detached, wait=False
-        )
+            directory / "zookeeper", state.zookeeper_port, die_with_parent=not state.detached, wait=False,
+            heap=ZOOKEEPER_HEAP,
+        )  # fmt: skip
         assert node.pid is not None, "it was started right now"
         state.zookeeper = Process.of(node.pid)
         save(directory, state)
