@@ -155,10 +155,15 @@ class CoordinatorRuntime:
         return host if refused is ErrorCode.NONE else refused
 
     def shard_for(self, key: str) -> Any:
-        """The loaded shard of a key for reading committed state only, or the ErrorCode that says why there is none."""
+        """The loaded shard of a key for reading committed state only, or the ErrorCode that says why there is none.
+
+        Without a lease what is read could be older than what a successor has told. That is no NOT_COORDINATOR: most
+        often ZooKeeper is away and nobody took over, and librdkafka never repeats an OffsetFetch after that error, so
+        that its consumer would stand still until the next rebalance. It repeats it while a coordinator loads.
+        """
         host = self.host_for(key)
         if isinstance(host, ShardHost):
-            return host.shard if self._may_serve() else ErrorCode.NOT_COORDINATOR
+            return host.shard if self._may_serve() else ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
         return host
 
     def submit(

@@ -293,7 +293,7 @@ def test_a_record_that_cannot_be_applied_stops_the_shard(bench: Bench) -> None:
 
 def test_without_its_lease_a_broker_answers_from_memory_only_when_its_followers_confirm_it(bench: Bench) -> None:
     bench.serving = bench.partition.confirmed = False
-    assert bench.runtime.shard_for("a") is E.NOT_COORDINATOR
+    assert bench.runtime.shard_for("a") is E.COORDINATOR_LOAD_IN_PROGRESS
     seen, lost = bench.submit("a", get("a")), bench.submit("b", get("b"))
     assert seen == lost == []
     bench.partition.unconfirmed.pop()(E.NOT_LEADER_OR_FOLLOWER)
