@@ -25,7 +25,7 @@ from confluent_kafka import Consumer, KafkaException, Producer
 
 from spark_udfs import fence as fences
 from spark_udfs import modes
-from spark_udfs.client import shared_client
+from spark_udfs.client import Client
 from spark_udfs.failures import FenceError
 from spark_udfs.fence import Decision, Fence, retrying
 from spark_udfs.listener import BatchFigures, record
@@ -174,7 +174,11 @@ class ExactlyOnceBatch:
     def _partitions(self) -> int:
         """How many the topic has now."""
         topic = str(self._options.topic)
-        found = shared_client(reader_settings(self._options.settings)).topics([topic]).get(topic)
+        client = Client(reader_settings(self._options.settings))  # of this query alone: one client serves one thread
+        try:
+            found = client.topics([topic]).get(topic)
+        finally:
+            client.close()
         if not found:
             raise OptionError(f"option topic: topic {topic} does not exist")
         return len(found)
