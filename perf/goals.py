@@ -7,7 +7,7 @@ missing; nothing is quoted from elsewhere.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from perf.results import Results, number
@@ -86,6 +86,23 @@ def _latencies(suite: str, case: str) -> Callable[[Found], list[Measured]]:
     )  # fmt: skip
 
 
+TUNED, SINK, SOURCE = "kafka tuned", "sink, 200 B, 6 partitions", "source, 200 B, 6 partitions"
+
+
+def _sinks(
+    name: str, other: str, limit: float, unit: str, *, at_least: bool = False
+) -> Callable[[Found], list[Measured]]:
+    """Spark's sink in the case that the goals are about."""
+    return _against("spark", SINK, name, limit, other=other, unit=unit, at_least=at_least)
+
+
+def _flat(found: Found) -> list[Measured]:
+    """A commit of 200 tasks takes as long as one of 2: less than twice, where milliseconds are counted."""
+    few, many = (found["spark"].median(f"commit, {tasks} tasks", FLEETLOG, "commit_ms") for tasks in (2, 200))
+    text = f"200 tasks: {number(many)} against 2 tasks {number(few)} ms"
+    return [Measured(text, many / few if few else float("nan"), 2)]
+
+
 GOALS = (
     Goal("produce 1 KB: requests per broker-CPU-second", ">= 5x Kafka", ("peers",),
          _against("peers", "produce 1 KiB", "requests_cpu_s", 5, at_least=True, unit="requests/CPU s")),
@@ -132,20 +149,33 @@ GOALS = (
          _value("scale", "11000 connections", "p99_ms", 50, "ms")),
     Goal("1,000 producers and 10,000 consumers: memory per connection", "<= 20 KB", ("scale",),
          _value("scale", "11000 connections", "connection_kib", 20, "KB", 1.024)),
+    Goal("Spark's sink, exactly once: rows/s", ">= 0.9x at least once", ("spark",),
+         _sinks("rows_s", "at least once", 0.9, "rows/s", at_least=True)),
+    Goal("Spark's sink, exactly once: rows/s", ">= 1.2x Spark's own, tuned", ("spark",),
+         _sinks("rows_s", TUNED, 1.2, "rows/s", at_least=True)),
+    Goal("Spark's sink, exactly once: CPU of Spark and brokers", "<= 0.7 of Spark's own, tuned", ("spark",),
+         _sinks("cpu", TUNED, 0.7, "CPU s per million rows")),
+    Goal("Spark's source: CPU of Spark and brokers", "<= 0.7 of Spark's own", ("spark",),
+         _against("spark", SOURCE, "cpu", 0.7, unit="CPU s per million rows")),
+    Goal("Spark's sink, a micro-batch of 10 rows: p50", "<= 1.2x Spark's own", ("spark",),
+         _against("spark", "micro-batch of 10 rows", "p50_ms", 1.2, unit="ms")),
+    Goal("Spark's sink: time of a commit", "flat from 2 to 200 tasks", ("spark",), _flat),
 )  # fmt: skip
 
 
-def lines(found: Found) -> list[list[str]]:
-    """The table's lines: what, goal, measured, ratio, met."""
+def lines(found: Found, suites: Sequence[str] = ()) -> list[list[str]]:
+    """The table's lines: what, goal, measured, ratio, met. ``suites``: only goals of these."""
     table = []
     for goal in GOALS:
+        if suites and not set(goal.suites) <= set(suites):
+            continue
         missing = [suite for suite in goal.suites if suite not in found]
         if missing:
             table.append([goal.what, goal.goal, f"not measured: python -m perf {_command(missing[0])}", "", ""])
             continue
         for measured in goal.judge(found):
             known = not math.isnan(measured.ratio)
-            own = goal.goal.startswith("<=") and "Kafka" not in goal.goal
+            own = goal.goal.startswith("<=") and "Kafka" not in goal.goal and "own" not in goal.goal
             ratio = "" if own or not known else f"{measured.ratio:.2f}"
             met = "not measured" if not known else "met" if measured.met else "**not met**"
             if measured.others > BUSY_CORES:

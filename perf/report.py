@@ -18,6 +18,12 @@ HEADS = {
     "requests_s": "requests/s",
     "records_s": "records/s",
     "commits_s": "commits/s",
+    "rows_s": "rows/s",
+    "cpu": "CPU s/million rows",
+    "spark_cpu": "of it Spark",
+    "broker_cpu": "of it brokers",
+    "commit_ms": "commit ms",
+    "visible_ms": "visible after ms",
     "rebalance_ms": "rebalance ms",
     "slowest_ms": "slowest ms",
     "mb_s": "MB/s",
@@ -62,6 +68,7 @@ TITLES = {
     "groups": "Rebalances of a group of 50 members",
     "groups-3": "Rebalances on three brokers",
     "scale": "How cost grows",
+    "spark": "Spark: source and sink beside Spark's own connector",
 }
 CHARTED = {
     "floor": (("mb_s", "Throughput", "MB/s"),),
@@ -115,9 +122,9 @@ def section(results: Results) -> str:
     return table(["case", "", *(HEADS[name] for name in names)], lines)
 
 
-def goals_table(found: dict[str, Results]) -> str:
-    """The goals beside what was measured."""
-    return table(["what", "goal", "measured", "ratio", ""], goals.lines(found))
+def goals_table(found: dict[str, Results], suites: Sequence[str] = ()) -> str:
+    """The goals beside what was measured; with ``suites`` only those that need no others."""
+    return table(["what", "goal", "measured", "ratio", ""], goals.lines(found, suites))
 
 
 def _charts(results: Results) -> list[str]:
@@ -151,6 +158,8 @@ def _about(results: Results) -> str:
         kafka += (
             f", warmed up by {about['kafka_warmed_up_by']:,} requests (fleetlog: {about['fleetlog_warmed_up_by']:,})"
         )
+    if "connector" in about:
+        kafka += f", PySpark {about['pyspark']}, its own connector: {about['connector']}"
     return (
         f"`{about['command']}` on {about['started']}{took}: {about['cores']} cores of {about['processor']}, "
         f"{about['memory_gb']} GB, Linux {about['kernel']}, Python {about['python']}, uvloop {about['uvloop']}, "

@@ -60,7 +60,7 @@ def test_what_was_not_measured_is_said() -> None:
 
 def test_every_goal_belongs_to_a_suite_of_make_perf() -> None:
     run = {name if brokers == 1 else f"{name}-{brokers}" for name, brokers in everything.SUITES}
-    assert {suite for goal in goals.GOALS for suite in goal.suites} <= run
+    assert {suite for goal in goals.GOALS for suite in goal.suites} <= run | {"spark"}
     assert {name for name, _ in everything.SUITES} == set(SUITES)
     assert run <= set(report.TITLES)
 
@@ -79,6 +79,21 @@ def test_the_page_and_its_charts(elsewhere: Path) -> None:
     for target in re.findall(r"!\[[^]]*\]\(([^)]+)\)", page):
         ElementTree.parse(report.PAGE.parent / target)
     assert "performance/peers-rss_mib.svg" in page
+
+
+def test_sparks_goals_have_their_ratios() -> None:
+    found = Results("spark", about={})
+    for target, rows_s, cpu in (("fleetlog", 900, 1.4), ("at least once", 1000, 1.3), ("kafka tuned", 750, 2.0)):
+        found.add("sink, 200 B, 6 partitions", target, {"rows_s": rows_s, "cpu": cpu})
+    for target, cpu in (("fleetlog", 3.0), ("kafka", 4.0)):
+        found.add("source, 200 B, 6 partitions", target, {"cpu": cpu})
+    for tasks, took in ((2, 5.0), (200, 9.0)):
+        found.add(f"commit, {tasks} tasks", "fleetlog", {"commit_ms": took})
+    lines = goals.lines({"spark": found}, ("spark",))
+    assert [(line[3], line[4]) for line in lines] == [
+        ("0.90", "met"), ("1.20", "met"), ("0.70", "met"), ("0.75", "**not met**"), ("", "not measured"),
+        ("1.80", "met"),
+    ]  # fmt: skip
 
 
 def test_a_chart_is_drawn_to_scale() -> None:
