@@ -184,7 +184,6 @@ async def _run(config: BrokerConfig) -> None:
         if not starting.done():
             return
         starting.result()
-        gc.collect()
         gc.freeze()  # what the start made lives for ever: full collections needn't look at it
         gc.enable()
         logger.info("broker %d is ready", config.broker_id)

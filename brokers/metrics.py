@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import accumulate
 from typing import Generic, TypeVar
 
-from prometheus_client import CollectorRegistry, Gauge, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.registry import Collector
+from prometheus_client.metrics import Gauge
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector, CollectorRegistry
 
 LATENCY_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _BOUNDS = (*(str(bound) for bound in LATENCY_SECONDS), "+Inf")
@@ -136,4 +136,6 @@ class Metrics:
 
     def render(self) -> bytes:
         """The text exposition of all metrics."""
+        from prometheus_client.exposition import generate_latest  # with it comes a whole web server
+
         return generate_latest(self.registry)

@@ -10,8 +10,6 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from prometheus_client import CONTENT_TYPE_LATEST
-
 from brokers.metrics import Metrics
 
 logger = logging.getLogger(__name__)
@@ -76,6 +74,8 @@ class Admin:
 
     def _page(self, path: bytes) -> tuple[str, str, bytes]:
         if path == b"/metrics":
+            from prometheus_client.exposition import CONTENT_TYPE_LATEST  # imported with the first page
+
             return "200 OK", CONTENT_TYPE_LATEST, self._metrics.render()
         if path == b"/health/live":
             return "200 OK", _PLAIN, b"live\n"

@@ -1,0 +1,39 @@
+"""What a deferred package is to those who import it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+PACKAGE = """
+import sys
+import wire
+import wire.messages
+assert "kafka.protocol.admin" in sys.modules
+assert "kafka.consumer" not in sys.modules and "kafka.client_async" not in sys.modules, "kafka's clients are imported"
+"""
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "from kafka import KafkaProducer; assert KafkaProducer.__name__ == 'KafkaProducer'",
+        "import kafka; assert kafka.KafkaConsumer.__module__ == 'kafka.consumer.group'",
+        "import kafka; assert kafka.__version__",
+        "import kafka.admin; assert kafka.admin.KafkaAdminClient and kafka.KafkaAdminClient",
+        "from kafka import *; assert KafkaConsumer",
+        "import kafka; assert kafka.admin.KafkaAdminClient is kafka.KafkaAdminClient",
+        "from kafka import errors, KafkaAdminClient; assert errors.KafkaError and KafkaAdminClient",
+        "import kafka.errors; assert kafka.errors.KafkaError; import kafka.protocol; assert kafka.protocol",
+        "import kafka; assert not hasattr(kafka, 'nothing'); assert kafka.KafkaProducer",
+    ],
+)
+def test_kafka_is_whole_for_whoever_asks(use: str) -> None:
+    subprocess.run([sys.executable, "-c", PACKAGE + use], check=True, timeout=60)
+
+
+def test_what_is_imported_already_stays() -> None:
+    code = "import kafka; before = kafka.KafkaProducer; import wire, wire.messages; import kafka as again\n"
+    subprocess.run([sys.executable, "-c", code + "assert again.KafkaProducer is before"], check=True, timeout=60)
