@@ -98,6 +98,10 @@ class Client:
         self._manager = KafkaConnectionManager(self._net, **configs)
         self._leaders: dict[TopicPartition, Leader] = {}
         self._servers = ",".join(settings["bootstrap_servers"])
+        protocol = settings.get("security_protocol", "PLAINTEXT").upper()
+        # The library says why in its log only.
+        refused = f" (over {protocol} so does a refused password or certificate: see the log of this process)"
+        self._hint = "" if protocol == "PLAINTEXT" else refused
 
     def close(self) -> None:
         """Closes the connections."""
@@ -277,7 +281,9 @@ class Client:
                     raise ClientError(f"asking {self._servers} for {what} failed: {exc!r}") from exc
                 reason = exc
             if time.monotonic() > deadline:
-                raise ClientError(f"asking {self._servers} for {what} failed for {self._timeout_ms} ms: {reason!r}")
+                raise ClientError(
+                    f"asking {self._servers} for {what} failed for {self._timeout_ms} ms: {reason!r}{self._hint}"
+                )
             log.info("again, for %s: %r", what, reason)
             self._leaders.clear()
             time.sleep(_RETRY_PAUSE_S)
