@@ -47,7 +47,8 @@ class Fleetlog(Cluster):
     def launch(self, broker: Broker) -> None:
         """Start one broker's process, without waiting."""
         command = [sys.executable, "-m", "brokers.cli.main", "broker", str(broker.directory / "broker.properties")]
-        broker.launch(command, {"FLEETLOG_NATIVE": self.native}, self.tree)
+        compiled = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(self.home / "bytecode")}  # as installed
+        broker.launch(command, {"FLEETLOG_NATIVE": self.native, **compiled}, self.tree)
 
     def _write_config(self, broker: Broker) -> None:
         assert self.zookeeper is not None, "started before"
