@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from perf import machine
 from perf.build import ROOT
 from perf.clients import cpu_s
 from perf.results import Results
@@ -231,14 +232,20 @@ class Suite:
                 self.results.add(f"source, {case}", target, row, round_=round_)
 
     def small_batches(self, kafka: Cluster, fleetlog: Cluster) -> None:
-        """Micro-batches of ten rows."""
-        ways = (("kafka", "kafka", kafka), ("fleetlog", "foreach", fleetlog), ("format", "fleetlog", fleetlog))
-        for round_ in range(min(2, self.rounds)):
-            for target, kind, cluster in ways if round_ % 2 == 0 else reversed(ways):
+        """Micro-batches of ten rows; ours by the driver's own member of the transaction, and by tasks."""
+        small = {"sink.small.batch.rows": "1000"}
+        ways: list[tuple[str, str, Cluster, dict[str, str]]] = [
+            ("kafka", "kafka", kafka, {}),
+            ("fleetlog", "foreach", fleetlog, small),
+            ("by tasks", "foreach", fleetlog, {}),
+            ("format", "fleetlog", fleetlog, {}),
+        ]
+        for round_ in range(self.rounds):
+            for target, kind, cluster, options in ways if round_ % 2 == 0 else reversed(ways):
                 topic = self._topic(cluster, MAIN)
                 batches = SMALL_BATCHES // 2 if self.given.short else SMALL_BATCHES
                 found = self.spark.run(
-                    "small_batches", kind=kind, bootstrap=cluster.bootstrap, topic=topic, options={},
+                    "small_batches", kind=kind, bootstrap=cluster.bootstrap, topic=topic, options=options,
                     batches=batches, warmup=SMALL_WARMUP // 2,
                 )  # fmt: skip
                 self.results.add("micro-batch of 10 rows", target, {"p50_ms": found["p50_ms"]}, round_=round_)
@@ -356,7 +363,7 @@ def run(given: argparse.Namespace) -> Results:
     results = Results.begin("spark", kafka=version(), connector=named)
     with tempfile.TemporaryDirectory(prefix="perf-spark-", dir=given.dir) as name:
         spark = Spark(jars, Path(name) / "spark.log", dict(pair.split("=", 1) for pair in given.conf))
-        results.about["pyspark"] = spark.version
+        results.about |= {"pyspark": spark.version, "command": machine.command().replace("perf", "perf spark", 1)}
         suite = Suite(spark, results, given)
         try:
             _all(suite)

@@ -13,9 +13,11 @@ from spark_udfs.batches import Batch, KeptAlive, Sink
 from spark_udfs.client import Client
 from spark_udfs.fence import Decision, Fence
 from spark_udfs.listener import BatchFigures
+from spark_udfs.producing import MemberProducer
 from spark_udfs.writer import TaskResult, WriteOptions, commit_batch, task_function
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame
 
 Tell = Callable[[str, str, int, int], None]
@@ -25,12 +27,15 @@ Tell = Callable[[str, str, int, int], None]
 class ExecutorMode:
     """Writes a query's batches. Not for two batches at a time."""
 
-    def __init__(self, options: WriteOptions, adopt: bool, takeover: str, tell: Tell) -> None:
+    def __init__(self, options: WriteOptions, adopt: bool, takeover: str, tell: Tell, small_rows: int = 0) -> None:
         self._options = options
         self._adopt = adopt
         self._takeover = takeover
         self._tell = tell
-        self._sink = Sink(Client(options.settings), options.sink_id)
+        self._client = Client(options.settings)
+        self._sink = Sink(self._client, options.sink_id)
+        self._small_rows = small_rows
+        self._last_rows = 0
 
     def write(self, rows: DataFrame, query_id: str, batch_id: int) -> None:
         """Raises FenceConflict, FenceLost, TaskFenced, ClientError, and whatever Spark's job ends with."""
@@ -43,9 +48,8 @@ class ExecutorMode:
         try:
             self._tell("begun", query_id, batch_id, 0)
             with KeptAlive(self._options.settings, batch, self._options.transaction_timeout_ms):
-                frames = rows.mapInArrow(task_function(self._options, batch), "result binary").collect()
-                results: list[TaskResult] = [pickle.loads(frame[0]) for frame in frames]
-                count = sum(result.rows for result in results)
+                results = self._write(rows, batch)
+                count = self._last_rows = sum(result.rows for result in results)
                 self._tell("written", query_id, batch_id, count)
             written = time.monotonic()
             commit_batch(self._sink, batch, results, query_id, batch_id)
@@ -54,6 +58,25 @@ class ExecutorMode:
             self._sink.abort(batch)
             raise
         self._tell("committed", query_id, batch_id, count)
+
+    def _write(self, rows: DataFrame, batch: Batch) -> list[TaskResult]:
+        """By tasks; a batch like the last one, which was small, by a member of this process's own: no Python worker."""
+        if self._small_rows and self._last_rows <= self._small_rows:
+            table = rows.limit(self._small_rows + 1).toArrow()
+            if table.num_rows <= self._small_rows:
+                return [self._write_here(table, batch)]
+        frames = rows.mapInArrow(task_function(self._options, batch), "result binary").collect()
+        return [pickle.loads(frame[0]) for frame in frames]
+
+    def _write_here(self, table: pa.Table, batch: Batch) -> TaskResult:
+        if not table.num_rows:
+            return TaskResult(batch, None, 0, 0, "")
+        (member,) = self._sink.enlist(batch)
+        producer = MemberProducer(self._client, self._options.sink_id, member, self._options.rows)
+        for part in table.to_batches():
+            producer.write(part)
+        producer.flush()
+        return TaskResult(batch, member, producer.rows, producer.bytes, "")
 
     def _begin(self, query_id: str, batch_id: int) -> Batch:
         batch = self._sink.begin(self._options.transaction_timeout_ms)

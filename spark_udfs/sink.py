@@ -60,6 +60,7 @@ _OPTIONS = frozenset(
         "fence.enabled",
         "includeheaders",
         "sink.repartition",
+        "sink.small.batch.rows",
     }
 )
 _REFUSED_SETTINGS = {
@@ -104,6 +105,7 @@ class SinkOptions:
     sink_id: str
     mode: str
     repartition: bool = False
+    small_rows: int = 0
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SinkOptions:
@@ -140,6 +142,7 @@ class SinkOptions:
             sink_id=given["sinkid"],
             mode=mode,
             repartition=_repartition(given),
+            small_rows=int_option("sink.small.batch.rows", given.get("sink.small.batch.rows", "0")),
         )
 
 
@@ -198,7 +201,7 @@ class ExactlyOnceBatch:
             sink_id=options.sink_id,
             transaction_timeout_ms=options.transaction_timeout_ms,
         )
-        return ExecutorMode(to_write, options.adopt, options.takeover, self._tell)
+        return ExecutorMode(to_write, options.adopt, options.takeover, self._tell, options.small_rows)
 
     def _tell(self, stage: str, query_id: str, batch_id: int, rows: int) -> None:
         log.info("query %s batch %d: %s, %d rows", query_id, batch_id, stage, rows)
@@ -217,10 +220,18 @@ class DriverMode:
 
     def write(self, rows: DataFrame, query_id: str, batch_id: int) -> None:
         """Raises FenceConflict, FenceLost, KafkaException, and whatever Spark's job ends with."""
+        began = time.monotonic()
         try:
             self._run(rows, query_id, batch_id)
-        except BaseException:
+        except BaseException as problem:
             self._discard()
+            allowed_ms, took_ms = self._options.transaction_timeout_ms, (time.monotonic() - began) * 1000
+            if isinstance(problem, KafkaException) and took_ms > allowed_ms:
+                raise FenceError(
+                    f"sink {self._options.sink_id}: batch {batch_id} took {took_ms:.0f} ms, its transaction may take "
+                    f"{allowed_ms}: set sink.transaction.timeout.ms above a batch's duration (the brokers allow "
+                    "transaction.max.timeout.ms), or make batches smaller (maxOffsetsPerTrigger)"
+                ) from problem
             raise
 
     def _run(self, rows: DataFrame, query_id: str, batch_id: int) -> None:
@@ -279,7 +290,7 @@ def exactly_once_batch(
     Columns as in Spark's Kafka sink: ``value`` (string or binary), and if present ``key``, ``topic``, ``partition``,
     ``headers``, ``timestamp``. Options: ``kafka.*``, ``sinkId`` (one per query), ``checkpointLocation`` (the query's
     own), ``topic``, ``sink.mode`` (auto, executor, driver), ``sink.transaction.timeout.ms`` (300000),
-    ``sink.repartition`` (none, key),
+    ``sink.repartition`` (none, key), ``sink.small.batch.rows`` (0),
     ``fence.onMissing`` (fail, adopt), ``fence.takeover.queryId``, ``fence.enabled`` (false: at least once, in driver
     mode). ``on_event`` sees the progress.
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import NewTopic
 
 from spark_udfs import Fence, FenceConflict, move_sink, read_fence, reset_fence, write_stream
@@ -336,9 +337,42 @@ def test_what_is_refused(job: Job, spark: Any, write: Callable[..., None]) -> No
     for way in (FORMAT, FOREACH):
         with pytest.raises(Exception, match="output mode complete"):
             job.run(counts, way, mode="complete")
+    job.send("a")
+    named = {"kafka.bootstrap.servers": job.cluster.bootstrap, "topic": topic, "sinkId": job.sink_id}
+    nowhere = job.rows().writeStream.format("fleetlog").options(**named).trigger(availableNow=True)
+    with pytest.raises(Exception, match="checkpointLocation must be specified"):
+        run_to_end(nowhere.start)
     with pytest.raises(OptionError, match=r"goes with sink\.mode=driver"):
         job.run(way=FOREACH, sink__mode="executor", fence__enabled="false")
     assert job.values() == []
+
+
+def test_a_batch_that_outlives_its_transaction_says_what_to_set(job: Job, cluster: Cluster) -> None:
+    """In driver mode; executors send heartbeats."""
+    job.send("a")
+
+    def dawdle(event: SinkEvent) -> None:
+        deadline = time.monotonic() + 60
+        while event.stage == "written" and not aborted(cluster, job.target):
+            assert time.monotonic() < deadline, "the transaction's time does not run out"
+            time.sleep(0.2)
+
+    job.on_event = dawdle
+    with pytest.raises(Exception, match=r"set sink\.transaction\.timeout\.ms above a batch's duration"):
+        job.run(way=FOREACH, sink__mode="driver", sink__transaction__timeout__ms=1000)
+    job.on_event = job.events.append
+    job.run(way=FOREACH, sink__mode="driver")
+    assert job.values(1) == ["a"]
+
+
+def aborted(cluster: Cluster, topic: str) -> bool:
+    """Whether no transaction is open: the last stable offsets are the ends."""
+    ends = []
+    for isolation in ("read_uncommitted", "read_committed"):
+        consumer = Consumer({"bootstrap.servers": cluster.bootstrap, "group.id": "look", "isolation.level": isolation})
+        ends.append([consumer.get_watermark_offsets(TopicPartition(topic, n), timeout=30)[1] for n in range(3)])
+        consumer.close()
+    return ends[0] == ends[1]
 
 
 def test_a_batch_token_names_a_jobs_content(job: Job, cluster: Cluster, spark: Any, write: Callable[..., None]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pyspark.sql import functions as f
 
-from spark_udfs import OptionError, SinkListener, SinkProgress, repartition_by_key, split_bad
+from spark_udfs import Fence, OptionError, SinkListener, SinkProgress, repartition_by_key, split_bad
 
 from .conftest import Cluster
 from .test_executor_sink import FOREACH, FORMAT, Job, Read, committed, replicated
@@ -91,3 +91,16 @@ def test_option_repartition_and_the_listener(job: Job, spark: Any) -> None:
     per_partition = Counter(message.partition() for message in job.cluster.read(job.target))
     assert len(per_partition) == 3
     assert json.loads(one.progress.json)["batchId"] == 0
+
+
+def test_small_batches_need_no_worker(job: Job) -> None:
+    """Small, large, small: whoever writes, each row is there once, and the fence moves on."""
+    query = ""
+    for count, batch in ((5, 0), (500, 1), (5, 2), (5, 3)):
+        job.send(*(f"v{batch}.{n}" for n in range(count)))
+        query = job.run(way=FOREACH, sink__small__batch__rows=100)
+    assert job.fence() == Fence(query, 3)
+    assert job.values(515) == sorted(
+        f"v{b}.{n}" for count, b in ((5, 0), (500, 1), (5, 2), (5, 3)) for n in range(count)
+    )
+    assert max(job.written().values()) == 1
