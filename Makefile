@@ -18,7 +18,7 @@ PACKAGES := wire _native coordination txn brokers spark_udfs
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-quickstart: $(READY) ## three brokers, a real data set, Spark, two killed drivers, a killed broker, exactly once (under 3 minutes)
+quickstart: $(READY) ## three brokers, a real data set, Spark, two killed drivers, a killed worker, a killed broker, exactly once (under 3 minutes)
 	@$(BIN)/python -m examples.flights
 
 test: $(READY) ## all tests (PYTEST_ARGS="tests/log -k recovery" runs some)

@@ -1,1 +1,1 @@
-"""The main job: a real data set through the fleet and Spark, exactly once, with killed drivers and a killed broker."""
+"""The main job: a real data set through fleet and Spark, exactly once, while drivers, a worker, a broker are killed."""

@@ -15,11 +15,12 @@ from confluent_kafka import __version__ as confluent_version
 from rich.console import Console
 
 from examples.flights import fleet, report, steps
-from examples.flights.crash import BrokerCrash
+from examples.flights.crash import BrokerCrash, WorkerCrash
 from examples.flights.steps import BATCHES, Query, Result, StepFailed
 from spark_udfs import FenceError
 
 KILL_1 = 2  # batch in the midst of whose transaction the driver is killed
+KILL_WORKER = 3  # batch in the midst of which a Python worker of an executor is killed (or the next)
 KILL_2 = 4  # batch after whose commit, and before Spark's note of it, the driver is killed; then a broker, after it
 NEXT = """Try next:
   .venv/bin/fleetlog dev up --detach              three brokers that stay
@@ -68,7 +69,10 @@ def run_query(query: Query, progress: Progress, *, fence: bool, fleet_directory:
         evidence.append(("kill 1, inside a transaction", text))
         progress.say(f"killed with SIGKILL: {text}")
     progress.title(f"Spark, next run: to be killed between the commit of batch {KILL_2} and Spark's note of it")
-    query.run("driver-2", f"committed:{KILL_2}", progress.say)
+    worker = WorkerCrash(KILL_WORKER, progress.say)
+    query.run("driver-2", f"committed:{KILL_2}", progress.say, worker.on_event if fence else None)
+    if fence:
+        evidence.append(("a Python worker, in a task", worker.evidence()))
     noted = query.fence_now()
     text = f"fence at batch {noted and noted.batch_id}, Spark's commit log at batch {query.committed_in_spark()}"
     evidence.append(("kill 2, after the commit", text))
@@ -143,7 +147,7 @@ def main() -> int:
         report.print_findings(console, result.rows)
         verdict = 0 if result.exactly_once else 1
         word = "[green]exactly once[/green]" if verdict == 0 else "[red]NOT exactly once[/red]"
-        kills = "1 killed driver" if given.no_fence else "2 killed drivers"
+        kills = "1 killed driver" if given.no_fence else "2 killed drivers, 1 killed Python worker"
         kills += "" if given.bootstrap else ", 1 killed broker"
         console.print(f"[bold]{word}[/bold], {kills}, {progress.seconds:.0f} s")
         console.print(NEXT, markup=False, highlight=False)

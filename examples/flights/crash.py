@@ -1,7 +1,9 @@
-"""The crash of a broker in the middle of the query: killed with SIGKILL while it leads, back while Spark goes on."""
+"""Crashes in the middle of the query: a broker that leads, and a Python worker of an executor, killed with SIGKILL."""
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +17,7 @@ from examples.flights.steps import Say, StepFailed
 FAILOVER_S = 30.0
 IN_SYNC_S = 60.0
 POLL_S = 0.05
+WORKER_S = 20.0
 
 
 class BrokerCrash:
@@ -95,3 +98,67 @@ class BrokerCrash:
             if time.monotonic() > deadline:
                 raise StepFailed(f"{complaint} {timeout_s:.0f} s after broker {self.broker_id} was killed")
             time.sleep(POLL_S)
+
+
+class WorkerCrash:
+    """An executor's Python worker dies in the midst of a task, in ``batch`` or after; Spark runs the task again.
+
+    Driven by events, too. A worker that was between two tasks fails none, and another one is killed in the next batch.
+    """
+
+    def __init__(self, batch: int, say: Say) -> None:
+        self._from = batch
+        self._say = say
+        self._batch = -1
+        self.failed_tasks = 0
+        self.rows = 0
+
+    def on_event(self, event: dict[str, Any]) -> None:
+        """What the query just did."""
+        if event.get("batch", -1) < self._from or self.failed_tasks:
+            return
+        if event["stage"] == "begun":
+            self._kill(event["pid"], event["batch"])
+        elif event["stage"] == "written" and event["batch"] == self._batch:
+            self.failed_tasks, self.rows = event["failed_tasks"], event["rows"]
+
+    def _kill(self, driver: int, batch: int) -> None:
+        """The first worker that is seen at work in two looks, one after the other."""
+        before: dict[int, int] = {}
+        busy: set[int] = set()
+        deadline = time.monotonic() + WORKER_S
+        while time.monotonic() < deadline:
+            now = workers(driver)
+            still = {pid for pid, used in now.items() if pid in before and used > before[pid]}
+            if still & busy:
+                pid = min(still & busy)
+                os.kill(pid, signal.SIGKILL)
+                self._batch = batch
+                self._say(f"Python worker {pid}, in the midst of batch {batch}, killed with SIGKILL")
+                return
+            before, busy = now, still
+            time.sleep(POLL_S)
+
+    def evidence(self) -> str:
+        """In words."""
+        if self._batch < 0:
+            return "no worker was seen at work"
+        return f"{self.failed_tasks} failed tasks in batch {self._batch}, run again; {self.rows:,} rows written"
+
+
+def workers(driver: int) -> dict[int, int]:
+    """The Python workers of a driver's tasks, by pid with their CPU so far: forks of the daemon that Spark keeps."""
+    parents: dict[int, int] = {}
+    used: dict[int, int] = {}
+    daemons: set[int] = set()
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and b"pyspark.daemon\0pyspark.worker" in (entry / "cmdline").read_bytes():
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                pid = int(entry.name)
+                parents[pid], used[pid] = int(fields[1]), int(fields[11]) + int(fields[12])
+                if int(fields[3]) == driver:  # the session: this driver's, not another's
+                    daemons.add(pid)
+        except OSError:
+            continue  # it ended meanwhile
+    return {pid: used[pid] for pid in daemons if parents[pid] in daemons}

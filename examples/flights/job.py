@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
 from typing import TYPE_CHECKING
 
@@ -54,6 +55,14 @@ def say(**fields: object) -> None:
     print(json.dumps(fields), flush=True)
 
 
+def failed_tasks(spark: SparkSession) -> int:
+    """Tasks that failed in this batch's jobs so far, and were run again."""
+    tracker, group = spark.sparkContext.statusTracker(), spark.sparkContext.getLocalProperty("spark.jobGroup.id")
+    jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(group)]
+    stages = [tracker.getStageInfo(stage) for job in jobs if job is not None for stage in job.stageIds]
+    return sum(stage.numFailedTasks for stage in stages if stage is not None)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--bootstrap", required=True)
@@ -68,7 +77,8 @@ def main() -> None:
     given = parser.parse_args()
 
     def on_event(event: SinkEvent) -> None:
-        say(stage=event.stage, batch=event.batch_id, rows=event.rows)
+        more = {"failed_tasks": failed_tasks(spark)} if event.stage == "written" else {}
+        say(stage=event.stage, batch=event.batch_id, rows=event.rows, pid=os.getpid(), **more)
         if given.stop_at == f"{event.stage}:{event.batch_id}":
             say(stage="waiting", batch=event.batch_id)
             time.sleep(3600)
