@@ -78,6 +78,18 @@ class Stage:
             fleet.close()
 
 
+class BrokenStage(Stage):
+    """Brokers without a safeguard, and somebody else's drivers."""
+
+    def __init__(self, directory: Path, missing: str, drivers: Stage) -> None:
+        super().__init__(directory, missing)
+        self._drivers = drivers
+
+    def sessions(self, where: str) -> Sessions:
+        """Drivers."""
+        return self._drivers.sessions(where)
+
+
 def run_one(chosen: Scenario, stage: Stage, directory: Path) -> dict[str, Any]:
     """One scenario; what is written down of it."""
     began = time.monotonic()
@@ -104,13 +116,13 @@ def run_one(chosen: Scenario, stage: Stage, directory: Path) -> dict[str, Any]:
     return result
 
 
-def run_control(control: Control, directory: Path) -> dict[str, Any]:
-    """A scenario on brokers without a safeguard: passes when the named anomaly is found."""
-    stage = Stage(directory / control.missing.replace(" ", "-"), control.missing)
+def run_control(control: Control, stage: Stage, directory: Path) -> dict[str, Any]:
+    """A scenario on brokers without a safeguard, with the drivers of ``stage``: passes when the anomaly is found."""
+    broken = BrokenStage(directory / control.missing.replace(" ", "-"), control.missing, stage)
     try:
-        result = run_one(load()[control.scenario], stage, directory / f"rig-{control.missing}")
+        result = run_one(load()[control.scenario], broken, directory / f"rig-{control.missing}")
     finally:
-        stage.close()
+        broken.close()
     found = [problem for problem in result["problems"] if problem.startswith(control.anomalies)]
     result["name"] = control.name
     result["found"] = result["problems"]
@@ -162,9 +174,9 @@ class Results:
 
 def chosen_names(given: argparse.Namespace, scenarios: dict[str, Scenario]) -> list[str]:
     """What was asked for."""
-    controls = {control.name for control in CONTROLS}
     if given.only:
-        names = [name for name in (*scenarios, *controls) if any(part in name for part in given.only)]
+        every = [*scenarios, *(control.name for control in CONTROLS)]
+        names = list(dict.fromkeys(name for part in given.only for name in every if part in name))
         assert names, f"no scenario is called {given.only}"
         return names
     if given.sample:
@@ -176,7 +188,13 @@ def chosen_names(given: argparse.Namespace, scenarios: dict[str, Scenario]) -> l
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--list", action="store_true")
-    parser.add_argument("--only", action="append", default=[], metavar="PART", help="those whose name has this part")
+    parser.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        metavar="PART",
+        help="in the order given",
+    )
     parser.add_argument("--sample", type=int, default=0, metavar="N")
     parser.add_argument("--seed", default="", help="which sample; any text")
     parser.add_argument("--repeat", type=int, default=1)
@@ -208,8 +226,7 @@ def main() -> int:
                 begun.add(name)
                 say(f"[{turn}/{given.repeat}] {name}")
                 if name in controls:
-                    stage.close()  # the machine is small
-                    result = run_control(controls[name], work / f"control-{turn}")
+                    result = run_control(controls[name], stage, work / f"control-{turn}")
                 else:
                     result = run_one(scenarios[name], stage, work / f"rig-{turn}-{name.replace(' ', '-')}")
                 results.add(result)

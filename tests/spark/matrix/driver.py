@@ -61,6 +61,7 @@ def session(master: str, directory: Path) -> Any:
             builder = builder.config(name, value)
     found = builder.getOrCreate()
     found.sparkContext.setLogLevel("WARN")
+    found.range(0, 3, 1, 3).mapInArrow(lambda batches: batches, "id bigint").collect()  # Python workers, warm
     return found
 
 

@@ -133,7 +133,9 @@ def stage_tried_again(rig: Rig) -> None:
     trap.release()
     rig.finish(query)
     assert not rig.errors, rig.errors
-    rig.note(f"FetchFailed in Spark's log: {session.log().count('FetchFailed') - before} times")
+    failed = session.log().count("FetchFailed") - before
+    assert failed > 0, "no task found its input gone"
+    rig.note(f"FetchFailed in Spark's log: {failed} times")
 
 
 @scenario("cluster")

@@ -77,6 +77,25 @@ def driver_killed_while_its_rows_are_on_their_way(rig: Rig) -> None:
 
 
 @scenario()
+def driver_killed_while_it_writes_a_small_batch_itself(rig: Rig) -> None:
+    """The rows are the driver's own: its member writes, without a task."""
+    rig.way = "foreachBatch"
+    session = rig.driver()
+    small = {"sink.small.batch.rows": "1000"}
+    rig.start(session, options=small).started()
+    rig.batch_done(0)
+    trap = rig.trap(PRODUCE, ANSWER, HOLD)
+    hit = trap.wait()
+    assert hit.pid == session.pid, f"{hit} is not the driver's own"
+    rig.note(f"held: {hit}, the driver itself")
+    rig.note(session.kill())
+    trap.drop()
+    rig.finish(options=small)
+    assert not rig.errors, rig.errors
+    assert rig.aborted() > 0, "no row of the dead driver is in the log"
+
+
+@scenario()
 def driver_killed_when_all_is_written(rig: Rig) -> None:
     """CommitBatch never leaves the machine."""
     _killed_at(rig, COMMIT, REQUEST)

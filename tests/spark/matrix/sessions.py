@@ -118,7 +118,11 @@ class Session:
             )
         self.pid = self.process.pid
         threading.Thread(target=self._read, daemon=True).start()
+
+    def ready(self) -> Session:
+        """Waits until Spark has started."""
         self.wait(lambda event: event["event"] == "ready", START_S, "Spark did not start")
+        return self
 
     def _read(self) -> None:
         assert self.process.stdout is not None
@@ -297,12 +301,15 @@ class Sessions:
         if where == "cluster" and self.cluster is None:
             self.cluster = Standalone(self.directory / "cluster")
         master = LOCAL if where == "local" else self.cluster.master if self.cluster else ""
-        for session in self._all:
-            if session.alive and session.master == master and session not in but:
-                return session
-        session = Session(self.directory, master)
-        self._all.append(session)
-        return session
+        wanted = 2 if where == "local" else 1  # a spare one starts meanwhile; on a cluster it would take all cores
+        there = [one for one in self._all if one.alive and one.master == master]
+        while len(there) < wanted or not set(there) - set(but):
+            there.append(self._new(master))
+        return next(one for one in there if one not in but).ready()
+
+    def _new(self, master: str) -> Session:
+        self._all.append(Session(self.directory, master))
+        return self._all[-1]
 
     def keep_only(self, where: str) -> None:
         """End the drivers of the other kind: the machine is small."""
