@@ -348,6 +348,8 @@ class Partition(Following):
         """Propose the in-sync set without those who lag; call it a few times per ``replica.lag.time.max.ms``."""
         if not self.is_leader or self._pending is not None:
             return
+        if not self._followers and len(self.state.isr) == 1 and not self.state.elr:
+            return  # the only replica, as thousands may be
         minimum = self.effective_min_isr
         if self.state.elr and len(self.state.isr) >= minimum:
             self._propose(isr.settled(self.state, minimum))

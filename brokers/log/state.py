@@ -122,6 +122,8 @@ class LogState:
         self.disk = disk
         self.directory = directory
         self.topic_partition = topic_partition
+        self.is_internal = topic_partition.topic in INTERNAL_TOPICS
+        """Whether the topic is one of the coordinators'."""
         self.topic_id = topic_id
         self.settings = settings
         self.segments: Segments = loaded.segments
@@ -169,11 +171,6 @@ class LogState:
         if "compact" in config.cleanup_policy and not self.is_internal and topic not in self._warned_topics:
             self._warned_topics.add(topic)
             logger.warning("%s: cleanup.policy=compact is accepted, but superseded records are kept for now", topic)
-
-    @property
-    def is_internal(self) -> bool:
-        """Whether the topic is one of the coordinators'."""
-        return self.topic_partition.topic in INTERNAL_TOPICS
 
     @property
     def size_bytes(self) -> int:
