@@ -5,13 +5,25 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from _native import choose
-from _native.io_py import SEND_LIMIT, SMALL, FilePart, Op, Sent, Stop
+from _native.io_py import MAPPING_MAX, SEND_LIMIT, SMALL, FilePart, Op, Sent, Stop
 
 if TYPE_CHECKING:
-    from _native.io_py import DiskWorker, send_slices
+    from _native.io_py import DiskWorker, Mapping, send_slices
 else:
     _twin = choose("io")
     DiskWorker = _twin.DiskWorker
+    Mapping = _twin.Mapping
     send_slices = _twin.send_slices
 
-__all__ = ["SEND_LIMIT", "SMALL", "DiskWorker", "FilePart", "Op", "Sent", "Stop", "send_slices"]
+__all__ = [
+    "MAPPING_MAX",
+    "SEND_LIMIT",
+    "SMALL",
+    "DiskWorker",
+    "FilePart",
+    "Mapping",
+    "Op",
+    "Sent",
+    "Stop",
+    "send_slices",
+]

@@ -9,7 +9,7 @@ from libc.stdint cimport int64_t, uint8_t, uint64_t
 
 from _native.io_py import SEND_LIMIT, SMALL, FilePart, Op, Sent, Stop
 
-__all__ = ["SEND_LIMIT", "SMALL", "DiskWorker", "FilePart", "Op", "Sent", "Stop", "send_slices"]
+__all__ = ["SEND_LIMIT", "SMALL", "DiskWorker", "FilePart", "Mapping", "Op", "Sent", "Stop", "send_slices"]
 
 cdef extern from *:
     """
@@ -24,8 +24,10 @@ cdef extern from *:
     #include <stdlib.h>
     #include <string.h>
     #include <sys/eventfd.h>
+    #include <sys/mman.h>
     #include <sys/sendfile.h>
     #include <sys/socket.h>
+    #include <sys/stat.h>
     #include <sys/types.h>
     #include <sys/uio.h>
     #include <unistd.h>
@@ -35,6 +37,8 @@ cdef extern from *:
     #endif
 
     enum { FL_RUNS = 64, FL_GATHER = 256 * 1024, FL_PROBES = 4, FL_AHEAD = 1024 * 1024 };
+    enum { FL_WINDOW = 8 * 1024 * 1024 };
+    static int64_t fl_page = 4096;
     static uint8_t *fl_scratch = NULL;
     typedef struct iovec fl_iovec;
 
@@ -62,6 +66,29 @@ cdef extern from *:
             if (preadv2(fd, &one, 1, (off_t)at, RWF_NOWAIT) < 0 && errno != EOPNOTSUPP && errno != EINTR) return errno;
         }
         return 0;
+    }
+
+    static void fl_setup(void) { fl_page = (int64_t)sysconf(_SC_PAGESIZE); }
+
+    static void *fl_map(int fd, int64_t position, size_t length) {
+        void *base = mmap(NULL, length, PROT_READ, MAP_SHARED, fd, (off_t)position);
+        return base == MAP_FAILED ? NULL : base;
+    }
+
+    /* Whether all pages of a mapped range are in the page cache: 0, EAGAIN if not, or another errno. */
+    static int fl_resident(const uint8_t *base, int64_t start, int64_t end) {
+        static unsigned char pages[FL_WINDOW / 4096];
+        int64_t begin = start / fl_page * fl_page;
+        size_t count = (size_t)((end - begin + fl_page - 1) / fl_page);
+        if (mincore((void *)(base + begin), (size_t)(end - begin), pages)) return errno;
+        for (size_t k = 0; k < count; k++)
+            if (!(pages[k] & 1)) return EAGAIN;
+        return 0;
+    }
+
+    static int64_t fl_size(int fd) {
+        struct stat found;
+        return fstat(fd, &found) ? -1 : (int64_t)found.st_size;
     }
 
     static ssize_t fl_sendmsg(int fd, struct iovec *runs, size_t count, int more) {
@@ -265,8 +292,15 @@ cdef extern from *:
         FL_GATHER
         FL_READ_AHEAD
         FL_WRITE
+        FL_WINDOW
         EAGAIN
     uint8_t *fl_scratch
+    int64_t fl_page
+    void fl_setup() nogil
+    void *fl_map(int fd, int64_t position, size_t length) nogil
+    int munmap(void *base, size_t length) nogil
+    int fl_resident(const uint8_t *base, int64_t start, int64_t end) nogil
+    int64_t fl_size(int fd) nogil
     int fl_read_cached(int fd, uint8_t *to, size_t length, int64_t position) nogil
     int fl_probe(int fd, int64_t position, int64_t length) nogil
     ssize_t fl_sendmsg(int fd, fl_iovec *runs, size_t count, int more) nogil
@@ -281,6 +315,7 @@ cdef extern from *:
 
 from libc.stdlib cimport free, malloc
 
+fl_setup()
 fl_scratch = <uint8_t *>malloc(FL_GATHER)
 if fl_scratch == NULL:
     raise MemoryError
@@ -294,13 +329,47 @@ cdef object LIMIT = Stop.LIMIT
 
 
 cdef int _failed(int number) except -1:
-    if number == errno.EIO:
+    if number == errno.EIO or number == errno.EFAULT:  # what the kernel says of a mapping without its file's bytes
+        number = errno.EIO
         raise OSError(number, "a file part lies behind the end of its file, or the disk failed")
     raise OSError(number, os.strerror(number))
 
 
+cdef class Mapping:
+    """A window of a file in the address space. Only the kernel looks into it."""
+
+    cdef uint8_t *base
+    cdef readonly int64_t position
+    cdef readonly int64_t length
+
+    def __cinit__(self, int fd, int64_t position, int64_t length):
+        self.base = NULL
+        self.position = position
+        self.length = length
+        if position < 0 or position % fl_page or not 0 < length <= FL_WINDOW:
+            raise ValueError(f"no window: {length} bytes at {position}")
+        self.base = <uint8_t *>fl_map(fd, position, <size_t>length)
+        if self.base == NULL:
+            raise OSError("a file could not be mapped")
+
+    def __dealloc__(self):
+        self.close()
+
+    cpdef close(self):
+        """Unmap it; parts that name it are sent by sendfile."""
+        if self.base != NULL:
+            munmap(self.base, <size_t>self.length)
+            self.base = NULL
+
+    cdef int64_t covered(self, int64_t position, int64_t length):
+        """How many of these bytes are in the window, from the first."""
+        if self.base == NULL or position < self.position:
+            return 0
+        return max(0, min(length, self.position + self.length - position))
+
+
 cdef class _Gathered:
-    """Byte runs for one sendmsg: what the chunks hold, or what was read of small file parts into the scratch space."""
+    """Byte runs for one sendmsg: what the chunks hold, what is mapped, or what was read into the scratch space."""
 
     cdef fl_iovec runs[64]
     cdef Py_buffer views[64]
@@ -308,6 +377,8 @@ cdef class _Gathered:
     cdef int held
     cdef Py_ssize_t size
     cdef bint missed
+    cdef Py_ssize_t index  # the byte behind the runs is chunks[index][offset:]
+    cdef int64_t offset
 
     def __cinit__(self):
         self.count = 0
@@ -324,35 +395,59 @@ cdef class _Gathered:
     def __dealloc__(self):
         self.release()
 
-    cdef int collect(self, object chunks, Py_ssize_t index, Py_ssize_t total, bint begun) except -1:
+    cdef int add(self, const void *base, int64_t length) except -1:
+        self.runs[self.count].iov_base = <void *>base
+        self.runs[self.count].iov_len = <size_t>length
+        self.size += <Py_ssize_t>length
+        self.count += 1
+        return 0
+
+    cdef int collect(self, object chunks, Py_ssize_t index, Py_ssize_t total, int64_t offset) except -1:
         cdef Py_ssize_t room = FL_GATHER
-        cdef int source, problem
-        cdef int64_t position, length
         self.release()
-        while index < total and self.count < FL_RUNS:
-            chunk = chunks[index]
+        self.index, self.offset = index, offset
+        while self.index < total and self.count < FL_RUNS:
+            chunk = chunks[self.index]
             if isinstance(chunk, tuple):
-                source, position, length = chunk
-                if length > SMALL_PART or length > room or begun:
+                if not self.part(<tuple>chunk, &room):
                     break
-                problem = fl_read_cached(source, fl_scratch + (FL_GATHER - room), <size_t>length, position)
-                if problem == EAGAIN:
-                    self.missed = True
-                    break
-                if problem:
-                    _failed(problem)
-                self.runs[self.count].iov_base = fl_scratch + (FL_GATHER - room)
-                self.runs[self.count].iov_len = <size_t>length
-                room -= <Py_ssize_t>length
             else:
                 PyObject_GetBuffer(chunk, &self.views[self.held], PyBUF_SIMPLE)
-                self.runs[self.count].iov_base = self.views[self.held].buf
-                self.runs[self.count].iov_len = <size_t>self.views[self.held].len
                 self.held += 1
-            self.size += <Py_ssize_t>self.runs[self.count].iov_len
-            self.count += 1
-            index += 1
+                self.add(self.views[self.held - 1].buf, self.views[self.held - 1].len)
+            self.index += 1
+            self.offset = 0
         return 0
+
+    cdef bint part(self, tuple chunk, Py_ssize_t *room) except -1:
+        """Whether all of the file part is among the runs now, and more may follow."""
+        cdef int source = chunk[0], problem
+        cdef int64_t position = <int64_t>chunk[1] + self.offset, length = <int64_t>chunk[2] - self.offset, covered = 0
+        cdef Mapping mapping = <Mapping?>chunk[3] if chunk[3] is not None else None
+        cdef uint8_t *at
+        if mapping is not None:
+            covered = mapping.covered(position, length)
+        if covered:
+            at = mapping.base + (position - mapping.position)
+            problem = fl_resident(mapping.base, position - mapping.position, position - mapping.position + covered)
+            if problem == EAGAIN and position + covered > fl_size(source):
+                problem = errno.EIO
+        elif length > SMALL_PART or length > room[0] or self.offset:
+            return False
+        else:
+            at = fl_scratch + (FL_GATHER - room[0])
+            problem = fl_read_cached(source, at, <size_t>length, position)
+            room[0] -= <Py_ssize_t>length
+        if problem == EAGAIN:
+            self.missed = True
+            return False
+        if problem:
+            _failed(problem)
+        self.add(at, covered or length)
+        if covered and covered < length:
+            self.offset += covered
+            return False
+        return True
 
 
 def send_slices(int fd, chunks, Py_ssize_t limit=SEND_LIMIT):
@@ -364,11 +459,10 @@ def send_slices(int fd, chunks, Py_ssize_t limit=SEND_LIMIT):
     while index < total:
         if sent >= limit:
             return Sent(sent, LIMIT)
-        gathered.collect(chunks, index, total, offset > 0)
+        gathered.collect(chunks, index, total, offset)
         if gathered.count:
-            count = fl_sendmsg(
-                fd, gathered.runs, <size_t>gathered.count, not gathered.missed and index + gathered.count < total
-            )
+            index, offset = gathered.index, gathered.offset
+            count = fl_sendmsg(fd, gathered.runs, <size_t>gathered.count, not gathered.missed and index < total)
             if count == -EAGAIN:
                 return Sent(sent, SOCKET)
             if count < 0:
@@ -376,9 +470,8 @@ def send_slices(int fd, chunks, Py_ssize_t limit=SEND_LIMIT):
             sent += count
             if count < gathered.size:
                 return Sent(sent, SOCKET)
-            index += gathered.count
         elif not gathered.missed:
-            source, position, length = chunks[index]
+            source, position, length, _ = chunks[index]
             part = min(length - offset, SENDFILE_MAX)
             problem = fl_probe(source, position + offset, part)
             if problem == EAGAIN:

@@ -82,7 +82,7 @@ class Broker:
         ports = Ports(
             loop=self._loop,
             clock=self._clock,
-            disk=RealDisk(),
+            disk=RealDisk(mapped=self.config.fetch_send == "mmap"),
             store=self._store,
             former=former,
             connect_peers=lambda view, client_id: Peers(view, listener, client_id),

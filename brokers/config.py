@@ -323,6 +323,10 @@ class BrokerConfig:
     max_in_flight_requests_per_connection: int = setting(
         INT, 64, "Requests of one connection that are worked on or parked at once.", low=1
     )
+    fetch_send: str = setting(
+        STRING, "mmap", "How records leave: from a mapping of their file, which costs less, or by sendfile.",
+        choices=("mmap", "sendfile"),
+    )  # fmt: skip
     fetch_max_bytes: int = setting(INT, 55 * MIB, "Largest answer to one Fetch, in bytes.", low=1024)
     decompressed_batch_max_bytes: int = setting(
         INT, 64 * MIB, "Largest size a compressed batch may unpack to, in bytes.", low=MIB

@@ -23,7 +23,9 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Protocol
 
+from _native.io import FilePart, Mapping
 from brokers.log.failures import DirectoryInUse, DiskError, DiskFailed, DiskFull, SliceGone
+from brokers.log.mappings import MAPPED_FROM, Mappings
 
 Buffer = bytes | bytearray | memoryview
 
@@ -59,6 +61,10 @@ class DiskFile(Protocol):
 
     def fileno(self) -> int:
         """The open descriptor. Valid until the next call into the disk, or while a FileSlice pins the file."""
+        ...
+
+    def window(self, position: int) -> Mapping | None:
+        """A mapping that holds ``position``, to be sent from at once; None if there is none."""
         ...
 
     def retain(self) -> None:
@@ -136,6 +142,10 @@ class DiskPort(Protocol):
         """Delete a directory with all that is in it."""
         ...
 
+    def relax(self) -> None:
+        """Give back what nobody used since the last call. Call about every half minute."""
+        ...
+
     def sync_directory(self, path: str) -> None:
         """fsync a directory, so that renames and new names in it survive power loss."""
         ...
@@ -197,7 +207,7 @@ class FileSlice:
     """A run of bytes of a segment, with the file pinned. Whoever holds it calls ``release`` once per reference.
 
     The bytes stay readable when the segment is rolled, compacted or deleted. A truncation below the slice's end takes
-    bytes away, and others may stand there soon: from then on ``read`` and ``fileno`` raise SliceGone, and the
+    bytes away, and others may stand there soon: from then on all that reads raises SliceGone, and the
     connection must be closed. ``cuts`` is where the segment notes its truncations.
     """
 
@@ -217,6 +227,13 @@ class FileSlice:
         """The descriptor for sendfile or pread, valid until ``release``. Ask again before each use: SliceGone."""
         self._check()
         return self.file.fileno()
+
+    def part(self, position: int, length: int) -> FilePart:
+        """Bytes of the slice as the sending kernel wants them. Ask again before each use: SliceGone."""
+        self._check()
+        file = self.file
+        mapping = file.window(position) if length >= MAPPED_FROM else None
+        return FilePart(file.fileno(), position, length, mapping)
 
     def _check(self) -> None:
         cuts, before = self._cuts, self._cuts_before
@@ -334,6 +351,10 @@ class RealFile:
         with _Translate(self.path):
             os.fsync(self.fileno())
 
+    def window(self, position: int) -> Mapping | None:
+        mappings = self._disk.mappings
+        return None if mappings is None else mappings.window(self, self.fileno(), position)
+
     def retain(self) -> None:
         self.fileno()
         self._pins += 1
@@ -389,16 +410,20 @@ def _sync_forever(syncs: queue.SimpleQueue[PendingSync]) -> None:
 
 
 class RealDisk:
-    """The DiskPort of the operating system. ``max_open`` bounds the descriptors it keeps (default: half the limit)."""
+    """The DiskPort of the operating system. ``max_open`` bounds the descriptors it keeps (default: half the limit).
+
+    Large slices are sent from mappings of their files, or by sendfile if not ``mapped``.
+    """
 
     file_class: type[RealFile] = RealFile
 
-    def __init__(self, max_open: int | None = None) -> None:
+    def __init__(self, max_open: int | None = None, *, mapped: bool = True) -> None:
         if max_open is None:
             soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
             max_open = min(_MAX_OPEN_FILES, max(_MIN_OPEN_FILES, soft // 2))
         self._max_open = max_open
         self._opened: deque[RealFile] = deque()
+        self.mappings: Mappings[RealFile] | None = Mappings() if mapped else None
         self._syncs: queue.SimpleQueue[PendingSync] | None = None
 
     @property
@@ -418,6 +443,12 @@ class RealDisk:
     def closed(self, file: RealFile) -> None:
         """A file gave its descriptor back."""
         self._opened.remove(file)
+        if self.mappings is not None:
+            self.mappings.forget(file)
+
+    def relax(self) -> None:
+        if self.mappings is not None:
+            self.mappings.relax()
 
     def _evict(self) -> bool:
         # Second chance: files used since the last round stay; two rounds at most, pinned ones always stay.

@@ -34,6 +34,7 @@ _PARTITION_DIRECTORY = re.compile(r"(?P<topic>[a-zA-Z0-9._-]+)-(?P<partition>\d+
 _DELETED_DIRECTORY = re.compile(r".+\.[0-9a-f]{32}-delete")
 _DIRECTORY_NAME_MAX = 255
 _PRODUCER_EXPIRY_CHECK_MS = 600_000
+_RELAXATION_MS = 30_000
 _RETENTION_LOGS_PER_TICK = 500
 _FLUSH_INTERVAL_MS = 1000
 
@@ -129,6 +130,7 @@ class LogStore:
         self._next_retention_ms = -1
         self._next_checkpoint_ms = -1
         self._next_producer_expiry_ms = -1
+        self._next_relaxation_ms = -1
 
     # ---- start and stop
 
@@ -454,6 +456,7 @@ class LogStore:
             self._next_retention_ms = now_ms + config.log_retention_check_interval_ms
             self._next_checkpoint_ms = now_ms + config.log_flush_offset_checkpoint_interval_ms
             self._next_producer_expiry_ms = now_ms + _PRODUCER_EXPIRY_CHECK_MS
+            self._next_relaxation_ms = now_ms + _RELAXATION_MS
         if now_ms >= self._next_retention_ms:
             self._next_retention_ms = now_ms + config.log_retention_check_interval_ms
             self._retention_queue = deque(self._logs.values())
@@ -475,6 +478,9 @@ class LogStore:
             if dirty is not None:
                 self._quietly(lambda log=log, dirty=dirty: self._flush_if_due(log, now_ms - dirty))  # type: ignore[misc]
         self._remove_doomed(now_ms)
+        if now_ms >= self._next_relaxation_ms:
+            self._next_relaxation_ms = now_ms + _RELAXATION_MS
+            self._disk.relax()
         if now_ms >= self._next_checkpoint_ms:
             self._next_checkpoint_ms = now_ms + config.log_flush_offset_checkpoint_interval_ms
             self.checkpoint()

@@ -96,6 +96,10 @@ class SlicePort(Protocol):
         """The open file."""
         ...
 
+    def part(self, position: int, length: int) -> FilePart:
+        """Bytes of it, for the sending kernel."""
+        ...
+
     def release(self) -> None:
         """We are done with it."""
         ...
@@ -117,6 +121,10 @@ class _Rest:
     def fileno(self) -> int:
         """The open file."""
         return self._whole.fileno()
+
+    def part(self, position: int, length: int) -> FilePart:
+        """Bytes of it, for the sending kernel."""
+        return self._whole.part(position, length)
 
     def release(self) -> None:
         """We are done with it."""
@@ -159,7 +167,7 @@ class Outbox:
             if isinstance(chunk, bytes):
                 parts.append(memoryview(chunk)[skip:])
             else:
-                parts.append(FilePart(chunk.fileno(), chunk.position + skip, chunk.length - skip))
+                parts.append(chunk.part(chunk.position + skip, chunk.length - skip))
             if len(parts) == limit:
                 break
             skip = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import random
 import select
@@ -14,7 +15,9 @@ from typing import Any
 
 import pytest
 
-from _native.io_py import FilePart, Op, Stop
+from _native.io_py import MAPPING_MAX, FilePart, Op, Stop
+
+PAGE = mmap.PAGESIZE
 
 
 @pytest.fixture
@@ -54,15 +57,16 @@ def rest(chunks: list[Any], count: int) -> list[Any]:
         count -= step
         if step < size:
             if isinstance(chunk, FilePart):
-                left.append(FilePart(chunk.fd, chunk.position + step, size - step))
+                left.append(chunk._replace(position=chunk.position + step, length=size - step))
             else:
                 left.append(memoryview(chunk)[step:])
     return left
 
 
+@pytest.mark.parametrize("mapped", [False, True])
 @pytest.mark.parametrize("seed", range(12))
 def test_everything_arrives_in_order(
-    io: ModuleType, pair: tuple[socket.socket, socket.socket], file: tuple[int, bytes], seed: int
+    io: ModuleType, pair: tuple[socket.socket, socket.socket], file: tuple[int, bytes], seed: int, mapped: bool
 ) -> None:
     ours, theirs = pair
     fd, content = file
@@ -73,7 +77,12 @@ def test_everything_arrives_in_order(
             chunks.append(rng.randbytes(rng.randrange(3000)))
         else:
             length = rng.choice((0, 1, 500, 65_536, 65_537, 200_000))
-            chunks.append(FilePart(fd, rng.randrange(len(content) - length), length))
+            position = rng.randrange(len(content) - length)
+            start = position // PAGE * PAGE  # a window may hold only the beginning, or nothing
+            mapping = io.Mapping(fd, start, rng.choice((PAGE, 100_000, 4_000_000))) if mapped else None
+            if mapping is not None and rng.random() < 0.1:
+                mapping.close()
+            chunks.append(FilePart(fd, position, length, mapping))
     expected = b"".join(c if isinstance(c, bytes) else content[c.position : c.position + c.length] for c in chunks)
     found, left = b"", chunks
     for _ in range(5000):
@@ -117,6 +126,56 @@ def test_a_file_that_ends_too_early_is_an_error(
     assert caught.value.errno == errno.EIO
 
 
+def test_a_mapped_file_that_was_cut_is_an_error_and_no_signal(
+    io: ModuleType, pair: tuple[socket.socket, socket.socket], tmp_path: Path
+) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"x" * 20 * PAGE)
+    fd = os.open(path, os.O_RDWR)
+    part = FilePart(fd, 0, 20 * PAGE, io.Mapping(fd, 0, MAPPING_MAX))
+    assert io.send_slices(pair[0].fileno(), [part]) == (20 * PAGE, Stop.DONE)
+    assert drain(pair[1]) == b"x" * 20 * PAGE
+    os.ftruncate(fd, 2 * PAGE)
+    with pytest.raises(OSError, match="behind the end") as caught:
+        _send_all(io, pair[0], part)
+    assert caught.value.errno == errno.EIO
+    os.close(fd)
+
+
+def _send_all(io: ModuleType, ours: socket.socket, part: FilePart) -> None:
+    while part.length:
+        sent = io.send_slices(ours.fileno(), [part]).sent
+        part = part._replace(position=part.position + sent, length=part.length - sent)
+
+
+def test_a_mapping_sees_what_is_appended_later(
+    io: ModuleType, pair: tuple[socket.socket, socket.socket], tmp_path: Path
+) -> None:
+    fd = os.open(tmp_path / "log", os.O_RDWR | os.O_CREAT)
+    mapping = io.Mapping(fd, 0, MAPPING_MAX)
+    expected = b""
+    for number in range(40):
+        run = random.Random(number).randbytes(number * 333)
+        os.pwrite(fd, run, len(expected))
+        part = FilePart(fd, len(expected), len(run), mapping)
+        assert io.send_slices(pair[0].fileno(), [b"head", part, b"end"]) == (len(run) + 7, Stop.DONE)
+        assert drain(pair[1]) == b"head" + run + b"end"
+        expected += run
+    os.close(fd)
+
+
+def test_windows_have_bounds(io: ModuleType, file: tuple[int, bytes]) -> None:
+    for position, length in ((-PAGE, PAGE), (1, PAGE), (0, 0), (0, MAPPING_MAX + 1)):
+        with pytest.raises(ValueError, match="no window"):
+            io.Mapping(file[0], position, length)
+    with pytest.raises(OSError):  # noqa: PT011 - whatever the system says of it
+        io.Mapping(999_999, 0, PAGE)
+    mapping = io.Mapping(file[0], PAGE, 3 * PAGE)
+    assert (mapping.position, mapping.length) == (PAGE, 3 * PAGE)
+    mapping.close()
+    mapping.close()
+
+
 def test_a_closed_file_is_an_error(io: ModuleType, pair: tuple[socket.socket, socket.socket]) -> None:
     for length in (10, 100_000):
         with pytest.raises(OSError, match="Bad file"):
@@ -136,13 +195,15 @@ def _evict(fd: int) -> bool:
     return False
 
 
+@pytest.mark.parametrize("mapped", [False, True])
 @pytest.mark.parametrize("length", [1000, 300_000])
 def test_what_is_not_in_memory_stops_it_and_a_worker_brings_it(
-    io: ModuleType, pair: tuple[socket.socket, socket.socket], file: tuple[int, bytes], length: int
+    io: ModuleType, pair: tuple[socket.socket, socket.socket], file: tuple[int, bytes], length: int, mapped: bool
 ) -> None:
     ours, theirs = pair
     fd, content = file
-    chunks = [b"front", FilePart(fd, 1_000_000, length), b"back"]
+    mapping = io.Mapping(fd, 0, 3_000_000) if mapped else None
+    chunks = [b"front", FilePart(fd, 1_000_000, length, mapping), b"back"]
     for _ in range(20):  # the disk may be quick enough to have read it before we look
         if not _evict(fd):
             pytest.skip("this file system does not say what is cached")

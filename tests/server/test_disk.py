@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import wire.messages as m
+from _native.io import FilePart, Mapping
 from brokers.api.base import Done
 from tests.server.harness import RunningServer
 from wire import hot
@@ -28,9 +29,14 @@ class ColdFile:
         self.fd = os.open(path, os.O_RDONLY)
         self.released = 0
         self.position, self.length = 0, len(CONTENT)
+        self.mapped = False
 
     def fileno(self) -> int:
         return self.fd
+
+    def part(self, position: int, length: int) -> FilePart:
+        start = position // (4 * MIB) * 4 * MIB
+        return FilePart(self.fd, position, length, Mapping(self.fd, start, 4 * MIB) if self.mapped else None)
 
     def release(self) -> None:
         self.released += 1
@@ -64,9 +70,10 @@ def heartbeat() -> Any:
     return m.HeartbeatRequest(group_id="g", generation_id=1, member_id="m")
 
 
+@pytest.mark.parametrize("mapped", [False, True])
 @pytest.mark.parametrize("length", [1000, len(CONTENT)])
-def test_a_cold_slice_arrives_whole(cold: ColdFile, length: int) -> None:
-    cold.length = length
+def test_a_cold_slice_arrives_whole(cold: ColdFile, length: int, mapped: bool) -> None:
+    cold.length, cold.mapped = length, mapped
 
     def handler(*_: Any) -> Done:
         cold.chill()  # as late as can be: the probe of is_cold() may have started the system's own read-ahead

@@ -70,6 +70,9 @@ class Piece:
     def fileno(self) -> int:
         return 7
 
+    def part(self, position: int, length: int) -> FilePart:
+        return FilePart(7, position, length)
+
     def release(self) -> None:
         self.released += 1
 

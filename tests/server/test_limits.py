@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import wire.messages as m
+from _native.io import FilePart
 from brokers.api.base import Done, Park
 from tests.server.harness import RunningServer
 from wire import hot
@@ -83,6 +84,9 @@ class Piece:
 
     def fileno(self) -> int:
         return int(self.file.fileno())
+
+    def part(self, position: int, length: int) -> FilePart:
+        return FilePart(self.fileno(), position, length)
 
     def release(self) -> None:
         self.released += 1

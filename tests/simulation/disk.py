@@ -161,6 +161,9 @@ class SimFile:
     def fileno(self) -> int:
         return -1
 
+    def window(self, position: int) -> None:
+        return None
+
     def retain(self) -> None:
         pass
 
@@ -297,6 +300,9 @@ class SimDisk:
         for name in [name for name in medium.files if name.startswith(path + "/")]:
             self.remove(name)
         medium.directories -= {name for name in medium.directories if name == path or name.startswith(path + "/")}
+
+    def relax(self) -> None:
+        pass
 
     def sync_directory(self, path: str) -> None:
         self.check(path)
