@@ -111,8 +111,8 @@ def _starts(results: Results, options: Options) -> None:
 
 
 def rss_mib(cluster: Cluster) -> float:
-    """Resident memory of all the cluster's processes."""
-    return sum(_kib(pid, "VmRSS:") for pid in cluster.pids) / 1024
+    """Memory of all the cluster's processes that is theirs alone: files' pages are the page cache's (docs/adr/0010)."""
+    return sum(_kib(pid, "RssAnon:") for pid in cluster.pids) / 1024
 
 
 def _kib(pid: int, name: str) -> int:

@@ -95,7 +95,8 @@ short pass. Do not edit it.
 - The load generator ([perf/generator](../perf/generator/generator.c)) sends prepared frames over plain sockets and
   drops what answers bring in the kernel. What it costs itself is in the column *generator*.
 - CPU is utime + stime of the server's processes from /proc over the measured seconds; fleetlog's ZooKeeper and Kafka's
-  controller have nothing to do then (Kafka's runs in the broker's process). RSS is VmRSS.
+  controller have nothing to do then (Kafka's runs in the broker's process). RSS is RssAnon: pages of files
+  (libraries, and segments mapped for fetches) are lent by the page cache.
 - *paced* cases are open loops: a request is due by the clock, and its latency counts from then, whatever the server
   does (no coordinated omission). The others are closed loops at full load, so their latencies say how long the queue
   was.

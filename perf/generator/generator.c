@@ -368,7 +368,7 @@ static void report(struct reading *before, struct reading *after, double seconds
            (unsigned long long)closed_by_peer, after->self - before->self, after->busy - before->busy);
     for (int i = 0; i < pid_count; i++, comma = ",")
         printf("%s{\"pid\":%d,\"cpu_s\":%.3f,\"rss_kib\":%ld,\"peak_kib\":%ld}", comma, pids[i],
-               after->cpu[i] - before->cpu[i], process_kib(pids[i], "VmRSS:"), process_kib(pids[i], "VmHWM:"));
+               after->cpu[i] - before->cpu[i], process_kib(pids[i], "RssAnon:"), process_kib(pids[i], "VmHWM:"));
     printf("],\"flows\":[");
     for (int i = 0; i < flow_count; i++) {
         struct flow *flow = flows[i];
