@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         decode_records,
         encode_batch,
         encode_records,
+        entries_at_most,
         parse_header,
         scan,
         stamp,
@@ -36,6 +37,7 @@ else:
     decode_records = _twin.decode_records
     encode_batch = _twin.encode_batch
     encode_records = _twin.encode_records
+    entries_at_most = _twin.entries_at_most
     parse_header = _twin.parse_header
     scan = _twin.scan
     stamp = _twin.stamp
@@ -54,6 +56,7 @@ __all__ = [
     "decode_records",
     "encode_batch",
     "encode_records",
+    "entries_at_most",
     "parse_header",
     "scan",
     "stamp",

@@ -395,6 +395,24 @@ def walk(buf, int64_t limit, int64_t offset):
         PyBuffer_Release(&view)
 
 
+def entries_at_most(data, Py_ssize_t size, Py_ssize_t field, int64_t wanted):
+    cdef Py_buffer view
+    cdef Py_ssize_t low = 0, high, middle
+    assert 0 <= field <= size - 4
+    PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+    try:
+        high = view.len // size
+        while low < high:
+            middle = (low + high) >> 1
+            if <int32_t>_u32(<const uint8_t *>view.buf + middle * size + field) <= wanted:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+    finally:
+        PyBuffer_Release(&view)
+
+
 def stamp(buf, Py_ssize_t position, int64_t base_offset, int32_t leader_epoch, int64_t log_append_time_ms=-1):
     cdef Py_buffer view
     cdef uint8_t *p

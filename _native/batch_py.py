@@ -179,6 +179,23 @@ def walk(buf: Buffer, limit: int, offset: int) -> tuple[int, int, int, int, int,
     return first, position, passed, -1, -1, 0
 
 
+def entries_at_most(data: Buffer, size: int, field: int, wanted: int) -> int:
+    """How many of an index's first entries have at most ``wanted`` in the int32 at ``field``, by which they are sorted.
+
+    An entry has ``size`` bytes; a torn last one does not count.
+    """
+    assert 0 <= field <= size - 4
+    low, high = 0, len(data) // size
+    while low < high:
+        middle = (low + high) >> 1
+        at = middle * size + field
+        if int.from_bytes(data[at : at + 4], "big", signed=True) <= wanted:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
 def stamp(
     buf: bytearray | memoryview, position: int, base_offset: int, leader_epoch: int, log_append_time_ms: int = -1
 ) -> None:

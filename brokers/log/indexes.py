@@ -14,6 +14,7 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from _native.batch import entries_at_most
 from brokers.log.failures import DiskFull
 from brokers.log.files import DiskFile, DiskPort
 
@@ -219,17 +220,8 @@ class OffsetIndex(_IndexFile):
         return self._floor(position, 4)
 
     def _floor(self, wanted: int, field: int) -> OffsetEntry:
-        data = self.data
-        low, high = 0, len(data) // 8
-        from_bytes = int.from_bytes
-        while low < high:
-            middle = (low + high) >> 1
-            at = middle * 8 + field
-            if from_bytes(data[at : at + 4], "big") <= wanted:
-                low = middle + 1
-            else:
-                high = middle
-        return self[low - 1] if low else OffsetEntry(self.base_offset, 0)
+        below = entries_at_most(self.data, 8, field, wanted)
+        return self[below - 1] if below else OffsetEntry(self.base_offset, 0)
 
     def truncate(self, offset: int) -> None:
         """Drop entries at or above ``offset``."""
