@@ -30,7 +30,7 @@ from wire.hot import Encoded, FetchOutcome, FetchPart, FetchRequest, encode_fetc
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
 TOPIC_IDS_VERSION = 13
 READS_PER_ANSWER = 1_000
@@ -111,22 +111,42 @@ def _full(request: FetchRequest, context: Context, owner: Owner) -> Outcome:
             session.name(part)
     if session is not None:
         return _SessionFetch(request, context, session, full=True).begin()
+    if len(request.parts) == 1:
+        return _single(request, context)
     fetch = _Fetch(request, context)
     if fetch.attempt() or request.max_wait_ms <= 0 or not request.parts:
         return Done(fetch.answer())
     return fetch.park()
 
 
+def _single(request: FetchRequest, context: Context) -> Outcome:
+    """One partition without a session. Most of these are answered at once, and leave nothing behind."""
+    (part,) = request.parts
+    reader = Reader(request, context)
+    partition = reader.find(part)
+    if isinstance(partition, FetchOutcome):
+        return Done(_encoded(context, [(part, partition)]))
+    outcome = reader.read(partition, part, _most_bytes(request, context), first=True)
+    if outcome.size >= request.min_bytes or request.max_wait_ms <= 0 or _urgent(outcome):
+        return Done(_encoded(context, [(part, outcome)]))
+    _release([(part, outcome)])
+    return _Fetch(request, context, [partition]).park()
+
+
+def _most_bytes(request: FetchRequest, context: Context) -> int:
+    return min(max(0, request.max_bytes), context.services.config.fetch_max_bytes)
+
+
 class _Fetch:
     """A consumer's fetch without a session, possibly tried several times while it waits. It watches its partitions."""
 
-    def __init__(self, request: FetchRequest, context: Context) -> None:
+    def __init__(self, request: FetchRequest, context: Context, partitions: Sequence[Partition] = ()) -> None:
         self._request = request
         self._context = context
         self._reader = Reader(request, context)
-        self._max_bytes = min(max(0, request.max_bytes), context.services.config.fetch_max_bytes)
+        self._max_bytes = _most_bytes(request, context)
         self._outcomes: list[Pair] = []
-        self._partitions: list[Partition] = []
+        self._partitions = partitions
         self._scheduled = False
         self._park: Park | None = None
 
@@ -224,7 +244,7 @@ class _SessionFetch:
         services = context.services
         self._throttle = services.fetch_sessions.throttle(services.view) if session.replica is not None else None
         self._reader = Reader(request, context, session.replica, self._throttle)
-        self._max_bytes = min(max(0, request.max_bytes), services.config.fetch_max_bytes)
+        self._max_bytes = _most_bytes(request, context)
         self._found: list[tuple[SessionPart, FetchOutcome]] = []
         self._moved = False
         self._scheduled = False

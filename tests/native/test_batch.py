@@ -143,6 +143,15 @@ def test_a_walk_stops_at_the_limit_and_at_the_offset(counts: list[int], cut: int
         assert len(seen) - position < 61
 
 
+@given(st.lists(st.tuples(st.integers(-5, 60), st.integers(-5, 60)), max_size=40), st.integers(-6, 62), st.booleans())
+def test_entries_of_an_index_are_found(entries: list[tuple[int, int]], wanted: int, torn: bool) -> None:
+    columns = [sorted(column) for column in zip(*entries, strict=True)] or [[], []]
+    data = b"".join(struct.pack(">ii", *entry) for entry in zip(*columns, strict=True)) + b"\0\0\0" * torn
+    for field, column in ((0, columns[0]), (4, columns[1])):
+        found = both(lambda twin, field=field: twin.entries_at_most(bytearray(data), 8, field, wanted))
+        assert found == ("ok", sum(value <= wanted for value in column))
+
+
 @given(records_strategy, st.data())
 @settings(max_examples=500)
 def test_twins_agree_on_mutated_bytes(records: list[Record], data: st.DataObject) -> None:
