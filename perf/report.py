@@ -107,6 +107,11 @@ short pass. Do not edit it.
   from its jars (Maven, or a class path in FLEETLOG_KAFKA_JARS) as its start script would, with a heap of 1 GB.
 - `python -m perf SUITE --tree DIR` measures the brokers of another source tree, `--rounds` and `--seconds` say how
   often and how long, `--only WORDS` runs parts of a suite without keeping the numbers.
+- `python -m perf spark` (not in `make perf`) runs all ways in one Spark session: `kafka` is Spark's own connector with
+  its defaults, `kafka tuned` the same with linger.ms 20 and batch.size 900 kB, `fleetlog` exactly once from
+  foreachBatch (its small batches by the driver's member; `by tasks`: without that), `format` exactly once by the data
+  source's writer, `at least once` our producer without a transaction. CPU is of Spark's process tree and of the brokers
+  and contains what making the rows costs (`rows alone`; `counted`: taken to Python and only counted).
 - CI has no timing: [tests/perf/test_budget.py](../tests/perf/test_budget.py) counts the instructions of a request
   (`python -m perf.budget`) against [perf/budget.json](../perf/budget.json).
 """
