@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 WORKERS ?= 2
 PYTEST_ARGS ?=
-SEEDS ?= 1000
+SEEDS ?= 3000
 MINUTES ?= 10
 SEED ?= 1
 REPEAT ?= 1
@@ -31,7 +31,7 @@ test-mutations: $(READY) ## deliberate bugs, each of which the simulation must c
 	@$(BIN)/python -m pytest -n $(WORKERS) -m mutations tests/simulation $(PYTEST_ARGS)
 
 simulate: $(READY) ## many histories in simulation (SEEDS=100000; "python -m tests.simulation SEED --trace" shows one)
-	@$(BIN)/python -m tests.simulation --seeds 0-$(SEEDS) --jobs $(WORKERS)
+	@$(BIN)/python -m tests.simulation --seeds $(SEEDS) --jobs $(WORKERS)
 
 test-containers: $(READY) ## the tests in containers; installs and starts a Docker engine if none answers (root)
 	@DOCKER_HOST=$$(bash tests/containers/engine.sh start) && export DOCKER_HOST && \

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import subprocess
 import sys
 import time
 
@@ -12,6 +14,8 @@ from tests.simulation.runs import Summary, run_seeds, story
 from tests.simulation.world import World
 
 PROGRESS_S = 30.0
+UNIT_TESTS = ("tests/cluster/test_partition.py", "tests/log", "tests/txn", "tests/groups", "tests/coordinators")
+"""Tests in one process, where a deliberate bug is."""
 
 
 def _one(seed: int, trace: bool, kinds: list[str]) -> int:
@@ -32,7 +36,10 @@ def _many(first: int, last: int, jobs: int, shown: int = 5) -> int:
             print(f"{summary.runs} seeds in {told - began:.0f} s, {len(summary.failed)} failed", flush=True)
     print("\n".join(summary.lines()))
     print(f"  {time.monotonic() - began:.0f} s")
-    return 1 if summary.failed else 0
+    thin = summary.thin()
+    if thin:
+        print(f"REFUSED: {'; '.join(thin)}")
+    return 1 if summary.failed or thin else 0
 
 
 def _mutations(name: str, first: int, within: int) -> int:
@@ -53,6 +60,23 @@ def _mutations(name: str, first: int, within: int) -> int:
     return missed
 
 
+def _unit_tests(name: str) -> int:
+    """Which ordinary tests notice a deliberate bug; 0 if none does."""
+    noticed = 0
+    for mutation in MUTATIONS:
+        if name not in mutation.name and name != "all":
+            continue
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "--tb=no", "-p", "tests.simulation.plugin", *UNIT_TESTS],
+            env={**os.environ, "MUTATION": mutation.name}, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        failed = [line.partition(" ")[2] for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+        noticed += bool(failed)
+        print(f"{mutation.name}: {len(failed)} tests fail: {failed[:3]}" if failed else f"{mutation.name}: all green")
+        sys.stdout.flush()
+    return noticed
+
+
 def main() -> int:
     """See the module."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
@@ -61,7 +85,8 @@ def main() -> int:
     parser.add_argument("--seeds", help="A-B: run them all; N: the first N")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--mutation", help="look for a seed that catches the mutations whose names contain this")
-    parser.add_argument("--within", type=int, default=400)
+    parser.add_argument("--unit-tests", metavar="NAME", help="ordinary tests with these mutations, or all")
+    parser.add_argument("--within", type=int, default=200)
     parser.add_argument("--coverage", action="store_true", help="with --seeds: lines of the cores that ran")
     parser.add_argument("--faults", default="", help="only these kinds of faults, with commas between them")
     asked = parser.parse_args()
@@ -71,6 +96,8 @@ def main() -> int:
         first, last = (int(low), int(high)) if dash else (0, int(low) - 1)
     if asked.mutation is not None:
         return _mutations(asked.mutation, asked.seed or first, asked.within)
+    if asked.unit_tests is not None:
+        return _unit_tests(asked.unit_tests)
     if asked.coverage:
         print("\n".join(covered(range(first, last + 1)).lines()))
         return 0

@@ -73,7 +73,7 @@ class Admin(Client):
         brokers = list(self.world.fleet.brokers)
         extra = 0
         while not self.world.closing:
-            await self.pause(0.5, 3.0)
+            await self.pause(0.3, 2.0)
             tp = TopicPartition(topic, self.rng.randrange(partitions))
             roll = self.rng.random()
             if roll < 0.35:

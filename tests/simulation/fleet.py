@@ -106,6 +106,7 @@ class SimBroker:
         self.former = Former()
         self.medium = Medium(self.name, random.Random(f"{fleet.seed}/disk{broker_id}"))
         self.medium.on_death = self.kill
+        self._luck = random.Random(f"{fleet.seed}/luck{broker_id}")
         self.config = BrokerConfig(
             broker_id=broker_id, broker_rack=rack, log_dirs=(f"/{self.name}",), **{**SETTINGS, **settings}
         )
@@ -179,6 +180,8 @@ class SimBroker:
         self._gone(owner)
         if power:
             self.medium.lose_power()
+            if self._luck.random() < 0.5:
+                self.former.forget()
 
     def _gone(self, owner: Owner) -> None:
         fleet = self._fleet

@@ -21,6 +21,7 @@ from brokers.cluster.partition import Partition
 from brokers.log import Log
 from brokers.model import INTERNAL_TOPICS, Life, PartitionState
 from coordination.store import NoNode
+from tests.simulation.sinks import Sinks
 from wire.types import TopicPartition
 
 if TYPE_CHECKING:
@@ -31,6 +32,12 @@ Key = tuple[Any, int]
 """A partition of a topic: (topic id, partition)."""
 Transaction = tuple[str, int]
 MIN_IN_SYNC = 2
+INVARIANTS = (
+    "high watermark", "committed batches", "leaders", "candidates", "moves", "acknowledged", "transactions", "read",
+    "latest offsets", "group offsets", "fences", "batches", "read of batches", "nothing left open",
+    "answers to tools",
+)  # fmt: skip
+"""What is counted as checked."""
 OPEN, COMMITTING, ABORTING, COMMITTED, ABORTED = "open", "committing", "aborting", "committed", "aborted"
 
 
@@ -50,7 +57,10 @@ class Truth:
     end: int = 0
     batches: dict[int, Entry] = field(default_factory=dict)
     producers: dict[int, tuple[int, int]] = field(default_factory=dict)
-    promised: set[int] = field(default_factory=set)
+    marked: dict[int, int] = field(default_factory=dict)
+    """Where the last marker of a producer stands."""
+    promised: set[tuple[int, int]] = field(default_factory=set)
+    """Who must hold all of it: brokers, and which of their lives it was."""
     led_by: tuple[int, int, int] = (-1, -1, -1)
 
     @property
@@ -92,6 +102,9 @@ class Oracle:
         self._offsets: dict[tuple[str, TopicPartition], int] = {}
         self._attempted: dict[tuple[str, TopicPartition], int] = {}
         self._producer_ids: dict[int, str] = {}
+        self.sinks = Sinks(self)
+        self.deleted: dict[TopicPartition, int] = {}
+        """Up to where DeleteRecords was answered."""
 
     def violate(self, text: str) -> None:
         """Something that must never happen has happened."""
@@ -121,7 +134,10 @@ class Oracle:
         self.shadow_of(log).headers.extend(header for _, header in placed)
 
     def cut(self, log: Log, before: int, watermark: int) -> None:
-        """A log was cut back to its present end; ``before`` and ``watermark`` are what it had."""
+        """A log was cut back to its present end; ``before`` and ``watermark`` are what it had.
+
+        An empty log may begin anew at any offset, also at that of a batch whose first records are deleted.
+        """
         shadow, end = self.shadow_of(log), log.log_end_offset
         while shadow.headers and shadow.headers[-1].base_offset >= end:
             shadow.headers.pop()
@@ -180,6 +196,7 @@ class Oracle:
         if header.producer_epoch < epoch:
             self.violate(f"{what} after epoch {epoch}")
         if header.is_control:
+            truth.marked[header.producer_id] = header.base_offset
             fresh = header.producer_epoch > epoch
             truth.producers[header.producer_id] = header.producer_epoch, 0 if fresh else sequence
             return
@@ -203,14 +220,9 @@ class Oracle:
             self._has_all(shadow, truth, f"{me}, new leader of {truth.tp} in epoch {epoch},")
 
     def _has_all(self, shadow: Shadow, truth: Truth, who: str) -> None:
-        if shadow.log.log_end_offset < truth.end:
-            self.violate(f"{who} ends at {shadow.log.log_end_offset}, committed is up to {truth.end}")
-            return
-        for header in reversed(shadow.headers[shadow.verified :] if truth.exact else ()):
-            known = truth.batches.get(header.base_offset)
-            if known is not None and known != (header.last_offset, header.partition_leader_epoch, header.crc):
-                self.violate(f"{who} has another batch at {header.base_offset} than the committed {known}")
-                return
+        lacks = _lacks(shadow, truth)
+        if lacks:
+            self.violate(f"{who} {lacks}")
 
     def check_candidates(self, topic_id: Any, truth: Truth) -> None:
         """Whoever may be elected without doubt has all that is committed."""
@@ -229,25 +241,26 @@ class Oracle:
                 self._has_all(self.shadow_of(found.log), truth, who)
 
     def spares(self, broker_id: int) -> bool:
-        """Whether everything committed is also held by somebody else who must count: nothing else may be asked.
+        """Whether a copy of everything committed that counts lives elsewhere: without it nothing is promised.
 
-        Who must count is our own reckoning of in-sync and eligible replicas (KIP-966), so that a fleet that forgets one
-        is found out. Where an operator changes the minimum under way, the fleet's own state must agree.
+        A copy counts while its process lives on in which it was in sync or became eligible (KIP-966). That is our own
+        reckoning, so that a fleet that forgets one is found out. Where an operator changes the minimum under way, the
+        fleet's own state must agree.
         """
         for (topic_id, _), truth in self.truths.items():
             state = self._state(truth.tp)
             if state is None:
                 continue
             known = {*state.isr, *state.elr}
-            for other in sorted(truth.promised):
+            for other, life in sorted(truth.promised):
                 broker = self._world.fleet.brokers[other]
                 services = broker.services
-                if other == broker_id or services is None or broker.medium.failed_directory:
+                if other == broker_id or services is None or broker.lives != life or broker.medium.failed_directory:
                     continue
                 if self._world.operated and other not in known:
                     continue
                 found = services.replicas.get(truth.tp)
-                if found is not None and found.topic_id == topic_id and found.log.log_end_offset >= truth.end:
+                if found is not None and found.topic_id == topic_id and not _lacks(self.shadow_of(found.log), truth):
                     break
             else:
                 return False
@@ -265,7 +278,8 @@ class Oracle:
             if state is not None:
                 self._follows(truth, state)
                 enough = len(state.isr) >= MIN_IN_SYNC
-                truth.promised = {*state.isr} if enough else {*truth.promised, *state.isr}
+                members = {(member, self._world.fleet.brokers[member].lives) for member in state.isr}
+                truth.promised = members if enough else truth.promised | members
                 self.check_candidates(topic_id, truth)
 
     def _follows(self, truth: Truth, state: PartitionState) -> None:
@@ -395,14 +409,19 @@ class Oracle:
                     f" {truth.batches.get(batch.base_offset)} is committed"
                 )
         shown = list(visible(batches, aborted if committed else []))
+        found: dict[Transaction, None] = {}
         for value in shown:
             transaction = self.sent.get(value, (tp, None))[1]
+            if transaction is not None:
+                found[transaction] = None
             if self.sent.get(value, (None, None))[0] != tp:
                 self.violate(f"{who} read {value} in {tp}, where nobody sent it")
             elif (
                 committed and transaction is not None and self.transactions[transaction] not in (COMMITTING, COMMITTED)
             ):
                 self.violate(f"{who} read {value} of the {self.transactions[transaction]} transaction {transaction}")
+        if committed:
+            self.sinks.read(who, tp, found)
         return shown
 
     def begin_latest(self, tp: TopicPartition, committed: bool) -> int:
@@ -449,6 +468,7 @@ class Oracle:
         for value, count in counts.items():
             if count > 1:
                 self.violate(f"{value} stands {count} times in the log")
+        self.sinks.check_all([self.sent[value][1] for value in counts if value in self.sent])
         fates: dict[Transaction, set[bool]] = {}
         for value, (tp, transaction) in self.sent.items():
             there = value in counts
@@ -473,10 +493,22 @@ class Oracle:
         for broker in self._world.fleet.brokers.values():
             for partition in broker.services.replicas.all() if broker.services is not None else ():
                 if partition.tp.topic not in INTERNAL_TOPICS:
-                    mine = self.shadow_of(partition.log).headers
+                    start = partition.log.log_start_offset
+                    mine = [h for h in self.shadow_of(partition.log).headers if h.last_offset >= start]
                     assert [h[:5] for h in mine] == [h[:5] for h in headers_of(partition.log)], (
                         f"shadow of {partition.tp}"
                     )
+
+
+def _lacks(shadow: Shadow, truth: Truth) -> str:
+    """What the log lacks of all that is committed; empty if nothing."""
+    if shadow.log.log_end_offset < truth.end:
+        return f"ends at {shadow.log.log_end_offset}, committed is up to {truth.end}"
+    for header in reversed(shadow.headers[shadow.verified :] if truth.exact else ()):
+        known = truth.batches.get(header.base_offset)
+        if known is not None and known != (header.last_offset, header.partition_leader_epoch, header.crc):
+            return f"has another batch at {header.base_offset} than the committed {known}"
+    return ""
 
 
 def headers_of(log: Log) -> list[BatchHeader]:
@@ -531,9 +563,19 @@ def hooked(oracle: Oracle) -> Iterator[None]:
             oracle.written(self, placed)
         return result
 
+    def write_plain(self: Log, original: Any, records: Any, *rest: Any) -> Any:
+        oracle.shadow_of(self)
+        before = self.log_end_offset
+        result = original(self, records, *rest)
+        if self.log_end_offset > before:
+            oracle.written(self, scan(bytes(records)))
+        return result
+
     def cut(self: Log, original: Any, offset: int, **options: Any) -> Any:
         oracle.shadow_of(self)
         before, watermark = self.log_end_offset, self.high_watermark
+        if self.log_start_offset == before:
+            watermark = -1
         result = original(self, offset, **options)
         oracle.cut(self, before, watermark)
         return result
@@ -554,6 +596,7 @@ def hooked(oracle: Oracle) -> Iterator[None]:
         original(self, state)
 
     wrap(Log, "_write", write)
+    wrap(Log, "_append_plain", write_plain)
     wrap(Log, "truncate_to", cut)
     wrap(Log, "restart_at", cut)
     wrap(Log, "set_high_watermark", set_watermark)

@@ -7,12 +7,19 @@ import multiprocessing
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
+from tests.simulation.faults import WEIGHTS
+from tests.simulation.invariants import INVARIANTS
 from tests.simulation.world import Report, World
+
+ENOUGH, FIRED, CHECKED = 2_000, 10, 100
+"""From so many runs on, each kind of fault must have happened, and each invariant been checked, so often."""
 
 
 def run_seed(seed: int) -> Report:
     """One seed, on this process."""
+    gc.disable()
     report = World(seed).run()
+    gc.enable()
     gc.collect()  # a world is one heap of cycles
     return report
 
@@ -57,6 +64,15 @@ class Summary:
         self.faults += report.faults
         if not report.ok:
             self.failed.append(report.seed)
+
+    def thin(self) -> list[str]:
+        """What so many runs should have shown more often. Without it they were good about nothing."""
+        if self.runs < ENOUGH:
+            return []
+        rare = [f"{kind!r} happened {self.faults[kind]} times" for kind in WEIGHTS if self.faults[kind] < FIRED]
+        return rare + [
+            f"{kind!r} was checked {self.checked[kind]} times" for kind in INVARIANTS if self.checked[kind] < CHECKED
+        ]
 
     def lines(self) -> list[str]:
         """For people."""

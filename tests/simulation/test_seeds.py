@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from tests.simulation.faults import WEIGHTS
+from tests.simulation.invariants import INVARIANTS
 from tests.simulation.lines import covered
-from tests.simulation.runs import Summary, run_seeds, story
+from tests.simulation.runs import CHECKED, ENOUGH, FIRED, Summary, run_seeds, story
 from tests.simulation.world import World
 
 ROOT = Path(__file__).parents[2]
@@ -33,9 +34,6 @@ def test_nothing_that_is_promised_is_broken(first: int) -> None:
         assert report.ok, story(report)
         summary.add(report)
     print("\n".join(summary.lines()))
-    if summary.runs >= AT_ONCE and SEEDS >= 1000:  # or it was all about nothing
-        assert all(summary.faults[kind] >= 10 for kind in WEIGHTS), summary.faults
-        assert min(summary.checked.values()) >= 100, summary.checked
 
 
 @pytest.mark.parametrize("seed", range(0, 200, 20))
@@ -63,3 +61,16 @@ def test_the_cores_run_in_the_simulation() -> None:
     coverage = covered(COVERED_SEEDS)
     print("\n".join(coverage.lines()))
     assert coverage.total >= COVERED_SHARE, "\n".join(coverage.lines())
+
+
+def test_many_seeds_that_show_little_are_refused() -> None:
+    summary = Summary()
+    summary.runs = ENOUGH
+    summary.faults.update(dict.fromkeys(WEIGHTS, FIRED))
+    summary.checked.update(dict.fromkeys(INVARIANTS, CHECKED))
+    assert summary.thin() == []
+    summary.faults["kill"] = FIRED - 1
+    summary.checked["moves"] = 0
+    assert summary.thin() == ["'kill' happened 9 times", "'moves' was checked 0 times"]
+    summary.runs = ENOUGH - 1
+    assert summary.thin() == []

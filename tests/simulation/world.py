@@ -17,6 +17,7 @@ from brokers.log.failures import DiskError, LogOffline
 from brokers.model import INTERNAL_TOPICS, TRANSACTION_STATE_TOPIC, TopicPartition
 from coordination.store import StoreError
 from tests.simulation.admin import Admin
+from tests.simulation.batches import Driver
 from tests.simulation.clients import (
     INTERNAL,
     Auditor,
@@ -29,6 +30,7 @@ from tests.simulation.clients import (
 )
 from tests.simulation.faults import Faults
 from tests.simulation.fleet import Fleet
+from tests.simulation.inspector import Inspector
 from tests.simulation.invariants import Oracle, hooked
 from txn.states import ENDED
 
@@ -36,11 +38,16 @@ TRACE_LINES = 60
 THE_WORLD = (DiskError, LogOffline, StoreError, PeerUnavailable)
 """What production code may log with a stack trace without being wrong itself."""
 BOOT_S, HEAL_S = 30.0, 60.0
+OPEN_S = 20.0
+"""Transactions time out after 2.5 s."""
 TOPIC = "t"
-OPERATOR = "operator"
+OPERATOR, DRIVERS = "operator", "drivers"
+CRASHES = ("kill", "power", "die in a write", "disk fails")
+"""Where a log starts is written down now and then, as in Kafka; a crash may take it back."""
 TOPICS = "/brokers/topics/"
 ROLES: dict[str, type[Client]] = {
     "p": Producer, "x": TransactionalProducer, "y": OldTransactionalProducer, "r": Consumer, "a": Auditor, "m": Member,
+    "d": Driver, "i": Inspector,
 }  # fmt: skip
 
 
@@ -81,11 +88,15 @@ class _ErrorLog(logging.Handler):
 
 
 class World:
-    """Runs one seed. ``kinds`` restricts the faults to some of ``faults.WEIGHTS``; "operator" asks for one."""
+    """Runs one seed.
+
+    ``kinds`` restricts the faults to some of ``faults.WEIGHTS``; "operator" asks for one, "drivers" for two drivers of
+    a sink and a reader, and nobody else.
+    """
 
     def __init__(self, seed: int, *, verbose: bool = False, kinds: Sequence[str] = ()) -> None:
         self.seed = seed
-        self.kinds = [kind for kind in kinds if kind != OPERATOR]
+        self.kinds = [kind for kind in kinds if kind not in (OPERATOR, DRIVERS)]
         self.verbose = verbose
         self.errors: list[str] = []
         self.closing = False
@@ -93,7 +104,7 @@ class World:
         self._hash = 0
         self.rng = random.Random(f"{seed}/world")
         rng = self.rng
-        self.size = rng.choices((3, 4, 5), (80, 14, 6))[0]
+        self.size = rng.choices((3, 4, 5), (65, 25, 10))[0]
         settings: dict[str, Any] = {}
         if rng.random() < 0.15:
             settings["log_flush_policy"] = "ack"
@@ -102,8 +113,12 @@ class World:
         self.pace = (0.05, rng.choice((0.4, 0.8)))
         self.cast = ["p1", "r1", "a1", rng.choice(("x1", "x1", "y1"))]
         self.cast += [name for name in ("p2", "x2", "r2", "m1", "m2", "m3") if rng.random() < 0.5]
+        self.cast += rng.choice(((), (), (), ("d1",), ("d1", "d2")))
+        self.cast += rng.choice(((), ("i1",)))
+        if DRIVERS in kinds:
+            self.cast = ["r1", "d1", "d2"]
         self.client_crashes = rng.choice((0.0, 0.05, 0.2))
-        self.duration_s = rng.uniform(2.0, 6.5)
+        self.duration_s = rng.uniform(1.5, 5.0)
         self.fleet = Fleet(seed, self.size, note=self.note, settings=settings, racks=rng.random() < 0.3)
         self.loop = self.fleet.loop
         self.network = self.fleet.network
@@ -185,6 +200,8 @@ class World:
         for name in self.cast:
             client = ROLES[name[0]](self, name)
             match client:
+                case Inspector():
+                    clients.append((client, client.main(TOPIC, 2)))
                 case Producer():
                     clients.append((client, client.main(partitions)))
                 case Consumer():
@@ -207,7 +224,8 @@ class World:
                 await self._whole()
                 shown = await self._read_all(partitions)
         except TimeoutError:
-            self.oracle.violate(f"{self._hanging()}not healed within {HEAL_S:.0f} s: {self._what_is_wrong()}")
+            self.oracle.violate(f"not healed within {HEAL_S:.0f} s: {self._what_is_wrong()}")
+        if self.stopped:
             return
         self.oracle.check_all(shown)
         self.oracle.check_shadows()
@@ -219,24 +237,23 @@ class World:
         waiting = [task.get_name() for task in self.clients if not task.done()]
         return f"clients {waiting}, partitions {self._broken()}"
 
-    def _hanging(self) -> str:
-        """Transactions that are open in a log though no coordinator knows them: they hold readers up for ever."""
-        ids = {
-            transaction.producer_id
+    def _open(self) -> list[str]:
+        """Transactions that have not ended: for their coordinators, or in a log, where they hold readers up."""
+        open_now = [
+            f"{name} is {transaction.state.label}"
             for broker in self.fleet.brokers.values()
             for partition in (broker.services.replicas.all() if broker.services is not None else ())
             if partition.is_leader and partition.tp.topic == TRANSACTION_STATE_TOPIC
             for host in [broker.services.transactions.host(partition.tp.partition)]
-            for transaction in (host.shard.transactions.values() if host is not None else ())
+            for name, transaction in (host.shard.transactions.items() if host is not None else ())
             if transaction.state not in ENDED
-        }
-        hanging = [
-            f"{tp} from {partition.log.last_stable_offset}"
+        ]
+        return open_now + [
+            f"producers {sorted(partition.log.producers.open)} in {tp} from {partition.log.last_stable_offset}"
             for tp, replicas in self._partitions().items()
             for partition in replicas
-            if partition.is_leader and any(producer_id not in ids for producer_id in partition.log.producers.open)
+            if partition.is_leader and partition.log.producers.open
         ]
-        return f"transactions hang in {hanging}; " if hanging else ""
 
     def _broken(self) -> list[str]:
         """Partitions that are not led with all replicas in sync, their ends equal everywhere and nothing open."""
@@ -262,8 +279,14 @@ class World:
         return found
 
     async def _whole(self) -> None:
-        while self._broken():
+        """Wait until the fleet is as it should be. No transaction may stay open for much longer than its timeout."""
+        deadline = self.loop.time() + OPEN_S
+        while (left := self._open()) or self._broken():
+            if left and self.loop.time() > deadline:
+                self.oracle.violate(f"open {OPEN_S:.0f} s after all clients had gone: {left}")
+                return
             await asyncio.sleep(0.1)
+        self.oracle.checked["nothing left open"] += 1
 
     async def _read_all(self, partitions: list[TopicPartition]) -> dict[TopicPartition, list[str]]:
         """What a read_committed consumer shows from start to end."""
@@ -279,15 +302,21 @@ class World:
     def _same_everywhere(self) -> None:
         """The replicas of a partition hold the same batches."""
         for tp, replicas in self._partitions().items():
+            start = max(p.log.log_start_offset for p in replicas)
             logs = [
                 [
                     (h.base_offset, h.last_offset, h.partition_leader_epoch, h.crc)
                     for h in self.oracle.shadow_of(p.log).headers
+                    if h.last_offset >= start
                 ]
                 for p in replicas
             ]
             if tp.topic not in INTERNAL_TOPICS and any(log != logs[0] for log in logs):
                 self.oracle.violate(f"the replicas of {tp} differ")
+            low = self.oracle.deleted.get(tp, 0)
+            if self.faults.fired.keys().isdisjoint(CRASHES) and any(p.log.log_start_offset < low for p in replicas):
+                starts = [p.log.log_start_offset for p in replicas]
+                self.oracle.violate(f"the records of {tp} up to {low} were deleted, and the replicas start at {starts}")
 
 
 @contextmanager

@@ -1,0 +1,127 @@
+"""What must be true of a sink (docs/protocol.md).
+
+A batch counts once and whole, the fence never goes back, and a driver of former days commits nothing any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from wire.types import TopicPartition
+
+if TYPE_CHECKING:
+    from tests.simulation.invariants import Oracle, Transaction
+
+SINK = "sink"
+
+
+@dataclass
+class Attempt:
+    """One driver's try at a batch. ``writes`` are (partition, producer id, base offset) of what was acknowledged."""
+
+    batch_id: int
+    epoch: int
+    asked: int = 0
+    """How often its commit was sent."""
+    writes: list[tuple[TopicPartition, int, int]] = field(default_factory=list)
+
+
+class Sinks:
+    """The part of the oracle that knows of batches."""
+
+    def __init__(self, oracle: Oracle) -> None:
+        self._oracle = oracle
+        self.fence = -1
+        """The last batch of which somebody was told that it is committed."""
+        self._newest = -1
+        self._attempts: dict[Transaction, Attempt] = {}
+        self._committed: dict[int, Transaction] = {}
+        self._shown: dict[int, Transaction] = {}
+
+    def __contains__(self, transaction: Transaction) -> bool:
+        return transaction in self._attempts
+
+    # ---- drivers
+
+    def began(self, who: str, epoch: int, fence: int, floor: int) -> None:
+        """BeginBatch was answered. ``floor`` is what the fence was known to be when it was sent."""
+        oracle = self._oracle
+        oracle.checked["fences"] += 1
+        if fence < floor:
+            oracle.violate(f"{who} was told that batch {fence} is the sink's last one, after {floor}")
+        if fence > max((attempt.batch_id for attempt in self._attempts.values() if attempt.asked), default=-1):
+            oracle.violate(f"{who} was told that batch {fence} is the sink's last one, which nobody committed")
+        self.fence = max(self.fence, fence)
+        self._newest = max(self._newest, epoch)
+        for transaction, attempt in self._attempts.items():
+            if attempt.epoch < epoch and not attempt.asked:
+                oracle.transactions[transaction] = "aborted"
+
+    def attempt(self, batch_id: int, epoch: int) -> Transaction:
+        """A driver begins to write a batch."""
+        transaction = f"{SINK}#{batch_id}", len(self._attempts)
+        self._attempts[transaction] = Attempt(batch_id, epoch)
+        self._oracle.transactions[transaction] = "aborted" if epoch < self._newest else "open"
+        return transaction
+
+    def wrote(self, transaction: Transaction, tp: TopicPartition, producer_id: int, offset: int) -> None:
+        """A task's records were acknowledged."""
+        if offset >= 0:
+            self._attempts[transaction].writes.append((tp, producer_id, offset))
+
+    def committing(self, transaction: Transaction) -> bool:
+        """CommitBatch is about to be sent; whether its driver is a former one by then, which must not succeed."""
+        attempt = self._attempts[transaction]
+        attempt.asked += 1
+        if attempt.epoch >= self._newest:
+            self._oracle.transactions[transaction] = "committing"
+        return attempt.epoch < self._newest
+
+    def committed(self, who: str, transaction: Transaction, already: bool, late: bool) -> None:
+        """CommitBatch was answered with success; ``already``: it had been committed before, by whomever."""
+        oracle, attempt = self._oracle, self._attempts[transaction]
+        oracle.checked["batches"] += 1
+        self.fence = max(self.fence, attempt.batch_id)
+        if already:
+            if attempt.asked == 1:  # not by an earlier request of ours: then what we wrote now does not count
+                oracle.transactions[transaction] = "aborted"
+            return
+        if late:
+            oracle.violate(f"{who} committed batch {attempt.batch_id} after a newer driver had begun")
+        other = self._committed.setdefault(attempt.batch_id, transaction)
+        if other != transaction:
+            oracle.violate(f"batch {attempt.batch_id} was committed by {transaction} and before by {other}")
+        oracle.transactions[transaction] = "committed"
+
+    # ---- readers
+
+    def read(self, who: str, tp: TopicPartition, transactions: Iterable[Transaction]) -> None:
+        """A read_committed consumer shows values of these transactions."""
+        oracle = self._oracle
+        for transaction in transactions:
+            attempt = self._attempts.get(transaction)
+            if attempt is None:
+                continue
+            oracle.checked["read of batches"] += 1
+            other = self._shown.setdefault(attempt.batch_id, transaction)
+            if other != transaction:
+                oracle.violate(f"{who} read batch {attempt.batch_id} of {transaction} and before of {other}")
+            marked = oracle.by_name[tp].marked
+            for where, producer_id, offset in attempt.writes:
+                if where == tp and marked.get(producer_id, -1) < offset:
+                    oracle.violate(f"{who} read a part of {transaction} in {tp}: offset {offset} is not decided")
+
+    def check_all(self, shown: Iterable[Transaction | None]) -> None:
+        """At the end: each batch up to the fence is there, of one attempt, and none is missing in between."""
+        found: dict[int, set[Transaction]] = {}
+        for transaction in shown:
+            if transaction is not None and transaction in self._attempts:
+                found.setdefault(self._attempts[transaction].batch_id, set()).add(transaction)
+        for batch_id in range(max([self.fence, *found]) + 1):
+            if len(found.get(batch_id, ())) != 1:
+                self._oracle.violate(
+                    f"batch {batch_id} of {SINK} is there {len(found.get(batch_id, ()))} times: {found.get(batch_id)};"
+                    f" the fence was at {self.fence}"
+                )
