@@ -208,6 +208,7 @@ class Log(LogReads):
             or offset + size > bounds.offset  # a record has more than one byte
             or now_ms > bounds.before_ms
             or leader_epoch != self.epochs.latest
+            or self.epochs.dirty
         ):
             return None
         admitted = admit(records, offset, leader_epoch, min(now_ms + bounds.after_ms, bounds.newest), MAX_BATCH_RECORDS)
