@@ -163,16 +163,26 @@ class ExactlyOnceBatch:
         self._options = options
         self._on_event = on_event
         self._engine: DriverMode | ExecutorMode | None = None
+        self._run: tuple[str | None, str | None] | None = None
 
     def __call__(self, df: DataFrame, batch_id: int) -> None:
         """Writes a batch, or proves that it was written. Any failure is raised: a swallowed one would lose rows."""
-        query_id = running_query(df, self._options.checkpoint)
+        query_id = self._query(df)
         rows = prepared_rows(df, self._options.topic)
         if self._engine is None:
             self._engine = self._choose()
         if self._options.repartition:
             rows = repartition_by_key(rows, self._partitions())
         self._engine.write(rows, query_id, batch_id)
+
+    def _query(self, df: DataFrame) -> str:
+        """The query's id. Asking Spark about the query takes a dozen calls into the JVM: once for each run of it."""
+        context = df.sparkSession.sparkContext
+        run = (context.getLocalProperty("sql.streaming.queryId"), context.getLocalProperty("spark.jobGroup.id"))
+        if self._run is None or None in run or run != self._run:
+            running_query(df, self._options.checkpoint)
+            self._run = run
+        return str(run[0])
 
     def _partitions(self) -> int:
         """How many the topic has now."""
