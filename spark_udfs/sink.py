@@ -177,6 +177,7 @@ class ExactlyOnceBatch:
 
     def _query(self, df: DataFrame) -> str:
         """The query's id. Asking Spark about the query takes a dozen calls into the JVM: once for each run of it."""
+        refuse_connect(df.sparkSession)
         context = df.sparkSession.sparkContext
         run = (context.getLocalProperty("sql.streaming.queryId"), context.getLocalProperty("spark.jobGroup.id"))
         if self._run is None or None in run or run != self._run:
@@ -362,7 +363,6 @@ def running_query(df: DataFrame, checkpoint: str) -> str:
     Raises FenceError when the query's checkpoint is not ``checkpoint``, or when its output mode is complete.
     """
     session = df.sparkSession
-    refuse_connect(session)
     query_id = session.sparkContext.getLocalProperty("sql.streaming.queryId")
     if not query_id:
         raise FenceError("exactly_once_batch works only as the function of foreachBatch in a streaming query")

@@ -48,7 +48,13 @@ class Stage:
         """Brokers, all in sync."""
         if self._fleet is None:
             self._count += 1
-            self._fleet = MatrixFleet(self._directory / f"fleet-{self._count}", self._missing).start()
+            self._fleet = MatrixFleet(self._directory / f"fleet-{self._count}", self._missing)
+            try:
+                self._fleet.start()
+            except BaseException:  # what was begun is ended: disks are mounted already
+                fleet, self._fleet = self._fleet, None
+                fleet.close()
+                raise
         self._fleet.revive()
         return self._fleet
 
@@ -102,16 +108,19 @@ def run_one(chosen: Scenario, stage: Stage, directory: Path) -> dict[str, Any]:
         rig = Rig(stage.fleet(), stage.sessions(chosen.where), directory, chosen.where)
         rig.say = lambda text: say(f"    {text[:200]}")
         chosen.run(rig)
-        rig.fleet.wire.clear()
-        result["problems"] = rig.verdict()
         if not rig.trace:
             result["problems"].append("NO FAULT: nothing shows that the fault happened")
-        result["rows"], result["read"] = rig.rows, rig.watcher.count()
-        result["looks"], result["moments"] = rig.watcher.looks, len(rig.watcher.moments)
     except Exception as problem:
         result["problems"].append(f"ERROR: {type(problem).__name__}: {str(problem)[:3000]}")
         result["where"] = traceback.format_exc()[-3000:]
     if rig is not None:
+        try:  # what the reader saw is told in any case
+            rig.fleet.wire.clear()
+            result["problems"] += rig.verdict()
+            result["rows"], result["read"] = rig.rows, rig.watcher.count()
+            result["looks"], result["moments"] = rig.watcher.looks, len(rig.watcher.moments)
+        except Exception as problem:
+            result["problems"].append(f"NO VERDICT: {type(problem).__name__}: {str(problem)[:1000]}")
         result["trace"], result["restarts"] = rig.trace, len(rig.errors)
         result["errors"] = [error[-1500:] for error in rig.errors]
         rig.close()

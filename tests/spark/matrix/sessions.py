@@ -214,6 +214,14 @@ class Standalone:
         self.port = free_port()
         self._processes: list[subprocess.Popen[bytes]] = []
         self.workers: dict[str, subprocess.Popen[bytes]] = {}
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self) -> None:
+        directory = self.directory
         self._spawn("master", "Master", "127.0.0.1", "--port", str(self.port), "--webui-port", "0")
         self._logged("master", "I have been elected leader")
         for host in self.HOSTS:
