@@ -21,6 +21,7 @@ from _native.wire_py import (
     ProduceOutcome,
     ProducePart,
     ProduceRequest,
+    RequestHeader,
     Slice,
 )
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
         encode_metadata_topic,
         encode_produce_response,
         join_metadata,
+        parse_request_header,
     )
 else:
     _twin = choose("wire")
@@ -45,6 +47,7 @@ else:
     encode_metadata_topic = _twin.encode_metadata_topic
     encode_produce_response = _twin.encode_produce_response
     join_metadata = _twin.join_metadata
+    parse_request_header = _twin.parse_request_header
 
 __all__ = [
     "MAX_OBJECTS",
@@ -62,6 +65,7 @@ __all__ = [
     "ProduceOutcome",
     "ProducePart",
     "ProduceRequest",
+    "RequestHeader",
     "Slice",
     "decode_fetch",
     "decode_fetch_response",
@@ -71,4 +75,5 @@ __all__ = [
     "encode_metadata_topic",
     "encode_produce_response",
     "join_metadata",
+    "parse_request_header",
 ]

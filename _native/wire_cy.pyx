@@ -26,6 +26,7 @@ from _native.wire_py import (
     ProduceOutcome,
     ProducePart,
     ProduceRequest,
+    RequestHeader,
     Slice,
 )
 
@@ -47,6 +48,7 @@ __all__ = [
     "ProduceOutcome",
     "ProducePart",
     "ProduceRequest",
+    "RequestHeader",
     "Slice",
     "decode_fetch",
     "decode_fetch_response",
@@ -56,12 +58,46 @@ __all__ = [
     "encode_metadata_topic",
     "encode_produce_response",
     "join_metadata",
+    "parse_request_header",
 ]
 
-cdef object make_produce_part = ProducePart._make
-cdef object make_fetch_part = FetchPart._make
-cdef object make_answer_part = FetchAnswerPart._make
+cdef object new = tuple.__new__  # a named tuple without the Python function that its own constructor is
 cdef int64_t WATERMARK_NONE = NO_HIGH_WATERMARK
+
+
+def parse_request_header(frame, dict flexible_from):
+    cdef Py_buffer view
+    cdef Reader r
+    cdef const uint8_t *at
+    cdef int16_t key, version, length
+    cdef int32_t correlation_id
+    PyObject_GetBuffer(frame, &view, PyBUF_SIMPLE)
+    try:
+        if view.len < 10:
+            raise MalformedMessage(f"a frame of {view.len} bytes has no header")
+        r.p = <const uint8_t *>view.buf
+        r.pos = 0
+        r.end = view.len
+        r.budget = MAX_OBJECTS
+        at = _take(&r, 10)
+        key, version = <int16_t>_u16(at), <int16_t>_u16(at + 2)
+        correlation_id = <int32_t>_u32(at + 4)
+        length = <int16_t>_u16(at + 8)
+        if length < -1:
+            raise MalformedMessage(f"client id of {length} bytes")
+        client_id = ""
+        if length > 0:
+            at = _take(&r, length)
+            try:
+                client_id = PyUnicode_DecodeUTF8(<char *>at, length, NULL)
+            except UnicodeDecodeError:
+                raise MalformedMessage("client id is not UTF-8") from None
+        first = flexible_from.get(key)
+        if first is not None and 0 <= version >= <int>first:
+            _skip_tags(&r)
+        return new(RequestHeader, (key, version, correlation_id, client_id, r.pos))
+    finally:
+        PyBuffer_Release(&view)
 
 
 def decode_produce(int version, body, int64_t budget=MAX_OBJECTS):
@@ -98,7 +134,7 @@ def decode_produce(int version, body, int64_t budget=MAX_OBJECTS):
                 if size >= 0:
                     _take(&r, size)
                     records = frame[r.pos - size:r.pos]
-                parts.append(make_produce_part((name, topic_id, index, records)))
+                parts.append(new(ProducePart, (name, topic_id, index, records)))
                 if flexible:
                     _skip_tags(&r)
             if flexible:
@@ -106,7 +142,7 @@ def decode_produce(int version, body, int64_t budget=MAX_OBJECTS):
         if flexible:
             _skip_tags(&r)
         _finish(&r)
-        return ProduceRequest(transactional_id, acks, timeout_ms, parts)
+        return new(ProduceRequest, (transactional_id, acks, timeout_ms, parts))
     finally:
         PyBuffer_Release(&view)
 
@@ -199,7 +235,7 @@ cdef list _fetch_parts(Reader *r, int version, bint flexible):
             if flexible:
                 watermark = _part_tags(r, version)
             parts.append(
-                make_fetch_part((name, topic_id, index, epoch, offset, last_epoch, start, limit, watermark))
+                new(FetchPart, (name, topic_id, index, epoch, offset, last_epoch, start, limit, watermark))
             )
         if flexible:
             _skip_tags(r)
@@ -557,7 +593,8 @@ cdef object _answer_part(Reader *r, object frame, object nothing, object topic_i
             _finish(r)
         _leave_tag(r, outer)
     records = frame[after - size:after] if size else nothing
-    return make_answer_part(
+    return new(
+        FetchAnswerPart,
         (topic_id, partition, error, watermark, stable, start, diverging, leader, preferred, records)
     )
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import struct
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
@@ -50,6 +50,7 @@ __all__ = [
     "ProduceOutcome",
     "ProducePart",
     "ProduceRequest",
+    "RequestHeader",
     "Slice",
     "decode_fetch",
     "decode_fetch_response",
@@ -59,6 +60,7 @@ __all__ = [
     "encode_metadata_topic",
     "encode_produce_response",
     "join_metadata",
+    "parse_request_header",
 ]
 
 NO_HIGH_WATERMARK = 2**63 - 1
@@ -90,6 +92,16 @@ class NodeEndpoint(NamedTuple):
     host: str
     port: int
     rack: str | None = None
+
+
+class RequestHeader(NamedTuple):
+    """What stands before every request body. ``body`` is the position of the body in the frame."""
+
+    api_key: int
+    api_version: int
+    correlation_id: int
+    client_id: str
+    body: int
 
 
 class ProducePart(NamedTuple):
@@ -210,6 +222,8 @@ class MetadataPartition(NamedTuple):
 # ---- reading ----------------------------------------------------------------------------------------------------
 
 
+_REQUEST_HEAD = struct.Struct(">hhih")
+_NO_VERSION = 2**15
 _ACKS = struct.Struct(">hi")
 _LIMITS = struct.Struct(">iiib")
 _SESSION = struct.Struct(">ii")
@@ -218,6 +232,27 @@ _FETCH_V12 = struct.Struct(">iiqiqi")
 _FETCH_V9 = struct.Struct(">iiqqi")
 _FETCH_V5 = struct.Struct(">iqqi")
 _FETCH_V4 = struct.Struct(">iqi")
+
+
+def parse_request_header(frame: Buffer, flexible_from: Mapping[int, int]) -> RequestHeader:
+    """The header of a frame (without its length prefix); raises MalformedMessage.
+
+    ``flexible_from`` is the first flexible version of each API key. The client id is never compact, also in flexible
+    headers. For an unknown key or version the body's position is that of a header without tags.
+    """
+    if len(frame) < _REQUEST_HEAD.size:
+        raise MalformedMessage(f"a frame of {len(frame)} bytes has no header")
+    reader = Reader(frame, MAX_OBJECTS)
+    key, version, correlation_id, length = reader.unpack(_REQUEST_HEAD)
+    if length < -1:
+        raise MalformedMessage(f"client id of {length} bytes")
+    try:
+        client_id = "" if length < 0 else str(reader.take(length), "utf-8")
+    except UnicodeDecodeError:
+        raise MalformedMessage("client id is not UTF-8") from None
+    if 0 <= version >= flexible_from.get(key, _NO_VERSION):
+        reader.skip_tags()
+    return RequestHeader(key, version, correlation_id, client_id, reader.pos)
 
 
 def decode_produce(version: int, body: Buffer, budget: int = MAX_OBJECTS) -> ProduceRequest:

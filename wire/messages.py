@@ -11,8 +11,9 @@ first and pass them to the constructor. ``assert_defaults_untouched`` finds who 
 from __future__ import annotations
 
 import struct
-from functools import cache
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any, Final
 
 import kafka.protocol.admin as _admin
 import kafka.protocol.consumer as _consumer
@@ -23,6 +24,8 @@ from kafka.protocol.api_message import ApiMessage as _ApiMessage
 from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment, ConsumerProtocolSubscription
 
 import wire.schemas
+from _native import wire as kernel
+from _native.wire import RequestHeader
 from wire.bounded import MAX_OBJECTS, Codec, MalformedRequest, Reader, decode_whole, struct_codec
 
 __all__ = [
@@ -239,43 +242,17 @@ def is_flexible(key: int, version: int) -> bool:
 # -- headers ------------------------------------------------------------------------------------------------------
 
 
-class RequestHeader(NamedTuple):
-    """What stands before every request body. ``body`` is the position of the body in the frame."""
-
-    api_key: int
-    api_version: int
-    correlation_id: int
-    client_id: str
-    body: int
-
-
-_FIRST = struct.Struct(">hhih")
 _PREFIX = struct.Struct(">hhi")
 
 
-def parse_request_header(frame: memoryview) -> RequestHeader:
-    """Parse the header of a frame (without its length prefix).
+parse_request_header: Final[Callable[[memoryview], RequestHeader]] = partial(
+    kernel.parse_request_header, flexible_from=_FLEXIBLE_FROM
+)
+"""Parse the header of a frame (without its length prefix); raises MalformedRequest.
 
-    The client id is never compact, also in flexible headers. For an API key without a schema the body's position is
-    that of a version 1 header: nobody will decode it. An ApiVersions of an unknown version is flexible (KIP-511).
-
-    Raises:
-        MalformedRequest: when the header does not fit.
-
-    """
-    if len(frame) < _FIRST.size:
-        raise MalformedRequest(f"a frame of {len(frame)} bytes has no header")
-    key, version, correlation_id, length = _FIRST.unpack_from(frame, 0)
-    reader = Reader(frame, _FIRST.size)
-    if length < -1:
-        raise MalformedRequest(f"client id of {length} bytes")
-    try:
-        client_id = "" if length < 0 else str(reader.take(length), "utf-8")
-    except UnicodeDecodeError:
-        raise MalformedRequest("client id is not UTF-8") from None
-    if key in _REQUESTS and version >= 0 and is_flexible(key, version):
-        reader.skip_tags()
-    return RequestHeader(key, version, correlation_id, client_id, reader.pos)
+For an API key without a schema the body's position is that of a version 1 header: nobody will decode it. An ApiVersions
+of an unknown version is flexible (KIP-511).
+"""
 
 
 def encode_response_header(key: int, version: int, correlation_id: int) -> bytes:

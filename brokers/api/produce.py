@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Coroutine
-from typing import Any, NamedTuple
+from typing import Any
 
 from _native.batch import BatchHeader, parse_header
 from _native.errors import CorruptBatch
@@ -20,7 +20,7 @@ from brokers.cluster.partition import Partition, Serve
 from brokers.log import Origin
 from brokers.model import INTERNAL_TOPICS, TopicPartition
 from wire.errors import ErrorCode
-from wire.hot import Encoded, ProduceOutcome, ProducePart, ProduceRequest, encode_produce_response
+from wire.hot import Encoded, NodeEndpoint, ProduceOutcome, ProducePart, ProduceRequest, encode_produce_response
 
 logger = logging.getLogger(__name__)
 
@@ -31,30 +31,43 @@ ZSTD, ZSTD_VERSION = 4, 7
 MAGIC = 2
 
 
-class Item(NamedTuple):
+_UNTRIED = ProduceOutcome(ErrorCode.UNKNOWN_SERVER_ERROR)
+named = tuple.__new__
+"""Makes a named tuple without the Python function that its own constructor is."""
+
+
+class Item:
     """One partition's batch, found acceptable so far."""
 
-    place: int
-    partition: Partition
-    header: BatchHeader
-    records: memoryview
+    __slots__ = ("header", "partition", "place", "records")
+
+    def __init__(self, place: int, partition: Partition, header: BatchHeader, records: memoryview) -> None:
+        self.place = place
+        self.partition = partition
+        self.header = header
+        self.records = records
 
 
 def handle_produce(request: ProduceRequest, context: Context) -> Outcome | Coroutine[Any, Any, Outcome]:
     """Append what can be appended; park while acks=all waits for the in-sync replicas."""
-    outcomes: list[ProduceOutcome] = [ProduceOutcome(ErrorCode.UNKNOWN_SERVER_ERROR)] * len(request.parts)
+    outcomes = [_UNTRIED] * len(request.parts)
     if request.acks not in (ALL, LEADER, NONE):
         outcomes = [ProduceOutcome(ErrorCode.INVALID_REQUIRED_ACKS)] * len(request.parts)
         return _answer(request, outcomes, context)
     items: list[Item] = []
+    unverified: set[int] = set()
     for index, part in enumerate(request.parts):
         found = _accept(index, part, request, context)
         if isinstance(found, Item):
             items.append(found)
+            if found.header.is_transactional and _needs_verification(found):
+                unverified.add(index)
         else:
             outcomes[index] = found
-    unverified = [item for item in items if item.header.is_transactional and _needs_verification(item)]
     if unverified:
+        for item in items:
+            item.records = memoryview(bytearray(item.records))
+        request = _without_records(request)
         return _verify_then_append(request, context, items, unverified, outcomes)
     return _append(request, context, items, {}, outcomes)
 
@@ -72,7 +85,7 @@ def _accept(index: int, part: ProducePart, request: ProduceRequest, context: Con
         return ProduceOutcome(ErrorCode.INVALID_TOPIC_EXCEPTION, error_message=f"{topic} is not for clients")
     if part.records is None or not len(part.records):
         return ProduceOutcome(ErrorCode.INVALID_RECORD, error_message="no record batch")
-    tp = TopicPartition(topic, part.partition)
+    tp = named(TopicPartition, (topic, part.partition))
     partition = services.replicas.leader(tp)
     if isinstance(partition, ErrorCode):
         return _refusal(partition, tp, context)
@@ -103,22 +116,25 @@ async def _verify_then_append(
     request: ProduceRequest,
     context: Context,
     items: list[Item],
-    unverified: list[Item],
+    unverified: set[int],
     outcomes: list[ProduceOutcome],
 ) -> Outcome:
     """Ask the transaction coordinator about the partitions that do not know the transaction yet."""
     from brokers.coordinators import verification
 
-    assert request.transactional_id is not None, "checked in _accept"
+    transactional_id = request.transactional_id
+    assert transactional_id is not None, "checked in _accept"
     guards: dict[int, object | None] = {}
     refused: set[int] = set()
     by_producer: dict[tuple[int, int], list[Item]] = {}
-    for item in unverified:
+    for item in items:
+        if item.place not in unverified:
+            continue
         by_producer.setdefault((item.header.producer_id, item.header.producer_epoch), []).append(item)
     for producer, members in by_producer.items():
         admitted = await verification.admit(
             context.services,
-            request.transactional_id,
+            transactional_id,
             producer,
             {item.partition.tp: (item.partition.log.producers, item.header.base_sequence) for item in members},
             add=context.api_version >= ADDS_PARTITIONS_VERSION,
@@ -178,8 +194,9 @@ def _append(
             continue
         metrics.records_in.value += info.record_count
         metrics.appended_bytes.value += info.size
-        outcomes[item.place] = ProduceOutcome(
-            ErrorCode.NONE, info.first_offset, info.log_append_time_ms, info.log_start_offset
+        outcomes[item.place] = named(
+            ProduceOutcome,
+            (ErrorCode.NONE, info.first_offset, info.log_append_time_ms, info.log_start_offset, (), None, None),
         )
         if waiting and not partition.is_committed(info.last_offset):
             waits.append((item.place, partition, info.last_offset))
@@ -196,6 +213,7 @@ def _wait(
 ) -> Outcome:
     """acks=all: the answer comes when every appended batch is committed, or the in-sync set has become too small."""
     missing = {index for index, _, _ in waits}
+    request = _without_records(request)
 
     def expired() -> Any:
         for index in missing:
@@ -222,6 +240,11 @@ def _wait(
     return park
 
 
+def _without_records(request: ProduceRequest) -> ProduceRequest:
+    """What a request that waits may keep of itself: a view of the frame would hold all that was received beside it."""
+    return request._replace(parts=[part._replace(records=None) for part in request.parts])
+
+
 def _refusal(
     error: ErrorCode,
     tp: TopicPartition,
@@ -237,9 +260,12 @@ def _answer(request: ProduceRequest, outcomes: list[ProduceOutcome], context: Co
     if request.acks == NONE:
         # without an answer, a closed connection is what makes the producer look for the leader again
         return Done(None if all(outcome.error == ErrorCode.NONE for outcome in outcomes) else CLOSE)
-    leaders = [outcome.current_leader for outcome in outcomes if outcome.current_leader is not None]
-    endpoints = endpoints_of(context, leaders) if leaders else ()
+    endpoints: list[NodeEndpoint] = []
+    for outcome in outcomes:
+        if outcome.current_leader is not None:
+            endpoints = endpoints_of(context, [outcome.current_leader for outcome in outcomes])
+            break
     body = encode_produce_response(
         context.api_version, list(zip(request.parts, outcomes, strict=True)), endpoints=endpoints
     )
-    return Done(Encoded([body]))
+    return named(Done, (Encoded([body]),))

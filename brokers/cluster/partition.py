@@ -162,7 +162,7 @@ class Partition(Following):
         """NONE, or the error that a request of that kind gets now."""
         if not self.is_leader:
             return ErrorCode.NOT_COORDINATOR if kind is Serve.COORDINATE else ErrorCode.NOT_LEADER_OR_FOLLOWER
-        return may_serve(kind, kind in _WITHOUT_LEASE or self._around.lease_valid())
+        return ErrorCode.NONE if kind in _WITHOUT_LEASE else may_serve(kind, self._around.lease_valid())
 
     def check_epoch(self, current_leader_epoch: int) -> ErrorCode:
         """Compare the epoch a client knows with ours (KIP-320); -1 is a client that does not know it."""
@@ -179,7 +179,7 @@ class Partition(Following):
 
     def _below_minimum(self) -> bool:
         in_sync = len(self.state.isr)
-        return in_sync < self.log.config.min_insync_replicas and in_sync < self.effective_min_isr
+        return in_sync < len(self.state.replicas) and in_sync < self.effective_min_isr
 
     @property
     def epoch_start_offset(self) -> int:

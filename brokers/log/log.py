@@ -402,9 +402,12 @@ class Log(LogReads):
         return AppendInfo(-1, -1, -1, self.log_start_offset, 0, 0, False, error, message, record_errors)
 
     def _appended(self, first_offset: int, record_count: int, size: int) -> AppendInfo:
-        return AppendInfo(
-            first_offset, self.log_end_offset - 1, -1, self.log_start_offset, record_count, size, False,
-            ErrorCode.NONE, None,
+        return tuple.__new__(  # without the Python function that a named tuple's constructor is
+            AppendInfo,
+            (
+                first_offset, self.log_end_offset - 1, -1, self.log_start_offset, record_count, size, False,
+                ErrorCode.NONE, None, (),
+            ),
         )  # fmt: skip
 
     def _duplicate(self, duplicate: Duplicate, append_time: int) -> AppendInfo:

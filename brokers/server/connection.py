@@ -18,6 +18,7 @@ from _native import io
 from brokers.api.base import Connection as Peer
 from brokers.log import SliceGone
 from brokers.server import disk
+from brokers.server.blocks import RECEIVE_BYTES, Blocks
 from brokers.server.framing import Chunk, FrameError, Framer, Outbox
 from brokers.server.limits import ByteBudget, QuietLog
 
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-RECEIVE_BYTES = 256 * 1024
 REQUESTS_PER_TURN = 16
 SMALL_SLICE = 64 * 1024
 READ_AHEAD_BYTES = 4 * 1024 * 1024
@@ -70,7 +70,7 @@ class Environment(Protocol):
     budget: ByteBudget
     read_ahead: disk.ReadAhead
     quiet: QuietLog
-    receive_buffer: memoryview
+    blocks: Blocks
     max_frame: int
     max_outbox: int
     max_in_flight: int
@@ -99,7 +99,7 @@ class Connection:
         self._env = environment
         self._sock = sock
         self._fd = sock.fileno()
-        self._framer = Framer(environment.max_frame)
+        self._framer = Framer(environment.max_frame, environment.blocks)
         self._outbox = Outbox()
         self._slots: deque[Slot] = deque()
         self._reserved = 0
@@ -127,16 +127,19 @@ class Connection:
     def _on_readable(self) -> None:
         if self.closed:
             return
-        try:
-            if len(self._framer) >= READ_BEHIND and self._stalled():
+        framer = self._framer
+        stalled = self._stalled()
+        if len(framer) >= READ_BEHIND:
+            if stalled:
                 self._pause()
                 return
-            room = self._framer.room(STALLED_RECEIVE_BYTES if self._stalled() else RECEIVE_BYTES)
-            count = self._sock.recv_into(self._env.receive_buffer, room)
+            if not framer.receiving_large:  # whole frames: there was more to do than a turn may
+                self.pump()
+                return
+        try:
+            count = self._sock.recv_into(framer.into(STALLED_RECEIVE_BYTES if stalled else RECEIVE_BYTES))
         except (BlockingIOError, InterruptedError):
-            return
-        except FrameError as error:
-            self._refuse("frame", error)
+            framer.keep()
             return
         except OSError as error:
             self.close(f"receive failed: {error}")
@@ -146,8 +149,11 @@ class Connection:
             return
         self.last_active_ms = self._env.clock.mono_ms()
         self._env.metrics.bytes_in.value += count
-        self._framer.feed(self._env.receive_buffer[:count])
-        self.pump()
+        framer.received(count)
+        try:
+            self.pump()
+        finally:
+            framer.keep()
 
     def _stalled(self) -> bool:
         """Whether the next request has to wait."""
@@ -187,21 +193,23 @@ class Connection:
 
     def _one(self) -> bool:
         """Execute the next request if all of it is here."""
-        size = self._framer.size()
-        if size is None:
-            self._partial(bool(len(self._framer)))
-            return False
+        framer = self._framer
         if not self._reserved:
+            size = framer.size()
+            if size is None:
+                self._partial(bool(len(framer)))
+                return False
             if not self._env.budget.reserve(size):
                 self._waiting_for_budget = True
                 self._pause()
                 self._env.budget.wait(self._budget_returned)
                 return False
             self._reserved = size
-        frame = self._framer.next()
-        self._partial(frame is None)
+        frame = framer.next()
         if frame is None:
+            self._partial(True)
             return False
+        self.frame_since_ms = None
         slot = Slot(self, self._reserved)
         self._reserved = 0
         self._slots.append(slot)
@@ -334,6 +342,7 @@ class Connection:
         self._sock.close()
         if not self._disk_pending:  # else the worker still reads from the file; it is released when it is done
             self._outbox.clear()
+        self._framer.clear()
         if self._reserved:
             self._env.budget.release(self._reserved)
             self._reserved = 0

@@ -39,6 +39,7 @@ class Route(NamedTuple):
     """One row of the API table, ready to be called."""
 
     api: Api
+    lowest: int
     handler: Callable[[Any, Context], Any]
     decode: Callable[[int, memoryview], Any]
     counted: Counter
@@ -84,6 +85,7 @@ class Dispatcher:
         metrics = self._services.metrics
         return Route(
             api,
+            api.lowest,
             handler,
             hot.DECODERS.get(api.key) or _library_decoder(api.key),
             metrics.requests.labels(api.name),
@@ -124,7 +126,7 @@ class Dispatcher:
             self._services, connection.peer, api.key, version, header.correlation_id, header.client_id
         )  # fmt: skip
         reply = Reply(route, context, connection, slot, started=started)
-        if version < api.lowest:
+        if version < route.lowest:
             reply.send(error_response(api.key, version, request, ErrorCode.UNSUPPORTED_VERSION))
             return
         try:
@@ -132,7 +134,10 @@ class Dispatcher:
         except Exception:
             reply.failed()
             return
-        self._settle(outcome, reply)
+        if type(outcome) is Done:
+            reply.send(outcome.response)
+        else:
+            self._settle(outcome, reply)
 
     def _settle(self, outcome: Any, reply: Reply) -> None:
         if isinstance(outcome, Done):
@@ -269,6 +274,8 @@ class Reply:
 
 def framed(header: bytes, body: list[Chunk]) -> list[Chunk]:
     """Length prefix, header and body as one answer."""
+    if len(body) == 1 and isinstance(body[0], bytes):
+        return [b"".join(((len(header) + len(body[0])).to_bytes(4, "big"), header, body[0]))]
     size = len(header) + sum(len(chunk) if isinstance(chunk, bytes) else chunk.length for chunk in body)
     prefix = size.to_bytes(4, "big") + header
     if body and isinstance(body[0], bytes):

@@ -10,10 +10,14 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from _native.io import FilePart
+from brokers.server.blocks import Blocks
 
 LENGTH_SIZE = 4
 LARGE_FRAME = 64 * 1024
-"""From here on a frame is received up to its own end only, so that its buffer can be handed over without a copy."""
+"""From here on the rest of a frame is received where the frame will lie, up to its own end only."""
+SMALL_BLOCK = 16 * 1024
+"""What a frame gets of which hardly more than its size has come; then four times of what has."""
+_NOTHING = memoryview(b"")
 
 
 class FrameError(ValueError):
@@ -21,69 +25,135 @@ class FrameError(ValueError):
 
 
 class Framer:
-    """Collects bytes and gives out whole frames, one when asked. Holds at most one read beyond the current frame."""
+    """Cuts frames out of received bytes, one when asked. Holds at most one read beyond the current frame.
 
-    __slots__ = ("_buffer", "_max_frame", "_start")
+    A turn is :meth:`into`, :meth:`received`, frames by :meth:`next`, and :meth:`keep` before the loop's block goes to
+    somebody else. Frames are cut where they were received. What is left of a turn is kept here and moves to the front
+    of the next block; the first part of a large frame moves into a block of its own, which receives the rest.
+    """
 
-    def __init__(self, max_frame: int) -> None:
-        self._buffer = bytearray()
-        self._start = 0
+    __slots__ = ("_blocks", "_data", "_end", "_have", "_last", "_lent", "_max_frame", "_size", "_start", "_whole")
+
+    def __init__(self, max_frame: int, blocks: Blocks) -> None:
         self._max_frame = max_frame
+        self._blocks = blocks
+        self._data = _NOTHING
+        self._start = self._end = 0
+        self._lent = False
+        self._whole: memoryview | None = None  # the large frame that is being received, behind its prefix
+        self._have = 0
+        self._size = -1  # of the next frame, as far as it is known
+        self._last = 0  # of the last frame with its prefix, if that was a large one
 
     def __len__(self) -> int:
-        return len(self._buffer) - self._start
+        if self._whole is not None:
+            return LENGTH_SIZE + self._have
+        return self._end - self._start
 
-    def feed(self, data: memoryview | bytes) -> None:
-        """Take received bytes in."""
-        self._buffer += data
+    @property
+    def receiving_large(self) -> bool:
+        """Whether a large frame is being received, into its own block."""
+        return self._whole is not None
+
+    def into(self, limit: int) -> memoryview:
+        """Where to receive next, ``limit`` bytes at most; there is room unless :meth:`next` was not asked for long.
+
+        After a large frame another of the same size is expected: received alone, it need not be moved.
+        """
+        whole = self._whole
+        if whole is not None:
+            if self._have == len(whole):
+                whole = self._grow(whole)
+            return whole[self._have : self._have + limit]
+        block, held = self._blocks.common(), self._end - self._start
+        if held:
+            block[:held] = self._data[self._start : self._end]
+        self._data, self._start, self._end, self._lent = block, 0, held, True
+        return block[held : max(held + 1, min(held + limit, self._last))] if self._last else block[held : held + limit]
+
+    def received(self, count: int) -> None:
+        """So many bytes are there now."""
+        if self._whole is not None:
+            self._have += count
+        else:
+            self._end += count
 
     def size(self) -> int | None:
-        """The size of the frame that is being received, None before its prefix is there.
+        """The size of the frame that is next or being received, None before its prefix is there.
 
         Raises:
             FrameError: negative, or above the cap.
 
         """
-        if len(self) < LENGTH_SIZE:
+        if self._size >= 0:
+            return self._size
+        start = self._start
+        if self._end - start < LENGTH_SIZE:
             return None
-        size = int.from_bytes(self._buffer[self._start : self._start + LENGTH_SIZE], "big", signed=True)
+        size = int.from_bytes(self._data[start : start + LENGTH_SIZE], "big", signed=True)
         if not 0 <= size <= self._max_frame:
             raise FrameError(f"a frame of {size} bytes; allowed are 0 to {self._max_frame} (socket.request.max.bytes)")
+        self._size = size
         return size
 
-    def room(self, limit: int) -> int:
-        """How many bytes to receive next, at most ``limit``."""
-        size = self.size()
-        if size is None or size < LARGE_FRAME:
-            return limit
-        missing = size + LENGTH_SIZE - len(self)
-        return min(limit, missing) if missing > 0 else limit
-
     def next(self) -> memoryview | None:
-        """The next whole frame without its prefix, or None. The memory is the caller's alone and writable.
+        """The next whole frame without its prefix, or None. Writable, and the caller's alone.
+
+        It shares its memory with what was received beside it: who keeps it beyond the turn copies it.
 
         Raises:
             FrameError: as :meth:`size`.
 
         """
-        size = self.size()
-        if size is None or len(self) < size + LENGTH_SIZE:
-            if self._start:
-                del self._buffer[: self._start]
-                self._start = 0
+        whole = self._whole
+        if whole is not None:
+            if self._have < self._size:
+                return None
+            self._whole, self._size = None, -1
+            return whole
+        size = self._size if self._size >= 0 else self.size()
+        if size is None:
             return None
         start = self._start + LENGTH_SIZE
         end = start + size
-        if end == len(self._buffer) and self._start == 0 and size >= LARGE_FRAME:
-            whole, self._buffer = self._buffer, bytearray()
-            return memoryview(whole)[LENGTH_SIZE:]
-        frame = self._buffer[start:end]
-        if end == len(self._buffer):
-            self._buffer.clear()
-            self._start = 0
-        else:
-            self._start = end
-        return memoryview(frame)
+        if end > self._end:
+            if end - self._start >= LARGE_FRAME:
+                self._begin_large(size, start)
+            return None
+        self._last = end - self._start if end - self._start >= LARGE_FRAME else 0
+        self._start, self._size = end, -1
+        return self._data[start:end]
+
+    def _begin_large(self, size: int, start: int) -> None:
+        self._have = self._end - start
+        self._last = size + LENGTH_SIZE
+        self._grow(self._data[start : self._end])
+        self._forget()
+
+    def _grow(self, have: memoryview) -> memoryview:
+        """Move what is there of a large frame where more has room: a size that is only claimed costs no memory."""
+        room = min(self._size, max(SMALL_BLOCK, 4 * len(have)))
+        whole = self._whole = self._blocks.large(room)
+        whole[: len(have)] = have
+        return whole
+
+    def keep(self) -> None:
+        """The turn is over: keep what is left, for the block it lies in is the loop's."""
+        if self._lent:
+            if self._start == self._end:
+                self._forget()
+            else:
+                self._data = memoryview(bytearray(self._data[self._start : self._end]))
+                self._start, self._end = 0, len(self._data)
+                self._lent = False
+
+    def clear(self) -> None:
+        """Let go of everything: a closed connection may be found by the garbage collector much later."""
+        self._whole, self._size = None, -1
+        self._forget()
+
+    def _forget(self) -> None:
+        self._data, self._start, self._end, self._lent = _NOTHING, 0, 0, False
 
 
 class SlicePort(Protocol):
@@ -149,10 +219,11 @@ class Outbox:
         """Queue an answer."""
         for chunk in chunks:
             if isinstance(chunk, bytes):
-                if chunk:
+                size = len(chunk)
+                if size:
                     self.chunks.append(chunk)
-                    self.pending += len(chunk)
-                    self.held += len(chunk)
+                    self.pending += size
+                    self.held += size
             elif chunk.length:
                 self.chunks.append(chunk)
                 self.pending += chunk.length

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from brokers.api.base import Connection as Peer
 from brokers.api.base import Services
 from brokers.model import Endpoint
-from brokers.server.connection import RECEIVE_BYTES, Connection, Slot
+from brokers.server.blocks import Blocks
+from brokers.server.connection import Connection
 from brokers.server.disk import ReadAhead
 from brokers.server.dispatch import Dispatcher
 from brokers.server.limits import ByteBudget, ConnectionCaps, QuietLog
@@ -51,7 +52,7 @@ class Server:
         self.max_in_flight = config.max_in_flight_requests_per_connection
         self._held = 0
         self._relieving = False
-        self.receive_buffer = memoryview(bytearray(RECEIVE_BYTES))
+        self.blocks = Blocks()
 
     # -- life -----------------------------------------------------------------------------------------------------
 
@@ -95,6 +96,7 @@ class Server:
         self.read_ahead = ReadAhead(self.loop)
         self.parking = Parking(self.loop, services.clock)
         self._dispatcher = Dispatcher(services, self.parking, self.budget, self.quiet, handlers)
+        self.dispatch = self._dispatcher.dispatch
         for endpoint, sock in self._listeners:
             sock.listen(BACKLOG)
             self.loop.add_reader(sock.fileno(), self._accept, endpoint, sock)
@@ -163,10 +165,6 @@ class Server:
         peer = Peer(self._numbers, endpoint.listener, host)
         self._connections[peer.id] = Connection(self, sock, peer)
         self.metrics.connections.set(len(self._connections))
-
-    def dispatch(self, connection: Connection, frame: memoryview, slot: Slot) -> None:
-        """Execute one request of a connection."""
-        self._dispatcher.dispatch(connection, frame, slot)
 
     def forget(self, connection: Connection) -> None:
         """A connection is closed."""

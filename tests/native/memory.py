@@ -175,6 +175,9 @@ class Fuzz:
         """Requests, built by hand and spoilt."""
         version = self.rng.randrange(3, 14)
         self.same(wire_py, wire_cy, "decode_produce", version, self.mutated(self.produce(version)))
+        head = bytes((0, self.rng.choice((0, 1, 9)), 0, self.rng.randrange(14), 0, 0, 0, 7, 0, 3)) + b"me?"
+        head = self.mutated(head + self.tags(True))
+        self.same(wire_py, wire_cy, "parse_request_header", head, {0: 9, 1: 12})
         version = self.rng.randrange(4, 19)
         self.same(wire_py, wire_cy, "decode_fetch", version, self.mutated(self.fetch(version)))
         version = self.rng.randrange(13, 19)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import struct
 import uuid
 from itertools import groupby
 from typing import Any
@@ -49,6 +50,23 @@ def accepted_by_the_library(key: int, version: int, body: bytes) -> bool:
     except m.MalformedRequest:
         return False
     return True
+
+
+@given(
+    st.sampled_from([0, 1, 3, 18, 77, -1]), st.integers(-2, 20), st.integers(-(2**31), 2**31 - 1),
+    st.integers(-3, 12) | st.just(2**15 - 1), st.binary(max_size=24),
+    st.sampled_from([b"", b"\0", b"\1\5\3abc", b"\x41"]),
+)  # fmt: skip
+@settings(max_examples=300)
+def test_headers_are_read_alike(
+    key: int, version: int, correlation_id: int, length: int, name: bytes, tags: bytes
+) -> None:
+    frame = struct.pack(">hhih", key, version, correlation_id, length) + name + tags
+    for cut in (len(frame), 9, 12):
+        verdict, found = both("parse_request_header", frame[:cut], {0: 9, 1: 12, 3: 9, 18: 3})
+        if verdict == "ok":
+            assert type(found) is pure_twin.RequestHeader
+            assert found[:3] == (key, version, correlation_id)
 
 
 @pytest.mark.parametrize(("key", "version"), VERSIONS)

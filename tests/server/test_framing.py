@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from _native.io import FilePart
+from brokers.server.blocks import KEPT, LARGE_MOST, RECEIVE_BYTES, Blocks
 from brokers.server.framing import LARGE_FRAME, FrameError, Framer, Outbox
 from brokers.server.parking import TICK_MS, TimerWheel
 
@@ -20,45 +21,134 @@ def prefixed(payload: bytes) -> bytes:
     payloads=st.lists(st.binary(max_size=40) | st.integers(LARGE_FRAME - 2, LARGE_FRAME + 300).map(bytes), max_size=8),
     steps=st.lists(st.integers(1, 50_000), min_size=1, max_size=30),
     greedy=st.booleans(),
+    keeping=st.booleans(),
 )
-def test_frames_come_out_whole_however_the_bytes_come_in(payloads: list[bytes], steps: list[int], greedy: bool) -> None:
+def test_frames_come_out_whole_however_the_bytes_come_in(
+    payloads: list[bytes], steps: list[int], greedy: bool, keeping: bool
+) -> None:
     stream = memoryview(b"".join(map(prefixed, payloads)))
-    framer = Framer(LARGE_FRAME * 4)
-    found: list[bytes] = []
+    blocks = Blocks()
+    framer, other = Framer(LARGE_FRAME * 4, blocks), Framer(LARGE_FRAME * 4, blocks)
+    found: list[memoryview] = []
     turn = 0
     while stream:
-        step = framer.room(max(steps[turn % len(steps)], len(stream) // 500))
-        assert step > 0
+        step = max(steps[turn % len(steps)], len(stream) // 500)
         turn += 1
-        framer.feed(stream[:step])
-        stream = stream[step:]
-        while greedy or not len(stream):
+        if len(framer) < LARGE_FRAME or framer.receiving_large:  # as a connection does
+            room = framer.into(step)
+            assert 0 < len(room) <= step
+            room[: len(stream)] = stream[: len(room)]
+            count = min(len(room), len(stream))
+            del room
+            framer.received(count)
+            stream = stream[count:]
+        while greedy or not len(stream) or len(framer) >= LARGE_FRAME:
             frame = framer.next()
             if frame is None:
                 break
             assert not frame.readonly
-            found.append(bytes(frame))
+            found.append(frame if keeping else memoryview(bytes(frame)))
+            del frame
+        framer.keep()
+        other.into(1000)[:] = bytes(1000)  # what another connection receives meanwhile
+        other.keep()
     while (frame := framer.next()) is not None:
-        found.append(bytes(frame))
-    assert found == payloads
+        found.append(frame)
+    assert list(map(bytes, found)) == payloads
     assert len(framer) == 0
 
 
+def feed(framer: Framer, data: bytes) -> None:
+    """Receive ``data``."""
+    framer.into(len(data))[:] = data
+    framer.received(len(data))
+
+
 def test_a_frame_keeps_its_bytes_while_more_are_received() -> None:
-    framer = Framer(1 << 20)
-    framer.feed(prefixed(b"one") + prefixed(b"two"))
+    blocks = Blocks()
+    framer = Framer(1 << 20, blocks)
+    feed(framer, prefixed(b"one") + prefixed(b"two"))
     first = framer.next()
-    framer.feed(prefixed(b"three"))
+    framer.keep()
+    feed(framer, prefixed(b"three"))
     second = framer.next()
     assert first is not None
     assert second is not None
     assert (bytes(first), bytes(second)) == (b"one", b"two")
 
 
+def test_a_block_is_used_again_only_when_nobody_reads_it() -> None:
+    blocks = Blocks(1000)
+    first = blocks.common()
+    part = first[10:20]
+    address = id(first.obj)
+    del first
+    second = blocks.common()
+    assert id(second.obj) != address
+    part[:] = b"0123456789"
+    assert bytes(second[10:20]) == bytes(10)
+    address = id(second.obj)
+    del second
+    assert id(blocks.common().obj) == address
+
+    large = blocks.large(100_000)
+    address, rest = id(large.obj), large[5:]
+    assert len(large) == 100_000
+    del large
+    assert id(blocks.large(100_000).obj) != address
+    del rest
+    assert id(blocks.large(120_000).obj) == address
+    assert len(blocks._large) == 2
+
+
+def test_large_blocks_are_kept_in_bounds() -> None:
+    blocks = Blocks(1000)
+    held = [blocks.large(size) for size in (LARGE_MOST, LARGE_MOST + 1, *[70_000] * 10)]
+    assert all(len(view) for view in held)
+    assert len(blocks._large) == KEPT
+    assert all(len(block) <= LARGE_MOST for block in blocks._large)
+
+
+def test_a_large_frame_is_received_where_it_lies() -> None:
+    blocks = Blocks()
+    framer = Framer(1 << 20, blocks)
+    payload = bytes(range(256)) * 1000
+    feed(framer, prefixed(payload)[:70_000])
+    assert framer.next() is None
+    framer.keep()
+    rest = framer.into(1 << 20)
+    assert len(rest) == len(payload) - 69_996
+    rest[:] = payload[69_996:]
+    framer.received(len(rest))
+    frame = framer.next()
+    assert frame is not None
+    assert frame.obj is rest.obj
+    assert bytes(frame) == payload
+    assert len(framer.into(1 << 20)) == min(len(payload) + 4, RECEIVE_BYTES)  # another one like it is expected
+
+
+def test_a_size_that_is_only_claimed_costs_no_memory() -> None:
+    framer = Framer(1 << 30, Blocks())
+    feed(framer, (1 << 30).to_bytes(4, "big") + b"x")
+    assert framer.next() is None
+    framer.keep()
+    held = b"x"
+    while len(held) < 3_000_000:
+        room = framer.into(100_000)
+        assert len(room.obj) <= 16 * 1024 or len(room.obj) <= 4 * len(held) + LARGE_FRAME
+        data = bytes([len(held) % 251]) * len(room)
+        room[:] = data
+        framer.received(len(room))
+        held += data
+        assert framer.next() is None
+    assert framer._whole is not None
+    assert bytes(framer._whole[: len(held)]) == held
+
+
 @pytest.mark.parametrize("size", [-1, -(2**31), 1001, 2**31 - 1])
 def test_impossible_lengths_are_refused_before_a_byte_of_the_frame(size: int) -> None:
-    framer = Framer(1000)
-    framer.feed(size.to_bytes(4, "big", signed=True))
+    framer = Framer(1000, Blocks())
+    feed(framer, size.to_bytes(4, "big", signed=True))
     with pytest.raises(FrameError, match="frame of"):
         framer.next()
 

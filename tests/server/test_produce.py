@@ -144,6 +144,18 @@ def test_acks_all_waits_for_every_replica_in_sync(stage: Stage) -> None:
     assert [p.error_code for p in message.responses[0].partition_responses] == [0, 0]
 
 
+def test_who_waits_keeps_nothing_of_the_frame(stage: Stage) -> None:
+    stage.topic("t", replicas=(ME, OTHER))
+    frame = bytearray(stage.batch(3))
+    part = hot.ProducePart("t", None, 0, memoryview(frame))
+    park = stage.start(handle_produce, 0, 9, hot.ProduceRequest(None, -1, 1000, [part]))
+    assert isinstance(park, Park)
+    del part
+    frame.extend(b"a frame with a view on it could not grow")
+    stage.fetched("t", OTHER, 3)
+    assert park.done
+
+
 def test_acks_all_times_out_per_partition(stage: Stage) -> None:
     stage.topic("t", 2, replicas=(ME, OTHER))
     park = stage.start(handle_produce, 0, 9, request(("t", 0, stage.batch()), ("t", 1, stage.batch()), timeout_ms=50))
