@@ -102,6 +102,13 @@ MUTATIONS = (
     Mutation("a move is done before the new replicas are in sync", _edit(
         "brokers.cluster.reassignment:advance", "not counting.issuperset(target)",
         "not counting.intersection(target)"), 2, ("operator", "slow", "cut", "kill")),
+    Mutation("leaders write their state without comparing its version", _edit(
+        _OPERATIONS, "proposal.base_epoch)", "-1)"), 49, ("lose an answer", "cut from zookeeper", "operator")),
+    # One of the two is enough in all histories so far: a state's version also tells that another controller has written.
+    Mutation("a controller writes without its epoch and without comparing versions", (
+        Edit("coordination.election:Leadership.fence", "self.epoch_version", "-1"),
+        Edit("brokers.cluster.writes:StateWrites.add", "encode_state(new), old.partition_epoch)", "encode_state(new), -1)"),
+    ), 3, ("zookeeper lag", "cut from zookeeper", "depose the controller", "stop")),
     # ---- answers
     Mutation("acks=all is answered before the record is committed", _edit(
         _PARTITION + "wait_for", "self.is_committed(offset)", "True"), 0),
@@ -115,6 +122,12 @@ MUTATIONS = (
         "brokers.log.producers:ProducerState._check_data",
         "batch.last_sequence == last_sequence and batch.first_sequence == header.base_sequence", "False"), 8, ("reset", "client cut", "slow")),
     # ---- coordinators and transactions
+    Mutation("a coordinator answers before its record is committed", _edit(
+        _HOST + "_append", "self.partition.wait_for(info.last_offset, partial(self._committed, flight))",
+        "self._committed(flight, ErrorCode.NONE)"), 1, ("kill", "die in a write", "slow")),
+    Mutation("a transaction completes before its markers are committed", _edit(
+        "brokers.coordinators.transactions:TransactionCoordinator._append_run",
+        "partition.wait_for(info.last_offset, done)", "done(ErrorCode.NONE)"), 89, ("kill", "isolate", "cut")),
     Mutation("transactional batches are not verified", (
         Edit("brokers.api.produce:_needs_verification", "item.partition.may_serve(Serve.APPEND) is ErrorCode.NONE",
              "False"),
