@@ -230,7 +230,10 @@ def schema_versions(key: int) -> tuple[int, int]:
 
 
 _NEVER: Final = 2**15
-_FLEXIBLE_FROM: Final = {key: (cls._flexible_versions or (_NEVER,))[0] for key, cls in _REQUESTS.items()}
+_FLEXIBLE_FROM: Final = {
+    key: next((v for v in range(schema_versions(key)[1] + 1) if cls.flexible_version_q(v)), _NEVER)
+    for key, cls in _REQUESTS.items()
+}
 """The first flexible version of each key, the same for request and response."""
 
 

@@ -170,3 +170,11 @@ def test_blobs_of_a_newer_version_are_read_as_the_newest_known() -> None:
     assert m.decode_data(m.ConsumerProtocolSubscription, payload).topics == ["t"]
     with pytest.raises(m.MalformedRequest):
         m.decode_data(m.ConsumerProtocolSubscription, payload[:4])
+
+
+def test_flexible_versions_are_the_schemas() -> None:
+    for api in APIS.values():
+        for message in (m.request_class(api.key), m.response_class(api.key)):
+            for version in range(api.max_version + 1):
+                told = m.is_flexible(api.key, version)
+                assert told == bool(message.flexible_version_q(version)), (api.key, version)
