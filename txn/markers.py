@@ -70,12 +70,17 @@ class JobId(NamedTuple):
 
 @dataclass(slots=True)
 class Job:
-    """A decided transaction and its partitions that have no marker yet."""
+    """A decided transaction and its partitions that have no marker yet.
+
+    ``sent`` are under way. ``refused`` said no and wait for the next wake, whatever else is sent of the job meanwhile:
+    a leader on this very broker answers at once, and would be asked again and again.
+    """
 
     id: JobId
     effect: WriteMarkers
     missing: set[TopicPartition]
     sent: set[TopicPartition] = field(default_factory=set)
+    refused: set[TopicPartition] = field(default_factory=set)
 
 
 class MarkerToSend(NamedTuple):
@@ -131,6 +136,8 @@ class Markers:
 
     def wake(self) -> None:
         """Try again what was put off."""
+        for job_id in self._delayed:
+            self._jobs[job_id].refused.clear()
         self._ready.update(self._delayed)
         self._delayed.clear()
 
@@ -158,7 +165,7 @@ class Markers:
         """The job's unsent partitions by leader, and whether some have to wait for a busy one."""
         by_broker: dict[int, list[TopicPartition]] = {}
         later = False
-        for tp in sorted(job.missing - job.sent):
+        for tp in sorted(job.missing - job.sent - job.refused):
             leader = leader_of(tp)
             if isinstance(leader, Gone):
                 job.missing.discard(tp)
@@ -183,6 +190,7 @@ class Markers:
                     case Fate.WRITTEN:
                         job.missing.discard(tp)
                     case Fate.RETRY:
+                        job.refused.add(tp)
                         self._delayed[entry.job] = None
                     case Fate.ABANDON:
                         self._drop(entry.job)

@@ -86,6 +86,20 @@ def test_what_failed_waits_for_a_wake() -> None:
     assert len(markers.finished()) == 1
 
 
+def test_who_refused_is_not_asked_again_while_another_broker_is_busy() -> None:
+    markers = Markers()
+    markers.add(0, effect("w", B))
+    busy = markers.plan(LEADERS.get)
+    markers.add(0, effect("x", A, B))
+    assert list(markers.plan(LEADERS.get)) == [1]
+    markers.answered(1, {(job("x"), A): E.NOT_LEADER_OR_FOLLOWER})
+    assert markers.plan(LEADERS.get) == {}
+    ok(markers, 2, busy)
+    assert {broker: entries[0].partitions for broker, entries in markers.plan(LEADERS.get).items()} == {2: (B,)}
+    markers.wake()
+    assert {broker: entries[0].partitions for broker, entries in markers.plan(LEADERS.get).items()} == {1: (A,)}
+
+
 def test_a_partition_without_leader_waits_and_one_that_is_gone_does_not() -> None:
     markers = Markers()
     markers.add(0, effect("x", A, B, C))
