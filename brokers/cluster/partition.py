@@ -203,9 +203,14 @@ class Partition(Following):
         return {follower.broker_id: follower.end_offset for follower in self._followers.values()}
 
     def lowest_start(self) -> int:
-        """Where the replica that reaches furthest back begins, of those that live; -1 while one hasn't told."""
-        living = [f.start_offset for f in self._followers.values() if self._around.broker(f.broker_id) is not None]
-        return min([self.log.log_start_offset, *living])
+        """Where the replica begins that reaches furthest back, of who lives or may lead; -1 if one hasn't told."""
+        successors = {*self.maximal_isr, *self.state.elr}
+        counted = [
+            follower.start_offset
+            for broker_id, follower in self._followers.items()
+            if broker_id in successors or self._around.broker(broker_id) is not None
+        ]
+        return min([self.log.log_start_offset, *counted])
 
     def preferred_replica(self, rack: str, fetch_offset: int) -> int:
         """A follower in that rack that can serve a consumer at the offset, -1 if the leader is as near (KIP-392)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -234,7 +235,11 @@ def test_a_deletion_is_answered_once_the_followers_have_deleted(stage: Stage) ->
     assert asyncio.run(deleted_late()) == (0, 2)
     assert delete_records(stage, "t", 2) == (0, 2), "nothing is waited for any more"
     stage.view.brokers = {ME: stage.view.brokers[ME]}
-    assert delete_records(stage, "t", 3) == (0, 3), "nor for a broker that is dead"
+    dead = stage.start(offsets.handle_delete_records, 21, 2, deletion("t", 3, 50))
+    assert outcome_of_deletion(dead)[0] == ErrorCode.REQUEST_TIMED_OUT, "it is still in sync, and may lead"
+    state = stage.partition("t").state
+    stage.partition("t").state = replace(state, isr=(ME,), isr_incarnations=state.isr_incarnations[:1])
+    assert delete_records(stage, "t", 3) == (0, 3), "nothing is waited for that is dead and will not lead"
 
 
 def test_what_delete_records_refuses(stage: Stage) -> None:

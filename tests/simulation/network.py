@@ -42,6 +42,8 @@ class Wire:
         self.client, self.name, self.server = client, name, server
         self.open = True
         self.end: ServerEnd | None = None
+        self.refused = False
+        """Nobody was there when it came: a broker that starts later doesn't know of it."""
         self.calls: deque[tuple[int, asyncio.Future[memoryview]]] = deque()
         self.free_us = {True: 0, False: 0}
         self.held: dict[bool, list[Any]] = {True: [], False: []}
@@ -253,9 +255,12 @@ class Network:
         return delay_us + (self.rng.randrange(limit_us) if limit_us else 0)
 
     def _arrived(self, wire: Wire, message: Any) -> None:
+        if wire.refused:
+            return
         if wire.end is None:
             door = self.doors.get(wire.server)
             if door is None:
+                wire.refused = True
                 if message is not None:
                     self.carry(wire, False, None)
                 return
