@@ -17,8 +17,11 @@ from wire.errors import ErrorCode
 
 MAX_PRODUCERS = 1000
 """Producers remembered per partition."""
-REMEMBERED_MS = 10_000
-"""How long the first batch is waited for: what was on its way behind it has arrived long before."""
+REMEMBERED_MS = 300_000
+"""How long the first batch is waited for: librdkafka's message.timeout.ms, the longest of the clients' defaults. A
+broker or a connection may stand still for long between it and what was on its way behind it; and a producer that gives
+a batch up begins a new epoch anyway.
+"""
 _TURNS_AWAY = (ErrorCode.KAFKA_STORAGE_ERROR, ErrorCode.NOT_ENOUGH_REPLICAS)
 
 

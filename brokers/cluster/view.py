@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 RELIST_SECONDS = 20.0
 """The view lists again this often even if no watch fires: a watch lost by a bug then costs seconds, not for ever."""
 RETRY_SECONDS = 0.2
+START_LOOK_MS = 30_000
+"""How often a start says that it is waiting for ZooKeeper."""
 DEPARTED_S = 3.0
 """How long a broker whose registration ended is remembered: three of librdkafka's periodic looks at Metadata."""
 NO_CONTROLLER = -1
@@ -210,22 +212,23 @@ class ClusterView:
 
     # ------------------------------------------------------------ following ZooKeeper
 
-    async def start(self, timeout_ms: int = 30_000) -> None:
-        """Read everything and begin to follow; returns when ``ready``.
+    async def start(self) -> None:
+        """Read everything and begin to follow; returns when ``ready``, however long ZooKeeper is away.
 
-        Raises BadZnode, also where brokers of another kind use the tree, or TimeoutError.
+        Raises BadZnode, also where brokers of another kind use the tree.
         """
         self._store.on_session(self._session_changed)
         self._poked.set()
         self._task = asyncio.create_task(self._follow(), name="cluster view")
-        ready = asyncio.create_task(self.wait_until(lambda: self.ready, timeout_ms))
-        await asyncio.wait({self._task, ready}, return_when=asyncio.FIRST_COMPLETED)
-        if not ready.done():
-            ready.cancel()
+        while not self.ready and self.failure is None:
+            ready = asyncio.create_task(self.wait_until(lambda: self.ready, START_LOOK_MS))
+            await asyncio.wait({self._task, ready}, return_when=asyncio.FIRST_COMPLETED)
+            if not ready.done():
+                ready.cancel()
+            elif not self.ready:
+                log.warning("the cluster's state cannot be read from ZooKeeper yet; waiting for it")
         if self.failure is not None:
             raise self.failure
-        if not self.ready:
-            raise TimeoutError(f"the cluster's state could not be read from ZooKeeper within {timeout_ms} ms")
 
     async def stop(self) -> None:
         """Stop following; the picture stays as it is."""
