@@ -37,6 +37,8 @@ class Faults:
         # a few kinds per seed, so that they meet more often
         kinds = rng.sample(list(WEIGHTS), rng.choice((2, 4, 8, len(WEIGHTS))))
         self._kinds = {kind: WEIGHTS[kind] for kind in world.kinds or kinds}
+        self._lossy = False
+        """Whether a disk has lost something already."""
         self._calm_s = rng.choice((0.2, 0.5, 1.0))
 
     async def happen(self, duration_s: float) -> None:
@@ -90,7 +92,7 @@ class Faults:
         broker.start()
 
     def _kill(self, broker: SimBroker) -> bool:
-        if not broker.running:
+        if not broker.running or not self._may_end(broker):
             return False
         broker.kill()
         self._note(f"kill {broker.name} for {self._later(0.02, 3.0, broker.start):.2f} s")
@@ -102,6 +104,7 @@ class Faults:
             broker = self._world.fleet.brokers[self._rng.choice(alone)]
         if not broker.running or not self._spared(broker):
             return False
+        self._lossy = True
         broker.kill(power=True)
         self._note(f"power of {broker.name} fails for {self._later(0.02, 3.0, broker.start):.2f} s")
         return True
@@ -113,6 +116,10 @@ class Faults:
         """
         return self._world.flushes or self._world.oracle.spares(broker.id)
 
+    def _may_end(self, broker: SimBroker) -> bool:
+        """Whether its process may end: not the last with a copy that counts once others lost theirs."""
+        return not self._lossy or self._spared(broker)
+
     def _die_in_a_write(self, broker: SimBroker) -> bool:
         if not broker.running:
             return False
@@ -121,6 +128,7 @@ class Faults:
 
         def die() -> None:
             lost = power and self._spared(broker)
+            self._lossy |= lost
             broker.kill(power=lost)
             self._note(f"{broker.name} dies in a write{', power lost' if lost else ''}")
             self._later(0.02, 2.5, broker.start)
@@ -137,12 +145,15 @@ class Faults:
         return True
 
     def _stop(self, broker: SimBroker) -> bool:
-        if broker.services is None:
+        if broker.services is None or not self._may_end(broker):
             return False
         broker.stop()
         self._note(f"stop {broker.name}")
 
         def again() -> None:
+            if broker.stopping and not self._may_end(broker):
+                self._later(0.5, 3.0, again)
+                return
             if broker.stopping:
                 broker.kill()  # systemd's patience is over
             broker.start()
@@ -253,6 +264,7 @@ class Faults:
     def _disk_fails(self, broker: SimBroker) -> bool:
         if broker.services is None or broker.medium.failed_directory or not self._world.oracle.spares(broker.id):
             return False
+        self._lossy = True
         broker.medium.failed_directory = f"/{broker.name}"
 
         def mended() -> None:

@@ -257,6 +257,8 @@ class Oracle:
                 services = broker.services
                 if other == broker_id or services is None or broker.lives != life or broker.medium.failed_directory:
                     continue
+                if broker.stopping:  # it leaves the in-sync set to those that seem to live
+                    continue
                 if self._world.operated and other not in known:
                     continue
                 found = services.replicas.get(truth.tp)

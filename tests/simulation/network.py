@@ -47,6 +47,7 @@ class Wire:
         self.calls: deque[tuple[int, asyncio.Future[memoryview]]] = deque()
         self.free_us = {True: 0, False: 0}
         self.held: dict[bool, list[Any]] = {True: [], False: []}
+        self.under_way: dict[bool, deque[Any]] = {True: deque(), False: deque()}
         self._network = network
         self._correlation = 0
 
@@ -241,12 +242,20 @@ class Network:
             return
         at_us = max(wire.free_us[up], self.loop.now_us + self._delay_us(way))
         wire.free_us[up] = at_us
+        wire.under_way[up].append(message)  # what arrives in the same instant keeps its order, too
         if up:
             door = self.doors.get(wire.server)
             owner = door.owner if door is not None else self.loop.world
-            self.loop.call_at(at_us / 1e6, self._arrived, wire, message, context=owner.context)
+            self.loop.call_at(at_us / 1e6, self._arrives, wire, context=owner.context)
         else:
-            self.loop.call_at(at_us / 1e6, wire.answered, message, context=wire.client.context)
+            self.loop.call_at(at_us / 1e6, self._comes_back, wire, context=wire.client.context)
+
+    def _arrives(self, wire: Wire) -> None:
+        self._arrived(wire, wire.under_way[True].popleft())
+
+    @staticmethod
+    def _comes_back(wire: Wire) -> None:
+        wire.answered(wire.under_way[False].popleft())
 
     def _delay_us(self, way: tuple[str, str]) -> int:
         roll = self.rng.random()
