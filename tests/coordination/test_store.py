@@ -232,7 +232,7 @@ async def test_a_cancelled_call_leaves_the_store_usable(connect: str) -> None:
 @on_loop
 async def test_many_by_one_request(connect: str) -> None:
     async with Stores() as stores:
-        store = await stores.open(connect + "/root")
+        store = await stores.open(connect)
         paths = []
         for number in range(MAX_GET_MANY):
             paths.append(f"/n\u00e4me-{number}")
@@ -246,3 +246,11 @@ async def test_many_by_one_request(connect: str) -> None:
         assert found[1] == (b"more", await store.exists(paths[1]))
         assert await store.get_many([]) == []
         assert await store.get_many(["/nothing"]) == [None]
+
+
+@on_loop
+async def test_many_below_a_root(connect: str) -> None:
+    async with Stores() as stores:
+        store = await stores.open(connect + "/root")
+        await store.create("/here", b"x")
+        assert await store.get_many(["/here", "/there"]) == [await store.get("/here"), None]

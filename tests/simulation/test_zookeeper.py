@@ -248,7 +248,7 @@ class SimStores:
 SHARED = [
     (module, name)
     for module, left_out in (
-        (test_store, ("test_limits_are_refused_here_and_just_below_them_it_works",)),
+        (test_store, ("test_limits_are_refused_here_and_just_below_them_it_works", "test_many_below_a_root")),
         (test_changes, ()),
         (test_election, ()),
         (test_registration, ()),
