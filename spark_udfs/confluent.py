@@ -103,8 +103,7 @@ def to_confluent_avro(
 
     A value that does not fit stops the query: what it should become instead nobody knows. Null stays null.
     """
-    target = _target(registry, subject, None, AVRO, settings) if schema is None else None
-    target = target or shared_registry(registry, settings or {}).register(subject, AVRO, str(schema))
+    target = _writing(registry, subject, schema, AVRO, settings)
     return _encoded(value, partial(_avro_encoded, target))
 
 
@@ -132,8 +131,7 @@ def to_confluent_json(
     settings: Mapping[str, str] | None = None,
 ) -> Column:
     """Values as JSON behind their schema's id, checked by it. As `to_confluent_avro`."""
-    target = _target(registry, subject, None, JSON, settings) if schema is None else None
-    target = target or shared_registry(registry, settings or {}).register(subject, JSON, str(schema))
+    target = _writing(registry, subject, schema, JSON, settings)
     return _encoded(f.to_json(_column(value)), partial(_json_encoded, target))
 
 
@@ -170,6 +168,13 @@ def _target(
     if found.kind != kind:
         raise OptionError(f"subject {subject} is {found.kind}, not {kind}")
     return found
+
+
+def _writing(registry: str, subject: str, schema: str | None, kind: str, settings: Mapping[str, str] | None) -> Schema:
+    """The schema that values are written by: the subject's newest, or this one, registered."""
+    if schema is None:
+        return _target(registry, subject, None, kind, settings)
+    return shared_registry(registry, settings or {}).register(subject, kind, schema)
 
 
 def _decoded(

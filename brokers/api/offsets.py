@@ -196,8 +196,13 @@ def handle_delete_records(request: Any, context: Context) -> Done | Coroutine[An
                 moved.append((answer, deleted))
             result.partitions.append(answer)
         response.topics.append(result)
-    behind = [(answer, partition) for answer, partition in moved if partition.lowest_start() < answer.low_watermark]
+    behind = _behind(moved)
     return _followed(behind, response, request.timeout_ms) if behind else Done(response)
+
+
+def _behind(moved: list[tuple[Any, Partition]]) -> list[tuple[Any, Partition]]:
+    """Those of which a replica that counts begins below the answer's low watermark."""
+    return [(answer, partition) for answer, partition in moved if partition.lowest_start() < answer.low_watermark]
 
 
 async def _followed(behind: list[tuple[Any, Partition]], response: Any, timeout_ms: int) -> Done:
@@ -205,7 +210,7 @@ async def _followed(behind: list[tuple[Any, Partition]], response: Any, timeout_
     deadline = asyncio.get_running_loop().time() + min(timeout_ms, FOLLOWED_MAX_MS) / 1000
     while behind and asyncio.get_running_loop().time() < deadline:
         await asyncio.sleep(FOLLOWED_LOOK_S)
-        behind = [(answer, part) for answer, part in behind if part.lowest_start() < answer.low_watermark]
+        behind = _behind(behind)
     for answer, partition in behind:
         answer.error_code = ErrorCode.REQUEST_TIMED_OUT if partition.is_leader else ErrorCode.NOT_LEADER_OR_FOLLOWER
         answer.low_watermark = -1

@@ -8,7 +8,7 @@ from tests.spark.matrix.fleet import until
 from tests.spark.matrix.rig import Rig
 from tests.spark.matrix.scenarios import scenario
 from tests.spark.matrix.sessions import Standalone
-from tests.spark.matrix.wire import ANSWER, COMMIT, ENLIST, HOLD, PRODUCE, REQUEST
+from tests.spark.matrix.wire import ANSWER, COMMIT, ENLIST, HOLD, PRODUCE, REQUEST, Trap
 
 
 def _cluster(rig: Rig) -> Standalone:
@@ -17,10 +17,20 @@ def _cluster(rig: Rig) -> Standalone:
     return found
 
 
-def _executor_killed_at(rig: Rig, api: int, side: str, skip: int = 0, arrives: bool = False) -> None:
-    session = rig.driver()
+def _with_two_executors(rig: Rig) -> Standalone:
     cluster = _cluster(rig)
     until(lambda: len(cluster.executors()) == 2, 240, "there are not two executors")
+    return cluster
+
+
+def _a_copy_runs(enlisted: Trap) -> None:
+    """Three tasks, and more producers asked for."""
+    until(lambda: len(enlisted.hits) > 3, 240, "Spark started no copy")
+
+
+def _executor_killed_at(rig: Rig, api: int, side: str, skip: int = 0, arrives: bool = False) -> None:
+    session = rig.driver()
+    cluster = _with_two_executors(rig)
     query = rig.start(session)
     query.started()
     rig.batch_done(0)
@@ -67,8 +77,7 @@ def Produce_of_a_killed_executor_arrives_late(rig: Rig) -> None:
 def speculation_both_attempts_write(rig: Rig) -> None:
     """A task stands still, Spark starts a copy on the other host; both have written, one counts."""
     session = rig.driver()
-    cluster = _cluster(rig)
-    until(lambda: len(cluster.executors()) == 2, 240, "there are not two executors")
+    cluster = _with_two_executors(rig)
     query = rig.start(session)
     query.started()
     rig.batch_done(0)
@@ -76,7 +85,7 @@ def speculation_both_attempts_write(rig: Rig) -> None:
     trap = rig.trap(PRODUCE, ANSWER, HOLD)
     slow = trap.wait()
     first = cluster.host_of(slow.pid)
-    until(lambda: _copies(rig, enlisted, cluster), 240, "Spark started no copy")
+    _a_copy_runs(enlisted)
     hosts = sorted({cluster.host_of(hit.pid) for hit in enlisted.hits} - {""})
     rig.note(f"a task on {first} stood still; {len(enlisted.hits)} attempts for 3 tasks, on {hosts}")
     rig.batch_done(1)
@@ -85,10 +94,6 @@ def speculation_both_attempts_write(rig: Rig) -> None:
     rig.finish(query)
     assert not rig.errors, rig.errors
     assert rig.aborted() > 0, "no row of the loser is in the log"
-
-
-def _copies(rig: Rig, enlisted: object, cluster: Standalone) -> bool:
-    return len(enlisted.hits) > 3  # type: ignore[attr-defined]
 
 
 @scenario("cluster")
@@ -102,7 +107,7 @@ def speculation_the_first_attempt_ends_first(rig: Rig) -> None:
     slow = rig.trap(PRODUCE, ANSWER, HOLD)
     slow.wait()
     copy = rig.trap(PRODUCE, REQUEST, HOLD, times=50)
-    until(lambda: len(enlisted.hits) > 3, 240, "Spark started no copy")
+    _a_copy_runs(enlisted)
     until(lambda: bool(copy.hits), 120, "the copy does not write")
     rig.note(f"a copy runs: {copy.hits[-1]}; now the first attempt ends")
     slow.release()
@@ -117,8 +122,7 @@ def stage_tried_again(rig: Rig) -> None:
     """An executor dies with the shuffle's blocks while the writing stage runs: both stages run again."""
     rig.shape |= {"shape": "shuffled"}
     session = rig.driver()
-    cluster = _cluster(rig)
-    until(lambda: len(cluster.executors()) == 2, 240, "there are not two executors")
+    cluster = _with_two_executors(rig)
     query = rig.start(session)
     query.started()
     rig.batch_done(0)

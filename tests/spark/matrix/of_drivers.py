@@ -7,7 +7,20 @@ import time
 from tests.spark.matrix.fleet import until
 from tests.spark.matrix.rig import Rig
 from tests.spark.matrix.scenarios import scenario
-from tests.spark.matrix.wire import ABORT, ANSWER, BEGIN, COMMIT, ENLIST, HOLD, LOSE, PRODUCE, REQUEST
+from tests.spark.matrix.sessions import Query
+from tests.spark.matrix.wire import (
+    ABORT,
+    ANSWER,
+    BEGIN,
+    COMMIT,
+    ENLIST,
+    HEARTBEAT,
+    HOLD,
+    LOSE,
+    PRODUCE,
+    REQUEST,
+    Trap,
+)
 
 # ---- killed at a step ----------------------------------------------------------------------------------------------
 
@@ -153,18 +166,24 @@ def driver_killed_before_AbortBatch(rig: Rig) -> None:
 # ---- too late ------------------------------------------------------------------------------------------------------
 
 
-@scenario()
-def BeginBatch_of_a_dead_driver_arrives_in_the_next_ones_batch(rig: Rig) -> None:
-    """It locks the living driver out, which must start again."""
+def _late_in_the_next_ones_batch(rig: Rig, api: int) -> tuple[Trap, Trap, Query]:
+    """A driver dies with this request on its way, and the next one has come to its CommitBatch; both are held."""
     session = rig.driver()
     rig.start(session).started()
     rig.batch_done(0)
-    late = rig.trap(BEGIN, REQUEST, HOLD)
+    late = rig.trap(api, REQUEST, HOLD)
     rig.note(f"held: {late.wait()}")
     rig.note(session.kill())
     held = rig.trap(COMMIT, REQUEST, HOLD)
     query = rig.start()
     rig.note(f"the next driver has come to: {held.wait()}")
+    return late, held, query
+
+
+@scenario()
+def BeginBatch_of_a_dead_driver_arrives_in_the_next_ones_batch(rig: Rig) -> None:
+    """It locks the living driver out, which must start again."""
+    late, held, query = _late_in_the_next_ones_batch(rig, BEGIN)
     late.release()
     time.sleep(0.5)  # the dead driver's request is dealt with; held back, the living one's comes after it
     held.release()
@@ -176,15 +195,7 @@ def BeginBatch_of_a_dead_driver_arrives_in_the_next_ones_batch(rig: Rig) -> None
 @scenario()
 def CommitBatch_of_a_dead_driver_arrives_in_the_next_ones_batch(rig: Rig) -> None:
     """It must not commit anything: a newer driver has begun."""
-    session = rig.driver()
-    rig.start(session).started()
-    rig.batch_done(0)
-    late = rig.trap(COMMIT, REQUEST, HOLD)
-    rig.note(f"held: {late.wait()}")
-    rig.note(session.kill())
-    held = rig.trap(COMMIT, REQUEST, HOLD)
-    query = rig.start()
-    rig.note(f"the next driver has come to: {held.wait()}")
+    late, held, query = _late_in_the_next_ones_batch(rig, COMMIT)
     before = rig.fence()
     late.release()
     time.sleep(0.5)  # time for the wrong thing to happen
@@ -197,15 +208,7 @@ def CommitBatch_of_a_dead_driver_arrives_in_the_next_ones_batch(rig: Rig) -> Non
 @scenario()
 def EnlistProducer_of_a_dead_driver_arrives_in_the_next_ones_batch(rig: Rig) -> None:
     """A zombie's task gets no producer."""
-    session = rig.driver()
-    rig.start(session).started()
-    rig.batch_done(0)
-    late = rig.trap(ENLIST, REQUEST, HOLD)
-    rig.note(f"held: {late.wait()}")
-    rig.note(session.kill())
-    held = rig.trap(COMMIT, REQUEST, HOLD)
-    query = rig.start()
-    rig.note(f"the next driver has come to: {held.wait()}")
+    late, held, query = _late_in_the_next_ones_batch(rig, ENLIST)
     late.release()
     held.release()
     rig.finish(query)
@@ -316,7 +319,7 @@ def two_drivers_on_two_checkpoints_from_the_start(rig: Rig) -> None:
         rig.note(f"{place.name} ended with {error.splitlines()[-1][:120] if error else 'success'}")
     for _ in range(6):
         fence = rig.fence()
-        done = {place for place in queries if _complete(rig, place)}
+        done = {place for place in queries if (place / "commits" / "2").exists()}
         if done:
             break
         for place in queries:
@@ -330,18 +333,9 @@ def two_drivers_on_two_checkpoints_from_the_start(rig: Rig) -> None:
     rig.note(f"{loser.name} was refused: FenceConflict")
 
 
-def _complete(rig: Rig, checkpoint: object) -> bool:
-    from pathlib import Path
-
-    assert isinstance(checkpoint, Path)
-    return (checkpoint / "commits" / "2").exists()
-
-
 @scenario()
 def driver_silent_past_its_time(rig: Rig) -> None:
     """No heartbeat arrives: the coordinator aborts the batch, and the driver starts again."""
-    from tests.spark.matrix.wire import HEARTBEAT
-
     lost = rig.trap(HEARTBEAT, REQUEST, LOSE, times=10_000)
     held = rig.trap(PRODUCE, REQUEST, HOLD, skip=5)
     query = rig.start(options={"sink.transaction.timeout.ms": "3000"})
@@ -360,8 +354,6 @@ def driver_silent_past_its_time(rig: Rig) -> None:
 @scenario()
 def slow_driver_kept_alive_by_heartbeats(rig: Rig) -> None:
     """A batch takes three times its time-out, and lives."""
-    from tests.spark.matrix.wire import HEARTBEAT
-
     held = rig.trap(PRODUCE, REQUEST, HOLD, skip=5)
     query = rig.start(options={"sink.transaction.timeout.ms": "3000"})
     held.wait()
