@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         BatchHeader,
         Record,
         admit,
+        admit_run,
         control_batch,
         crc32c,
         decode_records,
@@ -32,6 +33,7 @@ else:
     BatchHeader = _twin.BatchHeader
     Record = _twin.Record
     admit = _twin.admit
+    admit_run = _twin.admit_run
     control_batch = _twin.control_batch
     crc32c = _twin.crc32c
     decode_records = _twin.decode_records
@@ -51,6 +53,7 @@ __all__ = [
     "CorruptBatch",
     "Record",
     "admit",
+    "admit_run",
     "control_batch",
     "crc32c",
     "decode_records",

@@ -4,7 +4,7 @@
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
-from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport INT64_MAX, int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
 cimport cython
@@ -544,37 +544,64 @@ def validate_records(payload, header):
         PyBuffer_Release(&view)
 
 
-def admit(buf, int64_t base_offset, int32_t leader_epoch, int64_t latest, int64_t max_records):
+cdef int _admit(
+    object buf, int64_t base_offset, int32_t leader_epoch, int64_t latest, int64_t max_records, int64_t max_bytes,
+    int64_t *last, int64_t *largest, int64_t *size,
+) except -1:
+    """Check and stamp one batch; 0 if it is not for the short way."""
     cdef Py_buffer view
     cdef uint8_t *p
     cdef int32_t delta, count
-    cdef int64_t largest = -1, last = 0
     cdef bint keyed = True
     PyObject_GetBuffer(buf, &view, PyBUF_SIMPLE)
     try:
         p = <uint8_t *>view.buf
-        if view.readonly or view.len < HEADER or p[16] != 2:
-            return None
+        if view.readonly or view.len < HEADER or p[16] != 2 or view.len > max_bytes:
+            return 0
         if <Py_ssize_t><int32_t>_u32(p + 8) + LENGTH_END != view.len:
-            return None
+            return 0
         delta = <int32_t>_u32(p + 23)
         count = <int32_t>_u32(p + 57)
         if _u64(p) or _u16(p + 21) or <int64_t>_u64(p + 43) != -1 or count <= 0 or delta != count - 1:
-            return None
-        if count > max_records or fl_add_overflows(base_offset, delta, &last):
-            return None
+            return 0
+        if count > max_records or fl_add_overflows(base_offset, delta, last):
+            return 0
+        largest[0] = -1
         try:
             _check_batch(p, view.len, 0)
-            _walk(p + HEADER, view.len - HEADER, <int64_t>_u64(p + 27), delta, count, &largest, &keyed)
+            _walk(p + HEADER, view.len - HEADER, <int64_t>_u64(p + 27), delta, count, largest, &keyed)
         except CorruptBatch:
-            return None
-        if largest != <int64_t>_u64(p + 35) or largest > latest:
-            return None
+            return 0
+        if largest[0] != <int64_t>_u64(p + 35) or largest[0] > latest:
+            return 0
         _put64(p, <uint64_t>base_offset)
         _put32(p + 12, <uint32_t>leader_epoch)
-        return count, largest
+        size[0] = view.len
+        return 1
     finally:
         PyBuffer_Release(&view)
+
+
+def admit(buf, int64_t base_offset, int32_t leader_epoch, int64_t latest, int64_t max_records):
+    cdef int64_t last = 0, largest = -1, size = 0
+    if not _admit(buf, base_offset, leader_epoch, latest, max_records, INT64_MAX, &last, &largest, &size):
+        return None
+    return last - base_offset + 1, largest
+
+
+def admit_run(
+    batches, int64_t base_offset, int32_t leader_epoch, int64_t latest, int64_t max_records, int64_t max_bytes
+):
+    cdef int64_t last = 0, largest = -1, size = 0
+    cdef list admitted = []
+    for batch in batches:
+        if not _admit(batch, base_offset, leader_epoch, latest, max_records, max_bytes, &last, &largest, &size):
+            break
+        admitted.append((base_offset, last, largest, size))
+        if last == INT64_MAX:
+            break
+        base_offset = last + 1
+    return admitted
 
 
 cdef inline Py_ssize_t _run_size(bytes value) noexcept:

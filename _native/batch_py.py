@@ -249,6 +249,24 @@ def admit(buf: Buffer, base_offset: int, leader_epoch: int, latest: int, max_rec
     return header.record_count, largest
 
 
+def admit_run(
+    batches: Sequence[Buffer], base_offset: int, leader_epoch: int, latest: int, max_records: int, max_bytes: int
+) -> list[tuple[int, int, int, int]]:
+    """:meth:`admit` for batches that follow on each other, up to the first that it does not take.
+
+    None of them has more than ``max_bytes``. Returns first and last offset, largest timestamp and size of each.
+    """
+    admitted: list[tuple[int, int, int, int]] = []
+    for batch in batches:
+        size = memoryview(batch).nbytes
+        found = admit(batch, base_offset, leader_epoch, latest, max_records) if size <= max_bytes else None
+        if found is None:
+            break
+        admitted.append((base_offset, base_offset + found[0] - 1, found[1], size))
+        base_offset += found[0]
+    return admitted
+
+
 # ---- records ----------------------------------------------------------------------------------------------------
 
 

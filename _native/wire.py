@@ -21,6 +21,7 @@ from _native.wire_py import (
     ProduceOutcome,
     ProducePart,
     ProduceRequest,
+    ProduceRun,
     RequestHeader,
     Slice,
 )
@@ -30,10 +31,12 @@ if TYPE_CHECKING:
         decode_fetch,
         decode_fetch_response,
         decode_produce,
+        decode_produce_run,
         encode_fetch_request,
         encode_fetch_response,
         encode_metadata_topic,
         encode_produce_response,
+        encode_produce_run,
         join_metadata,
         parse_request_header,
     )
@@ -42,10 +45,12 @@ else:
     decode_fetch = _twin.decode_fetch
     decode_fetch_response = _twin.decode_fetch_response
     decode_produce = _twin.decode_produce
+    decode_produce_run = _twin.decode_produce_run
     encode_fetch_request = _twin.encode_fetch_request
     encode_fetch_response = _twin.encode_fetch_response
     encode_metadata_topic = _twin.encode_metadata_topic
     encode_produce_response = _twin.encode_produce_response
+    encode_produce_run = _twin.encode_produce_run
     join_metadata = _twin.join_metadata
     parse_request_header = _twin.parse_request_header
 
@@ -65,15 +70,18 @@ __all__ = [
     "ProduceOutcome",
     "ProducePart",
     "ProduceRequest",
+    "ProduceRun",
     "RequestHeader",
     "Slice",
     "decode_fetch",
     "decode_fetch_response",
     "decode_produce",
+    "decode_produce_run",
     "encode_fetch_request",
     "encode_fetch_response",
     "encode_metadata_topic",
     "encode_produce_response",
+    "encode_produce_run",
     "join_metadata",
     "parse_request_header",
 ]

@@ -8,11 +8,12 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
 from cpython.unicode cimport PyUnicode_AsUTF8AndSize, PyUnicode_DecodeUTF8
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
-from libc.string cimport memcpy
+from libc.string cimport memcmp, memcpy
 
 from _native.errors import MalformedMessage
 from _native.wire_py import (
     MAX_OBJECTS,
+    MAX_RUN_PARTS,
     MAX_TAGS,
     NO_HIGH_WATERMARK,
     NO_OPERATIONS,
@@ -26,6 +27,7 @@ from _native.wire_py import (
     ProduceOutcome,
     ProducePart,
     ProduceRequest,
+    ProduceRun,
     RequestHeader,
     Slice,
 )
@@ -48,15 +50,18 @@ __all__ = [
     "ProduceOutcome",
     "ProducePart",
     "ProduceRequest",
+    "ProduceRun",
     "RequestHeader",
     "Slice",
     "decode_fetch",
     "decode_fetch_response",
     "decode_produce",
+    "decode_produce_run",
     "encode_fetch_request",
     "encode_fetch_response",
     "encode_metadata_topic",
     "encode_produce_response",
+    "encode_produce_run",
     "join_metadata",
     "parse_request_header",
 ]
@@ -145,6 +150,169 @@ def decode_produce(int version, body, int64_t budget=MAX_OBJECTS):
         return new(ProduceRequest, (transactional_id, acks, timeout_ms, parts))
     finally:
         PyBuffer_Release(&view)
+
+
+cdef struct Head:
+    const uint8_t *frame
+    Py_ssize_t size
+    const uint8_t *tail
+    Py_ssize_t tail_size
+
+
+cdef struct RunKind:
+    int16_t version
+    int16_t acks
+    int32_t timeout_ms
+
+
+cdef object _run_head(Reader *r, int lowest, int highest, RunKind *kind):
+    """Read a Produce up to the size of its only partition's records: that partition, None if it makes no run."""
+    cdef const uint8_t *at = _take(r, 10)
+    cdef int16_t version = <int16_t>_u16(at + 2), length = <int16_t>_u16(at + 8)
+    cdef bint flexible = version >= 9
+    if _u16(at) or version < lowest or version < 3 or version > highest or length < -1:
+        return None
+    if length > 0:
+        at = _take(r, length)
+        try:
+            PyUnicode_DecodeUTF8(<char *>at, length, NULL)
+        except UnicodeDecodeError:
+            return None
+    if flexible:
+        _skip_tags(r)
+    r.budget = MAX_OBJECTS
+    if _string(r, flexible) is not None:
+        return None
+    at = _take(r, 6)
+    kind.version = version
+    kind.acks = <int16_t>_u16(at)
+    kind.timeout_ms = <int32_t>_u32(at + 2)
+    if (kind.acks != -1 and kind.acks != 1) or _count(r, flexible, 3) != 1:
+        return None
+    name = topic_id = None
+    if version >= 13:
+        topic_id = _topic_id(r)
+    else:
+        name = _name(r, flexible)
+    if _count(r, flexible, 5) != 1:
+        return None
+    return new(ProducePart, (name, topic_id, <int32_t>_u32(_take(r, 4)), None))
+
+
+cdef Py_ssize_t _run_records(Reader *r, bint flexible) except -2:
+    """Pass the records; their size, -1 for null."""
+    cdef int64_t size = _uvarint(r) - 1 if flexible else <int32_t>_u32(_take(r, 4))
+    if size < -1:
+        raise MalformedMessage(f"records of {size} bytes")
+    if size > 0:
+        _take(r, size)
+    return <Py_ssize_t>size
+
+
+cdef int _run_tail(Reader *r, bint flexible) except -1:
+    """Pass what stands behind the records."""
+    if flexible:
+        _skip_tags(r)
+        _skip_tags(r)
+        _skip_tags(r)
+    _finish(r)
+    return 0
+
+
+cdef inline bint _same_head(Head *known, const uint8_t *frame, Py_ssize_t size) noexcept nogil:
+    """Whether a frame begins as a known one does, but for its correlation id."""
+    if size < known.size or memcmp(frame, known.frame, 4):
+        return False
+    return memcmp(frame + 8, known.frame + 8, <size_t>known.size - 8) == 0
+
+
+def decode_produce_run(data, Py_ssize_t start, Py_ssize_t end, int lowest, int highest, Py_ssize_t most):
+    cdef Py_buffer view
+    cdef Reader r
+    cdef Head heads[16]
+    cdef RunKind first = RunKind(0, 0, 0), kind = RunKind(0, 0, 0)
+    cdef list parts = [], batches = [], groups = [], correlation_ids = [], ends = []
+    cdef const uint8_t *frame
+    cdef Py_ssize_t size, held, group, head, _turn, known = 0, last = -1, count = 0, behind
+    PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+    try:
+        if start < 0 or end > view.len:
+            raise ValueError("outside of the buffer")
+        while end - start >= 4 and (count < most or not count):
+            frame = <const uint8_t *>view.buf + start + 4
+            size = <int32_t>_u32(frame - 4)
+            if size < 0 or size > end - start - 4:
+                break
+            r.p = frame
+            r.pos = 0
+            r.end = size
+            r.budget = MAX_OBJECTS
+            group = -1
+            for _turn in range(known):  # most likely the one behind the last
+                last = last + 1 if last + 1 < known else 0
+                if _same_head(&heads[last], frame, size):
+                    group = last
+                    break
+            try:
+                if group >= 0:
+                    r.pos = heads[group].size
+                    held = _run_records(&r, first.version >= 9)
+                    behind = r.pos
+                    if size - behind != heads[group].tail_size or (
+                        memcmp(frame + behind, heads[group].tail, <size_t>(size - behind))
+                    ):
+                        _run_tail(&r, first.version >= 9)
+                else:
+                    part = _run_head(&r, lowest, highest, &kind)
+                    if part is None:
+                        break
+                    if count == 0:
+                        first = kind
+                    elif kind.version != first.version or kind.acks != first.acks or (
+                        kind.timeout_ms != first.timeout_ms
+                    ):
+                        break
+                    head = r.pos
+                    held = _run_records(&r, first.version >= 9)
+                    behind = r.pos
+                    _run_tail(&r, first.version >= 9)
+                    if held > 0:
+                        group = _index_of(parts, part)
+                        if group < 0 and known == MAX_RUN_PARTS:
+                            break
+                        if group < 0:
+                            group = known
+                            known += 1
+                            parts.append(part)
+                            batches.append([])
+                            heads[group] = Head(frame, head, frame + behind, size - behind)
+                        last = group
+            except MalformedMessage:
+                break
+            if held <= 0:
+                break
+            start += 4
+            (<list>batches[group]).append(data[start + behind - held:start + behind])
+            start += size
+            groups.append(group)
+            correlation_ids.append(<int32_t>_u32(frame + 4))
+            ends.append(start)
+            count += 1
+        if not count:
+            return None
+        return new(
+            ProduceRun, (first.version, first.acks, first.timeout_ms, parts, batches, groups, correlation_ids, ends)
+        )
+    finally:
+        PyBuffer_Release(&view)
+
+
+cdef Py_ssize_t _index_of(list parts, object part):
+    cdef Py_ssize_t n
+    for n in range(len(parts)):
+        if parts[n] == part:
+            return n
+    return -1
 
 
 def decode_fetch(int version, body, int64_t budget=MAX_OBJECTS):
@@ -355,6 +523,67 @@ def encode_produce_response(int version, parts, int32_t throttle_ms=0, endpoints
                 _add_endpoints_tag(&o, endpoints)
             else:
                 _add8(&o, 0)
+        return PyBytes_FromStringAndSize(<char *>o.p, o.used)
+    finally:
+        PyMem_Free(o.p)
+
+
+cdef bytes _run_answer(int version, tuple part, int64_t log_start, Py_ssize_t *offset_at):
+    """A whole answer with holes for correlation id and base offset; tells where the latter is."""
+    cdef Out o
+    cdef bint flexible = version >= 9
+    _open(&o, 256)
+    try:
+        _add32(&o, 0)
+        _add32(&o, 0)
+        if flexible:
+            _add8(&o, 0)
+        _add_count(&o, 1, flexible)
+        _add_topic(&o, part, version >= 13, flexible)
+        _add_count(&o, 1, flexible)
+        offset_at[0] = o.used + 6  # behind the partition and the error
+        _add_produce_outcome(&o, version, part[2], (0, 0, -1, log_start, (), None, None))
+        if flexible:
+            _add8(&o, 0)
+        if version >= 1:
+            _add32(&o, 0)
+        if flexible:
+            _add8(&o, 0)
+        _put32(o.p, <uint32_t>(o.used - 4))
+        return PyBytes_FromStringAndSize(<char *>o.p, o.used)
+    finally:
+        PyMem_Free(o.p)
+
+
+def encode_produce_run(run, log_starts, admitted):
+    cdef int version = run[0]
+    cdef list parts = run[3], groups = run[5], correlation_ids = run[6], models = []
+    cdef Py_ssize_t offsets_at[16]
+    cdef Py_ssize_t taken[16]
+    cdef Py_ssize_t n, size, group
+    cdef bytes model
+    cdef Out o
+    if not len(parts) == len(log_starts) == len(admitted) <= MAX_RUN_PARTS:
+        raise ValueError("a run without its partitions")
+    if len(groups) != len(correlation_ids):
+        raise ValueError("a run with requests of no partition")
+    for n in range(len(parts)):
+        models.append(_run_answer(version, <tuple>parts[n], log_starts[n], &offsets_at[n]))
+        taken[n] = 0
+    _open(&o, 1024)
+    try:
+        for n in range(len(groups)):
+            group = groups[n]
+            if group < 0 or group >= len(models):
+                raise ValueError("a request of no partition")
+            model = models[group]
+            size = PyBytes_GET_SIZE(model)
+            _need(&o, size)
+            memcpy(o.p + o.used, PyBytes_AS_STRING(model), <size_t>size)
+            _put32(o.p + o.used + 4, <uint32_t><int32_t>correlation_ids[n])
+            _put64(o.p + o.used + offsets_at[group], <uint64_t><int64_t>admitted[group][taken[group]][0])
+            taken[group] += 1
+            o.used += size
         return PyBytes_FromStringAndSize(<char *>o.p, o.used)
     finally:
         PyMem_Free(o.p)

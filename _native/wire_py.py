@@ -17,7 +17,7 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from operator import attrgetter
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 from _native.errors import MalformedMessage
 from _native.wire_fields import (
@@ -33,6 +33,21 @@ from _native.wire_fields import (
     put_string,
     put_tags,
     put_varint,
+)
+from _native.wire_tuples import (
+    FetchAnswer,
+    FetchAnswerPart,
+    FetchOutcome,
+    FetchPart,
+    FetchRequest,
+    MetadataPartition,
+    NodeEndpoint,
+    ProduceOutcome,
+    ProducePart,
+    ProduceRequest,
+    ProduceRun,
+    RequestHeader,
+    Slice,
 )
 
 __all__ = [
@@ -50,173 +65,29 @@ __all__ = [
     "ProduceOutcome",
     "ProducePart",
     "ProduceRequest",
+    "ProduceRun",
     "RequestHeader",
     "Slice",
     "decode_fetch",
     "decode_fetch_response",
     "decode_produce",
+    "decode_produce_run",
     "encode_fetch_request",
     "encode_fetch_response",
     "encode_metadata_topic",
     "encode_produce_response",
+    "encode_produce_run",
     "join_metadata",
     "parse_request_header",
 ]
 
 NO_HIGH_WATERMARK = 2**63 - 1
+MAX_RUN_PARTS = 16
+"""Partitions of a run: they are looked for one by one."""
 _NO_ID = uuid.UUID(int=0)
 _PRODUCE_FLEXIBLE, _PRODUCE_TOPIC_IDS = 9, 13
 _FETCH_FLEXIBLE, _FETCH_TOPIC_IDS = 12, 13
 _METADATA_FLEXIBLE = 9
-
-
-class Slice(Protocol):
-    """A run of bytes in a file, sent as it is."""
-
-    position: int
-    length: int
-
-    def fileno(self) -> int:
-        """The open file."""
-        ...
-
-    def release(self) -> None:
-        """Nobody sends it any more."""
-        ...
-
-
-class NodeEndpoint(NamedTuple):
-    """Where a broker is: in answers that send the client elsewhere (KIP-951), and in Metadata."""
-
-    node_id: int
-    host: str
-    port: int
-    rack: str | None = None
-
-
-class RequestHeader(NamedTuple):
-    """What stands before every request body. ``body`` is the position of the body in the frame."""
-
-    api_key: int
-    api_version: int
-    correlation_id: int
-    client_id: str
-    body: int
-
-
-class ProducePart(NamedTuple):
-    """One partition of a Produce; ``records`` is a view into the frame, None for null."""
-
-    topic: str | None
-    topic_id: uuid.UUID | None
-    partition: int
-    records: memoryview | None
-
-
-class ProduceRequest(NamedTuple):
-    """A Produce, its partitions in one list in the order of the request."""
-
-    transactional_id: str | None
-    acks: int
-    timeout_ms: int
-    parts: list[ProducePart]
-
-
-class ProduceOutcome(NamedTuple):
-    """One partition's answer. ``current_leader`` is (leader id, leader epoch)."""
-
-    error: int
-    base_offset: int = -1
-    log_append_time_ms: int = -1
-    log_start_offset: int = -1
-    record_errors: Sequence[tuple[int, str | None]] = ()
-    error_message: str | None = None
-    current_leader: tuple[int, int] | None = None
-
-
-class FetchPart(NamedTuple):
-    """One partition of a Fetch."""
-
-    topic: str | None
-    topic_id: uuid.UUID | None
-    partition: int
-    current_leader_epoch: int
-    fetch_offset: int
-    last_fetched_epoch: int
-    log_start_offset: int
-    max_bytes: int
-    high_watermark: int
-
-
-class FetchRequest(NamedTuple):
-    """A Fetch; ``parts`` in the order of the request, which decides who gets bytes first (KIP-74)."""
-
-    replica_id: int
-    replica_epoch: int
-    max_wait_ms: int
-    min_bytes: int
-    max_bytes: int
-    isolation_level: int
-    session_id: int
-    session_epoch: int
-    parts: list[FetchPart]
-    forgotten: list[tuple[str | uuid.UUID, list[int]]]
-    rack_id: str
-    cluster_id: str | None
-
-
-class FetchOutcome(NamedTuple):
-    """One partition's answer. ``aborted`` None is what read_uncommitted gets; ``slices`` are sent as they are."""
-
-    error: int
-    high_watermark: int = -1
-    last_stable_offset: int = -1
-    log_start_offset: int = -1
-    aborted: Sequence[tuple[int, int]] | None = None
-    slices: Sequence[Slice] = ()
-    size: int = 0
-    diverging: tuple[int, int] | None = None
-    current_leader: tuple[int, int] | None = None
-    preferred_read_replica: int = -1
-
-
-class FetchAnswerPart(NamedTuple):
-    """One partition of a Fetch answer as a follower reads it; ``records`` is a view into the body.
-
-    ``diverging`` is (epoch, end offset), ``current_leader`` (leader id, leader epoch); None where the answer has none.
-    """
-
-    topic_id: uuid.UUID
-    partition: int
-    error: int
-    high_watermark: int
-    last_stable_offset: int
-    log_start_offset: int
-    diverging: tuple[int, int] | None
-    current_leader: tuple[int, int] | None
-    preferred_read_replica: int
-    records: memoryview
-
-
-class FetchAnswer(NamedTuple):
-    """A Fetch answer as a follower reads it; ``error`` is that of the whole request."""
-
-    throttle_ms: int
-    error: int
-    session_id: int
-    parts: list[FetchAnswerPart]
-
-
-class MetadataPartition(NamedTuple):
-    """One partition in a Metadata answer."""
-
-    error: int
-    partition: int
-    leader_id: int
-    leader_epoch: int
-    replicas: Sequence[int]
-    in_sync: Sequence[int]
-    offline: Sequence[int] = ()
 
 
 # ---- reading ----------------------------------------------------------------------------------------------------
@@ -282,6 +153,58 @@ def decode_produce(version: int, body: Buffer, budget: int = MAX_OBJECTS) -> Pro
         reader.skip_tags()
     reader.finish()
     return ProduceRequest(transactional_id, acks, timeout_ms, parts)
+
+
+def decode_produce_run(data: Buffer, start: int, end: int, lowest: int, highest: int, most: int) -> ProduceRun | None:
+    """The whole frames from ``start`` on that make a run: versions ``lowest`` to ``highest``, at most ``most`` frames.
+
+    Each is a Produce with an answer, without a transactional id, of one partition; version, acks and time-out are those
+    of the first. None if the first is anything else, or not sound: who decodes it by itself says why.
+    """
+    view = memoryview(data)
+    run: ProduceRun | None = None
+    while run is None or len(run.ends) < most:
+        frame = _frame(view, start, end)
+        if frame is None:
+            break
+        try:
+            header = parse_request_header(frame, {0: _PRODUCE_FLEXIBLE})
+            version = header.api_version
+            if header.api_key != 0 or not max(3, lowest) <= version <= highest:
+                break
+            request = decode_produce(version, frame[header.body :])
+        except MalformedMessage:
+            break
+        acks, timeout_ms = request.acks, request.timeout_ms
+        if request.transactional_id is not None or acks not in (-1, 1) or len(request.parts) != 1:
+            break
+        records = request.parts[0].records
+        if not records:
+            break
+        if run is None:
+            run = ProduceRun(version, acks, timeout_ms, [], [], [], [], [])
+        elif (version, acks, timeout_ms) != run[:3]:
+            break
+        part = request.parts[0]._replace(records=None)
+        if part not in run.parts:
+            if len(run.parts) == MAX_RUN_PARTS:
+                break
+            run.parts.append(part)
+            run.batches.append([])
+        group = run.parts.index(part)
+        run.batches[group].append(records)
+        run.groups.append(group)
+        run.correlation_ids.append(header.correlation_id)
+        start += 4 + len(frame)
+        run.ends.append(start)
+    return run
+
+
+def _frame(view: memoryview, start: int, end: int) -> memoryview | None:
+    if end - start < 4:
+        return None
+    (size,) = I32.unpack_from(view, start)
+    return view[start + 4 : start + 4 + size] if 0 <= size <= end - start - 4 else None
 
 
 def decode_fetch(version: int, body: Buffer, budget: int = MAX_OBJECTS) -> FetchRequest:
@@ -418,6 +341,24 @@ def encode_produce_response(
         out += I32.pack(throttle_ms)
     if flexible:
         put_tags(out, [(0, _endpoints(endpoints))] if endpoints and version >= 10 else [])
+    return bytes(out)
+
+
+def encode_produce_run(
+    run: ProduceRun, log_starts: Sequence[int], admitted: Sequence[Sequence[tuple[int, ...]]]
+) -> bytes:
+    """The answers to a run whose batches were all appended, whole frames in the order of the requests.
+
+    ``log_starts`` is each partition's log start offset; ``admitted`` has, for each batch of each partition, a tuple
+    that begins with its first offset.
+    """
+    out = bytearray()
+    turns = [iter(offsets) for offsets in admitted]
+    for group, correlation_id in zip(run.groups, run.correlation_ids, strict=True):
+        outcome = ProduceOutcome(0, next(turns[group])[0], -1, log_starts[group])
+        body = encode_produce_response(run.version, [(run.parts[group], outcome)])
+        header = I32.pack(correlation_id) + (b"\0" if run.version >= _PRODUCE_FLEXIBLE else b"")
+        out += I32.pack(len(header) + len(body)) + header + body
     return bytes(out)
 
 

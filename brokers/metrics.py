@@ -37,10 +37,10 @@ class Histogram:
         self.counts = [0] * len(_BOUNDS)
         self.total = 0.0
 
-    def observe(self, seconds: float) -> None:
-        """Count one."""
-        self.counts[bisect_left(LATENCY_SECONDS, seconds)] += 1
-        self.total += seconds
+    def observe(self, seconds: float, count: int = 1) -> None:
+        """Count one, or several that took the same time."""
+        self.counts[bisect_left(LATENCY_SECONDS, seconds)] += count
+        self.total += seconds * count
 
 
 T = TypeVar("T", Counter, Histogram)

@@ -126,7 +126,7 @@ class Fixture:
         self.loop = TurnLoop()
         stage.services.loop = self.loop
         if plant:
-            _plant(dispatch.Dispatcher, plant)
+            _plant(dispatch.Reply, plant)
         server = Server(stage.config)
         (endpoint,) = server.bind([Endpoint("PLAINTEXT", "127.0.0.1", 0)])
         server.serve(stage.services)
@@ -142,15 +142,15 @@ class Fixture:
             answers = answers[LENGTH + int.from_bytes(answers[:LENGTH], "big") :]
 
 
-def _plant(dispatcher: Any, rounds: int) -> None:
+def _plant(reply: Any, rounds: int) -> None:
     """A regression: every request does something for nothing."""
-    dispatch = dispatcher.dispatch
+    begin = reply.__init__
 
-    def slower(*arguments: Any) -> None:
-        spend(rounds)
-        dispatch(*arguments)
+    def slower(self: Any, *arguments: Any, **options: Any) -> None:
+        begin(self, *arguments, **options)
+        spend(rounds * self.requests)
 
-    dispatcher.dispatch = slower
+    reply.__init__ = slower
 
 
 def spend(rounds: int) -> None:
@@ -173,6 +173,7 @@ def works() -> dict[str, list[list[Frame]]]:
         "fetch 4 KiB": [[fetch_frame(TOPIC, n, max_bytes=4 * KIB, **at_most)] for n in numbers],
         "fetch 128 KiB": [[fetch_frame(TOPIC, n, max_bytes=128 * KIB, **at_most)] for n in numbers],
         "produce 1 KiB, 10 at once": [[produce_frame(TOPIC, number, small)] * AT_ONCE for number in numbers],
+        "produce 1 KiB, 20 at once to 4": [[produce_frame(TOPIC, number, small) for number in numbers] * 5],
     }
 
 

@@ -24,13 +24,16 @@ from _native.wire import (
     ProduceOutcome,
     ProducePart,
     ProduceRequest,
+    ProduceRun,
     Slice,
     decode_fetch,
     decode_fetch_response,
     decode_produce,
+    decode_produce_run,
     encode_fetch_request,
     encode_metadata_topic,
     encode_produce_response,
+    encode_produce_run,
     join_metadata,
 )
 
@@ -44,19 +47,23 @@ __all__ = [
     "FetchOutcome",
     "FetchPart",
     "FetchRequest",
+    "Frames",
     "MetadataPartition",
     "NodeEndpoint",
     "ProduceOutcome",
     "ProducePart",
     "ProduceRequest",
+    "ProduceRun",
     "Slice",
     "decode_fetch",
     "decode_fetch_response",
     "decode_produce",
+    "decode_produce_run",
     "encode_fetch_request",
     "encode_fetch_response",
     "encode_metadata_topic",
     "encode_produce_response",
+    "encode_produce_run",
     "join_metadata",
 ]
 
@@ -77,6 +84,12 @@ class Encoded:
             if not isinstance(chunk, bytes):
                 chunk.release()
         self.chunks = []
+
+
+class Frames(bytes):
+    """Whole answers of several requests, with their headers and sizes."""
+
+    __slots__ = ()
 
 
 def encode_fetch_response(

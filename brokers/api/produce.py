@@ -88,7 +88,7 @@ def _accept(index: int, part: ProducePart, request: ProduceRequest, context: Con
     tp = named(TopicPartition, (topic, part.partition))
     partition = services.replicas.leader(tp)
     if isinstance(partition, ErrorCode):
-        return _refusal(partition, tp, context)
+        return refusal(partition, tp, context)
     try:
         header = parse_header(part.records)
     except CorruptBatch as error:
@@ -190,7 +190,7 @@ def _append(
         if item.header.producer_id >= 0:
             error = partition.turned_away.answer(item.header, error, context.services.clock.mono_ms())
         if error is not ErrorCode.NONE:
-            outcomes[item.place] = _refusal(error, partition.tp, context, info.record_errors, info.error_message)
+            outcomes[item.place] = refusal(error, partition.tp, context, info.record_errors, info.error_message)
             continue
         metrics.records_in.value += info.record_count
         metrics.appended_bytes.value += info.size
@@ -227,7 +227,7 @@ def _wait(
             return
         missing.discard(index)
         if error is not ErrorCode.NONE:
-            outcomes[index] = _refusal(error, partition.tp, context)
+            outcomes[index] = refusal(error, partition.tp, context)
         if not missing and armed:
             park.complete(_answer(request, outcomes, context).response)
 
@@ -245,13 +245,14 @@ def _without_records(request: ProduceRequest) -> ProduceRequest:
     return request._replace(parts=[part._replace(records=None) for part in request.parts])
 
 
-def _refusal(
+def refusal(
     error: ErrorCode,
     tp: TopicPartition,
     context: Context,
     record_errors: Any = (),
     message: str | None = None,
 ) -> ProduceOutcome:
+    """The answer for a partition whose batch was not taken; it names the leader if somebody else leads."""
     leader = current_leader(context, tp) if error is ErrorCode.NOT_LEADER_OR_FOLLOWER else None
     return ProduceOutcome(error, record_errors=record_errors, error_message=message, current_leader=leader)
 

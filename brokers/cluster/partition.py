@@ -24,7 +24,7 @@ from brokers.cluster import isr
 from brokers.cluster.followers import Follower, ReplicaSession
 from brokers.cluster.following import Following
 from brokers.cluster.turned_away import TurnedAway
-from brokers.log import AppendInfo, Log, Origin
+from brokers.log import Admitted, AppendInfo, Log, Origin
 from brokers.model import NO_LEADER, BrokerInfo, Clock, PartitionState, TopicPartition
 from wire.errors import ErrorCode
 
@@ -262,14 +262,36 @@ class Partition(Following):
             transaction_version=transaction_version,
         )
         if self.log.log_end_offset != end_before:
-            for follower in self._followers.values():
-                if follower.end_offset == end_before:
-                    follower.overtaken()
-            if self._watchers:
-                for watcher in list(self._watchers):
-                    _call(watcher.appended, self)
-            self.advance()
+            self._appended(end_before)
         return info
+
+    def admit_run(self, batches: list[Any], *, acks: int, now_ms: int) -> list[Admitted]:
+        """Check and stamp what clients sent, a batch each, as many from the first on as the log takes by one write.
+
+        Empty where :meth:`append` has to be asked, which may refuse them.
+        """
+        if not self.is_leader or (acks == -1 and self._below_minimum()):
+            return []
+        return self.log.admit_run(batches, leader_epoch=self.leader_epoch, now_ms=now_ms)
+
+    def append_run(self, batches: list[Any], admitted: list[Admitted], *, now_ms: int) -> AppendInfo | None:
+        """Append what was just admitted: None, or the refusal of all of it."""
+        log = self.log
+        end_before = log.log_end_offset
+        refusal = log.append_run(batches, admitted, now_ms=now_ms)
+        if log.log_end_offset != end_before:
+            self._appended(end_before)
+        return refusal
+
+    def _appended(self, end_before: int) -> None:
+        """The log's end has moved."""
+        for follower in self._followers.values():
+            if follower.end_offset == end_before:
+                follower.overtaken()
+        if self._watchers:
+            for watcher in list(self._watchers):
+                _call(watcher.appended, self)
+        self.advance()
 
     def is_committed(self, offset: int) -> bool:
         """Whether the record at ``offset`` is below the high watermark, as far as this broker may say so."""

@@ -17,6 +17,7 @@ from brokers.log.failures import (
 )
 from brokers.log.files import DiskPort, FileSlice, RealDisk
 from brokers.log.log import Log
+from brokers.log.plain import Admitted
 from brokers.log.producers import Origin, ProducerEntry, ProducerState, VerificationGuard
 from brokers.log.recovery import RecoveryReport
 from brokers.log.state import AbortedTransaction, AppendInfo, LogSettings, ReadResult
@@ -24,6 +25,7 @@ from brokers.log.store import LogStore, StoreReport
 
 __all__ = [
     "AbortedTransaction",
+    "Admitted",
     "AppendInfo",
     "DirectoryInUse",
     "DiskError",

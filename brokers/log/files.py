@@ -33,6 +33,7 @@ _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, err
 _DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _MIN_OPEN_FILES = 64
+_MAX_PIECES = 1024  # IOV_MAX
 _MAX_OPEN_FILES = 8192
 
 
@@ -45,6 +46,10 @@ class DiskFile(Protocol):
 
     def write(self, data: Buffer, position: int) -> None:
         """Write all of ``data`` at ``position``. A short write raises DiskFull; what it left behind is for recovery."""
+        ...
+
+    def write_run(self, pieces: Sequence[Buffer], position: int) -> None:
+        """As :meth:`write`, for pieces that follow on each other in the file."""
         ...
 
     def read(self, position: int, length: int) -> bytes:
@@ -325,9 +330,23 @@ class RealFile:
             written = os.pwrite(fd, data, position)
         except OSError as wrong:
             raise _failure(self.path, wrong) from wrong
+        self._written(position, written, len(data))
+
+    def write_run(self, pieces: Sequence[Buffer], position: int) -> None:
+        if len(pieces) > _MAX_PIECES:
+            self.write(b"".join(pieces), position)
+            return
+        fd = self.fileno()
+        try:
+            written = os.pwritev(fd, pieces, position)
+        except OSError as wrong:
+            raise _failure(self.path, wrong) from wrong
+        self._written(position, written, sum(map(len, pieces)))
+
+    def _written(self, position: int, written: int, size: int) -> None:
         self.size = max(self.size, position + written)
-        if written != len(data):
-            raise DiskFull(self.path, f"short write: {written} of {len(data)} bytes")
+        if written != size:
+            raise DiskFull(self.path, f"short write: {written} of {size} bytes")
 
     def read(self, position: int, length: int) -> bytes:
         fd = self.fileno()

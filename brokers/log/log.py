@@ -11,24 +11,22 @@ import logging
 import uuid
 from collections.abc import Callable
 
-from _native.batch import HEADER_SIZE, BatchHeader, admit, crc32c, parse_header, stamp, validate_batch
+from _native.batch import HEADER_SIZE, BatchHeader, parse_header, stamp, validate_batch
 from _native.errors import CorruptBatch
 from brokers.config import TopicConfig
 from brokers.log import recovery
 from brokers.log.checkpoints import LEADER_EPOCH_CHECKPOINT, PARTITION_METADATA, encode_partition_metadata
-from brokers.log.failures import DiskFailed, DiskFull, LogOffline, OffsetOutOfRange
+from brokers.log.failures import DiskFailed, DiskFull, OffsetOutOfRange
 from brokers.log.files import Buffer, DiskPort
+from brokers.log.plain import PlainAppends
 from brokers.log.producers import Change, Duplicate, Marker, Origin, ProducerState, Refusal, VerificationGuard
-from brokers.log.reads import LogReads
-from brokers.log.segment import DELETED_SUFFIX, MAX_POSITION, PlacedBatch, Segment
+from brokers.log.segment import DELETED_SUFFIX, PlacedBatch, Segment
 from brokers.log.state import AppendInfo, LogSettings, LogState, guarded
 from brokers.log.validation import (
-    MAX_BATCH_RECORDS,
     Checked,
     Rejected,
     check_for_leader,
     read_marker,
-    takes_as_they_are,
 )
 from brokers.model import INTERNAL_TOPICS
 from wire.compression import CodecError
@@ -37,36 +35,9 @@ from wire.types import NO_PRODUCER_ID, TopicPartition
 
 logger = logging.getLogger(__name__)
 
-_MAX_TIMESTAMP, _NO_TIMESTAMP = 2**63 - 1, -(2**63)
 
-
-class _Bounds:
-    """Which batches may take the short way into a segment. Whatever goes the general way makes them anew.
-
-    ``appends`` is how many batches the indexes have room for in any case, at most a thousand until they are asked anew.
-    """
-
-    __slots__ = ("after_ms", "appends", "before_ms", "config", "newest", "offset", "position", "segment", "size")
-
-    def __init__(self, active: Segment, config: TopicConfig, newest: int) -> None:
-        self.segment = active
-        self.config = config
-        self.size = min(config.max_message_bytes, config.segment_bytes) if takes_as_they_are(config) else -1
-        self.position = min(config.segment_bytes, MAX_POSITION)
-        self.offset = active.base_offset + MAX_POSITION
-        begun = active.first_timestamp
-        self.newest = newest if begun is not None and begun >= 0 else _NO_TIMESTAMP  # else it depends on the clock
-        self.after_ms = config.message_timestamp_after_max_ms
-        self.before_ms = config.message_timestamp_before_max_ms  # below, the earliest timestamp is before the epoch
-        self.appends = max(0, min(1000, active.index_room(config.segment_index_bytes)))
-        if not self.appends:
-            self.size = -1
-
-
-class Log(LogReads):
+class Log(PlainAppends):
     """A partition's records on disk, with what follows from them."""
-
-    _bounds: _Bounds | None = None
 
     @classmethod
     def open(
@@ -194,36 +165,6 @@ class Log(LogReads):
             error_message=None,
         )
 
-    def _append_plain(self, records: Buffer, leader_epoch: int, now_ms: int) -> AppendInfo | None:
-        """The short way of what most producers send, with the same outcome; None if it must go the general way."""
-        active = self.segments.active
-        bounds = self._bounds
-        if bounds is None or bounds.segment is not active or bounds.config is not self._config or not bounds.appends:
-            bounds = self._bounds = _Bounds(active, self._config, self._newest_for(active, now_ms))
-        size, offset, position = len(records), self.log_end_offset, active.log.size
-        if (
-            not position  # the first batch of a segment decides how long it lasts
-            or size > bounds.size
-            or position + size > bounds.position
-            or offset + size > bounds.offset  # a record has more than one byte
-            or now_ms > bounds.before_ms
-            or leader_epoch != self.epochs.latest
-            or self.epochs.dirty
-        ):
-            return None
-        admitted = admit(records, offset, leader_epoch, min(now_ms + bounds.after_ms, bounds.newest), MAX_BATCH_RECORDS)
-        if admitted is None:
-            return None
-        bounds.appends -= 1
-        count, largest = admitted
-        try:
-            active.append_one(records, offset, offset + count - 1, largest, self._config.index_interval_bytes)
-        except (DiskFull, DiskFailed) as wrong:
-            return self._unwritten(wrong)
-        self._appended_to(offset + count, now_ms)
-        failed = self._flushed() if self._flush_now() else None
-        return self._appended(offset, count, size) if failed is None else failed
-
     def append_control(
         self, batch: Buffer, *, leader_epoch: int, now_ms: int, transaction_version: int = 0
     ) -> AppendInfo:
@@ -308,38 +249,6 @@ class Log(LogReads):
             self.save_epochs()
         return None
 
-    def _appended_to(self, end: int, now_ms: int) -> None:
-        """What was written up to there counts."""
-        self.log_end_offset = end
-        self._settled = False
-        self.last_now_ms = max(self.last_now_ms, now_ms)
-        if self.unflushed_since_ms is None:
-            self.unflushed_since_ms = now_ms
-
-    def _unwritten(self, wrong: DiskFull | DiskFailed) -> AppendInfo:
-        """The refusal of what the disk did not take."""
-        if isinstance(wrong, DiskFull):
-            logger.error("%s: append refused: %s", self.topic_partition, wrong)
-            return self.refused(ErrorCode.KAFKA_STORAGE_ERROR, f"no room: {wrong.reason}")
-        self.fail(wrong)
-        return self.refused(ErrorCode.KAFKA_STORAGE_ERROR, str(wrong))
-
-    def _flush_now(self) -> bool:
-        """Whether settings ask for an fsync before the append is answered."""
-        return (
-            self.settings.flush_each_append or self.log_end_offset - self.recovery_point >= self._config.flush_messages
-        )
-
-    def _flushed(self) -> AppendInfo | None:
-        """Flush; the refusal if that fails. Without room for an index the records are still in the log, and safe."""
-        try:
-            self.flush()
-        except DiskFull as wrong:
-            return self.refused(ErrorCode.KAFKA_STORAGE_ERROR, f"no room: {wrong.reason}")
-        except LogOffline as wrong:
-            return self.refused(ErrorCode.KAFKA_STORAGE_ERROR, str(wrong))
-        return None
-
     def _segment_for(self, size: int, placed: list[PlacedBatch], last_offset: int, now_ms: int) -> Segment:
         """The active segment, after a roll if it is full, too old, or can't address the batch."""
         active = self.segments.active
@@ -353,26 +262,6 @@ class Log(LogReads):
             if newest <= self._newest_for(active, now_ms):
                 return active
         return self._roll(placed[0].header.base_offset, now_ms)
-
-    def _newest_for(self, active: Segment, now_ms: int) -> int:
-        """The largest timestamp that the active segment still takes, by segment.ms.
-
-        Kafka's rule: by the records' own time if they have any, else by the segment's age.
-        """
-        begun = active.first_timestamp
-        if not active.size or begun is None:
-            return _MAX_TIMESTAMP
-        longest = self._config.segment_ms - self._jitter_ms(active)
-        if begun >= 0:
-            return begun + longest
-        return _MAX_TIMESTAMP if now_ms - active.created_ms <= longest else _NO_TIMESTAMP
-
-    def _jitter_ms(self, segment: Segment) -> int:
-        jitter = self._config.segment_jitter_ms
-        if not jitter:
-            return 0
-        jitter = min(jitter, self._config.segment_ms)
-        return crc32c(f"{self.directory}/{segment.base_offset}".encode()) % jitter if jitter else 0
 
     @guarded
     def roll(self, now_ms: int) -> Segment:
@@ -394,21 +283,6 @@ class Log(LogReads):
         self.dirty_names = True
         self.keep_warm(active)
         return fresh
-
-    def refused(
-        self, error: ErrorCode, message: str | None, record_errors: tuple[tuple[int, str], ...] = ()
-    ) -> AppendInfo:
-        """The answer to an append that changed nothing."""
-        return AppendInfo(-1, -1, -1, self.log_start_offset, 0, 0, False, error, message, record_errors)
-
-    def _appended(self, first_offset: int, record_count: int, size: int) -> AppendInfo:
-        return tuple.__new__(  # without the Python function that a named tuple's constructor is
-            AppendInfo,
-            (
-                first_offset, self.log_end_offset - 1, -1, self.log_start_offset, record_count, size, False,
-                ErrorCode.NONE, None, (),
-            ),
-        )  # fmt: skip
 
     def _duplicate(self, duplicate: Duplicate, append_time: int) -> AppendInfo:
         batch = duplicate.batch
@@ -554,22 +428,6 @@ class Log(LogReads):
             self.garbage.pop(0)[1].remove()
 
     # ---- durability
-
-    @guarded
-    def flush(self) -> None:
-        """fsync everything above the recovery point, then raise it to the log's end. Raises DiskFull, LogOffline."""
-        end = self.log_end_offset
-        if self.recovery_point < end:
-            for segment in self.segments.from_offset(self.recovery_point):
-                if segment.size:
-                    segment.sync()
-        if self.epochs.dirty or not self._epochs_durable:
-            self.save_epochs(durable=True)
-        if self.dirty_names:
-            self.disk.sync_directory(self.directory)
-            self.dirty_names = False
-        self.recovery_point = end
-        self.unflushed_since_ms = None
 
     @guarded
     def begin_flush(self, *, active: bool) -> None:

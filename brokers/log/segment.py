@@ -130,10 +130,23 @@ class Segment:
         self._index(position, len(data), last_offset, max_timestamp, index_interval_bytes)
         self._hint(base_offset, position)
 
-    def _write(self, data: Buffer) -> int:
+    def append_run(
+        self, batches: list[Buffer], admitted: Sequence[tuple[int, int, int, int]], index_interval_bytes: int
+    ) -> None:
+        """As :meth:`append_one`, for batches that follow on each other; ``admitted`` is what ``admit_run`` said."""
+        position = start = self._write(batches if len(batches) > 1 else batches[0])
+        for _, last_offset, max_timestamp, size in admitted:
+            self._index(position, size, last_offset, max_timestamp, index_interval_bytes)
+            position += size
+        self._hint(admitted[0][0], start)
+
+    def _write(self, data: Buffer | list[Buffer]) -> int:
         position = self.log.size
         try:
-            self.log.write(data, position)
+            if isinstance(data, list):
+                self.log.write_run(data, position)
+            else:
+                self.log.write(data, position)
         except DiskFull:
             try:
                 self.log.truncate(position)

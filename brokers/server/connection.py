@@ -79,6 +79,10 @@ class Environment(Protocol):
         """Execute one request; its answer goes into the slot, now or later."""
         ...
 
+    def dispatch_run(self, connection: Connection, data: memoryview, start: int, end: int, most: int) -> int:
+        """Execute requests that are best executed together, if ``data`` begins with such; returns where they end."""
+        ...
+
     def forget(self, connection: Connection) -> None:
         """The connection is closed."""
         ...
@@ -175,6 +179,8 @@ class Connection:
             for _ in range(REQUESTS_PER_TURN):
                 if self.closed or self._stalled():
                     break
+                if self._run():
+                    continue
                 if not self._one():
                     more = False
                     break
@@ -190,6 +196,34 @@ class Connection:
             self._env.loop.call_soon(self.pump)  # the others' turn first
         if not self._waiting_for_budget and (len(self._framer) < READ_BEHIND or not self._stalled()):
             self._resume()
+
+    def _run(self) -> bool:
+        """Execute the requests that are next together, if they are of that kind.
+
+        They leave nothing behind in the block they were received into, so the budget is not asked.
+        """
+        framer = self._framer
+        here = framer.received_here
+        if here is None:
+            return False
+        data, start, end = here
+        most = self._env.max_in_flight - len(self._slots)
+        executed = self._env.dispatch_run(self, data, start, end, most)
+        if executed == start:
+            return False
+        if not self.closed:
+            framer.skip_to(executed)
+            self.frame_since_ms = None
+            if self._reserved:  # the first of them was awaited
+                self._env.budget.release(self._reserved)
+                self._reserved = 0
+        return True
+
+    def next_slot(self) -> Slot:
+        """The place of the next answer, for requests that were executed together."""
+        slot = Slot(self, 0)
+        self._slots.append(slot)
+        return slot
 
     def _one(self) -> bool:
         """Execute the next request if all of it is here."""

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from brokers.api.base import CLOSE, Context, Done, Park, Services
+from brokers.api.produce_run import handle_produce_run
 from brokers.server.connection import Connection, Slot
 from brokers.server.framing import Chunk
 from brokers.server.limits import QuietLog
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PRODUCE, API_VERSIONS = 0, 18
+SMALLEST_RUN = 4 + 4 + 61
+"""No Produce with a batch is smaller than its frame's size, the first fields and a batch header."""
 ADMIN_WEIGHT = 8
 """A small admin body decodes into objects several times its size: what it is counted as while it is in flight."""
 
@@ -43,7 +46,7 @@ class Route(NamedTuple):
     handler: Callable[[Any, Context], Any]
     decode: Callable[[int, memoryview], Any]
     counted: Counter
-    observe: Callable[[float], None]
+    observe: Callable[[float, int], None]
 
 
 def resolve(api: Api) -> Callable[[Any, Context], Any]:
@@ -79,6 +82,7 @@ class Dispatcher:
         self._quiet = quiet
         self._tasks: set[asyncio.Task[None]] = set()
         self._routes = {key: self._route(api, handlers) for key, api in APIS.items()}
+        self._runs = handlers is None
 
     def _route(self, api: Api, handlers: dict[int, Callable[[Any, Context], Any]] | None) -> Route:
         handler = handlers.get(api.key, _unserved) if handlers is not None else resolve(api)
@@ -139,6 +143,31 @@ class Dispatcher:
         else:
             self._settle(outcome, reply)
 
+    def dispatch_run(self, connection: Connection, data: memoryview, start: int, end: int, most: int) -> int:
+        """Execute requests that are best executed together; returns where they end, ``start`` if there are none.
+
+        ``data`` from ``start`` to ``end`` begins with a frame's size. At most ``most`` requests.
+        """
+        if end - start < SMALLEST_RUN or data[start + 5] != PRODUCE or data[start + 4] or not self._runs:
+            return start
+        route = self._routes[PRODUCE]
+        started = time.perf_counter()
+        run = hot.decode_produce_run(data, start, end, route.lowest, route.api.max_version, most)
+        if run is None:
+            return start
+        context = Context(self._services, connection.peer, PRODUCE, run.version, run.correlation_ids[0], "")
+        try:
+            executed = handle_produce_run(run, context)
+        except Exception:
+            Reply(route, context, connection, connection.next_slot(), started=started).failed()
+            return end
+        if executed is None:
+            return start
+        taken, outcome = executed
+        reply = Reply(route, context, connection, connection.next_slot(), started=started, requests=taken)
+        self._settle(outcome, reply)
+        return run.ends[taken - 1]
+
     def _settle(self, outcome: Any, reply: Reply) -> None:
         if isinstance(outcome, Done):
             reply.send(outcome.response)
@@ -189,10 +218,20 @@ class Dispatcher:
 class Reply:
     """Where one request's answer goes."""
 
-    __slots__ = ("connection", "context", "route", "slot", "started")
+    __slots__ = ("connection", "context", "requests", "route", "slot", "started")
 
-    def __init__(self, route: Route, context: Context, connection: Connection, slot: Slot, *, started: float) -> None:
+    def __init__(
+        self,
+        route: Route,
+        context: Context,
+        connection: Connection,
+        slot: Slot,
+        *,
+        started: float,
+        requests: int = 1,
+    ) -> None:
         self.route = route
+        self.requests = requests
         self.context = context
         self.connection = connection
         self.slot = slot
@@ -200,8 +239,8 @@ class Reply:
 
     def send(self, response: Any) -> None:
         """Encode the answer and give it to the connection."""
-        self.route.counted.value += 1
-        self.route.observe(time.perf_counter() - self.started)
+        self.route.counted.value += self.requests
+        self.route.observe(time.perf_counter() - self.started, self.requests)
         if response is CLOSE:
             self.refuse()
             return
@@ -221,6 +260,8 @@ class Reply:
     def _chunks(self, response: Any) -> list[Chunk]:
         if response is None:
             return []
+        if type(response) is hot.Frames:
+            return [response]
         context = self.context
         header = messages.encode_response_header(context.api_key, context.api_version, context.correlation_id)
         if isinstance(response, hot.Encoded):

@@ -78,6 +78,21 @@ class Framer:
         else:
             self._end += count
 
+    @property
+    def received_here(self) -> tuple[memoryview, int, int] | None:
+        """The block with its first and last position that belong to frames; None while a large one is received."""
+        return (self._data, self._start, self._end) if self._whole is None and self._start < self._end else None
+
+    def skip_to(self, position: int) -> None:
+        """The frames before that position of the block are used up."""
+        used = position - self._start
+        if used >= LARGE_FRAME:
+            first = LENGTH_SIZE + int.from_bytes(self._data[self._start : self._start + LENGTH_SIZE], "big")
+            self._last = used if first == used else 0
+        else:
+            self._last = 0
+        self._start, self._size = position, -1
+
     def size(self) -> int | None:
         """The size of the frame that is next or being received, None before its prefix is there.
 

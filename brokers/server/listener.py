@@ -97,6 +97,7 @@ class Server:
         self.parking = Parking(self.loop, services.clock)
         self._dispatcher = Dispatcher(services, self.parking, self.budget, self.quiet, handlers)
         self.dispatch = self._dispatcher.dispatch
+        self.dispatch_run = self._dispatcher.dispatch_run
         for endpoint, sock in self._listeners:
             sock.listen(BACKLOG)
             self.loop.add_reader(sock.fileno(), self._accept, endpoint, sock)

@@ -36,6 +36,9 @@ class RecordingFile(RealFile):
         self._disk.note("write", self.path, position=position, data=bytes(data))
         super().write(data, position)
 
+    def write_run(self, pieces, position):
+        self.write(b"".join(pieces), position)
+
     def truncate(self, size):
         self._disk.note("truncate", self.path, size=size)
         super().truncate(size)

@@ -40,6 +40,9 @@ class FaultyFile(RealFile):
         error = fault.error or errno.ENOSPC
         raise _failure(self.path, OSError(error, os.strerror(error)))
 
+    def write_run(self, pieces, position):
+        self.write(b"".join(pieces), position)
+
     def read(self, position, length):
         self._disk.check("read", self.path)
         return super().read(position, length)

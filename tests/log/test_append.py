@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from _native.batch import Record, encode_batch, parse_header, scan, validate_batch
 from brokers.log import Log, LogSettings, Origin
 from brokers.log.validation import build_batch
+from tests.log.faulty import Fault, FaultyDisk
 from tests.log.support import (
     DEFAULTS,
     NOW,
@@ -352,6 +354,67 @@ def test_the_short_way_ends_as_the_general_one(topic, sent):
         for log in (short, general):
             log.close()
         assert files(Path(name) / "short-0") == files(Path(name) / "general-0")
+
+
+@given(st.sampled_from(TOPICS), st.lists(st.tuples(SENT, st.integers(0, 3), st.integers(0, 9)), max_size=16))
+@settings(max_examples=150)
+def test_a_run_ends_as_its_batches_one_by_one(topic, sent):
+    with tempfile.TemporaryDirectory() as name:
+        runs, general = (open_log(Path(name) / f"{way}-0", config=config(**topic)) for way in ("runs", "general"))
+        general._append_plain = lambda *_: None
+        epoch, now_ms = 0, NOW
+        while sent:
+            data, later, next_epoch = sent[0]
+            epoch, now_ms = epoch + (not next_epoch), now_ms + 40 * (not later)
+            together = list(itertools.takewhile(lambda item: item[1] and item[2], sent[1:]))
+            together = [bytearray(data), *(bytearray(item[0]) for item in together)]
+            expected = [append(general, data, epoch=epoch, now_ms=now_ms) for data in together]
+            sent = sent[len(together) :]
+            while together:
+                some = list(together)
+                admitted = runs.admit_run(some, leader_epoch=epoch, now_ms=now_ms)
+                if not admitted:
+                    assert append(runs, together.pop(0), epoch=epoch, now_ms=now_ms) == expected.pop(0)
+                    continue
+                taken = len(admitted)
+                assert runs.append_run(some[:taken], admitted, now_ms=now_ms) is None
+                assert [one[:2] for one in admitted] == [
+                    (one.first_offset, one.last_offset) for one in expected[:taken]
+                ]
+                assert [one[3] for one in admitted] == [one.size for one in expected[:taken]]
+                assert all(one.error is ErrorCode.NONE for one in expected[:taken])
+                del together[:taken], expected[:taken]
+        assert content(runs) == content(general)
+        for ours, theirs in zip(runs.segments, general.segments, strict=True):
+            for what in ("base_offset", "max_timestamp", "first_timestamp", "_bytes_since_index"):
+                assert getattr(ours, what) == getattr(theirs, what), what
+        for what in ("log_end_offset", "last_now_ms", "unflushed_since_ms"):
+            assert getattr(runs, what) == getattr(general, what), what
+        assert runs.epochs.entries == general.epochs.entries
+        for log in (runs, general):
+            log.close()
+        assert files(Path(name) / "runs-0") == files(Path(name) / "general-0")
+
+
+def test_a_run_is_one_write_and_all_or_nothing_of_it_is_there(tmp_path):
+    disk = FaultyDisk()
+    log = open_log(tmp_path / "t-0", disk=disk)
+    append(log, batch(1))
+
+    def run(*batches):
+        some = [bytearray(data) for data in batches]
+        admitted = log.admit_run(some, leader_epoch=0, now_ms=NOW)
+        return [one[:2] for one in admitted], log.append_run(some, admitted, now_ms=NOW)
+
+    disk.calls.clear()
+    assert run(batch(2), batch(1)) == ([(1, 2), (3, 3)], None)
+    assert [path for operation, path in disk.calls if operation == "write"] == [log.segments.active.log.path]
+    before = content(log)
+    disk.faults.append(Fault("write", ".log", written=100, times=1))
+    offsets, refusal = run(batch(2), batch(1))
+    assert (offsets, refusal.error) == ([(4, 5), (6, 6)], ErrorCode.KAFKA_STORAGE_ERROR)
+    assert (content(log), log.log_end_offset) == (before, 4)
+    assert append(log, batch(1)).first_offset == 4
 
 
 def test_what_most_producers_send_takes_the_short_way(log, monkeypatch):

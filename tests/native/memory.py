@@ -134,6 +134,12 @@ class Fuzz:
             view = exactly(plain)
             admitted.append((outcome(lambda t=twin, v=view: t.admit(v, 7, 6, 2**62, 5)), bytes(view)))
         assert admitted[0] == admitted[1]
+        for twin in (batch_py, batch_cy):
+            views = [exactly(plain), exactly(batch_py.encode_batch(self.records())), exactly(plain)]
+            found = outcome(lambda t=twin, v=views: t.admit_run(v, 7, 6, 2**62, 5, 400))
+            admitted.append((found, b"".join(map(bytes, views))))
+            self.rng = random.Random(7)  # the same records for both
+        assert admitted[2][0][0] == admitted[3][0][0] == "ok"
         header: BatchHeader = batch_py.parse_header(raw)
         if rng.random() < 0.4:
             header = header._replace(
@@ -178,6 +184,11 @@ class Fuzz:
         head = bytes((0, self.rng.choice((0, 1, 9)), 0, self.rng.randrange(14), 0, 0, 0, 7, 0, 3)) + b"me?"
         head = self.mutated(head + self.tags(True))
         self.same(wire_py, wire_cy, "parse_request_header", head, {0: 9, 1: 12})
+        head = bytes((0, 0, 0, version, 0, 0, 0, 7, 0, 3)) + b"me?" + (b"\0" if version >= 9 else b"")
+        frame = head + self.produce(version, b"", 1)
+        frames = self.mutated((len(frame).to_bytes(4, "big") + frame) * self.rng.randrange(1, 4))
+        limit = self.rng.choice((len(frames), self.rng.randrange(len(frames) + 1)))
+        self.same(wire_py, wire_cy, "decode_produce_run", frames, 0, limit, 3, 13, 3)
         version = self.rng.randrange(4, 19)
         self.same(wire_py, wire_cy, "decode_fetch", version, self.mutated(self.fetch(version)))
         version = self.rng.randrange(13, 19)
@@ -199,12 +210,18 @@ class Fuzz:
             (b"\0", b"\0", b"\1\5\3abc", b"\1\0\3\2xy", b"\1\1\x08" + bytes(8), b"\2\0\0\1\x0d" + bytes(13))
         )
 
-    def produce(self, version: int) -> bytes:
+    def produce(self, version: int, transactional_id: bytes = b"id", parts: int = -1) -> bytes:
         """A Produce request's body."""
         flexible = version >= 9
-        parts = self.rng.randrange(3)
+        parts = self.rng.randrange(3) if parts < 0 else parts
         topic = self.rng.randbytes(16) if version >= 13 else self.string(flexible)
-        out = self.string(flexible, b"id") + b"\xff\xff\0\0\0\5" + self.count(flexible, 1) + topic
+        none = b"\0" if flexible else b"\xff\xff"
+        out = (
+            (self.string(flexible, transactional_id) if transactional_id else none)
+            + b"\xff\xff\0\0\0\5"
+            + self.count(flexible, 1)
+            + topic
+        )
         out += self.count(flexible, parts)
         for _ in range(parts):
             data = self.rng.randbytes(self.rng.randrange(20))

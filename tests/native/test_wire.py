@@ -16,6 +16,7 @@ import _native.wire_cy as cython_twin
 import _native.wire_py as pure_twin
 import wire.messages as m
 from _native.errors import MalformedMessage
+from _native.wire_fields import put_varint
 from _native.wire_py import (
     NO_HIGH_WATERMARK,
     FetchOutcome,
@@ -107,6 +108,119 @@ def test_mutated_requests_are_judged_alike(key: int, version: int, data: st.Data
         body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.sampled_from((0, 1, 2, 0x7F, 0x80, 0xFF)))
     verdict, _ = both(DECODERS[key], version, bytes(body))
     assert (verdict == "ok") == accepted_by_the_library(key, version, bytes(body))
+
+
+def a_produce(
+    version: int, records: bytes | None, correlation_id: int = 0, *, acks: int = -1, topic: str = "t", index: int = 3,
+    client: str = "me", transactional_id: str | None = None, timeout_ms: int = 9, parts: int = 1,
+) -> bytes:  # fmt: skip
+    """A Produce as a frame with its size."""
+    data = m.request_class(PRODUCE).TopicProduceData
+    message = m.request_class(PRODUCE)(
+        version=version, transactional_id=transactional_id, acks=acks, timeout_ms=timeout_ms,
+        topic_data=[data(
+            name=topic, topic_id=uuid.UUID(int=len(topic)),
+            partition_data=[data.PartitionProduceData(index=index, records=None)] * parts,
+        )],
+    )  # fmt: skip
+    frame = bytes(m.encode_request(PRODUCE, version, correlation_id, client, message))[4:]
+    null, behind = (b"\0", b"\0\0\0") if version >= 9 else (b"\xff\xff\xff\xff", b"")
+    if records is not None:
+        assert frame.endswith(null + behind)
+        assert parts == 1
+        size = bytearray()
+        if version >= 9:
+            put_varint(size, len(records) + 1)
+        else:
+            size += struct.pack(">i", len(records))
+        frame = frame[: len(frame) - len(null + behind)] + size + records + behind
+    return struct.pack(">i", len(frame)) + frame
+
+
+def a_run(data: Any, start: int = 0, end: int | None = None, lowest: int = 3, highest: int = 13, most: int = 99) -> Any:
+    found = len(data) if end is None else end
+    return both("decode_produce_run", memoryview(data), start, found, lowest, highest, most)[1]
+
+
+@pytest.mark.parametrize("version", range(3, 14))
+def test_requests_that_differ_only_in_partition_and_records_make_a_run(version: int) -> None:
+    carried = [(0, b"x"), (1, b"y" * 126), (0, b"z" * 127), (0, b"x" * 128), (2, b"x" * 20000), (1, b"xxx")]
+    frames = [a_produce(version, data, 70 + number, index=index) for number, (index, data) in enumerate(carried)]
+    sent = b"".join(frames)
+    data = b"before" + sent + a_produce(version, b"other", timeout_ms=1) + b"behind"
+    run = a_run(data, 6)
+    assert run.correlation_ids == [70, 71, 72, 73, 74, 75]
+    assert run.groups == [0, 1, 0, 0, 2, 1]
+    assert [[bytes(part) for part in batches] for batches in run.batches] == [
+        [data for index, data in carried if index == number] for number in range(3)
+    ]
+    assert run.ends[-1] == 6 + len(sent)
+    assert (run.version, run.acks, run.timeout_ms) == (version, -1, 9)
+    by_id = version >= 13
+    assert run.parts == [
+        ProducePart(None if by_id else "t", uuid.UUID(int=1) if by_id else None, n, None) for n in range(3)
+    ]
+    assert a_run(data, 6, most=2).correlation_ids == [70, 71]
+    assert a_run(data, 6, 6 + len(sent) - 1).correlation_ids == [70, 71, 72, 73, 74]
+    assert a_run(data, 6, lowest=version + 1) is None
+    assert a_run(data, 6, highest=version - 1) is None
+
+
+OTHERS: list[dict[str, Any]] = [
+    {"acks": 0}, {"acks": 2}, {"transactional_id": "x"}, {"parts": 2, "records": None}, {"records": None},
+    {"records": b""},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("version", [3, 8, 9, 13])
+@pytest.mark.parametrize("change", OTHERS)
+def test_what_makes_no_run(version: int, change: dict[str, Any]) -> None:
+    assert a_run(a_produce(version, **{"records": b"r", **change})) is None
+
+
+@pytest.mark.parametrize("change", [{"timeout_ms": 8}, {"acks": 1}, *OTHERS])
+def test_what_ends_a_run(change: dict[str, Any]) -> None:
+    assert len(a_run(a_produce(11, b"r") + a_produce(11, **{"records": b"r", **change})).ends) == 1
+    assert len(a_run(a_produce(11, b"r") + a_produce(12, b"r")).ends) == 1
+
+
+def test_a_run_has_so_many_partitions() -> None:
+    run = a_run(b"".join(a_produce(11, b"r", index=index) for index in range(40)))
+    assert run.groups == list(range(pure_twin.MAX_RUN_PARTS))
+
+
+@given(st.sampled_from(range(3, 14)), st.lists(st.binary(min_size=1, max_size=9), min_size=1, max_size=4), st.data())
+@settings(max_examples=400)
+def test_a_run_says_what_its_requests_say_one_by_one(version: int, carried: list[bytes], data: st.DataObject) -> None:
+    raw = bytearray(b"".join(a_produce(version, part, number, index=number % 2) for number, part in enumerate(carried)))
+    for _ in range(data.draw(st.integers(0, 3))):
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.sampled_from((0, 1, 2, 0x7F, 0x80, 0xFF)))
+    run = a_run(raw, 0, data.draw(st.just(len(raw)) | st.integers(0, len(raw))), most=3)
+    if run is None:
+        return
+    at, turns = 0, [iter(batches) for batches in run.batches]
+    for group, correlation_id, until in zip(run.groups, run.correlation_ids, run.ends, strict=True):
+        frame = raw[at + 4 : until]
+        assert int.from_bytes(raw[at : at + 4], "big") == len(frame)
+        header = pure_twin.parse_request_header(frame, {PRODUCE: 9})
+        request = pure_twin.decode_produce(run.version, memoryview(frame)[header.body :])
+        assert (header.api_key, header.api_version, header.correlation_id) == (PRODUCE, run.version, correlation_id)
+        assert request == (None, run.acks, run.timeout_ms, [run.parts[group]._replace(records=next(turns[group]))])
+        at = until
+
+
+@pytest.mark.parametrize("version", range(3, 14))
+def test_the_answers_of_a_run_are_those_of_its_requests(version: int) -> None:
+    run = a_run(b"".join(a_produce(version, b"r", -number, index=number // 2) for number in range(4)))
+    admitted = [[(2**40, 0, 0, 0), (2**40 + 7, 0, 0, 0)], [(5, 0, 0, 0), (6, 0, 0, 0)]]
+    _, frames = both("encode_produce_run", run, [4, 3], admitted)
+    expected = b""
+    for correlation_id, (number, offset) in enumerate([(0, 2**40), (0, 2**40 + 7), (1, 5), (1, 6)]):
+        outcome = ProduceOutcome(0, offset, -1, (4, 3)[number])
+        body = pure_twin.encode_produce_response(version, [(run.parts[number], outcome)])
+        head = m.encode_response_header(PRODUCE, version, -correlation_id)
+        expected += struct.pack(">i", len(head) + len(body)) + head + body
+    assert frames == expected
 
 
 @given(st.binary(max_size=80), st.sampled_from(VERSIONS))

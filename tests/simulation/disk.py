@@ -9,7 +9,7 @@ longer; creations, renames and removals after their directory's last fsync may b
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from brokers.log.failures import DirectoryInUse, DiskFailed, DiskFull
@@ -144,6 +144,9 @@ class SimFile:
         self.inode.write(bytes(data), position)
         self.inode.modified_ms = self._disk.now_ms()
         self.size = max(self.size, position + len(data))
+
+    def write_run(self, pieces: Sequence[Buffer], position: int) -> None:
+        self.write(b"".join(pieces), position)
 
     def read(self, position: int, length: int) -> bytes:
         self._disk.check(self.path)

@@ -1,0 +1,165 @@
+"""Produce requests of one connection that came together: appended by one write for each partition.
+
+A run has the outcome of its requests one after the other. What is not plain (a producer id, a codec, a topic that is
+not led here, a segment that is full) ends it and is left to :mod:`brokers.api.produce`, request by request. Figures:
+ADR 0012.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from brokers.api.base import Context, Done, Park
+from brokers.api.leaders import endpoints_of
+from brokers.api.produce import ALL, named, refusal
+from brokers.cluster.partition import Partition
+from brokers.log import Admitted, AppendInfo
+from brokers.log.plain import unstamp
+from brokers.model import INTERNAL_TOPICS, TopicPartition
+from wire.errors import ErrorCode
+from wire.hot import Frames, ProduceOutcome, ProducePart, ProduceRun, encode_produce_response, encode_produce_run
+from wire.messages import encode_response_header
+
+PRODUCE = 0
+
+
+def handle_produce_run(run: ProduceRun, context: Context) -> tuple[int, Done | Park] | None:
+    """How many requests were executed, from the first on, and their answers; None if the first is not for this way."""
+    services = context.services
+    now_ms = services.clock.wall_ms()
+    partitions: list[Partition | None] = []
+    admitted: list[list[Admitted]] = []
+    whole = True
+    for part, batches in zip(run.parts, run.batches, strict=True):
+        partition = _led_here(part, context)
+        found = [] if partition is None else partition.admit_run(batches, acks=run.acks, now_ms=now_ms)
+        partitions.append(partition)
+        admitted.append(found)
+        whole = whole and len(found) == len(batches)
+    taken = len(run.groups) if whole else _cut(run, admitted)
+    if not taken:
+        return None
+    refusals: list[AppendInfo | None] = []
+    records = size = 0
+    waits: list[tuple[int, Partition, int]] = []
+    waiting = run.acks == ALL or not services.replicas.lease_valid()
+    for group, (partition, batches, found) in enumerate(zip(partitions, run.batches, admitted, strict=True)):
+        if partition is None or not found:
+            refusals.append(None)
+            continue
+        refused = partition.append_run(batches, found, now_ms=now_ms)
+        refusals.append(refused)
+        if refused is None:
+            last_offset = found[-1][1]
+            records += last_offset + 1 - found[0][0]
+            size += sum([one[3] for one in found])
+            if waiting and not partition.is_committed(last_offset):
+                waits.append((group, partition, last_offset))
+    services.metrics.records_in.value += records
+    services.metrics.appended_bytes.value += size
+    answers = _Answers(run, admitted, partitions, refusals, context)
+    if waits:
+        return taken, answers.wait(waits)
+    return taken, named(Done, (answers.now(),))
+
+
+def _led_here(part: ProducePart, context: Context) -> Partition | None:
+    """The partition, if this broker leads it and clients may write to it."""
+    services = context.services
+    topic = part.topic if part.topic_id is None else services.view.topic_names.get(part.topic_id)
+    if topic is None or topic in INTERNAL_TOPICS:
+        return None
+    partition = services.replicas.leader(named(TopicPartition, (topic, part.partition)))
+    return None if isinstance(partition, ErrorCode) else partition
+
+
+def _cut(run: ProduceRun, admitted: list[list[Admitted]]) -> int:
+    """Shorten the run to the requests before the first that was not admitted; how many these are."""
+    turns = [0] * len(admitted)
+    taken = 0
+    for group in run.groups:
+        if turns[group] == len(admitted[group]):
+            break
+        turns[group] += 1
+        taken += 1
+    for batches, found, turn in zip(run.batches, admitted, turns, strict=True):
+        for batch in batches[turn : len(found)]:
+            unstamp(batch)
+        del batches[turn:], found[turn:]
+    for requests in (run.groups, run.correlation_ids, run.ends):
+        del requests[taken:]
+    return taken
+
+
+class _Answers:
+    """What is answered to the requests of a run, all at once."""
+
+    __slots__ = ("admitted", "context", "partitions", "refusals", "run")
+
+    def __init__(
+        self,
+        run: ProduceRun,
+        admitted: list[list[Admitted]],
+        partitions: list[Partition | None],
+        refusals: list[AppendInfo | None],
+        context: Context,
+    ) -> None:
+        self.run = run._replace(batches=[])  # the frames are used up: who waits keeps no view on them
+        self.admitted = admitted
+        self.partitions = partitions
+        self.refusals = refusals
+        self.context = context
+
+    def now(self) -> Frames:
+        """The answers, if whatever was appended is good."""
+        if any(self.refusals):
+            return self.frames({})
+        starts = [partition.log.log_start_offset if partition is not None else -1 for partition in self.partitions]
+        return Frames(encode_produce_run(self.run, starts, self.admitted))
+
+    def frames(self, errors: dict[int, ErrorCode]) -> Frames:
+        """The answers one by one. In a partition with an error, what is not committed gets that."""
+        run, context = self.run, self.context
+        turns = [iter(found) for found in self.admitted]
+        frames: list[bytes] = []
+        for group, correlation_id in zip(run.groups, run.correlation_ids, strict=True):
+            outcome = self._outcome(group, next(turns[group]), errors.get(group, ErrorCode.NONE))
+            endpoints = endpoints_of(context, [outcome.current_leader])
+            body = encode_produce_response(run.version, [(run.parts[group], outcome)], endpoints=endpoints)
+            header = encode_response_header(PRODUCE, run.version, correlation_id)
+            frames += (len(header) + len(body)).to_bytes(4, "big"), header, body
+        return Frames(b"".join(frames))
+
+    def _outcome(self, group: int, batch: Admitted, error: ErrorCode) -> ProduceOutcome:
+        partition, refused = self.partitions[group], self.refusals[group]
+        assert partition is not None, "nothing is admitted without a partition"
+        if refused is not None:
+            return refusal(refused.error, partition.tp, self.context, message=refused.error_message)
+        first_offset, last_offset, _, _ = batch
+        appended = ProduceOutcome(ErrorCode.NONE, first_offset, -1, partition.log.log_start_offset)
+        if error is ErrorCode.NONE or last_offset < partition.log.high_watermark:
+            return appended
+        if error is ErrorCode.REQUEST_TIMED_OUT:
+            return appended._replace(error=error)
+        return refusal(error, partition.tp, self.context)
+
+    def wait(self, waits: list[tuple[int, Partition, int]]) -> Park:
+        """acks=all: the answers come when the last batch of each partition is committed, or will not be."""
+        missing = {group for group, _, _ in waits}
+        errors: dict[int, ErrorCode] = {}
+
+        def expired() -> Frames:
+            return self.frames(errors | dict.fromkeys(missing, ErrorCode.REQUEST_TIMED_OUT))
+
+        park = Park(max(0, self.run.timeout_ms), expired)
+
+        def committed(group: int, error: ErrorCode) -> None:
+            missing.discard(group)
+            if error is not ErrorCode.NONE:
+                errors[group] = error
+            if not missing and not park.done:
+                park.complete(self.frames(errors) if errors else self.now())
+
+        for group, partition, last_offset in waits:
+            partition.wait_for(last_offset, functools.partial(committed, group), gives_up=True)
+        return park

@@ -1,0 +1,268 @@
+"""Produce requests that came together: appended by one write, with the outcome of one after the other."""
+
+from __future__ import annotations
+
+import random
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import wire.messages as m
+from _native.batch import Record, encode_batch
+from brokers.api.base import Connection, Context, Done, Park
+from brokers.api.produce_run import handle_produce_run
+from brokers.log import Origin
+from brokers.model import Endpoint
+from brokers.server.listener import Server
+from perf.counted import Client, TurnLoop
+from tests.server.stage import ME, OTHER, Stage
+from wire import compression, hot
+from wire.errors import ErrorCode
+
+VERSION = 11
+
+
+def batch(count: int = 1, value: bytes = b"v", **fields: Any) -> bytes:
+    return encode_batch([Record(-1, 1_700_000_000_000 + i, None, value) for i in range(count)], **fields)
+
+
+def frame(data: bytes, number: int, topic: str = "t", index: int = 0, acks: int = -1, version: int = VERSION) -> bytes:
+    request = m.request_class(0)
+    part = request.TopicProduceData.PartitionProduceData(index=index, records=data)
+    topics = [request.TopicProduceData(name=topic, partition_data=[part])]
+    message = request(version=version, transactional_id=None, acks=acks, timeout_ms=1000, topic_data=topics)
+    return bytes(m.encode_request(0, version, number, "me", message))
+
+
+# -- over a socket ------------------------------------------------------------------------------------------------
+
+
+class Broker:
+    """A server on a socket, whose turns the test takes."""
+
+    def __init__(self, directory: Path, *, runs: bool = True, **settings: str) -> None:
+        self.stage = Stage(directory, **settings)
+        self.loop = TurnLoop()
+        self.stage.services.loop = self.loop
+        server = Server(self.stage.config)
+        (endpoint,) = server.bind([Endpoint("PLAINTEXT", "127.0.0.1", 0)])
+        server.serve(self.stage.services)
+        self.runs: list[int] = []
+        self.server = server
+        execute = server.dispatch_run
+
+        def counted(connection: Any, data: memoryview, start: int, end: int, most: int) -> int:
+            until = execute(connection, data, start, end, most) if runs else start
+            self.runs.append(until - start)
+            return until
+
+        server.dispatch_run = counted
+        listener = next(fd for (fd, _), (_, args) in self.loop.callbacks.items() if args)
+        self.client = Client(self.loop, endpoint.port, listener)
+
+    def ask(self, requests: bytes, count: int) -> list[tuple[int, Any]]:
+        data = bytes(self.client.ask(requests, count))
+        answers: list[tuple[int, Any]] = []
+        while data:
+            size = int.from_bytes(data[:4], "big")
+            number, body = m.split_response(0, VERSION, data[4 : 4 + size])
+            answers.append((number, m.decode_response(0, VERSION, body)))
+            data = data[4 + size :]
+        return answers
+
+    def close(self) -> None:
+        self.server.close()
+        self.client.sock.close()
+
+
+def told(answers: list[tuple[int, Any]]) -> list[tuple[int, int, int]]:
+    """Correlation id, error and base offset of each answer."""
+    return [
+        (number, part.error_code, part.base_offset)
+        for number, message in answers
+        for part in message.responses[0].partition_responses
+    ]
+
+
+def test_what_comes_together_is_appended_together(tmp_path: Path) -> None:
+    broker = Broker(tmp_path)
+    broker.stage.topic("t", 2)
+    broker.ask(frame(batch(), 0), 1)  # the first of a segment goes the general way
+    broker.runs.clear()
+    sent = [frame(batch(count), count) for count in (1, 2, 3)]
+    assert told(broker.ask(b"".join(sent), 3)) == [(1, 0, 1), (2, 0, 2), (3, 0, 4)]
+    assert broker.runs == [len(b"".join(sent))]
+    metrics = broker.stage.services.metrics
+    assert (metrics.requests.labels("Produce").value, metrics.records_in.value) == (4, 7)
+    assert sum(metrics.request_seconds.labels("Produce").counts) == 4
+    broker.close()
+
+
+def test_a_frame_that_is_still_coming_waits_for_its_rest(tmp_path: Path) -> None:
+    broker = Broker(tmp_path)
+    broker.stage.topic("t")
+    broker.ask(frame(batch(), 0), 1)
+    sent = [frame(batch(value=b"x" * 500), number) for number in range(1, 5)]
+    cut = len(sent[0]) * 2 + 300
+    assert told(broker.ask(b"".join(sent)[:cut], 2)) == [(1, 0, 1), (2, 0, 2)]
+    assert told(broker.ask(b"".join(sent)[cut:], 2)) == [(3, 0, 3), (4, 0, 4)]
+    assert broker.server.budget.used == 0
+    broker.close()
+
+
+PLAIN = ["plain", "plain", "plain", "plain", "other", "other", "other"]
+KINDS = st.sampled_from([*PLAIN, "unknown", "corrupt", "gzip", "producer", "acks1", "large", "empty"])
+
+
+def _requests(kinds: list[str], version: int) -> bytes:
+    noise = random.Random(5)
+    frames: list[bytes] = []
+    for number, kind in enumerate(kinds):
+        data, index, topic, acks = batch(noise.randrange(1, 4), noise.randbytes(20)), 0, "t", -1
+        if kind == "other":
+            index = 1
+        elif kind == "unknown":
+            topic = "nowhere"
+        elif kind == "corrupt":
+            data = data[:-1] + bytes([data[-1] ^ 1])
+        elif kind == "gzip":
+            data = batch(2, attributes=1, compress=lambda payload: compression.compress(1, payload))
+        elif kind == "producer":
+            data = batch(1, producer_id=7, producer_epoch=0, base_sequence=kinds[:number].count("producer"))
+        elif kind == "acks1":
+            acks = 1
+        elif kind == "large":
+            data = batch(1, noise.randbytes(900))
+        elif kind == "empty":
+            data = b""
+        frames.append(frame(data, number, topic, index, acks, version))
+    return b"".join(frames)
+
+
+@given(st.lists(KINDS, min_size=1, max_size=24), st.sampled_from([9, 11, 12]), st.sampled_from(["700", "100000"]))
+@settings(max_examples=60, deadline=None)
+def test_the_outcome_is_that_of_one_after_the_other(
+    tmp_path_factory: pytest.TempPathFactory, kinds: list[str], version: int, segment: str
+) -> None:
+    ends: list[Any] = []
+    for runs in (True, False):
+        directory = tmp_path_factory.mktemp("runs")
+        broker = Broker(directory, runs=runs)
+        broker.stage.topic("t", 2, topic_id=uuid.UUID(int=7), segment_bytes=segment, max_message_bytes="800")
+        answers = bytes(broker.client.ask(_requests(kinds, version), len(kinds)))
+        logs = [broker.stage.partition("t", index).log for index in (0, 1)]
+        files = [(path.name, path.read_bytes()) for path in sorted(directory.rglob("t-*/*.log")) if path.stat().st_size]
+        metrics = broker.stage.services.metrics
+        ends.append(
+            (answers, files, [(log.log_end_offset, log.high_watermark) for log in logs], metrics.records_in.value,
+             metrics.appended_bytes.value, metrics.requests.labels("Produce").value)
+        )  # fmt: skip
+        broker.close()
+    assert ends[0] == ends[1]
+
+
+# -- waiting ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Stage:
+    stage = Stage(tmp_path)
+    stage.topic("t", replicas=(ME, OTHER))
+    stage.partition("t").append(bytearray(batch()), acks=1, origin=Origin.CLIENT)
+    return stage
+
+
+def start(stage: Stage, *batches: bytes, acks: int = -1, version: int = VERSION) -> Any:
+    data = bytearray(b"".join(frame(data, 40 + n, acks=acks, version=version) for n, data in enumerate(batches)))
+    run = hot.decode_produce_run(memoryview(data), 0, len(data), 3, 13, 99)
+    assert run is not None
+    assert len(run.ends) == len(batches)
+    context = Context(stage.services, Connection(1, "PLAINTEXT", "peer"), 0, version, 40, "")
+    executed = handle_produce_run(run, context)
+    if executed is None:
+        return None
+    assert executed[0] == len(batches)
+    del run
+    data.extend(b"a block with a view on it could not grow")
+    return executed[1]
+
+
+def answers(response: Any, version: int = VERSION) -> list[tuple[int, int, int]]:
+    assert type(response) is hot.Frames
+    found: list[tuple[int, Any]] = []
+    data = bytes(response)
+    while data:
+        size = int.from_bytes(data[:4], "big")
+        number, body = m.split_response(0, version, data[4 : 4 + size])
+        found.append((number, m.decode_response(0, version, body)))
+        data = data[4 + size :]
+    return told(found)
+
+
+def test_all_are_answered_once_the_last_is_committed(stage: Stage) -> None:
+    park = start(stage, batch(2), batch(1))
+    assert isinstance(park, Park)
+    stage.fetched("t", OTHER, 3)
+    assert not park.done
+    stage.fetched("t", OTHER, 4)
+    assert answers(park.response) == [(40, 0, 1), (41, 0, 3)]
+
+
+def test_acks_1_does_not_wait_unless_the_lease_is_gone(stage: Stage) -> None:
+    done = start(stage, batch(2), batch(1), acks=1)
+    assert isinstance(done, Done)
+    assert answers(done.response) == [(40, 0, 1), (41, 0, 3)]
+    stage.lease = False
+    assert isinstance(start(stage, batch(), batch(), acks=1), Park)
+
+
+def test_time_is_up_for_those_that_are_not_committed(stage: Stage) -> None:
+    park = start(stage, batch(2), batch(1))
+    assert park.deadline_ms == 1000
+    stage.fetched("t", OTHER, 3)
+    park.expire()
+    assert answers(park.response) == [(40, 0, 1), (41, ErrorCode.REQUEST_TIMED_OUT, 3)]
+    stage.fetched("t", OTHER, 4)  # too late, and harmless
+
+
+def test_partitions_wait_for_each_other_and_fail_by_themselves(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    stage.topic("t", 2, replicas=(ME, OTHER))
+    for index in (0, 1):
+        stage.partition("t", index).append(bytearray(batch()), acks=1, origin=Origin.CLIENT)
+    sent = [frame(batch(2), 1, index=0), frame(batch(3), 2, index=1), frame(batch(1), 3, index=0)]
+    run = hot.decode_produce_run(memoryview(bytearray(b"".join(sent))), 0, sum(map(len, sent)), 3, 13, 99)
+    assert run is not None
+    executed = handle_produce_run(run, Context(stage.services, Connection(1, "PLAINTEXT", "peer"), 0, VERSION, 1, ""))
+    assert executed is not None
+    count, park = executed
+    assert count == 3
+    assert isinstance(park, Park)
+    stage.fetched("t", OTHER, 4, 0)
+    assert not park.done
+    park.expire()
+    assert answers(park.response) == [(1, 0, 1), (2, ErrorCode.REQUEST_TIMED_OUT, 1), (3, 0, 3)]
+
+
+def test_a_lost_leadership_ends_the_wait_and_names_the_leader(stage: Stage) -> None:
+    park = start(stage, batch(2), batch(1))
+    stage.fetched("t", OTHER, 3)
+    stage.topic("t", leader=OTHER, epoch=1, replicas=(ME, OTHER))
+    assert answers(park.response) == [(40, 0, 1), (41, ErrorCode.NOT_LEADER_OR_FOLLOWER, -1)]
+    data = bytes(park.response)
+    second = data[4 + int.from_bytes(data[:4], "big") + 4 :]
+    message = m.decode_response(0, VERSION, m.split_response(0, VERSION, second)[1])
+    assert message.responses[0].partition_responses[0].current_leader.leader_id == OTHER
+    assert [node.node_id for node in message.node_endpoints] == [OTHER]
+
+
+def test_what_has_to_be_refused_is_left_to_the_general_way(stage: Stage) -> None:
+    stage.topic("t", replicas=(ME, OTHER), isr=(ME,), min_insync_replicas="2")
+    assert start(stage, batch()) is None
+    stage.topic("t", leader=OTHER, epoch=1, replicas=(ME, OTHER))
+    assert start(stage, batch()) is None
+    assert start(stage, batch(), acks=1) is None
