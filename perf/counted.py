@@ -92,6 +92,9 @@ class Client:
         loop.turn(listener)
         ((self.fd, _),) = set(loop.callbacks) - known
         self.buffer = bytearray(1 << 20)
+        self.poll = select.poll()  # descriptors may be many
+        for fd in (self.fd, self.sock.fileno()):
+            self.poll.register(fd, select.POLLIN)
 
     def ask(self, requests: bytes, count: int) -> memoryview:
         """Send, let the server work, and receive so many answers."""
@@ -99,12 +102,12 @@ class Client:
         have = end = 0
         while count:
             # an answer may need several turns, but nothing is asked in vain: the count would depend on the kernel
-            readable, _, _ = select.select([self.fd, self.sock], [], [])
+            readable = [fd for fd, _ in self.poll.poll()]
             if self.fd in readable:
                 self.loop.turn(self.fd)
             if (self.fd, select.POLLOUT) in self.loop.callbacks:
                 self.loop.callbacks[self.fd, select.POLLOUT][0]()
-            if self.sock in readable:
+            if self.sock.fileno() in readable:
                 have += self.sock.recv_into(memoryview(self.buffer)[have:])
             while count and have >= end + LENGTH + int.from_bytes(self.buffer[end : end + LENGTH], "big"):
                 end += LENGTH + int.from_bytes(self.buffer[end : end + LENGTH], "big")
