@@ -324,7 +324,7 @@ class BrokerConfig:
         INT, 64, "Requests of one connection that are worked on or parked at once.", low=1
     )
     fetch_send: str = setting(
-        STRING, "mmap", "How records leave: from a mapping of their file, which costs less, or by sendfile.",
+        STRING, "mmap", "How records leave: by what costs least for their size (mmap), or all by sendfile.",
         choices=("mmap", "sendfile"),
     )  # fmt: skip
     fetch_max_bytes: int = setting(INT, 55 * MIB, "Largest answer to one Fetch, in bytes.", low=1024)

@@ -25,7 +25,7 @@ from typing import Protocol
 
 from _native.io import FilePart, Mapping
 from brokers.log.failures import DirectoryInUse, DiskError, DiskFailed, DiskFull, SliceGone
-from brokers.log.mappings import MAPPED_FROM, Mappings
+from brokers.log.mappings import MAPPED_BELOW, MAPPED_FROM, Mappings
 
 Buffer = bytes | bytearray | memoryview
 
@@ -35,6 +35,8 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 _MIN_OPEN_FILES = 64
 _MAX_PIECES = 1024  # IOV_MAX
 _MAX_OPEN_FILES = 8192
+_part = tuple.__new__
+"""A named tuple's own constructor is a Python function."""
 
 
 class DiskFile(Protocol):
@@ -235,10 +237,11 @@ class FileSlice:
 
     def part(self, position: int, length: int) -> FilePart:
         """Bytes of the slice as the sending kernel wants them. Ask again before each use: SliceGone."""
-        self._check()
+        if len(self._cuts) > self._cuts_before:
+            self._check()
         file = self.file
-        mapping = file.window(position) if length >= MAPPED_FROM else None
-        return FilePart(file.fileno(), position, length, mapping)
+        mapping = file.window(position) if MAPPED_FROM <= length < MAPPED_BELOW else None
+        return _part(FilePart, (file.fileno(), position, length, mapping))
 
     def _check(self) -> None:
         cuts, before = self._cuts, self._cuts_before
@@ -375,7 +378,9 @@ class RealFile:
         return None if mappings is None else mappings.window(self, self.fileno(), position)
 
     def retain(self) -> None:
-        self.fileno()
+        if self._fd < 0:
+            self.fileno()
+        self.recently_used = True
         self._pins += 1
 
     def release(self) -> None:
@@ -431,7 +436,7 @@ def _sync_forever(syncs: queue.SimpleQueue[PendingSync]) -> None:
 class RealDisk:
     """The DiskPort of the operating system. ``max_open`` bounds the descriptors it keeps (default: half the limit).
 
-    Large slices are sent from mappings of their files, or by sendfile if not ``mapped``.
+    Slices of medium size are sent from mappings of their files, or by sendfile like the large ones if not ``mapped``.
     """
 
     file_class: type[RealFile] = RealFile

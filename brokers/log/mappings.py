@@ -13,6 +13,8 @@ from _native.io import Mapping
 
 MAPPED_FROM = 32 * 1024
 """Slices below this are copied: that costs no more than looking for their window."""
+MAPPED_BELOW = 512 * 1024
+"""Slices from here on leave by sendfile: a copy of so much costs more than handing over the pages."""
 WINDOW = 4 * 1024 * 1024
 STRIDE = WINDOW // 2
 """Windows overlap, so that any slice up to this size lies in one."""

@@ -9,7 +9,7 @@ import socket
 from _native import io, io_py
 from brokers.log import RealDisk
 from brokers.log.files import FileSlice
-from brokers.log.mappings import MAPPED_FROM, MAX_WINDOWS, STRIDE, WINDOW, Mappings
+from brokers.log.mappings import MAPPED_BELOW, MAPPED_FROM, MAX_WINDOWS, STRIDE, WINDOW, Mappings
 
 
 def mapped_ranges(path):
@@ -93,6 +93,17 @@ def test_a_file_takes_its_windows_with_it(tmp_path):
     with open(path, "rb") as again:  # whoever still names the window is served all the same
         sent = io.send_slices(ours.fileno(), [part._replace(fd=again.fileno())])
     assert theirs.recv(sent.sent, socket.MSG_WAITALL) == b"y" * MAPPED_FROM
+
+
+def test_large_slices_leave_by_sendfile_until_they_are_smaller(tmp_path):
+    disk = RealDisk()
+    file = disk.open(str(tmp_path / "log"), create=True)
+    file.write(b"x" * (MAPPED_BELOW + 3), 0)
+    piece = FileSlice(file, 3, MAPPED_BELOW)
+    assert piece.part(3, MAPPED_BELOW).mapping is None
+    assert piece.part(4, MAPPED_BELOW - 1).mapping is not None, "the rest, when the socket took a part"
+    piece.release()
+    file.close()
 
 
 def test_without_mappings_slices_leave_by_sendfile(tmp_path):
