@@ -322,6 +322,7 @@ if fl_scratch == NULL:
 
 cdef int64_t SMALL_PART = SMALL
 cdef int64_t SENDFILE_MAX = 4 * 1024 * 1024
+cdef object new = tuple.__new__
 cdef object DONE = Stop.DONE
 cdef object SOCKET = Stop.SOCKET
 cdef object DISK = Stop.DISK
@@ -450,6 +451,10 @@ cdef class _Gathered:
         return True
 
 
+cdef object _sent(Py_ssize_t sent, object stop):
+    return new(Sent, (sent, stop))  # its own constructor is a Python function
+
+
 def send_slices(int fd, chunks, Py_ssize_t limit=SEND_LIMIT):
     cdef Py_ssize_t sent = 0, index = 0, total = len(chunks)
     cdef int64_t offset = 0, position, length, part
@@ -458,29 +463,29 @@ def send_slices(int fd, chunks, Py_ssize_t limit=SEND_LIMIT):
     cdef _Gathered gathered = _Gathered()
     while index < total:
         if sent >= limit:
-            return Sent(sent, LIMIT)
+            return _sent(sent, LIMIT)
         gathered.collect(chunks, index, total, offset)
         if gathered.count:
             index, offset = gathered.index, gathered.offset
             count = fl_sendmsg(fd, gathered.runs, <size_t>gathered.count, not gathered.missed and index < total)
             if count == -EAGAIN:
-                return Sent(sent, SOCKET)
+                return _sent(sent, SOCKET)
             if count < 0:
                 _failed(<int>-count)
             sent += count
             if count < gathered.size:
-                return Sent(sent, SOCKET)
+                return _sent(sent, SOCKET)
         elif not gathered.missed:
             source, position, length, _ = chunks[index]
             part = min(length - offset, SENDFILE_MAX)
             problem = fl_probe(source, position + offset, part)
             if problem == EAGAIN:
-                return Sent(sent, DISK)
+                return _sent(sent, DISK)
             if problem:
                 _failed(problem)
             count = fl_sendfile(fd, source, position + offset, <size_t>part)
             if count == -EAGAIN:
-                return Sent(sent, SOCKET)
+                return _sent(sent, SOCKET)
             if count == 0:
                 _failed(errno.EIO)
             if count < 0:
@@ -491,8 +496,8 @@ def send_slices(int fd, chunks, Py_ssize_t limit=SEND_LIMIT):
                 index += 1
                 offset = 0
         if gathered.missed:
-            return Sent(sent, DISK)
-    return Sent(sent, DONE)
+            return _sent(sent, DISK)
+    return _sent(sent, DONE)
 
 
 cdef class _Held:

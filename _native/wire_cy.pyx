@@ -360,9 +360,12 @@ def decode_fetch(int version, body, int64_t budget=MAX_OBJECTS):
                     _finish(&r)
                 _leave_tag(&r, outer)
         _finish(&r)
-        return FetchRequest(
-            replica_id, replica_epoch, max_wait_ms, min_bytes, max_bytes, isolation_level, session_id, session_epoch,
-            parts, forgotten, rack_id, cluster_id,
+        return new(
+            FetchRequest,
+            (
+                replica_id, replica_epoch, max_wait_ms, min_bytes, max_bytes, isolation_level, session_id,
+                session_epoch, parts, forgotten, rack_id, cluster_id,
+            ),
         )
     finally:
         PyBuffer_Release(&view)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from brokers.api.fetch_sessions import FetchSessions
+from brokers.api.fetch_wakes import Wakes
 
 if TYPE_CHECKING:
     import asyncio
@@ -115,6 +116,7 @@ class Services:
     peers: PeersPort
     metrics: Metrics
     fetch_sessions: FetchSessions = field(default_factory=FetchSessions)
+    fetch_wakes: Wakes = field(default_factory=Wakes)
 
 
 class Connection(NamedTuple):

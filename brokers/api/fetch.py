@@ -22,6 +22,7 @@ from brokers.api.fetch_sessions import (
     Owner,
     SessionPart,
 )
+from brokers.api.fetch_short import short_fetch
 from brokers.api.leaders import endpoints_of
 from brokers.cluster.partition import Partition
 from brokers.log import OffsetOutOfRange
@@ -43,6 +44,9 @@ Pair = tuple[FetchPart, FetchOutcome]
 
 def handle_fetch(request: FetchRequest, context: Context) -> Outcome:
     """Answer at once with enough bytes, an error, or nothing to wait for; else park until one of these."""
+    short = short_fetch(request, context)
+    if short is not None:
+        return Done(short)
     if request.replica_id >= 0:
         error = _replica_error(request, context)
         if error is not ErrorCode.NONE:
@@ -197,10 +201,11 @@ class _Fetch:
         """No consumer may read it yet."""
 
     def committed(self, partition: Partition) -> None:
-        """Perhaps there are records; many moves in one turn of the loop are one look."""
+        """Perhaps there are records; many moves until its turn comes are one look."""
         if not self._scheduled:
             self._scheduled = True
-            self._context.services.loop.call_soon(self._look)
+            services = self._context.services
+            services.fetch_wakes.add(services.loop, self._look)
 
     def changed(self, partition: Partition) -> None:
         """Perhaps this is an error now."""
@@ -378,14 +383,18 @@ class _SessionFetch:
     # ---- waiting ---------------------------------------------------------------------------------------------------
 
     def woken(self, urgent: bool) -> None:
-        """A partition moved; many moves in one turn of the loop are one look."""
+        """A partition moved; many moves in one turn of the loop are one look. Followers don't wait for consumers."""
         if self._park is None:
             return
         if not urgent:
             self._later(NEWS_DELAY_S, self._tell)
         elif not self._scheduled:
             self._scheduled = True
-            self._context.services.loop.call_soon(self._look)
+            services = self._context.services
+            if self._session.replica is not None:
+                services.loop.call_soon(self._look)
+            else:
+                services.fetch_wakes.add(services.loop, self._look)
 
     def hasten(self) -> None:
         """Somebody may wait for the fetch that acknowledges this answer."""

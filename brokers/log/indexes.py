@@ -24,6 +24,8 @@ _TXN_ENTRY = struct.Struct(">hqqqq")
 _INT32_MAX = 2**31 - 1
 _WRITE_BEHIND_BYTES = 4096
 TXN_INDEX_VERSION = 0
+_entry = tuple.__new__
+"""A named tuple's own constructor is a Python function."""
 
 
 class OffsetEntry(NamedTuple):
@@ -220,8 +222,14 @@ class OffsetIndex(_IndexFile):
         return self._floor(position, 4)
 
     def _floor(self, wanted: int, field: int) -> OffsetEntry:
-        below = entries_at_most(self.data, 8, field, wanted)
-        return self[below - 1] if below else OffsetEntry(self.base_offset, 0)
+        data = self._data
+        if data is None:
+            data = self.data
+        below = entries_at_most(data, 8, field, wanted)
+        if not below:
+            return OffsetEntry(self.base_offset, 0)
+        relative, position = _OFFSET_ENTRY.unpack_from(data, 8 * below - 8)
+        return _entry(OffsetEntry, (self.base_offset + relative, position))
 
     def truncate(self, offset: int) -> None:
         """Drop entries at or above ``offset``."""

@@ -12,6 +12,9 @@ from brokers.log.segment import Segment
 from brokers.log.state import AbortedTransaction, LogState, ReadResult, guarded
 from brokers.log.validation import batch_records
 
+_result = tuple.__new__
+"""A named tuple's own constructor is a Python function."""
+
 
 class LogReads(LogState):
     """The reading half of ``Log``."""
@@ -22,24 +25,27 @@ class LogReads(LogState):
 
         With ``min_one_batch`` the first batch is returned even if it is larger. Raises OffsetOutOfRange.
         """
-        if offset < self.log_start_offset or offset > self.log_end_offset:
-            raise OffsetOutOfRange(offset, self.log_start_offset, self.log_end_offset)
-        end_offset = min(end_offset, self.log_end_offset)
+        log_end_offset = self.log_end_offset
+        if offset < self.log_start_offset or offset > log_end_offset:
+            raise OffsetOutOfRange(offset, self.log_start_offset, log_end_offset)
+        end_offset = min(end_offset, log_end_offset)
         slices: list[FileSlice] = []
         room, next_offset = max_bytes, offset
-        index = self.segments.floor_index(offset)
-        while next_offset < end_offset and index < len(self.segments):
-            segment = self.segments[index]
-            beyond = self.segments.end_of(index, self.log_end_offset)
+        segments, index = self.segments.after(offset)
+        while next_offset < end_offset and index < len(segments):
+            segment = segments[index]
+            index += 1
+            active = index == len(segments)
+            beyond = log_end_offset if active else segments[index].base_offset
+            size = segment.log.size
             start = segment.position_of(next_offset)
-            limit = segment.size if end_offset >= beyond else segment.position_of(end_offset)
+            limit = size if end_offset >= beyond else segment.position_of(end_offset)
             if limit is None:
-                limit = segment.size
+                limit = size
             if start is None or start >= limit:
-                if limit < segment.size:
+                if limit < size:
                     break
                 next_offset = max(next_offset, beyond)
-                index += 1
                 continue
             end, behind = limit, end_offset
             if limit - start > room:
@@ -49,19 +55,19 @@ class LogReads(LogState):
                     break
             slices.append(segment.slice(start, end))
             room -= end - start
-            if end == segment.size:
+            if end == size:
                 next_offset = beyond
             elif end == limit:
                 next_offset = end_offset
             else:
                 next_offset = behind
-            if segment is self.segments.active or end < segment.size:
+            if active or end < size:
                 segment.remember(next_offset, end)
-            self.keep_warm(segment)
+            if not active:
+                self.keep_warm(segment)
             if end < limit:
                 break
-            index += 1
-        return ReadResult(tuple(slices), max_bytes - room, offset, min(next_offset, max(offset, end_offset)))
+        return _result(ReadResult, (tuple(slices), max_bytes - room, offset, min(next_offset, max(offset, end_offset))))
 
     @guarded
     def aborted_transactions(self, start: int, end: int) -> list[AbortedTransaction]:

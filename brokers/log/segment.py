@@ -62,6 +62,10 @@ class _Walked(NamedTuple):
     damaged: bool = False
 
 
+_walked = tuple.__new__
+"""A named tuple's own constructor is a Python function."""
+
+
 class PlacedBatch(NamedTuple):
     """A batch with its place in a buffer or file: where it starts, and its final header."""
 
@@ -337,7 +341,7 @@ class Segment:
                 passed = behind
             position += step
             if found:
-                return _Walked(first, position, passed, base, last, found)
+                return _walked(_Walked, (first, position, passed, base, last, found, False))
         return _Walked(first, position, passed)
 
     def rebuild_offset_index(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right, insort
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from brokers.log.segment import Segment
 
@@ -51,6 +51,10 @@ class Segments:
     def floor_index(self, offset: int) -> int:
         """Index of the segment that holds ``offset`` if any does; the first one for offsets below all."""
         return max(0, bisect_right(self._bases, offset) - 1)
+
+    def after(self, offset: int) -> tuple[Sequence[Segment], int]:
+        """All segments, and the index of the one that holds ``offset`` if any does: good until the next change."""
+        return self._items, max(0, bisect_right(self._bases, offset) - 1)
 
     def floor(self, offset: int) -> Segment:
         """The segment that holds ``offset`` if any does."""

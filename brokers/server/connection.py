@@ -307,7 +307,8 @@ class Connection:
             self._read_ahead()
             if self.closed:
                 return
-        self._want_writable(bool(outbox.pending) and not self._disk_pending)
+        if outbox.pending or self._writing:
+            self._want_writable(bool(outbox.pending) and not self._disk_pending)
 
     def _want_writable(self, wanted: bool) -> None:
         if wanted and not self._writing:

@@ -317,7 +317,9 @@ def framed(header: bytes, body: list[Chunk]) -> list[Chunk]:
     """Length prefix, header and body as one answer."""
     if len(body) == 1 and isinstance(body[0], bytes):
         return [b"".join(((len(header) + len(body[0])).to_bytes(4, "big"), header, body[0]))]
-    size = len(header) + sum(len(chunk) if isinstance(chunk, bytes) else chunk.length for chunk in body)
+    size = len(header)
+    for chunk in body:
+        size += len(chunk) if isinstance(chunk, bytes) else chunk.length
     prefix = size.to_bytes(4, "big") + header
     if body and isinstance(body[0], bytes):
         return [prefix + body[0], *body[1:]]

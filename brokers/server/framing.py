@@ -245,13 +245,13 @@ class Outbox:
             else:
                 chunk.release()
 
-    def parts(self, limit: int = 64) -> list[memoryview | FilePart]:
+    def parts(self, limit: int = 64) -> list[bytes | memoryview | FilePart]:
         """What is to be sent next, from the first byte that is not sent: at most ``limit`` chunks."""
-        parts: list[memoryview | FilePart] = []
+        parts: list[bytes | memoryview | FilePart] = []
         skip = self.offset
         for chunk in self.chunks:
             if isinstance(chunk, bytes):
-                parts.append(memoryview(chunk)[skip:])
+                parts.append(memoryview(chunk)[skip:] if skip else chunk)
             else:
                 parts.append(chunk.part(chunk.position + skip, chunk.length - skip))
             if len(parts) == limit:
@@ -282,6 +282,9 @@ class Outbox:
 
     def sent(self, count: int) -> None:
         """``count`` bytes from the head are with the kernel."""
+        if count == self.pending:
+            self.clear()
+            return
         self.pending -= count
         while count:
             chunk = self.chunks[0]

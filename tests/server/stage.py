@@ -12,6 +12,7 @@ from typing import Any
 from _native.batch import Record, control_batch, encode_batch, scan
 from brokers.api.base import Connection, Context, Done, Park
 from brokers.api.fetch_sessions import FetchSessions
+from brokers.api.fetch_wakes import Wakes
 from brokers.cluster.followers import ReplicaSession
 from brokers.cluster.partition import Partition
 from brokers.cluster.replicas import ReplicaManager
@@ -78,7 +79,7 @@ class Stage:
         )
         self.services: Any = SimpleNamespace(
             config=self.config, clock=self.clock, loop=loop, view=self.view, replicas=self.replicas, metrics=Metrics(),
-            transactions=None, fetch_sessions=FetchSessions(),
+            transactions=None, fetch_sessions=FetchSessions(), fetch_wakes=Wakes(),
         )  # fmt: skip
 
     def fetched(self, name: str, broker_id: int, offset: int, partition: int = 0) -> ErrorCode:

@@ -1,0 +1,66 @@
+"""The short way of a Fetch: one partition that this broker leads, no session, and records that are there now.
+
+It is what most consumers ask for that are busy. Whatever else there is to look at, it answers nothing, and the general
+way (``fetch``) begins from the start; where it answers, it answers the same.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from brokers.api.fetch_reads import CONSUMER, ZSTD_VERSION
+from brokers.api.fetch_sessions import FINAL_EPOCH
+from brokers.cluster.partition import Serve
+from brokers.log import DiskError, LogOffline, OffsetOutOfRange
+from brokers.model import TopicPartition
+from wire.errors import ErrorCode
+from wire.hot import Encoded, FetchOutcome, FetchRequest, encode_fetch_response
+
+if TYPE_CHECKING:
+    from brokers.api.base import Context
+
+_new = tuple.__new__
+"""A named tuple's own constructor is a Python function."""
+
+
+def short_fetch(request: FetchRequest, context: Context) -> Encoded | None:
+    """The answer, or None: ask the general way."""
+    replica_id, _, wait_ms, min_bytes, max_bytes, isolation_level, session_id, epoch, parts, _, rack_id, _ = request
+    if len(parts) != 1 or epoch != FINAL_EPOCH or session_id or replica_id != CONSUMER or isolation_level:
+        return None
+    part = parts[0]
+    topic, topic_id, index, leader_epoch, offset, last_epoch, _, part_bytes, _ = part
+    services, version = context.services, context.api_version
+    config = services.config
+    if last_epoch >= 0 or version < ZSTD_VERSION or (rack_id and config.replica_selector_class):
+        return None
+    if topic_id is not None:
+        topic = services.view.topic_names.get(topic_id)
+    partition = services.replicas.get(_new(TopicPartition, (topic, index)))
+    if (
+        partition is None
+        or (0 <= leader_epoch != partition.leader_epoch)
+        or (topic_id is not None and partition.topic_id != topic_id)
+        or partition.may_serve(Serve.FETCH) is not ErrorCode.NONE
+    ):
+        return None
+    log = partition.log
+    end_offset = log.high_watermark
+    if offset >= end_offset:
+        return None
+    try:
+        found = log.read(offset, max(0, min(max_bytes, part_bytes, config.fetch_max_bytes)), end_offset=end_offset)
+    except (OffsetOutOfRange, LogOffline, DiskError):
+        return None
+    size = found.size
+    if not size or (size < min_bytes and wait_ms > 0):
+        found.release()
+        return None
+    outcome = _new(
+        FetchOutcome,
+        (
+            ErrorCode.NONE, end_offset, log.last_stable_offset, log.log_start_offset, None, found.slices, size, None,
+            None, -1,
+        ),
+    )  # fmt: skip
+    return encode_fetch_response(version, [(part, outcome)])
