@@ -1,10 +1,12 @@
 """``perf peers``: fleetlog beside Apache Kafka on one machine, with the same generator, the same topics, in turns.
 
+Beside one broker each, the C program of ``perf floor`` runs the same loads: what it needs is the machine's share.
 With ``--brokers 3`` three brokers each, topics with three replicas; the CPU and memory are those of all three.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,6 +18,7 @@ from perf.options import Options
 from perf.results import Results
 from perf.rounds import interleave, warm
 from perf.targets import Cluster
+from perf.targets.floor import Floor
 from perf.targets.kafka import Kafka, version
 
 WARMUP_S = 4.0
@@ -47,15 +50,19 @@ def run(options: Options) -> Results:
     with (
         Kafka(replicas, options.directory).running() as kafka,
         options.fleetlog(replicas).running() as fleetlog,
+        contextlib.ExitStack() as stack,
     ):
-        clusters = (kafka, fleetlog)
+        clusters: tuple[Cluster, ...] = (kafka, fleetlog)
+        measured = clusters
+        if replicas == 1:
+            measured = (*clusters, stack.enter_context(Floor(options.directory).running()))
         time.sleep(SETTLE_S)
         if options.wanted("memory"):
             _memory(results, clusters, "idle")
         _warm(results, options, kafka, fleetlog, loads)
-        interleave(results, clusters, loads, options.pace, options.rounds)
+        interleave(results, measured, loads, options.pace, options.rounds)
         if options.wanted("paced"):
-            _paced(results, clusters, replace(PACED, replicas=replicas), options)
+            _paced(results, measured, replace(PACED, replicas=replicas), options)
         if options.wanted("clients"):
             for cluster in clusters:
                 clients.run(results, cluster, options, replicas)

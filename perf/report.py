@@ -130,7 +130,7 @@ def section(results: Results) -> str:
 
 def goals_table(found: dict[str, Results], suites: Sequence[str] = ()) -> str:
     """The goals beside what was measured; with ``suites`` only those that need no others."""
-    return table(["what", "goal", "measured", "ratio", ""], goals.lines(found, suites))
+    return table(["what", "goal", "measured", "ratio", "C program", ""], goals.lines(found, suites))
 
 
 def _charts(results: Results) -> list[str]:
