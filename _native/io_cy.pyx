@@ -323,6 +323,7 @@ if fl_scratch == NULL:
 cdef int64_t SMALL_PART = SMALL
 cdef int64_t SENDFILE_MAX = 4 * 1024 * 1024
 cdef object new = tuple.__new__
+cdef list spare = []  # one _Gathered: clearing six KiB for each call costs more than what is done with them
 cdef object DONE = Stop.DONE
 cdef object SOCKET = Stop.SOCKET
 cdef object DISK = Stop.DISK
@@ -456,11 +457,20 @@ cdef object _sent(Py_ssize_t sent, object stop):
 
 
 def send_slices(int fd, chunks, Py_ssize_t limit=SEND_LIMIT):
+    cdef _Gathered gathered = spare.pop() if spare else _Gathered()
+    try:
+        return _send(fd, chunks, limit, gathered)
+    finally:
+        gathered.release()
+        if not spare:
+            spare.append(gathered)
+
+
+cdef object _send(int fd, object chunks, Py_ssize_t limit, _Gathered gathered):
     cdef Py_ssize_t sent = 0, index = 0, total = len(chunks)
     cdef int64_t offset = 0, position, length, part
     cdef ssize_t count
     cdef int source, problem
-    cdef _Gathered gathered = _Gathered()
     while index < total:
         if sent >= limit:
             return _sent(sent, LIMIT)

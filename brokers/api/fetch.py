@@ -43,10 +43,10 @@ Pair = tuple[FetchPart, FetchOutcome]
 
 
 def handle_fetch(request: FetchRequest, context: Context) -> Outcome:
-    """Answer at once with enough bytes, an error, or nothing to wait for; else park until one of these."""
-    short = short_fetch(request, context)
-    if short is not None:
-        return Done(short)
+    """Answer at once with enough bytes, an error, or nothing to wait for; else park until one of these.
+
+    The dispatcher asks ``fetch_short`` first.
+    """
     if request.replica_id >= 0:
         error = _replica_error(request, context)
         if error is not ErrorCode.NONE:
@@ -215,7 +215,12 @@ class _Fetch:
         self._scheduled = False
         if self._park is None or self._park.done:
             return
-        if self.attempt():
+        context = self._context
+        short = short_fetch(self._request, context.services, context.api_version)
+        if short is not None:
+            self._unwatch()
+            self._park.complete(short)
+        elif self.attempt():
             self._park.complete(self.answer())
         else:
             self._drop()

@@ -17,20 +17,19 @@ from wire.errors import ErrorCode
 from wire.hot import Encoded, FetchOutcome, FetchRequest, encode_fetch_response
 
 if TYPE_CHECKING:
-    from brokers.api.base import Context
+    from brokers.api.base import Services
 
 _new = tuple.__new__
 """A named tuple's own constructor is a Python function."""
 
 
-def short_fetch(request: FetchRequest, context: Context) -> Encoded | None:
+def short_fetch(request: FetchRequest, services: Services, version: int) -> Encoded | None:
     """The answer, or None: ask the general way."""
     replica_id, _, wait_ms, min_bytes, max_bytes, isolation_level, session_id, epoch, parts, _, rack_id, _ = request
     if len(parts) != 1 or epoch != FINAL_EPOCH or session_id or replica_id != CONSUMER or isolation_level:
         return None
     part = parts[0]
     topic, topic_id, index, leader_epoch, offset, last_epoch, _, part_bytes, _ = part
-    services, version = context.services, context.api_version
     config = services.config
     if last_epoch >= 0 or version < ZSTD_VERSION or (rack_id and config.replica_selector_class):
         return None
@@ -48,8 +47,10 @@ def short_fetch(request: FetchRequest, context: Context) -> Encoded | None:
     end_offset = log.high_watermark
     if offset >= end_offset:
         return None
+    max_bytes = min(max_bytes, part_bytes)
+    max_bytes = min(max_bytes, config.fetch_max_bytes)
     try:
-        found = log.read(offset, max(0, min(max_bytes, part_bytes, config.fetch_max_bytes)), end_offset=end_offset)
+        found = log.read(offset, max_bytes if max_bytes > 0 else 0, end_offset=end_offset)
     except (OffsetOutOfRange, LogOffline, DiskError):
         return None
     size = found.size

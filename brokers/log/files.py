@@ -352,7 +352,10 @@ class RealFile:
             raise DiskFull(self.path, f"short write: {written} of {size} bytes")
 
     def read(self, position: int, length: int) -> bytes:
-        fd = self.fileno()
+        self.recently_used = True
+        fd = self._fd
+        if fd < 0:
+            fd = self.fileno()
         try:
             data = os.pread(fd, length, position)
             while len(data) < length:

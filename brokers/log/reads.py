@@ -49,8 +49,8 @@ class LogReads(LogState):
                 continue
             end, behind = limit, end_offset
             if limit - start > room:
-                border, behind = segment.cut(start, start + max(room, 0))
-                end = min(border, limit)
+                end, behind = segment.cut(start, start + room if room > 0 else start)
+                end = min(end, limit)
                 if end - start > room and (slices or not min_one_batch):
                     break
             slices.append(segment.slice(start, end))
@@ -67,7 +67,9 @@ class LogReads(LogState):
                 self.keep_warm(segment)
             if end < limit:
                 break
-        return _result(ReadResult, (tuple(slices), max_bytes - room, offset, min(next_offset, max(offset, end_offset))))
+        if next_offset > end_offset:
+            next_offset = end_offset if end_offset > offset else offset
+        return _result(ReadResult, (tuple(slices), max_bytes - room, offset, next_offset))
 
     @guarded
     def aborted_transactions(self, start: int, end: int) -> list[AbortedTransaction]:

@@ -336,7 +336,8 @@ class Segment:
         first = passed = -1
         size = self.log.size
         while size - position >= HEADER_SIZE:
-            data = self.log.read(position, min(_WALK_BYTES, size - position))
+            left = size - position
+            data = self.log.read(position, left if left < _WALK_BYTES else _WALK_BYTES)
             try:
                 begun, step, behind, base, last, found = walk(data, limit - position, offset)
             except CorruptBatch:

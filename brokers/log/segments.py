@@ -54,7 +54,8 @@ class Segments:
 
     def after(self, offset: int) -> tuple[Sequence[Segment], int]:
         """All segments, and the index of the one that holds ``offset`` if any does: good until the next change."""
-        return self._items, max(0, bisect_right(self._bases, offset) - 1)
+        index = bisect_right(self._bases, offset)
+        return self._items, index - 1 if index else 0
 
     def floor(self, offset: int) -> Segment:
         """The segment that holds ``offset`` if any does."""

@@ -69,7 +69,10 @@ class Framer:
         if held:
             block[:held] = self._data[self._start : self._end]
         self._data, self._start, self._end, self._lent = block, 0, held, True
-        return block[held : max(held + 1, min(held + limit, self._last))] if self._last else block[held : held + limit]
+        end = held + limit
+        if self._last and end > self._last:
+            end = self._last if self._last > held else held + 1
+        return block[held:end]
 
     def received(self, count: int) -> None:
         """So many bytes are there now."""

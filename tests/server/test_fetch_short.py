@@ -6,18 +6,23 @@ import itertools
 import random
 from collections import deque
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from brokers.api import fetch as general
-from brokers.api.base import Done, Park
+from brokers.api.base import Connection, Done, Park
+from brokers.api.fetch import handle_fetch
 from brokers.api.fetch_reads import ZSTD_VERSION
 from brokers.api.fetch_short import short_fetch
 from brokers.api.fetch_wakes import LOOKS_PER_TURN, Wakes
 from brokers.model import BrokerId
+from brokers.server import dispatch
+from brokers.server.limits import ByteBudget, QuietLog
+from perf.generator.frames import fetch_frame
 from tests.server.fetching import part, request
 from tests.server.stage import ME, OTHER, Stage, body_of
+from wire import hot
 from wire.apis import APIS
 from wire.errors import ErrorCode
 
@@ -29,12 +34,10 @@ def stage(tmp_path: Path) -> Stage:
     return Stage(tmp_path)
 
 
-def either_way(stage: Stage, monkeypatch: pytest.MonkeyPatch, version: int, asked: Any) -> tuple[Any, Any, bool]:
+def either_way(stage: Stage, version: int, asked: Any) -> tuple[Any, Any, bool]:
     """What both ways say (None: wait), and whether the short one said it."""
-    short = short_fetch(asked, stage.context(1, version))
-    with monkeypatch.context() as patch:
-        patch.setattr(general, "short_fetch", lambda *_: None)
-        outcome = stage.start(general.handle_fetch, 1, version, asked)
+    short = short_fetch(asked, stage.services, version)
+    outcome = stage.start(handle_fetch, 1, version, asked)
     if isinstance(outcome, Park):
         outcome.drop()
     expected = body_of(outcome.response) if isinstance(outcome, Done) else None
@@ -60,7 +63,7 @@ def _topics(stage: Stage) -> list[Any]:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_both_ways_answer_the_same(stage: Stage, monkeypatch: pytest.MonkeyPatch, version: int) -> None:
+def test_both_ways_answer_the_same(stage: Stage, version: int) -> None:
     topics = _topics(stage)
     chosen = random.Random(version)
     ways: dict[bool, int] = {True: 0, False: 0}
@@ -75,53 +78,78 @@ def test_both_ways_answer_the_same(stage: Stage, monkeypatch: pytest.MonkeyPatch
             info.id if version >= 13 else info.name, offset, current_leader_epoch=chosen.choice((-1, -1, 0, 3, 9)),
             last_fetched_epoch=chosen.choice((-1, -1, 0)), max_bytes=chosen.choice(limits),
         )  # fmt: skip
-        ours, expected, short = either_way(stage, monkeypatch, version, request(asked, **fields))
+        ours, expected, short = either_way(stage, version, request(asked, **fields))
         assert ours == expected, (asked, fields)
         ways[short] += 1
     assert min(ways.values()) > 20, f"one of the ways was hardly taken: {ways}"
 
 
-def test_the_short_way_leaves_to_the_other_what_is_not_there(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_short_way_leaves_to_the_other_what_is_not_there(stage: Stage) -> None:
     info = stage.topic("t", 2)
     stage.append("t", 3)
-    assert short_fetch(request(part("t", 0)), stage.context(1, ZSTD_VERSION)) is not None
-    assert short_fetch(request(part("t", 0)), stage.context(1, ZSTD_VERSION - 1)) is None
+    assert short_fetch(request(part("t", 0)), stage.services, ZSTD_VERSION) is not None
+    assert short_fetch(request(part("t", 0)), stage.services, ZSTD_VERSION - 1) is None
     for asked in (
         request(part("nope", 0)), request(part("t", 0, 7)), request(), request(part("t", 0), part("t", 0, 1)),
         request(part("t", 3), max_wait_ms=500), request(part("t", 0), session_epoch=0),
         request(part("t", 0), session_id=5, session_epoch=4), request(part("t", 0), session_id=5),
     ):  # fmt: skip
-        ours, expected, short = either_way(stage, monkeypatch, 12, asked)
+        ours, expected, short = either_way(stage, 12, asked)
         assert (ours, short) == (expected, False), asked
     stage.delete("t")
     for asked, version in ((request(part("t", 0)), 12), (request(part(info.id, 0)), 13)):
-        assert short_fetch(asked, stage.context(1, version)) is None
+        assert short_fetch(asked, stage.services, version) is None
     stage.topic("t", 2)  # another topic of the same name
     stage.append("t", 3)
-    assert short_fetch(request(part(info.id, 0)), stage.context(1, 13)) is None
+    assert short_fetch(request(part(info.id, 0)), stage.services, 13) is None
 
 
 def test_an_answer_that_is_not_sent_lets_the_file_go(stage: Stage) -> None:
     stage.topic("t")
     stage.append("t", 3)
     file: Any = stage.partition("t").log.segments.active.log
-    assert short_fetch(request(part("t", 0), min_bytes=1 << 20, max_wait_ms=500), stage.context(1, 12)) is None
+    assert short_fetch(request(part("t", 0), min_bytes=1 << 20, max_wait_ms=500), stage.services, 12) is None
     assert not file.pinned
-    answer = short_fetch(request(part("t", 0)), stage.context(1, 12))
+    answer = short_fetch(request(part("t", 0)), stage.services, 12)
     assert answer is not None
     assert file.pinned
     answer.release()
     assert not file.pinned
 
 
-def test_a_log_that_fails_is_told_by_the_general_way(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_that_fails_is_told_by_the_general_way(stage: Stage) -> None:
     stage.topic("t")
     stage.append("t", 3)
     stage.partition("t").log.offline = True
-    assert short_fetch(request(part("t", 0)), stage.context(1, 12)) is None
-    ours, expected, _ = either_way(stage, monkeypatch, 12, request(part("t", 0)))
+    assert short_fetch(request(part("t", 0)), stage.services, 12) is None
+    ours, expected, _ = either_way(stage, 12, request(part("t", 0)))
     assert ours == expected
     assert int.from_bytes(ours[18:20], "big") == ErrorCode.KAFKA_STORAGE_ERROR
+
+
+def test_the_dispatcher_asks_the_short_way_first(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And goes on with the general one if that has nothing to say, or fails."""
+    stage.topic("t")
+    stage.append("t", 3)
+    frame = fetch_frame("t", 0, batch_bytes=1, batch_records=1, max_bytes=1 << 20).data[4:]
+    asked: list[Any] = []
+    monkeypatch.setattr("brokers.api.fetch.handle_fetch", lambda *call: asked.append(call) or handle_fetch(*call))
+
+    def answer(short: Any) -> bytes:
+        monkeypatch.setattr(dispatch, "short_fetch", short)
+        chunks: list[Any] = []
+        slot: Any = SimpleNamespace(answer=chunks.extend, cost=0)
+        connection: Any = SimpleNamespace(closed=False, peer=Connection(1, "PLAINTEXT", "127.0.0.1"))
+        parking: Any = None
+        dispatcher = dispatch.Dispatcher(stage.services, parking, ByteBudget(1 << 20), QuietLog(stage.clock.mono_ms))
+        dispatcher.dispatch(connection, memoryview(bytearray(frame)), slot)
+        return body_of(hot.Encoded(chunks))
+
+    counted = stage.services.metrics.requests.labels("Fetch")
+    found = [answer(short_fetch), answer(lambda *_: None), answer(lambda *_: 1 // 0)]
+    assert found[0] == found[1] == found[2]
+    assert (len(asked), counted.value) == (2, 3)
+    assert len(found[0]) == 4 + int.from_bytes(found[0][:4], "big")
 
 
 class Turns:
@@ -168,7 +196,7 @@ def test_a_look_that_fails_stops_no_other() -> None:
 def test_a_batch_for_many_consumers_takes_several_turns(stage: Stage) -> None:
     stage.topic("t", replicas=(ME, BrokerId(OTHER)), isr=(ME,))
     waiting = request(part("t", 0), max_wait_ms=500)
-    parks = [stage.start(general.handle_fetch, 1, 12, waiting) for _ in range(LOOKS_PER_TURN + 5)]
+    parks = [stage.start(handle_fetch, 1, 12, waiting) for _ in range(LOOKS_PER_TURN + 5)]
     stage.append("t")
     stage.turn()
     assert sum(park.done for park in parks if isinstance(park, Park)) == LOOKS_PER_TURN
