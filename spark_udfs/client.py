@@ -93,6 +93,7 @@ class Client:
         configs["receive_message_max_bytes"] = 2**31 - 1
         # Callers bound what they have in flight; the library would refuse the sixth request at once.
         configs["max_in_flight_requests_per_connection"] = 1000
+        configs["slow_task_threshold_secs"] = 0  # a send of megabytes on a busy machine is nothing to warn of
         self._timeout_ms = timeout_ms
         self._net = NetworkSelector(**configs)
         self._manager = KafkaConnectionManager(self._net, **configs)
@@ -181,7 +182,7 @@ class Client:
         )
         try:
             future = self._manager.send(request, node_id=leader.node_id)
-            self._net.poll(timeout_ms=0)
+            self.progress()
         except kafka.errors.KafkaError:
             return None
         return future
@@ -242,6 +243,10 @@ class Client:
                 grouped[self._leaders[tp].node_id].append(tp)
         return grouped
 
+    def knows(self, node_id: int) -> bool:
+        """Whether the metadata that came last lists a broker."""
+        return self._manager.cluster.broker_metadata(node_id) is not None
+
     def forget_leaders(self) -> None:
         """The next question for a leader asks the fleet."""
         self._leaders.clear()
@@ -252,8 +257,13 @@ class Client:
             future = self._manager.send(request, node_id=node_id)
         except kafka.errors.KafkaError as problem:  # a broker that the metadata no longer lists
             return Future().failure(problem)
-        self._net.poll(timeout_ms=0)
+        self.progress()
         return future
+
+    def progress(self) -> None:
+        """Hand the sockets what they take, and take in what has come. Waits for nothing."""
+        self._net.poll(timeout_ms=0)  # the library first asks to be told when a socket takes more
+        self._net.poll(timeout_ms=0)
 
     def wait(self, future: Any) -> Any:
         """The answer to a request that was sent. Raises kafka.errors.KafkaError, or ClientError when there is none."""

@@ -25,13 +25,13 @@ import pyarrow.compute as pc
 
 from _native.columns import encode_arrow, group_rows, partitions_for_keys
 from spark_udfs.client import Client, ClientError
+from spark_udfs.frames import ProduceFrame
 from spark_udfs.settings import OptionError
 from wire import compression
 from wire.errors import ErrorCode
-from wire.messages import request_class
 from wire.types import TopicPartition
 
-PRODUCE, PRODUCE_VERSION = 0, 12
+REQUEST_TIMEOUT_MS = 30_000
 IN_FLIGHT_PER_PARTITION = 4
 REQUEST_BYTES = 8 << 20
 PAUSE_S = 0.05
@@ -220,11 +220,17 @@ class MemberProducer:
     # ---- sending ---------------------------------------------------------------------------------------------------
 
     def _pump(self, most: int) -> None:
-        """Send and take answers until at most that many bytes are unacknowledged."""
+        """Send, take the answers that are there, and wait for more until at most that many bytes lack theirs."""
         self._send()
+        self._client.progress()
+        came = [flight for flight in self._flights if flight.future.is_done]
+        for flight in came:
+            self._take(flight)
+        if came:
+            self._send()
         while self._unacknowledged > most:
             if self._flights:
-                self._await_one()
+                self._take(self._flights[0])
             else:
                 time.sleep(PAUSE_S)  # every lane waits for a leader
             self._send()
@@ -273,25 +279,15 @@ class MemberProducer:
             return None
         return next((batch for batch in lane.batches if not batch.sent), None)
 
-    def _request(self, chosen: list[tuple[TopicPartition, _Batch]]) -> Any:
-        kind = request_class(PRODUCE)
-        topics: dict[str, list[Any]] = {}
+    def _request(self, chosen: list[tuple[TopicPartition, _Batch]]) -> ProduceFrame:
+        topics: dict[str, list[tuple[int, bytes | bytearray]]] = {}
         for tp, batch in chosen:
-            topics.setdefault(tp.topic, []).append(
-                kind.TopicProduceData.PartitionProduceData(index=tp.partition, records=batch.data)
-            )
-        return kind(
-            transactional_id=self._sink_id,
-            acks=-1,
-            timeout_ms=30_000,
-            topic_data=[kind.TopicProduceData(name=name, partition_data=parts) for name, parts in topics.items()],
-            min_version=PRODUCE_VERSION,
-            max_version=PRODUCE_VERSION,
-        )
+            topics.setdefault(tp.topic, []).append((tp.partition, batch.data))
+        return ProduceFrame(self._sink_id, REQUEST_TIMEOUT_MS, topics)
 
-    def _await_one(self) -> None:
-        """Take the oldest answer."""
-        flight = self._flights.pop(0)
+    def _take(self, flight: _Flight) -> None:
+        """Take an answer; waits where it is not there yet."""
+        self._flights.remove(flight)
         errors: dict[TopicPartition, tuple[ErrorCode, str]] = {}
         try:
             response = self._client.wait(flight.future)

@@ -14,10 +14,12 @@ from pyspark.sql.datasource import EqualTo, GreaterThan, GreaterThanOrEqual, In,
 
 from spark_udfs import offsets
 from spark_udfs.fence import Decision, Fence, FenceConflict, FenceError, FenceLost, begin_with_fence, decide, sink_name
+from spark_udfs.frames import PRODUCE, ProduceFrame
 from spark_udfs.offsets import Bound, Range, limit_offsets, parse_assign, parse_bound, share_out, split_ranges
 from spark_udfs.pushdown import Push
 from spark_udfs.settings import OptionError, kafka_settings, librdkafka_settings, reader_settings
 from spark_udfs.sink import SinkOptions
+from wire.messages import request_class
 from wire.types import TopicPartition
 
 PARTS = [TopicPartition("t", number) for number in range(5)]
@@ -289,3 +291,30 @@ def test_keystores_of_java_are_refused() -> None:
         kafka_settings({"kafka.bootstrap.servers": "a:1", "kafka.ssl.truststore.type": "JKS"})
     with pytest.raises(OptionError, match="no password"):
         kafka_settings({"kafka.bootstrap.servers": "a:1", "kafka.sasl.jaas.config": 'x username="u";'})
+
+
+@pytest.mark.parametrize("transactional_id", [None, "sink-1"])
+def test_a_frame_is_what_the_library_would_send(transactional_id: str | None) -> None:
+    topics = {"orders": [(0, b"x" * 200), (5, bytearray(20_000))], "bad": [(1, b"")]}
+    ours = ProduceFrame(transactional_id, 1234, topics)
+    kind = request_class(PRODUCE)
+    theirs = kind(
+        transactional_id=transactional_id,
+        acks=-1,
+        timeout_ms=1234,
+        topic_data=[
+            kind.TopicProduceData(
+                name=name,
+                partition_data=[
+                    kind.TopicProduceData.PartitionProduceData(index=index, records=bytes(records))
+                    for index, records in parts
+                ],
+            )
+            for name, parts in topics.items()
+        ],
+    )
+    theirs.API_VERSION = ours.API_VERSION
+    for request in (ours, theirs):
+        request.with_header(correlation_id=77, client_id="fleetlog")
+    assert ours.encode() == bytes(theirs.encode(framed=True, header=True))
+    assert ours.header.get_response_class() is theirs.header.get_response_class()
