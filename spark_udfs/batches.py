@@ -51,12 +51,13 @@ class Fence(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """A begun batch: the sink's present producer, and the fence found then."""
+    """A begun batch: the sink's present producer, the fence found then, and the broker that coordinates it."""
 
     sink_id: str
     producer_id: int
     producer_epoch: int
     fence: Fence | None
+    coordinator: int = -1
 
 
 class Sink:
@@ -72,13 +73,23 @@ class Sink:
         """Whether the brokers know batch transactions; a stock Kafka does not."""
         return self._client.serves(BEGIN)
 
-    def begin(self, transaction_timeout_ms: int) -> Batch:
-        """Begin a batch: whoever was writing for this sink is locked out from here on."""
-        answer = self._call(BEGIN, timeout_ms=transaction_timeout_ms)
-        return Batch(self._sink_id, answer.producer_id, answer.producer_epoch, _fence(answer.fence))
+    def send_begin(self, transaction_timeout_ms: int) -> Any:
+        """Send a BeginBatch and go on; :meth:`begin` takes the answer. None where the coordinator is not known yet."""
+        if self._coordinator is None:
+            return None
+        request = request_class(BEGIN)(sink_id=self._sink_id, timeout_ms=transaction_timeout_ms)
+        return self._client.send(request, self._coordinator)
+
+    def begin(self, transaction_timeout_ms: int, sent: Any = None) -> Batch:
+        """Begin a batch: whoever was writing for this sink is locked out from here on. ``sent``: by `send_begin`."""
+        answer = self._call(BEGIN, sent, timeout_ms=transaction_timeout_ms)
+        coordinator = -1 if self._coordinator is None else self._coordinator
+        return Batch(self._sink_id, answer.producer_id, answer.producer_epoch, _fence(answer.fence), coordinator)
 
     def enlist(self, batch: Batch, count: int = 1) -> list[Member]:
         """Members for tasks. Raises TaskFenced when the batch is over."""
+        if self._coordinator is None and self._client.knows(batch.coordinator):
+            self._coordinator = batch.coordinator
         answer = self._call(ENLIST, count=count, **_who(batch))
         return [Member(member.producer_id, member.producer_epoch) for member in answer.members]
 
@@ -112,11 +123,12 @@ class Sink:
 
     # ---- how -------------------------------------------------------------------------------------------------------
 
-    def _call(self, key: int, **fields: Any) -> Any:
+    def _call(self, key: int, sent: Any = None, /, **fields: Any) -> Any:
         deadline = time.monotonic() + self._timeout_ms / 1000
         pause = PAUSE_S
         while True:
-            code, text, answer = self._once(key, fields)
+            code, text, answer = self._once(key, fields, sent)
+            sent = None
             if code is ErrorCode.NONE:
                 return answer
             if code not in _AGAIN:
@@ -128,13 +140,15 @@ class Sink:
             time.sleep(pause)
             pause = min(pause * 2, 1.0)
 
-    def _once(self, key: int, fields: dict[str, Any]) -> tuple[ErrorCode, str, Any]:
+    def _once(self, key: int, fields: dict[str, Any], sent: Any) -> tuple[ErrorCode, str, Any]:
         def attempt() -> tuple[ErrorCode, str, Any]:
             if self._coordinator is None:
                 self._coordinator = self._find()
             named = {} if key == DESCRIBE else {"sink_id": self._sink_id}
-            request = request_class(key)(**named, **fields)
-            answer = self._client.wait(self._client.send(request, self._coordinator))
+            future = sent
+            if future is None:
+                future = self._client.send(request_class(key)(**named, **fields), self._coordinator)
+            answer = self._client.wait(future)
             if key == DESCRIBE and answer.error_code == ErrorCode.NONE:
                 (answer,) = answer.sinks
                 unknown = ErrorCode(answer.error_code) is ErrorCode.TRANSACTIONAL_ID_NOT_FOUND

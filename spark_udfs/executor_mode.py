@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from spark_udfs import batches, listener
 from spark_udfs import fence as fences
@@ -36,6 +36,11 @@ class ExecutorMode:
         self._sink = Sink(self._client, options.sink_id)
         self._small_rows = small_rows
         self._last_rows = 0
+        self._sent: Any = None
+
+    def ahead(self) -> None:
+        """Send the next batch's BeginBatch, which travels while Spark plans. Without a batch it does no harm."""
+        self._sent = self._sink.send_begin(self._options.transaction_timeout_ms)
 
     def write(self, rows: DataFrame, query_id: str, batch_id: int) -> None:
         """Raises FenceConflict, FenceLost, TaskFenced, ClientError, and whatever Spark's job ends with."""
@@ -62,24 +67,26 @@ class ExecutorMode:
     def _write(self, rows: DataFrame, batch: Batch) -> list[TaskResult]:
         """By tasks; a batch like the last one, which was small, by a member of this process's own: no Python worker."""
         if self._small_rows and self._last_rows <= self._small_rows:
-            table = rows.limit(self._small_rows + 1).toArrow()
-            if table.num_rows <= self._small_rows:
-                return [self._write_here(table, batch)]
+            limited: Any = rows.limit(self._small_rows + 1)
+            parts = limited._collect_as_arrow()  # toArrow() without a dozen calls into the JVM for its schema
+            if sum(part.num_rows for part in parts) <= self._small_rows:
+                return [self._write_here(parts, batch)]
         frames = rows.mapInArrow(task_function(self._options, batch), "result binary").collect()
         return [pickle.loads(frame[0]) for frame in frames]
 
-    def _write_here(self, table: pa.Table, batch: Batch) -> TaskResult:
-        if not table.num_rows:
+    def _write_here(self, parts: list[pa.RecordBatch], batch: Batch) -> TaskResult:
+        if not any(part.num_rows for part in parts):
             return TaskResult(batch, None, 0, 0, "")
         (member,) = self._sink.enlist(batch)
         producer = MemberProducer(self._client, self._options.sink_id, member, self._options.rows)
-        for part in table.to_batches():
+        for part in parts:
             producer.write(part)
         producer.flush()
         return TaskResult(batch, member, producer.rows, producer.bytes, "")
 
     def _begin(self, query_id: str, batch_id: int) -> Batch:
-        batch = self._sink.begin(self._options.transaction_timeout_ms)
+        sent, self._sent = self._sent, None
+        batch = self._sink.begin(self._options.transaction_timeout_ms, sent)
         if self._takeover and batch.fence is not None and batch.fence.query_id == self._takeover != query_id:
             self._sink.reset(self._takeover, batches.Fence(query_id, batch_id - 1, "") if batch_id else None)
             batch = self._sink.begin(self._options.transaction_timeout_ms)

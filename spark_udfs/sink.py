@@ -126,9 +126,6 @@ class SinkOptions:
             raise OptionError(f"option sink.mode: {given['sink.mode']!r} is not one of {', '.join(modes.MODES)}")
         if mode == modes.EXECUTOR and not fenced:
             raise OptionError("option fence.enabled=false goes with sink.mode=driver: executors can't do without it")
-        missing = given.get("fence.onmissing", "fail")
-        if missing not in ("fail", "adopt"):
-            raise OptionError(f"option fence.onMissing: {missing!r} is not fail or adopt")
         timeout = given.get("sink.transaction.timeout.ms", str(_DEFAULT_TRANSACTION_TIMEOUT_MS))
         return cls(
             settings=settings,
@@ -136,7 +133,7 @@ class SinkOptions:
             name=fences.sink_name(given["sinkid"]),
             checkpoint=given["checkpointlocation"],
             transaction_timeout_ms=int_option("sink.transaction.timeout.ms", timeout, 1000),
-            adopt=missing == "adopt",
+            adopt=fences.adopts(given),
             takeover=given.get("fence.takeover.queryid", ""),
             fenced=fenced,
             sink_id=given["sinkid"],
@@ -168,6 +165,8 @@ class ExactlyOnceBatch:
     def __call__(self, df: DataFrame, batch_id: int) -> None:
         """Writes a batch, or proves that it was written. Any failure is raised: a swallowed one would lose rows."""
         query_id = self._query(df)
+        if self._engine is not None:
+            self._engine.ahead()
         rows = prepared_rows(df, self._options.topic)
         if self._engine is None:
             self._engine = self._choose()
@@ -228,6 +227,9 @@ class DriverMode:
         self._tell = tell
         self._producer: Producer | None = None
         self._consumer: Consumer | None = None
+
+    def ahead(self) -> None:
+        """Nothing can be done before the rows are there."""
 
     def write(self, rows: DataFrame, query_id: str, batch_id: int) -> None:
         """Raises FenceConflict, FenceLost, KafkaException, and whatever Spark's job ends with."""
@@ -387,12 +389,11 @@ def running_query(df: DataFrame, checkpoint: str) -> str:
 
 
 def prepared_rows(df: DataFrame, topic: str | None) -> DataFrame:
-    """The columns the sink uses, key and value as bytes. OptionError names the column that is missing or wrong."""
-    from pyspark.sql import functions as f
-
-    types = {field.name.lower(): field for field in df.schema.fields}
+    """The columns the sink uses, and no others. OptionError names the column that is missing or wrong."""
+    fields = df.schema.fields
+    types = {field.name.lower(): field for field in fields}
     if "value" not in types:
-        raise OptionError(f"column value is required; there are {', '.join(df.columns)}")
+        raise OptionError(f"column value is required; there are {', '.join(field.name for field in fields)}")
     if topic is None and "topic" not in types:
         raise OptionError("neither option topic nor column topic says where rows go")
     allowed = {
@@ -403,16 +404,17 @@ def prepared_rows(df: DataFrame, topic: str | None) -> DataFrame:
         "headers": (_HEADERS_TYPE,),
         "timestamp": ("timestamp",),
     }
-    columns = []
+    columns = {}
     for name, kinds in allowed.items():
         if name not in types or (name == "topic" and topic is not None):
             continue
         kind = types[name].dataType.simpleString()
         if kind not in kinds:
             raise OptionError(f"column {name} is {kind}; it must be {' or '.join(kinds)}")
-        column = f.col(f"`{types[name].name}`")
-        columns.append((column.cast("binary") if kind == "string" and name != "topic" else column).alias(name))
-    return df.select(*columns)
+        columns[name] = types[name].name
+    if len(columns) == len(fields) and all(name == given for name, given in columns.items()):
+        return df  # each call into the JVM costs a batch of ten rows a little
+    return df.selectExpr(*(f"`{given}` as `{name}`" for name, given in columns.items()))
 
 
 def arrow_batches(df: DataFrame) -> Iterator[pa.RecordBatch]:
