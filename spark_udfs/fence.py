@@ -20,7 +20,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from spark_udfs.failures import FenceConflict, FenceError, FenceLost
-from spark_udfs.settings import check_sink_id, kafka_settings, librdkafka_settings
+from spark_udfs.settings import OptionError, check_sink_id, kafka_settings, librdkafka_settings
 
 FENCE_TOPIC = "__spark_sink_fence"
 CALL_TIMEOUT_S = 60.0
@@ -74,7 +74,7 @@ def decide(fence: Fence | None, query_id: str, batch_id: int, *, adopt: bool = F
         if batch_id == 0 or adopt:
             return Decision.WRITE
         raise FenceLost(
-            f"batch {batch_id} of query {query_id} finds no fence: the group was deleted or has expired, or sinkId or "
+            f"batch {batch_id} of query {query_id} finds no fence: it was reset or has expired, or sinkId or "
             "cluster changed. If the last batch is known to be complete, set fence.onMissing=adopt for one run"
         )
     if fence.query_id is None:
@@ -95,6 +95,14 @@ def decide(fence: Fence | None, query_id: str, batch_id: int, *, adopt: bool = F
         f"query {query_id} brings batch {batch_id}, and the last one committed is {fence.batch_id}: the checkpoint was "
         "rolled back or belongs to another run"
     )
+
+
+def adopts(given: Mapping[str, str]) -> bool:
+    """Option ``fence.onMissing``: whether a missing fence means that every batch before is written."""
+    value = given.get("fence.onmissing", "fail")
+    if value not in ("fail", "adopt"):
+        raise OptionError(f"option fence.onMissing: {value!r} is not fail or adopt")
+    return value == "adopt"
 
 
 def sink_name(sink_id: str) -> str:
@@ -220,10 +228,10 @@ def read_fence(bootstrap_servers: str, sink_id: str, **kafka: Any) -> Fence | No
 
 
 def reset_fence(bootstrap_servers: str, sink_id: str, *, expected_query_id: str | None, **kafka: Any) -> None:
-    """Frees a sink for a new checkpoint: the next query takes it over, from whatever batch it stands at.
+    """Frees a sink for a new checkpoint: the next query takes it over with its batch 0.
 
-    A driver that still runs is cut off. Raises FenceConflict, and changes nothing, when the fence is not of
-    ``expected_query_id``.
+    In driver mode it may stand at any batch; in executor mode that takes ``fence.onMissing=adopt``. A driver that still
+    runs is cut off. Raises FenceConflict, and changes nothing, when the fence is not of ``expected_query_id``.
     """
     from spark_udfs import modes
 

@@ -20,6 +20,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from spark_udfs import fence as fences
 from spark_udfs.batches import Batch, KeptAlive, Sink
 from spark_udfs.client import shared_client
 from spark_udfs.failures import FenceConflict, FenceError
@@ -30,7 +31,17 @@ from spark_udfs.settings import OptionError, check_sink_id, int_option, kafka_se
 BATCH_JOB = "batch"
 """The query id of batch jobs in a fence: they have none of their own."""
 
-_OPTIONS = frozenset({"topic", "sinkid", "checkpointlocation", "sink.transaction.timeout.ms", "batchtoken", "path"})
+_OPTIONS = frozenset(
+    {
+        "topic",
+        "sinkid",
+        "checkpointlocation",
+        "sink.transaction.timeout.ms",
+        "fence.onmissing",
+        "batchtoken",
+        "path",
+    }
+)
 _REFUSED_SETTINGS = {
     "transactional.id": "it is made of sinkId",
     "acks": "exactly once needs all",
@@ -55,7 +66,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class WriteOptions:
-    """The writer's options, checked. ``token`` names a batch job's content: with the same token it is written once."""
+    """The writer's options, checked. ``token`` names a batch job's content: with the same token it is written once.
+
+    ``adopt``: a batch that is not a query's first may find no fence.
+    """
 
     settings: dict[str, Any]
     rows: WriteSettings
@@ -63,6 +77,7 @@ class WriteOptions:
     transaction_timeout_ms: int
     kafka: dict[str, str]
     token: str = ""
+    adopt: bool = False
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> WriteOptions:
@@ -85,6 +100,7 @@ class WriteOptions:
             ),
             kafka=kafka,
             token=given.get("batchtoken", ""),
+            adopt=fences.adopts(given),
         )
 
     def check_columns(self, schema: StructType) -> None:
@@ -199,14 +215,25 @@ class StreamWriter(_Begins, DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskResult:
         """Runs in a task."""
-        return write_task(self._options, self.begin(), iterator)
+        batch, query_id = self.begin(), _local_property("sql.streaming.queryId")
+        number = _local_property("streaming.sql.batchId")  # Spark's own, unofficial: commit() knows it for certain
+        if number:
+            self._look_for_fence(batch, query_id, int(number))
+        return write_task(self._options, batch, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Runs on the driver, again for a replayed batch."""
         ids = {message.query_id for message in messages if isinstance(message, TaskResult)}
         if len(ids) != 1 or "" in ids:
             raise FenceError("the tasks don't know which query they ran for")
-        commit_batch(self._options.sink(), _begun(self._options, messages), messages, ids.pop(), batchId)
+        batch, query_id = _begun(self._options, messages), ids.pop()
+        self._look_for_fence(batch, query_id, batchId)
+        commit_batch(self._options.sink(), batch, messages, query_id, batchId)
+
+    def _look_for_fence(self, batch: Batch, query_id: str, batch_id: int) -> None:
+        """Raises FenceLost where batches were written before and no fence says so. Brokers take any first batch."""
+        if batch.fence is None:
+            fences.decide(None, query_id, batch_id, adopt=self._options.adopt)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Harmless after an ambiguous commit: a batch that was committed stays so."""

@@ -78,8 +78,8 @@ def describe(target: Target, out: Output, names: tuple[str, ...]) -> None:
 def reset(target: Target, out: Output, name: str, replaces: str, query: str | None, batch: int | None) -> None:
     """Move a sink's fence, so that a query with a new checkpoint may write. QUERY_ID is the one it holds now.
 
-    Stop the query first. Without --query the fence is taken away: the next query begins with whatever batch it stands
-    at, and what an older one wrote is not looked for.
+    Stop the query first. Without --query the fence is taken away, and the next query begins with its batch 0; one that
+    goes on with a checkpoint says fence.onMissing=adopt. What an older query wrote is not looked for.
     """
     if (query is None) != (batch is None):
         raise CliError("--query and --batch go together")

@@ -231,6 +231,21 @@ def test_new_checkpoint_is_a_conflict_until_the_fence_is_reset(job: Job, way: st
         assert job.fence() == Fence(third, 0)
 
 
+@pytest.mark.parametrize("way", [FORMAT, FOREACH])
+def test_a_checkpoint_that_goes_on_without_its_fence_is_refused_until_told(job: Job, way: str) -> None:
+    job.send("a")
+    query = job.run(way=way)
+    reset_fence(job.cluster.bootstrap, job.sink_id, expected_query_id=query)
+    job.send("b")
+    with pytest.raises(Exception, match=r"batch 1 of query .* finds no fence"):
+        job.run(way=way)
+    assert job.values() == ["a"]
+    assert job.fence() is None
+    assert job.run(way=way, fence__onMissing="adopt") == query
+    assert job.values(2) == ["a", "b"]
+    assert job.fence() == Fence(query, 1)
+
+
 def test_rolled_back_checkpoint(job: Job, tmp_path: Path) -> None:
     job.send("a")
     job.run()
