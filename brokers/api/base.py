@@ -48,6 +48,9 @@ class Park:
     The handler keeps the Park and calls ``complete`` when the wait is over; the dispatcher's timer wheel calls
     ``on_deadline`` once if ``deadline_ms`` (from now) passes first; its return value is the answer. Completing twice is
     a no-op, so both may race freely on the loop thread. ``on_drop`` runs when the connection goes away first.
+
+    When the wait is over it lets go of them all: they refer to it, and a circle for each waiting fetch would be left to
+    the garbage collector, which then holds the loop for longer the more of them wait.
     """
 
     __slots__ = ("_sink", "deadline_ms", "done", "on_deadline", "on_drop", "response")
@@ -71,10 +74,15 @@ class Park:
         if self.done:
             return
         self.done = True
-        if self._sink is None:
+        sink = self._sink
+        if sink is None:
             self.response = response
         else:
-            self._sink(response)
+            self._end()
+            sink(response)
+
+    def _end(self) -> None:
+        self._sink = self.on_deadline = self.on_drop = None
 
     def expire(self) -> None:
         """The deadline passed (called by the timer wheel)."""
@@ -86,14 +94,18 @@ class Park:
         """Nobody waits any more: the connection is gone."""
         if not self.done:
             self.done = True
-            if self.on_drop is not None:
-                self.on_drop()
+            on_drop = self.on_drop
+            self._end()
+            if on_drop is not None:
+                on_drop()
 
     def attach(self, sink: Callable[[Any], None]) -> None:
         """The dispatcher takes the answer; at once if it is there already."""
-        self._sink = sink
         if self.done:
+            self._end()
             sink(self.response)
+        else:
+            self._sink = sink
 
 
 Outcome = Done | Park

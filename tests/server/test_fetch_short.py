@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import random
+import weakref
 from collections import deque
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +20,9 @@ from brokers.api.fetch_short import short_fetch
 from brokers.api.fetch_wakes import LOOKS_PER_TURN, Wakes
 from brokers.model import BrokerId
 from brokers.server import dispatch
+from brokers.server.connection import Slot
 from brokers.server.limits import ByteBudget, QuietLog
+from brokers.server.parking import Parking
 from perf.generator.frames import fetch_frame
 from tests.server.fetching import part, request
 from tests.server.stage import ME, OTHER, Stage, body_of
@@ -161,10 +165,50 @@ class Turns:
     def call_soon(self, callback: Any, *args: Any) -> None:
         self.soon.append((callback, args))
 
+    def call_later(self, _: float, callback: Any, *args: Any) -> Any:
+        return SimpleNamespace(cancel=lambda: None)
+
     def turn(self) -> None:
         for _ in range(len(self.soon)):
             callback, args = self.soon.popleft()
             callback(*args)
+
+
+@pytest.mark.parametrize("end", ["data", "time", "connection"])
+def test_a_wait_that_is_over_leaves_nothing_to_the_garbage_collector(stage: Stage, end: str) -> None:
+    """Thousands of circles a second held the loop for a second each time they were looked for."""
+    stage.topic("t")
+    loop: Any = Turns()
+    parking = Parking(loop, stage.clock)
+    dispatcher = dispatch.Dispatcher(stage.services, parking, ByteBudget(1 << 20), QuietLog(stage.clock.mono_ms))
+    frame = fetch_frame("t", 0, batch_bytes=1, batch_records=1, max_bytes=1 << 20).data[4:]
+    connection: Any = SimpleNamespace(
+        closed=False, peer=Connection(1, "PLAINTEXT", "127.0.0.1"), pump=lambda: None, answered=lambda _: None
+    )
+    slot = Slot(connection, 0)
+    gc.collect()
+    gc.disable()
+    try:
+        dispatcher.dispatch(connection, memoryview(bytearray(frame)), slot)
+        (waiting,) = stage.partition("t")._watchers
+        gone = weakref.ref(waiting)
+        del waiting
+        if end == "data":
+            stage.append("t")
+            stage.turn()
+        elif end == "time":
+            stage.clock.now_ms += 1_000
+            parking._fire()
+        else:
+            assert slot.on_drop is not None
+            slot.on_drop()
+        assert slot.ready == (end != "connection")
+        slot.chunks, slot.on_drop = [], None  # as the connection does
+        assert gone() is None
+        assert not stage.partition("t")._watchers
+        assert len(parking) == 0
+    finally:
+        gc.enable()
 
 
 def test_woken_fetches_take_turns() -> None:
