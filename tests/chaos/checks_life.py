@@ -34,6 +34,8 @@ def successes(history: History) -> Counter[str]:
     counts: Counter[str] = Counter()
     for op in history.ops:
         counts[f"{op.kind} {op.outcome}"] += 1
+        if op.batch is not None:
+            counts[f"batch {op.outcome}"] += 1
         if op.kind == "txn" and op.offsets:
             counts[f"read-process-write {op.outcome}"] += 1
     for poll in history.polls:

@@ -11,10 +11,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.chaos import final, workload_produce, workload_read, workload_txn
+from tests.chaos import final, workload_batches, workload_produce, workload_read, workload_txn
 from tests.chaos.recorder import Life, Recorder
 
-TOPICS = {"plain": 2, "idem": 3, "txn": 3, "in": 2, "out": 2}
+TOPICS = {"plain": 2, "idem": 3, "txn": 3, "in": 2, "out": 2, "sink": 3}
 """Topic -> partitions."""
 READERS, WORKERS = "readers", "workers"
 GROUPS = {READERS: "idem", WORKERS: "in"}
@@ -40,6 +40,7 @@ ROLES: dict[str, tuple[dict[str, str], Role]] = {
     "input": ({}, _produce(workload_produce.confluent, "in", 15)),
     "txn": ({"iso": "rc"}, lambda r, li, b, slot: workload_txn.mixed(r, li, b, "txn", TOPICS["txn"], 4, slot)),
     "txn-kp": ({}, lambda r, li, b, slot: workload_txn.kafka_python(r, li, b, "txn", TOPICS["txn"], 4, slot)),
+    "sink": ({}, lambda r, li, b, slot: workload_batches.driver(r, li, b, "sink", TOPICS["sink"], slot)),
     "worker": (
         {"iso": "rc", "group": WORKERS},
         lambda r, li, b, slot: workload_txn.worker(r, li, b, "in", "out", TOPICS["out"], slot, WORKERS),

@@ -143,6 +143,32 @@ def _transactions(world: World, proc: str, rounds: int) -> Iterator[None]:
             world.emit(e="ok", f="position", p=proc, t0=world.now, r=dict(positions))
 
 
+def _sink(world: World, proc: str, rounds: int) -> Iterator[None]:
+    """Batches of one sink; who begins learns the fence, and a batch that failed is tried again."""
+    fence = -1
+    for _ in range(rounds):
+        start = world.now
+        yield
+        world.emit(e="ok", f="fence", p=proc, t0=start, sink=proc, id=fence)
+        name = {"f": "txn", "p": proc, "n": world.fresh()}
+        world.emit(e="invoke", batch=[proc, fence + 1], **name)
+        state = ["open"]
+        for row in range(world.rng.randint(1, 3)):
+            yield
+            key, value = world.rng.choice(KEYS), f"{proc}.{name['n']}.{row}"
+            world.emit(e="send", k=key, v=value, **name)
+            world.append(key, value, state)
+        yield
+        fate = world.rng.random()
+        state[0] = "committed" if fate < 0.7 else "aborted"
+        if fate < 0.8:
+            world.emit(e="committing", **name)
+        fence += state[0] == "committed"
+        yield
+        end = "info" if 0.5 < fate < 0.8 else "ok" if fate < 0.7 else "fail"
+        world.emit(e=end, error="" if end == "ok" else "so it goes", **name)
+
+
 def _workers(world: World, proc: str, rounds: int) -> Iterator[None]:
     """Read-process-write, one input at a time; a failed one is tried again."""
     world.emit(e="start", p=proc, iso="rc", group=WORKERS)
@@ -240,6 +266,7 @@ def generate(rng: random.Random) -> list[Event]:
     clients = [
         _producer(world, "w1", KEYS, 6), _producer(world, "w2", KEYS, 6), _producer(world, "w3", (IN,), 6),
         _failing(world, "bad"), _transactions(world, "x1", 7), _transactions(world, "x2", 7),
+        _sink(world, "s1", 8),
         _workers(world, "k1", 30), _reader(world, "rc1", "rc", 25), _reader(world, "rc2", "rc", 25),
         _reader(world, "ru1", "ru", 25), _members(world, 12), _asker(world, 15),
     ]  # fmt: skip
@@ -542,13 +569,16 @@ def a_committed_offset_goes_back(rng: random.Random, events: list[Event]) -> set
 def a_member_goes_on_too_late(rng: random.Random, events: list[Event]) -> set[str] | None:
     """It never sees the records between the committed offset and its start."""
     choice, fresh = [], set()
+    stood: dict[str, int] = {}  # a member that keeps a partition may also go on where it was
     for event in events:
         if event.get("f") == "position" and event["p"].startswith("m"):
             fresh.add(event["p"])
-        elif event.get("f") == "poll" and event["p"] in fresh:
-            fresh.discard(event["p"])
-            if len(event["r"][KEYS[0]]) > 1:
+        elif event.get("f") == "poll" and event["p"].startswith("m") and event["r"].get(KEYS[0]):
+            records = event["r"][KEYS[0]]
+            if event["p"] in fresh and len(records) > 1 and records[1][0] != stood.get(event["p"]):
                 choice.append(event)
+            fresh.discard(event["p"])
+            stood[event["p"]] = records[-1][0] + 1
     event = _pick(rng, choice)
     if event is None:
         return None
@@ -612,6 +642,27 @@ def a_transaction_hangs(rng: random.Random, events: list[Event]) -> set[str] | N
     key = _pick(rng, (key for key, offset in end.items() if offset))
     end[key] -= 1
     return {"hanging-transaction"}
+
+
+@corruption
+def a_fence_goes_back(rng: random.Random, events: list[Event]) -> set[str] | None:
+    """BeginBatch forgets the last batch."""
+    fence = _pick(rng, (event for event in events if event.get("f") == "fence" and event["id"] >= 0))
+    if fence is None:
+        return None
+    fence["id"] -= 1
+    return {"fence-back", "batch-not-locked-out"}
+
+
+@corruption
+def a_batch_of_somebody_else_committed(rng: random.Random, events: list[Event]) -> set[str] | None:
+    """Two attempts at one batch are shown."""
+    ops = [op for op in _ops(events, "txn", "ok") if "batch" in op[0]]
+    if len(ops) < 2:
+        return None
+    one, other = rng.sample(ops, 2)
+    other[0]["batch"] = one[0]["batch"]
+    return {"batch-twice"}
 
 
 def main() -> int:

@@ -12,9 +12,12 @@ client process, ``n`` numbers its operations, ``e`` says what happened to the op
   it failed for certain however it ended), ``send``, ``sent`` (acknowledged at ``o``), ``poll`` (``r``: key ->
   [[offset, value], ...]) and ``offsets`` (``g``, ``o``). A send may name the record it was made from as ``s``: [key,
   offset].
-- one line with ``t0`` and ``t``: ``poll``, ``committed`` (``g``, ``o``), ``ends`` (ListOffsets: ``iso``, ``o``),
-  ``final`` (a full read: ``iso``, ``r``, ``end``, the log's end by key) and ``position`` (the consumer now stands at
-  ``r``: key -> offset, null where somebody else decides: the group's committed offset; other keys are given up).
+- a ``txn`` that is an attempt at a batch of Spark's sink names it as ``batch``: [sink, batch id].
+- one line with ``t0`` and ``t``: ``fence`` (a batch began on ``sink``, and ``id`` was the last committed one, -1 for
+  none; every earlier attempt is locked out from ``t`` on), ``poll``, ``committed`` (``g``, ``o``), ``ends``
+  (ListOffsets: ``iso``, ``o``), ``final`` (a full read: ``iso``, ``r``, ``end``, the log's end by key) and ``position``
+  (the consumer now stands at ``r``: key -> offset, null where somebody else decides: the group's committed offset;
+  other keys are given up).
 - ``fault`` (``kind``, ``target``, ``t0``, ``t``, ``proof``) and ``phase`` (``name``, ``t0``, ``t``).
 
 A key is ``topic/partition``; a value is written to one key at most once.
@@ -84,6 +87,7 @@ class Op:
     sends: list[Send] = field(default_factory=list)
     polls: list[Poll] = field(default_factory=list)
     offsets: dict[tuple[str, str], int] = field(default_factory=dict)
+    batch: tuple[str, int] | None = None
 
     def __str__(self) -> str:
         return f"{self.kind} {self.proc}#{self.number} ({self.outcome}{': ' + self.error if self.error else ''})"
@@ -114,6 +118,17 @@ class Answer:
     group: str = ""
     isolation: str = ""
     final: bool = False
+
+
+@dataclass(slots=True)
+class Fence:
+    """What BeginBatch answered: the last batch that the sink had committed."""
+
+    sink: str
+    batch_id: int
+    t0: int
+    t1: int
+    who: str
 
 
 @dataclass(slots=True)
@@ -159,6 +174,7 @@ class History:
     commits: list[Commit] = field(default_factory=list)
     committed: list[Answer] = field(default_factory=list)
     ends: list[Answer] = field(default_factory=list)
+    fences: list[Fence] = field(default_factory=list)
     finals: list[Final] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     phases: list[tuple[str, int, int]] = field(default_factory=list)
@@ -199,6 +215,8 @@ class Parser:
             if name in self._open:
                 raise ValueError(f"operation {name} begins twice")
             op = Op(*name, event["f"], event["t"], idempotent=event.get("idem", True), instance=event.get("inst", 0))
+            if "batch" in event:
+                op.batch = (event["batch"][0], int(event["batch"][1]))
             self._open[name] = op
             self.history.ops.append(op)
             if event["f"] == "send":
@@ -304,6 +322,9 @@ class Parser:
         for key, offset in event["o"].items():
             self.history.ends.append(Answer(key, offset, event["t0"], event["t"], event["p"], isolation=event["iso"]))
 
+    def _on_fence(self, event: Event) -> None:
+        self.history.fences.append(Fence(event["sink"], int(event["id"]), event["t0"], event["t"], event["p"]))
+
     def _on_final(self, event: Event) -> None:
         records = {key: [(int(o), str(v)) for o, v in found] for key, found in event["r"].items()}
         self.history.finals.append(Final(event["iso"], records, event["end"], event["p"], event["t0"], event["t"]))
@@ -336,6 +357,7 @@ _SINGLE = {
     "position": Parser._on_position,
     "committed": Parser._on_committed,
     "ends": Parser._on_ends,
+    "fence": Parser._on_fence,
     "final": Parser._on_final,
     "fault": Parser._on_fault,
     "phase": Parser._on_phase,

@@ -42,7 +42,7 @@ WARM_UP_S, RECOVERY_S = 8.0, 15.0
 QUIET = 0.25
 """About one period in four has no fault."""
 ROLES = (
-    "plain", "idem", "idem-aio", "input", "txn", "txn", "txn-kp", "worker", "worker", "reader-rc", "reader-ru",
+    "plain", "idem", "idem-aio", "input", "txn", "txn", "txn-kp", "sink", "worker", "worker", "reader-rc", "reader-ru",
     "reader-kp", "reader-rack", "member", "member-kp", "asker",
 )  # fmt: skip
 logger = logging.getLogger("chaos")
@@ -236,7 +236,7 @@ def demands(minutes: float, kinds: Sequence[str]) -> Demands:
             "send ok": int(150 * minutes), "txn ok": int(15 * minutes), "txn fail": int(2 * minutes),
             "read-process-write ok": int(8 * minutes), "poll group": int(9 * minutes), "poll assign": int(60 * minutes),
             "commit ok": int(10 * minutes), "committed": int(10 * minutes), "ends rc": int(10 * minutes),
-            "ends ru": int(10 * minutes), "rebalance": int(minutes),
+            "ends ru": int(10 * minutes), "rebalance": int(minutes), "batch ok": int(3 * minutes),
         },
         faults=dict.fromkeys(kinds, rounds_of(minutes)),
         during_faults=int(100 * minutes),

@@ -45,11 +45,12 @@ class Tale:
     def txn(
         self, sends: Sequence[tuple[Any, ...]], *, outcome: str = "ok", proc: str = "x", at: int | None = None,
         polls: Sequence[Log] = (), offsets: Mapping[str, int] | None = None, group: str = "g",
-        doubtful: bool = False, committing: bool | None = None,
+        doubtful: bool = False, committing: bool | None = None, batch: tuple[str, int] | None = None,
     ) -> None:  # fmt: skip
         """A transaction; a send is (key, value, offset or None[, source])."""
         name = {"f": "txn", "p": proc, "n": self.number()}
-        self.events.append({"e": "invoke", "t": at or self.tick(), **name})
+        attempt = {"batch": list(batch)} if batch else {}
+        self.events.append({"e": "invoke", "t": at or self.tick(), **attempt, **name})
         for read in polls:
             found = {key: [list(record) for record in records] for key, records in read.items()}
             self.events.append({"e": "poll", "t0": self.tick(), "t": self.tick(), "r": found, **name})
@@ -97,6 +98,10 @@ class Tale:
     def ends(self, offset: int, *, key: str = "t/0", iso: str = "ru", at: int | None = None) -> None:
         """Somebody asks for the log's end."""
         self._single("ends", "asker", at, iso=iso, o={key: offset})
+
+    def fence(self, batch_id: int, *, sink: str = "s", proc: str = "x", at: int | None = None) -> None:
+        """A batch begins, and its driver is told the last committed one."""
+        self._single("fence", proc, at, sink=sink, id=batch_id)
 
     def final(
         self, committed: Log, all_of_it: Log | None = None, ends: Mapping[str, tuple[int, int]] | None = None

@@ -645,6 +645,96 @@ def a_member_goes_on_where_it_was_though_it_lost_the_partition(tale: Tale) -> No
     tale.poll(B, C, proc="m1")
 
 
+# ---- batches of a sink ---------------------------------------------------------------------------------------------
+
+
+@story()
+def batches_one_after_the_other(tale: Tale) -> None:
+    tale.fence(-1)
+    tale.txn([("t/0", "a", 0)], batch=("s", 0))
+    tale.fence(0)
+    tale.txn([("t/0", "b", 1)], batch=("s", 1), outcome="info")
+    tale.fence(1)
+    tale.final({"t/0": [(0, "a"), (1, "b")]})
+
+
+@story()
+def a_batch_is_tried_again(tale: Tale) -> None:
+    tale.fence(-1)
+    tale.txn([("t/0", "a", 0)], batch=("s", 0), outcome="info")
+    tale.fence(-1)
+    tale.txn([("t/0", "b", 2)], batch=("s", 0))
+    tale.fence(0)
+    tale.final({"t/0": [(2, "b")]}, {"t/0": [(0, "a"), (2, "b")]})
+
+
+@story("batch-twice", "batch-not-locked-out")
+def both_attempts_at_a_batch_are_there(tale: Tale) -> None:
+    tale.fence(-1)
+    tale.txn([("t/0", "a", 0)], batch=("s", 0), outcome="info")
+    tale.fence(-1)
+    tale.txn([("t/0", "b", 2)], batch=("s", 0))
+    tale.final({"t/0": [(0, "a"), (2, "b")]})
+
+
+@story("batch-twice")
+def a_batch_is_committed_again_behind_its_fence(tale: Tale) -> None:
+    tale.fence(-1)
+    tale.txn([("t/0", "a", 0)], batch=("s", 0))
+    tale.txn([("t/0", "b", 2)], batch=("s", 0))
+    tale.final({"t/0": [(0, "a"), (2, "b")]})
+
+
+@story("fence-back")
+def the_fence_forgets_a_batch(tale: Tale) -> None:
+    tale.fence(-1)
+    tale.txn([("t/0", "a", 0)], batch=("s", 0))
+    tale.fence(-1)
+    tale.final({"t/0": [(0, "a")]})
+
+
+@story("fence-back", "batch-not-locked-out")
+def the_fence_goes_back(tale: Tale) -> None:
+    tale.fence(-1)
+    tale.txn([("t/0", "a", 0)], batch=("s", 0), outcome="info")
+    tale.fence(0)
+    tale.fence(-1)
+    tale.final({"t/0": [(0, "a")]})
+
+
+@story("fence-phantom")
+def the_fence_names_a_batch_of_nobody(tale: Tale) -> None:
+    tale.fence(7)
+    tale.final({"t/0": []})
+
+
+@story("lost-write")
+def the_fence_names_a_batch_that_is_not_there(tale: Tale) -> None:
+    tale.fence(-1)
+    tale.txn([("t/0", "a", 0)], batch=("s", 0), outcome="info")
+    tale.fence(0)
+    tale.final({"t/0": []}, {"t/0": [(0, "a")]})
+
+
+@story("batch-not-locked-out")
+def a_driver_that_was_locked_out_commits(tale: Tale) -> None:
+    tale.fence(-1, proc="zombie")
+    begun = tale.tick()
+    tale.fence(-1)
+    tale.txn([("t/0", "a", 0)], batch=("s", 0), proc="zombie", at=begun)
+    tale.final({"t/0": [(0, "a")]})
+
+
+@story()
+def sinks_do_not_know_each_other(tale: Tale) -> None:
+    tale.fence(-1, sink="one")
+    tale.fence(-1, sink="two")
+    tale.txn([("t/0", "a", 0)], batch=("one", 0))
+    tale.txn([("t/0", "b", 1)], batch=("two", 0))
+    tale.fence(0, sink="two")
+    tale.final({"t/0": [(0, "a"), (1, "b")]})
+
+
 @pytest.mark.parametrize("name", STORIES)
 def test_history_by_hand(name: str) -> None:
     tell, kinds = STORIES[name]

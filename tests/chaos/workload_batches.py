@@ -1,0 +1,87 @@
+"""Batches as Spark's sink writes them, by the executors' own client: several members, losers, aborts, one fence."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from spark_udfs.batches import Batch, Sink
+from spark_udfs.client import Client, ClientError
+from spark_udfs.failures import FenceConflict
+from spark_udfs.producing import Member, MemberProducer, TaskFenced, WriteSettings
+from tests.chaos.outcomes import text_of
+from tests.chaos.recorder import Life, Recorder, pack
+
+QUERY = "chaos"
+TRANSACTION_TIMEOUT_MS = 10_000
+CALL_MS = 20_000
+ABORT = 1 / 10
+LOSER = 1 / 3
+"""How often a member writes that is not among the winners."""
+DELAY_MAX_S = 0.5
+
+
+class Driver:
+    """One sink's driver and its tasks, in one process."""
+
+    def __init__(self, recorder: Recorder, life: Life, bootstrap: str, topic: str, partitions: int, sink: str) -> None:
+        self._recorder, self._life = recorder, life
+        self._topic, self._partitions, self._name = topic, partitions, sink
+        self._client = Client({"bootstrap_servers": bootstrap.split(",")}, CALL_MS)
+        self._sink = Sink(self._client, sink, CALL_MS)
+        self._settings = WriteSettings(topic, delivery_timeout_ms=TRANSACTION_TIMEOUT_MS)
+
+    def run(self) -> None:
+        """One batch after the other; a failed one is tried again. Raises what ends this driver."""
+        while self._life.on:
+            start = self._recorder.now()
+            batch = self._sink.begin(TRANSACTION_TIMEOUT_MS)
+            last = -1 if batch.fence is None else batch.fence.batch_id
+            self._recorder.single("fence", start, sink=self._name, id=last)
+            self._write(batch, last + 1)
+            self._life.pause(self._life.rng.random() * DELAY_MAX_S)
+
+    def _write(self, batch: Batch, batch_id: int) -> None:
+        rng, recorder = self._life.rng, self._recorder
+        name = recorder.begin("txn", batch=[self._name, batch_id])
+        committing = False
+        try:
+            winners = [self._task(batch, name, task) for task in range(rng.randint(1, 3))]
+            if rng.random() < LOSER:
+                self._task(batch, recorder.begin("txn"), 0)  # never commits: it must not be seen
+            if rng.random() < 0.3:
+                self._life.pause(rng.random() * DELAY_MAX_S)
+            if rng.random() < ABORT:
+                self._sink.abort(batch)
+                recorder.then(name, "fail", error="on purpose")
+                return
+            recorder.then(name, "committing")
+            committing = True
+            self._sink.commit(batch, QUERY, batch_id, "", winners)
+        except (TaskFenced, FenceConflict, ClientError) as problem:
+            recorder.then(name, "info" if committing else "fail", error=text_of(problem))
+            return
+        recorder.then(name, "ok")
+
+    def _task(self, batch: Batch, name: dict[str, object], task: int) -> Member:
+        """Rows for some partitions by a member of its own, acknowledged when this returns."""
+        rng = self._life.rng
+        (member,) = self._sink.enlist(batch)
+        producer = MemberProducer(self._client, self._name, member, self._settings)
+        for run in range(rng.randint(1, 2)):
+            values, places = [], []
+            for row in range(rng.randint(1, 4)):
+                place = rng.randrange(self._partitions)
+                value = f"{self._recorder.proc}.{name['n']}.{task}.{run}.{row}"
+                self._recorder.then(name, "send", k=f"{self._topic}/{place}", v=value)
+                values.append(pack(value))
+                places.append(place)
+            producer.write(pa.record_batch([pa.array(values), pa.array(places, pa.int32())], ["value", "partition"]))
+            if rng.random() < 0.3:
+                self._life.pause(rng.random() * DELAY_MAX_S)
+        producer.flush()
+        return member
+
+
+def driver(recorder: Recorder, life: Life, bootstrap: str, topic: str, partitions: int, sink: str) -> None:
+    """Play a driver of one sink, under the sink's name in all its lives."""
+    Driver(recorder, life, bootstrap, topic, partitions, sink).run()
