@@ -462,8 +462,8 @@ def client_kill(grip: Grip, rng: random.Random) -> Fault:
 
 
 def client_zombie(grip: Grip, rng: random.Random) -> Fault:
-    """SIGSTOP a transactional client, let another one take its transactional id, and let the first go on."""
-    slot = _slot(grip, rng, "txn", "txn-kp", "worker")
+    """SIGSTOP a transactional client, let another one take its transactional id or sink, and let the first go on."""
+    slot = _slot(grip, rng, "txn", "txn-kp", "worker", "sink")
     zombie = slot.process
     assert zombie is not None
     zombie.send_signal(signal.SIGSTOP)
