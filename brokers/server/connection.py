@@ -179,9 +179,11 @@ class Connection:
             for _ in range(REQUESTS_PER_TURN):
                 if self.closed or self._stalled():
                     break
-                if self._run():
-                    continue
-                if not self._one():
+                if not self._run() and not self._one():
+                    more = False
+                    break
+                if not len(self._framer):
+                    self.frame_since_ms = None
                     more = False
                     break
         except FrameError as error:
@@ -194,7 +196,9 @@ class Connection:
         self._account()
         if more and not self.closed and not self._stalled():
             self._env.loop.call_soon(self.pump)  # the others' turn first
-        if not self._waiting_for_budget and (len(self._framer) < READ_BEHIND or not self._stalled()):
+        if self._reading or self._waiting_for_budget:
+            return
+        if len(self._framer) < READ_BEHIND or not self._stalled():
             self._resume()
 
     def _run(self) -> bool:
@@ -259,8 +263,8 @@ class Connection:
 
     def _account(self) -> None:
         """Tell what this connection holds: received bytes that wait, and answers that were not taken yet."""
-        waiting = max(0, len(self._framer) - self._reserved)  # a frame being received is counted by the budget
-        holds = 0 if self.closed else self._outbox.held + waiting
+        waiting = len(self._framer) - self._reserved  # a frame being received is counted by the budget
+        holds = 0 if self.closed else self._outbox.held + (waiting if waiting > 0 else 0)
         if holds != self.held:
             self._env.held(holds - self.held)
             self.held = holds
