@@ -24,6 +24,7 @@ def choose(kernel: str) -> ModuleType:
     if CHOICE != "pure":
         try:
             found = importlib.import_module(f"_native.{kernel}_cy")
+            _refuse_stale(kernel, found)
             REASONS[kernel] = f"cython: {found.__file__}"
             return found
         except ImportError as error:
@@ -34,6 +35,26 @@ def choose(kernel: str) -> ModuleType:
                     "install fleetlog with a C compiler present, or choose auto or pure"
                 ) from error
     return importlib.import_module(f"_native.{kernel}_py")
+
+
+class StaleKernelError(Exception):
+    """A compiled kernel is older than the sources beside it: something between is missing."""
+
+
+def _refuse_stale(kernel: str, compiled: ModuleType) -> None:
+    """A checkout that moved on over compiled kernels of yesterday is said in words."""
+    pure = importlib.import_module(f"_native.{kernel}_py")
+    own = {name: value for name, value in vars(pure).items() if getattr(value, "__module__", "") == pure.__name__}
+    missing = [
+        name
+        for name, value in own.items()
+        if name[0] != "_" and not hasattr(compiled, name) and not (isinstance(value, type) and issubclass(value, tuple))
+    ]  # fmt: skip
+    if missing:
+        raise StaleKernelError(
+            f"{compiled.__file__} is older than its source, it has no {', '.join(missing)}: "
+            "compile the kernels again (make, or python setup.py build_ext --inplace)"
+        )
 
 
 def _implementation() -> str:

@@ -468,6 +468,8 @@ def client_zombie(grip: Grip, rng: random.Random) -> Fault:
     assert zombie is not None
     zombie.send_signal(signal.SIGSTOP)
     yield 0.05
+    if zombie.poll() is not None:  # another fault killed it
+        return slot.name, None
     stopped = Path(f"/proc/{zombie.pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "T"
     slot.zombies.append(zombie)
     grip.clients.fill(slot)

@@ -50,3 +50,15 @@ def test_without_the_compiled_kernel(tmp_path: Path, kernel: str) -> None:
     assert falls_back.returncode == 0, falls_back.stderr
     assert falls_back.stdout.startswith("pure {")
     assert "No module named" in falls_back.stdout
+
+
+def test_a_kernel_that_is_older_than_its_source_says_so(tmp_path: Path) -> None:
+    package = tmp_path / "_native"
+    package.mkdir()
+    for source in (ROOT / "_native").glob("*.py"):
+        (package / source.name).write_text(source.read_text())
+    (package / "io_cy.py").write_text("def send_slices(): ...\n")
+    refused = run("auto", "import _native.io", tmp_path)
+    assert refused.returncode != 0
+    assert "is older than its source, it has no" in refused.stderr
+    assert "setup.py build_ext --inplace" in refused.stderr
