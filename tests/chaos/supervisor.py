@@ -56,7 +56,9 @@ class Clients:
         self.slots.append(Slot(name, role, host))
 
     def fill(self, slot: Slot) -> subprocess.Popen[bytes]:
-        """Start a process for a slot."""
+        """Start a process for a slot. Who fills it still is kept among its zombies."""
+        if slot.process is not None and slot.process.poll() is None and slot.process not in slot.zombies:
+            slot.zombies.append(slot.process)
         slot.lives += 1
         slot.started = time.monotonic()
         proc = f"{slot.name}.{slot.lives}"
