@@ -154,7 +154,7 @@ def _connections(results: Results, options: Options) -> None:
 
 def _with_connections(cluster: Fleetlog, count: int, options: Options) -> dict[str, Any]:
     producers, consumers = count // 11, count - count // 11
-    partitions = min(producers, 100)
+    partitions = producers  # so that a partition has ten consumers
     (broker,) = cluster.brokers
     cluster.create_topic("fan", partitions)
     batch, records = batch_of(KIB, KIB)
