@@ -109,9 +109,10 @@ short pass. Do not edit it.
   often and how long, `--only WORDS` runs parts of a suite without keeping the numbers.
 - `python -m perf spark` (not in `make perf`) runs all ways in one Spark session: `kafka` is Spark's own connector with
   its defaults, `kafka tuned` the same with linger.ms 20 and batch.size 900 kB, `fleetlog` exactly once from
-  foreachBatch (its small batches by the driver's member; `by tasks`: without that), `format` exactly once by the data
-  source's writer, `at least once` our producer without a transaction. CPU is of Spark's process tree and of the brokers
-  and contains what making the rows costs (`rows alone`; `counted`: taken to Python and only counted).
+  foreachBatch (batches of one running query, whose driver is connected; small ones by the driver's member, `by tasks`:
+  without that), `format` exactly once by the data source's writer, `at least once` our producer without a transaction.
+  CPU is of Spark's process tree and of the brokers and contains what making the rows costs (`rows alone`; `counted`:
+  taken to Python and only counted).
 - CI has no timing: [tests/perf/test_budget.py](../tests/perf/test_budget.py) counts the instructions of a request
   (`python -m perf.budget`) against [perf/budget.json](../perf/budget.json).
 """
