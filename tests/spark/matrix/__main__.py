@@ -2,32 +2,39 @@
 
 Results are JSON lines in a directory; what stands there is not run again, so that a long run may be stopped and
 continued. The last lines say how many scenarios passed; the exit status is 0 when all that were begun did, 1 when
-one found an anomaly, 3 when one only could not be tried to its end.
+one found an anomaly, which is not tried again, 3 when one could not be tried to its end, or no time was left.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
 import json
 import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from tests.spark.matrix.controls import CONTROLS, Control
 from tests.spark.matrix.fleet import MatrixFleet
-from tests.spark.matrix.rig import Rig
+from tests.spark.matrix.rig import COORDINATOR_PARTITIONS, Place, Rig
 from tests.spark.matrix.scenarios import Scenario, load
 from tests.spark.matrix.sessions import Sessions
+from tests.spark.matrix.together import Together
 
 ROOT = Path(__file__).parents[3]
 UNTRIED = ("ERROR", "NO FAULT")
 """How problems begin that say nothing about the sink."""
+HALF_WAY = (*UNTRIED, "NO VERDICT", "READER", "UNFINISHED", "MISSING", "FENCE", "HANGING")
+"""How those begin that say nothing about it either, where a run was broken off."""
 
 
 def say(text: str) -> None:
@@ -99,23 +106,59 @@ class BrokenStage(Stage):
         return self._drivers.sessions(where)
 
 
-def run_one(chosen: Scenario, stage: Stage, directory: Path) -> dict[str, Any]:
-    """One scenario; what is written down of it."""
+def anomalies_of(problems: list[str]) -> list[str]:
+    """What is wrong with the sink itself."""
+    broken_off = any(problem.startswith(UNTRIED) for problem in problems)
+    return [problem for problem in problems if not (broken_off and problem.startswith(HALF_WAY))]
+
+
+def run_group(chosen: Scenario, stage: Stage, directory: Path, size: int) -> list[dict[str, Any]]:
+    """Runs of one scenario at a time; what is written down of each."""
+    began = time.monotonic()
+    try:
+        fleet, sessions = stage.fleet(), stage.sessions(chosen.where)
+    except Exception as problem:
+        text = f"ERROR: {type(problem).__name__}: {str(problem)[:3000]}"
+        return [{"name": chosen.name, "problems": [text], "trace": [], "restarts": 0, "seconds": 0.0, "together": size}]
+    group, first, slot = Together(size), random.randrange(3), random.randrange(COORDINATOR_PARTITIONS)
+    results: list[dict[str, Any]] = [{} for _ in range(size)]
+
+    def run(member: int) -> None:
+        try:
+            make = functools.partial(
+                Rig, fleet, sessions, directory / str(member), chosen.where, Place(group, member, first, slot)
+            )
+            results[member] = run_one(chosen, make, group, member) | {"together": size}
+        finally:
+            group.leave(member)
+
+    threads = [threading.Thread(target=run, args=(member,), daemon=True) for member in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    spent = round((time.monotonic() - began) / size, 1)
+    return [result | {"share": spent} for result in results if result]
+
+
+def run_one(chosen: Scenario, make: Callable[[], Rig], group: Together, member: int) -> dict[str, Any]:
+    """One run of a scenario; what is written down of it."""
     began = time.monotonic()
     result: dict[str, Any] = {"name": chosen.name, "problems": [], "trace": [], "restarts": 0}
     rig: Rig | None = None
     try:
-        rig = Rig(stage.fleet(), stage.sessions(chosen.where), directory, chosen.where)
-        rig.say = lambda text: say(f"    {text[:200]}")
+        rig = make()
+        rig.say = lambda text: say(f"    [{member}] {text[:200]}")
         chosen.run(rig)
         if not rig.trace:
             result["problems"].append("NO FAULT: nothing shows that the fault happened")
     except Exception as problem:
         result["problems"].append(f"ERROR: {type(problem).__name__}: {str(problem)[:3000]}")
         result["where"] = traceback.format_exc()[-3000:]
+    group.leave(member)
     if rig is not None:
         try:  # what the reader saw is told in any case
-            rig.fleet.wire.clear()
+            rig.release()
             result["problems"] += rig.verdict()
             result["rows"], result["read"] = rig.rows, rig.watcher.count()
             result["looks"], result["moments"] = rig.watcher.looks, len(rig.watcher.moments)
@@ -124,23 +167,33 @@ def run_one(chosen: Scenario, stage: Stage, directory: Path) -> dict[str, Any]:
         result["trace"], result["restarts"] = rig.trace, len(rig.errors)
         result["errors"] = [error[-1500:] for error in rig.errors]
         rig.close()
+        if not result["problems"]:
+            with contextlib.suppress(Exception):  # topics that stay harm nobody
+                rig.clean()
     result["seconds"] = round(time.monotonic() - began, 1)
     return result
 
 
-def run_control(control: Control, stage: Stage, directory: Path) -> dict[str, Any]:
+def run_control(control: Control, stage: Stage, directory: Path, size: int) -> list[dict[str, Any]]:
     """A scenario on brokers without a safeguard, with the drivers of ``stage``: passes when the anomaly is found."""
     broken = BrokenStage(directory / control.missing.replace(" ", "-"), control.missing, stage)
     try:
-        result = run_one(load()[control.scenario], broken, directory / f"rig-{control.missing}")
+        results = run_group(load()[control.scenario], broken, directory / f"rig-{control.missing}", size)
     finally:
         broken.close()
+    for result in results:
+        _turn_round(control, result)
+    return results
+
+
+def _turn_round(control: Control, result: dict[str, Any]) -> None:
+    """A control passes when the anomaly was found; without a single anomaly of any kind it could not be tried."""
     found = [problem for problem in result["problems"] if problem.startswith(control.anomalies)]
     result["name"] = control.name
     result["found"] = result["problems"]
-    result["problems"] = [] if found else [f"NOT CAUGHT: none of {control.anomalies}: {result['problems']}"]
+    missed = "ERROR" if any(problem.startswith(UNTRIED) for problem in result["problems"]) else "NOT CAUGHT"
+    result["problems"] = [] if found else [f"{missed}: none of {control.anomalies}: {result['problems']}"]
     result["trace"].append(f"found: {found}")
-    return result
 
 
 class Results:
@@ -177,11 +230,65 @@ class Results:
             runs = by_name.get(name, [])
             if runs:
                 bad = "; ".join(p[:80] for row in runs for p in row["problems"])
-                seconds = sum(row["seconds"] for row in runs) / len(runs)
+                seconds = sum(row.get("share", row["seconds"]) for row in runs) / len(runs)
                 passed = sum(not row["problems"] for row in runs)
                 restarts = sum(row["restarts"] for row in runs)
                 lines.append(f"| {name} | {len(runs)} | {passed} | {restarts} | {seconds:.0f} | {bad} |")
         return "\n".join(lines)
+
+
+class Turns:
+    """Turn after turn over the scenarios, each of which makes up what is lacking."""
+
+    def __init__(self, directory: Path, scenarios: dict[str, Scenario]) -> None:
+        self.results = Results(directory)
+        self.begun: set[str] = set()
+        self.anomalies: list[str] = []
+        self._scenarios = scenarios
+        self._controls = {control.name: control for control in CONTROLS}
+        self._work = directory / f"work-{time.strftime('%H%M%S')}"
+        self.stage = Stage(self._work)
+
+    def take(self, names: list[str], given: argparse.Namespace) -> None:
+        """All turns; nothing is begun when the time is over, and no anomaly is tried away."""
+        began = time.monotonic()
+        for turn in range(1, -(-given.repeat // given.together) + 1):
+            for name in names:
+                lacking = min(given.repeat, turn * given.together) - self.results.passes(name)
+                chosen = self._scenarios[self._controls[name].scenario if name in self._controls else name]
+                for size in [lacking] if chosen.together else [1] * lacking:
+                    late = time.monotonic() - began > given.minutes * 60
+                    if size > 0 and not late and name not in self.anomalies:
+                        say(f"[{self.results.passes(name)}/{given.repeat}] {name}" + f", {size} at a time" * (size > 1))
+                        self._run(name, chosen, size)
+
+    def _run(self, name: str, chosen: Scenario, size: int) -> None:
+        self.begun.add(name)
+        place = self._work / f"{time.strftime('%H%M%S')}-{name.replace(' ', '-').replace(':', '')}"
+        if name in self._controls:
+            found = run_control(self._controls[name], self.stage, place, size)
+        else:
+            found = run_group(chosen, self.stage, place, size)
+        for result in found:
+            self.results.add(result)
+            outcome = f"FAILED {result['problems']}" if result["problems"] else "passed"
+            say(f"  {outcome} ({result['seconds']} s)")
+            self.anomalies += [name] * bool(anomalies_of(result["problems"]))
+        if any(result["problems"] for result in found) and name not in self._controls:
+            self.stage.repair()
+
+    def report(self, names: list[str], repeat: int) -> int:
+        """Prints what was found; the exit status."""
+        print(self.results.table(names))
+        lacking = [name for name in names if self.results.passes(name) < repeat]
+        untried = [name for name in lacking if name not in self.begun]
+        print(f"{len(names) - len(lacking)} of {len(names)} passed {repeat} times; {self.results.path}")
+        if untried:
+            print(f"not begun, for the time was over: {', '.join(untried)}")
+        if self.anomalies:
+            print(f"ANOMALIES: {', '.join(dict.fromkeys(self.anomalies))}")
+            return 1
+        return 0 if len(lacking) == len(untried) < len(names) else 3
 
 
 def chosen_names(given: argparse.Namespace, scenarios: dict[str, Scenario]) -> list[str]:
@@ -192,8 +299,9 @@ def chosen_names(given: argparse.Namespace, scenarios: dict[str, Scenario]) -> l
         assert names, f"no scenario is called {given.only}"
         return names
     if given.sample:
-        drawn = random.Random(given.seed).sample(sorted(scenarios), min(given.sample, len(scenarios)))
-        return [name for name in scenarios if name in drawn]
+        dice = random.Random(given.seed)
+        drawn = dice.sample(sorted(scenarios), min(given.sample, len(scenarios)))
+        return [*(name for name in scenarios if name in drawn), dice.choice(CONTROLS).name]
     return [*scenarios, *(control.name for control in CONTROLS)]
 
 
@@ -208,13 +316,13 @@ def main() -> int:
         help="in the order given",
     )
     parser.add_argument("--sample", type=int, default=0, metavar="N")
-    parser.add_argument("--seed", default="", help="which sample; any text")
+    parser.add_argument("--seed", default="", help="which sample, and which control with it; any text")
     parser.add_argument("--repeat", type=int, default=1)
+    parser.add_argument("--together", type=int, default=1, metavar="N", help="runs of a scenario at a time")
     parser.add_argument("--minutes", type=float, default=1e9, help="begin nothing after that long")
     parser.add_argument("--directory", type=Path, default=ROOT / "build" / "spark-chaos")
     given = parser.parse_args()
     scenarios = load()
-    controls = {control.name: control for control in CONTROLS}
     if given.list:
         for number, found in enumerate(scenarios.values(), 1):
             print(f"{number:3d} {found.where:8s} {found.name}: {found.about}")
@@ -222,42 +330,14 @@ def main() -> int:
             print(f"    control  {control.name}: {control.scenario}, without {control.missing}: {control.anomalies}")
         return 0
     names = chosen_names(given, scenarios)
-    directory = given.directory.resolve()
-    results = Results(directory)
-    work = directory / f"work-{time.strftime('%H%M%S')}"
-    stage = Stage(work)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # and tidy up
     signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background jobs ignore
-    began = time.monotonic()
-    begun: set[str] = set()
+    turns = Turns(given.directory.resolve(), scenarios)
     try:
-        for turn in range(1, given.repeat + 1):
-            for name in names:
-                if results.passes(name) >= turn or time.monotonic() - began > given.minutes * 60:
-                    continue
-                begun.add(name)
-                say(f"[{turn}/{given.repeat}] {name}")
-                if name in controls:
-                    result = run_control(controls[name], stage, work / f"control-{turn}")
-                else:
-                    result = run_one(scenarios[name], stage, work / f"rig-{turn}-{name.replace(' ', '-')}")
-                results.add(result)
-                outcome = f"FAILED {result['problems']}" if result["problems"] else "passed"
-                say(f"  {outcome} ({result['seconds']} s)")
-                if result["problems"] and name not in controls:
-                    stage.repair()
+        turns.take(names, given)
     finally:
-        stage.close()
-    print(results.table(names))
-    lacking = [name for name in names if results.passes(name) < given.repeat]
-    late = [name for name in lacking if name not in begun]
-    print(f"{len(names) - len(lacking)} of {len(names)} passed {given.repeat} times; {results.path}")
-    if late:
-        print(f"not begun, for the time was over: {', '.join(late)}")
-    if len(lacking) == len(late) < len(names):
-        return 0
-    found = [problem for row in results.rows if row["name"] in names for problem in row["problems"]]
-    return 3 if all(problem.startswith(UNTRIED) for problem in found) else 1
+        turns.stage.close()
+    return turns.report(names, given.repeat)
 
 
 if __name__ == "__main__":

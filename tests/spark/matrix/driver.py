@@ -36,7 +36,7 @@ def session(master: str, directory: Path) -> Any:
         .config("spark.ui.enabled", "false")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.memory", "1g")
+        .config("spark.driver.memory", "1500m")
         .config("spark.driver.extraJavaOptions", "-Xss8m -XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
         .config("spark.sql.shuffle.partitions", "4")
         .config("spark.sql.warehouse.dir", str(directory / "warehouse"))
@@ -47,7 +47,7 @@ def session(master: str, directory: Path) -> Any:
     if master.startswith("spark://"):
         settings = {
             "spark.executor.memory": "512m",
-            "spark.executor.cores": "2",
+            "spark.executor.cores": "8",
             "spark.executor.extraJavaOptions": "-Xss8m -XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
             "spark.executorEnv.PYTHONPATH": os.environ["PYTHONPATH"],
             "spark.speculation": "true",

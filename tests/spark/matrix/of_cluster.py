@@ -39,7 +39,7 @@ def _executor_killed_at(rig: Rig, api: int, side: str, skip: int = 0, arrives: b
     host = cluster.host_of(hit.pid)
     assert host, f"{hit} is of no executor"
     rig.note(f"held: {hit}, on {host}")
-    rig.note(cluster.kill_executor(host))
+    rig.note(rig.once(cluster.kill_executor, host, each=True))
     if arrives:
         time.sleep(1.0)  # another attempt is under way meanwhile
         trap.release()
@@ -117,7 +117,7 @@ def speculation_the_first_attempt_ends_first(rig: Rig) -> None:
     assert not rig.errors, rig.errors
 
 
-@scenario("cluster")
+@scenario("cluster", together=False)
 def stage_tried_again(rig: Rig) -> None:
     """An executor dies with the shuffle's blocks while the writing stage runs: both stages run again."""
     rig.shape |= {"shape": "shuffled"}
@@ -132,7 +132,7 @@ def stage_tried_again(rig: Rig) -> None:
     host = cluster.host_of(hit.pid)
     other = next(name for name in cluster.HOSTS if name != host)
     rig.note(f"held: {hit}, on {host}")
-    rig.note(cluster.kill_executor(other))
+    rig.note(rig.once(cluster.kill_executor, other))
     time.sleep(1.0)
     trap.release()
     rig.finish(query)
@@ -151,7 +151,7 @@ def driver_killed_and_its_executors_go_on_for_a_while(rig: Rig) -> None:
     rig.batch_done(0)
     trap = rig.trap(PRODUCE, REQUEST, HOLD, times=3)
     rig.note(f"held: {trap.wait()}")
-    rig.note(session.kill())
+    rig.kill(session)
     trap.release()
     rig.finish()
 
@@ -168,7 +168,7 @@ def executors_stopped_until_another_driver_is_through(rig: Rig) -> None:
     late = rig.trap(PRODUCE, REQUEST, HOLD, times=2)
     hit = late.wait()
     rig.note(f"held: {hit}, on {cluster.host_of(hit.pid)}")
-    rig.note(session.kill())
+    rig.kill(session)
     trap.times = 0
     trap.drop()
     rig.finish()

@@ -35,7 +35,7 @@ def _killed_at(rig: Rig, api: int, side: str, skip: int = 0, arrives: bool = Fal
     trap = rig.trap(api, side, HOLD, skip=skip)
     hit = trap.wait()
     rig.note(f"held: {hit}")
-    rig.note(session.kill())
+    rig.kill(session)
     if arrives:
         trap.release()
         rig.note("the frame went on after the driver's death")
@@ -101,7 +101,7 @@ def driver_killed_while_it_writes_a_small_batch_itself(rig: Rig) -> None:
     hit = trap.wait()
     assert hit.pid == session.pid, f"{hit} is not the driver's own"
     rig.note(f"held: {hit}, the driver itself")
-    rig.note(session.kill())
+    rig.kill(session)
     trap.drop()
     rig.finish(options=small)
     assert not rig.errors, rig.errors
@@ -140,7 +140,7 @@ def driver_killed_between_the_answer_and_Sparks_note(rig: Rig) -> None:
     assert fence is not None
     assert fence.batch_id == 2
     rig.note("batch 2 is in the fence and not in Spark's commits")
-    rig.note(session.kill())
+    rig.kill(session)
     session = rig.driver()
     query = rig.start(session, way="foreachBatch")
     rig.finish(query)
@@ -158,7 +158,7 @@ def driver_killed_before_AbortBatch(rig: Rig) -> None:
     query = rig.start(session, way="foreachBatch", shape="failing", flag=str(flag), times=4)
     rig.note(f"held: {trap.wait()}")
     assert not query.over()
-    rig.note(session.kill())
+    rig.kill(session)
     trap.drop()
     rig.finish(way="foreachBatch")
 
@@ -173,7 +173,7 @@ def _late_in_the_next_ones_batch(rig: Rig, api: int) -> tuple[Trap, Trap, Query]
     rig.batch_done(0)
     late = rig.trap(api, REQUEST, HOLD)
     rig.note(f"held: {late.wait()}")
-    rig.note(session.kill())
+    rig.kill(session)
     held = rig.trap(COMMIT, REQUEST, HOLD)
     query = rig.start()
     rig.note(f"the next driver has come to: {held.wait()}")
@@ -228,10 +228,10 @@ def zombie_driver_stopped_while_tasks_write(rig: Rig) -> None:
     rig.batch_done(0)
     trap = rig.trap(PRODUCE, REQUEST, HOLD, skip=4)
     rig.note(f"held: {trap.wait()}")
-    rig.note(first.stop())
+    rig.stop(first)
     trap.release()
     rig.finish(rig.start(rig.driver(first)))
-    rig.note(first.resume())
+    rig.resume(first)
     error = zombie.ended()
     assert error, "the zombie believes it has written"
     rig.note("the zombie ended with an error")
@@ -243,14 +243,14 @@ def zombie_driver_stopped_before_CommitBatch(rig: Rig) -> None:
     first = rig.driver()
     zombie = rig.start(first, way="foreachBatch", stop_at="written:1")
     zombie.stands()
-    rig.note(first.stop())
+    rig.stop(first)
     rig.finish(rig.start(rig.driver(first), way="foreachBatch"))
-    rig.note(first.resume())
-    commits = rig.fleet.wire.count(COMMIT)
+    rig.resume(first)
+    commits = rig.count(COMMIT)
     zombie.go()
     error = zombie.ended()
     assert "newer driver" in error or "TaskFenced" in error, error
-    assert rig.fleet.wire.count(COMMIT) > commits, "the zombie sent no CommitBatch"
+    assert commits.seen, "the zombie sent no CommitBatch"
     rig.note("the zombie's CommitBatch was refused")
 
 
@@ -263,10 +263,10 @@ def zombie_driver_stopped_before_BeginBatch(rig: Rig) -> None:
     rig.batch_done(0)
     trap = rig.trap(BEGIN, REQUEST, HOLD)
     rig.note(f"held: {trap.wait()}")
-    rig.note(first.stop())
+    rig.stop(first)
     rig.finish(rig.start(rig.driver(first)))
     trap.release()
-    rig.note(first.resume())
+    rig.resume(first)
     error = zombie.ended()
     rig.note(f"the zombie ended {'with an error' if error else 'in peace'}")
 
@@ -276,7 +276,7 @@ def two_drivers_on_one_checkpoint(rig: Rig) -> None:
     """Both run at once and lock each other out; a supervisor starts again whoever fell."""
     first = rig.driver()
     second = rig.driver(first)
-    begins = rig.fleet.wire.count(BEGIN)
+    begins = rig.count(BEGIN)
     rig.fill(1800)
     queries = [rig.start(first), rig.start(second)]
     rig.note(f"drivers {first.pid} and {second.pid} run on one checkpoint")
@@ -284,7 +284,7 @@ def two_drivers_on_one_checkpoint(rig: Rig) -> None:
     for query in queries:
         error = query.ended()
         failures += bool(error)
-    rig.note(f"{failures} of 2 were stopped; BeginBatch went by {rig.fleet.wire.count(BEGIN) - begins} times")
+    rig.note(f"{failures} of 2 were stopped; BeginBatch went by {begins.seen} times")
     assert failures, "two drivers at once, and none was stopped"
     rig.finish(tries=6)
 
@@ -336,10 +336,10 @@ def two_drivers_on_two_checkpoints_from_the_start(rig: Rig) -> None:
 @scenario()
 def driver_silent_past_its_time(rig: Rig) -> None:
     """No heartbeat arrives: the coordinator aborts the batch, and the driver starts again."""
-    lost = rig.trap(HEARTBEAT, REQUEST, LOSE, times=10_000)
     held = rig.trap(PRODUCE, REQUEST, HOLD, skip=5)
     query = rig.start(options={"sink.transaction.timeout.ms": "3000"})
-    held.wait()
+    rig.note(f"held: {held.wait()}")
+    lost = rig.trap(HEARTBEAT, REQUEST, LOSE, times=10_000)
     began = time.monotonic()
     until(lambda: len(lost.hits) >= 2 and time.monotonic() - began > 4.5, 30, "no heartbeat was lost")
     rig.note(f"{len(lost.hits)} heartbeats were lost in {time.monotonic() - began:.1f} s")
@@ -357,11 +357,10 @@ def slow_driver_kept_alive_by_heartbeats(rig: Rig) -> None:
     held = rig.trap(PRODUCE, REQUEST, HOLD, skip=5)
     query = rig.start(options={"sink.transaction.timeout.ms": "3000"})
     held.wait()
-    before = rig.fleet.wire.count(HEARTBEAT)
+    beats = rig.count(HEARTBEAT)
     time.sleep(9)  # what is tested: more than the time-out passes
-    beats = rig.fleet.wire.count(HEARTBEAT) - before
-    assert beats >= 4, beats
-    rig.note(f"a task stood still for 9 s with a time-out of 3 s; {beats} heartbeats")
+    assert beats.seen >= 4, beats.seen
+    rig.note(f"a task stood still for 9 s with a time-out of 3 s; {beats.seen} heartbeats")
     held.release()
     rig.finish(query)
     assert not rig.errors, rig.errors

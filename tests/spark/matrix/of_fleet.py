@@ -32,13 +32,13 @@ def _broker_killed_at(
     trap = rig.trap(api, side, HOLD, skip=skip)
     rig.note(f"held: {trap.wait()}")
     broker = who()
-    rig.note(rig.fleet.kill(broker))
+    rig.note(rig.once(rig.fleet.kill, broker))
     if arrives:
         trap.release()
     else:
         trap.drop()
     _go_on(rig, query)
-    rig.fleet.revive()
+    rig.revive()
 
 
 def _go_on(rig: Rig, query: Query) -> None:
@@ -137,15 +137,15 @@ def _stopped(rig: Rig, who: Callable[[], int], api: int, seconds: float) -> None
     trap = rig.trap(api, REQUEST, HOLD, skip=1 if api == PRODUCE else 0)
     rig.note(f"held: {trap.wait()}")
     broker = rig.fleet.broker(who())
-    broker.signal(signal.SIGSTOP)
+    rig.once(lambda _: broker.signal(signal.SIGSTOP), broker.id)
     try:
         trap.release()
         time.sleep(seconds)  # what is tested: a session runs out
     finally:
-        broker.signal(signal.SIGCONT)
+        rig.once(lambda _: broker.signal(signal.SIGCONT), broker.id)
     rig.note(f"broker {broker.id} was stopped for {seconds:.0f} s")
     _go_on(rig, query)
-    rig.fleet.revive()
+    rig.revive()
 
 
 @scenario()
@@ -170,20 +170,18 @@ def ZooKeeper_majority_lost(rig: Rig) -> None:
     trap = rig.trap(PRODUCE, REQUEST, HOLD, skip=3)
     rig.note(f"held: {trap.wait()}")
     one, two, three = rig.fleet.zookeeper.nodes
-    one.kill()
-    two.kill()
+    rig.once(lambda _: (one.kill(), two.kill()))
     try:
         until(lambda: not three.serving(), 30, "ZooKeeper still serves")
         rig.note("two of three ZooKeeper nodes killed, the third serves nobody")
         trap.release()
         time.sleep(SESSION_MS / 1000 * 2)  # what is tested: sessions run out
     finally:
-        one.start()
-        two.start()
+        rig.once(lambda _: (one.start(), two.start()))
     for node in rig.fleet.zookeeper.nodes:
         node.wait_serving(60)
     _go_on(rig, query)
-    rig.fleet.revive()
+    rig.revive()
 
 
 @scenario()
@@ -194,10 +192,9 @@ def all_brokers_killed_under_a_batch(rig: Rig) -> None:
     rig.batch_done(1)
     trap = rig.trap(PRODUCE, REQUEST, HOLD, skip=5)
     rig.note(f"held: {trap.wait()}")
-    for number in (1, 2, 3):
-        rig.note(rig.fleet.kill(number))
+    rig.note(rig.once(lambda _: ", ".join(rig.fleet.kill(number) for number in (1, 2, 3))))
     trap.drop()
-    rig.fleet.revive()
+    rig.revive()
     _go_on(rig, query)
 
 
@@ -211,16 +208,16 @@ def disk_of_a_leader_full(rig: Rig) -> None:
     trap = rig.trap(PRODUCE, REQUEST, HOLD, skip=1)
     rig.note(f"held: {trap.wait()}")
     broker = rig.fleet.broker(rig.fleet.leader(rig.target, 0))
-    took = broker.fill_disk()
+    took = rig.once(lambda _: broker.fill_disk(), broker.id)
     assert took > 0
     rig.note(f"the disk of broker {broker.id} is full: {took} bytes")
     try:
         trap.release()
         time.sleep(4)  # what is tested: writes fail meanwhile
     finally:
-        broker.free_disk()
+        rig.once(lambda _: broker.free_disk(), broker.id)
     _go_on(rig, query)
-    rig.fleet.revive()
+    rig.revive()
 
 
 @scenario()
@@ -232,12 +229,12 @@ def disk_of_the_coordinator_full(rig: Rig) -> None:
     trap = rig.trap(COMMIT, REQUEST, HOLD)
     rig.note(f"held: {trap.wait()}")
     broker = rig.fleet.broker(rig.fleet.coordinator(rig.sink_id))
-    took = broker.fill_disk()
+    took = rig.once(lambda _: broker.fill_disk(), broker.id)
     rig.note(f"the disk of broker {broker.id} is full: {took} bytes")
     try:
         trap.release()
         time.sleep(3)  # what is tested: writes fail meanwhile
     finally:
-        broker.free_disk()
+        rig.once(lambda _: broker.free_disk(), broker.id)
     _go_on(rig, query)
-    rig.fleet.revive()
+    rig.revive()

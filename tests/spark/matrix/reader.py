@@ -100,7 +100,7 @@ def consumer(bootstrap: str, isolation: str = "read_committed") -> Consumer:
             "enable.auto.commit": False,
             "enable.partition.eof": True,
             "isolation.level": isolation,
-            "fetch.wait.max.ms": 20,
+            "fetch.wait.max.ms": 100,
             "fetch.error.backoff.ms": 50,
             "reconnect.backoff.max.ms": 500,
             "topic.metadata.refresh.interval.ms": 2000,

@@ -6,36 +6,65 @@ import json
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from confluent_kafka import IsolationLevel, Producer, TopicPartition
 from confluent_kafka.admin import NewTopic, OffsetSpec
 
+from brokers.coordinators.runtime import java_string_hash
 from spark_udfs.batches import DESCRIBE, Fence, Sink
 from spark_udfs.client import Client
-from tests.spark.matrix.fleet import MatrixFleet, until
+from tests.spark.matrix.fleet import SETTINGS, MatrixFleet, until
 from tests.spark.matrix.reader import Seen, Watcher, judge, parse, read_all
 from tests.spark.matrix.sessions import Query, Session, Sessions
-from tests.spark.matrix.wire import Trap
+from tests.spark.matrix.together import Together
+from tests.spark.matrix.wire import PASS, REQUEST, Trap
 
 SOURCE_PARTITIONS = 3
 TARGET_PARTITIONS = 3
 SETTLE_S = 60.0
+COORDINATOR_PARTITIONS = int(SETTINGS["transaction.state.log.num.partitions"])
+
+
+class Place(NamedTuple):
+    """A run's place in its group. All runs of a group have the same leaders and the same coordinator.
+
+    ``first``: the broker, from 0, that leads partition 0. ``slot``: the partition of the coordinator's topic.
+    """
+
+    group: Together
+    member: int
+    first: int
+    slot: int
+
+
+ALONE = Place(Together(), 0, 0, 0)
 
 
 class Rig:
     """Everything a scenario needs. ``where``: local or cluster."""
 
-    def __init__(self, fleet: MatrixFleet, sessions: Sessions, directory: Path, where: str = "local") -> None:
+    def __init__(
+        self,
+        fleet: MatrixFleet,
+        sessions: Sessions,
+        directory: Path,
+        where: str = "local",
+        place: Place = ALONE,
+    ) -> None:
         self.fleet = fleet
         self.sessions = sessions
         self.where = where
         self.directory = directory
         directory.mkdir(parents=True, exist_ok=True)
+        self._place, self._turn = place, 0
         name = uuid.uuid4().hex[:8]
+        while abs(java_string_hash(f"sink-{name}")) % COORDINATOR_PARTITIONS != place.slot:
+            name = uuid.uuid4().hex[:8]
         self.source, self.target, self.sink_id = f"in-{name}", f"out-{name}", f"sink-{name}"
+        self.queries: list[Query] = []
         self.checkpoint = directory / f"checkpoint-{name}"
         self.trace: list[str] = []
         self.say: Callable[[str], None] = lambda text: None
@@ -54,8 +83,9 @@ class Rig:
     def _topics(self) -> None:
         admin = self.fleet.admin
         common = {"retention.ms": "-1", "min.insync.replicas": "2"}
-        topics = [NewTopic(self.source, SOURCE_PARTITIONS, 3, config=common)]
-        topics.append(NewTopic(self.target, TARGET_PARTITIONS, 3, config=common))
+        replicas = [[(self._place.first + p + n) % 3 + 1 for n in range(3)] for p in range(SOURCE_PARTITIONS)]
+        names = (self.source, self.target)
+        topics = [NewTopic(n, SOURCE_PARTITIONS, replica_assignment=replicas, config=common) for n in names]
         made = admin.create_topics(topics)
         for future in made.values():
             future.result(60)
@@ -96,7 +126,7 @@ class Rig:
             self.fill()
         self.runs += 1
         given = {**self.shape, **more}
-        return (session or self.driver()).start(
+        query = (session or self.driver()).start(
             way=way or self.way,
             source=self.source,
             target=self.target,
@@ -107,6 +137,8 @@ class Rig:
             options=given.pop("options", {}),
             **given,
         )
+        self.queries.append(query)
+        return query
 
     def finish(self, query: Query | None = None, tries: int = 4, **more: Any) -> str:
         """Run to the end of what is there, again after a failure as a supervisor would; the query's id."""
@@ -138,7 +170,39 @@ class Rig:
 
     def trap(self, api: int, side: str, action: str, **more: Any) -> Trap:
         """A trap on the wire for this scenario's sink."""
-        return self.fleet.wire.trap(api, side, action, contains=self.sink_id.encode(), **more)
+        over = self._nobody_runs
+        return self.fleet.wire.trap(api, side, action, contains=self.sink_id.encode(), over=over, **more)
+
+    def count(self, api: int) -> Trap:
+        """Counts the requests of this kind, from now on, in ``seen``."""
+        return self.trap(api, REQUEST, PASS, times=1 << 30, who=False)
+
+    def _nobody_runs(self) -> bool:
+        """Whether all queries have ended."""
+        return bool(self.queries) and all(query.over() for query in self.queries)
+
+    # ---- what happens to all runs of a group at once ---------------------------------------------------------------
+
+    def once(self, action: Callable[[Any], Any], wanted: Hashable = None, each: bool = False) -> Any:
+        """``action(wanted)``, once for all runs of the group, when all have come here; its result."""
+        self._turn += 1
+        return self._place.group.once(self._place.member, self._turn, action, wanted, each)
+
+    def kill(self, session: Session) -> None:
+        """The driver dies."""
+        self.note(self.once(lambda _: session.kill(), session.number))
+
+    def stop(self, session: Session) -> None:
+        """The driver stands still."""
+        self.note(self.once(lambda _: session.stop(), session.number))
+
+    def resume(self, session: Session) -> None:
+        """The driver goes on."""
+        self.note(self.once(lambda _: session.resume(), session.number))
+
+    def revive(self) -> None:
+        """All brokers live, and are in sync."""
+        self.once(lambda _: self.fleet.revive())
 
     def copy_checkpoint(self, name: str) -> Path:
         """A copy of the checkpoint as it is now."""
@@ -248,8 +312,17 @@ class Rig:
 
     def close(self) -> None:
         """Leave nothing behind."""
-        self.fleet.wire.clear()
+        self.release()
         self.watcher.close()
+
+    def release(self) -> None:
+        """Nothing of this run is held, or caught, any more."""
+        self.fleet.wire.clear(self.sink_id.encode())
+
+    def clean(self) -> None:
+        """Delete the topics: disks are small."""
+        for future in self.fleet.admin.delete_topics([self.source, self.target], operation_timeout=20).values():
+            future.result(30)
 
 
 def _short(error: str) -> str:

@@ -16,18 +16,20 @@ class Scenario(NamedTuple):
     where: str
     run: Callable[[Rig], None]
     about: str
+    together: bool = True
+    """Whether several runs of it may share a fleet, drivers and the fault."""
 
 
 SCENARIOS: dict[str, Scenario] = {}
 
 
-def scenario(where: str = "local") -> Callable[[Callable[[Rig], None]], Callable[[Rig], None]]:
+def scenario(where: str = "local", together: bool = True) -> Callable[[Callable[[Rig], None]], Callable[[Rig], None]]:
     """Registers a function under its name with blanks for underscores."""
 
     def register(run: Callable[[Rig], None]) -> Callable[[Rig], None]:
         name = run.__name__.replace("_", " ").strip()
         assert name not in SCENARIOS, name
-        SCENARIOS[name] = Scenario(name, where, run, (run.__doc__ or "").split("\n")[0])
+        SCENARIOS[name] = Scenario(name, where, run, (run.__doc__ or "").split("\n")[0], together)
         return run
 
     return register

@@ -20,7 +20,9 @@ from tests.spark.matrix.fleet import until
 
 ROOT = Path(__file__).parents[3]
 START_S = 300.0
-LOCAL = "local[3,4]"
+CLUSTER_CORES = 8
+"""Tasks at a time on each of the two hosts: several runs at once, each with tasks that stand still."""
+LOCAL = "local[16,4]"
 
 
 def processes_of(session_id: int) -> list[int]:
@@ -101,6 +103,7 @@ class Session:
         self.number = next(self.numbers)
         self.log_file = directory / f"driver-{self.number}.log"
         self.events: list[dict[str, Any]] = []
+        self.stopped = False
         self._changed = threading.Condition()
         env = spark_environment({**os.environ, "PYTHONPATH": str(ROOT)})
         env["SPARK_LOCAL_IP"] = "127.0.0.1"
@@ -176,6 +179,7 @@ class Session:
     def stop(self) -> str:
         """SIGSTOP to all of them."""
         hit = signal_all(self.pid, signal.SIGSTOP)
+        self.stopped = True
         state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
         assert state == "T", state
         return f"driver {self.pid} and {len(hit) - 1} processes of it stopped with SIGSTOP"
@@ -183,6 +187,7 @@ class Session:
     def resume(self) -> str:
         """SIGCONT."""
         signal_all(self.pid, signal.SIGCONT)
+        self.stopped = False
         return f"driver {self.pid} resumed with SIGCONT"
 
     def close(self) -> None:
@@ -226,7 +231,7 @@ class Standalone:
         self._logged("master", "I have been elected leader")
         for host in self.HOSTS:
             work = directory / f"work-{host}"
-            more = ("--cores", "2", "--memory", "1g", "--webui-port", "0", "--work-dir", str(work))
+            more = ("--cores", str(CLUSTER_CORES), "--memory", "1g", "--webui-port", "0", "--work-dir", str(work))
             self.workers[host] = self._spawn(f"worker-{host}", "Worker", host, *more, self.master)
         for host in self.HOSTS:
             self._logged(f"worker-{host}", "Successfully registered with master")
@@ -302,17 +307,19 @@ class Sessions:
         self.directory = directory
         directory.mkdir(parents=True, exist_ok=True)
         self._all: list[Session] = []
+        self._lock = threading.Lock()
         self.cluster: Standalone | None = None
 
     def get(self, where: str = "local", but: tuple[Session, ...] = ()) -> Session:
         """A healthy driver, other than ``but``."""
-        if where == "cluster" and self.cluster is None:
-            self.cluster = Standalone(self.directory / "cluster")
-        master = LOCAL if where == "local" else self.cluster.master if self.cluster else ""
-        wanted = 2 if where == "local" else 1  # a spare one starts meanwhile; on a cluster it would take all cores
-        there = [one for one in self._all if one.alive and one.master == master]
-        while len(there) < wanted or not set(there) - set(but):
-            there.append(self._new(master))
+        with self._lock:
+            if where == "cluster" and self.cluster is None:
+                self.cluster = Standalone(self.directory / "cluster")
+            master = LOCAL if where == "local" else self.cluster.master if self.cluster else ""
+            wanted = 2 if where == "local" else 1  # a spare one starts meanwhile; on a cluster it would take all cores
+            there = [one for one in self._all if one.alive and not one.stopped and one.master == master]
+            while len(there) < wanted or not set(there) - set(but):
+                there.append(self._new(master))
         return next(one for one in there if one not in but).ready()
 
     def _new(self, master: str) -> Session:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import argparse
 import socket
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from tests.simulation.mutations import mutated
+from tests.spark.matrix.__main__ import anomalies_of, chosen_names
 from tests.spark.matrix.broken_broker import SAFEGUARDS
 from tests.spark.matrix.controls import CONTROLS
 from tests.spark.matrix.reader import Row, Seen, judge, parse
 from tests.spark.matrix.scenarios import load
+from tests.spark.matrix.together import Together
 from tests.spark.matrix.wire import ANSWER, COMMIT, HOLD, LOSE, REQUEST, Trap, Wire
 
 EXPECTED = {(0, 0): 0, (0, 1): 0, (1, 0): 0, (0, 2): 1, (0, 3): 1, (1, 1): 1}
@@ -62,6 +65,90 @@ def test_controls_name_safeguards_and_scenarios_that_exist() -> None:
     for control in CONTROLS:
         assert control.missing in SAFEGUARDS
         assert control.scenario in scenarios
+
+
+def test_what_was_broken_off_is_no_anomaly_and_a_duplicate_always_is() -> None:
+    assert anomalies_of(["ERROR: no worker", "MISSING: 3 rows", "UNFINISHED: Spark planned 600 of 900 rows"]) == []
+    assert anomalies_of(["ERROR: no worker", "DUP: 1 rows"]) == ["DUP: 1 rows"]
+    assert anomalies_of(["MISSING: 3 rows"]) == ["MISSING: 3 rows"]
+    assert anomalies_of(["NOT CAUGHT: none of ('DUP',)"])
+
+
+def test_a_sample_is_a_function_of_its_seed_and_has_a_control() -> None:
+    def drawn(seed: str) -> list[str]:
+        return chosen_names(argparse.Namespace(only=[], sample=9, seed=seed), load())
+
+    assert drawn("a") == drawn("a") != drawn("b")
+    assert len(drawn("a")) == 10
+    assert drawn("a")[-1].startswith("control: ")
+
+
+# ---- runs together -------------------------------------------------------------------------------------------------
+
+
+def runs(size: int, body: Callable[[Together, int], object]) -> list[object]:
+    """What each run of a group returned, or raised."""
+    group = Together(size)
+    results: list[object] = [None] * size
+
+    def run(member: int) -> None:
+        try:
+            results[member] = body(group, member)
+        except Exception as problem:
+            results[member] = problem
+        finally:
+            group.leave(member)
+
+    threads = [threading.Thread(target=run, args=(member,)) for member in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+def test_what_harms_all_happens_once_when_all_are_there() -> None:
+    there: list[int] = []
+    seen: list[int] = []
+
+    def body(group: Together, member: int) -> object:
+        there.append(member)
+        first = group.once(member, 1, lambda _: seen.append(len(there)) or "killed")
+        return first, group.once(member, 2, lambda _: seen.append(len(there)) or "revived")
+
+    assert runs(4, body) == [("killed", "revived")] * 4
+    assert seen == [4, 4]
+
+
+def test_nobody_waits_for_a_run_that_failed() -> None:
+    def body(group: Together, member: int) -> object:
+        if member == 1:
+            raise ValueError("on purpose")
+        return group.once(member, 1, lambda _: "killed")
+
+    results = runs(3, body)
+    assert results[0] == results[2] == "killed"
+    assert isinstance(results[1], ValueError)
+
+
+def test_runs_that_want_different_things() -> None:
+    def most(group: Together, member: int) -> object:
+        return group.once(member, 1, lambda wanted: f"killed {wanted}", member // 2)
+
+    def every(group: Together, member: int) -> object:
+        return group.once(member, 1, lambda wanted: f"killed {wanted}", member // 2, each=True)
+
+    results = runs(3, most)
+    assert results[:2] == ["killed 0"] * 2
+    assert isinstance(results[2], AssertionError)
+    assert runs(3, every) == ["killed 0", "killed 0", "killed 1"]
+
+
+def test_a_problem_is_everybodys() -> None:
+    def fail(_: object) -> None:
+        raise OSError("no such process")
+
+    assert all(isinstance(found, OSError) for found in runs(2, lambda group, member: group.once(member, 1, fail)))
 
 
 # ---- the wire ------------------------------------------------------------------------------------------------------
@@ -172,3 +259,20 @@ def test_a_lost_request_is_never_seen_and_a_lost_answer_was_dealt_with(rig: tupl
 def test_a_fault_that_does_not_happen_is_an_error(rig: tuple[Wire, Echo, Client]) -> None:
     with pytest.raises(AssertionError, match="no CommitBatch answer came by"):
         rig[0].trap(COMMIT, ANSWER, HOLD).wait(0.05)
+
+
+def test_nobody_waits_for_frames_of_the_dead(rig: tuple[Wire, Echo, Client]) -> None:
+    with pytest.raises(AssertionError, match="no CommitBatch answer came by in 0 s"):
+        rig[0].trap(COMMIT, ANSWER, HOLD, over=lambda: True).wait(60)
+
+
+def test_traps_of_one_sink_are_cleared_alone(rig: tuple[Wire, Echo, Client]) -> None:
+    wire, echo, client = rig
+    mine = wire.trap(COMMIT, REQUEST, HOLD, contains=b"mine")
+    other = wire.trap(COMMIT, REQUEST, HOLD, contains=b"other")
+    client.send(COMMIT, b"mine")
+    mine.wait(10)
+    wire.clear(b"mine")
+    assert client.receive() == b"mine"
+    assert wire.traps == [other]
+    assert echo.seen == [b"mine"]

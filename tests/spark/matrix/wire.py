@@ -52,7 +52,10 @@ class Hit:
 
 @dataclass
 class Trap:
-    """Waits for frames: of this API, on this side, with these bytes in the request; every one from ``skip`` on."""
+    """Waits for frames: of this API, on this side, with these bytes in the request; every one from ``skip`` on.
+
+    ``who``: look for the process (slow). ``over``: nobody is left who could send such a frame.
+    """
 
     wire: Wire
     api: int
@@ -62,6 +65,8 @@ class Trap:
     skip: int = 0
     times: int = 1
     every: int = 1
+    who: bool = True
+    over: Callable[[], bool] = lambda: False
     hits: list[Hit] = field(default_factory=list)
     seen: int = 0
     changed: threading.Condition = field(default_factory=threading.Condition)
@@ -76,9 +81,13 @@ class Trap:
     def wait(self, timeout_s: float = 240.0, count: int = 1) -> Hit:
         """The newest hit, when there are ``count``. AssertionError: the fault did not happen."""
         with self.changed:
-            if not self.changed.wait_for(lambda: len(self.hits) >= count, timeout_s):
+            began = time.monotonic()
+            while len(self.hits) < count and time.monotonic() - began < timeout_s and not self.over():
+                self.changed.wait(0.5)
+            if len(self.hits) < count:
                 name = f"{NAMES.get(self.api, self.api)} {self.side}"
-                raise AssertionError(f"no {name} came by in {timeout_s:.0f} s ({self.seen} seen, {len(self.hits)} hit)")
+                waited = time.monotonic() - began
+                raise AssertionError(f"no {name} came by in {waited:.0f} s ({self.seen} seen, {len(self.hits)} hit)")
             return self.hits[count - 1]
 
     def decide(self, fate: str) -> None:
@@ -134,10 +143,11 @@ class Wire:
         self.traps.append(trap)
         return trap
 
-    def clear(self) -> None:
-        """No trap any more; what is held goes on."""
-        traps, self.traps = self.traps, []
-        for trap in traps:
+    def clear(self, contains: bytes = b"") -> None:
+        """No trap any more, or none for these bytes; what they hold goes on."""
+        gone = [trap for trap in self.traps if contains in trap.contains]
+        self.traps = [trap for trap in self.traps if trap not in gone]
+        for trap in gone:
             trap.times = 0
             trap.release()
 
@@ -216,9 +226,8 @@ class Wire:
         for trap in self.traps:
             if not trap.wants(api, side, request):
                 continue
-            hit = Hit(
-                api, side, broker_id, _process_of(client_port, self.ports[broker_id]), time.monotonic(), asyncio.Event()
-            )
+            pid = _process_of(client_port, self.ports[broker_id]) if trap.who and trap.action != LOSE else 0
+            hit = Hit(api, side, broker_id, pid, time.monotonic(), asyncio.Event())
             with trap.changed:
                 trap.hits.append(hit)
                 trap.changed.notify_all()
