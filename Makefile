@@ -47,11 +47,11 @@ lint: $(READY) ## ruff, mypy strict, import contracts, Cython lint
 chaos: $(READY) ## chaos on real processes, as root (make chaos MINUTES=10 SEED=1)
 	@$(BIN)/python -m tests.chaos.run --minutes $(MINUTES) --seed $(SEED)
 
-spark-chaos: $(READY) ## every failure scenario of the Spark sink, and its negative controls (make spark-chaos REPEAT=20; goes on where it was stopped)
-	@$(BIN)/python -m tests.spark.matrix --repeat $(REPEAT) --directory $(or $(DIRECTORY),build/spark-chaos)
+spark-chaos: $(READY) ## every failure scenario of the Spark sink, and its negative controls (make spark-chaos REPEAT=20 TOGETHER=5; goes on where it was stopped)
+	@$(BIN)/python -m tests.spark.matrix --repeat $(REPEAT) --together $(or $(TOGETHER),1) --directory $(or $(DIRECTORY),build/spark-chaos)
 
-spark-chaos-sample: $(READY) ## some of these scenarios, others for every commit (SAMPLE_SEED=text, at most 10 minutes)
-	@$(BIN)/python -m tests.spark.matrix --sample 7 --seed $(SAMPLE_SEED) --minutes 8 --directory build/spark-chaos-$(SAMPLE_SEED)
+spark-chaos-sample: $(READY) ## some of these scenarios, others for every commit (SAMPLE_SEED=text; begins nothing after 8 minutes)
+	@$(BIN)/python -m tests.spark.matrix --sample 12 --seed $(SAMPLE_SEED) --minutes 8 --directory build/spark-chaos-$(SAMPLE_SEED)
 
 perf: $(READY) ## all suites but Spark's, for a short pass: kernels, the floor, Apache Kafka, scale (under 30 minutes)
 	@$(BIN)/python -m perf all --short
