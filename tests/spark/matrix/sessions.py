@@ -43,6 +43,14 @@ def command_line(pid: int) -> str:
     return ""
 
 
+def state_of(pid: int) -> str:
+    """R runs, S sleeps, T stands still; empty when there is none."""
+    with contextlib.suppress(OSError):
+        found = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return "" if found in "ZX" else found
+    return ""
+
+
 def signal_all(session_id: int, number: signal.Signals) -> list[int]:
     """Signal them all; who was there. SIGKILL goes on until nobody is left."""
     hit: list[int] = []
@@ -180,8 +188,7 @@ class Session:
         """SIGSTOP to all of them."""
         hit = signal_all(self.pid, signal.SIGSTOP)
         self.stopped = True
-        state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
-        assert state == "T", state
+        until(lambda: all(state_of(pid) in ("T", "") for pid in hit), 20, f"not all of {hit} stand still")
         return f"driver {self.pid} and {len(hit) - 1} processes of it stopped with SIGSTOP"
 
     def resume(self) -> str:
