@@ -47,7 +47,7 @@ def session(master: str, directory: Path) -> Any:
     if master.startswith("spark://"):
         settings = {
             "spark.executor.memory": "512m",
-            "spark.executor.cores": "8",
+            "spark.executor.cores": "12",
             "spark.executor.extraJavaOptions": "-Xss8m -XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
             "spark.executorEnv.PYTHONPATH": os.environ["PYTHONPATH"],
             "spark.speculation": "true",

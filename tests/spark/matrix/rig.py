@@ -126,6 +126,8 @@ class Rig:
             self.fill()
         self.runs += 1
         given = {**self.shape, **more}
+        # A frame that is held until all runs of a group stand at theirs must not be sent again meanwhile.
+        patience = {"kafka.request.timeout.ms": "50000"} if self._place.group.size > 1 else {}
         query = (session or self.driver()).start(
             way=way or self.way,
             source=self.source,
@@ -134,7 +136,7 @@ class Rig:
             checkpoint=str(checkpoint or self.checkpoint),
             bootstrap=self.fleet.bootstrap,
             run=f"run{self.runs}",
-            options=given.pop("options", {}),
+            options={**patience, **given.pop("options", {})},
             **given,
         )
         self.queries.append(query)

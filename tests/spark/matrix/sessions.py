@@ -20,9 +20,9 @@ from tests.spark.matrix.fleet import until
 
 ROOT = Path(__file__).parents[3]
 START_S = 300.0
-CLUSTER_CORES = 8
+CLUSTER_CORES = 12
 """Tasks at a time on each of the two hosts: several runs at once, each with tasks that stand still."""
-LOCAL = "local[16,4]"
+LOCAL = "local[24,4]"
 
 
 def processes_of(session_id: int) -> list[int]:

@@ -29,6 +29,7 @@ class Together:
     """Runs numbered from 0. A run that ends or fails leaves, and nobody waits for it any more."""
 
     def __init__(self, size: int = 1) -> None:
+        self.size = size
         self._members = set(range(size))
         self._points: dict[int, _Point] = {}
         self._changed = threading.Condition()
