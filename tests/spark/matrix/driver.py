@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.spark.matrix.sessions import CLUSTER_CORES
+
 STDOUT = os.fdopen(os.dup(1), "w", buffering=1)
 LOCK = threading.Lock()
 
@@ -47,7 +49,7 @@ def session(master: str, directory: Path) -> Any:
     if master.startswith("spark://"):
         settings = {
             "spark.executor.memory": "512m",
-            "spark.executor.cores": "12",
+            "spark.executor.cores": str(CLUSTER_CORES),
             "spark.executor.extraJavaOptions": "-Xss8m -XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
             "spark.executorEnv.PYTHONPATH": os.environ["PYTHONPATH"],
             "spark.speculation": "true",
