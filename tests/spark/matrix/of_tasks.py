@@ -15,7 +15,7 @@ from tests.spark.matrix.wire import ANSWER, BEGIN, COMMIT, ENLIST, HOLD, LOSE, P
 
 def kill_worker(rig: Rig, hit: Hit) -> None:
     """SIGKILL to the Python worker whose frame is held."""
-    assert "pyspark.daemon" in command_line(hit.pid), (hit, command_line(hit.pid))
+    assert "pyspark.worker" in command_line(hit.pid), (hit, command_line(hit.pid))
     os.kill(hit.pid, signal.SIGKILL)
     rig.note(f"Python worker {hit.pid} killed with SIGKILL, at: {hit}")
 
