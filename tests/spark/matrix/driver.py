@@ -41,7 +41,6 @@ def session(master: str, directory: Path) -> Any:
         .config("spark.driver.memory", "1500m")
         .config("spark.driver.extraJavaOptions", "-Xss8m -XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
         .config("spark.sql.shuffle.partitions", "4")
-        .config("spark.python.daemon.module", "tests.spark.matrix.workers")
         .config("spark.sql.warehouse.dir", str(directory / "warehouse"))
         .config("spark.sql.session.timeZone", "UTC")
         # Several Arrow batches to a task, so that a task can be met in the middle of its writing.

@@ -19,6 +19,7 @@ from tests.fleet import free_port
 from tests.spark.matrix.fleet import until
 
 ROOT = Path(__file__).parents[3]
+PYTHONPATH = os.pathsep.join([str(Path(__file__).parent / "early"), str(ROOT)])
 START_S = 300.0
 CLUSTER_CORES = 12
 """Tasks at a time on each of the two hosts: several runs at once, each with tasks that stand still."""
@@ -113,7 +114,7 @@ class Session:
         self.events: list[dict[str, Any]] = []
         self.stopped = False
         self._changed = threading.Condition()
-        env = spark_environment({**os.environ, "PYTHONPATH": str(ROOT)})
+        env = spark_environment({**os.environ, "PYTHONPATH": PYTHONPATH})
         env["SPARK_LOCAL_IP"] = "127.0.0.1"
         work = directory / f"driver-{self.number}"
         work.mkdir(parents=True)
@@ -219,7 +220,7 @@ class Standalone:
         self.directory = directory
         directory.mkdir(parents=True, exist_ok=True)
         home = Path(pyspark.__file__).parent
-        self._env = spark_environment({**os.environ, "PYTHONPATH": str(ROOT)})
+        self._env = spark_environment({**os.environ, "PYTHONPATH": PYTHONPATH})
         java = Path(self._env["JAVA_HOME"]) / "bin" / "java" if "JAVA_HOME" in self._env else Path("java")
         self._java = [str(java), "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", f"{home}/jars/*"]
         self._env |= {"SPARK_HOME": str(home), "SPARK_SCALA_VERSION": "2.13", "SPARK_WORKER_DIR": str(directory)}
