@@ -124,10 +124,18 @@ class Queries:
         try:  # here, in the main thread: Spark finds Python data sources by the thread's active session
             query = self._begin(number, given)
             say(event="started", id=number, query=str(query.id))
+            self._initialised(query)
         except Exception as problem:
             self._end(number, problem)
             return
         threading.Thread(target=self._wait, args=(number, query), daemon=True).start()
+
+    @staticmethod
+    def _initialised(query: Any) -> None:
+        """Waits until the query reads. Spark gives the source's process 10 s, too few for many that start at once."""
+        deadline = time.monotonic() + 15
+        while query.isActive and "Processing" not in query.status["message"] and time.monotonic() < deadline:
+            time.sleep(0.05)
 
     def go(self, given: dict[str, Any]) -> None:
         self._going[given["id"]].set()

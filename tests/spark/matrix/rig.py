@@ -164,7 +164,8 @@ class Rig:
     def batch_done(self, number: int, timeout_s: float = 240.0, checkpoint: Path | None = None) -> None:
         """Waits until Spark has noted this batch as done."""
         path = (checkpoint or self.checkpoint) / "commits" / str(number)
-        until(path.exists, timeout_s, f"batch {number} is not done")
+        until(lambda: path.exists() or self._nobody_runs(), timeout_s, f"batch {number} is not done")
+        assert path.exists(), f"all queries have ended, and batch {number} is not done"
 
     def is_done(self, number: int) -> bool:
         """Whether Spark has noted this batch as done."""
