@@ -106,29 +106,36 @@ class BrokenStage(Stage):
         return self._drivers.sessions(where)
 
 
+LIKE_GROUPS = 3
+"""How many scenarios with one fault share a group: a driver costs as much as many runs."""
+
+
 def anomalies_of(problems: list[str]) -> list[str]:
     """What is wrong with the sink itself."""
     broken_off = any(problem.startswith(UNTRIED) for problem in problems)
     return [problem for problem in problems if not (broken_off and problem.startswith(HALF_WAY))]
 
 
-def run_group(chosen: Scenario, stage: Stage, directory: Path, size: int) -> list[dict[str, Any]]:
-    """Runs of one scenario at a time; what is written down of each."""
+def run_group(chosen: list[Scenario], stage: Stage, directory: Path) -> list[dict[str, Any]]:
+    """Runs at a time, of one scenario or of several with one fault; what is written down of each."""
+    size = len(chosen)
     began = time.monotonic()
+    nothing = {"problems": ["ERROR: no result"], "trace": [], "restarts": 0, "seconds": 0.0, "together": size}
+    results: list[dict[str, Any]] = [{"name": one.name, **nothing} for one in chosen]
     try:
-        fleet, sessions = stage.fleet(), stage.sessions(chosen.where)
+        fleet, sessions = stage.fleet(), stage.sessions(chosen[0].where)
     except Exception as problem:
-        text = f"ERROR: {type(problem).__name__}: {str(problem)[:3000]}"
-        return [{"name": chosen.name, "problems": [text], "trace": [], "restarts": 0, "seconds": 0.0, "together": size}]
+        return [
+            result | {"problems": [f"ERROR: {type(problem).__name__}: {str(problem)[:3000]}"]} for result in results
+        ]
     group, first, slot = Together(size), random.randrange(3), random.randrange(COORDINATOR_PARTITIONS)
-    results: list[dict[str, Any]] = [{} for _ in range(size)]
 
     def run(member: int) -> None:
         try:
             make = functools.partial(
-                Rig, fleet, sessions, directory / str(member), chosen.where, Place(group, member, first, slot)
+                Rig, fleet, sessions, directory / str(member), chosen[member].where, Place(group, member, first, slot)
             )
-            results[member] = run_one(chosen, make, group, member) | {"together": size}
+            results[member] = run_one(chosen[member], make, group, member) | {"together": size}
         finally:
             group.leave(member)
 
@@ -138,7 +145,7 @@ def run_group(chosen: Scenario, stage: Stage, directory: Path, size: int) -> lis
     for thread in threads:
         thread.join()
     spent = round((time.monotonic() - began) / size, 1)
-    return [result | {"share": spent} for result in results if result]
+    return [result | {"share": spent} for result in results]
 
 
 def run_one(chosen: Scenario, make: Callable[[], Rig], group: Together, member: int) -> dict[str, Any]:
@@ -178,7 +185,7 @@ def run_control(control: Control, stage: Stage, directory: Path, size: int) -> l
     """A scenario on brokers without a safeguard, with the drivers of ``stage``: passes when the anomaly is found."""
     broken = BrokenStage(directory / control.missing.replace(" ", "-"), control.missing, stage)
     try:
-        results = run_group(load()[control.scenario], broken, directory / f"rig-{control.missing}", size)
+        results = run_group([load()[control.scenario]] * size, broken, directory / f"rig-{control.missing}")
     finally:
         broken.close()
     for result in results:
@@ -244,6 +251,7 @@ class Turns:
         self.results = Results(directory)
         self.begun: set[str] = set()
         self.anomalies: list[str] = []
+        self.failed: set[str] = set()  # in this turn: the next one tries again
         self._scenarios = scenarios
         self._controls = {control.name: control for control in CONTROLS}
         self._work = directory / f"work-{time.strftime('%H%M%S')}"
@@ -253,27 +261,47 @@ class Turns:
         """All turns; nothing is begun when the time is over, and no anomaly is tried away."""
         began = time.monotonic()
         for turn in range(1, -(-given.repeat // given.together) + 1):
+            self.failed.clear()
             for name in names:
-                lacking = min(given.repeat, turn * given.together) - self.results.passes(name)
-                chosen = self._scenarios[self._controls[name].scenario if name in self._controls else name]
-                for size in [lacking] if chosen.together else [1] * lacking:
-                    late = time.monotonic() - began > given.minutes * 60
-                    if size > 0 and not late and name not in self.anomalies:
-                        say(f"[{self.results.passes(name)}/{given.repeat}] {name}" + f", {size} at a time" * (size > 1))
-                        self._run(name, chosen, size)
+                while group := self._group(name, names, min(given.repeat, turn * given.together), given.together):
+                    if time.monotonic() - began > given.minutes * 60:
+                        return
+                    self._run(group)
 
-    def _run(self, name: str, chosen: Scenario, size: int) -> None:
-        self.begun.add(name)
+    def _of(self, name: str) -> Scenario:
+        return self._scenarios[self._controls[name].scenario if name in self._controls else name]
+
+    def _group(self, name: str, names: list[str], aim: int, together: int) -> list[str]:
+        """The names to run at a time: as often as this one lacks, and others with the same fault."""
+
+        def lacking(one: str) -> list[str]:
+            return [one] * (aim - self.results.passes(one)) * (one not in self.anomalies and one not in self.failed)
+
+        group = lacking(name)
+        if not self._of(name).together:
+            return group[:1]
+        if group and self._of(name).fault and name not in self._controls:
+            alike = [o for o in names if o not in (name, *self._controls) and self._of(o).fault == self._of(name).fault]
+            for other in alike:
+                group += lacking(other) if len(group) + len(lacking(other)) <= LIKE_GROUPS * together else []
+        return group
+
+    def _run(self, group: list[str]) -> None:
+        name = group[0]
+        self.begun |= set(group)
+        for one in dict.fromkeys(group):
+            say(f"[{self.results.passes(one)}] {one}" + f", {group.count(one)} times" * (len(group) > 1))
         place = self._work / f"{time.strftime('%H%M%S')}-{name.replace(' ', '-').replace(':', '')}"
         if name in self._controls:
-            found = run_control(self._controls[name], self.stage, place, size)
+            found = run_control(self._controls[name], self.stage, place, len(group))
         else:
-            found = run_group(chosen, self.stage, place, size)
-        for result in found:
+            found = run_group([self._scenarios[one] for one in group], self.stage, place)
+        for one, result in zip(group, found, strict=True):
             self.results.add(result)
             outcome = f"FAILED {result['problems']}" if result["problems"] else "passed"
-            say(f"  {outcome} ({result['seconds']} s)")
-            self.anomalies += [name] * bool(anomalies_of(result["problems"]))
+            say(f"  {outcome}: {one} ({result['seconds']} s)")
+            self.failed |= {one} if result["problems"] else set()
+            self.anomalies += [one] * bool(anomalies_of(result["problems"]))
         if any(result["problems"] for result in found) and name not in self._controls:
             self.stage.repair()
 

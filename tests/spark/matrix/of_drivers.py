@@ -6,7 +6,7 @@ import time
 
 from tests.spark.matrix.fleet import until
 from tests.spark.matrix.rig import Rig
-from tests.spark.matrix.scenarios import scenario
+from tests.spark.matrix.scenarios import DRIVER_KILLED, scenario
 from tests.spark.matrix.sessions import Query
 from tests.spark.matrix.wire import (
     ABORT,
@@ -46,50 +46,50 @@ def _killed_at(rig: Rig, api: int, side: str, skip: int = 0, arrives: bool = Fal
     assert rig.runs == before + 1, f"the next driver should have gone through: {rig.errors}"
 
 
-@scenario()
+@scenario(fault=DRIVER_KILLED)
 def driver_killed_before_BeginBatch(rig: Rig) -> None:
     """BeginBatch never leaves the machine."""
     _killed_at(rig, BEGIN, REQUEST)
 
 
-@scenario()
+@scenario(fault=DRIVER_KILLED)
 def driver_killed_with_BeginBatch_on_its_way(rig: Rig) -> None:
     """BeginBatch arrives when its driver is dead."""
     _killed_at(rig, BEGIN, REQUEST, arrives=True)
 
 
-@scenario()
+@scenario(fault=DRIVER_KILLED)
 def driver_killed_after_BeginBatch(rig: Rig) -> None:
     """The batch has begun, the driver never hears of it."""
     _killed_at(rig, BEGIN, ANSWER)
 
 
-@scenario()
+@scenario(fault=DRIVER_KILLED)
 def driver_killed_before_EnlistProducer(rig: Rig) -> None:
     """No task has a producer yet."""
     _killed_at(rig, ENLIST, REQUEST)
 
 
-@scenario()
+@scenario(fault=DRIVER_KILLED)
 def driver_killed_after_EnlistProducer(rig: Rig) -> None:
     """The batch has members that nobody knows."""
     _killed_at(rig, ENLIST, ANSWER)
 
 
-@scenario()
+@scenario(fault=DRIVER_KILLED)
 def driver_killed_while_tasks_write(rig: Rig) -> None:
     """Some rows are in the log."""
     _killed_at(rig, PRODUCE, REQUEST, skip=6)
     assert rig.aborted() > 0, "no row of the dead driver is in the log"
 
 
-@scenario()
+@scenario(fault=DRIVER_KILLED)
 def driver_killed_while_its_rows_are_on_their_way(rig: Rig) -> None:
     """A Produce arrives when its driver is dead."""
     _killed_at(rig, PRODUCE, REQUEST, skip=6, arrives=True)
 
 
-@scenario()
+@scenario(fault=DRIVER_KILLED)
 def driver_killed_while_it_writes_a_small_batch_itself(rig: Rig) -> None:
     """The rows are the driver's own: its member writes, without a task."""
     rig.way = "foreachBatch"
@@ -108,28 +108,28 @@ def driver_killed_while_it_writes_a_small_batch_itself(rig: Rig) -> None:
     assert rig.aborted() > 0, "no row of the dead driver is in the log"
 
 
-@scenario()
+@scenario(fault=DRIVER_KILLED)
 def driver_killed_when_all_is_written(rig: Rig) -> None:
     """CommitBatch never leaves the machine."""
     _killed_at(rig, COMMIT, REQUEST)
     assert rig.aborted() >= 300, "a whole batch should be in the log twice"
 
 
-@scenario()
+@scenario(fault=DRIVER_KILLED)
 def driver_killed_with_CommitBatch_on_its_way(rig: Rig) -> None:
     """CommitBatch arrives when its driver is dead: the batch counts, and Spark does not know."""
     _killed_at(rig, COMMIT, REQUEST, arrives=True)
     assert rig.aborted() >= 300, "the batch should have been written again, in vain"
 
 
-@scenario()
+@scenario(fault=DRIVER_KILLED)
 def driver_killed_after_CommitBatch(rig: Rig) -> None:
     """The batch is committed, the answer does not arrive."""
     _killed_at(rig, COMMIT, ANSWER)
     assert rig.aborted() >= 300, "the batch should have been written again, in vain"
 
 
-@scenario()
+@scenario(fault=DRIVER_KILLED)
 def driver_killed_between_the_answer_and_Sparks_note(rig: Rig) -> None:
     """CommitBatch is answered, and Spark has not written down yet that the batch is done."""
     session = rig.driver()
@@ -149,7 +149,7 @@ def driver_killed_between_the_answer_and_Sparks_note(rig: Rig) -> None:
     rig.note("the next driver skipped batch 2")
 
 
-@scenario()
+@scenario(fault=DRIVER_KILLED)
 def driver_killed_before_AbortBatch(rig: Rig) -> None:
     """A task fails for good, and the driver dies before it has given the batch up."""
     flag = rig.directory / "flag"
@@ -180,7 +180,7 @@ def _late_in_the_next_ones_batch(rig: Rig, api: int) -> tuple[Trap, Trap, Query]
     return late, held, query
 
 
-@scenario()
+@scenario(fault=DRIVER_KILLED)
 def BeginBatch_of_a_dead_driver_arrives_in_the_next_ones_batch(rig: Rig) -> None:
     """It locks the living driver out, which must start again."""
     late, held, query = _late_in_the_next_ones_batch(rig, BEGIN)
@@ -192,7 +192,7 @@ def BeginBatch_of_a_dead_driver_arrives_in_the_next_ones_batch(rig: Rig) -> None
     rig.note("the living driver was locked out, and started again")
 
 
-@scenario()
+@scenario(fault=DRIVER_KILLED)
 def CommitBatch_of_a_dead_driver_arrives_in_the_next_ones_batch(rig: Rig) -> None:
     """It must not commit anything: a newer driver has begun."""
     late, held, query = _late_in_the_next_ones_batch(rig, COMMIT)
@@ -205,7 +205,7 @@ def CommitBatch_of_a_dead_driver_arrives_in_the_next_ones_batch(rig: Rig) -> Non
     assert not rig.errors
 
 
-@scenario()
+@scenario(fault=DRIVER_KILLED)
 def EnlistProducer_of_a_dead_driver_arrives_in_the_next_ones_batch(rig: Rig) -> None:
     """A zombie's task gets no producer."""
     late, held, query = _late_in_the_next_ones_batch(rig, ENLIST)

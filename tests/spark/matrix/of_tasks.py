@@ -8,7 +8,7 @@ import time
 
 from tests.spark.matrix.fleet import until
 from tests.spark.matrix.rig import Rig
-from tests.spark.matrix.scenarios import scenario
+from tests.spark.matrix.scenarios import DRIVER_KILLED, scenario
 from tests.spark.matrix.sessions import command_line
 from tests.spark.matrix.wire import ANSWER, BEGIN, COMMIT, ENLIST, HOLD, LOSE, PASS, PRODUCE, REQUEST, Hit
 
@@ -79,7 +79,7 @@ def Produce_of_a_killed_worker_arrives_after_the_batch(rig: Rig) -> None:
     rig.finish(query)
 
 
-@scenario()
+@scenario(fault=DRIVER_KILLED)
 def Produce_of_a_killed_driver_arrives_in_the_next_ones_batch(rig: Rig) -> None:
     """Its member was aborted; the next batch uses the same producer ids, with higher epochs."""
     rig.shape |= {"shape": "skewed"}  # all record batches have the same size, as those of a real table often have
@@ -211,7 +211,7 @@ def rows_that_differ_on_replay(rig: Rig) -> None:
     rig.finish()
 
 
-@scenario()
+@scenario(fault=DRIVER_KILLED)
 def empty_batches(rig: Rig) -> None:
     """The first batch has no row to write; the driver dies in it, and answers get lost."""
     rig.expected_from = 150

@@ -25,6 +25,8 @@ from tests.spark.matrix.wire import PASS, REQUEST, Trap
 SOURCE_PARTITIONS = 3
 TARGET_PARTITIONS = 3
 SETTLE_S = 60.0
+PATIENCE_S = 55
+"""How long a client of a group waits for an answer; the calls of the sink are given up after 60."""
 COORDINATOR_PARTITIONS = int(SETTINGS["transaction.state.log.num.partitions"])
 
 
@@ -127,7 +129,7 @@ class Rig:
         self.runs += 1
         given = {**self.shape, **more}
         # A frame that is held until all runs of a group stand at theirs must not be sent again meanwhile.
-        patience = {"kafka.request.timeout.ms": "50000"} if self._place.group.size > 1 else {}
+        patience = {"kafka.request.timeout.ms": str(PATIENCE_S * 1000)} if self._place.group.size > 1 else {}
         query = (session or self.driver()).start(
             way=way or self.way,
             source=self.source,
@@ -192,8 +194,12 @@ class Rig:
         return self._place.group.once(self._place.member, self._turn, action, wanted, each)
 
     def kill(self, session: Session) -> None:
-        """The driver dies."""
+        """The driver dies, while what this run holds is still waited for."""
         self.note(self.once(lambda _: session.kill(), session.number))
+
+        held = [hit.at for trap in self.fleet.wire.traps if trap.over == self._nobody_runs for hit in trap.held()]
+        waited = time.monotonic() - min(held, default=time.monotonic())
+        assert waited < PATIENCE_S, f"a frame was held for {waited:.0f} s, and may have been sent again"
 
     def stop(self, session: Session) -> None:
         """The driver stands still."""

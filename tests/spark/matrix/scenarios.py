@@ -18,18 +18,23 @@ class Scenario(NamedTuple):
     about: str
     together: bool = True
     """Whether several runs of it may share a fleet, drivers and the fault."""
+    fault: str = ""
+    """What is done once to all runs of a group. Scenarios with the same may be in one group."""
 
 
+DRIVER_KILLED = "the driver is killed, once, and another goes on"
 SCENARIOS: dict[str, Scenario] = {}
 
 
-def scenario(where: str = "local", together: bool = True) -> Callable[[Callable[[Rig], None]], Callable[[Rig], None]]:
+def scenario(
+    where: str = "local", together: bool = True, fault: str = ""
+) -> Callable[[Callable[[Rig], None]], Callable[[Rig], None]]:
     """Registers a function under its name with blanks for underscores."""
 
     def register(run: Callable[[Rig], None]) -> Callable[[Rig], None]:
         name = run.__name__.replace("_", " ").strip()
         assert name not in SCENARIOS, name
-        SCENARIOS[name] = Scenario(name, where, run, (run.__doc__ or "").split("\n")[0], together)
+        SCENARIOS[name] = Scenario(name, where, run, (run.__doc__ or "").split("\n")[0], together, fault)
         return run
 
     return register

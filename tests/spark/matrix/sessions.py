@@ -23,7 +23,7 @@ PYTHONPATH = os.pathsep.join([str(Path(__file__).parent / "early"), str(ROOT)])
 START_S = 300.0
 CLUSTER_CORES = 12
 """Tasks at a time on each of the two hosts: several runs at once, each with tasks that stand still."""
-LOCAL = "local[24,4]"
+LOCAL = "local[48,4]"
 
 
 def processes_of(session_id: int) -> list[int]:

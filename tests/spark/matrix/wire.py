@@ -90,6 +90,10 @@ class Trap:
                 raise AssertionError(f"no {name} came by in {waited:.0f} s ({self.seen} seen, {len(self.hits)} hit)")
             return self.hits[count - 1]
 
+    def held(self) -> list[Hit]:
+        """What it holds."""
+        return [hit for hit in self.hits if self.action == HOLD and not hit.fate]
+
     def decide(self, fate: str) -> None:
         """What becomes of held frames, and of those still to come: PASS or LOSE."""
         self.action = fate
