@@ -122,20 +122,23 @@ class Queries:
         number = given["id"]
         self._going[number] = threading.Event()
         try:  # here, in the main thread: Spark finds Python data sources by the thread's active session
-            query = self._begin(number, given)
+            for _ in range(5):
+                query = self._begin(number, given)
+                if not self._too_slow(query):
+                    break
             say(event="started", id=number, query=str(query.id))
-            self._initialised(query)
         except Exception as problem:
             self._end(number, problem)
             return
         threading.Thread(target=self._wait, args=(number, query), daemon=True).start()
 
     @staticmethod
-    def _initialised(query: Any) -> None:
-        """Waits until the query reads. Spark gives the source's process 10 s, too few for many that start at once."""
-        deadline = time.monotonic() + 15
+    def _too_slow(query: Any) -> bool:
+        """Waits until the query reads. Spark gives the source's process 10 s to start, too few on a busy machine."""
+        deadline = time.monotonic() + 20
         while query.isActive and "Processing" not in query.status["message"] and time.monotonic() < deadline:
             time.sleep(0.05)
+        return not query.isActive and "failed to connect back" in str(query.exception())
 
     def go(self, given: dict[str, Any]) -> None:
         self._going[given["id"]].set()
