@@ -50,8 +50,8 @@ chaos: $(READY) ## chaos on real processes, as root (make chaos MINUTES=10 SEED=
 spark-chaos: $(READY) ## every failure scenario of the Spark sink, and its negative controls (make spark-chaos REPEAT=20 TOGETHER=5; goes on where it was stopped)
 	@$(BIN)/python -m tests.spark.matrix --repeat $(REPEAT) --together $(or $(TOGETHER),1) --directory $(or $(DIRECTORY),build/spark-chaos)
 
-spark-chaos-sample: $(READY) ## some of these scenarios, others for every commit (SAMPLE_SEED=text; begins nothing after 8 minutes)
-	@$(BIN)/python -m tests.spark.matrix --sample 12 --seed $(SAMPLE_SEED) --minutes 8 --directory build/spark-chaos-$(SAMPLE_SEED)
+spark-chaos-sample: $(READY) ## some of these scenarios, others for every commit (SAMPLE_SEED=text; begins nothing after 6 minutes)
+	@$(BIN)/python -m tests.spark.matrix --sample 12 --seed $(SAMPLE_SEED) --minutes 6 --directory build/spark-chaos-$(SAMPLE_SEED)
 
 perf: $(READY) ## all suites but Spark's, for a short pass: kernels, the floor, Apache Kafka, scale (under 30 minutes)
 	@$(BIN)/python -m perf all --short
