@@ -329,7 +329,10 @@ def chosen_names(given: argparse.Namespace, scenarios: dict[str, Scenario]) -> l
     if given.sample:
         dice = random.Random(given.seed)
         drawn = dice.sample(sorted(scenarios), min(given.sample, len(scenarios)))
-        return [*(name for name in scenarios if name in drawn), dice.choice(CONTROLS).name]
+        return [
+            dice.choice(CONTROLS).name,
+            *(name for name in scenarios if name in drawn),
+        ]  # the control is not left out
     return [*scenarios, *(control.name for control in CONTROLS)]
 
 

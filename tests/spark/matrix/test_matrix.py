@@ -80,7 +80,7 @@ def test_a_sample_is_a_function_of_its_seed_and_has_a_control() -> None:
 
     assert drawn("a") == drawn("a") != drawn("b")
     assert len(drawn("a")) == 10
-    assert drawn("a")[-1].startswith("control: ")
+    assert drawn("a")[0].startswith("control: ")
 
 
 # ---- runs together -------------------------------------------------------------------------------------------------
