@@ -51,7 +51,7 @@ spark-chaos: $(READY) ## every failure scenario of the Spark sink, and its negat
 	@$(BIN)/python -m tests.spark.matrix --repeat $(REPEAT) --together $(or $(TOGETHER),1) --directory $(or $(DIRECTORY),build/spark-chaos)
 
 spark-chaos-sample: $(READY) ## some of these scenarios, others for every commit (SAMPLE_SEED=text; begins nothing after 6 minutes)
-	@$(BIN)/python -m tests.spark.matrix --sample 12 --seed $(SAMPLE_SEED) --minutes 6 --directory build/spark-chaos-$(SAMPLE_SEED)
+	@$(BIN)/python -m tests.spark.matrix --sample 8 --seed $(SAMPLE_SEED) --minutes 4 --directory build/spark-chaos-$(SAMPLE_SEED)
 
 perf: $(READY) ## all suites but Spark's, for a short pass: kernels, the floor, Apache Kafka, scale (under 30 minutes)
 	@$(BIN)/python -m perf all --short
