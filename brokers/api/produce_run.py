@@ -69,8 +69,8 @@ def _led_here(part: ProducePart, context: Context) -> Partition | None:
     topic = part.topic if part.topic_id is None else services.view.topic_names.get(part.topic_id)
     if topic is None or topic in INTERNAL_TOPICS:
         return None
-    partition = services.replicas.leader(named(TopicPartition, (topic, part.partition)))
-    return None if isinstance(partition, ErrorCode) else partition
+    partition = services.replicas.get(named(TopicPartition, (topic, part.partition)))
+    return partition if partition is not None and partition.is_leader else None
 
 
 def _cut(run: ProduceRun, admitted: list[list[Admitted]]) -> int:

@@ -486,7 +486,9 @@ class Partition(Following):
         for broker_id in self.state.isr if self._pending is None else self.maximal_isr:
             if broker_id != self._broker_id:
                 follower = self._followers.get(broker_id)
-                watermark = min(watermark, follower.end_offset if follower is not None else -1)
+                end = follower.end_offset if follower is not None else -1
+                if end < watermark:
+                    watermark = end
         if watermark <= log.high_watermark:
             return
         log.set_high_watermark(watermark)

@@ -344,10 +344,12 @@ class RealFile:
             written = os.pwritev(fd, pieces, position)
         except OSError as wrong:
             raise _failure(self.path, wrong) from wrong
-        self._written(position, written, sum(map(len, pieces)))
+        self._written(position, written, sum([len(piece) for piece in pieces]))
 
     def _written(self, position: int, written: int, size: int) -> None:
-        self.size = max(self.size, position + written)
+        end = position + written
+        if end > self.size:
+            self.size = end
         if written != size:
             raise DiskFull(self.path, f"short write: {written} of {size} bytes")
 

@@ -302,8 +302,12 @@ class Log(PlainAppends):
 
     def set_high_watermark(self, offset: int) -> None:
         """Records below ``offset`` are replicated; kept between the log's start and end."""
-        self.high_watermark = min(max(offset, self.log_start_offset), self.log_end_offset)
-        self.producers.high_watermark_moved(self.high_watermark)
+        if offset < self.log_start_offset:
+            offset = self.log_start_offset
+        if offset > self.log_end_offset:
+            offset = self.log_end_offset
+        self.high_watermark = offset
+        self.producers.high_watermark_moved(offset)
 
     # ---- cutting
 

@@ -137,7 +137,8 @@ class PlainAppends(LogReads):
         """What was written up to there counts."""
         self.log_end_offset = end
         self._settled = False
-        self.last_now_ms = max(self.last_now_ms, now_ms)
+        if now_ms > self.last_now_ms:
+            self.last_now_ms = now_ms
         if self.unflushed_since_ms is None:
             self.unflushed_since_ms = now_ms
 

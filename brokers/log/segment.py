@@ -138,7 +138,12 @@ class Segment:
         self, batches: list[Buffer], admitted: Sequence[tuple[int, int, int, int]], index_interval_bytes: int
     ) -> None:
         """As :meth:`append_one`, for batches that follow on each other; ``admitted`` is what ``admit_run`` said."""
-        position = start = self._write(batches if len(batches) > 1 else batches[0])
+        position = start = self.log.size
+        try:
+            self.log.write_run(batches, position)
+        except DiskFull:
+            self._cut_back(position)
+            raise
         largest, since = self.max_timestamp, self._bytes_since_index
         for _, last_offset, timestamp, size in admitted:  # as _index, without a call for each
             if timestamp > largest[0]:
@@ -152,20 +157,21 @@ class Segment:
         self._max_timestamp, self._bytes_since_index = largest, since
         self._hint(admitted[0][0], start)
 
-    def _write(self, data: Buffer | list[Buffer]) -> int:
+    def _write(self, data: Buffer) -> int:
         position = self.log.size
         try:
-            if isinstance(data, list):
-                self.log.write_run(data, position)
-            else:
-                self.log.write(data, position)
+            self.log.write(data, position)
         except DiskFull:
-            try:
-                self.log.truncate(position)
-            except DiskFull as again:
-                raise DiskFailed(self.log.path, f"cannot cut a half-written batch: {again.reason}") from again
+            self._cut_back(position)
             raise
         return position
+
+    def _cut_back(self, position: int) -> None:
+        """Leave nothing of a write that did not fit."""
+        try:
+            self.log.truncate(position)
+        except DiskFull as again:
+            raise DiskFailed(self.log.path, f"cannot cut a half-written batch: {again.reason}") from again
 
     def index_batches(self, batches: Sequence[PlacedBatch], start: int, index_interval_bytes: int) -> None:
         """Account for batches that stand at ``start`` plus their positions; also the second half of recovery."""
