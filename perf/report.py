@@ -86,6 +86,8 @@ CHARTED = {
     "transactions": (("commits_s", "Transactions", "commits per second, more is better"),),
     "groups": (("rebalance_ms", "Rebalances", "milliseconds, less is better"),),
 }
+NOTES = Path(__file__).parent / "notes.md"
+"""What is not reached, where its time goes and what was tried; written by hand."""
 ABOUT = """\
 # Performance
 
@@ -201,7 +203,7 @@ def main() -> int:
     if not found:
         print("there are no results yet: python -m perf all --short", file=sys.stderr)
         return 1
-    parts = [ABOUT, "## Goals\n\n" + goals_table(found) + "\n"]
+    parts = [ABOUT, "## Goals\n\n" + goals_table(found) + "\n", NOTES.read_text()]
     for suite, results in found.items():
         parts.append(f"## {TITLES[suite]}\n\n{_about(results)}\n")
         parts.append(section(results) + "\n")
