@@ -24,7 +24,7 @@ NAME_BYTES_MAX = 30_000
 _TEXTS = {
     ErrorCode.PRODUCER_FENCED: (
         "the batch is over: a newer driver has begun one of this sink, and this one must stop, or the transaction's "
-        "time ran out (a larger transaction.timeout.ms gives it more)"
+        "time ran out (sink.transaction.timeout.ms gives it more)"
     ),
     ErrorCode.NOT_A_SINK: "the id belongs to an ordinary transactional producer; give the sink another sinkId",
     ErrorCode.INVALID_TRANSACTION_TIMEOUT: "the timeout passes transaction.max.timeout.ms",
