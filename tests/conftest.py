@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,18 @@ from tests.fleet import Fleet
 # The machine is shared: a slow example is no bug. CI tries the same examples every time; everybody else new ones.
 settings.register_profile("fleetlog", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("fleetlog")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Failed tests are kept by their own names, too: by that with their group alone, ``--last-failed`` loses them."""
+    cache = session.config.cache
+    if cache is None or hasattr(session.config, "workerinput"):
+        return
+    failed = cache.get("cache/lastfailed", {})
+    plain = failed | {re.sub(r"@[\w-]+$", "", name): value for name, value in failed.items()}
+    if plain != failed:
+        cache.set("cache/lastfailed", plain)
 
 
 def pytest_report_header() -> str:

@@ -18,6 +18,8 @@ FAILOVER_S = 30.0
 IN_SYNC_S = 60.0
 POLL_S = 0.05
 WORKER_S = 20.0
+WORKER_POLL_S = 0.01
+"""The kernel counts CPU in hundredths of a second, and a small batch takes a few of them."""
 
 
 class BrokerCrash:
@@ -137,7 +139,7 @@ class WorkerCrash:
                 self._say(f"Python worker {pid}, in the midst of batch {batch}, killed with SIGKILL")
                 return
             before, busy = now, still
-            time.sleep(POLL_S)
+            time.sleep(WORKER_POLL_S)
 
     def evidence(self) -> str:
         """In words."""

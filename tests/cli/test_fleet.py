@@ -233,7 +233,11 @@ def test_transactions(shell: Shell, topic: str) -> None:
     from kafka import KafkaProducer
 
     name = f"tx-{topic}"
-    assert "TRANSACTIONAL_ID_NOT_FOUND" in shell.fails("transactions", "describe", name)
+    deadline = time.monotonic() + 30  # the coordinators' topic may have been made by this very question
+    while "try again in a moment" in (said := shell.fails("transactions", "describe", name)):
+        assert time.monotonic() < deadline, said
+        time.sleep(0.2)
+    assert "TRANSACTIONAL_ID_NOT_FOUND" in said
     producer = KafkaProducer(
         bootstrap_servers=shell.environment["FLEETLOG_BOOTSTRAP"].split(","), transactional_id=name
     )
