@@ -21,7 +21,7 @@ settings.load_profile("fleetlog")
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Failed tests are kept by their own names, too: by that with their group alone, ``--last-failed`` loses them."""
-    cache = session.config.cache
+    cache = getattr(session.config, "cache", None)
     if cache is None or hasattr(session.config, "workerinput"):
         return
     failed = cache.get("cache/lastfailed", {})
