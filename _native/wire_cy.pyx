@@ -105,11 +105,22 @@ def parse_request_header(frame, dict flexible_from):
         PyBuffer_Release(&view)
 
 
+cdef Py_ssize_t _pass_records(Reader *r, bint flexible) except -2:
+    """Pass the records; their size, -1 for null."""
+    cdef int64_t size = _uvarint(r) - 1 if flexible else <int32_t>_u32(_take(r, 4))
+    if size < -1:
+        raise MalformedMessage(f"records of {size} bytes")
+    if size > 0:
+        _take(r, size)
+    return <Py_ssize_t>size
+
+
 def decode_produce(int version, body, int64_t budget=MAX_OBJECTS):
     cdef Py_buffer view
     cdef Reader r
     cdef bint flexible = version >= 9
-    cdef int64_t _t, _p, size
+    cdef int64_t _t, _p
+    cdef Py_ssize_t size
     cdef const uint8_t *at
     cdef int32_t acks, timeout_ms, index
     cdef list parts = []
@@ -132,13 +143,8 @@ def decode_produce(int version, body, int64_t budget=MAX_OBJECTS):
                 name = _name(&r, flexible)
             for _p in range(_count(&r, flexible, 5)):
                 index = <int32_t>_u32(_take(&r, 4))
-                size = _uvarint(&r) - 1 if flexible else <int32_t>_u32(_take(&r, 4))
-                if size < -1:
-                    raise MalformedMessage(f"records of {size} bytes")
-                records = None
-                if size >= 0:
-                    _take(&r, size)
-                    records = frame[r.pos - size:r.pos]
+                size = _pass_records(&r, flexible)
+                records = frame[r.pos - size:r.pos] if size >= 0 else None
                 parts.append(new(ProducePart, (name, topic_id, index, records)))
                 if flexible:
                     _skip_tags(&r)
@@ -199,16 +205,6 @@ cdef object _run_head(Reader *r, int lowest, int highest, RunKind *kind):
     return new(ProducePart, (name, topic_id, <int32_t>_u32(_take(r, 4)), None))
 
 
-cdef Py_ssize_t _run_records(Reader *r, bint flexible) except -2:
-    """Pass the records; their size, -1 for null."""
-    cdef int64_t size = _uvarint(r) - 1 if flexible else <int32_t>_u32(_take(r, 4))
-    if size < -1:
-        raise MalformedMessage(f"records of {size} bytes")
-    if size > 0:
-        _take(r, size)
-    return <Py_ssize_t>size
-
-
 cdef int _run_tail(Reader *r, bint flexible) except -1:
     """Pass what stands behind the records."""
     if flexible:
@@ -256,7 +252,7 @@ def decode_produce_run(data, Py_ssize_t start, Py_ssize_t end, int lowest, int h
             try:
                 if group >= 0:
                     r.pos = heads[group].size
-                    held = _run_records(&r, first.version >= 9)
+                    held = _pass_records(&r, first.version >= 9)
                     behind = r.pos
                     if size - behind != heads[group].tail_size or (
                         memcmp(frame + behind, heads[group].tail, <size_t>(size - behind))
@@ -273,7 +269,7 @@ def decode_produce_run(data, Py_ssize_t start, Py_ssize_t end, int lowest, int h
                     ):
                         break
                     head = r.pos
-                    held = _run_records(&r, first.version >= 9)
+                    held = _pass_records(&r, first.version >= 9)
                     behind = r.pos
                     _run_tail(&r, first.version >= 9)
                     if held > 0:
@@ -503,29 +499,40 @@ cdef list _groups(object parts):
     return groups
 
 
+cdef int _add_produce_body(
+    Out *o, int version, list groups, int32_t throttle_ms, object endpoints, Py_ssize_t *last_at
+) except -1:
+    """The body of a Produce answer; tells where the outcome of the last partition begins."""
+    cdef bint flexible = version >= 9
+    cdef list members
+    cdef tuple pair
+    _add_count(o, len(groups), flexible)
+    for members in groups:
+        pair = <tuple>members[0]
+        _add_topic(o, <tuple>pair[0], version >= 13, flexible)
+        _add_count(o, len(members), flexible)
+        for pair in members:
+            last_at[0] = o.used
+            _add_produce_outcome(o, version, (<tuple>pair[0])[2], <tuple>pair[1])
+        if flexible:
+            _add8(o, 0)
+    if version >= 1:
+        _add32(o, throttle_ms)
+    if flexible:
+        if endpoints and version >= 10:
+            _add_endpoints_tag(o, endpoints)
+        else:
+            _add8(o, 0)
+    return 0
+
+
 def encode_produce_response(int version, parts, int32_t throttle_ms=0, endpoints=()):
     cdef Out o
-    cdef bint flexible = version >= 9
-    cdef list groups = _groups(parts), members
-    cdef tuple pair
+    cdef Py_ssize_t last_at = 0
+    cdef list groups = _groups(parts)
     _open(&o, 256)
     try:
-        _add_count(&o, len(groups), flexible)
-        for members in groups:
-            pair = <tuple>members[0]
-            _add_topic(&o, <tuple>pair[0], version >= 13, flexible)
-            _add_count(&o, len(members), flexible)
-            for pair in members:
-                _add_produce_outcome(&o, version, (<tuple>pair[0])[2], <tuple>pair[1])
-            if flexible:
-                _add8(&o, 0)
-        if version >= 1:
-            _add32(&o, throttle_ms)
-        if flexible:
-            if endpoints and version >= 10:
-                _add_endpoints_tag(&o, endpoints)
-            else:
-                _add8(&o, 0)
+        _add_produce_body(&o, version, groups, throttle_ms, endpoints, &last_at)
         return PyBytes_FromStringAndSize(<char *>o.p, o.used)
     finally:
         PyMem_Free(o.p)
@@ -534,24 +541,14 @@ def encode_produce_response(int version, parts, int32_t throttle_ms=0, endpoints
 cdef bytes _run_answer(int version, tuple part, int64_t log_start, Py_ssize_t *offset_at):
     """A whole answer with holes for correlation id and base offset; tells where the latter is."""
     cdef Out o
-    cdef bint flexible = version >= 9
     _open(&o, 256)
     try:
         _add32(&o, 0)
         _add32(&o, 0)
-        if flexible:
+        if version >= 9:
             _add8(&o, 0)
-        _add_count(&o, 1, flexible)
-        _add_topic(&o, part, version >= 13, flexible)
-        _add_count(&o, 1, flexible)
-        offset_at[0] = o.used + 6  # behind the partition and the error
-        _add_produce_outcome(&o, version, part[2], (0, 0, -1, log_start, (), None, None))
-        if flexible:
-            _add8(&o, 0)
-        if version >= 1:
-            _add32(&o, 0)
-        if flexible:
-            _add8(&o, 0)
+        _add_produce_body(&o, version, [[(part, (0, 0, -1, log_start, (), None, None))]], 0, (), offset_at)
+        offset_at[0] += 6  # behind the partition and the error
         _put32(o.p, <uint32_t>(o.used - 4))
         return PyBytes_FromStringAndSize(<char *>o.p, o.used)
     finally:

@@ -12,6 +12,8 @@ from typing import Any
 
 from kafka.protocol.api_header import RequestHeader
 
+from _native.wire_fields import put_string, put_varint
+
 PRODUCE = 0
 _INT, _FIXED = struct.Struct(">i"), struct.Struct(">hi")
 _NO_TAGS = b"\0"
@@ -69,17 +71,15 @@ class ProduceFrame:
         return b"".join([_INT.pack(sum(map(len, parts))), *parts])
 
 
-def _text(value: str | None) -> bytes:
+def _text(value: str | None) -> bytearray:
     """A compact string; null for None."""
-    data = b"" if value is None else value.encode()
-    return b"\0" if value is None else _number(len(data) + 1) + data
+    out = bytearray()
+    put_string(out, value, True)
+    return out
 
 
-def _number(value: int) -> bytes:
+def _number(value: int) -> bytearray:
     """An unsigned varint."""
     out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
+    put_varint(out, value)
+    return out

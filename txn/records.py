@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 
+from _native.wire_fields import put_varint
 from txn.batches import Batch, Fence, Member
 from txn.states import TransactionState
 from txn.transaction import Transaction
@@ -186,10 +187,7 @@ def _decode_tags(reader: _Reader) -> dict[int, bytes]:
 
 def _uvarint(value: int) -> bytes:
     out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
+    put_varint(out, value)
     return bytes(out)
 
 

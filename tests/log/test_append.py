@@ -331,6 +331,20 @@ SENT = st.builds(
 )  # fmt: skip
 
 
+def _end_alike(ours: Log, theirs: Log, *, segments: tuple[str, ...] = (), logs: tuple[str, ...] = ()) -> None:
+    """Two logs with the same content, state, indexes and files; closes them. More attributes may be named."""
+    assert content(ours) == content(theirs)
+    for one, other in zip(ours.segments, theirs.segments, strict=True):
+        for what in ("base_offset", "max_timestamp", "first_timestamp", "_bytes_since_index", *segments):
+            assert getattr(one, what) == getattr(other, what), what
+    for what in ("log_end_offset", "last_now_ms", "unflushed_since_ms", *logs):
+        assert getattr(ours, what) == getattr(theirs, what), what
+    assert ours.epochs.entries == theirs.epochs.entries
+    for log in (ours, theirs):
+        log.close()
+    assert files(Path(ours.directory)) == files(Path(theirs.directory))
+
+
 @given(st.sampled_from(TOPICS), st.lists(st.tuples(SENT, st.integers(0, 120), st.integers(0, 1)), max_size=12))
 @settings(max_examples=150)
 def test_the_short_way_ends_as_the_general_one(topic, sent):
@@ -344,16 +358,7 @@ def test_the_short_way_ends_as_the_general_one(topic, sent):
             outcomes = [append(log, data, epoch=epoch, now_ms=now_ms) for log in (short, general)]
             assert outcomes[0] == outcomes[1]
             taken += outcomes[0].error is ErrorCode.NONE
-        assert content(short) == content(general)
-        for ours, theirs in zip(short.segments, general.segments, strict=True):
-            for what in ("base_offset", "max_timestamp", "first_timestamp", "_bytes_since_index", "_hints"):
-                assert getattr(ours, what) == getattr(theirs, what), what
-        for what in ("log_end_offset", "high_watermark", "last_now_ms", "unflushed_since_ms", "recovery_point"):
-            assert getattr(short, what) == getattr(general, what), what
-        assert short.epochs.entries == general.epochs.entries
-        for log in (short, general):
-            log.close()
-        assert files(Path(name) / "short-0") == files(Path(name) / "general-0")
+        _end_alike(short, general, segments=("_hints",), logs=("high_watermark", "recovery_point"))
 
 
 @given(st.sampled_from(TOPICS), st.lists(st.tuples(SENT, st.integers(0, 3), st.integers(0, 9)), max_size=16))
@@ -384,16 +389,7 @@ def test_a_run_ends_as_its_batches_one_by_one(topic, sent):
                 assert [one[3] for one in admitted] == [one.size for one in expected[:taken]]
                 assert all(one.error is ErrorCode.NONE for one in expected[:taken])
                 del together[:taken], expected[:taken]
-        assert content(runs) == content(general)
-        for ours, theirs in zip(runs.segments, general.segments, strict=True):
-            for what in ("base_offset", "max_timestamp", "first_timestamp", "_bytes_since_index"):
-                assert getattr(ours, what) == getattr(theirs, what), what
-        for what in ("log_end_offset", "last_now_ms", "unflushed_since_ms"):
-            assert getattr(runs, what) == getattr(general, what), what
-        assert runs.epochs.entries == general.epochs.entries
-        for log in (runs, general):
-            log.close()
-        assert files(Path(name) / "runs-0") == files(Path(name) / "general-0")
+        _end_alike(runs, general)
 
 
 def test_a_run_is_one_write_and_all_or_nothing_of_it_is_there(tmp_path):
