@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,8 @@ POLL_S = 0.05
 WORKER_S = 20.0
 WORKER_POLL_S = 0.01
 """The kernel counts CPU in hundredths of a second, and a small batch takes a few of them."""
+STANDS_S = 3.0
+"""A batch that is not written by then, while its workers stand still, waits for one of them."""
 
 
 class BrokerCrash:
@@ -103,15 +106,19 @@ class BrokerCrash:
 
 
 class WorkerCrash:
-    """An executor's Python worker dies in the midst of a task, in ``batch`` or after; Spark runs the task again.
+    """Executors' Python workers die in the midst of a task, in ``batch`` or after; Spark runs the task again.
 
-    Driven by events, too. A worker that was between two tasks fails none, and another one is killed in the next batch.
+    Driven by events, too. Nobody sees from outside whether a worker is in a task or between two. So all are stopped
+    first. Is the batch written all the same, then they were between two, go on, and the next batch is tried. Is it not,
+    then it waits for one of them, and they are killed.
     """
 
     def __init__(self, batch: int, say: Say) -> None:
         self._from = batch
         self._say = say
         self._batch = -1
+        self._stopped: list[int] = []
+        self._killer: threading.Timer | None = None
         self.failed_tasks = 0
         self.rows = 0
 
@@ -120,32 +127,51 @@ class WorkerCrash:
         if event.get("batch", -1) < self._from or self.failed_tasks:
             return
         if event["stage"] == "begun":
-            self._kill(event["pid"], event["batch"])
+            self._stop(event["pid"], event["batch"])
         elif event["stage"] == "written" and event["batch"] == self._batch:
+            self._let_go()
             self.failed_tasks, self.rows = event["failed_tasks"], event["rows"]
 
-    def _kill(self, driver: int, batch: int) -> None:
-        """The first worker that is seen at work in two looks, one after the other."""
-        before: dict[int, int] = {}
-        busy: set[int] = set()
+    def _stop(self, driver: int, batch: int) -> None:
+        """All workers stand still, as soon as one of them has been seen at work."""
+        before = workers(driver)
         deadline = time.monotonic() + WORKER_S
         while time.monotonic() < deadline:
             now = workers(driver)
-            still = {pid for pid, used in now.items() if pid in before and used > before[pid]}
-            if still & busy:
-                pid = min(still & busy)
-                os.kill(pid, signal.SIGKILL)
-                self._batch = batch
-                self._say(f"Python worker {pid}, in the midst of batch {batch}, killed with SIGKILL")
+            if any(used > before.get(pid, 0) for pid, used in now.items()):
+                self._batch, self._stopped = batch, sorted(now)
+                _signal(self._stopped, signal.SIGSTOP)
+                self._killer = threading.Timer(STANDS_S, self._kill)
+                self._killer.start()
                 return
-            before, busy = now, still
+            before = now
             time.sleep(WORKER_POLL_S)
+
+    def _kill(self) -> None:
+        _signal(self._stopped, signal.SIGKILL)
+        pids = ", ".join(map(str, self._stopped))
+        self._say(f"Python workers {pids}, in the midst of batch {self._batch}, killed with SIGKILL")
+
+    def _let_go(self) -> None:
+        """They were between two tasks, or are dead already."""
+        if self._killer is not None:
+            self._killer.cancel()
+            self._killer.join()
+            _signal(self._stopped, signal.SIGCONT)
 
     def evidence(self) -> str:
         """In words."""
         if self._batch < 0:
             return "no worker was seen at work"
         return f"{self.failed_tasks} failed tasks in batch {self._batch}, run again; {self.rows:,} rows written"
+
+
+def _signal(pids: list[int], number: signal.Signals) -> None:
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            continue  # it ended meanwhile
 
 
 def workers(driver: int) -> dict[int, int]:
