@@ -17,6 +17,7 @@ import kafka.errors
 
 from spark_udfs.client import Client, ClientError
 from spark_udfs.failures import FenceConflict, FenceError
+from spark_udfs.frames import CommitFrame
 from spark_udfs.producing import Member, TaskFenced
 from wire.errors import ErrorCode
 from wire.messages import request_class
@@ -95,9 +96,8 @@ class Sink:
 
     def commit(self, batch: Batch, query_id: str, batch_id: int, digest: str, winners: Iterable[Member]) -> bool:
         """Decide the batch; True if it was committed before. Raises FenceConflict, TaskFenced, FenceError."""
-        kind = request_class(COMMIT)
-        named = [kind.BatchMember(producer_id=m.producer_id, producer_epoch=m.epoch) for m in winners]
-        answer = self._call(COMMIT, query_id=query_id, batch_id=batch_id, digest=digest, winners=named, **_who(batch))
+        named = {"query_id": query_id, "batch_id": batch_id, "digest": digest, "winners": list(winners)}
+        answer = self._call(COMMIT, **named, **_who(batch))
         return bool(answer.already_committed)
 
     def fence(self) -> Fence | None:
@@ -147,7 +147,8 @@ class Sink:
             named = {} if key == DESCRIBE else {"sink_id": self._sink_id}
             future = sent
             if future is None:
-                future = self._client.send(request_class(key)(**named, **fields), self._coordinator)
+                kind: Any = CommitFrame if key == COMMIT else request_class(key)
+                future = self._client.send(kind(**named, **fields), self._coordinator)
             answer = self._client.wait(future)
             if key == DESCRIBE and answer.error_code == ErrorCode.NONE:
                 (answer,) = answer.sinks

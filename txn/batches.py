@@ -13,11 +13,13 @@ Here: the values and the steps between them. Who may ask for which is in ``txn.s
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, cast
 
-__all__ = ["Batch", "Fence", "Member", "MemberMarker"]
+__all__ = ["Batch", "Fence", "Member", "MemberMarker", "members_of"]
 
 MAX_EPOCH = 2**15 - 1
 LAST_MEMBER_EPOCH = MAX_EPOCH - 1
@@ -37,6 +39,16 @@ class MemberMarker(NamedTuple):
     producer_id: int
     epoch: int
     commit: bool
+
+
+# A commit handles thousands of these: made from tuples, one costs a quarter of a call of its class.
+_member = cast(Callable[[Any], Member], partial(tuple.__new__, Member))
+_marker = cast(Callable[[Any], MemberMarker], partial(tuple.__new__, MemberMarker))
+
+
+def members_of(pairs: Iterable[tuple[Any, ...]]) -> Iterator[Member]:
+    """Pairs of producer id and epoch as members."""
+    return map(_member, pairs)
 
 
 class Fence(NamedTuple):
@@ -67,14 +79,15 @@ class Batch:
         new = tuple(Member(producer_id, 0) for producer_id in producer_ids)
         return new, replace(self, members=self.members + new)
 
-    def ended(self, winners: Collection[Member], fence: Fence | None) -> Batch:
+    def ended(self, winners: AbstractSet[Member], fence: Fence | None) -> Batch:
         """The fate is decided: these members count (none of them: an abort), and this is the fence from now on."""
-        return replace(self, winners=tuple(sorted(winners)), fence=fence)
+        counting = [member for member in self.members if member in winners]  # nearly sorted already
+        return replace(self, winners=tuple(sorted(counting)), fence=fence)
 
     def markers(self) -> tuple[MemberMarker, ...]:
         """One marker for each member: every one of them bumps its epoch."""
         winners = set(self.winners)
-        return tuple(MemberMarker(m.producer_id, m.epoch + 1, m in winners) for m in self.members)
+        return tuple([_marker((m.producer_id, m.epoch + 1, m in winners)) for m in self.members])
 
     def released(self) -> Batch:
         """All markers are written: the members' ids are free again, with their bumped epochs; used up ones go."""

@@ -8,9 +8,10 @@ of ours, which Kafka's readers skip.
 from __future__ import annotations
 
 import struct
+from itertools import starmap
 
 from _native.wire_fields import put_varint
-from txn.batches import Batch, Fence, Member
+from txn.batches import Batch, Fence, Member, members_of
 from txn.states import TransactionState
 from txn.transaction import Transaction
 from wire.types import NO_PRODUCER_ID, TopicPartition
@@ -96,7 +97,7 @@ def _encode_batch(batch: Batch) -> bytes:
     parts = [struct.pack(">h", _BATCH_VERSION)]
     for members in (batch.members, batch.slots, batch.winners):
         parts.append(_uvarint(len(members)))
-        parts += [_MEMBER.pack(*member) for member in members]
+        parts += starmap(_MEMBER.pack, members)
     fence = batch.fence
     if fence is None:
         parts.append(b"\0")
@@ -124,9 +125,7 @@ def _decode_batch(data: bytes) -> Batch:
 
 
 def _decode_members(reader: _Reader) -> tuple[Member, ...]:
-    count = reader.uvarint()
-    reader.fits(count * _MEMBER.size)
-    return tuple(Member(*reader.unpack(_MEMBER)) for _ in range(count))
+    return tuple(members_of(_MEMBER.iter_unpack(reader.take(reader.uvarint() * _MEMBER.size))))
 
 
 def decode_value(value: bytes) -> Transaction | None:

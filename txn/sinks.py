@@ -9,7 +9,7 @@ Source: ours (docs/protocol.md); the model is tests/txn/batch_model.py.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from txn.batches import Batch, Fence, Member
@@ -229,7 +229,7 @@ def _already(shard: TransactionShard, sink_id: str, t: Transaction, fence: Fence
 
 def _aborted(shard: TransactionShard, sink_id: str, t: Transaction, answer: object, now: Now) -> Result:
     assert t.batch is not None
-    after = t.prepared_batch((), t.batch.fence, False, now.wall_ms)
+    after = t.prepared_batch(frozenset(), t.batch.fence, False, now.wall_ms)
     return Result(
         answer,
         records=(shard.record(sink_id, after),),
@@ -296,12 +296,9 @@ def reset(
 def member_refusal(t: Transaction, producer: Producer) -> ErrorCode:
     """Why this producer may not write in the sink's batch: only members of an open one may."""
     assert t.batch is not None
+    member = Member(*producer)
     if t.state in PREPARED:
-        return ErrorCode.CONCURRENT_TRANSACTIONS if producer in _pairs(t.batch.members) else ErrorCode.PRODUCER_FENCED
-    if t.state is TransactionState.ONGOING and producer in _pairs(t.batch.members):
+        return ErrorCode.CONCURRENT_TRANSACTIONS if member in t.batch.members else ErrorCode.PRODUCER_FENCED
+    if t.state is TransactionState.ONGOING and member in t.batch.members:
         return ErrorCode.NONE
     return ErrorCode.PRODUCER_FENCED
-
-
-def _pairs(members: Collection[Member]) -> set[tuple[int, int]]:
-    return {(m.producer_id, m.epoch) for m in members}

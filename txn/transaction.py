@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
 from txn.batches import Batch, Fence, Member
@@ -122,7 +123,7 @@ class Transaction:
     # ---- the end ---------------------------------------------------------------------------------------------------
 
     def prepared_batch(
-        self, winners: Collection[Member], fence: Fence | None, commit: bool, now_ms: int
+        self, winners: AbstractSet[Member], fence: Fence | None, commit: bool, now_ms: int
     ) -> Transaction:
         """The driver ended the batch: the sink's epoch is bumped, the fence set, and the members' fates decided."""
         assert self.batch is not None

@@ -1,4 +1,5 @@
-"""Codecs of the messages that carry the load, Produce, Fetch and Metadata, without an object per field.
+"""Codecs of the messages that carry the load, Produce, Fetch and Metadata, without an object per field; CommitBatch's,
+which names thousands of members, without one per member.
 
 The kernel is ``_native.wire``; the library's messages are the reference in the tests: equal content from equal bytes,
 equal bytes from equal content. Requests come out as plain tuples whose records are views into the received frame.
@@ -7,8 +8,9 @@ Answers leave as byte runs with holes for file slices (:class:`Encoded`).
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from _native import wire as kernel
 from _native.wire import (
@@ -36,11 +38,13 @@ from _native.wire import (
     encode_produce_run,
     join_metadata,
 )
+from _native.wire_fields import I64, MAX_OBJECTS, Reader
 
 __all__ = [
     "DECODERS",
     "NO_HIGH_WATERMARK",
     "NO_OPERATIONS",
+    "CommitBatch",
     "Encoded",
     "FetchAnswer",
     "FetchAnswerPart",
@@ -55,6 +59,7 @@ __all__ = [
     "ProduceRequest",
     "ProduceRun",
     "Slice",
+    "decode_commit_batch",
     "decode_fetch",
     "decode_fetch_response",
     "decode_produce",
@@ -67,7 +72,8 @@ __all__ = [
     "join_metadata",
 ]
 
-PRODUCE, FETCH = 0, 1
+PRODUCE, FETCH, COMMIT_BATCH = 0, 1, 12003
+_IDS, _WINNER = struct.Struct(">qh"), struct.Struct(">qhx")  # the latter's last byte: no tagged fields
 
 
 class Encoded:
@@ -105,5 +111,41 @@ def encode_fetch_response(
     return Encoded(kernel.encode_fetch_response(version, parts, throttle_ms, error, session_id, endpoints))
 
 
-DECODERS: dict[int, Callable[[int, memoryview], Any]] = {PRODUCE: decode_produce, FETCH: decode_fetch}
+class CommitBatch(NamedTuple):
+    """A CommitBatch request (docs/protocol.md). ``winners``: producer ids and epochs."""
+
+    sink_id: str
+    producer_id: int
+    producer_epoch: int
+    query_id: str
+    batch_id: int
+    digest: str
+    winners: list[tuple[int, int]]
+
+
+def decode_commit_batch(version: int, body: memoryview) -> CommitBatch:
+    """Decode the request's only version. Raises MalformedRequest."""
+    reader = Reader(body, MAX_OBJECTS)
+    sink_id, (producer_id, producer_epoch) = reader.name(True), reader.unpack(_IDS)
+    query_id, (batch_id,), digest = reader.name(True), reader.unpack(I64), reader.name(True)
+    count = reader.count(True, _WINNER.size)
+    packed = reader.data[reader.pos : reader.pos + count * _WINNER.size]
+    winners: list[Any] = []
+    if any(packed[_WINNER.size - 1 :: _WINNER.size].tobytes()):
+        for _ in range(count):
+            winners.append(reader.unpack(_IDS))
+            reader.skip_tags()
+    else:
+        reader.take(len(packed))
+        winners += _WINNER.iter_unpack(packed)
+    reader.skip_tags()
+    reader.finish()
+    return CommitBatch(sink_id, producer_id, producer_epoch, query_id, batch_id, digest, winners)
+
+
+DECODERS: dict[int, Callable[[int, memoryview], Any]] = {
+    PRODUCE: decode_produce,
+    FETCH: decode_fetch,
+    COMMIT_BATCH: decode_commit_batch,
+}
 """API keys whose requests don't go through ``wire.messages.decode_request``."""

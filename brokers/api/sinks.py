@@ -10,11 +10,12 @@ from brokers.api.base import Context, Done, Outcome, Park
 from brokers.api.waiting import when_done
 from brokers.coordinators.transactions import TransactionCoordinator
 from txn import sinks
-from txn.batches import Fence, Member
+from txn.batches import Fence, members_of
 from txn.commands import Failed, Now, Result, Ticket
 from txn.coordinator import Producer, TransactionShard
 from txn.sinks import BeginAnswer, CommitAnswer, CommitRequest, EnlistAnswer, SinkAnswer
 from txn.transaction import Transaction
+from wire import hot
 from wire.errors import ErrorCode
 from wire.types import NO_PRODUCER_EPOCH, NO_PRODUCER_ID
 
@@ -120,7 +121,7 @@ def handle_enlist_producer(request: Any, context: Context) -> Outcome:
     return Done(park.response) if park.done else park
 
 
-def handle_commit_batch(request: Any, context: Context) -> Outcome:
+def handle_commit_batch(request: hot.CommitBatch, context: Context) -> Outcome:
     """CommitBatch: the winners' records count, and the fence names the batch, in one record."""
 
     def render(answer: Any) -> Any:
@@ -135,7 +136,7 @@ def handle_commit_batch(request: Any, context: Context) -> Outcome:
         request.query_id,
         request.batch_id,
         request.digest,
-        frozenset(Member(member.producer_id, member.producer_epoch) for member in request.winners),
+        frozenset(members_of(request.winners)),
     )
     if _too_long(sink_id) or asked.batch_id < 0:
         return Done(render(CommitAnswer(ErrorCode.INVALID_REQUEST)))

@@ -104,7 +104,9 @@ class Broker(Stage):
         frame = m.encode_request(key, version, 1, "test", message)
         view = memoryview(frame)[4:]
         header = m.parse_request_header(view)
-        request = m.decode_request(key, version, view[header.body :])
+        body = view[header.body :]
+        decode = hot.DECODERS.get(key)
+        request = m.decode_request(key, version, body) if decode is None else decode(version, body)
         response = await self.outcome(key, version, request)
         return m.decode_response(key, version, m.encode_response(response, key, version))
 

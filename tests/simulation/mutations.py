@@ -144,7 +144,7 @@ MUTATIONS = (
         Edit("txn.sinks:commit", "conflict = _conflict(fence, request)", "conflict = None"),
     ), 0, ("drivers", "client cut")),
     Mutation("members of former batches may write", (
-        Edit("txn.sinks:member_refusal", "and producer in _pairs(t.batch.members)", ""),
+        Edit("txn.sinks:member_refusal", "and member in t.batch.members", ""),
         Edit("brokers.log.producers:ProducerState._check_data", "if epoch < entry.epoch:", "if False:"),
     ), 0, ("drivers", "client cut")),
 )  # fmt: skip

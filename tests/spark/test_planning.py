@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
@@ -14,8 +15,9 @@ from pyspark.sql.datasource import EqualTo, GreaterThan, GreaterThanOrEqual, In,
 
 from spark_udfs import offsets
 from spark_udfs.fence import Decision, Fence, FenceConflict, FenceError, FenceLost, begin_with_fence, decide, sink_name
-from spark_udfs.frames import PRODUCE, ProduceFrame
+from spark_udfs.frames import COMMIT_BATCH, PRODUCE, CommitFrame, Frame, ProduceFrame
 from spark_udfs.offsets import Bound, Range, limit_offsets, parse_assign, parse_bound, share_out, split_ranges
+from spark_udfs.producing import Member
 from spark_udfs.pushdown import Push
 from spark_udfs.settings import OptionError, kafka_settings, librdkafka_settings, reader_settings
 from spark_udfs.sink import SinkOptions
@@ -313,8 +315,24 @@ def test_a_frame_is_what_the_library_would_send(transactional_id: str | None) ->
             for name, parts in topics.items()
         ],
     )
+    same_bytes(ours, theirs)
+
+
+def same_bytes(ours: Frame, theirs: Any) -> None:
     theirs.API_VERSION = ours.API_VERSION
     for request in (ours, theirs):
         request.with_header(correlation_id=77, client_id="fleetlog")
     assert ours.encode() == bytes(theirs.encode(framed=True, header=True))
     assert ours.header.get_response_class() is theirs.header.get_response_class()
+
+
+@pytest.mark.parametrize("winners", [0, 1, 300])
+def test_a_commits_frame_is_what_the_library_would_send(winners: int) -> None:
+    members = [Member(2**40 + 7 * n, n % 2**15) for n in range(winners)]
+    fields: dict[str, Any] = {
+        "sink_id": "orders-\u00e9", "producer_id": 5, "producer_epoch": 2**15 - 1, "query_id": "q" * 36,
+        "batch_id": 2**33, "digest": "d",
+    }  # fmt: skip
+    kind = request_class(COMMIT_BATCH)
+    named = [kind.BatchMember(producer_id=member.producer_id, producer_epoch=member.epoch) for member in members]
+    same_bytes(CommitFrame(**fields, winners=members), kind(**fields, winners=named))

@@ -81,7 +81,31 @@ def test_fetch_requests_decode_as_the_library_says(version: int) -> None:
         assert [indexes for _, indexes in found.forgotten] == [t.partitions for t in reference.forgotten_topics_data]
 
 
-@pytest.mark.parametrize(("key", "decode"), [(0, hot.decode_produce), (1, hot.decode_fetch)])
+def test_commits_decode_as_the_library_says() -> None:
+    rng = random.Random(3)
+    for count in (0, 1, 2, 500):
+        message = request(12003, 0, rng)
+        member = m.CommitBatchRequest.BatchMember
+        named = [(rng.randrange(1 << 40), rng.randrange(1 << 15)) for _ in range(count)]
+        message.winners = [member(version=0, producer_id=first, producer_epoch=second) for first, second in named]
+        found = hot.decode_commit_batch(0, memoryview(bytes(message.encode(version=0))))
+        for name in ("sink_id", "producer_id", "producer_epoch", "query_id", "batch_id", "digest"):
+            assert getattr(found, name) == getattr(message, name), name
+        assert found.winners == named
+
+
+def test_a_winner_with_tagged_fields_is_read() -> None:
+    message = request(12003, 0, random.Random(3))
+    message.winners = [m.CommitBatchRequest.BatchMember(version=0, producer_id=9, producer_epoch=n) for n in range(3)]
+    body = bytes(message.encode(version=0))
+    second = len(body) - 1 - 2 * 11
+    tagged = body[: second + 10] + b"\x01\x63\x03abc" + body[second + 11 :]
+    assert hot.decode_commit_batch(0, memoryview(tagged)).winners == [(9, 0), (9, 1), (9, 2)]
+
+
+@pytest.mark.parametrize(
+    ("key", "decode"), [(0, hot.decode_produce), (1, hot.decode_fetch), (12003, hot.decode_commit_batch)]
+)
 def test_mutated_bytes_are_taken_or_refused_as_the_bounded_decoder_does(key: int, decode: Any) -> None:
     for version in range(APIS[key].lowest, APIS[key].max_version + 1):
         rng = random.Random(version)
