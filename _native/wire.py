@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         decode_fetch_response,
         decode_produce,
         decode_produce_run,
+        encode_fetch_answer,
         encode_fetch_request,
         encode_fetch_response,
         encode_metadata_topic,
@@ -46,6 +47,7 @@ else:
     decode_fetch_response = _twin.decode_fetch_response
     decode_produce = _twin.decode_produce
     decode_produce_run = _twin.decode_produce_run
+    encode_fetch_answer = _twin.encode_fetch_answer
     encode_fetch_request = _twin.encode_fetch_request
     encode_fetch_response = _twin.encode_fetch_response
     encode_metadata_topic = _twin.encode_metadata_topic
@@ -77,6 +79,7 @@ __all__ = [
     "decode_fetch_response",
     "decode_produce",
     "decode_produce_run",
+    "encode_fetch_answer",
     "encode_fetch_request",
     "encode_fetch_response",
     "encode_metadata_topic",

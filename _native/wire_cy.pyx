@@ -57,6 +57,7 @@ __all__ = [
     "decode_fetch_response",
     "decode_produce",
     "decode_produce_run",
+    "encode_fetch_answer",
     "encode_fetch_request",
     "encode_fetch_response",
     "encode_metadata_topic",
@@ -613,6 +614,42 @@ cdef int _add_produce_outcome(Out *o, int version, int32_t partition, tuple outc
         else:
             _add8(o, 0)
     return 0
+
+
+def encode_fetch_answer(int version, int32_t correlation_id, part, outcome):
+    cdef Out o
+    cdef bint flexible = version >= 12
+    cdef list chunks = []
+    cdef Py_ssize_t size = outcome[6] - 4
+    if not outcome[5]:
+        raise ValueError("no records: encode_fetch_response")
+    _open(&o, 256)
+    try:
+        _add32(&o, 0)  # the size, known at the end
+        _add32(&o, correlation_id)
+        if flexible:
+            _add8(&o, 0)
+        _add32(&o, 0)
+        if version >= 7:
+            _add16(&o, 0)
+            _add32(&o, 0)
+        _add_count(&o, 1, flexible)
+        _add_topic(&o, <tuple>part, version >= 13, flexible)
+        _add_count(&o, 1, flexible)
+        _add_fetch_outcome(chunks, &o, version, part[2], <tuple>outcome)
+        if flexible:
+            _add8(&o, 0)
+            _add8(&o, 0)
+        head = chunks[0]
+        size += PyBytes_GET_SIZE(head) + o.used
+        if size > 0x7FFFFFFF:
+            raise OverflowError("an answer of more than 2 GiB")
+        _put32(<uint8_t *>PyBytes_AS_STRING(head), <uint32_t>size)  # nobody has seen it yet
+        if o.used:
+            chunks.append(PyBytes_FromStringAndSize(<char *>o.p, o.used))
+        return chunks
+    finally:
+        PyMem_Free(o.p)
 
 
 def encode_fetch_response(

@@ -72,6 +72,7 @@ __all__ = [
     "decode_fetch_response",
     "decode_produce",
     "decode_produce_run",
+    "encode_fetch_answer",
     "encode_fetch_request",
     "encode_fetch_response",
     "encode_metadata_topic",
@@ -409,6 +410,22 @@ def encode_fetch_response(
         put_tags(out, [(0, _endpoints(endpoints))] if endpoints and version >= 16 else [])
     chunks.append(bytes(out))
     return chunks
+
+
+def encode_fetch_answer(version: int, correlation_id: int, part: FetchPart, outcome: FetchOutcome) -> list[Any]:
+    """A whole Fetch answer with size and header, for one partition that has records; chunks as they leave.
+
+    Raises:
+        ValueError: there are no records.
+
+    """
+    if not outcome.slices:
+        raise ValueError("no records: encode_fetch_response")
+    head, *rest = encode_fetch_response(version, [(part, outcome)])
+    tail = rest.pop()
+    header = I32.pack(correlation_id) + (b"\0" if version >= _FETCH_FLEXIBLE else b"")
+    size = len(header) + len(head) + outcome.size + len(tail)
+    return [I32.pack(size) + header + head, *rest, *([tail] if tail else [])]
 
 
 def _put_fetch_outcome(

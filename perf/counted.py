@@ -19,11 +19,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from _native.batch import scan
 from perf.generator.frames import Frame, batch_of, fetch_frame, produce_frame
 
 KIB = 1024
 LENGTH = 4
 WARMUP, REQUESTS = 30, 100
+FETCHES = 8
+TAIL = 3
+"""Bytes behind the records of an answer: no tags of partition, topic and answer."""
 AT_ONCE = 10
 """Requests sent together where a client doesn't wait for each answer."""
 SPEND, SPENT = "spend", 100
@@ -163,21 +167,36 @@ def spend(rounds: int) -> None:
 
 
 def works() -> dict[str, list[list[Frame]]]:
-    """What is counted: name, and the requests that take turns, those that are sent together in one list."""
+    """Writing: name, and the requests that take turns, those that are sent together in one list."""
     small, _ = batch_of(KIB, KIB, NOW_MS)
     medium, _ = batch_of(16 * KIB, KIB, NOW_MS)
     large, _ = batch_of(128 * KIB, KIB, NOW_MS)
-    at_most: dict[str, Any] = {"batch_bytes": 1, "batch_records": 1, "max_wait_ms": 0}
     numbers = range(PARTITIONS)
     return {
         "produce 1 KiB": [[produce_frame(TOPIC, number, small)] for number in numbers],
         "produce 16 KiB": [[produce_frame(TOPIC, number, medium)] for number in numbers],
         "produce 128 KiB": [[produce_frame(TOPIC, number, large)] for number in numbers],
-        "fetch 4 KiB": [[fetch_frame(TOPIC, n, max_bytes=4 * KIB, **at_most)] for n in numbers],
-        "fetch 128 KiB": [[fetch_frame(TOPIC, n, max_bytes=128 * KIB, **at_most)] for n in numbers],
         "produce 1 KiB, 10 at once": [[produce_frame(TOPIC, number, small)] * AT_ONCE for number in numbers],
         "produce 1 KiB, 20 at once to 4": [[produce_frame(TOPIC, number, small) for number in numbers] * 5],
     }
+
+
+def reading(fixture: Fixture, max_bytes: int) -> list[list[Frame]]:
+    """The requests of a consumer that reads what is there, from the first record on, again and again."""
+    frames: list[list[Frame]] = []
+    offset = 0
+    while len(frames) < FETCHES:
+        frame = fetch_frame(
+            TOPIC, 0, batch_bytes=1, batch_records=1, max_bytes=max_bytes, max_wait_ms=0, offset=offset
+        )  # fmt: skip
+        answer = fixture.client.ask(frame.data, 1)
+        begin = LENGTH + frame.records_at
+        while answer[begin] & 0x80:  # the records' size, a varint
+            begin += 1
+        batches = scan(answer[begin + 1 : len(answer) - TAIL])
+        frames.append([frame])
+        offset = batches[-1][1].last_offset + 1
+    return frames
 
 
 def main() -> None:
@@ -189,6 +208,8 @@ def main() -> None:
     for rounds in kinds.values():
         for _, frames in zip(range(WARMUP), itertools.cycle(rounds), strict=False):
             fixture.check(frames)
+    for size in (4, 128):
+        kinds[f"fetch {size} KiB"] = reading(fixture, size * KIB)
     gc.collect()
     gc.freeze()
     gc.disable()

@@ -219,7 +219,7 @@ class _Fetch:
         short = short_fetch(self._request, context.services, context.api_version)
         if short is not None:
             self._unwatch()
-            self._park.complete(short)
+            self._park.complete(encode_fetch_response(context.api_version, [short]))
         elif self.attempt():
             self._park.complete(self.answer())
         else:

@@ -8,25 +8,30 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from brokers.api.fetch_reads import CONSUMER, ZSTD_VERSION
+from brokers.api.fetch_reads import CONSUMER, READ_COMMITTED, ZSTD_VERSION
 from brokers.api.fetch_sessions import FINAL_EPOCH
 from brokers.cluster.partition import Serve
 from brokers.log import DiskError, LogOffline, OffsetOutOfRange
 from brokers.model import TopicPartition
 from wire.errors import ErrorCode
-from wire.hot import Encoded, FetchOutcome, FetchRequest, encode_fetch_response
+from wire.hot import FetchOutcome, FetchPart, FetchRequest
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from brokers.api.base import Services
+    from brokers.log import FileSlice, Log
+
+Found = tuple[FetchPart, FetchOutcome]
 
 _new = tuple.__new__
 """A named tuple's own constructor is a Python function."""
 
 
-def short_fetch(request: FetchRequest, services: Services, version: int) -> Encoded | None:
-    """The answer, or None: ask the general way."""
+def short_fetch(request: FetchRequest, services: Services, version: int) -> Found | None:
+    """The only partition with what was read, or None: ask the general way."""
     replica_id, _, wait_ms, min_bytes, max_bytes, isolation_level, session_id, epoch, parts, _, rack_id, _ = request
-    if len(parts) != 1 or epoch != FINAL_EPOCH or session_id or replica_id != CONSUMER or isolation_level:
+    if len(parts) != 1 or epoch != FINAL_EPOCH or session_id or replica_id != CONSUMER:
         return None
     part = parts[0]
     topic, topic_id, index, leader_epoch, offset, last_epoch, _, part_bytes, _ = part
@@ -45,23 +50,49 @@ def short_fetch(request: FetchRequest, services: Services, version: int) -> Enco
         return None
     log = partition.log
     end_offset = log.high_watermark
-    if offset >= end_offset:
+    stable = log.last_stable_offset
+    committed_only = isolation_level == READ_COMMITTED
+    if offset >= (stable if committed_only else end_offset):
         return None
-    max_bytes = min(max_bytes, part_bytes)
-    max_bytes = min(max_bytes, config.fetch_max_bytes)
-    try:
-        found = log.read(offset, max_bytes if max_bytes > 0 else 0, end_offset=end_offset)
-    except (OffsetOutOfRange, LogOffline, DiskError):
-        return None
-    size = found.size
+    if part_bytes < max_bytes:
+        max_bytes = part_bytes
+    if config.fetch_max_bytes < max_bytes:
+        max_bytes = config.fetch_max_bytes
+    limit = stable if committed_only else end_offset
+    near = log.read_on(offset, max_bytes, limit)
+    slices: Sequence[FileSlice]
+    if near is not None:
+        piece, behind = near
+        slices, size = (piece,), piece.length
+    else:
+        try:
+            slices, size, _, behind = log.read(offset, max_bytes if max_bytes > 0 else 0, end_offset=limit)
+        except (OffsetOutOfRange, LogOffline, DiskError):
+            return None
     if not size or (size < min_bytes and wait_ms > 0):
-        found.release()
+        _release(slices)
         return None
+    aborted: list[tuple[int, int]] | None = None
+    if committed_only:
+        aborted = _aborted(log, offset, behind)
+        if aborted is None:
+            _release(slices)
+            return None
     outcome = _new(
-        FetchOutcome,
-        (
-            ErrorCode.NONE, end_offset, log.last_stable_offset, log.log_start_offset, None, found.slices, size, None,
-            None, -1,
-        ),
-    )  # fmt: skip
-    return encode_fetch_response(version, [(part, outcome)])
+        FetchOutcome, (ErrorCode.NONE, end_offset, stable, log.log_start_offset, aborted, slices, size, None, None, -1)
+    )
+    return part, outcome
+
+
+def _aborted(log: Log, offset: int, behind: int) -> list[tuple[int, int]] | None:
+    """The aborted transactions among these offsets; None if the log is not well."""
+    try:
+        found = log.aborted_transactions(offset, behind)
+    except (LogOffline, DiskError):
+        return None
+    return [(transaction.producer_id, transaction.first_offset) for transaction in found]
+
+
+def _release(slices: Sequence[FileSlice]) -> None:
+    for piece in slices:
+        piece.release()

@@ -227,7 +227,7 @@ class OffsetIndex(_IndexFile):
             data = self.data
         below = entries_at_most(data, 8, field, wanted)
         if not below:
-            return OffsetEntry(self.base_offset, 0)
+            return _entry(OffsetEntry, (self.base_offset, 0))
         relative, position = _OFFSET_ENTRY.unpack_from(data, 8 * below - 8)
         return _entry(OffsetEntry, (self.base_offset + relative, position))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from _native.batch import HEADER_SIZE, parse_header
-from brokers.log.failures import OffsetOutOfRange
+from brokers.log.failures import DiskError, OffsetOutOfRange
 from brokers.log.files import FileSlice
 from brokers.log.indexes import AbortedTxn
 from brokers.log.segment import Segment
@@ -70,6 +70,40 @@ class LogReads(LogState):
         if next_offset > end_offset:
             next_offset = end_offset if end_offset > offset else offset
         return _result(ReadResult, (tuple(slices), max_bytes - room, offset, next_offset))
+
+    def read_on(self, offset: int, max_bytes: int, end_offset: int) -> tuple[FileSlice, int] | None:
+        """The short way of :meth:`read` for who reads on where a read or an append ended, all of it in that segment.
+
+        A slice and the offset behind it; None asks :meth:`read`, also where that will find something wrong.
+        """
+        if self.offline:
+            return None
+        segments, index = self.segments.after(offset)
+        segment = segments[index]
+        start = segment.hints.get(offset)
+        if start is None or offset < self.log_start_offset:
+            return None
+        active = index + 1 == len(segments)
+        beyond = self.log_end_offset if active else segments[index + 1].base_offset
+        limit = segment.log.size if end_offset >= beyond else segment.hints.get(end_offset)
+        if limit is None or limit <= start:
+            return None
+        end, behind = limit, beyond if end_offset >= beyond else end_offset
+        if limit - start > max_bytes:
+            try:
+                found = segment.quick_cut(start, start + max_bytes)
+            except DiskError:
+                return None
+            if found is None:
+                return None
+            end, behind = found
+        if not active:
+            if behind == beyond < end_offset:  # the next segment may have more
+                return None
+            self.keep_warm(segment)
+        if active or end < segment.log.size:
+            segment.remember(behind, end)
+        return segment.slice(start, end), behind
 
     @guarded
     def aborted_transactions(self, start: int, end: int) -> list[AbortedTransaction]:

@@ -81,11 +81,11 @@ class Segment:
         "_cuts",
         "_disk",
         "_first_timestamp",
-        "_hints",
         "_max_timestamp",
         "base_offset",
         "created_ms",
         "directory",
+        "hints",
         "log",
         "offset_index",
         "suffix",
@@ -109,7 +109,9 @@ class Segment:
         self._bytes_since_index = 0
         self._max_timestamp: tuple[int, int] | None = None
         self._first_timestamp: int | None = None
-        self._hints: dict[int, int] = {}
+        self.hints: dict[
+            int, int
+        ] = {}  # by offset: where sequential readers come back, as reads and appends ended there
         self._cuts: list[int] = []
 
     @property
@@ -132,7 +134,7 @@ class Segment:
         """As :meth:`append`, for one batch that is all of ``data`` and not the segment's first."""
         position = self._write(data)
         self._index(position, len(data), last_offset, max_timestamp, index_interval_bytes)
-        self._hint(base_offset, position)
+        self.remember(base_offset, position)
 
     def append_run(
         self, batches: list[Buffer], admitted: Sequence[tuple[int, int, int, int]], index_interval_bytes: int
@@ -155,7 +157,7 @@ class Segment:
             since += size
             position += size
         self._max_timestamp, self._bytes_since_index = largest, since
-        self._hint(admitted[0][0], start)
+        self.remember(admitted[0][0], start)
 
     def _write(self, data: Buffer) -> int:
         position = self.log.size
@@ -180,7 +182,7 @@ class Segment:
         for position, header in batches:
             self._index(start + position, header.size, header.last_offset, header.max_timestamp, index_interval_bytes)
         if batches:
-            self._hint(batches[0].header.base_offset, start + batches[0].position)
+            self.remember(batches[0].header.base_offset, start + batches[0].position)
 
     def _index(self, position: int, size: int, last_offset: int, timestamp: int, index_interval_bytes: int) -> None:
         largest = self._max_timestamp
@@ -219,7 +221,7 @@ class Segment:
         if self.size:
             self.time_index.append(timestamp, offset)
         self.flush_indexes()
-        self._hints.clear()
+        self.hints.clear()
 
     def flush_indexes(self, *, sync: bool = False) -> None:
         """Write index entries that are only in memory."""
@@ -308,7 +310,7 @@ class Segment:
 
     def position_of(self, offset: int) -> int | None:
         """Where the first batch starts whose last offset is at least ``offset``; None if there is none."""
-        hint = self._hints.get(offset)
+        hint = self.hints.get(offset)
         if hint is not None:
             return hint
         entry = self.offset_index.floor(offset)
@@ -384,20 +386,31 @@ class Segment:
             return min(start + found.size, self.log.size), found.last_offset + 1
         return found.position, found.passed
 
+    def quick_cut(self, start: int, limit: int) -> tuple[int, int] | None:
+        """As :meth:`cut`, if one look behind the index's entry finds the border; None asks that."""
+        offset, position = self.offset_index.floor_position(limit)
+        if position <= start:
+            return None
+        try:
+            begun, step, behind, base, _, found = walk(
+                self.log.read(position, min(_WALK_BYTES, self.log.size - position)), limit - position, _INT64_MAX
+            )
+        except CorruptBatch:
+            return None
+        if not found or begun != offset:
+            return None
+        return position + step, behind if behind >= 0 else base
+
     def slice(self, position: int, end: int) -> FileSlice:
         """A pinned run of bytes."""
         return FileSlice(self.log, position, end - position, self._cuts)
 
-    def _hint(self, offset: int, position: int) -> None:
-        # Sequential readers come back for the offset that a read or an append ended at.
-        hints = self._hints
+    def remember(self, offset: int, position: int) -> None:
+        """A reader will ask for this offset next, and its batch starts there."""
+        hints = self.hints
         hints[offset] = position
         if len(hints) > _HINTS:
             del hints[next(iter(hints))]
-
-    def remember(self, offset: int, position: int) -> None:
-        """A reader will ask for this offset next, and its batch starts there."""
-        self._hint(offset, position)
 
     # ---- cutting and removing
 
@@ -408,7 +421,7 @@ class Segment:
         self.offset_index.truncate(offset)
         self.time_index.truncate(offset)
         self.txn_index.truncate(offset)
-        self._hints.clear()
+        self.hints.clear()
         self._max_timestamp = None
         self._bytes_since_index = 0
         if position == 0:
@@ -429,7 +442,7 @@ class Segment:
         self._nothing_indexed()
 
     def _nothing_indexed(self) -> None:
-        self._hints.clear()
+        self.hints.clear()
         self._bytes_since_index = 0
         self._max_timestamp = (-1, self.base_offset)
         self._first_timestamp = None

@@ -26,7 +26,10 @@ class Blocks:
 
     def common(self) -> memoryview:
         """A block for what is used up in a turn of the loop, whole: the same one, unless somebody still reads it."""
-        return memoryview(self._free(self._common, self._size))
+        kept = self._common
+        if kept and getrefcount(kept[0]) <= _ALONE:
+            return memoryview(kept[0])
+        return memoryview(self._free(kept, self._size))
 
     def _free(self, kept: list[bytearray], size: int) -> bytearray:
         for index in range(len(kept)):

@@ -80,7 +80,7 @@ class Environment(Protocol):
         ...
 
     def dispatch_run(self, connection: Connection, data: memoryview, start: int, end: int, most: int) -> int:
-        """Execute requests that are best executed together, if ``data`` begins with such; returns where they end."""
+        """Execute requests in a short way or together, if ``data`` begins with such; returns where they end."""
         ...
 
     def forget(self, connection: Connection) -> None:
@@ -202,7 +202,7 @@ class Connection:
             self._resume()
 
     def _run(self) -> bool:
-        """Execute the requests that are next together, if they are of that kind.
+        """Execute the next requests in a short way or together, if they are of that kind.
 
         They leave nothing behind in the block they were received into, so the budget is not asked.
         """
@@ -228,6 +228,13 @@ class Connection:
         slot = Slot(self, 0)
         self._slots.append(slot)
         return slot
+
+    def deliver(self, chunks: list[Chunk]) -> None:
+        """The answer of a request that was executed at once, without a slot. It leaves when the pump is through."""
+        if self._slots:
+            self.next_slot().answer(chunks)
+        else:
+            self._outbox.put(chunks)
 
     def _one(self) -> bool:
         """Execute the next request if all of it is here."""

@@ -33,8 +33,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PRODUCE, FETCH, API_VERSIONS = 0, 1, 18
-SMALLEST_RUN = 4 + 4 + 61
-"""No Produce with a batch is smaller than its frame's size, the first fields and a batch header."""
+SMALLEST_SHORT = 4 + 10 + 17
+"""No Produce with a batch and no Fetch is smaller than its frame's size, header and first fields."""
+LARGEST_SHORT_FETCH = 1024
+"""A Fetch of one partition is smaller; a larger one would be decoded twice."""
 ADMIN_WEIGHT = 8
 """A small admin body decodes into objects several times its size: what it is counted as while it is in flight."""
 
@@ -127,8 +129,6 @@ class Dispatcher:
             extra = (ADMIN_WEIGHT - 1) * len(frame)
             self._budget.force(extra)
             slot.cost += extra
-        if api.key == FETCH and self._runs and self._short_fetch(route, header, request, slot, started):
-            return
         context = Context(
             self._services, connection.peer, api.key, version, header.correlation_id, header.client_id
         )  # fmt: skip
@@ -146,27 +146,17 @@ class Dispatcher:
         else:
             self._settle(outcome, reply)
 
-    def _short_fetch(self, route: Route, header: Any, request: Any, slot: Slot, started: float) -> bool:
-        """Whether the short way had the answer."""
-        try:
-            answer = short_fetch(request, self._services, header.api_version)
-        except Exception:
-            logger.exception("the short way of a Fetch failed")
-            return False
-        if answer is None:
-            return False
-        route.counted.value += 1
-        route.observe(time.perf_counter() - started, 1)
-        prefix = messages.encode_response_header(FETCH, header.api_version, header.correlation_id)
-        slot.answer(framed(prefix, answer.chunks))
-        return True
-
     def dispatch_run(self, connection: Connection, data: memoryview, start: int, end: int, most: int) -> int:
-        """Execute requests that are best executed together; returns where they end, ``start`` if there are none.
+        """Execute requests in a short way, or together; returns where they end, ``start`` if there are none.
 
         ``data`` from ``start`` to ``end`` begins with a frame's size. At most ``most`` requests.
         """
-        if end - start < SMALLEST_RUN or data[start + 5] != PRODUCE or data[start + 4] or not self._runs:
+        if end - start < SMALLEST_SHORT or data[start + 4] or not self._runs:
+            return start
+        key = data[start + 5]
+        if key == FETCH:
+            return self._short_fetch(connection, data, start, end)
+        if key != PRODUCE:
             return start
         route = self._routes[PRODUCE]
         started = time.perf_counter()
@@ -185,6 +175,32 @@ class Dispatcher:
         reply = Reply(route, context, connection, connection.next_slot(), started=started, requests=taken)
         self._settle(outcome, reply)
         return run.ends[taken - 1]
+
+    def _short_fetch(self, connection: Connection, data: memoryview, start: int, end: int) -> int:
+        """Execute a Fetch if the short way has the answer; where it ends. Whatever is wrong is for ``dispatch``."""
+        begin = start + 4
+        behind = begin + int.from_bytes(data[start:begin], "big")
+        if behind > end or behind > begin + LARGEST_SHORT_FETCH:
+            return start
+        started = time.perf_counter()
+        route = self._routes[FETCH]
+        try:
+            _, version, correlation_id, _, body = messages.parse_request_header(data[begin:behind])
+            if not route.lowest <= version <= route.api.max_version:
+                return start
+            found = short_fetch(route.decode(version, data[begin + body : behind]), self._services, version)
+        except messages.MalformedRequest:
+            return start
+        except Exception:
+            logger.exception("the short way of a Fetch failed")
+            return start
+        if found is None:
+            return start
+        part, outcome = found
+        connection.deliver(hot.encode_fetch_answer(version, correlation_id, part, outcome))
+        route.counted.value += 1
+        route.observe(time.perf_counter() - started, 1)
+        return behind
 
     def _settle(self, outcome: Any, reply: Reply) -> None:
         if isinstance(outcome, Done):

@@ -286,7 +286,11 @@ class Outbox:
     def sent(self, count: int) -> None:
         """``count`` bytes from the head are with the kernel."""
         if count == self.pending:
-            self.clear()
+            for chunk in self.chunks:
+                if not isinstance(chunk, bytes):
+                    chunk.release()
+            self.chunks.clear()
+            self.offset = self.pending = self.held = 0
             return
         self.pending -= count
         while count:

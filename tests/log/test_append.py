@@ -358,7 +358,7 @@ def test_the_short_way_ends_as_the_general_one(topic, sent):
             outcomes = [append(log, data, epoch=epoch, now_ms=now_ms) for log in (short, general)]
             assert outcomes[0] == outcomes[1]
             taken += outcomes[0].error is ErrorCode.NONE
-        _end_alike(short, general, segments=("_hints",), logs=("high_watermark", "recovery_point"))
+        _end_alike(short, general, segments=("hints",), logs=("high_watermark", "recovery_point"))
 
 
 @given(st.sampled_from(TOPICS), st.lists(st.tuples(SENT, st.integers(0, 3), st.integers(0, 9)), max_size=16))

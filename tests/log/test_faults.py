@@ -95,7 +95,7 @@ def test_a_failed_read_takes_the_log_offline(tmp_path):
     log = open_log(tmp_path / "e-0", disk)
     for _ in range(3):
         append(log, batch(1))
-    log.segments.active._hints.clear()
+    log.segments.active.hints.clear()
     disk.faults.append(Fault("read", ".log", error=errno.EIO))
     with pytest.raises(LogOffline):
         log.read(1, 10, end_offset=3)
@@ -120,7 +120,7 @@ def test_damage_under_a_running_log_is_told_but_others_go_on(tmp_path):
     log = open_log(tmp_path / "e-0", config=config(index_interval_bytes=0))
     for _ in range(5):
         append(log, batch(1))
-    log.segments.active._hints.clear()
+    log.segments.active.hints.clear()
     size = len(batch(1))
     with (tmp_path / "e-0" / f"{0:020d}.log").open("r+b") as file:
         file.seek(2 * size + 16)

@@ -79,6 +79,43 @@ def test_nothing_at_or_above_the_end_asked_for(log):
     assert max([h.last_offset for _, h in scan(content(log, 0, inside))]) < inside
 
 
+def test_reading_on_answers_as_reading_does_or_not_at_all(log):
+    rng = random.Random(11)
+    answered = 0
+    offset = 0
+    for _ in range(3_000):
+        end_offset = rng.choice([log.log_end_offset, log.log_end_offset, rng.randint(1, log.log_end_offset)])
+        max_bytes = rng.choice([-1, 0, 1, 61, 100, 200, 500, 2_000, 1 << 20])
+        near = log.read_on(offset, max_bytes, end_offset)
+        result = log.read(offset, max(0, max_bytes), end_offset=end_offset)
+        if near is not None:
+            answered += 1
+            piece, behind = near
+            assert [(p.file, p.position, p.length) for p in result.slices] == [
+                (piece.file, piece.position, piece.length)
+            ]
+            assert behind == result.next_offset
+        ended = result.next_offset if result.next_offset < log.log_end_offset else 0
+        offset = rng.choice([ended, ended, ended, rng.randrange(log.log_end_offset)])
+    assert answered > 200
+    assert log.read_on(log.log_end_offset, 100, log.log_end_offset) is None
+    assert log.read_on(-1, 100, log.log_end_offset) is None
+
+
+def test_reading_on_leaves_what_is_wrong_to_reading(log):
+    end = log.log_end_offset
+    segment = log.segments.active
+    first = segment.base_offset
+    segment.remember(first, 0)
+    most = segment.log.size - 1
+    assert log.read_on(first, most, end) is not None
+    with open(segment.log.path, "r+b") as file:
+        file.write(b"\xff" * segment.log.size)
+    assert log.read_on(first, most, end) is None
+    log.offline = True
+    assert log.read_on(first, 1 << 20, end) is None
+
+
 def test_out_of_range(log):
     end = log.log_end_offset
     assert log.read(end, 100, end_offset=end).slices == ()

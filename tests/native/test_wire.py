@@ -307,6 +307,20 @@ def test_fetch_answers_are_equal(
     assert [c for c in chunks if isinstance(c, Piece)] == [p for _, outcome in parts for p in outcome.slices]
 
 
+@given(st.integers(4, 18), numbers, st.builds(FetchPart, names, ids, numbers, *[st.just(0)] * 6), fetch_outcomes)
+def test_a_whole_fetch_answer_is_its_header_and_its_body(version: int, number: int, part: Any, outcome: Any) -> None:
+    if not outcome.slices:
+        with pytest.raises(ValueError, match="no records"):
+            cython_twin.encode_fetch_answer(version, number, part, outcome)
+        return
+    _, chunks = both("encode_fetch_answer", version, number, part, outcome)
+    body = pure_twin.encode_fetch_response(version, [(part, outcome)])
+    header = number.to_bytes(4, "big", signed=True) + b"\0" * (version >= 12)
+    size = len(header) + sum(len(c) for c in body if isinstance(c, bytes)) + outcome.size
+    assert chunks[0] == size.to_bytes(4, "big") + header + body[0]
+    assert chunks[1:] == [c for c in body[1:] if c != b""]
+
+
 # ---- the follower's side of Fetch -----------------------------------------------------------------------------------
 
 FOLLOWER_VERSIONS = range(13, 19)

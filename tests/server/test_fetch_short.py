@@ -45,7 +45,12 @@ def either_way(stage: Stage, version: int, asked: Any) -> tuple[Any, Any, bool]:
     if isinstance(outcome, Park):
         outcome.drop()
     expected = body_of(outcome.response) if isinstance(outcome, Done) else None
-    return expected if short is None else body_of(short), expected, short is not None
+    return expected if short is None else body_of(encoded(version, short)), expected, short is not None
+
+
+def encoded(version: int, found: Any) -> hot.Encoded:
+    """The body of what the short way found."""
+    return hot.encode_fetch_response(version, [found])
 
 
 def _topics(stage: Stage) -> list[Any]:
@@ -114,10 +119,10 @@ def test_an_answer_that_is_not_sent_lets_the_file_go(stage: Stage) -> None:
     file: Any = stage.partition("t").log.segments.active.log
     assert short_fetch(request(part("t", 0), min_bytes=1 << 20, max_wait_ms=500), stage.services, 12) is None
     assert not file.pinned
-    answer = short_fetch(request(part("t", 0)), stage.services, 12)
-    assert answer is not None
+    found = short_fetch(request(part("t", 0)), stage.services, 12)
+    assert found is not None
     assert file.pinned
-    answer.release()
+    encoded(12, found).release()
     assert not file.pinned
 
 
@@ -132,28 +137,53 @@ def test_a_log_that_fails_is_told_by_the_general_way(stage: Stage) -> None:
 
 
 def test_the_dispatcher_asks_the_short_way_first(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And goes on with the general one if that has nothing to say, or fails."""
+    """And leaves to the general one what has nothing to say, or fails."""
     stage.topic("t")
     stage.append("t", 3)
-    frame = fetch_frame("t", 0, batch_bytes=1, batch_records=1, max_bytes=1 << 20).data[4:]
-    asked: list[Any] = []
-    monkeypatch.setattr("brokers.api.fetch.handle_fetch", lambda *call: asked.append(call) or handle_fetch(*call))
+    frame = fetch_frame("t", 0, batch_bytes=1, batch_records=1, max_bytes=1 << 20).data
 
-    def answer(short: Any) -> bytes:
+    def answer(short: Any, data: bytes = frame) -> tuple[bool, bytes]:
         monkeypatch.setattr(dispatch, "short_fetch", short)
         chunks: list[Any] = []
         slot: Any = SimpleNamespace(answer=chunks.extend, cost=0)
-        connection: Any = SimpleNamespace(closed=False, peer=Connection(1, "PLAINTEXT", "127.0.0.1"))
+        peer = Connection(1, "PLAINTEXT", "127.0.0.1")
+        connection: Any = SimpleNamespace(closed=False, peer=peer, deliver=chunks.extend)
         parking: Any = None
         dispatcher = dispatch.Dispatcher(stage.services, parking, ByteBudget(1 << 20), QuietLog(stage.clock.mono_ms))
-        dispatcher.dispatch(connection, memoryview(bytearray(frame)), slot)
-        return body_of(hot.Encoded(chunks))
+        view = memoryview(bytearray(b"before" + data + b"behind"))
+        end = dispatcher.dispatch_run(connection, view, 6, 6 + len(data), 5)
+        assert end in (6, 6 + len(data))
+        if end == 6:
+            assert not chunks
+            dispatcher.dispatch(connection, view[10 : 6 + len(data)], slot)
+        return end > 6, body_of(hot.Encoded(chunks))
 
     counted = stage.services.metrics.requests.labels("Fetch")
     found = [answer(short_fetch), answer(lambda *_: None), answer(lambda *_: 1 // 0)]
-    assert found[0] == found[1] == found[2]
-    assert (len(asked), counted.value) == (2, 3)
-    assert len(found[0]) == 4 + int.from_bytes(found[0][:4], "big")
+    assert [short for short, _ in found] == [True, False, False]
+    assert found[0][1] == found[1][1] == found[2][1]
+    assert counted.value == 3
+    assert len(found[0][1]) == 4 + int.from_bytes(found[0][1][:4], "big")
+
+
+def test_only_a_whole_small_fetch_takes_the_short_way(stage: Stage) -> None:
+    stage.topic("t")
+    stage.append("t", 3)
+    frame = fetch_frame("t", 0, batch_bytes=1, batch_records=1, max_bytes=1 << 20).data
+    parking: Any = None
+    dispatcher = dispatch.Dispatcher(stage.services, parking, ByteBudget(1 << 20), QuietLog(stage.clock.mono_ms))
+    answers: list[Any] = []
+    connection: Any = SimpleNamespace(deliver=answers.append)
+    for size in range(len(frame)):
+        assert dispatcher.dispatch_run(connection, memoryview(frame[:size]), 0, size, 5) == 0
+    old, new, negative, long = bytearray(frame), bytearray(frame), bytearray(frame), bytearray(frame + bytes(1024))
+    old[7], new[7], negative[0] = 3, 99, 255
+    long[:4] = (len(long) - 4).to_bytes(4, "big")
+    for wrong in (old, new, negative, long, bytearray(frame[:-1] + b"\x01")):
+        assert dispatcher.dispatch_run(connection, memoryview(wrong), 0, len(wrong), 5) == 0
+    assert not answers
+    assert dispatcher.dispatch_run(connection, memoryview(frame), 0, len(frame), 5) == len(frame)
+    assert len(answers) == 1
 
 
 class Turns:
