@@ -10,7 +10,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from confluent_kafka.admin import AdminClient
 
@@ -116,6 +118,7 @@ class MatrixFleet:
         self.missing = missing
         self.wire = Wire()
         self.zookeeper = local_ensemble(directory / "zookeeper", 3)
+        self._starter = ThreadPoolExecutor(1)
         self.brokers = [MatrixBroker(self, number) for number in (1, 2, 3)]
 
     def start(self) -> MatrixFleet:
@@ -127,6 +130,11 @@ class MatrixFleet:
             broker.wait_ready()
         self.admin = AdminClient({"bootstrap.servers": self.inner, "log_level": 0})
         return self
+
+    def start_again(self, *nodes: Any) -> None:
+        """Nodes of ZooKeeper that were killed. They die with the thread that started them, so no run's own does."""
+        for node in nodes:
+            self._starter.submit(node.start).result()
 
     @property
     def inner(self) -> str:
@@ -153,6 +161,7 @@ class MatrixFleet:
             with contextlib.suppress(Exception):
                 node.resume()
         self.zookeeper.close()
+        self._starter.shutdown()
         self.wire.clear()
         self.wire.close()
         for broker in self.brokers:

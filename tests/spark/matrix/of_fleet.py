@@ -177,7 +177,7 @@ def ZooKeeper_majority_lost(rig: Rig) -> None:
         trap.release()
         time.sleep(SESSION_MS / 1000 * 2)  # what is tested: sessions run out
     finally:
-        rig.once(lambda _: (one.start(), two.start()))
+        rig.once(lambda _: rig.fleet.start_again(one, two))
     for node in rig.fleet.zookeeper.nodes:
         node.wait_serving(60)
     _go_on(rig, query)
