@@ -134,6 +134,9 @@ GOALS = (
          _against("floor", "fetch 1 MiB", "mb_s", 0.8, other=FLOOR, at_least=True, unit="MB/s")),
     Goal("paced load, acks=all, 1 replica: p50, p99, p99.9", "<= 1/2 of Kafka", ("peers",),
          _latencies("peers", "paced produce 16 KiB")),
+    Goal("lag of the broker's event loop under load, p99.9", "<= 5 ms", ("peers",), _all(
+        _value("peers", "paced produce 16 KiB", "lag_ms", 5, "ms"), _value("peers", "produce 1 KiB", "lag_ms", 5, "ms"),
+        _value("peers", "fetch 64 KiB", "lag_ms", 5, "ms"))),
     Goal("paced load, acks=all, 3 replicas: p50, p99, p99.9", "<= 1/2 of Kafka", ("peers-3",),
          _latencies("peers-3", "paced produce 16 KiB")),
     Goal("3 replicas, acks=all: CPU of three brokers per GB", "<= 1/4 of Kafka", ("peers-3",),

@@ -34,6 +34,7 @@ HEADS = {
     "p50_ms": "p50 ms",
     "p99_ms": "p99 ms",
     "p999_ms": "p99.9 ms",
+    "lag_ms": "loop lag ms, at most",
     "start_s": "start s",
     "create_s": "create s",
     "idle_cores": "idle cores",

@@ -38,6 +38,13 @@ def warm(cluster: Cluster, loads: Sequence[Load], seconds: float, at_most_s: flo
     return requests
 
 
+def _lag(before: dict[float, int], after: dict[float, int]) -> dict[str, float]:
+    """Below which bound of its histogram the event loop's lag was meanwhile, but for one look in a thousand."""
+    looks = max((after[bound] - before.get(bound, 0) for bound in after), default=0)
+    enough = [bound for bound in after if after[bound] - before.get(bound, 0) >= looks * 0.999]
+    return {"lag_ms": min(enough)} if looks else {}
+
+
 def interleave(
     results: Results,
     clusters: Sequence[Cluster],
@@ -50,11 +57,12 @@ def interleave(
         prepared = [Prepared(cluster, load) for cluster in clusters]
         for round_ in range(rounds):
             for one in prepared if round_ % 2 == 0 else reversed(prepared):
+                lags = one.cluster.loop_lags()
                 try:
                     row = numbers(one.run(pace), load)
                 except GeneratorError as error:
                     raise GeneratorError(f"{load.name} on {one.cluster.label}: {error}") from error
-                results.add(load.name, one.cluster.label, row, round_=round_)
+                results.add(load.name, one.cluster.label, row | _lag(lags, one.cluster.loop_lags()), round_=round_)
         for one in prepared:
             if load.fetch:
                 one.close()

@@ -129,6 +129,10 @@ class Cluster:
         """For clients."""
         return ",".join(f"{broker.address.host}:{broker.address.port}" for broker in self.brokers)
 
+    def loop_lags(self) -> dict[float, int]:
+        """How often the brokers' event loops were at most so many ms late, since their start; nothing if unknown."""
+        return {}
+
     # ---- topics
 
     @property

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
+import urllib.request
+from collections import Counter
 from pathlib import Path
 
 from coordination import ensemble
 from perf.build import ROOT
-from perf.targets.base import HOST, Broker, Cluster
+from perf.targets.base import HOST, Broker, Cluster, free_ports
 
 ZOOKEEPER_HEAP = "-Xmx512m"
 """As a fleet with 10,000 partitions needs it."""
+LAG = r'^fleetlog_loop_lag_seconds_bucket\{le="([^"]+)"\} (\S+)'
 
 
 class Fleetlog(Cluster):
@@ -33,6 +37,7 @@ class Fleetlog(Cluster):
         super().__init__(brokers, directory)
         self.tree, self.native = tree, native
         self.zookeeper: ensemble.ZooKeeperNode | None = None
+        self._admin_ports = dict(enumerate(free_ports(brokers), start=1))
         self._settings = {name.replace("_", "."): value for name, value in settings.items()}
 
     def start(self) -> None:
@@ -64,10 +69,23 @@ class Fleetlog(Cluster):
             "group.initial.rebalance.delay.ms": 0,
             "log.segment.delete.delay.ms": 0,
             "auto.create.topics.enable": "false",
+            "admin.listener": f"{HOST}:{self._admin_ports[broker.number]}",
             **self._settings,
         }
         text = "".join(f"{name}={value}\n" for name, value in settings.items())
         (broker.directory / "broker.properties").write_text(text)
+
+    def loop_lags(self) -> dict[float, int]:
+        """As the brokers' metrics say."""
+        found: Counter[float] = Counter()
+        for port in self._admin_ports.values():
+            with urllib.request.urlopen(f"http://{HOST}:{port}/metrics", timeout=30) as answer:
+                text = answer.read().decode()
+            for bound, count in re.findall(
+                r'^fleetlog_loop_lag_seconds_bucket\{le="([^"]+)"\} (\S+)', text, re.MULTILINE
+            ):
+                found[float(bound) * 1000] += round(float(count))
+        return dict(found)
 
     def stop(self) -> None:
         """Brokers, then ZooKeeper."""
