@@ -18,7 +18,7 @@ import kafka.errors
 from spark_udfs.client import Client, ClientError
 from spark_udfs.failures import FenceConflict, FenceError
 from spark_udfs.frames import CommitFrame
-from spark_udfs.producing import Member, TaskFenced
+from spark_udfs.producing import Member, MemberProducer, TaskFenced, WriteSettings
 from wire.errors import ErrorCode
 from wire.messages import request_class
 
@@ -61,6 +61,13 @@ class Batch(NamedTuple):
     coordinator: int = -1
 
 
+class Ahead(NamedTuple):
+    """Requests that were sent before their answers are needed. None: not sent."""
+
+    enlist: Any
+    topic: Any
+
+
 class Sink:
     """Calls for one sink over one client."""
 
@@ -87,12 +94,32 @@ class Sink:
         coordinator = -1 if self._coordinator is None else self._coordinator
         return Batch(self._sink_id, answer.producer_id, answer.producer_epoch, _fence(answer.fence), coordinator)
 
-    def enlist(self, batch: Batch, count: int = 1) -> list[Member]:
-        """Members for tasks. Raises TaskFenced when the batch is over."""
+    def enlist(self, batch: Batch, count: int = 1, sent: Any = None) -> list[Member]:
+        """Members for tasks. Raises TaskFenced when the batch is over. ``sent``: the request, where it is under way."""
+        self._take_hint(batch)
+        answer = self._call(ENLIST, sent, count=count, **_who(batch))
+        return [Member(member.producer_id, member.producer_epoch) for member in answer.members]
+
+    def _take_hint(self, batch: Batch) -> None:
         if self._coordinator is None and self._client.knows(batch.coordinator):
             self._coordinator = batch.coordinator
-        answer = self._call(ENLIST, count=count, **_who(batch))
-        return [Member(member.producer_id, member.producer_epoch) for member in answer.members]
+
+    def send_writer(self, batch: Batch, settings: WriteSettings) -> Ahead:
+        """Send what :meth:`writer` asks for, and go on."""
+        self._take_hint(batch)
+        enlist = None
+        if self._coordinator is not None:
+            request = request_class(ENLIST)(sink_id=self._sink_id, count=1, **_who(batch))
+            enlist = self._client.send(request, self._coordinator)
+        return Ahead(enlist, None if settings.topic is None else self._client.send_topics([settings.topic]))
+
+    def writer(self, batch: Batch, settings: WriteSettings, sent: Ahead | None = None) -> tuple[Member, MemberProducer]:
+        """A new member and its producer. The coordinator enlists it while another broker is asked for its topic."""
+        sent = sent or self.send_writer(batch, settings)
+        found = {} if settings.topic is None else self._client.topics([settings.topic], sent.topic)
+        (member,) = self.enlist(batch, sent=sent.enlist)
+        counts = {topic: len(parts) for topic, parts in found.items() if parts}
+        return member, MemberProducer(self._client, self._sink_id, member, settings, counts)
 
     def commit(self, batch: Batch, query_id: str, batch_id: int, digest: str, winners: Iterable[Member]) -> bool:
         """Decide the batch; True if it was committed before. Raises FenceConflict, TaskFenced, FenceError."""

@@ -113,12 +113,21 @@ class Client:
 
     # -- calls -----------------------------------------------------------------------------------------------------
 
-    def topics(self, names: Iterable[str] | None) -> dict[str, list[int]]:
-        """Partitions by topic; ``None`` asks for all topics. A topic that does not exist is left out."""
+    def send_topics(self, names: Iterable[str]) -> Any:
+        """Ask for topics and go on; :meth:`topics` takes the answer. None while no broker is known."""
+        return self._send(_metadata_request(sorted(names))) if self._manager.bootstrapped else None
+
+    def topics(self, names: Iterable[str] | None, sent: Any = None) -> dict[str, list[int]]:
+        """Partitions by topic; ``None`` asks for all topics. A topic that does not exist is left out.
+
+        ``sent``: by `send_topics`, for the same names.
+        """
         wanted = None if names is None else sorted(names)
+        waiting = [sent]
 
         def attempt() -> dict[str, list[int]]:
-            return {topic: sorted(found) for topic, found in self._refresh(wanted).items()}
+            future, waiting[0] = waiting[0], None
+            return {topic: sorted(found) for topic, found in self._refresh(wanted, future).items()}
 
         return self._retry("the topics", attempt)
 
@@ -253,6 +262,9 @@ class Client:
 
     def send(self, request: Any, node_id: int) -> Any:
         """Send a request; :meth:`wait` waits for what is returned. A failure to send shows there."""
+        return self._send(request, node_id)
+
+    def _send(self, request: Any, node_id: int | None = None) -> Any:
         try:
             future = self._manager.send(request, node_id=node_id)
         except kafka.errors.KafkaError as problem:  # a broker that the metadata no longer lists
@@ -317,13 +329,8 @@ class Client:
         if code is not ErrorCode.NONE:
             raise ClientError(f"{tp}: {code.name}", code)
 
-    def _refresh(self, names: list[str] | None) -> dict[str, list[int]]:
-        request = MetadataRequest(
-            topics=None if names is None else [MetadataRequest.MetadataRequestTopic(name=name) for name in names],
-            allow_auto_topic_creation=False,
-            min_version=4,
-        )
-        response = self._wait(self._manager.send(request))
+    def _refresh(self, names: list[str] | None, sent: Any = None) -> dict[str, list[int]]:
+        response = self._wait(self._manager.send(_metadata_request(names)) if sent is None else sent)
         self._manager.cluster.update_metadata(response)  # the manager finds the brokers' addresses there
         topics: dict[str, list[int]] = {}
         for topic in response.topics:
@@ -381,6 +388,14 @@ class Client:
                 self._check(ErrorCode(part.error_code), tp)
                 found[tp] = (part.offset, part.timestamp)
         return found
+
+
+def _metadata_request(names: list[str] | None) -> Any:
+    return MetadataRequest(
+        topics=None if names is None else [MetadataRequest.MetadataRequestTopic(name=name) for name in names],
+        allow_auto_topic_creation=False,
+        min_version=4,
+    )
 
 
 _shared: dict[tuple[tuple[str, str], ...], Client] = {}

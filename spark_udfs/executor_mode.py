@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from spark_udfs import batches, listener
 from spark_udfs import fence as fences
-from spark_udfs.batches import Batch, KeptAlive, Sink
+from spark_udfs.batches import Ahead, Batch, KeptAlive, Sink
 from spark_udfs.client import Client
+from spark_udfs.collecting import Collector
 from spark_udfs.fence import Decision, Fence
 from spark_udfs.listener import BatchFigures
-from spark_udfs.producing import MemberProducer
 from spark_udfs.writer import TaskResult, WriteOptions, commit_batch, task_function
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ class ExecutorMode:
         self._client = Client(options.settings)
         self._sink = Sink(self._client, options.sink_id)
         self._small_rows = small_rows
+        self._collector = Collector(small_rows)
         self._last_rows = 0
         self._sent: Any = None
 
@@ -67,18 +68,17 @@ class ExecutorMode:
     def _write(self, rows: DataFrame, batch: Batch) -> list[TaskResult]:
         """By tasks; a batch like the last one, which was small, by a member of this process's own: no Python worker."""
         if self._small_rows and self._last_rows <= self._small_rows:
-            limited: Any = rows.limit(self._small_rows + 1)
-            parts = limited._collect_as_arrow()  # toArrow() without a dozen calls into the JVM for its schema
-            if sum(part.num_rows for part in parts) <= self._small_rows:
-                return [self._write_here(parts, batch)]
+            sent = self._sink.send_writer(batch, self._options.rows)  # the answers come while Spark works
+            parts = self._collector.collect(rows)
+            if parts is not None:
+                return [self._write_here(parts, batch, sent)]
         frames = rows.mapInArrow(task_function(self._options, batch), "result binary").collect()
         return [pickle.loads(frame[0]) for frame in frames]
 
-    def _write_here(self, parts: list[pa.RecordBatch], batch: Batch) -> TaskResult:
+    def _write_here(self, parts: list[pa.RecordBatch], batch: Batch, sent: Ahead) -> TaskResult:
         if not any(part.num_rows for part in parts):
             return TaskResult(batch, None, 0, 0, "")
-        (member,) = self._sink.enlist(batch)
-        producer = MemberProducer(self._client, self._options.sink_id, member, self._options.rows)
+        member, producer = self._sink.writer(batch, self._options.rows, sent)
         for part in parts:
             producer.write(part)
         producer.flush()

@@ -105,7 +105,15 @@ class _Flight(NamedTuple):
 class MemberProducer:
     """Writes one task's rows. Not for use from two threads. Without a sink the rows count at once: at least once."""
 
-    def __init__(self, client: Client, sink_id: str | None, member: Member, settings: WriteSettings) -> None:
+    def __init__(
+        self,
+        client: Client,
+        sink_id: str | None,
+        member: Member,
+        settings: WriteSettings,
+        counts: Mapping[str, int] | None = None,
+    ) -> None:
+        """``counts``: partitions of topics, where they were just asked for."""
         self.rows = 0
         self.bytes = 0
         self._client = client
@@ -115,7 +123,7 @@ class MemberProducer:
         self._lanes: dict[TopicPartition, _Lane] = {}
         self._flights: list[_Flight] = []
         self._unacknowledged = 0
-        self._counts: dict[str, int] = {}
+        self._counts = dict(counts or {})
         self._sticky = member.producer_id  # rows without a key begin at another partition in each task
 
     # ---- rows ------------------------------------------------------------------------------------------------------

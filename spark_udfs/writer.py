@@ -146,8 +146,7 @@ def write_task(options: WriteOptions, batch: Batch, rows: Iterator[pa.RecordBatc
             if part.num_rows == 0:
                 continue
             if producer is None:
-                (member,) = options.sink().enlist(batch)
-                producer = MemberProducer(shared_client(options.settings), options.sink_id, member, options.rows)
+                member, producer = options.sink().writer(batch, options.rows)
             producer.write(part)
         if producer is None:
             return TaskResult(batch, None, 0, 0, query_id)

@@ -104,6 +104,49 @@ def rig(brokers: Fleet) -> Iterator[Rig]:
     found.client.close()
 
 
+def test_a_writers_requests_may_be_sent_before_its_rows_are_there(rig: Rig) -> None:
+    batch = rig.sink.begin(LONG_MS)
+    assert rig.client.topics([rig.topic])[rig.topic] == [0, 1, 2]
+    sent = [rig.sink.send_writer(batch, rig.settings) for _ in range(3)]
+    assert all(ahead.enlist is not None and ahead.topic is not None for ahead in sent)
+    written_by = []
+    for number, ahead in enumerate(sent[:2]):  # the third is never asked for: a batch may turn out to be empty
+        member, producer = rig.sink.writer(batch, rig.settings, ahead)
+        written(producer, rows(100 * number, 100))
+        written_by.append(member)
+    assert len(set(written_by)) == 2
+    rig.sink.commit(batch, "q", 0, "", written_by)
+    assert rig.settled(200) == names(200)
+    again = rig.sink.begin(LONG_MS)
+    stale = rig.sink.send_writer(batch, rig.settings)
+    with pytest.raises(TaskFenced):
+        rig.sink.writer(batch, rig.settings, stale)
+    assert again.fence == Fence("q", 0, "")
+
+
+def test_a_writer_of_a_new_process_knows_nobody(rig: Rig) -> None:
+    batch = rig.sink.begin(LONG_MS)
+    client = Client({"bootstrap_servers": rig.cluster.bootstrap.split(",")})
+    sink = Sink(client, rig.sink_id)
+    assert sink.send_writer(batch, rig.settings) == (None, None)
+    member, producer = sink.writer(batch, rig.settings)
+    written(producer, rows(0, 10))
+    client.close()
+    rig.sink.commit(batch, "q", 0, "", [member])
+    assert rig.settled(10) == names(10)
+
+
+def test_what_was_sent_ahead_is_sent_again_where_its_answer_is_lost(rig: Rig) -> None:
+    batch = rig.sink.begin(LONG_MS)
+    rig.client.topics([rig.topic])
+    rig.client.lose = lambda name: name == "EnlistProducerResponse" and rig.client.lost == 0
+    member, producer = rig.sink.writer(batch, rig.settings, rig.sink.send_writer(batch, rig.settings))
+    assert rig.client.lost == 1
+    written(producer, rows(0, 10))
+    rig.sink.commit(batch, "q", 0, "", [member])
+    assert rig.settled(10) == names(10)
+
+
 def test_lost_answers_lose_and_repeat_nothing(rig: Rig) -> None:
     counter = itertools.count()
     batch = rig.sink.begin(LONG_MS)

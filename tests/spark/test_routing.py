@@ -8,10 +8,12 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import functions as f
 
 from spark_udfs import Fence, OptionError, SinkListener, SinkProgress, repartition_by_key, split_bad
+from spark_udfs.collecting import Collector
 
 from .conftest import Cluster
 from .test_executor_sink import FOREACH, FORMAT, Job, Read, committed, replicated
@@ -93,14 +95,53 @@ def test_option_repartition_and_the_listener(job: Job, spark: Any) -> None:
     assert json.loads(one.progress.json)["batchId"] == 0
 
 
-def test_small_batches_need_no_worker(job: Job) -> None:
+@pytest.mark.parametrize("partitions", [None, 1])
+def test_small_batches_need_no_worker(job: Job, partitions: int | None) -> None:
     """Small, large, small: whoever writes, each row is there once, and the fence moves on."""
     query = ""
     for count, batch in ((5, 0), (500, 1), (5, 2), (5, 3)):
         job.send(*(f"v{batch}.{n}" for n in range(count)))
-        query = job.run(way=FOREACH, sink__small__batch__rows=100)
+        rows = job._read_stream(subscribe=job.source).select("key", "value")
+        query = job.run(rows if partitions is None else rows.coalesce(1), FOREACH, sink__small__batch__rows=100)
     assert job.fence() == Fence(query, 3)
     assert job.values(515) == sorted(
         f"v{b}.{n}" for count, b in ((5, 0), (500, 1), (5, 2), (5, 3)) for n in range(count)
     )
     assert max(job.written().values()) == 1
+
+
+COLUMNS = (
+    "cast(concat('k', id) as binary) as key",
+    "if(id % 3 = 0, null, concat('v', id)) as value",
+    "cast(id % 2 as int) as partition",
+    "if(id % 2 = 0, null, array(named_struct('key', 'h', 'value', cast(string(id) as binary)))) as headers",
+    "timestamp_millis(1700000000000 + id) as timestamp",
+)
+
+
+@pytest.mark.parametrize("large", ["false", "true"])
+@pytest.mark.parametrize(("per_batch", "parts"), [("10000", 1), ("50", 1), ("10000", 3)])
+def test_rows_are_collected_alike_in_every_way(spark: Any, large: str, per_batch: str, parts: int) -> None:
+    collector = Collector(100)
+    settings = {"useLargeVarTypes": large, "maxRecordsPerBatch": per_batch}
+    try:
+        for name, value in settings.items():
+            spark.conf.set(f"spark.sql.execution.arrow.{name}", value)
+        for count in (100, 101, 25_000, 0, 7):
+            frame = spark.range(0, count, 1, parts).selectExpr(*COLUMNS)
+            found = collector.collect(frame)
+            if count > 100:
+                assert found is None
+                continue
+            expected = frame.toArrow().sort_by("timestamp")
+            table = pa.Table.from_batches(found, expected.schema if not found else None)
+            assert table.cast(expected.schema).sort_by("timestamp").equals(expected)
+    finally:
+        for name in settings:
+            spark.conf.unset(f"spark.sql.execution.arrow.{name}")
+
+
+def test_a_job_that_fails_while_rows_are_collected_is_told(spark: Any) -> None:
+    frame = spark.range(0, 5, 1, 1).selectExpr("raise_error('this row is broken') as value")
+    with pytest.raises(Exception, match="this row is broken"):
+        Collector(100).collect(frame)
