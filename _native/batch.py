@@ -10,6 +10,7 @@ from _native.errors import CorruptBatch
 if TYPE_CHECKING:
     from _native.batch_py import (
         HEADER_SIZE,
+        Admitted,
         BatchHeader,
         Record,
         admit,
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
         walk,
     )
 else:
+    from _native.batch_py import Admitted
+
     _twin = choose("batch")
     HEADER_SIZE = _twin.HEADER_SIZE
     BatchHeader = _twin.BatchHeader
@@ -49,6 +52,7 @@ else:
 
 __all__ = [
     "HEADER_SIZE",
+    "Admitted",
     "BatchHeader",
     "CorruptBatch",
     "Record",

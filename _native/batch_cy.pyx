@@ -544,14 +544,60 @@ def validate_records(payload, header):
         PyBuffer_Release(&view)
 
 
+cdef struct Sequences:
+    int64_t producer_id  # whose the rest is, -1: nobody's
+    int64_t epoch
+    bint open
+    uint32_t last
+
+
+cdef struct Taken:
+    int64_t last_offset
+    int64_t largest
+    int64_t size
+    int64_t producer_id
+    int64_t last_sequence
+
+
+cdef int _known(object producers, dict seen, Sequences *s, int64_t producer_id) except -1:
+    """Look a producer up; 0 if nothing of it can be continued in the short way."""
+    cdef tuple batches
+    cdef int64_t last = -1, other, epoch
+    if s.producer_id >= 0:
+        seen[s.producer_id] = s.last
+        s.producer_id = -1
+    known = producers.get(producer_id)
+    if known is None:
+        return 0
+    batches = <tuple?>known.batches
+    epoch = known.epoch
+    if not batches or epoch < 0:
+        return 0
+    last = batches[len(batches) - 1].last_sequence
+    if last < 0:
+        return 0
+    for batch in batches:
+        other = batch.last_sequence
+        if ((last - other) & 0x7FFFFFFF) >= 0x40000000:
+            return 0
+    s.epoch = epoch
+    s.open = known.txn_first_offset >= 0
+    s.last = <uint32_t>seen.get(producer_id, last)
+    s.producer_id = producer_id
+    return 1
+
+
 cdef int _admit(
     object buf, int64_t base_offset, int32_t leader_epoch, int64_t latest, int64_t max_records, int64_t max_bytes,
-    int64_t *last, int64_t *largest, int64_t *size,
+    object producers, bint transactional, dict seen, Sequences *s, Taken *taken,
 ) except -1:
     """Check and stamp one batch; 0 if it is not for the short way."""
     cdef Py_buffer view
     cdef uint8_t *p
     cdef int32_t delta, count
+    cdef uint32_t sequence = 0
+    cdef int64_t producer_id
+    cdef uint16_t attributes
     cdef bint keyed = True
     PyObject_GetBuffer(buf, &view, PyBUF_SIMPLE)
     try:
@@ -562,45 +608,75 @@ cdef int _admit(
             return 0
         delta = <int32_t>_u32(p + 23)
         count = <int32_t>_u32(p + 57)
-        if _u64(p) or _u16(p + 21) or <int64_t>_u64(p + 43) != -1 or count <= 0 or delta != count - 1:
+        attributes = _u16(p + 21)
+        producer_id = <int64_t>_u64(p + 43)
+        if _u64(p) or count <= 0 or delta != count - 1:
             return 0
-        if count > max_records or fl_add_overflows(base_offset, delta, last):
+        if count > max_records or fl_add_overflows(base_offset, delta, &taken.last_offset):
             return 0
-        largest[0] = -1
+        if producer_id == -1:
+            if attributes:
+                return 0
+        else:
+            if producer_id < 0 or (attributes and (attributes != 0x10 or not transactional)):
+                return 0
+            if producer_id != s.producer_id and not _known(producers, seen, s, producer_id):
+                return 0
+            sequence = _u32(p + 53)
+            if <int16_t>_u16(p + 51) != s.epoch or (attributes != 0) != s.open:
+                return 0
+            if sequence != ((s.last + 1) & 0x7FFFFFFF):
+                return 0
+        taken.largest = -1
         try:
             _check_batch(p, view.len, 0)
-            _walk(p + HEADER, view.len - HEADER, <int64_t>_u64(p + 27), delta, count, largest, &keyed)
+            _walk(p + HEADER, view.len - HEADER, <int64_t>_u64(p + 27), delta, count, &taken.largest, &keyed)
         except CorruptBatch:
             return 0
-        if largest[0] != <int64_t>_u64(p + 35) or largest[0] > latest:
+        if taken.largest != <int64_t>_u64(p + 35) or taken.largest > latest:
             return 0
         _put64(p, <uint64_t>base_offset)
         _put32(p + 12, <uint32_t>leader_epoch)
-        size[0] = view.len
+        taken.size = view.len
+        taken.producer_id = producer_id
+        taken.last_sequence = -1
+        if producer_id != -1:
+            s.last = (sequence + <uint32_t>delta) & 0x7FFFFFFF
+            taken.last_sequence = s.last
         return 1
     finally:
         PyBuffer_Release(&view)
 
 
-def admit(buf, int64_t base_offset, int32_t leader_epoch, int64_t latest, int64_t max_records):
-    cdef int64_t last = 0, largest = -1, size = 0
-    if not _admit(buf, base_offset, leader_epoch, latest, max_records, INT64_MAX, &last, &largest, &size):
+def admit(
+    buf, int64_t base_offset, int32_t leader_epoch, int64_t latest, int64_t max_records, producers, bint transactional
+):
+    cdef Sequences s = Sequences(-1, -1, False, 0)
+    cdef Taken t = Taken(0, 0, 0, 0, 0)
+    if not _admit(
+        buf, base_offset, leader_epoch, latest, max_records, INT64_MAX, producers, transactional, {}, &s, &t
+    ):
         return None
-    return last - base_offset + 1, largest
+    return base_offset, t.last_offset, t.largest, t.size, t.producer_id, t.last_sequence
 
 
 def admit_run(
-    batches, int64_t base_offset, int32_t leader_epoch, int64_t latest, int64_t max_records, int64_t max_bytes
+    batches, int64_t base_offset, int32_t leader_epoch, int64_t latest, int64_t max_records, int64_t max_bytes,
+    producers, bint transactional
 ):
-    cdef int64_t last = 0, largest = -1, size = 0
+    cdef Sequences s = Sequences(-1, -1, False, 0)
+    cdef Taken t = Taken(0, 0, 0, 0, 0)
+    cdef dict seen = {}
     cdef list admitted = []
     for batch in batches:
-        if not _admit(batch, base_offset, leader_epoch, latest, max_records, max_bytes, &last, &largest, &size):
+        if not _admit(
+            batch, base_offset, leader_epoch, latest, max_records, max_bytes, producers, transactional, seen, &s, &t
+        ):
             break
-        admitted.append((base_offset, last, largest, size))
-        if last == INT64_MAX:
+        admitted.append((base_offset, t.last_offset, t.largest, t.size, t.producer_id, t.last_sequence))
+        if t.last_offset == INT64_MAX:
             break
-        base_offset = last + 1
+        base_offset = t.last_offset + 1
     return admitted
 
 

@@ -10,8 +10,8 @@ Every length is compared with the bytes that are there before it is used; whatev
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 import crc32c as _crc32c
 
@@ -29,6 +29,7 @@ _MAX_TIMESTAMP_AT = 35
 _MIN_RECORD_SIZE = 7  # length, attributes, two deltas, key and value lengths, header count: a byte each
 _INT32_MAX = _MAX_SEQUENCE = 2**31 - 1
 _INT64_MAX = 2**63 - 1
+_BEHIND = 2**30  # a sequence that is further behind than that is ahead
 
 CODEC_MASK = 0x07
 LOG_APPEND_TIME = 0x08
@@ -220,23 +221,98 @@ def stamp(
     struct.pack_into(">I", buf, position + _CRC_AT, crc32c(covered))
 
 
-def admit(buf: Buffer, base_offset: int, leader_epoch: int, latest: int, max_records: int) -> tuple[int, int] | None:
+class _Remembered(Protocol):
+    """A batch that a partition remembers of a producer."""
+
+    @property
+    def last_sequence(self) -> int:
+        """The sequence of its last record."""
+
+
+class _Producer(Protocol):
+    """What a partition knows of a producer."""
+
+    @property
+    def epoch(self) -> int:
+        """The latest epoch that it wrote in."""
+
+    @property
+    def batches(self) -> tuple[_Remembered, ...]:
+        """Its last batches in that epoch, oldest first."""
+
+    @property
+    def txn_first_offset(self) -> int:
+        """Where its open transaction begins, -1 if it has none."""
+
+
+Admitted = tuple[int, int, int, int, int, int]
+"""A batch that was checked and stamped: first and last offset, largest timestamp, size in bytes, its producer's id and
+its last sequence (-1 without a producer).
+"""
+
+
+class _Sequences:
+    """Which batches of producers continue what is known."""
+
+    def __init__(self, producers: Mapping[int, _Producer], transactional: bool) -> None:
+        self.producers = producers
+        self.transactional = transactional
+        self.last: dict[int, int] = {}
+
+    def continued_by(self, header: BatchHeader) -> bool:
+        """Whether it is the next batch of a known producer in its epoch, and in its open transaction if it has one."""
+        known = self.producers.get(header.producer_id)
+        if header.producer_id < 0 or known is None or not known.batches:
+            return False
+        if header.producer_epoch < 0 or header.producer_epoch != known.epoch:
+            return False
+        if header.is_transactional != (known.txn_first_offset >= 0):
+            return False
+        if header.is_transactional and not self.transactional:
+            return False
+        last = known.batches[-1].last_sequence
+        if last < 0 or any((last - one.last_sequence) & _MAX_SEQUENCE >= _BEHIND for one in known.batches):
+            return False  # not one after the other: whether a batch is one of them again, the caller finds out
+        return header.base_sequence == (self.last.get(header.producer_id, last) + 1) & _MAX_SEQUENCE
+
+
+def admit(
+    buf: Buffer,
+    base_offset: int,
+    leader_epoch: int,
+    latest: int,
+    max_records: int,
+    producers: Mapping[int, _Producer],
+    transactional: bool,
+) -> Admitted | None:
     """Check and stamp, in one go, what most producers send; None, and nothing changed, for everything else.
 
     That is: ``buf`` is writable and exactly one batch, sound and with base offset 0, of at most ``max_records``
-    records, without gaps, codec, flags or producer id, whose largest timestamp is what the header says and not above
-    ``latest``. Returns the number of records and the largest timestamp.
+    records, without gaps, codec or flags, whose largest timestamp is what the header says and not above ``latest``. One
+    with a producer id is the next one, by its sequence, of a producer in ``producers`` in the same epoch; it belongs to
+    a transaction if its producer has one open, and then only if ``transactional`` allows it. Those before it are
+    remembered in order, and none of them is 2^30 records away.
     """
+    return _admit(buf, base_offset, leader_epoch, latest, max_records, _Sequences(producers, transactional))
+
+
+def _admit(
+    buf: Buffer, base_offset: int, leader_epoch: int, latest: int, max_records: int, sequences: _Sequences
+) -> Admitted | None:
     if memoryview(buf).readonly:
         return None
     try:
         header = parse_header(buf)
-        plain = header.size == len(buf) and not header.base_offset and not header.attributes
-        if not plain or header.producer_id != -1 or header.record_count <= 0:
+        if header.size != len(buf) or header.base_offset or header.record_count <= 0:
             return None
         if header.last_offset_delta != header.record_count - 1 or header.record_count > max_records:
             return None
         if base_offset + header.last_offset_delta > _INT64_MAX:
+            return None
+        if header.producer_id == -1:
+            if header.attributes:
+                return None
+        elif header.attributes not in (0, TRANSACTIONAL) or not sequences.continued_by(header):
             return None
         validate_batch(buf)
         largest, _ = validate_records(memoryview(buf)[HEADER_SIZE:], header)
@@ -246,24 +322,38 @@ def admit(buf: Buffer, base_offset: int, leader_epoch: int, latest: int, max_rec
         return None
     assert not isinstance(buf, bytes)
     stamp(buf, 0, base_offset, leader_epoch)
-    return header.record_count, largest
+    last_sequence = -1
+    if header.producer_id != -1:
+        last_sequence = sequences.last[header.producer_id] = header.last_sequence
+    last_offset = base_offset + header.last_offset_delta
+    return base_offset, last_offset, largest, header.size, header.producer_id, last_sequence
 
 
 def admit_run(
-    batches: Sequence[Buffer], base_offset: int, leader_epoch: int, latest: int, max_records: int, max_bytes: int
-) -> list[tuple[int, int, int, int]]:
+    batches: Sequence[Buffer],
+    base_offset: int,
+    leader_epoch: int,
+    latest: int,
+    max_records: int,
+    max_bytes: int,
+    producers: Mapping[int, _Producer],
+    transactional: bool,
+) -> list[Admitted]:
     """:meth:`admit` for batches that follow on each other, up to the first that it does not take.
 
-    None of them has more than ``max_bytes``. Returns first and last offset, largest timestamp and size of each.
+    None of them has more than ``max_bytes``; all together have less than 2^30 records. Batches of the same producer
+    continue each other's sequences.
     """
-    admitted: list[tuple[int, int, int, int]] = []
+    admitted: list[Admitted] = []
+    sequences = _Sequences(producers, transactional)
     for batch in batches:
-        size = memoryview(batch).nbytes
-        found = admit(batch, base_offset, leader_epoch, latest, max_records) if size <= max_bytes else None
+        if memoryview(batch).nbytes > max_bytes:
+            break
+        found = _admit(batch, base_offset, leader_epoch, latest, max_records, sequences)
         if found is None:
             break
-        admitted.append((base_offset, base_offset + found[0] - 1, found[1], size))
-        base_offset += found[0]
+        admitted.append(found)
+        base_offset = found[1] + 1
     return admitted
 
 

@@ -172,8 +172,11 @@ cdef struct RunKind:
     int32_t timeout_ms
 
 
-cdef object _run_head(Reader *r, int lowest, int highest, RunKind *kind):
-    """Read a Produce up to the size of its only partition's records: that partition, None if it makes no run."""
+cdef tuple _run_head(Reader *r, int lowest, int highest, RunKind *kind):
+    """Read a Produce up to the size of its only partition's records: its transactional id and that partition.
+
+    None if it makes no run.
+    """
     cdef const uint8_t *at = _take(r, 10)
     cdef int16_t version = <int16_t>_u16(at + 2), length = <int16_t>_u16(at + 8)
     cdef bint flexible = version >= 9
@@ -188,8 +191,7 @@ cdef object _run_head(Reader *r, int lowest, int highest, RunKind *kind):
     if flexible:
         _skip_tags(r)
     r.budget = MAX_OBJECTS
-    if _string(r, flexible) is not None:
-        return None
+    transactional_id = _string(r, flexible)
     at = _take(r, 6)
     kind.version = version
     kind.acks = <int16_t>_u16(at)
@@ -203,7 +205,7 @@ cdef object _run_head(Reader *r, int lowest, int highest, RunKind *kind):
         name = _name(r, flexible)
     if _count(r, flexible, 5) != 1:
         return None
-    return new(ProducePart, (name, topic_id, <int32_t>_u32(_take(r, 4)), None))
+    return transactional_id, new(ProducePart, (name, topic_id, <int32_t>_u32(_take(r, 4)), None))
 
 
 cdef int _run_tail(Reader *r, bint flexible) except -1:
@@ -231,6 +233,8 @@ def decode_produce_run(data, Py_ssize_t start, Py_ssize_t end, int lowest, int h
     cdef list parts = [], batches = [], groups = [], correlation_ids = [], ends = []
     cdef const uint8_t *frame
     cdef Py_ssize_t size, held, group, head, _turn, known = 0, last = -1, count = 0, behind
+    cdef tuple read
+    transactional_id = None
     PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
     try:
         if start < 0 or end > view.len:
@@ -260,15 +264,17 @@ def decode_produce_run(data, Py_ssize_t start, Py_ssize_t end, int lowest, int h
                     ):
                         _run_tail(&r, first.version >= 9)
                 else:
-                    part = _run_head(&r, lowest, highest, &kind)
-                    if part is None:
+                    read = _run_head(&r, lowest, highest, &kind)
+                    if read is None:
                         break
                     if count == 0:
                         first = kind
+                        transactional_id = read[0]
                     elif kind.version != first.version or kind.acks != first.acks or (
-                        kind.timeout_ms != first.timeout_ms
+                        kind.timeout_ms != first.timeout_ms or read[0] != transactional_id
                     ):
                         break
+                    part = read[1]
                     head = r.pos
                     held = _pass_records(&r, first.version >= 9)
                     behind = r.pos
@@ -298,7 +304,11 @@ def decode_produce_run(data, Py_ssize_t start, Py_ssize_t end, int lowest, int h
         if not count:
             return None
         return new(
-            ProduceRun, (first.version, first.acks, first.timeout_ms, parts, batches, groups, correlation_ids, ends)
+            ProduceRun,
+            (
+                first.version, first.acks, first.timeout_ms, transactional_id, parts, batches, groups, correlation_ids,
+                ends,
+            ),
         )
     finally:
         PyBuffer_Release(&view)
@@ -556,9 +566,17 @@ cdef bytes _run_answer(int version, tuple part, int64_t log_start, Py_ssize_t *o
         PyMem_Free(o.p)
 
 
+cdef tuple _fields(object named):
+    """A named tuple as what it is underneath: its items are found at once."""
+    if not isinstance(named, tuple):
+        raise TypeError("a run is a tuple")
+    return <tuple>named
+
+
 def encode_produce_run(run, log_starts, admitted):
-    cdef int version = run[0]
-    cdef list parts = run[3], groups = run[5], correlation_ids = run[6], models = []
+    cdef tuple fields = _fields(run)
+    cdef int version = fields[0]
+    cdef list parts = fields[4], groups = fields[6], correlation_ids = fields[7], models = []
     cdef Py_ssize_t offsets_at[16]
     cdef Py_ssize_t taken[16]
     cdef Py_ssize_t n, size, group

@@ -159,8 +159,8 @@ def decode_produce(version: int, body: Buffer, budget: int = MAX_OBJECTS) -> Pro
 def decode_produce_run(data: Buffer, start: int, end: int, lowest: int, highest: int, most: int) -> ProduceRun | None:
     """The whole frames from ``start`` on that make a run: versions ``lowest`` to ``highest``, at most ``most`` frames.
 
-    Each is a Produce with an answer, without a transactional id, of one partition; version, acks and time-out are those
-    of the first. None if the first is anything else, or not sound: who decodes it by itself says why.
+    Each is a Produce with an answer, of one partition; version, acks, time-out and transactional id are those of the
+    first. None if the first is anything else, or not sound: who decodes it by itself says why.
     """
     view = memoryview(data)
     run: ProduceRun | None = None
@@ -176,15 +176,15 @@ def decode_produce_run(data: Buffer, start: int, end: int, lowest: int, highest:
             request = decode_produce(version, frame[header.body :])
         except MalformedMessage:
             break
-        acks, timeout_ms = request.acks, request.timeout_ms
-        if request.transactional_id is not None or acks not in (-1, 1) or len(request.parts) != 1:
+        if request.acks not in (-1, 1) or len(request.parts) != 1:
             break
         records = request.parts[0].records
         if not records:
             break
+        common = version, request.acks, request.timeout_ms, request.transactional_id
         if run is None:
-            run = ProduceRun(version, acks, timeout_ms, [], [], [], [], [])
-        elif (version, acks, timeout_ms) != run[:3]:
+            run = ProduceRun(*common, [], [], [], [], [])
+        elif common != run[:4]:
             break
         part = request.parts[0]._replace(records=None)
         if part not in run.parts:

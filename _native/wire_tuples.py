@@ -62,6 +62,8 @@ class ProduceRequest(NamedTuple):
 class ProduceRun(NamedTuple):
     """Produce requests that follow on each other, of one batch each, and differ only in partition and records.
 
+    ``transactional_id`` is that of all of them, None if they have none.
+
     ``parts`` are the partitions, ``batches`` what goes to each of them, in order. For each request ``groups`` has the
     number of its partition, ``correlation_ids`` what its answer carries, ``ends`` where its frame ends.
     """
@@ -69,6 +71,7 @@ class ProduceRun(NamedTuple):
     version: int
     acks: int
     timeout_ms: int
+    transactional_id: str | None
     parts: list[ProducePart]
     batches: list[list[memoryview]]
     groups: list[int]

@@ -1,14 +1,15 @@
 """Produce requests of one connection that came together: appended by one write for each partition.
 
-A run has the outcome of its requests one after the other. What is not plain (a producer id, a codec, a topic that is
-not led here, a segment that is full) ends it and is left to :mod:`brokers.api.produce`, request by request. Figures:
-ADR 0012.
+A run has the outcome of its requests one after the other. What is not plain (a sequence that is not the next one, a
+codec, a topic that is not led here, a segment that is full) ends it and is left to :mod:`brokers.api.produce`, request
+by request. Figures: ADR 0012.
 """
 
 from __future__ import annotations
 
 import functools
 
+from _native.batch import parse_header
 from brokers.api.base import Context, Done, Park
 from brokers.api.leaders import endpoints_of
 from brokers.api.produce import ALL, named, refusal
@@ -27,12 +28,15 @@ def handle_produce_run(run: ProduceRun, context: Context) -> tuple[int, Done | P
     """How many requests were executed, from the first on, and their answers; None if the first is not for this way."""
     services = context.services
     now_ms = services.clock.wall_ms()
+    transactional = run.transactional_id is not None
     partitions: list[Partition | None] = []
     admitted: list[list[Admitted]] = []
     whole = True
     for part, batches in zip(run.parts, run.batches, strict=True):
         partition = _led_here(part, context)
-        found = [] if partition is None else partition.admit_run(batches, acks=run.acks, now_ms=now_ms)
+        found = [] if partition is None else partition.admit_run(
+            batches, acks=run.acks, transactional=transactional, now_ms=now_ms
+        )  # fmt: skip
         partitions.append(partition)
         admitted.append(found)
         whole = whole and len(found) == len(batches)
@@ -49,6 +53,8 @@ def handle_produce_run(run: ProduceRun, context: Context) -> tuple[int, Done | P
             continue
         refused = partition.append_run(batches, found, now_ms=now_ms)
         refusals.append(refused)
+        if refused is not None or partition.turned_away.first:
+            _remember(partition, batches, refused, services.clock.mono_ms())
         if refused is None:
             last_offset = found[-1][1]
             records += last_offset + 1 - found[0][0]
@@ -89,6 +95,13 @@ def _cut(run: ProduceRun, admitted: list[list[Admitted]]) -> int:
     for requests in (run.groups, run.correlation_ids, run.ends):
         del requests[taken:]
     return taken
+
+
+def _remember(partition: Partition, batches: list[memoryview], refused: AppendInfo | None, now_ms: int) -> None:
+    """What became of idempotent batches: the next ones are answered by it. See :class:`TurnedAway`."""
+    error = ErrorCode.NONE if refused is None else refused.error
+    for batch in batches:
+        partition.turned_away.answer(parse_header(batch), error, now_ms)
 
 
 class _Answers:
@@ -135,7 +148,7 @@ class _Answers:
         assert partition is not None, "nothing is admitted without a partition"
         if refused is not None:
             return refusal(refused.error, partition.tp, self.context, message=refused.error_message)
-        first_offset, last_offset, _, _ = batch
+        first_offset, last_offset = batch[:2]
         appended = ProduceOutcome(ErrorCode.NONE, first_offset, -1, partition.log.log_start_offset)
         if error is ErrorCode.NONE or last_offset < partition.log.high_watermark:
             return appended

@@ -265,14 +265,17 @@ class Partition(Following):
             self._appended(end_before)
         return info
 
-    def admit_run(self, batches: list[Any], *, acks: int, now_ms: int) -> list[Admitted]:
+    def admit_run(self, batches: list[Any], *, acks: int, transactional: bool, now_ms: int) -> list[Admitted]:
         """Check and stamp what clients sent, a batch each, as many from the first on as the log takes by one write.
 
-        Empty where :meth:`append` has to be asked, which may refuse them.
+        Empty where :meth:`append` has to be asked, which may refuse them. ``transactional``: they came with an id that
+        allows them to be.
         """
         if not self.is_leader or (acks == -1 and self._below_minimum()):
             return []
-        return self.log.admit_run(batches, leader_epoch=self.leader_epoch, now_ms=now_ms)
+        return self.log.admit_run(
+            batches, leader_epoch=self.leader_epoch, now_ms=now_ms, transactional=transactional
+        )  # fmt: skip
 
     def append_run(self, batches: list[Any], admitted: list[Admitted], *, now_ms: int) -> AppendInfo | None:
         """Append what was just admitted: None, or the refusal of all of it."""

@@ -25,7 +25,7 @@ a batch up begins a new epoch anyway.
 _TURNS_AWAY = (ErrorCode.KAFKA_STORAGE_ERROR, ErrorCode.NOT_ENOUGH_REPLICAS)
 
 
-class _First(NamedTuple):
+class First(NamedTuple):
     """The batch that has to come first."""
 
     epoch: int
@@ -38,25 +38,26 @@ class TurnedAway:
     """What one partition remembers of them. Lost with its leader: a client that changes leaders begins in order."""
 
     def __init__(self) -> None:
-        self._first: OrderedDict[int, _First] = OrderedDict()
+        self.first: OrderedDict[int, First] = OrderedDict()
+        """By producer id, the batch that is waited for."""
 
     def answer(self, header: BatchHeader, error: ErrorCode, now_ms: int) -> ErrorCode:
         """The error to answer for a batch whose append ended with ``error``; ``now_ms`` of a monotonic clock."""
-        if header.producer_id < 0 or (error is ErrorCode.NONE and not self._first):
+        if header.producer_id < 0 or (error is ErrorCode.NONE and not self.first):
             return error
         producer_id, epoch, sequence = header.producer_id, header.producer_epoch, header.base_sequence
-        first = self._first.get(producer_id)
+        first = self.first.get(producer_id)
         if first is not None and (first.epoch != epoch or now_ms - first.at_ms > REMEMBERED_MS):
-            del self._first[producer_id]
+            del self.first[producer_id]
             first = None
         if error in _TURNS_AWAY:
             if first is None or sequence <= first.sequence:
-                self._first[producer_id] = _First(epoch, sequence, error, now_ms)
-                if len(self._first) > MAX_PRODUCERS:
-                    self._first.popitem(last=False)
+                self.first[producer_id] = First(epoch, sequence, error, now_ms)
+                if len(self.first) > MAX_PRODUCERS:
+                    self.first.popitem(last=False)
         elif first is not None:
             if error is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and sequence > first.sequence:
                 return first.error
             if error is ErrorCode.NONE and sequence >= first.sequence:
-                del self._first[producer_id]
+                del self.first[producer_id]
         return error

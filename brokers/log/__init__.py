@@ -4,6 +4,7 @@
 disk as ``KAFKA_STORAGE_ERROR`` there and as ``LogOffline`` everywhere else.
 """
 
+from _native.batch import Admitted
 from brokers.log.failures import (
     DirectoryInUse,
     DiskError,
@@ -17,7 +18,6 @@ from brokers.log.failures import (
 )
 from brokers.log.files import DiskPort, FileSlice, RealDisk
 from brokers.log.log import Log
-from brokers.log.plain import Admitted
 from brokers.log.producers import Origin, ProducerEntry, ProducerState, VerificationGuard
 from brokers.log.recovery import RecoveryReport
 from brokers.log.state import AbortedTransaction, AppendInfo, LogSettings, ReadResult

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 
-from _native.batch import admit, admit_run, crc32c, stamp
+from _native.batch import Admitted, admit, admit_run, crc32c, stamp
 from brokers.config import TopicConfig
 from brokers.log.failures import DiskFailed, DiskFull, LogOffline
 from brokers.log.files import Buffer
@@ -21,10 +21,6 @@ from wire.errors import ErrorCode
 logger = logging.getLogger("brokers.log.log")
 
 _MAX_TIMESTAMP, _NO_TIMESTAMP = 2**63 - 1, -(2**63)
-
-
-Admitted = tuple[int, int, int, int]
-"""A batch that was checked and stamped: first and last offset, largest timestamp, size in bytes."""
 
 
 def unstamp(batch: Buffer) -> None:
@@ -67,26 +63,29 @@ class PlainAppends(LogReads):
         bounds = self._short_way(1, size, leader_epoch, now_ms)
         if bounds is None or size > bounds.size:
             return None
-        admitted = admit(records, offset, leader_epoch, min(now_ms + bounds.after_ms, bounds.newest), MAX_BATCH_RECORDS)
+        latest = min(now_ms + bounds.after_ms, bounds.newest)
+        admitted = admit(records, offset, leader_epoch, latest, MAX_BATCH_RECORDS, self.producers.entries, True)
         if admitted is None:
             return None
         bounds.appends -= 1
-        count, largest = admitted
+        _, last_offset, largest, _, producer_id, _ = admitted
         try:
-            bounds.segment.append_one(
-                records, offset, offset + count - 1, largest, self._config.index_interval_bytes
-            )  # fmt: skip
+            bounds.segment.append_one(records, offset, last_offset, largest, self._config.index_interval_bytes)
         except (DiskFull, DiskFailed) as wrong:
             return self._unwritten(wrong)
-        self._appended_to(offset + count, now_ms)
+        if producer_id >= 0:
+            self.producers.continued((admitted,), now_ms)
+        self._appended_to(last_offset + 1, now_ms)
         failed = self._flushed() if self._flush_now() else None
-        return self._appended(offset, count, size) if failed is None else failed
+        return self._appended(offset, last_offset + 1 - offset, size) if failed is None else failed
 
-    def admit_run(self, batches: list[Buffer], *, leader_epoch: int, now_ms: int) -> list[Admitted]:
+    def admit_run(
+        self, batches: list[Buffer], *, leader_epoch: int, now_ms: int, transactional: bool
+    ) -> list[Admitted]:
         """Check and stamp what clients sent, a batch each: as many from the first on as may take the short way.
 
         Nothing else has happened yet. Those that are admitted are either appended next, by :meth:`append_run`, or given
-        back by :func:`unstamp`.
+        back by :func:`unstamp`. ``transactional`` says whether any of them may belong to a transaction.
         """
         if self.offline:
             return []
@@ -94,7 +93,10 @@ class PlainAppends(LogReads):
         if bounds is None:
             return []
         latest = min(now_ms + bounds.after_ms, bounds.newest)
-        return admit_run(batches, self.log_end_offset, leader_epoch, latest, MAX_BATCH_RECORDS, bounds.size)
+        return admit_run(
+            batches, self.log_end_offset, leader_epoch, latest, MAX_BATCH_RECORDS, bounds.size,
+            self.producers.entries, transactional,
+        )  # fmt: skip
 
     def append_run(self, batches: list[Buffer], admitted: list[Admitted], *, now_ms: int) -> AppendInfo | None:
         """Append what was just admitted, by one write: None, or the refusal of all of it.
@@ -109,6 +111,8 @@ class PlainAppends(LogReads):
             bounds.segment.append_run(batches, admitted, self._config.index_interval_bytes)
         except (DiskFull, DiskFailed) as wrong:
             return self._unwritten(wrong)
+        if self.producers.entries:
+            self.producers.continued(admitted, now_ms)
         self._appended_to(admitted[-1][1] + 1, now_ms)
         return self._flushed() if self._flush_now() else None
 
@@ -145,7 +149,8 @@ class PlainAppends(LogReads):
     def _unwritten(self, wrong: DiskFull | DiskFailed) -> AppendInfo:
         """The refusal of what the disk did not take."""
         if isinstance(wrong, DiskFull):
-            logger.error("%s: append refused: %s", self.topic_partition, wrong)
+            # as text: who keeps the exception keeps its frames, and the views of what was received in them
+            logger.error("%s: append refused: %s", self.topic_partition, str(wrong))
             return self.refused(ErrorCode.KAFKA_STORAGE_ERROR, f"no room: {wrong.reason}")
         self.fail(wrong)
         return self.refused(ErrorCode.KAFKA_STORAGE_ERROR, str(wrong))

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from enum import Enum, auto
 from typing import NamedTuple
 
-from _native.batch import BatchHeader, Record, crc32c, encode_batch
+from _native.batch import Admitted, BatchHeader, Record, crc32c, encode_batch
 from brokers.log.indexes import AbortedTxn
 from wire.errors import ErrorCode
 from wire.types import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE
@@ -33,6 +33,7 @@ _MARKER_KEY = struct.Struct(">hh")
 _MARKER_VALUE = struct.Struct(">hi")
 _RUN_REMAINING = struct.Struct(">i")
 _ABORT, _COMMIT = 0, 1
+_new = tuple.__new__  # a named tuple without the Python function that its own constructor is
 _CONTROL_ATTRIBUTES = 0x30  # transactional, control
 
 
@@ -410,6 +411,34 @@ class ProducerState:
             self._update_first_unstable()
         return aborted
 
+    def continued(self, admitted: Sequence[Admitted], now_ms: int) -> None:
+        """Make true what batches change that only continue their producers' sequences; they are in the log.
+
+        The kernel has admitted them by :attr:`entries`: the producer is known, in the same epoch, and with a
+        transaction open for a transactional batch. So there is no event, and what :meth:`analyze` and :meth:`apply` do
+        comes down to this.
+        """
+        producer_id = admitted[0][4]
+        if len(admitted) == 1 or len({one[4] for one in admitted}) == 1:
+            self._continued(producer_id, admitted, now_ms)
+        else:
+            for producer_id, theirs in _by_last_use(admitted).items():
+                self._continued(producer_id, theirs, now_ms)
+
+    def _continued(self, producer_id: int, admitted: Sequence[Admitted], now_ms: int) -> None:
+        if producer_id == NO_PRODUCER_ID:
+            return
+        entries = self.entries
+        _, epoch, coordinator_epoch, _, batches, txn_first_offset, _ = entries[producer_id]
+        timestamp = -1
+        for first_offset, last_offset, timestamp, _, _, last_sequence in admitted[-REMEMBERED_BATCHES:]:
+            meta = _new(BatchMeta, (last_sequence, last_offset, last_offset - first_offset, timestamp))
+            batches = (*batches[-(REMEMBERED_BATCHES - 1) :], meta)
+        entries[producer_id] = _new(
+            ProducerEntry, (producer_id, epoch, coordinator_epoch, timestamp, batches, txn_first_offset, now_ms)
+        )
+        entries.move_to_end(producer_id)
+
     def high_watermark_moved(self, high_watermark: int) -> None:
         """Runs of markers below the high watermark are final: their transactions no longer hold the stable offset."""
         if self._unreplicated and any(done.run_end < high_watermark for done in self._unreplicated):
@@ -462,6 +491,16 @@ class ProducerState:
         opened = sorted((e.txn_first_offset, e.producer_id) for e in self.entries.values() if e.txn_first_offset >= 0)
         self.open.update((producer_id, offset) for offset, producer_id in opened)
         self._update_first_unstable()
+
+
+def _by_last_use(admitted: Sequence[Admitted]) -> dict[int, Sequence[Admitted]]:
+    """The batches of each producer; who wrote last comes last."""
+    found: dict[int, list[Admitted]] = {}
+    for one in admitted:
+        theirs = found.pop(one[4], [])
+        theirs.append(one)
+        found[one[4]] = theirs
+    return dict(found)
 
 
 def _check_sequence(entry: ProducerEntry, header: BatchHeader, verification: _Verification | None) -> Refusal | None:

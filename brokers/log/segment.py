@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from _native.batch import HEADER_SIZE, BatchHeader, parse_header, scan, walk
+from _native.batch import HEADER_SIZE, Admitted, BatchHeader, parse_header, scan, walk
 from _native.errors import CorruptBatch
 from brokers.log.failures import DiskFailed, DiskFull
 from brokers.log.files import Buffer, DiskFile, DiskPort, FileSlice
@@ -136,9 +136,7 @@ class Segment:
         self._index(position, len(data), last_offset, max_timestamp, index_interval_bytes)
         self.remember(base_offset, position)
 
-    def append_run(
-        self, batches: list[Buffer], admitted: Sequence[tuple[int, int, int, int]], index_interval_bytes: int
-    ) -> None:
+    def append_run(self, batches: list[Buffer], admitted: Sequence[Admitted], index_interval_bytes: int) -> None:
         """As :meth:`append_one`, for batches that follow on each other; ``admitted`` is what ``admit_run`` said."""
         position = start = self.log.size
         try:
@@ -147,7 +145,7 @@ class Segment:
             self._cut_back(position)
             raise
         largest, since = self.max_timestamp, self._bytes_since_index
-        for _, last_offset, timestamp, size in admitted:  # as _index, without a call for each
+        for _, last_offset, timestamp, size, _, _ in admitted:  # as _index, without a call for each
             if timestamp > largest[0]:
                 largest = timestamp, last_offset
             if since > index_interval_bytes:

@@ -10,12 +10,19 @@ import pytest
 from _native.batch import BatchHeader, parse_header
 from brokers.cluster.turned_away import MAX_PRODUCERS, REMEMBERED_MS, TurnedAway
 from brokers.coordinators import verification
+from brokers.log import Origin
+from brokers.log.failures import DiskFull
 from tests.server.stage import ME, OTHER, Stage
 from tests.server.test_produce import TRANSACTIONAL, answer, request
+from tests.server.test_produce_run import answers, start
 from wire.errors import ErrorCode as E
 from wire.types import TopicPartition
 
 FULL, FEW, GAP, OK = E.KAFKA_STORAGE_ERROR, E.NOT_ENOUGH_REPLICAS, E.OUT_OF_ORDER_SEQUENCE_NUMBER, E.NONE
+
+
+def no_room(*_: Any) -> None:
+    raise DiskFull("t-0", "no space left")
 
 
 @pytest.fixture
@@ -92,3 +99,29 @@ def test_a_transaction_that_cannot_be_verified_and_then_can(stage: Stage, monkey
 
     assert [produce(0), produce(1)] == [FEW, FEW]
     assert [produce(0), produce(1)] == [OK, OK]
+
+
+def test_a_full_disk_under_a_run(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage.topic("t", replicas=(ME, OTHER))
+    partition = stage.partition("t")
+    file = type(partition.log.segments.active.log)
+
+    def batches(*sequences: int) -> list[bytes]:
+        return [stage.batch(1, producer_id=7, producer_epoch=0, base_sequence=sequence) for sequence in sequences]
+
+    def run(*sequences: int) -> list[tuple[int, int, int]]:
+        return [told[1] for told in answers(start(stage, *batches(*sequences), acks=1).response)]
+
+    partition.append(bytearray(batches(0)[0]), acks=1, origin=Origin.CLIENT)
+    known = dict(partition.log.producers.entries)
+    with monkeypatch.context() as full:
+        full.setattr(file, "write_run", no_room)
+        assert run(1, 2, 3) == [FULL, FULL, FULL]
+    assert partition.log.producers.entries == known
+    assert start(stage, *batches(2), acks=1) is None, "out of order"
+    found = answer(stage, 9, request(("t", 0, batches(2)[0]), acks=1))
+    assert found[0].error_code == FULL, "the first has to come first"
+    assert run(1, 2) == [OK, OK]
+    assert not partition.turned_away.first
+    found = answer(stage, 9, request(("t", 0, batches(4)[0]), acks=1))
+    assert found[0].error_code == GAP, "this gap is real"

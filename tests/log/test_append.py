@@ -377,7 +377,7 @@ def test_a_run_ends_as_its_batches_one_by_one(topic, sent):
             sent = sent[len(together) :]
             while together:
                 some = list(together)
-                admitted = runs.admit_run(some, leader_epoch=epoch, now_ms=now_ms)
+                admitted = runs.admit_run(some, leader_epoch=epoch, now_ms=now_ms, transactional=True)
                 if not admitted:
                     assert append(runs, together.pop(0), epoch=epoch, now_ms=now_ms) == expected.pop(0)
                     continue
@@ -399,7 +399,7 @@ def test_a_run_is_one_write_and_all_or_nothing_of_it_is_there(tmp_path):
 
     def run(*batches):
         some = [bytearray(data) for data in batches]
-        admitted = log.admit_run(some, leader_epoch=0, now_ms=NOW)
+        admitted = log.admit_run(some, leader_epoch=0, now_ms=NOW, transactional=True)
         return [one[:2] for one in admitted], log.append_run(some, admitted, now_ms=NOW)
 
     disk.calls.clear()

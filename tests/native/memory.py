@@ -13,6 +13,7 @@ import sys
 import tempfile
 from array import array
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import _native.batch_cy as batch_cy
@@ -128,15 +129,18 @@ class Fuzz:
             outcome(lambda t=twin, v=view: t.stamp(v, 0, 5, 6, 7))
             stamps.append(bytes(view))
         assert stamps[0] == stamps[1]
-        plain = self.mutated(batch_py.encode_batch(self.records()))
+        producer = {"producer_id": 7, "producer_epoch": 1, "base_sequence": rng.choice((4, 5))}
+        plain = self.mutated(batch_py.encode_batch(self.records(), **rng.choice(({}, producer))))
+        known = SimpleNamespace(epoch=1, batches=(SimpleNamespace(last_sequence=4),), txn_first_offset=-1)
+        producers = {7: known}
         admitted: list[tuple[Any, bytes]] = []
         for twin in (batch_py, batch_cy):
             view = exactly(plain)
-            admitted.append((outcome(lambda t=twin, v=view: t.admit(v, 7, 6, 2**62, 5)), bytes(view)))
+            admitted.append((outcome(lambda t=twin, v=view: t.admit(v, 7, 6, 2**62, 5, producers, True)), bytes(view)))
         assert admitted[0] == admitted[1]
         for twin in (batch_py, batch_cy):
             views = [exactly(plain), exactly(batch_py.encode_batch(self.records())), exactly(plain)]
-            found = outcome(lambda t=twin, v=views: t.admit_run(v, 7, 6, 2**62, 5, 400))
+            found = outcome(lambda t=twin, v=views: t.admit_run(v, 7, 6, 2**62, 5, 400, producers, True))
             admitted.append((found, b"".join(map(bytes, views))))
             self.rng = random.Random(7)  # the same records for both
         assert admitted[2][0][0] == admitted[3][0][0] == "ok"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pickle
 import struct
 from collections.abc import Callable
-from types import ModuleType
-from typing import Any
+from types import ModuleType, SimpleNamespace
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given, settings
@@ -225,7 +225,24 @@ HEADER_CHANGES: list[dict[str, Any]] = [
     {}, {}, {"attributes": 1}, {"attributes": 8}, {"attributes": 16}, {"attributes": 64}, {"base_offset": 3},
     {"producer_id": 0}, {"producer_id": -2}, {"record_count": 1}, {"record_count": 0, "last_offset_delta": 0},
     {"last_offset_delta": 11}, {"max_timestamp": 5}, {"max_timestamp": -1}, {"producer_epoch": 4, "base_sequence": 9},
+    {"producer_id": 7, "producer_epoch": 4, "base_sequence": 9},
+    {"producer_id": 8, "producer_epoch": 0, "base_sequence": 0, "attributes": 16},
 ]  # fmt: skip
+
+
+class Known(NamedTuple):
+    """What is known of a producer."""
+
+    epoch: int
+    batches: tuple[Any, ...]
+    txn_first_offset: int = -1
+
+
+def known(epoch: int, *last_sequences: int, txn: bool = False) -> Known:
+    return Known(epoch, tuple(SimpleNamespace(last_sequence=last) for last in last_sequences), 0 if txn else -1)
+
+
+PRODUCERS = {7: known(4, 3, 8), 8: known(0, 2**31 - 2, 2**31 - 1, txn=True), 9: known(1), 10: known(1, 50, 4)}
 
 
 def with_header(raw: bytes, changes: dict[str, Any]) -> bytearray:
@@ -253,7 +270,7 @@ def test_what_is_admitted_and_what_is_left_to_others(
 
     def admitted(twin: ModuleType) -> Any:
         buffers.append(bytearray(raw))
-        return twin.admit(memoryview(buffers[-1]), base, 4, latest, most)
+        return twin.admit(memoryview(buffers[-1]), base, 4, latest, most, PRODUCERS, True)
 
     found = both(admitted)[1]
     assert buffers[0] == buffers[1]
@@ -261,7 +278,9 @@ def test_what_is_admitted_and_what_is_left_to_others(
         assert buffers[0] == raw
         return
     header = pure_twin.validate_batch(bytes(raw))
-    assert found == (header.record_count, header.max_timestamp)
+    last_offset = base + header.record_count - 1
+    last_sequence = -1 if header.producer_id == -1 else header.last_sequence
+    assert found == (base, last_offset, header.max_timestamp, len(raw), header.producer_id, last_sequence)
     stamped = bytearray(raw)
     pure_twin.stamp(stamped, 0, base, 4)
     assert buffers[0] == stamped
@@ -269,10 +288,103 @@ def test_what_is_admitted_and_what_is_left_to_others(
 
 def test_a_plain_batch_is_admitted_unless_its_bytes_are_read_only(batch: ModuleType) -> None:
     raw = a_batch(3)
-    assert batch.admit(bytearray(raw), 5, 1, 1002, 3) == (3, 1002)
-    assert batch.admit(raw, 5, 1, 1002, 3) is None
-    assert batch.admit(bytearray(raw), 5, 1, 1001, 3) is None
-    assert batch.admit(bytearray(raw), 5, 1, 1002, 2) is None
+    assert batch.admit(bytearray(raw), 5, 1, 1002, 3, {}, False) == (5, 7, 1002, len(raw), -1, -1)
+    assert batch.admit(raw, 5, 1, 1002, 3, {}, False) is None
+    assert batch.admit(bytearray(raw), 5, 1, 1001, 3, {}, False) is None
+    assert batch.admit(bytearray(raw), 5, 1, 1002, 2, {}, False) is None
+
+
+def of_producer(producer_id: int, epoch: int, sequence: int, count: int = 1, *, txn: bool = False) -> bytearray:
+    return bytearray(
+        a_batch(
+            count, attributes=0x10 if txn else 0, producer_id=producer_id, producer_epoch=epoch, base_sequence=sequence
+        )
+    )
+
+
+def admitted_of(batch: ModuleType, *batches: bytearray, producers: Any, transactional: bool = False) -> list[Any]:
+    """What producer and last sequence is said of those that are admitted; the others are as they were."""
+    sent = [bytearray(data) for data in batches]
+    found = batch.admit_run(sent, 5, 1, 2**62, 9, 9999, producers, transactional)
+    assert sent[len(found) :] == list(batches[len(found) :])
+    assert all(batch.parse_header(one).base_offset == said[0] for one, said in zip(sent, found, strict=False))
+    return [said[4:] for said in found]
+
+
+def test_sequences_that_follow_on_each_other_are_admitted(batch: ModuleType) -> None:
+    producers = {7: known(4, 8), 8: known(0, 2, 3)}
+    run = [of_producer(7, 4, 9, 2), of_producer(8, 0, 4), bytearray(a_batch(1)), of_producer(7, 4, 11)]
+    expected = [(7, 10), (8, 4), (-1, -1), (7, 11)]
+    assert admitted_of(batch, *run, producers=producers) == expected
+    assert admitted_of(batch, *run, of_producer(7, 4, 11), producers=producers) == expected, "once more"
+    assert admitted_of(batch, *run, of_producer(8, 0, 6), producers=producers) == expected, "one is missing"
+    assert admitted_of(batch, *run, of_producer(8, 1, 0), producers=producers) == expected, "another epoch"
+
+
+def test_sequences_wrap(batch: ModuleType) -> None:
+    producers = {7: known(0, 2**31 - 3)}
+    run = [of_producer(7, 0, 2**31 - 2, 4), of_producer(7, 0, 2)]
+    assert admitted_of(batch, *run, producers=producers) == [(7, 1), (7, 2)]
+    run = [of_producer(7, 0, 2**31 - 2, 2), of_producer(7, 0, 0)]
+    assert admitted_of(batch, *run, producers=producers) == [(7, 2**31 - 1), (7, 0)]
+
+
+@pytest.mark.parametrize(
+    "producers",
+    [
+        {}, {7: known(0)}, {7: known(1, 8)}, {7: known(0, 7)}, {7: known(0, 9)}, {7: known(0, 10, 8)},
+        {7: known(0, 2**30 + 8, 8)}, {7: known(0, 8, txn=True)}, {8: known(0, 8)},
+    ],
+)  # fmt: skip
+def test_what_continues_nothing_is_left_to_others(batch: ModuleType, producers: Any) -> None:
+    assert admitted_of(batch, of_producer(7, 0, 9), producers={7: known(0, 2**31 - 1, 7, 8)}) == [(7, 9)]
+    assert admitted_of(batch, of_producer(7, 0, 9), producers=producers) == []
+
+
+def test_only_an_open_transaction_goes_on(batch: ModuleType) -> None:
+    sent = of_producer(7, 0, 9, txn=True)
+    assert admitted_of(batch, sent, producers={7: known(0, 8, txn=True)}, transactional=True) == [(7, 9)]
+    assert admitted_of(batch, sent, producers={7: known(0, 8, txn=True)}) == [], "the request names none"
+    assert admitted_of(batch, sent, producers={7: known(0, 8)}, transactional=True) == [], "it would begin one"
+    assert admitted_of(batch, of_producer(7, 0, 9), producers={7: known(0, 8)}, transactional=True) == [(7, 9)]
+    strange = [{"producer_id": -2}, {"producer_epoch": -1}, {"base_sequence": -1}, {"attributes": 0x30}]
+    for fields in strange:
+        changed = with_header(bytes(sent), fields)
+        producers = {7: known(0, 8, txn=True), -2: known(0, 8, txn=True)}
+        assert admitted_of(batch, changed, producers=producers, transactional=True) == []
+
+
+NUMBERS = st.sampled_from([0, 1, 2, 3, 4, 2**30, 2**31 - 3, 2**31 - 2, 2**31 - 1])
+
+
+@given(
+    st.dictionaries(
+        st.integers(0, 2),
+        st.builds(
+            lambda epoch, lasts, txn: known(epoch, *lasts, txn=txn),
+            st.sampled_from([-1, 0, 0, 1]), st.lists(st.integers(-1, -1) | NUMBERS, max_size=3), st.booleans(),
+        ),
+    ),
+    st.lists(
+        st.builds(
+            lambda producer, epoch, sequence, count, txn: bytes(of_producer(producer, epoch, sequence, count, txn=txn)),
+            st.integers(-2, 2), st.sampled_from([0, 0, 1, -1]), st.integers(-1, -1) | NUMBERS, st.integers(1, 3),
+            st.booleans(),
+        ),
+        max_size=6,
+    ),
+    st.booleans(),
+)  # fmt: skip
+@settings(max_examples=400)
+def test_producers_are_judged_alike(producers: dict[int, Known], sent: list[bytes], transactional: bool) -> None:
+    buffers: list[list[bytearray]] = []
+
+    def admitted(twin: ModuleType) -> Any:
+        buffers.append([bytearray(data) for data in sent])
+        return twin.admit_run(buffers[-1], 5, 1, 2**62, 9, 9999, producers, transactional)
+
+    both(admitted)
+    assert buffers[0] == buffers[1]
 
 
 def test_compression_is_the_callers(batch: ModuleType) -> None:

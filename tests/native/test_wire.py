@@ -167,7 +167,7 @@ def test_requests_that_differ_only_in_partition_and_records_make_a_run(version: 
 
 
 OTHERS: list[dict[str, Any]] = [
-    {"acks": 0}, {"acks": 2}, {"transactional_id": "x"}, {"parts": 2, "records": None}, {"records": None},
+    {"acks": 0}, {"acks": 2}, {"parts": 2, "records": None}, {"records": None},
     {"records": b""},
 ]  # fmt: skip
 
@@ -178,10 +178,20 @@ def test_what_makes_no_run(version: int, change: dict[str, Any]) -> None:
     assert a_run(a_produce(version, **{"records": b"r", **change})) is None
 
 
-@pytest.mark.parametrize("change", [{"timeout_ms": 8}, {"acks": 1}, *OTHERS])
+@pytest.mark.parametrize("change", [{"timeout_ms": 8}, {"acks": 1}, {"transactional_id": "x"}, *OTHERS])
 def test_what_ends_a_run(change: dict[str, Any]) -> None:
     assert len(a_run(a_produce(11, b"r") + a_produce(11, **{"records": b"r", **change})).ends) == 1
     assert len(a_run(a_produce(11, b"r") + a_produce(12, b"r")).ends) == 1
+
+
+@pytest.mark.parametrize("version", [3, 8, 9, 13])
+def test_the_requests_of_a_run_have_the_same_transactional_id(version: int) -> None:
+    ids = ["x", "x", "x", "y"]
+    sent = [a_produce(version, b"r", index=n, transactional_id=name) for n, name in enumerate(ids)]
+    run = a_run(b"".join(sent))
+    assert (run.transactional_id, run.groups) == ("x", [0, 1, 2])
+    assert a_run(sent[3] + a_produce(version, b"r", index=3)).groups == [0]
+    assert a_run(a_produce(version, b"r")).transactional_id is None
 
 
 def test_a_run_has_so_many_partitions() -> None:
@@ -192,7 +202,9 @@ def test_a_run_has_so_many_partitions() -> None:
 @given(st.sampled_from(range(3, 14)), st.lists(st.binary(min_size=1, max_size=9), min_size=1, max_size=4), st.data())
 @settings(max_examples=400)
 def test_a_run_says_what_its_requests_say_one_by_one(version: int, carried: list[bytes], data: st.DataObject) -> None:
-    raw = bytearray(b"".join(a_produce(version, part, number, index=number % 2) for number, part in enumerate(carried)))
+    name = data.draw(st.none() | st.just("x"))
+    frames = [a_produce(version, part, n, index=n % 2, transactional_id=name) for n, part in enumerate(carried)]
+    raw = bytearray(b"".join(frames))
     for _ in range(data.draw(st.integers(0, 3))):
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.sampled_from((0, 1, 2, 0x7F, 0x80, 0xFF)))
     run = a_run(raw, 0, data.draw(st.just(len(raw)) | st.integers(0, len(raw))), most=3)
@@ -205,14 +217,16 @@ def test_a_run_says_what_its_requests_say_one_by_one(version: int, carried: list
         header = pure_twin.parse_request_header(frame, {PRODUCE: 9})
         request = pure_twin.decode_produce(run.version, memoryview(frame)[header.body :])
         assert (header.api_key, header.api_version, header.correlation_id) == (PRODUCE, run.version, correlation_id)
-        assert request == (None, run.acks, run.timeout_ms, [run.parts[group]._replace(records=next(turns[group]))])
+        part = run.parts[group]._replace(records=next(turns[group]))
+        assert request == (run.transactional_id, run.acks, run.timeout_ms, [part])
         at = until
 
 
 @pytest.mark.parametrize("version", range(3, 14))
 def test_the_answers_of_a_run_are_those_of_its_requests(version: int) -> None:
     run = a_run(b"".join(a_produce(version, b"r", -number, index=number // 2) for number in range(4)))
-    admitted = [[(2**40, 0, 0, 0), (2**40 + 7, 0, 0, 0)], [(5, 0, 0, 0), (6, 0, 0, 0)]]
+    nothing = (0, 0, 0, -1, -1)
+    admitted = [[(2**40, *nothing), (2**40 + 7, *nothing)], [(5, *nothing), (6, *nothing)]]
     _, frames = both("encode_produce_run", run, [4, 3], admitted)
     expected = b""
     for correlation_id, (number, offset) in enumerate([(0, 2**40), (0, 2**40 + 7), (1, 5), (1, 6)]):

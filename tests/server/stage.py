@@ -160,11 +160,11 @@ class Stage:
         stamp = self.clock.now_ms if timestamp is None else timestamp
         return encode_batch([Record(i, stamp + i, b"k", b"v" * size, ()) for i in range(count)], **fields)
 
-    def marker(self, topic: str, producer_id: int, *, commit: bool) -> None:
+    def marker(self, topic: str, producer_id: int, *, commit: bool, index: int = 0) -> None:
         batch = control_batch(
             commit=commit, producer_id=producer_id, producer_epoch=0, coordinator_epoch=0, timestamp=self.clock.now_ms
         )
-        info = self.partition(topic).append(batch, acks=-1, origin=Origin.COORDINATOR)
+        info = self.partition(topic, index).append(batch, acks=-1, origin=Origin.COORDINATOR)
         assert info.error == 0, info
 
     # -- requests -------------------------------------------------------------------------------------------------

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import uuid
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 import wire.messages as m
 from _native.batch import Record, encode_batch
 from brokers.api.base import Connection, Context, Done, Park
 from brokers.api.produce_run import handle_produce_run
-from brokers.log import Origin
+from brokers.coordinators import verification
+from brokers.log import Log, Origin
 from brokers.model import Endpoint
 from brokers.server.listener import Server
 from perf.counted import Client, TurnLoop
@@ -30,15 +32,34 @@ def batch(count: int = 1, value: bytes = b"v", **fields: Any) -> bytes:
     return encode_batch([Record(-1, 1_700_000_000_000 + i, None, value) for i in range(count)], **fields)
 
 
-def frame(data: bytes, number: int, topic: str = "t", index: int = 0, acks: int = -1, version: int = VERSION) -> bytes:
+def frame(
+    data: bytes, number: int, topic: str = "t", index: int = 0, acks: int = -1, version: int = VERSION,
+    transactional_id: str | None = None,
+) -> bytes:  # fmt: skip
     request = m.request_class(0)
     part = request.TopicProduceData.PartitionProduceData(index=index, records=data)
     topics = [request.TopicProduceData(name=topic, partition_data=[part])]
-    message = request(version=version, transactional_id=None, acks=acks, timeout_ms=1000, topic_data=topics)
+    message = request(version=version, transactional_id=transactional_id, acks=acks, timeout_ms=1000, topic_data=topics)
     return bytes(m.encode_request(0, version, number, "me", message))
 
 
 # -- over a socket ------------------------------------------------------------------------------------------------
+
+
+class Ended:
+    """A task that is over."""
+
+    def add_done_callback(self, callback: Any) -> None:
+        callback(self)
+
+
+class Loop(TurnLoop):
+    """Coroutines that wait for nothing are done at once."""
+
+    def create_task(self, coroutine: Any) -> Any:
+        with pytest.raises(StopIteration):
+            coroutine.send(None)
+        return Ended()
 
 
 class Broker:
@@ -46,7 +67,7 @@ class Broker:
 
     def __init__(self, directory: Path, *, runs: bool = True, **settings: str) -> None:
         self.stage = Stage(directory, **settings)
-        self.loop = TurnLoop()
+        self.loop = Loop()
         self.stage.services.loop = self.loop
         server = Server(self.stage.config)
         (endpoint,) = server.bind([Endpoint("PLAINTEXT", "127.0.0.1", 0)])
@@ -115,54 +136,160 @@ def test_a_frame_that_is_still_coming_waits_for_its_rest(tmp_path: Path) -> None
 
 
 PLAIN = ["plain", "plain", "plain", "plain", "other", "other", "other"]
-KINDS = st.sampled_from([*PLAIN, "unknown", "corrupt", "gzip", "producer", "acks1", "large", "empty"])
+PRODUCERS = ["next", "next", "next", "next", "next other", "second", "second", "txn", "txn", "txn", "txn other"]
+ODD = [
+    "unknown", "corrupt", "gzip", "acks1", "large", "empty", "again", "older", "gap", "stale", "bumped", "txn unnamed",
+    "named", "commit", "abort", "restart", "later",
+]  # fmt: skip
+KINDS = st.sampled_from([*PLAIN, *PRODUCERS, *PRODUCERS, *ODD])
+IDEMPOTENT, SECOND, TRANSACTIONAL = 7, 8, 9
 
 
-def _requests(kinds: list[str], version: int) -> bytes:
-    noise = random.Random(5)
-    frames: list[bytes] = []
-    for number, kind in enumerate(kinds):
-        data, index, topic, acks = batch(noise.randrange(1, 4), noise.randbytes(20)), 0, "t", -1
-        if kind == "other":
-            index = 1
-        elif kind == "unknown":
-            topic = "nowhere"
+class Producing:
+    """What is sent; each producer has a sequence in each partition, and one an epoch that it may raise."""
+
+    def __init__(self, version: int) -> None:
+        self.version = version
+        self.noise = random.Random(5)
+        self.sequences: dict[tuple[int, int, int], int] = {}
+        self.epoch = 0
+        self.sent: list[bytes] = []
+
+    def of(self, producer_id: int, index: int = 0, *, ahead: int = 0, epoch: int = 0, **fields: Any) -> bytes:
+        count, key = self.noise.randrange(1, 4), (producer_id, epoch, index)
+        sequence = self.sequences.get(key, 0)
+        if not ahead:
+            self.sequences[key] = sequence + count
+        value = self.noise.randbytes(20)
+        return batch(
+            count, value, producer_id=producer_id, producer_epoch=epoch, base_sequence=sequence + ahead, **fields
+        )
+
+    def request(self, kind: str, number: int) -> bytes:
+        noise, options = self.noise, {"version": self.version}
+        index = 1 if "other" in kind else 0
+        data = batch(noise.randrange(1, 4), noise.randbytes(20))
+        if kind == "unknown":
+            options["topic"] = "nowhere"
         elif kind == "corrupt":
             data = data[:-1] + bytes([data[-1] ^ 1])
         elif kind == "gzip":
             data = batch(2, attributes=1, compress=lambda payload: compression.compress(1, payload))
-        elif kind == "producer":
-            data = batch(1, producer_id=7, producer_epoch=0, base_sequence=kinds[:number].count("producer"))
         elif kind == "acks1":
-            acks = 1
+            options["acks"] = 1
         elif kind == "large":
             data = batch(1, noise.randbytes(900))
         elif kind == "empty":
             data = b""
-        frames.append(frame(data, number, topic, index, acks, version))
-    return b"".join(frames)
+        elif kind in ("next", "next other", "bumped"):
+            self.epoch += kind == "bumped"
+            data = self.of(IDEMPOTENT, index, epoch=self.epoch)
+            if not index:
+                self.sent.append(data)
+        elif kind in ("again", "older") and self.sent:
+            data = self.sent[-1 if kind == "again" else -min(5, len(self.sent))]
+        elif kind == "gap":
+            data = self.of(IDEMPOTENT, epoch=self.epoch, ahead=1)
+        elif kind == "stale":
+            data = self.of(IDEMPOTENT, epoch=self.epoch - 1)
+        elif kind == "second":
+            data = self.of(SECOND)
+        elif kind.startswith("txn"):
+            data = self.of(TRANSACTIONAL, index, attributes=16, ahead=kind == "txn unnamed")
+        if kind in ("named", "txn", "txn other"):
+            options["transactional_id"] = "x"
+        return frame(data, number, index=index, **options)
 
 
-@given(st.lists(KINDS, min_size=1, max_size=24), st.sampled_from([9, 11, 12]), st.sampled_from(["700", "100000"]))
-@settings(max_examples=60, deadline=None)
+def _between(broker: Broker, kind: str) -> None:
+    """What happens to partitions while nobody produces."""
+    for index in (0, 1):
+        log = broker.stage.partition("t", index).log
+        if kind == "later":
+            log.producers.expire(broker.stage.clock.now_ms)
+        elif kind == "restart":
+            log.close()
+            opened = Log.open(
+                log.disk, log.directory, log.topic_partition, log.config, log.settings,
+                now_ms=broker.stage.clock.now_ms, topic_id=log.topic_id, clean=True, recovery_point=log.log_end_offset,
+                high_watermark=log.high_watermark,
+            )  # fmt: skip
+            broker.stage.partition("t", index).log = opened
+        elif log.producers.has_open_transaction(TRANSACTIONAL):
+            broker.stage.marker("t", TRANSACTIONAL, commit=kind == "commit", index=index)
+
+
+def _outcome(broker: Broker, kinds: list[str], version: int, directory: Path) -> list[Any]:
+    """Everything that can be told apart afterwards."""
+    client = Producing(version)
+    found: list[Any] = []
+    for between, together in itertools.groupby(kinds, lambda kind: kind in ("commit", "abort", "restart", "later")):
+        if between:
+            for kind in together:
+                broker.stage.clock.now_ms += 700 * (kind == "later")
+                _between(broker, kind)
+            continue
+        sent = [client.request(kind, number) for number, kind in enumerate(together)]
+        found.append(bytes(broker.client.ask(b"".join(sent), len(sent))))
+        for log in [broker.stage.partition("t", index).log for index in (0, 1)]:
+            producers = log.producers
+            found.append(
+                (log.log_end_offset, log.high_watermark, log.last_stable_offset, list(producers.entries.values()),
+                 list(producers.open.items()), log.aborted_entries())
+            )  # fmt: skip
+    metrics = broker.stage.services.metrics
+    produced = metrics.requests.labels("Produce").value
+    found.append((metrics.records_in.value, metrics.appended_bytes.value, produced))
+    for index in (0, 1):
+        broker.stage.partition("t", index).log.close()
+    kept = [path for path in sorted(directory.rglob("t-*/*")) if path.suffix in (".log", ".snapshot", ".txnindex")]
+    return [*found, [(path.name, path.read_bytes()) for path in kept if path.stat().st_size]]
+
+
+async def _all_is_well(*args: Any, add: bool) -> dict[Any, ErrorCode]:
+    """The transaction coordinator's answer."""
+    return dict.fromkeys(args[4], ErrorCode.NONE)
+
+
+@given(st.lists(KINDS, min_size=1, max_size=40), st.sampled_from([9, 11, 12]), st.sampled_from(["700", "100000"]))
+@settings(max_examples=100, deadline=None)
 def test_the_outcome_is_that_of_one_after_the_other(
     tmp_path_factory: pytest.TempPathFactory, kinds: list[str], version: int, segment: str
 ) -> None:
     ends: list[Any] = []
-    for runs in (True, False):
-        directory = tmp_path_factory.mktemp("runs")
-        broker = Broker(directory, runs=runs)
-        broker.stage.topic("t", 2, topic_id=uuid.UUID(int=7), segment_bytes=segment, max_message_bytes="800")
-        answers = bytes(broker.client.ask(_requests(kinds, version), len(kinds)))
-        logs = [broker.stage.partition("t", index).log for index in (0, 1)]
-        files = [(path.name, path.read_bytes()) for path in sorted(directory.rglob("t-*/*.log")) if path.stat().st_size]
-        metrics = broker.stage.services.metrics
-        ends.append(
-            (answers, files, [(log.log_end_offset, log.high_watermark) for log in logs], metrics.records_in.value,
-             metrics.appended_bytes.value, metrics.requests.labels("Produce").value)
-        )  # fmt: skip
-        broker.close()
-    assert ends[0] == ends[1]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(verification, "verify", _all_is_well)
+        for runs in (True, False):
+            directory = tmp_path_factory.mktemp("runs")
+            broker = Broker(directory, runs=runs, **{"producer.id.expiration.ms": "1000"})
+            broker.stage.topic("t", 2, topic_id=uuid.UUID(int=7), segment_bytes=segment, max_message_bytes="800")
+            if not runs:
+                patch.setattr(Log, "_append_plain", lambda *_: None)
+            ends.append(_outcome(broker, kinds, version, directory))
+            event(f"{sum(size > 0 for size in broker.runs)} runs")
+            broker.close()
+    for one, other in zip(*ends, strict=True):
+        assert one == other
+
+
+def test_sequences_that_come_together_are_appended_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verification, "verify", _all_is_well)
+    broker = Broker(tmp_path)
+    broker.stage.topic("t", 2)
+    client = Producing(VERSION)
+    for kinds in (["next", "next other"], ["txn", "txn other"]):
+        broker.ask(b"".join(client.request(kind, number) for number, kind in enumerate(kinds)), 2)
+        broker.runs.clear()
+        sent = [client.request(kind, number) for number, kind in enumerate(kinds * 3)]
+        assert {error for _, error, _ in told(broker.ask(b"".join(sent), 6))} == {0}
+        assert broker.runs == [len(b"".join(sent))]
+    assert broker.stage.partition("t").log.producers.has_open_transaction(TRANSACTIONAL, 0)
+    _between(broker, "commit")
+    broker.runs.clear()
+    sent = [client.request("txn", number) for number in range(3)]
+    assert {error for _, error, _ in told(broker.ask(b"".join(sent), 3))} == {0}
+    assert broker.runs == [0, len(b"".join(sent[1:]))], "the first is verified"
+    broker.close()
 
 
 # -- waiting ------------------------------------------------------------------------------------------------------
