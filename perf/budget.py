@@ -58,9 +58,14 @@ def count(plant: int = 0) -> dict[str, int]:
         )
         if done.returncode:
             raise BudgetError(f"the counted work failed:\n{done.stderr[-2000:]}")
-        found = dict(_read(path) for path in sorted(directory.glob("counts.*")))
+        found = dict(_read(path) for path in sorted(directory.glob("counts.*"), key=_number))
     spent = found.pop(SPEND) // (REQUESTS * SPENT)
     return {**{work: total // REQUESTS for work, total in found.items()}, SPEND: spent}
+
+
+def _number(path: Path) -> int:
+    """Dumps have the order in which the works were done."""
+    return int(path.suffix[1:])
 
 
 def _read(path: Path) -> tuple[str, int]:
@@ -116,7 +121,7 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 2
     for work, allowed in budget["instructions"].items():
-        print(f"{work:<28}{counted[work]:>12,}{allowed:>12,}{counted[work] / allowed - 1:>+9.1%}")
+        print(f"{work:<42}{counted[work]:>12,}{allowed:>12,}{counted[work] / allowed - 1:>+9.1%}")
     lines = over(counted, budget["instructions"], budget["tolerance"])
     print("\n".join(lines), file=sys.stderr)
     return 1 if lines else 0

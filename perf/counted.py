@@ -15,7 +15,7 @@ import socket
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,8 @@ AT_ONCE = 10
 SPEND, SPENT = "spend", 100
 TOPIC, TOPIC_ID = "counted", uuid.UUID(int=7)
 PARTITIONS = 4
+IN_TRANSACTION, TRANSACTIONAL = 3, 0x10
+"""A producer id, and the attribute of its batches."""
 NOW_MS = 1_700_000_000_000
 """What the stage's clock says."""
 
@@ -129,7 +131,12 @@ class Fixture:
         from tests.server.stage import Stage
 
         stage = Stage(directory)
-        stage.topic(TOPIC, PARTITIONS, topic_id=TOPIC_ID)
+        stage.topic(TOPIC, 2 * PARTITIONS, topic_id=TOPIC_ID)
+        for index in range(PARTITIONS, 2 * PARTITIONS):  # a transaction that goes on: sequence 0 is the next one
+            stage.append(
+                TOPIC, index=index, producer_id=IN_TRANSACTION, producer_epoch=0, base_sequence=2**31 - 1,
+                attributes=TRANSACTIONAL,
+            )  # fmt: skip
         self.loop = TurnLoop()
         stage.services.loop = self.loop
         if plant:
@@ -166,19 +173,42 @@ def spend(rounds: int) -> None:
         pass
 
 
-def works() -> dict[str, list[list[Frame]]]:
-    """Writing: name, and the requests that take turns, those that are sent together in one list."""
+def works() -> dict[str, Iterator[list[Frame]]]:
+    """Writing: name, and requests without end, those that are sent together in one list."""
     small, _ = batch_of(KIB, KIB, NOW_MS)
     medium, _ = batch_of(16 * KIB, KIB, NOW_MS)
     large, _ = batch_of(128 * KIB, KIB, NOW_MS)
     numbers = range(PARTITIONS)
-    return {
+    repeated = {
         "produce 1 KiB": [[produce_frame(TOPIC, number, small)] for number in numbers],
         "produce 16 KiB": [[produce_frame(TOPIC, number, medium)] for number in numbers],
         "produce 128 KiB": [[produce_frame(TOPIC, number, large)] for number in numbers],
         "produce 1 KiB, 10 at once": [[produce_frame(TOPIC, number, small)] * AT_ONCE for number in numbers],
         "produce 1 KiB, 20 at once to 4": [[produce_frame(TOPIC, number, small) for number in numbers] * 5],
     }
+    return {
+        **{work: itertools.cycle(rounds) for work, rounds in repeated.items()},
+        "produce 1 KiB, idempotent": _of_producer(1, 1),
+        "produce 1 KiB, 10 at once, idempotent": _of_producer(2, AT_ONCE),
+        "produce 1 KiB, 10 at once, transactional": _of_producer(IN_TRANSACTION, AT_ONCE, "counted"),
+    }
+
+
+def _of_producer(producer_id: int, at_once: int, transactional_id: str | None = None) -> Iterator[list[Frame]]:
+    """Requests of one producer, whose sequences follow on each other in each of the partitions that take turns.
+
+    They are others than those of the requests without: who has no idempotent producers does not pay for them.
+    """
+    for turn in itertools.count():
+        first, number = turn // PARTITIONS * at_once, PARTITIONS + turn % PARTITIONS
+        batches = [
+            batch_of(
+                KIB, KIB, NOW_MS, producer_id=producer_id, producer_epoch=0, base_sequence=first + n,
+                attributes=TRANSACTIONAL if transactional_id else 0,
+            )[0]
+            for n in range(at_once)
+        ]  # fmt: skip
+        yield [produce_frame(TOPIC, number, batch, transactional_id=transactional_id) for batch in batches]
 
 
 def reading(fixture: Fixture, max_bytes: int) -> list[list[Frame]]:
@@ -206,21 +236,30 @@ def main() -> None:
     fixture = Fixture(directory, plant)
     kinds = works()
     for rounds in kinds.values():
-        for _, frames in zip(range(WARMUP), itertools.cycle(rounds), strict=False):
+        for frames in itertools.islice(rounds, WARMUP):
             fixture.check(frames)
     for size in (4, 128):
-        kinds[f"fetch {size} KiB"] = reading(fixture, size * KIB)
+        kinds[f"fetch {size} KiB"] = itertools.cycle(reading(fixture, size * KIB))
     gc.collect()
     gc.freeze()
     gc.disable()
     for work, rounds in kinds.items():
+        counted = _some(rounds)
         library.begin_counting()
-        for _, frames in zip(range(REQUESTS // len(rounds[0])), itertools.cycle(rounds), strict=False):
+        for frames in counted:
             fixture.check(frames)
         library.end_counting(work.encode())
     library.begin_counting()
     spend(REQUESTS * SPENT)
     library.end_counting(SPEND.encode())
+
+
+def _some(rounds: Iterator[list[Frame]]) -> list[list[Frame]]:
+    """The next rounds that make ``REQUESTS``."""
+    found: list[list[Frame]] = []
+    while sum(map(len, found)) < REQUESTS:
+        found.append(next(rounds))
+    return found
 
 
 if __name__ == "__main__":

@@ -40,27 +40,37 @@ class Frame(NamedTuple):
     wrap: int = 0
 
 
-def batch_of(batch_bytes: int, record_bytes: int, now_ms: int = 0) -> tuple[bytes, int]:
-    """A batch of about ``batch_bytes`` made of records of about ``record_bytes``, and their number."""
+def batch_of(batch_bytes: int, record_bytes: int, now_ms: int = 0, **producer: int) -> tuple[bytes, int]:
+    """A batch of about ``batch_bytes`` made of records of about ``record_bytes``, and their number.
+
+    ``producer``: its id, epoch and sequence, and attributes, as ``encode_batch`` names them.
+    """
     noise = random.Random(batch_bytes)
     count = max(1, batch_bytes // record_bytes)
     value = noise.randbytes(max(1, batch_bytes // count - 9))
     now = now_ms or time.time_ns() // 1_000_000
-    batch = bytes(encode_batch([Record(-1, now, None, value)] * count))
+    batch = bytes(encode_batch([Record(-1, now, None, value)] * count, **producer))
     excess = len(batch) - batch_bytes
     if excess > 0 and excess // count + 1 < len(value):
         value = value[: -(excess // count + 1)]
-        batch = bytes(encode_batch([Record(-1, now, None, value)] * count))
+        batch = bytes(encode_batch([Record(-1, now, None, value)] * count, **producer))
     return batch, count
 
 
-def produce_frame(topic: str, partition: int, batch: bytes, acks: int = ALL, correlation_id: int = 0) -> Frame:
+def produce_frame(
+    topic: str,
+    partition: int,
+    batch: bytes,
+    acks: int = ALL,
+    correlation_id: int = 0,
+    transactional_id: str | None = None,
+) -> Frame:
     """A Produce of one batch."""
     # the library wants the records as an object of its own: leave a hole and fill it
     request = messages.request_class(PRODUCE)
     data = request.TopicProduceData
     message = request(
-        version=PRODUCE_VERSION, transactional_id=None, acks=acks, timeout_ms=30_000,
+        version=PRODUCE_VERSION, transactional_id=transactional_id, acks=acks, timeout_ms=30_000,
         topic_data=[data(name=topic, partition_data=[data.PartitionProduceData(index=partition, records=batch)])],
     )  # fmt: skip
     frame = messages.encode_request(PRODUCE, PRODUCE_VERSION, correlation_id, CLIENT_ID, message)
