@@ -110,6 +110,17 @@ def test_small_batches_need_no_worker(job: Job, partitions: int | None) -> None:
     assert max(job.written().values()) == 1
 
 
+def test_a_small_batch_may_have_no_rows(job: Job) -> None:
+    """Its member was asked for before that was known, and counts for nothing."""
+    query = ""
+    for batch, wanted in enumerate(("none", "v1", "none", "v3")):
+        job.send(f"v{batch}")
+        rows = job._read_stream(subscribe=job.source).select("key", "value").coalesce(1)
+        query = job.run(rows.where(f"string(value) = '{wanted}'"), FOREACH, sink__small__batch__rows=100)
+        assert job.fence() == Fence(query, batch)
+    assert job.values(2) == ["v1", "v3"]
+
+
 COLUMNS = (
     "cast(concat('k', id) as binary) as key",
     "if(id % 3 = 0, null, concat('v', id)) as value",
