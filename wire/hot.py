@@ -71,6 +71,7 @@ __all__ = [
     "encode_metadata_topic",
     "encode_produce_response",
     "encode_produce_run",
+    "framed",
     "join_metadata",
 ]
 
@@ -98,6 +99,19 @@ class Frames(bytes):
     """Whole answers of several requests, with their headers and sizes."""
 
     __slots__ = ()
+
+
+def framed(header: bytes, body: list[Any]) -> list[Any]:
+    """Size, header and body, which is byte runs and file slices, as one answer."""
+    if len(body) == 1 and isinstance(body[0], bytes):
+        return [b"".join(((len(header) + len(body[0])).to_bytes(4, "big"), header, body[0]))]
+    size = len(header)
+    for chunk in body:
+        size += len(chunk) if isinstance(chunk, bytes) else chunk.length
+    prefix = size.to_bytes(4, "big") + header
+    if body and isinstance(body[0], bytes):
+        return [prefix + body[0], *body[1:]]
+    return [prefix, *body]
 
 
 def encode_fetch_response(

@@ -18,7 +18,15 @@ from brokers.log import Admitted, AppendInfo
 from brokers.log.plain import unstamp
 from brokers.model import INTERNAL_TOPICS, TopicPartition
 from wire.errors import ErrorCode
-from wire.hot import Frames, ProduceOutcome, ProducePart, ProduceRun, encode_produce_response, encode_produce_run
+from wire.hot import (
+    Frames,
+    ProduceOutcome,
+    ProducePart,
+    ProduceRun,
+    encode_produce_response,
+    encode_produce_run,
+    framed,
+)
 from wire.messages import encode_response_header
 
 PRODUCE = 0
@@ -140,7 +148,7 @@ class _Answers:
             endpoints = endpoints_of(context, [outcome.current_leader])
             body = encode_produce_response(run.version, [(run.parts[group], outcome)], endpoints=endpoints)
             header = encode_response_header(PRODUCE, run.version, correlation_id)
-            frames += (len(header) + len(body)).to_bytes(4, "big"), header, body
+            frames += framed(header, [body])
         return Frames(b"".join(frames))
 
     def _outcome(self, group: int, batch: Admitted, error: ErrorCode) -> ProduceOutcome:

@@ -236,7 +236,7 @@ class Dispatcher:
         )
         body = messages.ApiVersionsResponse(version=0, error_code=ErrorCode.UNSUPPORTED_VERSION, api_keys=[known])
         payload = messages.encode_response(body, API_VERSIONS, 0)
-        slot.answer(framed(messages.encode_response_header(API_VERSIONS, 0, correlation_id), [payload]))
+        slot.answer(hot.framed(messages.encode_response_header(API_VERSIONS, 0, correlation_id), [payload]))
 
     def _close(self, connection: Connection, reason: str, text: str) -> None:
         self._services.metrics.refused.labels(reason).inc()
@@ -299,10 +299,10 @@ class Reply:
         context = self.context
         header = messages.encode_response_header(context.api_key, context.api_version, context.correlation_id)
         if isinstance(response, hot.Encoded):
-            return framed(header, response.chunks)
+            return hot.framed(header, response.chunks)
         if not isinstance(response, bytes):
             response = messages.encode_response(response, context.api_key, context.api_version)
-        return framed(header, [response])
+        return hot.framed(header, [response])
 
     def park(self, park: Park, parking: Parking) -> None:
         """Answer when the park completes, expires, or never if the connection goes first."""
@@ -345,19 +345,6 @@ class Reply:
         """No answer is possible: close the connection, so that the client does not wait for one."""
         self.connection.close(f"{self.route.api.name} failed")
         self.slot.answer([])
-
-
-def framed(header: bytes, body: list[Chunk]) -> list[Chunk]:
-    """Length prefix, header and body as one answer."""
-    if len(body) == 1 and isinstance(body[0], bytes):
-        return [b"".join(((len(header) + len(body[0])).to_bytes(4, "big"), header, body[0]))]
-    size = len(header)
-    for chunk in body:
-        size += len(chunk) if isinstance(chunk, bytes) else chunk.length
-    prefix = size.to_bytes(4, "big") + header
-    if body and isinstance(body[0], bytes):
-        return [prefix + body[0], *body[1:]]
-    return [prefix, *body]
 
 
 def error_response(key: int, version: int, request: Any, code: ErrorCode) -> Any:
