@@ -278,7 +278,7 @@ class Turns:
             return [one] * (aim - self.results.passes(one)) * (one not in self.anomalies and one not in self.failed)
 
         group = lacking(name)
-        if not self._of(name).together:
+        if not self._of(name).together or (name in self._controls and self._controls[name].alone):
             return group[:1]
         if group and self._of(name).fault and name not in self._controls:
             alike = [o for o in names if o not in (name, *self._controls) and self._of(o).fault == self._of(name).fault]
