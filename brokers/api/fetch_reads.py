@@ -20,13 +20,19 @@ from wire.hot import FetchOutcome, FetchPart, FetchRequest
 if TYPE_CHECKING:
     from brokers.api.base import Context
     from brokers.cluster.throttles import ReplicationThrottle
-    from brokers.log import Log
+    from brokers.log import Log, ReadResult
 
 READ_COMMITTED = 1
 CONSUMER, DEBUGGING_REPLICA = -1, -2
 ZSTD_VERSION = 10
 RACK_VERSION = 11
 _TELL_LEADER = (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH)
+
+
+def aborted_in(log: Log, read: ReadResult) -> list[tuple[int, int]]:
+    """Producer id and first offset of the aborted transactions among what was read. Raises LogOffline."""
+    found = log.aborted_transactions(read.first_offset, read.next_offset)
+    return [(transaction.producer_id, transaction.first_offset) for transaction in found]
 
 
 class Reader:
@@ -128,15 +134,9 @@ class Reader:
         if not result.size:  # the next batch is too large for what is left, or only a part of it is below the limit
             self.out_of_turn = not first
             return self.state(partition)
-        aborted: list[tuple[int, int]] = []
-        if self._committed_only:
-            aborted = [
-                (transaction.producer_id, transaction.first_offset)
-                for transaction in log.aborted_transactions(result.first_offset, result.next_offset)
-            ]
         return FetchOutcome(
             ErrorCode.NONE, log.high_watermark, log.last_stable_offset, log.log_start_offset,
-            aborted if self._committed_only else None, result.slices, result.size,
+            aborted_in(log, result) if self._committed_only else None, result.slices, result.size,
         )  # fmt: skip
 
     def _limit(self, log: Log) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from brokers.api.fetch_reads import CONSUMER, READ_COMMITTED, ZSTD_VERSION
+from brokers.api.fetch_reads import CONSUMER, READ_COMMITTED, ZSTD_VERSION, aborted_in
 from brokers.api.fetch_sessions import FINAL_EPOCH
 from brokers.cluster.partition import Serve
 from brokers.log import DiskError, LogOffline, OffsetOutOfRange
@@ -17,10 +17,7 @@ from wire.errors import ErrorCode
 from wire.hot import FetchOutcome, FetchPart, FetchRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from brokers.api.base import Services
-    from brokers.log import FileSlice, Log
 
 Found = tuple[FetchPart, FetchOutcome]
 
@@ -59,40 +56,24 @@ def short_fetch(request: FetchRequest, services: Services, version: int) -> Foun
     if config.fetch_max_bytes < max_bytes:
         max_bytes = config.fetch_max_bytes
     limit = stable if committed_only else end_offset
-    near = log.read_on(offset, max_bytes, limit)
-    slices: Sequence[FileSlice]
-    if near is not None:
-        piece, behind = near
-        slices, size = (piece,), piece.length
-    else:
+    found = log.read_on(offset, max_bytes, limit)
+    if found is None:
         try:
-            slices, size, _, behind = log.read(offset, max_bytes if max_bytes > 0 else 0, end_offset=limit)
+            found = log.read(offset, max_bytes if max_bytes > 0 else 0, end_offset=limit)
         except (OffsetOutOfRange, LogOffline, DiskError):
             return None
+    slices, size, _, _ = found
     if not size or (size < min_bytes and wait_ms > 0):
-        _release(slices)
+        found.release()
         return None
     aborted: list[tuple[int, int]] | None = None
     if committed_only:
-        aborted = _aborted(log, offset, behind)
-        if aborted is None:
-            _release(slices)
+        try:
+            aborted = aborted_in(log, found)
+        except (LogOffline, DiskError):
+            found.release()
             return None
     outcome = _new(
         FetchOutcome, (ErrorCode.NONE, end_offset, stable, log.log_start_offset, aborted, slices, size, None, None, -1)
     )
     return part, outcome
-
-
-def _aborted(log: Log, offset: int, behind: int) -> list[tuple[int, int]] | None:
-    """The aborted transactions among these offsets; None if the log is not well."""
-    try:
-        found = log.aborted_transactions(offset, behind)
-    except (LogOffline, DiskError):
-        return None
-    return [(transaction.producer_id, transaction.first_offset) for transaction in found]
-
-
-def _release(slices: Sequence[FileSlice]) -> None:
-    for piece in slices:
-        piece.release()

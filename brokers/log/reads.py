@@ -71,10 +71,10 @@ class LogReads(LogState):
             next_offset = end_offset if end_offset > offset else offset
         return _result(ReadResult, (tuple(slices), max_bytes - room, offset, next_offset))
 
-    def read_on(self, offset: int, max_bytes: int, end_offset: int) -> tuple[FileSlice, int] | None:
+    def read_on(self, offset: int, max_bytes: int, end_offset: int) -> ReadResult | None:
         """The short way of :meth:`read` for who reads on where a read or an append ended, all of it in that segment.
 
-        A slice and the offset behind it; None asks :meth:`read`, also where that will find something wrong.
+        None asks :meth:`read`, also where that will find something wrong.
         """
         if self.offline:
             return None
@@ -103,7 +103,7 @@ class LogReads(LogState):
             self.keep_warm(segment)
         if active or end < segment.log.size:
             segment.remember(behind, end)
-        return segment.slice(start, end), behind
+        return _result(ReadResult, ((segment.slice(start, end),), end - start, offset, behind))
 
     @guarded
     def aborted_transactions(self, start: int, end: int) -> list[AbortedTransaction]:

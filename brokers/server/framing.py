@@ -286,11 +286,7 @@ class Outbox:
     def sent(self, count: int) -> None:
         """``count`` bytes from the head are with the kernel."""
         if count == self.pending:
-            for chunk in self.chunks:
-                if not isinstance(chunk, bytes):
-                    chunk.release()
-            self.chunks.clear()
-            self.offset = self.pending = self.held = 0
+            self.clear()
             return
         self.pending -= count
         while count:

@@ -90,7 +90,8 @@ def test_reading_on_answers_as_reading_does_or_not_at_all(log):
         result = log.read(offset, max(0, max_bytes), end_offset=end_offset)
         if near is not None:
             answered += 1
-            piece, behind = near
+            (piece,), size, _, behind = near
+            assert size == piece.length
             assert [(p.file, p.position, p.length) for p in result.slices] == [
                 (piece.file, piece.position, piece.length)
             ]
