@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 from wire.errors import ErrorCode
 
 __all__ = [
@@ -14,7 +16,10 @@ __all__ = [
     "OffsetOutOfRange",
     "SliceGone",
     "StoreRefused",
+    "disk_error",
 ]
+
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 
 class DiskError(OSError):
@@ -32,6 +37,12 @@ class DiskFull(DiskError):
 
 class DiskFailed(DiskError):
     """The device or file system failed. Nothing is retried: after a failed fsync the cache lies about the disk."""
+
+
+def disk_error(path: str, wrong: OSError) -> DiskError:
+    """What the system reported, as one of the two."""
+    kind = DiskFull if wrong.errno in _NO_ROOM else DiskFailed
+    return kind(path, wrong.strerror or str(wrong))
 
 
 class LogOffline(Exception):

@@ -11,25 +11,21 @@ What the system reports becomes DiskFull (no room now, may pass) or DiskFailed (
 from __future__ import annotations
 
 import ctypes
-import errno
 import fcntl
 import os
-import queue
 import resource
-import shutil
-import threading
 from collections import deque
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Protocol
 
 from _native.io import FilePart, Mapping
-from brokers.log.failures import DirectoryInUse, DiskError, DiskFailed, DiskFull, SliceGone
+from brokers.log.background import LARGE, PendingSync, Removals, Syncs, remove_tree
+from brokers.log.failures import DirectoryInUse, DiskError, DiskFailed, DiskFull, SliceGone, disk_error
 from brokers.log.mappings import MAPPED_BELOW, MAPPED_FROM, Mappings
 
 Buffer = bytes | bytearray | memoryview
 
-_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 _DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _MIN_OPEN_FILES = 64
@@ -86,8 +82,8 @@ class DiskFile(Protocol):
         """Move the file to another name in place."""
         ...
 
-    def remove(self) -> None:
-        """Delete the file's name; pinned readers go on."""
+    def remove(self, *, later: bool = False) -> None:
+        """Delete the file's name, with ``later`` in the background; pinned readers go on."""
         ...
 
     def close(self) -> None:
@@ -149,6 +145,10 @@ class DiskPort(Protocol):
         """Delete a directory with all that is in it."""
         ...
 
+    def remove_later(self, path: str) -> None:
+        """Delete a file, or a directory with all that is in it, in the background. What fails is logged."""
+        ...
+
     def relax(self) -> None:
         """Give back what nobody used since the last call. Call about every half minute."""
         ...
@@ -168,38 +168,6 @@ class DiskPort(Protocol):
     def lock(self, path: str) -> DiskLock:
         """Take the exclusive lock of that file; raises DirectoryInUse."""
         ...
-
-
-class PendingSync:
-    """A background fsync. Its owner looks at ``done`` now and then; ``error`` says how it failed."""
-
-    __slots__ = ("done", "error", "paths")
-
-    def __init__(self, paths: list[str]) -> None:
-        self.paths = paths
-        self.done = False
-        self.error: DiskError | None = None
-
-    def run(self) -> None:
-        """Do it, on the calling thread."""
-        try:
-            for path in self.paths:
-                _sync_path(path)
-        except OSError as wrong:
-            self.error = _failure(wrong.filename or self.paths[0], wrong)
-        finally:
-            self.done = True
-
-
-def _sync_path(path: str) -> None:
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 class DiskLock(Protocol):
@@ -277,11 +245,6 @@ class FileSlice:
         return f"FileSlice({self.file.path!r}, {self.position}, {self.length})"
 
 
-def _failure(path: str, wrong: OSError) -> DiskError:
-    kind = DiskFull if wrong.errno in _NO_ROOM else DiskFailed
-    return kind(path, wrong.strerror or str(wrong))
-
-
 class _Translate:
     """Context manager that turns OSError into the log's own exceptions."""
 
@@ -297,7 +260,7 @@ class _Translate:
         self, kind: type[BaseException] | None, wrong: BaseException | None, trace: TracebackType | None
     ) -> None:
         if isinstance(wrong, OSError) and not isinstance(wrong, DiskError):
-            raise _failure(self.path, wrong) from wrong
+            raise disk_error(self.path, wrong) from wrong
 
 
 class RealFile:
@@ -332,7 +295,7 @@ class RealFile:
         try:
             written = os.pwrite(fd, data, position)
         except OSError as wrong:
-            raise _failure(self.path, wrong) from wrong
+            raise disk_error(self.path, wrong) from wrong
         self._written(position, written, len(data))
 
     def write_run(self, pieces: Sequence[Buffer], position: int) -> None:
@@ -343,7 +306,7 @@ class RealFile:
         try:
             written = os.pwritev(fd, pieces, position)
         except OSError as wrong:
-            raise _failure(self.path, wrong) from wrong
+            raise disk_error(self.path, wrong) from wrong
         self._written(position, written, sum([len(piece) for piece in pieces]))
 
     def _written(self, position: int, written: int, size: int) -> None:
@@ -366,7 +329,7 @@ class RealFile:
                     break
                 data += more
         except OSError as wrong:
-            raise _failure(self.path, wrong) from wrong
+            raise disk_error(self.path, wrong) from wrong
         return data
 
     def truncate(self, size: int) -> None:
@@ -399,8 +362,16 @@ class RealFile:
             os.rename(self.path, path)
         self.path = path
 
-    def remove(self) -> None:
-        self._disk.remove(self.path)
+    def remove(self, *, later: bool = False) -> None:
+        disk = self._disk
+        if later:
+            disk.remove_later(self.path)
+        else:
+            held = disk.removals.hold(self.path) if self._fd < 0 and self.size >= LARGE else -1
+            try:
+                disk.remove(self.path)
+            finally:
+                disk.removals.close(held)
         self._removed = True
         self.close()
 
@@ -408,7 +379,10 @@ class RealFile:
         if self._fd >= 0 and self._pins == 0:
             fd, self._fd = self._fd, -1
             self._disk.closed(self)
-            os.close(fd)
+            if self._removed and self.size >= LARGE:
+                self._disk.removals.close(fd)
+            else:
+                os.close(fd)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.path!r}, size={self.size})"
@@ -433,11 +407,6 @@ class RealLock:
             self._fd = -1
 
 
-def _sync_forever(syncs: queue.SimpleQueue[PendingSync]) -> None:
-    while True:
-        syncs.get().run()
-
-
 class RealDisk:
     """The DiskPort of the operating system. ``max_open`` bounds the descriptors it keeps (default: half the limit).
 
@@ -453,7 +422,8 @@ class RealDisk:
         self._max_open = max_open
         self._opened: deque[RealFile] = deque()
         self.mappings: Mappings[RealFile] | None = Mappings() if mapped else None
-        self._syncs: queue.SimpleQueue[PendingSync] | None = None
+        self.removals = Removals(max_open // 4)
+        self._syncs = Syncs()
 
     @property
     def open_files(self) -> int:
@@ -566,7 +536,10 @@ class RealDisk:
 
     def remove_tree(self, path: str) -> None:
         with _Translate(path):
-            shutil.rmtree(path)
+            remove_tree(path)
+
+    def remove_later(self, path: str) -> None:
+        self.removals.remove(path)
 
     def sync_directory(self, path: str) -> None:
         with _Translate(path):
@@ -577,12 +550,7 @@ class RealDisk:
                 os.close(fd)
 
     def sync_later(self, paths: list[str]) -> PendingSync:
-        pending = PendingSync(paths)
-        if self._syncs is None:
-            self._syncs = queue.SimpleQueue()
-            threading.Thread(target=_sync_forever, args=(self._syncs,), name="log sync", daemon=True).start()
-        self._syncs.put(pending)
-        return pending
+        return self._syncs.later(paths)
 
     def sync_file_system(self, path: str) -> None:
         with _Translate(path):

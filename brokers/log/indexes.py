@@ -181,13 +181,16 @@ class _IndexFile:
         self._file = None
         self.path = path
 
-    def remove(self) -> None:
-        """Delete the file."""
+    def remove(self, *, later: bool = False) -> None:
+        """Delete the file, with ``later`` in the background."""
         self.close()
         self._file = None
         self._data = None
         self._anew = False
-        self._disk.remove(self.path)
+        if later:
+            self._disk.remove_later(self.path)
+        else:
+            self._disk.remove(self.path)
 
 
 class OffsetIndex(_IndexFile):

@@ -429,7 +429,7 @@ class Log(PlainAppends):
     def sweep(self, now_ms: int) -> None:
         """Delete the files of buried segments whose time has come."""
         while self.garbage and self.garbage[0][0] <= now_ms:
-            self.garbage.pop(0)[1].remove()
+            self.garbage.pop(0)[1].remove(later=True)
 
     # ---- durability
 

@@ -454,12 +454,12 @@ class Segment:
         self.log.rename(stem + LOG_SUFFIX + suffix)
         self.suffix = suffix
 
-    def remove(self) -> None:
-        """Delete all files; readers with slices go on."""
-        self.offset_index.remove()
-        self.time_index.remove()
-        self.txn_index.remove()
-        self.log.remove()
+    def remove(self, *, later: bool = False) -> None:
+        """Delete all files, with ``later`` in the background; readers with slices go on."""
+        self.offset_index.remove(later=later)
+        self.time_index.remove(later=later)
+        self.txn_index.remove(later=later)
+        self.log.remove(later=later)
 
     def unload(self) -> None:
         """Give back the indexes' memory and the descriptors."""

@@ -14,9 +14,10 @@ from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
 from _native.errors import CorruptBatch
 from brokers.config import TopicConfig
 from brokers.log import recovery
+from brokers.log.background import PendingSync
 from brokers.log.checkpoints import LEADER_EPOCH_CHECKPOINT
 from brokers.log.failures import DiskFailed, DiskFull, LogOffline
-from brokers.log.files import DiskPort, FileSlice, PendingSync
+from brokers.log.files import DiskPort, FileSlice
 from brokers.log.producers import ProducerState
 from brokers.log.recovery import RecoveryReport
 from brokers.log.segment import Segment

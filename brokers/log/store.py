@@ -14,14 +14,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
-from typing import NamedTuple
 
 from brokers.config import BrokerConfig, TopicConfig
 from brokers.log import checkpoints
+from brokers.log.checkpointing import Checkpoints
 from brokers.log.checkpoints import DamagedFile
 from brokers.log.cleaner import Cleaner, delete_old_segments
+from brokers.log.directories import DirectoryUsage, LogDirectory
 from brokers.log.failures import DiskError, DiskFailed, DiskFull, ForeignDirectory, LogOffline, StoreRefused
-from brokers.log.files import DiskLock, DiskPort
+from brokers.log.files import DiskPort
 from brokers.log.log import Log
 from brokers.log.recovery import RecoveryReport
 from brokers.log.state import LogSettings, LogState
@@ -67,33 +68,6 @@ class StoreReport:
         return lines
 
 
-class LogDirectory:
-    """One entry of ``log.dirs``."""
-
-    __slots__ = ("doomed", "id", "intact_since", "lock", "logs", "offline", "path")
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self.offline = False
-        self.lock: DiskLock | None = None
-        self.id: uuid.UUID | None = None
-        self.intact_since = -1
-        self.logs = 0
-        """How many logs it holds."""
-        self.doomed: list[tuple[int, str]] = []
-        """Renamed partition directories and the time at which they go."""
-
-
-class DirectoryUsage(NamedTuple):
-    """What one log directory holds. The bytes are those of its volume; -1 where they can't be told."""
-
-    path: str
-    offline: bool
-    total_bytes: int
-    usable_bytes: int
-    logs: list[Log]
-
-
 class LogStore:
     """All logs. Loop thread only."""
 
@@ -125,8 +99,9 @@ class LogStore:
         self._homes: dict[TopicPartition, LogDirectory] = {}
         self._cleaner = Cleaner(disk, self._logs)
         self._deletions = 0
-        self._outlived: set[TopicPartition] = set()
-        """Partitions whose logs are gone, but not yet from the checkpoints of recovery points."""
+        self._checkpoints = Checkpoints(
+            disk, self.directories, self._logs_of, self._cleaner.progress, self.take_offline
+        )
         self._next_retention_ms = -1
         self._next_checkpoint_ms = -1
         self._next_producer_expiry_ms = -1
@@ -176,7 +151,7 @@ class LogStore:
         disk.remove(marker)
         disk.sync_directory(path)
         absent = set(recovery_points)
-        checkpoint = partial(self._checkpoint_recovery, directory)
+        checkpoint = partial(self._checkpoints.write_recovery_points, directory)
         topic_ids = _TopicIds(disk)
         configs: dict[str, TopicConfig] = {}
         for name in disk.names(path):
@@ -212,7 +187,7 @@ class LogStore:
             report.recovered.append(log.recovery_report)
             if tp not in self._logs or self._is_better(log, directory, report):
                 self._add(log, directory)
-        self._outlived |= absent
+        self._checkpoints.outlived |= absent
 
     def _is_better(self, log: Log, directory: LogDirectory, report: StoreReport) -> bool:
         """Of two logs of one partition the one that reaches further stays; the other is set aside for a person.
@@ -231,6 +206,7 @@ class LogStore:
         lesser, where = (known, home) if better else (log, directory)
         lesser.abandon()
         aside = self._renamed(lesser, where, "stray")
+        self._disk.sync_directory(where.path)
         report.set_aside.append(f"{tp} is in two log directories; the copy that ends at offset"
                                 f" {lesser.log_end_offset} is now {aside}")  # fmt: skip
         return better
@@ -242,7 +218,6 @@ class LogStore:
         ending = f".{unique}-{suffix}"
         path = f"{directory.path}/{str(log.topic_partition)[: _DIRECTORY_NAME_MAX - len(ending)]}{ending}"
         self._disk.rename(log.directory, path)
-        self._disk.sync_directory(directory.path)
         return path
 
     def _unlock(self) -> None:
@@ -332,7 +307,7 @@ class LogStore:
             log.abandon()
         if not clean:
             return
-        self._checkpoint(directory)
+        self._checkpoints.write(directory)
         marker = f"{directory.path}/{checkpoints.CLEAN_SHUTDOWN}"
         told = (life.incarnation, life.intact_since) if life is not None else (-1, -1)
         self._disk.replace(marker, checkpoints.encode_clean_shutdown(broker_epoch, *told))
@@ -371,17 +346,16 @@ class LogStore:
         online = [directory for directory in self.directories if not directory.offline]
         if not online:
             raise DiskFailed(str(tp), "all log directories are offline")
-        if tp in self._outlived:
+        if tp in self._checkpoints.outlived:
             # the recovery point of the log before would say that a beginning of the new one is safe on disk
-            for home in online:
-                self._checkpoint_recovery(home)
-            self._outlived.clear()
+            self._checkpoints.forget_outlived(online)
         directory = min(online, key=attrgetter("logs"))
         try:
             log = Log.open(
                 self._disk, f"{directory.path}/{tp}", tp, config, self._settings,
                 now_ms=self._clock.wall_ms(), clean=True, on_failure=self._disk_failed,
-                warned_topics=self._warned_topics, checkpoint=partial(self._checkpoint_recovery, directory),
+                warned_topics=self._warned_topics,
+                checkpoint=partial(self._checkpoints.write_recovery_points, directory),
             )  # fmt: skip
             if topic_id is not None:
                 log.write_metadata(topic_id)
@@ -409,10 +383,12 @@ class LogStore:
         if directory.offline:
             return
         self._cleaner.forget(tp)
-        self._outlived.add(tp)
+        self._checkpoints.outlived.add(tp)
         try:
             log.abandon()
             path = self._renamed(log, directory, "delete")
+            # Nobody waits: before there is a log of that name again, forget_outlived has synced the directory.
+            self._disk.sync_later([directory.path])
         except DiskFailed as wrong:
             self._disk_failed(log, wrong)
             return
@@ -433,6 +409,7 @@ class LogStore:
         if directory.offline:
             return
         directory.offline = True
+        self._checkpoints.give_up(directory)
         logger.critical(
             "log directory %s is offline, with %d partition(s)", directory.path, len(self._logs_of(directory))
         )
@@ -448,6 +425,10 @@ class LogStore:
         return [log for tp, log in self._logs.items() if self._homes[tp] is directory]
 
     # ---- upkeep
+
+    def checkpoint(self) -> None:
+        """Write recovery points, log starts, high watermarks and the cleaner's progress of all directories now."""
+        self._checkpoints.write_all()
 
     def tick(self, now_ms: int) -> None:
         """A little upkeep: call about every second. Retention, compaction, flush by age, expiry and checkpoints."""
@@ -481,9 +462,10 @@ class LogStore:
         if now_ms >= self._next_relaxation_ms:
             self._next_relaxation_ms = now_ms + _RELAXATION_MS
             self._disk.relax()
+        self._checkpoints.go_on()
         if now_ms >= self._next_checkpoint_ms:
             self._next_checkpoint_ms = now_ms + config.log_flush_offset_checkpoint_interval_ms
-            self.checkpoint()
+            self._checkpoints.begin()
 
     def _flush_if_due(self, log: Log, dirty_ms: int) -> None:
         due_ms = log.config.flush_ms
@@ -521,53 +503,8 @@ class LogStore:
 
     def _remove_doomed(self, now_ms: int) -> None:
         for directory in self.directories:
-            if directory.offline or not directory.doomed or directory.doomed[0][0] > now_ms:
-                continue
-            # One each tick: deleting many large files at once would hold the loop.
-            _, path = directory.doomed.pop(0)
-            try:
-                self._disk.remove_tree(path)
-            except DiskError as wrong:
-                logger.warning("%s is left behind: %s", path, wrong)
-
-    def checkpoint(self) -> None:
-        """Write recovery points, log starts, high watermarks and the cleaner's progress of all directories."""
-        outlived, self._outlived = self._outlived, set()
-        for directory in self.directories:
-            if directory.offline:
-                continue
-            try:
-                self._checkpoint(directory)
-            except DiskFull as wrong:
-                self._outlived |= outlived
-                logger.warning("checkpoints of %s postponed: %s", directory.path, wrong)
-            except DiskFailed as wrong:
-                logger.critical("%s: %s", directory.path, wrong)
-                self.take_offline(directory)
-
-    def _checkpoint_recovery(self, directory: LogDirectory) -> None:
-        points = {log.topic_partition: log.recovery_point for log in self._logs_of(directory)}
-        path = f"{directory.path}/{checkpoints.RECOVERY_POINT_CHECKPOINT}"
-        self._disk.replace(path, checkpoints.encode_offsets(points))
-
-    def _checkpoint(self, directory: LogDirectory) -> None:
-        logs = self._logs_of(directory)
-        self._checkpoint_recovery(directory)
-        tables = {
-            checkpoints.LOG_START_CHECKPOINT: {
-                log.topic_partition: log.log_start_offset
-                for log in logs
-                if log.log_start_offset > log.segments.first.base_offset
-            },
-            checkpoints.HIGH_WATERMARK_CHECKPOINT: {log.topic_partition: log.high_watermark for log in logs},
-        }
-        cleaned = self._cleaner.progress()
-        if cleaned:
-            tables[checkpoints.CLEANER_CHECKPOINT] = {
-                tp: offset for tp, offset in cleaned.items() if self._homes.get(tp) is directory
-            }
-        for name, offsets in tables.items():
-            self._disk.replace(f"{directory.path}/{name}", checkpoints.encode_offsets(offsets))
+            while not directory.offline and directory.doomed and directory.doomed[0][0] <= now_ms:
+                self._disk.remove_later(directory.doomed.pop(0)[1])
 
 
 class _TopicIds:

@@ -13,7 +13,8 @@ import random
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from brokers.log.files import PendingSync, RealDisk, RealFile
+from brokers.log.background import PendingSync
+from brokers.log.files import RealDisk, RealFile
 
 BLOCK = 4096
 
@@ -110,6 +111,12 @@ class RecordingDisk(RealDisk):
             self.note("remove", name)
             del self._inodes[name]
         super().remove_tree(path)
+
+    def remove_later(self, path):
+        if os.path.isdir(path):
+            self.remove_tree(path)
+        else:
+            self.remove(path)
 
     def sync_directory(self, path):
         super().sync_directory(path)

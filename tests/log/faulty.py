@@ -6,8 +6,9 @@ import errno
 import os
 from dataclasses import dataclass
 
-from brokers.log.failures import DiskError
-from brokers.log.files import PendingSync, RealDisk, RealFile, _failure
+from brokers.log.background import PendingSync
+from brokers.log.failures import DiskError, disk_error
+from brokers.log.files import RealDisk, RealFile
 
 
 @dataclass
@@ -38,7 +39,7 @@ class FaultyFile(RealFile):
             os.pwrite(self.fileno(), part, position)
             self.size = max(self.size, position + len(part))
         error = fault.error or errno.ENOSPC
-        raise _failure(self.path, OSError(error, os.strerror(error)))
+        raise disk_error(self.path, OSError(error, os.strerror(error)))
 
     def write_run(self, pieces, position):
         self.write(b"".join(pieces), position)
@@ -80,7 +81,7 @@ class FaultyDisk(RealDisk):
     def check(self, op: str, path: str) -> None:
         fault = self.fault(op, path)
         if fault is not None:
-            raise _failure(path, OSError(fault.error, os.strerror(fault.error)))
+            raise disk_error(path, OSError(fault.error, os.strerror(fault.error)))
 
     def open(self, path, *, create=False):
         self.check("create" if create else "open", path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import time
 from pathlib import Path
 
 from _native.batch import Record, control_batch, encode_batch, scan
@@ -17,6 +18,14 @@ TP = TopicPartition("events", 0)
 NOW = 1_700_000_000_000
 TRANSACTIONAL = 0x10
 DEFAULTS = BrokerConfig(broker_id=1, zookeeper_connect="none:1").topic_defaults()
+
+
+def until(condition) -> None:
+    """Wait for what happens on a thread."""
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.001)
 
 
 class FixedClock:

@@ -24,6 +24,7 @@ from tests.log.support import (
     open_log,
     produced,
     records,
+    until,
 )
 from wire.errors import ErrorCode
 from wire.types import TopicPartition
@@ -104,7 +105,7 @@ def test_deleted_files_go_later_and_readers_go_on(tmp_path):
     log.sweep(NOW + 59_999)
     assert result.slices[0].read() == data
     log.sweep(NOW + 60_000)
-    assert not list((tmp_path / "e-0").glob("*.deleted"))
+    until(lambda: not list((tmp_path / "e-0").glob("*.deleted")))
     assert result.slices[0].read() == data
     result.release()
 

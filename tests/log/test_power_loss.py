@@ -44,6 +44,7 @@ class History:
 
     def __init__(self) -> None:
         self.batches: dict[int, set[bytes]] = {}
+        self.deleted = False
 
     def note(self, log) -> None:
         data = content(log)
@@ -113,7 +114,32 @@ def _clean_stops(store, disk, rng, history) -> None:
         store = _store(path, disk)
 
 
-SCENARIOS = {"appends": _appends, "truncations": _truncations, "clean stops": _clean_stops}
+def _checkpoints_in_the_background(store, disk, rng, history) -> None:
+    """Ticks write the checkpoints, in three steps; cuts and deletions come between them."""
+    minute_ms = 60_000
+    for i in range(60):
+        log = store.create(TP, None, SMALL)
+        log.config = SMALL
+        for _ in range(rng.randint(0, 6)):
+            append(log, batch(rng.randint(1, 3), value=b"%d" % i * rng.randint(1, 90)), epoch=i)
+            history.note(log)
+        if rng.random() < 0.5:
+            log.flush()
+        store.tick(NOW + i * minute_ms)
+        if rng.random() < 0.3:
+            log.truncate_to(rng.randint(log.log_end_offset // 2, log.log_end_offset), now_ms=NOW)
+            history.note(log)
+        elif rng.random() < 0.1:
+            store.delete(TP)
+            history.deleted = True
+
+
+SCENARIOS = {
+    "checkpoints": _checkpoints_in_the_background,
+    "appends": _appends,
+    "truncations": _truncations,
+    "clean stops": _clean_stops,
+}
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
@@ -140,7 +166,7 @@ def _check(target, history, where) -> None:
     store = _store(target, RealDisk())
     log = store.get(TP)
     if log is None:
-        assert not flushed, where
+        assert not flushed or history.deleted, where
         store.close(clean=False)
         return
     log.config = SMALL

@@ -18,7 +18,7 @@ import pytest
 from brokers.config import BrokerConfig
 from brokers.log import DirectoryInUse, ForeignDirectory, LogStore, RealDisk, StoreRefused
 from tests.log.faulty import Fault, FaultyDisk
-from tests.log.support import NOW, FixedClock, append, batch, produced, records
+from tests.log.support import NOW, FixedClock, append, batch, produced, records, until
 from wire.errors import ErrorCode
 from wire.types import TopicPartition
 
@@ -132,7 +132,7 @@ def test_delete_and_create_again(tmp_path):
     store.tick(clock.now)
     clock.now += 60_000
     store.tick(clock.now)
-    assert not (tmp_path / doomed).exists()
+    until(lambda: not (tmp_path / doomed).exists())
     assert result.slices[0].read()
     result.release()
     store.close()
@@ -304,7 +304,86 @@ def test_ticks_flush_closed_segments_and_checkpoint(tmp_path):
     assert log.recovery_point == 11
     clock.now += 60_000
     store.tick(clock.now)
-    assert f"{A.topic} 0 11" in (tmp_path / "recovery-point-offset-checkpoint").read_text()
+    checkpoint = tmp_path / "recovery-point-offset-checkpoint"
+    assert not checkpoint.exists(), "nobody waited for its fsync"
+    _tick_until_checkpointed(store, clock.now)
+    assert f"{A.topic} 0 11" in checkpoint.read_text()
+
+
+def _tick_until_checkpointed(store, now):
+    until(lambda: [store.tick(now), store.directories[0].checkpoint is None][1])
+
+
+def test_a_cut_gives_up_the_checkpoint_under_way(tmp_path):
+    """Its recovery points would say that what is appended behind the cut is safe on disk."""
+    store = _started(tmp_path, FaultyDisk())  # which syncs at once
+    log = _create(store, A)
+    store.tick(NOW)
+    append(log, batch(5))
+    append(log, batch(5))
+    log.flush()
+    store.tick(NOW + 60_000)
+    assert store.directories[0].checkpoint is not None
+    log.truncate_to(5, now_ms=NOW)
+    assert store.directories[0].checkpoint is None
+    for _ in range(3):
+        store.tick(NOW + 60_000)
+    assert f"{A.topic} 0 5" in (tmp_path / "recovery-point-offset-checkpoint").read_text()
+    store.close()
+
+
+def test_a_partition_made_again_gives_up_the_checkpoint_under_way(tmp_path):
+    store = _started(tmp_path, FaultyDisk())  # which syncs at once
+    log = _create(store, A)
+    store.tick(NOW)
+    append(log, batch(10))
+    log.flush()
+    store.tick(NOW + 60_000)
+    store.delete(A)
+    _create(store, A)
+    for _ in range(3):
+        store.tick(NOW + 60_000)
+    assert A.topic not in (tmp_path / "recovery-point-offset-checkpoint").read_text()
+    store.close()
+
+
+def test_deleted_partitions_are_forgotten_once_no_checkpoint_has_them(tmp_path):
+    store = _started(tmp_path)
+    log = _create(store, A)
+    store.tick(NOW)
+    append(log, batch(10))
+    log.flush()
+    store.tick(NOW + 60_000)
+    store.delete(A)
+    _tick_until_checkpointed(store, NOW + 60_000)
+    assert "a.b_c-d" in (tmp_path / "recovery-point-offset-checkpoint").read_text()
+    assert store._checkpoints.outlived == {A}, "the checkpoint that was under way still had it"
+    store.tick(NOW + 120_000)
+    _tick_until_checkpointed(store, NOW + 120_000)
+    assert "a.b_c-d" not in (tmp_path / "recovery-point-offset-checkpoint").read_text()
+    assert store._checkpoints.outlived == set()
+    store.close()
+
+
+@pytest.mark.parametrize(("op", "code"), [("write", errno.ENOSPC), ("sync_later", errno.EIO), ("rename", errno.EIO)])
+def test_a_disk_that_fails_a_checkpoint_under_way(tmp_path, op, code):
+    """A full disk keeps the old ones until the next time; a failed one goes offline."""
+    disk = FaultyDisk()
+    store = _started(tmp_path, disk)
+    log = _create(store, A)
+    append(log, batch(10))
+    log.flush()
+    store.tick(NOW)
+    disk.faults.append(Fault(op, "recovery-point-offset-checkpoint", error=code, times=1))
+    store.tick(NOW + 60_000)
+    _tick_until_checkpointed(store, NOW + 60_000)
+    assert store.offline_directories == ([str(tmp_path)] if code == errno.EIO else [])
+    assert not (tmp_path / "recovery-point-offset-checkpoint").exists()
+    if code == errno.ENOSPC:
+        store.tick(NOW + 120_000)
+        _tick_until_checkpointed(store, NOW + 120_000)
+        assert f"{A.topic} 0 10" in (tmp_path / "recovery-point-offset-checkpoint").read_text()
+    store.close()
 
 
 def test_retention_by_tick(tmp_path):
@@ -338,7 +417,7 @@ import sys; sys.path.insert(0, sys.argv[2])
 import random, uuid
 from brokers.log import RealDisk
 from tests.log.test_store import _started, A, _config, TOPIC_ID
-from tests.log.support import append, append_txn, batch, end_txn, produced
+from tests.log.support import append, append_txn, batch, end_txn, produced, until
 import dataclasses
 store = _started(sys.argv[1])
 log = store.get(A)

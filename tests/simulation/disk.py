@@ -12,8 +12,9 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from brokers.log.background import PendingSync
 from brokers.log.failures import DirectoryInUse, DiskFailed, DiskFull
-from brokers.log.files import Buffer, PendingSync
+from brokers.log.files import Buffer
 from tests.log.crashes import BLOCK, Op, _content, _Data
 from tests.simulation.loop import Killed, Owner, SimLoop
 
@@ -177,7 +178,7 @@ class SimFile:
         self._disk.rename(self.path, path)
         self.path = path
 
-    def remove(self) -> None:
+    def remove(self, *, later: bool = False) -> None:
         self._disk.remove(self.path)
 
     def close(self) -> None:
@@ -303,6 +304,12 @@ class SimDisk:
         for name in [name for name in medium.files if name.startswith(path + "/")]:
             self.remove(name)
         medium.directories -= {name for name in medium.directories if name == path or name.startswith(path + "/")}
+
+    def remove_later(self, path: str) -> None:
+        if path in self._medium.directories:
+            self.remove_tree(path)
+        else:
+            self.remove(path)
 
     def relax(self) -> None:
         pass

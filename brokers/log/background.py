@@ -1,0 +1,154 @@
+"""What a disk does on threads of its own: fsync, and removing what may take long.
+
+A file system frees a file's pages and blocks when its last reference goes, some 60 to 100 ms for a gigabyte, and names
+may have to wait for its journal. Who can wait for a name to go lets the thread remove it. Who cannot (compaction puts
+another file in its place) removes the name and leaves closing the file to the thread: that is what takes long.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import shutil
+import threading
+from typing import Any
+
+from brokers.log.failures import DiskError, disk_error
+
+logger = logging.getLogger(__name__)
+
+LARGE = 8 * 1024 * 1024
+"""Bytes. Smaller files are freed on the spot, in less than a millisecond."""
+
+
+class PendingSync:
+    """A background fsync. Its owner looks at ``done`` now and then; ``error`` says how it failed."""
+
+    __slots__ = ("done", "error", "paths")
+
+    def __init__(self, paths: list[str]) -> None:
+        self.paths = paths
+        self.done = False
+        self.error: DiskError | None = None
+
+    def run(self) -> None:
+        """Do it, on the calling thread."""
+        try:
+            for path in self.paths:
+                _sync_path(path)
+        except OSError as wrong:
+            self.error = disk_error(wrong.filename or self.paths[0], wrong)
+        finally:
+            self.done = True
+
+
+def _sync_path(path: str) -> None:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+class Syncs:
+    """The thread that calls fsync, started by its first work."""
+
+    __slots__ = ("_thread", "_waiting")
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._waiting: queue.SimpleQueue[PendingSync] = queue.SimpleQueue()
+
+    def later(self, paths: list[str]) -> PendingSync:
+        """Sync these paths in their turn."""
+        pending = PendingSync(paths)
+        if self._thread is None:
+            self._thread = _started("log sync", self._run_forever)
+        self._waiting.put(pending)
+        return pending
+
+    def _run_forever(self) -> None:
+        while True:
+            self._waiting.get().run()
+
+
+class Removals:
+    """The thread that removes, started by its first work.
+
+    Descriptors of removed files wait for it, about ``limit`` at most: beyond that files are freed at once.
+    """
+
+    __slots__ = ("_limit", "_thread", "_waiting")
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._thread: threading.Thread | None = None
+        self._waiting: queue.SimpleQueue[int | str] = queue.SimpleQueue()
+
+    def hold(self, path: str) -> int:
+        """A descriptor for :meth:`close`, to be opened before the name goes; -1 if that is not possible."""
+        if self._waiting.qsize() >= self._limit:
+            return -1
+        try:
+            return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            return -1  # it may be absent, or there are too many open files: then its room goes with its name
+
+    def close(self, fd: int) -> None:
+        """Close a removed file's descriptor soon; -1 is none."""
+        if fd < 0:
+            return
+        if self._waiting.qsize() >= self._limit:
+            os.close(fd)
+        else:
+            self._put(fd)
+
+    def remove(self, path: str) -> None:
+        """Remove a file, or a directory with what is in it, soon. What fails is logged, and goes at the next start."""
+        self._put(path)
+
+    def _put(self, item: int | str) -> None:
+        if self._thread is None:
+            self._thread = _started("log removal", self._work_forever)
+        self._waiting.put(item)
+
+    def _work_forever(self) -> None:
+        while True:
+            item = self._waiting.get()
+            if isinstance(item, int):
+                os.close(item)
+                continue
+            try:
+                _remove(item)
+            except OSError as wrong:
+                logger.warning("%s is left behind: %s", item, wrong)
+
+
+def _started(name: str, target: Any) -> threading.Thread:
+    thread = threading.Thread(target=target, name=name, daemon=True)
+    thread.start()
+    return thread
+
+
+def _remove(path: str) -> None:
+    if os.path.isdir(path) and not os.path.islink(path):
+        remove_tree(path)
+        return
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass
+
+
+def remove_tree(path: str) -> None:
+    """Remove a directory with all that is in it. Names that another thread removes meanwhile are fine."""
+    shutil.rmtree(path, onerror=_unless_gone)
+
+
+def _unless_gone(_: Any, __: str, told: Any) -> None:
+    if not isinstance(told[1], FileNotFoundError):
+        raise told[1]

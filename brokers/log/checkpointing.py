@@ -1,0 +1,169 @@
+"""Writing the checkpoints of the log directories, as a rule without waiting for a disk."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from brokers.log import checkpoints
+from brokers.log.failures import DiskFailed, DiskFull
+
+if TYPE_CHECKING:
+    from brokers.log.directories import LogDirectory
+    from brokers.log.files import DiskPort
+    from brokers.log.log import Log
+    from wire.types import TopicPartition
+
+logger = logging.getLogger(__name__)
+
+
+class BackgroundCheckpoint:
+    """Files of one directory that are about to be replaced: written now, fsynced on the disk's thread, then renamed.
+
+    The names change on the caller's thread, in :meth:`step` alone. So whoever must replace one of them at once drops
+    this object first, and nothing older can come after what he writes.
+    """
+
+    __slots__ = ("_disk", "_names", "_path", "_pending")
+
+    def __init__(self, disk: DiskPort, path: str, files: Mapping[str, bytes]) -> None:
+        """Write ``files`` (name -> content) of the directory ``path`` beside the old ones. Raises DiskError."""
+        self._disk = disk
+        self._path = path
+        self._names = list(files)
+        for name, data in files.items():
+            file = disk.open(self._temporary(name), create=True)
+            try:
+                file.truncate(0)
+                file.write(data, 0)
+            finally:
+                file.close()
+        self._pending = disk.sync_later([self._temporary(name) for name in files])
+
+    def _temporary(self, name: str) -> str:
+        return f"{self._path}/{name}.tmp"
+
+    def step(self) -> bool:
+        """Go on if the disk is through with what was asked of it; whether all is durable now. Raises DiskError."""
+        if not self._pending.done:
+            return False
+        if self._pending.error is not None:
+            raise self._pending.error
+        if not self._names:
+            return True
+        for name in self._names:
+            self._disk.rename(self._temporary(name), f"{self._path}/{name}")
+        self._names = []
+        self._pending = self._disk.sync_later([self._path])
+        return False
+
+
+class Checkpoints:
+    """Recovery points, log starts, high watermarks and the cleaner's progress of all directories."""
+
+    def __init__(
+        self,
+        disk: DiskPort,
+        directories: Sequence[LogDirectory],
+        logs_of: Callable[[LogDirectory], list[Log]],
+        cleaned: Callable[[], dict[TopicPartition, int]],
+        on_failure: Callable[[LogDirectory], None],
+    ) -> None:
+        self._disk = disk
+        self._directories = directories
+        self._logs_of = logs_of
+        self._cleaned = cleaned
+        self._on_failure = on_failure
+        self.outlived: set[TopicPartition] = set()
+        """Partitions whose logs are gone, but not yet from the checkpoints of recovery points."""
+        self._covered: set[TopicPartition] = set()
+        """Those that the checkpoints under way will take out of it, if none of them is given up."""
+
+    def write_all(self) -> None:
+        """Write all now, and be done with it when this returns. A directory that is full keeps its old ones."""
+        outlived, self.outlived = self.outlived, set()
+        for directory in self._directories:
+            if not self._tried(directory, self.write):
+                self.outlived |= outlived
+
+    def begin(self) -> None:
+        """As :meth:`write_all`, but nobody waits for a disk: :meth:`go_on` does the rest."""
+        if any(directory.checkpoint is not None for directory in self._directories):
+            return
+        self._covered = set(self.outlived)
+        for directory in self._directories:
+            self._tried(directory, self._begin)
+
+    def go_on(self) -> None:
+        """Call now and then."""
+        under_way = [directory for directory in self._directories if directory.checkpoint is not None]
+        for directory in under_way:
+            self._tried(directory, self._go_on)
+        if under_way and all(directory.checkpoint is None for directory in under_way):
+            self.outlived -= self._covered
+
+    def _tried(self, directory: LogDirectory, action: Callable[[LogDirectory], None]) -> bool:
+        """Whether that could be done, or is not needed."""
+        if directory.offline:
+            return True
+        try:
+            action(directory)
+        except DiskFull as wrong:
+            self.give_up(directory)
+            logger.warning("checkpoints of %s postponed: %s", directory.path, wrong)
+            return False
+        except DiskFailed as wrong:
+            logger.critical("%s: %s", directory.path, wrong)
+            self._on_failure(directory)
+        return True
+
+    def _begin(self, directory: LogDirectory) -> None:
+        files = {checkpoints.RECOVERY_POINT_CHECKPOINT: self._recovery_points(directory), **self._others(directory)}
+        directory.checkpoint = BackgroundCheckpoint(self._disk, directory.path, files)
+
+    def _go_on(self, directory: LogDirectory) -> None:
+        if directory.checkpoint is not None and directory.checkpoint.step():
+            directory.checkpoint = None
+
+    def give_up(self, directory: LogDirectory) -> None:
+        """Forget what is under way there."""
+        directory.checkpoint = None
+        self._covered = set()
+
+    def forget_outlived(self, directories: Iterable[LogDirectory]) -> None:
+        """Before a log of an outlived partition's name is made. Raises DiskError."""
+        for directory in directories:
+            self.write_recovery_points(directory)
+        self.outlived.clear()
+
+    def write(self, directory: LogDirectory) -> None:
+        """All checkpoints of a directory, now. Raises DiskError."""
+        self.write_recovery_points(directory)
+        for name, data in self._others(directory).items():
+            self._disk.replace(f"{directory.path}/{name}", data)
+
+    def write_recovery_points(self, directory: LogDirectory) -> None:
+        """These alone, now. Raises DiskError."""
+        self.give_up(directory)  # its recovery points may be too high
+        path = f"{directory.path}/{checkpoints.RECOVERY_POINT_CHECKPOINT}"
+        self._disk.replace(path, self._recovery_points(directory))
+
+    def _recovery_points(self, directory: LogDirectory) -> bytes:
+        return checkpoints.encode_offsets({log.topic_partition: log.recovery_point for log in self._logs_of(directory)})
+
+    def _others(self, directory: LogDirectory) -> dict[str, bytes]:
+        """All but the recovery points, by the names of their files."""
+        logs = {log.topic_partition: log for log in self._logs_of(directory)}
+        tables = {
+            checkpoints.LOG_START_CHECKPOINT: {
+                tp: log.log_start_offset
+                for tp, log in logs.items()
+                if log.log_start_offset > log.segments.first.base_offset
+            },
+            checkpoints.HIGH_WATERMARK_CHECKPOINT: {tp: log.high_watermark for tp, log in logs.items()},
+        }
+        cleaned = self._cleaned()
+        if cleaned:
+            tables[checkpoints.CLEANER_CHECKPOINT] = {tp: offset for tp, offset in cleaned.items() if tp in logs}
+        return {name: checkpoints.encode_offsets(offsets) for name, offsets in tables.items()}

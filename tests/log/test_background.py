@@ -1,0 +1,135 @@
+"""What is done on the disk's threads: removed files go away there, and checkpoints wait there for their fsync."""
+
+import os
+import threading
+
+import pytest
+
+from brokers.log import DiskFailed, RealDisk
+from brokers.log.background import LARGE
+from brokers.log.files import FileSlice
+from tests.log.support import until
+
+
+@pytest.fixture
+def closers(monkeypatch):
+    """Inode -> name of the thread that closed the last descriptor of a removed file."""
+    found: dict[int, str] = {}
+    close = os.close
+
+    def closing(fd):
+        told = os.fstat(fd)
+        if told.st_nlink == 0:
+            found[told.st_ino] = threading.current_thread().name
+        close(fd)
+
+    monkeypatch.setattr(os, "close", closing)
+    return found
+
+
+def _closer(closers, inode):
+    until(lambda: inode in closers)
+    return closers[inode]
+
+
+def _file(disk, path, size):
+    file = disk.open(str(path), create=True)
+    file.truncate(size)
+    file.write(b"here", 0)
+    return file, os.stat(path).st_ino
+
+
+@pytest.mark.parametrize("opened", [True, False])
+def test_a_large_file_is_freed_on_the_thread(tmp_path, closers, opened):
+    disk = RealDisk()
+    file, inode = _file(disk, tmp_path / "a", LARGE)
+    if not opened:
+        file.close()
+    file.remove()
+    assert not (tmp_path / "a").exists()
+    assert disk.open_files == 0
+    assert _closer(closers, inode) == "log removal"
+
+
+def test_a_small_file_is_freed_on_the_spot(tmp_path, closers):
+    disk = RealDisk()
+    file, inode = _file(disk, tmp_path / "a", LARGE - 1)
+    file.remove()
+    assert closers == {inode: threading.current_thread().name}
+
+
+@pytest.mark.parametrize("later", [True, False])
+def test_a_pinned_file_is_freed_by_its_last_reader(tmp_path, closers, later):
+    disk = RealDisk()
+    file, inode = _file(disk, tmp_path / "a", LARGE)
+    held = FileSlice(file, 0, 4)
+    file.remove(later=later)
+    until(lambda: not (tmp_path / "a").exists())
+    assert held.read() == b"here"
+    assert inode not in closers
+    held.release()
+    assert _closer(closers, inode) == "log removal"
+
+
+def test_removing_later_needs_no_name_left(tmp_path, caplog):
+    """Files and directories, those that are gone already, and one that cannot go."""
+    disk = RealDisk()
+    directory = tmp_path / "t-0.deleted"
+    directory.mkdir()
+    file, _ = _file(disk, tmp_path / "a", 10)
+    _file(disk, directory / "b", 10)
+    disk.remove_later(str(tmp_path / "never"))
+    disk.remove_later("/proc/self/stat")
+    disk.remove_later(str(directory))
+    file.remove(later=True)
+    until(lambda: not os.listdir(tmp_path))
+    assert [record.getMessage() for record in caplog.records] == [
+        "/proc/self/stat is left behind: [Errno 1] Operation not permitted: '/proc/self/stat'"
+    ]
+
+
+def test_two_who_remove_a_directory_do_not_disturb_each_other(tmp_path, monkeypatch):
+    """A clean stop while the thread is still at it."""
+    disk = RealDisk()
+    directory = tmp_path / "d"
+    directory.mkdir()
+    _file(disk, directory / "a", 10)[0].close()
+    unlink = os.unlink
+
+    def slower(path, **options):
+        unlink(path, **options)
+        unlink(path, **options)  # somebody else was faster
+
+    monkeypatch.setattr(os, "unlink", slower)
+    disk.remove_tree(str(directory))
+    assert not directory.exists()
+    disk.remove_tree(str(directory))
+
+
+def test_what_cannot_be_removed_is_told(tmp_path):
+    with pytest.raises(DiskFailed, match="/proc/self/attr"):
+        RealDisk().remove_tree("/proc/self/attr")
+
+
+def test_no_more_descriptors_wait_than_the_limit(tmp_path, closers, monkeypatch):
+    """While the thread does not come to close them, what is beyond the limit is freed by the caller."""
+    disk = RealDisk(max_open=64)  # 16 of them may wait
+    monkeypatch.setattr(disk.removals, "_thread", threading.current_thread())
+    before = len(os.listdir("/proc/self/fd"))
+    freed = 0
+    for index in range(20):
+        file, inode = _file(disk, tmp_path / str(index), LARGE)
+        closers.clear()  # an inode's number is used again
+        file.remove()
+        freed += inode in closers
+    assert len(os.listdir("/proc/self/fd")) - before == 16
+    assert freed == 4
+
+
+def test_a_file_that_is_gone_already(tmp_path):
+    disk = RealDisk()
+    file, _ = _file(disk, tmp_path / "a", LARGE)
+    file.close()
+    (tmp_path / "a").unlink()
+    file.remove()
+    assert disk.removals.hold(str(tmp_path / "a")) == -1
