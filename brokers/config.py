@@ -110,7 +110,12 @@ class TopicConfig:
         INT, 1, "In-sync replicas an acks=all produce needs.", low=1, live=True, synonym="min.insync.replicas"
     )
     preallocate: bool = setting(
-        BOOLEAN, False, "Accepted; nothing is preallocated here.", live=True, inert=True, synonym="log.preallocate"
+        BOOLEAN,
+        False,
+        "Accepted; large segments on ext4 are always allocated a little ahead.",
+        live=True,
+        inert=True,
+        synonym="log.preallocate",
     )
     retention_bytes: int = setting(
         LONG, -1, "Bytes a partition keeps at most; -1 for no limit.", low=-1, live=True, synonym="log.retention.bytes"

@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Protocol
 
 from _native.io import FilePart, Mapping
+from brokers.log import preallocation
 from brokers.log.background import LARGE, PendingSync, Removals, Syncs, remove_tree
 from brokers.log.failures import DirectoryInUse, DiskError, DiskFailed, DiskFull, SliceGone, disk_error
 from brokers.log.mappings import MAPPED_BELOW, MAPPED_FROM, Mappings
@@ -29,6 +30,7 @@ Buffer = bytes | bytearray | memoryview
 _DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _MIN_OPEN_FILES = 64
+_BLOCK = 512  # of st_blocks, whatever the file system's are
 _MAX_PIECES = 1024  # IOV_MAX
 _MAX_OPEN_FILES = 8192
 _part = tuple.__new__
@@ -56,6 +58,10 @@ class DiskFile(Protocol):
 
     def truncate(self, size: int) -> None:
         """Cut the file to ``size`` bytes."""
+        ...
+
+    def trim(self) -> None:
+        """Give back what was allocated behind the end. It is fine to write on."""
         ...
 
     def sync(self) -> None:
@@ -266,9 +272,10 @@ class _Translate:
 class RealFile:
     """A DiskFile on the real file system."""
 
-    __slots__ = ("_disk", "_fd", "_pins", "_removed", "path", "recently_used", "size")
+    __slots__ = ("_allocated", "_disk", "_fd", "_pins", "_removed", "path", "recently_used", "size")
 
-    def __init__(self, disk: RealDisk, path: str, size: int) -> None:
+    def __init__(self, disk: RealDisk, path: str, size: int, allocated: int) -> None:
+        self._allocated = max(allocated, preallocation.FROM)
         self._disk = disk
         self._fd = -1
         self._pins = 0
@@ -313,6 +320,8 @@ class RealFile:
         end = position + written
         if end > self.size:
             self.size = end
+            if end > self._allocated:
+                self._allocated = self._disk.preallocation.extend(self._fd, end)
         if written != size:
             raise DiskFull(self.path, f"short write: {written} of {size} bytes")
 
@@ -336,6 +345,11 @@ class RealFile:
         with _Translate(self.path):
             os.ftruncate(self.fileno(), size)
         self.size = size
+        self._allocated = preallocation.FROM
+
+    def trim(self) -> None:
+        if self._allocated > max(self.size, preallocation.FROM):
+            self.truncate(self.size)  # as large as before, and without what lies behind it
 
     def sync(self) -> None:
         with _Translate(self.path):
@@ -423,6 +437,7 @@ class RealDisk:
         self._opened: deque[RealFile] = deque()
         self.mappings: Mappings[RealFile] | None = Mappings() if mapped else None
         self.removals = Removals(max_open // 4)
+        self.preallocation = preallocation.Preallocation()
         self._syncs = Syncs()
 
     @property
@@ -465,7 +480,8 @@ class RealDisk:
         with _Translate(path):
             if create:
                 os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
-            return self.file_class(self, path, os.stat(path).st_size)
+            found = os.stat(path)
+            return self.file_class(self, path, found.st_size, found.st_blocks * _BLOCK)
 
     def names(self, path: str) -> list[str]:
         with _Translate(path):

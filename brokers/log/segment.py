@@ -219,6 +219,7 @@ class Segment:
         if self.size:
             self.time_index.append(timestamp, offset)
         self.flush_indexes()
+        self.log.trim()
         self.hints.clear()
 
     def flush_indexes(self, *, sync: bool = False) -> None:

@@ -178,6 +178,9 @@ class SimFile:
         self._disk.rename(self.path, path)
         self.path = path
 
+    def trim(self) -> None:
+        pass
+
     def remove(self, *, later: bool = False) -> None:
         self._disk.remove(self.path)
 
