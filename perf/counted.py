@@ -185,6 +185,7 @@ def works() -> dict[str, Iterator[list[Frame]]]:
         "produce 128 KiB": [[produce_frame(TOPIC, number, large)] for number in numbers],
         "produce 1 KiB, 10 at once": [[produce_frame(TOPIC, number, small)] * AT_ONCE for number in numbers],
         "produce 1 KiB, 20 at once to 4": [[produce_frame(TOPIC, number, small) for number in numbers] * 5],
+        "produce 16 KiB, 8 at once to 4": [[produce_frame(TOPIC, number, medium) for number in numbers] * 2],
     }
     return {
         **{work: itertools.cycle(rounds) for work, rounds in repeated.items()},

@@ -66,7 +66,7 @@ def handle_produce_run(run: ProduceRun, context: Context) -> tuple[int, Done | P
         if refused is None:
             last_offset = found[-1][1]
             records += last_offset + 1 - found[0][0]
-            size += sum([one[3] for one in found])
+            size += sum(map(len, batches))
             if waiting and not partition.is_committed(last_offset):
                 waits.append((group, partition, last_offset))
     services.metrics.records_in.value += records

@@ -309,12 +309,15 @@ class RealFile:
         if len(pieces) > _MAX_PIECES:
             self.write(b"".join(pieces), position)
             return
-        fd = self.fileno()
+        self.recently_used = True
+        fd = self._fd
+        if fd < 0:
+            fd = self.fileno()
         try:
             written = os.pwritev(fd, pieces, position)
         except OSError as wrong:
             raise disk_error(self.path, wrong) from wrong
-        self._written(position, written, sum([len(piece) for piece in pieces]))
+        self._written(position, written, sum(map(len, pieces)))
 
     def _written(self, position: int, written: int, size: int) -> None:
         end = position + written

@@ -11,16 +11,17 @@ above the recovery point are always scanned. None of the three is trusted: a loo
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from _native.batch import entries_at_most
 from brokers.log.failures import DiskFull
-from brokers.log.files import DiskFile, DiskPort
+from brokers.log.files import Buffer, DiskFile, DiskPort
 
 _OFFSET_ENTRY = struct.Struct(">ii")
 _TIME_ENTRY = struct.Struct(">qi")
 _TXN_ENTRY = struct.Struct(">hqqqq")
+_pack_offset = _OFFSET_ENTRY.pack
 _INT32_MAX = 2**31 - 1
 _WRITE_BEHIND_BYTES = 4096
 TXN_INDEX_VERSION = 0
@@ -65,6 +66,8 @@ class _IndexFile:
         self._file: DiskFile | None = None
         self._anew = False
         """Whether the entries were made anew, and what the file holds is still to be compared with them."""
+        self._newest: int | None = None
+        """What the time index knows of its last entry without looking; None once entries were taken away."""
 
     @property
     def data(self) -> bytearray:
@@ -93,8 +96,10 @@ class _IndexFile:
         """Size of the index with entries not yet written."""
         return len(self.data)
 
-    def _append(self, packed: bytes) -> None:
-        data = self.data
+    def _append(self, packed: Buffer) -> None:
+        data = self._data
+        if data is None:
+            data = self.data
         data += packed
         if len(data) - self._written >= _WRITE_BEHIND_BYTES and not self._anew:
             try:
@@ -142,9 +147,11 @@ class _IndexFile:
         self._data = bytearray()
         self._written = 0
         self._anew = True
+        self._newest = None
 
     def _cut(self, entries: int) -> None:
         size = entries * self.entry.size
+        self._newest = None
         if self._anew:
             self.flush()
         del self.data[size:]
@@ -154,6 +161,7 @@ class _IndexFile:
 
     def clear(self) -> None:
         """Forget all entries, in memory and on disk."""
+        self._newest = None
         self._data = bytearray()
         self._written = 0
         self._anew = False
@@ -186,6 +194,7 @@ class _IndexFile:
         self.close()
         self._file = None
         self._data = None
+        self._newest = None
         self._anew = False
         if later:
             self._disk.remove_later(self.path)
@@ -203,6 +212,14 @@ class OffsetIndex(_IndexFile):
         relative = offset - self.base_offset
         assert 0 <= relative <= _INT32_MAX
         self._append(_OFFSET_ENTRY.pack(relative, position))
+
+    def extend(self, entries: Sequence[tuple[int, int]]) -> None:
+        """As :meth:`append`, for several pairs of offset and position."""
+        base, packed = self.base_offset, bytearray()
+        assert 0 <= entries[0][0] - base <= entries[-1][0] - base <= _INT32_MAX
+        for offset, position in entries:
+            packed += _pack_offset(offset - base, position)
+        self._append(packed)
 
     def __getitem__(self, index: int) -> OffsetEntry:
         relative, position = _OFFSET_ENTRY.unpack_from(self.data, index * 8)
@@ -258,9 +275,17 @@ class TimeIndex(_IndexFile):
 
     entry = _TIME_ENTRY
 
+    def newest(self) -> int:
+        """The last entry's timestamp, -1 if there is none."""
+        newest = self._newest
+        if newest is None:
+            newest = self._newest = self.last().timestamp
+        return newest
+
     def append(self, timestamp: int, offset: int) -> None:
         """Add an entry if its timestamp is larger than the last one's; otherwise nothing."""
-        if timestamp > self.last().timestamp:
+        if timestamp > self.newest():
+            self._newest = timestamp
             self._append(_TIME_ENTRY.pack(timestamp, offset - self.base_offset))
 
     def __getitem__(self, index: int) -> TimeEntry:

@@ -144,16 +144,24 @@ class Segment:
         except DiskFull:
             self._cut_back(position)
             raise
-        largest, since = self.max_timestamp, self._bytes_since_index
-        for _, last_offset, timestamp, size, _, _ in admitted:  # as _index, without a call for each
+        largest, since = self._max_timestamp, self._bytes_since_index
+        if largest is None:
+            largest = self.max_timestamp
+        entries: list[tuple[int, int]] = []
+        newest = self.time_index.newest()
+        for _, last_offset, timestamp, size, _, _ in admitted:  # as _index, without calls for each
             if timestamp > largest[0]:
                 largest = timestamp, last_offset
             if since > index_interval_bytes:
-                self.offset_index.append(last_offset, position)
-                self.time_index.append(*largest)
+                entries.append((last_offset, position))
+                if largest[0] > newest:
+                    self.time_index.append(*largest)
+                    newest = largest[0]
                 since = 0
             since += size
             position += size
+        if entries:
+            self.offset_index.extend(entries)
         self._max_timestamp, self._bytes_since_index = largest, since
         self.remember(admitted[0][0], start)
 
