@@ -56,11 +56,11 @@ def batches(writes: Sequence[Write], limit_bytes: int) -> Iterator[list[Write]]:
         yield run
 
 
-def encode(run: Sequence[Write], wall_ms: int) -> bytes:
-    """One record batch (or control batch) for a run made by :func:`batches`."""
+def encode(run: Sequence[Write], wall_ms: int) -> bytearray:
+    """One record batch (or control batch) for a run made by :func:`batches`; the log stamps it in place."""
     first = run[0]
     if first.marker is not None:
-        return bytes(
+        return bytearray(
             control_batch(
                 commit=first.marker.commit,
                 producer_id=first.marker.producer_id,
@@ -72,8 +72,8 @@ def encode(run: Sequence[Write], wall_ms: int) -> bytes:
     records = [record for write in run for record in write.records]
     encoded = [Record(i, wall_ms, record.key, record.value, ()) for i, record in enumerate(records)]
     if first.result.producer is None:
-        return bytes(encode_batch(encoded))
+        return bytearray(encode_batch(encoded))
     producer_id, producer_epoch = first.result.producer
-    return bytes(
+    return bytearray(
         encode_batch(encoded, attributes=TRANSACTIONAL, producer_id=producer_id, producer_epoch=producer_epoch)
     )

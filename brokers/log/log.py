@@ -112,8 +112,9 @@ class Log(PlainAppends):
         """
         if self.offline:
             return self.refused(ErrorCode.KAFKA_STORAGE_ERROR, "the log directory is offline")
-        if origin is Origin.CLIENT:
-            appended = self._append_plain(records, leader_epoch, now_ms)
+        if origin is not Origin.REPLICATION:
+            own = origin is Origin.COORDINATOR
+            appended = self._append_plain(records, leader_epoch, now_ms, guard=verification_guard, own=own)
             if appended is not None:
                 return appended
         config = self._config

@@ -33,14 +33,17 @@ class Bounds:
     """Which batches may take the short way into a segment. Whatever goes the general way makes them anew.
 
     ``appends`` is how many batches the indexes have room for in any case, at most a thousand until they are asked anew.
+    ``size`` is how large a client's batch may be, ``own_size`` one of a coordinator, whose records all have keys.
     """
 
-    __slots__ = ("after_ms", "appends", "before_ms", "config", "newest", "offset", "position", "segment", "size")
+    __slots__ = (
+        "after_ms", "appends", "before_ms", "config", "newest", "offset", "own_size", "position", "segment", "size"
+    )  # fmt: skip
 
     def __init__(self, active: Segment, config: TopicConfig, newest: int) -> None:
         self.segment = active
         self.config = config
-        self.size = min(config.max_message_bytes, config.segment_bytes) if takes_as_they_are(config) else -1
+        self.own_size = min(config.max_message_bytes, config.segment_bytes) if takes_as_they_are(config) else -1
         self.position = min(config.segment_bytes, MAX_POSITION)
         self.offset = active.base_offset + MAX_POSITION
         begun = active.first_timestamp
@@ -49,7 +52,8 @@ class Bounds:
         self.before_ms = config.message_timestamp_before_max_ms  # below, the earliest timestamp is before the epoch
         self.appends = max(0, min(1000, active.index_room(config.segment_index_bytes)))
         if not self.appends:
-            self.size = -1
+            self.own_size = -1
+        self.size = -1 if "compact" in config.cleanup_policy else self.own_size
 
 
 class PlainAppends(LogReads):
@@ -57,14 +61,22 @@ class PlainAppends(LogReads):
 
     _bounds: Bounds | None = None
 
-    def _append_plain(self, records: Buffer, leader_epoch: int, now_ms: int) -> AppendInfo | None:
-        """The short way of what most producers send, with the same outcome; None if it must go the general way."""
+    def _append_plain(
+        self, records: Buffer, leader_epoch: int, now_ms: int, *, guard: object | None = None, own: bool = False
+    ) -> AppendInfo | None:
+        """The short way of what most producers send, with the same outcome; None if it must go the general way.
+
+        ``own`` says that a coordinator of this broker made it, for no producer then. With a ``guard`` the batch may
+        begin a transaction.
+        """
         size, offset = len(records), self.log_end_offset
         bounds = self._short_way(1, size, leader_epoch, now_ms)
-        if bounds is None or size > bounds.size:
+        if bounds is None or size > (bounds.own_size if own else bounds.size):
             return None
         latest = min(now_ms + bounds.after_ms, bounds.newest)
-        admitted = admit(records, offset, leader_epoch, latest, MAX_BATCH_RECORDS, self.producers.entries, True)
+        begins = None if guard is None or own else self.producers.beginning(records, guard)
+        known = {} if own else begins or self.producers.entries
+        admitted = admit(records, offset, leader_epoch, latest, MAX_BATCH_RECORDS, known, True)
         if admitted is None:
             return None
         bounds.appends -= 1
@@ -73,7 +85,9 @@ class PlainAppends(LogReads):
             bounds.segment.append_one(records, offset, last_offset, largest, self._config.index_interval_bytes)
         except (DiskFull, DiskFailed) as wrong:
             return self._unwritten(wrong)
-        if producer_id >= 0:
+        if begins is not None:
+            self.producers.begun(admitted, now_ms)
+        elif producer_id >= 0:
             self.producers.continued((admitted,), now_ms)
         self._appended_to(last_offset + 1, now_ms)
         failed = self._flushed() if self._flush_now() else None
@@ -126,7 +140,7 @@ class PlainAppends(LogReads):
         position = active.log.size
         if (
             not position  # the first batch of a segment decides how long it lasts
-            or bounds.size < 0
+            or bounds.own_size < 0
             or bounds.appends < count
             or position + size > bounds.position
             or self.log_end_offset + size > bounds.offset  # a record has more than one byte

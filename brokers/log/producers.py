@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import struct
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum, auto
 from typing import NamedTuple
 
-from _native.batch import Admitted, BatchHeader, Record, crc32c, encode_batch
+from _native.batch import Admitted, BatchHeader, CorruptBatch, Record, crc32c, encode_batch, parse_header
+from brokers.log.files import Buffer
 from brokers.log.indexes import AbortedTxn
 from wire.errors import ErrorCode
 from wire.types import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE
@@ -410,6 +411,36 @@ class ProducerState:
         if change.events:
             self._update_first_unstable()
         return aborted
+
+    def beginning(self, batch: Buffer, guard: object) -> Mapping[int, ProducerEntry] | None:
+        """What the kernel shall believe of a producer whose verified batch begins a transaction: that one is open.
+
+        None unless ``guard`` is the one that was given out for this very batch, and the producer is known in its epoch
+        with none open.
+        """
+        try:
+            header = parse_header(batch)
+        except CorruptBatch:
+            return None
+        producer_id = header.producer_id
+        known = self.entries.get(producer_id)
+        verification = self._verifications.get(producer_id)
+        if known is None or verification is None or verification.guard is not guard:
+            return None
+        if known.txn_first_offset >= 0 or not header.is_transactional:
+            return None
+        if verification.epoch != header.producer_epoch or verification.lowest_sequence != header.base_sequence:
+            return None  # another batch is still being verified
+        return {producer_id: known._replace(txn_first_offset=0)}
+
+    def begun(self, admitted: Admitted, now_ms: int) -> None:
+        """Make true what a batch changes that begins a transaction, admitted by :meth:`beginning`; it is in the log."""
+        first_offset, producer_id = admitted[0], admitted[4]
+        self.entries[producer_id] = self.entries[producer_id]._replace(txn_first_offset=first_offset)
+        self._continued(producer_id, (admitted,), now_ms)
+        self._verifications.pop(producer_id, None)
+        self.open[producer_id] = first_offset
+        self._update_first_unstable()
 
     def continued(self, admitted: Sequence[Admitted], now_ms: int) -> None:
         """Make true what batches change that only continue their producers' sequences; they are in the log.

@@ -57,12 +57,11 @@ class Rejected(NamedTuple):
 
 
 def takes_as_they_are(config: TopicConfig) -> bool:
-    """Whether a topic takes sound batches without codec as they are. :func:`check_for_leader` asks more of others."""
-    return (
-        config.message_timestamp_type == "CreateTime"
-        and config.compression_type in ("producer", "uncompressed")
-        and "compact" not in config.cleanup_policy
-    )
+    """Whether a topic takes sound batches without codec, with keys if it is compacted, as they are.
+
+    :func:`check_for_leader` asks more of others.
+    """
+    return config.message_timestamp_type == "CreateTime" and config.compression_type in ("producer", "uncompressed")
 
 
 def build_batch(header: BatchHeader, payload: Buffer) -> bytearray:

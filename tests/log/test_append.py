@@ -350,7 +350,7 @@ def _end_alike(ours: Log, theirs: Log, *, segments: tuple[str, ...] = (), logs: 
 def test_the_short_way_ends_as_the_general_one(topic, sent):
     with tempfile.TemporaryDirectory() as name:
         short, general = (open_log(Path(name) / f"{way}-0", config=config(**topic)) for way in ("short", "general"))
-        general._append_plain = lambda *_: None
+        general._append_plain = lambda *_, **__: None
         taken = 0
         epoch, now_ms = 0, NOW
         for data, later, next_epoch in sent:
@@ -366,7 +366,7 @@ def test_the_short_way_ends_as_the_general_one(topic, sent):
 def test_a_run_ends_as_its_batches_one_by_one(topic, sent):
     with tempfile.TemporaryDirectory() as name:
         runs, general = (open_log(Path(name) / f"{way}-0", config=config(**topic)) for way in ("runs", "general"))
-        general._append_plain = lambda *_: None
+        general._append_plain = lambda *_, **__: None
         epoch, now_ms = 0, NOW
         while sent:
             data, later, next_epoch = sent[0]

@@ -64,6 +64,9 @@ KINDS = [
     "bumped",
     "other",
     "verified",
+    "verified",
+    "verified",
+    "verified",
     "plain",
 ]
 STEPS = st.lists(
@@ -178,7 +181,7 @@ def test_producers_end_alike_in_every_way(transactional, first, topic, steps):
         def opened(way: str, **more) -> Log:
             log = open_log(Path(name) / way / "events-0", now_ms=now_ms, **options, **more)
             if way == "general":
-                log._append_plain = lambda *_: None
+                log._append_plain = lambda *_, **__: None
             return log
 
         now_ms, clients = NOW, Clients(transactional, first)
@@ -332,10 +335,64 @@ def test_the_next_run_after_a_transactions_end_is_not_of_it(log):
     assert log.last_stable_offset == 4
 
 
-def test_coordinators_and_followers_go_the_general_way(log, monkeypatch):
-    called = []
-    monkeypatch.setattr(log, "_append_plain", lambda *given: called.append(given))
+def test_a_verified_batch_that_begins_a_transaction_takes_the_short_way(log, monkeypatch):
+    assert append_txn(log, 1, 0, 1).error is ErrorCode.NONE
+    end_txn(log, 1, 0, commit=True)
+    guard = log.verification_guard(1, 0, 2)
+    only_the_short_way(log, monkeypatch)
+    began = append(log, produced(1, 0, 2, txn=True), verification_guard=guard)
+    assert (began.error, began.first_offset) == (ErrorCode.NONE, 3)
+    assert list(log.producers.open.items()) == [(1, 3)]
+    assert log.last_stable_offset == 3
+    assert not log.producers._verifications
+    assert append(log, produced(1, 0, 3, txn=True)).first_offset == 4
+
+
+@pytest.mark.parametrize("what", ["another guard", "a lower one is verified", "damaged", "new"])
+def test_what_else_a_guard_came_with_goes_the_general_way(log, monkeypatch, what):
+    data = produced(1, 0, 1, txn=True)
+    guard = log.verification_guard(1, 0, 1)
+    if what == "another guard":
+        log.producers._verifications.clear()
+        log.verification_guard(1, 0, 1)
+    elif what == "a lower one is verified":
+        log.verification_guard(1, 0, 0)
+    elif what == "damaged":
+        data = data[:40]
+    else:
+        data, guard = produced(9, 0, 0, txn=True), log.verification_guard(9, 0, 0)
+    only_the_short_way(log, monkeypatch)
+    with pytest.raises(TypeError):
+        append(log, data, verification_guard=guard)
+
+
+@pytest.mark.parametrize("policy", ["delete", "compact"])
+def test_a_coordinators_records_end_alike_in_both_ways(tmp_path, policy, monkeypatch):
+    """A compacted topic's clients are asked for keys, record by record; a coordinator's records have them."""
+    changes = config(cleanup_policy=policy, index_interval_bytes=0)
+    short, general = (open_log(tmp_path / way / "events-0", config=changes) for way in ("short", "general"))
+    general._append_plain = lambda *_, **__: None
+    for log in (short, general):
+        append(log, batch(1), origin=Origin.COORDINATOR)
+    told = [append(general, batch(2, key=b"%d" % i), origin=Origin.COORDINATOR, now_ms=NOW + i) for i in range(3)]
+    if policy == "compact":
+        assert append(short, batch(1, key=None)).error is ErrorCode.INVALID_RECORD
+        with monkeypatch.context() as patched:
+            only_the_short_way(short, patched)
+            with pytest.raises(TypeError):
+                append(short, batch(1))
+    only_the_short_way(short, monkeypatch)
+    for i, expected in enumerate(told):
+        assert append(short, batch(2, key=b"%d" % i), origin=Origin.COORDINATOR, now_ms=NOW + i) == expected
+    for log in (short, general):
+        log.close()
+    assert files(tmp_path / "short" / "events-0") == files(tmp_path / "general" / "events-0")
+
+
+def test_a_coordinators_batches_with_producers_and_followers_go_the_general_way(log, monkeypatch):
+    """Offsets of a transaction have no sequences, and what is replicated has its offsets already."""
+    admitted = log._append_plain
+    monkeypatch.setattr(log, "_append_plain", lambda *given, **how: [admitted(*given, **how)].remove(None))
     append(log, produced(1, 0, 1), origin=Origin.COORDINATOR)
     log.append_as_follower(bytes(produced(1, 0, 2, base_offset=2, leader_epoch=0)))
-    assert not called
     assert [meta.last_sequence for meta in log.producers.entries[1].batches] == list(itertools.islice(range(9), 3))
