@@ -50,7 +50,7 @@ def _refusal(group: Group, request: JoinRequest, settings: GroupSettings) -> Err
         return ErrorCode.COORDINATOR_NOT_AVAILABLE
     if not _has_room(group, request, settings):
         return ErrorCode.GROUP_MAX_SIZE_REACHED
-    if not group.supports(request.protocol_type, request.protocols):
+    if not group.supports(request.protocol_type, request.protocols, request.member_id):
         return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
     if request.member_id and request.member_id not in group.pending_members:
         return group.check_member(request.member_id, request.instance_id)
@@ -60,6 +60,8 @@ def _refusal(group: Group, request: JoinRequest, settings: GroupSettings) -> Err
 def _has_room(group: Group, request: JoinRequest, settings: GroupSettings) -> bool:
     """In the join phase those who came first stay: a group over a lowered limit shrinks at its next rebalance."""
     known = group.members.get(request.member_id) or group.static_member(request.instance_id)
+    if len(group.members) < settings.max_size:
+        return True
     if group.state is State.PREPARING:
         joined = sum(1 for m in group.members.values() if m.join_ticket is not None)
         return (known is not None and known.join_ticket is not None) or joined < settings.max_size

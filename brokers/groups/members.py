@@ -186,14 +186,19 @@ class Group:
             self.members or self.pending_members or self.offsets or self.pending_offsets or self.durable is not None
         )
 
-    def supports(self, protocol_type: str, protocols: Iterable[Protocol]) -> bool:
+    def supports(self, protocol_type: str, protocols: Iterable[Protocol], member_id: str = "") -> bool:
         """Whether a member with these protocols fits in (INCONSISTENT_GROUP_PROTOCOL otherwise)."""
         names = {p.name for p in protocols}
         if not protocol_type or not names:
             return False
         if self.state is State.EMPTY or not self.members:
             return True
-        return protocol_type == self.protocol_type and bool(names & self._common(self.members.values()))
+        if protocol_type != self.protocol_type:
+            return False
+        known = self.members.get(member_id)
+        if known is not None and names == {p.name for p in known.protocols}:
+            return True  # all members have one in common, always: nobody else has to be asked
+        return bool(names & self._common(self.members.values()))
 
     @staticmethod
     def _common(members: Iterable[Member]) -> set[str]:
