@@ -119,12 +119,12 @@ class Removals:
     def _work_forever(self) -> None:
         while True:
             item = self._waiting.get()
-            if isinstance(item, int):
-                os.close(item)
-                continue
             try:
-                _remove(item)
-            except OSError as wrong:
+                if isinstance(item, int):
+                    os.close(item)
+                else:
+                    _remove(item)
+            except Exception as wrong:  # the thread goes on, or nothing would be removed any more
                 logger.warning("%s is left behind: %s", item, wrong)
 
 

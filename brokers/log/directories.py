@@ -6,6 +6,7 @@ import uuid
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    from brokers.log.background import PendingSync
     from brokers.log.checkpointing import BackgroundCheckpoint
     from brokers.log.files import DiskLock
     from brokers.log.log import Log
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 class LogDirectory:
     """One entry of ``log.dirs``."""
 
-    __slots__ = ("checkpoint", "doomed", "id", "intact_since", "lock", "logs", "offline", "path")
+    __slots__ = ("checkpoint", "doomed", "id", "intact_since", "lock", "logs", "offline", "path", "syncs")
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -26,6 +27,8 @@ class LogDirectory:
         """How many logs it holds."""
         self.checkpoint: BackgroundCheckpoint | None = None
         """The one under way."""
+        self.syncs: list[PendingSync] = []
+        """Of the directory itself, after renames that nobody waits for."""
         self.doomed: list[tuple[int, str]] = []
         """Renamed partition directories and the time at which they go."""
 

@@ -1,4 +1,4 @@
-"""The disk port and its real implementation: the only file of the log that talks to the operating system.
+"""The disk port and its real implementation, behind which the log talks to the operating system.
 
 Files open on first use and at most ``max_open`` stay open (10,000 partitions have 30,000 files), so a ``DiskFile`` is a
 name that can produce a descriptor, not a descriptor. A :class:`FileSlice` pins the descriptor: it outlives eviction,
@@ -31,6 +31,8 @@ _DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _MIN_OPEN_FILES = 64
 _BLOCK = 512  # of st_blocks, whatever the file system's are
+_ROUNDED = 64 * 1024  # more than a file's blocks are above its size without any allocated ahead
+_NEVER = 1 << 62
 _MAX_PIECES = 1024  # IOV_MAX
 _MAX_OPEN_FILES = 8192
 _part = tuple.__new__
@@ -58,6 +60,10 @@ class DiskFile(Protocol):
 
     def truncate(self, size: int) -> None:
         """Cut the file to ``size`` bytes."""
+        ...
+
+    def expect_growth(self) -> None:
+        """The file will be appended to until it is large: room may be allocated ahead."""
         ...
 
     def trim(self) -> None:
@@ -272,10 +278,13 @@ class _Translate:
 class RealFile:
     """A DiskFile on the real file system."""
 
-    __slots__ = ("_allocated", "_disk", "_fd", "_pins", "_removed", "path", "recently_used", "size")
+    __slots__ = ("_ahead", "_disk", "_fd", "_pins", "_removed", "_spare", "path", "recently_used", "size")
 
     def __init__(self, disk: RealDisk, path: str, size: int, allocated: int) -> None:
-        self._allocated = max(allocated, preallocation.FROM)
+        self._ahead = _NEVER
+        """The end at which more is to be allocated."""
+        self._spare = allocated > size + _ROUNDED
+        """Whether there may be blocks behind the end."""
         self._disk = disk
         self._fd = -1
         self._pins = 0
@@ -323,8 +332,10 @@ class RealFile:
         end = position + written
         if end > self.size:
             self.size = end
-            if end > self._allocated:
-                self._allocated = self._disk.preallocation.extend(self._fd, end)
+            if end > self._ahead:
+                room = min(end, preallocation.MOST)
+                self._ahead = end + room
+                self._spare = self._disk.preallocation.extend(self._fd, end, room)
         if written != size:
             raise DiskFull(self.path, f"short write: {written} of {size} bytes")
 
@@ -348,10 +359,15 @@ class RealFile:
         with _Translate(self.path):
             os.ftruncate(self.fileno(), size)
         self.size = size
-        self._allocated = preallocation.FROM
+        self._spare = False
+        if self._ahead != _NEVER:
+            self.expect_growth()
+
+    def expect_growth(self) -> None:
+        self._ahead = preallocation.FROM
 
     def trim(self) -> None:
-        if self._allocated > max(self.size, preallocation.FROM):
+        if self._spare:
             self.truncate(self.size)  # as large as before, and without what lies behind it
 
     def sync(self) -> None:

@@ -285,8 +285,8 @@ class TimeIndex(_IndexFile):
     def append(self, timestamp: int, offset: int) -> None:
         """Add an entry if its timestamp is larger than the last one's; otherwise nothing."""
         if timestamp > self.newest():
-            self._newest = timestamp
             self._append(_TIME_ENTRY.pack(timestamp, offset - self.base_offset))
+            self._newest = timestamp
 
     def __getitem__(self, index: int) -> TimeEntry:
         timestamp, relative = _TIME_ENTRY.unpack_from(self.data, index * 12)

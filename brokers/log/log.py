@@ -374,10 +374,15 @@ class Log(PlainAppends):
 
     def _lower_recovery_point(self, offset: int) -> None:
         """Before a cut: what is appended after it is not durable, although the old recovery point would say so."""
-        if offset < self.recovery_point:
+        former = self.recovery_point
+        if offset < former:
             self.recovery_point = offset
-            if self._checkpoint is not None:
-                self._checkpoint()
+            try:
+                if self._checkpoint is not None:
+                    self._checkpoint()
+            except BaseException:
+                self.recovery_point = former  # the disk says so: whoever tries again must write it again
+                raise
 
     def _discard(self, segment: Segment) -> None:
         self.take_out(segment)
@@ -431,6 +436,12 @@ class Log(PlainAppends):
         """Delete the files of buried segments whose time has come."""
         while self.garbage and self.garbage[0][0] <= now_ms:
             self.garbage.pop(0)[1].remove(later=True)
+
+    @guarded
+    def trim_if_idle(self, since_ms: int) -> None:
+        """Give back the room ahead of the active segment if nothing was appended since then."""
+        if self.last_now_ms < since_ms:
+            self.segments.active.log.trim()
 
     # ---- durability
 

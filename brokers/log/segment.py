@@ -103,6 +103,7 @@ class Segment:
         self.suffix = suffix
         self.created_ms = now_ms
         self.log: DiskFile = disk.open(stem + LOG_SUFFIX + suffix, create=create)
+        self.log.expect_growth()
         self.offset_index = OffsetIndex(disk, stem + OFFSET_INDEX_SUFFIX + suffix, base_offset)
         self.time_index = TimeIndex(disk, stem + TIME_INDEX_SUFFIX + suffix, base_offset)
         self.txn_index = TransactionIndex(disk, stem + TXN_INDEX_SUFFIX + suffix, base_offset)

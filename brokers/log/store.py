@@ -384,15 +384,38 @@ class LogStore:
             return
         self._cleaner.forget(tp)
         self._checkpoints.outlived.add(tp)
+        log.abandon()
         try:
-            log.abandon()
             path = self._renamed(log, directory, "delete")
-            # Nobody waits: before there is a log of that name again, forget_outlived has synced the directory.
-            self._disk.sync_later([directory.path])
+            # Nobody waits: before there is a log of that name again, its directory is synced (Checkpoints.outlived).
+            directory.syncs.append(self._disk.sync_later([directory.path]))
+        except DiskFull as wrong:
+            # Not even a longer name has room. Removing needs none, and is what somebody hopes for.
+            logger.warning("%s: removed at once: %s", log.directory, wrong)
+            self._removed_at_once(log, directory)
         except DiskFailed as wrong:
-            self._disk_failed(log, wrong)
-            return
-        directory.doomed.append((self._clock.wall_ms() + log.config.file_delete_delay_ms, path))
+            logger.critical("%s: %s", log.directory, wrong)
+            self.take_offline(directory)
+        else:
+            directory.doomed.append((self._clock.wall_ms() + log.config.file_delete_delay_ms, path))
+
+    def _removed_at_once(self, log: Log, directory: LogDirectory) -> None:
+        try:
+            self._disk.remove_tree(log.directory)
+        except DiskError as wrong:
+            logger.critical("%s: %s", log.directory, wrong)
+            self.take_offline(directory)
+
+    def _end_syncs(self) -> None:
+        """A directory whose renames could not be made durable has failed."""
+        for directory in self.directories:
+            done = [sync for sync in directory.syncs if sync.done]
+            if done:
+                directory.syncs = [sync for sync in directory.syncs if not sync.done]
+                failed = next((sync.error for sync in done if sync.error is not None), None)
+                if failed is not None:
+                    logger.critical("%s: %s", directory.path, failed)
+                    self.take_offline(directory)
 
     def _new_id(self, name: str) -> uuid.UUID:
         return uuid.uuid5(uuid.NAMESPACE_URL, f"{name}/{self._config.broker_id}/{self._clock.wall_ms()}")
@@ -445,8 +468,10 @@ class LogStore:
             self._enforce_retention(self._retention_queue.popleft(), now_ms)
         if now_ms >= self._next_producer_expiry_ms:
             self._next_producer_expiry_ms = now_ms + _PRODUCER_EXPIRY_CHECK_MS
-            for log in self._logs.values():
+            for log in list(self._logs.values()):
                 log.producers.expire(now_ms)
+                if not log.offline:
+                    self._quietly(partial(log.trim_if_idle, now_ms - _PRODUCER_EXPIRY_CHECK_MS))
         self._quietly(lambda: self._cleaner.step(now_ms))
         for log in list(self._logs.values()):
             if log.offline:
@@ -462,6 +487,7 @@ class LogStore:
         if now_ms >= self._next_relaxation_ms:
             self._next_relaxation_ms = now_ms + _RELAXATION_MS
             self._disk.relax()
+        self._end_syncs()
         self._checkpoints.go_on()
         if now_ms >= self._next_checkpoint_ms:
             self._next_checkpoint_ms = now_ms + config.log_flush_offset_checkpoint_interval_ms

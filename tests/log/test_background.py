@@ -88,6 +88,15 @@ def test_removing_later_needs_no_name_left(tmp_path, caplog):
     ]
 
 
+def test_the_thread_outlives_an_error(tmp_path, caplog):
+    disk = RealDisk()
+    file, _ = _file(disk, tmp_path / "a", 10)
+    disk.removals.close(1 << 20)  # no descriptor
+    file.remove(later=True)
+    until(lambda: not os.listdir(tmp_path))
+    assert "Bad file descriptor" in caplog.text
+
+
 def test_two_who_remove_a_directory_do_not_disturb_each_other(tmp_path, monkeypatch):
     """A clean stop while the thread is still at it."""
     disk = RealDisk()

@@ -1,6 +1,9 @@
 """What a large segment has allocated behind its end, and when it gives that back. Needs a directory on ext4."""
 
+import ctypes
+import errno
 import os
+from types import SimpleNamespace
 
 import pytest
 
@@ -8,34 +11,57 @@ from brokers.log import RealDisk, preallocation
 from brokers.log.preallocation import FROM, MOST, file_system
 from tests.log.support import append, batch, config, open_log
 
+GIB = 1 << 30
+
 
 def _allocated(path):
     return os.stat(path).st_blocks * 512
 
 
 @pytest.fixture
-def calls(monkeypatch):
-    """(offset, length) of the calls, on whatever file system the tests run."""
-    made = []
+def volume(monkeypatch):
+    """An ext4 with much room, on whatever file system the tests run."""
+    found = SimpleNamespace(f_frsize=4096, f_blocks=100 * GIB // 4096, f_bavail=50 * GIB // 4096)
     monkeypatch.setattr(preallocation, "file_system", lambda _: "ext4")
+    monkeypatch.setattr(os, "fstatvfs", lambda _: found)
+    return found
+
+
+@pytest.fixture
+def calls(monkeypatch, volume):
+    """(offset, length) of the calls."""
+    made = []
     monkeypatch.setattr(preallocation, "_fallocate", lambda fd, mode, *range_: made.append(range_) or 0)
     return made
+
+
+@pytest.fixture
+def file(tmp_path):
+    file = RealDisk().open(str(tmp_path / "a"), create=True)
+    file.expect_growth()
+    return file
 
 
 def _write(file, size):
     file.write(bytes(size - file.size), file.size)
 
 
-def test_small_files_get_nothing(tmp_path, calls):
-    file = RealDisk().open(str(tmp_path / "a"), create=True)
+def test_small_files_get_nothing(file, calls):
     _write(file, FROM)
     assert not calls
     _write(file, FROM + 1)
     assert calls == [(FROM + 1, FROM + 1)]
 
 
-def test_as_much_as_there_is_but_not_more_than_the_limit(tmp_path, calls):
+def test_nor_do_indexes(tmp_path, calls):
     file = RealDisk().open(str(tmp_path / "a"), create=True)
+    _write(file, 2 * FROM)
+    file.truncate(FROM)
+    _write(file, 2 * FROM)
+    assert not calls
+
+
+def test_as_much_as_there_is_but_not_more_than_the_limit(file, calls):
     _write(file, 3 * FROM)
     _write(file, 6 * FROM)
     assert len(calls) == 1
@@ -45,48 +71,63 @@ def test_as_much_as_there_is_but_not_more_than_the_limit(tmp_path, calls):
     assert len(calls) == 2
 
 
-def test_a_cut_begins_anew(tmp_path, calls):
-    file = RealDisk().open(str(tmp_path / "a"), create=True)
+def test_a_cut_begins_anew(file, calls):
     _write(file, 2 * FROM)
     file.truncate(2 * FROM - 1)
     _write(file, 2 * FROM)
     assert calls == [(2 * FROM, 2 * FROM)] * 2
 
 
-@pytest.mark.parametrize("supported", [True, False])
-def test_a_refusal_is_no_error(tmp_path, monkeypatch, supported):
-    """No room is asked for again later; a file system that can't is not asked again."""
-    import ctypes
-    import errno
+@pytest.mark.parametrize(("free", "size"), [(GIB - 1, 100), (50 * GIB, 1000)])
+def test_a_disk_that_fills_up_keeps_what_it_has(file, calls, volume, free, size):
+    """Sixty-four times as much must be free, and a twentieth of the volume."""
+    volume.f_bavail, volume.f_blocks = free // 4096, size * GIB // 4096 + 1
+    _write(file, 4 * FROM)
+    assert not calls
 
-    calls = []
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EOPNOTSUPP])
+def test_a_refusal_is_no_error(file, monkeypatch, volume, code):
+    """What was allocated before the room ended is given back; a file system that can't is not asked again."""
+    calls, cuts = [], []
 
     def refuse(*args):
         calls.append(args)
-        ctypes.set_errno(errno.ENOSPC if supported else errno.EOPNOTSUPP)
+        ctypes.set_errno(code)
         return -1
 
-    monkeypatch.setattr(preallocation, "file_system", lambda _: "ext4")
     monkeypatch.setattr(preallocation, "_fallocate", refuse)
-    file = RealDisk().open(str(tmp_path / "a"), create=True)
+    monkeypatch.setattr(os, "ftruncate", lambda _, size: cuts.append(size))
     _write(file, 2 * FROM)
     _write(file, 5 * FROM)
-    assert len(calls) == (2 if supported else 1)
+    assert len(calls) == (2 if code == errno.ENOSPC else 1)
+    assert cuts == ([2 * FROM, 5 * FROM] if code == errno.ENOSPC else [])
     assert file.size == 5 * FROM
 
 
-def test_other_file_systems_are_left_alone(tmp_path, monkeypatch):
-    calls = []
+def test_an_error_on_the_way_is_no_error_of_the_append(file, monkeypatch, calls, caplog):
+    def failing(_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fstatvfs", failing)
+    _write(file, 2 * FROM)
+    assert not calls
+    assert "nothing is allocated ahead" in caplog.text
+
+
+def test_other_file_systems_are_left_alone(file, monkeypatch, calls):
     monkeypatch.setattr(preallocation, "file_system", lambda _: "tmpfs")
-    monkeypatch.setattr(preallocation, "_fallocate", lambda *args: calls.append(args) or 0)
-    file = RealDisk().open(str(tmp_path / "a"), create=True)
     _write(file, 2 * FROM)
     assert not calls
 
 
-def test_file_system_of_a_device():
+def test_file_system_of_a_device(tmp_path, monkeypatch):
     assert file_system(os.stat("/proc").st_dev) == "proc"
     assert file_system(os.makedev(4000, 7)) is None
+    mounts = tmp_path / "mountinfo"
+    mounts.write_bytes(b"36 35 8:1 / /caf\xe9 rw - xfs /dev/x rw\n37 35 8:2 / /data rw shared:1 - ext4 /dev/y rw\n!\n")
+    monkeypatch.setattr(preallocation, "_MOUNTS", mounts)
+    assert [file_system(os.makedev(8, minor)) for minor in (1, 2, 3)] == ["xfs", "ext4", None]
 
 
 def test_a_segment_on_ext4(tmp_path):
@@ -99,9 +140,14 @@ def test_a_segment_on_ext4(tmp_path):
         append(log, batch(1, value=os.urandom(1 << 20)))
     segment = log.segments.active.log
     size = segment.size
-    helps = log.disk.preallocation._helps == {os.stat(path).st_dev: True}
-    assert not helps or _allocated(segment.path) > size + FROM
+    assert not segment._spare or _allocated(segment.path) > size + FROM
     assert os.path.getsize(segment.path) == size
+    log.trim_if_idle(log.last_now_ms)
+    log.trim_if_idle(log.last_now_ms + 1)
+    assert _allocated(segment.path) < size + 65536
+    for _ in range(12):
+        append(log, batch(1, value=os.urandom(1 << 20)))
+    size = segment.size
     log.abandon()
     log = open_log(path, config=settings)
     append(log, batch(1))

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from brokers.config import BrokerConfig
-from brokers.log import DirectoryInUse, ForeignDirectory, LogStore, RealDisk, StoreRefused
+from brokers.log import DirectoryInUse, DiskFailed, DiskFull, ForeignDirectory, LogStore, RealDisk, StoreRefused
 from tests.log.faulty import Fault, FaultyDisk
 from tests.log.support import NOW, FixedClock, append, batch, produced, records, until
 from wire.errors import ErrorCode
@@ -362,6 +362,69 @@ def test_deleted_partitions_are_forgotten_once_no_checkpoint_has_them(tmp_path):
     _tick_until_checkpointed(store, NOW + 120_000)
     assert "a.b_c-d" not in (tmp_path / "recovery-point-offset-checkpoint").read_text()
     assert store._checkpoints.outlived == set()
+    store.close()
+
+
+def test_a_cut_is_not_made_before_the_lower_recovery_point_is_written(tmp_path):
+    """Neither at the first attempt nor at the next: the disk says what it said before."""
+    disk = FaultyDisk()
+    store = _started(tmp_path, disk)
+    log = _create(store, A)
+    append(log, batch(5))
+    append(log, batch(5))
+    log.flush()
+    store.checkpoint()
+    disk.faults.append(Fault("replace", "recovery-point-offset-checkpoint", error=errno.ENOSPC, times=2))
+    for _ in range(2):
+        with pytest.raises(DiskFull):
+            log.truncate_to(5, now_ms=NOW)
+        assert (log.log_end_offset, log.recovery_point) == (10, 10)
+    log.truncate_to(5, now_ms=NOW)
+    assert f"{A.topic} 0 5" in (tmp_path / "recovery-point-offset-checkpoint").read_text()
+    store.close()
+
+
+@pytest.mark.parametrize(("op", "what"), [("rename", "-0"), ("sync_later", "")])
+def test_a_deletion_that_the_disk_fails(tmp_path, op, what):
+    """The directory goes offline: a log of that name might be the deleted one."""
+    disk = FaultyDisk()
+    store = _started(tmp_path, disk)
+    log = _create(store, A)
+    append(log, batch(10))
+    log.flush()
+    disk.faults.append(Fault(op, str(A) if what else str(tmp_path), error=errno.EIO, times=1))
+    store.delete(A)
+    store.tick(NOW)
+    assert store.offline_directories == [str(tmp_path)]
+    with pytest.raises(DiskFailed):
+        _create(store, A)
+    store.close()
+
+
+def test_a_deletion_on_a_full_disk_makes_room_at_once(tmp_path):
+    disk = FaultyDisk()
+    store = _started(tmp_path, disk)
+    append(_create(store, A), batch(10))
+    disk.faults.append(Fault("rename", str(A), error=errno.ENOSPC, times=1))
+    store.delete(A)
+    assert not (tmp_path / str(A)).exists()
+    assert not store.offline_directories
+    assert _create(store, A).log_end_offset == 0
+    store.close()
+
+
+def test_idle_segments_give_back_what_is_allocated_ahead(tmp_path):
+    clock = FixedClock()
+    store = _started(tmp_path, clock=clock)
+    idle, busy = _create(store, A), _create(store, TopicPartition("busy", 0))
+    trimmed = []
+    for log in (idle, busy):
+        append(log, batch(1))
+        log.trim_if_idle = lambda since_ms, log=log: trimmed.append((log, log.last_now_ms < since_ms))
+    store.tick(NOW)
+    append(busy, batch(1), now_ms=NOW + 500_000)
+    store.tick(NOW + 600_001)
+    assert trimmed == [(idle, True), (busy, False)]
     store.close()
 
 

@@ -264,7 +264,7 @@ def test_the_outcome_is_that_of_one_after_the_other(
             broker = Broker(directory, runs=runs, **{"producer.id.expiration.ms": "1000"})
             broker.stage.topic("t", 2, topic_id=uuid.UUID(int=7), segment_bytes=segment, max_message_bytes="800")
             if not runs:
-                patch.setattr(Log, "_append_plain", lambda *_: None)
+                patch.setattr(Log, "_append_plain", lambda *_, **__: None)
             ends.append(_outcome(broker, kinds, version, directory))
             event(f"{sum(size > 0 for size in broker.runs)} runs")
             broker.close()

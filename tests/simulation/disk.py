@@ -178,6 +178,9 @@ class SimFile:
         self._disk.rename(self.path, path)
         self.path = path
 
+    def expect_growth(self) -> None:
+        pass
+
     def trim(self) -> None:
         pass
 

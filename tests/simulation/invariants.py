@@ -565,10 +565,10 @@ def hooked(oracle: Oracle) -> Iterator[None]:
             oracle.written(self, placed)
         return result
 
-    def write_plain(self: Log, original: Any, records: Any, *rest: Any) -> Any:
+    def write_plain(self: Log, original: Any, records: Any, *rest: Any, **how: Any) -> Any:
         oracle.shadow_of(self)
         before = self.log_end_offset
-        result = original(self, records, *rest)
+        result = original(self, records, *rest, **how)
         if self.log_end_offset > before:
             oracle.written(self, scan(bytes(records)))
         return result
