@@ -59,13 +59,13 @@ def _refusal(group: Group, request: JoinRequest, settings: GroupSettings) -> Err
 
 def _has_room(group: Group, request: JoinRequest, settings: GroupSettings) -> bool:
     """In the join phase those who came first stay: a group over a lowered limit shrinks at its next rebalance."""
-    known = group.members.get(request.member_id) or group.static_member(request.instance_id)
     if len(group.members) < settings.max_size:
         return True
+    known = group.members.get(request.member_id) or group.static_member(request.instance_id)
     if group.state is State.PREPARING:
         joined = sum(1 for m in group.members.values() if m.join_ticket is not None)
         return (known is not None and known.join_ticket is not None) or joined < settings.max_size
-    return group.state is State.EMPTY or known is not None or len(group.members) < settings.max_size
+    return group.state is State.EMPTY or known is not None
 
 
 def _join_dynamic(group: Group, request: JoinRequest, turn: Turn, settings: GroupSettings) -> Result:

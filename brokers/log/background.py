@@ -12,12 +12,15 @@ import os
 import queue
 import shutil
 import threading
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
 
 from brokers.log.failures import DiskError, disk_error
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 LARGE = 8 * 1024 * 1024
 """Bytes. Smaller files are freed on the spot, in less than a millisecond."""
 
@@ -54,44 +57,46 @@ def _sync_path(path: str) -> None:
         os.close(fd)
 
 
-class Syncs:
-    """The thread that calls fsync, started by its first work."""
+class Worker:
+    """A thread that does one thing after the other, started by the first. Nobody waits for it when the process ends."""
 
-    __slots__ = ("_thread", "_waiting")
+    __slots__ = ("_name", "_thread", "_waiting")
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self._name = name
         self._thread: threading.Thread | None = None
-        self._waiting: queue.SimpleQueue[PendingSync] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
 
-    def later(self, paths: list[str]) -> PendingSync:
-        """Sync these paths in their turn."""
-        pending = PendingSync(paths)
+    def __len__(self) -> int:
+        return self._waiting.qsize()
+
+    def do(self, work: Callable[[], object]) -> None:
+        """In its turn. ``work`` raises nothing."""
         if self._thread is None:
-            self._thread = _started("log sync", self._run_forever)
-        self._waiting.put(pending)
-        return pending
+            self._thread = threading.Thread(target=self._run_forever, name=self._name, daemon=True)
+            self._thread.start()
+        self._waiting.put(work)
 
     def _run_forever(self) -> None:
         while True:
-            self._waiting.get().run()
+            self._waiting.get()()
 
 
 class Removals:
-    """The thread that removes, started by its first work.
+    """Removing in the background.
 
     Descriptors of removed files wait for it, about ``limit`` at most: beyond that files are freed at once.
     """
 
-    __slots__ = ("_limit", "_thread", "_waiting")
+    __slots__ = ("_limit", "_worker")
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._thread: threading.Thread | None = None
-        self._waiting: queue.SimpleQueue[int | str] = queue.SimpleQueue()
+        self._worker = Worker("log removal")
 
     def hold(self, path: str) -> int:
         """A descriptor for :meth:`close`, to be opened before the name goes; -1 if that is not possible."""
-        if self._waiting.qsize() >= self._limit:
+        if len(self._worker) >= self._limit:
             return -1
         try:
             return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -102,42 +107,25 @@ class Removals:
         """Close a removed file's descriptor soon; -1 is none."""
         if fd < 0:
             return
-        if self._waiting.qsize() >= self._limit:
+        if len(self._worker) >= self._limit:
             os.close(fd)
         else:
-            self._put(fd)
+            self.later(os.close, fd)
 
-    def remove(self, path: str) -> None:
-        """Remove a file, or a directory with what is in it, soon. What fails is logged, and goes at the next start."""
-        self._put(path)
-
-    def _put(self, item: int | str) -> None:
-        if self._thread is None:
-            self._thread = _started("log removal", self._work_forever)
-        self._waiting.put(item)
-
-    def _work_forever(self) -> None:
-        while True:
-            item = self._waiting.get()
-            try:
-                if isinstance(item, int):
-                    os.close(item)
-                else:
-                    _remove(item)
-            except Exception as wrong:  # the thread goes on, or nothing would be removed any more
-                logger.warning("%s is left behind: %s", item, wrong)
+    def later(self, remove: Callable[[T], object], what: T) -> None:
+        """Call ``remove`` soon. What fails is logged, and goes at the next start."""
+        self._worker.do(partial(_tried, remove, what))
 
 
-def _started(name: str, target: Any) -> threading.Thread:
-    thread = threading.Thread(target=target, name=name, daemon=True)
-    thread.start()
-    return thread
+def _tried(remove: Callable[[T], object], what: T) -> None:
+    try:
+        remove(what)
+    except Exception as wrong:  # the thread goes on, or nothing would be removed any more
+        logger.warning("%s is left behind: %s", what, wrong)
 
 
-def _remove(path: str) -> None:
-    if os.path.isdir(path) and not os.path.islink(path):
-        remove_tree(path)
-        return
+def remove_file(path: str) -> None:
+    """Remove a file; one that is absent is fine."""
     try:
         os.unlink(path)
     except FileNotFoundError:

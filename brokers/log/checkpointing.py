@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from brokers.log import checkpoints
-from brokers.log.failures import DiskFailed, DiskFull
+from brokers.log.failures import DiskError, DiskFailed, DiskFull
 
 if TYPE_CHECKING:
     from brokers.log.directories import LogDirectory
@@ -68,7 +68,7 @@ class Checkpoints:
         directories: Sequence[LogDirectory],
         logs_of: Callable[[LogDirectory], list[Log]],
         cleaned: Callable[[], dict[TopicPartition, int]],
-        on_failure: Callable[[LogDirectory], None],
+        on_failure: Callable[[LogDirectory, DiskError], None],
     ) -> None:
         self._disk = disk
         self._directories = directories
@@ -114,13 +114,11 @@ class Checkpoints:
             logger.warning("checkpoints of %s postponed: %s", directory.path, wrong)
             return False
         except DiskFailed as wrong:
-            logger.critical("%s: %s", directory.path, wrong)
-            self._on_failure(directory)
+            self._on_failure(directory, wrong)
         return True
 
     def _begin(self, directory: LogDirectory) -> None:
-        files = {checkpoints.RECOVERY_POINT_CHECKPOINT: self._recovery_points(directory), **self._others(directory)}
-        directory.checkpoint = BackgroundCheckpoint(self._disk, directory.path, files)
+        directory.checkpoint = BackgroundCheckpoint(self._disk, directory.path, self._files(directory))
 
     def _go_on(self, directory: LogDirectory) -> None:
         if directory.checkpoint is not None and directory.checkpoint.step():
@@ -139,31 +137,35 @@ class Checkpoints:
 
     def write(self, directory: LogDirectory) -> None:
         """All checkpoints of a directory, now. Raises DiskError."""
-        self.write_recovery_points(directory)
-        for name, data in self._others(directory).items():
-            self._disk.replace(f"{directory.path}/{name}", data)
+        self._replace(directory, self._files(directory))
 
     def write_recovery_points(self, directory: LogDirectory) -> None:
         """These alone, now. Raises DiskError."""
+        self._replace(directory, _recovery_points(self._logs_of(directory)))
+
+    def _replace(self, directory: LogDirectory, files: Mapping[str, bytes]) -> None:
         self.give_up(directory)  # its recovery points may be too high
-        path = f"{directory.path}/{checkpoints.RECOVERY_POINT_CHECKPOINT}"
-        self._disk.replace(path, self._recovery_points(directory))
+        for name, data in files.items():
+            self._disk.replace(f"{directory.path}/{name}", data)
 
-    def _recovery_points(self, directory: LogDirectory) -> bytes:
-        return checkpoints.encode_offsets({log.topic_partition: log.recovery_point for log in self._logs_of(directory)})
-
-    def _others(self, directory: LogDirectory) -> dict[str, bytes]:
-        """All but the recovery points, by the names of their files."""
-        logs = {log.topic_partition: log for log in self._logs_of(directory)}
+    def _files(self, directory: LogDirectory) -> dict[str, bytes]:
+        """All checkpoints of a directory by the names of their files, the recovery points first."""
+        logs = self._logs_of(directory)
+        by_partition = {log.topic_partition: log for log in logs}
         tables = {
             checkpoints.LOG_START_CHECKPOINT: {
                 tp: log.log_start_offset
-                for tp, log in logs.items()
+                for tp, log in by_partition.items()
                 if log.log_start_offset > log.segments.first.base_offset
             },
-            checkpoints.HIGH_WATERMARK_CHECKPOINT: {tp: log.high_watermark for tp, log in logs.items()},
+            checkpoints.HIGH_WATERMARK_CHECKPOINT: {tp: log.high_watermark for tp, log in by_partition.items()},
         }
         cleaned = self._cleaned()
         if cleaned:
-            tables[checkpoints.CLEANER_CHECKPOINT] = {tp: offset for tp, offset in cleaned.items() if tp in logs}
-        return {name: checkpoints.encode_offsets(offsets) for name, offsets in tables.items()}
+            tables[checkpoints.CLEANER_CHECKPOINT] = {tp: at for tp, at in cleaned.items() if tp in by_partition}
+        return _recovery_points(logs) | {name: checkpoints.encode_offsets(table) for name, table in tables.items()}
+
+
+def _recovery_points(logs: Iterable[Log]) -> dict[str, bytes]:
+    points = {log.topic_partition: log.recovery_point for log in logs}
+    return {checkpoints.RECOVERY_POINT_CHECKPOINT: checkpoints.encode_offsets(points)}

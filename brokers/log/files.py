@@ -15,13 +15,13 @@ import fcntl
 import os
 import resource
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Protocol
 
 from _native.io import FilePart, Mapping
 from brokers.log import preallocation
-from brokers.log.background import LARGE, PendingSync, Removals, Syncs, remove_tree
+from brokers.log.background import LARGE, PendingSync, Removals, Worker, remove_file, remove_tree
 from brokers.log.failures import DirectoryInUse, DiskError, DiskFailed, DiskFull, SliceGone, disk_error
 from brokers.log.mappings import MAPPED_BELOW, MAPPED_FROM, Mappings
 
@@ -149,16 +149,12 @@ class DiskPort(Protocol):
         """Rename a file or directory, replacing a file of the new name."""
         ...
 
-    def remove(self, path: str) -> None:
-        """Delete a file; one that is absent is fine."""
+    def remove(self, path: str, *, later: bool = False) -> None:
+        """Delete a file; one that is absent is fine. With ``later`` in the background: what fails is logged."""
         ...
 
-    def remove_tree(self, path: str) -> None:
-        """Delete a directory with all that is in it."""
-        ...
-
-    def remove_later(self, path: str) -> None:
-        """Delete a file, or a directory with all that is in it, in the background. What fails is logged."""
+    def remove_tree(self, path: str, *, later: bool = False) -> None:
+        """Delete a directory with all that is in it, with ``later`` as :meth:`remove`."""
         ...
 
     def relax(self) -> None:
@@ -397,14 +393,11 @@ class RealFile:
 
     def remove(self, *, later: bool = False) -> None:
         disk = self._disk
-        if later:
-            disk.remove_later(self.path)
-        else:
-            held = disk.removals.hold(self.path) if self._fd < 0 and self.size >= LARGE else -1
-            try:
-                disk.remove(self.path)
-            finally:
-                disk.removals.close(held)
+        held = disk.removals.hold(self.path) if not later and self._fd < 0 and self.size >= LARGE else -1
+        try:
+            disk.remove(self.path, later=later)
+        finally:
+            disk.removals.close(held)
         self._removed = True
         self.close()
 
@@ -457,7 +450,7 @@ class RealDisk:
         self.mappings: Mappings[RealFile] | None = Mappings() if mapped else None
         self.removals = Removals(max_open // 4)
         self.preallocation = preallocation.Preallocation()
-        self._syncs = Syncs()
+        self._syncs = Worker("log sync")
 
     @property
     def open_files(self) -> int:
@@ -562,19 +555,18 @@ class RealDisk:
         with _Translate(path):
             os.replace(path, to)
 
-    def remove(self, path: str) -> None:
-        with _Translate(path):
-            try:
-                os.unlink(path)
-            except FileNotFoundError:
-                pass
+    def remove(self, path: str, *, later: bool = False) -> None:
+        self._remove(remove_file, path, later)
 
-    def remove_tree(self, path: str) -> None:
-        with _Translate(path):
-            remove_tree(path)
+    def remove_tree(self, path: str, *, later: bool = False) -> None:
+        self._remove(remove_tree, path, later)
 
-    def remove_later(self, path: str) -> None:
-        self.removals.remove(path)
+    def _remove(self, how: Callable[[str], None], path: str, later: bool) -> None:
+        if later:
+            self.removals.later(how, path)
+            return
+        with _Translate(path):
+            how(path)
 
     def sync_directory(self, path: str) -> None:
         with _Translate(path):
@@ -585,7 +577,9 @@ class RealDisk:
                 os.close(fd)
 
     def sync_later(self, paths: list[str]) -> PendingSync:
-        return self._syncs.later(paths)
+        pending = PendingSync(paths)
+        self._syncs.do(pending.run)
+        return pending
 
     def sync_file_system(self, path: str) -> None:
         with _Translate(path):

@@ -66,8 +66,6 @@ class _IndexFile:
         self._file: DiskFile | None = None
         self._anew = False
         """Whether the entries were made anew, and what the file holds is still to be compared with them."""
-        self._newest: int | None = None
-        """What the time index knows of its last entry without looking; None once entries were taken away."""
 
     @property
     def data(self) -> bytearray:
@@ -147,11 +145,9 @@ class _IndexFile:
         self._data = bytearray()
         self._written = 0
         self._anew = True
-        self._newest = None
 
     def _cut(self, entries: int) -> None:
         size = entries * self.entry.size
-        self._newest = None
         if self._anew:
             self.flush()
         del self.data[size:]
@@ -161,7 +157,6 @@ class _IndexFile:
 
     def clear(self) -> None:
         """Forget all entries, in memory and on disk."""
-        self._newest = None
         self._data = bytearray()
         self._written = 0
         self._anew = False
@@ -194,12 +189,8 @@ class _IndexFile:
         self.close()
         self._file = None
         self._data = None
-        self._newest = None
         self._anew = False
-        if later:
-            self._disk.remove_later(self.path)
-        else:
-            self._disk.remove(self.path)
+        self._disk.remove(self.path, later=later)
 
 
 class OffsetIndex(_IndexFile):
@@ -277,16 +268,16 @@ class TimeIndex(_IndexFile):
 
     def newest(self) -> int:
         """The last entry's timestamp, -1 if there is none."""
-        newest = self._newest
-        if newest is None:
-            newest = self._newest = self.last().timestamp
-        return newest
+        data = self._data
+        if not data:
+            return self.last().timestamp
+        timestamp: int = _TIME_ENTRY.unpack_from(data, len(data) - 12)[0]
+        return timestamp
 
     def append(self, timestamp: int, offset: int) -> None:
         """Add an entry if its timestamp is larger than the last one's; otherwise nothing."""
         if timestamp > self.newest():
             self._append(_TIME_ENTRY.pack(timestamp, offset - self.base_offset))
-            self._newest = timestamp
 
     def __getitem__(self, index: int) -> TimeEntry:
         timestamp, relative = _TIME_ENTRY.unpack_from(self.data, index * 12)

@@ -99,9 +99,7 @@ class LogStore:
         self._homes: dict[TopicPartition, LogDirectory] = {}
         self._cleaner = Cleaner(disk, self._logs)
         self._deletions = 0
-        self._checkpoints = Checkpoints(
-            disk, self.directories, self._logs_of, self._cleaner.progress, self.take_offline
-        )
+        self._checkpoints = Checkpoints(disk, self.directories, self._logs_of, self._cleaner.progress, self._failed)
         self._next_retention_ms = -1
         self._next_checkpoint_ms = -1
         self._next_producer_expiry_ms = -1
@@ -394,8 +392,7 @@ class LogStore:
             logger.warning("%s: removed at once: %s", log.directory, wrong)
             self._removed_at_once(log, directory)
         except DiskFailed as wrong:
-            logger.critical("%s: %s", log.directory, wrong)
-            self.take_offline(directory)
+            self._failed(directory, wrong)
         else:
             directory.doomed.append((self._clock.wall_ms() + log.config.file_delete_delay_ms, path))
 
@@ -403,19 +400,15 @@ class LogStore:
         try:
             self._disk.remove_tree(log.directory)
         except DiskError as wrong:
-            logger.critical("%s: %s", log.directory, wrong)
-            self.take_offline(directory)
+            self._failed(directory, wrong)
 
     def _end_syncs(self) -> None:
         """A directory whose renames could not be made durable has failed."""
         for directory in self.directories:
-            done = [sync for sync in directory.syncs if sync.done]
-            if done:
-                directory.syncs = [sync for sync in directory.syncs if not sync.done]
-                failed = next((sync.error for sync in done if sync.error is not None), None)
-                if failed is not None:
-                    logger.critical("%s: %s", directory.path, failed)
-                    self.take_offline(directory)
+            for sync in [sync for sync in directory.syncs if sync.done]:
+                directory.syncs.remove(sync)
+                if sync.error is not None:
+                    self._failed(directory, sync.error)
 
     def _new_id(self, name: str) -> uuid.UUID:
         return uuid.uuid5(uuid.NAMESPACE_URL, f"{name}/{self._config.broker_id}/{self._clock.wall_ms()}")
@@ -426,6 +419,10 @@ class LogStore:
         directory = self._homes.get(log.topic_partition)
         if directory is not None:
             self.take_offline(directory)
+
+    def _failed(self, directory: LogDirectory, wrong: DiskError) -> None:
+        logger.critical("%s: %s", directory.path, wrong)
+        self.take_offline(directory)
 
     def take_offline(self, directory: LogDirectory) -> None:
         """The directory's disk has failed: none of its logs is served again before a restart."""
@@ -530,7 +527,7 @@ class LogStore:
     def _remove_doomed(self, now_ms: int) -> None:
         for directory in self.directories:
             while not directory.offline and directory.doomed and directory.doomed[0][0] <= now_ms:
-                self._disk.remove_later(directory.doomed.pop(0)[1])
+                self._disk.remove_tree(directory.doomed.pop(0)[1], later=True)
 
 
 class _TopicIds:

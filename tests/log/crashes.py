@@ -100,23 +100,17 @@ class RecordingDisk(RealDisk):
         self.note_rename(path, to)
         super().rename(path, to)
 
-    def remove(self, path):
+    def remove(self, path, *, later=False):
         if os.path.exists(path):
             self.note("remove", path)
             self._inodes.pop(path, None)
         super().remove(path)
 
-    def remove_tree(self, path):
+    def remove_tree(self, path, *, later=False):
         for name in [name for name in self._inodes if name.startswith(path + "/")]:
             self.note("remove", name)
             del self._inodes[name]
         super().remove_tree(path)
-
-    def remove_later(self, path):
-        if os.path.isdir(path):
-            self.remove_tree(path)
-        else:
-            self.remove(path)
 
     def sync_directory(self, path):
         super().sync_directory(path)

@@ -95,9 +95,10 @@ class FaultyDisk(RealDisk):
         self.check("rename", path)
         super().rename(path, to)
 
-    def remove(self, path):
-        self.check("remove", path)
-        super().remove(path)
+    def remove(self, path, *, later=False):
+        if not later:
+            self.check("remove", path)
+        super().remove(path, later=later)
 
     def sync_later(self, paths):
         pending = PendingSync(paths)

@@ -78,9 +78,9 @@ def test_removing_later_needs_no_name_left(tmp_path, caplog):
     directory.mkdir()
     file, _ = _file(disk, tmp_path / "a", 10)
     _file(disk, directory / "b", 10)
-    disk.remove_later(str(tmp_path / "never"))
-    disk.remove_later("/proc/self/stat")
-    disk.remove_later(str(directory))
+    disk.remove(str(tmp_path / "never"), later=True)
+    disk.remove("/proc/self/stat", later=True)
+    disk.remove_tree(str(directory), later=True)
     file.remove(later=True)
     until(lambda: not os.listdir(tmp_path))
     assert [record.getMessage() for record in caplog.records] == [
@@ -123,7 +123,7 @@ def test_what_cannot_be_removed_is_told(tmp_path):
 def test_no_more_descriptors_wait_than_the_limit(tmp_path, closers, monkeypatch):
     """While the thread does not come to close them, what is beyond the limit is freed by the caller."""
     disk = RealDisk(max_open=64)  # 16 of them may wait
-    monkeypatch.setattr(disk.removals, "_thread", threading.current_thread())
+    monkeypatch.setattr(disk.removals._worker, "_thread", threading.current_thread())
     before = len(os.listdir("/proc/self/fd"))
     freed = 0
     for index in range(20):

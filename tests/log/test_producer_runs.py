@@ -391,8 +391,10 @@ def test_a_coordinators_records_end_alike_in_both_ways(tmp_path, policy, monkeyp
 
 def test_a_coordinators_batches_with_producers_and_followers_go_the_general_way(log, monkeypatch):
     """Offsets of a transaction have no sequences, and what is replicated has its offsets already."""
-    admitted = log._append_plain
-    monkeypatch.setattr(log, "_append_plain", lambda *given, **how: [admitted(*given, **how)].remove(None))
+    append_plain, taken = log._append_plain, []
+    monkeypatch.setattr(log, "_append_plain", lambda *given, **how: taken.append(append_plain(*given, **how)))
     append(log, produced(1, 0, 1), origin=Origin.COORDINATOR)
+    assert taken == [None]
     log.append_as_follower(bytes(produced(1, 0, 2, base_offset=2, leader_epoch=0)))
+    assert taken == [None], "nobody asked"
     assert [meta.last_sequence for meta in log.producers.entries[1].batches] == list(itertools.islice(range(9), 3))

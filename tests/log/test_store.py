@@ -314,14 +314,20 @@ def _tick_until_checkpointed(store, now):
     until(lambda: [store.tick(now), store.directories[0].checkpoint is None][1])
 
 
-def test_a_cut_gives_up_the_checkpoint_under_way(tmp_path):
-    """Its recovery points would say that what is appended behind the cut is safe on disk."""
-    store = _started(tmp_path, FaultyDisk())  # which syncs at once
+def _flushed(path, disk=None):
+    """A store that has ticked, with one log of two batches of five records that are safe on disk."""
+    store = _started(path, disk or FaultyDisk())  # which syncs at once
     log = _create(store, A)
     store.tick(NOW)
     append(log, batch(5))
     append(log, batch(5))
     log.flush()
+    return store, log
+
+
+def test_a_cut_gives_up_the_checkpoint_under_way(tmp_path):
+    """Its recovery points would say that what is appended behind the cut is safe on disk."""
+    store, log = _flushed(tmp_path)
     store.tick(NOW + 60_000)
     assert store.directories[0].checkpoint is not None
     log.truncate_to(5, now_ms=NOW)
@@ -333,26 +339,19 @@ def test_a_cut_gives_up_the_checkpoint_under_way(tmp_path):
 
 
 def test_a_partition_made_again_gives_up_the_checkpoint_under_way(tmp_path):
-    store = _started(tmp_path, FaultyDisk())  # which syncs at once
-    log = _create(store, A)
-    store.tick(NOW)
-    append(log, batch(10))
-    log.flush()
+    store, _ = _flushed(tmp_path)
     store.tick(NOW + 60_000)
     store.delete(A)
     _create(store, A)
     for _ in range(3):
         store.tick(NOW + 60_000)
     assert A.topic not in (tmp_path / "recovery-point-offset-checkpoint").read_text()
+    assert not store.offline_directories, "and nothing was left to rename"
     store.close()
 
 
 def test_deleted_partitions_are_forgotten_once_no_checkpoint_has_them(tmp_path):
-    store = _started(tmp_path)
-    log = _create(store, A)
-    store.tick(NOW)
-    append(log, batch(10))
-    log.flush()
+    store, _ = _flushed(tmp_path, RealDisk())
     store.tick(NOW + 60_000)
     store.delete(A)
     _tick_until_checkpointed(store, NOW + 60_000)
@@ -368,11 +367,7 @@ def test_deleted_partitions_are_forgotten_once_no_checkpoint_has_them(tmp_path):
 def test_a_cut_is_not_made_before_the_lower_recovery_point_is_written(tmp_path):
     """Neither at the first attempt nor at the next: the disk says what it said before."""
     disk = FaultyDisk()
-    store = _started(tmp_path, disk)
-    log = _create(store, A)
-    append(log, batch(5))
-    append(log, batch(5))
-    log.flush()
+    store, log = _flushed(tmp_path, disk)
     store.checkpoint()
     disk.faults.append(Fault("replace", "recovery-point-offset-checkpoint", error=errno.ENOSPC, times=2))
     for _ in range(2):
@@ -388,10 +383,7 @@ def test_a_cut_is_not_made_before_the_lower_recovery_point_is_written(tmp_path):
 def test_a_deletion_that_the_disk_fails(tmp_path, op, what):
     """The directory goes offline: a log of that name might be the deleted one."""
     disk = FaultyDisk()
-    store = _started(tmp_path, disk)
-    log = _create(store, A)
-    append(log, batch(10))
-    log.flush()
+    store, _ = _flushed(tmp_path, disk)
     disk.faults.append(Fault(op, str(A) if what else str(tmp_path), error=errno.EIO, times=1))
     store.delete(A)
     store.tick(NOW)
@@ -432,11 +424,7 @@ def test_idle_segments_give_back_what_is_allocated_ahead(tmp_path):
 def test_a_disk_that_fails_a_checkpoint_under_way(tmp_path, op, code):
     """A full disk keeps the old ones until the next time; a failed one goes offline."""
     disk = FaultyDisk()
-    store = _started(tmp_path, disk)
-    log = _create(store, A)
-    append(log, batch(10))
-    log.flush()
-    store.tick(NOW)
+    store, _ = _flushed(tmp_path, disk)
     disk.faults.append(Fault(op, "recovery-point-offset-checkpoint", error=code, times=1))
     store.tick(NOW + 60_000)
     _tick_until_checkpointed(store, NOW + 60_000)
@@ -480,7 +468,7 @@ import sys; sys.path.insert(0, sys.argv[2])
 import random, uuid
 from brokers.log import RealDisk
 from tests.log.test_store import _started, A, _config, TOPIC_ID
-from tests.log.support import append, append_txn, batch, end_txn, produced, until
+from tests.log.support import append, append_txn, batch, end_txn, produced
 import dataclasses
 store = _started(sys.argv[1])
 log = store.get(A)

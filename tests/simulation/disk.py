@@ -299,23 +299,17 @@ class SimDisk:
         _rename(medium.files, path, to)
         medium.note("rename", path, to)
 
-    def remove(self, path: str) -> None:
+    def remove(self, path: str, *, later: bool = False) -> None:
         self.check(path)
         if self._medium.files.pop(path, None) is not None:
             self._medium.note("remove", path)
 
-    def remove_tree(self, path: str) -> None:
+    def remove_tree(self, path: str, *, later: bool = False) -> None:
         self.check(path)
         medium = self._medium
         for name in [name for name in medium.files if name.startswith(path + "/")]:
             self.remove(name)
         medium.directories -= {name for name in medium.directories if name == path or name.startswith(path + "/")}
-
-    def remove_later(self, path: str) -> None:
-        if path in self._medium.directories:
-            self.remove_tree(path)
-        else:
-            self.remove(path)
 
     def relax(self) -> None:
         pass
