@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,16 @@ from .conftest import Cluster
 from .test_producing import Rig, rows
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]  # never two Sparks side by side
+
+
+@pytest.fixture
+def own_fleet(tmp_path: Path) -> Iterator[Fleet]:
+    """Three brokers that note their high watermarks every second: what is read of a directory ends there."""
+    fleet = Fleet(tmp_path, log_flush_offset_checkpoint_interval_ms=1_000)
+    try:
+        yield fleet
+    finally:
+        fleet.close()
 
 
 def read(spark: Any, path: Path, **options: str) -> Any:
