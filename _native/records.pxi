@@ -19,7 +19,17 @@ cdef struct Cursor:
 
 
 cdef inline int64_t _varint(Cursor *c, int bits) except? -0x7FFFFFFFFFFFFFFE:
-    """A zig-zag varint of at most ``bits`` bits (32 or 64)."""
+    """A zig-zag varint of at most ``bits`` bits (32 or 64). Most are a byte long: those are read in place."""
+    cdef uint8_t byte
+    if c.position < c.end:
+        byte = c.p[c.position]
+        if byte < 0x80:
+            c.position += 1
+            return (byte >> 1) ^ -<int64_t>(byte & 1)
+    return _long_varint(c, bits)
+
+
+cdef int64_t _long_varint(Cursor *c, int bits) except? -0x7FFFFFFFFFFFFFFE:
     cdef uint64_t value = 0
     cdef int shift = 0
     cdef uint8_t byte

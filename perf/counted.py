@@ -74,6 +74,10 @@ class TurnLoop:
         """The socket is readable."""
         callback, args = self.callbacks[fd, select.POLLIN]
         callback(*args)
+        self.run_soon()
+
+    def run_soon(self) -> None:
+        """The rest of a turn: what callbacks left for it."""
         while self.soon:
             soon, self.soon = self.soon, []
             for callback, args in soon:

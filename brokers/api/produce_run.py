@@ -12,7 +12,7 @@ import functools
 from _native.batch import parse_header
 from brokers.api.base import Context, Done, Park
 from brokers.api.leaders import endpoints_of
-from brokers.api.produce import ALL, named, refusal
+from brokers.api.produce import ALL, LEADER, named, refusal
 from brokers.cluster.partition import Partition
 from brokers.log import Admitted, AppendInfo
 from brokers.log.plain import unstamp
@@ -51,30 +51,78 @@ def handle_produce_run(run: ProduceRun, context: Context) -> tuple[int, Done | P
     taken = len(run.groups) if whole else _cut(run, admitted)
     if not taken:
         return None
-    refusals: list[AppendInfo | None] = []
-    records = size = 0
-    waits: list[tuple[int, Partition, int]] = []
-    waiting = run.acks == ALL or not services.replicas.lease_valid()
-    for group, (partition, batches, found) in enumerate(zip(partitions, run.batches, admitted, strict=True)):
-        if partition is None or not found:
-            refusals.append(None)
-            continue
-        refused = partition.append_run(batches, found, now_ms=now_ms)
-        refusals.append(refused)
-        if refused is not None or partition.turned_away.first:
-            _remember(partition, batches, refused, services.clock.mono_ms())
-        if refused is None:
-            last_offset = found[-1][1]
-            records += last_offset + 1 - found[0][0]
-            size += sum(map(len, batches))
-            if waiting and not partition.is_committed(last_offset):
-                waits.append((group, partition, last_offset))
-    services.metrics.records_in.value += records
-    services.metrics.appended_bytes.value += size
-    answers = _Answers(run, admitted, partitions, refusals, context)
-    if waits:
-        return taken, answers.wait(waits)
-    return taken, named(Done, (answers.now(),))
+    refusals = [
+        _append(partition, batches, found, now_ms, context) if partition is not None and found else None
+        for partition, batches, found in zip(partitions, run.batches, admitted, strict=True)
+    ]
+    return taken, _Answers(run, admitted, partitions, refusals, context).given()
+
+
+def handle_produce_runs(runs: list[ProduceRun], contexts: list[Context]) -> list[Done | Park] | int:
+    """As :func:`handle_produce_run` for one connection after the other, but with one write for each partition.
+
+    If a request of theirs is not for this way, nothing has happened, and the number of its run is returned.
+    """
+    now_ms = contexts[0].services.clock.wall_ms()
+    transactional = runs[0].transactional_id is not None
+    acks = ALL if any(run.acks == ALL for run in runs) else LEADER
+    together: dict[Partition, list[memoryview]] = {}
+    places: list[list[tuple[Partition, int]]] = []
+    for number, (run, context) in enumerate(zip(runs, contexts, strict=True)):
+        if (run.transactional_id is not None) != transactional:
+            return number
+        place: list[tuple[Partition, int]] = []
+        for part, batches in zip(run.parts, run.batches, strict=True):
+            partition = _led_here(part, context)
+            if partition is None:
+                return number
+            before = together.setdefault(partition, [])
+            place.append((partition, len(before)))
+            before += batches
+        places.append(place)
+    admitted: dict[Partition, list[Admitted]] = {}
+    for partition, batches in together.items():
+        found = partition.admit_run(batches, acks=acks, transactional=transactional, now_ms=now_ms)
+        admitted[partition] = found
+        if len(found) != len(batches):
+            for one, stamped in admitted.items():
+                for batch in together[one][: len(stamped)]:
+                    unstamp(batch)
+            return _whose(places, partition, len(found))
+    refused = {
+        partition: _append(partition, batches, admitted[partition], now_ms, contexts[0])
+        for partition, batches in together.items()
+    }
+    outcomes: list[Done | Park] = []
+    for run, place, context in zip(runs, places, contexts, strict=True):
+        partitions: list[Partition | None] = [partition for partition, _ in place]
+        own = [
+            admitted[partition][begin : begin + len(batches)]
+            for (partition, begin), batches in zip(place, run.batches, strict=True)
+        ]
+        answers = _Answers(run, own, partitions, [refused[partition] for partition, _ in place], context)
+        outcomes.append(answers.given())
+    return outcomes
+
+
+def _whose(places: list[list[tuple[Partition, int]]], partition: Partition, batch: int) -> int:
+    """The number of the run that has a partition's batch."""
+    begun = [number for number, place in enumerate(places) for to, begin in place if to is partition and begin <= batch]
+    return begun[-1]
+
+
+def _append(
+    partition: Partition, batches: list[memoryview], admitted: list[Admitted], now_ms: int, context: Context
+) -> AppendInfo | None:
+    """Append what was admitted by one write: None, or the refusal of all of it."""
+    services = context.services
+    refused = partition.append_run(batches, admitted, now_ms=now_ms)
+    if refused is not None or partition.turned_away.first:
+        _remember(partition, batches, refused, services.clock.mono_ms())
+    if refused is None:
+        services.metrics.records_in.value += admitted[-1][1] + 1 - admitted[0][0]
+        services.metrics.appended_bytes.value += sum(map(len, batches))
+    return refused
 
 
 def _led_here(part: ProducePart, context: Context) -> Partition | None:
@@ -125,11 +173,26 @@ class _Answers:
         refusals: list[AppendInfo | None],
         context: Context,
     ) -> None:
-        self.run = run._replace(batches=[])  # the frames are used up: who waits keeps no view on them
+        self.run = run
         self.admitted = admitted
         self.partitions = partitions
         self.refusals = refusals
         self.context = context
+
+    def given(self) -> Done | Park:
+        """The outcome: the answers, or what they wait for."""
+        services = self.context.services
+        if self.run.acks == ALL or not services.replicas.lease_valid():
+            waits: list[tuple[int, Partition, int]] = []
+            for group, (partition, found) in enumerate(zip(self.partitions, self.admitted, strict=True)):
+                if partition is None or not found or self.refusals[group] is not None:
+                    continue
+                last_offset = found[-1][1]
+                if not partition.is_committed(last_offset):
+                    waits.append((group, partition, last_offset))
+            if waits:
+                return self.wait(waits)
+        return named(Done, (self.now(),))
 
     def now(self) -> Frames:
         """The answers, if whatever was appended is good."""
@@ -166,6 +229,7 @@ class _Answers:
 
     def wait(self, waits: list[tuple[int, Partition, int]]) -> Park:
         """acks=all: the answers come when the last batch of each partition is committed, or will not be."""
+        self.run = self.run._replace(batches=[])  # the frames are used up: who waits keeps no view on them
         missing = {group for group, _, _ in waits}
         errors: dict[int, ErrorCode] = {}
 

@@ -498,7 +498,8 @@ class Partition(Following):
         waiters = self._committed_waiters
         while waiters and waiters[0][0] < log.high_watermark:
             _call(heapq.heappop(waiters)[2].callback, ErrorCode.NONE)
-        self.committed()
+        if self._watchers or self._data_waiters:
+            self.committed()
 
     def committed(self) -> None:
         """Tell readers that the high watermark, the last stable offset or the log's start moved."""

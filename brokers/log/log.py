@@ -308,7 +308,8 @@ class Log(PlainAppends):
         if offset > self.log_end_offset:
             offset = self.log_end_offset
         self.high_watermark = offset
-        self.producers.high_watermark_moved(offset)
+        if self.producers.unreplicated:
+            self.producers.high_watermark_moved(offset)
 
     # ---- cutting
 

@@ -207,7 +207,8 @@ class ProducerState:
         """In order of last use, so that the idlest is found without a search."""
         self.open: OrderedDict[int, int] = OrderedDict()
         """Producer id to first offset, in order of the first offsets."""
-        self._unreplicated: list[Completed] = []
+        self.unreplicated: list[Completed] = []
+        """Runs of markers that are not below the high watermark yet."""
         self._verifications: OrderedDict[int, _Verification] = OrderedDict()
         self.first_unstable_offset: int | None = None
         """The lowest offset of a transaction that is open, or whose marker is not below the high watermark yet."""
@@ -404,7 +405,7 @@ class ProducerState:
                     self.open[producer_id] = offset
                 continue
             self.open.pop(producer_id, None)
-            self._unreplicated.append(done)
+            self.unreplicated.append(done)
             if not done.commit:
                 stable = next(iter(self.open.values()), done.last_offset + 1)
                 aborted.append(AbortedTxn(producer_id, done.first_offset, done.last_offset, stable))
@@ -472,13 +473,13 @@ class ProducerState:
 
     def high_watermark_moved(self, high_watermark: int) -> None:
         """Runs of markers below the high watermark are final: their transactions no longer hold the stable offset."""
-        if self._unreplicated and any(done.run_end < high_watermark for done in self._unreplicated):
-            self._unreplicated = [done for done in self._unreplicated if done.run_end >= high_watermark]
+        if self.unreplicated and any(done.run_end < high_watermark for done in self.unreplicated):
+            self.unreplicated = [done for done in self.unreplicated if done.run_end >= high_watermark]
             self._update_first_unstable()
 
     def _update_first_unstable(self) -> None:
         first = next(iter(self.open.values()), None)
-        for done in self._unreplicated:
+        for done in self.unreplicated:
             if first is None or done.first_offset < first:
                 first = done.first_offset
         self.first_unstable_offset = first
@@ -504,7 +505,7 @@ class ProducerState:
         """Forget everything, guards too."""
         self.entries.clear()
         self.open.clear()
-        self._unreplicated.clear()
+        self.unreplicated.clear()
         self._verifications.clear()
         self.first_unstable_offset = None
 

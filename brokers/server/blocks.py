@@ -6,7 +6,7 @@ from sys import getrefcount
 
 RECEIVE_BYTES = 256 * 1024
 LARGE_STEP = 64 * 1024
-KEPT = 4
+KEPT = 8
 LARGE_MOST = 2 * 1024 * 1024
 _ALONE = 2
 """References to a block that only its list refers to, as seen by getrefcount: the list's and the call's."""

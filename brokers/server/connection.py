@@ -83,6 +83,10 @@ class Environment(Protocol):
         """Execute requests in a short way or together, if ``data`` begins with such; returns where they end."""
         ...
 
+    def gather(self, connection: Connection) -> bool:
+        """Whether its requests wait for those of other connections, until :meth:`Connection.go_on` is called soon."""
+        ...
+
     def forget(self, connection: Connection) -> None:
         """The connection is closed."""
         ...
@@ -114,6 +118,12 @@ class Connection:
         self._pumping = False
         self._disk_pending = False
         self._missed: tuple[int, int] | None = None
+        self.gathers = False
+        """Whether it is worth while to execute what it sends with what others do: small Produce requests."""
+        self.waits = False
+        """Whether what it received is to be executed with what others did (``gathering``): nothing else starts it."""
+        self.apart = 0
+        """How often it does not wait for others."""
         self._resume()
 
     # -- reading --------------------------------------------------------------------------------------------------
@@ -154,10 +164,22 @@ class Connection:
         self.last_active_ms = self._env.clock.mono_ms()
         self._env.metrics.bytes_in.value += count
         framer.received(count)
+        if stalled or not self.gathers or not self._env.gather(self):
+            self.go_on()
+
+    def go_on(self) -> None:
+        """Execute what was received in this turn of the loop. Afterwards others may receive where it lies."""
+        self.waits = False
         try:
             self.pump()
         finally:
-            framer.keep()
+            self._framer.keep()
+
+    @property
+    def received(self) -> tuple[memoryview, int, int, int] | None:
+        """Where requests lie that may be executed together, from where to where, and how many at most."""
+        here = None if self.closed or self._stalled() else self._framer.received_here
+        return None if here is None else (*here, self._env.max_in_flight - len(self._slots))
 
     def _stalled(self) -> bool:
         """Whether the next request has to wait."""
@@ -171,7 +193,7 @@ class Connection:
 
     def pump(self) -> None:
         """Execute what has been received, as far as order and bounds allow."""
-        if self._pumping:
+        if self._pumping or self.waits:
             return
         self._pumping = True
         more = True
@@ -215,13 +237,17 @@ class Connection:
         executed = self._env.dispatch_run(self, data, start, end, most)
         if executed == start:
             return False
+        self.executed(executed)
+        return True
+
+    def executed(self, end: int) -> None:
+        """The requests before that position of the block were executed, as a run."""
         if not self.closed:
-            framer.skip_to(executed)
+            self._framer.skip_to(end)
             self.frame_since_ms = None
             if self._reserved:  # the first of them was awaited
                 self._env.budget.release(self._reserved)
                 self._reserved = 0
-        return True
 
     def next_slot(self) -> Slot:
         """The place of the next answer, for requests that were executed together."""

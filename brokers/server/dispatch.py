@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from brokers.api.base import CLOSE, Context, Done, Park, Services
 from brokers.api.fetch_short import short_fetch
-from brokers.api.produce_run import handle_produce_run
+from brokers.api.produce_run import handle_produce_run, handle_produce_runs
 from brokers.server.connection import Connection, Slot
-from brokers.server.framing import Chunk
+from brokers.server.framing import LARGE_FRAME, Chunk
 from brokers.server.limits import QuietLog
 from brokers.server.parking import Parking, Timer
 from wire import hot, messages
@@ -163,6 +163,7 @@ class Dispatcher:
         run = hot.decode_produce_run(data, start, end, route.lowest, route.api.max_version, most)
         if run is None:
             return start
+        connection.gathers = _is_small(run, start)
         context = Context(self._services, connection.peer, PRODUCE, run.version, run.correlation_ids[0], "")
         try:
             executed = handle_produce_run(run, context)
@@ -175,6 +176,51 @@ class Dispatcher:
         reply = Reply(route, context, connection, connection.next_slot(), started=started, requests=taken)
         self._settle(outcome, reply)
         return run.ends[taken - 1]
+
+    def dispatch_runs(self, connections: list[Connection]) -> Connection | None:
+        """Execute the Produce requests with which what they received begins, together: one write for each partition.
+
+        If that cannot be, nothing has happened, and one is returned whose requests are in the way.
+        """
+        if not self._runs:
+            return None
+        route = self._routes[PRODUCE]
+        started = time.perf_counter()
+        members: list[Connection] = []
+        runs: list[hot.ProduceRun] = []
+        for connection in connections:
+            received = connection.received
+            if received is not None:
+                data, start, end, most = received
+                run = hot.decode_produce_run(data, start, end, route.lowest, route.api.max_version, most)
+                if run is not None:
+                    connection.gathers = _is_small(run, start)
+                    members.append(connection)
+                    runs.append(run)
+        if len(runs) < 2:
+            return None
+        contexts = [
+            Context(self._services, connection.peer, PRODUCE, run.version, run.correlation_ids[0], "")
+            for run, connection in zip(runs, members, strict=True)
+        ]
+
+        def reply_to(number: int) -> Reply:
+            connection, requests = members[number], len(runs[number].groups)
+            slot = connection.next_slot()
+            return Reply(route, contexts[number], connection, slot, started=started, requests=requests)
+
+        try:
+            outcomes = handle_produce_runs(runs, contexts)
+        except Exception:
+            for number in range(len(runs)):
+                reply_to(number).failed()
+            return None
+        if isinstance(outcomes, int):
+            return members[outcomes]
+        for number, outcome in enumerate(outcomes):
+            members[number].executed(runs[number].ends[-1])
+            self._settle(outcome, reply_to(number))
+        return None
 
     def _short_fetch(self, connection: Connection, data: memoryview, start: int, end: int) -> int:
         """Execute a Fetch if the short way has the answer; where it ends. Whatever is wrong is for ``dispatch``."""
@@ -197,6 +243,7 @@ class Dispatcher:
         if found is None:
             return start
         part, outcome = found
+        connection.gathers = False
         connection.deliver(hot.encode_fetch_answer(version, correlation_id, part, outcome))
         route.counted.value += 1
         route.observe(time.perf_counter() - started, 1)
@@ -247,6 +294,11 @@ class Dispatcher:
         """Cancel the coroutines that still run."""
         for task in list(self._tasks):
             task.cancel()
+
+
+def _is_small(run: hot.ProduceRun, start: int) -> bool:
+    """Whether requests like the run's first gain by being executed with others: large ones only leave the cache."""
+    return run.ends[0] - start < LARGE_FRAME
 
 
 class Reply:

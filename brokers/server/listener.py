@@ -16,6 +16,7 @@ from brokers.server.blocks import Blocks
 from brokers.server.connection import Connection
 from brokers.server.disk import ReadAhead
 from brokers.server.dispatch import Dispatcher
+from brokers.server.gathering import Gathering
 from brokers.server.limits import ByteBudget, ConnectionCaps, QuietLog
 from brokers.server.parking import Parking
 
@@ -98,6 +99,7 @@ class Server:
         self._dispatcher = Dispatcher(services, self.parking, self.budget, self.quiet, handlers)
         self.dispatch = self._dispatcher.dispatch
         self.dispatch_run = self._dispatcher.dispatch_run
+        self.gather = Gathering(self.loop, self._dispatcher.dispatch_runs).gather
         for endpoint, sock in self._listeners:
             sock.listen(BACKLOG)
             self.loop.add_reader(sock.fileno(), self._accept, endpoint, sock)

@@ -154,7 +154,7 @@ def state(log: Log) -> tuple:
     producers = log.producers
     return (
         list(producers.entries.items()), list(producers.open.items()), producers.first_unstable_offset,
-        producers._unreplicated, log.last_stable_offset, log.aborted_entries(), log.log_end_offset,
+        producers.unreplicated, log.last_stable_offset, log.aborted_entries(), log.log_end_offset,
         {name: decode_snapshot(data) for name, data in files(Path(log.directory)).items() if "snapshot" in name},
     )  # fmt: skip
 

@@ -1,0 +1,345 @@
+"""Produce requests of several connections that came in the same turn: one write for each log, and no other outcome."""
+
+from __future__ import annotations
+
+import itertools
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+import wire.messages as m
+from _native.batch import scan
+from brokers.api import produce_run
+from brokers.coordinators import verification
+from brokers.log.files import RealFile
+from brokers.server import dispatch, gathering
+from perf.counted import Client
+from tests.server.stage import ME, OTHER
+from tests.server.test_produce_run import (
+    KINDS,
+    PLAIN,
+    TRANSACTIONAL,
+    VERSION,
+    Broker,
+    Producing,
+    _all_is_well,
+    _between,
+    batch,
+    frame,
+    told,
+)
+
+
+class Crowd:
+    """A broker and some clients; what they send in a round is received in one turn of the loop."""
+
+    def __init__(self, directory: Path, clients: int, *, gathers: bool = True, **config: str) -> None:
+        self.broker = Broker(directory, **config)
+        self.stage = self.broker.stage
+        self.server = self.broker.server
+        if not gathers:
+            self.server.gather = lambda _: False
+        listener = self.broker.client
+        port = self.server.endpoints[0].port
+        accept = next(fd for (fd, _), (_, args) in self.broker.loop.callbacks.items() if args)
+        self.clients = [listener, *(Client(self.broker.loop, port, accept) for _ in range(clients - 1))]
+        for connection in self.server._connections.values():
+            connection.gathers = True  # as if each had sent a run before
+
+    def send(self, requests: dict[int, bytes]) -> None:
+        """Each client sends its requests, then the loop has one turn for all of them."""
+        loop = self.broker.loop
+        for number, data in requests.items():
+            self.clients[number].sock.sendall(data)
+        for number in requests:
+            loop.callbacks[self.clients[number].fd, 1][0]()
+        loop.run_soon()
+
+    def answers(self, number: int, count: int) -> bytes:
+        """So many answers for a client, or what there is when the connection was closed."""
+        return bytes(self.clients[number].ask(b"", count))
+
+    def close(self) -> None:
+        for client in self.clients[1:]:
+            client.sock.close()
+        self.broker.close()
+
+
+def opened(directory: Path, clients: int, **config: str) -> Crowd:
+    """A topic of two partitions that have been written to."""
+    crowd = Crowd(directory, clients, **config)
+    crowd.stage.topic("t", 2)
+    for index in (0, 1):
+        crowd.broker.ask(frame(batch(), 0, index=index), 1)
+    return crowd
+
+
+@pytest.fixture
+def writes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many batches each write had."""
+    found: list[int] = []
+    write = RealFile.write_run
+
+    def counted(self: RealFile, pieces: Any, position: int) -> None:
+        found.append(len(pieces))
+        write(self, pieces, position)
+
+    monkeypatch.setattr(RealFile, "write_run", counted)
+    return found
+
+
+def test_what_several_connections_send_is_written_together(tmp_path: Path, writes: list[int]) -> None:
+    crowd = opened(tmp_path, 3)
+    writes.clear()
+    crowd.send({n: b"".join(frame(batch(n + 1), 10 * n + i, index=i) for i in (0, 1)) for n in range(3)})
+    assert writes == [3, 3]
+    for n, base in enumerate((1, 2, 4)):
+        assert told(decoded(crowd.answers(n, 2))) == [(10 * n, 0, base), (10 * n + 1, 0, base)]
+    metrics = crowd.stage.services.metrics
+    assert (metrics.requests.labels("Produce").value, metrics.records_in.value) == (8, 14)
+    assert sum(metrics.request_seconds.labels("Produce").counts) == 8
+    assert crowd.server.budget.used == 0
+    crowd.close()
+
+
+def decoded(data: bytes, version: int = VERSION) -> list[tuple[int, Any]]:
+    """Correlation ids and answers."""
+    found: list[tuple[int, Any]] = []
+    while data:
+        size = int.from_bytes(data[:4], "big")
+        number, body = m.split_response(0, version, data[4 : 4 + size])
+        found.append((number, m.decode_response(0, version, body)))
+        data = data[4 + size :]
+    return found
+
+
+def test_more_connections_than_blocks_go_in_several_groups(tmp_path: Path, writes: list[int]) -> None:
+    count = 2 * gathering.MOST + 3
+    crowd = opened(tmp_path, count)
+    writes.clear()
+    crowd.send({n: frame(batch(), n) for n in range(count)})
+    assert writes == [gathering.MOST, gathering.MOST, 3]
+    assert [told(decoded(crowd.answers(n, 1))) for n in range(count)] == [[(n, 0, n + 1)] for n in range(count)]
+    crowd.close()
+
+
+def test_what_has_not_come_whole_is_executed_when_it_has(tmp_path: Path, writes: list[int]) -> None:
+    crowd = opened(tmp_path, 2)
+    writes.clear()
+    whole = frame(batch(value=b"x" * 300), 1)
+    crowd.send({0: whole + whole[:100], 1: frame(batch(), 2)})
+    assert writes == [2]
+    crowd.send({0: whole[100:], 1: frame(batch(), 3)})
+    assert writes == [2, 2]
+    assert told(decoded(crowd.answers(0, 2))) == [(1, 0, 1), (1, 0, 3)]
+    assert told(decoded(crowd.answers(1, 2))) == [(2, 0, 2), (3, 0, 4)]
+    crowd.close()
+
+
+def test_who_is_in_the_way_goes_apart(tmp_path: Path, writes: list[int]) -> None:
+    crowd = opened(tmp_path, 3)
+    gzip = Producing(VERSION).request("gzip", 5)
+    writes.clear()
+    crowd.send({0: frame(batch(), 1), 1: gzip, 2: frame(batch(), 2)})
+    assert writes == [1, 1], "everybody for himself, the compressed one in the general way"
+    assert [told(decoded(crowd.answers(n, 1)))[0][1] for n in range(3)] == [0, 0, 0]
+    apart = [connection.apart for connection in crowd.server._connections.values()]
+    assert apart == [0, gathering.APART, 0]
+    writes.clear()
+    crowd.send({0: frame(batch(), 1), 1: gzip, 2: frame(batch(), 2)})
+    assert writes == [2]
+    crowd.close()
+
+
+def test_large_requests_do_not_wait(tmp_path: Path, writes: list[int]) -> None:
+    crowd = opened(tmp_path, 2)
+    large = frame(batch(value=b"x" * 70_000), 1)
+    crowd.send({0: large, 1: large})  # whoever sent small ones before
+    crowd.answers(0, 1)
+    crowd.answers(1, 1)
+    writes.clear()
+    crowd.send({0: large, 1: large})
+    assert writes == [1, 1]
+    assert [told(decoded(crowd.answers(n, 1)))[0][1] for n in (0, 1)] == [0, 0]
+    crowd.close()
+
+
+def test_who_is_always_alone_seldom_waits(tmp_path: Path) -> None:
+    crowd = opened(tmp_path, 2)
+    waits: list[bool] = []
+    gather = crowd.server.gather
+
+    def noted(connection: Any) -> bool:
+        waits.append(gather(connection))
+        return waits[-1]
+
+    crowd.server.gather = noted
+    for n in range(10 * gathering.LONELY):
+        crowd.send({0: frame(batch(), n)})
+        crowd.answers(0, 1)
+    assert all(waits[: gathering.LONELY - 2]), "two turns went to the topic's first batches"
+    assert sum(waits[gathering.LONELY :]) <= len(waits) // gathering.LONELY
+    waits.clear()
+    for n in range(4 * gathering.LONELY):
+        crowd.send({0: frame(batch(), n), 1: frame(batch(), n)})
+        crowd.answers(0, 1)
+        crowd.answers(1, 1)
+    assert all(waits[-2 * gathering.LONELY :]), "they met"
+    crowd.close()
+
+
+def test_a_connection_that_is_closed_meanwhile_is_left_out(tmp_path: Path, writes: list[int]) -> None:
+    crowd = opened(tmp_path, 3)
+    writes.clear()
+    first = next(iter(crowd.server._connections.values()))
+    for n in range(3):
+        crowd.clients[n].sock.sendall(frame(batch(), n))
+    for n in range(3):
+        crowd.broker.loop.callbacks[crowd.clients[n].fd, 1][0]()
+    first.close("for the test")
+    crowd.broker.loop.run_soon()
+    assert writes == [2]
+    assert [told(decoded(crowd.answers(n, 1))) for n in (1, 2)] == [[(1, 0, 1)], [(2, 0, 2)]]
+    crowd.close()
+
+
+def test_a_fault_of_ours_closes_them_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    crowd = opened(tmp_path, 2)
+
+    def wrong(*_: Any, **__: Any) -> None:
+        raise RuntimeError("on purpose")
+
+    monkeypatch.setattr(produce_run, "_append", wrong)
+    crowd.send({0: frame(batch(), 1), 1: frame(batch(), 2)})
+    assert not crowd.server._connections
+    assert "on purpose" in caplog.text
+    assert crowd.server.budget.used == 0
+    crowd.close()
+
+
+def test_each_waits_for_its_own_last_batch(tmp_path: Path) -> None:
+    crowd = Crowd(tmp_path, 2)
+    crowd.stage.topic("t", 2, replicas=(ME, OTHER))
+    for index in (0, 1):
+        crowd.stage.append("t", index=index)
+        crowd.stage.fetched("t", OTHER, 1, index)
+    crowd.send({0: frame(batch(2), 1), 1: frame(batch(3), 2)})
+    assert crowd.stage.partition("t").log.log_end_offset == 6
+    crowd.stage.fetched("t", OTHER, 3)
+    assert told(decoded(crowd.answers(0, 1))) == [(1, 0, 1)]
+    second = list(crowd.server._connections.values())[1]
+    assert not second.unsent
+    assert not second.idle
+    crowd.stage.fetched("t", OTHER, 6)
+    assert told(decoded(crowd.answers(1, 1))) == [(2, 0, 3)]
+    crowd.close()
+
+
+CLIENTS = 3
+
+
+def _rounds(often: list[str]) -> st.SearchStrategy[list[list[tuple[int, str]]]]:
+    """Rounds of (client, kind): mostly what may be executed together, now and then whatever there is."""
+    kinds = st.one_of(*[st.sampled_from(often)] * 9, KINDS)
+    sent = st.tuples(st.integers(0, CLIENTS - 1), kinds)
+    return st.lists(st.lists(sent, min_size=3, max_size=9), min_size=3, max_size=8)
+
+
+ROUNDS = _rounds(PLAIN) | _rounds(["plain", "other", "next", "next other"]) | _rounds(["txn", "txn other"])
+BETWEEN = ("commit", "abort", "restart", "later")
+
+
+class Own(Producing):
+    """A client whose producers nobody else has: what becomes of its requests does not depend on the others' turns."""
+
+    def __init__(self, version: int, number: int) -> None:
+        super().__init__(version)
+        self.number = number
+
+    def of(self, producer_id: int, index: int = 0, **fields: Any) -> bytes:
+        return super().of(producer_id + 10 * self.number, index, **fields)
+
+
+@given(ROUNDS, st.sampled_from([9, 11, 12]), st.sampled_from(["700", "100000"]))
+@settings(max_examples=100, deadline=None)
+def test_the_outcome_is_that_of_one_connection_after_the_other(
+    tmp_path_factory: pytest.TempPathFactory, rounds: list[list[tuple[int, str]]], version: int, segment: str
+) -> None:
+    ends: list[Any] = []
+    together: list[int] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(verification, "verify", _all_is_well)
+        patch.setattr(gathering, "APART", 0)
+        patch.setattr(dispatch, "handle_produce_runs", _noting(together))
+        for gathers in (True, False):
+            directory = tmp_path_factory.mktemp("gathering")
+            crowd = Crowd(directory, CLIENTS, gathers=gathers, **{"producer.id.expiration.ms": "1000"})
+            crowd.stage.topic("t", 2, topic_id=uuid.UUID(int=7), segment_bytes=segment, max_message_bytes="800")
+            for index in (0, 1):
+                crowd.stage.append("t", index=index)
+            ends.append(_outcome(crowd, rounds, version))
+            crowd.close()
+    event(f"{len(together)} times together")
+    assert ends[0] == ends[1]
+
+
+def _noting(together: list[int]) -> Any:
+    def handle(runs: Any, contexts: Any) -> Any:
+        found = produce_run.handle_produce_runs(runs, contexts)
+        together.extend([len(runs)] * isinstance(found, list))
+        return found
+
+    return handle
+
+
+def _outcome(crowd: Crowd, rounds: list[list[tuple[int, str]]], version: int) -> list[Any]:
+    """Errors of each client in order, and what is in the logs, in whatever order clients took turns."""
+    clients = [Own(version, number) for number in range(CLIENTS)]
+    found: list[Any] = []
+    bases: dict[tuple[int, int], list[int]] = {}
+    for sent in rounds:
+        requests: dict[int, list[tuple[str, bytes]]] = {}
+        for client, kind in sent:
+            if kind not in BETWEEN:
+                own = requests.setdefault(client, [])
+                own.append((kind, clients[client].request(kind, len(own))))
+        if requests:
+            crowd.send({client: b"".join(data for _, data in own) for client, own in requests.items()})
+        for client, own in sorted(requests.items()):
+            answers = told(decoded(crowd.answers(client, len(own)), version))
+            assert [number for number, _, _ in answers] == list(range(len(own)))
+            found.append([error for _, error, _ in answers])
+            for (kind, _), (_, error, base) in zip(own, answers, strict=True):
+                if not error and kind in (*PLAIN, "second"):  # none of these can be a duplicate
+                    bases.setdefault((client, "other" in kind), []).append(base)
+        for kind in (kind for _, kind in sent if kind in BETWEEN):
+            _after(crowd, kind)
+    assert all(sorted(set(told)) == told for told in bases.values()), "a client's batches are in its order"
+    logs = [crowd.stage.partition("t", index).log for index in (0, 1)]
+    for log in logs:
+        read = log.read(0, 1 << 20, end_offset=log.log_end_offset)
+        batches = [entry for part in read.slices for _, entry in scan(part.read())]
+        read.release()
+        found.append(sorted((one.producer_id, one.base_sequence, one.record_count, one.size) for one in batches))
+        found.append(sorted((key, e.epoch, e.last_sequence) for key, e in log.producers.entries.items()))
+        found.append((log.log_end_offset, log.high_watermark, sorted(log.producers.open)))
+    metrics = crowd.stage.services.metrics
+    return [*found, metrics.records_in.value, metrics.appended_bytes.value]
+
+
+def _after(crowd: Crowd, kind: str) -> None:
+    """What happens to partitions while nobody produces."""
+    crowd.stage.clock.now_ms += 700 * (kind == "later")
+    if kind not in ("commit", "abort"):
+        _between(crowd.broker, kind)
+        return
+    for index, client in itertools.product((0, 1), range(CLIENTS)):
+        producer = TRANSACTIONAL + 10 * client
+        if crowd.stage.partition("t", index).log.producers.has_open_transaction(producer):
+            crowd.stage.marker("t", producer, commit=kind == "commit", index=index)
