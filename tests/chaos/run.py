@@ -323,12 +323,15 @@ def main() -> int:
         outcome = judge(directory, minutes, options.seed, kinds, problems)
     except (Missing, NetworkError, ClockError, OSError, subprocess.SubprocessError) as problem:
         print(f"chaos could not be run to its end: {problem}; kept in {directory}")
+        print(f"FAILED chaos, seed {options.seed} - {problem}")
         return MISSING
     if outcome == CLEAN:
         for data in directory.glob("data-*"):
             shutil.rmtree(data)
     said = {CLEAN: "clean", NOT_CLEAN: "NOT CLEAN", UNKNOWN: "UNKNOWN: too little happened"}[outcome]
     print(f"{said}; kept in {directory}")
+    if outcome != CLEAN:  # in the words in which a suite of tests says it
+        print(f"FAILED chaos, seed {options.seed} - {said}")
     return outcome
 
 

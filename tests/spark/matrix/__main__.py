@@ -311,6 +311,9 @@ class Turns:
         lacking = [name for name in names if self.results.passes(name) < repeat]
         untried = [name for name in lacking if name not in self.begun]
         print(f"{len(names) - len(lacking)} of {len(names)} passed {repeat} times; {self.results.path}")
+        for name in sorted(self.begun.intersection(lacking)):  # in the words in which a suite of tests says it
+            problems = [problem for row in self.results.rows if row["name"] == name for problem in row["problems"]]
+            print(f"FAILED {name} - {problems[-1][:500] if problems else 'not through'}")
         if untried:
             print(f"not begun, for the time was over: {', '.join(untried)}")
         if self.anomalies:
