@@ -117,6 +117,8 @@ class PlainAppends(LogReads):
 
         The outcome is that of :meth:`append_as_leader` for one after the other, but that the disk takes all or none.
         """
+        if self.offline:  # another log of the directory met a failed disk since this was admitted
+            return self.refused(ErrorCode.KAFKA_STORAGE_ERROR, f"{self.directory} is offline")
         bounds = self._bounds
         assert bounds is not None, "admitted by bounds"
         assert admitted[0][0] == self.log_end_offset, "nothing else was appended meanwhile"

@@ -7,6 +7,8 @@ from sys import getrefcount
 RECEIVE_BYTES = 256 * 1024
 LARGE_STEP = 64 * 1024
 KEPT = 8
+"""Blocks for what is used up in a turn."""
+LARGE_KEPT = 4
 LARGE_MOST = 2 * 1024 * 1024
 _ALONE = 2
 """References to a block that only its list refers to, as seen by getrefcount: the list's and the call's."""
@@ -29,15 +31,15 @@ class Blocks:
         kept = self._common
         if kept and getrefcount(kept[0]) <= _ALONE:
             return memoryview(kept[0])
-        return memoryview(self._free(kept, self._size))
+        return memoryview(self._free(kept, self._size, KEPT))
 
-    def _free(self, kept: list[bytearray], size: int) -> bytearray:
+    def _free(self, kept: list[bytearray], size: int, most: int) -> bytearray:
         for index in range(len(kept)):
             if len(kept[index]) >= size and getrefcount(kept[index]) <= _ALONE:
                 return kept[index]
         block = bytearray(size)
         if size <= LARGE_MOST:
-            if len(kept) >= KEPT:
+            if len(kept) >= most:
                 del kept[0]
             kept.append(block)
         return block
@@ -46,4 +48,4 @@ class Blocks:
         """A block for one large frame. A few are kept: fresh memory costs the system more than receiving into it."""
         if size < LARGE_STEP:
             return memoryview(bytearray(size))
-        return memoryview(self._free(self._large, -(-size // LARGE_STEP) * LARGE_STEP))[:size]
+        return memoryview(self._free(self._large, -(-size // LARGE_STEP) * LARGE_STEP, LARGE_KEPT))[:size]

@@ -139,7 +139,7 @@ class Connection:
             self._reading = False
 
     def _on_readable(self) -> None:
-        if self.closed:
+        if self.closed or self.waits:  # with very many connections libuv looks again before the turn is over
             return
         framer = self._framer
         stalled = self._stalled()

@@ -103,6 +103,7 @@ class Dispatcher:
 
     def dispatch(self, connection: Connection, frame: memoryview, slot: Slot) -> None:
         """Execute the request in ``frame``; its answer goes into ``slot``, now or later."""
+        connection.gathers = False
         started = time.perf_counter()
         try:
             header = messages.parse_request_header(frame)
@@ -177,13 +178,14 @@ class Dispatcher:
         self._settle(outcome, reply)
         return run.ends[taken - 1]
 
-    def dispatch_runs(self, connections: list[Connection]) -> Connection | None:
+    def dispatch_runs(self, connections: list[Connection]) -> tuple[int, Connection | None]:
         """Execute the Produce requests with which what they received begins, together: one write for each partition.
 
-        If that cannot be, nothing has happened, and one is returned whose requests are in the way.
+        Returns how many have such requests. If they cannot be executed together, nothing has happened, and one is
+        returned whose requests are in the way.
         """
         if not self._runs:
-            return None
+            return 0, None
         route = self._routes[PRODUCE]
         started = time.perf_counter()
         members: list[Connection] = []
@@ -198,7 +200,7 @@ class Dispatcher:
                     members.append(connection)
                     runs.append(run)
         if len(runs) < 2:
-            return None
+            return len(runs), None
         contexts = [
             Context(self._services, connection.peer, PRODUCE, run.version, run.correlation_ids[0], "")
             for run, connection in zip(runs, members, strict=True)
@@ -214,13 +216,19 @@ class Dispatcher:
         except Exception:
             for number in range(len(runs)):
                 reply_to(number).failed()
-            return None
+            return len(runs), None
         if isinstance(outcomes, int):
-            return members[outcomes]
+            return len(runs), members[outcomes]
+        for connection, run in zip(members, runs, strict=True):
+            connection.executed(run.ends[-1])  # all of them, before anything else can go wrong: none comes twice
         for number, outcome in enumerate(outcomes):
-            members[number].executed(runs[number].ends[-1])
-            self._settle(outcome, reply_to(number))
-        return None
+            reply = reply_to(number)
+            try:
+                self._settle(outcome, reply)
+            except Exception:
+                logger.exception("an answer to %s cannot be given", members[number].peer.peer_host)
+                reply.refuse()
+        return len(runs), None
 
     def _short_fetch(self, connection: Connection, data: memoryview, start: int, end: int) -> int:
         """Execute a Fetch if the short way has the answer; where it ends. Whatever is wrong is for ``dispatch``."""

@@ -7,6 +7,7 @@ of this turn, never a timer. Figures: ADR 0014.
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from brokers.server.blocks import KEPT
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from brokers.server.connection import Connection
+
+logger = logging.getLogger(__name__)
 
 MOST = KEPT
 """Connections at a time: each of them has a block of its own meanwhile."""
@@ -29,7 +32,7 @@ class Gathering:
     """What waits for the end of the turn. ``together`` is the dispatcher's ``dispatch_runs``."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, together: Callable[[list[Connection]], Connection | None]
+        self, loop: asyncio.AbstractEventLoop, together: Callable[[list[Connection]], tuple[int, Connection | None]]
     ) -> None:
         self._loop = loop
         self._together = together
@@ -56,14 +59,31 @@ class Gathering:
 
     def _end_of_turn(self) -> None:
         waiting, self._waiting = self._waiting, []
-        if len(waiting) == 1:
+        met = len(waiting)
+        if met > 1:
+            met = self._meet(waiting)
+        if met > 1:
+            self._lonely = self._skips = 0
+        elif waiting:
             self._lonely += 1
             if self._lonely >= LONELY:
                 self._skips = LONELY + self._lonely % LONELY  # not always the same one of a round
-        elif waiting:
-            self._lonely = self._skips = 0
-            in_the_way = self._together(waiting)
-            if in_the_way is not None:
-                in_the_way.apart = APART
         for connection in waiting:
-            connection.go_on()
+            try:
+                connection.go_on()
+            except Exception:  # of this connection only: the others must not wait for ever
+                logger.exception("a connection of %s failed", connection.peer.peer_host)
+                connection.close("an error of ours")
+
+    def _meet(self, waiting: list[Connection]) -> int:
+        """Execute what can be executed together; how many had something for that."""
+        try:
+            met, in_the_way = self._together(waiting)
+        except Exception:  # nobody knows how far that came
+            logger.exception("requests of %d connections failed", len(waiting))
+            for connection in waiting:
+                connection.close("an error of ours")
+            return 0
+        if in_the_way is not None:
+            in_the_way.apart = APART
+        return met

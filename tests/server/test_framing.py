@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from _native.io import FilePart
-from brokers.server.blocks import KEPT, LARGE_MOST, RECEIVE_BYTES, Blocks
+from brokers.server.blocks import LARGE_KEPT, LARGE_MOST, RECEIVE_BYTES, Blocks
 from brokers.server.framing import LARGE_FRAME, FrameError, Framer, Outbox
 from brokers.server.parking import TICK_MS, TimerWheel
 
@@ -105,7 +105,7 @@ def test_large_blocks_are_kept_in_bounds() -> None:
     blocks = Blocks(1000)
     held = [blocks.large(size) for size in (LARGE_MOST, LARGE_MOST + 1, *[70_000] * 10)]
     assert all(len(view) for view in held)
-    assert len(blocks._large) == KEPT
+    assert len(blocks._large) == LARGE_KEPT
     assert all(len(block) <= LARGE_MOST for block in blocks._large)
 
 

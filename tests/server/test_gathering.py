@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import socket
 import uuid
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,10 @@ import wire.messages as m
 from _native.batch import scan
 from brokers.api import produce_run
 from brokers.coordinators import verification
+from brokers.log.failures import DiskFailed
 from brokers.log.files import RealFile
 from brokers.server import dispatch, gathering
+from brokers.server.connection import Connection
 from perf.counted import Client
 from tests.server.stage import ME, OTHER
 from tests.server.test_produce_run import (
@@ -32,6 +35,7 @@ from tests.server.test_produce_run import (
     frame,
     told,
 )
+from wire.errors import ErrorCode
 
 
 class Crowd:
@@ -47,8 +51,11 @@ class Crowd:
         port = self.server.endpoints[0].port
         accept = next(fd for (fd, _), (_, args) in self.broker.loop.callbacks.items() if args)
         self.clients = [listener, *(Client(self.broker.loop, port, accept) for _ in range(clients - 1))]
+        self.as_if_each_had_sent_a_run()
+
+    def as_if_each_had_sent_a_run(self) -> None:
         for connection in self.server._connections.values():
-            connection.gathers = True  # as if each had sent a run before
+            connection.gathers = True
 
     def send(self, requests: dict[int, bytes]) -> None:
         """Each client sends its requests, then the loop has one turn for all of them."""
@@ -75,6 +82,7 @@ def opened(directory: Path, clients: int, **config: str) -> Crowd:
     crowd.stage.topic("t", 2)
     for index in (0, 1):
         crowd.broker.ask(frame(batch(), 0, index=index), 1)
+    crowd.as_if_each_had_sent_a_run()
     return crowd
 
 
@@ -343,3 +351,124 @@ def _after(crowd: Crowd, kind: str) -> None:
         producer = TRANSACTIONAL + 10 * client
         if crowd.stage.partition("t", index).log.producers.has_open_transaction(producer):
             crowd.stage.marker("t", producer, commit=kind == "commit", index=index)
+
+
+# -- what goes wrong ----------------------------------------------------------------------------------------------
+
+
+def _receive(crowd: Crowd, requests: dict[int, bytes]) -> None:
+    """What they send is received, and the turn is not over."""
+    for number, data in requests.items():
+        crowd.clients[number].sock.sendall(data)
+        crowd.broker.loop.callbacks[crowd.clients[number].fd, 1][0]()
+
+
+def test_a_connection_that_fails_costs_nobody_else_his_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    crowd = opened(tmp_path, 3)
+    first, *others = crowd.server._connections.values()
+    pump = Connection.pump
+
+    def failing(self: Connection) -> None:
+        if self is first and not self.waits:
+            raise RuntimeError("on purpose")
+        pump(self)
+
+    monkeypatch.setattr(Connection, "pump", failing)
+    crowd.send({n: frame(batch(), n) for n in range(3)})
+    assert first.closed
+    assert "on purpose" in caplog.text
+    assert not any(connection.waits for connection in others)
+    assert [told(decoded(crowd.answers(n, 1))) for n in (1, 2)] == [[(1, 0, 2)], [(2, 0, 3)]]
+    crowd.close()
+
+
+def test_nobody_waits_for_ever_when_meeting_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    crowd = opened(tmp_path, 3)
+
+    def wrong(*_: Any) -> None:
+        raise RuntimeError("on purpose")
+
+    monkeypatch.setattr(dispatch.hot, "decode_produce_run", wrong)
+    crowd.send({n: frame(batch(), n) for n in range(3)})
+    assert not crowd.server._connections
+    assert "on purpose" in caplog.text
+    assert crowd.stage.partition("t").log.log_end_offset == 1
+    crowd.close()
+
+
+def test_an_answer_that_cannot_be_given_is_not_executed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    crowd = opened(tmp_path, 3)
+    connections = list(crowd.server._connections.values())
+    settle = dispatch.Dispatcher._settle
+
+    def failing(self: Any, outcome: Any, reply: Any) -> None:
+        if reply.connection is connections[0]:
+            raise RuntimeError("on purpose")
+        settle(self, outcome, reply)
+
+    monkeypatch.setattr(dispatch.Dispatcher, "_settle", failing)
+    crowd.send({n: frame(batch(), n) for n in range(3)})
+    assert [connection.closed for connection in connections] == [True, False, False]
+    assert [told(decoded(crowd.answers(n, 1))) for n in (1, 2)] == [[(1, 0, 2)], [(2, 0, 3)]]
+    assert crowd.stage.partition("t").log.log_end_offset == 4
+    crowd.close()
+
+
+def test_who_is_readable_twice_in_a_turn_is_read_later(tmp_path: Path, writes: list[int]) -> None:
+    crowd = opened(tmp_path, 2)
+    writes.clear()
+    _receive(crowd, {0: frame(batch(), 1), 1: frame(batch(), 2)})
+    _receive(crowd, {0: frame(batch(), 3)})
+    crowd.broker.loop.run_soon()
+    assert writes == [2]
+    assert told(decoded(crowd.answers(0, 2))) == [(1, 0, 1), (3, 0, 3)]
+    crowd.close()
+
+
+def test_what_came_before_the_end_of_a_connection_is_executed(tmp_path: Path) -> None:
+    crowd = opened(tmp_path, 2)
+    _receive(crowd, {0: frame(batch(), 1)})
+    crowd.clients[0].sock.shutdown(socket.SHUT_WR)
+    crowd.broker.loop.callbacks[crowd.clients[0].fd, 1][0]()
+    crowd.broker.loop.run_soon()
+    assert crowd.stage.partition("t").log.log_end_offset == 2
+    crowd.close()
+
+
+@pytest.mark.parametrize("connections", [1, 2])
+def test_a_failed_disk_refuses_all_partitions_of_its_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, connections: int
+) -> None:
+    crowd = opened(tmp_path, 2)
+    write = RealFile.write_run
+
+    def failing(self: RealFile, pieces: Any, position: int) -> None:
+        if "t-0" in self.path:
+            raise DiskFailed(self.path, "on purpose")
+        write(self, pieces, position)
+
+    monkeypatch.setattr(RealFile, "write_run", failing)
+    sent = [frame(batch(), 1, index=0), frame(batch(), 2, index=1)]
+    if connections == 1:
+        crowd.send({0: b"".join(sent)})
+        found = told(decoded(crowd.answers(0, 2)))
+    else:
+        crowd.send(dict(enumerate(sent)))
+        found = [told(decoded(crowd.answers(n, 1)))[0] for n in (0, 1)]
+    assert [error for _, error, _ in found] == [ErrorCode.KAFKA_STORAGE_ERROR] * 2
+    assert crowd.stage.partition("t", 1).log.log_end_offset == 1
+    crowd.close()
+
+
+def test_who_sends_large_requests_in_parts_no_longer_waits(tmp_path: Path) -> None:
+    crowd = opened(tmp_path, 2)
+    large = frame(batch(value=b"x" * 900_000), 1)
+    crowd.send({0: large[:1000]})
+    crowd.clients[0].ask(large[1000:], 1)
+    first = next(iter(crowd.server._connections.values()))
+    assert not first.gathers
+    crowd.close()
