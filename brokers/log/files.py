@@ -322,11 +322,7 @@ class RealFile:
             written = os.pwritev(fd, pieces, position)
         except OSError as wrong:
             raise disk_error(self.path, wrong) from wrong
-        size = sum(map(len, pieces))
-        if written == size and self.size < position + size <= self._ahead:
-            self.size = position + size
-        else:
-            self._written(position, written, size)
+        self._written(position, written, sum(map(len, pieces)))
 
     def _written(self, position: int, written: int, size: int) -> None:
         end = position + written

@@ -473,7 +473,7 @@ class ProducerState:
 
     def high_watermark_moved(self, high_watermark: int) -> None:
         """Runs of markers below the high watermark are final: their transactions no longer hold the stable offset."""
-        if self.unreplicated and any(done.run_end < high_watermark for done in self.unreplicated):
+        if any(done.run_end < high_watermark for done in self.unreplicated):
             self.unreplicated = [done for done in self.unreplicated if done.run_end >= high_watermark]
             self._update_first_unstable()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import select
 import socket
 import uuid
 from pathlib import Path
@@ -12,7 +13,6 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-import wire.messages as m
 from _native.batch import scan
 from brokers.api import produce_run
 from brokers.coordinators import verification
@@ -20,7 +20,6 @@ from brokers.log.failures import DiskFailed
 from brokers.log.files import RealFile
 from brokers.server import dispatch, gathering
 from brokers.server.connection import Connection
-from perf.counted import Client
 from tests.server.stage import ME, OTHER
 from tests.server.test_produce_run import (
     KINDS,
@@ -32,6 +31,7 @@ from tests.server.test_produce_run import (
     _all_is_well,
     _between,
     batch,
+    decoded,
     frame,
     told,
 )
@@ -47,28 +47,32 @@ class Crowd:
         self.server = self.broker.server
         if not gathers:
             self.server.gather = lambda _: False
-        listener = self.broker.client
-        port = self.server.endpoints[0].port
-        accept = next(fd for (fd, _), (_, args) in self.broker.loop.callbacks.items() if args)
-        self.clients = [listener, *(Client(self.broker.loop, port, accept) for _ in range(clients - 1))]
+        self.clients = [self.broker.client, *(self.broker.connect() for _ in range(clients - 1))]
         self.as_if_each_had_sent_a_run()
 
     def as_if_each_had_sent_a_run(self) -> None:
         for connection in self.server._connections.values():
             connection.gathers = True
 
-    def send(self, requests: dict[int, bytes]) -> None:
-        """Each client sends its requests, then the loop has one turn for all of them."""
-        loop = self.broker.loop
+    def read(self, number: int) -> None:
+        """The client's connection is readable."""
+        self.broker.loop.callbacks[self.clients[number].fd, select.POLLIN][0]()
+
+    def receive(self, requests: dict[int, bytes]) -> None:
+        """Each client sends its requests, and they are received; the turn is not over."""
         for number, data in requests.items():
             self.clients[number].sock.sendall(data)
         for number in requests:
-            loop.callbacks[self.clients[number].fd, 1][0]()
-        loop.run_soon()
+            self.read(number)
 
-    def answers(self, number: int, count: int) -> bytes:
-        """So many answers for a client, or what there is when the connection was closed."""
-        return bytes(self.clients[number].ask(b"", count))
+    def send(self, requests: dict[int, bytes]) -> None:
+        """Each client sends its requests, then the loop has one turn for all of them."""
+        self.receive(requests)
+        self.broker.loop.run_soon()
+
+    def told(self, number: int, count: int, version: int = VERSION) -> list[tuple[int, int, int]]:
+        """Correlation id, error and base offset of so many answers for a client."""
+        return told(decoded(bytes(self.clients[number].ask(b"", count)), version))
 
     def close(self) -> None:
         for client in self.clients[1:]:
@@ -106,23 +110,12 @@ def test_what_several_connections_send_is_written_together(tmp_path: Path, write
     crowd.send({n: b"".join(frame(batch(n + 1), 10 * n + i, index=i) for i in (0, 1)) for n in range(3)})
     assert writes == [3, 3]
     for n, base in enumerate((1, 2, 4)):
-        assert told(decoded(crowd.answers(n, 2))) == [(10 * n, 0, base), (10 * n + 1, 0, base)]
+        assert crowd.told(n, 2) == [(10 * n, 0, base), (10 * n + 1, 0, base)]
     metrics = crowd.stage.services.metrics
     assert (metrics.requests.labels("Produce").value, metrics.records_in.value) == (8, 14)
     assert sum(metrics.request_seconds.labels("Produce").counts) == 8
     assert crowd.server.budget.used == 0
     crowd.close()
-
-
-def decoded(data: bytes, version: int = VERSION) -> list[tuple[int, Any]]:
-    """Correlation ids and answers."""
-    found: list[tuple[int, Any]] = []
-    while data:
-        size = int.from_bytes(data[:4], "big")
-        number, body = m.split_response(0, version, data[4 : 4 + size])
-        found.append((number, m.decode_response(0, version, body)))
-        data = data[4 + size :]
-    return found
 
 
 def test_more_connections_than_blocks_go_in_several_groups(tmp_path: Path, writes: list[int]) -> None:
@@ -131,7 +124,7 @@ def test_more_connections_than_blocks_go_in_several_groups(tmp_path: Path, write
     writes.clear()
     crowd.send({n: frame(batch(), n) for n in range(count)})
     assert writes == [gathering.MOST, gathering.MOST, 3]
-    assert [told(decoded(crowd.answers(n, 1))) for n in range(count)] == [[(n, 0, n + 1)] for n in range(count)]
+    assert [crowd.told(n, 1) for n in range(count)] == [[(n, 0, n + 1)] for n in range(count)]
     crowd.close()
 
 
@@ -143,8 +136,8 @@ def test_what_has_not_come_whole_is_executed_when_it_has(tmp_path: Path, writes:
     assert writes == [2]
     crowd.send({0: whole[100:], 1: frame(batch(), 3)})
     assert writes == [2, 2]
-    assert told(decoded(crowd.answers(0, 2))) == [(1, 0, 1), (1, 0, 3)]
-    assert told(decoded(crowd.answers(1, 2))) == [(2, 0, 2), (3, 0, 4)]
+    assert crowd.told(0, 2) == [(1, 0, 1), (1, 0, 3)]
+    assert crowd.told(1, 2) == [(2, 0, 2), (3, 0, 4)]
     crowd.close()
 
 
@@ -154,7 +147,7 @@ def test_who_is_in_the_way_goes_apart(tmp_path: Path, writes: list[int]) -> None
     writes.clear()
     crowd.send({0: frame(batch(), 1), 1: gzip, 2: frame(batch(), 2)})
     assert writes == [1, 1], "everybody for himself, the compressed one in the general way"
-    assert [told(decoded(crowd.answers(n, 1)))[0][1] for n in range(3)] == [0, 0, 0]
+    assert [crowd.told(n, 1)[0][1] for n in range(3)] == [0, 0, 0]
     apart = [connection.apart for connection in crowd.server._connections.values()]
     assert apart == [0, gathering.APART, 0]
     writes.clear()
@@ -167,12 +160,12 @@ def test_large_requests_do_not_wait(tmp_path: Path, writes: list[int]) -> None:
     crowd = opened(tmp_path, 2)
     large = frame(batch(value=b"x" * 70_000), 1)
     crowd.send({0: large, 1: large})  # whoever sent small ones before
-    crowd.answers(0, 1)
-    crowd.answers(1, 1)
+    crowd.told(0, 1)
+    crowd.told(1, 1)
     writes.clear()
     crowd.send({0: large, 1: large})
     assert writes == [1, 1]
-    assert [told(decoded(crowd.answers(n, 1)))[0][1] for n in (0, 1)] == [0, 0]
+    assert [crowd.told(n, 1)[0][1] for n in (0, 1)] == [0, 0]
     crowd.close()
 
 
@@ -188,14 +181,14 @@ def test_who_is_always_alone_seldom_waits(tmp_path: Path) -> None:
     crowd.server.gather = noted
     for n in range(10 * gathering.LONELY):
         crowd.send({0: frame(batch(), n)})
-        crowd.answers(0, 1)
+        crowd.told(0, 1)
     assert all(waits[: gathering.LONELY - 2]), "two turns went to the topic's first batches"
     assert sum(waits[gathering.LONELY :]) <= len(waits) // gathering.LONELY
     waits.clear()
     for n in range(4 * gathering.LONELY):
         crowd.send({0: frame(batch(), n), 1: frame(batch(), n)})
-        crowd.answers(0, 1)
-        crowd.answers(1, 1)
+        crowd.told(0, 1)
+        crowd.told(1, 1)
     assert all(waits[-2 * gathering.LONELY :]), "they met"
     crowd.close()
 
@@ -204,14 +197,11 @@ def test_a_connection_that_is_closed_meanwhile_is_left_out(tmp_path: Path, write
     crowd = opened(tmp_path, 3)
     writes.clear()
     first = next(iter(crowd.server._connections.values()))
-    for n in range(3):
-        crowd.clients[n].sock.sendall(frame(batch(), n))
-    for n in range(3):
-        crowd.broker.loop.callbacks[crowd.clients[n].fd, 1][0]()
+    crowd.receive({n: frame(batch(), n) for n in range(3)})
     first.close("for the test")
     crowd.broker.loop.run_soon()
     assert writes == [2]
-    assert [told(decoded(crowd.answers(n, 1))) for n in (1, 2)] == [[(1, 0, 1)], [(2, 0, 2)]]
+    assert [crowd.told(n, 1) for n in (1, 2)] == [[(1, 0, 1)], [(2, 0, 2)]]
     crowd.close()
 
 
@@ -240,12 +230,12 @@ def test_each_waits_for_its_own_last_batch(tmp_path: Path) -> None:
     crowd.send({0: frame(batch(2), 1), 1: frame(batch(3), 2)})
     assert crowd.stage.partition("t").log.log_end_offset == 6
     crowd.stage.fetched("t", OTHER, 3)
-    assert told(decoded(crowd.answers(0, 1))) == [(1, 0, 1)]
+    assert crowd.told(0, 1) == [(1, 0, 1)]
     second = list(crowd.server._connections.values())[1]
     assert not second.unsent
     assert not second.idle
     crowd.stage.fetched("t", OTHER, 6)
-    assert told(decoded(crowd.answers(1, 1))) == [(2, 0, 3)]
+    assert crowd.told(1, 1) == [(2, 0, 3)]
     crowd.close()
 
 
@@ -320,7 +310,7 @@ def _outcome(crowd: Crowd, rounds: list[list[tuple[int, str]]], version: int) ->
         if requests:
             crowd.send({client: b"".join(data for _, data in own) for client, own in requests.items()})
         for client, own in sorted(requests.items()):
-            answers = told(decoded(crowd.answers(client, len(own)), version))
+            answers = crowd.told(client, len(own), version)
             assert [number for number, _, _ in answers] == list(range(len(own)))
             found.append([error for _, error, _ in answers])
             for (kind, _), (_, error, base) in zip(own, answers, strict=True):
@@ -356,13 +346,6 @@ def _after(crowd: Crowd, kind: str) -> None:
 # -- what goes wrong ----------------------------------------------------------------------------------------------
 
 
-def _receive(crowd: Crowd, requests: dict[int, bytes]) -> None:
-    """What they send is received, and the turn is not over."""
-    for number, data in requests.items():
-        crowd.clients[number].sock.sendall(data)
-        crowd.broker.loop.callbacks[crowd.clients[number].fd, 1][0]()
-
-
 def test_a_connection_that_fails_costs_nobody_else_his_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -380,7 +363,7 @@ def test_a_connection_that_fails_costs_nobody_else_his_turn(
     assert first.closed
     assert "on purpose" in caplog.text
     assert not any(connection.waits for connection in others)
-    assert [told(decoded(crowd.answers(n, 1))) for n in (1, 2)] == [[(1, 0, 2)], [(2, 0, 3)]]
+    assert [crowd.told(n, 1) for n in (1, 2)] == [[(1, 0, 2)], [(2, 0, 3)]]
     crowd.close()
 
 
@@ -413,7 +396,7 @@ def test_an_answer_that_cannot_be_given_is_not_executed_again(tmp_path: Path, mo
     monkeypatch.setattr(dispatch.Dispatcher, "_settle", failing)
     crowd.send({n: frame(batch(), n) for n in range(3)})
     assert [connection.closed for connection in connections] == [True, False, False]
-    assert [told(decoded(crowd.answers(n, 1))) for n in (1, 2)] == [[(1, 0, 2)], [(2, 0, 3)]]
+    assert [crowd.told(n, 1) for n in (1, 2)] == [[(1, 0, 2)], [(2, 0, 3)]]
     assert crowd.stage.partition("t").log.log_end_offset == 4
     crowd.close()
 
@@ -421,19 +404,19 @@ def test_an_answer_that_cannot_be_given_is_not_executed_again(tmp_path: Path, mo
 def test_who_is_readable_twice_in_a_turn_is_read_later(tmp_path: Path, writes: list[int]) -> None:
     crowd = opened(tmp_path, 2)
     writes.clear()
-    _receive(crowd, {0: frame(batch(), 1), 1: frame(batch(), 2)})
-    _receive(crowd, {0: frame(batch(), 3)})
+    crowd.receive({0: frame(batch(), 1), 1: frame(batch(), 2)})
+    crowd.receive({0: frame(batch(), 3)})
     crowd.broker.loop.run_soon()
     assert writes == [2]
-    assert told(decoded(crowd.answers(0, 2))) == [(1, 0, 1), (3, 0, 3)]
+    assert crowd.told(0, 2) == [(1, 0, 1), (3, 0, 3)]
     crowd.close()
 
 
 def test_what_came_before_the_end_of_a_connection_is_executed(tmp_path: Path) -> None:
     crowd = opened(tmp_path, 2)
-    _receive(crowd, {0: frame(batch(), 1)})
+    crowd.receive({0: frame(batch(), 1)})
     crowd.clients[0].sock.shutdown(socket.SHUT_WR)
-    crowd.broker.loop.callbacks[crowd.clients[0].fd, 1][0]()
+    crowd.read(0)
     crowd.broker.loop.run_soon()
     assert crowd.stage.partition("t").log.log_end_offset == 2
     crowd.close()
@@ -455,10 +438,10 @@ def test_a_failed_disk_refuses_all_partitions_of_its_directory(
     sent = [frame(batch(), 1, index=0), frame(batch(), 2, index=1)]
     if connections == 1:
         crowd.send({0: b"".join(sent)})
-        found = told(decoded(crowd.answers(0, 2)))
+        found = crowd.told(0, 2)
     else:
         crowd.send(dict(enumerate(sent)))
-        found = [told(decoded(crowd.answers(n, 1)))[0] for n in (0, 1)]
+        found = [crowd.told(n, 1)[0] for n in (0, 1)]
     assert [error for _, error, _ in found] == [ErrorCode.KAFKA_STORAGE_ERROR] * 2
     assert crowd.stage.partition("t", 1).log.log_end_offset == 1
     crowd.close()

@@ -82,22 +82,30 @@ class Broker:
             return until
 
         server.dispatch_run = counted
+        self.port = endpoint.port
+        self.client = self.connect()
+
+    def connect(self) -> Client:
         listener = next(fd for (fd, _), (_, args) in self.loop.callbacks.items() if args)
-        self.client = Client(self.loop, endpoint.port, listener)
+        return Client(self.loop, self.port, listener)
 
     def ask(self, requests: bytes, count: int) -> list[tuple[int, Any]]:
-        data = bytes(self.client.ask(requests, count))
-        answers: list[tuple[int, Any]] = []
-        while data:
-            size = int.from_bytes(data[:4], "big")
-            number, body = m.split_response(0, VERSION, data[4 : 4 + size])
-            answers.append((number, m.decode_response(0, VERSION, body)))
-            data = data[4 + size :]
-        return answers
+        return decoded(bytes(self.client.ask(requests, count)))
 
     def close(self) -> None:
         self.server.close()
         self.client.sock.close()
+
+
+def decoded(data: bytes, version: int = VERSION) -> list[tuple[int, Any]]:
+    """Correlation ids and messages of answers to Produce."""
+    found: list[tuple[int, Any]] = []
+    while data:
+        size = int.from_bytes(data[:4], "big")
+        number, body = m.split_response(0, version, data[4 : 4 + size])
+        found.append((number, m.decode_response(0, version, body)))
+        data = data[4 + size :]
+    return found
 
 
 def told(answers: list[tuple[int, Any]]) -> list[tuple[int, int, int]]:
@@ -320,14 +328,7 @@ def start(stage: Stage, *batches: bytes, acks: int = -1, version: int = VERSION)
 
 def answers(response: Any, version: int = VERSION) -> list[tuple[int, int, int]]:
     assert type(response) is hot.Frames
-    found: list[tuple[int, Any]] = []
-    data = bytes(response)
-    while data:
-        size = int.from_bytes(data[:4], "big")
-        number, body = m.split_response(0, version, data[4 : 4 + size])
-        found.append((number, m.decode_response(0, version, body)))
-        data = data[4 + size :]
-    return told(found)
+    return told(decoded(bytes(response), version))
 
 
 def test_all_are_answered_once_the_last_is_committed(stage: Stage) -> None:
