@@ -1,4 +1,4 @@
-# The front door. `make help` lists what there is.
+# `make help` lists the targets.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -15,25 +15,25 @@ PACKAGES := wire _native coordination txn brokers spark_udfs
 
 .PHONY: help quickstart test test-jars test-mutations simulate test-containers lint chaos spark-chaos spark-chaos-sample perf format setup clean
 
-help: ## what can be made
+help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-quickstart: $(READY) ## three brokers, a real data set, Spark, two killed drivers, a killed worker, a killed broker, exactly once (under 3 minutes)
+quickstart: $(READY) ## three brokers, real data, Spark; kills drivers, a worker and a broker; exactly once (under 3 minutes)
 	@$(BIN)/python -m examples.flights
 
 test: $(READY) ## all tests (PYTEST_ARGS="tests/log -k recovery" runs some)
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not kafka_jars and not containers and not mutations" --durations 15 $(PYTEST_ARGS)
 
-test-jars: $(READY) ## the tests that use Apache Kafka's own jars, through Maven
+test-jars: $(READY) ## tests with Apache Kafka's own jars, from Maven
 	@$(BIN)/python -m pytest -m kafka_jars tests/kafka_jars $(PYTEST_ARGS)
 
-test-mutations: $(READY) ## deliberate bugs, each of which the simulation must catch (several minutes)
+test-mutations: $(READY) ## deliberate bugs that the simulation must catch (several minutes)
 	@$(BIN)/python -m pytest -n $(WORKERS) -m mutations tests/simulation $(PYTEST_ARGS)
 
-simulate: $(READY) ## many histories in simulation (SEEDS=100000; "python -m tests.simulation SEED --trace" shows one)
+simulate: $(READY) ## simulate many histories (SEEDS=100000; "python -m tests.simulation SEED --trace" shows one)
 	@$(BIN)/python -m tests.simulation --seeds $(SEEDS) --jobs $(WORKERS)
 
-test-containers: $(READY) ## the tests in containers; installs and starts a Docker engine if none answers (root)
+test-containers: $(READY) ## tests in containers; installs and starts a Docker engine if none answers (as root)
 	@DOCKER_HOST=$$(bash tests/containers/engine.sh start) && export DOCKER_HOST && \
 	  $(BIN)/python -m pytest -m containers --durations 15 tests/containers $(PYTEST_ARGS)
 
@@ -47,29 +47,29 @@ lint: $(READY) ## ruff, mypy strict, import contracts, Cython lint
 chaos: $(READY) ## chaos on real processes, as root (make chaos MINUTES=10 SEED=1)
 	@$(BIN)/python -m tests.chaos.run --minutes $(MINUTES) --seed $(SEED)
 
-spark-chaos: $(READY) ## every failure scenario of the Spark sink, and its negative controls (make spark-chaos REPEAT=20 TOGETHER=5; goes on where it was stopped)
+spark-chaos: $(READY) ## all failure scenarios of the Spark sink and their negative controls (REPEAT=20 TOGETHER=5; resumes after a stop)
 	@$(BIN)/python -m tests.spark.matrix --repeat $(REPEAT) --together $(or $(TOGETHER),1) --directory $(or $(DIRECTORY),build/spark-chaos)
 
-spark-chaos-sample: $(READY) ## some of these scenarios, others for every commit (SAMPLE_SEED=text; begins nothing after 6 minutes)
+spark-chaos-sample: $(READY) ## a sample of these scenarios, drawn by the commit (SAMPLE_SEED=text; begins none after 4 minutes)
 	@$(BIN)/python -m tests.spark.matrix --sample 8 --seed $(SAMPLE_SEED) --minutes 4 --directory build/spark-chaos-$(SAMPLE_SEED)
 
-perf: $(READY) ## all suites but Spark's, for a short pass: kernels, the floor, Apache Kafka, scale (under 30 minutes)
+perf: $(READY) ## a short pass of all suites but Spark's: kernels, the C program, Apache Kafka, scale (under 30 minutes)
 	@$(BIN)/python -m perf all --short
 
-format: $(READY) ## let ruff format and sort
+format: $(READY) ## format and sort imports with ruff
 	@$(BIN)/ruff check --fix -q . || true
 	@$(BIN)/ruff format -q .
 
-setup: $(READY) ## only the local virtual environment, with everything in it
+setup: $(READY) ## only create the local virtual environment
 
-clean: ## remove the virtual environment and what was built
+clean: ## remove the virtual environment and build results
 	rm -rf $(VENV) build dist *.egg-info _native/*.so _native/*.c
 
 $(READY): pyproject.toml setup.py $(NATIVE_SOURCES)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fleetlog needs Python 3.11 or newer, this is %s: make PYTHON=python3.12 ..." % sys.version.split()[0])'
-	@echo "== setting up $(VENV) (once; a few minutes, most of it for pyspark, whose archive has 456 MB)"
+	@echo "== setting up $(VENV) (once; takes a few minutes, mostly for pyspark's archive of 456 MB)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "python3-venv is missing: apt install python3-venv python3-dev"; rm -rf $(VENV); exit 1; }
 	@$(BIN)/python -m pip install --disable-pip-version-check -q --upgrade pip
 	@$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -e '.[dev]'
-	@$(BIN)/python -c 'import brokers, _native.batch, pyspark' || { echo "the installation is incomplete, see above"; exit 1; }
+	@$(BIN)/python -c 'import brokers, _native.batch, pyspark' || { echo "the installation is incomplete: see the messages above"; exit 1; }
 	@touch $@

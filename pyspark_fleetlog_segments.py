@@ -1,5 +1,5 @@
 """``format("fleetlog_segments")``: Spark registers the ``DefaultSource`` of every module named ``pyspark_*``."""
 
-from spark_udfs.segments import SegmentsSource as DefaultSource
+from spark_udfs.source.segments import SegmentsSource as DefaultSource
 
 __all__ = ["DefaultSource"]

@@ -1,7 +1,7 @@
 """The kernels. Each is three files: ``x`` chooses, ``x_py`` is the specification, ``x_cy`` the speed.
 
-``FLEETLOG_NATIVE=auto|cython|pure`` forces one of them; a forced choice that cannot be had fails at import, never
-silently falls back.
+``FLEETLOG_NATIVE=auto|cython|pure`` forces one of them; a forced choice that is not available fails at import and
+never falls back silently.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ if CHOICE not in ("auto", "cython", "pure"):
     raise ImportError(f"FLEETLOG_NATIVE={CHOICE!r}: must be auto, cython or pure")
 
 REASONS: dict[str, str] = {}
-"""Why each kernel that was asked for is the twin that it is."""
+"""The reason for the choice of each loaded kernel's twin."""
 
 
 def choose(kernel: str) -> ModuleType:
-    """The twin of ``kernel`` that FLEETLOG_NATIVE asks for; raises ImportError with the reason when it is not there."""
+    """The twin of ``kernel`` that FLEETLOG_NATIVE selects; raises ImportError with the reason if there is none."""
     REASONS[kernel] = "pure: FLEETLOG_NATIVE=pure"
     if CHOICE != "pure":
         try:
@@ -37,12 +37,21 @@ def choose(kernel: str) -> ModuleType:
     return importlib.import_module(f"_native.{kernel}_py")
 
 
+def names_of(kernel: str) -> dict[str, object]:
+    """What the kernel exports, by name: ``__all__`` of the pure twin lists it, once, and the chosen twin has it.
+
+    Types that a compiled twin doesn't define are the pure one's.
+    """
+    pure, found = importlib.import_module(f"_native.{kernel}_py"), choose(kernel)
+    return {name: getattr(found, name, getattr(pure, name)) for name in pure.__all__}
+
+
 class StaleKernelError(Exception):
-    """A compiled kernel is older than the sources beside it: something between is missing."""
+    """A compiled kernel is older than the sources beside it: it lacks a name."""
 
 
 def _refuse_stale(kernel: str, compiled: ModuleType) -> None:
-    """A checkout that moved on over compiled kernels of yesterday is said in words."""
+    """Raise if a newer checkout meets older compiled kernels: names are missing then."""
     pure = importlib.import_module(f"_native.{kernel}_py")
     own = {name: value for name, value in vars(pure).items() if getattr(value, "__module__", "") == pure.__name__}
     missing = [

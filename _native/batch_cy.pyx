@@ -7,12 +7,22 @@ from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
 from libc.stdint cimport INT64_MAX, int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
+from cpython.ref cimport Py_INCREF
+from cpython.tuple cimport PyTuple_SET_ITEM
+
 cimport cython
 
+cdef extern from "Python.h":
+    ctypedef struct PyTypeObject:
+        pass
+    object PyType_GenericAlloc(PyTypeObject *kind, Py_ssize_t items)
+
+from _native.batch_py import Admitted
 from _native.batch_py import BatchHeader as HeaderTuple
 from _native.batch_py import Record
 from _native.errors import CorruptBatch
 
+include "varints.pxi"
 include "bytes.pxi"
 include "records.pxi"
 
@@ -395,20 +405,24 @@ def walk(buf, int64_t limit, int64_t offset):
         PyBuffer_Release(&view)
 
 
-def entries_at_most(data, Py_ssize_t size, Py_ssize_t field, int64_t wanted):
+def index_floor(data, int64_t base_offset, Py_ssize_t field, int64_t wanted):
     cdef Py_buffer view
     cdef Py_ssize_t low = 0, high, middle
-    assert 0 <= field <= size - 4
+    cdef const uint8_t *entry
+    assert field == 0 or field == 4
     PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
     try:
-        high = view.len // size
+        high = view.len // 8
         while low < high:
             middle = (low + high) >> 1
-            if <int32_t>_u32(<const uint8_t *>view.buf + middle * size + field) <= wanted:
+            if <int32_t>_u32(<const uint8_t *>view.buf + middle * 8 + field) <= wanted:
                 low = middle + 1
             else:
                 high = middle
-        return low
+        if not low:
+            return base_offset, 0
+        entry = <const uint8_t *>view.buf + 8 * low - 8
+        return base_offset + <int32_t>_u32(entry), <int32_t>_u32(entry + 4)
     finally:
         PyBuffer_Release(&view)
 
@@ -545,30 +559,33 @@ def validate_records(payload, header):
 
 
 cdef struct Sequences:
-    int64_t producer_id  # whose the rest is, -1: nobody's
+    int64_t producer_id  # of the fields below; -1: none
     int64_t epoch
     bint open
+    bint first  # nothing is known of the producer
     uint32_t last
 
 
 cdef struct Taken:
     int64_t last_offset
     int64_t largest
-    int64_t size
     int64_t producer_id
+    int64_t producer_epoch
     int64_t last_sequence
+    int64_t attributes
 
 
-cdef int _known(object producers, dict seen, Sequences *s, int64_t producer_id) except -1:
-    """Look a producer up; 0 if nothing of it can be continued in the short way."""
+cdef int _known(object producers, dict seen, Sequences *s, int64_t producer_id, bint unknown) except -1:
+    """Look a producer up; 0 if nothing of it can be admitted."""
     cdef tuple batches
     cdef int64_t last = -1, other, epoch
     if s.producer_id >= 0:
         seen[s.producer_id] = s.last
         s.producer_id = -1
     known = producers.get(producer_id)
-    if known is None:
-        return 0
+    s.first = known is None
+    if s.first:
+        return unknown and producer_id not in seen
     batches = <tuple?>known.batches
     epoch = known.epoch
     if not batches or epoch < 0:
@@ -588,96 +605,145 @@ cdef int _known(object producers, dict seen, Sequences *s, int64_t producer_id) 
 
 
 cdef int _admit(
-    object buf, int64_t base_offset, int32_t leader_epoch, int64_t latest, int64_t max_records, int64_t max_bytes,
-    object producers, bint transactional, dict seen, Sequences *s, Taken *taken,
+    uint8_t *p, Py_ssize_t size, int64_t base_offset, int32_t leader_epoch, int64_t latest, int64_t max_records,
+    object producers, bint transactional, bint unknown, dict seen, Sequences *s, Taken *taken,
 ) except -1:
-    """Check and stamp one batch; 0 if it is not for the short way."""
-    cdef Py_buffer view
-    cdef uint8_t *p
+    """Check and stamp one batch; 0 if it needs a closer look."""
     cdef int32_t delta, count
     cdef uint32_t sequence = 0
-    cdef int64_t producer_id
+    cdef int64_t producer_id, epoch = -1
     cdef uint16_t attributes
     cdef bint keyed = True
-    PyObject_GetBuffer(buf, &view, PyBUF_SIMPLE)
+    if p[16] != 2 or <Py_ssize_t><int32_t>_u32(p + 8) + LENGTH_END != size:
+        return 0
+    delta = <int32_t>_u32(p + 23)
+    count = <int32_t>_u32(p + 57)
+    attributes = _u16(p + 21)
+    producer_id = <int64_t>_u64(p + 43)
+    if _u64(p) or count <= 0 or delta != count - 1:
+        return 0
+    if count > max_records or fl_add_overflows(base_offset, delta, &taken.last_offset):
+        return 0
+    if producer_id == -1:
+        if attributes:
+            return 0
+    else:
+        if producer_id < 0 or (attributes and (attributes != 0x10 or not transactional)):
+            return 0
+        epoch = <int16_t>_u16(p + 51)
+        sequence = _u32(p + 53)
+        if producer_id == s.producer_id:
+            s.first = False
+        elif not _known(producers, seen, s, producer_id, unknown):
+            return 0
+        if s.first:
+            if attributes or epoch < 0 or sequence > 0x7FFFFFFF:
+                return 0
+        elif epoch != s.epoch or (attributes != 0) != s.open or sequence != ((s.last + 1) & 0x7FFFFFFF):
+            return 0
+    taken.largest = -1
     try:
-        p = <uint8_t *>view.buf
-        if view.readonly or view.len < HEADER or p[16] != 2 or view.len > max_bytes:
-            return 0
-        if <Py_ssize_t><int32_t>_u32(p + 8) + LENGTH_END != view.len:
-            return 0
-        delta = <int32_t>_u32(p + 23)
-        count = <int32_t>_u32(p + 57)
-        attributes = _u16(p + 21)
-        producer_id = <int64_t>_u64(p + 43)
-        if _u64(p) or count <= 0 or delta != count - 1:
-            return 0
-        if count > max_records or fl_add_overflows(base_offset, delta, &taken.last_offset):
-            return 0
-        if producer_id == -1:
-            if attributes:
-                return 0
-        else:
-            if producer_id < 0 or (attributes and (attributes != 0x10 or not transactional)):
-                return 0
-            if producer_id != s.producer_id and not _known(producers, seen, s, producer_id):
-                return 0
-            sequence = _u32(p + 53)
-            if <int16_t>_u16(p + 51) != s.epoch or (attributes != 0) != s.open:
-                return 0
-            if sequence != ((s.last + 1) & 0x7FFFFFFF):
-                return 0
-        taken.largest = -1
-        try:
-            _check_batch(p, view.len, 0)
-            _walk(p + HEADER, view.len - HEADER, <int64_t>_u64(p + 27), delta, count, &taken.largest, &keyed)
-        except CorruptBatch:
-            return 0
-        if taken.largest != <int64_t>_u64(p + 35) or taken.largest > latest:
-            return 0
-        _put64(p, <uint64_t>base_offset)
-        _put32(p + 12, <uint32_t>leader_epoch)
-        taken.size = view.len
-        taken.producer_id = producer_id
-        taken.last_sequence = -1
-        if producer_id != -1:
-            s.last = (sequence + <uint32_t>delta) & 0x7FFFFFFF
-            taken.last_sequence = s.last
-        return 1
-    finally:
-        PyBuffer_Release(&view)
+        _check_batch(p, size, 0)
+        _walk(p + HEADER, size - HEADER, <int64_t>_u64(p + 27), delta, count, &taken.largest, &keyed)
+    except CorruptBatch:
+        return 0
+    if taken.largest != <int64_t>_u64(p + 35) or taken.largest > latest:
+        return 0
+    _put64(p, <uint64_t>base_offset)
+    _put32(p + 12, <uint32_t>leader_epoch)
+    taken.producer_id = producer_id
+    taken.producer_epoch = epoch
+    taken.attributes = attributes
+    taken.last_sequence = -1
+    if producer_id != -1:
+        if s.first:
+            s.producer_id = producer_id
+            s.epoch = epoch
+            s.open = False
+        s.last = (sequence + <uint32_t>delta) & 0x7FFFFFFF
+        taken.last_sequence = s.last
+    return 1
+
+
+cdef inline int _set(object record, Py_ssize_t n, object value) except -1:
+    Py_INCREF(value)
+    PyTuple_SET_ITEM(record, n, value)
+    return 0
+
+
+cdef object _admitted(int64_t base_offset, int64_t size, Taken *t):
+    """The record, without a call of its constructor."""
+    cdef object made = PyType_GenericAlloc(<PyTypeObject *>Admitted, 8)
+    _set(made, 0, base_offset)
+    _set(made, 1, t.last_offset)
+    _set(made, 2, t.largest)
+    _set(made, 3, size)
+    _set(made, 4, t.producer_id)
+    _set(made, 5, t.producer_epoch)
+    _set(made, 6, t.last_sequence)
+    _set(made, 7, t.attributes)
+    return made
 
 
 def admit(
-    buf, int64_t base_offset, int32_t leader_epoch, int64_t latest, int64_t max_records, producers, bint transactional
-):
-    cdef Sequences s = Sequences(-1, -1, False, 0)
-    cdef Taken t = Taken(0, 0, 0, 0, 0)
-    if not _admit(
-        buf, base_offset, leader_epoch, latest, max_records, INT64_MAX, producers, transactional, {}, &s, &t
-    ):
-        return None
-    return base_offset, t.last_offset, t.largest, t.size, t.producer_id, t.last_sequence
-
-
-def admit_run(
     batches, int64_t base_offset, int32_t leader_epoch, int64_t latest, int64_t max_records, int64_t max_bytes,
-    producers, bint transactional
+    int64_t room, producers, bint transactional, bint unknown
 ):
-    cdef Sequences s = Sequences(-1, -1, False, 0)
-    cdef Taken t = Taken(0, 0, 0, 0, 0)
+    cdef Py_buffer view
+    cdef int ready
+    cdef Sequences s = Sequences(-1, -1, False, False, 0)
+    cdef Taken t = Taken(0, 0, 0, 0, 0, 0)
     cdef dict seen = {}
     cdef list admitted = []
+    cdef Py_ssize_t produced = 0
     for batch in batches:
-        if not _admit(
-            batch, base_offset, leader_epoch, latest, max_records, max_bytes, producers, transactional, seen, &s, &t
-        ):
-            break
-        admitted.append((base_offset, t.last_offset, t.largest, t.size, t.producer_id, t.last_sequence))
+        PyObject_GetBuffer(batch, &view, PyBUF_SIMPLE)
+        try:
+            ready = 0
+            if not view.readonly and HEADER <= view.len <= max_bytes and view.len <= room:
+                ready = _admit(
+                    <uint8_t *>view.buf, view.len, base_offset, leader_epoch, latest, max_records, producers,
+                    transactional, unknown, seen, &s, &t,
+                )
+            if not ready:
+                break
+            room -= view.len
+            produced += t.producer_id != -1
+            admitted.append(_admitted(base_offset, view.len, &t))
+        finally:
+            PyBuffer_Release(&view)
         if t.last_offset == INT64_MAX:
             break
         base_offset = t.last_offset + 1
-    return admitted
+    return admitted, produced
+
+
+def index_entries(
+    batches, int64_t position, int64_t since, int64_t interval, int64_t largest, int64_t largest_offset
+):
+    cdef list entries = []
+    cdef tuple fields
+    cdef int64_t timestamp, size
+    for batch in batches:
+        fields = _as_tuple(batch)
+        timestamp = fields[2]
+        size = fields[3]
+        if timestamp > largest:
+            largest = timestamp
+            largest_offset = fields[1]
+        if since > interval:
+            entries.append((fields[1], position, largest, largest_offset))
+            since = 0
+        since += size
+        position += size
+    return entries, since, largest, largest_offset
+
+
+cdef inline tuple _as_tuple(object named):
+    """A named tuple as what it is underneath: its items are found at once."""
+    if not isinstance(named, Admitted) or len(<tuple>named) != 8:
+        raise TypeError("not an Admitted")
+    return <tuple>named
 
 
 cdef inline Py_ssize_t _run_size(bytes value) noexcept:
@@ -781,7 +847,7 @@ def encode_batch(
         memcpy(PyBytes_AS_STRING(out) + HEADER, PyBytes_AS_STRING(payload), <size_t>PyBytes_GET_SIZE(payload))
     count = len(records)
     last = records[len(records) - 1].offset
-    p = <uint8_t *>PyBytes_AS_STRING(out)  # nobody else has seen these bytes yet
+    p = <uint8_t *>PyBytes_AS_STRING(out)  # no other reference to these bytes exists yet
     _put64(p, <uint64_t>base_offset)
     _put32(p + 8, <uint32_t>(PyBytes_GET_SIZE(out) - LENGTH_END))
     _put32(p + 12, <uint32_t>leader_epoch)

@@ -4,7 +4,7 @@ Layout (big-endian): baseOffset i64, batchLength i32, partitionLeaderEpoch i32, 
 attributes i16, lastOffsetDelta i32, baseTimestamp i64, maxTimestamp i64, producerId i64, producerEpoch i16,
 baseSequence i32, record count i32, records. Source: Kafka's message format documentation (KIP-98, KIP-482 varints).
 
-Every length is compared with the bytes that are there before it is used; whatever does not fit raises CorruptBatch.
+Every length is compared with the bytes that are left before it is used; what does not fit raises CorruptBatch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,30 @@ from typing import NamedTuple, Protocol
 
 import crc32c as _crc32c
 
+from _native.byte_reader import ByteReader, put_varint, zigzag
 from _native.errors import CorruptBatch
+
+__all__ = [
+    "HEADER_SIZE",
+    "Admitted",
+    "BatchHeader",
+    "CorruptBatch",
+    "Record",
+    "admit",
+    "control_batch",
+    "crc32c",
+    "decode_records",
+    "encode_batch",
+    "encode_records",
+    "index_entries",
+    "index_floor",
+    "parse_header",
+    "scan",
+    "stamp",
+    "validate_batch",
+    "validate_records",
+    "walk",
+]
 
 Buffer = bytes | bytearray | memoryview
 
@@ -29,13 +52,12 @@ _MAX_TIMESTAMP_AT = 35
 _MIN_RECORD_SIZE = 7  # length, attributes, two deltas, key and value lengths, header count: a byte each
 _INT32_MAX = _MAX_SEQUENCE = 2**31 - 1
 _INT64_MAX = 2**63 - 1
-_BEHIND = 2**30  # a sequence that is further behind than that is ahead
+_BEHIND = 2**30  # a sequence that is further behind than this counts as ahead
 
 CODEC_MASK = 0x07
 LOG_APPEND_TIME = 0x08
 TRANSACTIONAL = 0x10
 CONTROL = 0x20
-DELETE_HORIZON = 0x40
 
 
 class BatchHeader(NamedTuple):
@@ -62,7 +84,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def last_offset(self) -> int:
-        """Offset of the last record, also where compaction removed it."""
+        """Offset of the last record, even if compaction has removed it."""
         return self.base_offset + self.last_offset_delta
 
     @property
@@ -72,7 +94,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def is_log_append_time(self) -> bool:
-        """Whether the records' timestamps are the append's."""
+        """Whether the records have the time of the append (LogAppendTime)."""
         return bool(self.attributes & LOG_APPEND_TIME)
 
     @property
@@ -110,7 +132,7 @@ def crc32c(data: Buffer, value: int = 0) -> int:
 
 
 def parse_header(buf: Buffer, position: int = 0) -> BatchHeader:
-    """The header of the batch at ``position``; raises CorruptBatch when it cannot be one. Needs 61 bytes, not more."""
+    """The header of the batch at ``position``; raises CorruptBatch when it cannot be one. Reads 61 bytes, not more."""
     if position < 0 or len(buf) - position < HEADER_SIZE:
         raise CorruptBatch("a batch header needs 61 bytes", position)
     if buf[position + _MAGIC_AT] != 2:
@@ -144,7 +166,7 @@ def validate_batch(buf: Buffer, position: int = 0) -> BatchHeader:
 def scan(buf: Buffer, start: int = 0, end: int = -1) -> list[tuple[int, BatchHeader]]:
     """Position and header of each whole batch in ``buf[start:end]``.
 
-    A batch cut off by ``end`` ends the list; bytes that are no header raise CorruptBatch. Checksums are not looked at.
+    A batch cut off by ``end`` ends the list; bytes that are not a header raise CorruptBatch. Checksums are not checked.
     """
     stop = len(buf) if end < 0 else min(end, len(buf))
     found = []
@@ -164,7 +186,7 @@ def walk(buf: Buffer, limit: int, offset: int) -> tuple[int, int, int, int, int,
     Stops at the first batch that ends beyond ``limit`` or whose last offset is at least ``offset``. Returns the last
     offset of the batch it began with; then of the one where it stopped the position, the offset behind the batch before
     it (-1: there is none), its base and last offset, and its size, which is 0 if its header is not there. Bytes that
-    are no header end the walk too; CorruptBatch if they come first.
+    are not a header end the walk too; CorruptBatch if they come first.
     """
     position, passed = 0, -1
     first = parse_header(buf).last_offset
@@ -180,21 +202,25 @@ def walk(buf: Buffer, limit: int, offset: int) -> tuple[int, int, int, int, int,
     return first, position, passed, -1, -1, 0
 
 
-def entries_at_most(data: Buffer, size: int, field: int, wanted: int) -> int:
-    """How many of an index's first entries have at most ``wanted`` in the int32 at ``field``, by which they are sorted.
+def index_floor(data: Buffer, base_offset: int, field: int, wanted: int) -> tuple[int, int]:
+    """Offset and position of an offset index's last entry that has at most ``wanted`` in the int32 at ``field``.
 
-    An entry has ``size`` bytes; a torn last one does not count.
+    An entry has 8 bytes, offset relative to ``base_offset`` and position, and they are sorted by both; a torn last one
+    does not count. ``(base_offset, 0)`` if there is none.
     """
-    assert 0 <= field <= size - 4
-    low, high = 0, len(data) // size
+    assert field in (0, 4)
+    low, high = 0, len(data) // 8
     while low < high:
         middle = (low + high) >> 1
-        at = middle * size + field
+        at = middle * 8 + field
         if int.from_bytes(data[at : at + 4], "big", signed=True) <= wanted:
             low = middle + 1
         else:
             high = middle
-    return low
+    if not low:
+        return base_offset, 0
+    relative, position = struct.unpack_from(">ii", data, 8 * low - 8)
+    return base_offset + relative, position
 
 
 def stamp(
@@ -222,7 +248,7 @@ def stamp(
 
 
 class _Remembered(Protocol):
-    """A batch that a partition remembers of a producer."""
+    """A batch in a partition's state of a producer."""
 
     @property
     def last_sequence(self) -> int:
@@ -230,7 +256,7 @@ class _Remembered(Protocol):
 
 
 class _Producer(Protocol):
-    """What a partition knows of a producer."""
+    """A partition's state of a producer."""
 
     @property
     def epoch(self) -> int:
@@ -245,55 +271,115 @@ class _Producer(Protocol):
         """Where its open transaction begins, -1 if it has none."""
 
 
-Admitted = tuple[int, int, int, int, int, int]
-"""A batch that was checked and stamped: first and last offset, largest timestamp, size in bytes, its producer's id and
-its last sequence (-1 without a producer).
-"""
+class Admitted(NamedTuple):
+    """A batch with its place in a log: checked, and stamped with offset and leader epoch.
+
+    ``size`` is in bytes, ``max_timestamp`` in ms; without a producer its id, epoch and last sequence are -1.
+    """
+
+    first_offset: int
+    last_offset: int
+    max_timestamp: int
+    size: int
+    producer_id: int
+    producer_epoch: int
+    last_sequence: int
+    attributes: int
 
 
 class _Sequences:
-    """Which batches of producers continue what is known."""
+    """Decides which batches of producers continue the known sequences."""
 
-    def __init__(self, producers: Mapping[int, _Producer], transactional: bool) -> None:
+    def __init__(self, producers: Mapping[int, _Producer], transactional: bool, unknown: bool) -> None:
         self.producers = producers
         self.transactional = transactional
-        self.last: dict[int, int] = {}
+        self.unknown = unknown
+        self.seen: dict[int, int] = {}
+        """By producer id the last sequence of those that others' batches follow."""
+        self.producer_id = self.epoch = self.last = -1
+        self.open = False
 
     def continued_by(self, header: BatchHeader) -> bool:
-        """Whether it is the next batch of a known producer in its epoch, and in its open transaction if it has one."""
-        known = self.producers.get(header.producer_id)
-        if header.producer_id < 0 or known is None or not known.batches:
+        """Whether it is the next batch of a known producer in its epoch, and in its open transaction if it has one.
+
+        Or the first one of a producer that is not known, if such are taken.
+        """
+        if header.producer_id < 0 or (header.is_transactional and not self.transactional):
             return False
-        if header.producer_epoch < 0 or header.producer_epoch != known.epoch:
+        if header.producer_id != self.producer_id:
+            if self.producer_id >= 0:
+                self.seen[self.producer_id] = self.last
+                self.producer_id = -1
+            if header.producer_id not in self.producers:
+                return self._begun_by(header)
+            if not self._known(header.producer_id, self.producers[header.producer_id]):
+                return False
+        if header.producer_epoch != self.epoch or header.is_transactional != self.open:
             return False
-        if header.is_transactional != (known.txn_first_offset >= 0):
+        return header.base_sequence == (self.last + 1) & _MAX_SEQUENCE
+
+    def _begun_by(self, header: BatchHeader) -> bool:
+        if not self.unknown or header.is_transactional or header.producer_id in self.seen:
             return False
-        if header.is_transactional and not self.transactional:
+        return header.producer_epoch >= 0 and header.base_sequence >= 0
+
+    def _known(self, producer_id: int, known: _Producer) -> bool:
+        if not known.batches or known.epoch < 0:
             return False
         last = known.batches[-1].last_sequence
         if last < 0 or any((last - one.last_sequence) & _MAX_SEQUENCE >= _BEHIND for one in known.batches):
             return False  # not one after the other: whether a batch is one of them again, the caller finds out
-        return header.base_sequence == (self.last.get(header.producer_id, last) + 1) & _MAX_SEQUENCE
+        self.epoch, self.open = known.epoch, known.txn_first_offset >= 0
+        self.last = self.seen.get(producer_id, last)
+        self.producer_id = producer_id
+        return True
+
+    def taken(self, header: BatchHeader) -> None:
+        """The batch is admitted."""
+        if header.producer_id != self.producer_id:
+            self.producer_id, self.epoch, self.open = header.producer_id, header.producer_epoch, False
+        self.last = header.last_sequence
 
 
 def admit(
-    buf: Buffer,
+    batches: Sequence[Buffer],
     base_offset: int,
     leader_epoch: int,
     latest: int,
     max_records: int,
+    max_bytes: int,
+    room: int,
     producers: Mapping[int, _Producer],
     transactional: bool,
-) -> Admitted | None:
-    """Check and stamp, in one go, what most producers send; None, and nothing changed, for everything else.
+    unknown: bool,
+) -> tuple[list[Admitted], int]:
+    """Check and stamp what most producers send, a batch each, up to the first that needs a closer look.
 
-    That is: ``buf`` is writable and exactly one batch, sound and with base offset 0, of at most ``max_records``
-    records, without gaps, codec or flags, whose largest timestamp is what the header says and not above ``latest``. One
-    with a producer id is the next one, by its sequence, of a producer in ``producers`` in the same epoch; it belongs to
-    a transaction if its producer has one open, and then only if ``transactional`` allows it. Those before it are
-    remembered in order, and none of them is 2^30 records away.
+    Returns those, and how many of them have a producer id.
+
+    Each is writable and exactly one batch, sound and with base offset 0, of at most ``max_bytes`` and ``max_records``,
+    without gaps, codec or flags, whose largest timestamp is what the header says and not above ``latest``. One with a
+    producer id is the next one, by its sequence, of a producer in ``producers`` in the same epoch; it belongs to a
+    transaction if its producer has one open, and then only if ``transactional`` allows it. Those before it are
+    remembered in order, and none of them is 2^30 records away. With ``unknown`` it may be the first of a producer that
+    is not in ``producers``, outside of transactions. Batches of the same producer continue each other's sequences. All
+    together have ``room`` bytes at most. What is not admitted is left as it was.
     """
-    return _admit(buf, base_offset, leader_epoch, latest, max_records, _Sequences(producers, transactional))
+    admitted: list[Admitted] = []
+    produced = 0
+    sequences = _Sequences(producers, transactional, unknown)
+    for batch in batches:
+        size = memoryview(batch).nbytes
+        if size > max_bytes or size > room:
+            break
+        found = _admit(batch, base_offset, leader_epoch, latest, max_records, sequences)
+        if found is None:
+            break
+        admitted.append(found)
+        produced += found.producer_id != -1
+        room -= size
+        base_offset = found.last_offset + 1
+    return admitted, produced
 
 
 def _admit(
@@ -322,50 +408,42 @@ def _admit(
         return None
     assert not isinstance(buf, bytes)
     stamp(buf, 0, base_offset, leader_epoch)
-    last_sequence = -1
+    producer_epoch = last_sequence = -1
     if header.producer_id != -1:
-        last_sequence = sequences.last[header.producer_id] = header.last_sequence
-    last_offset = base_offset + header.last_offset_delta
-    return base_offset, last_offset, largest, header.size, header.producer_id, last_sequence
+        sequences.taken(header)
+        producer_epoch, last_sequence = header.producer_epoch, header.last_sequence
+    return Admitted(
+        base_offset, base_offset + header.last_offset_delta, largest, header.size, header.producer_id, producer_epoch,
+        last_sequence, header.attributes,
+    )  # fmt: skip
 
 
-def admit_run(
-    batches: Sequence[Buffer],
-    base_offset: int,
-    leader_epoch: int,
-    latest: int,
-    max_records: int,
-    max_bytes: int,
-    producers: Mapping[int, _Producer],
-    transactional: bool,
-) -> list[Admitted]:
-    """:meth:`admit` for batches that follow on each other, up to the first that it does not take.
+def index_entries(
+    batches: Sequence[Admitted], position: int, since: int, interval: int, largest: int, largest_offset: int
+) -> tuple[list[tuple[int, int, int, int]], int, int, int]:
+    """Which of the batches that stand at ``position``, one behind the other, become index entries: one per interval.
 
-    None of them has more than ``max_bytes``; all together have less than 2^30 records. Batches of the same producer
-    continue each other's sequences.
+    ``since`` are the bytes after the last entry, ``interval`` those that it takes before the next, ``largest`` the
+    largest timestamp so far and ``largest_offset`` the last offset of the first batch that has it. Returns the entries
+    as (last offset, position, largest timestamp, its offset), and then the same three.
     """
-    admitted: list[Admitted] = []
-    sequences = _Sequences(producers, transactional)
+    entries: list[tuple[int, int, int, int]] = []
     for batch in batches:
-        if memoryview(batch).nbytes > max_bytes:
-            break
-        found = _admit(batch, base_offset, leader_epoch, latest, max_records, sequences)
-        if found is None:
-            break
-        admitted.append(found)
-        base_offset = found[1] + 1
-    return admitted
+        if batch.max_timestamp > largest:
+            largest, largest_offset = batch.max_timestamp, batch.last_offset
+        if since > interval:
+            entries.append((batch.last_offset, position, largest, largest_offset))
+            since = 0
+        since += batch.size
+        position += batch.size
+    return entries, since, largest, largest_offset
 
 
 # ---- records ----------------------------------------------------------------------------------------------------
 
 
 def _put_varint(out: bytearray, value: int) -> None:
-    encoded = (value << 1) ^ (value >> 63)
-    while encoded > 0x7F:
-        out.append((encoded & 0x7F) | 0x80)
-        encoded >>= 7
-    out.append(encoded)
+    put_varint(out, zigzag(value))
 
 
 def _put_bytes(out: bytearray, value: bytes | None) -> None:
@@ -403,44 +481,29 @@ def encode_records(records: Sequence[Record], base_offset: int, base_timestamp: 
     return bytes(out)
 
 
-class _Reader:
-    """Reads varints and byte runs of one record batch's payload, never past ``end``."""
+class _RecordReader(ByteReader[memoryview]):
+    """Reads the records of one batch's payload, never past ``end``; their varints are zig-zag. Raises CorruptBatch."""
 
-    __slots__ = ("buf", "end", "position")
+    __slots__ = ()
 
-    def __init__(self, buf: memoryview) -> None:
-        self.buf = buf
-        self.position = 0
-        self.end = len(buf)
+    def error(self, reason: str) -> CorruptBatch:
+        return CorruptBatch(reason, self.pos)
 
-    def varint(self, bits: int) -> int:
+    def signed(self, bits: int) -> int:
         """A zig-zag varint of at most ``bits`` bits (32 or 64)."""
-        value = shift = 0
-        while True:
-            if self.position >= self.end:
-                raise CorruptBatch("a varint is cut off", self.position)
-            byte = self.buf[self.position]
-            self.position += 1
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                break
-            shift += 7
-            if shift >= bits:
-                raise CorruptBatch("a varint is too long", self.position)
-        if value >> bits:
-            raise CorruptBatch("a varint is too large", self.position)
+        value = self.varint(bits)
         return (value >> 1) ^ -(value & 1)
 
     def span(self) -> tuple[int, int] | None:
         """Start and end of a nullable byte run."""
-        length = self.varint(32)
+        length = self.signed(32)
         if length == -1:
             return None
-        if length < 0 or length > self.end - self.position:
-            raise CorruptBatch(f"a length of {length} does not fit", self.position)
-        start = self.position
-        self.position += length
-        return start, self.position
+        if length < 0 or length > self.end - self.pos:
+            raise CorruptBatch(f"a length of {length} does not fit", self.pos)
+        start = self.pos
+        self.pos += length
+        return start, self.pos
 
 
 def decode_records(payload: Buffer, header: BatchHeader) -> list[Record]:
@@ -458,7 +521,7 @@ def decode_records(payload: Buffer, header: BatchHeader) -> list[Record]:
         for _ in range(_header_count(reader, stop)):
             name = reader.span()
             if name is None:
-                raise CorruptBatch("a header without a name", reader.position)
+                raise CorruptBatch("a header without a name", reader.pos)
             headers.append((_header_name(view, name), _take(view, reader.span())))
         _end_record(reader, stop, len(view))
         if header.is_log_append_time:
@@ -469,7 +532,7 @@ def decode_records(payload: Buffer, header: BatchHeader) -> list[Record]:
 
 
 def validate_records(payload: Buffer, header: BatchHeader) -> tuple[int, bool]:
-    """Walk all records without making objects: (largest timestamp, whether every record has a key).
+    """Walk all records without creating objects: (largest timestamp, whether every record has a key).
 
     Checks all lengths, that offset deltas rise and stay within the header's, and that nothing is left over. Raises
     CorruptBatch. The largest timestamp of an empty batch is -1.
@@ -482,14 +545,14 @@ def validate_records(payload: Buffer, header: BatchHeader) -> tuple[int, bool]:
         largest = max(largest, _timestamp(reader, header))
         delta = _offset_delta(reader, header)
         if delta <= previous:
-            raise CorruptBatch(f"offset delta {delta} after {previous}", reader.position)
+            raise CorruptBatch(f"offset delta {delta} after {previous}", reader.pos)
         previous = delta
         keyed = reader.span() is not None and keyed
         reader.span()
         for _ in range(_header_count(reader, stop)):
             name = reader.span()
             if name is None:
-                raise CorruptBatch("a header without a name", reader.position)
+                raise CorruptBatch("a header without a name", reader.pos)
             _header_name(view, name)
             reader.span()
         _end_record(reader, stop, len(view))
@@ -504,53 +567,53 @@ def _header_name(view: memoryview, span: tuple[int, int]) -> str:
         raise CorruptBatch("a header name is not UTF-8", span[0]) from None
 
 
-def _checked_reader(view: memoryview, header: BatchHeader) -> _Reader:
+def _checked_reader(view: memoryview, header: BatchHeader) -> _RecordReader:
     if header.record_count > len(view) // _MIN_RECORD_SIZE:
         raise CorruptBatch(f"{header.record_count} records cannot fit into {len(view)} bytes", 0)
-    return _Reader(view)
+    return _RecordReader(view)
 
 
-def _begin_record(reader: _Reader) -> int:
+def _begin_record(reader: _RecordReader) -> int:
     """Read length and attributes; bound the reader to the record and return where it ends."""
-    length = reader.varint(32)
-    if length < _MIN_RECORD_SIZE - 1 or length > reader.end - reader.position:
-        raise CorruptBatch(f"a record of {length} bytes does not fit", reader.position)
-    stop = reader.position + length
+    length = reader.signed(32)
+    if length < _MIN_RECORD_SIZE - 1 or length > reader.end - reader.pos:
+        raise CorruptBatch(f"a record of {length} bytes does not fit", reader.pos)
+    stop = reader.pos + length
     reader.end = stop
-    reader.position += 1  # attributes, unused
+    reader.pos += 1  # attributes, unused
     return stop
 
 
-def _timestamp(reader: _Reader, header: BatchHeader) -> int:
-    found = header.base_timestamp + reader.varint(64)
+def _timestamp(reader: _RecordReader, header: BatchHeader) -> int:
+    found = header.base_timestamp + reader.signed(64)
     if not -_INT64_MAX - 1 <= found <= _INT64_MAX:
-        raise CorruptBatch("a timestamp does not fit into 64 bits", reader.position)
+        raise CorruptBatch("a timestamp does not fit into 64 bits", reader.pos)
     return found
 
 
-def _offset_delta(reader: _Reader, header: BatchHeader) -> int:
-    delta = reader.varint(32)
+def _offset_delta(reader: _RecordReader, header: BatchHeader) -> int:
+    delta = reader.signed(32)
     if not 0 <= delta <= header.last_offset_delta:
-        raise CorruptBatch(f"offset delta {delta} is outside 0..{header.last_offset_delta}", reader.position)
+        raise CorruptBatch(f"offset delta {delta} is outside 0..{header.last_offset_delta}", reader.pos)
     return delta
 
 
-def _header_count(reader: _Reader, stop: int) -> int:
-    count = reader.varint(32)
-    if not 0 <= count <= (stop - reader.position) // 2:
-        raise CorruptBatch(f"{count} headers cannot fit", reader.position)
+def _header_count(reader: _RecordReader, stop: int) -> int:
+    count = reader.signed(32)
+    if not 0 <= count <= (stop - reader.pos) // 2:
+        raise CorruptBatch(f"{count} headers cannot fit", reader.pos)
     return count
 
 
-def _end_record(reader: _Reader, stop: int, end: int) -> None:
-    if reader.position != stop:
-        raise CorruptBatch(f"{stop - reader.position} bytes are left over in a record", reader.position)
+def _end_record(reader: _RecordReader, stop: int, end: int) -> None:
+    if reader.pos != stop:
+        raise CorruptBatch(f"{stop - reader.pos} bytes are left over in a record", reader.pos)
     reader.end = end
 
 
-def _end_payload(reader: _Reader) -> None:
-    if reader.position != reader.end:
-        raise CorruptBatch(f"{reader.end - reader.position} bytes are left over after the records", reader.position)
+def _end_payload(reader: _RecordReader) -> None:
+    if reader.pos != reader.end:
+        raise CorruptBatch(f"{reader.end - reader.pos} bytes are left over after the records", reader.pos)
 
 
 def _take(view: memoryview, span: tuple[int, int] | None) -> bytes | None:

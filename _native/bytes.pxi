@@ -53,9 +53,4 @@ cdef inline int _need(Out *o, Py_ssize_t more) except -1:
 
 
 cdef inline void _write_varint(Out *o, uint64_t v) noexcept nogil:
-    while v > 0x7F:
-        o.p[o.used] = <uint8_t>((v & 0x7F) | 0x80)
-        o.used += 1
-        v >>= 7
-    o.p[o.used] = <uint8_t>v
-    o.used += 1
+    o.used = _put_varint(o.p + o.used, v) - o.p

@@ -1,4 +1,4 @@
-"""Keys to partitions, and record batches to and from Arrow. See ``columns_py`` for what each function means."""
+"""Keys to partitions, and record batches to and from Arrow. ``columns_py`` documents each function."""
 
 from __future__ import annotations
 
@@ -6,51 +6,22 @@ import struct
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from _native import choose
+from _native import columns_py, names_of
 from _native.batch import HEADER_SIZE, BatchHeader, crc32c, validate_batch
-from _native.columns_py import Columns, Headers, Runs
+from _native.columns_py import *
 from _native.errors import CorruptBatch
 
-if TYPE_CHECKING:
-    from _native.columns_py import (
-        decode_columns,
-        encode_columns,
-        group_rows,
-        hash_runs,
-        murmur2,
-        partition_for_key,
-    )
-else:
-    _twin = choose("columns")
-    decode_columns = _twin.decode_columns
-    encode_columns = _twin.encode_columns
-    group_rows = _twin.group_rows
-    hash_runs = _twin.hash_runs
-    murmur2 = _twin.murmur2
-    partition_for_key = _twin.partition_for_key
+if not TYPE_CHECKING:
+    globals().update(names_of("columns"))
 
-__all__ = [
-    "Columns",
-    "CorruptBatch",
-    "Headers",
-    "Runs",
-    "columns_to_arrow",
-    "decode_batches",
-    "decode_columns",
-    "encode_arrow",
-    "encode_columns",
-    "group_rows",
-    "hash_runs",
-    "murmur2",
-    "partition_for_key",
-    "partitions_for_keys",
-]
+__all__ = ["CorruptBatch", "columns_to_arrow", "decode_batches", "encode_arrow", "partitions_for_keys"]
+__all__ += columns_py.__all__
 
 _HEAD, _TAIL = struct.Struct(">qiibI"), struct.Struct(">hiqqqhii")
-_TAIL_AT = _HEAD.size  # what the checksum covers begins here
+_TAIL_AT = _HEAD.size  # the first byte that the checksum covers
 
 Decompress = Callable[[int, memoryview], bytes]
-"""(codec, payload) -> payload; bounded by whoever supplies it."""
+"""(codec, payload) -> payload; the supplier bounds its output."""
 
 
 def decode_batches(
@@ -113,7 +84,7 @@ def columns_to_arrow(columns: Columns) -> dict[str, Any]:
 
 
 def _runs_of(array: Any) -> Runs:
-    """The columns kernel's view of an Arrow binary or string array, without a copy of its data."""
+    """An Arrow binary or string array as the columns kernel reads it, without a copy of its data."""
     import pyarrow as pa
 
     if isinstance(array, pa.ChunkedArray):
@@ -137,7 +108,7 @@ def _runs_of(array: Any) -> Runs:
 
 
 def _headers_of(array: Any) -> Headers:
-    """The columns kernel's view of an Arrow list of structs (name, value), or of a map."""
+    """An Arrow list of structs (name, value), or a map, as the columns kernel reads it."""
     import numpy as np
     import pyarrow as pa
 

@@ -10,6 +10,7 @@ from libc.string cimport memcpy, memset
 from _native.columns_py import Columns, Runs
 from _native.errors import CorruptBatch
 
+include "varints.pxi"
 include "records.pxi"
 
 cdef int64_t INT32_MAX = 2147483647
@@ -151,7 +152,7 @@ cdef class _Lists:
 
     cdef uint8_t *write(self, uint8_t *p, Py_ssize_t row) noexcept nogil:
         cdef Py_ssize_t n
-        p = _write_varint(p, _zigzag(self.end(row) - self.begin(row)))
+        p = _put_varint(p, _zigzag(self.end(row) - self.begin(row)))
         for n in range(self.begin(row), self.end(row)):
             p = _write_row(p, self.names, n, _length(self.names, n))
             p = _write_row(p, self.values, n, _length(self.values, n))
@@ -318,15 +319,6 @@ def decode_columns(parts, object start=0, object end=2**63 - 1, bint headers=Fal
 
 # ---- columns to batches ---------------------------------------------------------------------------------------------
 
-cdef inline uint8_t *_write_varint(uint8_t *p, uint64_t v) noexcept nogil:
-    while v > 0x7F:
-        p[0] = <uint8_t>((v & 0x7F) | 0x80)
-        p += 1
-        v >>= 7
-    p[0] = <uint8_t>v
-    return p + 1
-
-
 cdef inline Py_ssize_t _run_size(int64_t length) noexcept nogil:
     if length < 0:
         return 1
@@ -334,7 +326,7 @@ cdef inline Py_ssize_t _run_size(int64_t length) noexcept nogil:
 
 
 cdef inline uint8_t *_write_run(uint8_t *p, const uint8_t *data, int64_t length) noexcept nogil:
-    p = _write_varint(p, _zigzag(length))
+    p = _put_varint(p, _zigzag(length))
     if length > 0:
         memcpy(p, data, <size_t>length)
         p += length
@@ -442,10 +434,10 @@ cdef object _encode_columns(
         value_length = _length(value, row)
         if lists is not None:
             extra = lists.size(row)
-        p = _write_varint(p, _zigzag(_record_size(shift, place - first, key_length, value_length, extra)))
+        p = _put_varint(p, _zigzag(_record_size(shift, place - first, key_length, value_length, extra)))
         p[0] = 0
-        p = _write_varint(p + 1, _zigzag(shift))
-        p = _write_varint(p, _zigzag(place - first))
+        p = _put_varint(p + 1, _zigzag(shift))
+        p = _put_varint(p, _zigzag(place - first))
         p = _write_row(p, key, row, key_length)
         p = _write_row(p, value, row, value_length)
         if lists is not None:

@@ -1,8 +1,8 @@
 """The specification of the columns kernel: keys to partitions, and records between batches and columns.
 
-A column is what Arrow calls one: for byte runs a validity bitmap (bit n of byte n//8, least significant first), 32-bit
-offsets in the machine's order (rows + 1 of them) and the data behind each other. So this module needs no Arrow, and
-``columns`` makes Arrow arrays of its results without touching a row.
+A column is an Arrow column: for byte runs a validity bitmap (bit n of byte n//8, least significant first), 32-bit
+offsets in the machine's order (rows + 1 of them) and the data one after the other. So this module needs no Arrow, and
+``columns`` makes Arrow arrays of its results without reading a row.
 Source: Apache Arrow's columnar format; Kafka's default partitioner (murmur2) for the keys.
 """
 
@@ -16,6 +16,18 @@ from typing import Any, NamedTuple
 from _native.batch_py import BatchHeader, Record, decode_records, encode_records
 from _native.errors import CorruptBatch
 
+__all__ = [
+    "Columns",
+    "Headers",
+    "Runs",
+    "decode_columns",
+    "encode_columns",
+    "group_rows",
+    "hash_runs",
+    "murmur2",
+    "partition_for_key",
+]
+
 Buffer = bytes | bytearray | memoryview
 
 _SEED = 0x9747B28C
@@ -25,7 +37,7 @@ INT32_MAX = 2**31 - 1
 
 
 class Runs(NamedTuple):
-    """A column of nullable byte runs; any buffers will do. ``validity`` None means that no row is null."""
+    """A column of nullable byte runs; any buffers are accepted. ``validity`` None means that no row is null."""
 
     validity: Any | None
     offsets: Any
@@ -33,7 +45,7 @@ class Runs(NamedTuple):
 
 
 class Headers(NamedTuple):
-    """Lists of headers per row: ``offsets`` (int32, rows + 1) say which names and values are whose; null is none."""
+    """Lists of headers per row: ``offsets`` (int32, rows + 1) assign names and values to rows; null is none."""
 
     validity: Any | None
     offsets: Any
@@ -152,7 +164,7 @@ def encode_columns(
 
     ``timestamps`` is int64 ms per row in the machine's order. With ``order`` (int32 row numbers, as `group_rows` gives
     them) the rows are those at places ``first`` to ``last`` of it. With ``room`` the result is a bytearray that begins
-    with so many zeros, for a header. Raises ValueError when the columns don't fit together.
+    with that many zeros, for a header. Raises ValueError when the columns don't fit together.
     """
     times = array("q")
     times.frombytes(bytes(timestamps))
@@ -184,7 +196,7 @@ def encode_columns(
 
 
 def group_rows(partitions: Any, count: int) -> tuple[bytes, list[int]]:
-    """Row numbers (int32) by partition, in their order within each, and where each partition's begin; one end more.
+    """Row numbers (int32) by partition, in their order within each, and where each partition's begin, plus the end.
 
     ``partitions`` is an int32 per row in the machine's order. Raises ValueError for a partition outside 0..count-1.
     """
@@ -246,7 +258,7 @@ def _runs(values: Sequence[bytes | None]) -> Runs:
 
 
 def _view(data: Any) -> memoryview:
-    return memoryview(data).cast("B")  # Arrow says that its bytes are signed
+    return memoryview(data).cast("B")  # Arrow declares its bytes as signed
 
 
 def _valid(column: Runs, row: int) -> bool:

@@ -1,10 +1,10 @@
-"""What a kernel says about bytes that are not what they claim to be."""
+"""The errors that kernels raise for damaged or invalid bytes."""
 
 from __future__ import annotations
 
 
 class CorruptBatch(ValueError):
-    """A record batch that cannot be right. ``position`` is the byte offset in the buffer where it starts."""
+    """A damaged or invalid record batch. ``position`` is the byte offset in the buffer where it starts."""
 
     def __init__(self, reason: str, position: int = 0) -> None:
         super().__init__(f"{reason} (at byte {position})")
@@ -13,4 +13,4 @@ class CorruptBatch(ValueError):
 
 
 class MalformedMessage(ValueError):
-    """The bytes are not a message of that API and version; nothing of it was carried out."""
+    """The bytes are not a message of that API and version; nothing of it was executed."""

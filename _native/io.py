@@ -1,29 +1,11 @@
-"""Sending without waiting, and a thread that waits for the disk. See ``io_py`` for what each function means."""
+"""Sending without waiting, and a thread that waits for the disk. ``io_py`` documents each function."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from _native import choose
-from _native.io_py import MAPPING_MAX, SEND_LIMIT, SMALL, FilePart, Op, Sent, Stop
+from _native import names_of
+from _native.io_py import *
 
-if TYPE_CHECKING:
-    from _native.io_py import DiskWorker, Mapping, send_slices
-else:
-    _twin = choose("io")
-    DiskWorker = _twin.DiskWorker
-    Mapping = _twin.Mapping
-    send_slices = _twin.send_slices
-
-__all__ = [
-    "MAPPING_MAX",
-    "SEND_LIMIT",
-    "SMALL",
-    "DiskWorker",
-    "FilePart",
-    "Mapping",
-    "Op",
-    "Sent",
-    "Stop",
-    "send_slices",
-]
+if not TYPE_CHECKING:
+    globals().update(names_of("io"))

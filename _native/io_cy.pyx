@@ -323,7 +323,7 @@ if fl_scratch == NULL:
 cdef int64_t SMALL_PART = SMALL
 cdef int64_t SENDFILE_MAX = 4 * 1024 * 1024
 cdef object new = tuple.__new__
-cdef list spare = []  # one _Gathered: clearing six KiB for each call costs more than what is done with them
+cdef list spare = []  # one _Gathered: clearing six KiB for each call costs more than using them
 cdef object DONE = Stop.DONE
 cdef object SOCKET = Stop.SOCKET
 cdef object DISK = Stop.DISK
@@ -331,14 +331,14 @@ cdef object LIMIT = Stop.LIMIT
 
 
 cdef int _failed(int number) except -1:
-    if number == errno.EIO or number == errno.EFAULT:  # what the kernel says of a mapping without its file's bytes
+    if number == errno.EIO or number == errno.EFAULT:  # a mapped page that its file no longer has
         number = errno.EIO
         raise OSError(number, "a file part lies behind the end of its file, or the disk failed")
     raise OSError(number, os.strerror(number))
 
 
 cdef class Mapping:
-    """A window of a file in the address space. Only the kernel looks into it."""
+    """A window of a file in the address space. Only the kernel reads it."""
 
     cdef uint8_t *base
     cdef readonly int64_t position
@@ -371,7 +371,7 @@ cdef class Mapping:
 
 
 cdef class _Gathered:
-    """Byte runs for one sendmsg: what the chunks hold, what is mapped, or what was read into the scratch space."""
+    """Byte runs for one sendmsg: bytes of the chunks, what is mapped, or what was read into the scratch space."""
 
     cdef fl_iovec runs[64]
     cdef Py_buffer views[64]
@@ -511,7 +511,7 @@ cdef object _send(int fd, object chunks, Py_ssize_t limit, _Gathered gathered):
 
 
 cdef class _Held:
-    """Keeps the bytes of a write where they are."""
+    """Keeps the bytes of a write in place."""
 
     cdef Py_buffer view
     cdef object token
@@ -594,7 +594,7 @@ cdef class DiskWorker:
         return found
 
     def close(self):
-        """Do what is queued, end the thread and close the eventfd; completions not taken are lost."""
+        """Finish the queued jobs, end the thread and close the eventfd; completions not taken are lost."""
         if self.worker != NULL:
             with nogil:
                 fl_stop(self.worker)

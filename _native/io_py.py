@@ -1,10 +1,10 @@
-"""The specification of the io kernel: answers leave a socket, and a worker thread waits for the disk.
+"""The specification of the io kernel: responses leave by a socket, and a worker thread waits for the disk.
 
 Linux only (sendfile from a file to a socket, eventfd, RWF_NOWAIT). ``send_slices`` never blocks: not on the socket,
-which must be non-blocking, and not on the disk, as file parts that are not in the page cache stop it. File systems that
-cannot say so (EOPNOTSUPP) count as always cached. A file part may name a mapping of its bytes, from which the fast twin
-sends: one call for an answer's head, records and end, at half of sendfile's price for large ones. It makes no
-difference to what is sent or why sending stops, so here it is left alone.
+which must be non-blocking, and not on the disk: it stops at file parts that are not in the page cache. File
+systems that do not report it (EOPNOTSUPP) count as always cached. A file part may name a mapping of its bytes, from
+which the fast twin sends: one call for a response's head, records and end, at half of sendfile's cost for large ones.
+The mapping changes neither the bytes sent nor the reason to stop, so this twin ignores it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,19 @@ import socket
 import threading
 from collections.abc import Sequence
 from typing import Any, NamedTuple
+
+__all__ = [
+    "MAPPING_MAX",
+    "SEND_LIMIT",
+    "SMALL",
+    "DiskWorker",
+    "FilePart",
+    "Mapping",
+    "Op",
+    "Sent",
+    "Stop",
+    "send_slices",
+]
 
 SMALL = 64 * 1024
 """File parts up to this size are read and sent with the bytes around them; larger ones by sendfile."""
@@ -36,8 +49,8 @@ MAPPING_MAX = 8 * 1024 * 1024
 class Mapping:
     """A window of a file: at most ``MAPPING_MAX`` bytes from a page's start. The file may end before it, and grow.
 
-    Nobody reads it but the kernel, whose error for a page that its file no longer has is told as EIO: no signal.
-    Raises OSError if the system has no room for it. The file may be closed before it.
+    Only the kernel reads it. Its error for a page that the file no longer has is reported as EIO, without a signal.
+    Raises OSError if the system has no space for it. The file may be closed before the window.
     """
 
     def __init__(self, fd: int, position: int, length: int) -> None:
@@ -70,14 +83,14 @@ class Stop(enum.IntEnum):
 
 
 class Sent(NamedTuple):
-    """Bytes sent of the front of the chunks, and why no more."""
+    """How many bytes of the chunks were sent, and why sending stopped."""
 
     sent: int
     stop: Stop
 
 
 class Op(enum.IntEnum):
-    """What a disk worker can do."""
+    """The jobs of a disk worker."""
 
     READ_AHEAD = 0  # bring a range into the page cache
     WRITE = 1
@@ -122,10 +135,10 @@ def _cached(fd: int, position: int, length: int) -> bool:
 
 
 def send_slices(fd: int, chunks: Sequence[bytes | memoryview | FilePart], limit: int = SEND_LIMIT) -> Sent:
-    """Send chunks in their order through the non-blocking socket ``fd``, as far as they go without waiting.
+    """Send chunks in their order through the non-blocking socket ``fd``, as far as possible without waiting.
 
-    Sends at most about ``limit`` bytes. Raises OSError when the connection is broken or a file cannot be read; what was
-    sent by then is not told, as the connection is of no use any more.
+    Sends at most about ``limit`` bytes. Raises OSError when the connection is broken or a file cannot be read; the
+    number of bytes sent by then is lost, because the connection must be closed.
     """
     sock = socket.socket(fileno=fd)
     try:
@@ -187,7 +200,7 @@ def _gather(chunks: Sequence[Any], index: int, offset: int) -> tuple[list[Any], 
 
 
 def _sendfile(fd: int, source: int, position: int, length: int) -> int:
-    """Bytes sent; -1 when the socket is full, -2 when the disk would have to be waited for."""
+    """Bytes sent; -1 when the socket is full, -2 when sending would wait for the disk."""
     part = min(length, _SENDFILE_MAX)
     if not _cached(source, position, part):
         return -2
@@ -204,7 +217,7 @@ class DiskWorker:
     """A thread that waits for the disk, and an eventfd that becomes readable when it has done something.
 
     Jobs are done in the order of submission. A sync answers every sync of the same kind and file that was submitted
-    before it began, unless a write to that file stands between (group commit). Not thread-safe: one owner.
+    before it began, unless a write to that file is between them (group commit). Not thread-safe: one owner.
     """
 
     def __init__(self) -> None:
@@ -246,7 +259,7 @@ class DiskWorker:
         return found
 
     def close(self) -> None:
-        """Do what is queued, end the thread and close the eventfd; completions not taken are lost."""
+        """Finish the queued jobs, end the thread and close the eventfd; completions not taken are lost."""
         if not self._closed:
             self._closed = True
             self._jobs.put(None)
@@ -276,7 +289,7 @@ class DiskWorker:
 
 
 def _joined(job: tuple[Any, ...], waiting: list[Any]) -> list[Any]:
-    """The jobs that a sync answers with itself."""
+    """The jobs that one sync completes together with itself."""
     op, fd = job[:2]
     found: list[Any] = []
     if op not in (Op.FSYNC, Op.FDATASYNC):

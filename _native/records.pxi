@@ -1,4 +1,4 @@
-"""Reading from bytes that may lie: included by the kernels that walk records. Every read compares with the end."""
+"""Reading from untrusted bytes: included by the kernels that walk records. Every read compares with the end."""
 
 cdef extern from *:
     """
@@ -31,23 +31,9 @@ cdef inline int64_t _varint(Cursor *c, int bits) except? -0x7FFFFFFFFFFFFFFE:
 
 cdef int64_t _long_varint(Cursor *c, int bits) except? -0x7FFFFFFFFFFFFFFE:
     cdef uint64_t value = 0
-    cdef int shift = 0
-    cdef uint8_t byte
-    while True:
-        if c.position >= c.end:
-            raise CorruptBatch("a varint is cut off", c.position)
-        byte = c.p[c.position]
-        c.position += 1
-        if shift == 63 and (byte & 0x7E) and byte < 0x80:
-            raise CorruptBatch("a varint is too large", c.position)
-        value |= <uint64_t>(byte & 0x7F) << shift
-        if byte < 0x80:
-            break
-        shift += 7
-        if shift >= bits:
-            raise CorruptBatch("a varint is too long", c.position)
-    if bits == 32 and value >> 32:
-        raise CorruptBatch("a varint is too large", c.position)
+    cdef int wrong = _read_varint(c.p, &c.position, c.end, bits, &value)
+    if wrong:
+        raise CorruptBatch(VARINT_ERRORS[wrong], c.position)
     return <int64_t>(value >> 1) ^ -<int64_t>(value & 1)
 
 
@@ -114,20 +100,6 @@ cdef inline int _end_payload(Cursor *c) except -1:
     if c.position != c.end:
         raise CorruptBatch(f"{c.end - c.position} bytes are left over after the records", c.position)
     return 0
-
-
-# ---- writing varints ------------------------------------------------------------------------------------------------
-
-cdef inline int _varint_size(uint64_t v) noexcept nogil:
-    cdef int n = 1
-    while v > 0x7F:
-        v >>= 7
-        n += 1
-    return n
-
-
-cdef inline uint64_t _zigzag(int64_t v) noexcept nogil:
-    return (<uint64_t>v << 1) ^ <uint64_t>(v >> 63)
 
 
 cdef int _check_name(const uint8_t *p, Py_ssize_t start, Py_ssize_t length) except -1:

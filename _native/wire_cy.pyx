@@ -6,12 +6,14 @@ import uuid
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
+from cpython.object cimport PyObject_GenericSetAttr
 from cpython.unicode cimport PyUnicode_AsUTF8AndSize, PyUnicode_DecodeUTF8
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
 
 from _native.errors import MalformedMessage
 from _native.wire_py import (
+    MAX_ASKED,
     MAX_OBJECTS,
     MAX_RUN_PARTS,
     MAX_TAGS,
@@ -22,6 +24,7 @@ from _native.wire_py import (
     FetchOutcome,
     FetchPart,
     FetchRequest,
+    FetchRun,
     MetadataPartition,
     NodeEndpoint,
     ProduceOutcome,
@@ -32,10 +35,12 @@ from _native.wire_py import (
     Slice,
 )
 
+include "varints.pxi"
 include "bytes.pxi"
 include "wire_fields.pxi"
 
 __all__ = [
+    "MAX_ASKED",
     "MAX_OBJECTS",
     "MAX_TAGS",
     "NO_HIGH_WATERMARK",
@@ -45,6 +50,7 @@ __all__ = [
     "FetchOutcome",
     "FetchPart",
     "FetchRequest",
+    "FetchRun",
     "MetadataPartition",
     "NodeEndpoint",
     "ProduceOutcome",
@@ -55,6 +61,7 @@ __all__ = [
     "Slice",
     "decode_fetch",
     "decode_fetch_response",
+    "decode_fetch_run",
     "decode_produce",
     "decode_produce_run",
     "encode_fetch_answer",
@@ -67,47 +74,66 @@ __all__ = [
     "parse_request_header",
 ]
 
-cdef object new = tuple.__new__  # a named tuple without the Python function that its own constructor is
+from _native.wire_tuples import LARGEST_FETCH_RUN as _LARGEST_FETCH_RUN
+
+cdef Py_ssize_t LARGEST_FETCH_RUN = _LARGEST_FETCH_RUN
+cdef object new = tuple.__new__  # makes a named tuple without its constructor, a Python function
 cdef int64_t WATERMARK_NONE = NO_HIGH_WATERMARK
+
+
+cdef struct RequestHead:
+    int16_t key, version
+    int32_t correlation_id
+    const uint8_t *client_id
+    Py_ssize_t client_id_size
+
+
+cdef int _read_header(Reader *r, RequestHead *head) except -1:
+    """Up to the client id, which is not looked at."""
+    cdef const uint8_t *at
+    cdef int16_t length
+    if r.end < 10:
+        raise MalformedMessage(f"a frame of {r.end} bytes has no header")
+    at = _take(r, 10)
+    head.key, head.version = <int16_t>_u16(at), <int16_t>_u16(at + 2)
+    head.correlation_id = <int32_t>_u32(at + 4)
+    length = <int16_t>_u16(at + 8)
+    if length < -1:
+        raise MalformedMessage(f"client id of {length} bytes")
+    head.client_id_size = length if length > 0 else 0
+    head.client_id = _take(r, length) if length > 0 else NULL
+    return 0
+
+
+cdef object _client_id(RequestHead *head):
+    try:
+        return PyUnicode_DecodeUTF8(<char *>head.client_id, head.client_id_size, NULL)
+    except UnicodeDecodeError:
+        raise MalformedMessage("client id is not UTF-8") from None
 
 
 def parse_request_header(frame, dict flexible_from):
     cdef Py_buffer view
     cdef Reader r
-    cdef const uint8_t *at
-    cdef int16_t key, version, length
-    cdef int32_t correlation_id
+    cdef RequestHead head
     PyObject_GetBuffer(frame, &view, PyBUF_SIMPLE)
     try:
-        if view.len < 10:
-            raise MalformedMessage(f"a frame of {view.len} bytes has no header")
         r.p = <const uint8_t *>view.buf
         r.pos = 0
         r.end = view.len
         r.budget = MAX_OBJECTS
-        at = _take(&r, 10)
-        key, version = <int16_t>_u16(at), <int16_t>_u16(at + 2)
-        correlation_id = <int32_t>_u32(at + 4)
-        length = <int16_t>_u16(at + 8)
-        if length < -1:
-            raise MalformedMessage(f"client id of {length} bytes")
-        client_id = ""
-        if length > 0:
-            at = _take(&r, length)
-            try:
-                client_id = PyUnicode_DecodeUTF8(<char *>at, length, NULL)
-            except UnicodeDecodeError:
-                raise MalformedMessage("client id is not UTF-8") from None
-        first = flexible_from.get(key)
-        if first is not None and 0 <= version >= <int>first:
+        _read_header(&r, &head)
+        client_id = _client_id(&head) if head.client_id_size else ""
+        first = flexible_from.get(head.key)
+        if first is not None and 0 <= head.version >= <int>first:
             _skip_tags(&r)
-        return new(RequestHeader, (key, version, correlation_id, client_id, r.pos))
+        return new(RequestHeader, (head.key, head.version, head.correlation_id, client_id, r.pos))
     finally:
         PyBuffer_Release(&view)
 
 
 cdef Py_ssize_t _pass_records(Reader *r, bint flexible) except -2:
-    """Pass the records; their size, -1 for null."""
+    """Skip the records; returns their size, -1 for null."""
     cdef int64_t size = _uvarint(r) - 1 if flexible else <int32_t>_u32(_take(r, 4))
     if size < -1:
         raise MalformedMessage(f"records of {size} bytes")
@@ -116,7 +142,7 @@ cdef Py_ssize_t _pass_records(Reader *r, bint flexible) except -2:
     return <Py_ssize_t>size
 
 
-def decode_produce(int version, body, int64_t budget=MAX_OBJECTS):
+def decode_produce(int version, body, int64_t budget=MAX_ASKED):
     cdef Py_buffer view
     cdef Reader r
     cdef bint flexible = version >= 9
@@ -209,7 +235,7 @@ cdef tuple _run_head(Reader *r, int lowest, int highest, RunKind *kind):
 
 
 cdef int _run_tail(Reader *r, bint flexible) except -1:
-    """Pass what stands behind the records."""
+    """Skip the fields after the records."""
     if flexible:
         _skip_tags(r)
         _skip_tags(r)
@@ -219,10 +245,14 @@ cdef int _run_tail(Reader *r, bint flexible) except -1:
 
 
 cdef inline bint _same_head(Head *known, const uint8_t *frame, Py_ssize_t size) noexcept nogil:
-    """Whether a frame begins as a known one does, but for its correlation id."""
+    """Whether a frame begins like a known one, except for its correlation id."""
     if size < known.size or memcmp(frame, known.frame, 4):
         return False
     return memcmp(frame + 8, known.frame + 8, <size_t>known.size - 8) == 0
+
+
+cdef inline bint _has_codec(const uint8_t *batch, Py_ssize_t size) noexcept nogil:
+    return size >= 61 and batch[22] & 7 != 0
 
 
 def decode_produce_run(data, Py_ssize_t start, Py_ssize_t end, int lowest, int highest, Py_ssize_t most):
@@ -233,6 +263,7 @@ def decode_produce_run(data, Py_ssize_t start, Py_ssize_t end, int lowest, int h
     cdef list parts = [], batches = [], groups = [], correlation_ids = [], ends = []
     cdef const uint8_t *frame
     cdef Py_ssize_t size, held, group, head, _turn, known = 0, last = -1, count = 0, behind
+    cdef bint compressed
     cdef tuple read
     transactional_id = None
     PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
@@ -249,7 +280,7 @@ def decode_produce_run(data, Py_ssize_t start, Py_ssize_t end, int lowest, int h
             r.end = size
             r.budget = MAX_OBJECTS
             group = -1
-            for _turn in range(known):  # most likely the one behind the last
+            for _turn in range(known):  # most likely the one after the last
                 last = last + 1 if last + 1 < known else 0
                 if _same_head(&heads[last], frame, size):
                     group = last
@@ -279,7 +310,7 @@ def decode_produce_run(data, Py_ssize_t start, Py_ssize_t end, int lowest, int h
                     held = _pass_records(&r, first.version >= 9)
                     behind = r.pos
                     _run_tail(&r, first.version >= 9)
-                    if held > 0:
+                    if held > 0 and not (count and _has_codec(frame + behind - held, held)):
                         group = _index_of(parts, part)
                         if group < 0 and known == MAX_RUN_PARTS:
                             break
@@ -294,6 +325,9 @@ def decode_produce_run(data, Py_ssize_t start, Py_ssize_t end, int lowest, int h
                 break
             if held <= 0:
                 break
+            compressed = _has_codec(frame + behind - held, held)
+            if compressed and count:
+                break
             start += 4
             (<list>batches[group]).append(data[start + behind - held:start + behind])
             start += size
@@ -301,6 +335,8 @@ def decode_produce_run(data, Py_ssize_t start, Py_ssize_t end, int lowest, int h
             correlation_ids.append(<int32_t>_u32(frame + 4))
             ends.append(start)
             count += 1
+            if compressed:
+                break
         if not count:
             return None
         return new(
@@ -322,60 +358,98 @@ cdef Py_ssize_t _index_of(list parts, object part):
     return -1
 
 
-def decode_fetch(int version, body, int64_t budget=MAX_OBJECTS):
+def decode_fetch_run(data, Py_ssize_t start, Py_ssize_t end, int lowest, int highest, Py_ssize_t most):
+    cdef Py_buffer view
+    cdef Py_ssize_t size
+    cdef Reader r
+    cdef RequestHead head
+    PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+    try:
+        if end > view.len:
+            end = view.len
+        if start < 0 or end - start < 4 or most < 1:
+            return None
+        r.p = <const uint8_t *>view.buf + start + 4
+        size = <int32_t>_u32(r.p - 4)
+        if not 0 <= size <= end - start - 4 or size > LARGEST_FETCH_RUN:
+            return None
+        r.pos = 0
+        r.end = size
+        r.budget = MAX_ASKED
+        try:
+            _read_header(&r, &head)
+            if head.key != 1 or not lowest <= head.version <= highest:
+                return None
+            if head.client_id_size:
+                _client_id(&head)
+            if head.version >= 12:
+                _skip_tags(&r)
+            request = _read_fetch(&r, head.version)
+        except MalformedMessage:
+            return None
+        return new(FetchRun, (request, head.version, [head.correlation_id], [start + 4 + size]))
+    finally:
+        PyBuffer_Release(&view)
+
+
+def decode_fetch(int version, body, int64_t budget=MAX_ASKED):
     cdef Py_buffer view
     cdef Reader r
-    cdef bint flexible = version >= 12
-    cdef const uint8_t *at
-    cdef int32_t replica_id = -1, max_wait_ms, min_bytes, max_bytes, session_id = 0, session_epoch = -1
-    cdef int64_t replica_epoch = -1, _n, tag
-    cdef int isolation_level
-    cdef Py_ssize_t outer
     PyObject_GetBuffer(body, &view, PyBUF_SIMPLE)
     try:
         r.p = <const uint8_t *>view.buf
         r.pos = 0
         r.end = view.len
         r.budget = budget
-        if version <= 14:
-            replica_id = <int32_t>_u32(_take(&r, 4))
-        at = _take(&r, 13)
-        max_wait_ms = <int32_t>_u32(at)
-        min_bytes = <int32_t>_u32(at + 4)
-        max_bytes = <int32_t>_u32(at + 8)
-        isolation_level = at[12] - 256 if at[12] >= 128 else at[12]
-        if version >= 7:
-            at = _take(&r, 8)
-            session_id = <int32_t>_u32(at)
-            session_epoch = <int32_t>_u32(at + 4)
-        parts = _fetch_parts(&r, version, flexible)
-        forgotten = _forgotten(&r, version, flexible) if version >= 7 else []
-        rack_id = _name(&r, flexible) if version >= 11 else ""
-        cluster_id = None
-        if flexible:
-            outer = r.end
-            for _n in range(_tag_count(&r)):
-                tag = _enter_tag(&r)
-                if tag == 0:
-                    cluster_id = _string(&r, True)
-                    _finish(&r)
-                elif tag == 1 and version >= 15:
-                    at = _take(&r, 12)
-                    replica_id = <int32_t>_u32(at)
-                    replica_epoch = <int64_t>_u64(at + 4)
-                    _skip_tags(&r)
-                    _finish(&r)
-                _leave_tag(&r, outer)
-        _finish(&r)
-        return new(
-            FetchRequest,
-            (
-                replica_id, replica_epoch, max_wait_ms, min_bytes, max_bytes, isolation_level, session_id,
-                session_epoch, parts, forgotten, rack_id, cluster_id,
-            ),
-        )
+        return _read_fetch(&r, version)
     finally:
         PyBuffer_Release(&view)
+
+
+cdef object _read_fetch(Reader *r, int version):
+    cdef bint flexible = version >= 12
+    cdef const uint8_t *at
+    cdef int32_t replica_id = -1, max_wait_ms, min_bytes, max_bytes, session_id = 0, session_epoch = -1
+    cdef int64_t replica_epoch = -1, _n, tag
+    cdef int isolation_level
+    cdef Py_ssize_t outer
+    if version <= 14:
+        replica_id = <int32_t>_u32(_take(r, 4))
+    at = _take(r, 13)
+    max_wait_ms = <int32_t>_u32(at)
+    min_bytes = <int32_t>_u32(at + 4)
+    max_bytes = <int32_t>_u32(at + 8)
+    isolation_level = at[12] - 256 if at[12] >= 128 else at[12]
+    if version >= 7:
+        at = _take(r, 8)
+        session_id = <int32_t>_u32(at)
+        session_epoch = <int32_t>_u32(at + 4)
+    parts = _fetch_parts(r, version, flexible)
+    forgotten = _forgotten(r, version, flexible) if version >= 7 else []
+    rack_id = _name(r, flexible) if version >= 11 else ""
+    cluster_id = None
+    if flexible:
+        outer = r.end
+        for _n in range(_tag_count(r)):
+            tag = _enter_tag(r)
+            if tag == 0:
+                cluster_id = _string(r, True)
+                _finish(r)
+            elif tag == 1 and version >= 15:
+                at = _take(r, 12)
+                replica_id = <int32_t>_u32(at)
+                replica_epoch = <int64_t>_u64(at + 4)
+                _skip_tags(r)
+                _finish(r)
+            _leave_tag(r, outer)
+    _finish(r)
+    return new(
+        FetchRequest,
+        (
+            replica_id, replica_epoch, max_wait_ms, min_bytes, max_bytes, isolation_level, session_id,
+            session_epoch, parts, forgotten, rack_id, cluster_id,
+        ),
+    )
 
 
 cdef list _fetch_parts(Reader *r, int version, bint flexible):
@@ -498,6 +572,8 @@ cdef list _groups(object parts):
     """Neighbours of one topic, as the request had them: lists of (part, outcome)."""
     cdef list groups = [], members = None
     cdef tuple pair, part, last = None
+    if type(parts) is list and len(<list>parts) == 1:
+        return [parts]
     for pair in parts:
         part = <tuple>pair[0]
         if last is None or not (
@@ -513,7 +589,7 @@ cdef list _groups(object parts):
 cdef int _add_produce_body(
     Out *o, int version, list groups, int32_t throttle_ms, object endpoints, Py_ssize_t *last_at
 ) except -1:
-    """The body of a Produce answer; tells where the outcome of the last partition begins."""
+    """The body of a Produce response; sets the position of the last partition's outcome."""
     cdef bint flexible = version >= 9
     cdef list members
     cdef tuple pair
@@ -550,7 +626,7 @@ def encode_produce_response(int version, parts, int32_t throttle_ms=0, endpoints
 
 
 cdef bytes _run_answer(int version, tuple part, int64_t log_start, Py_ssize_t *offset_at):
-    """A whole answer with holes for correlation id and base offset; tells where the latter is."""
+    """A whole response with holes for correlation id and base offset; sets the position of the latter."""
     cdef Out o
     _open(&o, 256)
     try:
@@ -567,7 +643,7 @@ cdef bytes _run_answer(int version, tuple part, int64_t log_start, Py_ssize_t *o
 
 
 cdef tuple _fields(object named):
-    """A named tuple as what it is underneath: its items are found at once."""
+    """A named tuple as a plain tuple, whose items are read without a lookup."""
     if not isinstance(named, tuple):
         raise TypeError("a run is a tuple")
     return <tuple>named
@@ -634,37 +710,24 @@ cdef int _add_produce_outcome(Out *o, int version, int32_t partition, tuple outc
     return 0
 
 
-def encode_fetch_answer(int version, int32_t correlation_id, part, outcome):
+def encode_fetch_answer(int version, int32_t correlation_id, parts, int32_t session_id=0, endpoints=()):
     cdef Out o
-    cdef bint flexible = version >= 12
     cdef list chunks = []
-    cdef Py_ssize_t size = outcome[6] - 4
-    if not outcome[5]:
-        raise ValueError("no records: encode_fetch_response")
+    cdef Py_ssize_t size = -4
     _open(&o, 256)
     try:
         _add32(&o, 0)  # the size, known at the end
         _add32(&o, correlation_id)
-        if flexible:
+        if version >= 12:
             _add8(&o, 0)
-        _add32(&o, 0)
-        if version >= 7:
-            _add16(&o, 0)
-            _add32(&o, 0)
-        _add_count(&o, 1, flexible)
-        _add_topic(&o, <tuple>part, version >= 13, flexible)
-        _add_count(&o, 1, flexible)
-        _add_fetch_outcome(chunks, &o, version, part[2], <tuple>outcome)
-        if flexible:
-            _add8(&o, 0)
-            _add8(&o, 0)
+        size += _add_fetch_body(chunks, &o, version, parts, 0, 0, session_id, endpoints)
         head = chunks[0]
-        size += PyBytes_GET_SIZE(head) + o.used
+        for chunk in chunks:
+            if type(chunk) is bytes:
+                size += PyBytes_GET_SIZE(chunk)
         if size > 0x7FFFFFFF:
             raise OverflowError("an answer of more than 2 GiB")
-        _put32(<uint8_t *>PyBytes_AS_STRING(head), <uint32_t>size)  # nobody has seen it yet
-        if o.used:
-            chunks.append(PyBytes_FromStringAndSize(<char *>o.p, o.used))
+        _put32(<uint8_t *>PyBytes_AS_STRING(head), <uint32_t>size)  # no other reference exists yet
         return chunks
     finally:
         PyMem_Free(o.p)
@@ -674,33 +737,44 @@ def encode_fetch_response(
     int version, parts, int32_t throttle_ms=0, int16_t error=0, int32_t session_id=0, endpoints=()
 ):
     cdef Out o
-    cdef bint flexible = version >= 12
-    cdef list groups = _groups(parts), members, chunks = []
-    cdef tuple pair
+    cdef list chunks = []
     _open(&o, 256)
     try:
-        _add32(&o, throttle_ms)
-        if version >= 7:
-            _add16(&o, error)
-            _add32(&o, session_id)
-        _add_count(&o, len(groups), flexible)
-        for members in groups:
-            pair = <tuple>members[0]
-            _add_topic(&o, <tuple>pair[0], version >= 13, flexible)
-            _add_count(&o, len(members), flexible)
-            for pair in members:
-                _add_fetch_outcome(chunks, &o, version, (<tuple>pair[0])[2], <tuple>pair[1])
-            if flexible:
-                _add8(&o, 0)
-        if flexible:
-            if endpoints and version >= 16:
-                _add_endpoints_tag(&o, endpoints)
-            else:
-                _add8(&o, 0)
-        chunks.append(PyBytes_FromStringAndSize(<char *>o.p, o.used))
+        _add_fetch_body(chunks, &o, version, parts, throttle_ms, error, session_id, endpoints)
         return chunks
     finally:
         PyMem_Free(o.p)
+
+
+cdef Py_ssize_t _add_fetch_body(
+    list chunks, Out *o, int version, parts, int32_t throttle_ms, int16_t error, int32_t session_id, endpoints
+) except -1:
+    """Returns the bytes of records."""
+    cdef bint flexible = version >= 12
+    cdef list groups = _groups(parts), members
+    cdef tuple pair
+    cdef Py_ssize_t size = 0
+    _add32(o, throttle_ms)
+    if version >= 7:
+        _add16(o, error)
+        _add32(o, session_id)
+    _add_count(o, len(groups), flexible)
+    for members in groups:
+        pair = <tuple>members[0]
+        _add_topic(o, <tuple>pair[0], version >= 13, flexible)
+        _add_count(o, len(members), flexible)
+        for pair in members:
+            _add_fetch_outcome(chunks, o, version, (<tuple>pair[0])[2], <tuple>pair[1])
+            size += <Py_ssize_t>(<tuple>pair[1])[6]
+        if flexible:
+            _add8(o, 0)
+    if flexible:
+        if endpoints and version >= 16:
+            _add_endpoints_tag(o, endpoints)
+        else:
+            _add8(o, 0)
+    chunks.append(PyBytes_FromStringAndSize(<char *>o.p, o.used))
+    return size
 
 
 cdef int _add_fetch_outcome(list chunks, Out *o, int version, int32_t partition, tuple outcome) except -1:

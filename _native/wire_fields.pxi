@@ -1,11 +1,14 @@
-"""The fields of Kafka's messages, read and written one by one, for ``wire_cy``; its twin takes ``wire_fields``."""
+"""The fields of Kafka's messages, read and written one by one, for ``wire_cy``; its twin uses ``wire_fields``."""
 
 cdef object UUID = uuid.UUID
+cdef object UNKNOWN_SAFETY = uuid.SafeUUID.unknown
+cdef object new_object = object.__new__
+cdef object int_of = int.from_bytes
 cdef bytes NO_ID = b"\0" * 16
 cdef uint32_t TAGS_MAX = MAX_TAGS
 cdef Py_ssize_t MAX_STRING = 0x7FFF
 
-# Making a UUID costs more than all the rest of a partition; a broker sees the same few again and again.
+# Making a UUID costs more than the rest of a partition; a broker sees the same few again and again.
 cdef dict known_ids = {}
 cdef Py_ssize_t KNOWN_IDS_MAX = 4096
 
@@ -26,21 +29,9 @@ cdef inline const uint8_t *_take(Reader *r, int64_t size) except? NULL:
 
 cdef inline int64_t _uvarint(Reader *r) except -1:
     cdef uint64_t value = 0
-    cdef int shift = 0
-    cdef uint8_t byte
-    while True:
-        if r.pos >= r.end:
-            raise MalformedMessage("a varint runs past the end")
-        byte = r.p[r.pos]
-        r.pos += 1
-        value |= <uint64_t>(byte & 0x7F) << shift
-        if byte < 0x80:
-            break
-        shift += 7
-        if shift > 28:
-            raise MalformedMessage("a varint is longer than five bytes")
-    if value > 0xFFFFFFFF:
-        raise MalformedMessage("a varint does not fit into 32 bits")
+    cdef int wrong = _read_varint(r.p, &r.pos, r.end, 32, &value)
+    if wrong:
+        raise MalformedMessage(VARINT_ERRORS[wrong])
     return <int64_t>value
 
 
@@ -100,12 +91,20 @@ cdef int64_t _nullable_count(Reader *r, Py_ssize_t smallest) except -1:
     return count
 
 
+cdef object _new_id(bytes raw):
+    """A UUID without its constructor, which is Python and costs ten times as much."""
+    found = new_object(UUID)
+    PyObject_GenericSetAttr(found, "int", int_of(raw, "big"))
+    PyObject_GenericSetAttr(found, "is_safe", UNKNOWN_SAFETY)
+    return found
+
+
 cdef object _topic_id(Reader *r):
     cdef const uint8_t *at = _take(r, 16)
     cdef bytes raw = PyBytes_FromStringAndSize(<const char *>at, 16)
     found = known_ids.get(raw)
     if found is None:
-        found = UUID(bytes=raw)
+        found = _new_id(raw)
         if len(known_ids) >= KNOWN_IDS_MAX:
             known_ids.clear()
         known_ids[raw] = found

@@ -1,12 +1,12 @@
 """The specification of the wire kernel: the messages that carry the load, without an object per field.
 
 Requests of Produce (versions 0 to 13) and Fetch (4 to 18) come out as tuples whose records are views into the received
-frame; answers leave as byte runs with holes for file slices. A follower's side of Fetch (13 to 18) is here as well.
+frame; responses leave as byte runs with holes for file slices. A follower's side of Fetch (13 to 18) is here as well.
 Metadata (0 to 13) is joined from parts that a broker can keep per topic and version. Source: Kafka's message schemas;
-KIP-482 (tagged fields), KIP-516 (topic ids), KIP-951 (leaders in answers). kafka-python's classes are the reference in
-the tests: equal bytes for equal content.
+KIP-482 (tagged fields), KIP-516 (topic ids), KIP-951 (leaders in responses). kafka-python's classes are the reference
+in the tests: equal bytes for equal content.
 
-Every length and count is held against the bytes that are left before it is used; what does not fit raises
+Every length and count is compared with the bytes that are left before it is used; what does not fit raises
 MalformedMessage. Encoders take values that fit into their fields.
 """
 
@@ -19,11 +19,13 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
+from _native.byte_reader import put_varint
 from _native.errors import MalformedMessage
 from _native.wire_fields import (
     I16,
     I32,
     I64,
+    MAX_ASKED,
     MAX_OBJECTS,
     MAX_TAGS,
     Buffer,
@@ -32,14 +34,15 @@ from _native.wire_fields import (
     put_numbers,
     put_string,
     put_tags,
-    put_varint,
 )
 from _native.wire_tuples import (
+    LARGEST_FETCH_RUN,
     FetchAnswer,
     FetchAnswerPart,
     FetchOutcome,
     FetchPart,
     FetchRequest,
+    FetchRun,
     MetadataPartition,
     NodeEndpoint,
     ProduceOutcome,
@@ -51,6 +54,7 @@ from _native.wire_tuples import (
 )
 
 __all__ = [
+    "MAX_ASKED",
     "MAX_OBJECTS",
     "MAX_TAGS",
     "NO_HIGH_WATERMARK",
@@ -60,6 +64,8 @@ __all__ = [
     "FetchOutcome",
     "FetchPart",
     "FetchRequest",
+    "FetchRun",
+    "MalformedMessage",
     "MetadataPartition",
     "NodeEndpoint",
     "ProduceOutcome",
@@ -70,6 +76,7 @@ __all__ = [
     "Slice",
     "decode_fetch",
     "decode_fetch_response",
+    "decode_fetch_run",
     "decode_produce",
     "decode_produce_run",
     "encode_fetch_answer",
@@ -85,6 +92,8 @@ __all__ = [
 NO_HIGH_WATERMARK = 2**63 - 1
 MAX_RUN_PARTS = 16
 """Partitions of a run: they are looked for one by one."""
+_BATCH_HEADER, _CODEC_AT, _CODEC_MASK = 61, 22, 7
+"""Where a record batch says whether it is compressed."""
 _NO_ID = uuid.UUID(int=0)
 _PRODUCE_FLEXIBLE, _PRODUCE_TOPIC_IDS = 9, 13
 _FETCH_FLEXIBLE, _FETCH_TOPIC_IDS = 12, 13
@@ -127,7 +136,7 @@ def parse_request_header(frame: Buffer, flexible_from: Mapping[int, int]) -> Req
     return RequestHeader(key, version, correlation_id, client_id, reader.pos)
 
 
-def decode_produce(version: int, body: Buffer, budget: int = MAX_OBJECTS) -> ProduceRequest:
+def decode_produce(version: int, body: Buffer, budget: int = MAX_ASKED) -> ProduceRequest:
     """Decode a Produce of version 0 to 13; raises MalformedMessage."""
     reader = Reader(body, budget)
     flexible = version >= _PRODUCE_FLEXIBLE
@@ -160,7 +169,8 @@ def decode_produce_run(data: Buffer, start: int, end: int, lowest: int, highest:
     """The whole frames from ``start`` on that make a run: versions ``lowest`` to ``highest``, at most ``most`` frames.
 
     Each is a Produce with an answer, of one partition; version, acks, time-out and transactional id are those of the
-    first. None if the first is anything else, or not sound: who decodes it by itself says why.
+    first. One whose batch has a codec is a run of its own, for what it inflates to is bounded by itself. None if the
+    first is anything else, or not sound: whoever decodes it by itself says why.
     """
     view = memoryview(data)
     run: ProduceRun | None = None
@@ -182,6 +192,9 @@ def decode_produce_run(data: Buffer, start: int, end: int, lowest: int, highest:
         if not records:
             break
         common = version, request.acks, request.timeout_ms, request.transactional_id
+        compressed = len(records) >= _BATCH_HEADER and bool(records[_CODEC_AT] & _CODEC_MASK)
+        if compressed and run is not None:
+            break
         if run is None:
             run = ProduceRun(*common, [], [], [], [], [])
         elif common != run[:4]:
@@ -198,6 +211,8 @@ def decode_produce_run(data: Buffer, start: int, end: int, lowest: int, highest:
         run.correlation_ids.append(header.correlation_id)
         start += 4 + len(frame)
         run.ends.append(start)
+        if compressed:
+            break
     return run
 
 
@@ -208,7 +223,25 @@ def _frame(view: memoryview, start: int, end: int) -> memoryview | None:
     return view[start + 4 : start + 4 + size] if 0 <= size <= end - start - 4 else None
 
 
-def decode_fetch(version: int, body: Buffer, budget: int = MAX_OBJECTS) -> FetchRequest:
+def decode_fetch_run(data: Buffer, start: int, end: int, lowest: int, highest: int, most: int) -> FetchRun | None:
+    """The whole frame at ``start`` if it is a small Fetch of version ``lowest`` to ``highest``, else None.
+
+    None, too, if it is not sound: its decoding by itself tells the reason.
+    """
+    frame = _frame(memoryview(data), start, end)
+    if frame is None or len(frame) > LARGEST_FETCH_RUN or most < 1:
+        return None
+    try:
+        header = parse_request_header(frame, {1: _FETCH_FLEXIBLE})
+        if header.api_key != 1 or not lowest <= header.api_version <= highest:
+            return None
+        request = decode_fetch(header.api_version, frame[header.body :])
+    except MalformedMessage:
+        return None
+    return FetchRun(request, header.api_version, [header.correlation_id], [start + 4 + len(frame)])
+
+
+def decode_fetch(version: int, body: Buffer, budget: int = MAX_ASKED) -> FetchRequest:
     """Decode a Fetch of version 4 to 18; raises MalformedMessage."""
     reader = Reader(body, budget)
     flexible = version >= _FETCH_FLEXIBLE
@@ -412,26 +445,25 @@ def encode_fetch_response(
     return chunks
 
 
-def encode_fetch_answer(version: int, correlation_id: int, part: FetchPart, outcome: FetchOutcome) -> list[Any]:
-    """A whole Fetch answer with size and header, for one partition that has records; chunks as they leave.
-
-    Raises:
-        ValueError: there are no records.
-
-    """
-    if not outcome.slices:
-        raise ValueError("no records: encode_fetch_response")
-    head, *rest = encode_fetch_response(version, [(part, outcome)])
-    tail = rest.pop()
+def encode_fetch_answer(
+    version: int,
+    correlation_id: int,
+    parts: Sequence[tuple[FetchPart, FetchOutcome]],
+    session_id: int = 0,
+    endpoints: Sequence[NodeEndpoint] = (),
+) -> list[Any]:
+    """A whole Fetch answer with size and header; chunks as they leave."""
+    head, *rest = encode_fetch_response(version, parts, 0, 0, session_id, endpoints)
     header = I32.pack(correlation_id) + (b"\0" if version >= _FETCH_FLEXIBLE else b"")
-    size = len(header) + len(head) + outcome.size + len(tail)
-    return [I32.pack(size) + header + head, *rest, *([tail] if tail else [])]
+    size = len(header) + len(head) + sum(len(chunk) for chunk in rest if isinstance(chunk, bytes))
+    size += sum(outcome.size for _, outcome in parts)
+    return [I32.pack(size) + header + head, *rest]
 
 
 def _put_fetch_outcome(
     chunks: list[Any], out: bytearray, version: int, partition: int, outcome: FetchOutcome
 ) -> bytearray:
-    """Append one partition; returns the run that comes after the records, if there were any."""
+    """Append one partition; returns the byte run after the records, if there were any."""
     flexible = version >= _FETCH_FLEXIBLE
     out += struct.pack(">ihqq", partition, outcome.error, outcome.high_watermark, outcome.last_stable_offset)
     if version >= 5:
@@ -481,8 +513,8 @@ def encode_fetch_request(
 ) -> bytes:
     """The body of a Fetch of version 13 to 18; topics go by their id, neighbours of one topic together.
 
-    ``replica_epoch`` is the broker's epoch (KIP-841, from version 15 on). A part's high watermark is what the follower
-    knows of it (KIP-1166, from version 18 on).
+    ``replica_epoch`` is the broker's epoch (KIP-841, from version 15 on). A part's high watermark is the one that
+    the follower knows (KIP-1166, from version 18 on).
     """
     out = bytearray(I32.pack(replica_id) if version <= 14 else b"")
     out += _LIMITS.pack(max_wait_ms, min_bytes, max_bytes, isolation_level)
@@ -517,7 +549,7 @@ _LEADER = struct.Struct(">ii")
 def decode_fetch_response(version: int, body: Buffer, budget: int = MAX_OBJECTS) -> FetchAnswer:
     """Decode a Fetch answer of version 13 to 18; raises MalformedMessage.
 
-    What only consumers read is checked and left out: aborted transactions, snapshot ids, the leaders' addresses.
+    Fields for consumers are checked and left out: aborted transactions, snapshot ids, the leaders' addresses.
     """
     assert 13 <= version <= 18, "a follower's fetch goes by topic id"
     reader = Reader(body, budget)
@@ -552,7 +584,7 @@ def _answer_part(reader: Reader, topic_id: uuid.UUID) -> FetchAnswerPart:
 
 
 def _epoch_pair(reader: Reader, layout: struct.Struct, which: int) -> tuple[int, int] | None:
-    """A structure of two numbers one of which is an epoch; a negative epoch is "none"."""
+    """A structure of two numbers, one of which is an epoch; a negative epoch is "none"."""
     pair = reader.unpack(layout)
     reader.skip_tags()
     reader.finish()

@@ -1,4 +1,4 @@
-"""What the wire kernel makes of messages, and makes messages of: plain tuples, the same for both twins."""
+"""The decoded messages of the wire kernel: plain tuples, the same for both twins."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 
 class Slice(Protocol):
-    """A run of bytes in a file, sent as it is."""
+    """A run of bytes in a file, sent unchanged."""
 
     position: int
     length: int
@@ -18,12 +18,12 @@ class Slice(Protocol):
         ...
 
     def release(self) -> None:
-        """Nobody sends it any more."""
+        """Release the slice: it is not sent any more."""
         ...
 
 
 class NodeEndpoint(NamedTuple):
-    """Where a broker is: in answers that send the client elsewhere (KIP-951), and in Metadata."""
+    """A broker's address: in responses that name another leader (KIP-951), and in Metadata."""
 
     node_id: int
     host: str
@@ -32,7 +32,7 @@ class NodeEndpoint(NamedTuple):
 
 
 class RequestHeader(NamedTuple):
-    """What stands before every request body. ``body`` is the position of the body in the frame."""
+    """The header of a request. ``body`` is the position of the body in the frame."""
 
     api_key: int
     api_version: int
@@ -60,12 +60,12 @@ class ProduceRequest(NamedTuple):
 
 
 class ProduceRun(NamedTuple):
-    """Produce requests that follow on each other, of one batch each, and differ only in partition and records.
+    """Consecutive Produce requests of one batch each, which differ only in partition and records.
 
     ``transactional_id`` is that of all of them, None if they have none.
 
     ``parts`` are the partitions, ``batches`` what goes to each of them, in order. For each request ``groups`` has the
-    number of its partition, ``correlation_ids`` what its answer carries, ``ends`` where its frame ends.
+    number of its partition, ``correlation_ids`` the id of its response, ``ends`` the end of its frame.
     """
 
     version: int
@@ -106,7 +106,7 @@ class FetchPart(NamedTuple):
 
 
 class FetchRequest(NamedTuple):
-    """A Fetch; ``parts`` in the order of the request, which decides who gets bytes first (KIP-74)."""
+    """A Fetch; ``parts`` in the order of the request, which decides the partitions that get bytes first (KIP-74)."""
 
     replica_id: int
     replica_epoch: int
@@ -122,8 +122,21 @@ class FetchRequest(NamedTuple):
     cluster_id: str | None
 
 
+LARGEST_FETCH_RUN = 1024
+"""Bytes of a Fetch that is executed where it was received: what it keeps while it waits is small."""
+
+
+class FetchRun(NamedTuple):
+    """A Fetch that lies where it was received: a run of one."""
+
+    request: FetchRequest
+    version: int
+    correlation_ids: list[int]
+    ends: list[int]
+
+
 class FetchOutcome(NamedTuple):
-    """One partition's answer. ``aborted`` None is what read_uncommitted gets; ``slices`` are sent as they are."""
+    """One partition's answer. ``aborted`` is None for read_uncommitted; ``slices`` are sent unchanged."""
 
     error: int
     high_watermark: int = -1
@@ -138,7 +151,7 @@ class FetchOutcome(NamedTuple):
 
 
 class FetchAnswerPart(NamedTuple):
-    """One partition of a Fetch answer as a follower reads it; ``records`` is a view into the body.
+    """One partition of a Fetch response as a follower reads it; ``records`` is a view into the body.
 
     ``diverging`` is (epoch, end offset), ``current_leader`` (leader id, leader epoch); None where the answer has none.
     """
@@ -156,7 +169,7 @@ class FetchAnswerPart(NamedTuple):
 
 
 class FetchAnswer(NamedTuple):
-    """A Fetch answer as a follower reads it; ``error`` is that of the whole request."""
+    """A Fetch response as a follower reads it; ``error`` is that of the whole request."""
 
     throttle_ms: int
     error: int

@@ -7,13 +7,16 @@ command line (``--override log.dirs=...``). An unknown name or a wrong value sto
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from brokers.kafka_settings import KAFKA_BROKER_SETTINGS, KAFKA_TOPIC_SETTINGS
 from brokers.model import Endpoint
 from brokers.settings import ConfigError, Setting, SettingType, attribute, setting, suggest, table_of
+from coordination.connect import CannotConnect, parse_connect
 
 __all__ = [
     "BROKER_SETTINGS",
@@ -36,7 +39,20 @@ MIB = 1024 * 1024
 DAY_MS = 24 * 3600 * 1000
 FOREVER = 2**63 - 1
 THROTTLED = r"\*|none|\d+:\d+"
+MAX_PORT = 65_535
+_HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]{0,252})|\[[0-9a-fA-F:.]+(%[A-Za-z0-9_.-]+)?\]|")
 CODECS = ("producer", "uncompressed", "gzip", "snappy", "lz4", "zstd")
+PROTOCOLS = ("SASL_SSL:SASL_SSL", "PLAINTEXT:PLAINTEXT", "SSL:SSL", "SASL_PLAINTEXT:SASL_PLAINTEXT")
+GZIP_LEVELS = "-1|[1-9]"
+ADDRESS_AND_COUNT = r"(\d{1,3}(\.\d{1,3}){3}|\[?[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*\]?):\d{1,9}"
+
+FALLBACKS: dict[str, tuple[tuple[str, int], ...]] = {
+    "log.retention.ms": (("log.retention.minutes", 60_000), ("log.retention.hours", 3_600_000)),
+    "log.roll.ms": (("log.roll.hours", 3_600_000),),
+    "log.roll.jitter.ms": (("log.roll.jitter.hours", 3_600_000),),
+    "log.flush.interval.ms": (("log.flush.scheduler.interval.ms", 1),),
+}
+"""What counts where a setting in milliseconds is unset: the next ones, with their unit in ms, in Kafka's order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +66,18 @@ class TopicConfig:
     compression_type: str = setting(
         STRING, "producer", "Codec of the stored batches; 'producer' keeps what the producer chose.",
         choices=CODECS, live=True, synonym="compression.type",
+    )  # fmt: skip
+    compression_gzip_level: int = setting(
+        INT, -1, "Level of gzip where the broker compresses; -1 is gzip's own.", low=-1, high=9, live=True,
+        pattern=GZIP_LEVELS, synonym="compression.gzip.level",
+    )  # fmt: skip
+    compression_lz4_level: int = setting(
+        INT, 9, "Level of lz4 where the broker compresses; 9 is the fast one.", low=1, high=17, live=True,
+        synonym="compression.lz4.level",
+    )  # fmt: skip
+    compression_zstd_level: int = setting(
+        INT, 3, "Level of zstd where the broker compresses.", low=-131_072, high=22, live=True,
+        synonym="compression.zstd.level",
     )  # fmt: skip
     delete_retention_ms: int = setting(
         LONG, DAY_MS, "How long compaction keeps a tombstone, in ms.", low=0, live=True,
@@ -150,7 +178,9 @@ class TopicConfig:
             row = TOPIC_SETTINGS.get(name)
             if row is None:
                 raise ConfigError(name, text, "is no setting of a topic" + suggest(name, TOPIC_SETTINGS))
-            values[attribute(name)] = row.parse(text)
+            value = row.parse(text)
+            if name not in KAFKA_TOPIC_SETTINGS:
+                values[attribute(name)] = value
         return dataclasses.replace(base, **values) if values else base
 
 
@@ -162,15 +192,18 @@ class BrokerConfig:
     broker_id: int = setting(INT, -1, "This broker's id, unique in the fleet; required.", low=0)
     broker_rack: str | None = setting(STRING, None, "The availability zone the broker stands in.")
     listeners: tuple[str, ...] = setting(
-        LIST, ("PLAINTEXT://127.0.0.1:9092",), "Addresses to listen on, NAME://host:port; loopback unless you say so."
-    )
+        LIST, ("PLAINTEXT://127.0.0.1:9092",), "Addresses to listen on, NAME://host:port; loopback unless you say so.",
+        told=STRING,
+    )  # fmt: skip
     advertised_listeners: tuple[str, ...] = setting(
-        LIST, (), "Addresses that clients are told; the listeners' own when empty."
+        LIST, (), "Addresses that clients are told; the listeners' own when empty.", told=STRING, unset=True
     )
     listener_security_protocol_map: tuple[str, ...] = setting(
-        LIST, ("PLAINTEXT:PLAINTEXT",), "Security protocol of each listener name; only PLAINTEXT in this release."
+        LIST, PROTOCOLS, "Security protocol of each listener name; only PLAINTEXT in this release.", told=STRING
     )
-    inter_broker_listener_name: str = setting(STRING, "", "Listener that brokers use among each other; default: first.")
+    inter_broker_listener_name: str = setting(
+        STRING, "", "Listener that brokers use among each other; default: first.", unset=True
+    )
     admin_listener: str = setting(
         STRING, "", "host:port of the HTTP endpoint for /metrics, /health/live and /health/ready; empty: none."
     )
@@ -183,19 +216,42 @@ class BrokerConfig:
     )
 
     # log
-    log_dirs: tuple[str, ...] = setting(LIST, ("/var/lib/fleetlog",), "Directories that hold the partitions.")
+    log_dirs: tuple[str, ...] = setting(
+        LIST, ("/var/lib/fleetlog",), "Directories that hold the partitions.", told=STRING
+    )
+    log_dir: str | None = setting(STRING, None, "The directory that holds the partitions, where log.dirs is not set.")
     num_partitions: int = setting(INT, 1, "Partitions of a topic that is created without a number.", low=1)
     default_replication_factor: int = setting(INT, 1, "Replicas of a topic that is created without a number.", low=1)
     auto_create_topics_enable: bool = setting(BOOLEAN, True, "Create a topic when a client first asks for it.")
+    auto_create_topics_max_per_second: int = setting(
+        INT, 100, "New topics that one connection may make in a second by naming them; it asks again for others.", low=1
+    )
+    auto_create_topics_max_pending: int = setting(
+        INT, 1_000, "Topics that a broker may be making at once because they were named.", low=1
+    )
     delete_topic_enable: bool = setting(BOOLEAN, True, "Whether topics may be deleted.")
     log_cleanup_policy: tuple[str, ...] = setting(
         LIST, ("delete",), "Default of cleanup.policy.", choices=("delete", "compact"), live=True
     )
     compression_type: str = setting(STRING, "producer", "Default of compression.type.", choices=CODECS, live=True)
+    compression_gzip_level: int = setting(
+        INT, -1, "Default of a topic's compression.gzip.level.", low=-1, high=9, live=True, pattern=GZIP_LEVELS
+    )
+    compression_lz4_level: int = setting(
+        INT, 9, "Default of a topic's compression.lz4.level.", low=1, high=17, live=True
+    )
+    compression_zstd_level: int = setting(
+        INT, 3, "Default of a topic's compression.zstd.level.", low=-131_072, high=22, live=True
+    )
     log_cleaner_delete_retention_ms: int = setting(LONG, DAY_MS, "Default of delete.retention.ms.", low=0, live=True)
     log_segment_delete_delay_ms: int = setting(LONG, 60_000, "Default of file.delete.delay.ms.", low=0, live=True)
     log_flush_interval_messages: int = setting(LONG, FOREVER, "Default of flush.messages.", low=1, live=True)
-    log_flush_interval_ms: int = setting(LONG, FOREVER, "Default of flush.ms.", low=0, live=True)
+    log_flush_interval_ms: int | None = setting(
+        LONG, None, "Default of flush.ms; unset, log.flush.scheduler.interval.ms counts.", low=0, live=True
+    )
+    log_flush_scheduler_interval_ms: int = setting(
+        LONG, FOREVER, "Default of flush.ms where log.flush.interval.ms is not set.", low=0
+    )
     log_index_interval_bytes: int = setting(INT, 4096, "Default of index.interval.bytes.", low=0, live=True)
     log_cleaner_max_compaction_lag_ms: int = setting(
         LONG, FOREVER, "Default of max.compaction.lag.ms.", low=1, live=True
@@ -217,11 +273,29 @@ class BrokerConfig:
     min_insync_replicas: int = setting(INT, 1, "Default of min.insync.replicas.", low=1, live=True)
     log_preallocate: bool = setting(BOOLEAN, False, "Default of preallocate.", live=True, inert=True)
     log_retention_bytes: int = setting(LONG, -1, "Default of retention.bytes.", low=-1, live=True)
-    log_retention_ms: int = setting(LONG, 7 * DAY_MS, "Default of retention.ms.", low=-1, live=True)
+    log_retention_ms: int | None = setting(
+        LONG, None, "Default of retention.ms; unset, log.retention.minutes counts, then log.retention.hours.",
+        low=-1, live=True,
+    )  # fmt: skip
+    log_retention_minutes: int | None = setting(
+        INT, None, "Default of retention.ms in minutes, where log.retention.ms is not set; -1 for ever.", low=-1
+    )
+    log_retention_hours: int = setting(
+        INT, 168, "Default of retention.ms in hours, where neither log.retention.ms nor .minutes is set; -1 for ever.",
+        low=-1,
+    )  # fmt: skip
     log_segment_bytes: int = setting(INT, 1024 * MIB, "Default of segment.bytes.", low=14, live=True)
     log_index_size_max_bytes: int = setting(INT, 10 * MIB, "Default of segment.index.bytes.", low=4, live=True)
-    log_roll_jitter_ms: int = setting(LONG, 0, "Default of segment.jitter.ms.", low=0, live=True)
-    log_roll_ms: int = setting(LONG, 7 * DAY_MS, "Default of segment.ms.", low=1, live=True)
+    log_roll_jitter_ms: int | None = setting(
+        LONG, None, "Default of segment.jitter.ms; unset, log.roll.jitter.hours counts.", low=0, live=True
+    )
+    log_roll_jitter_hours: int = setting(
+        INT, 0, "Default of segment.jitter.ms in hours, where log.roll.jitter.ms is not set.", low=0
+    )
+    log_roll_ms: int | None = setting(
+        LONG, None, "Default of segment.ms; unset, log.roll.hours counts.", low=1, live=True
+    )
+    log_roll_hours: int = setting(INT, 168, "Default of segment.ms in hours, where log.roll.ms is not set.", low=1)
     unclean_leader_election_enable: bool = setting(
         BOOLEAN, False, "Default of unclean.leader.election.enable.", live=True
     )
@@ -253,10 +327,10 @@ class BrokerConfig:
         INT, 10 * MIB, "Bytes a follower takes in one answer; one batch always comes, however large.", low=0
     )
     replica_fetch_backoff_ms: int = setting(INT, 200, "Pause of a follower after a failed fetch, in ms.", low=0)
-    num_replica_fetchers: int = setting(INT, 1, "Accepted; there is one fetcher per leader.", low=1, inert=True)
+    num_replica_fetchers: int = setting(INT, 1, "Accepted; one fetcher per leader.", low=1, live=True, inert=True)
     replica_selector_class: str = setting(
         STRING, "", "Which replica consumers are sent to: empty for the leader, RackAwareReplicaSelector for one in "
-        "the consumer's rack.",
+        "the consumer's rack.", unset=True,
     )  # fmt: skip
     max_incremental_fetch_session_cache_slots: int = setting(
         INT, 1_000, "Incremental fetch sessions kept at once.", low=0
@@ -298,6 +372,13 @@ class BrokerConfig:
         INT, 3_000, "How long an empty group waits for more members before its first rebalance, in ms.", low=0
     )
     group_max_size: int = setting(INT, 2**31 - 1, "Members of a group at most.", low=1)
+    group_member_max_bytes: int = setting(
+        INT, MIB, "Largest subscription of a group member, over all protocols that it offers, in bytes.", low=1024
+    )
+    group_members_max_bytes: int = setting(
+        LONG, 128 * MIB, "Subscriptions of all members of a broker's groups, in bytes: above it none joins.",
+        low=MIB,
+    )  # fmt: skip
 
     # transactions
     transaction_state_log_num_partitions: int = setting(INT, 50, "Partitions of __transaction_state.", low=1)
@@ -308,6 +389,10 @@ class BrokerConfig:
     transactional_id_expiration_ms: int = setting(
         INT, 7 * DAY_MS, "How long an idle transactional id is remembered, in ms.", low=1
     )
+    transaction_last_producer_epoch: int = setting(
+        INT, 32_766, "Epoch after which a transactional id gets a new producer id. Lower in tests only.",
+        low=1, high=32_766,
+    )  # fmt: skip
     transaction_abort_timed_out_transaction_cleanup_interval_ms: int = setting(
         INT, 10_000, "Time between two looks for transactions that ran out of time, in ms.", low=1
     )
@@ -316,8 +401,30 @@ class BrokerConfig:
     socket_request_max_bytes: int = setting(
         INT, 100 * MIB, "Largest request frame, in bytes.", low=1024, high=1024 * MIB
     )
-    max_connections: int = setting(INT, 10_000, "Connections a broker accepts at most.", low=1)
-    max_connections_per_ip: int = setting(INT, 2**31 - 1, "Connections of one address at most.", low=0)
+    socket_control_request_max_bytes: int = setting(
+        INT, 8 * MIB, "Largest request that carries no records (all but Produce), in bytes.", low=65_536
+    )
+    max_connections: int = setting(
+        INT,
+        10_000,
+        "Connections a broker accepts at most; other brokers have room beside them.",
+        low=1,
+        live=True,
+    )
+    max_connections_per_ip: int = setting(
+        INT,
+        2_500,
+        "Connections of one address at most; other brokers have room beside them.",
+        low=0,
+        live=True,
+    )
+    max_connections_per_ip_overrides: tuple[str, ...] = setting(
+        LIST, (), "Instead of max.connections.per.ip for single addresses: ADDRESS:COUNT with commas; names are not"
+        " looked up.", live=True, pattern=ADDRESS_AND_COUNT, told=STRING,
+    )  # fmt: skip
+    socket_listen_backlog_size: int = setting(
+        INT, 1024, "Connections of a listener that may wait to be accepted; the system may allow fewer.", low=1
+    )
     connections_max_idle_ms: int = setting(LONG, 600_000, "Idle time after which a connection is closed, in ms.", low=1)
     queued_max_request_bytes: int = setting(
         LONG, 256 * MIB, "Bytes of requests held at once over all connections; nothing is read above it.", low=MIB
@@ -326,7 +433,7 @@ class BrokerConfig:
         INT, 16 * MIB, "Unsent answer bytes at which a connection's requests are no longer read.", low=65_536
     )
     max_in_flight_requests_per_connection: int = setting(
-        INT, 64, "Requests of one connection that are worked on or parked at once.", low=1
+        INT, 64, "Requests of one connection that are worked on or delayed at once.", low=1
     )
     fetch_send: str = setting(
         STRING, "mmap", "How records leave: by what costs least for their size (mmap), or all by sendfile.",
@@ -341,11 +448,18 @@ class BrokerConfig:
     background_threads: int = setting(INT, 10, "Accepted; there is no such pool here.", low=1, live=True, inert=True)
     num_network_threads: int = setting(INT, 3, "Accepted; one loop does it.", low=1, live=True, inert=True)
     num_io_threads: int = setting(INT, 8, "Accepted; one loop does it.", low=1, live=True, inert=True)
-    num_recovery_threads_per_data_dir: int = setting(INT, 1, "Accepted; no effect.", low=1, live=True, inert=True)
+    num_recovery_threads_per_data_dir: int = setting(INT, 2, "Accepted; no effect.", low=1, live=True, inert=True)
     socket_send_buffer_bytes: int = setting(INT, 102_400, "SO_SNDBUF; -1 for the system's.", low=-1, inert=True)
     socket_receive_buffer_bytes: int = setting(INT, 102_400, "SO_RCVBUF; -1 for the system's.", low=-1, inert=True)
     sasl_kerberos_min_time_before_relogin: int = setting(LONG, 60_000, "Accepted; no Kerberos.", live=True, inert=True)
     connections_max_reauth_ms: int = setting(LONG, 0, "Accepted; no SASL in this release.", low=0, inert=True)
+
+    given: tuple[tuple[str, str], ...] = dataclasses.field(default=(), repr=False)
+    """What files, environment and flags set, as text; it also holds the settings that change nothing here."""
+
+    def without_effect(self) -> list[str]:
+        """Names of the settings that were given and change nothing here, sorted."""
+        return sorted(name for name, _ in self.given if (row := broker_setting(name)) is None or row.inert)
 
     def topic_defaults(self) -> TopicConfig:
         """The settings of a topic without overrides."""
@@ -353,42 +467,92 @@ class BrokerConfig:
 
     def security_protocol(self, listener: str) -> str:
         """The listener's security protocol by ``listener.security.protocol.map``."""
-        pairs = dict(pair.split(":", 1) for pair in self.listener_security_protocol_map)
-        return pairs.get(listener, listener)
+        pairs = (pair.partition(":") for pair in self.listener_security_protocol_map)
+        return {name.strip(): protocol.strip() for name, _, protocol in pairs}.get(listener, listener)
 
     def listener_endpoints(self) -> tuple[Endpoint, ...]:
         """Where to listen."""
-        return tuple(_parse_listener("listeners", item, self) for item in self.listeners)
+        return tuple(_parse_listener("listeners", item, self) for item in self._served(self.listeners))
 
     def advertised_endpoints(self) -> tuple[Endpoint, ...]:
         """What clients and brokers are told."""
         items = self.advertised_listeners or self.listeners
-        return tuple(_parse_listener("advertised.listeners", item, self) for item in items)
+        return tuple(_parse_listener("advertised.listeners", item, self) for item in self._served(items))
+
+    def _served(self, items: tuple[str, ...]) -> list[str]:
+        """The listeners without those of a KRaft controller, of which there is none here."""
+        controllers = dict(self.given).get("controller.listener.names", "").split(",")
+        names = {name.strip() for name in controllers}
+        return [item for item in items if item.partition("://")[0] not in names]
+
+    def admin_endpoint(self) -> tuple[str, int]:
+        """Host and port of ``admin.listener``; raises ConfigError."""
+        host, port = _parse_address("admin.listener", self.admin_listener, self.admin_listener, "host:port", low=0)
+        if not host:
+            raise ConfigError("admin.listener", self.admin_listener, "must name a host, e.g. 127.0.0.1:9644")
+        return host, port
 
     def inter_broker_listener(self) -> str:
         """The name of the listener that brokers use among each other."""
         return self.inter_broker_listener_name or self.listener_endpoints()[0].listener
 
 
-BROKER_SETTINGS: dict[str, Setting] = table_of(BrokerConfig)
-TOPIC_SETTINGS: dict[str, Setting] = table_of(TopicConfig)
-for _row in TOPIC_SETTINGS.values():
-    if not _row.synonym:  # a topic's own affair: no broker sets it for all
-        continue
-    assert _row.synonym in BROKER_SETTINGS, f"{_row.name}: no broker setting {_row.synonym}"
-    assert BROKER_SETTINGS[_row.synonym].default == _row.default, f"{_row.name}: its default differs from the broker's"
+BROKER_SETTINGS: dict[str, Setting] = table_of(BrokerConfig) | KAFKA_BROKER_SETTINGS
+TOPIC_SETTINGS: dict[str, Setting] = table_of(TopicConfig) | KAFKA_TOPIC_SETTINGS
+LISTENER_PREFIX = "listener.name."
+
+
+def broker_setting(name: str) -> Setting | None:
+    """The setting of a broker of that name; None for ``listener.name.X.``, with which Kafka limits one to a listener.
+
+    Raises LookupError for a name that is neither.
+    """
+    row = BROKER_SETTINGS.get(name)
+    if row is None:
+        base = name.removeprefix(LISTENER_PREFIX).partition(".")[2] if name.startswith(LISTENER_PREFIX) else ""
+        mechanism, _, rest = base.partition(".")
+        if not {base, rest if mechanism else base} & KAFKA_BROKER_SETTINGS.keys():
+            raise LookupError(name)
+    return row
 
 
 @cache
 def _topic_defaults(config: BrokerConfig) -> TopicConfig:
-    rows = (row for row in TOPIC_SETTINGS.values() if row.synonym)
-    return TopicConfig(**{attribute(row.name): getattr(config, attribute(row.synonym)) for row in rows})
+    rows = (row for row in table_of(TopicConfig).values() if row.synonym)
+    return TopicConfig(**{attribute(row.name): _effective(config, row.synonym) for row in rows})
+
+
+def _effective(config: BrokerConfig, name: str) -> Any:
+    """A broker's value of a topic's default; of an unset one the FALLBACKS count."""
+    value, unit = getattr(config, attribute(name)), 1
+    for other, unit_ms in FALLBACKS.get(name, ()):
+        if value is None:
+            value, unit = getattr(config, attribute(other)), unit_ms
+    return value * unit if unit != 1 and value > 0 else value
+
+
+for _row in TOPIC_SETTINGS.values():
+    if not _row.synonym:  # a topic's own affair: no broker sets it for all
+        continue
+    assert _row.synonym in BROKER_SETTINGS, f"{_row.name}: no broker setting {_row.synonym}"
+    if _row.name not in KAFKA_TOPIC_SETTINGS:
+        _default = getattr(_topic_defaults(BrokerConfig()), attribute(_row.name))
+        assert _default == _row.default, f"{_row.name}: its default differs from the broker's"
+
+
+def _parse_address(name: str, item: str, address: str, form: str, *, low: int) -> tuple[str, int]:
+    """Host, without the brackets of IPv6, and port from ``low`` up; ``item`` is quoted where it is wrong."""
+    host, colon, port = address.rpartition(":")
+    if not colon or _HOST.fullmatch(host) is None:
+        raise ConfigError(name, item, f"must be {form} (a host's name, its IPv4 address, or its IPv6 address in [])")
+    if re.fullmatch("[0-9]{1,9}", port) is None or not low <= int(port) <= MAX_PORT:
+        raise ConfigError(name, item, f"the port must be a number from {low} to {MAX_PORT}")
+    return host.strip("[]"), int(port)
 
 
 def _parse_listener(name: str, item: str, config: BrokerConfig) -> Endpoint:
     listener, mark, address = item.partition("://")
-    host, colon, port = address.rpartition(":")
-    if not mark or not colon or not port.isdigit() or not 0 <= int(port) <= 65_535 or not listener:
+    if not mark or not listener:
         raise ConfigError(name, item, "must be NAME://host:port, e.g. PLAINTEXT://127.0.0.1:9092")
     protocol = config.security_protocol(listener)
     if protocol != "PLAINTEXT":
@@ -396,7 +560,8 @@ def _parse_listener(name: str, item: str, config: BrokerConfig) -> Endpoint:
             name, item, f"listener {listener} has security protocol {protocol}; this release has PLAINTEXT only, "
             "see listener.security.protocol.map",
         )  # fmt: skip
-    return Endpoint(listener, host.strip("[]"), int(port), protocol)
+    host, port = _parse_address(name, item, address, "NAME://host:port, e.g. PLAINTEXT://127.0.0.1:9092", low=0)
+    return Endpoint(listener, host, port, protocol)
 
 
 def parse_properties(text: str, source: str) -> dict[str, tuple[str, str]]:
@@ -439,47 +604,86 @@ def load_config(
         entries[name] = (value, "--override")
     values: dict[str, Any] = {}
     for name, (value, where) in entries.items():
-        row = BROKER_SETTINGS.get(name)
-        if row is None:
-            raise ConfigError(name, value, "is no setting of a broker" + suggest(name, BROKER_SETTINGS), where)
-        values[attribute(name)] = row.parse(value, where)
-    config = BrokerConfig(**values)
-    _check_whole(config, source)
+        try:
+            row = broker_setting(name)
+        except LookupError:
+            known = "is no setting of a broker" + suggest(name, BROKER_SETTINGS)
+            raise ConfigError(name, value, known, where) from None
+        if row is not None:
+            parsed = row.parse(value, where)
+            if name not in KAFKA_BROKER_SETTINGS:
+                values[attribute(name)] = parsed
+    _take_synonyms(values, entries)
+    config = BrokerConfig(**values, given=tuple((name, value) for name, (value, _) in entries.items()))
+    try:
+        _check_whole(config)
+    except ConfigError as error:
+        where = entries[error.name][1] if error.name in entries else source
+        raise ConfigError(error.name, error.value, error.allowed, where) from None
     return config
 
 
-def _check_whole(config: BrokerConfig, source: str) -> None:
-    """The numbers against each other: a configuration that would lose data or hang later is refused now."""
+def _take_synonyms(values: dict[str, Any], entries: Mapping[str, tuple[str, str]]) -> None:
+    """KRaft's ``node.id`` counts as ``broker.id``, ``log.dir`` where ``log.dirs`` is not given."""
+    if "node.id" in entries:
+        text, where = entries["node.id"]
+        if values.setdefault("broker_id", int(text)) != int(text):
+            raise ConfigError("node.id", text, f"must be the same as broker.id ({values['broker_id']})", where)
+    if values.get("log_dir") is not None and "log_dirs" not in values:
+        values["log_dirs"] = BROKER_SETTINGS["log.dirs"].parse(values["log_dir"], entries["log.dir"][1])
+
+
+def _check_whole(config: BrokerConfig) -> None:
+    """The values against each other: a configuration that would lose data or hang later is refused now."""
     if config.broker_id < 0:
-        raise ConfigError("broker.id", "", "is required: an id that no other broker of the fleet has", source)
+        raise ConfigError("broker.id", "", "is required: an id that no other broker of the fleet has")
     if not config.zookeeper_connect:
-        raise ConfigError("zookeeper.connect", "", "is required: host:port[,host:port...][/chroot]", source)
+        raise ConfigError("zookeeper.connect", "", "is required: host:port[,host:port...][/chroot]")
+    try:
+        parse_connect(config.zookeeper_connect)
+    except CannotConnect as error:
+        reason = str(error).partition(": ")[2]
+        raise ConfigError("zookeeper.connect", config.zookeeper_connect, reason) from None
     if not config.log_dirs:
-        raise ConfigError("log.dirs", "", "is required: at least one directory", source)
-    names = [endpoint.listener for endpoint in config.listener_endpoints()]
-    if not names or len(set(names)) != len(names):
-        raise ConfigError("listeners", ",".join(config.listeners), "must name each listener once", source)
-    for endpoint in config.advertised_endpoints():
-        if endpoint.listener not in names:
-            raise ConfigError("advertised.listeners", endpoint.listener, f"is none of listeners {names}", source)
-        if endpoint.host in ("0.0.0.0", "::", ""):
-            raise ConfigError(
-                "advertised.listeners", endpoint.host, "no client can connect to that: set advertised.listeners",
-                source,
-            )  # fmt: skip
-    if config.inter_broker_listener() not in names:
-        raise ConfigError(
-            "inter.broker.listener.name", config.inter_broker_listener_name, f"must be one of {names}", source
-        )
+        raise ConfigError("log.dirs", "", "is required: at least one directory")
+    if len({path.rstrip("/") for path in config.log_dirs}) < len(config.log_dirs):
+        raise ConfigError("log.dirs", ",".join(config.log_dirs), "must name each directory once")
+    _check_listeners(config)
     if config.zookeeper_session_timeout_ms >= config.replica_lag_time_max_ms:
         raise ConfigError(
             "zookeeper.session.timeout.ms", str(config.zookeeper_session_timeout_ms),
             f"must be below replica.lag.time.max.ms ({config.replica_lag_time_max_ms}), "
             "else a dead leader could become the whole in-sync set",
-            source,
         )  # fmt: skip
     if config.message_max_bytes > config.socket_request_max_bytes:
         raise ConfigError(
             "message.max.bytes", str(config.message_max_bytes),
-            f"must not pass socket.request.max.bytes ({config.socket_request_max_bytes})", source,
+            f"must not pass socket.request.max.bytes ({config.socket_request_max_bytes}): a Produce with such a batch "
+            "would be refused before it is read; raise socket.request.max.bytes, too",
         )  # fmt: skip
+
+
+def _check_listeners(config: BrokerConfig) -> None:
+    for pair in config.listener_security_protocol_map:
+        if re.fullmatch(r"[^:]+:[^:]+", pair) is None:
+            listed = ",".join(config.listener_security_protocol_map)
+            raise ConfigError("listener.security.protocol.map", listed, f"{pair!r} must be NAME:PROTOCOL")
+    endpoints = config.listener_endpoints()
+    listed, names = ",".join(config.listeners), [endpoint.listener for endpoint in endpoints]
+    if not names or len(set(names)) != len(names):
+        raise ConfigError("listeners", listed, "must name each listener once")
+    taken = {(endpoint.host, endpoint.port) for endpoint in endpoints if endpoint.port}
+    if len(taken) < sum(endpoint.port > 0 for endpoint in endpoints):
+        raise ConfigError("listeners", listed, "must name each address once")
+    if config.admin_listener and config.admin_endpoint() in taken:
+        raise ConfigError("admin.listener", config.admin_listener, "is an address of listeners; choose another port")
+    advertised = "advertised.listeners" if config.advertised_listeners else "listeners"
+    for endpoint in config.advertised_endpoints():
+        if endpoint.listener not in names:
+            raise ConfigError(advertised, endpoint.listener, f"is none of listeners: {', '.join(names)}")
+        if endpoint.host in ("0.0.0.0", "::", ""):
+            raise ConfigError(advertised, endpoint.host, "no client can connect to that: set advertised.listeners")
+    if config.inter_broker_listener() not in names:
+        raise ConfigError(
+            "inter.broker.listener.name", config.inter_broker_listener_name, f"must be one of {', '.join(names)}"
+        )

@@ -119,7 +119,7 @@ class Metrics:
         ]
         self._numbers.histograms += [
             (
-                "fleetlog_request_seconds", "From a request's last byte to its answer in the outbox, parking included.",
+                "fleetlog_request_seconds", "From a request's last byte to its answer in the outbox, delays included.",
                 "api", self.request_seconds.children,
             ),
             ("fleetlog_loop_lag_seconds", "How late the event loop runs a timer.", "", {"": self.loop_lag_seconds}),

@@ -18,7 +18,7 @@ __all__ = [
     "Clock",
     "Endpoint",
     "LeaderEpoch",
-    "Life",
+    "LiveBroker",
     "Offset",
     "PartitionState",
     "ProducerId",
@@ -52,7 +52,7 @@ class Endpoint(NamedTuple):
     security_protocol: str = "PLAINTEXT"
 
 
-class Life(NamedTuple):
+class LiveBroker(NamedTuple):
     """A living broker's incarnation, and since which one its logs have lost nothing.
 
     A clean stop or a renewed ZooKeeper session begins a new incarnation and keeps ``intact_since``; a start after a
@@ -83,6 +83,8 @@ class BrokerInfo:
     rack: str | None = None
     intact_since: int = -1
     failure_domain: str | None = None
+    waives_leases: bool = False
+    """Whether it can be asked to act as without a lease for a partition that is about to move (ReplicaEnds v1)."""
 
     @property
     def domain(self) -> str:
@@ -97,9 +99,9 @@ class BrokerInfo:
         return self.failure_domain is not None
 
     @property
-    def life(self) -> Life:
+    def live_broker(self) -> LiveBroker:
         """What elections and in-sync sets ask about."""
-        return Life(self.incarnation, self.intact_since if self.intact_since >= 0 else self.incarnation)
+        return LiveBroker(self.incarnation, self.intact_since if self.intact_since >= 0 else self.incarnation)
 
     def endpoint(self, listener: str) -> Endpoint | None:
         """The broker's address on the listener of that name."""
@@ -112,10 +114,10 @@ class PartitionState:
 
     ``partition_epoch`` is the znode's version. ``leader_incarnation`` names the incarnation the election counted on:
     a broker leads only while that is its present one. ``isr_incarnations[i]`` is that of ``isr[i]``; see
-    :class:`Life`. ``elr`` are the eligible leader replicas (KIP-966): they left an in-sync set that then was smaller
-    than min.insync.replicas, so the high watermark has not moved since, and they hold all that was ever acknowledged.
-    ``last_known_leader`` is who led before nobody did. ``adding`` and ``removing`` describe a reassignment under way
-    (KIP-455); like ``replicas`` they come from the topic's znode.
+    :class:`LiveBroker`. ``elr`` are the eligible leader replicas (KIP-966): they left an in-sync set that then was
+    smaller than min.insync.replicas, so the high watermark has not moved since, and they hold all that was ever
+    acknowledged. ``last_known_leader`` is the last leader of a partition without one. ``adding`` and ``removing``
+    describe a reassignment under way (KIP-455); like ``replicas`` they come from the topic's znode.
     """
 
     replicas: tuple[BrokerId, ...]
@@ -152,3 +154,28 @@ class TopicInfo:
     id: uuid.UUID
     partitions: tuple[PartitionState, ...]
     configs: dict[str, str] = field(default_factory=dict)
+
+
+class LogEnd(NamedTuple):
+    """How far a replica's log reaches; the larger one knows more, epoch first (Kafka compares logs like this, too).
+
+    ``epochs`` are the newest of its epochs with the offsets where they start; empty from a broker that doesn't tell.
+    """
+
+    last_epoch: int
+    offset: int
+    epochs: tuple[tuple[int, int], ...] = ()
+
+    def extends(self, other: LogEnd) -> bool:
+        """Whether this log surely holds all of the other one, and more.
+
+        It does if it has what the other one's last epoch appended up to the other one's end: what two logs have of one
+        epoch came from one leader. A later last epoch proves nothing: its leader may have appended to less than what
+        was committed afterwards.
+        """
+        if other.offset == 0:
+            return self.offset > 0
+        starts = [start for epoch, start in self.epochs if epoch > other.last_epoch]
+        end = min(starts, default=self.offset)
+        known = other.last_epoch == self.last_epoch or any(epoch == other.last_epoch for epoch, _ in self.epochs)
+        return known and end >= other.offset and self.offset > other.offset

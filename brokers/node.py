@@ -1,8 +1,7 @@
-"""A broker without its sockets: everything between the ports, put together and kept going.
+"""A broker without its sockets: builds and runs all components between the ports.
 
-``brokers.app`` gives it the real ports, a simulation gives others; the rooms behind them are the same.
-:meth:`Node.start` reads from top to bottom: whose ZooKeeper tree it is, then the logs (recovery takes as long
-as it takes, before anybody counts on this broker), the registration, and the roles that the cluster has for it last.
+``brokers.app`` passes real ports, a simulation its own; the components are the same. The order of :meth:`Node.start`:
+adopt the ZooKeeper tree, recover the logs (before other brokers rely on this one), register, take the assigned roles.
 """
 
 from __future__ import annotations
@@ -10,32 +9,45 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from brokers.api.base import Services
-from brokers.api.groups import forget_topics
-from brokers.cluster import znodes
-from brokers.cluster.controller import Controller
-from brokers.cluster.fetcher import ReplicaFetchers
-from brokers.cluster.handover import hand_over
-from brokers.cluster.isr_writer import ZooKeeperIsrWriter
-from brokers.cluster.partition import Partition
-from brokers.cluster.peers import PeersPort
-from brokers.cluster.replicas import ReplicaManager
-from brokers.cluster.throttles import throttle_of
-from brokers.cluster.view import ClusterView
-from brokers.cluster.znodes import BadZnode
+from brokers.api.groups import drop_topic_offsets
 from brokers.config import BrokerConfig
+from brokers.controller.controller import Controller
+from brokers.controller.handover import hand_over
 from brokers.coordinators.runtime import CoordinatorRuntime
-from brokers.coordinators.transactions import TransactionCoordinator, partition_count_of
+from brokers.coordinators.transactions.coordinator import TransactionCoordinator, partition_count_of
 from brokers.groups.requests import GroupSettings
+from brokers.groups.room import MemberRoom
 from brokers.groups.shard import GroupShard
 from brokers.log import DiskPort, LogStore, Origin, StoreRefused
+from brokers.log.checkpoints import CleanStop
+from brokers.metadata import znodes
+from brokers.metadata.cache import MetadataCache
+from brokers.metadata.znodes import BadZnode
 from brokers.metrics import Metrics
-from brokers.model import GROUP_METADATA_TOPIC, Clock, Endpoint, Life
-from coordination.registration import Advertisement, DuplicateBroker, ListenerAddress, Registered, register, unregister
+from brokers.model import GROUP_METADATA_TOPIC, Clock, Endpoint, LiveBroker
+from brokers.peers.calls import PeersPort
+from brokers.replication.continuity import intact_since, stale_directories
+from brokers.replication.fetcher import ReplicaFetchers
+from brokers.replication.isr_writer import ZooKeeperIsrWriter
+from brokers.replication.proposals import Proposer
+from brokers.replication.replicas import ReplicaManager
+from brokers.replication.room import RoomKeeper
+from brokers.replication.throttles import throttle_of
+from brokers.timers import Timers
+from coordination.registration import (
+    Advertisement,
+    DuplicateBroker,
+    LastRegistration,
+    ListenerAddress,
+    Registered,
+    register,
+    unregister,
+)
 from coordination.store import SessionEvent, SessionExpired, SessionState, SessionStore, StoreError
 from coordination.tree import adopt
 
@@ -45,44 +57,50 @@ TICK_S = 0.25
 LOG_TICKS = 4
 RETRY_S = 1.0
 UNREGISTER_S = 2.0
-VIEW_WAIT_MS = 30_000
+METADATA_WAIT_MS = 30_000
 NEW_CLUSTER_FEATURES = {"transaction.version": 2}
-"""What a new cluster finalizes (KIP-584): clients that can use protocol 2 of transactions (KIP-890) do."""
+"""The finalized features of a new cluster (KIP-584): clients that support transactions version 2 (KIP-890) use it."""
 
 
 class StartError(Exception):
     """The broker cannot start; the message says what to change."""
 
 
-class FormerPort(Protocol):
-    """Where a broker keeps its ZooKeeper session's credentials for its next life (``coordination.former``)."""
+class PreviousSessionPort(Protocol):
+    """Storage of the ZooKeeper session's credentials for the broker's next start."""
 
     def load(self) -> tuple[int, bytes] | None:
-        """Session id and password of the former life, if they are surely ours."""
+        """Session id and password of the previous session, if they are certainly this broker's."""
         ...
 
     def keep(self, session_id: int, password: bytes) -> None:
-        """Write the present ones down."""
+        """Store the present credentials."""
         ...
 
     def forget(self) -> None:
-        """The session was closed properly."""
+        """Delete the credentials: the session was closed."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """The world of a broker. ``connect_peers`` makes a way to other brokers over the view, for one purpose each."""
+    """The ports of a broker. ``connect_peers`` makes a client for the other brokers, one per purpose.
+
+    ``listen`` opens the listeners before they are registered; it raises StartError. ``former`` stores the session's
+    credentials. ``process_troubles`` returns problems of the process (file descriptors) as texts.
+    """
 
     loop: asyncio.AbstractEventLoop
     clock: Clock
     disk: DiskPort
     store: SessionStore
-    former: FormerPort
-    connect_peers: Callable[[ClusterView, str], PeersPort]
+    former: PreviousSessionPort
+    connect_peers: Callable[[MetadataCache, str], PeersPort]
     new_cluster_id: Callable[[], str]
     new_id: Callable[[], uuid.UUID] = uuid.uuid4
     host: str = ""
+    listen: Callable[[], None] = lambda: None
+    process_troubles: Callable[[], list[str]] = list
 
 
 class Node:
@@ -97,8 +115,12 @@ class Node:
         self._logs: LogStore | None = None
         self._isr_writer: ZooKeeperIsrWriter | None = None
         self._fetchers: ReplicaFetchers | None = None
+        self._room: RoomKeeper | None = None
         self._registered: Registered | None = None
+        self._registrations = 0
+        self._stopped: Mapping[str, CleanStop | None] = {}
         self._intact_since: int | None = None
+        self._process = ports.new_id().hex
         self._session_changed = asyncio.Event()
         self._failed: asyncio.Future[None] = ports.loop.create_future()
         self._tasks: list[asyncio.Task[None]] = []
@@ -106,7 +128,7 @@ class Node:
     # ---- start -----------------------------------------------------------------------------------------------------
 
     async def start(self) -> Services:
-        """Come up in the order of the module's docstring; the store is connected. Raises StartError."""
+        """Start in the order of the module's docstring; the store is connected. Raises StartError."""
         store = self._ports.store
         store.on_session(self._on_session)
         try:
@@ -115,25 +137,28 @@ class Node:
         except (StoreError, ValueError) as error:
             raise StartError(str(error)) from error
         logs = self._open_logs(cluster_id)
-        await self._end_former_life()
-        view = ClusterView(store, self.config)
+        await self._end_previous_session()
+        metadata = MetadataCache(store, self.config)
         try:
-            await view.start()
+            await metadata.start()
         except BadZnode as error:
             raise StartError(str(error)) from error
-        services = self._build(view, logs)
+        services = self._build(metadata, logs)
+        self._ports.listen()
         await self._register()
-        if not await view.wait_until(self.known, VIEW_WAIT_MS):
-            raise StartError("the registration does not show in ZooKeeper after 30 s")
+        if not await metadata.wait_until(self.known, METADATA_WAIT_MS):
+            raise StartError("the broker's registration is not visible in ZooKeeper after 30 s")
         services.replicas.reconcile()
         controller = services.controller
         assert isinstance(controller, Controller)
         controller.start()
         self._upkeep(self._keep_registered(), "registration")
         self._upkeep(self._tick(logs), "upkeep")
-        # librdkafka's admin calls hang on a Metadata answer without a controller: answer nobody before there is one.
-        if not await view.wait_until(lambda: view.controller_id >= 0, 2 * self.config.zookeeper_session_timeout_ms):
-            logger.warning("no controller is elected yet; going on without")
+        # librdkafka's admin calls hang on Metadata without a controller: serve clients once there is one
+        if not await metadata.wait_until(
+            lambda: metadata.controller_id >= 0, 2 * self.config.zookeeper_session_timeout_ms
+        ):
+            logger.warning("no controller is elected yet; continuing without one")
         return services
 
     def _upkeep(self, work: Coroutine[Any, Any, None], name: str) -> None:
@@ -148,16 +173,16 @@ class Node:
         except StoreRefused as error:
             raise StartError(str(error)) from error
         self._logs = logs
-        self._intact_since = report.intact_since
+        self._stopped = report.stopped
         for line in report.lines():
             logger.info("%s", line)
         return logs
 
-    async def _end_former_life(self) -> None:
-        """After a crash: the logs' lock is ours, so the session that is written down beside them has no owner."""
+    async def _end_previous_session(self) -> None:
+        """After a crash: this process has the logs' lock, so the stored session has no owner any more."""
         credentials = self._ports.former.load()
         if credentials is not None and await self._ports.store.end_session(*credentials):
-            logger.info("ended the ZooKeeper session %#x of this broker's former life", credentials[0])
+            logger.info("ended the ZooKeeper session %#x of this broker's previous process", credentials[0])
         self._keep_session()
 
     def _keep_session(self) -> None:
@@ -165,72 +190,76 @@ class Node:
         if credentials is not None:
             self._ports.former.keep(*credentials)
 
-    def _build(self, view: ClusterView, logs: LogStore) -> Services:
-        """The rooms, each with the ports it needs."""
+    def _build(self, metadata: MetadataCache, logs: LogStore) -> Services:
+        """Build the components, each with the ports it needs."""
         config, ports = self.config, self._ports
         store, clock = ports.store, ports.clock
-        peers = ports.connect_peers(view, f"broker-{config.broker_id}")
+        peers = ports.connect_peers(metadata, f"broker-{config.broker_id}")
+        timers = Timers(ports.loop, clock)
         self._isr_writer = ZooKeeperIsrWriter(
-            store, config.broker_id, incarnation=self._incarnation, topic_exists=lambda p: _exists(view, p)
+            store, config.broker_id, incarnation=self._incarnation, topic_exists=lambda p: _exists(metadata, p)
         )
         replicas = ReplicaManager(
-            config.broker_id, view, logs, clock, lease_valid=store.lease.valid, incarnation=self._incarnation,
+            config.broker_id, metadata, logs, clock, session_valid=store.lease.valid, incarnation=self._incarnation,
             isr_writer=self._isr_writer,
         )  # fmt: skip
+        self._room = RoomKeeper(config.broker_id, replicas, peers, ports.loop)
         settings = GroupSettings.of(config)
+        room = MemberRoom(settings.members_max_bytes)
         groups = CoordinatorRuntime(
             "groups",
             GROUP_METADATA_TOPIC,
-            lambda partition: GroupShard(partition, settings),
-            partition_count=partition_count_of(view, GROUP_METADATA_TOPIC, config.offsets_topic_num_partitions),
+            lambda partition: GroupShard(partition, settings, room),
+            partition_count=partition_count_of(metadata, GROUP_METADATA_TOPIC, config.offsets_topic_num_partitions),
             loop=ports.loop,
+            timers=timers,
             clock=clock,
             origin=Origin.COORDINATOR,
-            may_serve=replicas.lease_valid,
         )
         transactions = TransactionCoordinator(
             config,
-            view=view,
+            metadata=metadata,
             replicas=replicas,
             groups=groups,
             peers=peers,
             store=store,
             loop=ports.loop,
+            timers=timers,
             clock=clock,
             incarnation=self._incarnation,
         )
         controller = Controller(
-            store, view, peers, broker_id=config.broker_id, clock=clock, new_id=ports.new_id, replicas=replicas
+            store, metadata, peers, broker_id=config.broker_id, clock=clock, new_id=ports.new_id, replicas=replicas
         )
         for runtime in (groups, transactions):
-            replicas.on_leader(runtime.partition_elected)
-            replicas.on_resigned(runtime.partition_resigned)
-            replicas.on_deleted(runtime.partition_resigned)
+            runtime.follow(replicas)
         self._fetchers = ReplicaFetchers(
             config,
-            ports.connect_peers(view, f"replica-{config.broker_id}"),
+            ports.connect_peers(metadata, f"replica-{config.broker_id}"),
             clock,
             broker_epoch=self._broker_epoch,
             loop=ports.loop,
-            throttle=throttle_of(view, "follower"),
+            throttle=throttle_of(metadata, "follower"),
         )
         self._fetchers.watch(self._metrics)
         replicas.on_follower(self._fetchers.follow)
         replicas.on_unfollow(self._fetchers.unfollow)
-        view.subscribe(replicas.apply)
-        view.subscribe(lambda change: forget_topics(groups, [topic.name for topic in change.deleted]))
+        metadata.subscribe(replicas.apply)
+        metadata.subscribe(lambda change: drop_topic_offsets(groups, [topic.name for topic in change.deleted]))
         self.services = Services(
             config=config,
             clock=clock,
             loop=ports.loop,
+            timers=timers,
             store=store,
-            view=view,
+            metadata=metadata,
             replicas=replicas,
             groups=groups,
             transactions=transactions,
             controller=controller,
             peers=peers,
             metrics=self._metrics,
+            process_troubles=ports.process_troubles,
         )
         sessions = self.services.fetch_sessions
         replicas.on_leader(lambda partition: sessions.expect(partition.state.replicas, clock.mono_ms()))
@@ -247,7 +276,7 @@ class Node:
         )
         watch(
             "fleetlog_under_replicated_partitions",
-            "Partitions led here whose in-sync set lacks a replica.",
+            "Partitions led by this broker whose in-sync set lacks a replica.",
             lambda: sum(p.is_leader and len(p.state.isr) < len(p.state.target) for p in services.replicas.all()),
         )
         watch(
@@ -255,15 +284,21 @@ class Node:
             "Truncations below the high watermark: only an unclean election may cause one.",
             lambda: sum(partition.lost_commits for partition in services.replicas.all()),
         )
+        watch(
+            "fleetlog_troubles",
+            "Log directories that are full or failed, replicas without a log, a lack of file descriptors;"
+            " /health/ready names them.",
+            lambda: len(services.replicas.troubles()) + len(services.process_troubles()),
+        )
         watch("fleetlog_controller", "1 on the controller.", lambda: float(services.controller.is_active))
         watch(
             "fleetlog_unclean_elections",
-            "Leaders that this broker, as controller, elected without knowing that they hold everything.",
+            "Unclean leader elections of this broker as controller: the leader may lack acknowledged records.",
             lambda: getattr(services.controller, "unclean_elections", 0),
         )
         self._metrics.watch_family(
             "fleetlog_coordinators",
-            "What this broker's group and transaction coordinators hold.",
+            "State of this broker's group and transaction coordinators.",
             "what",
             lambda: {**services.groups.metrics(), **services.transactions.metrics()},
         )
@@ -284,50 +319,49 @@ class Node:
         return self._registered.broker_epoch if self._registered is not None else -1
 
     def known(self) -> bool:
-        """Our view shows this very registration."""
+        """Whether the metadata cache shows this broker's present registration."""
         if self.services is None:
             return False
-        seen = self.services.view.brokers.get(self.config.broker_id)
+        seen = self.services.metadata.brokers.get(self.config.broker_id)
         return seen is not None and seen.incarnation == self._incarnation()
 
     def not_ready(self) -> str | None:
-        """Why the broker should get no traffic yet, or any more; None if it should."""
+        """Why the broker should not get traffic now; None if it should."""
         if self.services is None:
             return "starting"
-        if not self.services.view.ready:
-            return "the cluster's state is not read yet"
+        if not self.services.metadata.ready:
+            return "the cluster's metadata is not read yet"
         if self._registered is None or not self.known():
             return "not registered in ZooKeeper"
-        if self.services.view.controller_id < 0:
+        if self.services.metadata.controller_id < 0:
             return "no controller is elected"
         if not self.services.store.lease.valid():
             return "the ZooKeeper session's lease has run out"
         return None
 
+    def troubles(self) -> list[str]:
+        """Problems of its disks and replicas as texts; the broker serves nevertheless."""
+        return [] if self.services is None else self.services.replicas.troubles()
+
     def _on_session(self, event: SessionEvent) -> None:
         if event.state is SessionState.EXPIRED:
-            logger.warning("the ZooKeeper session expired: leading nothing until registered again")
+            logger.warning("ZooKeeper session expired: resigned all leaderships until registered again")
             self._registered = None
             if self.services is not None:
                 self.services.replicas.resign_all()
         elif event.state is SessionState.SUSPENDED:
-            logger.warning("the connection to ZooKeeper is lost; the lease decides what is still served")
+            logger.warning("connection to ZooKeeper lost; leaderships continue until the lease runs out")
         else:
             self._keep_session()
             self._session_changed.set()
 
     async def _register(self) -> None:
-        """Register in the present session. What the logs hold since ``intact_since`` is told with it: the
-        incarnation itself after a crash, for then nobody knows what was lost.
-        """
-        details: dict[str, object] = {"failure_domain": self.config.failure_domain or self._ports.host}
-        if self._intact_since is not None:
-            details["intact_since"] = self._intact_since
+        """Register in the present session."""
         advertisement = Advertisement(
             self.config.broker_id,
             [ListenerAddress(*endpoint) for endpoint in self._advertised],
             rack=self.config.broker_rack,
-            details=details,
+            details={"failure_domain": self.config.failure_domain or self._ports.host, "waives_leases": True},
         )
         try:
             self._registered = await register(
@@ -336,11 +370,14 @@ class Node:
                 wall_ms=self._ports.clock.wall_ms,
                 mono_ms=self._ports.clock.mono_ms,
                 on_waiting=lambda message: logger.warning("%s", message),
+                process=self._process,
+                details=self._intactness,
             )
         except DuplicateBroker as error:
             raise StartError(str(error)) from error
         except StoreError as error:
             raise StartError(f"cannot register in ZooKeeper: {error}") from error
+        self._registrations += 1
         if self._intact_since is None:
             self._intact_since = self._registered.incarnation
         logger.info(
@@ -350,6 +387,25 @@ class Node:
             self._registered.incarnation,
             self._intact_since,
         )
+
+    def _intactness(self, last: LastRegistration) -> dict[str, object]:
+        """The incarnation since which the logs have lost nothing, for the registration that follows ``last``.
+
+        It is known if this process registers again, and after a clean stop in the incarnation of ``last``. Otherwise it
+        is the new incarnation itself: after a crash, or if another process has had this broker id since, with other
+        directories.
+        """
+        if last.process != self._process:
+            found = None
+            if self._registrations:
+                logger.error("another process registered as broker %d meanwhile (incarnation %d): its"
+                             " acknowledged records are not here", self.config.broker_id, last.incarnation)  # fmt: skip
+            else:
+                found = intact_since(self._stopped, last)
+                for line in stale_directories(self.config.broker_id, self._stopped, last):
+                    logger.error("%s", line)
+            self._intact_since = found
+        return {} if self._intact_since is None else {"intact_since": self._intact_since}
 
     async def _keep_registered(self) -> None:
         """Register again in each new session."""
@@ -367,7 +423,7 @@ class Node:
                 if isinstance(error.__cause__, DuplicateBroker):
                     raise
                 if not isinstance(error.__cause__, SessionExpired):
-                    logger.error("%s; trying again", error)
+                    logger.error("%s; retrying", error)
                     await asyncio.sleep(RETRY_S)
                     self._session_changed.set()
                 continue
@@ -378,29 +434,31 @@ class Node:
 
     async def _tick(self, logs: LogStore) -> None:
         assert self.services is not None
+        assert self._room is not None, "built with the services"
         ticks = 0
         while True:
             await asyncio.sleep(TICK_S)
             self.services.replicas.tick(self._ports.clock.mono_ms())
+            self._room.tick(self._ports.clock.mono_ms())
             ticks += 1
             if ticks % LOG_TICKS == 0:
                 logs.tick(self._ports.clock.wall_ms())
 
     def _upkeep_ended(self, task: asyncio.Task[None]) -> None:
-        """A task that must not end did: our own bug, or a lost id. The broker stops rather than limp on."""
+        """A task that must not end did (a bug, or another broker with this id): stop the broker."""
         if not task.cancelled() and not self._failed.done():
             error = task.exception()
             logger.critical("%s ended: %s", task.get_name(), error, exc_info=error)
             self._failed.set_exception(error or RuntimeError(f"{task.get_name()} ended"))
 
     async def failed(self) -> None:
-        """Wait until something that must not end did; raises what ended it."""
+        """Wait for the end of a task that must not end; raises its exception."""
         await self._failed
 
     # ---- stop ------------------------------------------------------------------------------------------------------
 
     async def retire(self) -> None:
-        """The first half of a clean stop: hand over what is led here, while clients are still served.
+        """The first half of a clean stop: hand over leaderships while clients are still served.
 
         Coordinators close first: their successors may answer as soon as they are elected.
         """
@@ -408,17 +466,18 @@ class Node:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._failed.cancel()
+        if self._room is not None:
+            self._room.stop()
         services = self.services
         if services is None:
             return
         services.groups.close()
-        assert isinstance(services.transactions, TransactionCoordinator)
         await services.transactions.stop()
         if self._registered is not None:
             await hand_over(
                 self.config,
                 self._registered.broker_epoch,
-                view=services.view,
+                metadata=services.metadata,
                 replicas=services.replicas,
                 controller=services.controller,
                 peers=services.peers,
@@ -428,34 +487,35 @@ class Node:
         services.replicas.resign_all()
 
     async def stop(self) -> None:
-        """The second half: say goodbye to ZooKeeper, so that nobody waits for us, then close the logs."""
+        """The second half: unregister, so that other brokers take over at once, then close the logs."""
         services = self.services
         if services is not None:
             if self._isr_writer is not None:
                 await self._isr_writer.stop()
             if self._fetchers is not None:
                 await self._fetchers.close()
-            await services.view.stop()
+            await services.metadata.stop()
             await services.peers.close()
-        life = self._life()
+            services.timers.close()
+        live_broker, broker_epoch = self._live_broker(), self._broker_epoch()
         store = self._ports.store
         try:
             if self._registered is not None:
                 async with asyncio.timeout(UNREGISTER_S):
                     await unregister(store, self._registered)
         except (StoreError, TimeoutError) as error:
-            logger.info("unregistering: %s", error)
+            logger.info("unregistering failed: %s", error)
         await store.close()
         self._ports.former.forget()
         if self._logs is not None:
-            self._logs.close(clean=True, life=life)
+            self._logs.close(clean=True, broker_epoch=broker_epoch, live_broker=live_broker)
 
-    def _life(self) -> Life | None:
+    def _live_broker(self) -> LiveBroker | None:
         if self._registered is None or self._intact_since is None:
             return None
-        return Life(self._registered.incarnation, self._intact_since)
+        return LiveBroker(self._registered.incarnation, self._intact_since)
 
 
-def _exists(view: ClusterView, partition: Partition) -> bool:
-    topic = view.topics.get(partition.tp.topic)
+def _exists(metadata: MetadataCache, partition: Proposer) -> bool:
+    topic = metadata.topics.get(partition.tp.topic)
     return topic is not None and topic.id == partition.topic_id

@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Mapping
 from enum import IntEnum
 from typing import Any, NamedTuple
+
+_WHOLE = re.compile(r"[+-]?[0-9]{1,40}")
+_DECIMAL = re.compile(r"[+-]?([0-9]{1,40}\.?[0-9]{0,40}|\.[0-9]{1,40})([eE][+-]?[0-9]{1,3})?")
 
 
 class ConfigError(ValueError):
@@ -21,11 +25,13 @@ class ConfigError(ValueError):
         self.name = name
         self.value = value
         self.allowed = allowed
+        self.where = where
 
 
 class SettingType(IntEnum):
     """Kafka's types, numbered as DescribeConfigs v3+ sends them."""
 
+    UNKNOWN = 0
     BOOLEAN = 1
     STRING = 2
     INT = 3
@@ -40,6 +46,8 @@ class SettingType(IntEnum):
 class Setting(NamedTuple):
     """One setting. ``live`` ones may change without a restart; ``inert`` ones are Kafka's and do nothing here.
 
+    ``retired`` ones, which Kafka itself no longer has, are told only where they are set. ``told`` is the type that
+    clients are told where Kafka calls a list a string; an ``unset`` default is told as null, as Kafka has it.
     ``synonym`` of a topic setting is the broker setting that gives its default. ``pattern`` is a regular expression
     that the value, or each item of a list, must match as a whole; ``doc`` then says what it means.
     """
@@ -55,6 +63,9 @@ class Setting(NamedTuple):
     inert: bool = False
     synonym: str = ""
     pattern: str = ""
+    retired: bool = False
+    told: SettingType | None = None
+    unset: bool = False
 
     def parse(self, text: str, where: str = "") -> Any:
         """The typed value of a property's text; raises ConfigError that says what is allowed."""
@@ -63,6 +74,7 @@ class Setting(NamedTuple):
         if kind is SettingType.BOOLEAN:
             if text.lower() not in ("true", "false"):
                 raise ConfigError(self.name, text, "must be true or false", where)
+            self._check_choice(text.lower(), text, where)
             return text.lower() == "true"
         if kind in (SettingType.INT, SettingType.SHORT, SettingType.LONG, SettingType.DOUBLE):
             return self._parse_number(text, where)
@@ -76,14 +88,19 @@ class Setting(NamedTuple):
 
     def _parse_number(self, text: str, where: str) -> int | float:
         bits = {SettingType.SHORT: 15, SettingType.INT: 31}.get(self.type, 63)
-        try:
-            value: int | float = float(text) if self.type is SettingType.DOUBLE else int(text)
-        except ValueError:
-            raise ConfigError(self.name, text, f"must be a number ({self.allowed()})", where) from None
-        low = -(2**bits) if self.low is None else self.low
-        high = 2**bits - 1 if self.high is None else self.high
-        if not low <= value <= high:
-            raise ConfigError(self.name, text, f"must be {self.allowed()}", where)
+        number = _DECIMAL if self.type is SettingType.DOUBLE else _WHOLE
+        if number.fullmatch(text) is None:
+            raise ConfigError(self.name, text, f"must be a number ({self.allowed()})", where)
+        value: int | float = float(text) if self.type is SettingType.DOUBLE else int(text)
+        low: float = -(2**bits) if self.low is None else self.low
+        high: float = 2**bits - 1 if self.high is None else self.high
+        if self.type is SettingType.DOUBLE and self.high is None:
+            high = sys.float_info.max
+        if value < low:
+            raise ConfigError(self.name, text, f"must be at least {low}", where)
+        if value > high:
+            raise ConfigError(self.name, text, f"must be at most {high}", where)
+        self._check_choice(text, text, where)
         return value
 
     def _check_choice(self, item: str, text: str, where: str) -> None:
@@ -106,12 +123,14 @@ class Setting(NamedTuple):
 
     def format(self, value: Any) -> str | None:
         """The property's text of a typed value; None for an unset one."""
-        if value is None:
+        if value is None or (self.unset and value == self.default):
             return None
         if self.type is SettingType.BOOLEAN:
             return "true" if value else "false"
         if self.type is SettingType.LIST:
             return ",".join(value)
+        if self.type is SettingType.DOUBLE:
+            return str(value).replace("e+", "E")  # as Java writes it
         return str(value)
 
 
@@ -127,9 +146,11 @@ def setting(
     inert: bool = False,
     synonym: str = "",
     pattern: str = "",
+    told: SettingType | None = None,
+    unset: bool = False,
 ) -> Any:
     """A dataclass field that declares a setting; the table is read off the dataclass by :func:`table_of`."""
-    row = Setting("", kind, default, doc, low, high, choices, live, inert, synonym, pattern)
+    row = Setting("", kind, default, doc, low, high, choices, live, inert, synonym, pattern, False, told, unset)
     return dataclasses.field(default=default, metadata={"setting": row})
 
 
@@ -149,9 +170,25 @@ def attribute(name: str) -> str:
     return name.replace(".", "_")
 
 
-def suggest(name: str, known: Iterable[str]) -> str:
-    """A hint for a misspelt name, or an empty string."""
+def resembling(name: str, known: Iterable[str], likeness: float = 0.6) -> str | None:
+    """The known name of which ``name`` (its first 200 characters) looks like a misspelling, if there is one."""
     import difflib
 
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {close[0]}?" if close else ""
+    close = difflib.get_close_matches(name[:200], list(known), n=1, cutoff=likeness)
+    return close[0] if close else None
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """A hint for a misspelt name, or an empty string."""
+    close = resembling(name, known)
+    return f"; did you mean {close}?" if close else ""
+
+
+def without_effect(values: Mapping[str, str | None], table: Mapping[str, Setting]) -> list[str]:
+    """Names, sorted, of the values that change nothing here: of an inert or unknown setting, and not its default."""
+    found = []
+    for name, value in values.items():
+        row = table.get(name)
+        if row is None or (row.inert and value != row.format(row.default)):
+            found.append(name)
+    return sorted(found)

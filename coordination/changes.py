@@ -1,11 +1,11 @@
-"""The change log: what each multi of the controller changed, in one place, in order.
+"""The change log: the changes of each multi, in one place, in order.
 
 Every multi that changes shared state also creates ``/fleetlog/changes/c_<seq>`` with the new values, so brokers need
-not read thousands of znodes again. ZooKeeper numbers the entries without gaps, also across deletes and failed multis;
-so a missing number means entries that were pruned before we read them, and the answer is to read everything again.
-The pruner never takes the newest entry, or else such a gap could not be seen.
+not read thousands of znodes again. ZooKeeper numbers the entries without gaps, also across deletes and failed multis.
+So a missing number means entries that were pruned before they were read, and the reader reads everything again. The
+pruner never deletes the newest entry, otherwise such a gap would be invisible.
 
-The content of an entry is the writers' and readers' affair; here it is bytes.
+Here the content of an entry is bytes; writers and readers define it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PREFIX = "c_"
 
 
 def entry(data: bytes) -> Create:
-    """The operation that adds an entry; one per multi, beside the changes it tells of."""
+    """The operation that adds an entry; one per multi, beside the changes that it describes."""
     return Create(f"{CHANGES}/{PREFIX}", data, sequence=True)
 
 
@@ -44,7 +44,7 @@ def sequence_of(name: str) -> int:
 class Pruner:
     """Deletes entries that are too many or too old; only the controller prunes.
 
-    Age counts from when this pruner first saw the entry, on its own monotonic clock: entries carry no clock of others.
+    Age counts from the time when this pruner first saw the entry, on its own monotonic clock.
     """
 
     def __init__(self, store: Store, *, keep_count: int, keep_ms: int, mono_ms: Callable[[], int]) -> None:
@@ -56,7 +56,7 @@ class Pruner:
         self._first_seen_ms: dict[int, int] = {}
 
     async def prune(self, leadership: Leadership) -> int:
-        """One round; how many entries it deleted. Raises ControllerMoved and the store's exceptions."""
+        """One round; returns the number of deleted entries. Raises ControllerMoved and the store's exceptions."""
         listed = sorted(sequence_of(name) for name in await self._store.children(CHANGES))
         now_ms = self._mono_ms()
         self._first_seen_ms = {sequence: self._first_seen_ms.get(sequence, now_ms) for sequence in listed}
@@ -69,7 +69,7 @@ class Pruner:
             except MultiFailed as failed:
                 if not isinstance(failed.cause, NoNode):
                     raise
-                break  # an operator deletes beside us: look again in the next round
+                break  # an operator deletes concurrently: continue in the next round
             deleted += len(batch)
         return deleted
 

@@ -1,4 +1,4 @@
-"""``zookeeper.connect``: its spelling, and what to tell a person when it leads nowhere."""
+"""``zookeeper.connect``: its syntax, and the diagnosis of addresses without a ZooKeeper."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ DEFAULT_PORT = 2181
 
 
 class CannotConnect(StoreError):
-    """No session could be opened; the message names each address and what is wrong with it."""
+    """No session could be opened; the message names each address and its error."""
 
 
 class ConnectString(NamedTuple):
@@ -21,22 +21,22 @@ class ConnectString(NamedTuple):
     chroot: str = ""
 
     def addresses(self) -> str:
-        """The hosts without the chroot, spelled for people and for the client."""
+        """The hosts without the chroot, for messages and for the client."""
         return ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.hosts)
 
     def absolute(self, path: str) -> str:
-        """The path at ZooKeeper of our path."""
+        """The full path in ZooKeeper of a path below the chroot."""
         if not self.chroot:
             return path
         return self.chroot if path == "/" else self.chroot + path
 
     def relative(self, path: str) -> str:
-        """Our path of the path at ZooKeeper."""
+        """The path below the chroot of a full path in ZooKeeper."""
         return path[len(self.chroot) :] or "/" if self.chroot else path
 
 
 def parse_connect(text: str) -> ConnectString:
-    """Parse ``host:port,host:port/chroot`` as Kafka's ``zookeeper.connect``; raises CannotConnect on nonsense."""
+    """Parse ``host:port,host:port/chroot`` as Kafka's ``zookeeper.connect``; raises CannotConnect if malformed."""
     addresses, slash, rest = text.strip().partition("/")
     chroot = "/" + rest.rstrip("/") if slash and rest.rstrip("/") else ""
     if "//" in chroot or any(part in (".", "..") for part in chroot.split("/")) or "," in chroot:
@@ -68,7 +68,7 @@ def _parse_address(text: str, address: str) -> tuple[str, int]:
 
 
 async def diagnose(host: str, port: int) -> str:
-    """What is wrong with an address, for a person."""
+    """The error of an address, as text."""
     where = f"{host}:{port}"
     try:
         reader, writer = await asyncio.wait_for(asyncio.open_connection(host, port), 2)

@@ -1,8 +1,8 @@
 """Controller election, and writes that only the elected controller can make.
 
 One multi creates the ephemeral ``/controller`` and compares-and-sets ``/controller_epoch``; so epochs rise by one with
-each election and the epoch's znode version, checked by every multi of the controller, turns a deposed controller's
-writes away. A lost answer is decided by reading again, after a sync, in a live session.
+each election, and the epoch's znode version, checked by every multi of the controller, rejects a deposed controller's
+writes. The outcome of an unanswered write is decided by reading again, after a sync, in a live session.
 
 Source: Kafka 3.9's KafkaZkClient.registerControllerAndIncrementControllerEpoch.
 """
@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 
 class ControllerMoved(StoreError):
-    """Another controller was elected: nothing was written, and nothing more may be decided."""
+    """Another controller was elected: nothing was written, and this one must not decide any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,20 +57,20 @@ class Leadership:
     session_id: int
 
     def fence(self) -> Check:
-        """The operation that makes a multi fail once another controller was elected."""
+        """The operation that fails a multi once another controller was elected."""
         return Check(CONTROLLER_EPOCH, self.epoch_version)
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """How an election went: ``leadership`` when it was won; else ``controller_id`` (-1 when there is none just now)."""
+class ElectionOutcome:
+    """The outcome: ``leadership`` if the election was won; ``controller_id`` is -1 while there is no controller."""
 
     controller_id: int
     leadership: Leadership | None = None
 
 
 async def fenced_multi(store: Store, leadership: Leadership, operations: Sequence[Operation]) -> list[OperationResult]:
-    """``store.multi`` as controller: raises ControllerMoved when deposed; MultiFailed counts without the fence."""
+    """``store.multi`` as controller: raises ControllerMoved if deposed; MultiFailed's index excludes the fence."""
     try:
         results = await store.multi([leadership.fence(), *operations])
     except MultiFailed as failed:
@@ -80,7 +80,7 @@ async def fenced_multi(store: Store, leadership: Leadership, operations: Sequenc
     return results[1:]
 
 
-async def campaign(store: Store, broker_id: int, wall_ms: Callable[[], int]) -> Outcome:
+async def campaign(store: Store, broker_id: int, wall_ms: Callable[[], int]) -> ElectionOutcome:
     """Try once to become controller in the present session. Raises SessionExpired when it ends meanwhile."""
     session = store.session()
     if session is None:
@@ -111,50 +111,50 @@ async def campaign(store: Store, broker_id: int, wall_ms: Callable[[], int]) -> 
     written = results[1].stat
     assert written is not None, "a set in a multi answers with a Stat"
     _check_session(store, session.session_id)
-    return Outcome(broker_id, Leadership(epoch, written.version, session.session_id))
+    return ElectionOutcome(broker_id, Leadership(epoch, written.version, session.session_id))
 
 
-async def _decide(store: Store, session_id: int) -> Outcome:
-    """Who is controller? Ours only if the ephemeral belongs to this very session."""
+async def _decide(store: Store, session_id: int) -> ElectionOutcome:
+    """Read the present controller. It is this broker only if its session owns the ephemeral."""
     await store.sync(CONTROLLER)
     try:
         data, stat = await store.get(CONTROLLER)
     except NoNode:
         _check_session(store, session_id)
-        return Outcome(-1)
+        return ElectionOutcome(-1)
     controller_id = _controller_id(data)
     if stat.ephemeral_owner != session_id:
-        return Outcome(controller_id)
-    # While the ephemeral is ours nobody is elected after us: an epoch read between two looks at it is ours too.
+        return ElectionOutcome(controller_id)
+    # No other broker is elected while this session owns the ephemeral: an epoch read between two reads of it is its own
     epoch, epoch_stat = await store.get(CONTROLLER_EPOCH)
     again = await store.exists(CONTROLLER)
     _check_session(store, session_id)
     if again is None or again.ephemeral_owner != session_id:
-        return Outcome(-1)
-    return Outcome(controller_id, Leadership(int(epoch), epoch_stat.version, session_id))
+        return ElectionOutcome(-1)
+    return ElectionOutcome(controller_id, Leadership(int(epoch), epoch_stat.version, session_id))
 
 
 async def resign(store: Store, leadership: Leadership) -> None:
-    """Give the office up, so that another broker is elected at once. No-op when it is another's already.
+    """Resign as controller, so that another broker is elected at once. No-op if another one is controller already.
 
-    Waits for a connection; the caller bounds that.
+    Waits for a connection; the caller bounds the wait.
     """
     while True:
         try:
             await store.multi([leadership.fence(), Delete(CONTROLLER)])
         except UnknownOutcome:
-            continue  # doing it twice is harmless: the fence or the missing znode stops the second time
+            continue  # repeating is harmless: the fence or the missing znode rejects the second write
         except (MultiFailed, SessionExpired):
             pass
         return
 
 
 class ControllerElection:
-    """Runs for controller whenever there is none, in every session, and tells what came of it.
+    """Takes part in controller elections in every session whenever there is no controller.
 
-    ``on_elected(leadership)`` and ``on_resigned()`` alternate; ``on_controller(id)`` tells every controller seen, own
-    elections included. All run on the loop, at once: ``on_resigned`` of an expired session comes before the next
-    session is opened. Between an expiry at ZooKeeper and hearing of it only the lease and the fence protect.
+    ``on_elected(leadership)`` and ``on_resigned()`` alternate; ``on_controller(id)`` is called for every controller,
+    this broker included. All run synchronously on the loop: ``on_resigned`` of an expired session comes before the next
+    session is opened. Between an expiry at ZooKeeper and its event only the lease and the fence protect.
     """
 
     def __init__(
@@ -179,13 +179,13 @@ class ControllerElection:
         self.leadership: Leadership | None = None
 
     def start(self) -> None:
-        """Run from now on."""
+        """Take part in elections from now on."""
         self._store.on_session(self._on_session)
         self._wake.set()
         self._task = asyncio.get_running_loop().create_task(self._run(), name="controller-election")
 
     async def stop(self) -> None:
-        """Resign if elected, and run no more."""
+        """Resign if elected, and take part in no further election."""
         self._stopped = True
         if self._task is not None:
             self._task.cancel()
@@ -194,10 +194,10 @@ class ControllerElection:
         try:
             await asyncio.wait_for(self._give_up(), _RESIGN_S)
         except (StoreError, TimeoutError) as error:
-            _log.info("resigning as controller: %r; the end of the session will do it", error)
+            _log.info("resigning as controller failed: %r; the end of the session ends the controllership", error)
 
     async def _give_up(self) -> None:
-        """Look whether the office is ours, for a campaign cut off a moment ago may have won it after all."""
+        """Resign also if a campaign that was cancelled a moment ago has won the election."""
         session = self._store.session()
         if session is None:
             return
@@ -206,7 +206,7 @@ class ControllerElection:
             await resign(self._store, outcome.leadership)
 
     def deposed(self) -> None:
-        """A fenced write failed with ControllerMoved: another controller exists."""
+        """Note that a fenced write failed with ControllerMoved: another controller exists."""
         self._lose()
         self._wake.set()
 
@@ -235,9 +235,9 @@ class ControllerElection:
             try:
                 await self._round()
             except SessionExpired:
-                pass  # the next session's CONNECTED wakes us
+                pass  # the next session's CONNECTED event continues
             except StoreError as error:
-                _log.warning("controller election: %s", error)
+                _log.warning("controller election failed, retrying: %s", error)
                 await asyncio.sleep(_RETRY_S)
                 self._wake.set()
 
@@ -246,7 +246,7 @@ class ControllerElection:
         if self.leadership is not None:
             if present is not None and present.ephemeral_owner == self.leadership.session_id:
                 return
-            self._lose()  # somebody deleted the ephemeral: an operator who wants another election
+            self._lose()  # an operator deleted the ephemeral to force another election
         if present is None:
             outcome = await campaign(self._store, self._broker_id, self._wall_ms)
             if outcome.controller_id == -1:
@@ -259,7 +259,7 @@ class ControllerElection:
             outcome = await _decide(self._store, session.session_id)
         self._conclude(outcome)
 
-    def _conclude(self, outcome: Outcome) -> None:
+    def _conclude(self, outcome: ElectionOutcome) -> None:
         session = self._store.session()
         if outcome.leadership is not None:
             if session is None or session.session_id != outcome.leadership.session_id:

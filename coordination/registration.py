@@ -1,12 +1,13 @@
-"""A broker's registration: its ephemeral under ``/brokers/ids`` and the persistent count of its lives.
+"""A broker's registration: its ephemeral under ``/brokers/ids`` and the persistent count of its incarnations.
 
 Both change in one multi. The broker epoch is the ephemeral's czxid, as in Kafka. A czxid cannot be checked in a multi
 and a re-created ephemeral has version 0 again, so elections and ISR changes check ``/brokers/incarnations/<id>``
 instead: its version is the incarnation, one more with every registration.
 
-An ephemeral that is there already is this broker's own (a lost answer), one of its former life that ZooKeeper has not
-expired yet, or a live twin's. The last two look alike until the former life's session timeout has passed; that is
-waited for, visibly. Whoever kept the former session's credentials ends it at once (``ZookeeperStore.end_session``).
+An existing ephemeral is this session's own (a lost answer), one of the broker's previous session that has not expired
+yet, or that of another live broker with the same id. The last two are indistinguishable until the previous session's
+timeout has passed; the registration logs that it waits for this. With the previous session's credentials it can be
+closed at once (``ZookeeperStore.end_session``).
 
 Source: Kafka 3.9's BrokerIdZNode (JSON version 5) and KafkaZkClient.registerBroker.
 """
@@ -16,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from coordination.store import (
@@ -35,13 +36,13 @@ from coordination.store import (
 from coordination.tree import BROKER_IDS, INCARNATIONS, ensure
 
 UNKNOWN_TIMEOUT_MS = 18_000
-"""What we wait for an ephemeral whose session timeout is not written in it."""
+"""The assumed session timeout of an ephemeral that does not contain it."""
 _POLL_MS = 250
 _ATTEMPTS = 50
 
 
 class DuplicateBroker(StoreError):
-    """Another live broker holds the id."""
+    """Another live broker has the same id."""
 
 
 class ListenerAddress(NamedTuple):
@@ -55,7 +56,7 @@ class ListenerAddress(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Advertisement:
-    """What a broker tells the others about itself. ``details`` are JSON fields of ours that Kafka's tools ignore."""
+    """The content of a broker's registration. ``details`` are fleetlog's JSON fields, which Kafka's tools ignore."""
 
     broker_id: int
     listeners: Sequence[ListenerAddress]
@@ -67,12 +68,23 @@ class Advertisement:
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """A registration that stands: valid as long as the session is."""
+    """A registration, valid as long as its session."""
 
     broker_id: int
     broker_epoch: int
     incarnation: int
     session_id: int
+
+
+class LastRegistration(NamedTuple):
+    """The last registration of a broker id, by any process; incarnation 0 before the first.
+
+    ``broker_epoch`` is the zxid of its multi. ``process`` is the id of its process, empty if unknown.
+    """
+
+    incarnation: int
+    broker_epoch: int
+    process: str
 
 
 def broker_path(broker_id: int) -> str:
@@ -81,11 +93,13 @@ def broker_path(broker_id: int) -> str:
 
 
 def incarnation_path(broker_id: int) -> str:
-    """The persistent count; its version is the incarnation."""
+    """The persistent count; its version is the incarnation, its mzxid the broker epoch of the last registration."""
     return f"{INCARNATIONS}/{broker_id}"
 
 
-def encode(advertisement: Advertisement, timestamp_ms: int, incarnation: int, session_timeout_ms: int) -> bytes:
+def encode_registration(
+    advertisement: Advertisement, timestamp_ms: int, incarnation: int, session_timeout_ms: int
+) -> bytes:
     """Kafka's JSON version 5, plus ``incarnation`` and ``session_timeout_ms``."""
     plaintext = next((one for one in advertisement.listeners if one.security_protocol == "PLAINTEXT"), None)
     document: dict[str, Any] = {
@@ -108,6 +122,16 @@ def encode(advertisement: Advertisement, timestamp_ms: int, incarnation: int, se
     return json.dumps(document, separators=(",", ":")).encode()
 
 
+def incarnation_record(advertisement: Advertisement, process: str, timestamp_ms: int) -> bytes:
+    """The record of an absent broker: the process and time of its last registration, rack and failure domain."""
+    document = {
+        "process": process,
+        "timestamp": timestamp_ms, "rack": advertisement.rack,
+        "failure_domain": advertisement.details.get("failure_domain"),
+    }  # fmt: skip
+    return json.dumps(document, separators=(",", ":")).encode()
+
+
 async def register(
     store: Store,
     advertisement: Advertisement,
@@ -115,12 +139,17 @@ async def register(
     wall_ms: Callable[[], int],
     mono_ms: Callable[[], int],
     on_waiting: Callable[[str], None] = lambda message: None,
+    process: str = "",
+    details: Callable[[LastRegistration], Mapping[str, Any]] = lambda last: {},
 ) -> Registered:
     """Register in the present session; needs ``coordination.tree.adopt`` before.
 
-    Waits while an ephemeral of another session stands in the way, telling ``on_waiting`` once, for as long as that
-    session could live without a heartbeat; then raises DuplicateBroker. Raises SessionExpired when the session ends
-    meanwhile: register again in the next one.
+    ``details`` adds fields that depend on the last registration; the multi fails if another one came in between, and
+    ``details`` is called again. ``process`` is unique to this process.
+
+    Waits while an ephemeral of another session exists, for as long as that session could last without a heartbeat
+    (calls ``on_waiting`` once); then raises DuplicateBroker. Raises SessionExpired if the session ends meanwhile:
+    register again in the next one.
     """
     broker_id = advertisement.broker_id
     session = store.session()
@@ -128,27 +157,31 @@ async def register(
         raise SessionExpired("there is no ZooKeeper session", broker_path(broker_id))
     await ensure(store, incarnation_path(broker_id))
     for _ in range(_ATTEMPTS):
-        stat = await store.exists(incarnation_path(broker_id))
-        if stat is None:
-            raise NoNode("the count of lives has vanished", incarnation_path(broker_id))
-        data = encode(advertisement, wall_ms(), stat.version + 1, session.timeout_ms)
         try:
-            return await _register_once(store, broker_id, data, stat.version, session.session_id)
+            last = await _last(store, broker_id)
+        except NoNode as problem:
+            raise NoNode(f"{incarnation_path(broker_id)} was deleted", incarnation_path(broker_id)) from problem
+        detailed = replace(advertisement, details={**advertisement.details, **details(last)})
+        now_ms = wall_ms()
+        kept = incarnation_record(detailed, process, now_ms)
+        data = encode_registration(detailed, now_ms, last.incarnation + 1, session.timeout_ms)
+        try:
+            return await _register_once(store, broker_id, data, kept, last.incarnation, session.session_id)
         except UnknownOutcome:
             pass
         except MultiFailed as failed:
             if not isinstance(failed.cause, (NodeExists, BadVersion)):
                 raise
-        # Only a look decides: it may be ours (a lost answer), or somebody else's.
+        # Only a read decides: the ephemeral may be this session's own (a lost answer), or another's.
         mine = await _find(store, broker_id, session.session_id)
         if mine is not None:
             return mine
         await _wait_for_other(store, broker_id, session.session_id, mono_ms, on_waiting)
-    raise StoreError("the registration fails again and again", broker_path(broker_id))
+    raise StoreError(f"registering broker {broker_id} failed {_ATTEMPTS} times", broker_path(broker_id))
 
 
 async def unregister(store: Store, registered: Registered) -> None:
-    """Take the registration back before a clean stop; no-op when it is gone or not of this session."""
+    """Delete the registration before a clean stop; no-op if it is missing or of another session."""
     path = broker_path(registered.broker_id)
     stat = await store.exists(path)
     if stat is not None and stat.ephemeral_owner == registered.session_id:
@@ -158,13 +191,26 @@ async def unregister(store: Store, registered: Registered) -> None:
             pass
 
 
-async def _register_once(store: Store, broker_id: int, data: bytes, count: int, session_id: int) -> Registered:
-    # A create in a multi answers with the path alone; the set behind it brings the Stat, and with it the czxid.
+async def _last(store: Store, broker_id: int) -> LastRegistration:
+    data, stat = await store.get(incarnation_path(broker_id))
+    if stat.version == 0:
+        return LastRegistration(0, -1, "")
+    try:
+        process = str(json.loads(data)["process"])
+    except (ValueError, KeyError, TypeError):
+        process = ""  # written by a version that left it empty
+    return LastRegistration(stat.version, stat.mzxid, process)
+
+
+async def _register_once(
+    store: Store, broker_id: int, data: bytes, kept: bytes, count: int, session_id: int
+) -> Registered:
+    # A create in a multi returns only the path; the set after it returns the Stat, and with it the czxid.
     results = await store.multi(
         [
             Create(broker_path(broker_id), b"", ephemeral=True),
             SetData(broker_path(broker_id), data, 0),
-            SetData(incarnation_path(broker_id), b"", count),
+            SetData(incarnation_path(broker_id), kept, count),
         ]
     )
     ephemeral, counted = results[1].stat, results[2].stat
@@ -196,7 +242,7 @@ async def _wait_for_other(
         return
     on_waiting(
         f"broker id {broker_id} is registered by another session ({owner:#x}, {address}): waiting up to"
-        f" {patience_ms / 1000:.1f} s for it to expire, if it is our own from before a crash"
+        f" {patience_ms / 1000:.1f} s for it to expire, in case it is this broker's own from before a crash"
     )
     deadline_ms = mono_ms() + patience_ms
     gone = asyncio.Event()
@@ -222,7 +268,7 @@ async def _wait_for_other(
 
 
 async def _other(store: Store, broker_id: int) -> tuple[int | None, int, str]:
-    """Owner of the ephemeral in the way, how long it may stay without being alive, and where it says to be."""
+    """Owner of the existing ephemeral, how long it may last without a heartbeat in ms, and its address."""
     try:
         data, stat = await store.get(broker_path(broker_id))
     except NoNode:

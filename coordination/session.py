@@ -1,17 +1,17 @@
-"""The lease: how long we may still act as the owner of our ephemerals. Pure; the clock comes in.
+"""The lease: how long this broker may still act as the owner of its ephemerals. Pure; the clock is an argument.
 
-Callbacks are no base for that: after a freeze the client library says "suspended" seconds late and "lost" only when
-it reaches a server again, and a paused process hears nothing. So validity is computed at the moment of each decision,
-from when requests were *sent* (never from when answers arrived) and the timeout ZooKeeper granted.
+Callbacks cannot decide it: after a freeze the client library reports "suspended" seconds late and "lost" only when it
+reaches a server again, and a paused process gets no event. So validity is computed for each decision, from the times
+when requests were *sent* (never from the arrival of answers) and the timeout that ZooKeeper granted.
 
-Which send times count: the server that answers us is often a follower, and the leader, which alone expires sessions,
-hears of our requests from it only with the next answer to the leader's ping (every half tick). A read answered by a
-follower that was just cut off proves nothing. Therefore a heartbeat is a ``sync``, which the leader answers, and of
-three heartbeats Z, A, C, each sent after the one before was answered, the answer to C proves that the leader has
-counted Z: the leader pinged the follower between Z and A's answer (they are at least half a tick apart), the
-follower answered that ping, naming our session, before it passed A's answer on, and C travelled the same ordered
-connection behind it. A handshake (new session, or an old one taken up again) is answered by the leader itself and
-counts at once. A margin covers drifting clocks and a deposed leader that answers for one tick more.
+The send times that count: the answering server is often a follower. Only the leader expires sessions, and it learns of
+the follower's requests with the next answer to its ping (every half tick). A read answered by a follower that was just
+cut off proves nothing. Therefore a heartbeat is a ``sync``, which the leader answers. Of three heartbeats Z, A, C, each
+sent after the answer to the previous one, the answer to C proves that the leader has counted Z: the leader pinged the
+follower between Z and A's answer (they are at least half a tick apart), the follower answered that ping, with this
+session, before it forwarded A's answer, and C followed on the same ordered connection. A handshake (of a new or a
+reconnected session) is answered by the leader itself and counts at once. A margin covers clock drift and a deposed
+leader that answers for one more tick.
 """
 
 from __future__ import annotations
@@ -42,22 +42,22 @@ class SessionLease:
 
     @property
     def patience_ms(self) -> int:
-        """How long an answer may take before another server is tried: soon enough to keep the lease."""
+        """How long an answer may take before another server is tried, so that the lease is kept."""
         return max(self._timeout_ms // 4, 1)
 
     @property
     def margin_ms(self) -> int:
-        """How long before ZooKeeper's earliest possible expiry the lease ends."""
+        """The time between the end of the lease and ZooKeeper's earliest possible expiry."""
         return max(self._timeout_ms // MARGIN_PER_TIMEOUT, 1)
 
     def handshake(self, sent_ms: int, timeout_ms: int) -> None:
-        """The session was opened or taken up again by a handshake sent then; ``timeout_ms`` is what was granted."""
+        """The session was opened or reconnected by a handshake sent then; ``timeout_ms`` is the granted timeout."""
         self._timeout_ms = timeout_ms
         self._anchor_ms = sent_ms
         self._sent_ms.clear()
 
     def heartbeat_answered(self, sent_ms: int) -> None:
-        """A heartbeat sent then, after the answer to the one before, was answered on the handshake's connection."""
+        """A heartbeat sent then, after the answer to the previous one, was answered on the handshake's connection."""
         if self._anchor_ms is None:
             return
         self._sent_ms.append(sent_ms)
@@ -65,11 +65,11 @@ class SessionLease:
             self._anchor_ms = max(self._anchor_ms, self._sent_ms[0])
 
     def disconnected(self) -> None:
-        """The connection is gone: the proof starts anew, the lease runs on."""
+        """The connection is lost: the proof starts again, the lease continues."""
         self._sent_ms.clear()
 
     def ended(self) -> None:
-        """ZooKeeper said that the session is over, or we closed it."""
+        """The session has expired or was closed."""
         self._anchor_ms = None
         self._sent_ms.clear()
 

@@ -1,10 +1,10 @@
-"""The port to ZooKeeper: what the rest of fleetlog may ask of it, as plain async calls and values.
+"""The port to ZooKeeper: plain async calls and values.
 
-``coordination.zookeeper`` is the real one (over kazoo); the simulation has another. All coroutines and callbacks run
+``coordination.zookeeper`` is the real store (over kazoo); the simulation has another. All coroutines and callbacks run
 on the broker's event loop thread. Watches fire once, on the loop, and are lost with a changed session: after a
 :class:`SessionEvent` with a new session id, read again everything that was watched.
 
-Source: ZooKeeper's programmer's guide (watches, multi); the traps are in docs/INVARIANTS.md.
+Source: ZooKeeper's programmer's guide (watches, multi); docs/INVARIANTS.md (12 to 14) has the rules of writes.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import NamedTuple, Protocol
 
 MAX_MULTI_OPERATIONS = 500
 MAX_MULTI_BYTES = 512 * 1024
-"""Above 1 MB ZooKeeper answers ConnectionLoss instead of an error, so we refuse far below it."""
+"""Above 1 MB ZooKeeper answers ConnectionLoss instead of an error; this limit is far below it."""
 MAX_GET_MANY = 500
-"""How many znodes :meth:`Store.get_many` may be asked for at once."""
+"""The most znodes of one call of :meth:`Store.get_many`."""
 
 
 class Stat(NamedTuple):
-    """The part of a znode's Stat we use. ``czxid`` of a broker's registration is its broker epoch."""
+    """The used part of a znode's Stat. ``czxid`` of a broker's registration is its broker epoch."""
 
     version: int
     czxid: int
@@ -41,7 +41,7 @@ class Create(NamedTuple):
 
 
 class SetData(NamedTuple):
-    """Multi operation: compare-and-set; ``version`` -1 writes whatever the version is."""
+    """Multi operation: compare-and-set; ``version`` -1 writes any version."""
 
     path: str
     data: bytes
@@ -49,7 +49,7 @@ class SetData(NamedTuple):
 
 
 class Delete(NamedTuple):
-    """Multi operation: delete; ``version`` -1 deletes whatever the version is."""
+    """Multi operation: delete; ``version`` -1 deletes any version."""
 
     path: str
     version: int = -1
@@ -66,7 +66,7 @@ Operation = Create | SetData | Delete | Check
 
 
 class StoreError(Exception):
-    """Something ZooKeeper told us, or failed to; ``path`` names the znode."""
+    """An error of ZooKeeper or of the connection; ``path`` names the znode."""
 
     def __init__(self, message: str, path: str = "") -> None:
         super().__init__(message)
@@ -82,7 +82,7 @@ class NodeExists(StoreError):
 
 
 class BadVersion(StoreError):
-    """The znode's version is another than the one compared with."""
+    """The znode's version differs from the expected one."""
 
 
 class NotEmpty(StoreError):
@@ -90,7 +90,7 @@ class NotEmpty(StoreError):
 
 
 class UnknownOutcome(StoreError):
-    """The connection was lost before the answer: the write may or may not have happened. Only a re-read decides."""
+    """The connection was lost before the answer: the write may or may not have happened. Only a read decides."""
 
 
 class SessionExpired(StoreError):
@@ -98,7 +98,7 @@ class SessionExpired(StoreError):
 
 
 class TooLarge(StoreError):
-    """The write was refused here because ZooKeeper would answer it with ConnectionLoss (jute.maxbuffer)."""
+    """The write was rejected locally because ZooKeeper would answer it with ConnectionLoss (jute.maxbuffer)."""
 
 
 class MultiFailed(StoreError):
@@ -111,7 +111,7 @@ class MultiFailed(StoreError):
 
 
 class WatchKind(Enum):
-    """Why a watch fired."""
+    """The cause of a fired watch."""
 
     CREATED = "created"
     DELETED = "deleted"
@@ -130,7 +130,7 @@ Watch = Callable[[WatchEvent], None]
 
 
 class SessionState(Enum):
-    """CONNECTED: usable. SUSPENDED: connection lost, session may live. EXPIRED: over; a new one is being opened."""
+    """CONNECTED: usable. SUSPENDED: disconnected, perhaps still valid. EXPIRED: over; a new one is being opened."""
 
     CONNECTED = "connected"
     SUSPENDED = "suspended"
@@ -152,7 +152,7 @@ class OperationResult(NamedTuple):
 
 
 class Lease(Protocol):
-    """The right to act as the owner of our ephemerals. Never decided by a callback, always asked at the decision."""
+    """The right to act as the owner of the session's ephemerals. Checked at each decision, never by a callback."""
 
     def valid(self) -> bool:
         """True while the session cannot have expired at ZooKeeper (with margin), whatever events were seen."""
@@ -181,7 +181,7 @@ class Store(Protocol):
         ...
 
     async def get_many(self, paths: Sequence[str]) -> list[tuple[bytes, Stat] | None]:
-        """Data and Stat of each, by one request; None where the znode does not exist. Not one moment's picture."""
+        """Data and Stat of each, by one request; None where the znode does not exist. Not an atomic snapshot."""
         ...
 
     async def children(self, path: str, watch: Watch | None = None) -> list[str]:
@@ -223,17 +223,17 @@ class Store(Protocol):
         ...
 
     async def close(self) -> None:
-        """End the session: our ephemerals vanish at once."""
+        """Close the session: its ephemerals are deleted at once."""
         ...
 
 
 class SessionStore(Store, Protocol):
-    """A store whose session can be named, so that a successor of this process may end it."""
+    """A store with session credentials, so that a successor of this process can close the session."""
 
     def credentials(self) -> tuple[int, bytes] | None:
         """Session id and password; None while not connected."""
         ...
 
     async def end_session(self, session_id: int, password: bytes, timeout_ms: int = 5_000) -> bool:
-        """End another session by its credentials; whether it is certainly over."""
+        """Close another session by its credentials; returns whether it is certainly over."""
         ...

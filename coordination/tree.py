@@ -1,8 +1,8 @@
-"""Makes a tree ours, once: the mark, the cluster's id and the parents that everybody expects.
+"""Initializes a ZooKeeper tree for fleetlog: the mark, the cluster id and the required parents.
 
-The mark and the id come to be in one multi, before anything else of ours, so brokers may start at the same moment on an
-empty tree. A tree that holds a Kafka cluster's data but not our mark is never touched: two kinds of brokers that
-manage the same topics would destroy each other's logs.
+One multi creates the mark and the id before any other fleetlog data, so brokers may start concurrently on an empty
+tree. A tree with a Kafka cluster's data but without the mark is never changed: two kinds of brokers that manage the
+same topics would destroy each other's logs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ATTEMPTS = 20
 
 
 class ForeignTree(StoreError):
-    """The tree belongs to somebody else, or to a newer fleetlog; nothing was written."""
+    """The tree belongs to another program or a newer fleetlog; nothing was written."""
 
 
 async def adopt(
@@ -36,13 +36,13 @@ async def adopt(
     parents: Iterable[str] = (),
     seeds: Mapping[str, bytes] | None = None,
 ) -> str:
-    """Return the cluster's id; on an empty tree write our mark and the id of ``new_cluster_id()`` first.
+    """Return the cluster id; on an empty tree write the mark and the id of ``new_cluster_id()`` first.
 
-    ``seeds`` (path to data, their parents being the root) come to be in the same multi as the mark: what a new cluster
-    begins with, and an older one does not get by itself.
+    ``seeds`` (path to data, directly below the root) are created in the same multi as the mark: initial data of new
+    clusters, which older ones do not get.
 
-    Also creates the persistent ``parents`` (and this package's own) that are missing. Raises ForeignTree, and the
-    store's exceptions other than UnknownOutcome, which is decided by reading again.
+    Also creates the missing persistent ``parents`` (and this package's own). Raises ForeignTree, and the store's
+    exceptions other than UnknownOutcome, which is decided by reading again.
     """
     for _ in range(_ATTEMPTS):
         try:
@@ -70,7 +70,7 @@ async def _mark(store: Store, cluster_id: str, seeds: Mapping[str, bytes]) -> No
     for path in _KAFKA_DATA:
         if await store.exists(path) is not None:
             if await store.exists(MARK) is not None:
-                return  # another broker of ours was faster: it came in the same multi as the mark
+                return  # another fleetlog broker was faster: it wrote this in the same multi as the mark
             raise ForeignTree(
                 f"the ZooKeeper tree has {path} but not fleetlog's mark {MARK}: it belongs to an Apache Kafka cluster;"
                 " use another ensemble, or a path of its own (zookeeper.connect=host:port/fleetlog)",
@@ -88,7 +88,7 @@ async def _mark(store: Store, cluster_id: str, seeds: Mapping[str, bytes]) -> No
     except MultiFailed as failed:
         if not isinstance(failed.cause, NodeExists):
             raise
-        # Somebody was faster: a broker of ours, or else the next look finds the foreign data.
+        # Another writer was faster: a fleetlog broker, or else the next read finds the foreign data.
 
 
 async def _read_marked(store: Store) -> str:

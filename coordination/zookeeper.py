@@ -1,12 +1,16 @@
-"""The Store over a real ZooKeeper: kazoo's asynchronous API, everything it says handed to the event loop in order.
+"""The Store over a real ZooKeeper: kazoo's asynchronous API, with all its events passed to the event loop in order.
 
-kazoo is used as one connection thread and nothing else: its worker threads are replaced by a queue that the loop
-drains, so results, watches and session changes arrive in the order ZooKeeper sent them. One kazoo client lives for
-one session. When the session is over the client is thrown away, so a request can never slip into the next session.
+Only kazoo's connection thread is used: a queue that the loop drains replaces its worker threads, so results, watches
+and session changes arrive in the order in which ZooKeeper sent them. One kazoo client serves one session and is
+discarded with it, so a request can never reach the next session.
+
+A session proves that the loop runs. kazoo's thread alone would ping for a blocked loop, and the broker's partitions
+would have no working leader. So while the loop is blocked for longer than a heartbeat's interval the thread neither
+pings nor reconnects (``heartbeats_prove``), and the session expires one timeout after the loop's last heartbeat.
 
 Writes are sent once: a connection lost before the answer is UnknownOutcome. Reads are repeated within their session.
-kazoo forgets its watches whenever the connection breaks; here they fire once the same session is connected again
-(something may have changed), as the port promises that only a changed session loses them.
+kazoo drops its watches whenever the connection breaks; here they fire once the same session is connected again (there
+may be changes), because the port guarantees that only a new session loses them.
 """
 
 from __future__ import annotations
@@ -26,9 +30,9 @@ from kazoo.protocol.connection import STOP_CONNECTING, ConnectionHandler
 from kazoo.protocol.serialization import Connect
 from kazoo.protocol.states import EventType, KazooState, KeeperState
 
-from coordination.bridge import Bridge
-from coordination.bulk import GetMany
 from coordination.connect import CannotConnect, ConnectString, diagnose, parse_connect
+from coordination.loop_handler import LoopHandler
+from coordination.multi_read import GetMany
 from coordination.session import SessionLease
 from coordination.store import (
     MAX_GET_MANY,
@@ -61,7 +65,7 @@ from coordination.store import (
 
 _log = logging.getLogger(__name__)
 _kazoo_log = logging.getLogger(__name__ + ".kazoo")
-_kazoo_log.setLevel(logging.ERROR)  # it warns at every attempt to connect; we say it once per change of the session
+_kazoo_log.setLevel(logging.ERROR)  # it warns at every attempt to connect; this module logs once per session change
 
 DEFAULT_SESSION_TIMEOUT_MS = 18_000
 DEFAULT_CONNECT_TIMEOUT_MS = 6_000
@@ -87,11 +91,11 @@ _WATCH_KINDS = {
 }
 
 
-_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # elsewhere than on Linux that one counts sleep
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # outside Linux, CLOCK_MONOTONIC counts sleep
 
 
 def boot_ms() -> int:
-    """Milliseconds of CLOCK_BOOTTIME: never back, and running on while the machine sleeps."""
+    """Milliseconds of CLOCK_BOOTTIME: monotonic, also during suspend."""
     return time.clock_gettime_ns(_CLOCK) // 1_000_000
 
 
@@ -102,7 +106,7 @@ class _Handshake(NamedTuple):
 
 
 class _Connection(ConnectionHandler):  # type: ignore[misc]
-    """kazoo's connection thread; notes when a handshake was sent, and ends with the session."""
+    """kazoo's connection thread; records the send time of handshakes, and ends with the session."""
 
     session: _Session
     handshake: _Handshake
@@ -111,33 +115,39 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]
     def _invoke(self, timeout: float, request: Any, xid: int | None = None) -> Any:
         sent_ms = boot_ms()
         if isinstance(request, Connect):
-            # kazoo would wait a whole session timeout. A server that is just starting may swallow the handshake.
+            # kazoo would wait a whole session timeout. A starting server may drop the handshake.
             timeout = min(timeout, self.session.handshake_timeout_s)
         answer = super()._invoke(timeout, request, xid)
         if isinstance(request, Connect) and isinstance(answer, tuple):
             self.handshake = _Handshake(sent_ms, answer[0].time_out, answer[0].session_id)
         return answer
 
+    def _send_ping(self, connect_timeout: float) -> None:
+        if not self.session.store.stands_still():
+            super()._send_ping(connect_timeout)
+
     def _expand_client_hosts(self) -> list[tuple[str, str, int]]:
-        # The server that just failed us comes last: it may hang rather than refuse.
+        # The server that failed last comes last: it may hang instead of refusing connections.
         hosts: list[tuple[str, str, int]] = super()._expand_client_hosts()
         return sorted(hosts, key=lambda host: host[1:] == self.latest)
 
     def _connect_attempt(self, host: str, address: str, port: int, retry: Any) -> Any:
+        if self.session.store.stands_still():
+            return None  # a handshake would renew the session; kazoo retries within a second
         self.latest = (address, port)
         status = super()._connect_attempt(host, address, port, retry)
         return STOP_CONNECTING if self.client.client_state == KeeperState.EXPIRED_SESSION else status
 
     def zk_loop(self) -> None:
-        """Run the thread; whatever ends it, the session learns of it."""
+        """Run the thread; its end, by any cause, ends the session."""
         try:
             super().zk_loop()
         finally:
-            self.session.bridge.put(self.session.over)
+            self.session.handler.put(self.session.over)
 
 
 class _Watcher:
-    """One registered watch; kazoo calls it on the loop (through the bridge)."""
+    """One registered watch; kazoo calls it on the loop (through the loop handler)."""
 
     __slots__ = ("callback", "kind", "path", "session")
 
@@ -152,7 +162,7 @@ class _Watcher:
             self.callback(WatchEvent(kind, self.path))
 
     def __eq__(self, other: object) -> bool:
-        # kazoo keeps watchers in a set: setting the same watch again before it fires must not pile up.
+        # kazoo keeps watchers in a set: setting the same watch again before it fires must not add another.
         return (
             isinstance(other, _Watcher)
             and (self.path, self.kind, self.callback) == (other.path, other.kind, other.callback)
@@ -163,25 +173,25 @@ class _Watcher:
         return hash((self.path, self.kind, self.callback))
 
     def fire(self) -> None:
-        """Something may have changed while the connection was away."""
+        """Fire after a reconnect: the znode may have changed meanwhile."""
         self.callback(WatchEvent(self.kind, self.path))
 
 
 class _Session:
-    """One kazoo client, for one session. Everything but ``_on_state`` runs on the loop."""
+    """One kazoo client, for one session. All methods except ``_on_state`` run on the loop."""
 
     def __init__(self, store: ZookeeperStore, client_id: tuple[int, bytes] | None = None, last_zxid: int = 0) -> None:
         self.store = store
         hosts = len(store.connect.hosts)
         timeout_ms = store.requested_timeout_ms
-        self.bridge = Bridge(store.loop, max(timeout_ms / 1000 / 3 / hosts, 0.5))
+        self.handler = LoopHandler(store.loop, max(timeout_ms / 1000 / 3 / hosts, 0.5))
         self.handshake_timeout_s = max(timeout_ms / 1000 / 3, 0.5)
         retry = {"max_tries": -1, "delay": 0.1, "backoff": 1.5, "max_delay": 1.0, "ignore_expire": False}
         self.client = KazooClient(
             hosts=store.connect.addresses(),
             timeout=timeout_ms / 1000,
             client_id=client_id,
-            handler=self.bridge,
+            handler=self.handler,
             connection_retry=dict(retry),
             command_retry={**retry, "max_tries": 0},
             logger=_kazoo_log,
@@ -203,14 +213,14 @@ class _Session:
         self.client.start_async()
 
     def _on_state(self, state: str) -> None:
-        """On kazoo's thread: pass it on with what is known at this moment."""
+        """On kazoo's thread: pass the event to the loop with the present handshake or zxid."""
         if state == KazooState.CONNECTED:
-            self.bridge.put(partial(self._on_connected, self.client._connection.handshake))
+            self.handler.put(partial(self._on_connected, self.client._connection.handshake))
         elif state == KazooState.SUSPENDED:
-            self.bridge.put(self._on_suspended)
+            self.handler.put(self._on_suspended)
         else:
             self.last_zxid = self.client.last_zxid
-            self.bridge.put(self.over)
+            self.handler.put(self.over)
 
     def _on_connected(self, handshake: _Handshake) -> None:
         if self.closed:
@@ -228,7 +238,7 @@ class _Session:
             self.store.session_suspended(self)
 
     def over(self) -> None:
-        """The session has ended (or its thread died). What is still open here was never sent."""
+        """The session has ended (or its thread died). Requests still pending were never sent."""
         if self.closed:
             return
         self.closed = True
@@ -257,21 +267,21 @@ class _Session:
         return await self.issue(request)
 
     def leave_server(self) -> None:
-        """Break the connection, so that the session is taken up again elsewhere."""
+        """Break the connection, so that the session reconnects to another server."""
         connection = self.client._connection._socket
         if connection is not None:
             try:
                 connection.shutdown(socket.SHUT_RDWR)
             except OSError:
-                pass  # it is broken already
+                pass  # the connection is broken already
 
     def stop(self) -> None:
-        """Close the session at ZooKeeper and end the thread. Blocks: for an executor."""
+        """Close the session at ZooKeeper and end the thread. Blocking."""
         try:
             self.client.stop()
             self.client.close()
         except Exception as error:
-            _log.warning("closing the ZooKeeper session: %s", error)
+            _log.warning("closing the ZooKeeper session failed: %s", error)
 
 
 def _settle(future: asyncio.Future[Any], result: Any) -> None:
@@ -284,14 +294,14 @@ def _settle(future: asyncio.Future[Any], result: Any) -> None:
 def _fail(future: asyncio.Future[Any], error: Exception) -> None:
     if not future.done():
         future.set_exception(error)
-        future.exception()  # looked at: a caller that was cancelled meanwhile will not, and that is no mistake
+        future.exception()  # mark as retrieved: a cancelled caller will not retrieve it
 
 
 class ZookeeperStore:
-    """The Store over kazoo. Make it on the loop, ``start`` it, ``close`` it.
+    """The Store over kazoo. Construct it on the loop, then ``start`` and ``close``.
 
     ``connect_string`` is Kafka's ``zookeeper.connect`` with an optional chroot, which is created. All times in
-    milliseconds. Raises CannotConnect at once when the string is nonsense.
+    milliseconds. Raises CannotConnect if the string is malformed.
     """
 
     lease: Lease
@@ -308,11 +318,12 @@ class ZookeeperStore:
         self._first_connection: asyncio.Future[None] = self.loop.create_future()
         self._disposals: set[asyncio.Future[None]] = set()
         self._closing = False
+        self._standing_ms: Callable[[], int] = lambda: 0
 
-    # --- life ---
+    # --- lifecycle ---
 
     async def start(self, connect_timeout_ms: int = DEFAULT_CONNECT_TIMEOUT_MS) -> None:
-        """Open the first session and create the chroot; raises CannotConnect, naming what is wrong per address."""
+        """Open the first session and create the chroot; raises CannotConnect with the error of each address."""
         self._open(last_zxid=0)
         try:
             await asyncio.wait_for(asyncio.shield(self._first_connection), connect_timeout_ms / 1000)
@@ -326,7 +337,7 @@ class ZookeeperStore:
         await self._create_chroot()
 
     async def close(self) -> None:
-        """End the session: our ephemerals vanish at once."""
+        """Close the session: its ephemerals are deleted at once."""
         self._closing = True
         self._lease.ended()
         if self._heartbeat is not None:
@@ -342,7 +353,7 @@ class ZookeeperStore:
         return self._session.info if self._session is not None else None
 
     def credentials(self) -> tuple[int, bytes] | None:
-        """Session id and password, with which ``end_session`` of a successor can end it; None when not connected."""
+        """Session id and password, for ``end_session`` of a successor; None while not connected."""
         client_id = self._session.client.client_id if self._session is not None else None
         return None if client_id is None else (client_id[0], client_id[1])
 
@@ -351,9 +362,9 @@ class ZookeeperStore:
         self._listeners.append(listener)
 
     async def end_session(self, session_id: int, password: bytes, timeout_ms: int = 5_000) -> bool:
-        """End another session by its credentials (one's own from before a crash), so that its ephemerals vanish.
+        """Close another session by its credentials (this broker's own from before a crash); deletes its ephemerals.
 
-        True when it is over, False when that could not be learnt within the timeout.
+        True if it is over, False if that is unknown after the timeout.
         """
         visitor = _Visitor(self, session_id, password)
         try:
@@ -364,10 +375,21 @@ class ZookeeperStore:
         finally:
             await self._dispose(visitor.session)
 
-    # --- what a session tells (on the loop) ---
+    def heartbeats_prove(self, standing_ms: Callable[[], int]) -> None:
+        """From now on sessions expire while the loop is blocked; ``standing_ms`` returns for how long it has been.
+
+        Other threads call ``standing_ms``. Before this call the session is kept alive also for a blocked loop.
+        """
+        self._standing_ms = standing_ms
+
+    def stands_still(self) -> bool:
+        """Whether the loop has been blocked for longer than the pause between two heartbeats; any thread."""
+        return self._standing_ms() > self._lease.heartbeat_interval_ms
+
+    # --- events of a session (on the loop) ---
 
     def session_connected(self, session: _Session, sent_ms: int) -> None:
-        """A session was opened, or taken up again after a broken connection."""
+        """A session was opened or reconnected."""
         if session is not self._session:
             return
         assert session.info is not None
@@ -379,13 +401,13 @@ class ZookeeperStore:
         self._publish(SessionState.CONNECTED, session.info.session_id)
 
     def session_suspended(self, session: _Session) -> None:
-        """The connection is lost; the session may live."""
+        """The connection is lost; the session may still be valid."""
         if session is self._session and session.info is not None:
             self._lease.disconnected()
             self._publish(SessionState.SUSPENDED, session.info.session_id)
 
     def session_over(self, session: _Session) -> None:
-        """The session has ended: tell first, and only then open the next one."""
+        """The session has ended: notify listeners, and only then open the next one."""
         if session is not self._session or self._closing:
             return
         self._session = None
@@ -406,17 +428,17 @@ class ZookeeperStore:
             try:
                 listener(SessionEvent(state, session_id))
             except Exception:
-                _log.exception("a listener to the ZooKeeper session failed")
+                _log.exception("ZooKeeper session: a listener failed")
 
     def _open(self, last_zxid: int) -> None:
         if not self._closing and self._session is None:
-            # The last seen transaction goes along: a server that lags behind it must not show us the past.
+            # With the last seen zxid: a server that lags behind it must not serve this session.
             self._session = _Session(self, last_zxid=last_zxid)
             self._session.open()
 
     def _dispose(self, session: _Session) -> asyncio.Future[None]:
         session.closed = True
-        # A thread of its own, not the default executor's: that one may be shut down or busy when we close.
+        # A separate thread, not the default executor: that may be shut down or busy during close.
         done: asyncio.Future[None] = self.loop.create_future()
 
         def settle() -> None:
@@ -438,7 +460,7 @@ class ZookeeperStore:
         return done
 
     async def _beat(self, session: _Session) -> None:
-        """Heartbeats one after the other; see coordination.session for why it is a sync."""
+        """Send heartbeats one after the other; coordination.session explains why they are syncs."""
         path = self.connect.absolute("/")
         while not session.closed:
             await asyncio.sleep(self._lease.heartbeat_interval_ms / 1000)
@@ -448,10 +470,10 @@ class ZookeeperStore:
             try:
                 beat = session.issue(lambda client: client.sync_async(path))
                 if len(self.connect.hosts) > 1:
-                    # kazoo notices a hanging server so late that the lease is over and hardly any time is left.
+                    # kazoo detects a hanging server only after the lease is over and hardly any time is left.
                     await asyncio.wait({beat}, timeout=self._lease.patience_ms / 1000)
                     if not beat.done():
-                        _log.warning("ZooKeeper does not answer a heartbeat: trying another server")
+                        _log.warning("ZooKeeper server does not answer a heartbeat: trying another server")
                         session.leave_server()
                 await beat
             except kz.KazooException:
@@ -471,7 +493,7 @@ class ZookeeperStore:
             except kz.NodeExistsError:
                 return
             except _LOST:
-                continue  # creating twice is harmless
+                continue  # repeating is harmless
             except kz.KazooException as error:
                 raise CannotConnect(f"zookeeper.connect: cannot create the path {path}: {error!r}") from error
 
@@ -515,7 +537,7 @@ class ZookeeperStore:
         return data or b"", _stat(stat)
 
     async def get_many(self, paths: Sequence[str]) -> list[tuple[bytes, Stat] | None]:
-        """Data and Stat of each, by one request; None where the znode does not exist. Not one moment's picture."""
+        """Data and Stat of each, by one request; None where the znode does not exist. Not an atomic snapshot."""
         assert len(paths) <= MAX_GET_MANY, "a bounded request"
         if not paths:
             return []
@@ -615,7 +637,7 @@ class ZookeeperStore:
 
 
 class _Visitor:
-    """Takes up a session by its credentials, or learns that it is over; closing it (by the caller) then ends it."""
+    """Reconnects a session by its credentials, or detects that it is over; the caller's close then ends it."""
 
     def __init__(self, store: ZookeeperStore, session_id: int, password: bytes) -> None:
         self.arrived: asyncio.Future[None] = store.loop.create_future()

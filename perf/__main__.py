@@ -22,7 +22,7 @@ SUITES = {
     "kernels": "every kernel, Cython against its pure twin",
     "floor": "a broker beside a C program that does the least possible",
     "broker": "a broker with Cython kernels beside one with pure kernels",
-    "peers": "fleetlog beside Apache Kafka; --brokers 3 replicates three times",
+    "peers": "fleetlog beside Apache Kafka, or with --tree beside another tree; --brokers 3 replicates three times",
     "transactions": "commits per second of small transactions, beside Apache Kafka",
     "groups": "how long a consumer group of 50 members rebalances, beside Apache Kafka",
     "scale": "partitions, connections, sizes, brokers: how cost grows",
@@ -51,6 +51,8 @@ def main() -> int:
     add_arguments(parser)
     found = parser.parse_args()
     options = options_of(found)
+    if found.suite == "peers" and options.brokers not in (1, 3):
+        parser.error("peers has clusters of 1 or 3 brokers")
     if found.suite == "report":
         from perf import report
 
@@ -71,7 +73,7 @@ def run_suite(name: str, options: Options) -> bool:
         print(f"perf {name}: {error}", file=sys.stderr)
         return False
     results.about["took_s"] = round(time.monotonic() - started, 1)
-    if not options.only:  # a part would take the place of the whole
+    if options.keeps:
         results.save()
     from perf import report
 

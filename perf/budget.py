@@ -33,7 +33,7 @@ class BudgetError(Exception):
 
 
 def environment() -> str:
-    """The table of ``budget.json`` that is ours."""
+    """The table of ``budget.json`` for this environment."""
     return (
         f"{platform.python_implementation()} {sys.version_info[0]}.{sys.version_info[1]} {platform.machine()}".lower()
     )

@@ -1,7 +1,7 @@
 """The stock clients as load: librdkafka (confluent-kafka), and the Java client by Kafka's own performance tools.
 
 What they cost themselves is most of what is measured on a small machine, so these numbers say what an application
-sees, not what a broker can do. Broker CPU per GB is told beside them.
+sees, not what a broker can do. Broker CPU per GB is shown beside them.
 """
 
 from __future__ import annotations

@@ -20,21 +20,27 @@ from pathlib import Path
 from typing import Any
 
 from _native.batch import scan
+from brokers.timers import Timers
 from perf.generator.frames import Frame, batch_of, fetch_frame, produce_frame
 
 KIB = 1024
 LENGTH = 4
 WARMUP, REQUESTS = 30, 100
 FETCHES = 8
+SESSION_AT = 4 + 1 + 4 + 2
+"""Where the answer of a Fetch names its session: behind correlation id, header tags, throttle and error."""
 TAIL = 3
 """Bytes behind the records of an answer: no tags of partition, topic and answer."""
 AT_ONCE = 10
 """Requests sent together where a client doesn't wait for each answer."""
+CROWD = 4
+"""Connections that send in the same turn of the loop."""
 SPEND, SPENT = "spend", 100
 TOPIC, TOPIC_ID = "counted", uuid.UUID(int=7)
 PARTITIONS = 4
 IN_TRANSACTION, TRANSACTIONAL = 3, 0x10
 """A producer id, and the attribute of its batches."""
+FIRST_PRODUCER = 1000
 NOW_MS = 1_700_000_000_000
 """What the stage's clock says."""
 
@@ -109,6 +115,16 @@ class Client:
     def ask(self, requests: bytes, count: int) -> memoryview:
         """Send, let the server work, and receive so many answers."""
         self.sock.sendall(requests)
+        return self.receive(count)
+
+    def arrive(self) -> None:
+        """What was sent is received by the server, in a turn that is not over yet."""
+        while self.fd not in [fd for fd, _ in self.poll.poll()]:
+            pass
+        self.loop.callbacks[self.fd, select.POLLIN][0]()
+
+    def receive(self, count: int) -> memoryview:
+        """So many answers, for which the server gets as many turns as it needs."""
         have = end = 0
         while count:
             # an answer may need several turns, but nothing is asked in vain: the count would depend on the kernel
@@ -132,9 +148,9 @@ class Fixture:
         from brokers import metrics
         from brokers.model import Endpoint
         from brokers.server.listener import Server
-        from tests.server.stage import Stage
+        from perf.stage import LoneLeader
 
-        stage = Stage(directory)
+        self.stage = stage = LoneLeader(directory, NOW_MS)
         stage.topic(TOPIC, 2 * PARTITIONS, topic_id=TOPIC_ID)
         for index in range(PARTITIONS, 2 * PARTITIONS):  # a transaction that goes on: sequence 0 is the next one
             stage.append(
@@ -143,6 +159,7 @@ class Fixture:
             )  # fmt: skip
         self.loop = TurnLoop()
         stage.services.loop = self.loop
+        stage.services.timers = Timers(self.loop, stage.clock)
         if plant:
             _plant(metrics.Histogram, plant)
         server = Server(stage.config)
@@ -150,14 +167,40 @@ class Fixture:
         server.serve(stage.services)
         listener = next(fd for (fd, _), (_, args) in self.loop.callbacks.items() if args)  # the others take none
         self.client = Client(self.loop, endpoint.port, listener)
+        self.crowd = [Client(self.loop, endpoint.port, listener) for _ in range(CROWD)]
+        self._server = server
 
     def check(self, frames: list[Frame]) -> None:
         """Requests sent together; an answer with an error is a fault of the fixture."""
-        answers = self.client.ask(b"".join([frame.data for frame in frames]), len(frames))
-        for frame in frames:
-            error = int.from_bytes(answers[LENGTH + frame.error_at : LENGTH + frame.error_at + 2], "big")
-            assert not error, f"answered with error code {error}"
-            answers = answers[LENGTH + int.from_bytes(answers[:LENGTH], "big") :]
+        _check(frames, self.client.ask(b"".join([frame.data for frame in frames]), len(frames)))
+
+    def check_crowd(self, frames: list[Frame]) -> None:
+        """The same requests sent by each of several connections, in one turn of the loop."""
+        requests = b"".join([frame.data for frame in frames])
+        for client in self.crowd:
+            client.sock.sendall(requests)
+        self.crowd_turn()
+        for client in self.crowd:
+            _check(frames, client.receive(len(frames)))
+
+    def crowd_turn(self) -> None:
+        """What the crowd has sent is received and executed."""
+        for client in self.crowd:
+            client.arrive()
+        self.loop.run_soon()
+
+    def close(self) -> None:
+        """Give sockets back."""
+        self._server.close()
+        for client in (self.client, *self.crowd):
+            client.sock.close()
+
+
+def _check(frames: list[Frame], answers: memoryview) -> None:
+    for frame in frames:
+        error = int.from_bytes(answers[LENGTH + frame.error_at : LENGTH + frame.error_at + 2], "big")
+        assert not error, f"answered with error code {error}"
+        answers = answers[LENGTH + int.from_bytes(answers[:LENGTH], "big") :]
 
 
 def _plant(histogram: Any, rounds: int) -> None:
@@ -194,15 +237,34 @@ def works() -> dict[str, Iterator[list[Frame]]]:
     return {
         **{work: itertools.cycle(rounds) for work, rounds in repeated.items()},
         "produce 1 KiB, idempotent": _of_producer(1, 1),
+        "produce 1 KiB, first of its producer": firsts(),
         "produce 1 KiB, 10 at once, idempotent": _of_producer(2, AT_ONCE),
         "produce 1 KiB, 10 at once, transactional": _of_producer(IN_TRANSACTION, AT_ONCE, "counted"),
     }
 
 
+def crowds() -> dict[str, Iterator[list[Frame]]]:
+    """Writing of several connections in the same turn: name, and what each of them sends."""
+    small, _ = batch_of(KIB, KIB, NOW_MS)
+    frames = [produce_frame(TOPIC, number, small) for number in range(PARTITIONS)]
+    return {
+        f"produce 1 KiB, {CROWD} connections": itertools.cycle([[frame] for frame in frames]),
+        f"produce 1 KiB, 5 at once to 4, {CROWD} connections": itertools.cycle([[*frames, frames[0]]]),
+    }
+
+
+def firsts() -> Iterator[list[Frame]]:
+    """The first batch of a producer, always another one, in a partition that has others."""
+    for turn in itertools.count():
+        producer_id, number = FIRST_PRODUCER + turn, PARTITIONS + turn % PARTITIONS
+        batch, _ = batch_of(KIB, KIB, NOW_MS, producer_id=producer_id, producer_epoch=0, base_sequence=0)
+        yield [produce_frame(TOPIC, number, batch)]
+
+
 def _of_producer(producer_id: int, at_once: int, transactional_id: str | None = None) -> Iterator[list[Frame]]:
     """Requests of one producer, whose sequences follow on each other in each of the partitions that take turns.
 
-    They are others than those of the requests without: who has no idempotent producers does not pay for them.
+    These partitions are not those of the requests without a producer id, which must not pay for idempotent producers.
     """
     for turn in itertools.count():
         first, number = turn // PARTITIONS * at_once, PARTITIONS + turn % PARTITIONS
@@ -216,22 +278,42 @@ def _of_producer(producer_id: int, at_once: int, transactional_id: str | None = 
         yield [produce_frame(TOPIC, number, batch, transactional_id=transactional_id) for batch in batches]
 
 
-def reading(fixture: Fixture, max_bytes: int) -> list[list[Frame]]:
+def reading(fixture: Fixture, max_bytes: int, count: int = FETCHES) -> list[list[Frame]]:
     """The requests of a consumer that reads what is there, from the first record on, again and again."""
-    frames: list[list[Frame]] = []
+    return [[frame] for frame in itertools.islice(_sequence(fixture, max_bytes), count)]
+
+
+def _sequence(fixture: Fixture, max_bytes: int) -> Iterator[Frame]:
+    """Fetches that follow on each other, each of which is answered before it is found."""
     offset = 0
-    while len(frames) < FETCHES:
-        frame = fetch_frame(
-            TOPIC, 0, batch_bytes=1, batch_records=1, max_bytes=max_bytes, max_wait_ms=0, offset=offset
-        )  # fmt: skip
+    while True:
+        frame = _fetch(max_bytes, offset)
         answer = fixture.client.ask(frame.data, 1)
         begin = LENGTH + frame.records_at
         while answer[begin] & 0x80:  # the records' size, a varint
             begin += 1
         batches = scan(answer[begin + 1 : len(answer) - TAIL])
-        frames.append([frame])
+        yield frame
         offset = batches[-1][1].last_offset + 1
-    return frames
+
+
+def _fetch(max_bytes: int, offset: int, session_id: int = 0, session_epoch: int = -1) -> Frame:
+    return fetch_frame(
+        TOPIC, 0, batch_bytes=1, batch_records=1, max_bytes=max_bytes, max_wait_ms=0, offset=offset,
+        session_id=session_id, session_epoch=session_epoch,
+    )  # fmt: skip
+
+
+def reading_in_session(fixture: Fixture, max_bytes: int, count: int = FETCHES) -> Iterator[list[Frame]]:
+    """The same in a session: each request names the partition, for its position has moved."""
+    offsets = [
+        int.from_bytes(frame.data[frame.offset_at : frame.offset_at + 8], "big")
+        for (frame,) in reading(fixture, max_bytes, count)
+    ]
+    answer = fixture.client.ask(_fetch(max_bytes, 0, 0, 0).data, 1)
+    session_id = int.from_bytes(answer[LENGTH + SESSION_AT : LENGTH + SESSION_AT + 4], "big")
+    for epoch, offset in enumerate(itertools.cycle(offsets), 1):
+        yield [_fetch(max_bytes, offset, session_id, epoch)]
 
 
 def main() -> None:
@@ -243,26 +325,34 @@ def main() -> None:
     for rounds in kinds.values():
         for frames in itertools.islice(rounds, WARMUP):
             fixture.check(frames)
-    for size in (4, 128):
+    for size in (4, 64, 128):
         kinds[f"fetch {size} KiB"] = itertools.cycle(reading(fixture, size * KIB))
+    kinds["fetch 64 KiB in a session"] = reading_in_session(fixture, 64 * KIB)
     gc.collect()
     gc.freeze()
     gc.disable()
-    for work, rounds in kinds.items():
-        counted = _some(rounds)
+
+    def count(work: str, ask: Callable[[list[Frame]], None], counted: list[list[Frame]]) -> None:
         library.begin_counting()
         for frames in counted:
-            fixture.check(frames)
+            ask(frames)
         library.end_counting(work.encode())
+
+    for work, rounds in kinds.items():
+        count(work, fixture.check, _some(rounds))
+    for work, rounds in crowds().items():
+        for frames in itertools.islice(rounds, WARMUP):
+            fixture.check_crowd(frames)
+        count(work, fixture.check_crowd, _some(rounds, CROWD))
     library.begin_counting()
     spend(REQUESTS * SPENT)
     library.end_counting(SPEND.encode())
 
 
-def _some(rounds: Iterator[list[Frame]]) -> list[list[Frame]]:
-    """The next rounds that make ``REQUESTS``."""
+def _some(rounds: Iterator[list[Frame]], clients: int = 1) -> list[list[Frame]]:
+    """The next rounds that make ``REQUESTS``, if each of the clients sends them."""
     found: list[list[Frame]] = []
-    while sum(map(len, found)) < REQUESTS:
+    while clients * sum(map(len, found)) < REQUESTS:
         found.append(next(rounds))
     return found
 

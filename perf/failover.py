@@ -13,7 +13,7 @@ import argparse
 import itertools
 import json
 import math
-import tempfile
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,13 +21,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.fleet import Broker, Fleet
+from perf.targets.base import Broker
+from perf.targets.fleetlog import Fleetlog
 
 RESULTS = Path(__file__).parent / "results" / "failover.json"
 TOPIC, PARTITIONS = "failover", 6
 INTERVAL_S = 0.005
 PLANNED_GOAL_MS = 200.0
 SETTLE_S = 60.0
+STOP_LIMIT_S = 20.0
 TICK_MS = 500
 """Of the ZooKeeper that coordination.ensemble starts."""
 KINDS = ("leader killed", "controller killed", "leader and controller killed", "leader shut down")
@@ -73,24 +75,17 @@ class Producer:
 
 
 class Cluster:
-    """The fleet, and who does what in it."""
+    """The fleet, and its leader and controller."""
 
-    def __init__(self, directory: Path, session_ms: int) -> None:
-        self.fleet = Fleet(
-            directory, 3, default_replication_factor=3, min_insync_replicas=2, zookeeper_session_timeout_ms=session_ms
-        )
-        self.fleet.start()
-        from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined,unused-ignore]
-
-        self._admin = AdminClient({"bootstrap.servers": self.fleet.bootstrap, "log_level": 0})
-        made = self._admin.create_topics([NewTopic(TOPIC, PARTITIONS, 3, config={"min.insync.replicas": "2"})])
-        made[TOPIC].result(30)
+    def __init__(self, fleet: Fleetlog) -> None:
+        self.fleet = fleet
+        fleet.create_topic(TOPIC, PARTITIONS, 3, min_insync_replicas=2)
 
     def whole(self) -> Any:
         """Metadata once every replica is in sync; raises TimeoutError."""
         deadline = time.monotonic() + SETTLE_S
         while time.monotonic() < deadline:
-            found = self._admin.list_topics(timeout=5)
+            found = self.fleet.admin.list_topics(timeout=5)
             parts = found.topics[TOPIC].partitions.values() if TOPIC in found.topics else ()
             if len(parts) == PARTITIONS and all(len(part.isrs) == 3 and part.leader > 0 for part in parts):
                 return found
@@ -108,9 +103,9 @@ class Cluster:
             for number, part in found.topics[TOPIC].partitions.items():
                 if (part.leader == controller) == (kind == "leader and controller killed"):
                     target = controller if kind == "controller killed" else part.leader
-                    return number, next(broker for broker in self.fleet.brokers if broker.id == target)
+                    return number, next(broker for broker in self.fleet.brokers if broker.number == target)
             wanted = [TopicPartition(TOPIC, number) for number in range(PARTITIONS)]
-            self._admin.elect_leaders(ElectionType.PREFERRED, wanted).result(30)
+            self.fleet.admin.elect_leaders(ElectionType.PREFERRED, wanted).result(30)
             time.sleep(1)
         raise TimeoutError(f"no partition for {kind}")
 
@@ -122,10 +117,10 @@ def measure(cluster: Cluster, kind: str, goal_ms: float) -> float:
     try:
         _until(lambda: len(producer.acknowledged) > 100, 30)
         start = time.monotonic()
-        if kind == "leader shut down":
-            broker.stop()
-        else:
-            broker.kill()
+        planned = kind == "leader shut down"
+        broker.end(signal.SIGTERM if planned else signal.SIGKILL, STOP_LIMIT_S)
+        if planned and broker.process is not None and broker.process.returncode:
+            raise AssertionError(f"{kind}: it ended with {broker.process.returncode}:\n{broker.output()}")
         patience = max(30.0, 4 * goal_ms / 1000)
         _until(lambda: bool(producer.acknowledged) and producer.acknowledged[-1] > start + 1.0, patience)
         time.sleep(1.0)
@@ -134,8 +129,8 @@ def measure(cluster: Cluster, kind: str, goal_ms: float) -> float:
         producer.stop()
     if producer.failed:
         raise AssertionError(f"{kind}: {len(producer.failed)} records were refused: {producer.failed[0]}")
-    broker.start()
-    broker.wait_ready()
+    cluster.fleet.launch(broker)
+    cluster.fleet.wait_serving(broker)
     return gap * 1000
 
 
@@ -150,12 +145,9 @@ def _until(true: Callable[[], bool], seconds: float) -> None:
 @contextmanager
 def running(session_ms: int) -> Iterator[Cluster]:
     """A cluster for the block."""
-    with tempfile.TemporaryDirectory(prefix="fleetlog-failover-") as directory:
-        cluster = Cluster(Path(directory), session_ms)
-        try:
-            yield cluster
-        finally:
-            cluster.fleet.close()
+    fleet = Fleetlog(3, default_replication_factor=3, min_insync_replicas=2, zookeeper_session_timeout_ms=session_ms)
+    with fleet.running():
+        yield Cluster(fleet)
 
 
 def percentile(times: Sequence[float], share: float) -> float:

@@ -19,7 +19,7 @@ Found = Mapping[str, Results]
 
 
 class Measured(NamedTuple):
-    """``ratio`` is what ``limit`` bounds: from below if ``at_least``, else from above. ``others``: cores not ours.
+    """``limit`` bounds ``ratio``: from below if ``at_least``, else from above. ``others``: other processes' cores.
 
     ``least`` is the ratio that the C program reaches, which does nothing but receive, check and write, or send.
     """
@@ -83,7 +83,7 @@ def _value(
 
 
 def _others(results: Results, case: str) -> float:
-    """Cores that somebody else used while it was measured, on average; NaN if the case does not say."""
+    """Cores that other processes used during the measurement, on average; NaN if the case does not say."""
     used = [row["others_cores"] for row in results.rows if row["case"] == case and "others_cores" in row]
     return sum(used) / len(used) if used else float("nan")
 

@@ -149,7 +149,7 @@ class _Group:
 
     def _join(self, member: _Member) -> Any:
         request = messages.request_class(JOIN)
-        # another subscription every time: who rejoins with what is known already starts no rebalance
+        # another subscription every time: a member that rejoins with the known one starts no rebalance
         metadata = SUBSCRIPTION + self._round.to_bytes(4, "big")
         protocol = request.JoinGroupRequestProtocol(name="range", metadata=metadata)
         return request(
@@ -188,7 +188,7 @@ class _Group:
                 if answer is not None:
                     del self._waits[member]
                     self._answered(member, key, answer, joins[member])
-            if not events:  # only while the group forms: who was early has to come again for the others
+            if not events:  # only while the group forms: early members have to rejoin for the others
                 for member in [member for member in self.members if member not in self._waits]:
                     self._ask(member, JOIN, joins[member])
             if time.monotonic() - started > LIMIT_S:

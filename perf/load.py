@@ -138,7 +138,7 @@ def send_all(address: Address, frame: Frame, count: int, window: int = 4) -> Non
 
 
 def numbers(result: Result, load: Load) -> dict[str, Any]:
-    """One run as a row of results. CPU is that of all the cluster's processes, the generator's is told apart."""
+    """One run as a row of results. CPU is that of all the cluster's processes, the generator's is separate."""
     requests = result.requests
     payload = sum(flow.payload_bytes for flow in result.flows)
     latency = merged([flow.latency for flow in result.flows])

@@ -39,7 +39,7 @@ def command() -> str:
     words = iter(sys.argv[1:])
     kept = ["python -m perf"]
     for word in words:
-        if word in ("--tree", "--dir"):  # says nothing to anybody else
+        if word in ("--tree", "--dir"):  # has no meaning on another machine
             next(words, None)
         else:
             kept.append(word)

@@ -1,4 +1,4 @@
-"""What every suite can be told on the command line."""
+"""Command line options of all suites."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ class Options:
     brokers: int = 1
     only: str = ""
     tree: Path = ROOT
+    """``peers`` compares it with this one; the other suites measure it."""
     directory: Path | None = None
 
     @property
@@ -35,9 +36,19 @@ class Options:
         """Whether ``--only`` asks for this part of a suite."""
         return not self.only or any(word in part for word in self.only.split(","))
 
+    @property
+    def keeps(self) -> bool:
+        """Whether the results are written: a part, or another tree's, would take the place of the whole."""
+        return not self.only and not self.compares_trees
+
+    @property
+    def compares_trees(self) -> bool:
+        """Whether ``--tree`` names another tree than this one."""
+        return self.tree != ROOT
+
     def fleetlog(self, brokers: int = 1, **more: Any) -> Fleetlog:
         """A fleetlog cluster from the tree that is measured."""
-        return Fleetlog(brokers, self.directory, tree=self.tree, **more)
+        return Fleetlog(brokers, self.directory, **{"tree": self.tree, **more})
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,8 +62,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     argument(
         "--only", default="", help="only what has one of these words in its name (with commas); nothing is written"
     )
-    argument("--tree", type=Path, default=ROOT, help="the source tree whose brokers are measured")
+    argument(
+        "--tree",
+        type=_source_tree,
+        default=ROOT,
+        help="another source tree, with compiled kernels: its brokers are measured (peers: beside those of this tree)",
+    )
     argument("--dir", type=Path, default=None, help="where the servers keep their data (default: the temporary files)")
+
+
+def _source_tree(text: str) -> Path:
+    tree = Path(text).resolve()
+    if not (tree / "brokers" / "cli" / "main.py").is_file():
+        raise argparse.ArgumentTypeError(f"{text} is no source tree of fleetlog")
+    return tree
 
 
 def options_of(found: argparse.Namespace) -> Options:
@@ -65,6 +88,6 @@ def options_of(found: argparse.Namespace) -> Options:
         warmup_s=warmup if found.warmup is None else found.warmup,
         brokers=found.brokers,
         only=found.only,
-        tree=found.tree.resolve(),
+        tree=found.tree,
         directory=found.dir,
     )

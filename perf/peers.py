@@ -2,6 +2,8 @@
 
 Beside one broker each, the C program of ``perf floor`` runs the same loads: what it needs is the machine's share.
 With ``--brokers 3`` three brokers each, topics with three replicas; the CPU and memory are those of all three.
+
+With ``--tree`` the brokers of another source tree take Kafka's place, and the results are printed but not kept.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from perf import clients
+from perf.build import ROOT
 from perf.load import KIB, Load, Pace, Prepared, numbers
 from perf.options import Options
 from perf.results import Results
@@ -41,25 +44,22 @@ def run(options: Options) -> Results:
     """Everything that ``--only`` does not leave out."""
     replicas = options.brokers
     suite = "peers" if replicas == 1 else f"peers-{replicas}"
-    results = Results.begin(suite, rounds=options.rounds, seconds=options.measure_s, kafka=version())
+    about = {} if options.compares_trees else {"kafka": version()}
+    results = Results.begin(suite, rounds=options.rounds, seconds=options.measure_s, **about)
     if options.wanted("start") and replicas == 1:
         _starts(results, options)
     loads = [replace(load, replicas=replicas) for load in LOADS if options.wanted(load.name)]
     if replicas > 1:
         loads = [load for load in loads if not load.fetch]
-    with (
-        Kafka(replicas, options.directory).running() as kafka,
-        options.fleetlog(replicas).running() as fleetlog,
-        contextlib.ExitStack() as stack,
-    ):
-        clusters: tuple[Cluster, ...] = (kafka, fleetlog)
+    with contextlib.ExitStack() as stack:
+        clusters: tuple[Cluster, ...] = tuple(stack.enter_context(one.running()) for one in compared(options))
         measured = clusters
         if replicas == 1:
             measured = (*clusters, stack.enter_context(Floor(options.directory).running()))
         time.sleep(SETTLE_S)
         if options.wanted("memory"):
             _memory(results, clusters, "idle")
-        _warm(results, options, kafka, fleetlog, loads)
+        _warm(results, options, clusters, loads)
         interleave(results, measured, loads, options.pace, options.rounds)
         if options.wanted("paced"):
             _paced(results, measured, replace(PACED, replicas=replicas), options)
@@ -71,19 +71,27 @@ def run(options: Options) -> Results:
     return results
 
 
-def _warm(results: Results, options: Options, kafka: Cluster, fleetlog: Cluster, loads: list[Load]) -> None:
+def compared(options: Options) -> Iterator[Cluster]:
+    """The clusters side by side, not yet started: the one to compare with, then fleetlog of this tree."""
+    if options.compares_trees:
+        yield options.fleetlog(options.brokers, label="other tree")
+    else:
+        yield Kafka(options.brokers, options.directory)
+    yield options.fleetlog(options.brokers, tree=ROOT)
+
+
+def _warm(results: Results, options: Options, clusters: tuple[Cluster, ...], loads: list[Load]) -> None:
     """Both until they are steady."""
     seconds = WARMUP_S / 2 if options.short else WARMUP_S
     names = ("produce 1 KiB", "produce 128 KiB", "fetch 64 KiB", "fetch 1 MiB")
     representative = [load for load in loads if load.name in names] or loads
-    for cluster in (kafka, fleetlog):
+    for cluster in clusters:
         results.about[f"{cluster.label}_warmed_up_by"] = warm(cluster, representative, seconds, 10 * seconds)
 
 
 def _paced(results: Results, clusters: tuple[Cluster, ...], load: Load, options: Options) -> None:
-    """Both at half of what Kafka can do, by the clock."""
-    kafka = clusters[0]
-    most = [numbers(Prepared(kafka, load).run(Pace(0.5, 2.0)), load)["requests_s"] for _ in range(2)]
+    """All at half of what the first can do, by the clock."""
+    most = [numbers(Prepared(clusters[0], load).run(Pace(0.5, 2.0)), load)["requests_s"] for _ in range(2)]
     rate = max(most) / 2
     results.about["paced_rate"] = rate
     seconds = PACED_SECONDS / 2 if options.short else PACED_SECONDS
@@ -107,7 +115,7 @@ def _loaded(results: Results, clusters: tuple[Cluster, ...]) -> None:
 def _starts(results: Results, options: Options) -> None:
     """From the process's start to its first answer; ZooKeeper is up, Kafka's directory is formatted."""
     for round_ in range(min(3, options.rounds)):
-        for cluster in (Kafka(1, options.directory), options.fleetlog()):
+        for cluster in compared(options):
             with cluster.running():
                 (broker,) = cluster.brokers
                 broker.end()

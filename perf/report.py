@@ -88,34 +88,35 @@ CHARTED = {
     "groups": (("rebalance_ms", "Rebalances", "milliseconds, less is better"),),
 }
 NOTES = Path(__file__).parent / "notes.md"
-"""What is not reached, where its time goes and what was tried; written by hand."""
+"""The goals that are not reached, where their time goes and what was tried; written by hand."""
 ABOUT = """\
 # Performance
 
-This page is written by `python -m perf report` from what the suites measured last; `make perf` runs them all for a
-short pass. Do not edit it.
+`python -m perf report` writes this page from the latest results of the suites; `make perf` runs them all for a short
+pass. Do not edit it.
 
 - The load generator ([perf/generator](../perf/generator/generator.c)) sends prepared frames over plain sockets and
-  drops what answers bring in the kernel. What it costs itself is in the column *generator*.
-- CPU is utime + stime of the server's processes from /proc over the measured seconds; fleetlog's ZooKeeper and Kafka's
-  controller have nothing to do then (Kafka's runs in the broker's process). RSS is RssAnon: pages of files
-  (libraries, and segments mapped for fetches) are lent by the page cache.
+  drops the bytes of responses in the kernel. Its own cost is in the column *generator*.
+- CPU is utime + stime of the server's processes from /proc over the measured seconds. fleetlog's ZooKeeper and Kafka's
+  controller are idle then (Kafka's runs in the broker's process). RSS is RssAnon: pages of files (libraries, and
+  segments mapped for fetches) belong to the page cache.
 - *paced* cases are open loops: a request is due by the clock, and its latency counts from then, whatever the server
-  does (no coordinated omission). The others are closed loops at full load, so their latencies say how long the queue
+  does (no coordinated omission). The others are closed loops at full load, so their latencies show how long the queue
   was.
 - Servers take turns in each round. Cells are medians with the lowest and the highest of all rounds. *others' cores*
-  says how much of the machine somebody else used meanwhile: the more, the less an absolute number means. Ratios of
+  shows how much of the machine other processes used meanwhile: the more, the less an absolute number means. Ratios of
   interleaved runs are what counts.
 - Both servers are warmed up by tens of thousands of requests, until one costs no less than before. Apache Kafka runs
   from its jars (Maven, or a class path in FLEETLOG_KAFKA_JARS) as its start script would, with a heap of 1 GB.
-- `python -m perf SUITE --tree DIR` measures the brokers of another source tree, `--rounds` and `--seconds` say how
-  often and how long, `--only WORDS` runs parts of a suite without keeping the numbers.
-- `python -m perf spark` (not in `make perf`) runs all ways in one Spark session: `kafka` is Spark's own connector with
-  its defaults, `kafka tuned` the same with linger.ms 20 and batch.size 900 kB, `fleetlog` exactly once from
+- `python -m perf SUITE --tree DIR` measures the brokers of another source tree, `peers` beside those of this tree.
+  `--rounds` and `--seconds` set how often and how long, `--only WORDS` runs parts of a suite. Neither `--tree` nor
+  `--only` keeps the numbers.
+- `python -m perf spark` (not in `make perf`) runs all variants in one Spark session: `kafka` is Spark's own connector
+  with its defaults, `kafka tuned` the same with linger.ms 20 and batch.size 900 kB, `fleetlog` exactly once from
   foreachBatch (batches of one running query, whose driver is connected; small ones by the driver's member, `by tasks`:
-  without that), `format` exactly once by the data source's writer, `at least once` our producer without a transaction.
-  CPU is of Spark's process tree and of the brokers and contains what making the rows costs (`rows alone`; `counted`:
-  taken to Python and only counted).
+  without that), `format` exactly once by the data source's writer, `at least once` fleetlog's producer without a
+  transaction. CPU is of Spark's process tree and of the brokers and contains the cost of generating the rows
+  (`rows alone`; `counted`: taken to Python and only counted).
 - CI has no timing: [tests/perf/test_budget.py](../tests/perf/test_budget.py) counts the instructions of a request
   (`python -m perf.budget`) against [perf/budget.json](../perf/budget.json).
 """

@@ -113,7 +113,7 @@ class Results:
         return list(dict.fromkeys(row["case"] for row in self.rows))
 
     def targets(self, case: str) -> list[str]:
-        """Who was measured in a case."""
+        """The servers measured in a case."""
         return list(dict.fromkeys(row["target"] for row in self.rows if row["case"] == case))
 
 

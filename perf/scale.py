@@ -147,7 +147,7 @@ def _connections(results: Results, options: Options) -> None:
     for count in CONNECTIONS:
         if hard < count + 2000:
             raise TargetError(f"{count} connections need `ulimit -n` above {count + 2000}; here it is {hard}")
-        with options.fleetlog(max_connections=20_000).running() as cluster:
+        with options.fleetlog(max_connections=20_000, max_connections_per_ip=20_000).running() as cluster:
             results.add(f"{count} connections", "fleetlog", _with_connections(cluster, count, options))
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 

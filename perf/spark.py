@@ -1,8 +1,9 @@
 """``perf spark``: source and sink beside Spark's own Kafka connector on Apache Kafka, in turns, in one Spark session.
 
-Ours writes exactly once (the engine of foreachBatch, and the data source's writer) and at least once (the same producer
-without a transaction); Spark's own sink with its defaults, and tuned. CPU is that of the Spark process with everything
-it started, and that of the brokers, per million rows; it contains what making the rows costs (case "rows alone").
+fleetlog's sink writes exactly once (the engine of foreachBatch, and the data source's writer) and at least once (the
+same producer without a transaction); Spark's own sink with its defaults, and tuned. CPU is that of the Spark process
+with everything it started, and that of the brokers, per million rows; it contains what making the rows costs (case
+"rows alone").
 """
 
 from __future__ import annotations
@@ -132,7 +133,7 @@ class Spark:
             return sum(self._used.values()) / TICK
 
     def _watch(self) -> None:
-        """A worker's CPU is lost with it: its parent may be gone, too. So each is looked at while it lives."""
+        """A worker's CPU is lost with it: its parent may be gone, too. So each is sampled while it runs."""
         while not self._over.wait(LOOK_S):
             with self._lock:
                 self._look()
@@ -232,7 +233,7 @@ class Suite:
                 self.results.add(f"source, {case}", target, row, round_=round_)
 
     def small_batches(self, kafka: Cluster, fleetlog: Cluster) -> None:
-        """Micro-batches of ten rows; ours by the driver's own member of the transaction, and by tasks."""
+        """Micro-batches of ten rows; fleetlog's by the driver's own member of the transaction, and by tasks."""
         small = {"sink.small.batch.rows": "1000"}
         ways: list[tuple[str, str, Cluster, dict[str, str]]] = [
             ("kafka", "kafka", kafka, {}),
@@ -284,7 +285,7 @@ class Suite:
 
 
 def busy_s() -> float:
-    """CPU that everybody on this machine has used."""
+    """CPU that all processes of this machine have used."""
     fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()
     user, nice, system, _, _, irq, softirq = map(int, fields[1:8])
     return (user + nice + system + irq + softirq) / TICK
@@ -311,13 +312,13 @@ def commit_times(cluster: Cluster, topic: str, tasks: int) -> dict[str, float]:
     """Milliseconds of CommitBatch, and until a read_committed reader sees all that every task wrote everywhere."""
     import pyarrow as pa
 
-    from spark_udfs.batches import Sink
-    from spark_udfs.client import LATEST, READ_COMMITTED, READ_UNCOMMITTED, Client
-    from spark_udfs.producing import MemberProducer, WriteSettings
+    from spark_udfs.client.connections import LATEST, READ_COMMITTED, READ_UNCOMMITTED, Client
+    from spark_udfs.client.producer import MemberProducer, WriteSettings
+    from spark_udfs.sink.batch_transactions import BatchTransactions
     from wire.types import TopicPartition
 
     client = Client({"bootstrap_servers": cluster.bootstrap.split(",")})
-    sink = Sink(client, f"perf-{uuid.uuid4().hex}")
+    sink = BatchTransactions(client, f"perf-{uuid.uuid4().hex}")
     batch = sink.begin(60_000)
     members = sink.enlist(batch, tasks)
     numbers = pa.array(range(MAIN.partitions), pa.int32())

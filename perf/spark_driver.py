@@ -16,9 +16,9 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from spark_udfs.executor_mode import ExecutorMode
-from spark_udfs.producing import Member, MemberProducer, WriteSettings
-from spark_udfs.writer import WriteOptions
+from spark_udfs.client.producer import MemberProducer, TaskMember, WriteSettings
+from spark_udfs.sink.executor_mode import ExecutorMode
+from spark_udfs.sink.options import WriteOptions
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -101,7 +101,7 @@ class Work:
         """A batch of a query that runs: its connections are there, as those of tasks are."""
         engine, number = self._running.pop(given["bootstrap"], (None, 0))
         if engine is None:
-            engine = ExecutorMode(self._options(given), False, "", lambda *_: None)
+            engine = ExecutorMode(self._options(given), lambda *_: None)
         engine._options = self._options(given, engine._options.sink_id)
         engine.ahead()
         engine.write(rows, "perf", number)
@@ -169,9 +169,9 @@ class Work:
 
 def _plain(settings: dict[str, Any], how: WriteSettings, batches: Iterator[pa.RecordBatch]) -> int:
     """The same producer without a transaction: a task that is repeated writes its rows again."""
-    from spark_udfs.client import shared_client
+    from spark_udfs.client.connections import shared_client
 
-    producer = MemberProducer(shared_client(settings), None, Member(-1, -1), how)
+    producer = MemberProducer(shared_client(settings), None, TaskMember(-1, -1), how)
     for batch in batches:
         producer.write(batch)
     producer.flush()

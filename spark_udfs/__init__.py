@@ -1,49 +1,44 @@
 """Spark's side of fleetlog: a source, an exactly-once sink and column functions.
 
-The names below are loaded when they are asked for, so that a worker that only reads does not load the sink's client.
+A name is imported at its first use: a worker that only reads does not load the sink's client library.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-_PLACES = {
-    "exactly_once_batch": "sink",
-    "write_stream": "sink",
-    "SinkEvent": "sink",
-    "move_sink": "modes",
-    "read_fence": "fence",
-    "reset_fence": "fence",
-    "Fence": "fence",
-    "FenceConflict": "failures",
-    "FenceError": "failures",
-    "FenceLost": "failures",
-    "decode_record_batch": "columns",
-    "headers_get": "columns",
-    "headers_to_map": "columns",
-    "kafka_murmur2": "columns",
-    "kafka_partition": "columns",
-    "spark_environment": "java",
-    "OptionError": "settings",
-    "repartition_by_key": "routing",
-    "split_bad": "routing",
-    "from_confluent_avro": "confluent",
-    "from_confluent_json": "confluent",
-    "to_confluent_avro": "confluent",
-    "to_confluent_json": "confluent",
-    "RegistryError": "registry",
-    "lag": "listener",
-    "BatchFigures": "listener",
-    "SinkListener": "listener",
-    "SinkProgress": "listener",
+_MODULES = {
+    "client.failures": ("FenceConflict", "FenceError", "FenceLost", "OptionError"),
+    "functions.columns": (
+        "decode_record_batch",
+        "headers_get",
+        "headers_to_map",
+        "kafka_murmur2",
+        "kafka_partition",
+    ),
+    "functions.confluent": (
+        "from_confluent_avro",
+        "from_confluent_json",
+        "to_confluent_avro",
+        "to_confluent_json",
+    ),
+    "functions.registry": ("RegistryError",),
+    "functions.routing": ("repartition_by_key", "split_bad"),
+    "java": ("spark_environment",),
+    "sink.administration": ("move_sink", "read_fence", "reset_fence"),
+    "sink.events": ("BatchFigures", "SinkEvent"),
+    "sink.fence": ("Fence",),
+    "sink.foreach_batch": ("exactly_once_batch", "write_stream"),
+    "sink.listener": ("SinkListener", "SinkProgress", "lag"),
 }
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
-__all__ = sorted(_PLACES)  # noqa: PLE0605
+__all__ = sorted(_MODULE_OF)  # noqa: PLE0605
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _PLACES:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
+    return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)

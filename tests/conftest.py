@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
 import _native
-from tests.fleet import Fleet
+from coordination.ensemble import ZooKeeperNode, start_local
+from tests.support import stage
+from tests.support.ensemble import Ensemble, local_ensemble
+from tests.support.fleet import Fleet
 
-# The machine is shared: a slow example is no bug. CI tries the same examples every time; everybody else new ones.
+# The machine is shared: a slow example is no bug. CI tries the same examples every time; other runs new ones.
 settings.register_profile("fleetlog", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("fleetlog")
+
+
+TICK_MS = 250
+"""The tick of ZooKeeper servers under test."""
+_numbers = itertools.count()
 
 
 @pytest.hookimpl(trylast=True)
@@ -32,6 +41,15 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 def pytest_report_header() -> str:
     return f"fleetlog kernels: {_native.IMPLEMENTATION}"
+
+
+@pytest.fixture(autouse=True)
+def _stages_are_closed() -> Iterator[None]:
+    """Close the stages that the test opened: a worker's descriptors are few."""
+    before = len(stage.OPEN)
+    yield
+    while len(stage.OPEN) > before:
+        stage.OPEN.pop().close()
 
 
 @pytest.fixture(scope="session")
@@ -52,3 +70,40 @@ def own_fleet(tmp_path: Path) -> Iterator[Fleet]:
         yield fleet
     finally:
         fleet.close()
+
+
+@pytest.fixture(scope="session")
+def shared_zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeperNode]:
+    node = start_local(tmp_path_factory.mktemp("zookeeper"), tick_ms=TICK_MS)
+    yield node
+    node.close()
+
+
+@pytest.fixture
+def connect(shared_zookeeper: ZooKeeperNode) -> str:
+    """A connect string with an empty tree behind it."""
+    return f"{shared_zookeeper.address}/t{next(_numbers)}"
+
+
+@pytest.fixture
+def own_zookeeper(tmp_path: Path) -> Iterator[ZooKeeperNode]:
+    """A server to kill and restart."""
+    node = start_local(tmp_path / "zookeeper", tick_ms=TICK_MS)
+    yield node
+    node.close()
+
+
+@pytest.fixture
+def make_ensemble(tmp_path: Path) -> Iterator[Callable[[int], Ensemble]]:
+    """Start an ensemble of that many servers."""
+    made: list[Ensemble] = []
+
+    def make(size: int) -> Ensemble:
+        ensemble = local_ensemble(tmp_path / f"ensemble{len(made)}", size, tick_ms=TICK_MS)
+        made.append(ensemble)
+        ensemble.start()
+        return ensemble
+
+    yield make
+    for ensemble in made:
+        ensemble.close()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from brokers.config import BROKER_SETTINGS, TOPIC_SETTINGS, BrokerConfig, ConfigError, TopicConfig, load_config
-from brokers.settings import SettingType
+from brokers.metadata.cache import effective_config
+from brokers.settings import SettingType, without_effect
 
 MINIMAL = "broker.id=1\nzookeeper.connect=127.0.0.1:2181\n"
 
@@ -44,12 +45,44 @@ def test_the_file_format_is_javas() -> None:
         ("listeners=A://h:1,A://h:2\nlistener.security.protocol.map=A:PLAINTEXT", r"must name each listener once"),
         ("advertised.listeners=PLAINTEXT://0.0.0.0:9092", r"no client can connect to that"),
         ("listeners=PLAINTEXT://0.0.0.0:9092", r"no client can connect to that"),
-        ("inter.broker.listener.name=INSIDE", r"must be one of \['PLAINTEXT'\]"),
-        ("zookeeper.session.timeout.ms=30000", r"must be below replica.lag.time.max.ms"),
-        ("message.max.bytes=209715200", r"must not pass socket.request.max.bytes"),
-        ("log.dirs=,", r"at least one directory"),
+        ("inter.broker.listener.name=INSIDE", r"f:3: .*must be one of PLAINTEXT$"),
+        ("zookeeper.session.timeout.ms=30000", r"f:3: .*must be below replica.lag.time.max.ms"),
+        ("message.max.bytes=209715200", r"f:3: .*must not pass socket.request.max.bytes .*refused before.*raise"),
+        ("log.dirs=,", r"f:3: .*at least one directory"),
+        ("log.dirs=/a,/a/", r"f:3: .*must name each directory once"),
+        ("num.partitions=3000000000", r"f:3: num.partitions='3000000000': must be at most 2147483647$"),
+        ("num.partitions=-1", r"must be at least 1$"),
+        ("num.partitions=1_000", r"must be a number"),
+        ("num.partitions=" + "9" * 5000, r"must be a number"),
+        ("socket.request.max.bytes=1", r"must be at least 1024$"),
+        ("socket.request.max.bytes=2000000000", r"must be at most 1073741824$"),
+        ("log.retention.ms=9223372036854775808", r"must be at most 9223372036854775807$"),
+        ("log.cleaner.min.cleanable.ratio=2", r"must be at most 1$"),
+        ("log.cleaner.min.cleanable.ratio=nan", r"must be a number"),
+        ("listeners=PLAINTEXT://127.0.0.1:70000", r"f:3: listeners=.*the port must be a number from 0 to 65535"),
+        ("listeners=PLAINTEXT://127.0.0.1:x", r"f:3: listeners=.*the port must be"),
+        ("listeners=PLAINTEXT://127.0.0.1:\u0662", r"f:3: listeners=.*the port must be"),
+        ("listeners=PLAINTEXT://a..b c:9092", r"f:3: listeners=.*a host's name"),
+        ("listeners=PLAINTEXT://::1:9092", r"f:3: listeners=.*IPv6 address in \[\]"),
+        ("listeners=PLAINTEXT://h:1,B://h:1\nlistener.security.protocol.map=PLAINTEXT:PLAINTEXT,B:PLAINTEXT",
+         r"f:3: .*must name each address once"),
+        ("listeners=,", r"f:3: .*must name each listener once"),
+        ("listener.security.protocol.map=PLAINTEXT", r"f:3: .*'PLAINTEXT' must be NAME:PROTOCOL"),
+        ("advertised.listeners=OTHER://h:1\nlistener.security.protocol.map=PLAINTEXT:PLAINTEXT,OTHER:PLAINTEXT",
+         r"f:3: .*is none of listeners: PLAINTEXT"),
+        ("admin.listener=9644", r"f:3: admin.listener='9644': must be host:port"),
+        ("admin.listener=:9644", r"f:3: admin.listener=':9644': must name a host"),
+        ("admin.listener=127.0.0.1:99999", r"f:3: admin.listener=.*the port must be"),
+        ("admin.listener=127.0.0.1:9092", r"f:3: admin.listener=.*is an address of listeners"),
+        ("security.inter.broker.protocol=SSL", r"security.inter.broker.protocol='SSL': must be one of PLAINTEXT"),
+        ("authorizer.class.name=org.example.Acl", r"must stay empty: authorization is not in this release"),
+        ("zookeeper.ssl.client.enable=true", r"must be one of false"),
+        ("node.id=2", r"must be the same as broker.id \(1\)"),
+        ("queued.max.requests=0", r"f:3: queued.max.requests='0': must be at least 1"),
+        ("queued.max.request=5", r"is no setting of a broker; did you mean queued.max.requests\?"),
+        ("listener.name.outside.ssl.keystor=5", r"is no setting of a broker"),
     ],
-)
+)  # fmt: skip
 def test_what_is_refused_and_how(line: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         load_config(MINIMAL + line + "\n", "f")
@@ -60,6 +93,18 @@ def test_wrong_words_in_the_environment_and_on_the_command_line_are_refused_too(
         load_config(MINIMAL, "f", {"FLEETLOG_CONFIG_NUM_PARTITONS": "3"})
     with pytest.raises(ConfigError, match="--override"):
         load_config(MINIMAL, "f", None, {"nope": "3"})
+
+
+@pytest.mark.parametrize("address", ["zk:port", "zk1:2181,,zk2:2181", "zk:2181/a//b", "zk:0"])
+def test_where_zookeeper_cannot_be_is_refused_before_the_start(address: str) -> None:
+    with pytest.raises(ConfigError, match=r"^f:2: zookeeper\.connect='[^']*': (?!zookeeper)"):
+        load_config(f"broker.id=1\nzookeeper.connect={address}\n", "f")
+
+
+def test_addresses_of_ipv6() -> None:
+    config = load_config(MINIMAL + "listeners=PLAINTEXT://[::1]:9092\nadmin.listener=[::1]:9644\n", "f")
+    assert config.listener_endpoints()[0].host == "::1"
+    assert config.admin_endpoint() == ("::1", 9644)
 
 
 @pytest.mark.parametrize(("text", "missing"), [("broker.id=1\n", "zookeeper.connect"), (MINIMAL[12:], "broker.id")])
@@ -105,3 +150,102 @@ def test_several_named_listeners() -> None:
     assert [e.host for e in config.listener_endpoints()] == ["0.0.0.0", "127.0.0.1"]
     assert [e.host for e in config.advertised_endpoints()] == ["broker1.example", "127.0.0.1"]
     assert config.inter_broker_listener() == "IN"
+
+
+STOCK = """
+process.roles=broker,controller
+node.id=1
+controller.quorum.bootstrap.servers=localhost:9093
+listeners=PLAINTEXT://:9092,CONTROLLER://:9093
+inter.broker.listener.name=PLAINTEXT
+advertised.listeners=PLAINTEXT://localhost:9092,CONTROLLER://localhost:9093
+controller.listener.names=CONTROLLER
+listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,SSL:SSL,SASL_PLAINTEXT:SASL_PLAINTEXT
+num.network.threads=3
+num.io.threads=8
+socket.send.buffer.bytes=102400
+socket.receive.buffer.bytes=102400
+socket.request.max.bytes=104857600
+log.dirs=/tmp/kraft-combined-logs
+num.partitions=1
+num.recovery.threads.per.data.dir=1
+offsets.topic.replication.factor=1
+share.coordinator.state.topic.replication.factor=1
+share.coordinator.state.topic.min.isr=1
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+log.retention.hours=168
+log.segment.bytes=1073741824
+log.retention.check.interval.ms=300000
+"""
+
+
+def test_the_file_that_kafka_comes_with_needs_zookeepers_address_only() -> None:
+    with pytest.raises(ConfigError, match=r"zookeeper\.connect.*is required"):
+        load_config(STOCK, "f")
+    config = load_config(STOCK + "zookeeper.connect=zk:2181\n", "f")
+    assert config.broker_id == 1
+    assert [e.listener for e in config.listener_endpoints()] == ["PLAINTEXT"], "there is no controller to listen for"
+    assert [(e.listener, e.host) for e in config.advertised_endpoints()] == [("PLAINTEXT", "localhost")]
+    assert config.without_effect() == sorted(
+        [
+            "process.roles", "node.id", "controller.quorum.bootstrap.servers", "controller.listener.names",
+            "num.network.threads", "num.io.threads", "socket.send.buffer.bytes", "socket.receive.buffer.bytes",
+            "num.recovery.threads.per.data.dir", "share.coordinator.state.topic.replication.factor",
+            "share.coordinator.state.topic.min.isr",
+        ]
+    )  # fmt: skip
+
+
+def test_settings_of_older_kafkas_and_of_single_listeners_are_accepted() -> None:
+    text = "log.dir=/a,/b\ninter.broker.protocol.version=3.9\nlistener.name.inside.ssl.keystore.location=/k\n"
+    text += (
+        "listener.name.inside.scram-sha-256.sasl.jaas.config=secret\nzookeeper.set.acl=false\nlog.cleaner.enable=true\n"
+    )
+    config = load_config(MINIMAL + text, "f")
+    assert config.log_dirs == ("/a", "/b")
+    assert "listener.name.inside.ssl.keystore.location" in config.without_effect()
+    assert "secret" not in repr(config)
+    assert load_config(MINIMAL + "log.dir=/a\nlog.dirs=/c\n", "f").log_dirs == ("/c",)
+    assert load_config("node.id=7\nzookeeper.connect=z:1\n", "f").broker_id == 7
+
+
+FOREVER = 2**63 - 1
+HOUR_MS = 3_600_000
+
+
+@pytest.mark.parametrize(
+    ("text", "retention", "segment", "jitter", "flush"),
+    [
+        ("", 168 * HOUR_MS, 168 * HOUR_MS, 0, FOREVER),
+        ("log.retention.hours=2\nlog.roll.hours=3\nlog.roll.jitter.hours=1", 7_200_000, 3 * HOUR_MS, HOUR_MS, FOREVER),
+        ("log.retention.hours=2\nlog.retention.minutes=5", 300_000, 168 * HOUR_MS, 0, FOREVER),
+        ("log.retention.minutes=5\nlog.retention.ms=7\nlog.roll.ms=8\nlog.roll.hours=1", 7, 8, 0, FOREVER),
+        ("log.retention.hours=-1", -1, 168 * HOUR_MS, 0, FOREVER),
+        ("log.retention.minutes=-1\nlog.flush.scheduler.interval.ms=9", -1, 168 * HOUR_MS, 0, 9),
+        ("log.flush.interval.ms=4\nlog.flush.scheduler.interval.ms=9", 168 * HOUR_MS, 168 * HOUR_MS, 0, 4),
+    ],
+)  # fmt: skip
+def test_hours_and_minutes_count_where_milliseconds_are_unset(
+    text: str, retention: int, segment: int, jitter: int, flush: int
+) -> None:
+    found = load_config(MINIMAL + text + "\n", "f").topic_defaults()
+    assert (found.retention_ms, found.segment_ms, found.segment_jitter_ms, found.flush_ms) == (
+        retention, segment, jitter, flush,
+    )  # fmt: skip
+    dynamic = effective_config(
+        load_config(MINIMAL + text + "\n", "f"), {"log.retention.ms": "77"}, {"max.connections": "5"}
+    )
+    assert (dynamic.topic_defaults().retention_ms, dynamic.max_connections) == (77, 5)
+
+
+def test_topic_settings_without_effect_leave_the_others_alone() -> None:
+    base = load_config(MINIMAL, "f").topic_defaults()
+    overrides = {"cleanup.policy": "compact", "remote.storage.enable": "true", "local.retention.bytes": "5"}
+    overrides |= {"retention.ms": "3", "message.downconversion.enable": "false"}
+    topic = TopicConfig.parse(overrides, base)
+    assert (topic.cleanup_policy, topic.retention_ms) == (("compact",), 3)
+    assert without_effect(overrides, TOPIC_SETTINGS) == [
+        "local.retention.bytes", "message.downconversion.enable", "remote.storage.enable",
+    ]  # fmt: skip
+    assert without_effect({"local.retention.ms": "-2", "retention.ms": "1"}, TOPIC_SETTINGS) == []

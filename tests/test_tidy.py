@@ -1,4 +1,4 @@
-"""The code's manners: rules that no linter knows, kept by a test."""
+"""Rules for code and documents that no linter checks."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("wire", "_native", "coordination", "txn", "brokers", "spark_udfs")
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
+MEASURING = sorted((ROOT / "perf").rglob("*.py"))
+
 # The rim: where the world is touched. Everything else gets time, disk and network handed in.
 RIM = (
     "brokers/server/",
@@ -24,9 +27,27 @@ RIM = (
     "coordination/ensemble.py",
     "spark_udfs/",
     "_native/__init__.py",
+    "_native/files",
     "_native/io",
 )
 WORLD = {"time", "random", "threading", "socket", "os"}
+
+# The loop's own timers: the wheel, what measures the loop, and what has not come to the wheel yet.
+LOOP_TIMERS = {
+    "brokers/timers.py",
+    "brokers/server/watchdog.py",
+    "brokers/api/fetch.py",
+    "brokers/metadata/cache.py",
+    "brokers/peers/link.py",
+}
+
+DOCUMENTS = [
+    *(ROOT / path for path in ("README.md", "deploy/README.md", "perf/notes.md", "tests/golden/README.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
+_FOLDERS = "|".join((*PACKAGES, "deploy", "docs", "examples", "perf", "tests"))
+_SUFFIXES = "py|pyx|pxi|json|c|sh|md|yaml|toml|java"
+
 FUNCTION_LINES_MAX = 90  # the aim is 70; functions between are named in the test's failure message when they pass this
 FILE_LINES_MAX = 700  # the aim is 500
 
@@ -41,12 +62,28 @@ def _imports(tree: ast.Module) -> set[str]:
     return found
 
 
+def _modules_imported(path: Path) -> set[str]:
+    """Full names; what follows ``from x import`` may be a module of the package x, and counts too."""
+    found: set[str] = set()
+    package = path.relative_to(ROOT).with_suffix("").parts[:-1]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else ()
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            found.update([base, *(f"{base}.{alias.name}" for alias in node.names)])
+    return found
+
+
 def _relative(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
 def test_there_are_sources() -> None:
     assert len(SOURCES) > 30
+    assert len(TESTS) > 100
+    assert len(MEASURING) > 10
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=_relative)
@@ -55,6 +92,17 @@ def test_only_the_rim_touches_the_world(path: Path) -> None:
         return
     touched = _imports(ast.parse(path.read_text())) & WORLD
     assert not touched, f"{_relative(path)} imports {sorted(touched)}: take a port or a value instead"
+
+
+def test_brokers_have_one_timer_wheel() -> None:
+    asking = {
+        _relative(path)
+        for path in SOURCES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+        if node.func.attr in ("call_later", "call_at") and _relative(path).startswith("brokers/")
+    }
+    assert asking == LOOP_TIMERS
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=_relative)
@@ -68,6 +116,87 @@ def test_files_and_functions_stay_short(path: Path) -> None:
             assert length <= FUNCTION_LINES_MAX, f"{_relative(path)}:{node.lineno} {node.name} has {length} lines"
 
 
+STANDS_TWICE = {
+    "Reader": "the reader of a fetch is renamed with brokers/api/fetch_reads",
+    "by_topic": "the fetch answers' function is renamed with brokers/api/fetch_answers",
+    "is_long": "the session's function is renamed with brokers/api/fetch_in_session",
+    **dict.fromkeys(
+        ("Admission", "Alteration", "Authorizer", "Client", "Decision", "Source", "Step"),
+        "the one in the security room or beside it is renamed with that room",
+    ),
+}
+"""Public names that stand in two modules, and why."""
+
+
+def _public_names(path: Path) -> list[str]:
+    """Of classes and functions at the top of a module."""
+    defined = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    names = {node.name for node in ast.parse(path.read_text()).body if isinstance(node, defined)}
+    return sorted(name for name in names if not name.startswith("_"))
+
+
+def _modules_by_name(paths: list[Path]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for path in paths:
+        for name in _public_names(path):
+            found.setdefault(name, []).append(_relative(path))
+    return found
+
+
+def test_a_public_name_stands_once() -> None:
+    """A class or function that is found by its name is the one that is meant. Twins have the same names on purpose."""
+    apart = ("_native/", "wire/requests.py", "wire/admin_requests.py")  # twins; types of the messages that have a class
+    sources = [path for path in SOURCES if not _relative(path).startswith(apart)]
+    twice = {name: modules for name, modules in _modules_by_name(sources).items() if len(modules) > 1}
+    assert {name: modules for name, modules in twice.items() if name not in STANDS_TWICE} == {}
+    assert sorted(set(STANDS_TWICE) - set(twice)) == [], "these stand once: take them off the list"
+
+
+def test_a_name_in_two_modules_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "ROOT", tmp_path)
+    one, two = tmp_path / "one.py", tmp_path / "two.py"
+    one.write_text("class Move: ...\ndef _own(): ...\n")
+    two.write_text("async def Move(): ...\ndef _own(): ...\ndef other():\n    def inner(): ...\n")
+    assert _modules_by_name([one, two]) == {"Move": ["one.py", "two.py"], "other": ["two.py"]}
+
+
+SHARES_TESTS = {
+    "tests/simulation/test_zookeeper.py",  # runs the tests of the real store on the simulated one
+}
+
+
+def _module(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts)
+
+
+TEST_MODULES = {_module(path) for path in TESTS if path.match("test_*.py")}
+
+
+def _test_modules_imported(path: Path) -> list[str]:
+    return sorted(_modules_imported(path) & TEST_MODULES - {_module(path)})
+
+
+@pytest.mark.parametrize("path", TESTS, ids=_relative)
+def test_nothing_imports_a_test_module(path: Path) -> None:
+    """What tests share stands in a module beside them, or in tests/support when several folders use it."""
+    if _relative(path) not in SHARES_TESTS:
+        assert not _test_modules_imported(path)
+
+
+def test_those_that_may_import_test_modules_do() -> None:
+    assert [name for name in sorted(SHARES_TESTS) if not _test_modules_imported(ROOT / name)] == []
+
+
+@pytest.mark.parametrize("path", [*TESTS, *MEASURING], ids=_relative)
+def test_tests_and_measurements_stand_apart(path: Path) -> None:
+    """Only the tests of perf import it; perf imports no test."""
+    name = _relative(path)
+    if name.startswith("tests/perf/"):
+        return
+    others = "tests" if name.startswith("perf/") else "perf"
+    assert others not in {module.split(".")[0] for module in _modules_imported(path)}
+
+
 def test_kernels_have_twins() -> None:
     for cython in (ROOT / "_native").glob("*_cy.pyx"):
         stem = cython.name.removesuffix("_cy.pyx")
@@ -75,7 +204,35 @@ def test_kernels_have_twins() -> None:
         assert (ROOT / "_native" / f"{stem}.py").exists(), f"{cython.name} has no facade"
 
 
-def test_documents_link_to_files_that_exist() -> None:
-    for document in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
-        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", document.read_text()):
-            assert (document.parent / target).exists(), f"{document.name} links to {target}, which is not there"
+def _links_that_lead_nowhere(text: str, folder: Path) -> list[str]:
+    targets = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text)
+    return [target for target in targets if not (folder / target).exists()]
+
+
+def _paths_that_do_not_exist(text: str) -> list[str]:
+    """Cited as code: files with a folder (globs allowed; the folder may be below brokers/), folders, modules."""
+    files = re.findall(rf"`((?!/)[\w.*/-]+/[\w.*-]+\.(?:{_SUFFIXES}))`", text)
+    folders = re.findall(rf"`((?:{_FOLDERS})/[\w/-]*)`", text)
+    # spark_udfs is cited by its public names, which are no modules.
+    modules = re.findall(rf"`((?:{'|'.join(set(PACKAGES) - {'spark_udfs'})})\.[a-z]\w*)", text)
+    missing = [path for path in files + folders if not any(any(root.glob(path)) for root in (ROOT, ROOT / "brokers"))]
+    for module in modules:
+        path = ROOT / module.replace(".", "/")
+        if not path.is_dir() and not path.with_suffix(".py").exists():
+            missing.append(module)
+    return missing
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=_relative)
+def test_documents_cite_files_that_exist(document: Path) -> None:
+    # The notes become a part of docs/performance.md, so their links start there.
+    folder = ROOT / "docs" if document.parent.name == "perf" else document.parent
+    text = document.read_text()
+    assert not _links_that_lead_nowhere(text, folder)
+    assert not _paths_that_do_not_exist(text)
+
+
+def test_a_cited_file_that_has_moved_is_found() -> None:
+    text = "[a](nowhere.md) [b](README.md#top) `log/moved.py` `log/log.py` `tests/gone/` `tests/log` `wire.gone.X`"
+    assert _links_that_lead_nowhere(text, ROOT) == ["nowhere.md"]
+    assert _paths_that_do_not_exist(text) == ["log/moved.py", "tests/gone/", "wire.gone"]

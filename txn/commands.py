@@ -1,19 +1,19 @@
-"""What a coordinator's pure state machine takes and returns; the runtime (brokers.coordinators) performs it.
+"""Commands and results of a coordinator's pure state machine; the runtime (brokers.coordinators) performs them.
 
 A shard is the state of one partition of an internal topic. A command reads the shard and returns a :class:`Result`:
-records to append, an answer, and effects. Rules both sides rely on:
+records to append, an answer, and effects. Both sides rely on these rules:
 
 1. State that survives a restart changes only in ``Shard.apply``, which the runtime calls for each record *after* the
    record is committed (below the high watermark), and at load, in log order. One code path, so a restarted shard
    cannot differ from a running one.
-2. State that need not survive (members still joining, parked tickets) may change inside the command.
-3. While records of a key wait for replication, the runtime holds back further commands of the *same key* (a group, a
-   transactional id); other keys go on. So a command always sees its key's committed state.
+2. State that need not survive (members still joining, waiting tickets) may change inside the command.
+3. While records of a key wait for replication, the runtime delays further commands of the *same key* (a group, a
+   transactional id); other keys continue. So a command always sees its key's committed state.
 4. The answer and the effects of a Result happen after its records are applied. If the append fails or the partition
-   moves away, they don't happen: ``Result.failed`` is asked for an alternative, else the ticket gets the error code.
-5. A shard never reads a clock or a random source: both come in through :class:`Now` or arguments.
+   moves to another broker, they don't happen: ``Result.failed`` returns an alternative, else the ticket gets the error.
+5. A shard never reads a clock or a random source: both come from :class:`Now` or arguments.
 
-Source of the shape: Kafka's coordinator runtime (KIP-848 design notes), redone as values.
+Source: Kafka's coordinator runtime (KIP-848 design notes), as values.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from wire.errors import ErrorCode
 from wire.types import TopicPartition
 
 Ticket = NewType("Ticket", int)
-"""Names one waiting request; the runtime makes it, the shard only stores it."""
+"""The id of a waiting request; the runtime creates it, the shard only stores it."""
 
 
 class Now(NamedTuple):
-    """The time a command runs at. ``wall_ms`` goes into records; ``mono_ms`` is for measuring."""
+    """The time of a command. ``wall_ms`` is for records; ``mono_ms`` for durations."""
 
     wall_ms: int
     mono_ms: int
@@ -54,14 +54,14 @@ class _Deferred:
 DEFERRED = _Deferred()
 
 
-class Failed(NamedTuple):
-    """A response that is nothing but an error code."""
+class CommandFailed(NamedTuple):
+    """A response that is only an error code."""
 
     error: ErrorCode
 
 
 class Answer(NamedTuple):
-    """Effect: answer a ticket that was deferred. A ticket that is gone (timed out) is ignored."""
+    """Effect: answer a deferred ticket. A ticket that has timed out is ignored."""
 
     ticket: Ticket
     response: Any
@@ -75,7 +75,7 @@ class Schedule(NamedTuple):
 
 
 class Cancel(NamedTuple):
-    """Effect: forget the timer of that name, if any."""
+    """Effect: cancel the timer of that name, if any."""
 
     name: str
 
@@ -84,8 +84,8 @@ class WriteMarkers(NamedTuple):
     """Effect (transaction coordinator only): write these markers at the partitions' leaders, until done.
 
     When every partition has its marker, the runtime submits ``Shard.on_markers_written(transactional_id,
-    producer_id, producer_epoch, now)``. Partitions whose topic is gone count as done. ``members`` are those of a batch
-    (``txn.batches``): then the markers are theirs, and producer id and epoch only name the sink's record.
+    producer_id, producer_epoch, now)``. Partitions of deleted topics count as done. ``members`` are those of a batch
+    (``txn.batches``): then the markers are theirs, and producer id and epoch identify the sink's record.
     """
 
     transactional_id: str
@@ -99,7 +99,7 @@ class WriteMarkers(NamedTuple):
 
     @property
     def markers(self) -> tuple[MemberMarker, ...]:
-        """What every partition gets: one marker, or those of a batch's members, which become visible together."""
+        """The markers of every partition: one, or those of a batch's members, which become visible together."""
         if self.members is not None:
             return self.members
         return (MemberMarker(self.producer_id, self.producer_epoch, self.commit),)
@@ -110,11 +110,10 @@ Effect = Answer | Schedule | Cancel | WriteMarkers
 
 @dataclass(slots=True)
 class Result:
-    """What a command wants to happen.
+    """The decisions of a command.
 
     ``producer`` marks the records as part of a transaction (TxnOffsetCommit): (producer id, producer epoch). They are
-    appended as a transactional batch, and handed to ``apply`` at once with that producer; ``Shard.apply_marker`` says
-    later how the transaction ended.
+    appended as a transactional batch and applied with that producer; ``Shard.apply_marker`` later ends the transaction.
     """
 
     response: Any = None
@@ -129,36 +128,36 @@ Command = Callable[[Any, Now, Ticket], Result]
 
 
 class Shard(Protocol):
-    """One partition's worth of coordinator state. Pure; the runtime drives it."""
+    """The coordinator state of one partition. Pure; the runtime calls it."""
 
     def apply(self, record: CoordinatorRecord, producer: tuple[int, int] | None, now: Now) -> None:
-        """Replay one committed record (or, with ``producer``, one record of an open transaction).
+        """Apply one committed record (or, with ``producer``, one record of an open transaction).
 
-        Unknown record versions from a newer writer are skipped with a count, never guessed at.
+        Unknown record versions of newer writers are counted and skipped.
         """
         ...
 
     def apply_marker(self, producer_id: int, producer_epoch: int, commit: bool, now: Now) -> Result | None:
-        """A transaction marker was appended to this partition: make its pending records count, or drop them.
+        """Apply a transaction marker of this partition: commit or drop the transaction's pending records.
 
-        At load only the state matters and a Result returned is ignored.
+        At load only the state matters; a returned Result is ignored.
         """
         ...
 
     def loaded(self, now: Now) -> Result:
-        """Called once, when the log up to the end seen at election is applied: arm timers, resume unfinished work."""
+        """Called once, after the log is applied up to its end at election: set timers, resume unfinished work."""
         ...
 
     def on_timer(self, name: str, now: Now) -> Result:
-        """A scheduled timer is due."""
+        """Handle a due timer."""
         ...
 
     def on_markers_written(self, transactional_id: str, producer_id: int, producer_epoch: int, now: Now) -> Result:
-        """All markers of a :class:`WriteMarkers` effect are in their logs."""
+        """Handle the completion of a :class:`WriteMarkers` effect."""
         ...
 
     def timer_key(self, name: str) -> str:
-        """The serialisation key a timer's command belongs to."""
+        """The key under which a timer's command is serialised."""
         ...
 
     def metrics(self) -> Mapping[str, float]:

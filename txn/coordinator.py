@@ -1,8 +1,8 @@
 """The transaction coordinator of one partition of ``__transaction_state``: commands in, Results out.
 
-Every command answers from the committed record of its transactional id (the runtime runs one command of an id at a
-time) and either refuses with an error code or returns the record of the next state. Which steps exist is in
-``txn.states``; who may ask for which is here.
+Every command decides on the committed record of its transactional id (the runtime runs one command of an id at a time).
+It either returns an error code or the record of the next state. ``txn.states`` has the allowed steps; this module
+decides which requests are allowed.
 
 Source: KIP-98, KIP-360 (recovery by epoch bump), KIP-588, KIP-664 (list, describe), KIP-890 (verification, and an
 epoch for every transaction), KIP-1228.
@@ -16,10 +16,15 @@ from typing import NamedTuple
 
 from txn.commands import Cancel, CoordinatorRecord, Effect, Now, Result, Schedule, WriteMarkers
 from txn.patterns import Pattern
-from txn.records import RecordError, decode_key, decode_value, encode_key, encode_value
-from txn.sinks import BeginAnswer, member_refusal
+from txn.records import (
+    RecordError,
+    decode_transaction,
+    decode_transaction_key,
+    encode_transaction,
+    encode_transaction_key,
+)
 from txn.states import ENDED, PREPARED, TransactionState
-from txn.transaction import LAST_CLIENT_EPOCH, Transaction
+from txn.transaction import LAST_CLIENT_EPOCH, Transaction, member_refusal
 from wire.errors import ErrorCode
 from wire.types import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, TopicPartition
 
@@ -37,12 +42,12 @@ __all__ = [
 ]
 
 FreshProducerId = Callable[[], int | None]
-"""A producer id nobody ever had, or None when none is at hand just now."""
+"""Returns an unused producer id, or None if none is available now."""
 
 _TIMEOUT, _COMPLETE, _EXPIRE, _SWEEP = "timeout/", "complete/", "expire/", "sweep"
 RETRY_MS = 1_000
 EXPIRED_PER_SWEEP = 500
-"""Ids forgotten in one go: a sweep must not flood the log. The next one follows at once while there are more."""
+"""The most ids that one sweep expires, because it must not flood the log; with more the next sweep follows at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +58,8 @@ class TransactionSettings:
     id_expiration_ms: int = 7 * 24 * 3_600_000
     sweep_ms: int = 3_600_000
     value_version: int = 1
+    last_epoch: int = LAST_CLIENT_EPOCH
+    """The last epoch before a new producer id. Tests use a small one."""
 
 
 class InitAnswer(NamedTuple):
@@ -64,20 +71,20 @@ class InitAnswer(NamedTuple):
 
 
 class AddPartitionsAnswer(NamedTuple):
-    """One outcome for all partitions asked for: either all joined or none."""
+    """One outcome for all partitions: either all are added or none."""
 
     error: ErrorCode
 
 
 class Producer(NamedTuple):
-    """Who a client says it is."""
+    """The producer id and epoch of a request."""
 
     producer_id: int
     epoch: int
 
 
 class VerifyAnswer(NamedTuple):
-    """An outcome for each partition asked about."""
+    """One outcome per partition."""
 
     errors: Mapping[TopicPartition, ErrorCode]
 
@@ -91,7 +98,7 @@ class EndAnswer(NamedTuple):
 
 
 class End(NamedTuple):
-    """What EndTxn asks for; ``client_version`` is the transaction version its request speaks (v5: 2, before: 0)."""
+    """The request of EndTxn; ``client_version`` is its transaction version (EndTxn v5: 2, before: 0)."""
 
     commit: bool
     client_version: int
@@ -113,8 +120,8 @@ class TransactionShard:
         self.settings = settings
         self.transactions: dict[str, Transaction] = {}
         self.skipped_records = 0
-        # Epochs before the last InitProducerId, known only to the process that did it (Kafka's record has no room
-        # for them): id -> (producer id, producer epoch, the epoch before). Counts only while the first two match.
+        # Epochs before the last InitProducerId, known only to the process that handled it (Kafka's record has no field
+        # for them): id -> (producer id, producer epoch, the epoch before). Valid only while the first two match.
         self._epochs_before: dict[str, tuple[int, int, int]] = {}
 
     # ---- InitProducerId --------------------------------------------------------------------------------------------
@@ -127,10 +134,10 @@ class TransactionShard:
         fresh: FreshProducerId,
         now: Now,
     ) -> Result:
-        """Give the id's producer its (id, epoch), locking out all before it.
+        """Assign (producer id, epoch) to the transactional id's producer, and fence all earlier ones.
 
         ``expected`` is the (producer id, epoch) of a producer that recovers by itself (KIP-360). An open transaction
-        is aborted first; the client is told CONCURRENT_TRANSACTIONS and asks again.
+        is aborted first; the client gets CONCURRENT_TRANSACTIONS and retries.
         """
         if not transactional_id:
             return Result(InitAnswer(ErrorCode.INVALID_REQUEST))
@@ -140,7 +147,7 @@ class TransactionShard:
         if t is None:
             return self._init_new(transactional_id, timeout_ms, fresh, now)
         if t.batch is not None:
-            return Result(InitAnswer(ErrorCode.INVALID_REQUEST))  # a sink's id: its batches begin with BeginBatch
+            return Result(InitAnswer(ErrorCode.INVALID_REQUEST))  # a sink's id: its batches start with BeginBatch
         if t.state in PREPARED:
             return Result(InitAnswer(ErrorCode.CONCURRENT_TRANSACTIONS))
         if expected is not None and not self._may_recover(transactional_id, t, expected):
@@ -150,7 +157,7 @@ class TransactionShard:
         if expected is not None and expected != (t.producer_id, t.producer_epoch):
             return self._initialised(transactional_id, t.with_same_epoch(timeout_ms, now.wall_ms), expected[1])
         before = NO_PRODUCER_EPOCH if expected is None else expected[1]
-        if not t.epoch_exhausted:
+        if not self.exhausted(t):
             return self._initialised(transactional_id, t.with_bumped_epoch(timeout_ms, now.wall_ms), before)
         producer_id = fresh()
         if producer_id is None:
@@ -174,23 +181,25 @@ class TransactionShard:
         if expected == (t.producer_id, t.producer_epoch):
             return True
         if t.state not in ENDED:
-            return False  # a newer producer is at work; Kafka would abort its transaction before noticing
+            return False  # a newer producer is active; Kafka would abort its transaction before this check
         producer_id, epoch = expected
         before = self._epoch_before(transactional_id, t)
         if before == NO_PRODUCER_EPOCH or epoch != before:
             return False
-        # A retry whose answer was lost: of an epoch bump, or of the step to a new producer id.
-        return producer_id == t.producer_id or (producer_id == t.previous_producer_id and epoch >= LAST_CLIENT_EPOCH)
+        # A retry after a lost answer: of an epoch bump, or of the step to a new producer id.
+        if producer_id == t.producer_id:
+            return True
+        return producer_id == t.previous_producer_id and epoch >= self.settings.last_epoch
 
     def _epoch_before(self, transactional_id: str, t: Transaction) -> int:
-        """The epoch the present one was bumped from by its own producer; -1 if it was not, or nobody knows."""
+        """The epoch from which the producer itself bumped to the present one; -1 if it did not, or if unknown."""
         if t.client_version >= 2 and t.state in (TransactionState.COMPLETE_COMMIT, TransactionState.COMPLETE_ABORT):
-            return LAST_CLIENT_EPOCH if t.producer_epoch == 0 else t.producer_epoch - 1
+            return self.settings.last_epoch if t.producer_epoch == 0 else t.producer_epoch - 1
         producer_id, epoch, before = self._epochs_before.get(transactional_id, (NO_PRODUCER_ID, 0, NO_PRODUCER_EPOCH))
         return before if (producer_id, epoch) == (t.producer_id, t.producer_epoch) else NO_PRODUCER_EPOCH
 
     def _initialised(self, transactional_id: str, after: Transaction, before: int) -> Result:
-        # Noted before the append: should it fail, the note names an epoch that does not come to be, and counts nothing.
+        # Stored before the append: if that fails, the entry names an epoch that never exists, and has no effect.
         if before == NO_PRODUCER_EPOCH:
             self._epochs_before.pop(transactional_id, None)
         else:
@@ -210,7 +219,7 @@ class TransactionShard:
         client_version: int,
         now: Now,
     ) -> Result:
-        """The producer (or, for version 2, a partition's leader in its name) is about to write to these partitions."""
+        """Add partitions to the transaction, for the producer or (version 2) for a partition's leader."""
         refused = self._refuse_producer(transactional_id, producer)
         if refused is not ErrorCode.NONE:
             return Result(AddPartitionsAnswer(refused))
@@ -232,7 +241,7 @@ class TransactionShard:
     def verify_partitions(
         self, transactional_id: str, producer: Producer, partitions: Iterable[TopicPartition]
     ) -> Result:
-        """A leader asks whether these partitions are in the open transaction (KIP-890, part 1). Changes nothing."""
+        """Check for a leader whether these partitions are in the open transaction (KIP-890, part 1). Read-only."""
         asked = list(partitions)
         refused = self._refuse_producer(transactional_id, producer)
         if refused is not ErrorCode.NONE:
@@ -248,11 +257,18 @@ class TransactionShard:
         t = self.transactions.get(transactional_id)
         if t is not None and t.batch is not None:
             return member_refusal(t, producer)
+        if t is not None and t.state in PREPARED:
+            # Before any comparison: the producer may already have its next epoch or producer id.
+            return ErrorCode.CONCURRENT_TRANSACTIONS
         if t is None or t.producer_id != producer.producer_id:
             return ErrorCode.INVALID_PRODUCER_ID_MAPPING
         if t.producer_epoch != producer.epoch or producer.epoch > LAST_CLIENT_EPOCH:
             return ErrorCode.PRODUCER_FENCED
-        return ErrorCode.CONCURRENT_TRANSACTIONS if t.state in PREPARED else ErrorCode.NONE
+        return ErrorCode.NONE
+
+    def exhausted(self, t: Transaction) -> bool:
+        """Whether the producer id has no epoch left for a client."""
+        return t.producer_epoch >= self.settings.last_epoch
 
     # ---- the end ---------------------------------------------------------------------------------------------------
 
@@ -268,18 +284,35 @@ class TransactionShard:
         if t.batch is not None:
             return Result(EndAnswer(ErrorCode.INVALID_TXN_STATE))  # a member ends with its batch only
         if not 0 <= producer.epoch <= LAST_CLIENT_EPOCH:
-            return Result(EndAnswer(ErrorCode.PRODUCER_FENCED))  # nobody was ever given such an epoch
+            return Result(EndAnswer(ErrorCode.PRODUCER_FENCED))  # no producer ever gets such an epoch
         bumps = end.client_version >= 2
-        error = (self._end_with_bump if bumps else self._end_without_bump)(t, producer, end.commit)
+        if bumps and self._was_timed_out(t, producer):
+            error: ErrorCode | None = ErrorCode.INVALID_TXN_STATE
+            if not end.commit:
+                error = ErrorCode.CONCURRENT_TRANSACTIONS if t.state in PREPARED else ErrorCode.NONE
+        else:
+            error = (self._end_with_bump if bumps else self._end_without_bump)(t, producer, end.commit)
         if error is None:
             return self._prepare(transactional_id, t, end, fresh, now)
         if error is ErrorCode.NONE and bumps:
             return Result(EndAnswer(error, t.producer_id, t.producer_epoch))
         return Result(EndAnswer(error))
 
+    def _was_timed_out(self, t: Transaction, producer: Producer) -> bool:
+        """Whether the timeout aborted the producer's transaction, without another producer since.
+
+        As in Kafka such a producer of version 2 cannot commit, but gets its next epoch from an abort and continues.
+        Records of version 0 have no field for it: a coordinator loaded from them fences the producer.
+        """
+        return (
+            t.timed_out
+            and t.producer_epoch <= self.settings.last_epoch
+            and (producer.producer_id, producer.epoch + 1) == (t.producer_id, t.producer_epoch)
+        )
+
     @staticmethod
     def _end_without_bump(t: Transaction, producer: Producer, commit: bool) -> ErrorCode | None:
-        """Version 0 and 1: the epoch stays, so a retry and a late request look alike. None: go on."""
+        """Versions 0 and 1: the epoch stays, so a retry equals a late request. None: proceed."""
         if t.producer_id != producer.producer_id:
             return ErrorCode.INVALID_PRODUCER_ID_MAPPING
         if t.producer_epoch != producer.epoch:
@@ -290,26 +323,35 @@ class TransactionShard:
             return ErrorCode.INVALID_TXN_STATE
         return ErrorCode.CONCURRENT_TRANSACTIONS if t.state in PREPARED else ErrorCode.NONE
 
-    @staticmethod
-    def _end_with_bump(t: Transaction, producer: Producer, commit: bool) -> ErrorCode | None:
-        """Version 2: the present epoch ends the present transaction, the one before is a retry. None: go on.
+    def _is_retried_end(self, t: Transaction, producer: Producer) -> bool:
+        """Whether this producer was the present one before the last end.
 
-        Kafka takes any bump of one for a retry's; here it must have been made by a version 2 end (a fence or an old
-        client's end is recorded as version 0), or a fenced producer could be told that it had committed.
+        Kafka accepts any bump by one as a retry's; here it must come from a version 2 end (a fence or an old client's
+        end is recorded as version 0), otherwise a fenced producer could get the answer that it has committed.
         """
         ended_by_bump = t.client_version >= 2 and t.state not in (TransactionState.EMPTY, TransactionState.ONGOING)
-        retry = ended_by_bump and producer in (
+        return ended_by_bump and producer in (
             (t.producer_id, t.producer_epoch - 1),
-            (t.previous_producer_id, LAST_CLIENT_EPOCH if t.producer_epoch == 0 else NO_PRODUCER_EPOCH),
+            (t.previous_producer_id, self.settings.last_epoch if t.producer_epoch == 0 else NO_PRODUCER_EPOCH),
         )
-        if t.producer_id != producer.producer_id and not retry:
-            return ErrorCode.INVALID_PRODUCER_ID_MAPPING
-        if not retry and (t.producer_epoch != producer.epoch or t.state in PREPARED):
-            return ErrorCode.PRODUCER_FENCED
+
+    def _end_with_bump(self, t: Transaction, producer: Producer, commit: bool) -> ErrorCode | None:
+        """Version 2: the present epoch ends the present transaction, the previous epoch is a retry. None: proceed.
+
+        While an end is being written all other requests get CONCURRENT_TRANSACTIONS: the producer already has its next
+        epoch.
+        """
+        retry = self._is_retried_end(t, producer)
+        if retry and t.commits is not commit:
+            return ErrorCode.INVALID_TXN_STATE
+        if t.state in PREPARED:
+            return ErrorCode.CONCURRENT_TRANSACTIONS
         if retry:
-            if t.commits is not commit:
-                return ErrorCode.INVALID_TXN_STATE
-            return ErrorCode.CONCURRENT_TRANSACTIONS if t.state in PREPARED else ErrorCode.NONE
+            return ErrorCode.NONE
+        if t.producer_id != producer.producer_id:
+            return ErrorCode.INVALID_PRODUCER_ID_MAPPING
+        if t.producer_epoch != producer.epoch:
+            return ErrorCode.PRODUCER_FENCED
         if t.state is not TransactionState.ONGOING and commit:
             return ErrorCode.INVALID_TXN_STATE
         return None
@@ -317,7 +359,7 @@ class TransactionShard:
     def _prepare(self, transactional_id: str, t: Transaction, end: End, fresh: FreshProducerId, now: Now) -> Result:
         next_producer_id = NO_PRODUCER_ID
         bumps = end.client_version >= 2
-        if bumps and t.epoch_exhausted:
+        if bumps and self.exhausted(t):
             taken = fresh()
             if taken is None:
                 return Result(EndAnswer(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS))
@@ -327,17 +369,17 @@ class TransactionShard:
         )
         answer = EndAnswer(ErrorCode.NONE)
         if bumps:
-            goes_on = after.completed(now.wall_ms)
-            answer = EndAnswer(ErrorCode.NONE, goes_on.producer_id, goes_on.producer_epoch)
+            completed = after.completed(now.wall_ms)
+            answer = EndAnswer(ErrorCode.NONE, completed.producer_id, completed.producer_epoch)
         return Result(
             answer,
             records=(self.record(transactional_id, after),),
             effects=(Cancel(_TIMEOUT + transactional_id), self.markers(transactional_id, after)),
         )
 
-    def fence(self, transactional_id: str, t: Transaction, now: Now, answer: InitAnswer | BeginAnswer | None) -> Result:
-        """Abort an open transaction in the coordinator's own name; ``answer`` None is the timeout's doing."""
-        after = t.fenced(now.wall_ms)
+    def fence(self, transactional_id: str, t: Transaction, now: Now, answer: object | None) -> Result:
+        """Abort an open transaction by the coordinator itself; ``answer`` None: by its timeout."""
+        after = t.fenced(now.wall_ms, timed_out=answer is None)
         again = Result(effects=(Schedule(_TIMEOUT + transactional_id, RETRY_MS),))
         return Result(
             answer,
@@ -347,7 +389,7 @@ class TransactionShard:
         )
 
     def on_markers_written(self, transactional_id: str, producer_id: int, producer_epoch: int, now: Now) -> Result:
-        """All markers are in their logs: complete, unless that is old news."""
+        """Complete the transaction after its last marker, unless it is completed already."""
         t = self.transactions.get(transactional_id)
         if t is None or t.state not in PREPARED or (t.producer_id, t.producer_epoch) != (producer_id, producer_epoch):
             return Result()
@@ -356,13 +398,13 @@ class TransactionShard:
     def _complete(self, transactional_id: str, t: Transaction, now: Now) -> Result:
         return Result(
             records=(self.record(transactional_id, t.completed(now.wall_ms)),),
-            # The markers are written once and for all; only our note of it is missing.
+            # The markers are written; only the completion's record is missing.
             failed=lambda error, now: Result(effects=(Schedule(_COMPLETE + transactional_id, RETRY_MS),)),
         )
 
     @staticmethod
     def markers(transactional_id: str, t: Transaction) -> WriteMarkers:
-        """``coordinator_epoch`` is filled in by the sender: it is the leader epoch the shard was loaded in."""
+        """The effect for the transaction's markers; the sender sets ``coordinator_epoch`` (the load's leader epoch)."""
         return WriteMarkers(
             transactional_id=transactional_id,
             producer_id=t.producer_id,
@@ -377,7 +419,7 @@ class TransactionShard:
     # ---- timers ----------------------------------------------------------------------------------------------------
 
     def on_timer(self, name: str, now: Now) -> Result:
-        """A transaction ran out of time, an id expires, or an unwritten completion is tried again."""
+        """Handle a transaction timeout, the expiry of an id, or the retry of a completion."""
         if name == _SWEEP:
             return self._sweep(now)
         transactional_id = self.timer_key(name)
@@ -389,7 +431,7 @@ class TransactionShard:
         if name.startswith(_COMPLETE) and t.state in PREPARED:
             return self._complete(transactional_id, t, now)
         if name.startswith(_EXPIRE) and self._expired(t, now):
-            return Result(records=(CoordinatorRecord(encode_key(transactional_id), None),))
+            return Result(records=(CoordinatorRecord(encode_transaction_key(transactional_id), None),))
         return Result()
 
     @staticmethod
@@ -398,7 +440,7 @@ class TransactionShard:
         return _TIMEOUT + transactional_id
 
     def timer_key(self, name: str) -> str:
-        """The transactional id behind a timer's name (none for the sweep)."""
+        """The transactional id in a timer's name (empty for the sweep)."""
         return name.partition("/")[2]
 
     def _expired(self, t: Transaction, now: Now) -> bool:
@@ -418,11 +460,13 @@ class TransactionShard:
 
     def record(self, transactional_id: str, t: Transaction) -> CoordinatorRecord:
         """The id's record for that state."""
-        return CoordinatorRecord(encode_key(transactional_id), encode_value(t, self.settings.value_version))
+        return CoordinatorRecord(
+            encode_transaction_key(transactional_id), encode_transaction(t, self.settings.value_version)
+        )
 
     def apply(self, record: CoordinatorRecord, producer: tuple[int, int] | None, now: Now) -> None:
-        """Replay one committed record. Raises RecordError for bytes that are no record of this topic."""
-        transactional_id = decode_key(record.key)
+        """Apply one committed record. Raises RecordError for bytes that are no record of this topic."""
+        transactional_id = decode_transaction_key(record.key)
         if transactional_id is None:
             self.skipped_records += 1
             return
@@ -430,32 +474,32 @@ class TransactionShard:
             self.transactions.pop(transactional_id, None)
             self._epochs_before.pop(transactional_id, None)
             return
-        t = decode_value(record.value)
+        t = decode_transaction(record.value)
         if t is None:
             self.skipped_records += 1
             return
         if t.state in (TransactionState.DEAD, TransactionState.PREPARE_EPOCH_FENCE):
-            raise RecordError(f"state {t.state.label} is never written")
+            raise RecordError(f"unexpected transaction state {t.state.label}, which is never written")
         self.transactions[transactional_id] = t
 
     def apply_marker(self, producer_id: int, producer_epoch: int, commit: bool, now: Now) -> Result | None:
-        """Nothing: no transaction writes into this topic."""
+        """No effect: no transaction writes to this topic."""
         return None
 
     def loaded(self, now: Now) -> Result:
-        """Resume what a coordinator before us left: markers of decided transactions, timeouts of open ones."""
+        """Resume the previous coordinator's work: markers of prepared transactions, timeouts of open ones."""
         effects: list[Effect] = [Schedule(_SWEEP, min(self.settings.sweep_ms, 60_000))]
         for transactional_id, t in self.transactions.items():
             if t.state in PREPARED:
                 effects.append(self.markers(transactional_id, t))
             elif t.state is TransactionState.ONGOING:
-                # A batch is extended by heartbeats, which are not in the log: it gets its whole time again.
+                # Heartbeats extend a batch but are not logged: it gets its whole timeout again.
                 left_ms = t.timeout_ms if t.batch is not None else t.start_ms + t.timeout_ms - now.wall_ms
                 # The wall clock may have jumped: never wait longer than the timeout itself.
                 effects.append(Schedule(_TIMEOUT + transactional_id, min(max(left_ms, 0), t.timeout_ms)))
         return Result(effects=tuple(effects))
 
-    # ---- looking in ------------------------------------------------------------------------------------------------
+    # ---- inspection ------------------------------------------------------------------------------------------------
 
     def describe(self, transactional_id: str) -> Transaction | None:
         """The committed state of one id."""
@@ -469,7 +513,7 @@ class TransactionShard:
         longer_than_ms: int = -1,
         pattern: Pattern | None = None,
     ) -> list[ListedTransaction]:
-        """All ids that pass the filters (an empty filter passes all); ``longer_than_ms`` looks at open ones only."""
+        """All ids that pass the filters (an empty filter passes all); ``longer_than_ms`` selects open ones only."""
         found = []
         for transactional_id, t in self.transactions.items():
             if states and t.state not in states:

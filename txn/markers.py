@@ -1,8 +1,8 @@
-"""Which transaction markers go to which broker, and what is left to write. No I/O.
+"""The planning of transaction markers: requests per broker, and the markers still to write. No I/O.
 
-A job is one ended transaction: its partitions still without a marker. ``plan`` says what to send now, given the
-leaders; ``answered`` and ``unreachable`` take what came back; a job without partitions left is done. One request per
-broker is under way at a time, so that markers of many transactions share the next one.
+A job is one ended transaction with its partitions that have no marker yet. ``plan`` returns the requests for now, given
+the leaders; ``answered`` and ``unreachable`` take the outcomes; a job without partitions is done. One request per
+broker is in flight at a time, so that markers of many transactions share the next one.
 
 Source: KIP-98 (WriteTxnMarkers), KIP-890 (transaction version in the marker).
 """
@@ -20,11 +20,11 @@ from wire.errors import ErrorCode
 from wire.types import TopicPartition
 
 MAX_MARKERS_PER_REQUEST = 5_000
-"""When so many are in a request, nothing more goes into it; one partition's markers are never split."""
+"""A request with this many markers is full; one partition's markers are never split."""
 
 
 class Fate(Enum):
-    """What an error for one partition's marker means."""
+    """The meaning of an error for one partition's marker."""
 
     WRITTEN = "written"
     RETRY = "retry"
@@ -33,33 +33,33 @@ class Fate(Enum):
 
 _FATES = {
     ErrorCode.NONE: Fate.WRITTEN,
-    # A leader that has seen a newer coordinator: ours is over, the newer one writes the markers.
+    # The leader knows a newer coordinator, which writes the markers.
     ErrorCode.TRANSACTION_COORDINATOR_FENCED: Fate.ABANDON,
-    # The producer's epoch on that partition is beyond the marker's: its transaction was ended there by another hand
-    # (an operator's abort), for an open one takes no newer epoch.
+    # The producer's epoch on that partition is newer than the marker's: its transaction was already ended there (an
+    # operator's abort), because an open one accepts no newer epoch.
     ErrorCode.INVALID_PRODUCER_EPOCH: Fate.WRITTEN,
-    # A message format without transactions can't hold an open one.
+    # A message format without transactions cannot contain an open one.
     ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT: Fate.WRITTEN,
 }
 
 
 def fate(error: ErrorCode) -> Fate:
-    """What becomes of a marker that was answered so. Whatever is not final is tried again, for ever."""
+    """The meaning of a marker's error. Errors that are not final are retried without limit."""
     return _FATES.get(error, Fate.RETRY)
 
 
 class Gone(Enum):
-    """The answer of ``leader_of`` for a partition that does not exist any more."""
+    """The result of ``leader_of`` for a partition that does not exist any more."""
 
     GONE = "gone"
 
 
 LeaderOf = Callable[[TopicPartition], "int | Gone | None"]
-"""A partition's leader, None when it has none just now, ``Gone.GONE`` when the topic was deleted."""
+"""A partition's leader, None if it has none now, ``Gone.GONE`` if the topic was deleted."""
 
 
 class JobId(NamedTuple):
-    """One end of one transaction, as one coordinator (in one leader epoch) saw it."""
+    """One end of one transaction, by one coordinator in one leader epoch."""
 
     shard: int
     coordinator_epoch: int
@@ -72,8 +72,8 @@ class JobId(NamedTuple):
 class Job:
     """A decided transaction and its partitions that have no marker yet.
 
-    ``sent`` are under way. ``refused`` said no and wait for the next wake, whatever else is sent of the job meanwhile:
-    a leader on this very broker answers at once, and would be asked again and again.
+    ``sent`` are in flight. ``refused`` failed and wait for the next wake, whatever else of the job is sent meanwhile: a
+    leader on this broker answers immediately, and would be retried in a tight loop.
     """
 
     id: JobId
@@ -93,9 +93,9 @@ class MarkerToSend(NamedTuple):
 
 
 class Markers:
-    """All markers one broker's coordinators still have to write.
+    """All markers that one broker's coordinators still have to write.
 
-    A job is *ready* (something may be sent), *under way*, or *delayed* (a leader is missing or said no) until
+    A job is *ready* (something may be sent), *in flight*, or *delayed* (a leader is missing or failed) until
     :meth:`wake` is called after a pause or a change of the cluster.
     """
 
@@ -115,7 +115,7 @@ class Markers:
         return bool(self._delayed)
 
     def add(self, shard: int, effect: WriteMarkers) -> JobId:
-        """Take a job on. Adding it twice changes nothing."""
+        """Add a job. Adding it twice has no effect."""
         job_id = JobId(
             shard, effect.coordinator_epoch, effect.transactional_id, effect.producer_id, effect.producer_epoch
         )
@@ -125,7 +125,7 @@ class Markers:
         return job_id
 
     def drop_shard(self, shard: int) -> None:
-        """The coordinator of that partition moved away: whoever has it now writes its markers."""
+        """Drop the jobs of a shard that was unloaded: its next coordinator writes the markers."""
         for job_id in [job_id for job_id in self._jobs if job_id.shard == shard]:
             self._drop(job_id)
 
@@ -135,14 +135,14 @@ class Markers:
         self._delayed.pop(job_id, None)
 
     def wake(self) -> None:
-        """Try again what was put off."""
+        """Retry delayed jobs."""
         for job_id in self._delayed:
             self._jobs[job_id].refused.clear()
         self._ready.update(self._delayed)
         self._delayed.clear()
 
     def plan(self, leader_of: LeaderOf) -> dict[int, tuple[MarkerToSend, ...]]:
-        """What to send to which broker now; these count as under way until answered. Skips brokers still busy."""
+        """The requests for now, by broker; they are in flight until answered. Skips brokers with one in flight."""
         routed: dict[int, list[MarkerToSend]] = {}
         room: dict[int, int] = {}
         for job_id in list(self._ready):
@@ -162,7 +162,7 @@ class Markers:
     def _route(
         self, job: Job, leader_of: LeaderOf, room: dict[int, int]
     ) -> tuple[dict[int, list[TopicPartition]], bool]:
-        """The job's unsent partitions by leader, and whether some have to wait for a busy one."""
+        """The job's unsent partitions by leader, and whether some wait for a leader with a request in flight."""
         by_broker: dict[int, list[TopicPartition]] = {}
         later = False
         for tp in sorted(job.missing - job.sent - job.refused):
@@ -179,7 +179,7 @@ class Markers:
         return by_broker, later
 
     def answered(self, broker: int, errors: Mapping[tuple[JobId, TopicPartition], ErrorCode]) -> None:
-        """The broker answered, one error for all of a job's markers on a partition; what it left out is sent again."""
+        """Take a broker's answer, one error for all of a job's markers on a partition; missing ones are retried."""
         for entry in self._busy.pop(broker, ()):
             job = self._jobs.get(entry.job)
             if job is None:
@@ -197,10 +197,6 @@ class Markers:
                         break
             self._finish(job)
 
-    def unreachable(self, broker: int) -> None:
-        """No answer: the markers may or may not be written. Writing one twice does no harm."""
-        self.answered(broker, {})
-
     def _finish(self, job: Job) -> None:
         if not job.missing and job.id in self._jobs:
             self._drop(job.id)
@@ -212,5 +208,5 @@ class Markers:
         return done
 
     def waiting(self) -> Iterable[Job]:
-        """Jobs with something left to write, for people to look at."""
+        """Jobs with markers left to write, for inspection."""
         return self._jobs.values()

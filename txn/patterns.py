@@ -1,9 +1,9 @@
-"""Regular expressions from strangers, matched in time proportional to the text: no backtracking, no surprises.
+"""Regular expressions of untrusted clients, matched in time proportional to the text, without backtracking.
 
-ListTransactions v2 filters ids by a pattern that a client sends (Kafka uses RE2 for it). Python's own engine can be
-sent into minutes of backtracking by twenty characters, so its parser is used but not its matcher: the parsed pattern
-becomes a small automaton whose set of states walks along the text. Groups, classes, alternatives, repetitions and
-anchors work; look-around and back-references are refused, as RE2 does.
+ListTransactions v2 filters ids by a pattern of the client (Kafka uses RE2 for it). In Python's engine twenty characters
+can cause minutes of backtracking, so only its parser is used: the parsed pattern becomes a small automaton whose set of
+states advances along the text. Groups, classes, alternatives, repetitions and anchors work; look-around and
+back-references are rejected, as by RE2.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["BadPattern", "Pattern"]
 MAX_PATTERN = 1_000
 MAX_STATES = 2_000
 MAX_WORK = 3_000_000
-"""Steps one pattern may take altogether, over all texts it is tried on: about a second."""
+"""The most steps of one pattern over all texts: about a second."""
 _Test = Callable[[str], bool]
 
 _CATEGORIES: dict[Any, _Test] = {
@@ -35,11 +35,11 @@ _END = frozenset({sre.AT_END, sre.AT_END_STRING})
 
 
 class BadPattern(ValueError):
-    """Not a regular expression, or one of a kind or size that is not supported."""
+    """Not a regular expression, or one of an unsupported kind or size."""
 
 
 class Pattern:
-    """A compiled pattern; ``matches`` asks whether it describes the whole text. Both raise BadPattern."""
+    """A compiled pattern; ``matches`` applies to the whole text. Both raise BadPattern."""
 
     def __init__(self, text: str) -> None:
         if len(text) > MAX_PATTERN:
@@ -61,7 +61,7 @@ class Pattern:
         self._work_left = MAX_WORK
 
     def matches(self, text: str) -> bool:
-        """Whether the pattern describes the text from its beginning to its end."""
+        """Whether the pattern matches the whole text."""
         states = self._closure({self._start: None}, 0, len(text))
         for position, character in enumerate(text, 1):
             reached: dict[int, None] = {}

@@ -1,8 +1,9 @@
-"""Producer ids: handed out from blocks that brokers take, one after another, from ``/latest_producer_id_block``.
+"""Producer ids: assigned from blocks that brokers allocate, one after another, in ``/latest_producer_id_block``.
 
-Here is the arithmetic and the decisions; ``brokers.coordinators.producer_ids`` does the compare-and-set in ZooKeeper.
-The znode is Kafka's: ``{"version":1,"broker":0,"block_start":"0","block_end":"999"}``. We add a ``stamp`` that names
-the attempt, so that a broker whose write had an unknown outcome can tell by reading whether the block is its own.
+This module has the arithmetic and the decisions; ``brokers.coordinators.transactions.producer_ids`` does the
+compare-and-set in ZooKeeper.
+The znode is Kafka's: ``{"version":1,"broker":0,"block_start":"0","block_end":"999"}``. An additional ``stamp`` names
+the attempt, so that after an unknown outcome a broker can tell by reading whether the block is its own.
 
 Source: KIP-98; ProducerIdBlockZNode of Kafka 3.9.
 """
@@ -15,11 +16,11 @@ from typing import NamedTuple
 BLOCK_SIZE = 1_000
 MAX_PRODUCER_ID = 2**63 - 1
 PREFETCH_BELOW = 100
-"""With fewer ids than this left, the next block is asked for, so that nobody waits for ZooKeeper."""
+"""With fewer ids left than this the next block is allocated, so that no request waits for ZooKeeper."""
 
 
 class BlockError(ValueError):
-    """The znode holds something else than a block."""
+    """The znode's content is not a block."""
 
 
 class Exhausted(Exception):
@@ -27,14 +28,14 @@ class Exhausted(Exception):
 
 
 class Block(NamedTuple):
-    """Ids ``first`` to ``last``, both included."""
+    """Ids ``first`` to ``last``, both inclusive."""
 
     first: int
     last: int
 
 
 class StoredBlock(NamedTuple):
-    """What the znode says: the last block handed out, by whom, and the attempt that wrote it."""
+    """The znode's content: the last allocated block, its broker, and the stamp of its attempt."""
 
     block: Block
     broker_id: int
@@ -57,7 +58,7 @@ def decode_block(data: bytes) -> StoredBlock:
 
 
 def encode_block(block: Block, broker_id: int, stamp: str) -> bytes:
-    """Kafka's JSON, with our stamp."""
+    """Kafka's JSON, with the stamp."""
     content = {
         "version": 1,
         "broker": broker_id,
@@ -77,7 +78,7 @@ def next_block(stored: StoredBlock | None) -> Block:
 
 
 class ProducerIds:
-    """The ids this broker may hand out: a block in use and the one after it. No I/O."""
+    """The ids that this broker may assign: a block in use and the next one. No I/O."""
 
     def __init__(self) -> None:
         self._blocks: list[Block] = []
@@ -85,25 +86,25 @@ class ProducerIds:
 
     @property
     def left(self) -> int:
-        """How many ids are at hand."""
+        """The number of available ids."""
         if not self._blocks:
             return 0
         return sum(block.last - block.first + 1 for block in self._blocks) - (self._next - self._blocks[0].first)
 
     @property
     def wants_block(self) -> bool:
-        """Whether it is time to ask for another block."""
+        """Whether another block should be allocated."""
         return self.left < PREFETCH_BELOW
 
     def add(self, block: Block) -> None:
-        """A block was won."""
+        """Add an allocated block."""
         assert not self._blocks or block.first > self._blocks[-1].last, "producer id blocks only go up"
         if not self._blocks:
             self._next = block.first
         self._blocks.append(block)
 
     def take(self) -> int | None:
-        """An id nobody ever had; None when no block is at hand."""
+        """An unused id; None without a block."""
         if not self._blocks:
             return None
         taken = self._next

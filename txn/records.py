@@ -1,8 +1,8 @@
 """The records of ``__transaction_state``, byte for byte Kafka's: key v0, value v0 and the flexible v1.
 
 Source: TransactionLogKey.json and TransactionLogValue.json of Kafka 4.1; compact types and tags by KIP-482. Topics and
-partitions are written in sorted order, so that equal states give equal bytes. A sink's batch goes into one tagged field
-of ours, which Kafka's readers skip.
+partitions are written in sorted order, so that equal states give equal bytes. A sink's batch and the flag of an abort
+by timeout are in fleetlog's own tagged fields, which Kafka's readers skip.
 """
 
 from __future__ import annotations
@@ -10,18 +10,24 @@ from __future__ import annotations
 import struct
 from itertools import starmap
 
-from _native.wire_fields import put_varint
-from txn.batches import Batch, Fence, Member, members_of
+from _native.byte_reader import ByteReader, varint_bytes
+from txn.batches import BatchFence, BatchMember, SinkBatch, members_of
 from txn.states import TransactionState
 from txn.transaction import Transaction
 from wire.types import NO_PRODUCER_ID, TopicPartition
 
-__all__ = ["RecordError", "decode_key", "decode_value", "encode_key", "encode_value"]
+__all__ = [
+    "RecordError",
+    "decode_transaction",
+    "decode_transaction_key",
+    "encode_transaction",
+    "encode_transaction_key",
+]
 
 KEY_VERSION = 0
 LEGACY_VERSION, FLEXIBLE_VERSION = 0, 1
 _TAG_PREVIOUS_ID, _TAG_NEXT_ID, _TAG_CLIENT_VERSION = 0, 1, 2
-_TAG_BATCH = 100
+_TAG_BATCH, _TAG_TIMED_OUT = 100, 101
 _BATCH_VERSION = 0
 _MEMBER = struct.Struct(">qh")
 _FENCE = struct.Struct(">qq")  # batch id, time of the commit
@@ -33,22 +39,22 @@ class RecordError(ValueError):
     """The bytes are not a record of this topic."""
 
 
-def encode_key(transactional_id: str) -> bytes:
+def encode_transaction_key(transactional_id: str) -> bytes:
     """Key v0."""
     name = transactional_id.encode()
     return struct.pack(">hh", KEY_VERSION, len(name)) + name
 
 
-def decode_key(key: bytes) -> str | None:
-    """The transactional id; None for a key version this code does not know. Raises RecordError."""
+def decode_transaction_key(key: bytes) -> str | None:
+    """The transactional id; None for an unknown key version. Raises RecordError."""
     reader = _Reader(key)
     if reader.int16() != KEY_VERSION:
         return None
     return reader.text(reader.int16())
 
 
-def encode_value(transaction: Transaction, version: int = FLEXIBLE_VERSION) -> bytes:
-    """Value v0 (transaction version 0) or v1. v0 has no room for previous and next producer ids."""
+def encode_transaction(transaction: Transaction, version: int = FLEXIBLE_VERSION) -> bytes:
+    """Value v0 (transaction version 0) or v1. v0 has no fields for previous and next producer ids."""
     assert version in (LEGACY_VERSION, FLEXIBLE_VERSION)
     flexible = version >= FLEXIBLE_VERSION
     t = transaction
@@ -71,7 +77,7 @@ def _encode_partitions(partitions: frozenset[TopicPartition], flexible: bool) ->
     parts = [_length(len(by_topic), flexible)]
     for topic, indexes in by_topic.items():
         name = topic.encode()
-        parts.append(_uvarint(len(name) + 1) if flexible else struct.pack(">h", len(name)))
+        parts.append(varint_bytes(len(name) + 1) if flexible else struct.pack(">h", len(name)))
         parts.append(name)
         parts.append(_length(len(indexes), flexible))
         parts.append(struct.pack(f">{len(indexes)}i", *indexes))
@@ -90,13 +96,15 @@ def _encode_tags(t: Transaction) -> bytes:
         tags.append((_TAG_CLIENT_VERSION, struct.pack(">h", t.client_version)))
     if t.batch is not None:
         tags.append((_TAG_BATCH, _encode_batch(t.batch)))
-    return _uvarint(len(tags)) + b"".join(_uvarint(tag) + _uvarint(len(data)) + data for tag, data in tags)
+    if t.timed_out:
+        tags.append((_TAG_TIMED_OUT, b""))
+    return varint_bytes(len(tags)) + b"".join(varint_bytes(tag) + varint_bytes(len(data)) + data for tag, data in tags)
 
 
-def _encode_batch(batch: Batch) -> bytes:
+def _encode_batch(batch: SinkBatch) -> bytes:
     parts = [struct.pack(">h", _BATCH_VERSION)]
     for members in (batch.members, batch.slots, batch.winners):
-        parts.append(_uvarint(len(members)))
+        parts.append(varint_bytes(len(members)))
         parts += starmap(_MEMBER.pack, members)
     fence = batch.fence
     if fence is None:
@@ -105,31 +113,31 @@ def _encode_batch(batch: Batch) -> bytes:
         parts.append(b"\1" + _FENCE.pack(fence.batch_id, fence.committed_ms))
         for text in (fence.query_id, fence.digest):
             data = text.encode()
-            parts.append(_uvarint(len(data)) + data)
+            parts.append(varint_bytes(len(data)) + data)
     return b"".join(parts)
 
 
-def _decode_batch(data: bytes) -> Batch:
+def _decode_batch(data: bytes) -> SinkBatch:
     reader = _Reader(data)
     version = reader.int16()
     if version != _BATCH_VERSION:
-        raise RecordError(f"batch version {version} is not known: a newer fleetlog wrote it")
+        raise RecordError(f"unknown batch version {version}: a newer fleetlog wrote it")
     members, slots, winners = (_decode_members(reader) for _ in range(3))
     fence = None
     if reader.take(1) != b"\0":
         batch_id, committed_ms = reader.unpack(_FENCE)
-        query_id, digest = (reader.text(reader.uvarint()) for _ in range(2))
-        fence = Fence(query_id, batch_id, digest, committed_ms)
+        query_id, digest = (reader.text(reader.varint()) for _ in range(2))
+        fence = BatchFence(query_id, batch_id, digest, committed_ms)
     reader.finish()
-    return Batch(members, slots, winners, fence)
+    return SinkBatch(members, slots, winners, fence)
 
 
-def _decode_members(reader: _Reader) -> tuple[Member, ...]:
-    return tuple(members_of(_MEMBER.iter_unpack(reader.take(reader.uvarint() * _MEMBER.size))))
+def _decode_members(reader: _Reader) -> tuple[BatchMember, ...]:
+    return tuple(members_of(_MEMBER.iter_unpack(reader.take(reader.varint() * _MEMBER.size))))
 
 
-def decode_value(value: bytes) -> Transaction | None:
-    """The state; None for a version this code does not know. Raises RecordError. Unknown tags are skipped."""
+def decode_transaction(value: bytes) -> Transaction | None:
+    """The state; None for an unknown version. Raises RecordError. Unknown tags are skipped."""
     reader = _Reader(value)
     version = reader.int16()
     if version not in (LEGACY_VERSION, FLEXIBLE_VERSION):
@@ -157,6 +165,7 @@ def decode_value(value: bytes) -> Transaction | None:
         next_producer_id=_number(tags.get(_TAG_NEXT_ID), NO_PRODUCER_ID),
         client_version=_number(tags.get(_TAG_CLIENT_VERSION), 0),
         batch=None if batch is None else _decode_batch(batch),
+        timed_out=_TAG_TIMED_OUT in tags,
     )
 
 
@@ -167,9 +176,9 @@ def _number(data: bytes | None, default: int) -> int:
 def _decode_partitions(reader: _Reader, flexible: bool) -> frozenset[TopicPartition]:
     found: set[TopicPartition] = set()
     for _ in range(reader.length(flexible)):
-        topic = reader.text(reader.uvarint() - 1 if flexible else reader.int16())
+        topic = reader.text(reader.varint() - 1 if flexible else reader.int16())
         count = reader.length(flexible)
-        indexes = reader.unpack(struct.Struct(f">{count}i")) if reader.fits(4 * count) else ()
+        indexes = reader.unpack(struct.Struct(f">{count}i"))
         found.update(TopicPartition(topic, index) for index in indexes)
         if flexible:
             _decode_tags(reader)
@@ -178,62 +187,30 @@ def _decode_partitions(reader: _Reader, flexible: bool) -> frozenset[TopicPartit
 
 def _decode_tags(reader: _Reader) -> dict[int, bytes]:
     known = {}
-    for _ in range(reader.uvarint()):
-        tag, size = reader.uvarint(), reader.uvarint()
+    for _ in range(reader.varint()):
+        tag, size = reader.varint(), reader.varint()
         known[tag] = reader.take(size)
     return known
 
 
-def _uvarint(value: int) -> bytes:
-    out = bytearray()
-    put_varint(out, value)
-    return bytes(out)
-
-
 def _length(count: int, flexible: bool) -> bytes:
-    return _uvarint(count + 1) if flexible else struct.pack(">i", count)
+    return varint_bytes(count + 1) if flexible else struct.pack(">i", count)
 
 
-class _Reader:
-    """Bounds-checked cursor: whatever lies in the log, it ends in a value or a RecordError."""
+class _Reader(ByteReader[bytes]):
+    """Reads a record's key or value: any bytes give a value or a RecordError."""
 
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self._at = 0
-
-    def fits(self, size: int) -> bool:
-        """Raise unless ``size`` more bytes are there."""
-        if size < 0 or size > len(self._data) - self._at:
-            raise RecordError(f"{size} bytes wanted at {self._at} of {len(self._data)}")
-        return True
-
-    def take(self, size: int) -> bytes:
-        self.fits(size)
-        self._at += size
-        return self._data[self._at - size : self._at]
-
-    def unpack(self, form: struct.Struct) -> tuple[int, ...]:
-        return form.unpack(self.take(form.size))
+    def error(self, reason: str) -> RecordError:
+        return RecordError(reason)
 
     def int16(self) -> int:
         return int.from_bytes(self.take(2), "big", signed=True)
 
-    def uvarint(self) -> int:
-        value = shift = 0
-        while True:
-            byte = self.take(1)[0]
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                return value
-            shift += 7
-            if shift > 28:
-                raise RecordError("a varint of more than five bytes")
-
     def length(self, flexible: bool) -> int:
         """The length of an array; null counts as empty."""
-        count = self.uvarint() - 1 if flexible else int.from_bytes(self.take(4), "big", signed=True)
-        if count > len(self._data):
-            raise RecordError(f"an array of {count} entries in {len(self._data)} bytes")
+        count = self.varint() - 1 if flexible else int.from_bytes(self.take(4), "big", signed=True)
+        if count > self.end:
+            raise RecordError(f"an array of {count} entries in {self.end} bytes")
         return max(0, count)
 
     def text(self, size: int) -> str:
@@ -241,7 +218,3 @@ class _Reader:
             return self.take(size).decode()
         except UnicodeDecodeError:
             raise RecordError("a name that is not UTF-8") from None
-
-    def finish(self) -> None:
-        if self._at != len(self._data):
-            raise RecordError(f"{len(self._data) - self._at} bytes after the record")

@@ -1,10 +1,10 @@
-"""Batch transactions at the coordinator: who may begin, enlist, commit, abort, reset. Commands for a TransactionShard.
+"""Batch transactions at the coordinator: begin, enlist, commit, abort, reset. Commands for a TransactionShard.
 
-The protocol in one breath: ``begin`` bumps the sink's epoch and answers with the fence as it is *after* that append, so
-no commit of an older driver can slip in between; ``enlist`` gives tasks producers of their own; ``commit`` needs the
-present epoch, compares the fence and sets it in the record that decides. A driver that died is answered by the fence.
+The protocol: ``begin`` bumps the sink's epoch and answers with the fence *after* that append, so no commit of an older
+driver can come in between. ``enlist`` assigns producers to tasks. ``commit`` requires the present epoch, compares the
+fence and sets it in the deciding record. After a driver's crash the fence shows whether its batch was committed.
 
-Source: ours (docs/protocol.md); the model is tests/txn/batch_model.py.
+Source: fleetlog's own (docs/protocol.md); the model is tests/txn/batch_model.py.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from txn.batches import Batch, Fence, Member
+from txn.batches import BatchFence, BatchMember, SinkBatch
 from txn.commands import Cancel, Effect, Now, Result, Schedule
 from txn.states import PREPARED, TransactionState
 from txn.transaction import Transaction
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 MAX_MEMBERS = 10_000
 MAX_NAME_BYTES = 1_000
-"""Query ids and digests stand in every record of the sink."""
+"""The limit of query ids and digests, which are in every record of the sink."""
 
 
 class BeginAnswer(NamedTuple):
@@ -33,22 +33,22 @@ class BeginAnswer(NamedTuple):
     error: ErrorCode
     producer_id: int = NO_PRODUCER_ID
     producer_epoch: int = NO_PRODUCER_EPOCH
-    fence: Fence | None = None
+    fence: BatchFence | None = None
 
 
 class EnlistAnswer(NamedTuple):
-    """The members enlisted: as many as were asked for, or none."""
+    """The enlisted members: as many as requested, or none."""
 
     error: ErrorCode
-    members: tuple[Member, ...] = ()
+    members: tuple[BatchMember, ...] = ()
 
 
 class CommitAnswer(NamedTuple):
-    """CommitBatch's outcome; ``already`` says that the batch was committed before, by whomever."""
+    """CommitBatch's outcome; ``already``: the batch had been committed before."""
 
     error: ErrorCode
     already: bool = False
-    fence: Fence | None = None
+    fence: BatchFence | None = None
     message: str = ""
 
 
@@ -56,21 +56,21 @@ class SinkAnswer(NamedTuple):
     """The outcome of HeartbeatBatch, AbortBatch and ResetSink."""
 
     error: ErrorCode
-    fence: Fence | None = None
+    fence: BatchFence | None = None
     message: str = ""
 
 
-class CommitRequest(NamedTuple):
-    """What CommitBatch asks for."""
+class BatchCommitRequest(NamedTuple):
+    """The request of CommitBatch."""
 
     query_id: str
     batch_id: int
     digest: str
-    winners: frozenset[Member]
+    winners: frozenset[BatchMember]
 
 
-def begin(shard: TransactionShard, sink_id: str, timeout_ms: int, fresh: FreshProducerId, now: Now) -> Result:
-    """Lock out every driver before, abort what it left open (then: CONCURRENT_TRANSACTIONS, ask again)."""
+def begin_batch(shard: TransactionShard, sink_id: str, timeout_ms: int, fresh: FreshProducerId, now: Now) -> Result:
+    """Fence every earlier driver, and abort its open batch (then: CONCURRENT_TRANSACTIONS, retry)."""
     if not sink_id:
         return Result(BeginAnswer(ErrorCode.INVALID_REQUEST))
     if not 0 < timeout_ms <= shard.settings.max_timeout_ms:
@@ -82,7 +82,7 @@ def begin(shard: TransactionShard, sink_id: str, timeout_ms: int, fresh: FreshPr
         return Result(BeginAnswer(ErrorCode.CONCURRENT_TRANSACTIONS))
     if t is not None and t.state is TransactionState.ONGOING:
         return shard.fence(sink_id, t, now, BeginAnswer(ErrorCode.CONCURRENT_TRANSACTIONS))
-    if t is not None and not t.epoch_exhausted:
+    if t is not None and not shard.exhausted(t):
         after = t.with_bumped_epoch(timeout_ms, now.wall_ms)
     else:
         producer_id = fresh()
@@ -92,7 +92,7 @@ def begin(shard: TransactionShard, sink_id: str, timeout_ms: int, fresh: FreshPr
             t.with_new_producer_id(producer_id, timeout_ms, now.wall_ms)
             if t is not None
             else Transaction(
-                producer_id, 0, timeout_ms, TransactionState.EMPTY, last_update_ms=now.wall_ms, batch=Batch()
+                producer_id, 0, timeout_ms, TransactionState.EMPTY, last_update_ms=now.wall_ms, batch=SinkBatch()
             )
         )
     assert after.batch is not None
@@ -101,7 +101,7 @@ def begin(shard: TransactionShard, sink_id: str, timeout_ms: int, fresh: FreshPr
 
 
 def _refusal(shard: TransactionShard, sink_id: str, producer: Producer) -> ErrorCode:
-    """Why this driver may do nothing now."""
+    """The error of this driver's requests now, or NONE."""
     t = shard.transactions.get(sink_id)
     if t is None:
         return ErrorCode.INVALID_PRODUCER_ID_MAPPING
@@ -112,7 +112,7 @@ def _refusal(shard: TransactionShard, sink_id: str, producer: Producer) -> Error
     return ErrorCode.CONCURRENT_TRANSACTIONS if t.state in PREPARED else ErrorCode.NONE
 
 
-def enlist(
+def enlist_members(
     shard: TransactionShard,
     sink_id: str,
     producer: Producer,
@@ -134,7 +134,7 @@ def enlist(
     batch = t.batch
     assert batch is not None
     if t.state not in (TransactionState.EMPTY, TransactionState.ONGOING):
-        return refused(ErrorCode.INVALID_TXN_STATE)  # each batch begins with BeginBatch
+        return refused(ErrorCode.INVALID_TXN_STATE)  # each batch starts with BeginBatch
     wanted = sum(counts)
     if len(batch.members) + wanted > MAX_MEMBERS:
         return refused(ErrorCode.TOO_MANY_MEMBERS)
@@ -155,8 +155,10 @@ def enlist(
     return Result(answers, records=(shard.record(sink_id, after),), effects=effects)
 
 
-def commit(shard: TransactionShard, sink_id: str, producer: Producer, request: CommitRequest, now: Now) -> Result:
-    """Decide the batch: the winners' records count, all others' don't, and the fence names this batch."""
+def commit_batch(
+    shard: TransactionShard, sink_id: str, producer: Producer, request: BatchCommitRequest, now: Now
+) -> Result:
+    """Commit the batch: the winners' records count, all others' don't, and the fence names this batch."""
     t = shard.transactions.get(sink_id)
     if t is None:
         return Result(CommitAnswer(ErrorCode.INVALID_PRODUCER_ID_MAPPING))
@@ -184,7 +186,7 @@ def commit(shard: TransactionShard, sink_id: str, producer: Producer, request: C
                 ErrorCode.INVALID_TXN_STATE, fence=fence, message=f"not enlisted in this batch: {sorted(unknown)[:3]}"
             )
         )
-    new = Fence(request.query_id, request.batch_id, request.digest, now.wall_ms)
+    new = BatchFence(request.query_id, request.batch_id, request.digest, now.wall_ms)
     after = t.prepared_batch(request.winners, new, True, now.wall_ms)
     return Result(
         CommitAnswer(ErrorCode.NONE, fence=new),
@@ -194,17 +196,17 @@ def commit(shard: TransactionShard, sink_id: str, producer: Producer, request: C
 
 
 def _is_retry(t: Transaction, producer: Producer) -> bool:
-    """The request's epoch is the one before the present, and a commit of a batch was what bumped it."""
+    """Whether the request's epoch is the previous one, and the commit of a batch bumped it."""
     committed = t.state in (TransactionState.PREPARE_COMMIT, TransactionState.COMPLETE_COMMIT)
     return committed and producer == (t.producer_id, t.producer_epoch - 1)
 
 
-def _names(fence: Fence, request: CommitRequest) -> bool:
+def _names(fence: BatchFence, request: BatchCommitRequest) -> bool:
     return (fence.query_id, fence.batch_id, fence.digest) == (request.query_id, request.batch_id, request.digest)
 
 
-def _conflict(fence: Fence | None, request: CommitRequest) -> str | None:
-    """Why this batch can't follow the one in the fence; None if it can."""
+def _conflict(fence: BatchFence | None, request: BatchCommitRequest) -> str | None:
+    """Why this batch cannot follow the one in the fence; None if it can."""
     if fence is None:
         return None
     if fence.query_id != request.query_id:
@@ -219,8 +221,8 @@ def _conflict(fence: Fence | None, request: CommitRequest) -> str | None:
     return None
 
 
-def _already(shard: TransactionShard, sink_id: str, t: Transaction, fence: Fence, now: Now) -> Result:
-    """The batch is committed; what was written for it once more must not count."""
+def _already(shard: TransactionShard, sink_id: str, t: Transaction, fence: BatchFence, now: Now) -> Result:
+    """The batch is already committed; records written for it again must not count."""
     answer = CommitAnswer(ErrorCode.NONE, already=True, fence=fence)
     if t.state is TransactionState.EMPTY:
         return Result(answer)
@@ -237,8 +239,8 @@ def _aborted(shard: TransactionShard, sink_id: str, t: Transaction, answer: obje
     )
 
 
-def abort(shard: TransactionShard, sink_id: str, producer: Producer, now: Now) -> Result:
-    """Give the batch up. Doing it again says NONE; a batch that was committed says INVALID_TXN_STATE."""
+def abort_batch(shard: TransactionShard, sink_id: str, producer: Producer, now: Now) -> Result:
+    """Abort the batch. A repeated abort answers NONE; a committed batch answers INVALID_TXN_STATE."""
     t = shard.transactions.get(sink_id)
     if t is None:
         return Result(SinkAnswer(ErrorCode.INVALID_PRODUCER_ID_MAPPING))
@@ -256,8 +258,8 @@ def abort(shard: TransactionShard, sink_id: str, producer: Producer, now: Now) -
     return Result(SinkAnswer(error, fence))
 
 
-def heartbeat(shard: TransactionShard, sink_id: str, producer: Producer) -> Result:
-    """The driver lives: the batch's time starts anew."""
+def batch_heartbeat(shard: TransactionShard, sink_id: str, producer: Producer) -> Result:
+    """Restart the batch's timeout."""
     error = _refusal(shard, sink_id, producer)
     t = shard.transactions.get(sink_id)
     fence = t.batch.fence if t is not None and t.batch is not None else None
@@ -266,10 +268,10 @@ def heartbeat(shard: TransactionShard, sink_id: str, producer: Producer) -> Resu
     return Result(SinkAnswer(error, fence))
 
 
-def reset(
+def reset_sink_fence(
     shard: TransactionShard, sink_id: str, expected_query_id: str, fence: tuple[str, int] | None, now: Now
 ) -> Result:
-    """An operator moves the fence: to (query id, batch id), or away. ``expected_query_id`` is the one it replaces."""
+    """Set the fence to (query id, batch id) or remove it, for an operator. ``expected_query_id``: the present one."""
     t = shard.transactions.get(sink_id)
     if t is None:
         return Result(SinkAnswer(ErrorCode.TRANSACTIONAL_ID_NOT_FOUND))
@@ -287,18 +289,7 @@ def reset(
                 ErrorCode.FENCE_CONFLICT, present, f"the fence is of query {named or '(none)'}, not the one named"
             )
         )
-    if t.epoch_exhausted:
+    if shard.exhausted(t):
         return Result(SinkAnswer(ErrorCode.CONCURRENT_TRANSACTIONS, present, "begin a batch first"))
-    new = None if fence is None else Fence(fence[0], fence[1], "", now.wall_ms)
+    new = None if fence is None else BatchFence(fence[0], fence[1], "", now.wall_ms)
     return Result(SinkAnswer(ErrorCode.NONE, new), records=(shard.record(sink_id, t.with_fence(new, now.wall_ms)),))
-
-
-def member_refusal(t: Transaction, producer: Producer) -> ErrorCode:
-    """Why this producer may not write in the sink's batch: only members of an open one may."""
-    assert t.batch is not None
-    member = Member(*producer)
-    if t.state in PREPARED:
-        return ErrorCode.CONCURRENT_TRANSACTIONS if member in t.batch.members else ErrorCode.PRODUCER_FENCED
-    if t.state is TransactionState.ONGOING and member in t.batch.members:
-        return ErrorCode.NONE
-    return ErrorCode.PRODUCER_FENCED

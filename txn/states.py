@@ -1,19 +1,17 @@
-"""The life of a transaction: every state, every allowed step, and what a client is told for a step that is not.
+"""The states of a transaction, and the allowed transitions.
 
-Charter
--------
-A transactional id has one record in ``__transaction_state``: who may write under it (producer id and epoch), and how
-far the transaction of that producer is. The record moves only along ``TRANSITIONS``; whoever asks for another step is
-answered by the tables below and changes nothing. Three promises hang on it:
+A transactional id has one record in ``__transaction_state``: the producer id and epoch that may write, and the state of
+that producer's transaction. The record changes only along ``TRANSITIONS``; a request for another transition gets an
+error and changes nothing. Three guarantees depend on it:
 
-1. *Fencing.* A client's (producer id, epoch) that is not the present one changes nothing, whatever it asks for.
-2. *One fate.* Once PREPARE_COMMIT or PREPARE_ABORT is in the log, only the matching COMPLETE state can follow. A retry
-   hears the same fate; a request for the other fate hears INVALID_TXN_STATE.
-3. *No delayed end* (transaction version 2). Every end bumps the epoch, so an EndTxn that was held up on its way cannot
-   end the next transaction (KAFKA-17754): its epoch is old by then.
+1. *Fencing.* A request with a (producer id, epoch) that is not the present one changes nothing.
+2. *One outcome.* Once PREPARE_COMMIT or PREPARE_ABORT is in the log, only the matching COMPLETE state can follow. A
+   retry gets the same outcome; a request for the other outcome gets INVALID_TXN_STATE.
+3. *No delayed end* (transaction version 2). Every end bumps the epoch, so a delayed EndTxn cannot end the next
+   transaction (KAFKA-17754): its epoch is outdated by then.
 
-PREPARE_EPOCH_FENCE and DEAD exist in Kafka's encoding. Here neither is ever written: fencing an open transaction goes
-straight to PREPARE_ABORT with a bumped epoch in the same record, and a forgotten id is a tombstone.
+PREPARE_EPOCH_FENCE and DEAD exist in Kafka's encoding. fleetlog never writes them: fencing an open transaction leads
+directly to PREPARE_ABORT with a bumped epoch in the same record, and an expired id is a tombstone.
 
 Source: KIP-98, KIP-360, KIP-588, KIP-890; states and their numbers as in Kafka's TransactionLogValue.
 """
@@ -53,18 +51,18 @@ _BY_LABEL = {state.label: state for state in TransactionState}
 _S = TransactionState
 
 PREPARED = frozenset({_S.PREPARE_COMMIT, _S.PREPARE_ABORT})
-"""The fate is decided, markers are being written: nothing else can happen to the id until they are."""
+"""The outcome is decided and markers are being written: until then the id cannot change otherwise."""
 
 ENDED = frozenset({_S.EMPTY, _S.COMPLETE_COMMIT, _S.COMPLETE_ABORT})
-"""No transaction is open: one may begin, the producer may be initialised anew, the id may expire."""
+"""No transaction is open: one may start, the producer may be initialised again, the id may expire."""
 
 TRANSITIONS: dict[TransactionState | None, dict[TransactionState, str]] = {
     None: {_S.EMPTY: "InitProducerId of a new id"},
     _S.EMPTY: {
         _S.EMPTY: "InitProducerId or BeginBatch: epoch bump or new producer id; ResetSink",
         _S.ONGOING: "first partition added, or first members enlisted in a batch",
-        _S.PREPARE_ABORT: "EndTxn(abort) of version 2 with nothing written: it bumps the epoch all the same",
-        _S.PREPARE_COMMIT: "CommitBatch of a batch without rows: it sets the fence all the same",
+        _S.PREPARE_ABORT: "EndTxn(abort) of version 2 with nothing written: it also bumps the epoch",
+        _S.PREPARE_COMMIT: "CommitBatch of a batch without rows: it also sets the fence",
     },
     _S.ONGOING: {
         _S.ONGOING: "further partitions added, or members enlisted",
@@ -84,7 +82,7 @@ TRANSITIONS: dict[TransactionState | None, dict[TransactionState, str]] = {
         _S.PREPARE_ABORT: "EndTxn(abort) of version 2 with nothing written",
     },
 }
-"""from -> to -> why. ``None`` is an id without a record."""
+"""from -> to -> cause. ``None`` is an id without a record."""
 
 
 def may_follow(before: TransactionState | None, after: TransactionState) -> bool:

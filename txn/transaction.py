@@ -1,4 +1,4 @@
-"""One transactional id's state as a value, and the values it can become next."""
+"""One transactional id's state as a value, and its transitions."""
 
 from __future__ import annotations
 
@@ -6,23 +6,24 @@ from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
-from txn.batches import Batch, Fence, Member
+from txn.batches import BatchFence, BatchMember, SinkBatch
 from txn.states import PREPARED, TransactionState, may_follow
+from wire.errors import ErrorCode
 from wire.types import NO_PRODUCER_ID, NO_TIMESTAMP, TopicPartition
 
 MAX_EPOCH = 2**15 - 1
 LAST_CLIENT_EPOCH = MAX_EPOCH - 1
-"""A client never gets a higher epoch than this, so that its transaction can always be fenced by one more bump."""
+"""The highest epoch of a client, so that its transaction can always be fenced by one more bump."""
 
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """What the record of a transactional id holds.
+    """The content of a transactional id's record.
 
-    ``previous_producer_id`` is the producer id before the last step, ``next_producer_id`` the one to go on with after
-    an end that used up the epochs. ``client_version`` is the transaction version (0, 1, 2) of the one who made the last
-    step; a fence counts as 0, so that nobody's retry can be mistaken for it. Times in ms since the epoch. ``batch`` is
-    there for sinks only (``txn.batches``).
+    ``previous_producer_id`` is the producer id before the last step, ``next_producer_id`` the one after an end that
+    used the last epoch. ``client_version`` is the transaction version (0, 1, 2) of the last step's client; a fence
+    counts as 0, so that it is never taken for a retry. Times in ms since the epoch. ``batch`` is for sinks only
+    (``txn.batches``). ``timed_out``: the timeout aborted the transaction; any other step resets it.
     """
 
     producer_id: int
@@ -35,7 +36,8 @@ class Transaction:
     previous_producer_id: int = NO_PRODUCER_ID
     next_producer_id: int = NO_PRODUCER_ID
     client_version: int = 0
-    batch: Batch | None = None
+    batch: SinkBatch | None = None
+    timed_out: bool = False
 
     @property
     def epoch_exhausted(self) -> bool:
@@ -44,23 +46,24 @@ class Transaction:
 
     @property
     def commits(self) -> bool:
-        """Whether the fate is to commit (meaningful when prepared or complete)."""
+        """Whether the outcome is a commit (for prepared and complete states)."""
         return self.state in (TransactionState.PREPARE_COMMIT, TransactionState.COMPLETE_COMMIT)
 
-    def _step(self, state: TransactionState, now_ms: int, **changes: object) -> Transaction:
+    def _step(self, state: TransactionState, now_ms: int, *, timed_out: bool = False, **changes: object) -> Transaction:
         assert may_follow(self.state, state), f"{self.state.name} -> {state.name} is not in the table"
         return replace(
             self,
             state=state,
             previous_producer_id=self.producer_id,
             last_update_ms=now_ms,
+            timed_out=timed_out,
             **changes,  # type: ignore[arg-type]
         )
 
     # ---- InitProducerId --------------------------------------------------------------------------------------------
 
     def with_bumped_epoch(self, timeout_ms: int, now_ms: int) -> Transaction:
-        """The producer starts anew with the next epoch."""
+        """Restart the producer with the next epoch."""
         assert not self.epoch_exhausted
         return self._step(
             TransactionState.EMPTY,
@@ -73,7 +76,7 @@ class Transaction:
         )
 
     def with_same_epoch(self, timeout_ms: int, now_ms: int) -> Transaction:
-        """The answer to InitProducerId was lost: the same epoch again."""
+        """Keep the epoch, for a retry of InitProducerId after a lost answer."""
         return self._step(
             TransactionState.EMPTY,
             now_ms,
@@ -84,7 +87,7 @@ class Transaction:
         )
 
     def with_new_producer_id(self, producer_id: int, timeout_ms: int, now_ms: int) -> Transaction:
-        """The epochs of the producer id are used up: a new id, from epoch 0."""
+        """Use a new producer id from epoch 0: the epochs of the present one are used up."""
         return self._step(
             TransactionState.EMPTY,
             now_ms,
@@ -99,7 +102,7 @@ class Transaction:
     # ---- in the transaction ----------------------------------------------------------------------------------------
 
     def with_partitions(self, added: Iterable[TopicPartition], client_version: int, now_ms: int) -> Transaction:
-        """Partitions join; the first one begins the transaction."""
+        """Add partitions; the first one starts the transaction."""
         begins = self.state is not TransactionState.ONGOING
         return self._step(
             TransactionState.ONGOING,
@@ -109,8 +112,8 @@ class Transaction:
             client_version=client_version,
         )
 
-    def with_batch(self, batch: Batch, now_ms: int) -> Transaction:
-        """Members join; the first ones begin the transaction."""
+    def with_batch(self, batch: SinkBatch, now_ms: int) -> Transaction:
+        """Set the batch with new members; the first ones start the transaction."""
         begins = self.state is not TransactionState.ONGOING
         return self._step(
             TransactionState.ONGOING,
@@ -123,9 +126,9 @@ class Transaction:
     # ---- the end ---------------------------------------------------------------------------------------------------
 
     def prepared_batch(
-        self, winners: AbstractSet[Member], fence: Fence | None, commit: bool, now_ms: int
+        self, winners: AbstractSet[BatchMember], fence: BatchFence | None, commit: bool, now_ms: int
     ) -> Transaction:
-        """The driver ended the batch: the sink's epoch is bumped, the fence set, and the members' fates decided."""
+        """End the batch: bump the sink's epoch, set the fence, decide the members' outcomes."""
         assert self.batch is not None
         assert self.producer_epoch < MAX_EPOCH
         return self._step(
@@ -137,8 +140,8 @@ class Transaction:
             batch=self.batch.ended(winners, fence),
         )
 
-    def with_fence(self, fence: Fence | None, now_ms: int) -> Transaction:
-        """An operator set the fence of a sink that has nothing open; the present driver is locked out."""
+    def with_fence(self, fence: BatchFence | None, now_ms: int) -> Transaction:
+        """Set the fence of a sink without an open batch, for an operator; fences the present driver."""
         assert self.batch is not None
         assert not self.epoch_exhausted
         return self._step(
@@ -151,7 +154,7 @@ class Transaction:
         )
 
     def prepared(self, *, commit: bool, client_version: int, next_producer_id: int, now_ms: int) -> Transaction:
-        """The client ended it. From version 2 on the epoch is bumped at once: the markers carry the new one."""
+        """End the transaction for its client. From version 2 on this bumps the epoch; the markers have the new one."""
         bumps = client_version >= 2
         assert not bumps or self.producer_epoch < MAX_EPOCH
         return self._step(
@@ -163,8 +166,8 @@ class Transaction:
             client_version=client_version,
         )
 
-    def fenced(self, now_ms: int) -> Transaction:
-        """The coordinator aborts an open transaction and locks its producer out by one epoch."""
+    def fenced(self, now_ms: int, *, timed_out: bool = False) -> Transaction:
+        """Abort an open transaction by the coordinator, and fence its producer with an epoch bump."""
         assert self.state is TransactionState.ONGOING
         assert self.producer_epoch < MAX_EPOCH
         return self._step(
@@ -173,10 +176,11 @@ class Transaction:
             producer_epoch=self.producer_epoch + 1,
             next_producer_id=NO_PRODUCER_ID,
             client_version=0,
+            timed_out=timed_out,
         )
 
     def completed(self, now_ms: int) -> Transaction:
-        """All markers are written. An end that used up the epochs goes on under the next producer id."""
+        """Complete after all markers. After the last epoch the next producer id takes over."""
         assert self.state in PREPARED
         rotates = self.next_producer_id != NO_PRODUCER_ID
         return self._step(
@@ -187,4 +191,16 @@ class Transaction:
             next_producer_id=NO_PRODUCER_ID,
             partitions=frozenset(),
             batch=None if self.batch is None else self.batch.released(),
+            timed_out=self.timed_out,
         )
+
+
+def member_refusal(t: Transaction, producer: tuple[int, int]) -> ErrorCode:
+    """The error of this producer's writes to the sink's batch: only members of an open batch may write."""
+    assert t.batch is not None
+    member = BatchMember(*producer)
+    if t.state in PREPARED:
+        return ErrorCode.CONCURRENT_TRANSACTIONS if member in t.batch.members else ErrorCode.PRODUCER_FENCED
+    if t.state is TransactionState.ONGOING and member in t.batch.members:
+        return ErrorCode.NONE
+    return ErrorCode.PRODUCER_FENCED

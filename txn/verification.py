@@ -1,14 +1,14 @@
-"""The leader's side of verification (KIP-890): may this producer's batch be appended to this partition now?
+"""The leader's side of verification (KIP-890): whether a producer's batch may be appended to a partition now.
 
-A transactional batch goes into a log only if its transaction is ongoing there, or if the coordinator confirmed for
-this very attempt that the partition is in the producer's open transaction. Otherwise a batch that was held up on its
-way would open a transaction nobody will ever end. The log gives out a guard before the coordinator is asked and takes
-the batch only with that same guard; any marker in between makes it worthless (``brokers.log`` VerificationGuard).
+A transactional batch is appended only if its transaction is ongoing on the partition, or if the coordinator has
+confirmed for this attempt that the partition is in the producer's open transaction. Otherwise a delayed batch would
+open a transaction that never ends. The log creates a guard before the coordinator is asked and accepts the batch only
+with that guard; any marker in between invalidates it (``brokers.log`` VerificationGuard).
 
-Clients of transaction version 2 don't announce partitions: for them the leader asks the coordinator to add the
-partition instead of only looking whether it is there.
+Clients of transaction version 2 don't send AddPartitionsToTxn: for them the leader asks the coordinator to add the
+partition instead of only verifying it.
 
-Here: what to ask, and what the coordinator's answer means for the producer's request.
+This module has the questions, and the meaning of the coordinator's answers for the producer's request.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _ABORTABLE_FROM = {PRODUCE_KEY: 11, TXN_OFFSET_COMMIT_KEY: 4}
 
 
 class Ask(Enum):
-    """What the coordinator is asked to do."""
+    """The kinds of questions."""
 
     VERIFY = "verify"
     ADD = "add"
 
 
 class Question(NamedTuple):
-    """What is asked about one producer; ``abortable`` says that the client knows error 120 (TRANSACTION_ABORTABLE)."""
+    """A question about one producer; ``abortable``: the client knows error 120 (TRANSACTION_ABORTABLE)."""
 
     transactional_id: str
     producer_id: int
@@ -50,7 +50,7 @@ def question(
     producer: tuple[int, int],
     partitions: Iterable[TopicPartition],
 ) -> Question:
-    """The question that a Produce or TxnOffsetCommit of that version leads to."""
+    """The question for a Produce or TxnOffsetCommit of that version."""
     return Question(
         transactional_id,
         producer[0],
@@ -61,11 +61,16 @@ def question(
     )
 
 
-_TRY_AGAIN = frozenset(
+_NAMED = frozenset(
     {
         ErrorCode.CONCURRENT_TRANSACTIONS,
         ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
         ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    }
+)
+TRY_AGAIN = frozenset(
+    {
+        *_NAMED,
         ErrorCode.NOT_COORDINATOR,
         ErrorCode.NETWORK_EXCEPTION,
         ErrorCode.REQUEST_TIMED_OUT,
@@ -74,17 +79,34 @@ _TRY_AGAIN = frozenset(
 
 
 def client_error(asked: Question, answer: ErrorCode) -> ErrorCode:
-    """What the producer is told, from the coordinator's word for one partition.
+    """The producer's error, from the coordinator's answer for one partition.
 
-    - A fenced producer hears INVALID_PRODUCER_EPOCH, as it would from the log.
-    - "Not in the transaction" is TRANSACTION_ABORTABLE for those who know it, else INVALID_TXN_STATE.
-    - Whatever passes by itself (the previous end is being written, the coordinator moves) is retriable: old clients
-      know NOT_ENOUGH_REPLICAS as such, clients of version 2 also CONCURRENT_TRANSACTIONS.
+    - A fenced producer gets INVALID_PRODUCER_EPOCH, as from the log.
+    - A partition outside the transaction gets TRANSACTION_ABORTABLE if the client knows it, else INVALID_TXN_STATE.
+    - Temporary conditions are retriable. Clients of version 2 get the cause: CONCURRENT_TRANSACTIONS (the previous end
+      is being written), COORDINATOR_LOAD_IN_PROGRESS or COORDINATOR_NOT_AVAILABLE. Of the codes for which older clients
+      retry a batch, only NOT_ENOUGH_REPLICAS makes none of them look for another leader.
     """
     if answer is ErrorCode.PRODUCER_FENCED:
         return ErrorCode.INVALID_PRODUCER_EPOCH
     if answer is ErrorCode.TRANSACTION_ABORTABLE and not asked.abortable:
         return ErrorCode.INVALID_TXN_STATE
-    if answer is ErrorCode.CONCURRENT_TRANSACTIONS and asked.ask is Ask.ADD:
+    if answer not in TRY_AGAIN:
         return answer
-    return ErrorCode.NOT_ENOUGH_REPLICAS if answer in _TRY_AGAIN else answer
+    if asked.ask is Ask.VERIFY:
+        return ErrorCode.NOT_ENOUGH_REPLICAS
+    return answer if answer in _NAMED else ErrorCode.COORDINATOR_NOT_AVAILABLE
+
+
+def client_message(asked: Question, answer: ErrorCode) -> str | None:
+    """The message for :func:`client_error`, for the client's log; None if the code suffices."""
+    if answer in TRY_AGAIN:
+        why = (
+            "the end of its previous transaction is still being written"
+            if answer is ErrorCode.CONCURRENT_TRANSACTIONS
+            else f"its coordinator cannot answer now ({answer.name})"
+        )
+        return f"transactional id {asked.transactional_id}: {why}; the replicas are not to blame, try again"
+    if answer is ErrorCode.TRANSACTION_ABORTABLE:
+        return f"transactional id {asked.transactional_id}: the partition is not in the open transaction"
+    return None

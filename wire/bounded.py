@@ -1,11 +1,12 @@
 """A decoder for schema-described messages that a hostile peer cannot use to fill memory or to stall the loop.
 
-kafka-python's own decoder believes what it reads: a count of two thousand million makes it try, a slice past the end
+kafka-python's own decoder trusts its input: it tries to decode a count of two thousand million, a slice past the end
 becomes a shorter string, each tagged section copies the rest of the message, unknown tags are kept. This one walks the
 same schema (``StructField`` and friends) and builds the same message objects, but
 
-- a count is held against the bytes that are left, divided by the smallest size an element can have,
-- every element and every tagged field is counted against one budget per message,
+- a count is compared with the bytes that are left, divided by the smallest size of an element,
+- every field of every element and every tagged field is counted against one budget per message, so that no message
+  holds the loop for long, however it is built,
 - lengths are checked against the end before anything is sliced, strings must be UTF-8, booleans any byte,
 - null where the schema has no null is refused, as Kafka does,
 - a tagged field must have exactly the size it claims; unknown ones are skipped and not retained,
@@ -21,63 +22,46 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
+from _native.byte_reader import ByteReader
 from _native.errors import MalformedMessage
-from _native.wire import MAX_OBJECTS, MAX_TAGS
+from _native.wire import MAX_TAGS
 
 _ZERO_UUID = uuid.UUID(int=0)
 
+MAX_FIELDS = 80_000
+"""The bound on what a request decodes into: numbers and strings count 1, a struct 2 plus its fields.
 
-__all__ = ["MAX_OBJECTS", "MAX_TAGS", "Codec", "MalformedRequest", "Reader", "decode_whole", "struct_codec"]
+That is about 50 ms of the loop's time. Every list of 10,000 topics, partitions or offsets that a client sends fits in.
+"""
+PARTITION_FIELDS = 3
+"""A number of a partition in an array of numbers: it is looked up, and becomes a row of the answer."""
+NAME_FIELDS = 2
+"""A string in an array of strings: it takes longer to decode than a number, and there is nothing else in the array."""
+PARTITION_NUMBERS = ("partitions", "partition_indexes")
+UUID_FIELDS = 3
+STRUCT_FIELDS = 2
+
+
+__all__ = ["MAX_FIELDS", "MAX_TAGS", "Codec", "MalformedRequest", "Reader", "decode_whole", "struct_codec"]
 
 MalformedRequest = MalformedMessage
 """The bytes are not a message of that API and version. The connection is closed; nothing was executed."""
 
 
-class Reader:
+class Reader(ByteReader[memoryview]):
     """A position in a body, with the budget of objects that the body may still decode into."""
 
-    __slots__ = ("budget", "data", "end", "pos")
+    __slots__ = ("budget",)
 
-    def __init__(self, data: memoryview, pos: int = 0, budget: int = MAX_OBJECTS) -> None:
-        self.data = data
-        self.pos = pos
-        self.end = len(data)
+    def __init__(self, data: memoryview, pos: int = 0, budget: int = MAX_FIELDS) -> None:
+        super().__init__(data, pos)
         self.budget = budget
 
-    def take(self, size: int) -> memoryview:
-        """The next ``size`` bytes, without a copy."""
-        pos = self.pos
-        after = pos + size
-        if size < 0 or after > self.end:
-            raise MalformedRequest(f"needs {size} bytes at {pos}, has {self.end - pos}")
-        self.pos = after
-        return self.data[pos:after]
-
-    def varint(self) -> int:
-        """An unsigned varint of at most 32 bits."""
-        data, pos, end = self.data, self.pos, self.end
-        value = shift = 0
-        while True:
-            if pos >= end:
-                raise MalformedRequest("a varint runs past the end")
-            byte = data[pos]
-            pos += 1
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                break
-            shift += 7
-            if shift > 28:
-                raise MalformedRequest("a varint is longer than five bytes")
-        if value > 0xFFFFFFFF:
-            raise MalformedRequest("a varint does not fit into 32 bits")
-        self.pos = pos
-        return value
-
-    def spend(self, objects: int) -> None:
-        """Count decoded objects against the budget."""
-        self.budget -= objects
+    def spend(self, fields: int) -> None:
+        """Count decoded fields against the budget."""
+        self.budget -= fields
         if self.budget < 0:
-            raise MalformedRequest("decodes into too many objects")
+            raise MalformedRequest("decodes into too many objects: split it into several requests")
 
     def skip_tags(self) -> None:
         """Skip a section of tagged fields none of which is known."""
@@ -94,13 +78,14 @@ Decode = Callable[[Reader], Any]
 
 
 class Codec:
-    """One type in one version: how to read it and the fewest bytes it can take."""
+    """One type in one version: how to read it, the fewest bytes it can take, and what it costs (``MAX_FIELDS``)."""
 
-    __slots__ = ("min_size", "read")
+    __slots__ = ("fields", "min_size", "read")
 
-    def __init__(self, read: Decode, min_size: int) -> None:
+    def __init__(self, read: Decode, min_size: int, fields: int = 1) -> None:
         self.read = read
         self.min_size = min_size
+        self.fields = fields
 
 
 def _fixed(letter: str) -> Codec:
@@ -188,7 +173,7 @@ def _bytes(name: str, compact: bool, nullable: bool) -> Codec:
 
 def _array(name: str, element: Codec, compact: bool, nullable: bool) -> Codec:
     length_of = _length(compact, 4)
-    read_element, smallest = element.read, max(1, element.min_size)
+    read_element, smallest, fields = element.read, max(1, element.min_size), element.fields
 
     def read(reader: Reader) -> list[Any] | None:
         count = length_of(reader)
@@ -198,7 +183,7 @@ def _array(name: str, element: Codec, compact: bool, nullable: bool) -> Codec:
             return None
         if count * smallest > reader.end - reader.pos:
             raise MalformedRequest(f"{name} claims {count} elements in {reader.end - reader.pos} bytes")
-        reader.spend(count)
+        reader.spend(count * fields)
         return [read_element(reader) for _ in range(count)]
 
     return Codec(read, 1 if compact else 4)
@@ -213,7 +198,7 @@ def _nullable_struct(inner: Codec) -> Codec:
             raise MalformedRequest("a nullable struct starts with neither 1 nor -1")
         return inner.read(reader)
 
-    return Codec(read, 1)
+    return Codec(read, 1, inner.fields)
 
 
 def _tag_section(known: dict[int, tuple[str, Codec]]) -> Callable[[Reader, Any], None]:
@@ -243,14 +228,19 @@ def _tag_section(known: dict[int, tuple[str, Codec]]) -> Callable[[Reader, Any],
     return read
 
 
-def _field_codec(field: Any, version: int, compact: bool, flexible: bool) -> Codec:
-    nullable = field.nullable_for_version_q(version)
+def _field_codec(field: Any, version: int, compact: bool, flexible: bool, *, is_element: bool = False) -> Codec:
+    # An array that may be null has no null elements, though the library lets its elements inherit that.
+    nullable = not is_element and field.nullable_for_version_q(version)
     if field.is_array():
         element = field.array_of
         if field.is_struct_array():
             inner = struct_codec(element, version, flexible)
         else:
-            inner = _field_codec(element, version, compact, flexible)
+            inner = _field_codec(element, version, compact, flexible, is_element=True)
+            if field.name in PARTITION_NUMBERS:
+                inner = Codec(inner.read, inner.min_size, PARTITION_FIELDS)
+            elif element.type_str == "string":
+                inner = Codec(inner.read, inner.min_size, NAME_FIELDS)
         return _array(field.name, inner, compact, nullable)
     if field.is_struct():
         inner = struct_codec(field, version, flexible)
@@ -263,7 +253,7 @@ def _field_codec(field: Any, version: int, compact: bool, flexible: bool) -> Cod
     if kind in ("bytes", "records"):
         return _bytes(field.name, compact, nullable)
     if kind == "uuid":
-        return Codec(_uuid, 16)
+        return Codec(_uuid, 16, UUID_FIELDS)
     assert kind == "bitfield", f"no decoder for type {kind}"
     return Codec(_bitfield, 4)
 
@@ -296,10 +286,11 @@ def struct_codec(schema: Any, version: int, flexible: bool, data_class: Any = No
                 tags(reader, target)
         return target
 
-    return Codec(read, sum(codec.min_size for _, codec in fields) + (1 if flexible else 0))
+    smallest = sum(codec.min_size for _, codec in fields) + (1 if flexible else 0)
+    return Codec(read, smallest, STRUCT_FIELDS + sum(codec.fields for _, codec in fields))
 
 
-def decode_whole(codec: Codec, body: memoryview, budget: int = MAX_OBJECTS, spare: int = 0) -> Any:
+def decode_whole(codec: Codec, body: memoryview, budget: int = MAX_FIELDS, spare: int = 0) -> Any:
     """Decode a body that must end where the message ends, or at most ``spare`` bytes later.
 
     Raises:
@@ -311,7 +302,7 @@ def decode_whole(codec: Codec, body: memoryview, budget: int = MAX_OBJECTS, spar
         message = codec.read(reader)
     except MalformedRequest:
         raise
-    except Exception as error:  # a schema feature we overlooked must not become a way to hurt the broker
+    except Exception as error:  # a schema feature that this decoder lacks must not become a way to harm the broker
         raise MalformedRequest(f"{type(error).__name__}: {error}") from error
     if reader.end - reader.pos > spare:
         raise MalformedRequest(f"{reader.end - reader.pos} bytes left over")

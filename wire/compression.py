@@ -32,7 +32,7 @@ _XERIAL_HEADER = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
 _XERIAL_BLOCK_BYTES = 32 * 1024
 _INT32 = struct.Struct(">i")
 
-# The densest snappy element is a copy of 64 bytes written in 3, so more than 22 times the input is a lie.
+# The densest snappy element is a copy of 64 bytes written in 3, so more than 22 times the input is impossible.
 _SNAPPY_MAX_RATIO = 22
 _ZSTD_MIN_WINDOW_BYTES = 8 * 1024 * 1024
 _ZSTD_MAX_WINDOW_BYTES = 128 * 1024 * 1024
@@ -43,16 +43,19 @@ _CHUNK_BYTES = 256 * 1024
 
 
 class CodecError(ValueError):
-    """The payload is not what its codec says, or would inflate beyond the limit."""
+    """The payload is not valid for its codec, or would inflate beyond the limit."""
 
 
-def compress(codec: int, payload: bytes) -> bytes:
-    """Compress ``payload`` the way Kafka's Java client frames it. Raises CodecError for an unknown codec."""
+def compress(codec: int, payload: bytes, level: int | None = None) -> bytes:
+    """Compress ``payload`` the way Kafka's Java client frames it. Raises CodecError for an unknown codec.
+
+    ``level`` is the codec's own (KIP-390: gzip 1-9, lz4 1-17, zstd up to 22), None for the default.
+    """
     try:
         function = _COMPRESSORS[codec]
     except KeyError:
         raise CodecError(f"unknown compression codec {codec}") from None
-    return function(payload)
+    return function(payload, level)
 
 
 def decompress(codec: int, payload: Buffer, limit: int) -> bytes:
@@ -72,7 +75,7 @@ def _too_large(codec: int, limit: int) -> CodecError:
     return CodecError(f"{NAMES[codec]} payload inflates beyond {limit} bytes")
 
 
-def _plain_compress(payload: bytes) -> bytes:
+def _plain_compress(payload: bytes, _level: int | None) -> bytes:
     return payload
 
 
@@ -82,8 +85,8 @@ def _plain_decompress(payload: Buffer, limit: int) -> bytes:
     return bytes(payload)
 
 
-def _gzip_compress(payload: bytes) -> bytes:
-    deflater = zlib.compressobj(wbits=31)
+def _gzip_compress(payload: bytes, level: int | None) -> bytes:
+    deflater = zlib.compressobj(-1 if level is None else level, wbits=31)
     return deflater.compress(payload) + deflater.flush()
 
 
@@ -108,7 +111,7 @@ def _gzip_decompress(payload: Buffer, limit: int) -> bytes:
             return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def _snappy_compress(payload: bytes) -> bytes:
+def _snappy_compress(payload: bytes, _level: int | None) -> bytes:
     parts = [_XERIAL_HEADER]
     view = memoryview(payload)
     for start in range(0, len(payload), _XERIAL_BLOCK_BYTES):
@@ -167,10 +170,16 @@ def _snappy_declared_size(data: bytes) -> int:
     raise CodecError("snappy length is not a 32-bit varint")
 
 
-def _lz4_compress(payload: bytes) -> bytes:
+def _lz4_compress(payload: bytes, level: int | None) -> bytes:
     # Kafka's reader wants independent blocks and no content size; 64 KiB blocks is what its clients use.
+    # A level means lz4's slow algorithm, as Kafka's Java library takes it; that has the levels 3 to 12.
+    chosen = 0 if level is None else max(lz4.frame.COMPRESSIONLEVEL_MINHC, level)
     compressed: bytes = lz4.frame.compress(
-        payload, block_size=lz4.frame.BLOCKSIZE_MAX64KB, block_linked=False, store_size=False
+        payload,
+        compression_level=chosen,
+        block_size=lz4.frame.BLOCKSIZE_MAX64KB,
+        block_linked=False,
+        store_size=False,
     )
     return compressed
 
@@ -197,12 +206,12 @@ def _lz4_decompress(payload: Buffer, limit: int) -> bytes:
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def _zstd_compress(payload: bytes) -> bytes:
-    return zstandard.ZstdCompressor(level=3).compress(payload)
+def _zstd_compress(payload: bytes, level: int | None) -> bytes:
+    return zstandard.ZstdCompressor(level=3 if level is None else level).compress(payload)
 
 
 def _zstd_decompress(payload: Buffer, limit: int) -> bytes:
-    # A frame may name a window that the decoder has to hold in memory: cap it by what the output may need.
+    # A frame may name a window that the decoder has to hold in memory: limit it to what the output may need.
     window = min(max(limit, _ZSTD_MIN_WINDOW_BYTES), _ZSTD_MAX_WINDOW_BYTES)
     inflater = zstandard.ZstdDecompressor(max_window_size=1 << (window - 1).bit_length())
     parts: list[bytes] = []
@@ -223,7 +232,7 @@ def _zstd_decompress(payload: Buffer, limit: int) -> bytes:
 
 
 def _zstd_check_frames(data: Buffer) -> int:
-    """Walk the block headers of all frames (RFC 8878), since the library's reader takes a cut frame for its end.
+    """Walk the block headers of all frames (RFC 8878), because the library's reader accepts a cut frame.
 
     Returns the sum of the content sizes that the frames declare.
     """
@@ -252,7 +261,7 @@ def _zstd_check_frames(data: Buffer) -> int:
     return declared
 
 
-_COMPRESSORS: dict[int, Callable[[bytes], bytes]] = {
+_COMPRESSORS: dict[int, Callable[[bytes, int | None], bytes]] = {
     NONE: _plain_compress,
     GZIP: _gzip_compress,
     SNAPPY: _snappy_compress,

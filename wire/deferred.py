@@ -1,4 +1,4 @@
-"""Packages whose ``__init__`` imports far more than is needed of them here.
+"""Packages whose ``__init__`` imports far more than brokers need.
 
 ``kafka`` imports its producer, consumer and admin client, ``prometheus_client`` a web server. A broker needs neither.
 """
@@ -12,9 +12,10 @@ from typing import Any
 
 
 def defer(name: str) -> None:
-    """Let the package's modules be imported without its ``__init__``, which runs when somebody asks for what it makes.
+    """Let the package's modules be imported without its ``__init__``, which runs at the first access to a name that it
+    defines.
 
-    Does nothing where the package is imported already, or isn't there.
+    Does nothing if the package is imported already, or is not installed.
     """
     if name in sys.modules:
         return

@@ -1,7 +1,7 @@
 """Kafka's error codes: the only outcomes a client ever sees.
 
 Source: the protocol guide's error table (Kafka 4.1). A client's outcome is such a value, never an exception; the
-layers below the wire return it and ``brokers.errors`` maps what else can go wrong onto it.
+layers below the wire return it.
 """
 
 from __future__ import annotations
@@ -143,14 +143,14 @@ class ErrorCode(IntEnum):
     VOTER_NOT_FOUND = 127
     INVALID_REGULAR_EXPRESSION = 128
     REBOOTSTRAP_REQUIRED = 129
-    # ours, on our own APIs only (docs/protocol.md)
+    # fleetlog's, on its own APIs only (docs/protocol.md)
     FENCE_CONFLICT = 12_001
     NOT_A_SINK = 12_002
     TOO_MANY_MEMBERS = 12_003
 
     @property
     def retriable(self) -> bool:
-        """Whether a stock client tries the same request again by itself."""
+        """Whether a stock client retries the same request by itself."""
         return self in _RETRIABLE
 
 

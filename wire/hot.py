@@ -21,6 +21,7 @@ from _native.wire import (
     FetchOutcome,
     FetchPart,
     FetchRequest,
+    FetchRun,
     MetadataPartition,
     NodeEndpoint,
     ProduceOutcome,
@@ -30,6 +31,7 @@ from _native.wire import (
     Slice,
     decode_fetch,
     decode_fetch_response,
+    decode_fetch_run,
     decode_produce,
     decode_produce_run,
     encode_fetch_answer,
@@ -52,6 +54,7 @@ __all__ = [
     "FetchOutcome",
     "FetchPart",
     "FetchRequest",
+    "FetchRun",
     "Frames",
     "MetadataPartition",
     "NodeEndpoint",
@@ -63,6 +66,7 @@ __all__ = [
     "decode_commit_batch",
     "decode_fetch",
     "decode_fetch_response",
+    "decode_fetch_run",
     "decode_produce",
     "decode_produce_run",
     "encode_fetch_answer",
@@ -88,7 +92,7 @@ class Encoded:
         self.chunks = chunks
 
     def release(self) -> None:
-        """The answer will not be sent: the files may go."""
+        """Release the files: the response will not be sent."""
         for chunk in self.chunks:
             if not isinstance(chunk, bytes):
                 chunk.release()

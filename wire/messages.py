@@ -4,8 +4,8 @@ One class per message for all versions, from kafka-python's schemas (Kafka's own
 declared in ``wire/schemas`` as JSON in the same format. Decoding goes through :mod:`wire.bounded`, never through the
 library's decoder, which trusts its input; the library is the reference in the tests.
 
-A trap: the library hands out one shared default list per field. Never append to a field you did not set; build lists
-first and pass them to the constructor. ``assert_defaults_untouched`` finds who did.
+The library has one shared default list per field. Never append to a field that was not set; build lists first and
+pass them to the constructor. ``assert_defaults_untouched`` finds a list that was changed.
 """
 
 from __future__ import annotations
@@ -22,15 +22,17 @@ import kafka.protocol.producer as _producer
 import kafka.protocol.sasl as _sasl
 from kafka.protocol.api_message import ApiMessage as _ApiMessage
 from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment, ConsumerProtocolSubscription
+from kafka.protocol.schemas.fields.codecs.encode_buffer import EncodeBuffer
 
 import wire.schemas
 from _native import wire as kernel
 from _native.wire import RequestHeader
-from wire.bounded import MAX_OBJECTS, Codec, MalformedRequest, Reader, decode_whole, struct_codec
+from wire.bounded import MAX_FIELDS, Codec, MalformedRequest, Reader, decode_whole, struct_codec
 
 __all__ = [
     "ConsumerProtocolAssignment",
     "ConsumerProtocolSubscription",
+    "EncodeBuffer",
     "MalformedRequest",
     "RequestHeader",
     "assert_defaults_untouched",
@@ -54,7 +56,7 @@ API_VERSIONS_KEY: Final = 18
 METADATA_KEY: Final = 3
 METADATA_SPARE: Final = 3
 """librdkafka (seen in 2.16) reserves four bytes for the count of topics and fills one, when it asks for all of them."""
-MAX_RESPONSE_OBJECTS: Final = 4_000_000
+MAX_RESPONSE_FIELDS: Final = 32_000_000
 
 
 # -- messages the library does not have ---------------------------------------------------------------------------
@@ -76,6 +78,22 @@ class ConsumerGroupDescribeResponse(_ApiMessage, load_json=wire.schemas):  # typ
     """Key 69 (KIP-848)."""
 
 
+class ConsumerGroupHeartbeatRequest(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+    """Key 68 (KIP-848)."""
+
+
+class ConsumerGroupHeartbeatResponse(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+    """Key 68 (KIP-848)."""
+
+
+class ShareGroupHeartbeatRequest(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+    """Key 76 (KIP-932)."""
+
+
+class ShareGroupHeartbeatResponse(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+    """Key 76 (KIP-932)."""
+
+
 class ControlledShutdownRequest(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
     """Key 7, between brokers: a broker that is about to stop asks the controller to find other leaders (KIP-380)."""
 
@@ -85,11 +103,15 @@ class ControlledShutdownResponse(_ApiMessage, load_json=wire.schemas):  # type: 
 
 
 class WriteTxnMarkersRequest(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
-    """Key 27, with a tagged field of ours: how many markers of the same batch follow (``txn.batches``)."""
+    """Key 27, with a tagged field of fleetlog's: how many markers of the same batch follow (``txn.batches``)."""
+
+
+class DescribeLogDirsResponse(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+    """Key 35, with a tagged field of fleetlog's: what the broker's process lacks, absent if nothing."""
 
 
 class ReplicaEndsRequest(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
-    """Key 12000, between brokers and ours alone: how far do the receiver's replicas of these partitions reach?"""
+    """Key 12000, fleetlog's, between brokers: the log ends of the receiver's replicas of these partitions."""
 
 
 class ReplicaEndsResponse(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
@@ -97,7 +119,7 @@ class ReplicaEndsResponse(_ApiMessage, load_json=wire.schemas):  # type: ignore[
 
 
 class BeginBatchRequest(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
-    """Key 12001, ours: begin a micro-batch of a sink (docs/protocol.md)."""
+    """Key 12001, fleetlog's: begin a micro-batch of a sink (docs/protocol.md)."""
 
 
 class BeginBatchResponse(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
@@ -105,7 +127,7 @@ class BeginBatchResponse(_ApiMessage, load_json=wire.schemas):  # type: ignore[c
 
 
 class EnlistProducerRequest(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
-    """Key 12002, ours: producers for the tasks of a batch (docs/protocol.md)."""
+    """Key 12002, fleetlog's: producers for the tasks of a batch (docs/protocol.md)."""
 
 
 class EnlistProducerResponse(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
@@ -113,7 +135,7 @@ class EnlistProducerResponse(_ApiMessage, load_json=wire.schemas):  # type: igno
 
 
 class CommitBatchRequest(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
-    """Key 12003, ours: decide a batch (docs/protocol.md)."""
+    """Key 12003, fleetlog's: decide a batch (docs/protocol.md)."""
 
 
 class CommitBatchResponse(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
@@ -121,7 +143,7 @@ class CommitBatchResponse(_ApiMessage, load_json=wire.schemas):  # type: ignore[
 
 
 class HeartbeatBatchRequest(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
-    """Key 12004, ours: the driver of a batch lives (docs/protocol.md)."""
+    """Key 12004, fleetlog's: the driver of a batch is alive (docs/protocol.md)."""
 
 
 class HeartbeatBatchResponse(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
@@ -129,7 +151,7 @@ class HeartbeatBatchResponse(_ApiMessage, load_json=wire.schemas):  # type: igno
 
 
 class AbortBatchRequest(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
-    """Key 12005, ours: give a batch up (docs/protocol.md)."""
+    """Key 12005, fleetlog's: abort a batch (docs/protocol.md)."""
 
 
 class AbortBatchResponse(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
@@ -137,7 +159,7 @@ class AbortBatchResponse(_ApiMessage, load_json=wire.schemas):  # type: ignore[c
 
 
 class DescribeSinksRequest(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
-    """Key 12006, ours: sinks and their fences (docs/protocol.md)."""
+    """Key 12006, fleetlog's: sinks and their fences (docs/protocol.md)."""
 
 
 class DescribeSinksResponse(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
@@ -145,7 +167,7 @@ class DescribeSinksResponse(_ApiMessage, load_json=wire.schemas):  # type: ignor
 
 
 class ResetSinkRequest(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
-    """Key 12007, ours: move a sink's fence (docs/protocol.md)."""
+    """Key 12007, fleetlog's: move a sink's fence (docs/protocol.md)."""
 
 
 class ResetSinkResponse(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
@@ -157,6 +179,10 @@ _OWN = (
     DescribeDelegationTokenResponse,
     ConsumerGroupDescribeRequest,
     ConsumerGroupDescribeResponse,
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse,
+    ShareGroupHeartbeatRequest,
+    ShareGroupHeartbeatResponse,
     WriteTxnMarkersRequest,
     BeginBatchRequest,
     BeginBatchResponse,
@@ -172,6 +198,7 @@ _OWN = (
     DescribeSinksResponse,
     ResetSinkRequest,
     ResetSinkResponse,
+    DescribeLogDirsResponse,
     ControlledShutdownRequest,
     ControlledShutdownResponse,
     ReplicaEndsRequest,
@@ -188,7 +215,7 @@ def _collect() -> tuple[dict[int, Any], dict[int, Any]]:
     found: list[Any] = []
     for module in (_admin, _consumer, _metadata, _producer, _sasl):
         found.extend(getattr(module, name) for name in module.__all__)
-    found.extend(_OWN)  # ours win
+    found.extend(_OWN)  # fleetlog's own take precedence
     for cls in found:
         if isinstance(cls, type(_ApiMessage)):
             (requests if cls.is_request() else responses)[cls.API_KEY] = cls
@@ -253,13 +280,13 @@ parse_request_header: Final[Callable[[memoryview], RequestHeader]] = partial(
 )
 """Parse the header of a frame (without its length prefix); raises MalformedRequest.
 
-For an API key without a schema the body's position is that of a version 1 header: nobody will decode it. An ApiVersions
+For an API key without a schema the body's position is that of a version 1 header: it is never decoded. An ApiVersions
 of an unknown version is flexible (KIP-511).
 """
 
 
 def encode_response_header(key: int, version: int, correlation_id: int) -> bytes:
-    """The header before a response body. ApiVersions always answers with header version 0, or nobody could read it."""
+    """The header before a response body. ApiVersions always uses header version 0 (KIP-511)."""
     head = correlation_id.to_bytes(4, "big", signed=True)
     return head + b"\0" if version >= _FLEXIBLE_FROM[key] and key != API_VERSIONS_KEY else head
 
@@ -281,23 +308,23 @@ def decode_request(key: int, version: int, body: memoryview) -> Any:
     """Decode a request body.
 
     Raises:
-        MalformedRequest: the bytes are no such request, or decode into more than ``MAX_OBJECTS`` objects.
+        MalformedRequest: the bytes are not such a request, or decode into more than ``MAX_FIELDS`` fields.
 
     """
-    return decode_whole(_codec(key, version, False), body, MAX_OBJECTS, METADATA_SPARE if key == METADATA_KEY else 0)
+    return decode_whole(_codec(key, version, False), body, MAX_FIELDS, METADATA_SPARE if key == METADATA_KEY else 0)
 
 
 def decode_response(key: int, version: int, body: memoryview | bytes) -> Any:
     """Decode a response body (after :func:`split_response`), with a budget fit for a large cluster's metadata.
 
     Raises:
-        MalformedRequest: the bytes are no such response.
+        MalformedRequest: the bytes are not such a response.
 
     """
     view = memoryview(body)
     if key == API_VERSIONS_KEY and view[:2].tobytes() == b"\0\x23":
-        version = 0  # KIP-511: whoever does not know our version answers in version 0
-    return decode_whole(_codec(key, version, True), view, MAX_RESPONSE_OBJECTS)
+        version = 0  # KIP-511: a broker that does not know the version answers in version 0
+    return decode_whole(_codec(key, version, True), view, MAX_RESPONSE_FIELDS)
 
 
 def split_response(key: int, version: int, frame: memoryview | bytes) -> tuple[int, memoryview]:
@@ -322,7 +349,7 @@ def encode_response(message: Any, key: int, version: int) -> bytes:
 
 def encode_request(key: int, version: int, correlation_id: int, client_id: str | None, message: Any) -> bytes:
     """Encode a request with its header and its length prefix."""
-    assert key == message.API_KEY, f"{type(message).__name__} is no request of API key {key}"
+    assert key == message.API_KEY, f"{type(message).__name__} is not a request of API key {key}"
     return frame_request(key, version, correlation_id, client_id, message.encode(version=version))
 
 
@@ -338,12 +365,12 @@ def frame_request(key: int, version: int, correlation_id: int, client_id: str | 
 
 
 def decode_data(cls: Any, payload: bytes) -> Any:
-    """Decode a versioned blob that stands inside a message, such as a consumer's subscription.
+    """Decode a versioned blob inside a message, such as a consumer's subscription.
 
     A newer version than the schema knows is read as the newest known one, which is how Kafka keeps them compatible.
 
     Raises:
-        MalformedRequest: the bytes are no such thing.
+        MalformedRequest: the bytes are not such a blob.
 
     """
     view = memoryview(payload)
@@ -364,7 +391,7 @@ def decode_data(cls: Any, payload: bytes) -> Any:
 
 
 def assert_defaults_untouched() -> None:
-    """Fail if somebody appended to one of the library's shared default lists."""
+    """Fail if one of the library's shared default lists was changed."""
 
     def walk(field: Any, path: str) -> None:
         if field.is_array():

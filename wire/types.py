@@ -1,4 +1,4 @@
-"""The nouns that appear on the wire and therefore in every layer above it."""
+"""Types that appear on the wire and therefore in every layer above it."""
 
 from __future__ import annotations
 

@@ -1,30 +1,80 @@
-"""What a handler is: a plain function from a decoded request and a Context to ``Done`` or ``Park``.
+"""What a handler is: a plain function from a decoded request and a Context to ``Done`` or ``DelayedResponse``.
 
 Cold admin handlers that must ask another broker or ZooKeeper may be coroutine functions; the dispatcher runs them as
-a parked task. Handlers never touch a socket or a file descriptor.
+a delayed task. A handler that may have much to do is a generator, which yields between two rows and returns its
+outcome: the dispatcher goes on with it a few milliseconds at a time, and gives it up when the client has gone. What is
+done row by row in a coroutine awaits :meth:`Context.yield_now` between two rows. Handlers never touch a socket or a
+file descriptor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+import asyncio
+from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
+from brokers.api.access import CLUSTER_NAME, Access
+from brokers.api.disconnects import Disconnects
 from brokers.api.fetch_sessions import FetchSessions
 from brokers.api.fetch_wakes import Wakes
+from brokers.api.new_topics import NewTopics
+from brokers.pending import Pending
+from brokers.security.acls import AclOperation, ResourceType
+from wire.errors import ErrorCode
 
 if TYPE_CHECKING:
-    import asyncio
-
-    from brokers.cluster.controller import ControllerHandle
-    from brokers.cluster.peers import PeersPort
-    from brokers.cluster.replicas import ReplicaManager
-    from brokers.cluster.view import ClusterView
     from brokers.config import BrokerConfig
+    from brokers.controller.handle import ControllerHandle
     from brokers.coordinators.runtime import CoordinatorRuntime
+    from brokers.coordinators.transactions.coordinator import TransactionCoordinator
+    from brokers.metadata.cache import MetadataCache
     from brokers.metrics import Metrics
     from brokers.model import Clock
+    from brokers.peers.calls import PeersPort
+    from brokers.replication.replicas import ReplicaManager
+    from brokers.timers import Timers
     from coordination.store import Store
+
+
+R = TypeVar("R")
+
+
+class Run(Protocol):
+    """Requests of one connection that follow on each other and are executed together."""
+
+    @property
+    def version(self) -> int:
+        """The API version of all of them."""
+        ...
+
+    @property
+    def correlation_ids(self) -> list[int]:
+        """Of each."""
+        ...
+
+    @property
+    def ends(self) -> list[int]:
+        """Where the frame of each ends."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Batching:
+    """What a row of the API table has whose requests are executed where they were received, one or several together.
+
+    ``decode(data, start, end, lowest, highest, most)`` finds the run with which received frames begin, of at most
+    ``most`` requests in the versions from ``lowest`` to ``highest``; None if it begins with something else, which is
+    then dispatched by itself. ``execute(runs, contexts)`` has an outcome for each run; answers that are given at once
+    are whole frames, ``Frames`` or a list of chunks, or bodies as a handler's. ``keeps(run)`` is None unless executing
+    it may wait with what was received: such a run is only executed if the budget of requests has that much left.
+    ``batchable``: the requests of several connections are worth while to be executed together.
+    """
+
+    decode: Callable[[memoryview, int, int, int, int, int], Run | None]
+    execute: Callable[[Sequence[Any], Sequence[Context]], Sequence[Any]]
+    keeps: Callable[[Any], Any] | None
+    batchable: bool = True
 
 
 class _Close:
@@ -33,56 +83,40 @@ class _Close:
 
 
 CLOSE = _Close()
-"""As a response: say nothing and close the connection, which is how a failed acks=0 Produce is told."""
+"""As a response: close the connection without an answer, as for a failed Produce with acks=0."""
 
 
 class Done(NamedTuple):
-    """The answer: a message of ``wire.messages``, an encoded body of ``wire.hot``, None for no answer, or ``CLOSE``."""
+    """The response: a message of ``wire.messages``, an encoded body of ``wire.hot``, None for no answer, or ``CLOSE``.
+
+    A generator, too, which yields between two rows and returns such a message.
+    """
 
     response: Any
 
 
-class Park:
-    """A request that waits: for replication, for data, for a rebalance. One kind of waiting for all of them.
+class DelayedResponse(Pending):
+    """The response to a request that waits: for replication, for data, for a rebalance. Kafka's delayed operation.
 
-    The handler keeps the Park and calls ``complete`` when the wait is over; the dispatcher's timer wheel calls
-    ``on_deadline`` once if ``deadline_ms`` (from now) passes first; its return value is the answer. Completing twice is
-    a no-op, so both may race freely on the loop thread. ``on_drop`` runs when the connection goes away first.
-
-    When the wait is over it lets go of them all: they refer to it, and a circle for each waiting fetch would be left to
-    the garbage collector, which then holds the loop for longer the more of them wait.
+    The handler keeps it and calls ``complete`` when the wait is over; the purgatory's timer wheel calls ``on_deadline``
+    once if ``deadline_ms`` (from now) passes first; its return value is the answer. ``on_cancel`` runs when the
+    connection goes away first.
     """
 
-    __slots__ = ("_sink", "deadline_ms", "done", "on_deadline", "on_drop", "response")
+    __slots__ = ("deadline_ms", "on_deadline", "serial")
 
     def __init__(
         self,
         deadline_ms: int | None,
         on_deadline: Callable[[], Any] | None = None,
-        on_drop: Callable[[], None] | None = None,
+        on_cancel: Callable[[], None] | None = None,
     ) -> None:
         assert (deadline_ms is None) == (on_deadline is None), "a deadline and its answer come together"
+        super().__init__(on_cancel)
         self.deadline_ms = deadline_ms
         self.on_deadline = on_deadline
-        self.on_drop = on_drop
-        self.done = False
-        self.response: Any = None
-        self._sink: Callable[[Any], None] | None = None
-
-    def complete(self, response: Any) -> None:
-        """Answer the request, unless it was answered before."""
-        if self.done:
-            return
-        self.done = True
-        sink = self._sink
-        if sink is None:
-            self.response = response
-        else:
-            self._end()
-            sink(response)
-
-    def _end(self) -> None:
-        self._sink = self.on_deadline = self.on_drop = None
+        self.serial = True
+        """Whether the connection's next request waits for this one's answer; not if what it does is done."""
 
     def expire(self) -> None:
         """The deadline passed (called by the timer wheel)."""
@@ -90,26 +124,37 @@ class Park:
             assert self.on_deadline is not None
             self.complete(self.on_deadline())
 
-    def drop(self) -> None:
-        """Nobody waits any more: the connection is gone."""
-        if not self.done:
-            self.done = True
-            on_drop = self.on_drop
-            self._end()
-            if on_drop is not None:
-                on_drop()
-
-    def attach(self, sink: Callable[[Any], None]) -> None:
-        """The dispatcher takes the answer; at once if it is there already."""
-        if self.done:
-            self._end()
-            sink(self.response)
-        else:
-            self._sink = sink
+    def _release(self) -> None:
+        self._callback = self.on_cancel = self.on_deadline = None
 
 
-Outcome = Done | Park
-Handler = Callable[[Any, "Context"], Outcome | Coroutine[Any, Any, Outcome]]
+Outcome = Done | DelayedResponse
+Paced = Generator[None, None, Outcome]
+Handler = Callable[[Any, "Context"], Outcome | Coroutine[Any, Any, Outcome] | Paced]
+
+NAME_BYTES_MAX = 30_000
+"""Names go into strings of at most 32,767 bytes, some of them with a UUID behind them."""
+ROWS_PER_YIELD = 16
+
+
+def through(work: Generator[None, None, R]) -> R:
+    """What paced work returns, done without a pause."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as ended:
+            found: R = ended.value
+            return found
+
+
+class ClientGone(Exception):
+    """The connection has closed, and nothing was promised yet: a coroutine's work ends where it stands."""
+
+
+class Closable(Protocol):
+    """The connection a request came by."""
+
+    closed: bool
 
 
 @dataclass(slots=True)
@@ -119,20 +164,26 @@ class Services:
     config: BrokerConfig
     clock: Clock
     loop: asyncio.AbstractEventLoop
+    timers: Timers
     store: Store
-    view: ClusterView
+    metadata: MetadataCache
     replicas: ReplicaManager
     groups: CoordinatorRuntime
-    transactions: CoordinatorRuntime
+    transactions: TransactionCoordinator
     controller: ControllerHandle
     peers: PeersPort
     metrics: Metrics
+    access: Access = field(default_factory=Access)
     fetch_sessions: FetchSessions = field(default_factory=FetchSessions)
     fetch_wakes: Wakes = field(default_factory=Wakes)
+    new_topics: NewTopics = field(default_factory=NewTopics)
+    disconnects: Disconnects = field(default_factory=Disconnects)
+    process_troubles: Callable[[], list[str]] = list
+    """What the process lacks, in words."""
 
 
-class Connection(NamedTuple):
-    """Who asks. ``listener`` decides which endpoints Metadata and FindCoordinator answer with."""
+class ClientConnection(NamedTuple):
+    """The client of a request. ``listener`` decides which endpoints Metadata and FindCoordinator answer with."""
 
     id: int
     listener: str
@@ -142,11 +193,46 @@ class Connection(NamedTuple):
 
 @dataclass(slots=True)
 class Context:
-    """One request's surroundings."""
+    """What a handler knows of its request, apart from the body."""
 
     services: Services
-    connection: Connection
+    connection: ClientConnection
     api_key: int
     api_version: int
     correlation_id: int
     client_id: str
+    source: Closable | None = None
+    rows: int = 0
+
+    def allows(self, operation: AclOperation, resource: ResourceType, name: str = CLUSTER_NAME) -> bool:
+        """Whether the client may do the operation on that resource."""
+        return self.services.access.allows(self.connection, operation, resource, name)
+
+    def refusal(self, operation: AclOperation, resource: ResourceType, name: str = CLUSTER_NAME) -> ErrorCode:
+        """NONE if the client may do the operation on that resource, else the authorization error."""
+        return self.services.access.refusal(self.connection, operation, resource, name)
+
+    def denied(self, operation: AclOperation, resource: ResourceType, names: Iterable[str]) -> frozenset[str]:
+        """Those names on which the client may not do the operation."""
+        return self.services.access.denied(self.connection, operation, resource, names)
+
+    def operations(self, resource: ResourceType, name: str = CLUSTER_NAME) -> tuple[AclOperation, ...]:
+        """The operations that the client may do on that resource (KIP-430)."""
+        return self.services.access.operations(self.connection, resource, name)
+
+    def gone(self) -> bool:
+        """Whether the connection has closed, so that nothing waits for the answer."""
+        return self.source is not None and self.source.closed
+
+    async def yield_now(self) -> None:
+        """Let the loop run now and then, between two rows of a coroutine's work; raises ClientGone."""
+        self.rows += 1
+        if self.rows % ROWS_PER_YIELD == 0:
+            await asyncio.sleep(0)
+            if self.gone():
+                raise ClientGone
+
+
+def too_long(*names: str | None) -> bool:
+    """Whether one of the names does not fit into a coordinator's records."""
+    return any(name is not None and len(name.encode()) > NAME_BYTES_MAX for name in names)

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from enum import IntEnum
 from typing import Any, NamedTuple
 
-from brokers.cluster.view import ClusterView
-from brokers.cluster.znodes import CONFIG_BROKERS, DEFAULT_ENTITY
-from brokers.config import BROKER_SETTINGS, TOPIC_SETTINGS, BrokerConfig
+from brokers.config import BROKER_SETTINGS, FALLBACKS, TOPIC_SETTINGS, BrokerConfig, TopicConfig
+from brokers.metadata.cache import MetadataCache
+from brokers.metadata.znodes import CONFIG_BROKERS, DEFAULT_ENTITY
 from brokers.settings import Setting, SettingType, attribute
 
 
@@ -35,7 +35,7 @@ _GROUP_ROWS = (
     _group(SettingType.INT, "streams.num.standby.replicas", 0, "Standby tasks of a streams group.", low=0),
 )  # fmt: skip
 GROUP_SETTINGS: dict[str, Setting] = {row.name: row for row in _GROUP_ROWS}
-"""Settings of a group, as Kafka 4.1 has them: stored and told; those of protocols that aren't here do nothing yet."""
+"""Settings of a group, as in Kafka 4.1: stored and described; those of protocols that aren't here do nothing yet."""
 
 
 class Source(IntEnum):
@@ -73,40 +73,58 @@ class ConfigEntry(NamedTuple):
     synonyms: tuple[Synonym, ...]
 
 
-def topic_entries(overrides: Mapping[str, str], view: ClusterView) -> list[ConfigEntry]:
+def topic_entries(overrides: Mapping[str, str], metadata: MetadataCache) -> list[ConfigEntry]:
     """All settings of a topic with those overrides, sorted by name."""
-    return [_topic_entry(row, overrides, view) for _, row in sorted(TOPIC_SETTINGS.items())]
-
-
-def _topic_entry(row: Setting, overrides: Mapping[str, str], view: ClusterView) -> ConfigEntry:
-    synonyms = []
-    if row.name in overrides:
-        synonyms.append(Synonym(row.name, overrides[row.name], Source.TOPIC_CONFIG))
-    if row.synonym:
-        synonyms += _broker_synonyms(BROKER_SETTINGS[row.synonym], view, str(view.static.broker_id))
-    else:
-        synonyms.append(Synonym(row.name, row.format(row.default), Source.DEFAULT_CONFIG))
-    return _entry(row, synonyms, read_only=False)
-
-
-def broker_entries(broker_id: int, view: ClusterView) -> list[ConfigEntry]:
-    """All settings of this broker, sorted by name; its static ones are known to itself only."""
+    base = metadata.effective.topic_defaults()
     return [
-        _entry(row, _broker_synonyms(row, view, str(broker_id)), read_only=not row.live)
-        for _, row in sorted(BROKER_SETTINGS.items())
+        _topic_entry(row, overrides, base, metadata)
+        for _, row in sorted(TOPIC_SETTINGS.items())
+        if not row.retired or row.name in overrides
     ]
 
 
-def default_broker_entries(view: ClusterView) -> list[ConfigEntry]:
+def _topic_entry(row: Setting, overrides: Mapping[str, str], base: TopicConfig, metadata: MetadataCache) -> ConfigEntry:
+    synonyms = broker_synonyms(BROKER_SETTINGS[row.synonym], metadata) if row.synonym else []
+    if row.name in overrides:
+        synonyms.insert(0, Synonym(row.name, overrides[row.name], Source.TOPIC_CONFIG))
+    value = synonyms[0].value if synonyms else row.format(getattr(base, attribute(row.name), row.default))
+    return _entry(row, value, synonyms, read_only=False)
+
+
+def broker_entries(broker_id: int, metadata: MetadataCache) -> list[ConfigEntry]:
+    """All settings of this broker, sorted by name; its static ones are known to itself only."""
+    given = dict(metadata.static.given)
+    own = metadata.dynamic_config(CONFIG_BROKERS, str(broker_id))
+    entries = []
+    for name, row in sorted(BROKER_SETTINGS.items()):
+        if not row.retired or name in given or name in own:
+            synonyms = broker_synonyms(row, metadata)
+            value = synonyms[0].value if synonyms else static_value(row, metadata.static)
+            entries.append(_entry(row, value, synonyms, read_only=not row.live))
+    return entries + [
+        _foreign_entry(name, value, Source.DYNAMIC_BROKER_CONFIG)
+        for name, value in sorted(own.items())
+        if name not in BROKER_SETTINGS
+    ]
+
+
+def default_broker_entries(metadata: MetadataCache) -> list[ConfigEntry]:
     """The cluster-wide dynamic settings: only those that are set."""
     entries = []
-    for name, value in sorted(view.dynamic_config(CONFIG_BROKERS, DEFAULT_ENTITY).items()):
+    source = Source.DYNAMIC_DEFAULT_BROKER_CONFIG
+    for name, value in sorted(metadata.dynamic_config(CONFIG_BROKERS, DEFAULT_ENTITY).items()):
         row = BROKER_SETTINGS.get(name)
-        if row is not None:
-            entries.append(
-                _entry(row, [Synonym(name, value, Source.DYNAMIC_DEFAULT_BROKER_CONFIG)], read_only=not row.live)
-            )
+        if row is None:
+            entries.append(_foreign_entry(name, value, source))
+        else:
+            entries.append(_entry(row, value, [Synonym(name, value, source)], read_only=not row.live))
     return entries
+
+
+def _foreign_entry(name: str, value: str, source: Source) -> ConfigEntry:
+    """A setting of a broker that is not ours: as Kafka, which does not know what a plugin's setting holds."""
+    row = Setting(name, SettingType.UNKNOWN, None, "")
+    return _entry(row, value, [Synonym(name, value, source)], read_only=False, sensitive=True)
 
 
 def group_entries(stored: Mapping[str, str]) -> list[ConfigEntry]:
@@ -116,33 +134,62 @@ def group_entries(stored: Mapping[str, str]) -> list[ConfigEntry]:
         synonyms = [Synonym(name, row.format(row.default), Source.DEFAULT_CONFIG)]
         if name in stored:
             synonyms.insert(0, Synonym(name, stored[name], Source.GROUP_CONFIG))
-        entries.append(_entry(row, synonyms, read_only=False))
+        entries.append(_entry(row, synonyms[0].value, synonyms, read_only=False))
     return entries
 
 
-def _broker_synonyms(row: Setting, view: ClusterView, broker_id: str) -> list[Synonym]:
-    found = []
-    own = view.dynamic_config(CONFIG_BROKERS, broker_id)
-    shared = view.dynamic_config(CONFIG_BROKERS, DEFAULT_ENTITY)
-    if row.live and row.name in own:
-        found.append(Synonym(row.name, own[row.name], Source.DYNAMIC_BROKER_CONFIG))
-    if row.live and row.name in shared:
-        found.append(Synonym(row.name, shared[row.name], Source.DYNAMIC_DEFAULT_BROKER_CONFIG))
-    static = static_value(row, view.static)
-    if static is not None and static != row.format(row.default):
-        found.append(Synonym(row.name, static, Source.STATIC_BROKER_CONFIG))
-    found.append(Synonym(row.name, row.format(row.default), Source.DEFAULT_CONFIG))
-    return found
+def broker_synonyms(row: Setting, metadata: MetadataCache) -> list[Synonym]:
+    """The places that give a broker's setting its value, the one that counts first.
+
+    As in Kafka 4.1, a setting in milliseconds has those of its FALLBACKS behind it, and no synonyms where it is
+    not set itself; a default of null is no synonym.
+    """
+    names = next((family for family in _FAMILIES if row.name in family), (row.name,))
+    own = metadata.dynamic_config(CONFIG_BROKERS, str(metadata.static.broker_id))
+    shared = metadata.dynamic_config(CONFIG_BROKERS, DEFAULT_ENTITY)
+    given = dict(metadata.static.given)
+    rows = [BROKER_SETTINGS[name] for name in names]
+    found = [Synonym(r.name, own[r.name], Source.DYNAMIC_BROKER_CONFIG) for r in rows if r.live and r.name in own]
+    found += [
+        Synonym(r.name, shared[r.name], Source.DYNAMIC_DEFAULT_BROKER_CONFIG)
+        for r in rows
+        if r.live and r.name in shared
+    ]
+    for r in rows:
+        value = static_value(r, metadata.static)
+        if value is not None and (r.name in given or value != r.format(r.default)):
+            found.append(Synonym(r.name, value, Source.STATIC_BROKER_CONFIG))
+    for r in rows:
+        default = r.format(r.default)
+        if default is not None:
+            found.append(Synonym(r.name, default, Source.DEFAULT_CONFIG))
+    own_name = next((index for index, synonym in enumerate(found) if synonym.name == row.name), len(found))
+    return found[own_name:]
+
+
+_FAMILIES = tuple(
+    (first, *(name for name, _ in others)) for first, others in FALLBACKS.items() if first != "log.flush.interval.ms"
+)
 
 
 def static_value(row: Setting, config: BrokerConfig) -> str | None:
     """The value in the broker's own configuration."""
-    return row.format(getattr(config, attribute(row.name)))
+    if row.name == "node.id":
+        return str(config.broker_id)
+    held = attribute(row.name)
+    if hasattr(config, held):
+        return row.format(getattr(config, held))
+    text = dict(config.given).get(row.name)
+    return row.format(row.default if text is None else row.parse(text))
 
 
-def _entry(row: Setting, synonyms: list[Synonym], *, read_only: bool) -> ConfigEntry:
-    sensitive = row.type is SettingType.PASSWORD
+def _entry(
+    row: Setting, value: str | None, synonyms: list[Synonym], *, read_only: bool, sensitive: bool = False
+) -> ConfigEntry:
+    sensitive = sensitive or row.type is SettingType.PASSWORD
     if sensitive:
+        value = None
         synonyms = [synonym._replace(value=None) for synonym in synonyms]
-    first = synonyms[0]
-    return ConfigEntry(row.name, first.value, first.source, read_only, sensitive, row.type, row.doc, tuple(synonyms))
+    source = synonyms[0].source if synonyms else Source.DEFAULT_CONFIG
+    kind = row.told or row.type
+    return ConfigEntry(row.name, value, source, read_only, sensitive, kind, row.doc, tuple(synonyms))

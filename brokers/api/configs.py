@@ -1,7 +1,8 @@
 """DescribeConfigs, AlterConfigs, IncrementalAlterConfigs, ListConfigResources.
 
 Any broker answers and alters; only a broker's static settings are known to itself alone. Each resource of a request
-succeeds or fails by itself. What can't change without a restart is refused, never stored to surprise somebody later.
+succeeds or fails by itself. A setting that can't change without a restart is refused: stored, it would take
+effect at some later restart.
 
 Source: KIP-133, KIP-226, KIP-339 (incremental), KIP-1142 (ListConfigResources).
 """
@@ -11,61 +12,66 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from enum import IntEnum
 from typing import Any, NamedTuple
 
-from brokers.api.base import Context, Done
+from brokers.api.access import (
+    ALTER_CONFIGS,
+    CLUSTER,
+    CLUSTER_NAME,
+    DESCRIBE_CONFIGS,
+    GROUP,
+    TOPIC,
+)
+from brokers.api.base import Context, Done, Paced
+from brokers.api.config_alterations import Alteration, Operation, Resource, Unknown, altered, setting_of
 from brokers.api.config_values import (
     GROUP_SETTINGS,
     ConfigEntry,
+    Source,
     broker_entries,
     default_broker_entries,
     group_entries,
     topic_entries,
 )
-from brokers.cluster import znodes
-from brokers.cluster.config_writes import Contended, EntityGone, alter_config
-from brokers.cluster.requests import Refused, check_name
-from brokers.cluster.view import ClusterView
-from brokers.config import BROKER_SETTINGS, TOPIC_SETTINGS, ConfigError
-from brokers.settings import Setting, SettingType
-from coordination.store import StoreError
+from brokers.config import BROKER_SETTINGS, TOPIC_SETTINGS
+from brokers.controller.requests import Refused, check_name
+from brokers.metadata import znodes
+from brokers.metadata.cache import MetadataCache
+from brokers.metadata.config_writes import METADATA_WAIT_MS, Contended, EntityGone, alter_config
+from brokers.security.acls import AclOperation
+from brokers.settings import Setting, without_effect
+from coordination.store import StoreError, TooLarge
 from wire import messages
+from wire.admin_requests import (
+    AlterConfigsRequest,
+    DescribeConfigsRequest,
+    DescribeConfigsResources,
+    IncrementalAlterConfigsRequest,
+    ListConfigResourcesRequest,
+)
 from wire.errors import ErrorCode
 
 log = logging.getLogger(__name__)
+
+MAX_ALTERATIONS = 1_000
+"""Settings of one resource that a request may alter; there are not half as many."""
 
 DESCRIBE_CONFIGS_KEY = 32
 ALTER_CONFIGS_KEY = 33
 INCREMENTAL_ALTER_CONFIGS_KEY = 44
 LIST_CONFIG_RESOURCES_KEY = 74
 
-
-class Resource(IntEnum):
-    """Kinds of resources, numbered as on the wire."""
-
-    TOPIC = 2
-    BROKER = 4
-    BROKER_LOGGER = 8
-    CLIENT_METRICS = 16
-    GROUP = 32
+MAX_KEPT_CONFIGS = 1_000
+"""Different configurations that one DescribeConfigs keeps for the resources that have the same."""
 
 
-class Operation(IntEnum):
-    """What an incremental alteration does with one setting."""
+class ConfigPlan(NamedTuple):
+    """What a request wants of one resource; ``size`` alterations, which are left out where they are too many."""
 
-    SET = 0
-    DELETE = 1
-    APPEND = 2
-    SUBTRACT = 3
-
-
-class Alteration(NamedTuple):
-    """One setting of an incremental request."""
-
+    kind: int
     name: str
-    operation: int
-    value: str | None
+    alterations: list[Alteration]
+    size: int
 
 
 _KINDS = {
@@ -80,15 +86,37 @@ _TABLES: dict[Resource, Mapping[str, Setting]] = {
 }
 
 
+_DENIED = {TOPIC: "Topic authorization failed.", GROUP: "Group authorization failed."}
+
+
+def _check_access(operation: AclOperation, kind: int, name: str, context: Context) -> None:
+    """Raises Refused unless the client may do that to the configuration of the resource."""
+    resource = {Resource.TOPIC: TOPIC, Resource.GROUP: GROUP}.get(kind, CLUSTER)  # type: ignore[call-overload]
+    refusal = context.refusal(operation, resource, CLUSTER_NAME if resource is CLUSTER else name)
+    if refusal is not ErrorCode.NONE:
+        raise Refused(refusal, _DENIED.get(resource, "Cluster authorization failed."))
+
+
 # ---------------------------------------------------------------- describing
 
 
-def handle_describe_configs(request: Any, context: Context) -> Done:
-    """DescribeConfigs v1-v4: every setting, with its source, synonyms, type and documentation."""
+def handle_describe_configs(request: DescribeConfigsRequest, context: Context) -> Paced:
+    """DescribeConfigs v0-v4: every setting, with its source, synonyms, type and documentation.
+
+    A resource that is named again with the same keys is answered once. Thousands of topics have a handful of
+    configurations: the entries of each are made once.
+    """
     response = messages.response_class(DESCRIBE_CONFIGS_KEY)
     version = context.api_version
     results = []
+    made: _Made = {}
+    asked: dict[tuple[int, str, frozenset[str]], DescribeConfigsResources] = {}
     for resource in request.resources:
+        yield
+        keys = frozenset(resource.configuration_keys or ())
+        asked.setdefault((resource.resource_type, resource.resource_name, keys), resource)
+    for (_, _, keys), resource in asked.items():
+        yield
         fields: dict[str, Any] = {
             "resource_type": resource.resource_type,
             "resource_name": resource.resource_name,
@@ -97,35 +125,54 @@ def handle_describe_configs(request: Any, context: Context) -> Done:
             "configs": [],
         }
         try:
-            entries = _entries(resource.resource_type, resource.resource_name, context.services.view)
-            wanted = None if resource.configuration_keys is None else set(resource.configuration_keys)
-            fields["configs"] = [
-                _described(entry, request, response.DescribeConfigsResult, version)
-                for entry in entries
-                if not wanted or entry.name in wanted
-            ]
+            _check_access(DESCRIBE_CONFIGS, resource.resource_type, resource.resource_name, context)
+            fields["configs"] = _configs(resource, keys, request, context, made)
         except Refused as refused:
             fields["error_code"], fields["error_message"] = int(refused.error), refused.message
         results.append(response.DescribeConfigsResult(version=version, **fields))
     return Done(response(version=version, results=results))
 
 
-def _entries(kind: int, name: str, view: ClusterView) -> list[ConfigEntry]:
+_Made = dict[tuple[Any, ...], list[Any]]
+
+
+def _configs(
+    resource: Any, wanted: frozenset[str], request: DescribeConfigsRequest, context: Context, made: _Made
+) -> list[Any]:
+    """The entries of a resource; ``made`` keeps it for those that have the same overrides."""
+    metadata, kind, name = context.services.metadata, resource.resource_type, resource.resource_name
+    same: tuple[Any, ...] = (kind, name, wanted)
+    if kind == Resource.TOPIC:
+        same = (kind, frozenset(_topic(name, metadata).items()), wanted)
+    elif kind == Resource.GROUP:
+        _check_group(name)
+        same = (kind, frozenset(metadata.dynamic_config(znodes.CONFIG_GROUPS, name).items()), wanted)
+    found = made.get(same)
+    if found is None:
+        result = messages.response_class(DESCRIBE_CONFIGS_KEY).DescribeConfigsResult
+        entries = [entry for entry in _entries(kind, name, metadata) if not wanted or entry.name in wanted]
+        found = [_described(entry, request, result, context.api_version) for entry in entries]
+        if len(made) < MAX_KEPT_CONFIGS:
+            made[same] = found
+    return found
+
+
+def _entries(kind: int, name: str, metadata: MetadataCache) -> list[ConfigEntry]:
     match kind:
         case Resource.TOPIC:
-            return topic_entries(_topic(name, view), view)
+            return topic_entries(_topic(name, metadata), metadata)
         case Resource.BROKER:
             if not name:
-                return default_broker_entries(view)
-            if name != str(view.static.broker_id):
+                return default_broker_entries(metadata)
+            if name != str(metadata.static.broker_id):
                 raise Refused(
                     ErrorCode.INVALID_REQUEST,
-                    f"Unexpected broker id, expected {view.static.broker_id} or empty string, but received {name}",
+                    f"Unexpected broker id, expected {metadata.static.broker_id} or empty string, but received {name}",
                 )
-            return broker_entries(view.static.broker_id, view)
+            return broker_entries(metadata.static.broker_id, metadata)
         case Resource.GROUP:
             _check_group(name)
-            return group_entries(view.dynamic_config(znodes.CONFIG_GROUPS, name))
+            return group_entries(metadata.dynamic_config(znodes.CONFIG_GROUPS, name))
         case Resource.CLIENT_METRICS:
             return []
         case Resource.BROKER_LOGGER:
@@ -133,11 +180,11 @@ def _entries(kind: int, name: str, view: ClusterView) -> list[ConfigEntry]:
     raise Refused(ErrorCode.INVALID_REQUEST, f"Unsupported resource type: {kind}")
 
 
-def _topic(name: str, view: ClusterView) -> Mapping[str, str]:
+def _topic(name: str, metadata: MetadataCache) -> Mapping[str, str]:
     wrong = check_name(name)
     if wrong is not None:
         raise Refused(ErrorCode.INVALID_TOPIC_EXCEPTION, wrong)
-    topic = view.topics.get(name)
+    topic = metadata.topics.get(name)
     if topic is None:
         raise Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{name}' does not exist.")
     return topic.configs
@@ -151,16 +198,17 @@ def _check_group(name: str) -> None:
         raise Refused(ErrorCode.INVALID_REQUEST, "This group's name can't carry a configuration.")
 
 
-def _described(entry: ConfigEntry, request: Any, result: Any, version: int) -> Any:
+def _described(entry: ConfigEntry, request: DescribeConfigsRequest, result: Any, version: int) -> Any:
     config = result.DescribeConfigsResourceResult
     fields: dict[str, Any] = {
         "name": entry.name,
         "value": entry.value,
         "read_only": entry.read_only,
-        "config_source": int(entry.source),
         "is_sensitive": entry.sensitive,
-        "synonyms": [],
     }
+    if version == 0:
+        return config(version=version, is_default=entry.source is Source.DEFAULT_CONFIG, **fields)
+    fields |= {"config_source": int(entry.source), "synonyms": []}
     if request.include_synonyms:
         fields["synonyms"] = [
             config.DescribeConfigsSynonym(version=version, name=one.name, value=one.value, source=int(one.source))
@@ -175,45 +223,55 @@ def _described(entry: ConfigEntry, request: Any, result: Any, version: int) -> A
 # ---------------------------------------------------------------- altering
 
 
-async def handle_alter_configs(request: Any, context: Context) -> Done:
+async def handle_alter_configs(request: AlterConfigsRequest, context: Context) -> Done:
     """AlterConfigs v0-v2: the request names all overrides a resource shall have."""
-    plans = [
-        (one.resource_type, one.resource_name, [Alteration(c.name, Operation.SET, c.value) for c in one.configs])
-        for one in request.resources
-    ]
+    plans = []
+    for one in request.resources:
+        await context.yield_now()
+        wanted = [Alteration(c.name, Operation.SET, c.value) for c in _bounded(one.configs)]
+        plans.append(ConfigPlan(one.resource_type, one.resource_name, wanted, len(one.configs)))
     return await _alter(plans, context, ALTER_CONFIGS_KEY, request.validate_only, keep=False)
 
 
-async def handle_incremental_alter_configs(request: Any, context: Context) -> Done:
+async def handle_incremental_alter_configs(request: IncrementalAlterConfigsRequest, context: Context) -> Done:
     """IncrementalAlterConfigs v0-v1: set, delete, append to and subtract from single settings."""
-    plans = [
-        (
-            one.resource_type,
-            one.resource_name,
-            [Alteration(c.name, c.config_operation, c.value) for c in one.configs],
-        )
-        for one in request.resources
-    ]
+    plans = []
+    for one in request.resources:
+        await context.yield_now()
+        wanted = [Alteration(c.name, c.config_operation, c.value) for c in _bounded(one.configs)]
+        plans.append(ConfigPlan(one.resource_type, one.resource_name, wanted, len(one.configs)))
     return await _alter(plans, context, INCREMENTAL_ALTER_CONFIGS_KEY, request.validate_only, keep=True)
 
 
-async def _alter(
-    plans: Sequence[tuple[int, str, list[Alteration]]], context: Context, key: int, validate_only: bool, *, keep: bool
-) -> Done:
+def _bounded(configs: Sequence[Any]) -> Sequence[Any]:
+    return configs if len(configs) <= MAX_ALTERATIONS else ()
+
+
+async def _alter(plans: Sequence[ConfigPlan], context: Context, key: int, validate_only: bool, *, keep: bool) -> Done:
     response = messages.response_class(key)
     version = context.api_version
-    seen = Counter((kind, name) for kind, name, _ in plans)
+    seen = Counter((plan.kind, plan.name) for plan in plans)
+    topics = _Topics(context.services.metadata)
+    unknown = Unknown()
     rows = []
-    for kind, name, alterations in plans:
+    for plan in plans:
+        kind, name = plan.kind, plan.name
+        await context.yield_now()
         error, message = ErrorCode.NONE, None
         try:
+            _check_access(ALTER_CONFIGS, kind, name, context)
             if seen[kind, name] > 1:
                 raise Refused(ErrorCode.INVALID_REQUEST, f"Each resource must appear at most once: {name}")
-            await _alter_one(kind, name, alterations, context, keep=keep, validate_only=validate_only)
+            settings = await _settings(plan, unknown, context)
+            if kind == Resource.TOPIC:
+                await topics.await_new(name)
+            await _alter_one(plan, settings, context, keep=keep, validate_only=validate_only)
         except Refused as refused:
             error, message = refused.error, refused.message
         except EntityGone:
             error, message = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{name}' does not exist."
+        except TooLarge as problem:
+            error, message = ErrorCode.INVALID_CONFIG, f"The configuration would be too large: {problem}."
         except (Contended, StoreError) as problem:
             log.info("altering the configuration of %s: %s", name, problem)
             error, message = ErrorCode.REQUEST_TIMED_OUT, "The configuration could not be written; try again."
@@ -225,32 +283,84 @@ async def _alter(
     return Done(response(version=version, responses=rows))
 
 
-async def _alter_one(
-    kind: int, name: str, alterations: list[Alteration], context: Context, *, keep: bool, validate_only: bool
-) -> None:
-    view = context.services.view
-    resource = _alterable(kind, name, view)
-    twice = [one for one, count in Counter(a.name for a in alterations).items() if count > 1]
+class _Topics:
+    """The topics of one request. One that another broker has just created may be missing from this broker's view.
+
+    Kafka has the controller alter configurations, which knows all topics; here any broker does.
+    """
+
+    def __init__(self, metadata: MetadataCache) -> None:
+        self._metadata = metadata
+        self._looked = False
+        self._problem: StoreError | None = None
+
+    async def await_new(self, name: str) -> None:
+        """Wait until the view knows the topic, if it exists; once per request. Raises StoreError."""
+        if name in self._metadata.topics or check_name(name) is not None:
+            return
+        if not self._looked:
+            self._looked = True
+            try:
+                await self._metadata.refreshed(METADATA_WAIT_MS)
+            except StoreError as problem:
+                self._problem = problem
+        if self._problem is not None:
+            raise self._problem
+
+
+async def _settings(plan: ConfigPlan, unknown: Unknown, context: Context) -> dict[str, Setting]:
+    """What the request's names mean. All that can be said without the present configuration is refused here.
+
+    Raises Refused, before anything is waited for.
+    """
+    if plan.kind not in _KINDS:
+        raise Refused(ErrorCode.INVALID_REQUEST, f"Unsupported resource type: {plan.kind}")
+    resource = Resource(plan.kind)
+    if plan.size > MAX_ALTERATIONS:
+        raise Refused(
+            ErrorCode.INVALID_REQUEST,
+            f"{plan.size} settings of one resource are to be altered; a request may alter {MAX_ALTERATIONS}.",
+        )
+    twice = [one for one, count in Counter(a.name for a in plan.alterations).items() if count > 1]
     if twice:
         raise Refused(ErrorCode.INVALID_REQUEST, f"Error due to duplicate config keys: {','.join(sorted(twice))}")
+    found = {}
+    for alteration in plan.alterations:
+        await context.yield_now()
+        row = setting_of(alteration, _TABLES[resource], resource, unknown)
+        if row is not None:
+            found[alteration.name] = row
+    return found
+
+
+async def _alter_one(
+    plan: ConfigPlan, settings: Mapping[str, Setting], context: Context, *, keep: bool, validate_only: bool
+) -> None:
+    metadata = context.services.metadata
+    name, alterations = plan.name, plan.alterations
+    resource = _alterable(plan.kind, name, metadata)
     entity = name if resource is not Resource.BROKER or name else znodes.DEFAULT_ENTITY
-    defaults = _defaults(resource, view)
+    lists = any(one.operation in (Operation.APPEND, Operation.SUBTRACT) for one in alterations)
+    defaults = _defaults(resource, metadata) if lists else {}
 
     def alteration(present: Mapping[str, str]) -> dict[str, str]:
-        return altered(present if keep else {}, alterations, _TABLES[resource], defaults, resource)
+        return altered(present if keep else {}, alterations, settings, defaults)
 
     if validate_only:
-        alteration(view.dynamic_config(_KINDS[resource], entity))
+        alteration(metadata.dynamic_config(_KINDS[resource], entity))
     else:
-        await alter_config(context.services.store, view, _KINDS[resource], entity, alteration)
+        await alter_config(context.services.store, metadata, _KINDS[resource], entity, alteration)
+        changed = {one.name: one.value for one in alterations if one.operation != Operation.DELETE}
+        inert = without_effect(changed, _TABLES[resource])
+        if inert:
+            entity = f"{resource.name.lower()} {name or 'defaults'}"
+            log.warning("%s: settings are stored, but without effect here: %s", entity, ", ".join(inert))
 
 
-def _alterable(kind: int, name: str, view: ClusterView) -> Resource:
-    if kind not in _KINDS:
-        raise Refused(ErrorCode.INVALID_REQUEST, f"Unsupported resource type: {kind}")
+def _alterable(kind: int, name: str, metadata: MetadataCache) -> Resource:
     resource = Resource(kind)
     if resource is Resource.TOPIC:
-        _topic(name, view)
+        _topic(name, metadata)
     elif resource is Resource.GROUP:
         _check_group(name)
     elif name and not (name.isascii() and name.isdigit() and int(name) < 2**31 and name == str(int(name))):
@@ -258,77 +368,34 @@ def _alterable(kind: int, name: str, view: ClusterView) -> Resource:
     return resource
 
 
-def _defaults(resource: Resource, view: ClusterView) -> dict[str, str]:
+def _defaults(resource: Resource, metadata: MetadataCache) -> dict[str, str]:
     """What a list is appended to when there is no override yet."""
     match resource:
         case Resource.TOPIC:
-            entries = topic_entries({}, view)
+            entries = topic_entries({}, metadata)
         case Resource.BROKER:
-            entries = broker_entries(view.static.broker_id, view)
+            entries = broker_entries(metadata.static.broker_id, metadata)
         case _:
             entries = []
     return {entry.name: entry.value for entry in entries if entry.value is not None}
 
 
-def altered(
-    present: Mapping[str, str],
-    alterations: Sequence[Alteration],
-    table: Mapping[str, Setting],
-    defaults: Mapping[str, str],
-    resource: Resource,
-) -> dict[str, str]:
-    """The configuration after the alterations, all of it checked; raises Refused. Pure."""
-    wanted = dict(present)
-    for name, operation, value in alterations:
-        row = table.get(name)
-        if operation == Operation.DELETE:
-            wanted.pop(name, None)  # whatever it is: what nobody knows may go
-            continue
-        if row is None:
-            raise Refused(ErrorCode.INVALID_CONFIG, f"Unknown configuration '{name[:100]}'.")
-        if resource is Resource.BROKER and not row.live:
-            raise Refused(ErrorCode.INVALID_CONFIG, f"Cannot update these configs dynamically: {name}")
-        if value is None:
-            raise Refused(ErrorCode.INVALID_REQUEST, f"Null value not supported for : {name}")
-        match operation:
-            case Operation.SET:
-                wanted[name] = value
-            case Operation.APPEND | Operation.SUBTRACT:
-                wanted[name] = _listed(row, wanted.get(name, defaults.get(name, "")), operation, value)
-            case _:
-                raise Refused(ErrorCode.INVALID_REQUEST, f"Unknown operation {operation} for {name}")
-        try:
-            row.parse(wanted[name])
-        except ConfigError as problem:
-            raise Refused(ErrorCode.INVALID_CONFIG, str(problem)) from problem
-    return wanted
-
-
-def _listed(row: Setting, present: str, operation: int, value: str) -> str:
-    if row.type is not SettingType.LIST:
-        verb = "append" if operation == Operation.APPEND else "subtract"
-        raise Refused(ErrorCode.INVALID_CONFIG, f"Config value {verb} is not allowed for config key: {row.name}")
-    items = [item.strip() for item in present.split(",") if item.strip()]
-    given = [item.strip() for item in value.split(",") if item.strip()]
-    if operation == Operation.APPEND:
-        return ",".join([*items, *(item for item in given if item not in items)])
-    return ",".join(item for item in items if item not in given)
-
-
 # ---------------------------------------------------------------- listing
 
 
-def handle_list_config_resources(request: Any, context: Context) -> Done:
+def handle_list_config_resources(request: ListConfigResourcesRequest, context: Context) -> Paced:
     """ListConfigResources v0 (client metrics only: none) and v1 (all kinds, or those asked for)."""
     response = messages.response_class(LIST_CONFIG_RESOURCES_KEY)
     version = context.api_version
-    view = context.services.view
+    if (denied := context.refusal(DESCRIBE_CONFIGS, CLUSTER)) is not ErrorCode.NONE:
+        return Done(response(version=version, error_code=int(denied), config_resources=[]))
+    metadata = context.services.metadata
     names = {
-        Resource.TOPIC: sorted(view.topics),
-        Resource.BROKER: [str(broker_id) for broker_id in sorted(view.brokers)],
+        Resource.TOPIC: sorted(metadata.topics),
+        Resource.BROKER: [str(broker_id) for broker_id in sorted(metadata.brokers)],
         Resource.BROKER_LOGGER: [],
         Resource.CLIENT_METRICS: [],
-        Resource.GROUP: view.config_entities(znodes.CONFIG_GROUPS),
+        Resource.GROUP: metadata.config_entities(znodes.CONFIG_GROUPS),
     }
     asked = list(dict.fromkeys(request.resource_types)) if version >= 1 else [int(Resource.CLIENT_METRICS)]
     if any(kind not in names for kind in asked):
@@ -336,6 +403,7 @@ def handle_list_config_resources(request: Any, context: Context) -> Done:
     resources = []
     for kind in asked or list(names):
         for name in names[Resource(kind)]:
+            yield
             fields: dict[str, Any] = {"resource_name": name}
             if version >= 1:
                 fields["resource_type"] = int(kind)

@@ -1,20 +1,22 @@
 """ElectLeaders: an operator asks for a leader (KIP-183, KIP-460).
 
 Preferred elections give leadership back to each partition's first replica; unclean ones make a replica the leader
-that may lack acknowledged records, because nobody who has them will come back. Both are the controller's to do.
+that may lack acknowledged records, for when no replica that has them will come back. The controller does both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from enum import IntEnum
 from typing import Any
 
+from brokers.api.access import ALTER, CLUSTER
 from brokers.api.base import Context, Done
 from brokers.api.by_topic import by_topic
-from brokers.cluster.controller import NOT_CONTROLLER_TEXT
+from brokers.controller.handle import NOT_CONTROLLER_TEXT
 from brokers.model import TopicPartition
 from wire import messages
+from wire.admin_requests import ElectLeadersRequest
 from wire.errors import ErrorCode
 
 ELECT_LEADERS_KEY = 43
@@ -29,12 +31,14 @@ class ElectionType(IntEnum):
     UNCLEAN = 1
 
 
-async def handle_elect_leaders(request: Any, context: Context) -> Done:
+async def handle_elect_leaders(request: ElectLeadersRequest, context: Context) -> Done:
     """ElectLeaders v0-v2. Asked for all partitions, the answer has only those where something was to be done."""
     kind = request.election_type if context.api_version >= 1 else ElectionType.PREFERRED
     wanted = None
     if request.topic_partitions is not None:
         wanted = list(dict.fromkeys(TopicPartition(t.topic, p) for t in request.topic_partitions for p in t.partitions))
+    if (denied := context.refusal(ALTER, CLUSTER)) is not ErrorCode.NONE:
+        return Done(_elected(context, denied, dict.fromkeys(wanted or (), (denied, None))))
     if kind not in (ElectionType.PREFERRED, ElectionType.UNCLEAN):
         results = dict.fromkeys(wanted or (), (ErrorCode.INVALID_REQUEST, f"Unknown election type {kind}."))
         return Done(_elected(context, ErrorCode.INVALID_REQUEST, results))
@@ -49,22 +53,21 @@ async def handle_elect_leaders(request: Any, context: Context) -> Done:
     return Done(_elected(context, ErrorCode.NONE, found))
 
 
-def _elected(context: Context, top: ErrorCode, results: Mapping[TopicPartition, Result]) -> Any:
+def _elected(context: Context, top: ErrorCode, results: Mapping[TopicPartition, Result]) -> Generator[None, None, Any]:
+    """The answer, made in slices."""
     response = messages.response_class(ELECT_LEADERS_KEY)
     version = context.api_version
     topic_row = response.ReplicaElectionResult
-    rows = [
-        topic_row(
-            version=version,
-            topic=name,
-            partition_result=[
+    rows = []
+    for name, found in by_topic(results.items()):
+        partitions = []
+        for tp, (error, message) in found:
+            yield
+            partitions.append(
                 topic_row.PartitionResult(
                     version=version, partition_id=tp.partition, error_code=int(error), error_message=message
                 )
-                for tp, (error, message) in found
-            ],
-        )
-        for name, found in by_topic(results.items())
-    ]
+            )
+        rows.append(topic_row(version=version, topic=name, partition_result=partitions))
     fields = {"error_code": int(top)} if version >= 1 else {}
     return response(version=version, replica_election_results=rows, **fields)

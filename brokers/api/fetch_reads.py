@@ -7,34 +7,42 @@ asks a follower has old metadata, so it is sent to look again; Kafka would serve
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from brokers.api.access import READ, TOPIC
 from brokers.api.leaders import current_leader
-from brokers.cluster.followers import ReplicaSession
-from brokers.cluster.partition import Partition, Serve
 from brokers.log import DiskError, LogOffline, OffsetOutOfRange
 from brokers.model import TopicPartition
+from brokers.replication.followers import ReplicaSession
+from brokers.replication.partition import Partition
+from brokers.replication.serving import Serve
 from wire.errors import ErrorCode
 from wire.hot import FetchOutcome, FetchPart, FetchRequest
 
 if TYPE_CHECKING:
     from brokers.api.base import Context
-    from brokers.cluster.throttles import ReplicationThrottle
+    from brokers.api.fetch_sessions import SessionPart
     from brokers.log import Log, ReadResult
+    from brokers.replication.throttles import ReplicationThrottle
 
 READ_COMMITTED = 1
 CONSUMER, DEBUGGING_REPLICA = -1, -2
 ZSTD_VERSION = 10
 RACK_VERSION = 11
+_NONE = ErrorCode.NONE
+_new = tuple.__new__
+"""A named tuple's own constructor is a Python function."""
 _TELL_LEADER = (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH)
 
 
 def aborted_in(log: Log, read: ReadResult) -> list[tuple[int, int]]:
     """Producer id and first offset of the aborted transactions among what was read. Raises LogOffline."""
-    found = log.aborted_transactions(read.first_offset, read.next_offset)
+    found = log.reader.aborted_transactions(read.first_offset, read.next_offset)
     return [(transaction.producer_id, transaction.first_offset) for transaction in found]
 
 
+@dataclass(slots=True, eq=False)
 class Reader:
     """Reads for one request. ``replica`` is the follower that asks; ``throttle`` the leader's, which may hold it back.
 
@@ -42,42 +50,31 @@ class Reader:
     ``throttled`` that the throttle held something back since it was last set to False.
     """
 
-    __slots__ = (
-        "_committed_only", "_context", "_follow", "_rack", "_replica", "_throttle", "out_of_turn", "throttled"
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        request: FetchRequest,
-        context: Context,
-        replica: ReplicaSession | None = None,
-        throttle: ReplicationThrottle | None = None,
-    ) -> None:
-        self._context = context
-        self._replica = replica
-        self._throttle = throttle
-        self.out_of_turn = self.throttled = False
-        self._committed_only = request.isolation_level == READ_COMMITTED and replica is None
-        rack = request.rack_id if request.replica_id == CONSUMER and context.api_version >= RACK_VERSION else ""
-        self._follow = bool(rack) or request.replica_id == DEBUGGING_REPLICA
-        self._rack = rack if rack and context.services.config.replica_selector_class else ""
+    request: FetchRequest
+    context: Context
+    replica: ReplicaSession | None = None
+    throttle: ReplicationThrottle | None = None
+    out_of_turn: bool = field(default=False, init=False)
+    throttled: bool = field(default=False, init=False)
 
     def find(self, part: FetchPart) -> Partition | FetchOutcome:
         """This broker's replica, or what to answer if there is none."""
-        services = self._context.services
-        topic = part.topic
-        if part.topic_id is not None:
-            topic = services.view.topic_names.get(part.topic_id)
+        services = self.context.services
+        topic, topic_id, index, leader_epoch, _, _, _, _, _ = part
+        if topic_id is not None:
+            topic = services.metadata.topic_names.get(topic_id)
             if topic is None:
                 return FetchOutcome(ErrorCode.UNKNOWN_TOPIC_ID)
         assert topic is not None, "a Fetch names its topic by name or by id"
-        tp = TopicPartition(topic, part.partition)
+        tp = _new(TopicPartition, (topic, index))
         partition = services.replicas.get(tp)
         if partition is None:
-            refusal = services.replicas.leader(tp, part.current_leader_epoch)
+            if self._forbids(topic):
+                return FetchOutcome(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+            refusal = services.replicas.leader(tp, leader_epoch)
             assert isinstance(refusal, ErrorCode), f"{tp}: led without a replica"
             return self._error(refusal, tp)
-        if part.topic_id is not None and partition.topic_id != part.topic_id:
+        if topic_id is not None and partition.topic_id != topic_id:
             return FetchOutcome(ErrorCode.UNKNOWN_TOPIC_ID)
         return partition
 
@@ -86,69 +83,113 @@ class Reader:
 
         A follower must name its epoch: a position counts in the epoch of its leader only (KIP-320).
         """
-        if self._replica is not None and part.current_leader_epoch < 0:
+        if self.replica is not None and part.current_leader_epoch < 0:
             return ErrorCode.FENCED_LEADER_EPOCH
+        if self._forbids(partition.tp.topic):
+            return ErrorCode.TOPIC_AUTHORIZATION_FAILED
         error = partition.check_epoch(part.current_leader_epoch)
-        if error is not ErrorCode.NONE or (self._follow and not partition.is_leader):
+        if error is not ErrorCode.NONE or (not partition.is_leader and self._follows()):
             return error
         return partition.may_serve(Serve.FETCH)
 
-    def read(self, partition: Partition, part: FetchPart, left: int, *, first: bool) -> FetchOutcome:
+    def _forbids(self, topic: str) -> bool:
+        """Whether a consumer may not read the topic; what a follower may was asked for the request as a whole."""
+        return self.replica is None and not self.context.allows(READ, TOPIC, topic)
+
+    def _follows(self) -> bool:
+        """Whether a follower may answer."""
+        request = self.request
+        rack = request.replica_id == CONSUMER and self.context.api_version >= RACK_VERSION and bool(request.rack_id)
+        return rack or request.replica_id == DEBUGGING_REPLICA
+
+    def partition_of(self, part: SessionPart) -> Partition | FetchOutcome:
+        """This broker's replica of a session's partition, or what to answer if there is none."""
+        partition = part.partition
+        if partition is not None and not partition.deleted:
+            return partition
+        found = self.find(part.asked)
+        part.settle(None if isinstance(found, FetchOutcome) else found)
+        return found
+
+    def read(self, partition: Partition, part: FetchPart, left: int, first: bool) -> FetchOutcome:
         """What the partition has for the one who asks, at most ``left`` bytes, but one batch if it is the ``first``."""
-        self.out_of_turn = False
-        error = self.refusal(partition, part)
-        if error is not ErrorCode.NONE:
-            return self._error(error, partition.tp)
-        log: Log = partition.log
-        if self._context.api_version < ZSTD_VERSION and log.config.compression_type == "zstd":
+        replica, request, log = self.replica, self.request, partition.log
+        _, _, _, leader_epoch, offset, last_epoch, _, part_bytes, _ = part
+        guarded = self.context.services.access.authorizer is not None
+        if guarded or leader_epoch >= 0 or replica is not None or not partition.is_leader:
+            error = self.refusal(partition, part)  # a leader refuses no consumer that names no epoch
+            if error is not _NONE:
+                return self._error(error, partition.tp)
+        if self.context.api_version < ZSTD_VERSION and log.config.compression_type == "zstd":
             return FetchOutcome(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE)
+        start, watermark = log.log_start_offset, log.high_watermark
+        stable = watermark if log.producers.first_unstable_offset is None else log.last_stable_offset
+        committed_only = replica is None and request.isolation_level == READ_COMMITTED
         try:
-            return self._read(partition, part, log, left, first)
+            if (last_epoch >= 0 or request.rack_id) and partition.is_leader:
+                elsewhere = self._elsewhere(partition, part)
+                if elsewhere is not None:
+                    return elsewhere
+            limit = log.log_end_offset if replica is not None else stable if committed_only else watermark
+            if not start <= offset < limit:
+                if offset < start or offset > log.log_end_offset:
+                    return FetchOutcome(self._nowhere(partition))
+                return self.state(partition)
+            if (left <= 0 and not first) or (replica is not None and self._held_back(partition)):
+                self.out_of_turn = True
+                return self.state(partition)
+            if part_bytes < left:
+                left = part_bytes
+            found = log.reader.read(offset, left if left > 0 else 0, limit, first)
+            slices, size, _, _ = found
+            if not size:  # the next batch is too large for what is left, or only a part of it is below the limit
+                self.out_of_turn = not first
+                return self.state(partition)
+            aborted = aborted_in(log, found) if committed_only else None
         except OffsetOutOfRange:
-            return FetchOutcome(ErrorCode.OFFSET_OUT_OF_RANGE)
+            return FetchOutcome(self._nowhere(partition))
         except (LogOffline, DiskError):
             return FetchOutcome(ErrorCode.KAFKA_STORAGE_ERROR)
+        return _new(FetchOutcome, (_NONE, watermark, stable, start, aborted, slices, size, None, None, -1))
 
-    def _read(self, partition: Partition, part: FetchPart, log: Log, left: int, first: bool) -> FetchOutcome:
-        offset, end = part.fetch_offset, log.log_end_offset
-        if partition.is_leader:
-            diverging = self.diverging(partition, part)
-            if diverging is not None:
-                return self.state(partition, diverging=diverging)
-            if self._rack and log.log_start_offset <= offset <= end:
-                preferred = partition.preferred_replica(self._rack, offset)
-                if preferred >= 0:
-                    return self.state(partition)._replace(preferred_read_replica=preferred)
-        if not log.log_start_offset <= offset <= end:
-            # only the leader knows that an offset is nowhere; elsewhere it is just not here (KIP-392)
-            return FetchOutcome(
-                ErrorCode.OFFSET_OUT_OF_RANGE if partition.is_leader else ErrorCode.OFFSET_NOT_AVAILABLE
-            )  # fmt: skip
-        limit = end if self._replica is not None else self._limit(log)
-        if offset >= limit:
-            return self.state(partition)
-        if (left <= 0 and not first) or self._held_back(partition):
-            self.out_of_turn = True
-            return self.state(partition)
-        result = log.read(offset, min(left, max(0, part.max_bytes)), end_offset=limit, min_one_batch=first)
-        if not result.size:  # the next batch is too large for what is left, or only a part of it is below the limit
-            self.out_of_turn = not first
-            return self.state(partition)
-        return FetchOutcome(
-            ErrorCode.NONE, log.high_watermark, log.last_stable_offset, log.log_start_offset,
-            aborted_in(log, result) if self._committed_only else None, result.slices, result.size,
-        )  # fmt: skip
+    def _elsewhere(self, partition: Partition, part: FetchPart) -> FetchOutcome | None:
+        """Where the asker should go on instead: back to where its log leaves ours, or at a replica in its rack."""
+        diverging = self.diverging(partition, part)
+        if diverging is not None:
+            return self.state(partition, diverging=diverging)
+        request, log = self.request, partition.log
+        if (
+            request.rack_id
+            and request.replica_id == CONSUMER
+            and self.context.api_version >= RACK_VERSION
+            and self.context.services.config.replica_selector_class
+            and log.log_start_offset <= part.fetch_offset <= log.log_end_offset
+        ):
+            preferred = partition.preferred_replica(request.rack_id, part.fetch_offset)
+            if preferred >= 0:
+                return self.state(partition)._replace(preferred_read_replica=preferred)
+        return None
 
-    def _limit(self, log: Log) -> int:
-        return log.last_stable_offset if self._committed_only else log.high_watermark
+    def _nowhere(self, partition: Partition) -> ErrorCode:
+        """What is said of an offset that this log does not have: a consumer that hears OFFSET_OUT_OF_RANGE starts anew.
+
+        Only the leader knows that an offset is nowhere; elsewhere it is just not here (KIP-392). A leader whose lease
+        has run out may have a successor that has it.
+        """
+        if not partition.is_leader:
+            return ErrorCode.OFFSET_NOT_AVAILABLE
+        if self.replica is None and not partition.lease_valid():
+            return ErrorCode.NOT_LEADER_OR_FOLLOWER
+        return ErrorCode.OFFSET_OUT_OF_RANGE
 
     def state(self, partition: Partition, diverging: tuple[int, int] | None = None) -> FetchOutcome:
         """An answer without records."""
         log = partition.log
+        committed_only = self.replica is None and self.request.isolation_level == READ_COMMITTED
+        aborted: list[tuple[int, int]] | None = [] if committed_only else None
         return FetchOutcome(
-            ErrorCode.NONE, log.high_watermark, log.last_stable_offset, log.log_start_offset,
-            [] if self._committed_only else None, diverging=diverging,
-        )  # fmt: skip
+            _NONE, log.high_watermark, log.last_stable_offset, log.log_start_offset, aborted, diverging=diverging
+        )
 
     @staticmethod
     def diverging(partition: Partition, part: FetchPart) -> tuple[int, int] | None:
@@ -169,15 +210,15 @@ class Reader:
         return None
 
     def _held_back(self, partition: Partition) -> bool:
-        replica, throttle = self._replica, self._throttle
+        replica, throttle = self.replica, self.throttle
         if replica is None or throttle is None or replica.broker_id in partition.state.isr:
             return False
-        now_ms = self._context.services.clock.mono_ms()
+        now_ms = self.context.services.clock.mono_ms()
         if not throttle.holds_back(partition.tp, now_ms):
             return False
         self.throttled = True
         return True
 
     def _error(self, error: ErrorCode, tp: TopicPartition) -> FetchOutcome:
-        leader = current_leader(self._context, tp) if error in _TELL_LEADER else None
+        leader = current_leader(self.context, tp) if error in _TELL_LEADER else None
         return FetchOutcome(error, current_leader=leader)

@@ -12,30 +12,31 @@ from __future__ import annotations
 
 import hashlib
 import uuid
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from brokers.cluster.followers import ReplicaSession
-from brokers.cluster.partition import Partition
-from brokers.cluster.throttles import ReplicationThrottle, throttle_of
+from brokers.replication.followers import ReplicaSession
+from brokers.replication.partition import Partition
+from brokers.replication.throttles import ReplicationThrottle, throttle_of
 from wire.errors import ErrorCode
-from wire.hot import NO_HIGH_WATERMARK, FetchOutcome, FetchPart
+from wire.hot import NO_HIGH_WATERMARK, FetchOutcome, FetchPart, FetchRequest
 
 if TYPE_CHECKING:
-    from brokers.cluster.view import ClusterView
+    from brokers.metadata.cache import MetadataCache
 
 Key = tuple[uuid.UUID | str | None, int]
 
 FIRST_EPOCH, FINAL_EPOCH = 0, -1
 EVICTION_MS = 120_000
 """A session that was not used for so long may be evicted by any other; a younger one is not evicted by its equals."""
-HASTE_MS = 100
+EARLY_REPLY_INTERVAL_MS = 100
 """Least time between two answers of a session that leave only because somebody waits for the fetch after them."""
 EXPECT_HASTE_MS = 20
 """The same for followers that are about to hear that this broker leads something new."""
 EXPECT_MS = 300
 """For so long after this broker began to lead, its followers' fetches don't wait long: they learn of it meanwhile."""
-VICTIMLESS_MS = 1_000
+EVICTION_RETRY_MS = 1_000
 """Time for which a full cache is not searched again after a search that found nobody to evict."""
 MAX_CONSUMER_PARTITIONS = 30_000
 """Partitions that all consumers' sessions may name together, at about 500 bytes each. Others get no session."""
@@ -53,11 +54,11 @@ def key_of(asked: FetchPart) -> Key:
 class Waiter(Protocol):
     """The fetch of a session that waits."""
 
-    def woken(self, urgent: bool) -> None:
+    def woken(self, part: SessionPart, urgent: bool) -> None:
         """There may be something to answer; what is not urgent can wait for a few ms and for company."""
         ...
 
-    def hasten(self) -> None:
+    def reply_early(self) -> None:
         """Somebody waits for the fetch after this one."""
         ...
 
@@ -77,38 +78,35 @@ class FollowerSession(ReplicaSession):
         self.expected_until_ms = now_ms
         """Until when it may be about to name partitions that we lead since a short while."""
 
-    def haste_ms(self, now_ms: int) -> int | None:
+    def interval_ms(self, now_ms: int) -> int | None:
         """Least time between answers that leave because somebody waits for the next fetch; None if nobody does."""
         if now_ms < self.expected_until_ms:
             return EXPECT_HASTE_MS
-        return HASTE_MS if self._listeners else None
+        return EARLY_REPLY_INTERVAL_MS if self._listeners else None
 
     def on_proof(self, listener: Callable[[], None]) -> None:
         """Call once, when ``proven_ms`` rises next. That takes an answer, and the fetch after it."""
         super().on_proof(listener)
         if self.session is not None and self.session.waiter is not None:
-            self.session.waiter.hasten()
+            self.session.waiter.reply_early()
 
 
+@dataclass(slots=True, eq=False)
 class SessionPart:
     """One partition of one session; the partition tells it of its moves."""
 
-    __slots__ = (
-        "asked", "counted", "error", "out_of_turn", "partition", "session", "told_start", "told_watermark", "watching"
-    )  # fmt: skip
-
-    def __init__(self, session: FetchSession, asked: FetchPart) -> None:
-        self.session = session
-        self.asked = asked
-        self.partition: Partition | None = None
-        self.watching = False
-        self.out_of_turn = False
-        """Whether it had records at the latest look, but not for that answer."""
-        self.counted = False
-        """Whether the position of this naming was counted as the follower's."""
-        self.error = ErrorCode.NONE
-        """Why it was not counted."""
-        self.told_watermark = self.told_start = _UNTOLD
+    session: FetchSession
+    asked: FetchPart
+    partition: Partition | None = field(default=None, init=False)
+    watching: bool = field(default=False, init=False)
+    out_of_turn: bool = field(default=False, init=False)
+    """Whether it had records at the latest look, but not for that answer."""
+    counted: bool = field(default=False, init=False)
+    """Whether the position of this naming was counted as the follower's."""
+    error: ErrorCode = field(default=ErrorCode.NONE, init=False)
+    """Why it was not counted."""
+    told_watermark: int = field(default=_UNTOLD, init=False)
+    told_start: int = field(default=_UNTOLD, init=False)
 
     def appended(self, partition: Partition) -> None:
         """A follower reads up to the log's end, a consumer does not."""
@@ -127,7 +125,7 @@ class SessionPart:
 
     def watch(self) -> None:
         """Hear of the partition."""
-        if not self.watching and self.partition is not None:
+        if not self.watching and self.partition is not None and not self.session.closed:
             self.watching = True
             self.partition.watch(self)
 
@@ -181,35 +179,30 @@ class Owner(NamedTuple):
     broker_id: int
 
 
+@dataclass(slots=True, eq=False)
 class FetchSession:
-    """One client's session. ``replica`` says that the client is a follower."""
+    """One client's session. ``replica`` says that the client is a follower. One whose id is 0 is for one fetch only."""
 
-    __slots__ = (
-        "by_id", "created_ms", "dirty", "epoch", "hastened_ms", "id", "isolation_level", "owner", "parts", "proof_ms",
-        "replica", "used_ms", "waiter",
-    )  # fmt: skip
-
-    def __init__(
-        self, session_id: int, now_ms: int, owner: Owner, *, by_id: bool, replica: FollowerSession | None
-    ) -> None:
-        self.id = session_id
-        self.epoch = 1
-        """The epoch of the request that is expected next."""
-        self.by_id = by_id
-        self.owner = owner
-        self.replica = replica
-        self.isolation_level = 0
-        self.created_ms = self.used_ms = now_ms
-        self.proof_ms: int | None = None
-        """A moment at which the latest answer had not left yet: who acknowledges it still followed us then."""
-        self.parts: dict[Key, SessionPart] = {}
-        self.dirty: dict[SessionPart, None] = {}
-        """In the order in which they are served."""
-        self.hastened_ms = now_ms - HASTE_MS
-        """When an answer last left only because the next fetch was waited for."""
-        self.waiter: Waiter | None = None
-        if replica is not None:
-            replica.session = self
+    id: int
+    owner: Owner | None = None
+    by_id: bool = False
+    replica: FollowerSession | None = None
+    created_ms: int = 0
+    used_ms: int = 0
+    hastened_ms: int = 0
+    """When an answer last left only because the next fetch was waited for."""
+    parts: dict[Key, SessionPart] = field(default_factory=dict, init=False)
+    dirty: dict[SessionPart, None] = field(default_factory=dict, init=False)
+    """In the order in which they are served."""
+    epoch: int = field(default=1, init=False)
+    """The epoch of the request that is expected next."""
+    closed: bool = field(default=False, init=False)
+    isolation_level: int = field(default=0, init=False)
+    proof_ms: int | None = field(default=None, init=False)
+    """A moment at which the latest answer had not left yet: a client that acknowledges it still followed us then."""
+    twice: list[FetchPart] | None = field(default=None, init=False)
+    """Of a fetch without a session: what it named again. Reading that would hold the loop."""
+    waiter: Waiter | None = field(default=None, init=False)
 
     @property
     def privileged(self) -> bool:
@@ -220,28 +213,23 @@ class FetchSession:
         """The partition has something to tell, perhaps."""
         self.dirty[part] = None
         if self.waiter is not None:
-            self.waiter.woken(urgent)
+            self.waiter.woken(part, urgent)
         else:
             part.unwatch()
 
-    def name(self, asked: FetchPart) -> SessionPart:
-        """A partition is new in the session, or its position is another one now."""
-        key = key_of(asked)
-        part = self.parts.get(key)
-        if part is None:
-            part = self.parts[key] = SessionPart(self, asked)
-        else:
-            part.asked = asked
-            part.counted = False
-        if part.told_watermark != _UNTOLD:  # what it knows counts, whatever we told it: it may have dropped an answer
-            if asked.high_watermark != NO_HIGH_WATERMARK:
-                part.told_watermark = asked.high_watermark  # KIP-1166
-            if self.replica is not None and 0 <= asked.log_start_offset < part.told_start:
-                part.told_start = asked.log_start_offset
+    def adopt(self, part: SessionPart, isolation_level: int) -> None:
+        """The only partition of a fetch that has to wait."""
+        part.session = self
+        self.isolation_level = isolation_level
+        self.parts[key_of(part.asked)] = part
         self.dirty[part] = None
-        return part
 
-    def forget(self, forgotten: Iterable[tuple[str | uuid.UUID, list[int]]]) -> None:
+    def isolate(self, isolation_level: int) -> None:
+        """What there is to read is something else now."""
+        self.isolation_level = isolation_level
+        self.dirty.update(dict.fromkeys(self.parts.values()))
+
+    def forget(self, forgotten: Iterable[tuple[str | uuid.UUID, Sequence[int]]]) -> None:
         """Partitions leave the session; unknown ones don't matter."""
         for topic, indexes in forgotten:
             for index in indexes:
@@ -262,6 +250,7 @@ class FetchSession:
 
     def close(self, *, forget: bool = True) -> None:
         """Hear of nothing any more. With ``forget`` its follower's positions count no more."""
+        self.closed = True
         for part in self.parts.values():
             if forget:
                 self._leave(part)
@@ -276,6 +265,10 @@ class FetchSession:
             part.partition.follower_forgotten(self.replica)
 
 
+NO_SESSION = FetchSession(0)
+"""Of fetches without a session that don't wait; it stays as it is."""
+
+
 class FetchSessions:
     """All sessions of a broker. Loop thread only."""
 
@@ -285,7 +278,7 @@ class FetchSessions:
         self._followers: dict[FetchSession, None] = {}
         self._numbers = 0
         self._consumer_partitions = 0
-        self._victimless_until_ms = {False: -1, True: -1}
+        self._evict_again_ms = {False: -1, True: -1}
         self._throttle: ReplicationThrottle | None = None
 
     def __len__(self) -> int:
@@ -305,10 +298,10 @@ class FetchSessions:
             "evicted": self.evicted,
         }
 
-    def throttle(self, view: ClusterView) -> ReplicationThrottle:
+    def throttle(self, metadata: MetadataCache) -> ReplicationThrottle:
         """What this broker sends to throttled followers, in all their sessions together."""
         if self._throttle is None:
-            self._throttle = throttle_of(view, "leader")
+            self._throttle = throttle_of(metadata, "leader")
         return self._throttle
 
     def open(
@@ -325,7 +318,12 @@ class FetchSessions:
         while len(self._sessions) >= slots:
             if not (self._evict_idle(now_ms) or self._evict_lesser(now_ms, replica is not None, size)):
                 return None
-        session = FetchSession(self._new_id(now_ms), now_ms, owner, by_id=by_id, replica=replica)
+        session = FetchSession(
+            self._new_id(now_ms), owner, by_id, replica, created_ms=now_ms, used_ms=now_ms,
+            hastened_ms=now_ms - EARLY_REPLY_INTERVAL_MS,
+        )  # fmt: skip
+        if replica is not None:
+            replica.session = session
         self._sessions[session.id] = session
         if replica is not None:
             self._followers[session] = None
@@ -340,7 +338,7 @@ class FetchSessions:
             if replica is not None and replica.broker_id in brokers:
                 replica.expected_until_ms = now_ms + EXPECT_MS
                 if session.waiter is not None:
-                    session.waiter.hasten()
+                    session.waiter.reply_early()
 
     def _end_former_lives(self, replica: FollowerSession) -> None:
         for session in list(self._followers):
@@ -359,15 +357,21 @@ class FetchSessions:
             if session_id and session_id not in self._sessions:
                 return session_id
 
-    def find(self, session_id: int, epoch: int, owner: Owner, *, by_id: bool) -> FetchSession | ErrorCode:
-        """The session for an incremental fetch, or what to answer."""
+    def find(self, request: FetchRequest, principal: str, now_ms: int, by_id: bool) -> FetchSession | ErrorCode:
+        """The session of an incremental fetch, which is used with it; or what to answer."""
+        session_id, epoch, replica_id = request.session_id, request.session_epoch, request.replica_id
         session = self._sessions.get(session_id)
-        if session is None or session.owner != owner:
+        if session is None or session.owner != (principal, replica_id if replica_id > -1 else -1):
             return ErrorCode.FETCH_SESSION_ID_NOT_FOUND
         if session.epoch != epoch or session.waiter is not None:
             return ErrorCode.INVALID_FETCH_SESSION_EPOCH
         if session.by_id != by_id:
             return ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR
+        if session.replica is not None and session.replica.broker_epoch != request.replica_epoch:
+            return ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+        session.epoch = 1 if epoch == _LAST_EPOCH else epoch + 1
+        session.used_ms = now_ms
+        self._sessions[session_id] = self._sessions.pop(session_id)
         return session
 
     def end(self, session_id: int, owner: Owner) -> None:
@@ -377,30 +381,46 @@ class FetchSessions:
             self.close(session)
 
     def update(
-        self, session: FetchSession, parts: list[FetchPart], forgotten: Iterable[tuple[str | uuid.UUID, list[int]]]
+        self,
+        session: FetchSession,
+        parts: Sequence[FetchPart],
+        forgotten: Iterable[tuple[str | uuid.UUID, Sequence[int]]],
     ) -> bool:
         """Forget and name partitions, in this order. False if these were too many."""
-        before = len(session.parts)
-        session.forget(forgotten)
+        known, dirty, before = session.parts, session.dirty, len(session.parts)
         consumer = session.replica is None
-        room = MAX_FOLLOWER_PARTITIONS - len(session.parts)
-        if consumer:
-            self._consumer_partitions -= before - len(session.parts)
-            room = MAX_CONSUMER_PARTITIONS - self._consumer_partitions
-        if len(parts) > room and len({key_of(asked) for asked in parts} - session.parts.keys()) > room:
-            return False
-        before = len(session.parts)
+        if session.id:
+            if forgotten:
+                session.forget(forgotten)
+                if consumer:
+                    self._consumer_partitions -= before - len(known)
+                before = len(known)
+            room = MAX_CONSUMER_PARTITIONS - self._consumer_partitions if consumer else MAX_FOLLOWER_PARTITIONS - before
+            if len(parts) > room and len({key_of(asked) for asked in parts} - known.keys()) > room:
+                return False
         for asked in parts:
-            session.name(asked)
-        if consumer:
-            self._consumer_partitions += len(session.parts) - before
+            topic, topic_id, index, _, _, _, _, _, _ = asked
+            key = topic_id or topic, index
+            part = known.get(key)
+            if part is None:
+                part = known[key] = SessionPart(session, asked)
+            elif not session.id:
+                if session.twice is None:
+                    session.twice = []
+                session.twice.append(asked)
+                continue
+            else:
+                part.asked = asked
+                part.counted = False
+                if part.told_watermark != _UNTOLD:  # what it knows counts: it may have dropped an answer
+                    if asked.high_watermark != NO_HIGH_WATERMARK:
+                        part.told_watermark = asked.high_watermark  # KIP-1166
+                    if not consumer and 0 <= asked.log_start_offset < part.told_start:
+                        part.told_start = asked.log_start_offset
+            dirty[part] = None
+        if consumer and session.id:
+            self._consumer_partitions += len(known) - before
         return True
-
-    def used(self, session: FetchSession, now_ms: int) -> None:
-        """A fetch of the session came."""
-        session.epoch = 1 if session.epoch == _LAST_EPOCH else session.epoch + 1
-        session.used_ms = now_ms
-        self._sessions[session.id] = self._sessions.pop(session.id)
 
     def close(self, session: FetchSession) -> None:
         """Forget the session."""
@@ -424,7 +444,7 @@ class FetchSessions:
 
     def _evict_lesser(self, now_ms: int, privileged: bool, size: int) -> bool:
         """Make room: the least valuable session goes, if it is not young and worth no more than the new one."""
-        if now_ms < self._victimless_until_ms[privileged]:
+        if now_ms < self._evict_again_ms[privileged]:
             return False
         candidates = (
             session
@@ -433,7 +453,7 @@ class FetchSessions:
         )
         victim = min(candidates, key=lambda session: (session.privileged, len(session.parts)), default=None)
         if victim is None or (victim.privileged, len(victim.parts)) > (privileged, size):
-            self._victimless_until_ms[privileged] = now_ms + VICTIMLESS_MS
+            self._evict_again_ms[privileged] = now_ms + EVICTION_RETRY_MS
             return False
         self.evicted += 1
         self.close(victim)

@@ -1,4 +1,4 @@
-"""Who leads a partition, for answers that send a client elsewhere (KIP-951)."""
+"""The leader of a partition, for answers that redirect a client (KIP-951)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from wire.hot import NodeEndpoint
 
 
 def current_leader(context: Context, tp: TopicPartition) -> tuple[int, int] | None:
-    """Leader id and epoch as the view has them; None for a partition that does not exist."""
-    state = context.services.view.partition(tp)
+    """Leader id and epoch of the metadata image; None for a partition that does not exist."""
+    state = context.services.metadata.partition(tp)
     return None if state is None else (int(state.leader), state.leader_epoch)
 
 
@@ -21,7 +21,7 @@ def endpoints_of(context: Context, leaders: Iterable[tuple[int, int] | None]) ->
     for leader in leaders:
         if leader is None or leader[0] in found:
             continue
-        broker = context.services.view.brokers.get(leader[0])
+        broker = context.services.metadata.brokers.get(leader[0])
         endpoint = broker.endpoint(context.connection.listener) if broker is not None else None
         if broker is not None and endpoint is not None:
             found[leader[0]] = NodeEndpoint(leader[0], endpoint.host, endpoint.port, broker.rack)

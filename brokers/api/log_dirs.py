@@ -4,21 +4,28 @@ from __future__ import annotations
 
 from typing import Any
 
-from brokers.api.base import Context, Done
+from brokers.api.access import ALTER, CLUSTER, DESCRIBE
+from brokers.api.base import Context, Done, Paced
 from brokers.api.by_topic import by_topic
 from brokers.log import Log
 from brokers.model import TopicPartition
 from wire import messages
+from wire.admin_requests import AlterReplicaLogDirsRequest, DescribeLogDirsRequest
 from wire.errors import ErrorCode
 
 ALTER_REPLICA_LOG_DIRS_KEY = 34
 DESCRIBE_LOG_DIRS_KEY = 35
 
 
-def handle_describe_log_dirs(request: Any, context: Context) -> Done:
-    """DescribeLogDirs v1-v4: every directory, with those of its partitions that were asked for (null: all)."""
+def handle_describe_log_dirs(request: DescribeLogDirsRequest, context: Context) -> Paced:
+    """DescribeLogDirs v1-v4: every directory, with those of its partitions that were asked for (null: all).
+
+    From v2 on a process that lacks something says so in a tagged field of ours, for ``cluster describe``.
+    """
     response = messages.response_class(DESCRIBE_LOG_DIRS_KEY)
     version = context.api_version
+    if (refusal := context.refusal(DESCRIBE, CLUSTER)) is not ErrorCode.NONE:
+        return Done(response(version=version, results=[], **({"error_code": int(refusal)} if version >= 3 else {})))
     asked = None
     if request.topics is not None:
         asked = {TopicPartition(topic.topic, index) for topic in request.topics for index in topic.partitions}
@@ -30,9 +37,15 @@ def handle_describe_log_dirs(request: Any, context: Context) -> Done:
         fields: dict[str, Any] = {"error_code": int(error), "log_dir": directory.path}
         if version >= 4:
             fields |= {"total_bytes": directory.total_bytes, "usable_bytes": directory.usable_bytes}
-        topic_rows = [_topic(response, version, name, those) for name, those in by_topic(found)]
+        topic_rows = []
+        for name, those in by_topic(found):
+            yield
+            topic_rows.append(_topic(response, version, name, those))
         rows.append(response.DescribeLogDirsResult(version=version, topics=topic_rows, **fields))
     top: dict[str, Any] = {"error_code": 0} if version >= 3 else {}
+    troubles = context.services.process_troubles() if version >= 2 else []
+    if troubles:
+        top["troubles"] = troubles
     return Done(response(version=version, results=rows, **top))
 
 
@@ -51,7 +64,7 @@ def _topic(response: Any, version: int, name: str, logs: list[tuple[TopicPartiti
     return topic_row(version=version, name=name, partitions=partitions)
 
 
-def handle_alter_replica_log_dirs(request: Any, context: Context) -> Done:
+def handle_alter_replica_log_dirs(request: AlterReplicaLogDirsRequest, context: Context) -> Paced:
     """AlterReplicaLogDirs v1-v2: a replica stays in the directory that it was created in.
 
     Asking for the directory it is in succeeds; for another one it is UNSUPPORTED_VERSION: move the replica to another
@@ -59,13 +72,18 @@ def handle_alter_replica_log_dirs(request: Any, context: Context) -> Done:
     """
     response = messages.response_class(ALTER_REPLICA_LOG_DIRS_KEY)
     version = context.api_version
+    refusal = context.refusal(ALTER, CLUSTER)
     directories = {directory.path: directory for directory in context.services.replicas.logs.usage()}
     homes = {log.topic_partition: path for path, directory in directories.items() for log in directory.logs}
     results: dict[TopicPartition, ErrorCode] = {}
+    error: ErrorCode
     for wanted in request.dirs:
         path = wanted.path.rstrip("/") or "/"
         for tp in (TopicPartition(topic.name, index) for topic in wanted.topics for index in topic.partitions):
-            if path not in directories:
+            yield
+            if refusal is not ErrorCode.NONE:
+                error = refusal
+            elif path not in directories:
                 error = ErrorCode.LOG_DIR_NOT_FOUND
             elif directories[path].offline:
                 error = ErrorCode.KAFKA_STORAGE_ERROR

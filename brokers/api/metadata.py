@@ -1,20 +1,20 @@
 """Metadata, FindCoordinator, DescribeTopicPartitions: where things are.
 
-Endpoints are those of the listener the client came by. A leader is named only while it lives in the life it was
-elected in, so that who is named also serves. Topics that clients ask for by name are created where that is allowed;
-the answer waits a moment for it, which saves the client a round.
+Endpoints are those of the listener that the client is connected to. A leader is named only while it is registered with
+the incarnation that was elected, so a named leader also serves. Topics that clients ask for by name are created where
+that is allowed; the answer waits a moment for it, which saves the client a round trip.
 """
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from typing import Any
 
-from brokers.api.authorized import NOT_ASKED, TOPIC_OPERATIONS, mask
-from brokers.api.base import Context, Done
-from brokers.api.metadata_body import Rows, body, error_row, leader_of
-from brokers.cluster.requests import check_name
-from brokers.cluster.view import ClusterView
+from brokers.api.access import CLUSTER, CREATE, DESCRIBE, GROUP, NOT_ASKED, TOPIC, TRANSACTIONAL_ID, mask
+from brokers.api.base import Context, Done, Paced
+from brokers.api.metadata_body import TopicRows, body, error_row, leader_of
+from brokers.controller.requests import check_name
+from brokers.metadata.cache import MetadataCache
 from brokers.model import (
     GROUP_METADATA_TOPIC,
     INTERNAL_TOPICS,
@@ -25,77 +25,129 @@ from brokers.model import (
     TopicPartition,
 )
 from wire import messages
+from wire.admin_requests import DescribeTopicPartitionsRequest
 from wire.errors import ErrorCode
 from wire.hot import Encoded
+from wire.requests import FindCoordinatorRequest, MetadataRequest, MetadataTopics
 
 METADATA_KEY = 3
 FIND_COORDINATOR_KEY = 10
 DESCRIBE_TOPIC_PARTITIONS_KEY = 75
 
 CREATION_WAIT_MS = 1_500
-"""How long an answer waits for a topic it has asked to be created; then the client hears a retriable error."""
+"""How long an answer waits for a topic it has asked to be created; then the client gets a retriable error."""
 MAX_DESCRIBED_PARTITIONS = 2_000
-GROUP, TRANSACTION = 0, 1
+FEW_TOPICS = 100
+"""So many are answered at once."""
+GROUP_KEY, TRANSACTION_KEY = 0, 1
 
-_ROWS = Rows()
-"""Kept for the process: rows belong to the very objects of one view, so several views can't mix."""
+_ROWS = TopicRows()
+"""Kept for the process: rows belong to the very objects of one metadata image, so brokers in one process can't mix."""
 
 
 # ---------------------------------------------------------------- Metadata
 
 
-def handle_metadata(request: Any, context: Context) -> Done | Coroutine[Any, Any, Done]:
-    """Metadata v0-v13."""
-    view = context.services.view
-    assert view.ready, "the server listens only once the view is ready"
+def handle_metadata(request: MetadataRequest, context: Context) -> Done | Coroutine[Any, Any, Paced] | Paced:
+    """Metadata v0-v13. A topic that is named more than once is answered once, as in Kafka."""
+    metadata = context.services.metadata
+    assert metadata.ready, "the server listens only once the metadata cache is ready"
     if request.topics is None or (context.api_version == 0 and not request.topics):
-        rows = [_row(view.topics[name], request, context) for name in sorted(view.topics)]
-        return _answer(rows, request, context)
-    missing = _to_create(request, context)
+        denied = context.denied(DESCRIBE, TOPIC, metadata.topics)
+        topics = [metadata.topics[name] for name in sorted(metadata.topics) if name not in denied]
+        if len(topics) <= FEW_TOPICS:
+            return _answer([_row(topic, request, context) for topic in topics], request, context)
+        return _answer_paced((_row(topic, request, context) for topic in topics), request, context)
+    errors = dict.fromkeys(
+        context.denied(DESCRIBE, TOPIC, _asked_names(request, context)), ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    )
+    missing = [name for name in _to_create(request, context) if name not in errors]
+    if missing and not context.allows(CREATE, CLUSTER):
+        denied = context.denied(CREATE, TOPIC, missing)
+        errors |= dict.fromkeys(denied, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+        missing = [name for name in missing if name not in denied]
     if missing:
-        return _create_and_answer(missing, request, context)
-    return _answer(_asked_rows(request, context, {}), request, context)
+        services, config = context.services, context.services.config
+        allowed = services.new_topics.take(
+            context.connection.id, len(missing), config.auto_create_topics_max_per_second, services.clock.mono_ms()
+        )
+        return _create_and_answer(missing[:allowed], missing[allowed:], errors, request, context)
+    if len(request.topics) <= FEW_TOPICS:
+        return _answer(list(_asked_rows(request, context, errors)), request, context)
+    return _answer_paced(_asked_rows(request, context, errors), request, context)
 
 
-def _to_create(request: Any, context: Context) -> list[str]:
+def _asked_names(request: MetadataRequest, context: Context) -> Iterator[str]:
+    """The names of the topics asked for; of ids those that exist."""
+    names = context.services.metadata.topic_names
+    for topic in request.topics or ():
+        name = topic.name if topic.topic_id is None else names.get(topic.topic_id)
+        if name is not None:
+            yield name
+
+
+def _answer_paced(rows: Iterator[bytes], request: MetadataRequest, context: Context) -> Paced:
+    found = []
+    for row in rows:
+        found.append(row)
+        yield
+    return _answer(found, request, context)
+
+
+def _to_create(request: MetadataRequest, context: Context) -> list[str]:
     if not context.services.config.auto_create_topics_enable or not request.allow_auto_topic_creation:
         return []
-    names = [topic.name for topic in request.topics if topic.name is not None and topic.topic_id is None]
-    topics = context.services.view.topics
+    names = [topic.name for topic in request.topics or () if topic.name is not None and topic.topic_id is None]
+    topics = context.services.metadata.topics
     return [name for name in dict.fromkeys(names) if name not in topics and check_name(name) is None]
 
 
-async def _create_and_answer(missing: Sequence[str], request: Any, context: Context) -> Done:
-    errors = await context.services.controller.auto_create(missing, CREATION_WAIT_MS)
-    await _led(missing, context.services.view)
-    return _answer(_asked_rows(request, context, errors), request, context)
+async def _create_and_answer(
+    missing: Sequence[str],
+    later: Sequence[str],
+    denied: Mapping[str, ErrorCode],
+    request: MetadataRequest,
+    context: Context,
+) -> Paced:
+    """``later`` are topics whose creation has not begun: the client gets a retriable error."""
+    errors = {**denied} | dict(await context.services.controller.auto_create(missing, CREATION_WAIT_MS))
+    await _led([name for name, error in errors.items() if error is ErrorCode.NONE], context.services.metadata)
+    errors |= dict.fromkeys(later, ErrorCode.REQUEST_TIMED_OUT)
+    return _answer_paced(_asked_rows(request, context, errors), request, context)
 
 
-async def _led(names: Sequence[str], view: ClusterView) -> None:
+async def _led(names: Sequence[str], metadata: MetadataCache) -> None:
     """Wait a little until fresh partitions have their first leader: it stands in the same write, or the next."""
 
     def led() -> bool:
-        topics = [view.topics[name] for name in names if name in view.topics]
+        topics = [metadata.topics[name] for name in names if name in metadata.topics]
         return all(state.leader != NO_LEADER for topic in topics for state in topic.partitions)
 
-    await view.wait_until(led, 200)
+    await metadata.wait_until(led, 200)
 
 
-def _asked_rows(request: Any, context: Context, errors: dict[str, ErrorCode]) -> list[bytes]:
-    return [_asked_row(asked, request, context, errors) for asked in request.topics]
+def _asked_rows(request: MetadataRequest, context: Context, errors: dict[str, ErrorCode]) -> Iterator[bytes]:
+    once = {(asked.name, asked.topic_id): asked for asked in request.topics or ()}
+    return (_asked_row(asked, request, context, errors) for asked in once.values())
 
 
-def _asked_row(asked: Any, request: Any, context: Context, errors: dict[str, ErrorCode]) -> bytes:
-    view = context.services.view
+def _asked_row(
+    asked: MetadataTopics, request: MetadataRequest, context: Context, errors: dict[str, ErrorCode]
+) -> bytes:
+    metadata = context.services.metadata
     version = context.api_version
     if asked.topic_id is not None:
-        name = view.topic_names.get(asked.topic_id)
+        name = metadata.topic_names.get(asked.topic_id)
         if name is None:
             return error_row(asked.name, asked.topic_id, ErrorCode.UNKNOWN_TOPIC_ID, version)
-        return _row(view.topics[name], request, context)
+        if name in errors:
+            return error_row(None, asked.topic_id, errors[name], version)
+        return _row(metadata.topics[name], request, context)
     if asked.name is None:
         return error_row(None, None, ErrorCode.UNKNOWN_TOPIC_ID, version)
-    topic = view.topics.get(asked.name)
+    if errors.get(asked.name) is ErrorCode.TOPIC_AUTHORIZATION_FAILED:
+        return error_row(asked.name, None, ErrorCode.TOPIC_AUTHORIZATION_FAILED, version)
+    topic = metadata.topics.get(asked.name)
     if topic is not None:
         return _row(topic, request, context)
     if check_name(asked.name) is not None:
@@ -103,21 +155,25 @@ def _asked_row(asked: Any, request: Any, context: Context, errors: dict[str, Err
     return error_row(asked.name, None, creation_error(errors.get(asked.name)), version)
 
 
-def _row(topic: TopicInfo, request: Any, context: Context) -> bytes:
-    operations = bool(request.include_topic_authorized_operations)
+def _row(topic: TopicInfo, request: MetadataRequest, context: Context) -> bytes:
+    operations = NOT_ASKED
+    if request.include_topic_authorized_operations:
+        operations = mask(context.operations(TOPIC, topic.name))
     return _ROWS.get(
-        topic, context.services.view, context.connection.listener, context.api_version, operations=operations
+        topic, context.services.metadata, context.connection.listener, context.api_version, operations=operations
     )
 
 
-def _answer(rows: list[bytes], request: Any, context: Context) -> Done:
-    operations = bool(request.include_cluster_authorized_operations)
-    view, listener = context.services.view, context.connection.listener
-    return Done(Encoded([body(rows, view, listener, context.api_version, operations)]))
+def _answer(rows: list[bytes], request: MetadataRequest, context: Context) -> Done:
+    operations = NOT_ASKED
+    if request.include_cluster_authorized_operations:
+        operations = mask(context.operations(CLUSTER)) if context.allows(DESCRIBE, CLUSTER) else 0
+    metadata, listener = context.services.metadata, context.connection.listener
+    return Done(Encoded([body(rows, metadata, listener, context.api_version, operations)]))
 
 
 def creation_error(error: ErrorCode | None) -> ErrorCode:
-    """What a client hears of a topic that isn't there (yet), given how its creation went (None: not tried)."""
+    """The error for a topic that does not exist (yet), given the outcome of its creation (None: not tried)."""
     match error:
         case None:
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -129,46 +185,57 @@ def creation_error(error: ErrorCode | None) -> ErrorCode:
 # ---------------------------------------------------------------- FindCoordinator
 
 
-async def handle_find_coordinator(request: Any, context: Context) -> Done:
+async def handle_find_coordinator(request: FindCoordinatorRequest, context: Context) -> Paced:
     """FindCoordinator v0-v6; from v4 for several keys at once, each answered by itself and in order."""
     response = messages.response_class(FIND_COORDINATOR_KEY)
     version = context.api_version
     keys = request.coordinator_keys if version >= 4 else [request.key]
-    kind = request.key_type if version >= 1 else GROUP
-    found = await _coordinators(kind, keys, context)
-    if version >= 4:
-        return Done(response(version=version, coordinators=[response.Coordinator(version=version, **f) for f in found]))
-    fields = dict(found[0])
-    del fields["key"]
-    if version == 0:
-        del fields["error_message"]
-    return Done(response(version=version, **fields))
-
-
-async def _coordinators(kind: int, keys: Sequence[str], context: Context) -> list[dict[str, Any]]:
-    topic = {GROUP: GROUP_METADATA_TOPIC, TRANSACTION: TRANSACTION_STATE_TOPIC}.get(kind)
-    if topic is None:
-        return [_no_coordinator(key, ErrorCode.INVALID_REQUEST, f"Unsupported key type {kind}.") for key in keys]
+    kind = request.key_type if version >= 1 else GROUP_KEY
+    topic = {GROUP_KEY: GROUP_METADATA_TOPIC, TRANSACTION_KEY: TRANSACTION_STATE_TOPIC}.get(kind)
     services = context.services
-    if topic not in services.view.topics:
+    resource = GROUP if kind == GROUP_KEY else TRANSACTIONAL_ID
+    denied = context.denied(DESCRIBE, resource, keys) if topic is not None else frozenset()
+    if topic is not None and topic not in services.metadata.topics and not denied.issuperset(keys):
         await services.controller.auto_create([topic], CREATION_WAIT_MS)
-        await _led([topic], services.view)
-    return [_coordinator(kind, topic, key, context) for key in keys]
+        await _led([topic], services.metadata)
+
+    def found(key: str) -> dict[str, Any]:
+        if key in denied:
+            return _no_coordinator(key, context.refusal(DESCRIBE, resource, key), None)
+        return _coordinator(kind, topic, key, context)
+
+    def answer() -> Paced:
+        if version >= 4:
+            rows = []
+            for key in keys:
+                yield
+                rows.append(response.Coordinator(version=version, **found(key)))
+            return Done(response(version=version, coordinators=rows))
+        fields = found(keys[0])
+        del fields["key"]
+        if version == 0:
+            del fields["error_message"]
+        return Done(response(version=version, **fields))
+
+    return answer()
 
 
-def _coordinator(kind: int, topic: str, key: str, context: Context) -> dict[str, Any]:
+def _coordinator(kind: int, topic: str | None, key: str, context: Context) -> dict[str, Any]:
     services = context.services
-    if kind == TRANSACTION and not key:
+    if topic is None:
+        return _no_coordinator(key, ErrorCode.INVALID_REQUEST, f"Unsupported key type {kind}.")
+    if kind == TRANSACTION_KEY and not key:
         return _no_coordinator(key, ErrorCode.INVALID_REQUEST, "An empty transactional id has no coordinator.")
-    if topic not in services.view.topics:
-        return _no_coordinator(key, ErrorCode.COORDINATOR_NOT_AVAILABLE, None)
-    runtime = services.groups if kind == GROUP else services.transactions
-    state = services.view.partition(TopicPartition(topic, runtime.partition_for(key)))
+    if topic not in services.metadata.topics:
+        why = services.controller.creation_refused(topic)
+        return _no_coordinator(key, ErrorCode.COORDINATOR_NOT_AVAILABLE, why)
+    runtime = services.groups if kind == GROUP_KEY else services.transactions
+    state = services.metadata.partition(TopicPartition(topic, runtime.partition_for(key)))
     listener = context.connection.listener
     leader, error = (NO_LEADER, ErrorCode.LEADER_NOT_AVAILABLE)
     if state is not None:
-        leader, error = leader_of(state, services.view, listener)
-    broker = services.view.brokers.get(leader)
+        leader, error = leader_of(state, services.metadata, listener)
+    broker = services.metadata.brokers.get(leader)
     endpoint = broker.endpoint(listener) if broker is not None else None
     if error is not ErrorCode.NONE or endpoint is None:
         return _no_coordinator(key, ErrorCode.COORDINATOR_NOT_AVAILABLE, None)
@@ -189,28 +256,34 @@ def _no_coordinator(key: str, error: ErrorCode, message: str | None) -> dict[str
 # ---------------------------------------------------------------- DescribeTopicPartitions
 
 
-def handle_describe_topic_partitions(request: Any, context: Context) -> Done:
+def handle_describe_topic_partitions(request: DescribeTopicPartitionsRequest, context: Context) -> Paced:
     """DescribeTopicPartitions v0 (KIP-966): topics in order of name, a page of partitions at a time."""
     response = messages.response_class(DESCRIBE_TOPIC_PARTITIONS_KEY)
-    view = context.services.view
+    metadata = context.services.metadata
     limit = max(1, min(request.response_partition_limit, MAX_DESCRIBED_PARTITIONS))
     cursor = request.cursor
     rows, next_cursor = [], None
-    for name in _page_names(request, view):
+    names = _page_names(request, metadata)
+    denied = context.denied(DESCRIBE, TOPIC, names)
+    for name in names if request.topics else (one for one in names if one not in denied):
+        yield
         first = cursor.partition_index if cursor is not None and name == cursor.topic_name else 0
         if limit <= 0:
             next_cursor = response.Cursor(version=0, topic_name=name, partition_index=first)
             break
-        topic = view.topics.get(name)
+        if name in denied:
+            rows.append(_described_topic(response, name, ErrorCode.TOPIC_AUTHORIZATION_FAILED, None, [], context))
+            continue
+        topic = metadata.topics.get(name)
         if topic is None:
             wrong = check_name(name) is not None
             error = ErrorCode.INVALID_TOPIC_EXCEPTION if wrong else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            rows.append(_described_topic(response, name, error, None, []))
+            rows.append(_described_topic(response, name, error, None, [], context))
             continue
         first = max(0, first)
         last = min(first + limit, len(topic.partitions))
         partitions = [_described_partition(response, i, topic.partitions[i], context) for i in range(first, last)]
-        rows.append(_described_topic(response, name, ErrorCode.NONE, topic, partitions))
+        rows.append(_described_topic(response, name, ErrorCode.NONE, topic, partitions, context))
         limit -= len(partitions)
         if last < len(topic.partitions):
             next_cursor = response.Cursor(version=0, topic_name=name, partition_index=last)
@@ -218,14 +291,16 @@ def handle_describe_topic_partitions(request: Any, context: Context) -> Done:
     return Done(response(version=0, topics=rows, next_cursor=next_cursor))
 
 
-def _page_names(request: Any, view: ClusterView) -> Iterable[str]:
-    names = sorted({topic.name for topic in request.topics} if request.topics else set(view.topics))
+def _page_names(request: DescribeTopicPartitionsRequest, metadata: MetadataCache) -> Sequence[str]:
+    names = sorted({topic.name for topic in request.topics} if request.topics else set(metadata.topics))
     if request.cursor is not None:
         names = [name for name in names if name >= request.cursor.topic_name]
     return names
 
 
-def _described_topic(response: Any, name: str, error: ErrorCode, topic: TopicInfo | None, partitions: list[Any]) -> Any:
+def _described_topic(
+    response: Any, name: str, error: ErrorCode, topic: TopicInfo | None, partitions: list[Any], context: Context
+) -> Any:
     return response.DescribeTopicPartitionsResponseTopic(
         version=0,
         error_code=int(error),
@@ -233,13 +308,13 @@ def _described_topic(response: Any, name: str, error: ErrorCode, topic: TopicInf
         topic_id=topic.id if topic is not None else None,
         is_internal=name in INTERNAL_TOPICS,
         partitions=partitions,
-        topic_authorized_operations=mask(TOPIC_OPERATIONS) if topic is not None else NOT_ASKED,
+        topic_authorized_operations=mask(context.operations(TOPIC, name)) if topic is not None else NOT_ASKED,
     )
 
 
 def _described_partition(response: Any, index: int, state: PartitionState, context: Context) -> Any:
-    view = context.services.view
-    leader, error = leader_of(state, view, context.connection.listener)
+    metadata = context.services.metadata
+    leader, error = leader_of(state, metadata, context.connection.listener)
     row = response.DescribeTopicPartitionsResponseTopic.DescribeTopicPartitionsResponsePartition
     return row(
         version=0,
@@ -251,5 +326,5 @@ def _described_partition(response: Any, index: int, state: PartitionState, conte
         isr_nodes=list(state.isr),
         eligible_leader_replicas=list(state.elr),
         last_known_elr=[state.last_known_leader] if state.last_known_leader >= 0 else [],
-        offline_replicas=[b for b in state.replicas if b not in view.brokers],
+        offline_replicas=[b for b in state.replicas if b not in metadata.brokers],
     )

@@ -1,8 +1,8 @@
 """Metadata answers in bytes: topics are encoded once and kept, an answer is those bytes joined.
 
 A full answer for 10,000 partitions takes the message library 100 ms and more, for every client that starts; joined from
-kept rows it takes microseconds. A kept row is valid as long as the view holds the very same topic and brokers (both are
-replaced, never changed), so nothing has to be told when something changes. The library is the reference in the tests.
+kept rows it takes microseconds. A kept row is valid as long as the image holds the very same topic and brokers (both
+are replaced, never changed), so nothing has to be invalidated. The library is the reference in the tests.
 
 Source: Kafka's MetadataResponse.json, versions 0 to 13.
 """
@@ -14,14 +14,15 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from brokers.api.authorized import CLUSTER_OPERATIONS, NOT_ASKED, TOPIC_OPERATIONS, mask
-from brokers.cluster.view import ClusterView
+from _native.byte_reader import varint_bytes
+from brokers.api.access import NOT_ASKED
+from brokers.metadata.cache import MetadataCache
 from brokers.model import INTERNAL_TOPICS, NO_LEADER, BrokerInfo, PartitionState, TopicInfo
 from wire.errors import ErrorCode
 
 FLEXIBLE = 9
 MAX_KEPT_BYTES = 64 * 1024 * 1024
-"""Above this everything kept is forgotten and encoded again when asked for."""
+"""Above this the cache is emptied; rows are encoded again when asked for."""
 NO_ID = uuid.UUID(int=0)
 
 _I16 = struct.Struct(">h")
@@ -30,9 +31,9 @@ _LEADER = struct.Struct(">hii")
 _LEADER_EPOCH = struct.Struct(">hiii")
 
 
-def leader_of(state: PartitionState, view: ClusterView, listener: str) -> tuple[int, ErrorCode]:
+def leader_of(state: PartitionState, metadata: MetadataCache, listener: str) -> tuple[int, ErrorCode]:
     """The leader a client may be sent to, or -1 and why there is none."""
-    broker = view.brokers.get(state.leader)
+    broker = metadata.brokers.get(state.leader)
     if broker is None or broker.incarnation != state.leader_incarnation:
         return NO_LEADER, ErrorCode.LEADER_NOT_AVAILABLE
     if broker.endpoint(listener) is None:
@@ -44,25 +45,14 @@ def _count(number: int, version: int) -> bytes:
     """An array's length; -1 is null."""
     if version < FLEXIBLE:
         return _I32.pack(number)
-    return _varint(number + 1)
-
-
-def _varint(value: int) -> bytes:
-    if value < 0x80:
-        return bytes((value,))
-    out = bytearray()
-    while value >= 0x80:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
+    return varint_bytes(number + 1)
 
 
 def _string(text: str | None, version: int) -> bytes:
     if text is None:
         return b"\0" if version >= FLEXIBLE else b"\xff\xff"
     data = text.encode()
-    return (_varint(len(data) + 1) if version >= FLEXIBLE else _I16.pack(len(data))) + data
+    return (varint_bytes(len(data) + 1) if version >= FLEXIBLE else _I16.pack(len(data))) + data
 
 
 def _ids(ids: Sequence[int], version: int) -> bytes:
@@ -73,12 +63,12 @@ def _tags(version: int) -> bytes:
     return b"\0" if version >= FLEXIBLE else b""
 
 
-def topic_row(topic: TopicInfo, view: ClusterView, listener: str, version: int, operations: bool) -> bytes:
-    """One topic that exists."""
+def topic_row(topic: TopicInfo, metadata: MetadataCache, listener: str, version: int, operations: int) -> bytes:
+    """One topic that exists; ``operations`` is their bit field."""
     parts = [_topic_head(ErrorCode.NONE, topic.name, topic.id, version), _count(len(topic.partitions), version)]
     tags = _tags(version)
     for index, state in enumerate(topic.partitions):
-        leader, error = leader_of(state, view, listener)
+        leader, error = leader_of(state, metadata, listener)
         if version >= 7:
             parts.append(_LEADER_EPOCH.pack(error, index, leader, state.leader_epoch))
         else:
@@ -86,14 +76,14 @@ def topic_row(topic: TopicInfo, view: ClusterView, listener: str, version: int, 
         parts.append(_ids(state.replicas, version))
         parts.append(_ids(state.isr, version))
         if version >= 5:
-            parts.append(_ids([b for b in state.replicas if b not in view.brokers], version))
+            parts.append(_ids([b for b in state.replicas if b not in metadata.brokers], version))
         parts.append(tags)
-    parts.append(_topic_tail(mask(TOPIC_OPERATIONS) if operations else NOT_ASKED, version))
+    parts.append(_topic_tail(operations, version))
     return b"".join(parts)
 
 
 def error_row(name: str | None, topic_id: uuid.UUID | None, error: ErrorCode, version: int) -> bytes:
-    """One topic that isn't there, or may not be told."""
+    """One topic that does not exist, or that the client may not describe."""
     name = name if version >= 12 else name or ""
     return _topic_head(error, name, topic_id, version) + _count(0, version) + _topic_tail(NOT_ASKED, version)
 
@@ -111,7 +101,7 @@ def _topic_tail(operations: int, version: int) -> bytes:
     return (_I32.pack(operations) if version >= 8 else b"") + _tags(version)
 
 
-def body(rows: Sequence[bytes], view: ClusterView, listener: str, version: int, operations: bool) -> bytes:
+def body(rows: Sequence[bytes], metadata: MetadataCache, listener: str, version: int, operations: int) -> bytes:
     """The whole answer around the topics' rows.
 
     A broker that has just gone is named a little longer. librdkafka moves a partition from the old leader's thread to
@@ -120,7 +110,7 @@ def body(rows: Sequence[bytes], view: ClusterView, listener: str, version: int, 
     """
     brokers = [
         (broker, endpoint)
-        for _, broker in sorted({**view.departed, **view.brokers}.items())
+        for _, broker in sorted({**metadata.departed, **metadata.brokers}.items())
         if (endpoint := broker.endpoint(listener)) is not None
     ]
     parts = [_I32.pack(0)] if version >= 3 else []
@@ -131,15 +121,15 @@ def body(rows: Sequence[bytes], view: ClusterView, listener: str, version: int, 
             parts.append(_string(broker.rack, version))
         parts.append(_tags(version))
     if version >= 2:
-        parts.append(_string(view.cluster_id, version))
+        parts.append(_string(metadata.cluster_id, version))
     if version >= 1:
         # a controller the client can't reach on its listener is none to it
-        reachable = any(broker.id == view.controller_id for broker, _ in brokers)
-        parts.append(_I32.pack(view.controller_id if reachable else -1))
+        reachable = any(broker.id == metadata.controller_id for broker, _ in brokers)
+        parts.append(_I32.pack(metadata.controller_id if reachable else -1))
     parts.append(_count(len(rows), version))
     parts += rows
     if 8 <= version <= 10:
-        parts.append(_I32.pack(mask(CLUSTER_OPERATIONS) if operations else NOT_ASKED))
+        parts.append(_I32.pack(operations))
     if version >= 13:
         parts.append(_I16.pack(ErrorCode.NONE))
     parts.append(_tags(version))
@@ -152,25 +142,25 @@ class _Kept(NamedTuple):
     row: bytes
 
 
-class Rows:
+class TopicRows:
     """Encoded topics, by name, version, listener and what was asked for."""
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[str, int, str, bool], _Kept] = {}
+        self._kept: dict[tuple[str, int, str, int], _Kept] = {}
         self._bytes = 0
 
-    def get(self, topic: TopicInfo, view: ClusterView, listener: str, version: int, *, operations: bool) -> bytes:
+    def get(self, topic: TopicInfo, metadata: MetadataCache, listener: str, version: int, *, operations: int) -> bytes:
         """The topic's row, encoded now unless the one kept is still true."""
         key = (topic.name, version, listener, operations)
         kept = self._kept.get(key)
         if kept is not None:
-            if kept.topic is topic and kept.brokers is view.brokers:
+            if kept.topic is topic and kept.brokers is metadata.brokers:
                 return kept.row
             self._bytes -= len(kept.row)
-        row = topic_row(topic, view, listener, version, operations)
+        row = topic_row(topic, metadata, listener, version, operations)
         if self._bytes + len(row) > MAX_KEPT_BYTES:
             self._kept.clear()
             self._bytes = 0
-        self._kept[key] = _Kept(topic, view.brokers, row)
+        self._kept[key] = _Kept(topic, metadata.brokers, row)
         self._bytes += len(row)
         return row

@@ -1,22 +1,31 @@
-"""ListOffsets (2), DeleteRecords (21) and OffsetForLeaderEpoch (23): questions and orders about a log's ends.
+"""ListOffsets (2), DeleteRecords (21) and OffsetForLeaderEpoch (23): the ends of a log.
 
-A consumer is told of what is committed, a replica of all there is. A leader that was just elected may not know yet how
-far its predecessor's records were committed: until then it says so instead of an offset lower than one that somebody
-has seen (KIP-207, KIP-320).
+A consumer sees committed records only, a replica sees all. A leader that was just elected may not know yet how far its
+predecessor's records were committed: until then it answers OFFSET_NOT_AVAILABLE, not an offset lower than one that was
+answered before (KIP-207, KIP-320).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+import logging
+from collections.abc import Coroutine, Generator
+from functools import partial
 from typing import Any, NamedTuple
 
-from brokers.api.base import Context, Done, Outcome, Park
-from brokers.cluster.partition import Partition, Serve
+from brokers.api.access import CLUSTER, CLUSTER_ACTION, DELETE, DESCRIBE, TOPIC
+from brokers.api.base import Context, Done, Outcome, Paced, through
+from brokers.api.waiting import JoinedResponse
 from brokers.log import DiskError, LogOffline
 from brokers.model import INTERNAL_TOPICS, TopicPartition
+from brokers.replication.partition import Partition
+from brokers.replication.serving import Serve
+from wire.admin_requests import DeleteRecordsRequest
 from wire.errors import ErrorCode
 from wire.messages import DeleteRecordsResponse, ListOffsetsResponse, OffsetForLeaderEpochResponse
+from wire.requests import ListOffsetsRequest, OffsetForLeaderEpochRequest
+
+logger = logging.getLogger(__name__)
 
 READ_COMMITTED = 1
 CONSUMER, DEBUGGING_REPLICA = -1, -2
@@ -40,72 +49,71 @@ class Found(NamedTuple):
     leader_epoch: int = -1
 
 
-def handle_list_offsets(request: Any, context: Context) -> Outcome:
+def handle_list_offsets(request: ListOffsetsRequest, context: Context) -> Outcome | Paced:
     """The offset for a timestamp, or for one of the special ones. Read committed, the latest is the stable one.
 
-    A leader without its lease asks its followers first: an answer from memory could be older than what a successor
-    has told.
+    A leader without its lease asks its followers first: an answer from memory could be older than a successor's.
     """
     listing = _Listing(request, context)
     unconfirmed = listing.unconfirmed()
     if not unconfirmed:
-        return Done(listing.answer())
-    park = listing.park(unconfirmed)
-    return Done(park.response) if park.done else park
+        return listing.paced()
+    return listing.delay(unconfirmed).outcome()
 
 
 class _Listing:
     """One ListOffsets, possibly waiting for followers to confirm that this broker leads."""
 
-    def __init__(self, request: Any, context: Context) -> None:
+    def __init__(self, request: ListOffsetsRequest, context: Context) -> None:
         self._request = request
         self._context = context
         self._refused: dict[TopicPartition, ErrorCode] = {}
-        self._waiting: dict[TopicPartition, None] = {}
-        self._park: Park | None = None
         self._twice = _named_twice(request)
+        self._denied = context.denied(DESCRIBE, TOPIC, (topic.name for topic in request.topics))
 
     def unconfirmed(self) -> dict[TopicPartition, Partition]:
         """The partitions led here, as far as this broker knows."""
         found: dict[TopicPartition, Partition] = {}
         replicas = self._context.services.replicas
-        if self._request.replica_id != CONSUMER or replicas.lease_valid():
+        if self._request.replica_id != CONSUMER:
             return found
         for topic in self._request.topics:
+            if topic.name in self._denied:
+                continue
             for part in topic.partitions:
                 tp = TopicPartition(topic.name, part.partition_index)
                 partition = replicas.leader(tp, part.current_leader_epoch)
-                if isinstance(partition, Partition) and tp not in self._twice:
+                if isinstance(partition, Partition) and tp not in self._twice and not partition.lease_valid():
                     found[tp] = partition
         return found
 
-    def park(self, partitions: dict[TopicPartition, Partition]) -> Park:
-        """Wait until each of them is confirmed or refused."""
+    def delay(self, partitions: dict[TopicPartition, Partition]) -> JoinedResponse:
+        """Wait until each of them is confirmed or refused; those that are neither in time are refused."""
         timeout_ms = self._request.timeout_ms if self._context.api_version >= 10 else 0
         wait_ms = min(timeout_ms, CONFIRM_MAX_MS) if timeout_ms > 0 else CONFIRM_MS
-        self._waiting = dict.fromkeys(partitions)
-        self._park = Park(wait_ms, self._expired)
-        for tp, partition in partitions.items():
-            partition.when_confirmed(lambda error, tp=tp: self._heard(tp, error))  # type: ignore[misc]
-        return self._park
 
-    def _heard(self, tp: TopicPartition, error: ErrorCode) -> None:
-        self._waiting.pop(tp, None)
-        if error is not ErrorCode.NONE:
-            self._refused[tp] = error
-        if not self._waiting and self._park is not None and not self._park.done:
-            self._park.complete(self.answer())
+        def render(errors: list[ErrorCode]) -> Any:
+            found = zip(partitions, errors, strict=True)
+            self._refused = {tp: error for tp, error in found if error is not ErrorCode.NONE}
+            return self.answer()
 
-    def _expired(self) -> Any:
-        self._refused |= dict.fromkeys(self._waiting, ErrorCode.NOT_LEADER_OR_FOLLOWER)
-        return self.answer()
+        joined = JoinedResponse([ErrorCode.NOT_LEADER_OR_FOLLOWER] * len(partitions), render, wait_ms)
+        for index, partition in enumerate(partitions.values()):
+            partition.when_confirmed(partial(joined.take, index))
+        return joined
 
     def answer(self) -> Any:
         """What the logs say now."""
+        return through(self.paced()).response
+
+    def paced(self) -> Generator[None, None, Done]:
+        """The same, partition by partition."""
         topics = []
         for topic in self._request.topics:
+            yield
             answers = []
             for part in topic.partitions:
+                yield
                 found = self._find(TopicPartition(topic.name, part.partition_index), part)
                 answers.append(
                     ListOffsetsResponse.ListOffsetsTopicResponse.ListOffsetsPartitionResponse(
@@ -117,10 +125,12 @@ class _Listing:
                     )
                 )
             topics.append(ListOffsetsResponse.ListOffsetsTopicResponse(name=topic.name, partitions=answers))
-        return ListOffsetsResponse(version=self._context.api_version, topics=topics)
+        return Done(ListOffsetsResponse(version=self._context.api_version, topics=topics))
 
     def _find(self, tp: TopicPartition, part: Any) -> Found:
         version = self._context.api_version
+        if tp.topic in self._denied:
+            return Found(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
         if tp in self._twice:
             return Found(ErrorCode.INVALID_REQUEST)
         if version < _FIRST_VERSION.get(part.timestamp, 1 if part.timestamp >= 0 else 32767):
@@ -148,7 +158,7 @@ class _Listing:
         return replicas.leader(tp, current_leader_epoch)
 
 
-def _named_twice(request: Any) -> set[TopicPartition]:
+def _named_twice(request: ListOffsetsRequest) -> set[TopicPartition]:
     seen: set[TopicPartition] = set()
     twice: set[TopicPartition] = set()
     for topic in request.topics:
@@ -158,7 +168,7 @@ def _named_twice(request: Any) -> set[TopicPartition]:
     return twice
 
 
-def _lookup(partition: Partition, timestamp: int, request: Any) -> Found:
+def _lookup(partition: Partition, timestamp: int, request: ListOffsetsRequest) -> Found:
     log = partition.log
     consumer = request.replica_id == CONSUMER
     limit = log.high_watermark if consumer else log.log_end_offset
@@ -173,21 +183,27 @@ def _lookup(partition: Partition, timestamp: int, request: Any) -> Found:
         if behind:
             return Found(ErrorCode.OFFSET_NOT_AVAILABLE)
         return Found(offset=limit, leader_epoch=partition.leader_epoch)
-    found = log.max_timestamp() if timestamp == MAX_TIMESTAMP else log.offset_for_timestamp(timestamp)
+    found = log.reader.max_timestamp() if timestamp == MAX_TIMESTAMP else log.reader.offset_for_timestamp(timestamp)
     if found is None or found[0] >= limit:
         return Found(ErrorCode.OFFSET_NOT_AVAILABLE) if behind else Found()
     offset, stamp, leader_epoch = found
     return Found(ErrorCode.NONE, stamp, offset, leader_epoch)
 
 
-def handle_delete_records(request: Any, context: Context) -> Done | Coroutine[Any, Any, Done]:
+def handle_delete_records(
+    request: DeleteRecordsRequest, context: Context
+) -> Generator[None, None, Done | Coroutine[Any, Any, Done]]:
     """Move the start of logs; -1 means up to the high watermark. Answered once every living replica has followed."""
     response = DeleteRecordsResponse(version=context.api_version, topics=[])
     moved: list[tuple[Any, Partition]] = []
+    denied = context.denied(DELETE, TOPIC, (topic.name for topic in request.topics))
     for topic in request.topics:
         result = DeleteRecordsResponse.DeleteRecordsTopicResult(name=topic.name, partitions=[])
         for part in topic.partitions:
-            deleted = _delete(TopicPartition(topic.name, part.partition_index), part.offset, context)
+            yield
+            deleted: Partition | ErrorCode = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            if topic.name not in denied:
+                deleted = _delete(TopicPartition(topic.name, part.partition_index), part.offset, context)
             answer = result.DeleteRecordsPartitionResult(partition_index=part.partition_index, low_watermark=-1)
             if isinstance(deleted, ErrorCode):
                 answer.error_code = deleted
@@ -196,8 +212,23 @@ def handle_delete_records(request: Any, context: Context) -> Done | Coroutine[An
                 moved.append((answer, deleted))
             result.partitions.append(answer)
         response.topics.append(result)
-    behind = _behind(moved)
+    behind = []
+    for one in moved:
+        yield
+        if _saved(*one):
+            behind += _behind([one])
     return _followed(behind, response, request.timeout_ms) if behind else Done(response)
+
+
+def _saved(answer: Any, partition: Partition) -> bool:
+    """Whether a killed process would find the log's new start again; otherwise the answer says so."""
+    try:
+        partition.log.truncation.save_start()
+    except (LogOffline, DiskError) as problem:
+        logger.error("%s: its new start %d is not saved: %s", partition.tp, answer.low_watermark, problem)
+        answer.error_code, answer.low_watermark = ErrorCode.KAFKA_STORAGE_ERROR, -1
+        return False
+    return True
 
 
 def _behind(moved: list[tuple[Any, Partition]]) -> list[tuple[Any, Partition]]:
@@ -206,9 +237,9 @@ def _behind(moved: list[tuple[Any, Partition]]) -> list[tuple[Any, Partition]]:
 
 
 async def _followed(behind: list[tuple[Any, Partition]], response: Any, timeout_ms: int) -> Done:
-    """Wait for the followers' logs to begin where the leader's do; who doesn't in time is told of as in Kafka."""
+    """Wait for the followers' logs to begin where the leader's do; an error after the timeout, as in Kafka."""
     deadline = asyncio.get_running_loop().time() + min(timeout_ms, FOLLOWED_MAX_MS) / 1000
-    while behind and asyncio.get_running_loop().time() < deadline:
+    while any(partition.is_leader for _, partition in behind) and asyncio.get_running_loop().time() < deadline:
         await asyncio.sleep(FOLLOWED_LOOK_S)
         behind = _behind(behind)
     for answer, partition in behind:
@@ -234,22 +265,29 @@ def _delete(tp: TopicPartition, offset: int, context: Context) -> Partition | Er
     if not 0 <= target <= log.high_watermark:
         return ErrorCode.OFFSET_OUT_OF_RANGE
     try:
-        log.delete_records_before(target)
+        log.truncation.delete_records_before(target)
     except (LogOffline, DiskError):
         return ErrorCode.KAFKA_STORAGE_ERROR
-    partition.committed()  # whoever waits below the new start is out of range now; followers delete, too
+    partition.committed()  # a fetch that waits below the new start is out of range now; followers delete, too
     return partition
 
 
-def handle_offset_for_leader_epoch(request: Any, context: Context) -> Done:
+def handle_offset_for_leader_epoch(request: OffsetForLeaderEpochRequest, context: Context) -> Paced:
     """Where an epoch ended, so that a client or a follower finds out whether its position was truncated (KIP-320)."""
     consumer = context.api_version < REPLICA_ID_VERSION or request.replica_id == CONSUMER
+    denied: frozenset[str] = frozenset()
+    if not context.allows(CLUSTER_ACTION, CLUSTER):
+        denied = context.denied(DESCRIBE, TOPIC, (topic.topic for topic in request.topics))
     topics = []
     for topic in request.topics:
         answers = []
         for part in topic.partitions:
-            tp = TopicPartition(topic.topic, part.partition)
-            error, epoch, end_offset = _epoch_end(tp, part, consumer, context)
+            yield
+            error, epoch, end_offset = ErrorCode.TOPIC_AUTHORIZATION_FAILED, -1, -1
+            if topic.topic not in denied:
+                error, epoch, end_offset = _epoch_end(
+                    TopicPartition(topic.topic, part.partition), part, consumer, context
+                )
             answers.append(
                 OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult.EpochEndOffset(
                     partition=part.partition, error_code=error, leader_epoch=epoch, end_offset=end_offset

@@ -1,21 +1,26 @@
 """AlterPartitionReassignments and ListPartitionReassignments (KIP-455).
 
-Moves are begun and cancelled at the controller; any broker lists them, since the states of its view tell who is being
-added and who is to go.
+The controller begins and cancels moves; any broker lists them, because the partition states of its metadata image name
+the replicas that are added and removed.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from brokers.api.base import Context, Done
+from brokers.api.access import ALTER, CLUSTER, DESCRIBE
+from brokers.api.base import Context, Done, Paced
 from brokers.api.by_topic import by_topic
-from brokers.cluster.controller import NOT_CONTROLLER_TEXT
+from brokers.controller.handle import NOT_CONTROLLER_TEXT
 from brokers.model import PartitionState, TopicPartition
 from wire import messages
+from wire.admin_requests import AlterPartitionReassignmentsRequest, ListPartitionReassignmentsRequest
 from wire.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from brokers.metadata.cache import MetadataCache
 
 ALTER_PARTITION_REASSIGNMENTS_KEY = 45
 LIST_PARTITION_REASSIGNMENTS_KEY = 46
@@ -23,15 +28,17 @@ LIST_PARTITION_REASSIGNMENTS_KEY = 46
 Result = tuple[ErrorCode, str | None]
 
 
-async def handle_alter_partition_reassignments(request: Any, context: Context) -> Done:
+async def handle_alter_partition_reassignments(request: AlterPartitionReassignmentsRequest, context: Context) -> Done:
     """AlterPartitionReassignments v0-v1: new replicas for partitions, or null to cancel; each succeeds by itself."""
-    wanted = [
-        (TopicPartition(topic.name, one.partition_index), one.replicas)
-        for topic in request.topics
-        for one in topic.partitions
-    ]
+    if (denied := context.refusal(ALTER, CLUSTER)) is not ErrorCode.NONE:
+        return Done(_altered(context, request, (denied, None), {}))
+    wanted = []
+    for topic in request.topics:
+        for one in topic.partitions:
+            await context.yield_now()
+            wanted.append((TopicPartition(topic.name, one.partition_index), one.replicas))
     keep_factor = context.api_version >= 1 and not request.allow_replication_factor_change
-    refused = _refused(wanted, context, keep_factor=keep_factor)
+    refused = await _refused(wanted, context, keep_factor=keep_factor)
     controller = context.services.controller
     results = await controller.alter_reassignments(
         {tp: replicas for tp, replicas in wanted if tp not in refused}, timeout_ms=request.timeout_ms
@@ -42,14 +49,15 @@ async def handle_alter_partition_reassignments(request: Any, context: Context) -
     return Done(_altered(context, request, (ErrorCode.NONE, None), {**results, **refused}))
 
 
-def _refused(
+async def _refused(
     wanted: Sequence[tuple[TopicPartition, Sequence[int] | None]], context: Context, *, keep_factor: bool
 ) -> dict[TopicPartition, Result]:
     """What is wrong with single lines of the request itself, before the controller is asked."""
     found: dict[TopicPartition, Result] = {}
     counted = Counter(tp for tp, _ in wanted)
     for tp, replicas in wanted:
-        state = context.services.view.partition(tp)
+        await context.yield_now()
+        state = context.services.metadata.partition(tp)
         if counted[tp] > 1:
             found[tp] = (ErrorCode.INVALID_REQUEST, f"Partition {tp} stands more than once in the request.")
         elif keep_factor and replicas is not None and state is not None and len(replicas) != _factor(state):
@@ -65,49 +73,51 @@ def _factor(state: PartitionState) -> int:
     return len([replica for replica in state.replicas if replica not in state.adding])
 
 
-def _altered(context: Context, request: Any, top: Result, results: Mapping[TopicPartition, Result]) -> Any:
+def _altered(
+    context: Context, request: AlterPartitionReassignmentsRequest, top: Result, results: Mapping[TopicPartition, Result]
+) -> Generator[None, None, Any]:
+    """The answer, made in slices: once the moves stand in ZooKeeper, they are not given up with their client."""
     response = messages.response_class(ALTER_PARTITION_REASSIGNMENTS_KEY)
     version = context.api_version
     topic_row = response.ReassignableTopicResponse
-    rows = [
-        topic_row(
-            version=version,
-            name=name,
-            partitions=[
+    rows = []
+    for name, found in by_topic(results.items()):
+        partitions = []
+        for tp, (error, message) in found:
+            yield
+            partitions.append(
                 topic_row.ReassignablePartitionResponse(
                     version=version, partition_index=tp.partition, error_code=int(error), error_message=message
                 )
-                for tp, (error, message) in found
-            ],
-        )
-        for name, found in by_topic(results.items())
-    ]
+            )
+        rows.append(topic_row(version=version, name=name, partitions=partitions))
     fields = {"error_code": int(top[0]), "error_message": top[1], "responses": rows}
     if version >= 1:
         fields["allow_replication_factor_change"] = request.allow_replication_factor_change
     return response(version=version, **fields)
 
 
-def handle_list_partition_reassignments(request: Any, context: Context) -> Done:
+def handle_list_partition_reassignments(request: ListPartitionReassignmentsRequest, context: Context) -> Paced:
     """ListPartitionReassignments v0: the moves under way, of all topics or of those asked for."""
     response = messages.response_class(LIST_PARTITION_REASSIGNMENTS_KEY)
     version = context.api_version
-    view = context.services.view
-    asked: Iterable[TopicPartition]
-    if request.topics is None:
-        asked = (
-            TopicPartition(name, index) for name, topic in view.topics.items() for index in range(len(topic.partitions))
-        )
-    else:
-        asked = dict.fromkeys(TopicPartition(t.name, index) for t in request.topics for index in t.partition_indexes)
-    states = ((tp, view.partition(tp)) for tp in asked)
-    moving = [(tp, state) for tp, state in states if state is not None and (state.adding or state.removing)]
+    metadata = context.services.metadata
+    if (denied := context.refusal(DESCRIBE, CLUSTER)) is not ErrorCode.NONE:
+        return Done(response(version=version, error_code=int(denied), error_message=None, topics=[]))
+    asked = _all(metadata) if request.topics is None else _named(request.topics)
+    moving = {}
+    for tp in asked:
+        yield
+        state = metadata.partition(tp)
+        if state is not None and (state.adding or state.removing):
+            moving[tp] = state
     topic_row = response.OngoingTopicReassignment
-    rows = [
-        topic_row(
-            version=version,
-            name=name,
-            partitions=[
+    rows = []
+    for name, found in by_topic(moving.items()):
+        partitions = []
+        for tp, state in found:
+            yield
+            partitions.append(
                 topic_row.OngoingPartitionReassignment(
                     version=version,
                     partition_index=tp.partition,
@@ -115,9 +125,20 @@ def handle_list_partition_reassignments(request: Any, context: Context) -> Done:
                     adding_replicas=list(state.adding),
                     removing_replicas=list(state.removing),
                 )
-                for tp, state in found
-            ],
-        )
-        for name, found in by_topic(moving)
-    ]
+            )
+        rows.append(topic_row(version=version, name=name, partitions=partitions))
     return Done(response(version=version, error_code=0, error_message=None, topics=rows))
+
+
+def _all(metadata: MetadataCache) -> Iterator[TopicPartition]:
+    """Every partition, of the topics that there are at first."""
+    for name, topic in list(metadata.topics.items()):
+        for index in range(len(topic.partitions)):
+            yield TopicPartition(name, index)
+
+
+def _named(topics: Iterable[Any]) -> Iterator[TopicPartition]:
+    """The partitions of a request, as often as they are named."""
+    for topic in topics:
+        for index in topic.partition_indexes:
+            yield TopicPartition(topic.name, index)

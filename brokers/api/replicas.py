@@ -5,33 +5,47 @@ Internal: not advertised, and answered only on the listener that brokers use amo
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
 from typing import Any
 
+from brokers.api.access import CLUSTER, CLUSTER_ACTION
 from brokers.api.base import Context, Done
-from brokers.cluster import ends
+from brokers.replication import ends
 from wire import messages
+from wire.admin_requests import ReplicaEndsRequest
 from wire.errors import ErrorCode
+from wire.requests import ControlledShutdownRequest
 
 CONTROLLED_SHUTDOWN_MS = 10_000
 
 
-def handle_replica_ends(request: Any, context: Context) -> Done:
-    """ReplicaEnds v0 (ours): how far this broker's replicas reach, and by which leader epoch they act."""
+def handle_replica_ends(request: ReplicaEndsRequest, context: Context) -> Done | Coroutine[Any, Any, Done]:
+    """ReplicaEnds v0-v1 (ours): how far this broker's replicas reach, and by which leader epoch they act.
+
+    From v1 on the leaders among them may be asked to act as without a lease, for a planned move.
+    """
+    version = min(context.api_version, ends.WAIVE_VERSION)
+    refused = messages.ReplicaEndsResponse
     if _from_outside(context):
-        return Done(
-            messages.ReplicaEndsResponse(version=0, error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED, topics=[])
-        )
+        return Done(refused(version=version, error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED, topics=[]))
     services = context.services
-    own = services.view.brokers.get(services.config.broker_id)
-    if own is None:  # between two lives: nobody may count on what we say
-        return Done(messages.ReplicaEndsResponse(version=0, error_code=ErrorCode.BROKER_NOT_AVAILABLE, topics=[]))
+    own = services.metadata.brokers.get(services.config.broker_id)
+    if own is None:  # between two registrations: the answer would count for neither
+        return Done(refused(version=version, error_code=ErrorCode.BROKER_NOT_AVAILABLE, topics=[]))
     asked: dict[Any, list[int]] = {}
     for topic in request.topics:
         asked.setdefault(topic.topic_id, []).extend(topic.partitions)
-    return Done(ends.response(own.incarnation, ends.own_ends(asked, services.view, services.replicas)))
+    if version >= ends.WAIVE_VERSION and request.waive_lease:
+        return _waive(own.incarnation, asked, context)
+    return Done(ends.response(own.incarnation, ends.own_ends(asked, services.metadata, services.replicas), version))
 
 
-async def handle_controlled_shutdown(request: Any, context: Context) -> Done:
+async def _waive(incarnation: int, asked: dict[Any, list[int]], context: Context) -> Done:
+    found = await ends.waive(asked, context.services.metadata, context.services.replicas)
+    return Done(ends.response(incarnation, found, ends.WAIVE_VERSION))
+
+
+async def handle_controlled_shutdown(request: ControlledShutdownRequest, context: Context) -> Done:
     """ControlledShutdown v3: a broker that is about to stop wants to lead nothing any more."""
     answer = messages.ControlledShutdownResponse
     if _from_outside(context):
@@ -44,4 +58,7 @@ async def handle_controlled_shutdown(request: Any, context: Context) -> Done:
 
 
 def _from_outside(context: Context) -> bool:
+    """Whether the request is not from a broker: it came by another listener, or may not act for the cluster."""
+    if not context.allows(CLUSTER_ACTION, CLUSTER):
+        return True
     return context.connection.listener != context.services.config.inter_broker_listener()

@@ -6,21 +6,29 @@ from collections.abc import Callable
 from typing import Any
 
 import wire.messages as m
-from brokers.api.base import Context, Done, Outcome, Park
+from brokers.api.access import ALTER, CLUSTER, DESCRIBE, TRANSACTIONAL_ID, WRITE
+from brokers.api.base import Context, DelayedResponse, Done, Outcome, Paced, too_long
 from brokers.api.waiting import when_done
-from brokers.coordinators.transactions import TransactionCoordinator
+from brokers.coordinators.transactions.coordinator import TransactionCoordinator
 from txn import sinks
-from txn.batches import Fence, members_of
-from txn.commands import Failed, Now, Result, Ticket
+from txn.batches import BatchFence, members_of
+from txn.commands import CommandFailed, Now, Result, Ticket
 from txn.coordinator import Producer, TransactionShard
-from txn.sinks import BeginAnswer, CommitAnswer, CommitRequest, EnlistAnswer, SinkAnswer
+from txn.sinks import BatchCommitRequest, BeginAnswer, CommitAnswer, EnlistAnswer, SinkAnswer
 from txn.transaction import Transaction
 from wire import hot
+from wire.admin_requests import DescribeSinksRequest
 from wire.errors import ErrorCode
+from wire.requests import (
+    AbortBatchRequest,
+    BeginBatchRequest,
+    EnlistProducerRequest,
+    HeartbeatBatchRequest,
+    ResetSinkRequest,
+)
 from wire.types import NO_PRODUCER_EPOCH, NO_PRODUCER_ID
 
 ANSWER_TIMEOUT_MS = 30_000
-NAME_BYTES_MAX = 30_000
 
 _TEXTS = {
     ErrorCode.PRODUCER_FENCED: (
@@ -35,9 +43,7 @@ _TEXTS = {
 
 
 def _coordinator(context: Context) -> TransactionCoordinator:
-    found = context.services.transactions
-    assert isinstance(found, TransactionCoordinator)
-    return found
+    return context.services.transactions
 
 
 def _fields(error: ErrorCode, message: str = "") -> dict[str, Any]:
@@ -45,7 +51,7 @@ def _fields(error: ErrorCode, message: str = "") -> dict[str, Any]:
     return {"version": 0, "throttle_time_ms": 0, "error_code": error, "error_message": text or None}
 
 
-def _fence(kind: Any, fence: Fence | None) -> Any:
+def _fence(kind: Any, fence: BatchFence | None) -> Any:
     if fence is None:
         return None
     return kind.SinkFence(
@@ -57,16 +63,14 @@ def _fence(kind: Any, fence: Fence | None) -> Any:
     )
 
 
-def _producer(request: Any) -> Producer:
+def _producer(
+    request: EnlistProducerRequest | HeartbeatBatchRequest | AbortBatchRequest | hot.CommitBatch,
+) -> Producer:
     return Producer(request.producer_id, request.producer_epoch)
 
 
-def _too_long(name: str) -> bool:
-    return len(name.encode()) > NAME_BYTES_MAX
-
-
-def handle_begin_batch(request: Any, context: Context) -> Outcome:
-    """BeginBatch: lock out every driver before, and learn the fence."""
+def handle_begin_batch(request: BeginBatchRequest, context: Context) -> Outcome:
+    """BeginBatch: fence earlier drivers of the sink, and answer with the fence."""
     sink_id, timeout_ms = request.sink_id, request.timeout_ms
     coordinator = _coordinator(context)
     ids = coordinator.producer_ids
@@ -81,25 +85,27 @@ def handle_begin_batch(request: Any, context: Context) -> Outcome:
             fence=_fence(m.BeginBatchResponse, found.fence),
         )
 
-    if _too_long(sink_id):
+    if (refusal := context.refusal(WRITE, TRANSACTIONAL_ID, sink_id)) is not ErrorCode.NONE:
+        return Done(render(BeginAnswer(refusal)))
+    if too_long(sink_id):
         return Done(render(BeginAnswer(ErrorCode.INVALID_REQUEST)))
 
     def command(shard: TransactionShard, now: Now, _ticket: Ticket) -> Result:
-        return sinks.begin(shard, sink_id, timeout_ms, ids.take, now)
+        return sinks.begin_batch(shard, sink_id, timeout_ms, ids.take, now)
 
-    park = Park(ANSWER_TIMEOUT_MS, lambda: render(Failed(ErrorCode.COORDINATOR_NOT_AVAILABLE)))
+    delayed = DelayedResponse(ANSWER_TIMEOUT_MS, lambda: render(CommandFailed(ErrorCode.COORDINATOR_NOT_AVAILABLE)))
 
     def begin() -> None:
-        if not park.done:
+        if not delayed.done:
             pending = coordinator.submit_patiently(sink_id, command)
-            park.on_drop = pending.abandon
-            pending.on_done(lambda answer: park.complete(render(answer)))
+            delayed.on_cancel = pending.cancel
+            pending.on_done(lambda answer: delayed.complete(render(answer)))
 
     ids.when_filled(begin)
-    return Done(park.response) if park.done else park
+    return Done(delayed.response) if delayed.done else delayed
 
 
-def handle_enlist_producer(request: Any, context: Context) -> Outcome:
+def handle_enlist_producer(request: EnlistProducerRequest, context: Context) -> Outcome:
     """EnlistProducer: producers of their own for the tasks of a batch."""
 
     def render(answer: EnlistAnswer) -> Any:
@@ -112,13 +118,15 @@ def handle_enlist_producer(request: Any, context: Context) -> Outcome:
             ],
         )
 
-    if _too_long(request.sink_id) or not 0 < request.count <= sinks.MAX_MEMBERS:
+    if (refusal := context.refusal(WRITE, TRANSACTIONAL_ID, request.sink_id)) is not ErrorCode.NONE:
+        return Done(render(EnlistAnswer(refusal)))
+    if too_long(request.sink_id) or not 0 < request.count <= sinks.MAX_MEMBERS:
         return Done(render(EnlistAnswer(ErrorCode.INVALID_REQUEST)))
-    park = Park(ANSWER_TIMEOUT_MS, lambda: render(EnlistAnswer(ErrorCode.COORDINATOR_NOT_AVAILABLE)))
+    delayed = DelayedResponse(ANSWER_TIMEOUT_MS, lambda: render(EnlistAnswer(ErrorCode.COORDINATOR_NOT_AVAILABLE)))
     _coordinator(context).enlisting.enlist(
-        request.sink_id, _producer(request), request.count, lambda answer: park.complete(render(answer))
+        request.sink_id, _producer(request), request.count, lambda answer: delayed.complete(render(answer))
     )
-    return Done(park.response) if park.done else park
+    return Done(delayed.response) if delayed.done else delayed
 
 
 def handle_commit_batch(request: hot.CommitBatch, context: Context) -> Outcome:
@@ -132,72 +140,82 @@ def handle_commit_batch(request: hot.CommitBatch, context: Context) -> Outcome:
         )
 
     sink_id, producer = request.sink_id, _producer(request)
-    asked = CommitRequest(
+    asked = BatchCommitRequest(
         request.query_id,
         request.batch_id,
         request.digest,
         frozenset(members_of(request.winners)),
     )
-    if _too_long(sink_id) or asked.batch_id < 0:
+    if (refusal := context.refusal(WRITE, TRANSACTIONAL_ID, sink_id)) is not ErrorCode.NONE:
+        return Done(render(CommitAnswer(refusal)))
+    if too_long(sink_id) or asked.batch_id < 0:
         return Done(render(CommitAnswer(ErrorCode.INVALID_REQUEST)))
 
     def command(shard: TransactionShard, now: Now, _ticket: Ticket) -> Result:
-        return sinks.commit(shard, sink_id, producer, asked, now)
+        return sinks.commit_batch(shard, sink_id, producer, asked, now)
 
     return when_done(_coordinator(context).submit(sink_id, command), render, ANSWER_TIMEOUT_MS)
 
 
-def _simple(
+def _sink_command(
     context: Context,
     kind: Any,
     sink_id: str,
     command: Callable[[TransactionShard, Now], Result],
     *,
     fence: bool = False,
+    operator: bool = False,
 ) -> Outcome:
-    """A command whose answer is an error, and perhaps the fence."""
+    """A command whose answer is an error, and perhaps the fence; ``operator``: the client must be allowed to ALTER the
+    cluster, too."""
 
     def render(answer: Any) -> Any:
         found = answer if isinstance(answer, SinkAnswer) else SinkAnswer(answer.error)
         more = {"fence": _fence(kind, found.fence)} if fence else {}
         return kind(**_fields(found.error, found.message), **more)
 
-    if _too_long(sink_id):
+    refusal = context.refusal(WRITE, TRANSACTIONAL_ID, sink_id)
+    if refusal is ErrorCode.NONE and operator:
+        refusal = context.refusal(ALTER, CLUSTER)
+    if refusal is not ErrorCode.NONE:
+        return Done(render(SinkAnswer(refusal)))
+    if too_long(sink_id):
         return Done(render(SinkAnswer(ErrorCode.INVALID_REQUEST)))
     pending = _coordinator(context).submit(sink_id, lambda shard, now, _ticket: command(shard, now))
     return when_done(pending, render, ANSWER_TIMEOUT_MS)
 
 
-def handle_heartbeat_batch(request: Any, context: Context) -> Outcome:
+def handle_heartbeat_batch(request: HeartbeatBatchRequest, context: Context) -> Outcome:
     """HeartbeatBatch: the batch's time starts anew."""
     sink_id, producer = request.sink_id, _producer(request)
-    return _simple(
-        context, m.HeartbeatBatchResponse, sink_id, lambda shard, now: sinks.heartbeat(shard, sink_id, producer)
+    return _sink_command(
+        context, m.HeartbeatBatchResponse, sink_id, lambda shard, now: sinks.batch_heartbeat(shard, sink_id, producer)
     )
 
 
-def handle_abort_batch(request: Any, context: Context) -> Outcome:
+def handle_abort_batch(request: AbortBatchRequest, context: Context) -> Outcome:
     """AbortBatch: nothing of the batch counts."""
     sink_id, producer = request.sink_id, _producer(request)
-    return _simple(
-        context, m.AbortBatchResponse, sink_id, lambda shard, now: sinks.abort(shard, sink_id, producer, now)
+    return _sink_command(
+        context, m.AbortBatchResponse, sink_id, lambda shard, now: sinks.abort_batch(shard, sink_id, producer, now)
     )
 
 
-def handle_reset_sink(request: Any, context: Context) -> Outcome:
+def handle_reset_sink(request: ResetSinkRequest, context: Context) -> Outcome:
     """ResetSink: an operator moves the fence, naming the query id that stands in it."""
     sink_id, expected = request.sink_id, request.expected_query_id
     fence = None if request.query_id is None else (request.query_id, request.batch_id)
-    return _simple(
+    return _sink_command(
         context,
         m.ResetSinkResponse,
         sink_id,
-        lambda shard, now: sinks.reset(shard, sink_id, expected, fence, now),
+        lambda shard, now: sinks.reset_sink_fence(shard, sink_id, expected, fence, now),
         fence=True,
+        operator=True,
     )
 
 
-def handle_describe_sinks(request: Any, context: Context) -> Outcome:
+def handle_describe_sinks(request: DescribeSinksRequest, context: Context) -> Paced:
     """DescribeSinks: the named sinks, or all that this broker coordinates."""
     coordinator = _coordinator(context)
     error = ErrorCode.NONE
@@ -206,9 +224,16 @@ def handle_describe_sinks(request: Any, context: Context) -> Outcome:
         if coordinator.loading:
             error = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
         for shard in coordinator.shards():
-            described += [_described(name, t) for name, t in shard.transactions.items() if t.batch is not None]
+            for name, t in list(shard.transactions.items()):
+                yield
+                if t.batch is not None and context.allows(DESCRIBE, TRANSACTIONAL_ID, name):
+                    described.append(_described(name, t))
     else:
-        described = [_look_up(name, coordinator) for name in dict.fromkeys(request.sink_ids)]
+        for name in dict.fromkeys(request.sink_ids):
+            yield
+            refusal = context.refusal(DESCRIBE, TRANSACTIONAL_ID, name)
+            allowed = refusal is ErrorCode.NONE
+            described.append(_look_up(name, coordinator) if allowed else _described(name, None, refusal))
     return Done(m.DescribeSinksResponse(**_fields(error), sinks=described))
 
 

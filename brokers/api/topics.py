@@ -1,19 +1,33 @@
 """CreateTopics, DeleteTopics, CreatePartitions.
 
-Topics are made and unmade at the controller only; other brokers answer NOT_CONTROLLER, and Metadata names the one to
-ask. Results stand in the order of the request, each topic succeeds or fails by itself.
+Only the controller creates and deletes topics; other brokers answer NOT_CONTROLLER, and Metadata names the
+controller. Results stand in the order of the request, each topic succeeds or fails by itself.
 """
 
 from __future__ import annotations
 
+import itertools
 import uuid
+from collections import Counter
+from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
+from brokers.api.access import ALTER, CLUSTER, CREATE, DELETE, DESCRIBE, DESCRIBE_CONFIGS, TOPIC
 from brokers.api.base import Context, Done
 from brokers.api.config_values import ConfigEntry, topic_entries
-from brokers.cluster.requests import NewPartitions, NewTopic, Outcome
+from brokers.controller.requests import (
+    MAX_NEW_PARTITIONS,
+    NewPartitions,
+    NewTopic,
+    TopicOutcome,
+    new_partitions,
+    too_many,
+)
 from wire import messages
+from wire.admin_requests import CreatePartitionsRequest, CreateTopicsRequest, DeleteTopicsRequest
 from wire.errors import ErrorCode
+from wire.rows import NamedRows
 
 CREATE_TOPICS_KEY = 19
 DELETE_TOPICS_KEY = 20
@@ -22,16 +36,39 @@ CREATE_PARTITIONS_KEY = 37
 UNKNOWN = -1
 
 
-async def handle_create_topics(request: Any, context: Context) -> Done:
+async def handle_create_topics(request: CreateTopicsRequest, context: Context) -> Done:
     """CreateTopics v2-v7; from v5 the answer echoes what the topic will be like."""
-    outcomes = await context.services.controller.create_topics(
-        [_new_topic(topic) for topic in request.topics],
-        validate_only=request.validate_only,
-        timeout_ms=request.timeout_ms,
-    )
+    controller = context.services.controller
+    denied: frozenset[str] = frozenset()
+    if not context.allows(CREATE, CLUSTER):
+        denied = context.denied(CREATE, TOPIC, (topic.name for topic in request.topics))
+    allowed = [topic for topic in request.topics if topic.name not in denied]
+    asked = new_partitions(len(topic.assignments) or topic.num_partitions for topic in allowed)
+    if asked > MAX_NEW_PARTITIONS and controller.is_active:
+        outcomes: Iterable[TopicOutcome] = too_many((topic.name for topic in allowed), asked)
+    else:
+        new = []
+        for topic in allowed:
+            await context.yield_now()
+            new.append(_new_topic(topic))
+        outcomes = await controller.create_topics(
+            new, validate_only=request.validate_only, timeout_ms=request.timeout_ms, gone=context.gone
+        )
     response = messages.response_class(CREATE_TOPICS_KEY)
-    version = context.api_version
-    return Done(response(version=version, topics=[_created(outcome, response, context) for outcome in outcomes]))
+    rows = NamedRows(response, context.api_version)
+    echoed: _Echoed = {}
+    for outcome in itertools.chain(outcomes, map(_denied, sorted(denied))):
+        await context.yield_now()
+        make = partial(_created, outcome, response, context, echoed)
+        if outcome.ok or outcome.topic_id is not None:
+            rows.add(make())
+        else:
+            rows.add_alike(outcome.name, (outcome.error, outcome.message), make)
+    return Done(rows.body())
+
+
+def _denied(name: str, topic_id: uuid.UUID | None = None) -> TopicOutcome:
+    return TopicOutcome(name, ErrorCode.TOPIC_AUTHORIZATION_FAILED, "Topic authorization failed.", None, topic_id)
 
 
 def _new_topic(topic: Any) -> NewTopic:
@@ -44,7 +81,11 @@ def _new_topic(topic: Any) -> NewTopic:
     )
 
 
-def _created(outcome: Outcome, response: Any, context: Context) -> Any:
+_Echoed = dict[frozenset[tuple[str, str]], list[Any]]
+"""What a topic's overrides make of its settings: most topics of a request have the same."""
+
+
+def _created(outcome: TopicOutcome, response: Any, context: Context, echoed: _Echoed) -> Any:
     version = context.api_version
     result = response.CreatableTopicResult
     row = {"name": outcome.name, "error_code": int(outcome.error), "error_message": outcome.message}
@@ -52,11 +93,16 @@ def _created(outcome: Outcome, response: Any, context: Context) -> Any:
         row["topic_id"] = outcome.topic_id
     if version >= 5:
         row["configs"] = None
-        if outcome.topic is not None and outcome.ok:
+        if outcome.topic is not None and outcome.ok and not context.allows(DESCRIBE_CONFIGS, TOPIC, outcome.name):
+            row["topic_config_error_code"] = int(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+        elif outcome.topic is not None and outcome.ok:
             row["num_partitions"] = len(outcome.topic.partitions)
             row["replication_factor"] = len(outcome.topic.partitions[0].replicas)
-            entries = topic_entries(outcome.topic.configs, context.services.view)
-            row["configs"] = [_echo(entry, result.CreatableTopicConfigs, version) for entry in entries]
+            same = frozenset(outcome.topic.configs.items())
+            if same not in echoed:
+                entries = topic_entries(outcome.topic.configs, context.services.metadata)
+                echoed[same] = [_echo(entry, result.CreatableTopicConfigs, version) for entry in entries]
+            row["configs"] = echoed[same]
     return result(version=version, **row)
 
 
@@ -71,7 +117,7 @@ def _echo(entry: ConfigEntry, config: Any, version: int) -> Any:
     )
 
 
-async def handle_delete_topics(request: Any, context: Context) -> Done:
+async def handle_delete_topics(request: DeleteTopicsRequest, context: Context) -> Done:
     """DeleteTopics v1-v6; from v6 by name or by id."""
     response = messages.response_class(DELETE_TOPICS_KEY)
     version = context.api_version
@@ -81,42 +127,51 @@ async def handle_delete_topics(request: Any, context: Context) -> Done:
     else:
         rows = [(name, None) for name in request.topic_names]
     answers = await _delete(rows, request.timeout_ms, context)
-    return Done(
-        response(
-            version=version,
-            responses=[_deleted(row, outcome, response, version) for row, outcome in zip(rows, answers, strict=True)],
-        )
-    )
+    responses = []
+    for row, outcome in zip(rows, answers, strict=True):
+        await context.yield_now()
+        responses.append(_deleted(row, outcome, response, version))
+    return Done(response(version=version, responses=responses))
 
 
-async def _delete(rows: list[tuple[str | None, uuid.UUID | None]], timeout_ms: int, context: Context) -> list[Outcome]:
-    refused = {
-        index: refusal for index, row in enumerate(rows) if (refusal := _refusal(row, rows, context)) is not None
-    }
-    wanted = [name if name is not None else topic_id for name, topic_id in rows]
-    asked = [index for index in range(len(rows)) if index not in refused]
-    outcomes = await context.services.controller.delete_topics(
-        [topic for index in asked if (topic := wanted[index]) is not None], timeout_ms=timeout_ms
-    )
-    return [refused[i] if i in refused else outcomes[asked.index(i)] for i in range(len(rows))]
+async def _delete(
+    rows: list[tuple[str | None, uuid.UUID | None]], timeout_ms: int, context: Context
+) -> list[TopicOutcome]:
+    counted = Counter(rows)
+    answers: list[TopicOutcome | None] = []
+    wanted: list[str | uuid.UUID] = []
+    for row in rows:
+        await context.yield_now()
+        refused = _refusal(row, context, twice=counted[row] > 1)
+        topic = row[0] if row[0] is not None else row[1]
+        answers.append(refused)
+        if refused is None and topic is not None:
+            wanted.append(topic)
+    outcomes = iter(
+        await context.services.controller.delete_topics(wanted, timeout_ms=timeout_ms, gone=context.gone)
+    )  # fmt: skip
+    return [answer if answer is not None else next(outcomes) for answer in answers]
 
 
-def _refusal(
-    row: tuple[str | None, uuid.UUID | None], rows: list[tuple[str | None, uuid.UUID | None]], context: Context
-) -> Outcome | None:
-    """What is wrong with one line of the request itself, before anybody is asked."""
+def _refusal(row: tuple[str | None, uuid.UUID | None], context: Context, *, twice: bool) -> TopicOutcome | None:
+    """The error of one line of the request itself, before the controller is asked."""
     name, topic_id = row
     if not context.services.config.delete_topic_enable:
-        return Outcome(name or "", ErrorCode.TOPIC_DELETION_DISABLED, "Topic deletion is disabled.", None, topic_id)
+        return TopicOutcome(
+            name or "", ErrorCode.TOPIC_DELETION_DISABLED, "Topic deletion is disabled.", None, topic_id
+        )
     if (name is None) == (topic_id is None):
         text = "You may not specify both topic name and topic id." if name else "Neither topic name nor id was given."
-        return Outcome(name or "", ErrorCode.INVALID_REQUEST, text, None, topic_id)
-    if rows.count(row) > 1:
-        return Outcome(name or "", ErrorCode.INVALID_REQUEST, "Duplicate topic in the request.", None, topic_id)
-    return None
+        return TopicOutcome(name or "", ErrorCode.INVALID_REQUEST, text, None, topic_id)
+    if twice:
+        return TopicOutcome(name or "", ErrorCode.INVALID_REQUEST, "Duplicate topic in the request.", None, topic_id)
+    known = name if topic_id is None else context.services.metadata.topic_names.get(topic_id)
+    if known is None or context.allows(DELETE, TOPIC, known):
+        return None
+    return _denied(known if name is not None or context.allows(DESCRIBE, TOPIC, known) else "", topic_id)
 
 
-def _deleted(row: tuple[str | None, uuid.UUID | None], outcome: Outcome, response: Any, version: int) -> Any:
+def _deleted(row: tuple[str | None, uuid.UUID | None], outcome: TopicOutcome, response: Any, version: int) -> Any:
     asked_name, asked_id = row
     name = asked_name if asked_name is not None else (outcome.name or None)
     fields: dict[str, Any] = {"name": name, "error_code": int(outcome.error)}
@@ -127,25 +182,31 @@ def _deleted(row: tuple[str | None, uuid.UUID | None], outcome: Outcome, respons
     return response.DeletableTopicResult(version=version, **fields)
 
 
-async def handle_create_partitions(request: Any, context: Context) -> Done:
+async def handle_create_partitions(request: CreatePartitionsRequest, context: Context) -> Done:
     """CreatePartitions v0-v3: a topic's new total; every topic of the request is echoed."""
-    new = [
-        NewPartitions(
-            topic.name,
-            topic.count,
-            None if topic.assignments is None else tuple(tuple(one.broker_ids) for one in topic.assignments),
-        )
-        for topic in request.topics
-    ]
+    new = []
+    denied = context.denied(ALTER, TOPIC, (topic.name for topic in request.topics))
+    for topic in request.topics:
+        await context.yield_now()
+        if topic.name in denied:
+            continue
+        replicas = None if topic.assignments is None else tuple(tuple(one.broker_ids) for one in topic.assignments)
+        new.append(NewPartitions(topic.name, topic.count, replicas))
     outcomes = await context.services.controller.create_partitions(
-        new, validate_only=request.validate_only, timeout_ms=request.timeout_ms
+        new, validate_only=request.validate_only, timeout_ms=request.timeout_ms, gone=context.gone
     )
     response = messages.response_class(CREATE_PARTITIONS_KEY)
-    version = context.api_version
-    results = [
-        response.CreatePartitionsTopicResult(
-            version=version, name=outcome.name, error_code=int(outcome.error), error_message=outcome.message
-        )
-        for outcome in outcomes
-    ]
-    return Done(response(version=version, results=results))
+    rows = NamedRows(response, context.api_version)
+    for outcome in itertools.chain(outcomes, map(_denied, sorted(denied))):
+        await context.yield_now()
+        rows.add_alike(outcome.name, (outcome.error, outcome.message), partial(_extended, outcome, response, context))
+    return Done(rows.body())
+
+
+def _extended(outcome: TopicOutcome, response: Any, context: Context) -> Any:
+    return response.CreatePartitionsTopicResult(
+        version=context.api_version,
+        name=outcome.name,
+        error_code=int(outcome.error),
+        error_message=outcome.message,
+    )

@@ -1,44 +1,55 @@
-"""Handlers that look into transactions (keys 61, 65, 66; KIP-664): what tools need to find hanging ones."""
+"""DescribeProducers, DescribeTransactions, ListTransactions (keys 61, 65, 66; KIP-664): for tools that find hanging
+transactions."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import wire.messages as m
-from brokers.api.base import Context, Done, Outcome
-from brokers.cluster.partition import Partition
+from brokers.api.access import DESCRIBE, READ, TOPIC, TRANSACTIONAL_ID
+from brokers.api.base import Context, Done, Paced
+from brokers.replication.partition import Partition
 from txn.commands import Now
 from txn.patterns import BadPattern, Pattern
 from txn.states import TransactionState
+from wire.admin_requests import DescribeProducersRequest, DescribeTransactionsRequest, ListTransactionsRequest
 from wire.errors import ErrorCode
 from wire.types import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, TopicPartition
 
 
-def handle_describe_producers(request: Any, context: Context) -> Outcome:
-    """DescribeProducers: who wrote to these partitions of ours, and whose transactions are open there."""
+def handle_describe_producers(request: DescribeProducersRequest, context: Context) -> Paced:
+    """DescribeProducers: the producers of partitions that this broker leads, with their open transactions.
+
+    Each partition is described once, however often it is named: it may have many producers.
+    """
     version = context.api_version
     kind = m.DescribeProducersResponse.TopicResponse
-    topics = [
-        kind(
-            version=version,
-            name=topic.name,
-            partitions=[
-                _describe_partition(TopicPartition(topic.name, index), version, context)
-                for index in topic.partition_indexes
-            ],
-        )
-        for topic in request.topics
-    ]
+    asked = dict.fromkeys((topic.name, index) for topic in request.topics for index in topic.partition_indexes)
+    denied = context.denied(READ, TOPIC, (topic.name for topic in request.topics))
+    rows: dict[str, list[Any]] = {topic.name: [] for topic in request.topics}
+    for name, index in asked:
+        yield
+        tp = TopicPartition(name, index)
+        if name in denied:
+            rows[name].append(_undescribed(tp, version, ErrorCode.TOPIC_AUTHORIZATION_FAILED))
+        else:
+            rows[name].append(_describe_partition(tp, version, context))
+    topics = [kind(version=version, name=name, partitions=partitions) for name, partitions in rows.items()]
     return Done(m.DescribeProducersResponse(version=version, throttle_time_ms=0, topics=topics))
+
+
+def _undescribed(tp: TopicPartition, version: int, error: ErrorCode) -> Any:
+    kind = m.DescribeProducersResponse.TopicResponse.PartitionResponse
+    return kind(
+        version=version, partition_index=tp.partition, error_code=error, error_message=None, active_producers=[]
+    )
 
 
 def _describe_partition(tp: TopicPartition, version: int, context: Context) -> Any:
     kind = m.DescribeProducersResponse.TopicResponse.PartitionResponse
     found = context.services.replicas.leader(tp)
     if not isinstance(found, Partition):
-        return kind(
-            version=version, partition_index=tp.partition, error_code=found, error_message=None, active_producers=[]
-        )
+        return _undescribed(tp, version, found)
     producers = [
         kind.ProducerState(
             version=version,
@@ -60,10 +71,13 @@ def _describe_partition(tp: TopicPartition, version: int, context: Context) -> A
     )
 
 
-def handle_describe_transactions(request: Any, context: Context) -> Outcome:
+def handle_describe_transactions(request: DescribeTransactionsRequest, context: Context) -> Paced:
     """DescribeTransactions: the state of ids this broker coordinates."""
     version = context.api_version
-    states = [_describe_transaction(name, version, context) for name in dict.fromkeys(request.transactional_ids)]
+    states = []
+    for name in dict.fromkeys(request.transactional_ids):
+        yield
+        states.append(_describe_transaction(name, version, context))
     return Done(m.DescribeTransactionsResponse(version=version, throttle_time_ms=0, transaction_states=states))
 
 
@@ -83,6 +97,8 @@ def _describe_transaction(transactional_id: str, version: int, context: Context)
             topics=[],
         )
 
+    if (refusal := context.refusal(DESCRIBE, TRANSACTIONAL_ID, transactional_id)) is not ErrorCode.NONE:
+        return refused(refusal)
     if not transactional_id:
         return refused(ErrorCode.INVALID_REQUEST)
     shard = context.services.transactions.shard_for(transactional_id)
@@ -91,8 +107,11 @@ def _describe_transaction(transactional_id: str, version: int, context: Context)
     t = shard.describe(transactional_id)
     if t is None:
         return refused(ErrorCode.TRANSACTIONAL_ID_NOT_FOUND)
+    denied = context.denied(DESCRIBE, TOPIC, (topic for topic, _ in t.partitions))
     by_topic: dict[str, list[int]] = {}
     for topic, index in sorted(t.partitions):
+        if topic in denied:
+            continue
         by_topic.setdefault(topic, []).append(index)
     return kind(
         version=version,
@@ -107,7 +126,7 @@ def _describe_transaction(transactional_id: str, version: int, context: Context)
     )
 
 
-def handle_list_transactions(request: Any, context: Context) -> Outcome:
+def handle_list_transactions(request: ListTransactionsRequest, context: Context) -> Paced:
     """ListTransactions: all ids this broker coordinates that pass the filters."""
     version = context.api_version
     runtime = context.services.transactions
@@ -134,11 +153,13 @@ def handle_list_transactions(request: Any, context: Context) -> Outcome:
         longer_than_ms = request.duration_filter if version >= 1 else -1
         try:
             for shard in runtime.shards():
+                yield
                 found += shard.list_transactions(
                     now, frozenset(states), frozenset(request.producer_id_filters), longer_than_ms, pattern
                 )
         except BadPattern:
             error, found = ErrorCode.INVALID_REGULAR_EXPRESSION, []
+    denied = context.denied(DESCRIBE, TRANSACTIONAL_ID, (entry.transactional_id for entry in found))
     kind = m.ListTransactionsResponse.TransactionState
     return Done(
         m.ListTransactionsResponse(
@@ -154,6 +175,7 @@ def handle_list_transactions(request: Any, context: Context) -> Outcome:
                     transaction_state=entry.state.label,
                 )
                 for entry in found
+                if entry.transactional_id not in denied
             ],
         )
     )

@@ -5,27 +5,38 @@ What may happen is decided by the pure shards (``txn.coordinator``); here is the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping
 from functools import partial
 from typing import Any, cast
 
 import wire.messages as m
-from brokers.api.base import Context, Done, Outcome, Park
+from brokers.api.access import (
+    ALTER,
+    CLUSTER,
+    CLUSTER_ACTION,
+    GROUP,
+    IDEMPOTENT_WRITE,
+    READ,
+    TOPIC,
+    TRANSACTIONAL_ID,
+    WRITE,
+)
+from brokers.api.base import Context, DelayedResponse, Done, Outcome, Paced, too_long
+from brokers.api.group_offsets import commit_response, everywhere, split_partitions
 from brokers.api.transaction_lists import (
     handle_describe_producers,
     handle_describe_transactions,
     handle_list_transactions,
 )
-from brokers.api.waiting import when_done
-from brokers.coordinators.pending import Pending
-from brokers.coordinators.ports import Marker
-from brokers.coordinators.transactions import TransactionCoordinator
-from brokers.coordinators.verification import admit, command_for, errors_of
-from brokers.groups.records import CommittedOffset
-from brokers.groups.requests import CommitRequest
+from brokers.api.waiting import JoinedResponse, when_done
+from brokers.coordinators.pending import PendingAnswer
+from brokers.coordinators.ports import TransactionMarker
+from brokers.coordinators.transactions.coordinator import Runs, TransactionCoordinator
+from brokers.coordinators.transactions.verification import admit, command_for, errors_of
+from brokers.groups.requests import OffsetCommitRequest
 from brokers.groups.shard import GroupShard
 from brokers.model import GROUP_METADATA_TOPIC
-from txn.commands import Failed, Now, Result, Ticket
+from txn.commands import CommandFailed, Now, Result, Ticket
 from txn.coordinator import (
     AddPartitionsAnswer,
     End,
@@ -34,8 +45,16 @@ from txn.coordinator import (
     Producer,
     TransactionShard,
 )
-from txn.verification import TXN_OFFSET_COMMIT_KEY, Ask, Question, client_error, question
+from txn.verification import TRY_AGAIN, TXN_OFFSET_COMMIT_KEY, Ask, Question, client_error, question
 from wire.errors import ErrorCode
+from wire.requests import (
+    AddOffsetsToTxnRequest,
+    AddPartitionsToTxnRequest,
+    EndTxnRequest,
+    InitProducerIdRequest,
+    TxnOffsetCommitRequest,
+    WriteTxnMarkersRequest,
+)
 from wire.types import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, TopicPartition
 
 __all__ = [
@@ -53,41 +72,33 @@ __all__ = [
 ANSWER_TIMEOUT_MS = 30_000
 OFFSETS_TIMEOUT_MS = 5_000
 MARKERS_TIMEOUT_MS = 5_000
-NAME_BYTES_MAX = 30_000
-"""Names end up in records as strings of at most 32,767 bytes."""
 
 
 def _coordinator(context: Context) -> TransactionCoordinator:
-    found = context.services.transactions
-    assert isinstance(found, TransactionCoordinator)
-    return found
+    return context.services.transactions
 
 
 def _error_of(answer: Any) -> ErrorCode:
-    assert isinstance(answer, (InitAnswer, AddPartitionsAnswer, EndAnswer, Failed)), answer
+    assert isinstance(answer, (InitAnswer, AddPartitionsAnswer, EndAnswer, CommandFailed)), answer
     return answer.error
 
 
-def _told(error: ErrorCode, version: int, fenced_from: int) -> ErrorCode:
+def _known_to(error: ErrorCode, version: int, fenced_from: int) -> ErrorCode:
     """PRODUCER_FENCED is newer than some versions of each API (KIP-588)."""
     if error is ErrorCode.PRODUCER_FENCED and version < fenced_from:
         return ErrorCode.INVALID_PRODUCER_EPOCH
     return error
 
 
-def _too_long(*names: str | None) -> bool:
-    return any(name is not None and len(name.encode()) > NAME_BYTES_MAX for name in names)
-
-
 # --- InitProducerId ---------------------------------------------------------------------------------------------------
 
 
-def handle_init_producer_id(request: Any, context: Context) -> Outcome:
+def handle_init_producer_id(request: InitProducerIdRequest, context: Context) -> Outcome:
     """InitProducerId: an id for an idempotent producer, or the next epoch of a transactional one."""
     version = context.api_version
 
     def render(answer: Any) -> Any:
-        error = _told(_error_of(answer), version, 4)
+        error = _known_to(_error_of(answer), version, 4)
         given = answer if isinstance(answer, InitAnswer) and error is ErrorCode.NONE else InitAnswer(error)
         return m.InitProducerIdResponse(
             version=version,
@@ -99,11 +110,18 @@ def handle_init_producer_id(request: Any, context: Context) -> Outcome:
     transactional_id = request.transactional_id
     ids = _coordinator(context).producer_ids
     if transactional_id is None:
+        if not (
+            context.allows(IDEMPOTENT_WRITE, CLUSTER)
+            or context.services.access.allows_any(context.connection, WRITE, TOPIC)
+        ):
+            return Done(render(InitAnswer(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)))
         return _idempotent(ids.when_ready, render)
+    if (refusal := context.refusal(WRITE, TRANSACTIONAL_ID, transactional_id)) is not ErrorCode.NONE:
+        return Done(render(InitAnswer(refusal)))
     expected = (NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
     if version >= 3:
         expected = (request.producer_id, request.producer_epoch)
-    if (expected[0] == NO_PRODUCER_ID) != (expected[1] == NO_PRODUCER_EPOCH) or _too_long(transactional_id):
+    if (expected[0] == NO_PRODUCER_ID) != (expected[1] == NO_PRODUCER_EPOCH) or too_long(transactional_id):
         return Done(render(InitAnswer(ErrorCode.INVALID_REQUEST)))
     named = None if expected[0] == NO_PRODUCER_ID else expected
     timeout_ms = request.transaction_timeout_ms
@@ -112,74 +130,75 @@ def handle_init_producer_id(request: Any, context: Context) -> Outcome:
         return shard.init_producer_id(transactional_id, timeout_ms, named, ids.take, now)
 
     def late() -> Any:
-        return render(Failed(ErrorCode.COORDINATOR_NOT_AVAILABLE))
+        return render(CommandFailed(ErrorCode.COORDINATOR_NOT_AVAILABLE))
 
-    park = Park(ANSWER_TIMEOUT_MS, late)
+    delayed = DelayedResponse(ANSWER_TIMEOUT_MS, late)
 
     def begin() -> None:
-        if not park.done:
+        if not delayed.done:
             pending = _coordinator(context).submit_patiently(transactional_id, command)
-            park.on_drop = pending.abandon
-            pending.on_done(lambda answer: park.complete(render(answer)))
+            delayed.on_cancel = pending.cancel
+            pending.on_done(lambda answer: delayed.complete(render(answer)))
 
     ids.when_filled(begin)
-    return Done(park.response) if park.done else park
+    return Done(delayed.response) if delayed.done else delayed
 
 
 def _idempotent(when_ready: Callable[[Callable[[int | None], None]], None], render: Callable[[Any], Any]) -> Outcome:
     """Without a transactional id every request gets a new producer id, whatever else it says."""
     none_left = InitAnswer(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
-    park = Park(ANSWER_TIMEOUT_MS, lambda: render(none_left))
+    delayed = DelayedResponse(ANSWER_TIMEOUT_MS, lambda: render(none_left))
 
     def ready(producer_id: int | None) -> None:
-        park.complete(render(none_left if producer_id is None else InitAnswer(ErrorCode.NONE, producer_id, 0)))
+        delayed.complete(render(none_left if producer_id is None else InitAnswer(ErrorCode.NONE, producer_id, 0)))
 
     when_ready(ready)
-    return Done(park.response) if park.done else park
+    return Done(delayed.response) if delayed.done else delayed
 
 
 # --- AddPartitionsToTxn, AddOffsetsToTxn ------------------------------------------------------------------------------
 
 
-def handle_add_partitions_to_txn(request: Any, context: Context) -> Outcome:
+def handle_add_partitions_to_txn(request: AddPartitionsToTxnRequest, context: Context) -> Paced:
     """AddPartitionsToTxn: one transaction from a client (v0 to 3), a batch of them from a broker (v4 and up)."""
     if context.api_version >= 4:
-        return _add_partitions_batched(request, context)
+        return (yield from _add_partitions_batched(request, context))
     version = context.api_version
-    asked = _partitions_of(request.v3_and_below_topics)
+    asked = yield from _partitions_of(request.v3_and_below_topics)
     transactional_id = request.v3_and_below_transactional_id
 
-    def render(errors: dict[TopicPartition, ErrorCode]) -> Any:
-        told = {tp: _told(error, version, 2) for tp, error in errors.items()}
-        return m.AddPartitionsToTxnResponse(
-            version=version,
-            throttle_time_ms=0,
-            results_by_topic_v3_and_below=_topic_results(version, told),
-        )
+    def render(errors: Mapping[TopicPartition, ErrorCode]) -> Generator[None, None, Any]:
+        results = yield from _topic_results(errors)
+        return m.AddPartitionsToTxnResponse(version=version, throttle_time_ms=0, results_by_topic_v3_and_below=results)
 
-    if _too_long(transactional_id):
+    if (refusal := context.refusal(WRITE, TRANSACTIONAL_ID, transactional_id)) is not ErrorCode.NONE:
+        return Done(render(dict.fromkeys(asked, refusal)))
+    if too_long(transactional_id):
         return Done(render(dict.fromkeys(asked, ErrorCode.INVALID_REQUEST)))
-    view = context.services.view
-    unknown = {tp for tp in asked if view.partition(tp) is None}
-    if unknown:
-        # All or nothing: the client must not believe that some of them are in.
-        return Done(
-            render(
-                {
-                    tp: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if tp in unknown else ErrorCode.OPERATION_NOT_ATTEMPTED
-                    for tp in asked
-                }
-            )
-        )
+    denied = context.denied(WRITE, TOPIC, (tp.topic for tp in asked))
+    metadata = context.services.metadata
+    errors: dict[TopicPartition, ErrorCode] = {}
+    for tp in asked:
+        yield
+        if tp.topic in denied:
+            errors[tp] = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        elif metadata.partition(tp) is None:
+            errors[tp] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    if errors:  # all or nothing: the client must not believe that some of them are in
+        return Done(render(dict.fromkeys(asked, ErrorCode.OPERATION_NOT_ATTEMPTED) | errors))
     pending = _submit_add(
         context, transactional_id, request.v3_and_below_producer_id, request.v3_and_below_producer_epoch, asked
     )
-    return when_done(pending, lambda answer: render(dict.fromkeys(asked, _error_of(answer))), ANSWER_TIMEOUT_MS)
+    return when_done(
+        pending,
+        lambda answer: render(dict.fromkeys(asked, _known_to(_error_of(answer), version, 2))),
+        ANSWER_TIMEOUT_MS,
+    )
 
 
 def _submit_add(
     context: Context, transactional_id: str, producer_id: int, producer_epoch: int, partitions: list[TopicPartition]
-) -> Pending:
+) -> PendingAnswer:
     producer = Producer(producer_id, producer_epoch)
 
     def command(shard: TransactionShard, now: Now, _ticket: Ticket) -> Result:
@@ -188,99 +207,113 @@ def _submit_add(
     return _coordinator(context).submit_patiently(transactional_id, command)
 
 
-def _add_partitions_batched(request: Any, context: Context) -> Outcome:
+def _add_partitions_batched(request: AddPartitionsToTxnRequest, context: Context) -> Paced:
     version = context.api_version
-    questions = [
-        Question(
-            entry.transactional_id,
-            entry.producer_id,
-            entry.producer_epoch,
-            tuple(_partitions_of(entry.topics)),
-            Ask.VERIFY if entry.verify_only else Ask.ADD,
-            abortable=True,
+    if (refusal := context.refusal(CLUSTER_ACTION, CLUSTER)) is not ErrorCode.NONE:
+        return Done(
+            m.AddPartitionsToTxnResponse(
+                version=version, throttle_time_ms=0, error_code=refusal, results_by_transaction=[]
+            )
         )
-        for entry in request.transactions
-    ]
+    questions = []
+    for entry in request.transactions:
+        yield
+        questions.append(
+            Question(
+                entry.transactional_id,
+                entry.producer_id,
+                entry.producer_epoch,
+                tuple((yield from _partitions_of(entry.topics))),
+                Ask.VERIFY if entry.verify_only else Ask.ADD,
+                abortable=True,
+            )
+        )
     answers: list[dict[TopicPartition, ErrorCode]] = [
         dict.fromkeys(q.partitions, ErrorCode.COORDINATOR_NOT_AVAILABLE) for q in questions
     ]
-    missing = set(range(len(questions)))
 
-    def render() -> Any:
+    def render(answers: list[dict[TopicPartition, ErrorCode]]) -> Any:
         kind = m.AddPartitionsToTxnResponse
-        return kind(
-            version=version,
-            throttle_time_ms=0,
-            error_code=ErrorCode.NONE,
-            results_by_transaction=[
+        results = []
+        for asked, errors in zip(questions, answers, strict=True):
+            yield
+            results.append(
                 kind.AddPartitionsToTxnResult(
                     version=version,
                     transactional_id=asked.transactional_id,
-                    topic_results=_topic_results(version, errors),
+                    topic_results=(yield from _topic_results(errors)),
                 )
-                for asked, errors in zip(questions, answers, strict=True)
-            ],
-        )
+            )
+        return kind(version=version, throttle_time_ms=0, error_code=ErrorCode.NONE, results_by_transaction=results)
 
-    if not questions:
-        return Done(render())
-    park = Park(ANSWER_TIMEOUT_MS, render)
+    joined = JoinedResponse(answers, render, ANSWER_TIMEOUT_MS)
 
     def take(index: int, response: Any) -> None:
-        answers[index] = errors_of(questions[index], response)
-        missing.discard(index)
-        if not missing:
-            park.complete(render())
+        joined.take(index, errors_of(questions[index], response))
 
     for index, asked in enumerate(questions):
-        if _too_long(asked.transactional_id):
-            take(index, Failed(ErrorCode.INVALID_REQUEST))
+        yield
+        if too_long(asked.transactional_id):
+            take(index, CommandFailed(ErrorCode.INVALID_REQUEST))
             continue
         pending = context.services.transactions.submit(asked.transactional_id, command_for(asked))
         pending.on_done(partial(take, index))
-    return Done(park.response) if park.done else park
+    return joined.outcome()
 
 
-def _partitions_of(topics: Iterable[Any]) -> list[TopicPartition]:
+def _partitions_of(topics: Iterable[Any]) -> Generator[None, None, list[TopicPartition]]:
     """Each partition once, in the request's order."""
-    return list(dict.fromkeys(TopicPartition(topic.name, index) for topic in topics for index in topic.partitions))
+    named: dict[TopicPartition, None] = {}
+    for topic in topics:
+        for index in topic.partitions:
+            yield
+            named[TopicPartition(topic.name, index)] = None
+    return list(named)
 
 
-def _topic_results(version: int, errors: dict[TopicPartition, ErrorCode]) -> list[Any]:
-    kind = m.AddPartitionsToTxnResponse
+def _topic_results(errors: Mapping[TopicPartition, ErrorCode]) -> Generator[None, None, list[Any]]:
+    kind = m.AddPartitionsToTxnResponse.AddPartitionsToTxnTopicResult
     by_topic: dict[str, list[Any]] = {}
     for (topic, index), error in errors.items():
+        yield
         by_topic.setdefault(topic, []).append(
-            kind.AddPartitionsToTxnTopicResult.AddPartitionsToTxnPartitionResult(
-                partition_index=index, partition_error_code=error
-            )
+            kind.AddPartitionsToTxnPartitionResult(partition_index=index, partition_error_code=error)
         )
-    return [
-        kind.AddPartitionsToTxnTopicResult(name=name, results_by_partition=results)
-        for name, results in by_topic.items()
-    ]
+    results = []
+    for name, partitions in by_topic.items():
+        yield
+        results.append(kind(name=name, results_by_partition=partitions))
+    return results
 
 
-def handle_add_offsets_to_txn(request: Any, context: Context) -> Outcome:
+def handle_add_offsets_to_txn(request: AddOffsetsToTxnRequest, context: Context) -> Outcome:
     """AddOffsetsToTxn: the group's partition of __consumer_offsets joins the transaction."""
     version = context.api_version
 
     def render(answer: Any) -> Any:
         return m.AddOffsetsToTxnResponse(
-            version=version, throttle_time_ms=0, error_code=_told(_error_of(answer), version, 2)
+            version=version, throttle_time_ms=0, error_code=_known_to(_error_of(answer), version, 2)
         )
 
-    if _too_long(request.transactional_id, request.group_id):
-        return Done(render(Failed(ErrorCode.INVALID_REQUEST)))
+    if (refusal := _not_committer(request, context)) is not ErrorCode.NONE:
+        return Done(render(CommandFailed(refusal)))
+    if too_long(request.transactional_id, request.group_id):
+        return Done(render(CommandFailed(ErrorCode.INVALID_REQUEST)))
     partition = TopicPartition(GROUP_METADATA_TOPIC, context.services.groups.partition_for(request.group_id))
     pending = _submit_add(context, request.transactional_id, request.producer_id, request.producer_epoch, [partition])
     return when_done(pending, render, ANSWER_TIMEOUT_MS)
 
 
+def _not_committer(request: AddOffsetsToTxnRequest | TxnOffsetCommitRequest, context: Context) -> ErrorCode:
+    """NONE if the client may commit offsets of the group in the transaction, but for the topics."""
+    refusal = context.refusal(WRITE, TRANSACTIONAL_ID, request.transactional_id)
+    return refusal if refusal is not ErrorCode.NONE else context.refusal(READ, GROUP, request.group_id)
+
+
 # --- EndTxn -----------------------------------------------------------------------------------------------------------
 
 
-def handle_end_txn(request: Any, context: Context) -> Outcome:
+def handle_end_txn(request: EndTxnRequest, context: Context) -> Outcome:
     """EndTxn: commit or abort; from v5 on (transaction version 2) with the epoch of the next transaction."""
     version = context.api_version
     end = End(bool(request.committed), 2 if version >= 5 else 0)
@@ -289,15 +322,17 @@ def handle_end_txn(request: Any, context: Context) -> Outcome:
     producer = Producer(request.producer_id, request.producer_epoch)
 
     def render(answer: Any) -> Any:
-        error = _told(_error_of(answer), version, 2)
+        error = _known_to(_error_of(answer), version, 2)
         response = m.EndTxnResponse(version=version, throttle_time_ms=0, error_code=error)
         if version >= 5 and isinstance(answer, EndAnswer):
             response.producer_id = answer.producer_id
             response.producer_epoch = answer.producer_epoch
         return response
 
-    if _too_long(transactional_id):
-        return Done(render(Failed(ErrorCode.INVALID_REQUEST)))
+    if (refusal := context.refusal(WRITE, TRANSACTIONAL_ID, transactional_id)) is not ErrorCode.NONE:
+        return Done(render(CommandFailed(refusal)))
+    if too_long(transactional_id):
+        return Done(render(CommandFailed(ErrorCode.INVALID_REQUEST)))
 
     def command(shard: TransactionShard, now: Now, _ticket: Ticket) -> Result:
         return shard.end_transaction(transactional_id, producer, end, ids.take, now)
@@ -308,13 +343,17 @@ def handle_end_txn(request: Any, context: Context) -> Outcome:
 # --- WriteTxnMarkers --------------------------------------------------------------------------------------------------
 
 
-def handle_write_txn_markers(request: Any, context: Context) -> Outcome:
-    """WriteTxnMarkers: a coordinator (or an operator) ends transactions on partitions led here."""
+def handle_write_txn_markers(request: WriteTxnMarkersRequest, context: Context) -> Paced:
+    """WriteTxnMarkers: a coordinator (or an operator) ends transactions on partitions led here.
+
+    A partition that stands in an entry twice gets one marker, and one row of the answer, as in Kafka.
+    """
     version = context.api_version
     places: list[tuple[int, TopicPartition]] = []
-    markers: list[tuple[TopicPartition, Marker]] = []
+    markers: list[tuple[TopicPartition, TransactionMarker]] = []
+    runs = Runs()
     for number, entry in enumerate(request.markers):
-        marker = Marker(
+        marker = TransactionMarker(
             entry.producer_id,
             entry.producer_epoch,
             entry.coordinator_epoch,
@@ -322,74 +361,111 @@ def handle_write_txn_markers(request: Any, context: Context) -> Outcome:
             entry.transaction_version if version >= 2 else 0,
             entry.run_remaining if version >= 2 else 0,
         )
+        named: set[TopicPartition] = set()
         for topic in entry.topics:
             for index in topic.partition_indexes:
+                yield
                 tp = TopicPartition(topic.name, index)
-                places.append((number, tp))
-                markers.append((tp, marker))
+                if tp not in named:
+                    named.add(tp)
+                    places.append((number, tp))
+                    markers.append((tp, marker))
+                    runs.add(tp, marker)
 
-    def render(errors: list[ErrorCode]) -> Any:
+    late = [ErrorCode.REQUEST_TIMED_OUT] * len(places)
+
+    def render(written: list[list[ErrorCode]]) -> Any:
+        errors = list(late)
+        for indexes, found in zip(runs.found, written, strict=True):
+            for index, error in zip(indexes, found, strict=True):
+                errors[index] = error
         return _markers_response(request, version, places, errors)
 
-    # What is not replicated in time is reported as such; the coordinator sends it again.
-    park = Park(MARKERS_TIMEOUT_MS, lambda: render([ErrorCode.REQUEST_TIMED_OUT] * len(places)))
-    _coordinator(context).write_markers_here(markers, lambda errors: park.complete(render(errors)))
-    return Done(park.response) if park.done else park
+    if not markers:
+        return Done(render([]))
+    if not (context.allows(ALTER, CLUSTER) or context.allows(CLUSTER_ACTION, CLUSTER)):
+        denied = [ErrorCode.CLUSTER_AUTHORIZATION_FAILED] * len(places)
+        return Done(_markers_response(request, version, places, denied))
+    # If something is not replicated in time, all is reported so; the coordinator sends it again.
+    joined = JoinedResponse(
+        [[]] * len(runs.found), render, MARKERS_TIMEOUT_MS, lambda: _markers_response(request, version, places, late)
+    )
+    for number, indexes in enumerate(runs.found):
+        yield
+        _coordinator(context).write_markers_here([markers[index] for index in indexes], partial(joined.take, number))
+    return joined.outcome()
 
 
 def _markers_response(
-    request: Any, version: int, places: list[tuple[int, TopicPartition]], errors: list[ErrorCode]
-) -> Any:
+    request: WriteTxnMarkersRequest, version: int, places: list[tuple[int, TopicPartition]], errors: list[ErrorCode]
+) -> Generator[None, None, Any]:
     kind = m.WriteTxnMarkersResponse.WritableTxnMarkerResult
     topic_kind = kind.WritableTxnMarkerTopicResult
     partition_kind = topic_kind.WritableTxnMarkerPartitionResult
     results: list[dict[str, list[Any]]] = [{} for _ in request.markers]
     for (number, tp), error in zip(places, errors, strict=True):
+        yield
         results[number].setdefault(tp.topic, []).append(
             partition_kind(version=version, partition_index=tp.partition, error_code=error)
         )
-    return m.WriteTxnMarkersResponse(
-        version=version,
-        markers=[
-            kind(
-                version=version,
-                producer_id=entry.producer_id,
-                topics=[
-                    topic_kind(version=version, name=name, partitions=partitions) for name, partitions in topics.items()
-                ],
-            )
-            for entry, topics in zip(request.markers, results, strict=True)
-        ],
-    )
+    rows = []
+    for entry, topics in zip(request.markers, results, strict=True):
+        topic_rows = []
+        for name, partitions in topics.items():
+            yield
+            topic_rows.append(topic_kind(version=version, name=name, partitions=partitions))
+        yield
+        rows.append(kind(version=version, producer_id=entry.producer_id, topics=topic_rows))
+    return m.WriteTxnMarkersResponse(version=version, markers=rows)
 
 
 # --- TxnOffsetCommit --------------------------------------------------------------------------------------------------
 
 
-async def handle_txn_offset_commit(request: Any, context: Context) -> Outcome:
-    """TxnOffsetCommit: offsets that count once the transaction commits; the group's shard keeps them pending."""
+def handle_txn_offset_commit(
+    request: TxnOffsetCommitRequest, context: Context
+) -> Generator[None, None, Done | Coroutine[Any, Any, Outcome]]:
+    """TxnOffsetCommit: offsets that count once the transaction commits; the group's shard keeps them pending.
+
+    Of a partition that stands in the request twice the last offset counts.
+    """
     version = context.api_version
-    commit, errors = _commit_request(request, context)
+    if (refusal := _not_committer(request, context)) is not ErrorCode.NONE:
+        refused = yield from everywhere(request, refusal)
+        return Done(commit_response(m.TxnOffsetCommitResponse, request, version, refused))
+    known, errors = yield from split_partitions(request, context, leader_epochs=version >= 2)
+    member = version >= 3
+    commit = OffsetCommitRequest(
+        group_id=request.group_id,
+        generation=request.generation_id if member else -1,
+        member_id=request.member_id if member else "",
+        instance_id=request.group_instance_id if member else None,
+        offsets=tuple(dict(known).items()),
+    )
 
-    def render(answer: Any) -> Any:
-        told = dict(errors)
-        if isinstance(answer, Failed):
-            told.update((tp, answer.error) for tp, _ in commit.offsets)
-        else:
-            told.update(answer)
-        return _offset_commit_response(request, version, told)
+    def render(answer: Any) -> Generator[None, None, Any]:
+        if isinstance(answer, CommandFailed):
+            answer = dict.fromkeys((tp for tp, _ in commit.offsets), answer.error)
+        return commit_response(m.TxnOffsetCommitResponse, request, version, {**errors, **answer})
 
-    if _too_long(request.group_id, request.transactional_id):
-        return Done(render(Failed(ErrorCode.INVALID_GROUP_ID)))
+    if too_long(request.group_id, request.transactional_id):
+        return Done(render(CommandFailed(ErrorCode.INVALID_GROUP_ID)))
     if not commit.offsets:
         return Done(render({}))
+    return _commit_in_transaction(request, context, commit, render)
+
+
+async def _commit_in_transaction(
+    request: TxnOffsetCommitRequest, context: Context, commit: OffsetCommitRequest, render: Callable[[Any], Any]
+) -> Outcome:
+    """Ask the transaction coordinator whether the group's partition is in the transaction, then commit."""
     groups = context.services.groups
     producer = (request.producer_id, request.producer_epoch)
     place = TopicPartition(GROUP_METADATA_TOPIC, groups.partition_for(request.group_id))
     host = groups.host_for(request.group_id)
     if isinstance(host, ErrorCode):
-        return Done(render(Failed(host)))
-    asked = question(TXN_OFFSET_COMMIT_KEY, version, request.transactional_id, producer, [place])
+        return Done(render(CommandFailed(host)))
+    asked = question(TXN_OFFSET_COMMIT_KEY, context.api_version, request.transactional_id, producer, [place])
     admitted = await admit(
         context.services,
         asked.transactional_id,
@@ -400,7 +476,7 @@ async def handle_txn_offset_commit(request: Any, context: Context) -> Outcome:
     error, guard = admitted[place]
     error = _offsets_error(asked, error)
     if error is not ErrorCode.NONE:
-        return Done(render(Failed(error)))
+        return Done(render(CommandFailed(error)))
 
     def command(shard: GroupShard, now: Now, ticket: Ticket) -> Result:
         return shard.commit_transactional(commit, producer, now, ticket)
@@ -410,56 +486,8 @@ async def handle_txn_offset_commit(request: Any, context: Context) -> Outcome:
 
 
 def _offsets_error(asked: Question, answer: ErrorCode) -> ErrorCode:
-    """As for a produce; but what passes by itself has a name every committer retries."""
+    """As for a produce; but what passes by itself has a name every committer retries at the same broker."""
     error = client_error(asked, answer)
-    return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if error is ErrorCode.NOT_ENOUGH_REPLICAS else error
-
-
-def _commit_request(request: Any, context: Context) -> tuple[CommitRequest, dict[TopicPartition, ErrorCode]]:
-    """The offsets that can be committed, and the errors of those that can't."""
-    view = context.services.view
-    errors: dict[TopicPartition, ErrorCode] = {}
-    offsets: dict[TopicPartition, CommittedOffset] = {}
-    for topic in request.topics:
-        for entry in topic.partitions:
-            tp = TopicPartition(topic.name, entry.partition_index)
-            if view.partition(tp) is None:
-                errors[tp] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-                continue
-            leader_epoch = entry.committed_leader_epoch if context.api_version >= 2 else -1
-            offsets[tp] = CommittedOffset(entry.committed_offset, leader_epoch, entry.committed_metadata or "")
-    member = context.api_version >= 3
-    commit = CommitRequest(
-        group_id=request.group_id,
-        generation=request.generation_id if member else -1,
-        member_id=request.member_id if member else "",
-        instance_id=request.group_instance_id if member else None,
-        offsets=tuple(offsets.items()),
-    )
-    return commit, errors
-
-
-def _offset_commit_response(request: Any, version: int, errors: dict[TopicPartition, ErrorCode]) -> Any:
-    kind = m.TxnOffsetCommitResponse.TxnOffsetCommitResponseTopic
-    partition_kind = kind.TxnOffsetCommitResponsePartition
-    return m.TxnOffsetCommitResponse(
-        version=version,
-        throttle_time_ms=0,
-        topics=[
-            kind(
-                version=version,
-                name=topic.name,
-                partitions=[
-                    partition_kind(
-                        version=version,
-                        partition_index=entry.partition_index,
-                        error_code=errors.get(
-                            TopicPartition(topic.name, entry.partition_index), ErrorCode.UNKNOWN_SERVER_ERROR
-                        ),
-                    )
-                    for entry in topic.partitions
-                ],
-            )
-            for topic in request.topics
-        ],
-    )
+    if answer in TRY_AGAIN and error is not ErrorCode.CONCURRENT_TRANSACTIONS:
+        return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    return error

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 from brokers.api.base import Context, Done
 from wire.apis import APIS
 from wire.errors import ErrorCode
 from wire.messages import ApiVersionsResponse
+from wire.requests import ApiVersionsRequest
 
 SUPPORTED_FEATURES: dict[str, tuple[int, int]] = {"transaction.version": (0, 2)}
-"""What this release can be told to use. Finalized are the cluster's features, kept in ZooKeeper."""
+"""What this release supports. Finalized are the cluster's features, kept in ZooKeeper."""
 FEATURES_WITH_ZERO_VERSION = 4
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 
 
-def handle_api_versions(request: Any, context: Context) -> Done:
-    """Every row of the table that is for clients; a name or version of the client that is no word is refused."""
+def handle_api_versions(request: ApiVersionsRequest, context: Context) -> Done:
+    """Every row of the table that is for clients; a client whose name or version has other characters is refused."""
     version = context.api_version
     if version >= 3 and not (
         _SOFTWARE.fullmatch(request.client_software_name) and _SOFTWARE.fullmatch(request.client_software_version)
     ):
         return Done(ApiVersionsResponse(version=version, error_code=ErrorCode.INVALID_REQUEST))
-    view = context.services.view
+    metadata = context.services.metadata
     response = ApiVersionsResponse(
         version=version,
         error_code=ErrorCode.NONE,
@@ -40,9 +40,11 @@ def handle_api_versions(request: Any, context: Context) -> Done:
             for name, (low, high) in SUPPORTED_FEATURES.items()
             if low > 0 or version >= FEATURES_WITH_ZERO_VERSION
         ]
-        finalized = {name: level for name, level in view.features.items() if name in SUPPORTED_FEATURES and level > 0}
-        if view.features_epoch >= 0:
-            response.finalized_features_epoch = view.features_epoch
+        finalized = {
+            name: level for name, level in metadata.features.items() if name in SUPPORTED_FEATURES and level > 0
+        }
+        if metadata.features_epoch >= 0:
+            response.finalized_features_epoch = metadata.features_epoch
             response.finalized_features = [
                 ApiVersionsResponse.FinalizedFeatureKey(name=name, max_version_level=level, min_version_level=level)
                 for name, level in sorted(finalized.items())

@@ -1,24 +1,31 @@
-"""kafka-python's admin client, made to outlive single brokers.
+"""kafka-python's admin client, extended to survive the failure of single brokers.
 
-The stock client asks one broker, chosen by chance, and gives up with it; and it asks a controller that has just died
-once more and no further. In a fleet that fails over, commands go on with whoever is left.
+The stock client asks one random broker, and fails with it; it asks a controller that has crashed only once more. Here
+commands continue with the brokers that are left. The stock client also gives up when the coordinator of a group (or
+transactional id) is loading or moves; here the request is sent again, to the new coordinator, until the timeout, as
+Kafka's own tools do.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import kafka.errors as kafka_errors
 from kafka import KafkaAdminClient
-from kafka.protocol.metadata import MetadataRequest
+from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
+
+from wire.errors import ErrorCode
 
 TRY_MS = 2_000
-"""How long one broker may take over a question that another could answer as well."""
+"""How long one broker may take to answer a request that any broker can answer."""
 CONTROLLER_TRY_MS = 5_000
-"""How long the controller may take over a request that can be repeated at its successor."""
+"""How long the controller may take to answer a request that can be repeated at its successor."""
 PAUSE_S = 0.2
+
+GROUP, TRANSACTION = 0, 1
+"""The kinds of keys that coordinators are found by."""
 
 GONE = (
     kafka_errors.KafkaConnectionError,
@@ -33,10 +40,46 @@ GONE = (
 _REPEATABLE = frozenset(
     {"AlterPartitionReassignmentsRequest", "ListPartitionReassignmentsRequest", "ElectLeadersRequest"}
 )
-"""May be sent again when nobody knows whether the first one was performed."""
+"""May be sent again when the outcome of the first one is unknown."""
 
 
-class Admin(KafkaAdminClient):  # type: ignore[misc]
+COORDINATOR_MOVES = frozenset(
+    {ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.NOT_COORDINATOR}
+)
+"""The coordinator cannot answer yet, or has moved to another broker; nothing was done."""
+
+_KEYS: dict[str, tuple[int, Callable[[Any], str | None]]] = {
+    "DescribeGroupsRequest": (GROUP, lambda request: _only(request.groups)),
+    "OffsetFetchRequest": (
+        GROUP,
+        lambda request: _only([group.group_id for group in request.groups or ()] or [request.group_id]),
+    ),
+    "OffsetCommitRequest": (GROUP, lambda request: request.group_id),
+    "OffsetDeleteRequest": (GROUP, lambda request: request.group_id),
+    "DeleteGroupsRequest": (GROUP, lambda request: _only(request.groups_names)),
+    "DescribeTransactionsRequest": (TRANSACTION, lambda request: _only(request.transactional_ids)),
+    "ListGroupsRequest": (GROUP, lambda request: None),
+    "ListTransactionsRequest": (TRANSACTION, lambda request: None),
+    "FindCoordinatorRequest": (GROUP, lambda request: None),
+}
+"""The requests that coordinators answer: the kind of key, and the key by which the coordinator is found again."""
+
+
+def _only(keys: Sequence[str]) -> str | None:
+    return keys[0] if len(keys) == 1 else None
+
+
+def error_codes(answer: Any) -> Iterator[int]:
+    """The error codes of a response about groups or transactions, at all its levels."""
+    code = getattr(answer, "error_code", None)
+    if code is not None:
+        yield code
+    for name in ("groups", "results", "coordinators", "transaction_states", "sinks", "topics", "partitions"):
+        for row in getattr(answer, name, None) or ():
+            yield from error_codes(row)
+
+
+class AdminClient(KafkaAdminClient):  # type: ignore[misc]
     """The client of all commands."""
 
     def __init__(self, *, suspects: Collection[str] = (), **config: Any) -> None:
@@ -48,8 +91,23 @@ class Admin(KafkaAdminClient):  # type: ignore[misc]
         self._manager.send = self._send
 
     def ask_each(self, requests: Mapping[int, Any], timeout_s: float) -> dict[int, Any]:
-        """Ask several brokers at once; None stands for one that did not answer in time, or not so."""
+        """Ask several brokers at once; None stands for one without a valid answer in time."""
         return dict(zip(requests, self.ask_all(list(requests.items()), timeout_s), strict=True))
+
+    def ask_any(self, request: Any) -> Any:
+        """The first answer of any broker. Raises KafkaTimeoutError when there is none."""
+        return self._manager.run(self._ask_any, request)
+
+    def know(self, metadata: Any) -> None:
+        """Use the brokers' addresses of a Metadata response."""
+        self._manager.cluster.update_metadata(metadata)
+
+    def find_coordinators(self, key: str, timeout_s: float, kind: int = GROUP) -> list[Any]:
+        """The coordinator of a group (or transactional id), by each broker that answers."""
+        brokers = sorted(broker.node_id for broker in self._manager.cluster.brokers())
+        find = FindCoordinatorRequest(key_type=kind, key=key, coordinator_keys=[key], min_version=4)
+        answers = self.ask_all([(broker_id, find) for broker_id in brokers], timeout_s)
+        return [answer.coordinators[0] for answer in answers if answer is not None and answer.coordinators]
 
     def ask_all(self, requests: Sequence[tuple[int, Any]], timeout_s: float) -> list[Any]:
         """The same for pairs of broker and request; the answers come in their order."""
@@ -73,12 +131,42 @@ class Admin(KafkaAdminClient):  # type: ignore[misc]
         return await self._send_to(request, node_id=broker_id)
 
     def _send(self, request: Any, node_id: int | None = None, request_timeout_ms: float | None = None) -> Any:
+        if type(request).__name__ in _KEYS:
+            return self._manager.call_soon(self._ask_coordinator, request, node_id)
         if node_id is None:
             return self._manager.call_soon(self._ask_any, request)
         return self._send_to(request, node_id=node_id, request_timeout_ms=request_timeout_ms)
 
+    async def _ask_coordinator(self, request: Any, broker_id: int | None) -> Any:
+        """The answer of a coordinator; the last error if it cannot answer by the deadline."""
+        deadline = time.monotonic() + self.config["request_timeout_ms"] / 1000
+        while True:
+            if broker_id is None:
+                answer = await self._ask_any(request)
+            else:
+                answer = await self._send_to(request, node_id=broker_id)
+            moves = COORDINATOR_MOVES.intersection(error_codes(answer))
+            if not moves or time.monotonic() + PAUSE_S >= deadline:
+                return answer
+            await self._net.sleep(PAUSE_S)
+            if ErrorCode.NOT_COORDINATOR in moves and broker_id is not None:
+                broker_id = await self._coordinator_again(request, broker_id)
+
+    async def _coordinator_again(self, request: Any, broker_id: int) -> int:
+        """The coordinator of the request's key now; the same broker as long as that is unknown."""
+        kind, key_of = _KEYS[type(request).__name__]
+        key = key_of(request)
+        if key is None:
+            return broker_id
+        find = FindCoordinatorRequest(key_type=kind, key=key, coordinator_keys=[key], min_version=4)
+        (found,) = (await self._ask_any(find)).coordinators
+        if found.error_code:
+            return broker_id
+        moved: int = self._manager.cluster.add_coordinator(found, kind, key, synthesize_node_id=False)
+        return moved
+
     async def _ask_any(self, request: Any) -> Any:
-        """The answer of whichever broker gives one; those that were silent before are asked last."""
+        """The first answer of any broker; those that were silent before are asked last."""
         deadline = time.monotonic() + self.config["request_timeout_ms"] / 1000
         while True:
             first = self._manager.least_loaded_node()
@@ -102,7 +190,7 @@ class Admin(KafkaAdminClient):  # type: ignore[misc]
         raise_errors: bool = True,
         ignore_errors: tuple[type[Exception], ...] = (),
     ) -> Any:
-        """Ask the controller, also the one that comes after it."""
+        """Ask the controller, or its successor."""
         deadline = time.monotonic() + self.config["request_timeout_ms"] / 1000
         while True:
             response, errors = None, [kafka_errors.NotControllerError]
@@ -119,7 +207,7 @@ class Admin(KafkaAdminClient):  # type: ignore[misc]
                     response = await self._manager.wait_for(answer, patience_ms)
                     errors = list(get_errors_fn(response))
                 except GONE:
-                    # what never left can be sent again; what did may have been performed
+                    # a request that was never sent can be sent again; one that was sent may have been performed
                     if (sent and not repeatable) or time.monotonic() >= deadline:
                         raise
             if kafka_errors.NotControllerError not in errors:

@@ -1,16 +1,18 @@
-"""``fleetlog broker`` runs one broker; ``fleetlog config`` prints the tables its settings come from."""
+"""``fleetlog broker`` runs one broker; ``fleetlog config`` prints the tables of its settings."""
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
 from pathlib import Path
+from typing import Any, NoReturn
 
 import click
 
 from brokers.cli.options import pairs
-from brokers.config import BROKER_SETTINGS, TOPIC_SETTINGS, ConfigError, load_config
+from brokers.config import BROKER_SETTINGS, TOPIC_SETTINGS, ConfigError, Setting, load_config
 
 EXIT_CONFIG = 2
 EXIT_START = 1
@@ -19,12 +21,17 @@ EXIT_START = 1
 @click.command()
 @click.argument("config_file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option(
-    "--override", "-o", multiple=True, callback=pairs, metavar="NAME=VALUE", help="A setting, on top of CONFIG_FILE."
+    "--override",
+    "-o",
+    multiple=True,
+    callback=pairs,
+    metavar="NAME=VALUE",
+    help="A setting that overrides CONFIG_FILE.",
 )
 @click.option(
     "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
 )
-@click.option("--check", is_flag=True, help="Only check the configuration.")
+@click.option("--check", is_flag=True, help="Only check what a start needs; change nothing.")
 def broker(config_file: Path, override: dict[str, str], log_level: str, check: bool) -> None:
     """Run one broker with the properties of CONFIG_FILE, until SIGTERM or Ctrl-C.
 
@@ -35,29 +42,59 @@ def broker(config_file: Path, override: dict[str, str], log_level: str, check: b
     )
     logging.getLogger("kazoo").setLevel(logging.ERROR)
     try:
-        config = load_config(config_file.read_text(), str(config_file), os.environ, override)
+        config = load_config(config_file.read_text("utf-8"), str(config_file), os.environ, override)
     except ConfigError as error:
-        click.echo(f"fleetlog: {error}", err=True)
-        sys.exit(EXIT_CONFIG)
-    if check:
-        click.echo("the configuration is fine")
-        return
-    from brokers.app import StartError, run
+        _refuse(str(error))
+    except UnicodeDecodeError as error:
+        _refuse(f"{config_file}: not a text file in UTF-8 (byte {error.start})")
+    except OSError as error:
+        _refuse(f"{config_file}: {error.strerror}")
+    from brokers import app
+    from brokers.app import StartError
 
     try:
-        run(config)
+        if check:
+            app.check_start(config)
+            click.echo("the configuration is fine")
+        else:
+            app.run(config)
     except StartError as error:
         click.echo(f"fleetlog: broker {config.broker_id} cannot start: {error}", err=True)
         sys.exit(EXIT_START)
 
 
+def _refuse(text: str) -> NoReturn:
+    click.echo(f"fleetlog: {text}", err=True)
+    sys.exit(EXIT_CONFIG)
+
+
 @click.command()
 @click.argument("kind", type=click.Choice(["broker", "topic"]), default="broker")
-def config(kind: str) -> None:
-    """Print every setting of a broker (or topic): name, type, default, what it does."""
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+def config(kind: str, as_json: bool) -> None:
+    """Print every setting of a broker (or topic): name, type, default, meaning."""
     table = BROKER_SETTINGS if kind == "broker" else TOPIC_SETTINGS
+    if as_json:
+        click.echo(json.dumps([_as_value(row) for row in sorted(table.values())], indent=2))
+        return
     for row in sorted(table.values()):
         default = row.format(row.default)
         note = "; live" if row.live else ""
         note += "; no effect" if row.inert else ""
         click.echo(f"{row.name} = {default if default is not None else ''}  ({row.allowed()}{note})\n    {row.doc}")
+
+
+def _as_value(row: Setting) -> dict[str, Any]:
+    return {
+        "name": row.name,
+        "type": row.type.name.lower(),
+        "default": row.format(row.default),
+        "allowed": row.allowed(),
+        "low": row.low,
+        "high": row.high,
+        "choices": list(row.choices),
+        "live": row.live,
+        "no_effect": row.inert,
+        "broker_setting": row.synonym or None,
+        "doc": row.doc,
+    }

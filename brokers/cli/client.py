@@ -1,6 +1,6 @@
-"""The one place where commands meet the fleet: options, clients, and what errors mean to the user.
+"""What all commands share: connection options, clients, and errors in the user's terms.
 
-Built on kafka-python, which every installation has. Whatever goes wrong becomes one line that names the topic, group
+Built on kafka-python, which every installation has. Every error becomes one line that names the topic, group
 or address and says what to do; a traceback is for our own bugs only.
 """
 
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
+import re
 import socket
 import struct
 import time
@@ -18,10 +20,10 @@ from typing import Any, NamedTuple, TypeVar
 
 import click
 import kafka.errors as kafka_errors
-from kafka import KafkaConsumer, KafkaProducer
+from kafka import KafkaConsumer
 from kafka.protocol.metadata import MetadataRequest
 
-from brokers.cli.admin_client import GONE, Admin
+from brokers.cli.admin_client import GONE, AdminClient
 from brokers.cli.output import CliError, Output
 from wire.errors import ErrorCode
 
@@ -31,6 +33,7 @@ CONNECT_TIMEOUT_S = 3.0
 PROBE = struct.pack(">ihhih", 10, 18, 0, 1, -1)
 """ApiVersions version 0, correlation id 1, no client id: every broker answers that at once."""
 PROBE_TIMEOUT_S = 1.0
+CLOSE_TIMEOUT_MS = 2_000
 KNOWN_POLL_S = 0.02
 COMPLETION_TIMEOUT_S = 2.0
 CLIENT_ID = "fleetlog-cli"
@@ -40,7 +43,7 @@ HINTS = {
     ErrorCode.TOPIC_ALREADY_EXISTS: "it exists already",
     ErrorCode.INVALID_TOPIC_EXCEPTION: "the name may have 1 to 249 letters, digits, '.', '_' and '-'",
     ErrorCode.INVALID_PARTITIONS: "the number of partitions can only grow",
-    ErrorCode.INVALID_REPLICATION_FACTOR: "there are not that many living brokers; see `fleetlog cluster describe`",
+    ErrorCode.INVALID_REPLICATION_FACTOR: "there are not that many live brokers; see `fleetlog cluster describe`",
     ErrorCode.NOT_ENOUGH_REPLICAS: "too few replicas in sync for min.insync.replicas; see `fleetlog topics describe`",
     ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE: "the first replica is not in sync; see `fleetlog topics describe`",
     ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE: "no replica that could lead is alive; see `fleetlog topics describe`",
@@ -59,12 +62,18 @@ HINTS = {
     ErrorCode.TRANSACTIONAL_ID_NOT_FOUND: "there is no such transactional id; see `fleetlog transactions list`",
     ErrorCode.OFFSET_OUT_OF_RANGE: "the partition does not hold that offset; see `fleetlog topics describe`",
     ErrorCode.MESSAGE_TOO_LARGE: "a record is larger than the topic's max.message.bytes",
+    ErrorCode.INVALID_GROUP_ID: "a group's name must not be empty",
     ErrorCode.TOPIC_DELETION_DISABLED: "the brokers have delete.topic.enable=false",
 }
 
 
+OWN_WORDS = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.INVALID_TOPIC_EXCEPTION})
+"""Errors that a hint explains better than the broker's message."""
+MAX_TIMEOUT_S = 7 * 24 * 3600.0
+
+
 class Target(NamedTuple):
-    """Which fleet, and how long to wait for it."""
+    """The fleet's address, and how long to wait for it."""
 
     bootstrap: str
     timeout_s: float
@@ -79,14 +88,27 @@ class Target(NamedTuple):
 
 
 def parse_bootstrap(value: str) -> list[tuple[str, int]]:
-    """Addresses of ``host:port,host:port``; raises click.BadParameter naming the one that is wrong."""
+    """Addresses of ``host:port,host:port``; raises click.BadParameter that names the invalid one."""
     addresses = []
     for address in value.split(","):
         host, colon, port = address.strip().rpartition(":")
-        if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
-            raise click.BadParameter(f"{address.strip()!r} is no host:port", param_hint="--bootstrap")
+        if not colon or not _is_host(host) or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 65536:
+            raise click.BadParameter(f"{address.strip()!r} is not host:port", param_hint="--bootstrap")
         addresses.append((host.strip("[]"), int(port)))
     return addresses
+
+
+def _is_host(host: str) -> bool:
+    try:
+        return bool(host.encode("idna"))
+    except UnicodeError:  # an empty part, or one of more than 63 characters
+        return False
+
+
+def _timeout(_: click.Context, __: click.Parameter, value: float) -> float:
+    if math.isnan(value):
+        raise click.BadParameter("nan is not a number of seconds")
+    return value
 
 
 def _bootstrap(_: click.Context, __: click.Parameter, value: str) -> str:
@@ -109,11 +131,12 @@ def client_options(function: _Function) -> _Function:
         show_envvar=True,
         callback=_bootstrap,
         metavar="HOST:PORT[,...]",
-        help="Brokers to begin with.",
+        help="Brokers to connect to first.",
     )
     @click.option(
         "--timeout",
-        type=click.FloatRange(min=0.1),
+        type=click.FloatRange(min=0.1, max=MAX_TIMEOUT_S),
+        callback=_timeout,
         default=DEFAULT_TIMEOUT_S,
         show_default=True,
         metavar="SECONDS",
@@ -140,14 +163,14 @@ def topic_partitions(_: click.Context, __: click.Parameter, values: tuple[str, .
     found = []
     for value in values:
         topic, colon, listed = value.partition(":")
-        if colon and not all(part.strip().isdigit() for part in listed.split(",")):
+        if colon and not all(re.fullmatch(" *[0-9]{1,9} *", part) for part in listed.split(",")):
             raise click.BadParameter(f"{value!r} must be TOPIC or TOPIC:PARTITION[,PARTITION...]")
         found.append(PartitionsOf(topic, tuple(int(part) for part in listed.split(",")) if colon else None))
     return found
 
 
 def _names(ctx: click.Context, incomplete: str, ask: Callable[[Any], list[str]]) -> list[str]:
-    """Names for the shell to complete with; none when the fleet does not answer quickly."""
+    """Names for shell completion; none when the fleet does not answer quickly."""
     target = Target(str(ctx.params.get("bootstrap") or DEFAULT_BOOTSTRAP), COMPLETION_TIMEOUT_S)
     logging.getLogger("kafka").setLevel(logging.CRITICAL)
     try:
@@ -171,10 +194,10 @@ def complete_groups(ctx: click.Context, _: click.Parameter, incomplete: str) -> 
 
 
 def reach(target: Target) -> list[str]:
-    """Those of the bootstrap addresses where a broker answers right now.
+    """The bootstrap addresses at which a broker answers now.
 
-    Fails fast, with the addresses and reasons, when nobody listens: clients would retry until their timeout. And they
-    would choose by chance, so that one paused broker among three now and then holds up a command for that long.
+    Fails fast, with the addresses and reasons, when no broker listens: clients would retry until their timeout. They
+    also choose at random, so that one paused broker among three sometimes delays a command for that long.
     """
     addresses = parse_bootstrap(target.bootstrap)
     with ThreadPoolExecutor(len(addresses)) as pool:
@@ -200,7 +223,7 @@ def _probe(address: tuple[str, int], timeout_s: float) -> OSError | None:
     try:
         connection = socket.create_connection(address, timeout=min(timeout_s, CONNECT_TIMEOUT_S))
     except TimeoutError as error:
-        return OSError(error.errno, str(error))  # unreachable: nobody there, as far as one can tell
+        return OSError(error.errno, str(error))  # unreachable
     except OSError as error:
         return error
     with connection:
@@ -217,7 +240,7 @@ def admin(target: Target, about: str = "") -> Iterator[Any]:
     """An admin client; errors inside the block become one line beginning with ``about``."""
     bootstrap = reach(target)
     with explained(target, about):
-        client = Admin(
+        client = AdminClient(
             suspects={address.strip() for address in target.bootstrap.split(",")} - set(bootstrap),
             bootstrap_servers=bootstrap,
             client_id=CLIENT_ID,
@@ -246,25 +269,7 @@ def consumer(target: Target, about: str = "", **config: Any) -> Iterator[Any]:
         try:
             yield client
         finally:
-            client.close(autocommit=False)
-
-
-@contextmanager
-def producer(target: Target, about: str = "", **config: Any) -> Iterator[Any]:
-    """A producer without serializers."""
-    bootstrap = reach(target)
-    with explained(target, about):
-        client = KafkaProducer(
-            bootstrap_servers=bootstrap,
-            client_id=CLIENT_ID,
-            bootstrap_timeout_ms=target.timeout_ms,
-            max_block_ms=target.timeout_ms,
-            **config,
-        )
-        try:
-            yield client
-        finally:
-            client.close(timeout=target.timeout_s)
+            client.close(autocommit=False, timeout_ms=min(target.timeout_ms, CLOSE_TIMEOUT_MS))
 
 
 # --- errors -----------------------------------------------------------------------------------------------------
@@ -280,16 +285,29 @@ def code_of(error: Exception) -> ErrorCode | None:
 
 
 def explain(code: int, message: str | None = None) -> str:
-    """An error code in words: its name, and the broker's reason or our hint."""
+    """The text of an error code: its name, and the broker's reason or a hint."""
     try:
         error = ErrorCode(code)
     except ValueError:
         return f"error {code}: {message}" if message else f"error {code}"
-    reason = message or HINTS.get(error, "")
+    hint = HINTS.get(error, "")
+    reason = hint if error in OWN_WORDS else message or hint or _description(code)
     return f"{reason} ({error.name})" if reason else error.name
 
 
-def check(about: str, code: int, message: str | None = None) -> None:
+def _description(code: int) -> str:
+    """The description of an error in Kafka's documentation."""
+    text = str(getattr(kafka_errors.for_code(code), "description", "") or "").strip().rstrip(".")
+    return text[:1].lower() + text[1:]
+
+
+def reworded(text: object) -> str:
+    """An error as kafka-python writes it, ``[Error 40] InvalidConfigurationError: what``, in this command's form."""
+    found = re.match(r"\[Error (\d+)\] \w+(?:: (.*))?$", str(text), re.DOTALL)
+    return str(text) if found is None else explain(int(found[1]), found[2])
+
+
+def raise_for_code(about: str, code: int, message: str | None = None) -> None:
     """Raise CliError if the code is an error."""
     if code:
         raise CliError(f"{about}: {explain(code, message)}")
@@ -310,7 +328,9 @@ def explained(target: Target, about: str = "") -> Iterator[None]:
                 f"{begin}no answer from {target.bootstrap} within {target.timeout_s:g} s; "
                 "see `fleetlog dev status`, or wait longer with --timeout"
             ) from error
-        raise CliError(f"{begin}{type(error).__name__.removesuffix('Error')}: {first_line(error)}") from error
+        raise CliError(f"{begin}{first_line(error) or 'the client gave up; try again'}") from error
+    except (struct.error, OverflowError) as error:
+        raise CliError(f"{begin}a number is larger than the protocol can carry") from error
     except OSError as error:
         raise CliError(f"{begin}{error.strerror or error}") from error
 
@@ -321,10 +341,10 @@ def first_line(error: Exception) -> str:
     return (lines[0] if lines else "").split(": ", 1)[-1][:300]
 
 
-def wait_until_known(client: Any, topics: list[str], timeout_s: float) -> list[str]:
-    """Wait until every broker knows the topics with leaders; returns the topics that one did not in time.
+def wait_for_topics(client: Any, topics: list[str], timeout_s: float) -> list[str]:
+    """Wait until every broker knows the topics and their leaders; returns the topics that one did not know in time.
 
-    A new topic reaches the brokers one by one: who creates and then produces must not meet one that has not heard.
+    A new topic reaches the brokers one by one; a producer that starts after its creation must find it on all of them.
     A broker that doesn't answer has more to catch up with than this topic, and is not waited for.
     """
     deadline = time.monotonic() + timeout_s
@@ -355,7 +375,7 @@ def known_partitions(client: Any, wanted: list[PartitionsOf]) -> dict[str, list[
     found: dict[str, list[dict[str, Any]]] = {}
     for topic, partitions in wanted:
         data = topics.get(topic)
-        check(f"topic {topic}", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if data is None else data["error_code"])
+        raise_for_code(f"topic {topic}", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if data is None else data["error_code"])
         assert data is not None
         listed = sorted(data["partitions"], key=lambda p: int(p["partition_index"]))
         existing = {p["partition_index"] for p in listed}

@@ -1,4 +1,4 @@
-"""``fleetlog cluster``: what stands where, what is wrong, and moving load between brokers."""
+"""``fleetlog cluster``: brokers and their partitions, problems, and moving load between brokers."""
 
 from __future__ import annotations
 
@@ -11,9 +11,16 @@ from brokers.cli.client import Target, admin, client_options
 from brokers.cli.moves import moves_to
 from brokers.cli.options import numbers
 from brokers.cli.output import CliError, Output, bytes_text, table
-from brokers.cli.overview import Broker, Overview, Partition, read_domains, read_incarnations, take
+from brokers.cli.overview import (
+    BrokerOverview,
+    Overview,
+    PartitionOverview,
+    fetch_overview,
+    read_domains,
+    read_incarnations,
+)
 from brokers.cli.reassign import at_once_option, describe_moves, execute, throttle_option, yes_option
-from brokers.cluster.balance import propose
+from brokers.controller.balance import propose
 from brokers.model import BrokerId
 
 PROBLEMS_SHOWN = 50
@@ -21,18 +28,21 @@ PROBLEMS_SHOWN = 50
 
 @click.group()
 def cluster() -> None:
-    """The fleet: brokers, their load, what is wrong, and moving load."""
+    """The fleet: brokers, their load, problems, and moving load."""
 
 
-@cluster.command()
+@cluster.command("describe")
 @client_options
-def describe(target: Target, out: Output) -> None:
-    """Show brokers, what they hold and lead, partitions with problems, moves under way and log directories.
+def describe_cluster(target: Target, out: Output) -> None:
+    """Show brokers, their replicas and leaderships, partitions with problems, moves under way and log directories.
 
-    It asks whoever answers and waits for nobody; what a dead or paused broker alone could tell is left out.
+    Each broker is asked, so full or failed log directories, replicas without a log and a lack of file descriptors
+    are shown, too.
+
+    A dead or paused broker is not waited for; what only it knows is left out.
     """
     with admin(target) as client:
-        overview = take(client)
+        overview = fetch_overview(client)
         read_incarnations(client, overview)
     if out.as_json:
         out.value(_value(overview))
@@ -40,18 +50,18 @@ def describe(target: Target, out: Output) -> None:
     _print(overview)
 
 
-@cluster.command()
+@cluster.command("rebalance")
 @click.option("--plan", "how", flag_value="plan", help="Only show what would move.")
 @click.option("--execute", "how", flag_value="execute", help="Move it, and wait until everything is in sync.")
 @click.option(
     "--brokers", "chosen", callback=numbers, metavar="1,2,3",
-    help="Only these brokers shall hold anything; the others are emptied.  [default: all that are alive]",
+    help="Only these brokers keep replicas; the others are emptied.  [default: all that are alive]",
 )  # fmt: skip
 @throttle_option
 @at_once_option
 @yes_option
 @client_options
-def rebalance(
+def rebalance_cluster(
     *,
     target: Target,
     out: Output,
@@ -61,11 +71,11 @@ def rebalance(
     at_once: int,
     yes: bool,
 ) -> None:
-    """Spread replicas and leaders evenly, over brokers that were added or around brokers that are to leave.
+    """Spread replicas and leaders evenly, to brokers that were added or away from brokers that are to leave.
 
-    Nothing moves without need: replicas leave brokers that shall not hold any, part where they share a rack or a
-    failure domain, and go from the fullest to the emptiest broker. Producers and consumers go on. The throttle is taken
-    away at the end, also after Ctrl-C, and what was begun goes on by itself then.
+    Nothing moves without need: replicas leave brokers that must not keep any, separate where they share a rack or a
+    failure domain, and move from the fullest to the emptiest broker. Producers and consumers keep working. The throttle
+    is removed at the end, also after Ctrl-C; moves that have begun then continue by themselves.
 
     \b
       fleetlog cluster rebalance --plan
@@ -75,13 +85,13 @@ def rebalance(
     if how is None:
         raise click.UsageError("give --plan or --execute")
     with admin(target) as client:
-        overview = take(client)
+        overview = fetch_overview(client)
         read_domains(client, overview)
-        living = {broker.id: broker for broker in overview.living()}
-        dead = sorted(set(chosen or ()) - set(living))
+        live = {broker.id: broker for broker in overview.live_brokers()}
+        dead = sorted(set(chosen or ()) - set(live))
         if dead:
-            raise CliError(f"broker {dead[0]} is not alive; there are {', '.join(map(str, sorted(living)))}")
-        where = {BrokerId(b): living[b].place for b in sorted(chosen or living)}
+            raise CliError(f"broker {dead[0]} is not alive; there are {', '.join(map(str, sorted(live)))}")
+        where = {BrokerId(b): live[b].place for b in sorted(chosen or live)}
         wanted = propose({tp: p.target for tp, p in overview.partitions.items()}, where)
         listed = moves_to(overview, wanted)
         execute(
@@ -98,7 +108,7 @@ def rebalance(
         )
 
 
-def _counts(partitions: Iterable[Partition]) -> dict[str, int]:
+def _counts(partitions: Iterable[PartitionOverview]) -> dict[str, int]:
     listed = list(partitions)
     return {
         "partitions": len(listed),
@@ -110,7 +120,7 @@ def _counts(partitions: Iterable[Partition]) -> dict[str, int]:
     }
 
 
-def _load(overview: Overview, broker: Broker) -> dict[str, int]:
+def _load(overview: Overview, broker: BrokerOverview) -> dict[str, int]:
     held = [p for p in overview.partitions.values() if broker.id in p.replicas]
     return {
         "replicas": len(held),
@@ -138,6 +148,7 @@ def _value(overview: Overview) -> dict[str, Any]:
             }
             for _, broker in sorted(overview.brokers.items())
         ],
+        "troubles": [{"broker": broker_id, "trouble": text} for broker_id, text in overview.troubles()],
         "problems": [
             {
                 "topic": p.topic,
@@ -175,7 +186,7 @@ def _directory(directory: Any) -> dict[str, Any]:
     }
 
 
-def _troubled(overview: Overview) -> list[Partition]:
+def _troubled(overview: Overview) -> list[PartitionOverview]:
     order = ["offline", "under min ISR", "under-replicated"]
     found = [p for p in overview.partitions.values() if p.problem is not None]
     return sorted(found, key=lambda p: (order.index(p.problem or ""), p.tp))
@@ -185,12 +196,16 @@ def _print(overview: Overview) -> None:
     counted = _counts(overview.partitions.values())
     topics = len({p.topic for p in overview.partitions.values() if not p.internal})
     internal = len({p.topic for p in overview.partitions.values() if p.internal})
-    alive = f"{len(overview.living())} of {len(overview.brokers)} brokers alive"
+    alive = f"{len(overview.live_brokers())} of {len(overview.brokers)} brokers alive"
     click.echo(f"cluster {overview.cluster_id}, controller {overview.controller}, {alive}")
+    troubles = len(overview.troubles())
+    words = _words(counted) if any(counted.values()) or not troubles else "no partition has a problem"
+    suffix = f"; {troubles} broker problem(s), see below" if troubles else ""
     click.echo(
-        f"{topics} topics and {internal} internal ones with {counted['partitions']} partitions: {_words(counted)}\n"
+        f"{topics} topics and {internal} internal ones with {counted['partitions']} partitions: {words}{suffix}\n"
     )
     _print_brokers(overview)
+    _print_troubles(overview)
     troubled = _troubled(overview)
     if troubled:
         click.echo()
@@ -207,6 +222,12 @@ def _print(overview: Overview) -> None:
         table(["topic", "partition", "adding", "removing", "copied"], moves)
 
 
+def _print_troubles(overview: Overview) -> None:
+    lines = [f"broker {broker_id}: {text}" for broker_id, text in overview.troubles()]
+    if lines:
+        click.echo("\n" + "\n".join(lines))
+
+
 def _print_brokers(overview: Overview) -> None:
     rows: list[list[Any]] = []
     for broker_id, broker in sorted(overview.brokers.items()):
@@ -219,13 +240,13 @@ def _print_brokers(overview: Overview) -> None:
         [
             broker.id,
             d.path,
-            "offline" if d.error else "online",
+            d.state,
             len(d.sizes),
             bytes_text(d.used_bytes),
             bytes_text(d.usable_bytes) if d.usable_bytes >= 0 else None,
             bytes_text(d.total_bytes) if d.total_bytes >= 0 else None,
         ]
-        for broker in overview.living()
+        for broker in overview.live_brokers()
         for d in broker.directories or ()
     ]
     click.echo()
@@ -240,4 +261,4 @@ def _words(counted: dict[str, int]) -> str:
         "not_led_by_preferred": "not led by their preferred replica",
         "moving": "moving",
     }
-    return ", ".join(f"{counted[key]} {words}" for key, words in names.items() if counted[key]) or "all is well"
+    return ", ".join(f"{counted[key]} {words}" for key, words in names.items() if counted[key]) or "no problems"

@@ -1,4 +1,4 @@
-"""``fleetlog completion``: the script that makes a shell complete our commands (click's own mechanism)."""
+"""``fleetlog completion``: the shell completion script (click's own mechanism)."""
 
 from __future__ import annotations
 

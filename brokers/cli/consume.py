@@ -1,4 +1,4 @@
-"""``fleetlog consume``: records to stdout, from a point, up to a point, alone or as a member of a group."""
+"""``fleetlog consume``: records to stdout, from one position to another, alone or as a member of a group."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from types import FrameType
 from typing import Any
 
@@ -24,14 +24,15 @@ from brokers.cli.client import (
     client_options,
     complete_topics,
     consumer,
+    explain,
     known_partitions,
     topic_partitions,
 )
-from brokers.cli.output import Output, iso, progress, warn
+from brokers.cli.output import CliError, Output, iso, progress, warn
 from brokers.cli.times import Point, PointType
 
 POLL_MS = 1_000
-"""Data ends a poll at once; shorter polls only make a busy machine's group join in more pieces."""
+"""Data ends a poll at once; on a busy machine shorter polls only split a group join into more steps."""
 
 
 @click.command()
@@ -53,9 +54,9 @@ POLL_MS = 1_000
     "--to",
     "stop",
     type=PointType(),
-    help="end (as it is now), an offset, or a time; exclusive.  [default: go on for ever]",
+    help="end (as it is now), an offset, or a time; exclusive.  [default: never stop]",
 )
-@click.option("--count", "-n", type=click.IntRange(min=0), help="Stop after so many records.")
+@click.option("--count", "-n", type=click.IntRange(0, 2**63 - 1), help="Stop after so many records.")
 @click.option("--group", "-g", help="Read as a member of this group and commit.")
 @click.option(
     "--isolation",
@@ -83,6 +84,8 @@ def consume(
     """Write records of topics to stdout: values as they are, or one JSON object a line with --json."""
     if group is not None and (start is not None or any(one.partitions is not None for one in wanted)):
         raise click.UsageError("a group reads whole topics from where it is: move it with `fleetlog groups reset`")
+    if group == "":
+        raise click.UsageError("a group's name must not be empty")
     separator = key_separator.replace("\\t", "\t").encode() if key_separator is not None else None
     about = "topic " + ", ".join(one.topic for one in wanted)
     writer = _Writer(out.as_json, separator, details, count)
@@ -90,20 +93,29 @@ def consume(
         bounds = _Bounds(client, wanted, start or Point("beginning"), stop, isolation)
     if not bounds.open and (count == 0 or bounds.finished()):
         return
-    config = {"isolation_level": isolation, "group_id": group, "auto_offset_reset": "earliest"}
-    # A member that is ended politely leaves its group: the others need not wait for its session to time out.
+    config: dict[str, Any] = {
+        "isolation_level": isolation,
+        "group_id": group,
+        "auto_offset_reset": "earliest",
+        "request_timeout_ms": min(max(target.timeout_ms, 1_000), 500_000),
+    }
+    # On SIGTERM the member leaves its group: the others need not wait for its session to time out.
     before = signal.signal(signal.SIGTERM, _interrupt)
-    # Records on the terminal are progress enough.
+    # On a terminal the records themselves show the progress.
     with consumer(target, about, **config) as client, progress(not sys.stdout.isatty()) as bar:
         task = bar.add_task(about, total=count if count is not None else bounds.total())
         writer.on_progress = lambda done: bar.update(task, completed=done)
         try:
+            watch = _Watch(client, target)
             if group is None:
-                _read_alone(client, bounds, writer)
+                _read_alone(client, bounds, writer, watch)
             else:
-                _read_in_group(client, wanted, bounds, writer)
+                _read_in_group(client, wanted, bounds, writer, watch)
         except KeyboardInterrupt:
             pass
+        except NotJoined:
+            assert group is not None, "only members join"
+            raise _why_not_joined(target, group) from None
         except BrokenPipeError:  # as in `consume ... | head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         finally:
@@ -117,7 +129,7 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
 
 
 class _Bounds:
-    """Where each partition begins and ends."""
+    """First and end offset of each partition."""
 
     def __init__(self, client: Any, wanted: list[PartitionsOf], start: Point, stop: Point | None, isolation: str):
         level = IsolationLevel.READ_COMMITTED if isolation == "read_committed" else IsolationLevel.READ_UNCOMMITTED
@@ -150,11 +162,11 @@ class _Bounds:
         return None if self.open else sum(max(self.stop[tp] - self.start[tp], 0) for tp in self.partitions)
 
     def past(self, tp: Any, offset: int) -> bool:
-        """Whether a record there is no longer wanted."""
+        """Whether the position is at or beyond the end of the range."""
         return not self.open and offset >= self.stop.get(tp, 0)
 
     def finished(self, positions: dict[Any, int] | None = None) -> bool:
-        """Whether every partition has been read to where it was to be read."""
+        """Whether every partition has been read to the end of its range."""
         at = self.start if positions is None else positions
         return not self.open and all(at.get(tp, -1) >= offset for tp, offset in self.stop.items())
 
@@ -204,7 +216,7 @@ class _Writer:
 
 
 def json_line(record: Any) -> bytes:
-    """One record as one line of JSON; bytes that are no text go as ``..._base64``."""
+    """One record as one line of JSON; bytes that are not text are written as ``..._base64``."""
     data: dict[str, Any] = {
         "topic": record.topic,
         "partition": record.partition,
@@ -226,16 +238,58 @@ def _text(name: str, raw: bytes | None) -> dict[str, str | None]:
         return {f"{name}_base64": base64.b64encode(raw).decode()}
 
 
-def _read_alone(client: Any, bounds: _Bounds, writer: _Writer) -> None:
+class NotJoined(Exception):
+    """The group did not take this member within the timeout."""
+
+
+def _why_not_joined(target: Target, group: str) -> CliError:
+    """What is wrong with a group's coordinator, or that other members are slow."""
+    with admin(target, f"group {group}") as client:
+        for answer in client.find_coordinators(group, target.timeout_s):
+            if answer.error_code:
+                return CliError(f"group {group}: {explain(answer.error_code, answer.error_message)}")
+    return CliError(
+        f"group {group}: no partitions within {target.timeout_s:g} s: its coordinator does not answer "
+        "(see `fleetlog cluster describe`), or other members are slow to rebalance; wait longer with --timeout"
+    )
+
+
+class _Watch:
+    """Whether the brokers still answer: a consumer cannot distinguish an idle partition from one without a leader."""
+
+    def __init__(self, client: Any, target: Target) -> None:
+        self._client = client
+        self.timeout_s = target.timeout_s
+        self.timeout_ms = target.timeout_ms
+        self._heard_s = time.monotonic()
+
+    def heard(self) -> None:
+        """Note that data arrived."""
+        self._heard_s = time.monotonic()
+
+    def ask(self, partitions: Collection[Any]) -> None:
+        """After half of the timeout in silence ask the leaders; raises KafkaTimeoutError after the other half."""
+        if time.monotonic() - self._heard_s >= self.timeout_s / 2:
+            self._client.end_offsets(list(partitions), timeout_ms=max(1, self.timeout_ms // 2))
+            self.heard()
+
+    def poll_ms(self) -> int:
+        """How long one poll may take."""
+        return min(POLL_MS, max(1, self.timeout_ms // 2))
+
+
+def _read_alone(client: Any, bounds: _Bounds, writer: _Writer, watch: _Watch) -> None:
     client.assign(bounds.partitions)
     for tp, offset in bounds.start.items():
         client.seek(tp, offset)
     while not writer.full:
-        _write(client.poll(timeout_ms=POLL_MS), bounds, writer)
+        if _write(client.poll(timeout_ms=watch.poll_ms()), bounds, writer):
+            watch.heard()
         writer.flush()
-        # Positions also move over what is never delivered: markers and aborted records.
-        if bounds.finished({tp: client.position(tp, timeout_ms=5_000) for tp in bounds.partitions}):
+        # Positions also pass what is never delivered: markers and aborted records.
+        if bounds.finished({tp: client.position(tp, timeout_ms=watch.timeout_ms) for tp in bounds.partitions}):
             return
+        watch.ask(bounds.partitions)
 
 
 def _write(batch: dict[Any, list[Any]], bounds: _Bounds, writer: _Writer) -> dict[Any, Any]:
@@ -250,24 +304,30 @@ def _write(batch: dict[Any, list[Any]], bounds: _Bounds, writer: _Writer) -> dic
     return written
 
 
-def _read_in_group(client: Any, wanted: list[PartitionsOf], bounds: _Bounds, writer: _Writer) -> None:
-    """At least once: what was written is committed after each poll, and at the end."""
+def _read_in_group(client: Any, wanted: list[PartitionsOf], bounds: _Bounds, writer: _Writer, watch: _Watch) -> None:
+    """At least once: the offsets of written records are committed after each poll, and at the end."""
     for topic, _ in wanted:
-        client.partitions_for_topic(topic)  # else the first assignment is made without knowing the topic, and is empty
+        client.partitions_for_topic(topic)  # otherwise the first assignment would be empty: the topic is unknown
     client.subscribe([one.topic for one in wanted])
-    assigned_since = time.monotonic()
+    idle_since = time.monotonic()
     while not writer.full:
-        written = _write(client.poll(timeout_ms=POLL_MS, max_records=writer.left), bounds, writer)
+        written = _write(client.poll(timeout_ms=watch.poll_ms(), max_records=writer.left), bounds, writer)
         writer.flush()
         if written:
-            client.commit(written)
+            client.commit(written, timeout_ms=watch.timeout_ms)
+            watch.heard()
         owned = client.assignment()
         if not owned:
-            if not bounds.open and time.monotonic() - assigned_since > 60:
+            waited = time.monotonic() - idle_since > watch.timeout_s
+            if waited and client._coordinator.need_rejoin():
+                raise NotJoined
+            if waited and not bounds.open:
                 warn("the group gave this member no partition")
                 return
             continue
-        positions = {tp: client.position(tp, timeout_ms=5_000) or 0 for tp in owned}
+        idle_since = time.monotonic()
+        positions = {tp: client.position(tp, timeout_ms=watch.timeout_ms) or 0 for tp in owned}
         mine = {tp: positions.get(tp, bounds.stop[tp]) for tp in bounds.stop}
         if bounds.finished(mine):
             return
+        watch.ask(owned)

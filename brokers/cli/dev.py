@@ -1,4 +1,4 @@
-"""``fleetlog dev``: a local fleet of real broker processes beside a real ZooKeeper."""
+"""``fleetlog dev``: a local fleet of broker processes with a ZooKeeper server."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _console = Console(stderr=True)
 
 
 def default_directory() -> Path:
-    """FLEETLOG_DEV_DIR, or a place for the user's local state."""
+    """FLEETLOG_DEV_DIR, or the directory of the user's local state."""
     chosen = os.environ.get("FLEETLOG_DEV_DIR")
     if chosen:
         return Path(chosen)
@@ -45,30 +45,54 @@ directory_option = click.option(
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 
 
+def _racks(_: click.Context, __: click.Parameter, value: str | None) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in value.split(",")) if value is not None else ()
+    if not all(names):
+        raise click.BadParameter(f"{value!r} must be a list of racks like a,b,c")
+    return names
+
+
 @click.group()
 def dev() -> None:
-    """A local fleet beside a real ZooKeeper: up, status, kill, start, add, down."""
+    """A local fleet with a ZooKeeper server: up, status, kill, start, add, down."""
 
 
 @dev.command()
-@click.option("--brokers", "count", type=click.IntRange(1, 30), default=3, show_default=True, help="How many brokers.")
+@click.option(
+    "--brokers",
+    "count",
+    type=click.IntRange(1, 30),
+    help="How many brokers.  [default: those in the directory, 3 in a new one]",
+)
 @click.option(
     "--port",
     type=click.IntRange(0, 65000),
     default=9092,
     show_default=True,
-    help="Port of the first broker, the others follow; 0: free ones.",
+    help="Port of the first broker; the others use the next ones. 0: any free ports.",
 )
-@click.option("--detach", is_flag=True, help="Return when it is ready; `dev down` ends it.")
+@click.option("--detach", is_flag=True, help="Return when the fleet is ready; `dev down` stops it.")
 @click.option(
     "--set", "settings", multiple=True, callback=pairs, metavar="NAME=VALUE", help="A setting for every broker."
 )
+@click.option(
+    "--rack", "racks", callback=_racks, metavar="NAME[,NAME...]", help="Racks of the brokers, assigned in turn: a,b,c."
+)
 @directory_option
 @json_option
-def up(count: int, port: int, detach: bool, settings: dict[str, str], directory: Path, as_json: bool) -> None:
+def up(
+    *,
+    count: int | None,
+    port: int,
+    detach: bool,
+    settings: dict[str, str],
+    racks: tuple[str, ...],
+    directory: Path,
+    as_json: bool,
+) -> None:
     """Start ZooKeeper and brokers, and wait until a stock client can use them.
 
-    Without --detach it stays in the foreground; Ctrl-C ends everything. Data stays in the directory for the next time.
+    Without --detach it stays in the foreground; Ctrl-C stops everything. The data stays in the directory.
     """
     directory = directory.resolve()
     begun = time.monotonic()
@@ -79,13 +103,14 @@ def up(count: int, port: int, detach: bool, settings: dict[str, str], directory:
             known = load(directory)
             if known is not None and known.running():
                 raise DevError(f"a fleet runs there already ({known.bootstrap}): `fleetlog dev down --dir {directory}`")
-            state = fleet.plan(directory, count, port, detach)
+            state = fleet.plan(directory, fleet.count_of(directory, count), port, detach, racks)
             interrupts.catch()
-            try:
-                _bring_up(directory, state, settings)
-            except BaseException:
-                _bring_down(directory)
-                raise
+            with fleet.reserved([broker.port for broker in state.brokers] if port else []):
+                try:
+                    _bring_up(directory, state, settings)
+                except BaseException:
+                    _bring_down(directory)
+                    raise
         _print_ready(state, directory, time.monotonic() - begun, as_json)
         if not detach:
             _stay(directory)
@@ -110,7 +135,7 @@ def _bring_up(directory: Path, state: FleetState, settings: dict[str, str]) -> N
 
 
 def _bring_down(directory: Path, patience_s: float = fleet.BROKER_PATIENCE_S) -> None:
-    """End what runs. A second Ctrl-C cuts the patience short, none leaves a process behind."""
+    """Stop all processes. A second Ctrl-C kills them at once; no process is left behind."""
     while True:
         interrupts.forget()
         try:
@@ -122,18 +147,18 @@ def _bring_down(directory: Path, patience_s: float = fleet.BROKER_PATIENCE_S) ->
 
 
 def _stay(directory: Path) -> None:
-    """Until Ctrl-C, or until everything has ended without us; then end what is left."""
-    told: set[int] = set()
+    """Wait for Ctrl-C, or until all processes have ended; then stop what is left."""
+    reported: set[int] = set()
     try:
         while (state := load(directory)) is not None and state.running():
             for broker in state.brokers:
                 dead = broker.process is None or not broker.process.alive()
-                if dead and broker.id not in told:
+                if dead and broker.id not in reported:
                     hint = f"`fleetlog dev start {broker.id}` starts it again"
                     _console.print(f"[yellow]broker {broker.id} has ended[/]; {hint}")
-                    told.add(broker.id)
+                    reported.add(broker.id)
                 elif not dead:
-                    told.discard(broker.id)
+                    reported.discard(broker.id)
             time.sleep(0.5)
     except Interrupted:
         pass
@@ -144,7 +169,7 @@ def _stay(directory: Path) -> None:
 @directory_option
 @json_option
 def status(directory: Path, as_json: bool) -> None:
-    """What runs. Exit code 0 when everything does, 3 when something does not."""
+    """Show the processes. Exit code 0 when all are ready, 3 otherwise."""
     directory = directory.resolve()
     try:
         state = load(directory)
@@ -165,7 +190,7 @@ def status(directory: Path, as_json: bool) -> None:
 @click.option("--delete-data", is_flag=True, help="Also remove the directory with all records.")
 @directory_option
 def down(directory: Path, delete_data: bool) -> None:
-    """End the fleet; no process is left behind."""
+    """Stop the fleet; no process is left behind."""
     directory = directory.resolve()
     try:
         state = load(directory) if directory.exists() else None
@@ -173,7 +198,7 @@ def down(directory: Path, delete_data: bool) -> None:
             click.echo(f"no fleet runs in {directory}")
         else:
             if state.supervisor is not None and state.supervisor.alive():
-                # It stops the fleet itself; what it leaves after that is ended here.
+                # The supervisor stops the fleet; processes that it leaves are stopped here.
                 end_all([state.supervisor], 2 * fleet.BROKER_PATIENCE_S)
             with locked(directory):
                 fleet.stop_all(directory)
@@ -185,7 +210,7 @@ def down(directory: Path, delete_data: bool) -> None:
 
 
 def _delete_data(directory: Path) -> None:
-    for path in (*directory.glob("broker-*"), directory / "zookeeper"):
+    for path in (*fleet.homes(directory).values(), directory / "zookeeper"):
         if path.is_dir():
             shutil.rmtree(path)
     click.echo(f"the data in {directory} is deleted")
@@ -214,6 +239,7 @@ def start(broker_id: int, directory: Path) -> None:
     """Start broker BROKER_ID again after it was killed."""
     directory = directory.resolve()
     try:
+        _running(directory)
         with locked(directory):
             state = _running(directory)
             broker = state.broker(broker_id)
@@ -227,15 +253,17 @@ def start(broker_id: int, directory: Path) -> None:
         _fail(error)
 
 
-@dev.command()
+@dev.command("add")
+@click.option("--rack", default="", metavar="NAME", help="Its rack.")
 @directory_option
-def add(directory: Path) -> None:
-    """Start one more broker. `fleetlog cluster rebalance` gives it something to do."""
+def start_new_broker(rack: str, directory: Path) -> None:
+    """Start one more broker. `fleetlog cluster rebalance` moves replicas to it."""
     directory = directory.resolve()
     try:
+        _running(directory)
         with locked(directory):
             state = _running(directory)
-            broker = fleet.add(directory, state)
+            broker = fleet.add_broker(directory, state, rack)
             with _console.status(f"waiting for broker {broker.id}"):
                 fleet.start_broker(directory, state, broker, die_with_parent=False)
                 fleet.wait_ready(broker, time.monotonic() + fleet.READY_TIMEOUT_S)
@@ -309,5 +337,6 @@ def _print_ready(state: FleetState, directory: Path, seconds: float, as_json: bo
 
 
 def _fail(error: Exception) -> NoReturn:
-    click.echo(f"fleetlog dev: {error}", err=True)
+    text = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
+    click.echo(f"fleetlog dev: {text}", err=True)
     sys.exit(EXIT_FAILED)

@@ -1,14 +1,17 @@
-"""Starts and stops the processes of a local fleet, and finds out whether a stock client can use it."""
+"""Starts and stops the processes of a local fleet, and checks that a stock client can use it."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +24,14 @@ BROKER_PATIENCE_S = 20.0
 ZOOKEEPER_PATIENCE_S = 5.0
 READY_TIMEOUT_S = 60.0
 ZOOKEEPER_HEAP = "-Xmx256m"
-"""A bound, not what it takes: 10,000 partitions and what is written about them don't fit the 64 MB of the tests', and a
-ZooKeeper without memory hangs where it should die.
+"""An upper bound: 10,000 partitions and their change log do not fit into the 64 MB that tests use, and a ZooKeeper
+server without memory hangs instead of exiting.
 """
 CONFIG_FILE = "broker.properties"
+DEFAULT_COUNT = 3
 
 DEFAULT_SETTINGS: Mapping[str, str] = {
-    # A laptop's fleet has few groups; fewer partitions start and load faster.
+    # A local fleet has few groups; fewer partitions start and load faster.
     "offsets.topic.num.partitions": "10",
     "transaction.state.log.num.partitions": "10",
     "group.initial.rebalance.delay.ms": "0",
@@ -36,8 +40,12 @@ DEFAULT_SETTINGS: Mapping[str, str] = {
 Progress = Callable[[str], None]
 
 
+TOPIC_PREFIX = "dev-ready-check-"
+"""Prefix of the topic and the group that the ready check uses and deletes."""
+
+
 def replication_settings(count: int) -> dict[str, str]:
-    """As many copies as a fleet of that size can have, up to Kafka's three."""
+    """As many replicas as a fleet of that size can have, up to Kafka's three."""
     factor = str(min(3, count))
     return {
         "default.replication.factor": factor,
@@ -48,7 +56,7 @@ def replication_settings(count: int) -> dict[str, str]:
 
 
 def check_tools() -> None:
-    """Is there what ZooKeeper needs? Raises DevError, saying what to install."""
+    """Check for what ZooKeeper needs. Raises DevError that names what to install."""
     try:
         find_java()
         find_classpath()
@@ -59,37 +67,94 @@ def check_tools() -> None:
         raise DevError("the ready check needs confluent-kafka: `pip install 'fleetlog[spark]'`") from None
 
 
-def plan(directory: Path, count: int, port: int, detached: bool) -> FleetState:
-    """Ports and directories for a fleet; broker N listens on ``port`` + N - 1 (0: on free ones). Raises DevError."""
+def homes(directory: Path) -> dict[int, Path]:
+    """The brokers' own directories by broker id, including brokers that ``dev add`` added."""
+    found = {
+        path.parent.name.removeprefix("broker-"): path.parent for path in directory.glob(f"broker-*/{CONFIG_FILE}")
+    }
+    return {int(name): home for name, home in sorted(found.items()) if name.isdecimal()}
+
+
+def _has_data(home: Path) -> bool:
+    listed = _settings_in(home).get("log.dirs", "").split(",")
+    return any(name.strip() and Path(name.strip()).exists() for name in listed)
+
+
+def count_of(directory: Path, wanted: int | None) -> int:
+    """How many brokers to start: those that the directory holds, or ``wanted`` if that is more. Raises DevError."""
+    holds = max((number for number, home in homes(directory).items() if _has_data(home)), default=0)
+    if wanted is None:
+        return holds or DEFAULT_COUNT
+    if wanted < holds:
+        raise DevError(
+            f"{directory} holds the data of {holds} brokers: start them all (without --brokers, or --brokers {holds}),"
+            " use another directory with --dir, or delete the data with"
+            f" `fleetlog dev down --delete-data --dir {directory}`"
+        )
+    return wanted
+
+
+def plan(directory: Path, count: int, port: int, detached: bool, racks: Sequence[str] = ()) -> FleetState:
+    """Ports and directories for a fleet; broker N listens on ``port`` + N - 1 (0: on free ones). Raises DevError.
+
+    ``racks`` go round; without any a broker keeps the rack that it had in this directory.
+    """
     spare = free_ports(2 * count + 1)
     state = FleetState(zookeeper_port=spare[-1], detached=detached)
     for index in range(count):
         if port and not is_free(port + index):
             raise DevError(f"port {port + index} is taken: choose others with --port (0: any free ones)")
+        home = directory / f"broker-{index + 1}"
         state.brokers.append(
             BrokerState(
                 id=index + 1,
                 port=port + index if port else spare[2 * index],
                 admin_port=spare[2 * index + 1],
-                directory=str(directory / f"broker-{index + 1}"),
+                directory=str(home),
+                rack=racks[index % len(racks)] if racks else _settings_in(home).get("broker.rack", ""),
             )
         )
     return state
 
 
-def add(directory: Path, state: FleetState) -> BrokerState:
+@contextlib.contextmanager
+def reserved(ports: Iterable[int]) -> Iterator[None]:
+    """Keep the ports from other `dev` commands until the brokers listen on them. Raises DevError."""
+    place = Path(tempfile.gettempdir()) / f"fleetlog-dev-{os.getuid()}"
+    place.mkdir(mode=0o700, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        for port in ports:
+            lock = stack.enter_context((place / f"port-{port}.lock").open("w"))
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise DevError(
+                    f"another `fleetlog dev` is starting a broker on port {port}: choose other ports with --port"
+                ) from None
+        yield
+
+
+def add_broker(directory: Path, state: FleetState, rack: str = "") -> BrokerState:
     """One more broker, on free ports, with the settings of the first one; not started yet."""
     first = state.brokers[0]
     number = max(broker.id for broker in state.brokers) + 1
     port, admin_port = free_ports(2)
-    broker = BrokerState(number, port, admin_port, str(directory / f"broker-{number}"))
-    lines = (Path(first.directory) / CONFIG_FILE).read_text().splitlines()
-    settings = dict(line.split("=", 1) for line in lines)
-    for own in ("broker.id", "listeners", "admin.listener", "log.dirs", "zookeeper.connect"):
-        del settings[own]
+    broker = BrokerState(number, port, admin_port, str(directory / f"broker-{number}"), rack=rack)
+    settings = _settings_in(Path(first.directory))
+    for own in ("broker.id", "broker.rack", "listeners", "admin.listener", "log.dirs", "zookeeper.connect"):
+        settings.pop(own, None)
     write_config(state, broker, settings)
     state.brokers.append(broker)
     return broker
+
+
+def _settings_in(home: Path) -> dict[str, str]:
+    """The properties in a broker's file as :func:`write_config` wrote it; empty if there is none."""
+    try:
+        lines = (home / CONFIG_FILE).read_text().splitlines()
+    except FileNotFoundError:
+        return {}
+    return dict(line.split("=", 1) for line in lines if "=" in line)
 
 
 def start_all(directory: Path, state: FleetState, settings: Mapping[str, str], tell: Progress) -> None:
@@ -100,7 +165,7 @@ def start_all(directory: Path, state: FleetState, settings: Mapping[str, str], t
             directory / "zookeeper", state.zookeeper_port, die_with_parent=not state.detached, wait=False,
             heap=ZOOKEEPER_HEAP,
         )  # fmt: skip
-        assert node.pid is not None, "it was started right now"
+        assert node.pid is not None, "it has just been started"
         state.zookeeper = Process.of(node.pid)
         save(directory, state)
     for broker in state.brokers:
@@ -114,7 +179,7 @@ def start_all(directory: Path, state: FleetState, settings: Mapping[str, str], t
 
 
 def write_config(state: FleetState, broker: BrokerState, settings: Mapping[str, str]) -> Path:
-    """The broker's properties file; ``settings`` win over what dev chooses."""
+    """Write the broker's properties file; ``settings`` override the values that dev chooses."""
     directory = Path(broker.directory)
     directory.mkdir(parents=True, exist_ok=True)
     values = {
@@ -125,6 +190,7 @@ def write_config(state: FleetState, broker: BrokerState, settings: Mapping[str, 
         "zookeeper.connect": state.zookeeper_connect,
         **DEFAULT_SETTINGS,
         **replication_settings(len(state.brokers)),
+        **({"broker.rack": broker.rack} if broker.rack else {}),
         **settings,
     }
     path = directory / CONFIG_FILE
@@ -133,7 +199,7 @@ def write_config(state: FleetState, broker: BrokerState, settings: Mapping[str, 
 
 
 def start_broker(directory: Path, state: FleetState, broker: BrokerState, *, die_with_parent: bool) -> None:
-    """Start one broker's process from its properties file and write its pid down."""
+    """Start one broker's process from its properties file and record its pid."""
     home = Path(broker.directory)
     root = str(Path(brokers.__file__).parents[1])
     environment = dict(os.environ)
@@ -146,12 +212,12 @@ def start_broker(directory: Path, state: FleetState, broker: BrokerState, *, die
 
 
 def log_path(broker: BrokerState) -> Path:
-    """Where the broker's output goes."""
+    """The file with the broker's output."""
     return Path(broker.directory) / "broker.log"
 
 
 def wait_ready(broker: BrokerState, deadline: float) -> None:
-    """Wait until the broker says it is ready; raises DevError with the end of its log when it died or takes long."""
+    """Wait until the broker is ready; raises DevError with the end of its log if it ended or is not ready in time."""
     while not is_ready(broker):
         if broker.process is None or not broker.process.alive():
             raise DevError(f"broker {broker.id} ended:\n{log_tail(broker)}")
@@ -179,7 +245,7 @@ def log_tail(broker: BrokerState, lines: int = 15) -> str:
 
 
 def stop_all(directory: Path, patience_s: float = BROKER_PATIENCE_S) -> None:
-    """End every process of the fleet in the state file: brokers first, since they want to sign off at ZooKeeper."""
+    """End every process of the fleet in the state file: brokers first, because they deregister at ZooKeeper."""
     state = load(directory)
     if state is None:
         return
@@ -190,24 +256,42 @@ def stop_all(directory: Path, patience_s: float = BROKER_PATIENCE_S) -> None:
 
 
 def check_with_client(state: FleetState, timeout_s: float = READY_TIMEOUT_S) -> None:
-    """A stock client creates a topic, produces to each broker, commits and reads. Raises DevError."""
+    """A stock client creates a topic, produces to each broker, commits and reads, and deletes what it made.
+
+    Raises DevError.
+    """
     from confluent_kafka import KafkaException
     from confluent_kafka.admin import AdminClient
 
-    topic = f"dev-ready-check-{uuid.uuid4().hex[:8]}"
+    name = f"{TOPIC_PREFIX}{uuid.uuid4().hex[:8]}"
     admin = AdminClient({"bootstrap.servers": state.bootstrap, "logger": _quiet()})
+    deadline = time.monotonic() + timeout_s
     try:
-        _create_topic(admin, topic, len(state.brokers), time.monotonic() + timeout_s)
-        _round_trip(state, topic, timeout_s)
-        admin.delete_topics([topic], request_timeout=timeout_s)[topic].result(timeout_s)
+        _create_topic(admin, name, len(state.brokers), deadline)
+        try:
+            _round_trip(state, name, timeout_s)
+            admin.delete_consumer_groups([name], request_timeout=timeout_s)[name].result(timeout_s)
+        finally:
+            # Also the topics and groups of a check that was killed.
+            left = [topic for topic in admin.list_topics(timeout=timeout_s).topics if topic.startswith(TOPIC_PREFIX)]
+            for deleted in admin.delete_topics([*{name, *left}], request_timeout=timeout_s).values():
+                deleted.result(timeout_s)
     except (KafkaException, TimeoutError) as error:
-        raise DevError(f"a stock client cannot use the fleet: {error}") from error
+        raise DevError(f"a stock client cannot use the fleet: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    """The client's error text without its punctuation."""
+    cause: Any = error.args[0] if error.args else None
+    return str(cause.str() if hasattr(cause, "str") else error) or "no answer in time"
 
 
 def _create_topic(admin: Any, topic: str, partitions: int, deadline: float) -> None:
     from confluent_kafka import KafkaError, KafkaException
     from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
 
+    # Just started: the elected controller may not have begun to act, or not have seen each broker's registration.
+    early = (KafkaError.NOT_CONTROLLER, KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.INVALID_REPLICATION_FACTOR)
     while True:
         left_s = max(deadline - time.monotonic(), 1.0)
         try:
@@ -215,9 +299,7 @@ def _create_topic(admin: Any, topic: str, partitions: int, deadline: float) -> N
             created[topic].result(left_s)
             return
         except KafkaException as error:
-            # Just started: the elected controller may not have begun to act.
-            early = error.args[0].code() in (KafkaError.NOT_CONTROLLER, KafkaError.COORDINATOR_NOT_AVAILABLE)
-            if not early or time.monotonic() > deadline:
+            if error.args[0].code() not in early or time.monotonic() > deadline:
                 raise
             time.sleep(0.1)
 
@@ -251,5 +333,5 @@ def _quiet() -> Any:
     import logging
 
     logger = logging.getLogger("brokers.cli.dev.client")
-    logger.setLevel(logging.CRITICAL)  # refused connections of the first moment are no news
+    logger.setLevel(logging.CRITICAL)  # connections are refused until the brokers listen
     return logger

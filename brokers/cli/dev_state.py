@@ -1,6 +1,6 @@
-"""What ``fleetlog dev`` remembers of a local fleet, and how to tell a process from the next owner of its pid.
+"""The state file of a local fleet, and how to distinguish a process from a later one with the same pid.
 
-The state file is written after every start and stop, so whatever happens ``dev down`` finds what runs. A pid alone is
+The state file is written after every start and stop, so ``dev down`` always finds what runs. A pid alone is
 never trusted: it is signalled only while the process started at the time that was written down.
 """
 
@@ -24,7 +24,7 @@ VERSION = 1
 
 
 class DevError(Exception):
-    """Something a person has to change; the message says what."""
+    """A condition that the user has to change; the message says which."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +43,16 @@ class Process:
         return cls(pid, started)
 
     def alive(self) -> bool:
-        """Does this very process run (zombies do not)?"""
+        """Whether this process still runs (a zombie does not)."""
         return start_time(self.pid) == self.started
 
     def send(self, number: signal.Signals) -> bool:
-        """Send a signal to this very process; False when it is gone."""
+        """Send a signal to this process; False when it is gone."""
         try:
             handle = os.pidfd_open(self.pid)
         except ProcessLookupError:
             return False
-        except (AttributeError, OSError):  # no pidfd on this system: the check below is the best there is
+        except (AttributeError, OSError):  # no pidfd on this system: the check below is the best available
             if not self.alive():
                 return False
             with contextlib.suppress(ProcessLookupError):
@@ -68,7 +68,7 @@ class Process:
             os.close(handle)
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for its end, whoever's child it is; False when it still runs."""
+        """Wait for its end, even if it is not a child; False when it still runs."""
         deadline = time.monotonic() + timeout_s
         while self.alive():
             left_s = deadline - time.monotonic()
@@ -80,14 +80,16 @@ class Process:
 
 def _wait_a_little(pid: int, seconds: float) -> None:
     with contextlib.suppress(OSError):
-        os.waitpid(pid, os.WNOHANG)  # a child of ours would stay a zombie
+        os.waitpid(pid, os.WNOHANG)  # otherwise a child of this process stays a zombie
     try:
         handle = os.pidfd_open(pid)
     except (AttributeError, OSError):
         time.sleep(seconds)
         return
     try:
-        select.select([handle], [], [], seconds)
+        poller = select.poll()  # select() takes no descriptor above 1,023
+        poller.register(handle, select.POLLIN)
+        poller.poll(seconds * 1000)
     finally:
         os.close(handle)
 
@@ -100,7 +102,7 @@ def start_time(pid: int) -> str | None:
         return None if Path("/proc/self/stat").exists() else _start_time_by_ps(pid)
     except OSError:
         return None
-    fields = stat.rpartition(")")[2].split()  # the name before it may hold anything
+    fields = stat.rpartition(")")[2].split()  # the name before it may contain anything
     if fields[0] in "ZX":
         return None
     boot = Path("/proc/sys/kernel/random/boot_id")
@@ -122,6 +124,7 @@ class BrokerState:
     admin_port: int
     directory: str
     process: Process | None = None
+    rack: str = ""
 
     @property
     def address(self) -> str:
@@ -157,12 +160,12 @@ class FleetState:
         raise DevError(f"there is no broker {broker_id}; there are {', '.join(str(b.id) for b in self.brokers)}")
 
     def processes(self) -> list[Process]:
-        """Everything that was started and not yet seen to end: brokers first, ZooKeeper last."""
-        ours = [broker.process for broker in self.brokers] + [self.zookeeper]
-        return [process for process in ours if process is not None]
+        """All processes that were started and have not ended yet: brokers first, ZooKeeper last."""
+        started = [broker.process for broker in self.brokers] + [self.zookeeper]
+        return [process for process in started if process is not None]
 
     def running(self) -> bool:
-        """Does any of it run?"""
+        """Whether any process of it runs."""
         return any(process.alive() for process in self.processes())
 
 
@@ -199,7 +202,7 @@ def save(directory: Path, state: FleetState) -> None:
 
 
 def forget(directory: Path) -> None:
-    """Nothing runs any more."""
+    """Delete the state file: nothing runs any more."""
     (directory / STATE_FILE).unlink(missing_ok=True)
 
 
@@ -214,7 +217,7 @@ def locked(directory: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise DevError(f"another `fleetlog dev` command is at work in {directory}") from None
+            raise DevError(f"another `fleetlog dev` command is running in {directory}") from None
         yield
 
 

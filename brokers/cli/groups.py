@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -16,15 +15,16 @@ from brokers.cli.client import (
     PartitionsOf,
     Target,
     admin,
-    check,
     client_options,
     code_of,
     complete_groups,
     explain,
     known_partitions,
+    raise_for_code,
+    reworded,
     topic_partitions,
 )
-from brokers.cli.output import CliError, Output, table
+from brokers.cli.output import CliError, Output, confirm, table
 from brokers.cli.times import DurationType, TimeType
 from wire.errors import ErrorCode
 
@@ -55,11 +55,11 @@ def list_groups(target: Target, out: Output, states: tuple[str, ...]) -> None:
 # --- describe ---------------------------------------------------------------------------------------------------
 
 
-@groups.command()
+@groups.command("describe")
 @click.argument("names", nargs=-1, required=True, metavar="GROUP...", shell_complete=complete_groups)
 @client_options
-def describe(target: Target, out: Output, names: tuple[str, ...]) -> None:
-    """Show members, committed offsets and how far behind they are."""
+def describe_groups(target: Target, out: Output, names: tuple[str, ...]) -> None:
+    """Show members, committed offsets and lag."""
     with admin(target) as client:
         described = [_describe_one(client, name) for name in names]
     if out.as_json:
@@ -80,9 +80,9 @@ def _describe_one(client: Any, name: str) -> dict[str, Any]:
     committed = client.list_group_offsets({name: None})[name]
     dead = described["group_state"] == "Dead"
     if dead and not committed:
-        check(f"group {name}", ErrorCode.GROUP_ID_NOT_FOUND)
+        raise_for_code(f"group {name}", ErrorCode.GROUP_ID_NOT_FOUND)
     if described.get("error") and not dead:
-        raise CliError(f"group {name}: {described['error']}")
+        raise CliError(f"group {name}: {reworded(described['error'])}")
     members = [_member(member) for member in described["members"]]
     owners = {tp: member["member"] for member in members for tp in member["partitions"]}
     partitions = sorted({*committed, *owners})
@@ -155,7 +155,7 @@ def end_offsets(client: Any, partitions: list[Any]) -> dict[Any, int]:
 # --- reset ------------------------------------------------------------------------------------------------------
 
 
-class Move(NamedTuple):
+class OffsetReset(NamedTuple):
     """What a reset does to one partition."""
 
     partition: Any
@@ -163,7 +163,7 @@ class Move(NamedTuple):
     new: int
 
 
-@groups.command()
+@groups.command("reset")
 @click.argument("name", metavar="GROUP", shell_complete=complete_groups)
 @click.option(
     "--topic",
@@ -171,22 +171,26 @@ class Move(NamedTuple):
     multiple=True,
     callback=topic_partitions,
     metavar="TOPIC[:P,...]",
-    help="Which topics or partitions.  [default: all the group has committed]",
+    help="Topics or partitions to reset.  [default: all that the group has committed]",
 )
-@click.option("--to-earliest", is_flag=True, help="The first record there is.")
-@click.option("--to-latest", is_flag=True, help="Behind the last record.")
-@click.option("--to-offset", type=click.IntRange(min=0), metavar="OFFSET", help="This offset.")
-@click.option("--to-datetime", type=TimeType(), metavar="TIME", help="The first record not older: 2013-01-31T12:00.")
+@click.option("--to-earliest", is_flag=True, help="The first record.")
+@click.option("--to-latest", is_flag=True, help="The end, after the last record.")
+@click.option("--to-offset", type=click.IntRange(0, 2**63 - 1), metavar="OFFSET", help="This offset.")
+@click.option(
+    "--to-datetime", type=TimeType(), metavar="TIME", help="The first record at or after this time: 2013-01-31T12:00."
+)
 @click.option("--by-duration", type=DurationType(), metavar="SPAN", help="The first record of the last 90s, 1h30m, ...")
-@click.option("--shift-by", type=int, metavar="N", help="N records on, or back when negative.")
-@click.option("--execute", is_flag=True, help="Do it. Without this, only show what would be done.")
+@click.option("--shift-by", type=int, metavar="N", help="N records forward, or back when negative.")
+@click.option("--execute", is_flag=True, help="Perform the reset. Without it, only show the plan.")
 @client_options
-def reset(target: Target, out: Output, name: str, wanted: list[PartitionsOf], execute: bool, **how: Any) -> None:
-    """Move a group's committed offsets. Shows the plan; --execute does it."""
+def reset_group_offsets(
+    target: Target, out: Output, name: str, wanted: list[PartitionsOf], execute: bool, **how: Any
+) -> None:
+    """Move a group's committed offsets. Shows the plan; --execute performs it."""
     chosen = [key for key, value in how.items() if value is not None and value is not False]
     if len(chosen) != 1:
         options = ", ".join("--" + key.replace("_", "-") for key in how)
-        raise click.UsageError(f"say where to: exactly one of {options}")
+        raise click.UsageError(f"give exactly one of {options}")
     with admin(target, f"group {name}") as client:
         state = client.describe_groups([name])[name]["group_state"]
         moves = _plan(client, name, wanted, chosen[0], how[chosen[0]])
@@ -199,10 +203,10 @@ def reset(target: Target, out: Output, name: str, wanted: list[PartitionsOf], ex
         click.echo(f"fleetlog: the group is {state}: its members must stop before --execute", err=True)
 
 
-def _plan(client: Any, name: str, wanted: list[PartitionsOf], how: str, value: Any) -> list[Move]:
+def _plan(client: Any, name: str, wanted: list[PartitionsOf], how: str, value: Any) -> list[OffsetReset]:
     committed = {tp: c.offset for tp, c in client.list_group_offsets({name: None})[name].items() if c.offset >= 0}
     if not wanted and not committed:
-        raise CliError(f"group {name} has committed nothing; say which topics with --topic")
+        raise CliError(f"group {name} has no committed offsets; name topics with --topic")
     topics = wanted or [PartitionsOf(topic, None) for topic in sorted({tp.topic for tp in committed})]
     partitions = [
         TopicPartition(topic, p["partition_index"])
@@ -220,13 +224,13 @@ def _plan(client: Any, name: str, wanted: list[PartitionsOf], how: str, value: A
         offset = {"to_earliest": begin, "to_latest": end}.get(how)
         if offset is None:
             offset = goal(tp)
-        # Beyond what the partition holds there is nothing to read from: take the nearest end.
-        moves.append(Move(tp, committed.get(tp), end if offset < 0 else min(max(offset, begin), end)))
+        # An offset outside the partition cannot be read: take the nearest end.
+        moves.append(OffsetReset(tp, committed.get(tp), end if offset < 0 else min(max(offset, begin), end)))
     return moves
 
 
 def _goals(client: Any, partitions: list[Any], how: str, value: Any, committed: dict[Any, int]) -> Callable[[Any], int]:
-    """The offset each partition is to get, before it is bounded; -1 is its end."""
+    """The new offset of each partition, before it is bounded; -1 is its end."""
     if how == "to_offset":
         return lambda tp: int(value)
     if how == "shift_by":
@@ -242,14 +246,14 @@ def _goals(client: Any, partitions: list[Any], how: str, value: Any, committed: 
     return lambda tp: -1
 
 
-def _commit(client: Any, name: str, moves: list[Move]) -> None:
+def _commit(client: Any, name: str, moves: list[OffsetReset]) -> None:
     offsets = {move.partition: OffsetAndMetadata(move.new, "", -1) for move in moves}
     for tp, error in client.alter_group_offsets(name, offsets).items():
         code = getattr(error, "errno", 0)
-        check(f"group {name}, {tp.topic}:{tp.partition}", code)
+        raise_for_code(f"group {name}, {tp.topic}:{tp.partition}", code)
 
 
-def _show(out: Output, moves: list[Move], execute: bool) -> None:
+def _show(out: Output, moves: list[OffsetReset], execute: bool) -> None:
     columns = ["topic", "partition", "committed", "new", "change"]
     rows = [
         [
@@ -263,13 +267,13 @@ def _show(out: Output, moves: list[Move], execute: bool) -> None:
     ]
     out.rows(columns, rows)
     if not execute:
-        click.echo("fleetlog: nothing was changed; add --execute to do it", err=True)
+        click.echo("fleetlog: nothing was changed; add --execute to perform the reset", err=True)
 
 
 # --- delete -----------------------------------------------------------------------------------------------------
 
 
-@groups.command()
+@groups.command("delete")
 @click.argument("names", nargs=-1, required=True, metavar="GROUP...", shell_complete=complete_groups)
 @click.option(
     "--topic",
@@ -277,15 +281,14 @@ def _show(out: Output, moves: list[Move], execute: bool) -> None:
     multiple=True,
     callback=topic_partitions,
     metavar="TOPIC[:P,...]",
-    help="Forget only the offsets of these.",
+    help="Delete only the offsets of these topics or partitions.",
 )
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 @client_options
-def delete(target: Target, out: Output, names: tuple[str, ...], wanted: list[PartitionsOf], yes: bool) -> None:
+def delete_groups(target: Target, out: Output, names: tuple[str, ...], wanted: list[PartitionsOf], yes: bool) -> None:
     """Delete groups with their committed offsets (or only offsets of some topics)."""
     what = "offsets of " if wanted else ""
-    if not yes and sys.stdin.isatty():
-        click.confirm(f"Delete {what}{', '.join(names)}?", abort=True, err=True)
+    confirm(f"Delete {what}{', '.join(names)}?", yes)
     with admin(target) as client:
         for name in names:
             if wanted:
@@ -303,7 +306,7 @@ def _delete_group(client: Any, name: str) -> None:
         return await client._manager.send(DeleteGroupsRequest(groups_names=[name]), node_id=coordinator)
 
     for result in client._manager.run(send).results:
-        check(f"group {name}", result.error_code)
+        raise_for_code(f"group {name}", result.error_code)
 
 
 def _delete_offsets(client: Any, name: str, wanted: list[PartitionsOf]) -> None:
@@ -320,4 +323,4 @@ def _delete_offsets(client: Any, name: str, wanted: list[PartitionsOf]) -> None:
             raise
         raise CliError(f"group {name}: {explain(code)}") from error
     for tp, failure in answer.items():
-        check(f"group {name}, {tp.topic}:{tp.partition}", getattr(failure, "errno", 0))
+        raise_for_code(f"group {name}, {tp.topic}:{tp.partition}", getattr(failure, "errno", 0))

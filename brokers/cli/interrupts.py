@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP as one exception, held back where it would lose a process."""
+"""Ctrl-C, SIGTERM and SIGHUP as one exception, delayed where it would leave a process behind."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from types import FrameType
 
 
 class Interrupted(BaseException):
-    """The person, or the system, wants it to end."""
+    """The user or the system ends the command."""
 
 
 class Interrupts:
-    """Raises Interrupted in the main thread; inside ``held`` blocks only afterwards."""
+    """Raises Interrupted in the main thread; inside a ``held`` block only at its end."""
 
     def __init__(self) -> None:
         self._held = 0
         self._pending = False
 
     def catch(self) -> None:
-        """From now on."""
+        """Install the handlers."""
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._on_signal)
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """A process that was started but not written down yet would be left behind: not in here."""
+        """Delay signals: between the start of a process and its entry in the state file it would be left behind."""
         self._held += 1
         try:
             yield
@@ -41,7 +41,7 @@ class Interrupts:
             raise Interrupted
 
     def forget(self) -> None:
-        """What came so far is being obeyed."""
+        """Forget the signals so far: they are being handled."""
         self._pending = False
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:

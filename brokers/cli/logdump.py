@@ -1,7 +1,7 @@
-"""``fleetlog log dump``: what the files of a log directory say. Reads files only; no broker is needed.
+"""``fleetlog log dump``: the contents of a log directory's files. Reads files only; no broker is needed.
 
-It takes Kafka's directories as well as ours. A damaged batch is named by its position and ends the file's dump with
-exit code 1: what comes behind it cannot be found by walking.
+It reads Kafka's directories as well as fleetlog's. A damaged batch is reported with its position and ends the file's
+dump with exit code 1: the batches behind it cannot be found.
 """
 
 from __future__ import annotations
@@ -37,35 +37,35 @@ _TXN_ENTRY = struct.Struct(">hqqqq")
 
 
 class Damaged(Exception):
-    """The file says something that cannot be; everything before it was dumped."""
+    """The file is damaged; everything before the damage was dumped."""
 
 
 @click.group()
 def log() -> None:
-    """Look into log directories."""
+    """Read the files of log directories."""
 
 
 @log.command()
 @click.argument("paths", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path), metavar="FILE...")
-@click.option("--records", "-r", is_flag=True, help="Show the records of each batch, too.")
+@click.option("--records", "-r", is_flag=True, help="Also show the records of each batch.")
 @click.option(
     "--decode",
     type=click.Choice(DECODERS),
     default="auto",
     show_default=True,
-    help="How to read keys and values; auto knows the internal topics by their directory.",
+    help="How to decode keys and values; auto recognizes the internal topics by their directory.",
 )
-@click.option("--offset", type=click.IntRange(min=0), help="Only batches that reach this offset.")
-@click.option("--count", "-n", type=click.IntRange(min=1), help="Only so many rows of each file.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line, for programs.")
+@click.option("--offset", type=click.IntRange(min=0), help="Only batches that end at or after this offset.")
+@click.option("--count", "-n", type=click.IntRange(min=1), help="At most this many rows of each file.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line, for programs.")
 def dump(
     *, paths: tuple[Path, ...], records: bool, decode: str, offset: int | None, count: int | None, as_json: bool
 ) -> None:
-    """Dump segments (.log), indexes, producer snapshots and checkpoints; a directory means all its files."""
+    """Dump segments (.log), indexes, producer snapshots and checkpoints; of a directory all files."""
     damaged = False
     files = [file for path in paths for file in _files(path)]
     if not files:
-        raise CliError(f"{paths[0]} holds no file of a log directory")
+        raise CliError(f"{paths[0]} contains no file of a log directory")
     for file in files:
         if not as_json:
             click.echo(f"{file}  {file.stat().st_size} bytes")
@@ -97,7 +97,7 @@ def _reader(file: Path) -> Callable[[Path], Iterator[Row]] | None:
 
 
 def _suffix(file: Path) -> str:
-    """The suffix that tells the kind; files on their way out keep it before ``.deleted``."""
+    """The suffix that names the kind; files to be deleted keep it before ``.deleted``."""
     return file.with_suffix("").suffix if file.suffix in {".deleted", ".cleaned", ".swap"} else file.suffix
 
 
@@ -106,7 +106,7 @@ def _rows(file: Path, records: bool, decode: str, offset: int | None) -> Iterato
         return _segment(file, records, _decoder(file, decode), offset)
     reader = _reader(file)
     if reader is None:
-        raise CliError(f"{file} is no file of a log directory (.log, .index, .timeindex, .txnindex, .snapshot, ...)")
+        raise CliError(f"{file} is not a file of a log directory (.log, .index, .timeindex, .txnindex, .snapshot, ...)")
     return reader(file)
 
 
@@ -226,7 +226,7 @@ def _decoder(file: Path, decode: str) -> Callable[[Any], Row]:
 
 
 def _text(raw: bytes | None) -> str | None:
-    """Bytes as text, escaped where they are none."""
+    """Bytes as text, escaped where they are not text."""
     return None if raw is None else bytes(raw).decode(errors="backslashreplace")
 
 
@@ -236,7 +236,7 @@ def _plain(record: Any) -> Row:
 
 def _offsets(record: Any) -> Row:
     try:
-        key = group_records.decode_key(record.key or b"")
+        key = group_records.decode_group_key(record.key or b"")
         if isinstance(key, group_records.UnknownKey):
             return {"key_version": key.version, **_plain(record)}
         row: Row = {"group": key.group_id}
@@ -259,7 +259,7 @@ def _offsets(record: Any) -> Row:
 
 
 def _fields(value: Any) -> Row:
-    """A record's fields, without what is not set."""
+    """The fields of a record that are set."""
     shown: Row = {}
     for name, field in value._asdict().items():
         if isinstance(field, bytes):
@@ -273,13 +273,13 @@ def _fields(value: Any) -> Row:
 
 def _transactions(record: Any) -> Row:
     try:
-        name = transaction_records.decode_key(record.key or b"")
+        name = transaction_records.decode_transaction_key(record.key or b"")
         if name is None:
             return _plain(record)
         row: Row = {"transactional_id": name}
         if record.value is None:
             return row | {"deleted": True}
-        state = transaction_records.decode_value(record.value)
+        state = transaction_records.decode_transaction(record.value)
     except transaction_records.RecordError as error:
         return {"unreadable": str(error), **_plain(record)}
     if state is None:
@@ -313,7 +313,7 @@ def _entries(file: Path, entry: struct.Struct) -> Iterator[tuple[Any, ...]]:
     whole = len(data) - len(data) % entry.size
     yield from entry.iter_unpack(data[:whole])
     if whole < len(data):
-        raise Damaged(f"{len(data) - whole} bytes at the end are no whole entry")
+        raise Damaged(f"{len(data) - whole} bytes at the end are not a whole entry")
 
 
 def _offset_index(file: Path) -> Iterator[Row]:
@@ -385,11 +385,11 @@ def _properties(file: Path) -> Iterator[Row]:
 
 
 def _clean_shutdown(file: Path) -> Iterator[Row]:
-    yield {"broker_epoch": _checked(checkpoints.decode_clean_shutdown)(file)}
+    yield _checked(checkpoints.decode_clean_stop)(file)._asdict()
 
 
 def _never(file: Path) -> Iterator[Row]:
-    raise AssertionError("segments have options and are read before")
+    raise AssertionError("segments are handled before")
 
 
 _BY_SUFFIX: dict[str, Callable[[Path], Iterator[Row]]] = {

@@ -1,4 +1,4 @@
-"""``fleetlog``: the command line's front door. Each subject is a module that declares one click group or command."""
+"""``fleetlog``, the command line. Each subject is a module that declares one click group or command."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import importlib
 
 import click
 
-# Subjects are imported when asked for: `fleetlog broker` must not pay for the tables and clients of the others.
+# Subjects are imported on first use: `fleetlog broker` must not pay for the tables and clients of the others.
 _SUBJECTS = {
     "broker": ("brokers.cli.broker", "broker", "Run one broker from a properties file."),
     "cluster": ("brokers.cli.cluster", "cluster", "The fleet: describe, rebalance."),
     "completion": ("brokers.cli.completion", "completion", "Print the shell completion script."),
     "config": ("brokers.cli.broker", "config", "List every setting of a broker or a topic."),
     "consume": ("brokers.cli.consume", "consume", "Read records."),
-    "dev": ("brokers.cli.dev", "dev", "A local fleet beside a real ZooKeeper: up, status, kill, add, down."),
+    "dev": ("brokers.cli.dev", "dev", "A local fleet with a ZooKeeper server: up, status, kill, add, down."),
     "groups": ("brokers.cli.groups", "groups", "Consumer groups: list, describe, reset, delete."),
-    "log": ("brokers.cli.logdump", "log", "Look into log directories."),
+    "log": ("brokers.cli.logdump", "log", "Read the files of log directories."),
     "produce": ("brokers.cli.produce", "produce", "Write records."),
     "sinks": ("brokers.cli.sinks", "sinks", "Exactly-once sinks: list, describe, reset."),
     "topics": ("brokers.cli.topics", "topics", "Topics: create, describe, alter, reassign, elect, delete."),
@@ -44,7 +44,7 @@ class _Subjects(click.Group):
 @click.command(cls=_Subjects, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="fleetlog", prog_name="fleetlog")
 def cli() -> None:
-    """A fleet of brokers that speak the Kafka protocol, beside ZooKeeper."""
+    """A fleet of brokers that speak the Kafka protocol, coordinated by ZooKeeper."""
 
 
 def main() -> None:

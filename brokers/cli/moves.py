@@ -1,4 +1,4 @@
-"""Plans of moves: which partition goes from which brokers to which, what that costs, and how it is shown. Pure."""
+"""Plans of moves: the partitions, their brokers before and after, the bytes to copy, and the tables. Pure."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from brokers.cli.output import CliError, bytes_text
-from brokers.cli.overview import Overview, Partition
-from brokers.cluster.placement import Places, crowding
+from brokers.cli.overview import Overview, PartitionOverview
+from brokers.controller.placement import Places, crowding
 from brokers.model import BrokerId, TopicPartition
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
-    """New replicas for one partition; the first of them is the preferred leader. ``size`` is -1 where nobody knows."""
+class ReplicaMove:
+    """New replicas for one partition; the first of them is the preferred leader. ``size`` is -1 where it is unknown."""
 
     tp: TopicPartition
     before: tuple[int, ...]
@@ -29,28 +29,28 @@ class Move:
 
     @property
     def drops(self) -> tuple[int, ...]:
-        """The brokers that lose theirs."""
+        """The brokers that lose a replica."""
         return tuple(b for b in self.before if b not in self.after)
 
     @property
     def bytes_copied(self) -> int:
-        """What has to go over the network, as far as it is known."""
+        """Bytes to copy over the network, as far as they are known."""
         return max(self.size, 0) * len(self.brings)
 
 
-def moves_to(overview: Overview, wanted: Mapping[TopicPartition, Sequence[int]]) -> list[Move]:
-    """The moves that make these the replicas; partitions that are so already are left out."""
+def moves_to(overview: Overview, wanted: Mapping[TopicPartition, Sequence[int]]) -> list[ReplicaMove]:
+    """The moves to these replicas; partitions that already have them are left out."""
     found = []
     for tp, after in sorted(wanted.items()):
         partition = overview.partitions[tp]
         if tuple(after) != partition.target or partition.moving:
             size = overview.size_of(partition)
-            found.append(Move(tp, partition.settled, tuple(after), -1 if size is None else size))
+            found.append(ReplicaMove(tp, partition.settled, tuple(after), -1 if size is None else size))
     return found
 
 
-def spelled_out(partitions: Sequence[Partition], replicas: Sequence[int]) -> dict[TopicPartition, list[int]]:
-    """The same brokers for each partition, each list beginning one broker further, so that all of them lead."""
+def spelled_out(partitions: Sequence[PartitionOverview], replicas: Sequence[int]) -> dict[TopicPartition, list[int]]:
+    """The same brokers for each partition, each list starting one broker later, so that all of them lead."""
     rotated = {}
     for number, partition in enumerate(partitions):
         first = number % len(replicas)
@@ -59,14 +59,14 @@ def spelled_out(partitions: Sequence[Partition], replicas: Sequence[int]) -> dic
 
 
 def with_factor(
-    partitions: Sequence[Partition], factor: int, overview: Overview
+    partitions: Sequence[PartitionOverview], factor: int, overview: Overview
 ) -> dict[TopicPartition, tuple[int, ...]]:
-    """Replicas of that number: added where racks, failure domains and load leave most room, taken where they are most
-    crowded.
+    """Replicas of that number: added where racks, failure domains and load are emptiest, removed where they are
+    fullest.
 
     A replica that leads or is in sync stays before one that is not. Raises CliError when there are too few brokers.
     """
-    where = {BrokerId(broker.id): broker.place for broker in overview.living()}
+    where = {BrokerId(broker.id): broker.place for broker in overview.live_brokers()}
     if factor > len(where):
         raise CliError(f"{factor} replicas need {factor} brokers; {len(where)} are alive")
     load = Counter(b for p in overview.partitions.values() for b in p.target)
@@ -85,20 +85,24 @@ def with_factor(
 
 
 def _worth(
-    broker_id: BrokerId, partition: Partition, replicas: Sequence[BrokerId], where: Places, load: Mapping[int, int]
+    broker_id: BrokerId,
+    partition: PartitionOverview,
+    replicas: Sequence[BrokerId],
+    where: Places,
+    load: Mapping[int, int],
 ) -> tuple[bool, bool, bool, int, int, int]:
     racks, domains = crowding(broker_id, replicas, where) if broker_id in where else (0, 0)
     in_sync, first = broker_id in partition.isr, broker_id == replicas[0]
     return broker_id == partition.leader, in_sync, first, -racks, -domains, -load[broker_id]
 
 
-# --- for people and programs -----------------------------------------------------------------------------------------
+# --- output ----------------------------------------------------------------------------------------------------------
 
 
 COLUMNS = ("partition", "from", "to", "copied to", "removed from", "bytes")
 
 
-def rows(moves: Iterable[Move]) -> list[list[Any]]:
+def rows(moves: Iterable[ReplicaMove]) -> list[list[Any]]:
     """A table of the plan."""
     return [
         [
@@ -113,8 +117,8 @@ def rows(moves: Iterable[Move]) -> list[list[Any]]:
     ]
 
 
-def load_rows(overview: Overview, moves: Sequence[Move]) -> list[list[Any]]:
-    """What the plan does to each broker: replicas, preferred leaderships and bytes, before and after."""
+def load_rows(overview: Overview, moves: Sequence[ReplicaMove]) -> list[list[Any]]:
+    """Replicas, preferred leaderships and bytes of each broker, before and after the plan."""
     after = {move.tp: move for move in moves}
     table = []
     for broker_id in sorted({*overview.brokers, *(b for move in moves for b in move.after)}):
@@ -134,13 +138,13 @@ def load_rows(overview: Overview, moves: Sequence[Move]) -> list[list[Any]]:
 LOAD_COLUMNS = ("broker", "replicas", "then", "first replica", "then", "bytes", "then")
 
 
-def summary(moves: Sequence[Move], rate: int | None) -> str:
-    """The plan in one line: how many partitions, how much is copied, how long that takes at the rate at least."""
+def summary(moves: Sequence[ReplicaMove], rate: int | None) -> str:
+    """The plan in one line: partitions, bytes to copy, and the least time that takes at the rate."""
     copied = sum(move.bytes_copied for move in moves)
     text = f"{len(moves)} partition{'s' if len(moves) != 1 else ''} change{'s' if len(moves) == 1 else ''}"
     text += f", {bytes_text(copied)} {'are' if copied != 1 else 'is'} copied"
     if rate:
-        # every broker may send and take that much, so the busiest one decides
+        # every broker may send and receive at that rate, so the busiest one decides
         taken = Counter[int]()
         for move in moves:
             for broker_id in move.brings:
@@ -157,7 +161,7 @@ def _span(seconds: float) -> str:
     return f"{whole // 60} min" if whole < 7200 else f"{whole / 3600:.1f} h"
 
 
-def as_value(moves: Iterable[Move]) -> list[dict[str, Any]]:
+def as_value(moves: Iterable[ReplicaMove]) -> list[dict[str, Any]]:
     """The plan for programs; ``topic``, ``partition`` and ``replicas`` as kafka-reassign-partitions has them."""
     return [
         {

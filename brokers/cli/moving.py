@@ -1,7 +1,7 @@
 """Performs a plan of moves: a few partitions at a time, watched until the last replica is in sync.
 
-The controller remembers what it began, also across its own death, so this only asks, looks and asks again; whoever
-ends this command leaves moves behind that finish by themselves.
+The controller keeps the moves that have begun, also across failovers, so this only requests and polls. If the command
+is ended, the moves that have begun finish by themselves.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from kafka import TopicPartition as ClientPartition
 from kafka.protocol.admin import AlterPartitionReassignmentsRequest, ElectLeadersRequest
 from kafka.protocol.metadata import MetadataRequest
 
-from brokers.cli.admin_client import GONE, Admin
+from brokers.cli.admin_client import GONE, AdminClient
 from brokers.cli.client import KNOWN_POLL_S, explain
-from brokers.cli.moves import Move
+from brokers.cli.moves import ReplicaMove
 from brokers.cli.output import CliError, bytes_text, progress
-from brokers.cli.overview import PATIENCE_S, Overview, read_directories, take
+from brokers.cli.overview import PATIENCE_S, Overview, fetch_overview, read_directories
 from brokers.model import TopicPartition
 from wire.errors import ErrorCode
 
 POLL_S = 0.5
 SILENCE_S = 60.0
-"""How long the fleet may say nothing before the watching ends: longer than any failover."""
+"""How long no broker may answer before the command gives up: longer than any failover."""
 DOUBT_S = 5.0
 KNOWN_S = 5.0
 PREFERRED, UNCLEAN = 0, 1
@@ -37,19 +37,19 @@ Answer = tuple[int, str | None]
 
 @dataclass(slots=True)
 class Moved:
-    """What became of the moves. ``failed`` says why in words."""
+    """The outcome of the moves. ``failed`` has the reasons."""
 
-    done: list[Move] = field(default_factory=list)
+    done: list[ReplicaMove] = field(default_factory=list)
     failed: dict[TopicPartition, str] = field(default_factory=dict)
-    left: list[Move] = field(default_factory=list)
+    left: list[ReplicaMove] = field(default_factory=list)
     doubted: dict[TopicPartition, float] = field(default_factory=dict)
-    """Since when a move that is over does not show where it was to go: some broker may just not know yet."""
+    """Since when a finished move does not show its target: the asked broker may not know it yet."""
 
 
-def alter(client: Admin, wanted: Mapping[TopicPartition, Sequence[int] | None], timeout_ms: int) -> dict[
-    TopicPartition, Answer
-]:  # fmt: skip
-    """Ask the controller for moves (None cancels one): (error code, message) for each. Raises KafkaError."""
+def alter_reassignments(
+    client: AdminClient, wanted: Mapping[TopicPartition, Sequence[int] | None], timeout_ms: int
+) -> dict[TopicPartition, Answer]:
+    """Request moves of the controller (None cancels one): (error code, message) for each. Raises KafkaError."""
     topics: dict[str, list[tuple[int, list[int] | None]]] = {}
     for tp, replicas in wanted.items():
         topics.setdefault(tp.topic, []).append((tp.partition, None if replicas is None else list(replicas)))
@@ -78,10 +78,10 @@ def _reassignment_errors(answer: Any) -> Iterable[type[Exception]]:
         yield kafka_errors.NotControllerError
 
 
-def elect(client: Admin, wanted: Collection[TopicPartition] | None, kind: int, timeout_ms: int) -> dict[
-    TopicPartition, Answer
-]:  # fmt: skip
-    """Ask for elections (None: of all partitions): (error code, message) for each. Raises KafkaError."""
+def request_elections(
+    client: AdminClient, wanted: Collection[TopicPartition] | None, kind: int, timeout_ms: int
+) -> dict[TopicPartition, Answer]:
+    """Request elections (None: of all partitions): (error code, message) for each. Raises KafkaError."""
     rows = None
     if wanted is not None:
         names = sorted({tp.topic for tp in wanted})
@@ -98,11 +98,18 @@ def elect(client: Admin, wanted: Collection[TopicPartition] | None, kind: int, t
 
 
 def perform(
-    client: Admin, overview: Overview, moves: Sequence[Move], *, at_once: int, timeout_ms: int, say: Say, shown: bool
+    client: AdminClient,
+    overview: Overview,
+    moves: Sequence[ReplicaMove],
+    *,
+    at_once: int,
+    timeout_ms: int,
+    say: Say,
+    shown: bool,
 ) -> Moved:
-    """Begin the moves, ``at_once`` at a time, and wait until all are over. Raises CliError when the fleet is silent."""
+    """Begin the moves, ``at_once`` at a time, and wait until all are over. Raises CliError when no broker answers."""
     result = Moved(left=list(moves))
-    running: dict[TopicPartition, Move] = {}
+    running: dict[TopicPartition, ReplicaMove] = {}
     total = sum(move.bytes_copied for move in moves)
     heard = time.monotonic()
     with progress(shown) as bar:
@@ -115,7 +122,7 @@ def perform(
             except GONE as error:
                 if time.monotonic() - heard > SILENCE_S:
                     raise CliError(
-                        f"no answer for {SILENCE_S:.0f} s; the moves go on by themselves, "
+                        f"no answer for {SILENCE_S:.0f} s; the moves continue by themselves, "
                         "see `fleetlog cluster describe`"
                     ) from error
                 copied = 0
@@ -124,12 +131,14 @@ def perform(
             bar.update(task, completed=len(result.done) + len(result.failed), description=text)
             if running:
                 time.sleep(POLL_S)
-    wait_until_known(client, {move.tp: move.after for move in result.done}, KNOWN_S)
+    wait_for_reassignments(client, {move.tp: move.after for move in result.done}, KNOWN_S)
     return result
 
 
-def wait_until_known(client: Admin, wanted: Mapping[TopicPartition, Sequence[int]], timeout_s: float) -> bool:
-    """Wait until every broker that answers shows these replicas: who acts on the move next may ask any of them."""
+def wait_for_reassignments(
+    client: AdminClient, wanted: Mapping[TopicPartition, Sequence[int]], timeout_s: float
+) -> bool:
+    """Wait until every broker that answers shows these replicas: the next command may ask any of them."""
     topics = sorted({tp.topic for tp in wanted})
     rows = [MetadataRequest.MetadataRequestTopic(name=name) for name in topics]
     deadline = time.monotonic() + timeout_s
@@ -155,12 +164,14 @@ def _shows(answer: Any, wanted: Mapping[TopicPartition, Sequence[int]]) -> bool:
     return all(shown.get(tp) == tuple(replicas) for tp, replicas in wanted.items())
 
 
-def _begin(client: Admin, result: Moved, running: dict[TopicPartition, Move], at_once: int, timeout_ms: int) -> None:
+def _begin(
+    client: AdminClient, result: Moved, running: dict[TopicPartition, ReplicaMove], at_once: int, timeout_ms: int
+) -> None:
     free = at_once - len(running)
     batch = {move.tp: move for move in result.left[: max(free, 0)]}
     if not batch:
         return
-    answers = alter(client, {tp: move.after for tp, move in batch.items()}, timeout_ms)
+    answers = alter_reassignments(client, {tp: move.after for tp, move in batch.items()}, timeout_ms)
     result.left = [move for move in result.left if move.tp not in batch]
     for tp, move in batch.items():
         code, message = answers.get(tp, (int(ErrorCode.UNKNOWN_SERVER_ERROR), "no answer for this partition"))
@@ -170,18 +181,20 @@ def _begin(client: Admin, result: Moved, running: dict[TopicPartition, Move], at
             running[tp] = move
 
 
-def _look(client: Admin, overview: Overview, result: Moved, running: dict[TopicPartition, Move], say: Say) -> int:
-    """Take what is over out of ``running``; returns the bytes that the others have copied so far."""
+def _look(
+    client: AdminClient, overview: Overview, result: Moved, running: dict[TopicPartition, ReplicaMove], say: Say
+) -> int:
+    """Remove finished moves from ``running``; returns the bytes that the others have copied so far."""
     if not running:
         return 0
     under_way = client.list_partition_reassignments([ClientPartition(*tp) for tp in running])
     over = [tp for tp in running if tp not in under_way]
     if over:
-        now = take(client, sorted({tp.topic for tp in over}), directories=False)
+        now = fetch_overview(client, sorted({tp.topic for tp in over}), directories=False)
         for tp in over:
             move, found = running[tp], now.partitions.get(tp)
             if found is not None and found.moving:
-                continue  # the broker that was asked first had not heard of it yet
+                continue  # the broker that was asked first did not know it yet
             if found is not None and found.replicas == move.after:
                 del running[tp]
                 result.done.append(move)

@@ -1,4 +1,4 @@
-"""Options that several commands share, without the weight of a client."""
+"""Options that several commands share, without importing a client."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import re
 
 import click
 
+PARTITION_COUNT = click.IntRange(1, 2**31 - 1)
+REPLICA_COUNT = click.IntRange(1, 2**15 - 1)
 _RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmg]?)(i?)b?(?:/s)?", re.IGNORECASE)
 
 
@@ -26,7 +28,7 @@ def rate(_: click.Context, __: click.Parameter, value: str | None) -> int | None
         return None
     match = _RATE.fullmatch(value.strip())
     if match is None:
-        raise click.BadParameter(f"{value!r} is no rate like 5000000, 5M or 4.5MiB")
+        raise click.BadParameter(f"{value!r} is not a rate like 5000000, 5M or 4.5MiB")
     number, unit, binary = match.groups()
     base = 1024 if binary else 1000
     found = round(float(number) * {"": 1, "k": base, "m": base * base, "g": base * base * base}[unit.lower()])

@@ -1,4 +1,4 @@
-"""How commands speak: tables for people and JSON for programs on stdout, everything else on stderr.
+"""Output of commands: tables for users or JSON for programs on stdout, everything else on stderr.
 
 Exit codes: 0 done, 1 it did not work, 2 the command line is wrong (click's own).
 """
@@ -21,7 +21,7 @@ PIPED_WIDTH = 10_000
 
 
 class CliError(click.ClickException):
-    """It did not work: one line on stderr, exit code 1."""
+    """A command failed: one line on stderr, exit code 1."""
 
     exit_code = 1
 
@@ -31,8 +31,17 @@ class CliError(click.ClickException):
 
 
 def warn(text: str) -> None:
-    """One line for people, beside the output."""
+    """One line for the user, on stderr."""
     click.echo(f"fleetlog: {text}", err=True)
+
+
+def confirm(question: str, yes: bool) -> None:
+    """Continue only with ``yes`` (the option --yes) or a yes at the terminal; raises CliError without a terminal."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise CliError(f"{question} Without a terminal this needs --yes. Nothing was changed")
+    click.confirm(question, abort=True, err=True)
 
 
 class Output:
@@ -55,7 +64,7 @@ class Output:
         click.echo(json.dumps(value, indent=2, default=str, ensure_ascii=False))
 
     def done(self, text: str, value: Any) -> None:
-        """What was done: a line for people, a value for programs."""
+        """What was done: a line for users, a value for programs."""
         if self.as_json:
             self.value(value)
         else:
@@ -63,7 +72,7 @@ class Output:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "") -> None:
-    """Print a table for people; numbers stand right."""
+    """Print a table for users; numbers are right-aligned."""
     listed = [list(row) for row in rows]
     console = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH, highlight=False)
     out = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
@@ -85,7 +94,7 @@ def text(cell: Any) -> str:
 
 
 def bytes_text(size: int) -> str:
-    """A number of bytes for people: three digits or so, and a unit."""
+    """A number of bytes for users: about three digits, and a unit."""
     if size < 1000:
         return f"{size} B"
     value, units = float(size), iter(("kB", "MB", "GB", "TB", "PB"))
@@ -96,7 +105,7 @@ def bytes_text(size: int) -> str:
 
 
 def progress(shown: bool = True) -> Progress:
-    """A progress bar on stderr; silent where stderr is no terminal, or unless ``shown``."""
+    """A progress bar on stderr; silent where stderr is not a terminal, or unless ``shown``."""
     return Progress(
         SpinnerColumn(),
         TextColumn("{task.description}"),

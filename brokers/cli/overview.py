@@ -1,4 +1,4 @@
-"""What commands know of a fleet: brokers, partitions, moves under way, log directories. Read with deadlines.
+"""A fleet as commands see it: brokers, partitions, moves under way, log directories. Read with deadlines.
 
 A broker that does not answer in time is shown as such and never waited for: these commands are what one types when
 something is broken.
@@ -14,22 +14,25 @@ import kafka.errors as kafka_errors
 from kafka.admin import ConfigResource, ConfigResourceType
 from kafka.protocol.admin import DescribeConfigsRequest, DescribeLogDirsRequest
 
-from brokers.cli.admin_client import Admin
-from brokers.cluster.placement import Place
+from brokers.cli.admin_client import AdminClient
+from brokers.cli.output import bytes_text
+from brokers.controller.placement import Place
+from brokers.log.room import has_room
 from brokers.model import TopicPartition
 from wire import messages
 
 PATIENCE_S = 2.0
-"""How long one broker may take over what only it can tell."""
+"""How long one broker may take to answer what only it knows."""
 PAGE = 2_000
+MISSING_NAMED = 5
 REPLICA_ENDS_KEY = 12000
 MIN_IN_SYNC = "min.insync.replicas"
 FAILURE_DOMAIN = "failure.domain"
 
 
 @dataclass(frozen=True, slots=True)
-class Partition:
-    """One partition as the controller's last word has it. ``leader`` is -1 where nobody leads."""
+class PartitionOverview:
+    """One partition as the controller last wrote it. ``leader`` is -1 if there is none."""
 
     topic: str
     index: int
@@ -56,7 +59,7 @@ class Partition:
 
     @property
     def settled(self) -> tuple[int, ...]:
-        """The replicas apart from those that a move is still bringing."""
+        """The replicas except those that a move is still adding."""
         return tuple(b for b in self.replicas if b not in self.adding)
 
     @property
@@ -66,7 +69,7 @@ class Partition:
 
     @property
     def under_replicated(self) -> bool:
-        """Fewer in sync than there should be; those that a move brings don't count (KIP-455)."""
+        """Fewer in sync than there should be; those that a move adds don't count (KIP-455)."""
         return len(self.isr) < len(self.settled)
 
     @property
@@ -76,7 +79,7 @@ class Partition:
 
     @property
     def offline(self) -> bool:
-        """Nobody leads."""
+        """There is no leader."""
         return self.leader < 0
 
     @property
@@ -86,7 +89,7 @@ class Partition:
 
     @property
     def problem(self) -> str | None:
-        """What is wrong, worst first, in words."""
+        """The worst problem, as text; None if there is none."""
         if self.offline:
             return "offline"
         if self.under_min_in_sync:
@@ -96,7 +99,7 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class Directory:
-    """One log directory of a broker. Bytes are -1 where it can't tell."""
+    """One log directory of a broker. Bytes are -1 where they are unknown."""
 
     path: str
     error: int
@@ -109,10 +112,33 @@ class Directory:
         """Bytes of its partitions."""
         return sum(self.sizes.values())
 
+    @property
+    def state(self) -> str:
+        """The state in one or two words."""
+        if self.error:
+            return "offline"
+        return "online" if self.trouble is None else "nearly full" if self.usable_bytes else "full"
+
+    @property
+    def trouble(self) -> str | None:
+        """The problem, as text; None if there is none."""
+        if self.error:
+            return f"log directory {self.path} is offline: its disk failed; repair it and restart the broker"
+        if self.total_bytes < 0 or has_room(self.total_bytes, self.usable_bytes):
+            return None
+        if not self.usable_bytes:
+            return f"log directory {self.path} is full: free space, or raise the quota or the limit of open files"
+        free, volume = bytes_text(self.usable_bytes), bytes_text(self.total_bytes)
+        return f"log directory {self.path} is nearly full: {free} of {volume} free"
+
 
 @dataclass(slots=True)
-class Broker:
-    """One broker; ``host`` is None when it is only known as a replica. ``directories`` is None if it didn't say."""
+class BrokerOverview:
+    """One broker; ``host`` is None when it is only known as a replica. ``directories`` is None if it did not
+    answer.
+
+    ``lacks`` names what its process lacks: file descriptors.
+    """
 
     id: int
     host: str | None = None
@@ -121,6 +147,7 @@ class Broker:
     domain: str = ""
     incarnation: int | None = None
     directories: list[Directory] | None = None
+    lacks: list[str] = field(default_factory=list)
 
     @property
     def alive(self) -> bool:
@@ -134,12 +161,12 @@ class Broker:
 
     @property
     def place(self) -> Place:
-        """Where it stands, for the planners."""
+        """Its rack and failure domain, for the planners."""
         rack = self.rack if self.rack is not None else f"\0{self.id}"
         return Place(rack, self.domain or self.host or f"\0{self.id}")
 
     def size_of(self, tp: TopicPartition) -> int | None:
-        """Bytes of its replica of the partition; None if it has none or didn't say."""
+        """Bytes of its replica of the partition; None if it has none or did not answer."""
         return next((d.sizes[tp] for d in self.directories or () if tp in d.sizes), None)
 
 
@@ -149,23 +176,23 @@ class Overview:
 
     cluster_id: str
     controller: int
-    brokers: dict[int, Broker] = field(default_factory=dict)
-    partitions: dict[TopicPartition, Partition] = field(default_factory=dict)
+    brokers: dict[int, BrokerOverview] = field(default_factory=dict)
+    partitions: dict[TopicPartition, PartitionOverview] = field(default_factory=dict)
 
-    def living(self) -> list[Broker]:
+    def live_brokers(self) -> list[BrokerOverview]:
         """The registered brokers, by id."""
         return [broker for _, broker in sorted(self.brokers.items()) if broker.alive]
 
-    def of_topic(self, topic: str) -> list[Partition]:
+    def of_topic(self, topic: str) -> list[PartitionOverview]:
         """The topic's partitions in order."""
         return sorted((p for p in self.partitions.values() if p.topic == topic), key=lambda p: p.index)
 
-    def moving(self) -> list[Partition]:
+    def moving(self) -> list[PartitionOverview]:
         """The partitions with a reassignment under way, in order."""
         return [p for _, p in sorted(self.partitions.items()) if p.moving]
 
-    def size_of(self, partition: Partition) -> int | None:
-        """Bytes of the partition: at its leader, or the most that a replica has; None if nobody said."""
+    def size_of(self, partition: PartitionOverview) -> int | None:
+        """Bytes of the partition: at its leader, or the most that a replica has; None if no broker answered."""
         asked = [partition.leader] if partition.leader in self.brokers else []
         for group in (asked, partition.replicas):
             sizes = [self.brokers[b].size_of(partition.tp) for b in group if b in self.brokers]
@@ -174,8 +201,35 @@ class Overview:
                 return max(known)
         return None
 
-    def copied(self, partition: Partition) -> tuple[int, int] | None:
-        """Bytes that the added replicas have, and bytes that they should have; None if that can't be told."""
+    def troubles(self) -> list[tuple[int, str]]:
+        """Problems of brokers, as far as their directories were asked for: (broker, text)."""
+        found = []
+        for broker_id, broker in sorted(self.brokers.items()):
+            if not broker.alive:
+                found.append((broker_id, "not registered: stopped, dead, or cut off from ZooKeeper"))
+            elif broker.directories is None:
+                found.append(
+                    (
+                        broker_id,
+                        "registered, but does not answer: paused, cut off, or out of file descriptors; see its log",
+                    )
+                )
+            else:
+                found += [(broker_id, text) for text in broker.lacks]
+                found += [(broker_id, text) for d in broker.directories if (text := d.trouble) is not None]
+                missing = [p for _, p in sorted(self.partitions.items()) if self._lacks(broker, p)]
+                if missing:
+                    named = ", ".join(str(p.tp) for p in missing[:MISSING_NAMED])
+                    more = f" and {len(missing) - MISSING_NAMED} more" if len(missing) > MISSING_NAMED else ""
+                    found.append((broker_id, f"no log of {len(missing)} replica(s) assigned to it: {named}{more}"))
+        return found
+
+    @staticmethod
+    def _lacks(broker: BrokerOverview, partition: PartitionOverview) -> bool:
+        return broker.id in partition.settled and broker.size_of(partition.tp) is None
+
+    def copied(self, partition: PartitionOverview) -> tuple[int, int] | None:
+        """Bytes that the added replicas have, and bytes that they should have; None if that is unknown."""
         size = self.size_of(partition)
         if size is None or not partition.adding:
             return None
@@ -183,19 +237,19 @@ class Overview:
         return sum(min(one or 0, size) for one in have), size * len(have)
 
 
-def take(client: Admin, topics: Sequence[str] | None = None, *, directories: bool = True) -> Overview:
+def fetch_overview(client: AdminClient, topics: Sequence[str] | None = None, *, directories: bool = True) -> Overview:
     """Ask the fleet: of all topics or of some. Topics that don't exist are left out. Raises KafkaError."""
     cluster = client.describe_cluster()
     overview = Overview(cluster["cluster_id"], cluster["controller_id"])
     for row in cluster["brokers"]:
-        overview.brokers[row["broker_id"]] = Broker(row["broker_id"], row["host"], row["port"], row["rack"])
+        overview.brokers[row["broker_id"]] = BrokerOverview(row["broker_id"], row["host"], row["port"], row["rack"])
     rows = list(_partition_rows(client, topics))
     moves = client.list_partition_reassignments()
     minimum = _min_in_sync(client, sorted({topic for topic, _, _ in rows}))
     for topic, internal, row in rows:
         tp = TopicPartition(topic, row["partition_index"])
         move = moves.get(tp, {})
-        overview.partitions[tp] = Partition(
+        overview.partitions[tp] = PartitionOverview(
             topic,
             tp.partition,
             row["leader_id"],
@@ -210,19 +264,19 @@ def take(client: Admin, topics: Sequence[str] | None = None, *, directories: boo
             internal,
         )
         for broker_id in tp_brokers(overview.partitions[tp]):
-            overview.brokers.setdefault(broker_id, Broker(broker_id))
+            overview.brokers.setdefault(broker_id, BrokerOverview(broker_id))
     if directories:
         read_directories(client, overview)
     return overview
 
 
-def tp_brokers(partition: Partition) -> list[int]:
-    """All brokers that the partition names."""
+def tp_brokers(partition: PartitionOverview) -> list[int]:
+    """All brokers that the partition's state names."""
     return sorted({*partition.replicas, *partition.isr, *partition.elr} - {-1})
 
 
-def _partition_rows(client: Admin, topics: Sequence[str] | None) -> Iterable[tuple[str, bool, dict[str, Any]]]:
-    """(topic, internal, partition); by DescribeTopicPartitions, which knows of eligible leaders, else by Metadata."""
+def _partition_rows(client: AdminClient, topics: Sequence[str] | None) -> Iterable[tuple[str, bool, dict[str, Any]]]:
+    """(topic, internal, partition); by DescribeTopicPartitions, which has eligible leaders, else by Metadata."""
     cursor = None
     if topics is not None and not topics:
         return
@@ -241,7 +295,7 @@ def _partition_rows(client: Admin, topics: Sequence[str] | None) -> Iterable[tup
                 yield from ((topic["name"], topic["is_internal"], row) for row in topic["partitions"])
 
 
-def _min_in_sync(client: Admin, topics: Collection[str]) -> dict[str, int]:
+def _min_in_sync(client: AdminClient, topics: Collection[str]) -> dict[str, int]:
     resources = [ConfigResource(ConfigResourceType.TOPIC, name, configs={MIN_IN_SYNC: None}) for name in topics]
     if not resources:
         return {}
@@ -249,20 +303,20 @@ def _min_in_sync(client: Admin, topics: Collection[str]) -> dict[str, int]:
     return {name: int(rows[MIN_IN_SYNC]["value"]) for name, rows in found.items() if MIN_IN_SYNC in rows}
 
 
-def read_incarnations(client: Admin, overview: Overview) -> None:
-    """Ask each broker which of its lives this is; a Kafka broker can't tell."""
+def read_incarnations(client: AdminClient, overview: Overview) -> None:
+    """Ask each broker for its incarnation; a Kafka broker has none."""
     ends = messages.request_class(REPLICA_ENDS_KEY)
-    requests = {broker.id: ends(version=0, topics=[]) for broker in overview.living()}
+    requests = {broker.id: ends(version=0, topics=[]) for broker in overview.live_brokers()}
     for broker_id, answer in client.ask_each(requests, PATIENCE_S).items():
         overview.brokers[broker_id].incarnation = None if answer is None else answer.incarnation
 
 
-def read_domains(client: Admin, overview: Overview) -> None:
-    """Ask each broker what fails together with it; one that has no word for it, or none at all, stands for its host."""
+def read_domains(client: AdminClient, overview: Overview) -> None:
+    """Ask each broker for its failure domain; without an answer it is the broker's host."""
     kind = ConfigResourceType.BROKER.value
     requests = {
         broker.id: DescribeConfigsRequest(resources=[(kind, str(broker.id), [FAILURE_DOMAIN])])
-        for broker in overview.living()
+        for broker in overview.live_brokers()
     }
     for broker_id, answer in client.ask_each(requests, PATIENCE_S).items():
         for one in answer.results[0].configs if answer is not None else ():
@@ -270,15 +324,17 @@ def read_domains(client: Admin, overview: Overview) -> None:
                 overview.brokers[broker_id].domain = one.value
 
 
-def read_directories(client: Admin, overview: Overview, topics: Collection[TopicPartition] | None = None) -> None:
-    """Fill in what the brokers' log directories hold: of all partitions or of some."""
+def read_directories(client: AdminClient, overview: Overview, topics: Collection[TopicPartition] | None = None) -> None:
+    """Fill in the contents of the brokers' log directories: of all partitions or of some."""
     wanted = None
     if topics is not None:
         names = sorted({tp.topic for tp in topics})
         wanted = [(name, sorted(tp.partition for tp in topics if tp.topic == name)) for name in names]
-    requests = {broker.id: DescribeLogDirsRequest(topics=wanted) for broker in overview.living()}
+    requests = {broker.id: DescribeLogDirsRequest(topics=wanted) for broker in overview.live_brokers()}
     for broker_id, answer in client.ask_each(requests, PATIENCE_S).items():
-        overview.brokers[broker_id].directories = None if answer is None else [_directory(d) for d in answer.results]
+        broker = overview.brokers[broker_id]
+        broker.directories = None if answer is None else [_directory(d) for d in answer.results]
+        broker.lacks = list(getattr(answer, "troubles", None) or ())
 
 
 def _directory(row: Any) -> Directory:

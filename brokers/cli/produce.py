@@ -3,56 +3,42 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
+import os
+import queue
+import signal
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from types import FrameType
+from typing import Any
 
 import click
-import kafka.errors as kafka_errors
 
-from brokers.cli.client import (
-    PartitionsOf,
-    Target,
-    admin,
-    client_options,
-    code_of,
-    complete_topics,
-    explain,
-    first_line,
-    known_partitions,
-    producer,
-)
+from brokers.cli.client import Target, admin, client_options, complete_topics
 from brokers.cli.options import pairs
-from brokers.cli.output import CliError, Output, progress
+from brokers.cli.output import CliError, Output, progress, warn
+from brokers.cli.sender import InputRecord, Sender
 
-IN_FLIGHT_RECORDS = 20_000
-"""The client library buffers without bound; we don't."""
-
-
-class Item(NamedTuple):
-    """One record to write."""
-
-    value: bytes | None
-    key: bytes | None = None
-    headers: tuple[tuple[str, bytes | None], ...] = ()
-    partition: int | None = None
-    timestamp_ms: int | None = None
+CHUNK_BYTES = 4 * 1024 * 1024
+PIPE_BYTES = 64 * 1024
+EXIT_INTERRUPTED = 130
 
 
 @click.command()
 @click.argument("topic", metavar="TOPIC", shell_complete=complete_topics)
 @click.argument("files", nargs=-1, type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="[FILE]...")
-@click.option(
-    "--key-separator", "-K", metavar="TEXT", help="What stands between key and value in a line; \\t is a tab."
-)
+@click.option("--key-separator", "-K", metavar="TEXT", help="Text between key and value in a line; \\t is a tab.")
 @click.option("--key", "-k", help="The same key for every record.")
 @click.option(
     "--header", "-H", "headers", multiple=True, callback=pairs, metavar="NAME=VALUE", help="For every record."
 )
-@click.option("--partition", "-p", type=click.IntRange(min=0), help="Instead of the key's partition.")
+@click.option(
+    "--partition", "-p", type=click.IntRange(0, 2**31 - 1), help="Write to this partition instead of the key's."
+)
 @click.option("--acks", type=click.Choice(["0", "1", "all"]), default="all", show_default=True)
 @click.option(
     "--compression",
@@ -82,161 +68,199 @@ def produce(
     partition: int | None,
     **shape: Any,
 ) -> None:
-    """Write records to TOPIC, one a line, from FILEs or stdin."""
+    """Write records to TOPIC, one per line, from FILEs or stdin."""
     if shape["whole_file"] and not files:
         raise click.UsageError("--whole-file needs a FILE")
+    if shape["key_separator"] == "":
+        raise click.UsageError("--key-separator must not be empty")
     if shape["key"] is not None and shape["key_separator"]:
         raise click.UsageError("--key and --key-separator exclude each other")
-    if partition is not None:
-        with admin(target, f"topic {topic}") as client:
-            known_partitions(client, [PartitionsOf(topic, (partition,))])
-    config = {
-        "acks": acks if acks == "all" else int(acks),
-        "enable_idempotence": acks == "all",
-        "compression_type": None if compression == "none" else compression,
-        "linger_ms": 5,
-        "delivery_timeout_ms": max(target.timeout_ms, 1_000) + 1_000,
-        "request_timeout_ms": max(target.timeout_ms, 1_000),
-        # A typing user wants to see an error now; a pipe wants throughput.
-        "batch_size": 256 * 1024,
-    }
-    with producer(target, f"topic {topic}", **config) as client, progress() as bar:
-        sending = _Sending(client, topic, partition)
-        task = bar.add_task(f"producing to {topic}", total=None)
-        for count, item in enumerate(_items(files, shape), 1):
-            sending.send(item)
-            if count % 1_000 == 0:
-                bar.update(task, completed=count)
-        sending.finish(target.timeout_s)
-    out.done(
-        f"{sending.sent} records to {topic}",
-        {"topic": topic, "records": sending.sent, "last_offsets": {str(p): o for p, o in sorted(sending.last.items())}},
-    )
+    sender: Sender | None = None
+    # On SIGTERM, too, it reports what was written.
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        with admin(target, f"topic {topic}") as client, progress() as bar:
+            sender = Sender(client, topic, acks=acks, codec=compression, timeout_s=target.timeout_s)
+            if partition is not None:
+                sender.check_partition(partition)
+            task = bar.add_task(f"producing to {topic}", total=None)
+            for items in _chunks(files, shape, partition):
+                sender.send(items)
+                bar.update(task, completed=sender.written)
+            sender.finish()
+    except KeyboardInterrupt:
+        outcome = sender.outcome() if sender is not None else "nothing was written"
+        warn(f"topic {topic}: interrupted; {outcome}")
+        sys.exit(EXIT_INTERRUPTED)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    last = {str(p): offset for p, offset in sorted(sender.last.items())}
+    out.done(f"{sender.written} records to {topic}", {"topic": topic, "records": sender.written, "last_offsets": last})
 
 
-class _Sending:
-    """Bounds what is on its way, and remembers the first failure."""
-
-    def __init__(self, client: Any, topic: str, partition: int | None) -> None:
-        self._client = client
-        self._topic = topic
-        self._partition = partition
-        self._room = threading.Semaphore(IN_FLIGHT_RECORDS)
-        self._failure: BaseException | None = None
-        self.sent = 0
-        self.last: dict[int, int] = {}
-
-    def send(self, item: Item) -> None:
-        self._raise()
-        self._room.acquire()
-        partition = self._partition if self._partition is not None else item.partition
-        try:
-            future = self._client.send(
-                self._topic,
-                value=item.value,
-                key=item.key,
-                headers=list(item.headers) or None,
-                partition=partition,
-                timestamp_ms=item.timestamp_ms,
-            )
-        except (AssertionError, ValueError, TypeError) as error:
-            raise CliError(f"topic {self._topic}: {first_line(error)}") from error
-        future.add_callback(self._delivered)
-        future.add_errback(self._failed)
-
-    def _delivered(self, metadata: Any) -> None:
-        self.sent += 1
-        if metadata.offset >= 0:
-            self.last[metadata.partition] = max(metadata.offset, self.last.get(metadata.partition, -1))
-        self._room.release()
-
-    def _failed(self, error: BaseException) -> None:
-        self._failure = self._failure or error
-        self._room.release()
-
-    def finish(self, timeout_s: float) -> None:
-        self._client.flush(timeout=timeout_s)
-        self._raise()
-
-    def _raise(self) -> None:
-        if self._failure is None:
-            return
-        failure = self._failure
-        code = code_of(failure) if isinstance(failure, Exception) else None
-        done = f"{self.sent} records were written before"
-        if code is not None:
-            raise CliError(f"topic {self._topic}: {explain(code)}; {done}")
-        if isinstance(failure, kafka_errors.KafkaTimeoutError):
-            raise CliError(f"topic {self._topic}: the brokers did not confirm in time; {done}")
-        raise CliError(f"topic {self._topic}: {failure}; {done}")
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
 
 
-# --- where records come from ------------------------------------------------------------------------------------
+# --- input ------------------------------------------------------------------------------------------------------
 
 
-def _items(files: tuple[Path, ...], shape: dict[str, Any]) -> Iterator[Item]:
+def _chunks(files: tuple[Path, ...], shape: dict[str, Any], partition: int | None) -> Iterator[list[InputRecord]]:
+    """Records as they arrive: a typed line is sent at once, a file in large pieces."""
     key = None if shape["key"] is None else shape["key"].encode()
     headers = tuple((name, value.encode()) for name, value in shape["headers"].items())
     if shape["whole_file"]:
         for path in files:
-            yield Item(path.read_bytes(), key, headers)
+            yield [InputRecord(path.read_bytes(), key, headers, partition)]
         return
-    separator = shape["key_separator"]
+    parse = _parser(shape)
+    number = 0
+    for lines in _lines(files):
+        items = [parse(line, number) for number, line in enumerate(lines, number + 1)]
+        number += len(lines)
+        if key is not None or headers or partition is not None:
+            items = [
+                InputRecord(
+                    item.value,
+                    item.key if key is None else key,
+                    item.headers + headers,
+                    item.partition if partition is None else partition,
+                    item.timestamp_ms,
+                )
+                for item in items
+            ]
+        yield items
+
+
+def _parser(shape: dict[str, Any]) -> Callable[[bytes, int], InputRecord]:
+    if shape["kind"] == "json":
+        return parse_json
+    separator = shape["key_separator"].replace("\\t", "\t").encode() if shape["key_separator"] else None
     marker = shape["null_value"].encode() if shape["null_value"] is not None else None
-    for number, line in enumerate(_lines(files), 1):
-        if shape["kind"] == "json":
-            item = parse_json(line, number)
-        else:
-            item = parse_line(line, separator.replace("\\t", "\t").encode() if separator else None, number)
-            if marker is not None and item.value == marker:
-                item = item._replace(value=None)
-        if key is not None:
-            item = item._replace(key=key)
-        yield item._replace(headers=item.headers + headers)
+    if marker is None:
+        return lambda line, number: parse_line(line, separator, number)
+
+    def parse(line: bytes, number: int) -> InputRecord:
+        item = parse_line(line, separator, number)
+        return item._replace(value=None) if item.value == marker else item
+
+    return parse
 
 
-def _lines(files: tuple[Path, ...]) -> Iterator[bytes]:
+def _lines(files: tuple[Path, ...]) -> Iterator[list[bytes]]:
     if not files:
-        yield from _chomped(sys.stdin.buffer)
+        yield from whole_lines(_stdin())
     for path in files:
         with path.open("rb") as stream:
-            yield from _chomped(stream)
+            yield from whole_lines(iter(partial(stream.read, CHUNK_BYTES), b""))
 
 
-def _chomped(stream: BinaryIO | Iterable[bytes]) -> Iterator[bytes]:
-    for line in stream:
-        yield line[:-2] if line.endswith(b"\r\n") else line.removesuffix(b"\n")
+def _stdin() -> Iterator[bytes]:
+    """The input since the last call: a typed line, or what a pipe delivered while the brokers worked."""
+    try:
+        number = sys.stdin.fileno()
+    except (OSError, ValueError):  # not a file: a test's
+        yield sys.stdin.buffer.read()
+        return
+    # A thread that reads sys.stdin would hold its lock when the interpreter ends; the descriptor has none.
+    pieces: queue.Queue[bytes | OSError] = queue.Queue(CHUNK_BYTES // PIPE_BYTES)
+    threading.Thread(target=_read, args=(number, pieces), daemon=True, name="stdin").start()
+    while True:
+        found = [pieces.get()]
+        with contextlib.suppress(queue.Empty):
+            while len(found) < CHUNK_BYTES // PIPE_BYTES and isinstance(found[-1], bytes) and found[-1]:
+                found.append(pieces.get_nowait())
+        yield b"".join(piece for piece in found if isinstance(piece, bytes))
+        if isinstance(found[-1], OSError):
+            raise CliError(f"stdin: {found[-1].strerror}")
+        if not found[-1]:
+            return
 
 
-def parse_line(line: bytes, separator: bytes | None, number: int) -> Item:
+def _read(number: int, pieces: queue.Queue[bytes | OSError]) -> None:
+    piece = b"..."
+    while piece:
+        try:
+            piece = os.read(number, PIPE_BYTES)
+        except OSError as error:
+            pieces.put(error)
+            return
+        pieces.put(piece)
+
+
+def whole_lines(pieces: Iterable[bytes]) -> Iterator[list[bytes]]:
+    """The lines that have arrived so far, without their ends."""
+    parts: list[bytes] = []
+    for piece in pieces:
+        head, mark, rest = piece.rpartition(b"\n")
+        if not mark:
+            parts.append(rest)
+            continue
+        whole = b"".join([*parts, head])
+        parts = [rest]
+        lines = whole.split(b"\n")
+        yield [line.removesuffix(b"\r") for line in lines] if b"\r" in whole else lines
+    if rest := b"".join(parts):
+        yield [rest]
+
+
+def parse_line(line: bytes, separator: bytes | None, number: int) -> InputRecord:
     """A raw line; with a separator, key and value. Raises CliError naming the line."""
     if separator is None:
-        return Item(line)
+        return InputRecord(line)
     key, found, value = line.partition(separator)
     if not found:
         raise CliError(f"line {number} has no {separator.decode()!r} between key and value")
-    return Item(value, key)
+    return InputRecord(value, key)
 
 
-def parse_json(line: bytes, number: int) -> Item:
+def parse_json(line: bytes, number: int) -> InputRecord:
     """A line as ``consume --json`` writes it; offset and topic are ignored. Raises CliError naming the line."""
     try:
-        data = json.loads(line)
-        if not isinstance(data, dict):
-            raise ValueError("it is no object")
-        headers = tuple((str(h["name"]), _bytes(h, "value")) for h in data.get("headers") or ())
-        partition, timestamp = data.get("partition"), data.get("timestamp")
-        if not isinstance(partition, int | None) or not isinstance(timestamp, int | None):
-            raise ValueError("partition and timestamp are numbers")
-        return Item(_bytes(data, "value"), _bytes(data, "key"), headers, partition, timestamp)
-    except (ValueError, KeyError, TypeError) as error:
-        raise CliError(f"line {number} is no record in JSON: {error}") from error
+        return _item(json.loads(line))
+    except json.JSONDecodeError as error:
+        reason = f"{error.msg} at column {error.colno}"
+    except UnicodeDecodeError:
+        reason = "it is not UTF-8"
+    except RecursionError:
+        reason = "it is nested too deeply"
+    except MalformedInput as error:
+        reason = str(error)
+    raise CliError(f"line {number} is not a record in JSON: {reason}")
+
+
+class MalformedInput(ValueError):
+    """JSON that is not a record; the message says why."""
+
+
+def _item(data: Any) -> InputRecord:
+    if not isinstance(data, dict):
+        raise MalformedInput("it is not an object")
+    listed = data.get("headers") or []
+    if not isinstance(listed, list) or not all(isinstance(h, dict) and isinstance(h.get("name"), str) for h in listed):
+        raise MalformedInput('headers must be a list of {"name": ..., "value": ...}')
+    headers = tuple((h["name"], _bytes(h, "value")) for h in listed)
+    partition = _whole(data, "partition", 2**31)
+    return InputRecord(_bytes(data, "value"), _bytes(data, "key"), headers, partition, _whole(data, "timestamp", 2**63))
+
+
+def _whole(data: dict[str, Any], name: str, bound: int) -> int | None:
+    value = data.get(name)
+    if value is not None and (type(value) is not int or not 0 <= value < bound):
+        raise MalformedInput(f"{name} is {json.dumps(value)}, it must be a number from 0 to {bound - 1}")
+    return value
 
 
 def _bytes(data: dict[str, Any], name: str) -> bytes | None:
     if f"{name}_base64" in data:
-        return base64.b64decode(data[f"{name}_base64"], validate=True)
+        try:
+            return base64.b64decode(data[f"{name}_base64"], validate=True)
+        except (ValueError, TypeError):
+            raise MalformedInput(f"{name}_base64 is not base64") from None
     value = data.get(name)
     if value is None or isinstance(value, str):
-        return None if value is None else value.encode()
+        try:
+            return None if value is None else value.encode()
+        except UnicodeEncodeError:
+            raise MalformedInput(f"{name} holds half of a surrogate pair") from None
     return json.dumps(value, ensure_ascii=False).encode()

@@ -1,4 +1,4 @@
-"""``fleetlog topics reassign`` and ``fleetlog topics elect``: where a topic's replicas are, and which of them leads."""
+"""``fleetlog topics reassign`` and ``fleetlog topics elect``: a topic's replicas, and which of them leads."""
 
 from __future__ import annotations
 
@@ -9,14 +9,23 @@ from typing import Any
 import click
 
 from brokers.cli import moves as plans
-from brokers.cli.admin_client import Admin
+from brokers.cli.admin_client import AdminClient
 from brokers.cli.client import PartitionsOf, Target, admin, client_options, complete_topics, explain, known_partitions
 from brokers.cli.interrupts import Interrupted, interrupts
-from brokers.cli.moves import Move
-from brokers.cli.moving import KNOWN_S, PREFERRED, UNCLEAN, Moved, alter, elect, perform, wait_until_known
+from brokers.cli.moves import ReplicaMove
+from brokers.cli.moving import (
+    KNOWN_S,
+    PREFERRED,
+    UNCLEAN,
+    Moved,
+    alter_reassignments,
+    perform,
+    request_elections,
+    wait_for_reassignments,
+)
 from brokers.cli.options import numbers, rate
-from brokers.cli.output import CliError, Output, bytes_text, table, warn
-from brokers.cli.overview import Overview, Partition, read_domains, take
+from brokers.cli.output import CliError, Output, bytes_text, confirm, table, warn
+from brokers.cli.overview import Overview, PartitionOverview, fetch_overview, read_domains
 from brokers.cli.throttling import clear_throttles, throttled
 from brokers.model import TopicPartition
 from wire.errors import ErrorCode
@@ -28,7 +37,7 @@ throttle_option = click.option(
     "--throttle",
     callback=rate,
     metavar="BYTES/S",
-    help="What each broker may copy at most, such as 20MB; more than producers write, or it never ends.",
+    help="Bytes per second that each broker may copy, such as 20MB; at a rate below the producers' a move never ends.",
 )
 at_once_option = click.option(
     "--at-once", type=click.IntRange(min=1), default=50, show_default=True, help="Partitions that move at a time."
@@ -41,11 +50,15 @@ yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 @click.option("--partition", "-p", "indexes", type=int, multiple=True, help="Only this partition (several times).")
 @click.option(
     "--replicas", callback=numbers, metavar="1,2,3",
-    help="The brokers, the preferred leader first; of several partitions each begins one further.",
+    help="The brokers, the preferred leader first; with several partitions each list starts one broker later.",
 )  # fmt: skip
-@click.option("--replication-factor", "-r", "factor", type=click.IntRange(min=1), help="So many replicas each.")
-@click.option("--cancel", is_flag=True, help="Take back what is under way.")
-@click.option("--verify", is_flag=True, help="Only look; clears throttles left behind. Exit code 3 while moving.")
+@click.option(
+    "--replication-factor", "-r", "factor", type=click.IntRange(min=1), help="The number of replicas of each partition."
+)
+@click.option("--cancel", is_flag=True, help="Cancel the moves that are under way.")
+@click.option(
+    "--verify", is_flag=True, help="Only show the state; removes throttles that are left. Exit code 3 while moving."
+)
 @throttle_option
 @at_once_option
 @click.option("--dry-run", is_flag=True, help="Only show the plan.")
@@ -68,8 +81,8 @@ def reassign(
 ) -> None:
     """Move a topic's replicas to other brokers, or change their number.
 
-    Producers and consumers go on. The command shows the plan, begins it and waits; the throttle is taken away at the
-    end, also after Ctrl-C, and the moves go on by themselves then. --cancel takes back what is under way.
+    Producers and consumers keep working. The command shows the plan, starts it and waits. The throttle is removed at
+    the end, also after Ctrl-C; the moves then continue by themselves. --cancel cancels the moves that are under way.
 
     \b
       fleetlog topics reassign orders --replication-factor 3 --throttle 20MB
@@ -80,7 +93,7 @@ def reassign(
         raise click.UsageError("give exactly one of --replicas, --replication-factor, --cancel and --verify")
     with admin(target, f"topic {name}") as client:
         known_partitions(client, [PartitionsOf(name, indexes or None)])
-        overview = take(client)
+        overview = fetch_overview(client)
         chosen = [p for p in overview.of_topic(name) if not indexes or p.index in indexes]
         if cancel:
             _cancel(client, target, out, chosen, overview)
@@ -98,11 +111,11 @@ def reassign(
 
 
 def execute(
-    client: Admin,
+    client: AdminClient,
     target: Target,
     out: Output,
     overview: Overview,
-    listed: Sequence[Move],
+    listed: Sequence[ReplicaMove],
     *,
     throttle: int | None,
     at_once: int,
@@ -110,9 +123,9 @@ def execute(
     yes: bool,
     lead_everywhere: bool = False,
 ) -> None:
-    """Show the plan, ask, and do it; ends the process with 1 if a partition did not move, 130 after Ctrl-C.
+    """Show the plan, ask, and perform it; exits with 1 if a partition did not move, 130 after Ctrl-C.
 
-    At the end the first replicas lead what was moved, or everything.
+    At the end the preferred leaders of the moved partitions, or of all, are elected.
     """
     if not out.as_json:
         show(overview, listed, throttle)
@@ -121,13 +134,13 @@ def execute(
             out.value({"moves": plans.as_value(listed), "done": [], "failed": {}})
         return
     if not yes and sys.stdin.isatty():
-        click.confirm("Do it?", abort=True, err=True)
+        click.confirm("Start?", abort=True, err=True)
     interrupts.catch()
     say = _quiet if out.as_json else click.echo
-    living = [broker.id for broker in overview.living()]
+    live = [broker.id for broker in overview.live_brokers()]
     result = Moved()
     try:
-        with throttled(client, listed, throttle, living):
+        with throttled(client, listed, throttle, live):
             result = perform(
                 client,
                 overview,
@@ -140,7 +153,7 @@ def execute(
         _lead(client, target, None if lead_everywhere else [move.tp for move in result.done])
         interrupts.check()
     except Interrupted:
-        click.echo("interrupted; what was begun goes on without a throttle, `--cancel` takes it back", err=True)
+        click.echo("interrupted; moves that have begun continue without a throttle, `--cancel` cancels them", err=True)
         sys.exit(EXIT_INTERRUPTED)
     failed = {str(tp): reason for tp, reason in sorted(result.failed.items())}
     out.done(
@@ -151,20 +164,20 @@ def execute(
         raise CliError(f"{len(failed)} of {len(listed)} partitions did not move")
 
 
-def _lead(client: Admin, target: Target, moved: Sequence[TopicPartition] | None) -> None:
-    """Leadership follows the replicas: the first ones lead (None: everywhere)."""
-    answers = elect(client, moved, PREFERRED, target.timeout_ms) if moved is None or moved else {}
+def _lead(client: AdminClient, target: Target, moved: Sequence[TopicPartition] | None) -> None:
+    """Elect the preferred leaders of these partitions (None: of all)."""
+    answers = request_elections(client, moved, PREFERRED, target.timeout_ms) if moved is None or moved else {}
     for tp, (code, message) in sorted(answers.items()):
         if code not in (ErrorCode.NONE, ErrorCode.ELECTION_NOT_NEEDED):
-            warn(f"{tp} is not led by its first replica: {explain(code, message)}")
+            warn(f"{tp} is not led by its preferred replica: {explain(code, message)}")
 
 
 def _quiet(_: str) -> None:
-    """Programs read the end only."""
+    """Print progress to stderr; not with --json."""
 
 
-def show(overview: Overview, listed: Sequence[Move], throttle: int | None) -> None:
-    """The plan for people."""
+def show(overview: Overview, listed: Sequence[ReplicaMove], throttle: int | None) -> None:
+    """Print the plan for users."""
     if not listed:
         click.echo("nothing to move")
         return
@@ -174,22 +187,26 @@ def show(overview: Overview, listed: Sequence[Move], throttle: int | None) -> No
     click.echo(f"\n{plans.summary(listed, throttle)}")
 
 
-def _cancel(client: Admin, target: Target, out: Output, chosen: Sequence[Partition], overview: Overview) -> None:
+def _cancel(
+    client: AdminClient, target: Target, out: Output, chosen: Sequence[PartitionOverview], overview: Overview
+) -> None:
     moving = [p.tp for p in chosen if p.moving]
-    answers = alter(client, dict.fromkeys(moving), target.timeout_ms) if moving else {}
-    fine = (ErrorCode.NONE, ErrorCode.NO_REASSIGNMENT_IN_PROGRESS)  # the latter: it was over before we came
+    answers = alter_reassignments(client, dict.fromkeys(moving), target.timeout_ms) if moving else {}
+    fine = (ErrorCode.NONE, ErrorCode.NO_REASSIGNMENT_IN_PROGRESS)  # the latter: the move had finished before
     failed = {str(tp): explain(code, text) for tp, (code, text) in answers.items() if code not in fine}
     cancelled = [str(tp) for tp, (code, _) in sorted(answers.items()) if code == ErrorCode.NONE]
     before = {p.tp: p.settled for p in chosen}
-    wait_until_known(client, {tp: before[tp] for tp, (code, _) in answers.items() if code == ErrorCode.NONE}, KNOWN_S)
-    cleared = _clear(client, chosen, take(client, directories=False))
+    wait_for_reassignments(
+        client, {tp: before[tp] for tp, (code, _) in answers.items() if code == ErrorCode.NONE}, KNOWN_S
+    )
+    cleared = _clear(client, chosen, fetch_overview(client, directories=False))
     lines = [f"{tp}: cancelled" for tp in cancelled] or ["nothing is under way"]
     out.done("\n".join([*lines, *_cleared(cleared)]), {"cancelled": cancelled, "failed": failed, "cleared": cleared})
     if failed:
         raise CliError("; ".join(f"{tp}: {reason}" for tp, reason in failed.items()))
 
 
-def _verify(client: Admin, out: Output, chosen: Sequence[Partition], overview: Overview) -> None:
+def _verify(client: AdminClient, out: Output, chosen: Sequence[PartitionOverview], overview: Overview) -> None:
     rows = []
     for p in chosen:
         copied = overview.copied(p)
@@ -211,11 +228,11 @@ def _verify(client: Admin, out: Output, chosen: Sequence[Partition], overview: O
         sys.exit(EXIT_MOVING)
 
 
-def _clear(client: Admin, chosen: Collection[Partition], overview: Overview) -> list[str]:
-    """Take away throttles that nobody needs: the topic's if it does not move, the brokers' if nothing does."""
+def _clear(client: AdminClient, chosen: Collection[PartitionOverview], overview: Overview) -> list[str]:
+    """Remove throttles that no move needs: the topic's if it does not move, the brokers' if nothing does."""
     moving = overview.moving()
     topics = {p.topic for p in chosen} - {p.topic for p in moving}
-    return clear_throttles(client, topics, [] if moving else [broker.id for broker in overview.living()])
+    return clear_throttles(client, topics, [] if moving else [broker.id for broker in overview.live_brokers()])
 
 
 def _cleared(cleared: Sequence[str]) -> list[str]:
@@ -225,14 +242,14 @@ def _cleared(cleared: Sequence[str]) -> list[str]:
 @click.command(name="elect")
 @click.argument("names", nargs=-1, metavar="[TOPIC...]", shell_complete=complete_topics)
 @click.option("--partition", "-p", "indexes", type=int, multiple=True, help="Only this partition (several times).")
-@click.option("--preferred", "kind", flag_value="preferred", help="Lead by each partition's first replica again.")
-@click.option("--unclean", "kind", flag_value="unclean", help="Lead by a replica that may lack records. LOSES DATA.")
+@click.option("--preferred", "kind", flag_value="preferred", help="Elect each partition's first replica.")
+@click.option("--unclean", "kind", flag_value="unclean", help="Elect a replica that may lack records. LOSES DATA.")
 @yes_option
 @client_options
 def elect_leaders(
     *, target: Target, out: Output, names: tuple[str, ...], indexes: tuple[int, ...], kind: str | None, yes: bool
 ) -> None:
-    """Elect leaders: the preferred ones, of some topics or of all, or unclean ones where nobody else is left.
+    """Elect leaders: the preferred ones, of some topics or of all, or unclean ones where no other replica is left.
 
     An unclean election gives up every record that the elected replica does not have. It is the last resort for a
     partition that is offline and whose in-sync replicas will not come back.
@@ -243,14 +260,14 @@ def elect_leaders(
         raise click.UsageError("--unclean needs the topics by name")
     if indexes and len(names) != 1:
         raise click.UsageError("--partition needs exactly one topic")
-    if kind == "unclean" and not yes and sys.stdin.isatty():
-        click.confirm(f"Elect leaders of {', '.join(names)} that may lack records, for good?", abort=True, err=True)
+    if kind == "unclean":
+        confirm(f"Elect leaders of {', '.join(names)} that may lack records, for good?", yes)
     with admin(target) as client:
         wanted = None
         if names:
             found = known_partitions(client, [PartitionsOf(name, indexes or None) for name in names])
             wanted = [TopicPartition(topic, p["partition_index"]) for topic, rows in found.items() for p in rows]
-        answers = elect(client, wanted, UNCLEAN if kind == "unclean" else PREFERRED, target.timeout_ms)
+        answers = request_elections(client, wanted, UNCLEAN if kind == "unclean" else PREFERRED, target.timeout_ms)
     rows: list[list[Any]] = []
     failed = 0
     for tp, (code, message) in sorted(answers.items()):

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
 
-from brokers.cli.admin_client import Admin
-from brokers.cli.client import Target, admin, check, client_options
+from brokers.cli.admin_client import COORDINATOR_MOVES, PAUSE_S, TRANSACTION, AdminClient, error_codes
+from brokers.cli.client import Target, admin, client_options, raise_for_code
 from brokers.cli.output import CliError, Output, iso
 from wire.errors import ErrorCode
 from wire.messages import request_class
 
-FIND_COORDINATOR, TRANSACTION = 10, 1
 DESCRIBE_SINKS, RESET_SINK = 12006, 12007
 
 
@@ -25,32 +25,32 @@ def sinks() -> None:
 @sinks.command("list")
 @client_options
 def list_sinks(target: Target, out: Output) -> None:
-    """List all sinks with the batch that each committed last."""
+    """List all sinks and the last committed batch of each."""
     with admin(target) as client:
         brokers = sorted(broker.node_id for broker in client._manager.cluster.brokers())
         asked = [(broker_id, request_class(DESCRIBE_SINKS)(sink_ids=None)) for broker_id in brokers]
-        answers = client.ask_all(asked, target.timeout_s)
+        answers = _loaded(lambda: client.ask_all(asked, target.timeout_s), target.timeout_s)
     rows = []
     for broker_id, answer in zip(brokers, answers, strict=True):
         if answer is None:
-            raise CliError(f"broker {broker_id} did not answer: the list would not be whole; try again")
-        check(f"broker {broker_id}", answer.error_code, answer.error_message)
+            raise CliError(f"broker {broker_id} did not answer: the list would be incomplete; try again")
+        raise_for_code(f"broker {broker_id}", answer.error_code, answer.error_message)
         rows += [[one.sink_id, broker_id, one.state, *_fence(one.fence)] for one in answer.sinks]
     out.rows(["sink", "coordinator", "state", "query", "batch", "committed"], sorted(rows))
 
 
-@sinks.command()
+@sinks.command("describe")
 @click.argument("names", nargs=-1, required=True, metavar="SINK...")
 @client_options
-def describe(target: Target, out: Output, names: tuple[str, ...]) -> None:
-    """Show what sinks are doing: members and partitions of the open batch, and the fence."""
+def describe_sinks(target: Target, out: Output, names: tuple[str, ...]) -> None:
+    """Show the state of sinks: members and partitions of the open batch, and the fence."""
     rows = []
     with admin(target) as client:
         for name in names:
             answer = _ask(client, target, name, request_class(DESCRIBE_SINKS)(sink_ids=[name]))
-            check(f"sink {name}", answer.error_code, answer.error_message)
+            _check(name, answer)
             (one,) = answer.sinks
-            check(f"sink {name}", one.error_code)
+            raise_for_code(f"sink {name}", one.error_code)
             partitions = sum(len(topic.partitions) for topic in one.topics)
             since = iso(one.start_ms) if one.state == "Ongoing" else None
             rows.append(
@@ -69,17 +69,17 @@ def describe(target: Target, out: Output, names: tuple[str, ...]) -> None:
     out.rows([*columns, "query", "batch", "committed"], rows)
 
 
-@sinks.command()
+@sinks.command("reset")
 @click.argument("name", metavar="SINK")
 @click.argument("replaces", metavar="QUERY_ID")
-@click.option("--query", metavar="QUERY_ID", help="Whose fence it is from now on; without it there is none.")
+@click.option("--query", metavar="QUERY_ID", help="The query of the new fence; without it there is no fence.")
 @click.option("--batch", type=click.IntRange(0), help="The last batch of that query that counts as committed.")
 @client_options
-def reset(target: Target, out: Output, name: str, replaces: str, query: str | None, batch: int | None) -> None:
-    """Move a sink's fence, so that a query with a new checkpoint may write. QUERY_ID is the one it holds now.
+def reset_sink(target: Target, out: Output, name: str, replaces: str, query: str | None, batch: int | None) -> None:
+    """Move a sink's fence, so that a query with a new checkpoint may write. QUERY_ID is the one in the fence now.
 
-    Stop the query first. Without --query the fence is taken away, and the next query begins with its batch 0; one that
-    goes on with a checkpoint says fence.onMissing=adopt. What an older query wrote is not looked for.
+    Stop the query first. Without --query the fence is removed, and the next query begins with its batch 0; one that
+    continues from a checkpoint needs fence.onMissing=adopt. Records of an older query are not searched for.
     """
     if (query is None) != (batch is None):
         raise CliError("--query and --batch go together")
@@ -88,22 +88,42 @@ def reset(target: Target, out: Output, name: str, replaces: str, query: str | No
     )
     with admin(target) as client:
         answer = _ask(client, target, name, request)
-    check(f"sink {name}", answer.error_code, answer.error_message)
+    _check(name, answer)
     out.rows(["sink", "query", "batch", "committed"], [[name, *_fence(answer.fence)]])
 
 
-def _ask(client: Admin, target: Target, name: str, request: Any) -> Any:
-    """The answer of the sink's coordinator."""
-    kind = request_class(FIND_COORDINATOR)
-    brokers = sorted(broker.node_id for broker in client._manager.cluster.brokers())
-    find = kind(key_type=TRANSACTION, key=name, coordinator_keys=[name], min_version=4)
-    for found in client.ask_all([(broker_id, find) for broker_id in brokers], target.timeout_s):
-        coordinator = found.coordinators[0] if found is not None else None
-        if coordinator is not None and coordinator.error_code == ErrorCode.NONE:
+def _ask(client: AdminClient, target: Target, name: str, request: Any) -> Any:
+    """The answer of the sink's coordinator, once it has loaded; the last one at the deadline."""
+    (answer,) = _loaded(lambda: [_asked(client, target, name, request)], target.timeout_s)
+    if answer is None:
+        raise CliError(f"sink {name}: its coordinator does not answer; try again in a moment")
+    return answer
+
+
+def _loaded(ask: Callable[[], list[Any]], timeout_s: float) -> list[Any]:
+    """The answers of coordinators that have loaded and do not move; the last ones at the deadline. None: no answer."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        answers = ask()
+        moves = [one is not None and COORDINATOR_MOVES.intersection(error_codes(one)) for one in answers]
+        if not any(moves) or time.monotonic() + PAUSE_S >= deadline:
+            return answers
+        time.sleep(PAUSE_S)
+
+
+def _asked(client: AdminClient, target: Target, name: str, request: Any) -> Any:
+    for coordinator in client.find_coordinators(name, target.timeout_s, TRANSACTION):
+        if coordinator.error_code == ErrorCode.NONE:
             (answer,) = client.ask_all([(coordinator.node_id, request)], target.timeout_s)
             if answer is not None:
                 return answer
-    raise CliError(f"sink {name}: its coordinator does not answer; try again in a moment")
+    return None
+
+
+def _check(name: str, answer: Any) -> None:
+    if answer.error_code == ErrorCode.TRANSACTIONAL_ID_NOT_FOUND:
+        raise CliError(f"sink {name}: there is no such sink; see `fleetlog sinks list` (TRANSACTIONAL_ID_NOT_FOUND)")
+    raise_for_code(f"sink {name}", answer.error_code, answer.error_message)
 
 
 def _fence(fence: Any) -> Sequence[Any]:

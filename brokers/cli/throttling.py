@@ -1,7 +1,7 @@
-"""Sets the throttle of a move, and takes it away again whatever happens.
+"""Sets the throttle of a move, and always removes it again.
 
-Named are the replicas that send and those that are made (KIP-73); each of their brokers gets the rate. What stood
-there before is put back, for another move may be under way beside ours.
+It names the replicas that send and those that are added (KIP-73); each of their brokers gets the rate. Earlier values
+are restored, because another move may be under way.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from kafka.admin import ConfigResourceType
 from kafka.errors import KafkaError
 from kafka.protocol.admin import DescribeConfigsRequest, IncrementalAlterConfigsRequest
 
-from brokers.cli.admin_client import Admin
-from brokers.cli.client import check
+from brokers.cli.admin_client import AdminClient
+from brokers.cli.client import raise_for_code
 from brokers.cli.interrupts import interrupts
-from brokers.cli.moves import Move
+from brokers.cli.moves import ReplicaMove
 from brokers.cli.output import CliError, warn
 
 SENDERS = "leader.replication.throttled.replicas"
@@ -49,10 +49,12 @@ _Change = tuple[str, _Operation, str | None]
 
 
 @contextmanager
-def throttled(client: Admin, moves: Sequence[Move], rate: int | None, brokers: Collection[int]) -> Iterator[None]:
-    """Inside, replication for these moves keeps to ``rate`` bytes per second and broker (None: no limit).
+def throttled(
+    client: AdminClient, moves: Sequence[ReplicaMove], rate: int | None, brokers: Collection[int]
+) -> Iterator[None]:
+    """Inside, replication of these moves is limited to ``rate`` bytes per second and broker (None: no limit).
 
-    ``brokers`` are the living ones. Raises CliError if the throttle can't be set; if it can't be taken away, a warning
+    ``brokers`` are the live ones. Raises CliError if the throttle cannot be set; if it cannot be removed, a warning
     says what to do.
     """
     copying = [move for move in moves if move.brings]
@@ -71,14 +73,12 @@ def throttled(client: Admin, moves: Sequence[Move], rate: int | None, brokers: C
                 try:
                     restore()
                 except (CliError, KafkaError) as error:
-                    # told, not raised: the error that brought us here must not be hidden
-                    warn(
-                        f"a throttle could not be taken away ({error}); `fleetlog topics reassign TOPIC --verify` does"
-                    )
+                    # a warning, because an exception would hide the error that ended the block
+                    warn(f"a throttle is left ({error}); `fleetlog topics reassign TOPIC --verify` removes it")
 
 
-def _replicas_of(moves: Iterable[Move]) -> dict[str, list[tuple[str, str]]]:
-    """By topic: who sends and who takes, as the two settings spell it."""
+def _replicas_of(moves: Iterable[ReplicaMove]) -> dict[str, list[tuple[str, str]]]:
+    """By topic: the sending and the added replicas, in the format of the two settings."""
     senders: dict[str, list[str]] = {}
     takers: dict[str, list[str]] = {}
     for move in moves:
@@ -87,19 +87,19 @@ def _replicas_of(moves: Iterable[Move]) -> dict[str, list[tuple[str, str]]]:
     return {topic: [(SENDERS, ",".join(senders[topic])), (TAKERS, ",".join(takers[topic]))] for topic in senders}
 
 
-def _restore_topics(client: Admin, topics: Mapping[str, Sequence[tuple[str, str]]]) -> None:
-    """Take our replicas out of the settings; a setting that has no others goes."""
+def _restore_topics(client: AdminClient, topics: Mapping[str, Sequence[tuple[str, str]]]) -> None:
+    """Remove these moves' replicas from the settings; a setting without others is deleted."""
     present = _own_values(client, topics)
     changes: dict[_Resource, list[_Change]] = {}
     for topic, named in topics.items():
-        for name, ours in named:
-            others = set(present.get(topic, {}).get(name, "").split(",")) - set(ours.split(",")) - {""}
+        for name, own in named:
+            others = set(present.get(topic, {}).get(name, "").split(",")) - set(own.split(",")) - {""}
             operation = _Operation.SUBTRACT if others else _Operation.DELETE
-            changes.setdefault(_topic(topic), []).append((name, operation, ours if others else None))
+            changes.setdefault(_topic(topic), []).append((name, operation, own if others else None))
     _alter(client, changes)
 
 
-def _restore_brokers(client: Admin, before: Mapping[int, Mapping[str, str]]) -> None:
+def _restore_brokers(client: AdminClient, before: Mapping[int, Mapping[str, str]]) -> None:
     _alter(
         client,
         {
@@ -112,8 +112,8 @@ def _restore_brokers(client: Admin, before: Mapping[int, Mapping[str, str]]) -> 
     )
 
 
-def clear_throttles(client: Admin, topics: Collection[str], brokers: Collection[int]) -> list[str]:
-    """Take away throttles that a move left behind; returns what was cleared, in words. Raises CliError."""
+def clear_throttles(client: AdminClient, topics: Collection[str], brokers: Collection[int]) -> list[str]:
+    """Remove throttles that a move left; returns what was cleared, as text. Raises CliError."""
     cleared = []
     found = {_topic(t): values for t, values in _own_values(client, topics).items() if values}
     found |= {_broker(b): values for b, values in _own_rates(client, brokers).items() if values}
@@ -123,7 +123,7 @@ def clear_throttles(client: Admin, topics: Collection[str], brokers: Collection[
     return cleared
 
 
-def _own_values(client: Admin, topics: Iterable[str]) -> dict[str, dict[str, str]]:
+def _own_values(client: AdminClient, topics: Iterable[str]) -> dict[str, dict[str, str]]:
     """The topics' throttled replicas, where they are set; topics that are gone are left out."""
     resources = [(ConfigResourceType.TOPIC.value, topic, [SENDERS, TAKERS]) for topic in topics]
     if not resources:
@@ -132,7 +132,7 @@ def _own_values(client: Admin, topics: Iterable[str]) -> dict[str, dict[str, str
     return {row.resource_name: _set_here(row, DYNAMIC_TOPIC_CONFIG) for row in answer.results if not row.error_code}
 
 
-def _own_rates(client: Admin, brokers: Iterable[int]) -> dict[int, dict[str, str]]:
+def _own_rates(client: AdminClient, brokers: Iterable[int]) -> dict[int, dict[str, str]]:
     """The brokers' throttle rates, where they are set; a broker that doesn't answer counts as one without."""
     requests = {
         broker_id: DescribeConfigsRequest(resources=[(ConfigResourceType.BROKER.value, str(broker_id), list(RATES))])
@@ -149,11 +149,11 @@ def _set_here(row: Any, source: int) -> dict[str, str]:
     return {one.name: one.value or "" for one in row.configs if one.config_source == source}
 
 
-async def _describe(client: Admin, request: Any) -> Any:
+async def _describe(client: AdminClient, request: Any) -> Any:
     return await client._manager.send(request)
 
 
-def _alter(client: Admin, changes: Mapping[_Resource, Sequence[_Change]]) -> None:
+def _alter(client: AdminClient, changes: Mapping[_Resource, Sequence[_Change]]) -> None:
     if not changes:
         return
     request = IncrementalAlterConfigsRequest(
@@ -165,7 +165,9 @@ def _alter(client: Admin, changes: Mapping[_Resource, Sequence[_Change]]) -> Non
     )
     answer = client._manager.run(_describe, client, request)
     for row in answer.responses:
-        check(f"throttle of {_Resource(row.resource_type, row.resource_name)}", row.error_code, row.error_message)
+        raise_for_code(
+            f"throttle of {_Resource(row.resource_type, row.resource_name)}", row.error_code, row.error_message
+        )
 
 
 def _topic(name: str) -> _Resource:

@@ -1,4 +1,4 @@
-"""Points in a topic as people write them: ``beginning``, ``end``, an offset, a time, a time ago."""
+"""Positions in a topic as users write them: ``beginning``, ``end``, an offset, a time, a duration."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 _UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 7 * 86_400_000}
-_SHORT = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)")
+_SHORT = re.compile(r"([0-9]{1,15}(?:\.[0-9]+)?)(ms|s|m|h|d|w)")
 _ISO_DURATION = re.compile(
-    r"P(?:(?P<w>\d+)W)?(?:(?P<d>\d+)D)?(?:T(?:(?P<h>\d+)H)?(?:(?P<m>\d+)M)?(?:(?P<s>\d+(?:\.\d+)?)S)?)?", re.IGNORECASE
+    r"P(?:(?P<w>[0-9]{1,6})W)?(?:(?P<d>[0-9]{1,6})D)?"
+    r"(?:T(?:(?P<h>[0-9]{1,9})H)?(?:(?P<m>[0-9]{1,9})M)?(?:(?P<s>[0-9]{1,12}(?:\.[0-9]+)?)S)?)?",
+    re.IGNORECASE,
 )
 
 
@@ -25,6 +27,8 @@ class Point(NamedTuple):
 def parse_time(text: str) -> int:
     """ISO 8601 (without a zone: UTC) or ``@`` and milliseconds; returns milliseconds, raises ValueError."""
     if text.startswith("@"):
+        if re.fullmatch("@[0-9]{1,18}", text) is None:
+            raise ValueError(f"{text!r} is not @ and milliseconds")
         return int(text[1:])
     moment = datetime.fromisoformat(text)
     if moment.tzinfo is None:
@@ -40,7 +44,7 @@ def parse_duration(text: str) -> int:
     iso = _ISO_DURATION.fullmatch(text)
     if iso and any(iso.groups()):
         return round(sum(float(number) * _UNITS_MS[unit] for unit, number in iso.groupdict().items() if number))
-    raise ValueError(f"{text!r} is no duration such as 90s, 1h30m or PT1H30M")
+    raise ValueError(f"{text!r} is not a duration such as 90s, 1h30m or PT1H30M")
 
 
 if TYPE_CHECKING:  # click's types are generic in its stubs, and at run time from 8.2 on only
@@ -51,18 +55,18 @@ else:
 
 
 class PointType(_PointBase):
-    """Option type of points in a partition."""
+    """Option type of positions in a partition."""
 
     name = "point"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Point:
-        """Parse; usage error when it is nothing we know."""
+        """Parse; usage error when it is none of these."""
         if isinstance(value, Point):
             return value
         text = str(value)
         if text in {"beginning", "end"}:
             return Point(text)
-        if text.isdigit():
+        if re.fullmatch("[0-9]{1,18}", text):
             return Point("offset", int(text))
         try:
             return Point("timestamp", parse_time(text))
@@ -75,7 +79,7 @@ class PointType(_PointBase):
 
 
 class TimeType(_NumberBase):
-    """Option type of a moment."""
+    """Option type of a time."""
 
     name = "time"
 
@@ -86,11 +90,11 @@ class TimeType(_NumberBase):
         try:
             return parse_time(str(value))
         except ValueError:
-            self.fail(f"{value!r} is no time such as 2013-01-31T12:00 or @1359633600000", param, ctx)
+            self.fail(f"{value!r} is not a time such as 2013-01-31T12:00 or @1359633600000", param, ctx)
 
 
 class DurationType(_NumberBase):
-    """Option type of a span of time."""
+    """Option type of a duration."""
 
     name = "duration"
 

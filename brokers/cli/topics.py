@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import click
@@ -10,20 +9,21 @@ from kafka import TopicPartition
 from kafka.admin import AlterConfigOp, ConfigResource, ConfigResourceType
 from kafka.protocol.consumer import OffsetSpec
 
-from brokers.cli.admin_client import Admin
+from brokers.cli.admin_client import AdminClient
 from brokers.cli.client import (
     PartitionsOf,
     Target,
     admin,
-    check,
     client_options,
     complete_topics,
     known_partitions,
-    wait_until_known,
+    raise_for_code,
+    reworded,
+    wait_for_topics,
 )
-from brokers.cli.options import pairs
-from brokers.cli.output import CliError, Output, table, warn
-from brokers.cli.overview import PATIENCE_S, Partition, take
+from brokers.cli.options import PARTITION_COUNT, REPLICA_COUNT, pairs
+from brokers.cli.output import CliError, Output, confirm, table, warn
+from brokers.cli.overview import PATIENCE_S, Overview, PartitionOverview, fetch_overview, read_directories
 from brokers.cli.reassign import elect_leaders, reassign
 from wire.errors import ErrorCode
 
@@ -40,12 +40,12 @@ topics.add_command(elect_leaders)
 
 
 @topics.command("list")
-@click.option("--internal", is_flag=True, help="Show the fleet's own topics, too.")
+@click.option("--internal", is_flag=True, help="Also show internal topics.")
 @client_options
 def list_topics(target: Target, out: Output, internal: bool) -> None:
-    """List topics with their partitions and what is wrong with them."""
+    """List topics with their partitions and problems."""
     with admin(target) as client:
-        overview = take(client, directories=False)
+        overview = fetch_overview(client, directories=False)
     rows = []
     for name in sorted({p.topic for p in overview.partitions.values()}):
         partitions = overview.of_topic(name)
@@ -61,15 +61,15 @@ def list_topics(target: Target, out: Output, internal: bool) -> None:
     out.rows(["topic", "partitions", "replication", "offline", "under-replicated", "under min ISR"], rows)
 
 
-@topics.command()
+@topics.command("create")
 @click.argument("names", nargs=-1, required=True, metavar="TOPIC...")
-@click.option("--partitions", "-p", type=click.IntRange(min=1), help="How many.  [default: the broker's]")
-@click.option("--replication-factor", "-r", type=click.IntRange(min=1), help="Copies of each.  [default: the broker's]")
+@click.option("--partitions", "-p", type=PARTITION_COUNT, help="The number of partitions.  [default: the broker's]")
+@click.option("--replication-factor", "-r", type=REPLICA_COUNT, help="Replicas of each.  [default: the broker's]")
 @click.option("--config", "-c", "configs", multiple=True, callback=pairs, metavar="NAME=VALUE", help="A topic setting.")
-@click.option("--if-not-exists", is_flag=True, help="Fine if it is there.")
-@click.option("--dry-run", is_flag=True, help="Let the broker check it only.")
+@click.option("--if-not-exists", is_flag=True, help="Not an error if it exists.")
+@click.option("--dry-run", is_flag=True, help="Only let the broker check the request.")
 @client_options
-def create(
+def create_topics(
     *,
     target: Target,
     out: Output,
@@ -86,7 +86,7 @@ def create(
         wanted = dict.fromkeys(names, spec)
         answer = client.create_topics(wanted, target.timeout_ms, validate_only=dry_run, raise_errors=False)
         created = [topic["name"] for topic in answer["topics"] if not topic["error_code"] and not dry_run]
-        unheard = wait_until_known(client, created, target.timeout_s) if created else []
+        unheard = wait_for_topics(client, created, target.timeout_s) if created else []
     for name in unheard:
         warn(f"topic {name} was created, but not every broker knows its leaders yet")
     results = []
@@ -94,7 +94,7 @@ def create(
         code = topic["error_code"]
         existed = code == ErrorCode.TOPIC_ALREADY_EXISTS
         if not (existed and if_not_exists):
-            check(f"topic {topic['name']}", code, topic.get("error_message"))
+            raise_for_code(f"topic {topic['name']}", code, topic.get("error_message"))
         results.append(
             {
                 "topic": topic["name"],
@@ -112,21 +112,22 @@ def create(
     out.done("\n".join(lines), results)
 
 
-@topics.command()
+@topics.command("describe")
 @click.argument("names", nargs=-1, required=True, metavar="TOPIC...", shell_complete=complete_topics)
 @client_options
-def describe(target: Target, out: Output, names: tuple[str, ...]) -> None:
+def describe_topics(target: Target, out: Output, names: tuple[str, ...]) -> None:
     """Show partitions, leaders, replicas, offsets and settings that differ from the default.
 
     ISR are the replicas in sync; ELR, while fewer than min.insync.replicas are in sync, those that may lead as well
-    without loss. Offsets are the leader's word; a leader that does not answer is not waited for.
+    without loss. Offsets come from the leader; a leader that does not answer is not waited for.
     """
     with admin(target) as client:
         known_partitions(client, [PartitionsOf(name, None) for name in names])
         ids = {topic["name"]: topic.get("topic_id") for topic in client.describe_topics(list(names))}
-        overview = take(client, list(dict.fromkeys(names)), directories=False)
+        overview = fetch_overview(client, list(dict.fromkeys(names)), directories=False)
+        read_directories(client, overview, overview.partitions)
         ends = _ends(client, list(overview.partitions.values()))
-        described = [_describe_one(client, name, overview.of_topic(name), ids.get(name), ends) for name in names]
+        described = [_describe_one(client, name, overview, ids.get(name), ends) for name in names]
     if out.as_json:
         out.value(described)
         return
@@ -136,14 +137,16 @@ def describe(target: Target, out: Output, names: tuple[str, ...]) -> None:
             click.echo(f"  {setting}={value}")
         columns = ["partition", "leader", "replicas", "isr", "elr", "first_offset", "end_offset", "records", "problem"]
         table([c.replace("_", " ") for c in columns], [[p[c] for c in columns] for p in topic["partitions"]])
+        for trouble in topic["troubles"]:
+            click.echo(f"  broker {trouble['broker']}: {trouble['trouble']}")
         click.echo()
 
 
 Ends = dict[tuple[str, int], tuple[int | None, int | None]]
 
 
-def _ends(client: Admin, partitions: list[Partition]) -> Ends:
-    """First and end offset of each partition, as far as its leader tells them now."""
+def _ends(client: AdminClient, partitions: list[PartitionOverview]) -> Ends:
+    """First and end offset of each partition whose leader answers now."""
     asked = []
     for spec in (OffsetSpec.EARLIEST, OffsetSpec.LATEST):
         for leader in {p.leader for p in partitions if not p.offline}:
@@ -154,15 +157,17 @@ def _ends(client: Admin, partitions: list[Partition]) -> Ends:
     end: dict[TopicPartition, int] = {}
     for (spec, _, _), answer in zip(asked, answers, strict=True):
         for topic in answer.topics if answer is not None else ():
-            told = {
+            offsets = {
                 TopicPartition(topic.name, p.partition_index): p.offset for p in topic.partitions if not p.error_code
             }
-            (first if spec is OffsetSpec.EARLIEST else end).update(told)
+            (first if spec is OffsetSpec.EARLIEST else end).update(offsets)
     tps = [TopicPartition(*p.tp) for p in partitions]
     return {(tp.topic, tp.partition): (first.get(tp), end.get(tp)) for tp in tps}
 
 
-def _describe_one(client: Admin, name: str, partitions: list[Partition], topic_id: Any, ends: Ends) -> dict[str, Any]:
+def _describe_one(client: AdminClient, name: str, overview: Overview, topic_id: Any, ends: Ends) -> dict[str, Any]:
+    partitions = overview.of_topic(name)
+    holding = {b for p in partitions for b in p.replicas}
     resource = ConfigResource(ConfigResourceType.TOPIC, name)
     configs = client.describe_configs([resource], config_filter="modified").get("topic", {}).get(name, {})
     rows = []
@@ -187,17 +192,27 @@ def _describe_one(client: Admin, name: str, partitions: list[Partition], topic_i
     overrides = {
         key: value["value"] for key, value in configs.items() if "TOPIC" in str(value.get("config_source", "TOPIC"))
     }
-    return {"topic": name, "topic_id": str(topic_id) if topic_id else None, "configs": overrides, "partitions": rows}
+    troubles = [{"broker": b, "trouble": text} for b, text in overview.troubles() if b in holding]
+    return {
+        "topic": name,
+        "topic_id": str(topic_id) if topic_id else None,
+        "configs": overrides,
+        "partitions": rows,
+        "troubles": troubles,
+    }
 
 
-@topics.command()
+@topics.command("alter")
 @click.argument("name", metavar="TOPIC", shell_complete=complete_topics)
-@click.option("--partitions", "-p", type=click.IntRange(min=1), help="The new number of partitions (it can only grow).")
-@click.option("--set", "-s", "settings", multiple=True, callback=pairs, metavar="NAME=VALUE", help="Change a setting.")
-@click.option("--unset", "-u", multiple=True, metavar="NAME", help="Back to the default.")
-@click.option("--dry-run", is_flag=True, help="Let the broker check it only.")
+@click.option("--partitions", "-p", type=PARTITION_COUNT, help="The new number of partitions (it can only grow).")
+@click.option(
+    "--set", "-s", "--config", "-c", "settings", multiple=True, callback=pairs, metavar="NAME=VALUE",
+    help="Change a setting.",
+)  # fmt: skip
+@click.option("--unset", "-u", multiple=True, metavar="NAME", help="Reset to the default.")
+@click.option("--dry-run", is_flag=True, help="Only let the broker check the request.")
 @client_options
-def alter(
+def alter_topic(
     *,
     target: Target,
     out: Output,
@@ -209,7 +224,7 @@ def alter(
 ) -> None:
     """Change settings of a topic, or add partitions."""
     if not (partitions or settings or unset):
-        raise click.UsageError("nothing to change: give --set, --unset or --partitions")
+        raise click.UsageError("nothing to change: give --set (or --config), --unset or --partitions")
     changes: dict[str, Any] = {key: (AlterConfigOp.SET, value) for key, value in settings.items()}
     changes |= dict.fromkeys(unset, (AlterConfigOp.DELETE, None))
     with admin(target, f"topic {name}") as client:
@@ -219,13 +234,13 @@ def alter(
             answer = client.alter_configs([resource], validate_only=dry_run, raise_on_unknown=False, incremental=True)
             result = answer.get("topic", {}).get(name, "no answer")
             if result != "OK":
-                raise CliError(f"topic {name}: {result}")
+                raise CliError(f"topic {name}: {reworded(result)}")
         if partitions:
             response = client.create_partitions(
                 {name: partitions}, target.timeout_ms, validate_only=dry_run, raise_errors=False
             )
             for one in response.results:
-                check(f"topic {name}", one.error_code, one.error_message)
+                raise_for_code(f"topic {name}", one.error_code, one.error_message)
     done = [f"{key}={value}" for key, value in settings.items()] + [f"{key} back to its default" for key in unset]
     done += [f"{partitions} partitions"] if partitions else []
     verb = "would have" if dry_run else "has now"
@@ -235,22 +250,31 @@ def alter(
     )
 
 
-@topics.command()
+@topics.command("delete")
 @click.argument("names", nargs=-1, required=True, metavar="TOPIC...", shell_complete=complete_topics)
-@click.option("--if-exists", is_flag=True, help="Fine if it is not there.")
+@click.option("--if-exists", is_flag=True, help="Not an error if it does not exist.")
+@click.option("--internal", is_flag=True, help="Also delete internal topics.")
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 @client_options
-def delete(target: Target, out: Output, names: tuple[str, ...], if_exists: bool, yes: bool) -> None:
+def delete_topics(
+    target: Target, out: Output, names: tuple[str, ...], if_exists: bool, internal: bool, yes: bool
+) -> None:
     """Delete topics with all their records."""
-    if not yes and sys.stdin.isatty():
-        click.confirm(f"Delete {', '.join(names)} with all records?", abort=True, err=True)
+    confirm(f"Delete {', '.join(names)} with all records?", yes)
     with admin(target) as client:
+        if not internal:
+            kept = [topic["name"] for topic in client.describe_topics(list(names)) if topic["is_internal"]]
+            if kept:
+                raise CliError(
+                    f"{kept[0]} is an internal topic (committed offsets, transactions): without it groups start anew"
+                    " and transactions are lost. --internal deletes it; nothing was deleted"
+                )
         answer = client.delete_topics(list(names), target.timeout_ms, raise_errors=False)
     deleted = []
     for topic in answer["topics"]:
         code = topic["error_code"]
         if code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and if_exists:
             continue
-        check(f"topic {topic['name']}", code, topic.get("error_message"))
+        raise_for_code(f"topic {topic['name']}", code, topic.get("error_message"))
         deleted.append(topic["name"])
     out.done("\n".join(f"{name}: deleted" for name in deleted) or "nothing to delete", deleted)

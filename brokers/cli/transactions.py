@@ -22,7 +22,11 @@ def transactions() -> None:
 
 @transactions.command("list")
 @click.option(
-    "--state", "states", multiple=True, type=click.Choice(STATES, case_sensitive=False), help="Only in this state."
+    "--state",
+    "states",
+    multiple=True,
+    type=click.Choice(STATES, case_sensitive=False),
+    help="Only transactions in this state.",
 )
 @click.option("--producer-id", "producer_ids", multiple=True, type=int, help="Only of this producer.")
 @click.option("--longer-than", type=DurationType(), metavar="SPAN", help="Only open for longer than 90s, 1h30m, ...")
@@ -53,10 +57,10 @@ def list_transactions(
     out.rows(["transactional id", "coordinator", "producer id", "state"], sorted(rows))
 
 
-@transactions.command()
+@transactions.command("describe")
 @click.argument("names", nargs=-1, required=True, metavar="TRANSACTIONAL_ID...")
 @client_options
-def describe(target: Target, out: Output, names: tuple[str, ...]) -> None:
+def describe_transactions(target: Target, out: Output, names: tuple[str, ...]) -> None:
     """Show the state of transactions and the partitions they have written to."""
     described = []
     for name in names:
@@ -98,12 +102,12 @@ def _description(name: str, found: Any) -> dict[str, Any]:
     }
 
 
-@transactions.command()
+@transactions.command("producers")
 @click.argument("wanted", nargs=-1, required=True, callback=topic_partitions, metavar="TOPIC[:P,...]...")
 @click.option("--open", "only_open", is_flag=True, help="Only producers inside a transaction.")
 @client_options
-def producers(target: Target, out: Output, wanted: list[PartitionsOf], only_open: bool) -> None:
-    """Show the producers that partitions remember, and where their open transactions begin."""
+def list_producers(target: Target, out: Output, wanted: list[PartitionsOf], only_open: bool) -> None:
+    """Show the producers in the partitions' state, and the first offsets of their open transactions."""
     with admin(target) as client:
         partitions = [
             TopicPartition(topic, p["partition_index"])

@@ -1,4 +1,4 @@
-"""Replays a partition of an internal topic into a shard, in slices short enough for the loop."""
+"""Replays a partition of an internal topic into a shard, in slices that do not block the loop."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ABORT, _COMMIT = 0, 1
 
 
 class Loader:
-    """Reads a log from its start up to the end seen at election. ``on_done(None)`` or ``on_done(error)`` ends it."""
+    """Reads a log from its start to its end at election. Calls ``on_done(None)`` or ``on_done(error)`` at the end."""
 
     def __init__(
         self,
@@ -41,11 +41,11 @@ class Loader:
         self._steps = self._replay()
 
     def start(self) -> None:
-        """Begin in the next round of the loop."""
+        """Start in the next iteration of the loop."""
         self._loop.call_soon(self._slice)
 
     def cancel(self) -> None:
-        """The partition moved away: stop, without a callback."""
+        """Stop without a callback."""
         self._cancelled = True
 
     def _slice(self) -> None:
@@ -58,7 +58,7 @@ class Loader:
                     self._loop.call_soon(self._slice)
                     return
         except Exception as error:
-            # Whatever is wrong with the log or the shard, this partition alone must suffer from it.
+            # An error of the log or the shard fails this partition only.
             self._on_done(error)
             return
         self._on_done(None)
@@ -69,13 +69,13 @@ class Loader:
     def _replay(self) -> Iterator[None]:
         offset = self._log.log_start_offset
         while offset < self.end_offset:
-            result = self._log.read(offset, READ_BYTES, end_offset=self.end_offset)
+            result = self._log.reader.read(offset, READ_BYTES, end_offset=self.end_offset)
             chunks = []
             for piece in result.slices:
                 chunks.append(piece.read())
                 piece.release()
             run = b"".join(chunks)
-            if result.next_offset <= offset:  # compaction leaves gaps, so no bytes alone mean nothing
+            if result.next_offset <= offset:  # an empty read alone is no error: compaction leaves gaps
                 raise LoadError(f"nothing to read at offset {offset}, although the log ends at {self.end_offset}")
             yield
             for position, header in scan(run):
@@ -107,4 +107,4 @@ class Loader:
 
 
 class LoadError(Exception):
-    """The partition of the internal topic can't be replayed."""
+    """The partition of the internal topic cannot be replayed."""

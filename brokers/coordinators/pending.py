@@ -1,57 +1,32 @@
-"""A submitted command's answer, which may come later."""
+"""The response to a submitted command, which may come later."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
-from typing import Any
 
+from brokers.pending import Pending
 from txn.commands import Ticket
 from wire.errors import ErrorCode
 
-__all__ = ["Pending", "append_error"]
-
-log = logging.getLogger(__name__)
+__all__ = ["PendingAnswer", "commit_failure"]
 
 
-class Pending:
-    """The answer to come: the command's response, or ``Failed``. Loop thread only."""
+class PendingAnswer(Pending):
+    """The future response of a command, or ``CommandFailed``. Cancelled, the command's effects still happen."""
 
-    __slots__ = ("_callback", "_on_abandon", "done", "response", "ticket")
+    __slots__ = ("_forget", "ticket")
 
-    def __init__(self, ticket: Ticket, on_abandon: Callable[[Ticket], None] | None = None) -> None:
+    def __init__(self, ticket: Ticket, forget: Callable[[Ticket], object] | None = None) -> None:
+        super().__init__()
         self.ticket = ticket
-        self.done = False
-        self.response: Any = None
-        self._callback: Callable[[Any], None] | None = None
-        self._on_abandon = on_abandon
+        self._forget = forget
 
-    def on_done(self, callback: Callable[[Any], None]) -> None:
-        """Call ``callback(response)`` when the answer is there; at once if it is there already. One callback only."""
-        assert self._callback is None, "one answer has one taker"
-        self._callback = callback
-        if self.done:
-            callback(self.response)
-
-    def complete(self, response: Any) -> None:
-        """The answer is here; a second one is ignored."""
-        if self.done:
-            return
-        self.done = True
-        self.response = response
-        if self._callback is not None:
-            try:
-                self._callback(response)
-            except Exception:
-                # Whoever takes the answer must not stop the coordinator in the middle of its work.
-                log.exception("an answer could not be handed over")
-
-    def abandon(self) -> None:
-        """Nobody waits any more (the connection is gone): what the command does still happens."""
+    def cancel(self) -> None:
+        """Drop the response: the connection has closed."""
         if not self.done:
-            self.done = True
-            if self._on_abandon is not None:
-                self._on_abandon(self.ticket)
+            super().cancel()
+            if self._forget is not None:
+                self._forget(self.ticket)
 
 
 _APPEND_ERRORS = {
@@ -76,9 +51,9 @@ LEADERSHIP_LOST = frozenset(
         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
     }
 )
-"""After one of these nothing more can be appended under the epoch the shard was loaded in."""
+"""After one of these no append is possible in the leader epoch of the shard's load."""
 
 
-def append_error(error: ErrorCode) -> ErrorCode:
-    """What a coordinator's client is told when its record could not be appended (Kafka's mapping)."""
+def commit_failure(error: ErrorCode) -> ErrorCode:
+    """The client's error for a coordinator record that could not be appended (Kafka's mapping)."""
     return _APPEND_ERRORS.get(error, error)

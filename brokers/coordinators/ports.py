@@ -1,7 +1,7 @@
-"""What the coordinator runtime needs from the parts around it, as protocols.
+"""The ports of the coordinator runtime.
 
-The real ones are ``brokers.cluster.partition.Partition``, ``brokers.log.Log`` and the event loop; a simulation or a
-test gives others. Naming only what is used keeps the runtime testable without a broker.
+Implemented by ``brokers.replication.partition.Partition``, ``brokers.log.Log`` and the event loop, or by a simulation
+or test. They contain only what the runtime uses, so that it can be tested without a broker.
 """
 
 from __future__ import annotations
@@ -9,31 +9,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from brokers.replication.serving import Serve
+from brokers.timers import Handle
 from wire.errors import ErrorCode
 from wire.types import TopicPartition
 
 
-class Handle(Protocol):
-    """A scheduled call."""
-
-    def cancel(self) -> None:
-        """Forget the call."""
-        ...
-
-
 class LoopPort(Protocol):
-    """The two calls of an event loop that the runtime uses."""
+    """The call of an event loop that the runtime uses."""
 
     def call_soon(self, callback: Callable[..., Any], *args: Any) -> Handle:
-        """Call it in the next round of the loop."""
-        ...
-
-    def call_later(self, delay: float, callback: Callable[..., Any], *args: Any) -> Handle:
-        """Call it after ``delay`` seconds."""
+        """Call it in the next iteration of the loop."""
         ...
 
 
-class SlicePort(Protocol):
+class LogSlicePort(Protocol):
     """A run of bytes in a segment file (``brokers.log`` FileSlice)."""
 
     def read(self) -> bytes:
@@ -41,7 +31,7 @@ class SlicePort(Protocol):
         ...
 
     def release(self) -> None:
-        """The file may go."""
+        """Release the file."""
         ...
 
 
@@ -49,13 +39,21 @@ class ReadPort(Protocol):
     """What ``Log.read`` returns."""
 
     @property
-    def slices(self) -> Sequence[SlicePort]:
+    def slices(self) -> Sequence[LogSlicePort]:
         """The bytes, in order."""
         ...
 
     @property
     def next_offset(self) -> int:
-        """Where the next read goes on."""
+        """The offset of the next read."""
+        ...
+
+
+class ReaderPort(Protocol):
+    """The part of ``brokers.log.read.LogReader`` that loading uses."""
+
+    def read(self, offset: int, max_bytes: int, *, end_offset: int, min_one_batch: bool = True) -> ReadPort:
+        """Whole batches from ``offset`` on."""
         ...
 
 
@@ -77,8 +75,9 @@ class LogPort(Protocol):
         """The first offset that is not known to be replicated."""
         ...
 
-    def read(self, offset: int, max_bytes: int, *, end_offset: int, min_one_batch: bool = True) -> ReadPort:
-        """Whole batches from ``offset`` on."""
+    @property
+    def reader(self) -> ReaderPort:
+        """What reads it."""
         ...
 
 
@@ -97,26 +96,30 @@ class AppendPort(Protocol):
 
 
 class PartitionPort(Protocol):
-    """A partition this broker leads (``brokers.cluster.partition.Partition``)."""
+    """A partition this broker leads (``brokers.replication.partition.Partition``)."""
 
     @property
     def tp(self) -> TopicPartition:
-        """Its name."""
+        """The topic and partition."""
         ...
 
     @property
     def leader_epoch(self) -> int:
-        """The epoch this broker leads it in."""
+        """The leader epoch of this broker's leadership."""
         ...
 
     @property
     def is_leader(self) -> bool:
-        """Whether the cluster's state names this broker, lease or no lease."""
+        """Whether the partition's state names this broker as leader, with or without a valid lease."""
         ...
 
     @property
     def log(self) -> LogPort:
-        """Its log."""
+        """The partition's log."""
+        ...
+
+    def may_serve(self, kind: Serve) -> ErrorCode:
+        """NONE, or the error that a request of this kind gets now."""
         ...
 
     def append(
@@ -133,18 +136,18 @@ class PartitionPort(Protocol):
         ...
 
     def wait_for(self, offset: int, on_committed: Callable[[ErrorCode], None]) -> None:
-        """Call back once the record at ``offset`` is below the high watermark, or can't get there."""
+        """Call back once the record at ``offset`` is below the high watermark, or with an error."""
         ...
 
     def when_confirmed(self, callback: Callable[[ErrorCode], None]) -> None:
-        """Call back with NONE, possibly at once, when this broker certainly led at some moment after this call."""
+        """Call back with NONE, possibly immediately, once this broker certainly led at some time after this call."""
         ...
 
 
-class Marker(NamedTuple):
-    """One end-of-transaction marker, as WriteTxnMarkers brings it.
+class TransactionMarker(NamedTuple):
+    """One end-of-transaction marker of a WriteTxnMarkers request.
 
-    ``run_remaining`` further ones of the same batch transaction follow it: on each partition they are appended as one.
+    ``run_remaining`` further markers of the same batch transaction follow; each partition appends them together.
     """
 
     producer_id: int

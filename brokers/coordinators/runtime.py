@@ -1,34 +1,55 @@
-"""Hosts the shards of one internal topic: what both coordinators (groups, transactions) run on.
+"""The runtime of both coordinators (groups, transactions): hosts the shards of one internal topic.
 
 A shard is loaded when this broker is elected leader of its partition and unloaded when it resigns. The pure state
-machines say what should happen (``txn.commands.Result``); ``brokers.coordinators.hosting`` makes it happen.
+machines return decisions (``txn.commands.Result``); ``brokers.coordinators.shard_host`` performs them.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from functools import lru_cache, partial
-from typing import Any
+from operator import mul
+from typing import TYPE_CHECKING, Any
 
-from brokers.coordinators.hosting import ShardHost, State
-from brokers.coordinators.pending import Pending
-from brokers.coordinators.ports import LoopPort, Marker, PartitionPort
+from brokers.coordinators.pending import PendingAnswer
+from brokers.coordinators.ports import LoopPort, PartitionPort, TransactionMarker
+from brokers.coordinators.shard_host import ShardHost, ShardState
 from brokers.model import Clock
-from txn.commands import Command, Failed, Shard, Ticket, WriteMarkers
+from brokers.replication.serving import Serve
+from brokers.timers import Timers
+from txn.commands import Command, CommandFailed, Shard, Ticket, WriteMarkers
 from wire.errors import ErrorCode
 from wire.types import TopicPartition
 
-__all__ = ["CoordinatorRuntime", "Pending", "java_string_hash"]
+if TYPE_CHECKING:
+    from brokers.replication.replicas import ReplicaManager
+
+__all__ = ["CoordinatorRuntime", "PendingAnswer", "java_string_hash"]
 
 
-@lru_cache(maxsize=8192)
+KEPT_NAME_LENGTH = 256
+"""Hashes of names up to this length are cached: longer names would use too much memory."""
+PART_UNITS = 1024
+_POWERS = [pow(31, PART_UNITS - 1 - i, 1 << 32) for i in range(PART_UNITS)]
+
+
 def java_string_hash(text: str) -> int:
     """Java's ``String.hashCode`` (over UTF-16 code units), as a signed 32-bit number."""
-    units = text.encode("utf-16-be", "surrogatepass")
+    return _kept_hash(text) if len(text) <= KEPT_NAME_LENGTH else _hash(text)
+
+
+def _hash(text: str) -> int:
+    data = text.encode("utf-16-le", "surrogatepass")
+    units = struct.unpack(f"<{len(data) // 2}H", data)
     value = 0
-    for i in range(0, len(units), 2):
-        value = (31 * value + (units[i] << 8 | units[i + 1])) & 0xFFFFFFFF
+    for begin in range(0, len(units), PART_UNITS):
+        part = units[begin : begin + PART_UNITS]
+        value = (value * pow(31, len(part), 1 << 32) + sum(map(mul, part, _POWERS[-len(part) :]))) & 0xFFFFFFFF
     return value - (1 << 32) if value >= 1 << 31 else value
+
+
+_kept_hash = lru_cache(maxsize=8192)(_hash)
 
 
 class CoordinatorRuntime:
@@ -36,9 +57,9 @@ class CoordinatorRuntime:
 
     ``partition_count()`` is the topic's number of partitions (the configured one until it exists), ``make_shard``
     makes an empty shard for a partition index, ``origin`` marks appends as the coordinator's
-    (``brokers.log`` ``Origin.COORDINATOR``), ``may_serve()`` tells whether this broker's lease is valid: a broker that
-    may have been replaced must not answer from memory. Commands are answered nevertheless, once the partition's
-    followers confirm that it leads. ``write_markers`` performs the effect of the same name.
+    (``brokers.log`` ``Origin.COORDINATOR``). ``write_markers`` performs the effect of the same name. Without its lease
+    the broker may have been replaced and must not answer from memory. Commands are still answered, once the partition's
+    followers confirm its leadership.
     """
 
     def __init__(
@@ -49,9 +70,9 @@ class CoordinatorRuntime:
         *,
         partition_count: Callable[[], int],
         loop: LoopPort,
+        timers: Timers,
         clock: Clock,
         origin: Any,
-        may_serve: Callable[[], bool] = lambda: True,
         write_markers: Callable[[ShardHost, WriteMarkers], None] | None = None,
     ) -> None:
         self.kind = kind
@@ -60,9 +81,9 @@ class CoordinatorRuntime:
         self._make_shard = make_shard
         self._partition_count = partition_count
         self._loop = loop
+        self._timers = timers
         self._clock = clock
         self._origin = origin
-        self._may_serve = may_serve
         self._hosts: dict[int, ShardHost] = {}
         self._closed = False
         self._last_ticket = 0
@@ -72,7 +93,7 @@ class CoordinatorRuntime:
     # ---- leadership ------------------------------------------------------------------------------------------------
 
     def partition_elected(self, partition: PartitionPort) -> None:
-        """This broker leads the partition now (in a new epoch): load its shard anew."""
+        """Load the partition's shard: this broker was elected, in a new epoch."""
         if partition.tp.topic != self.topic or self._closed:
             return
         index = partition.tp.partition
@@ -85,6 +106,7 @@ class CoordinatorRuntime:
             partition,
             self._make_shard(index),
             loop=self._loop,
+            timers=self._timers,
             clock=self._clock,
             origin=self._origin,
             next_ticket=self._next_ticket,
@@ -95,23 +117,23 @@ class CoordinatorRuntime:
         self._hosts[index] = host
         host.start()
 
-    def follow(self, replicas: Any) -> None:
-        """Load and unload as the replica manager (``brokers.cluster.replicas``) says."""
+    def follow(self, replicas: ReplicaManager) -> None:
+        """Load and unload with the leaderships of the replica manager (``brokers.replication.replicas``)."""
         replicas.on_leader(self.partition_elected)
         replicas.on_resigned(self.partition_resigned)
         replicas.on_deleted(self.partition_resigned)
 
     def partition_resigned(self, tp: TopicPartition) -> None:
-        """This broker doesn't lead the partition any more (or it is deleted)."""
+        """Unload the partition's shard: this broker resigned, or the partition was deleted."""
         if tp.topic == self.topic:
             self._unload(tp.partition)
 
     def on_loaded(self, listener: Callable[[ShardHost], None]) -> None:
-        """Call ``listener`` whenever a shard begins to serve."""
+        """Call ``listener`` whenever a shard starts to serve."""
         self._loaded_listeners.append(listener)
 
     def on_unloaded(self, listener: Callable[[int], None]) -> None:
-        """Call ``listener`` with the partition index whenever a shard was given up."""
+        """Call ``listener`` with the partition index whenever a shard was unloaded."""
         self._unloaded_listeners.append(listener)
 
     def close(self) -> None:
@@ -147,7 +169,7 @@ class CoordinatorRuntime:
         return (0 if value == -(1 << 31) else abs(value)) % self._partition_count()
 
     def host_for(self, key: str) -> ShardHost | ErrorCode:
-        """The serving host of a key's shard, or why there is none."""
+        """The serving host of a key's shard, or the error if there is none."""
         host = self._hosts.get(self.partition_for(key))
         if host is None:
             return ErrorCode.NOT_COORDINATOR
@@ -155,42 +177,41 @@ class CoordinatorRuntime:
         return host if refused is ErrorCode.NONE else refused
 
     def shard_for(self, key: str) -> Any:
-        """The loaded shard of a key for reading committed state only, or the ErrorCode that says why there is none.
+        """The loaded shard of a key, for reads of committed state only, or the ErrorCode if there is none.
 
-        Without a lease what is read could be older than what a successor has told. That is no NOT_COORDINATOR: most
-        often ZooKeeper is away and nobody took over, and librdkafka never repeats an OffsetFetch after that error, so
-        that its consumer would stand still until the next rebalance. It repeats it while a coordinator loads.
+        Without a lease there is none: its state could be older than a successor's answers.
         """
         host = self.host_for(key)
-        if isinstance(host, ShardHost):
-            return host.shard if self._may_serve() else ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
-        return host
+        if not isinstance(host, ShardHost):
+            return host
+        refused = host.partition.may_serve(Serve.COORDINATOR_STATE)
+        return host.shard if refused is ErrorCode.NONE else refused
 
     def submit(
         self, key: str, command: Command, *, deadline_ms: int | None = None, guard: object | None = None
-    ) -> Pending:
+    ) -> PendingAnswer:
         """Run ``command(shard, now, ticket)`` on the key's shard when the key is free.
 
-        ``guard`` goes with the append of a transactional write (see ``brokers.coordinators.verification``).
+        ``guard`` goes with the append of a transactional write (``brokers.coordinators.transactions.verification``).
 
-        The answer is the command's response, or ``Failed`` with NOT_COORDINATOR, COORDINATOR_LOAD_IN_PROGRESS,
-        COORDINATOR_NOT_AVAILABLE or, ``deadline_ms`` from now, REQUEST_TIMED_OUT (the command's work goes on).
+        The answer is the command's response, or ``CommandFailed`` with NOT_COORDINATOR, COORDINATOR_LOAD_IN_PROGRESS,
+        COORDINATOR_NOT_AVAILABLE or, after ``deadline_ms``, REQUEST_TIMED_OUT (the command's effects still happen).
         """
         host = self._hosts.get(self.partition_for(key))
         if host is None:
-            pending = Pending(self._next_ticket())
-            pending.complete(Failed(ErrorCode.NOT_COORDINATOR))
+            pending = PendingAnswer(self._next_ticket())
+            pending.complete(CommandFailed(ErrorCode.NOT_COORDINATOR))
             return pending
         pending = host.submit(key, command, guard)
         if deadline_ms is not None and not pending.done:
-            expired = Failed(ErrorCode.REQUEST_TIMED_OUT)
-            self._loop.call_later(deadline_ms / 1000, partial(host.expire, pending.ticket, expired))
+            expired = CommandFailed(ErrorCode.REQUEST_TIMED_OUT)
+            self._timers.later(deadline_ms, partial(host.expire, pending.ticket, expired))
         return pending
 
-    def append_marker(self, tp: TopicPartition, marker: Marker, done: Callable[[ErrorCode], None]) -> None:
-        """Append a transaction marker to a partition of this topic and make its records count (or drop them).
+    def append_marker(self, tp: TopicPartition, marker: TransactionMarker, done: Callable[[ErrorCode], None]) -> None:
+        """Append a transaction marker to a partition of this topic, and commit or drop the transaction's records.
 
-        ``done`` gets NONE once it is replicated and applied, else the error of WriteTxnMarkers for the partition.
+        ``done`` gets NONE once the marker is replicated and applied, else the partition's error of WriteTxnMarkers.
         """
         host = self._hosts.get(tp.partition)
         if host is None:
@@ -198,24 +219,24 @@ class CoordinatorRuntime:
             return
         host.append_marker(marker, done)
 
-    # ---- looking in ------------------------------------------------------------------------------------------------
+    # ---- inspection ------------------------------------------------------------------------------------------------
 
     def host(self, index: int) -> ShardHost | None:
-        """The host of a partition led here, in whatever state."""
+        """The host of a partition that this broker leads, in any state."""
         return self._hosts.get(index)
 
     def hosts(self) -> list[ShardHost]:
-        """Hosts of all partitions led here, by partition."""
+        """Hosts of all partitions that this broker leads, by partition."""
         return [self._hosts[index] for index in sorted(self._hosts)]
 
     def shards(self) -> list[Any]:
         """The loaded shards, by partition, for lists and descriptions."""
-        return [host.shard for host in self.hosts() if host.state is State.ACTIVE]
+        return [host.shard for host in self.hosts() if host.state is ShardState.ACTIVE]
 
     @property
     def loading(self) -> bool:
-        """Whether some partition led here is still being loaded: lists would be incomplete."""
-        return any(host.state is State.LOADING for host in self._hosts.values())
+        """Whether a shard is still loading: lists would be incomplete."""
+        return any(host.state is ShardState.LOADING for host in self._hosts.values())
 
     def metrics(self) -> dict[str, float]:
         """Gauges of all loaded shards, added up."""

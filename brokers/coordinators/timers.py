@@ -1,69 +1,70 @@
-"""Named timers of one shard. Heartbeats push a deadline back far more often than one passes, so pushing is cheap."""
+"""Named timers of one shard. Heartbeats postpone deadlines far more often than one passes, so postponing is cheap."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
-from brokers.coordinators.ports import Handle, LoopPort
 from brokers.model import Clock
+from brokers.timers import Timer, Timers
 
 
-class _Timer:
-    __slots__ = ("deadline_ms", "handle", "wakes_ms")
+class _Deadline:
+    __slots__ = ("deadline_ms", "timer", "wakes_ms")
 
     def __init__(self, deadline_ms: int) -> None:
         self.deadline_ms = deadline_ms
         self.wakes_ms = deadline_ms
-        self.handle: Handle | None = None
+        self.timer: Timer | None = None
 
 
-class Timers:
-    """``on_due(name)`` is called once when the delay has passed on the clock, unless replaced or cancelled before."""
+class ShardTimers:
+    """Calls ``on_due(name)`` once after the delay, unless the timer is replaced or cancelled before."""
 
-    def __init__(self, loop: LoopPort, clock: Clock, on_due: Callable[[str], None]) -> None:
-        self._loop = loop
+    def __init__(self, timers: Timers, clock: Clock, on_due: Callable[[str], None]) -> None:
+        self._timers = timers
         self._clock = clock
         self._on_due = on_due
-        self._timers: dict[str, _Timer] = {}
+        self._deadlines: dict[str, _Deadline] = {}
 
     def __len__(self) -> int:
-        return len(self._timers)
+        return len(self._deadlines)
 
     def schedule(self, name: str, delay_ms: int) -> None:
         """Set or replace the timer."""
         deadline_ms = self._clock.mono_ms() + max(0, delay_ms)
-        timer = self._timers.get(name)
-        if timer is None:
-            timer = self._timers[name] = _Timer(deadline_ms)
-            self._arm(name, timer, delay_ms)
+        deadline = self._deadlines.get(name)
+        if deadline is None:
+            deadline = self._deadlines[name] = _Deadline(deadline_ms)
+            self._arm(name, deadline, delay_ms)
             return
-        timer.deadline_ms = deadline_ms
-        if deadline_ms < timer.wakes_ms:
-            self._arm(name, timer, delay_ms)  # a later deadline waits for the wake-up that is on its way
+        deadline.deadline_ms = deadline_ms
+        if deadline_ms < deadline.wakes_ms:
+            self._arm(name, deadline, delay_ms)  # a later deadline uses the wake-up that is already scheduled
 
     def cancel(self, name: str) -> None:
-        """Forget the timer, if any."""
-        timer = self._timers.pop(name, None)
-        if timer is not None and timer.handle is not None:
-            timer.handle.cancel()
+        """Cancel the timer, if any."""
+        deadline = self._deadlines.pop(name, None)
+        if deadline is not None and deadline.timer is not None:
+            deadline.timer.cancel()
 
     def clear(self) -> None:
-        """Forget all."""
-        for name in list(self._timers):
+        """Cancel all timers."""
+        for name in list(self._deadlines):
             self.cancel(name)
 
-    def _arm(self, name: str, timer: _Timer, delay_ms: int) -> None:
-        if timer.handle is not None:
-            timer.handle.cancel()
-        timer.wakes_ms = timer.deadline_ms
-        timer.handle = self._loop.call_later(max(0, delay_ms) / 1000, self._wake, name, timer)
+    def _arm(self, name: str, deadline: _Deadline, delay_ms: int) -> None:
+        if deadline.timer is not None:
+            deadline.timer.cancel()
+        deadline.wakes_ms = deadline.deadline_ms
+        deadline.timer = self._timers.later(delay_ms, partial(self._wake, name, deadline))
 
-    def _wake(self, name: str, timer: _Timer) -> None:
-        if self._timers.get(name) is not timer:
+    def _wake(self, name: str, deadline: _Deadline) -> None:
+        if self._deadlines.get(name) is not deadline:
             return
-        left_ms = timer.deadline_ms - self._clock.mono_ms()
+        left_ms = deadline.deadline_ms - self._clock.mono_ms()
         if left_ms > 0:
-            self._arm(name, timer, left_ms)
+            self._arm(name, deadline, left_ms)
             return
-        del self._timers[name]
+        del self._deadlines[name]
         self._on_due(name)

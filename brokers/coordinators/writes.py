@@ -1,4 +1,4 @@
-"""What a shard wants in its log, and how several such wishes become one batch."""
+"""The writes of a shard, and their encoding as batches."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from _native.batch import Record, control_batch, encode_batch
-from brokers.coordinators.ports import Marker
+from brokers.coordinators.ports import TransactionMarker
 from txn.commands import CoordinatorRecord, Result, Ticket
 from wire.errors import ErrorCode
 
 TRANSACTIONAL = 1 << 4
 BATCH_OVERHEAD = 61
 RECORD_OVERHEAD = 24
-"""More than a record's varints and attributes can take without headers."""
+"""An upper bound of a record's varints and attributes without headers, in bytes."""
 
 
 @dataclass(slots=True)
-class Write:
-    """One command's records, or one marker. All records of a write stand in one batch, so a crash can't split it."""
+class ShardWrite:
+    """One command's records, or one marker. All records of a write are in one batch, so a crash cannot split it."""
 
     key: str | None
     ticket: Ticket | None
     result: Result
-    marker: Marker | None = None
+    marker: TransactionMarker | None = None
     on_marker: Callable[[ErrorCode], None] | None = None
     guard: object | None = None
 
@@ -37,9 +37,9 @@ class Write:
         return sum(RECORD_OVERHEAD + len(r.key) + len(r.value or b"") for r in self.records)
 
 
-def batches(writes: Sequence[Write], limit_bytes: int) -> Iterator[list[Write]]:
+def batches(writes: Sequence[ShardWrite], limit_bytes: int) -> Iterator[list[ShardWrite]]:
     """Runs of writes that may share a batch, in order: plain ones up to ``limit_bytes``, all others alone."""
-    run: list[Write] = []
+    run: list[ShardWrite] = []
     run_bytes = BATCH_OVERHEAD
     for write in writes:
         alone = write.marker is not None or write.result.producer is not None
@@ -56,7 +56,7 @@ def batches(writes: Sequence[Write], limit_bytes: int) -> Iterator[list[Write]]:
         yield run
 
 
-def encode(run: Sequence[Write], wall_ms: int) -> bytearray:
+def encode_writes(run: Sequence[ShardWrite], wall_ms: int) -> bytearray:
     """One record batch (or control batch) for a run made by :func:`batches`; the log stamps it in place."""
     first = run[0]
     if first.marker is not None:

@@ -1,7 +1,7 @@
-"""The state of one classic group, and the one table of its states.
+"""The state of one classic group, and the table of its states.
 
-``durable`` is what the log says (changed by ``adopt`` only); everything else describes the rebalance under way and may
-vanish with the broker: members then rejoin.
+``durable`` is the logged state (changed by ``adopt`` only); the rest describes the rebalance in progress and is lost
+with the broker: members then rejoin.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from wire.types import TopicPartition
 CONSUMER_PROTOCOL_TYPE = "consumer"
 
 
-class State(Enum):
+class GroupState(Enum):
     """Kafka's states of a classic group, in Kafka's spelling."""
 
     EMPTY = "Empty"
@@ -39,27 +39,27 @@ class State(Enum):
 
 
 class Rules(NamedTuple):
-    """What a state means: where it may come from, and what a valid member is told in it."""
+    """A state's rules: its predecessors, and the errors of a valid member's requests."""
 
-    enters_from: frozenset[State]
+    enters_from: frozenset[GroupState]
     heartbeat: ErrorCode
     sync: ErrorCode  # NONE: served
     commit: ErrorCode  # by a member of the present generation
 
 
 _E = ErrorCode
-TABLE: dict[State, Rules] = {
-    State.EMPTY: Rules(frozenset({State.PREPARING}), _E.UNKNOWN_MEMBER_ID, _E.UNKNOWN_MEMBER_ID, _E.NONE),
-    State.PREPARING: Rules(
-        frozenset({State.EMPTY, State.STABLE, State.COMPLETING}),
+TABLE: dict[GroupState, Rules] = {
+    GroupState.EMPTY: Rules(frozenset({GroupState.PREPARING}), _E.UNKNOWN_MEMBER_ID, _E.UNKNOWN_MEMBER_ID, _E.NONE),
+    GroupState.PREPARING: Rules(
+        frozenset({GroupState.EMPTY, GroupState.STABLE, GroupState.COMPLETING}),
         _E.REBALANCE_IN_PROGRESS,
         _E.REBALANCE_IN_PROGRESS,
         _E.NONE,
     ),
-    State.COMPLETING: Rules(frozenset({State.PREPARING}), _E.NONE, _E.NONE, _E.REBALANCE_IN_PROGRESS),
-    State.STABLE: Rules(frozenset({State.COMPLETING}), _E.NONE, _E.NONE, _E.NONE),
-    State.DEAD: Rules(
-        frozenset({State.EMPTY, State.PREPARING}),
+    GroupState.COMPLETING: Rules(frozenset({GroupState.PREPARING}), _E.NONE, _E.NONE, _E.REBALANCE_IN_PROGRESS),
+    GroupState.STABLE: Rules(frozenset({GroupState.COMPLETING}), _E.NONE, _E.NONE, _E.NONE),
+    GroupState.DEAD: Rules(
+        frozenset({GroupState.EMPTY, GroupState.PREPARING}),
         _E.COORDINATOR_NOT_AVAILABLE,
         _E.COORDINATOR_NOT_AVAILABLE,
         _E.COORDINATOR_NOT_AVAILABLE,
@@ -68,8 +68,8 @@ TABLE: dict[State, Rules] = {
 
 
 @dataclass(slots=True)
-class Member:
-    """One member. ``new``: has not been answered yet, so it cannot send heartbeats."""
+class GroupMember:
+    """One member. ``new``: its JoinGroup is not answered yet, so it cannot send heartbeats."""
 
     id: str
     instance_id: str | None
@@ -84,10 +84,15 @@ class Member:
     sync_ticket: Ticket | None = None
     deadline_ms: int = 0
     timer_at_ms: int | None = None
+    settled: bool = False
+    """Whether it was ever in a logged generation: it had its assignment, or can fetch it."""
+    gone: bool = False
+    """Whether its connection closed before it was settled, without a request since."""
+    size: int = 0
 
     @classmethod
-    def joining(cls, member_id: str, request: JoinRequest) -> Member:
-        """A member that comes with a JoinGroup."""
+    def joining(cls, member_id: str, request: JoinRequest) -> GroupMember:
+        """A new member from its JoinGroup."""
         return cls(
             member_id,
             request.instance_id,
@@ -96,11 +101,12 @@ class Member:
             request.protocols,
             request.session_timeout_ms,
             request.rebalance_timeout_ms,
+            size=held_by(request),
         )
 
     @classmethod
-    def restored(cls, record: MemberRecord, protocol: str | None) -> Member:
-        """A member as the log knows it: only the selected protocol of those it offered."""
+    def restored(cls, record: MemberRecord, protocol: str | None) -> GroupMember:
+        """A member from the log, which has only the selected one of its protocols."""
         protocols = (Protocol(protocol, record.subscription),) if protocol is not None else ()
         return cls(
             record.member_id,
@@ -111,6 +117,7 @@ class Member:
             record.session_timeout_ms,
             record.rebalance_timeout_ms,
             record.assignment,
+            size=len(record.subscription),
         )
 
     def metadata(self, protocol: str | None) -> bytes:
@@ -118,8 +125,22 @@ class Member:
         return next((p.metadata for p in self.protocols if p.name == protocol), b"")
 
 
-class Pending(NamedTuple):
-    """A member that was given its id but has not come back with it (KIP-394)."""
+MEMBER_BYTES = 500
+"""The approximate size of a member without its names and subscriptions, in bytes."""
+
+
+def held_by(request: JoinRequest) -> int:
+    """The bytes that a member with this request uses in memory."""
+    names = (request.member_id, request.instance_id, request.client_id, request.client_id, request.protocol_type)
+    offers = sum(len(protocol.name) + len(protocol.metadata) + PROTOCOL_BYTES for protocol in request.protocols)
+    return MEMBER_BYTES + sum(len(name) for name in names if name) + offers
+
+
+PROTOCOL_BYTES = 150
+
+
+class PendingMember(NamedTuple):
+    """A member that got its id but has not rejoined with it (KIP-394)."""
 
     deadline_ms: int
 
@@ -129,15 +150,15 @@ class Group:
     """One group: membership, committed offsets, and offsets of open transactions (``pending_offsets``)."""
 
     id: str
-    state: State = State.EMPTY
+    state: GroupState = GroupState.EMPTY
     state_timestamp_ms: int = -1
     generation: int = 0
     protocol_type: str | None = None
     protocol: str | None = None
     leader: str | None = None
-    members: dict[str, Member] = field(default_factory=dict)
-    staged: dict[str, Member] = field(default_factory=dict)
-    pending_members: dict[str, Pending] = field(default_factory=dict)
+    members: dict[str, GroupMember] = field(default_factory=dict)
+    staged: dict[str, GroupMember] = field(default_factory=dict)
+    pending_members: dict[str, PendingMember] = field(default_factory=dict)
     awaiting_sync: dict[str, None] = field(default_factory=dict)
     initial: bool = False
     initial_remaining_ms: int = 0
@@ -147,20 +168,20 @@ class Group:
     offsets: dict[TopicPartition, tuple[int, CommittedOffset]] = field(default_factory=dict)
     pending_offsets: dict[int, dict[TopicPartition, tuple[int, CommittedOffset]]] = field(default_factory=dict)
 
-    def enter(self, state: State, now: Now) -> None:
-        """Change state; the table says whether that is possible."""
+    def enter(self, state: GroupState, now: Now) -> None:
+        """Change the state; the transition must be in the table."""
         assert self.state in TABLE[state].enters_from, f"{self.id}: {self.state.value} -> {state.value}"
         self.state = state
         self.state_timestamp_ms = now.wall_ms
 
-    def static_member(self, instance_id: str | None) -> Member | None:
+    def static_member(self, instance_id: str | None) -> GroupMember | None:
         """The member with that instance id."""
         if instance_id is None:
             return None
         return next((m for m in self.members.values() if m.instance_id == instance_id), None)
 
     def check_member(self, member_id: str, instance_id: str | None) -> ErrorCode:
-        """Who says so: UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID (KIP-345) or NONE."""
+        """Check the ids of a request: UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID (KIP-345) or NONE."""
         known = self.members.get(member_id)
         if instance_id is not None and (known is None or known.instance_id != instance_id):
             static = self.static_member(instance_id)
@@ -171,17 +192,17 @@ class Group:
 
     @property
     def rebalance_timeout_ms(self) -> int:
-        """The longest any member asked for."""
+        """The longest of the members' rebalance timeouts."""
         return max((m.rebalance_timeout_ms for m in self.members.values()), default=0)
 
     @property
     def all_joined(self) -> bool:
-        """Whether the join phase waits for nobody."""
+        """Whether all members have joined."""
         return not self.pending_members and all(m.join_ticket is not None for m in self.members.values())
 
     @property
     def disposable(self) -> bool:
-        """Whether nothing is known of the group any more, in memory or in the log."""
+        """Whether the group has no state left, in memory or in the log."""
         return not (
             self.members or self.pending_members or self.offsets or self.pending_offsets or self.durable is not None
         )
@@ -191,22 +212,22 @@ class Group:
         names = {p.name for p in protocols}
         if not protocol_type or not names:
             return False
-        if self.state is State.EMPTY or not self.members:
+        if self.state is GroupState.EMPTY or not self.members:
             return True
         if protocol_type != self.protocol_type:
             return False
         known = self.members.get(member_id)
         if known is not None and names == {p.name for p in known.protocols}:
-            return True  # all members have one in common, always: nobody else has to be asked
+            return True  # unchanged, and the members always have a protocol in common
         return bool(names & self._common(self.members.values()))
 
     @staticmethod
-    def _common(members: Iterable[Member]) -> set[str]:
+    def _common(members: Iterable[GroupMember]) -> set[str]:
         offers = [{p.name for p in m.protocols} for m in members]
         return set.intersection(*offers) if offers else set()
 
-    def select_protocol(self, members: Iterable[Member] | None = None) -> str | None:
-        """Each member votes for the first it can live with among those all support; ties go to the first voter."""
+    def select_protocol(self, members: Iterable[GroupMember] | None = None) -> str | None:
+        """Each member votes for its first protocol that all members support; a tie goes to the first voter's."""
         electors = list(self.members.values() if members is None else members)
         common = self._common(electors)
         votes: dict[str, int] = {}
@@ -216,15 +237,17 @@ class Group:
                 votes[choice] = votes.get(choice, 0) + 1
         return max(votes, key=lambda name: votes[name], default=None)
 
-    def joined_members(self, members: Iterable[Member] | None = None) -> tuple[JoinedMember, ...]:
-        """What the leader gets to see."""
+    def joined_members(self, members: Iterable[GroupMember] | None = None) -> tuple[JoinedMember, ...]:
+        """The members for the leader's JoinGroup response."""
         return tuple(
             JoinedMember(m.id, m.instance_id, m.metadata(self.protocol))
             for m in (self.members.values() if members is None else members)
         )
 
-    def record(self, now: Now, assignments: dict[str, bytes], members: Iterable[Member] | None = None) -> GroupRecord:
-        """The group as it is to be logged."""
+    def record(
+        self, now: Now, assignments: dict[str, bytes], members: Iterable[GroupMember] | None = None
+    ) -> GroupRecord:
+        """The group's record for the log."""
         return GroupRecord(
             self.protocol_type or "",
             self.generation,
@@ -247,27 +270,28 @@ class Group:
         )
 
     def adopt(self, record: GroupRecord) -> None:
-        """Make the logged state the present one; waiting tickets and offers of known members stay."""
+        """Make the logged state the present one; waiting tickets and protocols of known members stay."""
         self.durable = record
         self.protocol_type = record.protocol_type or None
         self.generation = record.generation
         self.protocol = record.protocol
         self.leader = record.leader
-        members: dict[str, Member] = {}
+        members: dict[str, GroupMember] = {}
         for logged in record.members:
             member = self.members.get(logged.member_id) or self.staged.get(logged.member_id)
-            member = member or Member.restored(logged, record.protocol)
+            member = member or GroupMember.restored(logged, record.protocol)
             member.assignment = logged.assignment
+            member.settled = True
             members[member.id] = member
         self.members = members
         self.staged.clear()
-        # Not through the table: a load jumps straight to where the log ends.
-        self.state = State.STABLE if members else State.EMPTY
+        # Without the table: a load sets the last logged state directly.
+        self.state = GroupState.STABLE if members else GroupState.EMPTY
         self.state_timestamp_ms = record.state_timestamp_ms
         self.note_subscriptions()
 
     def note_subscriptions(self) -> None:
-        """Remember which topics the members read; None when that cannot be known (another protocol type)."""
+        """Store the topics that the members subscribe to; None if unknown (another protocol type)."""
         self.subscribed = None
         if self.protocol_type != CONSUMER_PROTOCOL_TYPE:
             return
@@ -280,14 +304,14 @@ class Group:
         self.subscribed = frozenset(topics)
 
     def subscribes_to(self, topic: str) -> bool:
-        """Whether members read the topic; unknown subscriptions count as reading everything."""
+        """Whether members subscribe to the topic; unknown subscriptions count as all topics."""
         if self.protocol_type != CONSUMER_PROTOCOL_TYPE or not self.members:
             return False
         return self.subscribed is None or topic in self.subscribed
 
     def describe(self) -> Description:
-        """As DescribeGroups shows it: subscriptions only while they are settled, the last assignments always."""
-        stable = self.state is State.STABLE
+        """The group for DescribeGroups: subscriptions only in a stable group, the last assignments always."""
+        stable = self.state is GroupState.STABLE
         return Description(
             ErrorCode.NONE,
             self.id,
@@ -328,7 +352,7 @@ def subscribed_topics(metadata: bytes) -> set[str] | None:
 
 
 class Turn:
-    """What one command has decided so far: records, effects, the answer to its own ticket."""
+    """The decisions of one command so far: records, effects, the answer to its own ticket."""
 
     __slots__ = ("effects", "now", "records", "response", "ticket")
 
@@ -340,7 +364,7 @@ class Turn:
         self.response: object = None
 
     def answer(self, ticket: Ticket | None, response: object) -> None:
-        """Answer a waiting ticket, maybe this turn's own."""
+        """Answer a waiting ticket, possibly this turn's own."""
         if ticket is None:
             return
         if ticket == self.ticket:
@@ -349,15 +373,20 @@ class Turn:
             self.effects.append(Answer(ticket, response))
 
     def schedule(self, kind: str, group_id: str, delay_ms: int, member_id: str = "") -> None:
-        """Arm (or re-arm) a timer."""
+        """Set or replace a timer."""
         self.effects.append(Schedule(timer_name(kind, group_id, member_id), max(delay_ms, 0)))
 
     def cancel(self, kind: str, group_id: str, member_id: str = "") -> None:
-        """Forget a timer."""
+        """Cancel a timer."""
         self.effects.append(Cancel(timer_name(kind, group_id, member_id)))
 
-    def keep_alive(self, group: Group, member: Member) -> None:
-        """Start the member's session anew. The timer is moved only when it would come too late."""
+    def keep_alive(self, group: Group, member: GroupMember) -> None:
+        """Restart the member's session. The timer is moved only if it would fire too late.
+
+        A member that is ``gone`` is kept only by its own requests.
+        """
+        if member.gone:
+            return
         timeout_ms = NEW_MEMBER_JOIN_TIMEOUT_MS if member.new else member.session_timeout_ms
         member.deadline_ms = self.now.mono_ms + timeout_ms
         if member.timer_at_ms is None or member.timer_at_ms > member.deadline_ms:
@@ -374,7 +403,7 @@ class Turn:
 
 
 def timer_name(kind: str, group_id: str, member_id: str = "") -> str:
-    """Names a timer; the group's length stands in it because ids may hold any character."""
+    """The name of a timer; it contains the length of the group id, because ids may contain any character."""
     return f"{kind}:{len(group_id)}:{group_id}{member_id}"
 
 
@@ -384,8 +413,8 @@ def parse_timer(name: str) -> tuple[str, str, str]:
     return kind, rest[: int(size)], rest[int(size) :]
 
 
-def append_error(error: ErrorCode, too_large: ErrorCode = ErrorCode.UNKNOWN_SERVER_ERROR) -> ErrorCode:
-    """What a group's client is told when a record could not be appended; ``too_large`` for one over the limit."""
+def coordinator_error(error: ErrorCode, too_large: ErrorCode = ErrorCode.UNKNOWN_SERVER_ERROR) -> ErrorCode:
+    """The client's error for a record that could not be appended; ``too_large`` for one above the size limit."""
     if error in {
         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
         ErrorCode.NOT_ENOUGH_REPLICAS,

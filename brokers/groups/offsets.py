@@ -1,34 +1,34 @@
 """Committed offsets: commit, commit in a transaction, fetch, delete, expiry.
 
-Sources: KIP-211 (offsets expire only while nobody reads them), KIP-447 (transactional commits are fenced by member and
-generation; a reader may insist on offsets no open transaction is about to change), KIP-496 (OffsetDelete).
+Sources: KIP-211 (offsets expire only without a subscriber), KIP-447 (transactional commits are fenced by member and
+generation; a reader may require stable offsets, without pending transactions), KIP-496 (OffsetDelete).
 """
 
 from __future__ import annotations
 
 from brokers.groups import records
-from brokers.groups.members import CONSUMER_PROTOCOL_TYPE, TABLE, Group, State, Turn, append_error
+from brokers.groups.members import CONSUMER_PROTOCOL_TYPE, TABLE, Group, GroupState, Turn, coordinator_error
 from brokers.groups.records import CommittedOffset
-from brokers.groups.requests import CommitAnswer, CommitRequest, FetchedOffset, FetchRequest, GroupSettings
+from brokers.groups.requests import CommitAnswer, FetchedOffset, FetchRequest, GroupSettings, OffsetCommitRequest
 from txn.commands import Result
 from wire.errors import ErrorCode
 from wire.types import TopicPartition
 
 LAST_MS = 2**63 - 1
-"""The latest time a record can carry: an old client's retention of "for ever" ends there."""
+"""The latest timestamp of a record: an old client's infinite retention ends there."""
 
 
-def commit_error(group: Group | None, request: CommitRequest, transactional: bool) -> ErrorCode:
-    """Whether the committer may commit; NONE also for a group that does not exist and need not (simple commits)."""
+def commit_error(group: Group | None, request: OffsetCommitRequest, transactional: bool) -> ErrorCode:
+    """The error of a commit; NONE also for simple commits to a group that does not exist."""
     anonymous = request.generation < 0 and not request.member_id and request.instance_id is None
-    if group is None or group.state is State.DEAD:
+    if group is None or group.state is GroupState.DEAD:
         if request.generation < 0:
             return ErrorCode.NONE
         return ErrorCode.GROUP_ID_NOT_FOUND if request.knows_missing_groups else ErrorCode.ILLEGAL_GENERATION
-    if request.generation < 0 and group.state is State.EMPTY:
+    if request.generation < 0 and group.state is GroupState.EMPTY:
         return ErrorCode.NONE
     if anonymous:
-        # Before TxnOffsetCommit v3 a transaction says nothing about membership: its producer id is fenced instead.
+        # Before TxnOffsetCommit v3 a transactional commit has no membership: its producer id is fenced instead.
         return ErrorCode.NONE if transactional else ErrorCode.UNKNOWN_MEMBER_ID
     error = group.check_member(request.member_id, request.instance_id)
     if error is ErrorCode.NONE and request.generation != group.generation:
@@ -38,20 +38,21 @@ def commit_error(group: Group | None, request: CommitRequest, transactional: boo
     return error
 
 
-def commit(group: Group | None, request: CommitRequest, turn: Turn, settings: GroupSettings) -> Result:
+def commit_offsets(group: Group | None, request: OffsetCommitRequest, turn: Turn, settings: GroupSettings) -> Result:
     """Commit offsets; the answer comes when they are replicated. A member's commit counts as a heartbeat."""
     error = commit_error(group, request, transactional=False)
     if error is not ErrorCode.NONE:
         return turn.result(_all(request, error))
     if group is not None and request.member_id in group.members:
+        group.members[request.member_id].gone = False
         turn.keep_alive(group, group.members[request.member_id])
     return _write(request, turn, settings)
 
 
 def commit_transactional(
-    group: Group | None, request: CommitRequest, producer: tuple[int, int], turn: Turn, settings: GroupSettings
+    group: Group | None, request: OffsetCommitRequest, producer: tuple[int, int], turn: Turn, settings: GroupSettings
 ) -> Result:
-    """Commit offsets as part of the producer's transaction: they count once its marker says commit."""
+    """Commit offsets as part of the producer's transaction: they take effect with its commit marker."""
     error = commit_error(group, request, transactional=True)
     if error is not ErrorCode.NONE:
         return turn.result(_all(request, error))
@@ -60,27 +61,27 @@ def commit_transactional(
     return result
 
 
-def _write(request: CommitRequest, turn: Turn, settings: GroupSettings) -> Result:
+def _write(request: OffsetCommitRequest, turn: Turn, settings: GroupSettings) -> Result:
     answer: CommitAnswer = {}
     limit = min(settings.offset_metadata_max_bytes, records.MAX_STRING_BYTES)
+    now_ms = turn.now.wall_ms
+    expiry = min(now_ms + request.retention_ms, LAST_MS) if request.retention_ms >= 0 else -1
     for partition, asked in request.offsets:
         if len(asked.metadata.encode()) > limit:
             answer[partition] = ErrorCode.OFFSET_METADATA_TOO_LARGE
             continue
-        expiry = min(turn.now.wall_ms + request.retention_ms, LAST_MS) if request.retention_ms >= 0 else -1
-        committed = asked._replace(expire_timestamp_ms=expiry)
-        if committed.commit_timestamp_ms < 0:
-            committed = committed._replace(commit_timestamp_ms=turn.now.wall_ms)
+        commit_ms = asked.commit_timestamp_ms if asked.commit_timestamp_ms >= 0 else now_ms
+        committed = CommittedOffset(asked.offset, asked.leader_epoch, asked.metadata, commit_ms, expiry)
         turn.records.append(records.offset_record(request.group_id, partition, committed))
         answer[partition] = ErrorCode.NONE
     result = turn.result(answer)
     result.failed = lambda error, now: Result(
-        response=_all(request, append_error(error, ErrorCode.INVALID_COMMIT_OFFSET_SIZE))
+        response=_all(request, coordinator_error(error, ErrorCode.INVALID_COMMIT_OFFSET_SIZE))
     )
     return result
 
 
-def _all(request: CommitRequest, error: ErrorCode) -> CommitAnswer:
+def _all(request: OffsetCommitRequest, error: ErrorCode) -> CommitAnswer:
     return {partition: error for partition, _ in request.offsets}
 
 
@@ -88,7 +89,7 @@ def _all(request: CommitRequest, error: ErrorCode) -> CommitAnswer:
 
 
 def fetch(group: Group | None, request: FetchRequest) -> tuple[FetchedOffset, ...]:
-    """Committed offsets; a partition in an open transaction is UNSTABLE_OFFSET_COMMIT to who insists on stable ones."""
+    """Committed offsets; with ``require_stable``, UNSTABLE_OFFSET_COMMIT for partitions in an open transaction."""
     if group is None:
         return tuple(FetchedOffset(partition, None) for partition in request.partitions or ())
     unstable = set().union(*group.pending_offsets.values()) if request.require_stable else set()
@@ -105,11 +106,11 @@ def fetch(group: Group | None, request: FetchRequest) -> tuple[FetchedOffset, ..
     return tuple(answers)
 
 
-# --- forgetting -------------------------------------------------------------------------------------------------
+# --- deletion and expiry ----------------------------------------------------------------------------------------
 
 
 def delete_offsets(group: Group | None, partitions: tuple[TopicPartition, ...], turn: Turn) -> Result:
-    """Forget offsets of topics nobody in the group reads; answers an error code or a dict per partition."""
+    """Delete offsets of topics without a subscriber in the group; answers an error code or a dict per partition."""
     if group is None:
         return turn.result(ErrorCode.GROUP_ID_NOT_FOUND)
     if group.members and group.protocol_type != CONSUMER_PROTOCOL_TYPE:
@@ -131,9 +132,9 @@ def _known(group: Group, partition: TopicPartition) -> bool:
 
 def delete_group(group: Group | None, turn: Turn) -> Result:
     """Delete an empty group with its offsets; answers an error code."""
-    if group is None or group.state is State.DEAD:
+    if group is None or group.state is GroupState.DEAD:
         return turn.result(ErrorCode.GROUP_ID_NOT_FOUND)
-    if group.state is not State.EMPTY:
+    if group.state is not GroupState.EMPTY:
         return turn.result(ErrorCode.NON_EMPTY_GROUP)
     partitions = {*group.offsets}.union(*group.pending_offsets.values())
     turn.records += [records.offset_tombstone(group.id, partition) for partition in sorted(partitions)]
@@ -141,7 +142,7 @@ def delete_group(group: Group | None, turn: Turn) -> Result:
     return turn.result(ErrorCode.NONE)
 
 
-def forget_topics(group: Group, topics: frozenset[str], turn: Turn) -> None:
+def delete_topic_offsets(group: Group, topics: frozenset[str], turn: Turn) -> None:
     """Tombstones for offsets of deleted topics (offsets of open transactions included)."""
     partitions = {*group.offsets}.union(*group.pending_offsets.values())
     for partition in sorted(partitions):
@@ -150,11 +151,11 @@ def forget_topics(group: Group, topics: frozenset[str], turn: Turn) -> None:
 
 
 def expire(group: Group, turn: Turn, settings: GroupSettings) -> None:
-    """Tombstones for what retention has overtaken, and for the group when nothing of it is left."""
+    """Tombstones for expired offsets, and for the group if nothing of it is left."""
     expired = [p for p, (_, committed) in group.offsets.items() if _expired(group, p, committed, turn, settings)]
     turn.records += [records.offset_tombstone(group.id, partition) for partition in expired]
     left = len(group.offsets) - len(expired) or group.pending_offsets or group.pending_members
-    if group.state is State.EMPTY and not left and (expired or group.durable is not None):
+    if group.state is GroupState.EMPTY and not left and (expired or group.durable is not None):
         turn.records.append(records.group_tombstone(group.id))
 
 
@@ -172,11 +173,15 @@ def _expired(
 
 
 def _retention_starts(group: Group, committed: CommittedOffset) -> int | None:
-    """When an offset's retention began to run; None while it does not run at all."""
+    """The start of an offset's retention; None while it does not expire."""
     if group.protocol_type is None:
         return committed.commit_timestamp_ms
-    if group.state is State.EMPTY:
+    if group.state is GroupState.EMPTY:
         return group.state_timestamp_ms if group.state_timestamp_ms >= 0 else committed.commit_timestamp_ms
-    if group.protocol_type == CONSUMER_PROTOCOL_TYPE and group.state is State.STABLE and group.subscribed is not None:
+    if (
+        group.protocol_type == CONSUMER_PROTOCOL_TYPE
+        and group.state is GroupState.STABLE
+        and group.subscribed is not None
+    ):
         return committed.commit_timestamp_ms
     return None

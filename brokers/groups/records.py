@@ -1,8 +1,8 @@
 """Kafka's record formats of ``__consumer_offsets``: offset commits and classic group metadata, byte for byte.
 
-Source: Kafka's OffsetCommitKey/Value and GroupMetadataKey/Value schemas (keys 0 to 2; values 0 to 4). We write what
-Kafka 3.9 to 4.1 writes by default (offset value 3, or 1 where a client asked for a retention; group value 3) and read
-all of them. Keys of other versions (KIP-848, share groups) decode to :class:`UnknownKey`: skipped by the reader.
+Source: Kafka's OffsetCommitKey/Value and GroupMetadataKey/Value schemas (keys 0 to 2; values 0 to 4). Written are the
+defaults of Kafka 3.9 to 4.1 (offset value 3, or 1 if a client set a retention; group value 3); all versions are read.
+Keys of other versions (KIP-848, share groups) decode to :class:`UnknownKey`, which the reader skips.
 """
 
 from __future__ import annotations
@@ -10,21 +10,25 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
+from _native.byte_reader import ByteReader
 from txn.commands import CoordinatorRecord
 from wire.types import TopicPartition
 
 OFFSET_KEY_VERSIONS = (0, 1)
 GROUP_KEY_VERSION = 2
 MAX_STRING_BYTES = 0x7FFF
-"""What a string of these formats holds; longer names are refused before they get here."""
+"""The limit of a string in these formats; longer names are rejected earlier."""
 
 _I16 = struct.Struct(">h")
 _I32 = struct.Struct(">i")
 _I64 = struct.Struct(">q")
+_TWO_I16 = struct.Struct(">hh")
+_VALUE_3 = struct.Struct(">hqih")
+"""Version, offset, leader epoch and the length of the metadata; behind it is the commit's timestamp."""
 
 
 class BadRecord(ValueError):
-    """A record of the internal topic does not follow its own schema."""
+    """A record of the internal topic does not match its schema."""
 
 
 class OffsetKey(NamedTuple):
@@ -41,7 +45,7 @@ class GroupKey(NamedTuple):
 
 
 class UnknownKey(NamedTuple):
-    """A key of a kind that this version does not keep."""
+    """A key of a kind that this version does not support."""
 
     version: int
 
@@ -50,7 +54,7 @@ Key = OffsetKey | GroupKey | UnknownKey
 
 
 class CommittedOffset(NamedTuple):
-    """One committed offset. ``expire_timestamp_ms`` -1: by the broker's retention; else asked for by an old client."""
+    """One committed offset. ``expire_timestamp_ms`` -1: by the broker's retention; else set by an old client."""
 
     offset: int
     leader_epoch: int = -1
@@ -61,7 +65,7 @@ class CommittedOffset(NamedTuple):
 
 
 class MemberRecord(NamedTuple):
-    """One member as the group's record keeps it; ``subscription`` is the one for the selected protocol."""
+    """One member in the group's record; ``subscription`` is the one for the selected protocol."""
 
     member_id: str
     instance_id: str | None
@@ -103,7 +107,9 @@ def _bytes(raw: bytes) -> bytes:
 
 def offset_key(group_id: str, partition: TopicPartition) -> bytes:
     """Key of an offset commit, version 1."""
-    return _I16.pack(1) + _string(group_id) + _string(partition.topic) + _I32.pack(partition.partition)
+    group, topic = group_id.encode(), partition.topic.encode()
+    assert len(group) <= MAX_STRING_BYTES >= len(topic), "the caller bounds names"
+    return b"".join((_TWO_I16.pack(1, len(group)), group, _I16.pack(len(topic)), topic, _I32.pack(partition.partition)))
 
 
 def group_key(group_id: str) -> bytes:
@@ -112,7 +118,7 @@ def group_key(group_id: str) -> bytes:
 
 
 def offset_value(committed: CommittedOffset) -> bytes:
-    """Value of an offset commit: version 3, or 1 when it carries its own expiry (as Kafka does)."""
+    """Value of an offset commit: version 3, or 1 if it has its own expiry (as Kafka)."""
     if committed.expire_timestamp_ms >= 0:
         return b"".join(
             (
@@ -123,15 +129,10 @@ def offset_value(committed: CommittedOffset) -> bytes:
                 _I64.pack(committed.expire_timestamp_ms),
             )
         )
-    return b"".join(
-        (
-            _I16.pack(3),
-            _I64.pack(committed.offset),
-            _I32.pack(committed.leader_epoch),
-            _string(committed.metadata),
-            _I64.pack(committed.commit_timestamp_ms),
-        )
-    )
+    metadata = committed.metadata.encode()
+    assert len(metadata) <= MAX_STRING_BYTES, "the caller bounds metadata"
+    head = _VALUE_3.pack(3, committed.offset, committed.leader_epoch, len(metadata))
+    return head + metadata + _I64.pack(committed.commit_timestamp_ms)
 
 
 def group_value(group: GroupRecord) -> bytes:
@@ -165,7 +166,7 @@ def offset_record(group_id: str, partition: TopicPartition, committed: Committed
 
 
 def offset_tombstone(group_id: str, partition: TopicPartition) -> CoordinatorRecord:
-    """The record that forgets one committed offset."""
+    """The record that deletes one committed offset."""
     return CoordinatorRecord(offset_key(group_id, partition), None)
 
 
@@ -182,21 +183,15 @@ def group_tombstone(group_id: str) -> CoordinatorRecord:
 # --- decoding ---------------------------------------------------------------------------------------------------
 
 
-class _Reader:
-    """Bounds-checked walk; every lie raises BadRecord. ``flexible`` switches to compact strings and tags."""
+class _Reader(ByteReader[bytes]):
+    """Reads a record's key or value; raises BadRecord. ``flexible`` switches to compact strings and tags."""
 
     def __init__(self, raw: bytes, flexible: bool = False) -> None:
-        self._raw = raw
-        self._position = 0
+        super().__init__(raw)
         self.flexible = flexible
 
-    def take(self, size: int) -> bytes:
-        end = self._position + size
-        if size < 0 or end > len(self._raw):
-            raise BadRecord(f"{size} bytes wanted at {self._position} of {len(self._raw)}")
-        piece = self._raw[self._position : end]
-        self._position = end
-        return piece
+    def error(self, reason: str) -> BadRecord:
+        return BadRecord(reason)
 
     def i16(self) -> int:
         return int(_I16.unpack(self.take(2))[0])
@@ -207,17 +202,8 @@ class _Reader:
     def i64(self) -> int:
         return int(_I64.unpack(self.take(8))[0])
 
-    def uvarint(self) -> int:
-        value = 0
-        for shift in range(0, 35, 7):
-            byte = self.take(1)[0]
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                return value
-        raise BadRecord("a varint of more than 5 bytes")
-
     def nullable_string(self) -> str | None:
-        size = self.uvarint() - 1 if self.flexible else self.i16()
+        size = self.varint() - 1 if self.flexible else self.i16()
         if size == -1:
             return None
         try:
@@ -232,22 +218,41 @@ class _Reader:
         return text
 
     def blob(self) -> bytes:
-        return self.take(self.uvarint() - 1 if self.flexible else self.i32())
+        return self.take(self.varint() - 1 if self.flexible else self.i32())
 
     def array_size(self) -> int:
-        size = self.uvarint() - 1 if self.flexible else self.i32()
-        if not 0 <= size <= len(self._raw) - self._position:
+        size = self.varint() - 1 if self.flexible else self.i32()
+        if not 0 <= size <= self.end - self.pos:
             raise BadRecord(f"an array of {size} elements")
         return size
 
     def tags(self) -> dict[int, bytes]:
         if not self.flexible:
             return {}
-        return {self.uvarint(): self.take(self.uvarint()) for _ in range(self.uvarint())}
+        return {self.varint(): self.take(self.varint()) for _ in range(self.varint())}
 
 
-def decode_key(raw: bytes) -> Key:
-    """What the key names; raises BadRecord."""
+def decode_group_key(raw: bytes) -> Key:
+    """The decoded key; raises BadRecord."""
+    return _offset_key_1(raw) or _any_key(raw)
+
+
+def _offset_key_1(raw: bytes) -> OffsetKey | None:
+    """A key as :func:`offset_key` makes it, which is every key but those of groups; None for anything else."""
+    try:
+        version, size = _TWO_I16.unpack_from(raw)
+        at = 4 + size
+        (length,) = _I16.unpack_from(raw, at)
+        end = at + 2 + length
+        if version != 1 or size < 0 or length < 0 or len(raw) != end + 4:
+            return None
+        partition = TopicPartition(raw[at + 2 : end].decode(), _I32.unpack_from(raw, end)[0])
+        return OffsetKey(raw[4:at].decode(), partition)
+    except (struct.error, UnicodeDecodeError):
+        return None
+
+
+def _any_key(raw: bytes) -> Key:
     reader = _Reader(raw)
     version = reader.i16()
     if version in OFFSET_KEY_VERSIONS:
@@ -260,6 +265,25 @@ def decode_key(raw: bytes) -> Key:
 
 def decode_offset(raw: bytes) -> CommittedOffset | None:
     """Value of an offset commit; None for a version newer than 4. Raises BadRecord."""
+    return _offset_3(raw) or _any_offset(raw)
+
+
+def _offset_3(raw: bytes) -> CommittedOffset | None:
+    """A value as :func:`offset_value` makes most; None for anything else."""
+    if len(raw) < _VALUE_3.size:
+        return None
+    version, offset, leader_epoch, size = _VALUE_3.unpack_from(raw)
+    end = _VALUE_3.size + size
+    if version != 3 or size < 0 or len(raw) != end + 8:
+        return None
+    try:
+        metadata = raw[_VALUE_3.size : end].decode() if size else ""
+    except UnicodeDecodeError:
+        return None
+    return CommittedOffset(offset, leader_epoch, metadata, _I64.unpack_from(raw, end)[0])
+
+
+def _any_offset(raw: bytes) -> CommittedOffset | None:
     reader = _Reader(raw)
     version = reader.i16()
     if not 0 <= version <= 4:
@@ -299,7 +323,7 @@ def _decode_member(reader: _Reader, version: int) -> MemberRecord:
     session_timeout_ms = reader.i32()
     subscription, assignment = reader.blob(), reader.blob()
     reader.tags()
-    # Value 0 had one timeout for both.
+    # Version 0 has one timeout for both.
     rebalance_timeout_ms = rebalance_timeout_ms if version >= 1 else session_timeout_ms
     return MemberRecord(
         member_id,

@@ -1,4 +1,4 @@
-"""What goes into and comes out of a group shard: plain values, independent of message versions."""
+"""Requests and answers of a group shard: plain values, independent of message versions."""
 
 from __future__ import annotations
 
@@ -18,24 +18,28 @@ NEW_MEMBER_JOIN_TIMEOUT_MS = 5 * 60 * 1000
 
 @dataclass(frozen=True, slots=True)
 class GroupSettings:
-    """The broker settings a shard obeys (Kafka's names: ``group.*``, ``offset.metadata.max.bytes``, ``offsets.*``)."""
+    """The broker settings of a shard (Kafka's names: ``group.*``, ``offset.metadata.max.bytes``, ``offsets.*``)."""
 
     min_session_timeout_ms: int = 6_000
     max_session_timeout_ms: int = 1_800_000
     initial_rebalance_delay_ms: int = 3_000
     max_size: int = 2**31 - 1
+    member_max_bytes: int = 1 << 20
+    members_max_bytes: int = 128 << 20
     offset_metadata_max_bytes: int = 4096
     offsets_retention_ms: int = 7 * 24 * 3600 * 1000
     offsets_retention_check_interval_ms: int = 600_000
 
     @classmethod
     def of(cls, config: BrokerConfig) -> GroupSettings:
-        """The settings as the broker's configuration has them."""
+        """The settings from the broker's configuration."""
         return cls(
             min_session_timeout_ms=config.group_min_session_timeout_ms,
             max_session_timeout_ms=config.group_max_session_timeout_ms,
             initial_rebalance_delay_ms=config.group_initial_rebalance_delay_ms,
             max_size=config.group_max_size,
+            member_max_bytes=config.group_member_max_bytes,
+            members_max_bytes=config.group_members_max_bytes,
             offset_metadata_max_bytes=config.offset_metadata_max_bytes,
             offsets_retention_ms=config.offsets_retention_minutes * 60_000,
             offsets_retention_check_interval_ms=config.offsets_retention_check_interval_ms,
@@ -43,14 +47,14 @@ class GroupSettings:
 
 
 class Protocol(NamedTuple):
-    """An assignment strategy a member offers, with its subscription for it."""
+    """An assignment strategy that a member supports, with its subscription."""
 
     name: str
     metadata: bytes
 
 
 class JoinRequest(NamedTuple):
-    """``fresh_id`` is a random text (a UUID) the shard builds a new member's id from; not needed with a member id."""
+    """``fresh_id`` is a random text (a UUID) for the id of a new member; not needed with a member id."""
 
     group_id: str
     member_id: str
@@ -67,7 +71,7 @@ class JoinRequest(NamedTuple):
 
 
 class JoinedMember(NamedTuple):
-    """What the leader is told about one member."""
+    """One member in the leader's JoinGroup response."""
 
     member_id: str
     instance_id: str | None
@@ -88,7 +92,7 @@ class JoinAnswer(NamedTuple):
 
 
 class SyncRequest(NamedTuple):
-    """``assignments`` maps member ids; only the leader's count. None for a protocol means "not said" (before v5)."""
+    """``assignments`` by member id; only the leader's count. A protocol of None: not in the request (before v5)."""
 
     group_id: str
     generation: int
@@ -109,7 +113,7 @@ class SyncAnswer(NamedTuple):
 
 
 class HeartbeatRequest(NamedTuple):
-    """A classic member says it lives."""
+    """The heartbeat of a classic member."""
 
     group_id: str
     generation: int
@@ -131,8 +135,8 @@ class LeaveAnswer(NamedTuple):
     members: tuple[tuple[Leaver, ErrorCode], ...] = ()
 
 
-class CommitRequest(NamedTuple):
-    """OffsetCommit and TxnOffsetCommit. ``retention_ms`` is what clients before v5 may ask for."""
+class OffsetCommitRequest(NamedTuple):
+    """OffsetCommit and TxnOffsetCommit. ``retention_ms`` comes from requests before v5."""
 
     group_id: str
     generation: int
@@ -148,7 +152,7 @@ CommitAnswer = dict[TopicPartition, ErrorCode]
 
 
 class FetchRequest(NamedTuple):
-    """``partitions`` None asks for all that the group committed."""
+    """``partitions`` None: all partitions with a committed offset."""
 
     group_id: str
     partitions: tuple[TopicPartition, ...] | None
@@ -156,7 +160,7 @@ class FetchRequest(NamedTuple):
 
 
 class FetchedOffset(NamedTuple):
-    """``committed`` None: nothing committed (offset -1 on the wire)."""
+    """``committed`` None: no committed offset (-1 on the wire)."""
 
     partition: TopicPartition
     committed: CommittedOffset | None

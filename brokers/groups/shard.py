@@ -1,19 +1,19 @@
 """One partition of ``__consumer_offsets`` as a pure state machine: the groups that hash to it.
 
-Commands return a :class:`~txn.commands.Result`; what the log keeps changes in :meth:`GroupShard.apply` only. Timers:
+Commands return a :class:`~txn.commands.Result`; logged state changes in :meth:`GroupShard.apply` only. Timers:
 ``session`` per member, ``join`` and ``sync`` per group, ``sweep`` per shard, ``expire`` per group (a sweep only names
-candidates, so that expiry of a group waits its turn behind a commit that is being replicated).
+candidates, so that a group's expiry queues behind a commit that is being replicated).
 """
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from brokers.groups import classic, offsets, records
-from brokers.groups.members import Group, State, Turn, parse_timer, timer_name
+from brokers.groups.members import MEMBER_BYTES, Group, GroupState, Turn, held_by, parse_timer, timer_name
 from brokers.groups.requests import (
-    CommitRequest,
     Description,
     FetchedOffset,
     FetchRequest,
@@ -24,26 +24,32 @@ from brokers.groups.requests import (
     LeaveAnswer,
     Leaver,
     Listing,
+    OffsetCommitRequest,
     SyncAnswer,
     SyncRequest,
 )
+from brokers.groups.room import MemberRoom
 from txn.commands import CoordinatorRecord, Now, Result, Schedule, Ticket
 from wire.errors import ErrorCode
 from wire.types import TopicPartition
 
+log = logging.getLogger(__name__)
+
 MAX_FLEETING_GROUPS = 10_000
-"""Groups of a shard that exist only because somebody asked for a member id: their number is in a peer's hand."""
+"""The most groups of a shard that exist only for a requested member id: clients control their number."""
 
 
 class GroupShard:
     """The groups of one partition. Implements :class:`txn.commands.Shard`."""
 
-    def __init__(self, partition: int, settings: GroupSettings) -> None:
+    def __init__(self, partition: int, settings: GroupSettings, room: MemberRoom | None = None) -> None:
         self.partition = partition
         self.settings = settings
+        self.room = MemberRoom(settings.members_max_bytes) if room is None else room
+        self.room.share(self)
         self.groups: dict[str, Group] = {}
         self.skipped: Counter[str] = Counter()
-        """Records not understood, by kind: newer key versions, newer value versions, damaged ones."""
+        """Skipped records by kind: newer key versions, newer value versions, corrupt ones."""
         self._sequence = 0
         self._open: dict[int, dict[str, None]] = {}
         self._fleeting: dict[str, None] = {}
@@ -57,6 +63,20 @@ class GroupShard:
         ):
             return Result(response=JoinAnswer(ErrorCode.INVALID_SESSION_TIMEOUT, request.member_id))
         group = self.groups.get(request.group_id)
+        size = held_by(request)
+        if size > self.settings.member_max_bytes or len(request.protocols) > classic.MAX_PROTOCOLS:
+            log.warning(
+                "group %s: JoinGroup of client %s rejected: %d protocols and %d bytes, above the limits of %d and %d "
+                "(group.member.max.bytes)",
+                request.group_id[:100], request.client_id[:100], len(request.protocols), size, classic.MAX_PROTOCOLS,
+                self.settings.member_max_bytes,
+            )  # fmt: skip
+            return Result(response=JoinAnswer(ErrorCode.INVALID_REQUEST, request.member_id))
+        known = group.members.get(request.member_id) if group is not None else None
+        only_an_id = request.requires_known_member_id and not request.member_id and request.instance_id is None
+        more = MEMBER_BYTES if only_an_id else max(0, size - (known.size if known is not None else 0))
+        if not self.room.take(more, now.mono_ms):
+            return Result(response=JoinAnswer(ErrorCode.COORDINATOR_NOT_AVAILABLE, request.member_id))
         if group is None:
             if request.member_id:
                 return Result(response=JoinAnswer(ErrorCode.UNKNOWN_MEMBER_ID, request.member_id))
@@ -68,6 +88,27 @@ class GroupShard:
             self.groups[group.id] = group
             self._fleeting[group.id] = None
         return result
+
+    def disconnected(self, group_id: str, member_id: str, now: Now, ticket: Ticket) -> Result:
+        """The connection of a joined member has closed; answers an error code."""
+        group = self.groups.get(group_id)
+        if group is None:
+            return Result(response=ErrorCode.NONE)
+        return classic.disconnected(group, member_id, Turn(now, ticket))
+
+    def abandoned(self, group_id: str, join_ticket: Ticket, now: Now, ticket: Ticket) -> Result:
+        """The connection of a waiting JoinGroup has closed; answers an error code."""
+        group = self.groups.get(group_id)
+        if group is None:
+            return Result(response=ErrorCode.NONE)
+        return classic.abandoned(group, join_ticket, Turn(now, ticket))
+
+    def member_bytes(self) -> int:
+        """The memory of the members of these groups and of the assigned ids, in bytes."""
+        return sum(
+            sum(member.size for member in group.members.values()) + sum(map(len, group.pending_members))
+            for group in self.groups.values()
+        )
 
     def sync(self, request: SyncRequest, now: Now, ticket: Ticket) -> Result:
         """SyncGroup; answers :class:`SyncAnswer`, deferred until the leader's comes."""
@@ -93,12 +134,12 @@ class GroupShard:
         self._dispose(group)
         return result
 
-    def commit(self, request: CommitRequest, now: Now, ticket: Ticket) -> Result:
+    def commit(self, request: OffsetCommitRequest, now: Now, ticket: Ticket) -> Result:
         """OffsetCommit; answers a dict of error codes."""
-        return offsets.commit(self.groups.get(request.group_id), request, Turn(now, ticket), self.settings)
+        return offsets.commit_offsets(self.groups.get(request.group_id), request, Turn(now, ticket), self.settings)
 
     def commit_transactional(
-        self, request: CommitRequest, producer: tuple[int, int], now: Now, ticket: Ticket
+        self, request: OffsetCommitRequest, producer: tuple[int, int], now: Now, ticket: Ticket
     ) -> Result:
         """TxnOffsetCommit by (producer id, epoch); answers a dict of error codes."""
         turn = Turn(now, ticket)
@@ -121,14 +162,14 @@ class GroupShard:
         turn = Turn(now, ticket)
         group = self.groups.get(group_id)
         if group is not None:
-            offsets.forget_topics(group, topics, turn)
+            offsets.delete_topic_offsets(group, topics, turn)
         return turn.result(ErrorCode.NONE)
 
     def describe(self, group_id: str) -> Description:
         """DescribeGroups for one group; an unknown one is Dead with GROUP_ID_NOT_FOUND."""
         group = self.groups.get(group_id)
         if group is None:
-            return Description(ErrorCode.GROUP_ID_NOT_FOUND, group_id, State.DEAD.value)
+            return Description(ErrorCode.GROUP_ID_NOT_FOUND, group_id, GroupState.DEAD.value)
         return group.describe()
 
     def listing(self) -> list[Listing]:
@@ -136,7 +177,7 @@ class GroupShard:
         return [Listing(g.id, g.protocol_type or "", g.state.value) for g in self.groups.values()]
 
     def groups_with_topics(self, topics: frozenset[str]) -> list[str]:
-        """Groups that committed offsets of these topics (in an open transaction too)."""
+        """Groups with committed offsets of these topics (in open transactions too)."""
         return [
             group.id
             for group in self.groups.values()
@@ -147,9 +188,9 @@ class GroupShard:
     # --- the log ------------------------------------------------------------------------------------------------
 
     def apply(self, record: CoordinatorRecord, producer: tuple[int, int] | None, now: Now) -> None:
-        """Replay one record; what is newer than this version, or damaged, is counted and skipped."""
+        """Apply one record; newer versions and corrupt records are counted and skipped."""
         try:
-            key = records.decode_key(record.key)
+            key = records.decode_group_key(record.key)
             if isinstance(key, records.OffsetKey):
                 self._apply_offset(key, record.value, producer)
             elif isinstance(key, records.GroupKey):
@@ -166,7 +207,7 @@ class GroupShard:
                 group.offsets.pop(key.partition, None)
                 for producer_id in [p for p, pending in group.pending_offsets.items() if key.partition in pending]:
                     self._drop_pending(group, producer_id, key.partition)
-            return  # a group that has lost its last offset stays listed until the next sweep
+            return  # a group without its last offset stays listed until the next sweep
         committed = records.decode_offset(value)
         if committed is None:
             self.skipped["offset value"] += 1
@@ -206,9 +247,9 @@ class GroupShard:
         self.groups.setdefault(key.group_id, Group(key.group_id)).adopt(stored)
 
     def apply_marker(self, producer_id: int, producer_epoch: int, commit: bool, now: Now) -> Result | None:
-        """The producer's transaction ended: its offsets count from now on, or never did.
+        """End the producer's transaction: commit or drop its offsets.
 
-        An offset committed later in the log, outside the transaction, wins over the transaction's.
+        An offset committed later in the log, outside the transaction, overrides the transaction's.
         """
         for group_id in self._open.pop(producer_id, {}):
             group = self.groups[group_id]
@@ -220,21 +261,21 @@ class GroupShard:
         return None
 
     def loaded(self, now: Now) -> Result:
-        """Start everybody's session anew and the sweep; a group over the size limit must rebalance."""
+        """Restart all sessions and the sweep; a group above the size limit must rebalance."""
         turn = Turn(now)
         self._dispose_all()
         for group in self.groups.values():
             for member in group.members.values():
                 turn.keep_alive(group, member)
             if len(group.members) > self.settings.max_size:
-                classic.rebalance(group, turn, self.settings)
+                classic.prepare_rebalance(group, turn, self.settings)
         turn.effects.append(self._sweep())
         return turn.result()
 
     # --- timers -------------------------------------------------------------------------------------------------
 
     def on_timer(self, name: str, now: Now) -> Result:
-        """A timer is due."""
+        """Handle a due timer."""
         kind, group_id, member_id = parse_timer(name)
         turn = Turn(now)
         if kind == "sweep":
@@ -258,24 +299,28 @@ class GroupShard:
         return turn.result()
 
     def _may_expire(self, group: Group) -> bool:
-        return bool(group.offsets) or (group.state is State.EMPTY and group.durable is not None)
+        return bool(group.offsets) or (group.state is GroupState.EMPTY and group.durable is not None)
 
     def _sweep(self) -> Schedule:
         return Schedule(timer_name("sweep", ""), self.settings.offsets_retention_check_interval_ms)
 
     def on_markers_written(self, transactional_id: str, producer_id: int, producer_epoch: int, now: Now) -> Result:
-        """Never asked of a group shard: only transaction coordinators write markers."""
+        """Never called on a group shard: only transaction coordinators write markers."""
         raise AssertionError("a group shard has no transactions of its own")
 
     def timer_key(self, name: str) -> str:
-        """The group; the sweep reads only and belongs to none."""
+        """The group's id; empty for the sweep, which only reads."""
         return parse_timer(name)[1]
 
     def metrics(self) -> Mapping[str, float]:
         """Groups by state, members, offsets, open transactions, skipped records."""
         states: Counter[str] = Counter(group.state.value for group in self.groups.values())
         return {
-            **{f"groups_{state.value}": float(states[state.value]) for state in State if state is not State.DEAD},
+            **{
+                f"groups_{state.value}": float(states[state.value])
+                for state in GroupState
+                if state is not GroupState.DEAD
+            },
             "groups": float(len(self.groups)),
             "members": float(sum(len(group.members) for group in self.groups.values())),
             "offsets": float(sum(len(group.offsets) for group in self.groups.values())),
@@ -291,17 +336,3 @@ class GroupShard:
         if group.disposable:
             self.groups.pop(group.id, None)
             self._fleeting.pop(group.id, None)
-
-
-def durable_state(shards: Iterable[GroupShard]) -> dict[str, object]:
-    """What of the shards must survive a restart; for comparing one with its reload."""
-    return {
-        group.id: (
-            group.durable,
-            {partition: committed for partition, (_, committed) in group.offsets.items()},
-            {pid: {p: c for p, (_, c) in pending.items()} for pid, pending in group.pending_offsets.items()},
-        )
-        for shard in shards
-        for group in shard.groups.values()
-        if group.durable is not None or group.offsets or group.pending_offsets
-    }

@@ -5,6 +5,9 @@ disk as ``KAFKA_STORAGE_ERROR`` there and as ``LogOffline`` everywhere else.
 """
 
 from _native.batch import Admitted
+from _native.files import FileSlice
+from brokers.log.admission import Terms, guards_of
+from brokers.log.append import Appended
 from brokers.log.failures import (
     DirectoryInUse,
     DiskError,
@@ -16,17 +19,20 @@ from brokers.log.failures import (
     SliceGone,
     StoreRefused,
 )
-from brokers.log.files import DiskPort, FileSlice, RealDisk
+from brokers.log.files import DiskPort, RealDisk
 from brokers.log.log import Log
 from brokers.log.producers import Origin, ProducerEntry, ProducerState, VerificationGuard
 from brokers.log.recovery import RecoveryReport
 from brokers.log.state import AbortedTransaction, AppendInfo, LogSettings, ReadResult
 from brokers.log.store import LogStore, StoreReport
+from brokers.log.validation import MAX_EXPLAINED_RECORDS
 
 __all__ = [
+    "MAX_EXPLAINED_RECORDS",
     "AbortedTransaction",
     "Admitted",
     "AppendInfo",
+    "Appended",
     "DirectoryInUse",
     "DiskError",
     "DiskFailed",
@@ -48,5 +54,7 @@ __all__ = [
     "SliceGone",
     "StoreRefused",
     "StoreReport",
+    "Terms",
     "VerificationGuard",
+    "guards_of",
 ]

@@ -1,8 +1,8 @@
 """What a disk does on threads of its own: fsync, and removing what may take long.
 
 A file system frees a file's pages and blocks when its last reference goes, some 60 to 100 ms for a gigabyte, and names
-may have to wait for its journal. Who can wait for a name to go lets the thread remove it. Who cannot (compaction puts
-another file in its place) removes the name and leaves closing the file to the thread: that is what takes long.
+may have to wait for its journal. The thread removes a name where that can wait. Where it cannot (compaction puts
+another file in its place) the caller removes the name and leaves closing the file, which takes long, to the thread.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _sync_path(path: str) -> None:
 
 
 class Worker:
-    """A thread that does one thing after the other, started by the first. Nobody waits for it when the process ends."""
+    """A thread that does one thing after the other, started by the first. The process ends without waiting for it."""
 
     __slots__ = ("_name", "_thread", "_waiting")
 

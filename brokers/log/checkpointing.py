@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from brokers.log import checkpoints
+from brokers.log.background_checkpoint import BackgroundCheckpoint
 from brokers.log.failures import DiskError, DiskFailed, DiskFull
 
 if TYPE_CHECKING:
@@ -16,47 +17,6 @@ if TYPE_CHECKING:
     from wire.types import TopicPartition
 
 logger = logging.getLogger(__name__)
-
-
-class BackgroundCheckpoint:
-    """Files of one directory that are about to be replaced: written now, fsynced on the disk's thread, then renamed.
-
-    The names change on the caller's thread, in :meth:`step` alone. So whoever must replace one of them at once drops
-    this object first, and nothing older can come after what he writes.
-    """
-
-    __slots__ = ("_disk", "_names", "_path", "_pending")
-
-    def __init__(self, disk: DiskPort, path: str, files: Mapping[str, bytes]) -> None:
-        """Write ``files`` (name -> content) of the directory ``path`` beside the old ones. Raises DiskError."""
-        self._disk = disk
-        self._path = path
-        self._names = list(files)
-        for name, data in files.items():
-            file = disk.open(self._temporary(name), create=True)
-            try:
-                file.truncate(0)
-                file.write(data, 0)
-            finally:
-                file.close()
-        self._pending = disk.sync_later([self._temporary(name) for name in files])
-
-    def _temporary(self, name: str) -> str:
-        return f"{self._path}/{name}.tmp"
-
-    def step(self) -> bool:
-        """Go on if the disk is through with what was asked of it; whether all is durable now. Raises DiskError."""
-        if not self._pending.done:
-            return False
-        if self._pending.error is not None:
-            raise self._pending.error
-        if not self._names:
-            return True
-        for name in self._names:
-            self._disk.rename(self._temporary(name), f"{self._path}/{name}")
-        self._names = []
-        self._pending = self._disk.sync_later([self._path])
-        return False
 
 
 class Checkpoints:
@@ -76,7 +36,7 @@ class Checkpoints:
         self._cleaned = cleaned
         self._on_failure = on_failure
         self.outlived: set[TopicPartition] = set()
-        """Partitions whose logs are gone, but not yet from the checkpoints of recovery points."""
+        """Partitions whose logs are gone, but not yet from the checkpoints of recovery points and starts."""
         self._covered: set[TopicPartition] = set()
         """Those that the checkpoints under way will take out of it, if none of them is given up."""
 
@@ -88,18 +48,18 @@ class Checkpoints:
                 self.outlived |= outlived
 
     def begin(self) -> None:
-        """As :meth:`write_all`, but nobody waits for a disk: :meth:`go_on` does the rest."""
+        """As :meth:`write_all`, but nobody waits for a disk: :meth:`resume` does the rest."""
         if any(directory.checkpoint is not None for directory in self._directories):
             return
         self._covered = set(self.outlived)
         for directory in self._directories:
             self._tried(directory, self._begin)
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Call now and then."""
         under_way = [directory for directory in self._directories if directory.checkpoint is not None]
         for directory in under_way:
-            self._tried(directory, self._go_on)
+            self._tried(directory, self._schedule)
         if under_way and all(directory.checkpoint is None for directory in under_way):
             self.outlived -= self._covered
 
@@ -120,7 +80,7 @@ class Checkpoints:
     def _begin(self, directory: LogDirectory) -> None:
         directory.checkpoint = BackgroundCheckpoint(self._disk, directory.path, self._files(directory))
 
-    def _go_on(self, directory: LogDirectory) -> None:
+    def _schedule(self, directory: LogDirectory) -> None:
         if directory.checkpoint is not None and directory.checkpoint.step():
             directory.checkpoint = None
 
@@ -132,7 +92,8 @@ class Checkpoints:
     def forget_outlived(self, directories: Iterable[LogDirectory]) -> None:
         """Before a log of an outlived partition's name is made. Raises DiskError."""
         for directory in directories:
-            self.write_recovery_points(directory)
+            logs = self._logs_of(directory)
+            self._replace(directory, _recovery_points(logs) | _starts(logs))
         self.outlived.clear()
 
     def write(self, directory: LogDirectory) -> None:
@@ -142,6 +103,19 @@ class Checkpoints:
     def write_recovery_points(self, directory: LogDirectory) -> None:
         """These alone, now. Raises DiskError."""
         self._replace(directory, _recovery_points(self._logs_of(directory)))
+
+    def write_starts(self, directory: LogDirectory) -> None:
+        """The logs' starts, now: they outlive this process, and reach the disk in the background. Raises DiskError.
+
+        The other checkpoints under way go on: deletions may come more often than those take.
+        """
+        logs, path = self._logs_of(directory), f"{directory.path}/{checkpoints.LOG_START_CHECKPOINT}"
+        self._disk.replace(path, _starts(logs)[checkpoints.LOG_START_CHECKPOINT], durable=False)
+        if directory.checkpoint is not None:
+            directory.checkpoint.leave_out(checkpoints.LOG_START_CHECKPOINT)
+        directory.syncs.append(self._disk.sync_later([path, directory.path]))
+        for log in logs:
+            log.calls.saved_start = log.log_start_offset
 
     def _replace(self, directory: LogDirectory, files: Mapping[str, bytes]) -> None:
         self.give_up(directory)  # its recovery points may be too high
@@ -153,19 +127,22 @@ class Checkpoints:
         logs = self._logs_of(directory)
         by_partition = {log.topic_partition: log for log in logs}
         tables = {
-            checkpoints.LOG_START_CHECKPOINT: {
-                tp: log.log_start_offset
-                for tp, log in by_partition.items()
-                if log.log_start_offset > log.segments.first.base_offset
-            },
             checkpoints.HIGH_WATERMARK_CHECKPOINT: {tp: log.high_watermark for tp, log in by_partition.items()},
         }
         cleaned = self._cleaned()
         if cleaned:
             tables[checkpoints.CLEANER_CHECKPOINT] = {tp: at for tp, at in cleaned.items() if tp in by_partition}
-        return _recovery_points(logs) | {name: checkpoints.encode_offsets(table) for name, table in tables.items()}
+        encoded = {name: checkpoints.encode_offsets(table) for name, table in tables.items()}
+        return _recovery_points(logs) | _starts(logs) | encoded
 
 
 def _recovery_points(logs: Iterable[Log]) -> dict[str, bytes]:
     points = {log.topic_partition: log.recovery_point for log in logs}
     return {checkpoints.RECOVERY_POINT_CHECKPOINT: checkpoints.encode_offsets(points)}
+
+
+def _starts(logs: Iterable[Log]) -> dict[str, bytes]:
+    """Of the logs that start inside a segment; the others' first segments say it."""
+    inside = [log for log in logs if log.log_start_offset > log.segments.first.base_offset]
+    table = {log.topic_partition: log.log_start_offset for log in inside}
+    return {checkpoints.LOG_START_CHECKPOINT: checkpoints.encode_offsets(table)}

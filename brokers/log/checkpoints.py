@@ -138,26 +138,30 @@ def decode_properties(data: bytes) -> dict[str, str]:
     return values
 
 
-def encode_clean_shutdown(broker_epoch: int, incarnation: int = -1, intact_since: int = -1) -> bytes:
-    """The marker that a broker writes last when it stops in good order. The last two fields are ours."""
-    document = {"version": 0, "brokerEpoch": broker_epoch}
-    if incarnation >= 0:
-        document |= {"incarnation": incarnation, "intactSince": intact_since}
+class CleanStop(NamedTuple):
+    """What a broker writes into each log directory last, when it stops in good order; -1 where the file doesn't say.
+
+    ``broker_epoch`` and ``incarnation`` are those of its last registration, ``intact_since`` is the first incarnation
+    since which its logs had lost nothing. The last two are ours; Kafka's first form of the file was empty.
+    """
+
+    broker_epoch: int = -1
+    incarnation: int = -1
+    intact_since: int = -1
+
+
+def encode_clean_stop(stop: CleanStop) -> bytes:
+    """The file :data:`CLEAN_SHUTDOWN`."""
+    document = {"version": 0, "brokerEpoch": stop.broker_epoch}
+    if stop.incarnation >= 0:
+        document |= {"incarnation": stop.incarnation, "intactSince": stop.intact_since}
     return json.dumps(document, separators=(",", ":")).encode()
 
 
-def decode_clean_shutdown(data: bytes) -> int:
-    """The broker epoch in the marker; -1 if it has none (Kafka's first form of the file was empty)."""
-    return _clean_shutdown_field(data, "brokerEpoch")
-
-
-def decode_intact_since(data: bytes) -> int:
-    """The first incarnation since which the broker that wrote the marker had lost nothing; -1 if it doesn't say."""
-    return _clean_shutdown_field(data, "intactSince")
-
-
-def _clean_shutdown_field(data: bytes, name: str) -> int:
+def decode_clean_stop(data: bytes) -> CleanStop:
+    """Read it; what is missing or damaged is -1."""
     try:
-        return int(json.loads(data)[name])
-    except (ValueError, KeyError, TypeError):
-        return -1
+        document = json.loads(data)
+        return CleanStop(*(int(document.get(name, -1)) for name in ("brokerEpoch", "incarnation", "intactSince")))
+    except (ValueError, TypeError, AttributeError):
+        return CleanStop()

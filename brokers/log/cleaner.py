@@ -11,7 +11,6 @@ from brokers.log.failures import DiskFailed, LogOffline
 from brokers.log.files import DiskPort
 from brokers.log.log import Log
 from brokers.log.segment import Segment
-from brokers.log.state import guarded
 from wire.compression import CodecError
 from wire.types import TopicPartition
 
@@ -21,20 +20,25 @@ STEP_BYTES = 512 * 1024
 ROLL_BYTES = 8 * 1024 * 1024
 
 
-@guarded
 def delete_old_segments(log: Log, now_ms: int) -> int:
     """Delete segments that ``retention.ms``, ``retention.bytes`` or the log's start offset allow. Returns how many.
 
     Only segments wholly below the high watermark go. If all of them are due, a new empty one is begun first, so that
-    the log keeps its end. Topics that are only compacted lose nothing but what DeleteRecords released.
+    the log keeps its end. Topics that are only compacted lose nothing but what DeleteRecords released. Raises DiskFull,
+    LogOffline.
     """
-    due = _due(log, now_ms)
+    if log.offline:
+        raise LogOffline(log.directory)
+    try:
+        due = _due(log, now_ms)
+    except (DiskFailed, CorruptBatch, CodecError) as wrong:
+        raise log.failure(wrong) from wrong
     if not due:
         return 0
     if len(due) == len(log.segments):
-        log.roll(now_ms)
-    log.remove_segments(due, now_ms)
-    log.raise_start(log.segments.first.base_offset)
+        log.appender.roll(now_ms)
+    log.truncation.remove_segments(due, now_ms)
+    log.truncation.raise_start(log.segments.first.base_offset)
     logger.info("%s: deleted %d segment(s), starts at %d", log.topic_partition, len(due), log.log_start_offset)
     return len(due)
 
@@ -74,7 +78,7 @@ class Cleaner:
         self._steps: Iterator[int] = iter(())
 
     def restore(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Take over the progress of an earlier life."""
+        """Take over the progress from before the restart."""
         self._cleaned.update(offsets)
 
     def progress(self) -> dict[TopicPartition, int]:
@@ -141,7 +145,7 @@ class Cleaner:
         """Close an active segment that outweighs all others: what isn't closed can't be compacted, only loaded."""
         active = log.segments.active
         if active.size >= ROLL_BYTES and active.size > log.size_bytes - active.size:
-            log.roll(now_ms)
+            log.appender.roll(now_ms)
 
     def _dirt(self, log: Log) -> tuple[float, int, int] | None:
         """(share, first dirty offset, end) if the log is worth a pass."""

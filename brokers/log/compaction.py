@@ -16,13 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from _native.batch import BatchHeader, encode_records, parse_header
+from _native.batch import Admitted, BatchHeader, encode_records, parse_header
 from brokers.log import recovery
 from brokers.log.failures import DiskFailed, DiskFull
 from brokers.log.files import DiskPort
 from brokers.log.indexes import AbortedTxn
 from brokers.log.log import Log
-from brokers.log.segment import CLEANED_SUFFIX, SWAP_SUFFIX, PlacedBatch, Segment
+from brokers.log.producers import admitted_of
+from brokers.log.segment import CLEANED_SUFFIX, SWAP_SUFFIX, Segment
 from brokers.log.validation import batch_records, build_batch
 from wire import compression
 
@@ -56,7 +57,7 @@ class Compaction:
     def run(self) -> Iterator[int]:
         """Do it; raises Overtaken, LogOffline or DiskFull, after which the log is as it was or partly compacted."""
         segments = [segment for segment in self.log.segments if segment.base_offset < self.end]
-        for entry in self.log.aborted_entries():
+        for entry in self.log.reader.aborted_entries():
             self._aborted.setdefault(entry.producer_id, []).append(entry)
         yield from self._learn(segments)
         segments = [segment for segment in segments if segment.base_offset < self.end]
@@ -164,7 +165,7 @@ class Compaction:
     def _filter(self, cleaned: Segment, data: bytes, found: list[tuple[int, BatchHeader]]) -> bool:
         """Append what is kept of a chunk's batches; returns whether anything differs from before."""
         out = bytearray()
-        placed: list[PlacedBatch] = []
+        placed: list[Admitted] = []
         changed = False
         for at, header in found:
             whole = memoryview(data)[at : at + header.size]
@@ -175,10 +176,10 @@ class Compaction:
             after = header
             if kept is not whole:
                 after = _reread(kept, header)
-            placed.append(PlacedBatch(len(out), after))
+            placed.append(admitted_of(after))
             out += kept
         if out:
-            cleaned.append(out, placed, self.log.config.index_interval_bytes)
+            cleaned.append((out,), placed, self.log.config.index_interval_bytes)
         return changed
 
     def _marker(self, batch: memoryview, header: BatchHeader) -> memoryview | bytearray | None:

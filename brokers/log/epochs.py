@@ -1,8 +1,8 @@
 """The leader-epoch cache of one partition: which leader epoch appended from which offset on (KIP-101, KIP-279).
 
 Pure but for ``to_bytes``/``from_bytes``. The log writes the checkpoint when ``dirty`` is set and records are appended;
-before that only when ``behind`` is set. An epoch in which nothing was appended need not be in the file: whoever loads
-it drops such epochs at the log's end.
+before that only when ``behind`` is set. An epoch in which nothing was appended need not be in the file: a load drops
+such epochs at the log's end.
 """
 
 from __future__ import annotations
@@ -18,14 +18,19 @@ UNDEFINED_OFFSET = -1
 class EpochCache:
     """Entries with rising epochs and non-falling start offsets."""
 
-    __slots__ = ("behind", "dirty", "entries")
+    __slots__ = ("behind", "dirty", "entries", "latest", "saves")
 
     def __init__(self, entries: list[EpochEntry] | None = None) -> None:
         self.entries: list[EpochEntry] = list(entries or ())
+        self.latest = UNDEFINED_EPOCH
+        """The newest epoch, -1 if none is known."""
         self.dirty = False
         """Whether the checkpoint says something else."""
         self.behind = False
         """Whether it says something else of records that are in the log."""
+        self.saves = 0
+        """How often the checkpoint was written."""
+        self._changed()
 
     @classmethod
     def from_bytes(cls, data: bytes, name: str) -> EpochCache:
@@ -36,10 +41,8 @@ class EpochCache:
         """The checkpoint's content."""
         return encode_epochs(self.entries)
 
-    @property
-    def latest(self) -> int:
-        """The newest epoch, -1 if none is known."""
-        return self.entries[-1].epoch if self.entries else UNDEFINED_EPOCH
+    def _changed(self) -> None:
+        self.latest = self.entries[-1].epoch if self.entries else UNDEFINED_EPOCH
 
     def assign(self, epoch: int, start_offset: int) -> bool:
         """Epoch ``epoch`` appends from ``start_offset`` on. Returns whether that was news.
@@ -54,6 +57,7 @@ class EpochCache:
             entries.pop()
         entries.append(EpochEntry(epoch, start_offset))
         self.dirty = self.behind = True
+        self._changed()
         return True
 
     def begin(self, epoch: int, end_offset: int) -> None:
@@ -66,6 +70,7 @@ class EpochCache:
     def saved(self) -> None:
         """The checkpoint says the same now."""
         self.dirty = self.behind = False
+        self.saves += 1
 
     def end_offset(self, epoch: int, log_end_offset: int) -> tuple[int, int]:
         """The largest epoch known here that is not above ``epoch``, and the offset at which it ended.
@@ -86,12 +91,11 @@ class EpochCache:
 
     def epoch_at(self, offset: int) -> int:
         """The epoch that appended ``offset``; -1 if unknown."""
-        found = UNDEFINED_EPOCH
-        for entry in self.entries:
-            if entry.start_offset > offset:
-                break
-            found = entry.epoch
-        return found
+        entries = self.entries
+        if not entries or offset >= entries[-1].start_offset:
+            return self.latest
+        above = bisect_right(entries, offset, key=lambda entry: entry.start_offset)
+        return entries[above - 1].epoch if above else UNDEFINED_EPOCH
 
     def truncate_from_end(self, end_offset: int) -> None:
         """The log now ends at ``end_offset``: drop epochs that start there or later. The file may keep them."""
@@ -99,6 +103,7 @@ class EpochCache:
         while entries and entries[-1].start_offset >= end_offset:
             entries.pop()
             self.dirty = True
+        self._changed()
 
     def truncate_from_start(self, start_offset: int) -> None:
         """The log now starts at ``start_offset``: drop epochs that ended before, and raise the first one's start."""
@@ -108,8 +113,10 @@ class EpochCache:
             return
         self.entries = [EpochEntry(entries[above - 1].epoch, start_offset), *entries[above:]]
         self.dirty = self.behind = True
+        self._changed()
 
     def clear(self) -> None:
         """Forget everything."""
         self.dirty = self.behind = self.dirty or bool(self.entries)
         self.entries.clear()
+        self._changed()

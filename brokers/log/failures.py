@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 
+from _native.files import SliceGone
 from wire.errors import ErrorCode
 
 __all__ = [
@@ -65,10 +66,6 @@ class OffsetOutOfRange(Exception):
         self.offset = offset
         self.low = low
         self.high = high
-
-
-class SliceGone(Exception):
-    """The bytes a FileSlice named were truncated away after it was made; its reader's connection must be closed."""
 
 
 class StoreRefused(Exception):

@@ -6,7 +6,6 @@ renaming and deletion of the file it points into.
 
 What the system reports becomes DiskFull (no room now, may pass) or DiskFailed (the device; never retried).
 """
-# ruff: noqa: D102 - the ports describe the methods, once
 
 from __future__ import annotations
 
@@ -19,11 +18,12 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Protocol
 
-from _native.io import FilePart, Mapping
+from _native.files import OpenFile
+from _native.io import Mapping
 from brokers.log import preallocation
 from brokers.log.background import LARGE, PendingSync, Removals, Worker, remove_file, remove_tree
-from brokers.log.failures import DirectoryInUse, DiskError, DiskFailed, DiskFull, SliceGone, disk_error
-from brokers.log.mappings import MAPPED_BELOW, MAPPED_FROM, Mappings
+from brokers.log.failures import DirectoryInUse, DiskError, DiskFailed, DiskFull, disk_error
+from brokers.log.mappings import Mappings
 
 Buffer = bytes | bytearray | memoryview
 
@@ -35,8 +35,6 @@ _ROUNDED = 64 * 1024  # more than a file's blocks are above its size without any
 _NEVER = 1 << 62
 _MAX_PIECES = 1024  # IOV_MAX
 _MAX_OPEN_FILES = 8192
-_part = tuple.__new__
-"""A named tuple's own constructor is a Python function."""
 
 
 class DiskFile(Protocol):
@@ -158,7 +156,7 @@ class DiskPort(Protocol):
         ...
 
     def relax(self) -> None:
-        """Give back what nobody used since the last call. Call about every half minute."""
+        """Give back what was not used since the last call. Call about every half minute."""
         ...
 
     def sync_directory(self, path: str) -> None:
@@ -186,73 +184,6 @@ class DiskLock(Protocol):
         ...
 
 
-class FileSlice:
-    """A run of bytes of a segment, with the file pinned. Whoever holds it calls ``release`` once per reference.
-
-    The bytes stay readable when the segment is rolled, compacted or deleted. A truncation below the slice's end takes
-    bytes away, and others may stand there soon: from then on all that reads raises SliceGone, and the
-    connection must be closed. ``cuts`` is where the segment notes its truncations.
-    """
-
-    __slots__ = ("_cuts", "_cuts_before", "_references", "file", "length", "position")
-
-    def __init__(self, file: DiskFile, position: int, length: int, cuts: Sequence[int] = ()) -> None:
-        self._references = 0
-        self._cuts = cuts
-        self._cuts_before = len(cuts)
-        self.file = file
-        self.position = position
-        self.length = length
-        file.retain()
-        self._references = 1
-
-    def fileno(self) -> int:
-        """The descriptor for sendfile or pread, valid until ``release``. Ask again before each use: SliceGone."""
-        self._check()
-        return self.file.fileno()
-
-    def part(self, position: int, length: int) -> FilePart:
-        """Bytes of the slice as the sending kernel wants them. Ask again before each use: SliceGone."""
-        if len(self._cuts) > self._cuts_before:
-            self._check()
-        file = self.file
-        mapping = file.window(position) if MAPPED_FROM <= length < MAPPED_BELOW else None
-        return _part(FilePart, (file.fileno(), position, length, mapping))
-
-    def _check(self) -> None:
-        cuts, before = self._cuts, self._cuts_before
-        if len(cuts) > before and min(cuts[before:]) < self.position + self.length:
-            raise SliceGone(f"{self.file.path}: {self.length} bytes at {self.position} were truncated away")
-
-    def read(self) -> bytes:
-        """All bytes of the slice."""
-        self._check()
-        data = self.file.read(self.position, self.length)
-        if len(data) != self.length:
-            raise SliceGone(f"{self.file.path}: {self.length} bytes at {self.position} were truncated away")
-        return data
-
-    def retain(self) -> FileSlice:
-        """One more holder."""
-        self._references += 1
-        return self
-
-    def release(self) -> None:
-        """One holder less; the last one lets the file go."""
-        self._references -= 1
-        if self._references == 0:
-            self.file.release()
-
-    def __del__(self) -> None:
-        # A reader that died without releasing must not keep a deleted segment's space for ever.
-        if self._references > 0:
-            self._references = 0
-            self.file.release()
-
-    def __repr__(self) -> str:
-        return f"FileSlice({self.file.path!r}, {self.position}, {self.length})"
-
-
 class _Translate:
     """Context manager that turns OSError into the log's own exceptions."""
 
@@ -271,85 +202,52 @@ class _Translate:
             raise disk_error(self.path, wrong) from wrong
 
 
-class RealFile:
+class RealFile(OpenFile):
     """A DiskFile on the real file system."""
 
-    __slots__ = ("_ahead", "_disk", "_fd", "_pins", "_removed", "_spare", "path", "recently_used", "size")
+    __slots__ = ("_ahead", "_disk", "_spare", "path", "size")
 
     def __init__(self, disk: RealDisk, path: str, size: int, allocated: int) -> None:
+        super().__init__()
+        self.path = path
+        self.size = size
         self._ahead = _NEVER
         """The end at which more is to be allocated."""
         self._spare = allocated > size + _ROUNDED
         """Whether there may be blocks behind the end."""
         self._disk = disk
-        self._fd = -1
-        self._pins = 0
-        self._removed = False
-        self.path = path
-        self.size = size
-        self.recently_used = False
 
-    @property
-    def pinned(self) -> bool:
-        """Whether a slice holds the descriptor."""
-        return self._pins > 0
+    def opened(self) -> int:
+        if self.removed:
+            raise DiskFailed(self.path, "was removed")
+        return self._disk.open_descriptor(self)
 
-    def fileno(self) -> int:
-        self.recently_used = True
-        if self._fd < 0:
-            if self._removed:
-                raise DiskFailed(self.path, "was removed")
-            self._fd = self._disk.open_descriptor(self)
-        return self._fd
+    def failure(self, wrong: OSError) -> DiskError:
+        return disk_error(self.path, wrong)
 
     def write(self, data: Buffer, position: int) -> None:
-        fd = self.fileno()
-        try:
-            written = os.pwrite(fd, data, position)
-        except OSError as wrong:
-            raise disk_error(self.path, wrong) from wrong
-        self._written(position, written, len(data))
+        RealFile.write_run(self, (data,), position)
 
     def write_run(self, pieces: Sequence[Buffer], position: int) -> None:
         if len(pieces) > _MAX_PIECES:
-            self.write(b"".join(pieces), position)
-            return
+            pieces = (b"".join(pieces),)
         self.recently_used = True
-        fd = self._fd
+        fd = self.fd
         if fd < 0:
             fd = self.fileno()
         try:
             written = os.pwritev(fd, pieces, position)
         except OSError as wrong:
             raise disk_error(self.path, wrong) from wrong
-        self._written(position, written, sum(map(len, pieces)))
-
-    def _written(self, position: int, written: int, size: int) -> None:
-        end = position + written
+        end, size = position + written, sum(map(len, pieces))
         if end > self.size:
             self.size = end
             if end > self._ahead:
                 room = min(end, preallocation.MOST)
                 self._ahead = end + room
-                self._spare = self._disk.preallocation.extend(self._fd, end, room)
+                self._spare = self._disk.preallocation.extend(self.fd, end, room)
         if written != size:
             raise DiskFull(self.path, f"short write: {written} of {size} bytes")
-
-    def read(self, position: int, length: int) -> bytes:
-        self.recently_used = True
-        fd = self._fd
-        if fd < 0:
-            fd = self.fileno()
-        try:
-            data = os.pread(fd, length, position)
-            while len(data) < length:
-                more = os.pread(fd, length - len(data), position + len(data))
-                if not more:
-                    break
-                data += more
-        except OSError as wrong:
-            raise disk_error(self.path, wrong) from wrong
-        return data
 
     def truncate(self, size: int) -> None:
         with _Translate(self.path):
@@ -374,18 +272,6 @@ class RealFile:
         mappings = self._disk.mappings
         return None if mappings is None else mappings.window(self, self.fileno(), position)
 
-    def retain(self) -> None:
-        if self._fd < 0:
-            self.fileno()
-        self.recently_used = True
-        self._pins += 1
-
-    def release(self) -> None:
-        assert self._pins > 0, "released more often than retained"
-        self._pins -= 1
-        if self._pins == 0 and self._removed:
-            self.close()
-
     def rename(self, path: str) -> None:
         with _Translate(self.path):
             os.rename(self.path, path)
@@ -393,19 +279,19 @@ class RealFile:
 
     def remove(self, *, later: bool = False) -> None:
         disk = self._disk
-        held = disk.removals.hold(self.path) if not later and self._fd < 0 and self.size >= LARGE else -1
+        held = disk.removals.hold(self.path) if not later and self.fd < 0 and self.size >= LARGE else -1
         try:
             disk.remove(self.path, later=later)
         finally:
             disk.removals.close(held)
-        self._removed = True
+        self.removed = True
         self.close()
 
     def close(self) -> None:
-        if self._fd >= 0 and self._pins == 0:
-            fd, self._fd = self._fd, -1
+        if self.fd >= 0 and self.pins == 0:
+            fd, self.fd = self.fd, -1
             self._disk.closed(self)
-            if self._removed and self.size >= LARGE:
+            if self.removed and self.size >= LARGE:
                 self._disk.removals.close(fd)
             else:
                 os.close(fd)
@@ -452,13 +338,8 @@ class RealDisk:
         self.preallocation = preallocation.Preallocation()
         self._syncs = Worker("log sync")
 
-    @property
-    def open_files(self) -> int:
-        """Descriptors held now."""
-        return len(self._opened)
-
     def open_descriptor(self, file: RealFile) -> int:
-        """Open a file's descriptor, closing others that nobody used lately if there are too many."""
+        """Open a file's descriptor, closing others that were not used lately if there are too many."""
         while len(self._opened) >= self._max_open and self._evict():
             pass
         with _Translate(file.path):

@@ -14,7 +14,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from _native.batch import entries_at_most
+from _native.batch import index_floor
 from brokers.log.failures import DiskFull
 from brokers.log.files import Buffer, DiskFile, DiskPort
 
@@ -61,7 +61,8 @@ class _IndexFile:
         self._disk = disk
         self.path = path
         self.base_offset = base_offset
-        self._data: bytearray | None = None
+        self.kept: bytearray | None = None
+        """All entries' bytes while they are in memory."""
         self._written = 0
         self._file: DiskFile | None = None
         self._anew = False
@@ -70,16 +71,16 @@ class _IndexFile:
     @property
     def data(self) -> bytearray:
         """All entries' bytes; loads the file on first use, dropping a torn last entry."""
-        if self._data is None:
+        if self.kept is None:
             content = self._disk.read(self.path) or b""
-            self._data = bytearray(content[: len(content) - len(content) % self.entry.size])
-            self._written = len(self._data)
-        return self._data
+            self.kept = bytearray(content[: len(content) - len(content) % self.entry.size])
+            self._written = len(self.kept)
+        return self.kept
 
     @property
     def loaded(self) -> bool:
         """Whether the entries are in memory."""
-        return self._data is not None
+        return self.kept is not None
 
     @property
     def made_anew(self) -> bool:
@@ -95,7 +96,7 @@ class _IndexFile:
         return len(self.data)
 
     def _append(self, packed: Buffer) -> None:
-        data = self._data
+        data = self.kept
         if data is None:
             data = self.data
         data += packed
@@ -108,8 +109,8 @@ class _IndexFile:
     def _last_packed(self) -> bytes | None:
         """The last entry's bytes; a file that isn't in memory is not loaded for it."""
         size = self.entry.size
-        if self._data is not None:
-            return bytes(self._data[-size:]) or None
+        if self.kept is not None:
+            return bytes(self.kept[-size:]) or None
         whole = (self._disk.size(self.path) or 0) // size
         return self._open().read((whole - 1) * size, size) if whole else None
 
@@ -118,16 +119,29 @@ class _IndexFile:
             self._file = self._disk.open(self.path, create=True)
         return self._file
 
+    def make_file(self) -> None:
+        """Make the file if there is none: Kafka's tools look for it beside the active segment, too.
+
+        A full disk makes none now: the next flush does.
+        """
+        if self._file is None and not self._anew:
+            try:
+                self._open()
+            except DiskFull:
+                pass
+
     def flush(self, *, sync: bool = False) -> None:
-        """Write what is only in memory; with ``sync``, durably. Creates the file."""
-        if self._data is None:
+        """Write what is only in memory; with ``sync``, durably. Creates the file, unless nothing was ever loaded."""
+        if self.kept is None:
+            if sync and self._disk.size(self.path):  # written before the memory was given back
+                self._open().sync()
             return
         if self._anew:
-            self._compare(self._data)
+            self._compare(self.kept)
         file = self._open()
-        if len(self._data) > self._written:
-            file.write(bytes(memoryview(self._data)[self._written :]), self._written)
-            self._written = len(self._data)
+        if len(self.kept) > self._written:
+            file.write(bytes(memoryview(self.kept)[self._written :]), self._written)
+            self._written = len(self.kept)
         if sync:
             file.sync()
 
@@ -142,7 +156,7 @@ class _IndexFile:
 
     def make_anew(self) -> None:
         """Forget all entries; those that are appended from now on are compared with the file at the next flush."""
-        self._data = bytearray()
+        self.kept = bytearray()
         self._written = 0
         self._anew = True
 
@@ -157,7 +171,7 @@ class _IndexFile:
 
     def clear(self) -> None:
         """Forget all entries, in memory and on disk."""
-        self._data = bytearray()
+        self.kept = bytearray()
         self._written = 0
         self._anew = False
         if self._disk.size(self.path):
@@ -165,10 +179,10 @@ class _IndexFile:
 
     def unload(self) -> None:
         """Give the memory back; the next use loads the file again."""
-        if self._data is not None:
-            if len(self._data) > self._written or self._anew:
+        if self.kept is not None:
+            if len(self.kept) > self._written or self._anew:
                 self.flush()
-            self._data = None
+            self.kept = None
         self.close()
 
     def close(self) -> None:
@@ -188,7 +202,7 @@ class _IndexFile:
         """Delete the file, with ``later`` in the background."""
         self.close()
         self._file = None
-        self._data = None
+        self.kept = None
         self._anew = False
         self._disk.remove(self.path, later=later)
 
@@ -204,11 +218,11 @@ class OffsetIndex(_IndexFile):
         assert 0 <= relative <= _INT32_MAX
         self._append(_OFFSET_ENTRY.pack(relative, position))
 
-    def extend(self, entries: Sequence[tuple[int, int]]) -> None:
-        """As :meth:`append`, for several pairs of offset and position."""
+    def extend(self, entries: Sequence[tuple[int, int, int, int]]) -> None:
+        """As :meth:`append`, for several that begin with offset and position."""
         base, packed = self.base_offset, bytearray()
         assert 0 <= entries[0][0] - base <= entries[-1][0] - base <= _INT32_MAX
-        for offset, position in entries:
+        for offset, position, _, _ in entries:
             packed += _pack_offset(offset - base, position)
         self._append(packed)
 
@@ -233,14 +247,8 @@ class OffsetIndex(_IndexFile):
         return self._floor(position, 4)
 
     def _floor(self, wanted: int, field: int) -> OffsetEntry:
-        data = self._data
-        if data is None:
-            data = self.data
-        below = entries_at_most(data, 8, field, wanted)
-        if not below:
-            return _entry(OffsetEntry, (self.base_offset, 0))
-        relative, position = _OFFSET_ENTRY.unpack_from(data, 8 * below - 8)
-        return _entry(OffsetEntry, (self.base_offset + relative, position))
+        kept = self.kept
+        return _entry(OffsetEntry, index_floor(self.data if kept is None else kept, self.base_offset, field, wanted))
 
     def truncate(self, offset: int) -> None:
         """Drop entries at or above ``offset``."""
@@ -268,7 +276,7 @@ class TimeIndex(_IndexFile):
 
     def newest(self) -> int:
         """The last entry's timestamp, -1 if there is none."""
-        data = self._data
+        data = self.kept
         if not data:
             return self.last().timestamp
         timestamp: int = _TIME_ENTRY.unpack_from(data, len(data) - 12)[0]
@@ -342,9 +350,9 @@ class TransactionIndex(_IndexFile):
 
     def flush(self, *, sync: bool = False) -> None:
         """Write new entries; an index without any has no file."""
-        if self._anew and not self._data:
+        if self._anew and not self.kept:
             self._compare(bytearray())
-        if self._data or self._file is not None:
+        if self.kept or self._file is not None:
             super().flush(sync=sync)
 
     def plausible(self) -> bool:

@@ -1,7 +1,7 @@
 """Windows of log files in the address space, from which fetches are sent.
 
-A window is mapped when a slice in it is sent for the first time. It is unmapped when nobody sent from it for a while,
-when too many others are in use, or with its file. It may reach beyond the end of a file that grows. Only the kernel
+A window is mapped when a slice in it is sent for the first time. It is unmapped when it was not used for a while, when
+too many others are in use, or with its file. It may reach beyond the end of a file that grows. Only the kernel
 looks into it. Their pages count as the process's RssFile: they are the page cache's, which lends them.
 """
 
@@ -11,10 +11,6 @@ from typing import Generic, TypeVar
 
 from _native.io import Mapping
 
-MAPPED_FROM = 32 * 1024
-"""Slices below this are copied: that costs no more than looking for their window."""
-MAPPED_BELOW = 512 * 1024
-"""Slices from here on leave by sendfile: a copy of so much costs more than handing over the pages."""
 WINDOW = 4 * 1024 * 1024
 STRIDE = WINDOW // 2
 """Windows overlap, so that any slice up to this size lies in one."""

@@ -1,12 +1,15 @@
 """What a partition remembers of its producers: sequences, epochs, open transactions, and Kafka's snapshot of it.
 
-Appending is two steps, so that a failed write changes nothing: ``analyze`` looks at a run of batches and returns either
-a refusal, a duplicate, or a :class:`Change`; ``apply`` makes the change true. Replay from the log uses the same two.
+Appending is two steps, so that a failed write changes nothing: ``check`` says whether batches may be appended, with a
+refusal or a duplicate if not; ``appended`` makes true what batches change that are in the log, whether a kernel or
+``check`` admitted them, a leader sent them, or they are replayed.
 
 Rules: KIP-98 (sequences, five batches remembered), KIP-360 (unknown producers are accepted), KIP-890 (a client's
 transactional batch needs an ongoing transaction or a verification guard; markers of protocol 2 carry a bumped epoch).
-Deviation: Kafka expires a producer by the timestamps of its records, so one that writes old data is forgotten at once;
-here it expires by when the broker last saw it.
+Deviations: in Kafka a batch may be answered as the duplicate of one whose transaction was aborted (its records are then
+lost); here only as that of one in the open transaction, and a used sequence begins no transaction. Kafka expires a
+producer by the timestamps of its records, so one that writes old data is forgotten at once; here it expires by when the
+broker last saw it.
 """
 
 from __future__ import annotations
@@ -15,11 +18,14 @@ import struct
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum, auto
+from operator import itemgetter
+from types import MappingProxyType
 from typing import NamedTuple
 
 from _native.batch import Admitted, BatchHeader, CorruptBatch, Record, crc32c, encode_batch, parse_header
 from brokers.log.files import Buffer
 from brokers.log.indexes import AbortedTxn
+from brokers.log.remembered import decode_tail, encode_tail
 from wire.errors import ErrorCode
 from wire.types import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE
 
@@ -34,12 +40,13 @@ _MARKER_KEY = struct.Struct(">hh")
 _MARKER_VALUE = struct.Struct(">hi")
 _RUN_REMAINING = struct.Struct(">i")
 _ABORT, _COMMIT = 0, 1
+_producer_id = itemgetter(4)
 _new = tuple.__new__  # a named tuple without the Python function that its own constructor is
-_CONTROL_ATTRIBUTES = 0x30  # transactional, control
+_TRANSACTIONAL, _CONTROL = 0x10, 0x20
 
 
 class Origin(Enum):
-    """Who appends: a client, a coordinator of this broker (markers, offsets, state), or replication."""
+    """Where an append comes from: a client, a coordinator of this broker (markers, offsets, state), or replication."""
 
     CLIENT = auto()
     COORDINATOR = auto()
@@ -124,17 +131,6 @@ class Duplicate(NamedTuple):
     batch: BatchMeta
 
 
-class Change:
-    """What a run of batches does to the state, not yet done."""
-
-    __slots__ = ("aborted", "entries", "events")
-
-    def __init__(self) -> None:
-        self.entries: dict[int, ProducerEntry] = {}
-        self.events: list[tuple[int, int, Completed | None]] = []
-        self.aborted: list[AbortedTxn] = []
-
-
 class VerificationGuard:
     """Permission for one producer's first transactional batch; compared by identity, never by value (KIP-890)."""
 
@@ -154,11 +150,21 @@ def _add_sequence(sequence: int, delta: int) -> int:
     return (sequence + delta) % (_MAX_SEQUENCE + 1)
 
 
-def last_sequence_of(header: BatchHeader) -> int:
-    """The last record's sequence; -1 for a batch without sequences."""
-    if header.base_sequence == NO_SEQUENCE:
-        return NO_SEQUENCE
-    return _add_sequence(header.base_sequence, header.last_offset_delta)
+def admitted_of(header: BatchHeader) -> Admitted:
+    """What a batch with its final header is in a log."""
+    last_sequence = NO_SEQUENCE
+    if header.base_sequence != NO_SEQUENCE:
+        last_sequence = _add_sequence(header.base_sequence, header.last_offset_delta)
+    return _new(
+        Admitted,
+        (
+            header.base_offset, header.base_offset + header.last_offset_delta, header.max_timestamp, header.size,
+            header.producer_id, header.producer_epoch, last_sequence, header.attributes,
+        ),
+    )  # fmt: skip
+
+
+NO_MARKERS: Mapping[int, Marker | None] = MappingProxyType({})
 
 
 def parse_marker(record: Record) -> Marker | None:
@@ -192,7 +198,7 @@ def encode_marker_run(markers: Sequence[tuple[int, int, bool]], coordinator_epoc
             value += _RUN_REMAINING.pack(remaining)
         record = Record(-1, timestamp, _MARKER_KEY.pack(0, _COMMIT if commit else _ABORT), value)
         batches.append(
-            encode_batch([record], attributes=_CONTROL_ATTRIBUTES, producer_id=producer_id, producer_epoch=epoch)
+            encode_batch([record], attributes=_TRANSACTIONAL | _CONTROL, producer_id=producer_id, producer_epoch=epoch)
         )
     return b"".join(batches)
 
@@ -246,90 +252,60 @@ class ProducerState:
             known.lowest_sequence = min(known.lowest_sequence, base_sequence)
         return known.guard
 
-    # ---- analysis
+    # ---- whether batches may be appended
 
-    def analyze(
+    def check(
         self,
         batches: Sequence[tuple[BatchHeader, Marker | None]],
         *,
         origin: Origin,
-        guard: VerificationGuard | None = None,
+        guards: Mapping[int, VerificationGuard],
         transaction_version: int = 0,
-        now_ms: int,
-    ) -> Change | Duplicate | Refusal | None:
-        """What appending these batches (headers with their final offsets) would do; None if no producer is touched.
+    ) -> Duplicate | Refusal | None:
+        """Whether a leader may append these batches (headers with their final offsets): None if it may.
 
         A control batch comes with its marker; one without (or of another kind) only leaves its producer as it is.
+        ``guards`` are those of the producers whose transactional batches were verified, by producer id.
         """
-        change: Change | None = None
+        after: dict[int, ProducerEntry] = {}
         for header, marker in batches:
-            if header.producer_id == NO_PRODUCER_ID:
+            producer_id = header.producer_id
+            if producer_id == NO_PRODUCER_ID or (header.is_control and marker is None):
                 continue
-            if change is None:
-                change = Change()
-            entry = change.entries.get(header.producer_id) or self.entries.get(header.producer_id)
-            if header.is_control:
-                if marker is None:
-                    continue
-                outcome: Duplicate | Refusal | None = self._marker(
-                    change, entry, header, marker, origin, transaction_version, now_ms
-                )
+            entry = after.get(producer_id) or self.entries.get(producer_id) or ProducerEntry(producer_id)
+            outcome: Duplicate | Refusal | None
+            if marker is not None:
+                outcome = _check_marker(entry, header, marker, transaction_version)
             else:
-                outcome = self._data(change, entry, header, origin, guard, now_ms)
+                outcome = self._check_data(entry, header, origin, guards.get(producer_id))
             if outcome is not None:
                 return outcome
-        return change
-
-    def _data(
-        self,
-        change: Change,
-        known: ProducerEntry | None,
-        header: BatchHeader,
-        origin: Origin,
-        guard: VerificationGuard | None,
-        now_ms: int,
-    ) -> Duplicate | Refusal | None:
-        entry = known or ProducerEntry(header.producer_id)
-        last_sequence = last_sequence_of(header)
-        if origin is not Origin.REPLICATION:
-            refused = self._check_data(entry, header, last_sequence, origin, guard)
-            if refused is not None:
-                return refused
-        meta = BatchMeta(
-            last_sequence, header.base_offset + header.last_offset_delta, header.last_offset_delta, header.max_timestamp
-        )
-        batches = entry.batches if entry.epoch == header.producer_epoch else ()
-        txn_first_offset = entry.txn_first_offset
-        if header.is_transactional and txn_first_offset < 0:
-            txn_first_offset = header.base_offset
-            change.events.append((header.producer_id, txn_first_offset, None))
-        change.entries[header.producer_id] = entry._replace(
-            epoch=header.producer_epoch,
-            timestamp=header.max_timestamp,
-            batches=(*batches[-(REMEMBERED_BATCHES - 1) :], meta),
-            txn_first_offset=txn_first_offset,
-            last_seen_ms=now_ms,
-        )
+            if len(batches) > 1:
+                one = admitted_of(header)
+                after[producer_id] = _continued(entry, (one,), 0) if marker is None else _ended(entry, one, marker, 0)
         return None
 
     def _check_data(
         self,
         entry: ProducerEntry,
         header: BatchHeader,
-        last_sequence: int,
         origin: Origin,
         guard: VerificationGuard | None,
     ) -> Duplicate | Refusal | None:
         epoch = header.producer_epoch
         verification: _Verification | None = None
         if origin is Origin.CLIENT and epoch == entry.epoch:
+            last_sequence = header.last_sequence
+            # Protocol 1 keeps the epoch over an end: a batch of an ended transaction answers for none of the next.
+            since = entry.txn_first_offset if header.is_transactional else 0
             for batch in entry.batches:
-                if batch.last_sequence == last_sequence and batch.first_sequence == header.base_sequence:
+                same = batch.last_sequence == last_sequence and batch.first_sequence == header.base_sequence
+                if same and 0 <= since <= batch.first_offset:
                     return Duplicate(batch)
         if header.is_transactional and (entry.txn_first_offset < 0 or entry.epoch != epoch):
             verification = self._verifications.get(header.producer_id)
             asked = origin is Origin.CLIENT or guard is not None
-            if asked and (guard is None or verification is None or verification.guard is not guard):
+            if asked and not _is_verified(verification, guard):
                 return Refusal(ErrorCode.INVALID_TXN_STATE, "record is not part of an ongoing transaction")
         if epoch < entry.epoch:
             return Refusal(
@@ -342,134 +318,90 @@ class ProducerState:
             return _check_sequence(entry, header, verification)
         return None
 
-    def _marker(
-        self,
-        change: Change,
-        known: ProducerEntry | None,
-        header: BatchHeader,
-        marker: Marker,
-        origin: Origin,
-        transaction_version: int,
-        now_ms: int,
-    ) -> Refusal | None:
-        entry = known or ProducerEntry(header.producer_id)
-        epoch = header.producer_epoch
-        if origin is not Origin.REPLICATION:
-            # With protocol 2 the coordinator bumps the epoch before it writes the marker, so an equal epoch on an open
-            # transaction is a marker of the transaction before; on a closed one it is a retry, and harmless.
-            stale = epoch < entry.epoch or (
-                transaction_version >= 2 and epoch == entry.epoch and entry.txn_first_offset >= 0
-            )
-            if stale:
-                return Refusal(
-                    ErrorCode.INVALID_PRODUCER_EPOCH,
-                    f"marker epoch {epoch} of producer {header.producer_id} is not above {entry.epoch}",
-                )
-            if marker.coordinator_epoch < entry.coordinator_epoch:
-                return Refusal(
-                    ErrorCode.TRANSACTION_COORDINATOR_FENCED,
-                    f"coordinator epoch {marker.coordinator_epoch} is older than {entry.coordinator_epoch}",
-                )
-        if entry.txn_first_offset >= 0:
-            run_end = header.base_offset + marker.run_remaining  # a marker is one record
-            done = Completed(header.producer_id, entry.txn_first_offset, header.base_offset, marker.commit, run_end)
-            change.events.append((header.producer_id, header.base_offset, done))
-        else:
-            change.events.append((header.producer_id, -1, None))
-        change.entries[header.producer_id] = entry._replace(
-            epoch=epoch,
-            coordinator_epoch=marker.coordinator_epoch,
-            timestamp=header.max_timestamp,
-            batches=entry.batches if epoch == entry.epoch else (),
-            txn_first_offset=-1,
-            last_seen_ms=now_ms,
-        )
-        return None
-
     # ---- change
 
-    def apply(self, change: Change) -> list[AbortedTxn]:
-        """Make a change true. Returns the aborted transactions, for the index of the segment that has the markers."""
+    def appended(
+        self, batches: Sequence[Admitted], now_ms: int, markers: Mapping[int, Marker | None] = NO_MARKERS
+    ) -> list[AbortedTxn]:
+        """Make true what batches change that are in the log now, in the order of the log.
+
+        ``markers`` are those of its control batches, by offset. Returns the aborted transactions, for the index of the
+        segment that has the markers.
+        """
         aborted: list[AbortedTxn] = []
-        entries = self.entries
-        for producer_id, entry in change.entries.items():
-            if producer_id not in entries and len(entries) >= self.max_producers:
-                self._forget_idlest()
-            entries[producer_id] = entry
-            entries.move_to_end(producer_id)
-        for producer_id, offset, done in change.events:
-            # The transaction's first batch uses the guard up; a marker invalidates guards given out before it.
-            self._verifications.pop(producer_id, None)
-            if done is None:
-                if offset >= 0:
-                    self.open[producer_id] = offset
-                continue
-            self.open.pop(producer_id, None)
-            self.unreplicated.append(done)
-            if not done.commit:
-                stable = next(iter(self.open.values()), done.last_offset + 1)
-                aborted.append(AbortedTxn(producer_id, done.first_offset, done.last_offset, stable))
-        if change.events:
-            self._update_first_unstable()
+        begin, count = 0, len(batches)
+        alike = not markers and (count == 1 or len({*map(_producer_id, batches)}) == 1)
+        while begin < count:
+            first, end = batches[begin], begin + 1
+            producer_id, marker = first.producer_id, None
+            control = first.attributes & _CONTROL
+            if alike:
+                end = count
+            elif control:
+                marker = markers.get(first.first_offset)
+            else:
+                while end < count and batches[end][4] == producer_id and not batches[end][7] & _CONTROL:
+                    end += 1
+            if producer_id != NO_PRODUCER_ID and (marker is not None or not control):
+                entry = self.entries.get(producer_id)
+                if entry is None:
+                    entry = ProducerEntry(producer_id)
+                    if len(self.entries) >= self.max_producers:
+                        self._forget_idlest()
+                if marker is not None:
+                    self._marker_appended(entry, first, marker, now_ms, aborted)
+                else:
+                    self._data_appended(entry, batches if alike else batches[begin:end], now_ms)
+            begin = end
         return aborted
 
-    def beginning(self, batch: Buffer, guard: object) -> Mapping[int, ProducerEntry] | None:
+    def _data_appended(self, known: ProducerEntry, batches: Sequence[Admitted], now_ms: int) -> None:
+        producer_id = known.producer_id
+        entry = self.entries[producer_id] = _continued(known, batches, now_ms)
+        self.entries.move_to_end(producer_id)
+        if entry.txn_first_offset >= 0 and known.txn_first_offset < 0:
+            self._verifications.pop(producer_id, None)  # the transaction's first batch uses the guard up
+            self.open[producer_id] = entry.txn_first_offset
+            self._update_first_unstable()
+
+    def _marker_appended(
+        self, known: ProducerEntry, batch: Admitted, marker: Marker, now_ms: int, aborted: list[AbortedTxn]
+    ) -> None:
+        producer_id, first_offset = known.producer_id, known.txn_first_offset
+        self.entries[producer_id] = _ended(known, batch, marker, now_ms)
+        self.entries.move_to_end(producer_id)
+        self._verifications.pop(producer_id, None)  # a marker invalidates guards given out before it
+        if first_offset >= 0:
+            self.open.pop(producer_id, None)
+            run_end = batch.first_offset + marker.run_remaining  # a marker is one record
+            self.unreplicated.append(
+                Completed(producer_id, first_offset, batch.first_offset, marker.commit, run_end)
+            )  # fmt: skip
+            if not marker.commit:
+                stable = next(iter(self.open.values()), batch.first_offset + 1)
+                aborted.append(AbortedTxn(producer_id, first_offset, batch.first_offset, stable))
+        self._update_first_unstable()
+
+    def beginning(self, batch: Buffer, guards: Mapping[int, VerificationGuard]) -> Mapping[int, ProducerEntry] | None:
         """What the kernel shall believe of a producer whose verified batch begins a transaction: that one is open.
 
-        None unless ``guard`` is the one that was given out for this very batch, and the producer is known in its epoch
-        with none open.
+        None unless the producer's guard is the one that was given out for this very batch, and the producer is known in
+        its epoch with none open.
         """
         try:
             header = parse_header(batch)
         except CorruptBatch:
             return None
         producer_id = header.producer_id
-        known = self.entries.get(producer_id)
+        known, guard = self.entries.get(producer_id), guards.get(producer_id)
         verification = self._verifications.get(producer_id)
-        if known is None or verification is None or verification.guard is not guard:
+        if known is None or guard is None or verification is None or verification.guard is not guard:
             return None
         if known.txn_first_offset >= 0 or not header.is_transactional:
             return None
         if verification.epoch != header.producer_epoch or verification.lowest_sequence != header.base_sequence:
             return None  # another batch is still being verified
         return {producer_id: known._replace(txn_first_offset=0)}
-
-    def begun(self, admitted: Admitted, now_ms: int) -> None:
-        """Make true what a batch changes that begins a transaction, admitted by :meth:`beginning`; it is in the log."""
-        first_offset, producer_id = admitted[0], admitted[4]
-        self.entries[producer_id] = self.entries[producer_id]._replace(txn_first_offset=first_offset)
-        self._continued(producer_id, (admitted,), now_ms)
-        self._verifications.pop(producer_id, None)
-        self.open[producer_id] = first_offset
-        self._update_first_unstable()
-
-    def continued(self, admitted: Sequence[Admitted], now_ms: int) -> None:
-        """Make true what batches change that only continue their producers' sequences; they are in the log.
-
-        The kernel has admitted them by :attr:`entries`: the producer is known, in the same epoch, and with a
-        transaction open for a transactional batch. So there is no event, and what :meth:`analyze` and :meth:`apply` do
-        comes down to this.
-        """
-        producer_id = admitted[0][4]
-        if len(admitted) == 1 or len({one[4] for one in admitted}) == 1:
-            self._continued(producer_id, admitted, now_ms)
-        else:
-            for producer_id, theirs in _by_last_use(admitted).items():
-                self._continued(producer_id, theirs, now_ms)
-
-    def _continued(self, producer_id: int, admitted: Sequence[Admitted], now_ms: int) -> None:
-        if producer_id == NO_PRODUCER_ID:
-            return
-        entries = self.entries
-        _, epoch, coordinator_epoch, _, batches, txn_first_offset, _ = entries[producer_id]
-        timestamp = -1
-        for first_offset, last_offset, timestamp, _, _, last_sequence in admitted[-REMEMBERED_BATCHES:]:
-            meta = _new(BatchMeta, (last_sequence, last_offset, last_offset - first_offset, timestamp))
-            batches = (*batches[-(REMEMBERED_BATCHES - 1) :], meta)
-        entries[producer_id] = _new(
-            ProducerEntry, (producer_id, epoch, coordinator_epoch, timestamp, batches, txn_first_offset, now_ms)
-        )
-        entries.move_to_end(producer_id)
 
     def high_watermark_moved(self, high_watermark: int) -> None:
         """Runs of markers below the high watermark are final: their transactions no longer hold the stable offset."""
@@ -512,7 +444,7 @@ class ProducerState:
     # ---- snapshots
 
     def to_snapshot(self) -> bytes:
-        """Kafka's producer snapshot, version 1."""
+        """Kafka's producer snapshot, version 1, and behind it all remembered batches."""
         return encode_snapshot(self.entries.values())
 
     def load_snapshot(self, entries: Iterable[ProducerEntry], now_ms: int) -> None:
@@ -525,14 +457,59 @@ class ProducerState:
         self._update_first_unstable()
 
 
-def _by_last_use(admitted: Sequence[Admitted]) -> dict[int, Sequence[Admitted]]:
-    """The batches of each producer; who wrote last comes last."""
-    found: dict[int, list[Admitted]] = {}
-    for one in admitted:
-        theirs = found.pop(one[4], [])
-        theirs.append(one)
-        found[one[4]] = theirs
-    return dict(found)
+def _continued(known: ProducerEntry, batches: Sequence[Admitted], now_ms: int) -> ProducerEntry:
+    """A producer after batches with records of its own; the first transactional one begins a transaction."""
+    producer_id, epoch, coordinator_epoch, timestamp, remembered, txn_first_offset, _ = known
+    last = batches[-1]
+    begins = txn_first_offset < 0 and last.attributes & _TRANSACTIONAL
+    if len(batches) > REMEMBERED_BATCHES and last.producer_epoch == epoch and not begins:
+        batches = batches[-REMEMBERED_BATCHES:]  # the others are forgotten again at once
+    for first_offset, last_offset, timestamp, _, _, its_epoch, last_sequence, attributes in batches:
+        if its_epoch != epoch:
+            epoch, remembered = its_epoch, ()
+        if txn_first_offset < 0 and attributes & _TRANSACTIONAL:
+            txn_first_offset = first_offset
+        meta = _new(BatchMeta, (last_sequence, last_offset, last_offset - first_offset, timestamp))
+        remembered = (*remembered[-(REMEMBERED_BATCHES - 1) :], meta)
+    return _new(ProducerEntry, (producer_id, epoch, coordinator_epoch, timestamp, remembered, txn_first_offset, now_ms))
+
+
+def _ended(known: ProducerEntry, batch: Admitted, marker: Marker, now_ms: int) -> ProducerEntry:
+    """A producer after the end of its transaction."""
+    epoch = batch.producer_epoch
+    return known._replace(
+        epoch=epoch,
+        coordinator_epoch=marker.coordinator_epoch,
+        timestamp=batch.max_timestamp,
+        batches=known.batches if epoch == known.epoch else (),
+        txn_first_offset=-1,
+        last_seen_ms=now_ms,
+    )
+
+
+def _is_verified(verification: _Verification | None, guard: VerificationGuard | None) -> bool:
+    """Whether the batch has the guard that its producer was given last."""
+    return guard is not None and verification is not None and verification.guard is guard
+
+
+def _check_marker(
+    entry: ProducerEntry, header: BatchHeader, marker: Marker, transaction_version: int
+) -> Refusal | None:
+    epoch = header.producer_epoch
+    # With protocol 2 the coordinator bumps the epoch before it writes the marker, so an equal epoch on an open
+    # transaction is a marker of the transaction before; on a closed one it is a retry, and harmless.
+    stale = epoch < entry.epoch or (transaction_version >= 2 and epoch == entry.epoch and entry.txn_first_offset >= 0)
+    if stale:
+        return Refusal(
+            ErrorCode.INVALID_PRODUCER_EPOCH,
+            f"marker epoch {epoch} of producer {header.producer_id} is not above {entry.epoch}",
+        )
+    if marker.coordinator_epoch < entry.coordinator_epoch:
+        return Refusal(
+            ErrorCode.TRANSACTION_COORDINATOR_FENCED,
+            f"coordinator epoch {marker.coordinator_epoch} is older than {entry.coordinator_epoch}",
+        )
+    return None
 
 
 def _check_sequence(entry: ProducerEntry, header: BatchHeader, verification: _Verification | None) -> Refusal | None:
@@ -558,6 +535,14 @@ def _check_sequence(entry: ProducerEntry, header: BatchHeader, verification: _Ve
     last = entry.last_sequence
     if first == last + 1 or (first == 0 and last == _MAX_SEQUENCE):
         return None
+    if header.is_transactional and entry.txn_first_offset < 0 and _add_sequence(last, -first) <= _MAX_SEQUENCE // 2:
+        # A copy that was held up, or new records under the sequence of a batch whose answer was lost before its
+        # transaction was aborted. The two look alike, and more copies may come: only a new epoch shuts them out.
+        return Refusal(
+            ErrorCode.UNKNOWN_PRODUCER_ID,
+            f"{who}: sequence {first} was used in a transaction that has ended (the last was {last}):"
+            " abort, and go on in a new epoch (InitProducerId)",
+        )
     return Refusal(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, f"{who}: sequence {first} after {last}")
 
 
@@ -566,21 +551,27 @@ class DamagedSnapshot(ValueError):
 
 
 def encode_snapshot(entries: Iterable[ProducerEntry]) -> bytes:
-    """Kafka's ``.snapshot`` file, version 1: of each producer its last batch."""
-    packed = [
-        _SNAPSHOT_ENTRY.pack(
-            entry.producer_id,
-            entry.epoch,
-            entry.last_sequence,
-            entry.last_offset,
-            entry.batches[-1].offset_delta if entry.batches else 0,
-            entry.timestamp,
-            entry.coordinator_epoch,
-            entry.txn_first_offset,
+    """Kafka's ``.snapshot`` file, version 1: of each producer its last batch; then what that has no room for."""
+    packed: list[bytes] = []
+    more: list[tuple[int, tuple[BatchMeta, ...]]] = []
+    for entry in entries:
+        last = entry.batches[-1] if entry.batches else None
+        packed.append(
+            _SNAPSHOT_ENTRY.pack(
+                entry.producer_id,
+                entry.epoch,
+                NO_SEQUENCE if last is None else last.last_sequence,
+                -1 if last is None else last.last_offset,
+                0 if last is None else last.offset_delta,
+                entry.timestamp,
+                entry.coordinator_epoch,
+                entry.txn_first_offset,
+            )
         )
-        for entry in entries
-    ]
-    body = struct.pack(">i", len(packed)) + b"".join(packed)
+        # a marker's timestamp stands in the place of the batch's
+        if last is not None and (len(entry.batches) > 1 or last.timestamp != entry.timestamp):
+            more.append((entry.producer_id, entry.batches))
+    body = struct.pack(">i", len(packed)) + b"".join(packed) + encode_tail(more)
     return struct.pack(">hI", SNAPSHOT_VERSION, crc32c(body)) + body
 
 
@@ -593,12 +584,21 @@ def decode_snapshot(data: bytes) -> list[ProducerEntry]:
         raise DamagedSnapshot(f"version {version} is not known")
     if crc32c(memoryview(data)[6:]) != checksum:
         raise DamagedSnapshot("checksum is wrong")
-    if count < 0 or len(data) != _SNAPSHOT_HEAD.size + count * _SNAPSHOT_ENTRY.size:
+    end = _SNAPSHOT_HEAD.size + count * _SNAPSHOT_ENTRY.size
+    if count < 0 or len(data) < end:
         raise DamagedSnapshot(f"{count} entries don't fit {len(data)} bytes")
+    try:
+        remembered = decode_tail(memoryview(data)[end:])
+    except ValueError as wrong:
+        raise DamagedSnapshot(str(wrong)) from wrong
     entries = []
-    for fields in _SNAPSHOT_ENTRY.iter_unpack(memoryview(data)[_SNAPSHOT_HEAD.size :]):
+    for fields in _SNAPSHOT_ENTRY.iter_unpack(memoryview(data)[_SNAPSHOT_HEAD.size : end]):
         producer_id, epoch, sequence, offset, delta, timestamp, coordinator_epoch, txn_first_offset = fields
+        batches: tuple[BatchMeta, ...] = ()
         # Kafka writes an offset of -1 for a producer that only has a marker; there is no batch to compare with then.
-        batches = (BatchMeta(sequence, offset, delta, timestamp),) if offset >= 0 else ()
+        if offset >= 0:
+            batches = tuple(map(BatchMeta._make, remembered.get(producer_id, ((sequence, offset, delta, timestamp),))))
+            if not batches or batches[-1][:3] != (sequence, offset, delta):
+                raise DamagedSnapshot(f"the remembered batches of producer {producer_id} are not those of its entry")
         entries.append(ProducerEntry(producer_id, epoch, coordinator_epoch, timestamp, batches, txn_first_offset))
     return entries

@@ -13,7 +13,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from _native.batch import HEADER_SIZE, BatchHeader, parse_header, validate_batch
+from _native.batch import HEADER_SIZE, Admitted, BatchHeader, parse_header, validate_batch
 from _native.errors import CorruptBatch
 from brokers.log.checkpoints import LEADER_EPOCH_CHECKPOINT, DamagedFile
 from brokers.log.epochs import EpochCache
@@ -21,11 +21,10 @@ from brokers.log.files import DiskPort
 from brokers.log.indexes import AbortedTxn
 from brokers.log.producers import (
     SNAPSHOT_SUFFIX,
-    Change,
     DamagedSnapshot,
     Marker,
-    Origin,
     ProducerState,
+    admitted_of,
     decode_snapshot,
 )
 from brokers.log.segment import (
@@ -36,7 +35,6 @@ from brokers.log.segment import (
     SWAP_SUFFIX,
     TIME_INDEX_SUFFIX,
     TXN_INDEX_SUFFIX,
-    PlacedBatch,
     Segment,
     file_stem,
 )
@@ -66,7 +64,6 @@ class RecoveryReport:
     reason: str = ""
     segments_removed: int = 0
     indexes_rebuilt: int = 0
-    snapshots_removed: int = 0
     swaps_completed: int = 0
     files_removed: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -103,7 +100,7 @@ class RecoveryReport:
 
 
 @dataclass(slots=True)
-class Loaded:
+class LoadedLog:
     """A log's state, read from its directory."""
 
     segments: Segments
@@ -114,7 +111,7 @@ class Loaded:
     report: RecoveryReport
 
 
-def load(
+def load_log(
     disk: DiskPort,
     directory: str,
     partition: TopicPartition,
@@ -126,7 +123,7 @@ def load(
     log_start_offset: int,
     index_interval_bytes: int,
     may_have_holes: bool,
-) -> Loaded:
+) -> LoadedLog:
     """Read (and, unless ``clean``, check and repair) a partition's directory.
 
     ``recovery_point`` is the offset below which everything was fsynced; ``log_start_offset`` comes from its checkpoint.
@@ -158,6 +155,7 @@ def load(
     if clean:
         end = _clean_end(segments, report)
     else:
+        loader.repeat_cut(recovery_point)
         loader.check_indexes(recovery_point)
         if not swapped and loader.stands_at(recovery_point):
             end, report.clean = recovery_point, True
@@ -177,8 +175,8 @@ def load(
     epochs.truncate_from_end(end)
     epochs.truncate_from_start(start)
     loader.remove_stray_snapshots()
-    segments.active.unload()  # opened again by whoever uses it: most partitions of a large fleet sleep
-    return Loaded(segments, epochs, producers, start, end, report)
+    segments.active.unload()  # opened again with its next use: most partitions of a large fleet sleep
+    return LoadedLog(segments, epochs, producers, start, end, report)
 
 
 def snapshot_path(directory: str, offset: int) -> str:
@@ -207,12 +205,11 @@ def restore_producers(
     end: int,
     now_ms: int,
     snapshots: list[int] | None = None,
-) -> int:
+) -> None:
     """Producer state as of offset ``end``: the best snapshot at or below it, and replay from there.
 
-    Damaged snapshots are removed, also from ``snapshots``, the caller's list of those there are. Returns how many.
+    Damaged snapshots are removed, also from ``snapshots``, the caller's list of those there are.
     """
-    removed = 0
     if snapshots is None:
         snapshots = snapshot_offsets(disk, directory)
     for offset in reversed(snapshots[:]):
@@ -225,13 +222,11 @@ def restore_producers(
             logger.warning("%s: %s; removed", path, wrong)
             disk.remove(path)
             snapshots.remove(offset)
-            removed += 1
             continue
         replay(segments, producers, offset, end, now_ms)
-        return removed
+        return
     producers.clear()
     replay(segments, producers, segments.first.base_offset, end, now_ms)
-    return removed
 
 
 def replay(segments: Segments, producers: ProducerState, start: int, end: int, now_ms: int) -> None:
@@ -249,7 +244,7 @@ def replay(segments: Segments, producers: ProducerState, start: int, end: int, n
                 batches = [(at, header) for at, header in found if start <= header.base_offset < end]
                 apply_batches(producers, data, batches, now_ms)
         except (CorruptBatch, CodecError) as wrong:
-            # Damage below the recovery point: whoever reads there is told. It is no reason to serve nothing at all.
+            # Damage below the recovery point: a read there gets an error. It is no reason to serve nothing at all.
             logger.error("%s: %s: what its producers did after that is not known", segment.log.path, wrong)
 
 
@@ -257,15 +252,14 @@ def apply_batches(
     producers: ProducerState, data: bytes, batches: Sequence[tuple[int, BatchHeader]], now_ms: int
 ) -> list[AbortedTxn]:
     """Apply batches that are in the log; returns the transactions they aborted. Raises CorruptBatch."""
-    touched: list[tuple[BatchHeader, Marker | None]] = []
+    touched: list[Admitted] = []
+    markers: dict[int, Marker | None] = {}
     for at, header in batches:
         if header.producer_id != NO_PRODUCER_ID:
-            touched.append((header, read_marker(data, at, header) if header.is_control else None))
-    if not touched:
-        return []
-    change = producers.analyze(touched, origin=Origin.REPLICATION, now_ms=now_ms)
-    assert change is None or isinstance(change, Change)
-    return producers.apply(change) if change is not None else []
+            touched.append(admitted_of(header))
+            if header.is_control:
+                markers[header.base_offset] = read_marker(data, at, header)
+    return producers.appended(touched, now_ms, markers)
 
 
 def _is_unfinished(name: str) -> bool:
@@ -393,15 +387,39 @@ class _Loader:
         self.index_interval_bytes = index_interval_bytes
         self.may_have_holes = may_have_holes
         self.snapshots = snapshots
+        self._epoch_reached = -1
+        """The newest epoch of a batch so far, while the end of the log is scanned."""
 
     def load_producers(self, end: int) -> None:
         """State after a clean stop: the last snapshot is usually all of it."""
         self._restore_producers(end)
 
     def _restore_producers(self, end: int) -> None:
-        self.report.snapshots_removed += restore_producers(
-            self.disk, self.directory, self.segments, self.producers, end, self.now_ms, self.snapshots
-        )
+        restore_producers(self.disk, self.directory, self.segments, self.producers, end, self.now_ms, self.snapshots)
+
+    def repeat_cut(self, recovery_point: int) -> None:
+        """Cut the segment before the recovery point there once more, if the next one begins there.
+
+        A log cut at its recovery point may go on in a new segment. If the power fails before the next flush, what was
+        cut off is there again, behind the offsets that are durable and before those of the new segment.
+        """
+        index = self.segments.floor_index(recovery_point)
+        if not index or self.segments[index].base_offset != recovery_point:
+            return
+        segment = self.segments[index - 1]
+        entry = segment.offset_index.floor(recovery_point - 1)
+        position, reaches = entry.position, False
+        try:
+            for at, header in segment.headers(position):
+                if header.base_offset >= recovery_point:
+                    reaches = True
+                    break
+                position, reaches = at + header.size, header.last_offset + 1 == recovery_point
+        except CorruptBatch:
+            pass  # behind all that is durable, a half-written batch; before, decay that stays as it is
+        if reaches and position < segment.size:
+            self.report.truncated_bytes += segment.size - position
+            segment.cut_at(position, recovery_point)
 
     def stands_at(self, recovery_point: int) -> bool:
         """Whether the log ends where it was fsynced last: then its files are as that fsync left them.
@@ -443,6 +461,7 @@ class _Loader:
         first = self.segments.floor(recovery_point)
         self._drop_snapshots(first.base_offset, None)
         self._restore_producers(first.base_offset)
+        self._epoch_reached = self.epochs.epoch_at(first.base_offset - 1)
         end = first.base_offset
         damaged = False
         for segment in self.segments.from_offset(first.base_offset):
@@ -477,7 +496,6 @@ class _Loader:
             if offset > above and (up_to is None or offset < up_to):
                 self.disk.remove(snapshot_path(self.directory, offset))
                 self.snapshots.remove(offset)
-                self.report.snapshots_removed += 1
 
     def remove_stray_snapshots(self) -> None:
         """Keep the newest snapshot and those at the start of a segment: others are of earlier clean stops."""
@@ -498,7 +516,7 @@ class _Loader:
         position, end, reason = 0, segment.base_offset, ""
         while position < segment.size and not reason:
             data = self._read_whole_batches(segment, position)
-            placed: list[PlacedBatch] = []
+            placed: list[Admitted] = []
             at = 0
             while at < len(data) and not reason:
                 try:
@@ -510,18 +528,31 @@ class _Loader:
                         break  # perhaps only cut by the read's end: look again from here
                     reason = wrong.reason if isinstance(wrong, CorruptBatch) else str(wrong)
                     break
-                placed.append(PlacedBatch(at, header))
-                if header.partition_leader_epoch > self.epochs.latest:
-                    self.epochs.assign(header.partition_leader_epoch, header.base_offset)
+                placed.append(admitted_of(header))
+                self._note_epoch(header, mend=cut)
                 at += header.size
                 end = header.last_offset + 1
-            segment.index_batches(placed, position, self.index_interval_bytes)
+            segment.index(placed, position, self.index_interval_bytes)
             position += at
         self.report.bytes_scanned += position
         if position < segment.size and cut:
             self.report.truncated_bytes += segment.size - position
             segment.log.truncate(position)
         return end, reason
+
+    def _note_epoch(self, header: BatchHeader, *, mend: bool) -> None:
+        """A batch's epoch; with ``mend`` what the checkpoint says of a history that was cut off goes.
+
+        The checkpoint of before a cut may come back with the power, and what was appended since has other epochs.
+        """
+        epoch, offset = header.partition_leader_epoch, header.base_offset
+        if mend and epoch >= max(0, self._epoch_reached):
+            self._epoch_reached = epoch
+            if self.epochs.epoch_at(offset) != epoch:
+                self.epochs.truncate_from_end(offset)
+                self.epochs.assign(epoch, offset)
+        elif epoch > self.epochs.latest:
+            self.epochs.assign(epoch, offset)
 
     def _read_whole_batches(self, segment: Segment, position: int) -> bytes:
         data = segment.log.read(position, min(_READ_BYTES, segment.size - position))

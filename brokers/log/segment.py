@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from _native.batch import HEADER_SIZE, Admitted, BatchHeader, parse_header, scan, walk
+from _native.batch import HEADER_SIZE, Admitted, BatchHeader, index_entries, index_floor, parse_header, scan, walk
 from _native.errors import CorruptBatch
+from _native.files import FileSlice
 from brokers.log.failures import DiskFailed, DiskFull
-from brokers.log.files import Buffer, DiskFile, DiskPort, FileSlice
+from brokers.log.files import Buffer, DiskFile, DiskPort
 from brokers.log.indexes import AbortedTxn, OffsetEntry, OffsetIndex, TimeIndex, TransactionIndex
 
 LOG_SUFFIX = ".log"
@@ -66,13 +67,6 @@ _walked = tuple.__new__
 """A named tuple's own constructor is a Python function."""
 
 
-class PlacedBatch(NamedTuple):
-    """A batch with its place in a buffer or file: where it starts, and its final header."""
-
-    position: int
-    header: BatchHeader
-
-
 class Segment:
     """A run of batches in one file, with ``base_offset`` as the lowest offset it may hold."""
 
@@ -122,58 +116,19 @@ class Segment:
 
     # ---- writing
 
-    def append(self, data: Buffer, batches: Sequence[PlacedBatch], index_interval_bytes: int) -> None:
-        """Write whole batches at the end and index them.
+    def append(self, pieces: Sequence[Buffer], batches: Sequence[Admitted], index_interval_bytes: int) -> None:
+        """Write whole batches at the end, by one write, and index them. ``pieces`` are their bytes, in any division.
 
         DiskFull: nothing is indexed and the file is cut back to its last whole batch. DiskFailed: nothing is known.
         """
-        self.index_batches(batches, self._write(data), index_interval_bytes)
-
-    def append_one(
-        self, data: Buffer, base_offset: int, last_offset: int, max_timestamp: int, index_interval_bytes: int
-    ) -> None:
-        """As :meth:`append`, for one batch that is all of ``data`` and not the segment's first."""
-        position = self._write(data)
-        self._index(position, len(data), last_offset, max_timestamp, index_interval_bytes)
-        self.remember(base_offset, position)
-
-    def append_run(self, batches: list[Buffer], admitted: Sequence[Admitted], index_interval_bytes: int) -> None:
-        """As :meth:`append_one`, for batches that follow on each other; ``admitted`` is what ``admit_run`` said."""
-        position = start = self.log.size
+        log = self.log
+        position = log.size
         try:
-            self.log.write_run(batches, position)
+            log.write_run(pieces, position)
         except DiskFull:
             self._cut_back(position)
             raise
-        largest, since = self._max_timestamp, self._bytes_since_index
-        if largest is None:
-            largest = self.max_timestamp
-        entries: list[tuple[int, int]] = []
-        newest = self.time_index.newest()
-        for _, last_offset, timestamp, size, _, _ in admitted:  # as _index, without calls for each
-            if timestamp > largest[0]:
-                largest = timestamp, last_offset
-            if since > index_interval_bytes:
-                entries.append((last_offset, position))
-                if largest[0] > newest:
-                    self.time_index.append(*largest)
-                    newest = largest[0]
-                since = 0
-            since += size
-            position += size
-        if entries:
-            self.offset_index.extend(entries)
-        self._max_timestamp, self._bytes_since_index = largest, since
-        self.remember(admitted[0][0], start)
-
-    def _write(self, data: Buffer) -> int:
-        position = self.log.size
-        try:
-            self.log.write(data, position)
-        except DiskFull:
-            self._cut_back(position)
-            raise
-        return position
+        self.index(batches, position, index_interval_bytes)
 
     def _cut_back(self, position: int) -> None:
         """Leave nothing of a write that did not fit."""
@@ -182,34 +137,33 @@ class Segment:
         except DiskFull as again:
             raise DiskFailed(self.log.path, f"cannot cut a half-written batch: {again.reason}") from again
 
-    def index_batches(self, batches: Sequence[PlacedBatch], start: int, index_interval_bytes: int) -> None:
-        """Account for batches that stand at ``start`` plus their positions; also the second half of recovery."""
-        if start == 0 and batches:
-            self._first_timestamp = batches[0].header.max_timestamp
-        for position, header in batches:
-            self._index(start + position, header.size, header.last_offset, header.max_timestamp, index_interval_bytes)
-        if batches:
-            self.remember(batches[0].header.base_offset, start + batches[0].position)
-
-    def _index(self, position: int, size: int, last_offset: int, timestamp: int, index_interval_bytes: int) -> None:
+    def index(self, batches: Sequence[Admitted], position: int, index_interval_bytes: int) -> None:
+        """Account for batches that stand at ``position``, one behind the other; also the second half of recovery."""
+        if not batches:
+            return
+        if position == 0:
+            self._first_timestamp = batches[0].max_timestamp
+            self.offset_index.make_file()
+            self.time_index.make_file()
+        hints = self.hints
+        hints[batches[0][0]] = position  # as remember
+        if len(hints) > _HINTS:
+            del hints[next(iter(hints))]
         largest = self._max_timestamp
         if largest is None:
             largest = self.max_timestamp
-        if timestamp > largest[0]:
-            largest = self._max_timestamp = timestamp, last_offset
-        if self._bytes_since_index > index_interval_bytes:
-            self.offset_index.append(last_offset, position)
-            self.time_index.append(*largest)
-            self._bytes_since_index = 0
-        self._bytes_since_index += size
-
-    def has_room(self, size: int, last_offset: int, config_index_bytes: int) -> bool:
-        """Whether a batch ending at ``last_offset`` fits 32-bit positions, relative offsets and the index limit."""
-        return (
-            self.log.size + size <= MAX_POSITION
-            and last_offset - self.base_offset <= MAX_POSITION
-            and self.index_room(config_index_bytes) > 0
+        entries, self._bytes_since_index, newest, offset = index_entries(
+            batches, position, self._bytes_since_index, index_interval_bytes, *largest
         )
+        if newest != largest[0]:
+            self._max_timestamp = newest, offset
+        if entries:
+            self.offset_index.extend(entries)
+            indexed = self.time_index.newest()
+            for _, _, timestamp, at in entries:
+                if timestamp > indexed:
+                    self.time_index.append(timestamp, at)
+                    indexed = timestamp
 
     def index_room(self, config_index_bytes: int) -> int:
         """How many batches the indexes have room for, should each of them become an entry."""
@@ -246,7 +200,7 @@ class Segment:
         self.txn_index.flush(sync=sync)
 
     def paths(self) -> list[str]:
-        """All files, to be fsynced by somebody else."""
+        """All files, for the caller to fsync."""
         return [self.log.path, self.offset_index.path, self.time_index.path, self.txn_index.path]
 
     def sync(self) -> None:
@@ -394,31 +348,61 @@ class Segment:
             return min(start + found.size, self.log.size), found.last_offset + 1
         return found.position, found.passed
 
-    def quick_cut(self, start: int, limit: int) -> tuple[int, int] | None:
-        """As :meth:`cut`, if one look behind the index's entry finds the border; None asks that."""
-        offset, position = self.offset_index.floor_position(limit)
-        if position <= start:
-            return None
-        try:
-            begun, step, behind, base, _, found = walk(
-                self.log.read(position, min(_WALK_BYTES, self.log.size - position)), limit - position, _INT64_MAX
-            )
-        except CorruptBatch:
-            return None
-        if not found or begun != offset:
-            return None
-        return position + step, behind if behind >= 0 else base
+    def take(
+        self, offset: int, end_offset: int, beyond: int, room: int, active: bool, one: bool
+    ) -> tuple[FileSlice | None, int, bool]:
+        """A pinned run of whole batches from the one that holds ``offset``: ``room`` bytes, below ``end_offset``.
 
-    def slice(self, position: int, end: int) -> FileSlice:
-        """A pinned run of bytes."""
-        return FileSlice(self.log, position, end - position, self._cuts)
-
-    def remember(self, offset: int, position: int) -> None:
-        """A reader will ask for this offset next, and its batch starts there."""
-        hints = self.hints
-        hints[offset] = position
-        if len(hints) > _HINTS:
-            del hints[next(iter(hints))]
+        ``beyond`` is the offset behind the segment. With ``one`` the first batch is taken even if it is larger. Returns
+        the run, or None; the offset at which a reader continues; and whether the run ended before the segment did.
+        """
+        file, hints = self.log, self.hints
+        limit = size = file.size
+        start = hints.get(offset)
+        if start is None:
+            start = self.position_of(offset)
+        if end_offset < beyond:
+            found = hints.get(end_offset)
+            if found is None:
+                found = self.position_of(end_offset)
+            if found is not None:
+                limit = found
+        if start is None or start >= limit:
+            return (None, offset, True) if limit < size else (None, beyond if beyond > offset else offset, False)
+        end, behind = limit, end_offset
+        if limit - start > room:
+            border = start + room if room > 0 else start
+            index = self.offset_index
+            kept = index.kept
+            indexed, position = index_floor(index.data if kept is None else kept, self.base_offset, 4, border)
+            whole = 0
+            if position > start:  # mostly one look behind the index's entry finds the border
+                left = size - position
+                try:
+                    begun, step, behind, base, _, whole = walk(
+                        file.read(position, left if left < _WALK_BYTES else _WALK_BYTES), border - position, _INT64_MAX
+                    )
+                except CorruptBatch:
+                    begun = -1
+                if begun != indexed:
+                    whole = 0
+            if whole:
+                end, behind = position + step, behind if behind >= 0 else base
+            else:
+                end, behind = self.cut(start, border)
+            if end > limit:
+                end = limit
+            if end - start > room and not one:
+                return None, offset, True
+        if end == size:
+            behind = beyond
+        elif end == limit:
+            behind = end_offset
+        if active or end < size:
+            hints[behind] = end
+            if len(hints) > _HINTS:
+                del hints[next(iter(hints))]
+        return FileSlice(file, start, end - start, self._cuts), behind, end < limit
 
     # ---- cutting and removing
 

@@ -11,7 +11,10 @@ from brokers.log.segment import Segment
 class Segments:
     """A sorted list; never empty once the log is open."""
 
-    __slots__ = ("_bases", "_items")
+    __slots__ = ("_bases", "_items", "active")
+
+    active: Segment
+    """The segment that is appended to: the last one."""
 
     def __init__(self) -> None:
         self._items: list[Segment] = []
@@ -31,17 +34,15 @@ class Segments:
         assert segment.base_offset not in self._bases[-1:], f"two segments at {segment.base_offset}"
         insort(self._items, segment, key=lambda item: item.base_offset)
         insort(self._bases, segment.base_offset)
+        self.active = self._items[-1]
 
     def remove(self, segment: Segment) -> None:
         """Take a segment out."""
         index = self._items.index(segment)
         del self._items[index]
         del self._bases[index]
-
-    @property
-    def active(self) -> Segment:
-        """The segment that is appended to."""
-        return self._items[-1]
+        if self._items:
+            self.active = self._items[-1]
 
     @property
     def first(self) -> Segment:
@@ -64,6 +65,13 @@ class Segments:
     def from_offset(self, offset: int) -> list[Segment]:
         """The segment that holds ``offset`` and all after it."""
         return self._items[self.floor_index(offset) :]
+
+    def changed_since(self, recovery_point: int) -> list[Segment]:
+        """What a flush must cover.
+
+        Also a segment that ends at the recovery point: a cut may have ended it there, not yet durably.
+        """
+        return self._items[self.floor_index(recovery_point - 1) :]
 
     def end_of(self, index: int, log_end_offset: int) -> int:
         """The first offset beyond the segment at ``index``."""

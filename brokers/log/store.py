@@ -18,15 +18,16 @@ from operator import attrgetter
 from brokers.config import BrokerConfig, TopicConfig
 from brokers.log import checkpoints
 from brokers.log.checkpointing import Checkpoints
-from brokers.log.checkpoints import DamagedFile
+from brokers.log.checkpoints import CleanStop, DamagedFile
 from brokers.log.cleaner import Cleaner, delete_old_segments
 from brokers.log.directories import DirectoryUsage, LogDirectory
 from brokers.log.failures import DiskError, DiskFailed, DiskFull, ForeignDirectory, LogOffline, StoreRefused
 from brokers.log.files import DiskPort
 from brokers.log.log import Log
 from brokers.log.recovery import RecoveryReport
+from brokers.log.room import has_room
 from brokers.log.state import LogSettings, LogState
-from brokers.model import Clock, Life
+from brokers.model import Clock, LiveBroker
 from wire.types import TopicPartition
 
 logger = logging.getLogger(__name__)
@@ -51,9 +52,9 @@ class StoreReport:
     recovered: list[RecoveryReport] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
     set_aside: list[str] = field(default_factory=list)
-    """Second copies of a partition, in words."""
-    intact_since: int | None = None
-    """The incarnation since which all directories have lost nothing, if each was closed in order and says so."""
+    """Second copies of a partition, as text."""
+    stopped: dict[str, CleanStop | None] = field(default_factory=dict)
+    """What each directory says of its clean stop; None where it was not closed in order, is new or offline."""
 
     def lines(self) -> list[str]:
         """The report for the broker's log, one line a finding."""
@@ -80,7 +81,7 @@ class LogStore:
         cluster_id: str | None = None,
         topic_config: Callable[[str], TopicConfig] | None = None,
     ) -> None:
-        """``topic_config`` gives a topic's settings at load; by default the broker's, until somebody assigns others."""
+        """``topic_config`` gives a topic's settings at load; by default the broker's, until others are assigned."""
         self._config = config
         self._disk = disk
         self._clock = clock
@@ -127,28 +128,29 @@ class LogStore:
         if all(directory.offline for directory in self.directories):
             raise StoreRefused(f"none of log.dirs is usable: {', '.join(d.path for d in self.directories)}")
         report.logs = len(self._logs)
-        if all(directory.intact_since >= 0 for directory in self.directories):
-            report.intact_since = max(directory.intact_since for directory in self.directories)
+        report.stopped = {directory.path: directory.stopped for directory in self.directories}
         return report
+
+    def _remove_clean_stop(self, directory: LogDirectory) -> None:
+        """Before anything can change: a crash from here on is not a clean stop."""
+        self._disk.remove(f"{directory.path}/{checkpoints.CLEAN_SHUTDOWN}")
+        self._disk.sync_directory(directory.path)
 
     def _open_directory(self, directory: LogDirectory, report: StoreReport) -> None:
         disk, path = self._disk, directory.path
         disk.make_directory(path)
         directory.lock = disk.lock(f"{path}/{checkpoints.LOCK}")
         fresh = self._check_owner(directory)
-        marker = f"{path}/{checkpoints.CLEAN_SHUTDOWN}"
-        left = disk.read(marker)
+        left = disk.read(f"{path}/{checkpoints.CLEAN_SHUTDOWN}")
         clean = fresh or left is not None
-        directory.intact_since = checkpoints.decode_intact_since(left) if left is not None else -1
+        directory.stopped = checkpoints.decode_clean_stop(left) if left is not None else None
         (report.clean_directories if clean else report.unclean_directories).append(path)
         recovery_points = self._read_offsets(path, checkpoints.RECOVERY_POINT_CHECKPOINT)
         starts = self._read_offsets(path, checkpoints.LOG_START_CHECKPOINT)
         watermarks = self._read_offsets(path, checkpoints.HIGH_WATERMARK_CHECKPOINT)
         self._cleaner.restore(self._read_offsets(path, checkpoints.CLEANER_CHECKPOINT))
-        # The marker goes before anything can change: a crash from here on is not a clean stop.
-        disk.remove(marker)
-        disk.sync_directory(path)
-        absent = set(recovery_points)
+        self._remove_clean_stop(directory)
+        absent = {*recovery_points, *starts}
         checkpoint = partial(self._checkpoints.write_recovery_points, directory)
         topic_ids = _TopicIds(disk)
         configs: dict[str, TopicConfig] = {}
@@ -190,8 +192,8 @@ class LogStore:
     def _is_better(self, log: Log, directory: LogDirectory, report: StoreReport) -> bool:
         """Of two logs of one partition the one that reaches further stays; the other is set aside for a person.
 
-        A broker that starts without one of its disks makes new copies of what it held, once nobody counts on the old
-        ones; then the disk comes back. Either copy is a beginning of what its leader has, up to what is truncated.
+        A broker that starts without one of its disks makes new copies of what it held, once the old ones do not count
+        any more; then the disk comes back. Either copy is a beginning of what its leader has, up to what is truncated.
         """
         tp = log.topic_partition
         known, home = self._logs[tp], self._homes[tp]
@@ -225,9 +227,40 @@ class LogStore:
                 directory.lock = None
 
     def _check_owner(self, directory: LogDirectory) -> bool:
-        """Compare ``meta.properties`` with who we are; write it in a directory that has none, and return True then."""
+        """Compare ``meta.properties`` with this broker's ids; write it in a directory that has none: True then."""
+        values = self._owner_of(directory)
         path = f"{directory.path}/{checkpoints.META_PROPERTIES}"
-        data = self._disk.read(path)
+        if values is None:
+            directory.id = self._new_id(directory.path)
+            values = {"version": "0", "broker.id": str(self._config.broker_id)}
+            if self._cluster_id is not None:
+                values["cluster.id"] = self._cluster_id
+            values["directory.id"] = checkpoints.encode_topic_id(directory.id)
+            self._disk.replace(path, checkpoints.encode_properties(values))
+            return True
+        if "directory.id" in values:
+            try:
+                directory.id = checkpoints.decode_topic_id(values["directory.id"])
+            except DamagedFile:
+                logger.warning("%s: directory.id is not readable", path)
+        return False
+
+    def check_owners(self) -> None:
+        """Only look whether the directories that exist are this broker's and free; nothing is changed.
+
+        Raises DirectoryInUse or ForeignDirectory (both StoreRefused).
+        """
+        for directory in self.directories:
+            if not self._disk.is_directory(directory.path):
+                continue
+            self._owner_of(directory)
+            lock = f"{directory.path}/{checkpoints.LOCK}"
+            if checkpoints.LOCK in self._disk.names(directory.path):
+                self._disk.lock(lock).close()
+
+    def _owner_of(self, directory: LogDirectory) -> dict[str, str] | None:
+        """``meta.properties`` of a directory, compared with this broker's ids; None where there is none."""
+        data = self._disk.read(f"{directory.path}/{checkpoints.META_PROPERTIES}")
         broker_id = str(self._config.broker_id)
         if data is None:
             others = [name for name in self._disk.names(directory.path) if _PARTITION_DIRECTORY.fullmatch(name)]
@@ -236,13 +269,7 @@ class LogStore:
                     f"{directory.path} holds partitions ({others[0]}, ...) but no meta.properties: nobody knows"
                     " whose they are; choose another directory in log.dirs"
                 )
-            directory.id = self._new_id(directory.path)
-            values = {"version": "0", "broker.id": broker_id}
-            if self._cluster_id is not None:
-                values["cluster.id"] = self._cluster_id
-            values["directory.id"] = checkpoints.encode_topic_id(directory.id)
-            self._disk.replace(path, checkpoints.encode_properties(values))
-            return True
+            return None
         values = checkpoints.decode_properties(data)
         cluster_id = values.get("cluster.id")
         if self._cluster_id is not None and cluster_id not in (None, self._cluster_id):
@@ -256,12 +283,7 @@ class LogStore:
                 f"{directory.path} belongs to broker {owner}, this is broker {broker_id} (meta.properties);"
                 " choose another directory in log.dirs or set broker.id"
             )
-        if "directory.id" in values:
-            try:
-                directory.id = checkpoints.decode_topic_id(values["directory.id"])
-            except DamagedFile:
-                logger.warning("%s: directory.id is not readable", path)
-        return False
+        return values
 
     def _read_offsets(self, path: str, name: str) -> dict[TopicPartition, int]:
         data = self._disk.read(f"{path}/{name}")
@@ -273,29 +295,31 @@ class LogStore:
             logger.warning("%s: %s; ignored", path, wrong)
             return {}
 
-    def close(self, *, clean: bool = True, broker_epoch: int = -1, life: Life | None = None) -> None:
+    def close(self, *, clean: bool = True, broker_epoch: int = -1, live_broker: LiveBroker | None = None) -> None:
         """Close all logs; when ``clean``, flushed, checkpointed and marked so: the next start needn't check them.
 
-        ``life`` goes into the marker: the next start is then known to have lost nothing since.
+        ``live_broker`` goes into the marker: the next start is then known to have lost nothing since.
         """
         for directory in self.directories:
             if directory.offline:
                 continue
             try:
-                self._close_directory(directory, clean, broker_epoch, life)
+                self._close_directory(directory, clean, broker_epoch, live_broker)
             except (DiskError, LogOffline) as wrong:
                 logger.error("%s is not closed cleanly: %s", directory.path, wrong)
         self._unlock()
         self._logs.clear()
         self._homes.clear()
 
-    def _close_directory(self, directory: LogDirectory, clean: bool, broker_epoch: int, life: Life | None) -> None:
+    def _close_directory(
+        self, directory: LogDirectory, clean: bool, broker_epoch: int, live_broker: LiveBroker | None
+    ) -> None:
         logs = self._logs_of(directory)
         if clean:
             for log in logs:
                 for _, segment in log.garbage:
                     segment.remove()
-                log.settle()
+                log.flusher.settle()
             for _, path in directory.doomed:
                 self._disk.remove_tree(path)
             self._disk.sync_file_system(directory.path)
@@ -307,8 +331,8 @@ class LogStore:
             return
         self._checkpoints.write(directory)
         marker = f"{directory.path}/{checkpoints.CLEAN_SHUTDOWN}"
-        told = (life.incarnation, life.intact_since) if life is not None else (-1, -1)
-        self._disk.replace(marker, checkpoints.encode_clean_shutdown(broker_epoch, *told))
+        stop = CleanStop(broker_epoch, *live_broker) if live_broker is not None else CleanStop(broker_epoch)
+        self._disk.replace(marker, checkpoints.encode_clean_stop(stop))
 
     # ---- logs
 
@@ -332,12 +356,14 @@ class LogStore:
                 try:
                     total, usable = self._disk.space(directory.path)
                 except DiskError as wrong:
-                    logger.warning("how much room there is can't be told: %s", wrong)
+                    logger.warning("free space of the log directories is unknown: %s", wrong)
+                if directory.room.crowded:
+                    usable = 0
             found.append(DirectoryUsage(directory.path, directory.offline, total, usable, logs[directory.path]))
         return found
 
     def create(self, tp: TopicPartition, topic_id: uuid.UUID | None, config: TopicConfig) -> Log:
-        """The partition's log, made in the directory that has the fewest. Raises DiskError."""
+        """The partition's log, made in the directory that has the fewest of those with room. Raises DiskError."""
         log = self._logs.get(tp)
         if log is not None:
             return log
@@ -345,12 +371,30 @@ class LogStore:
         if not online:
             raise DiskFailed(str(tp), "all log directories are offline")
         if tp in self._checkpoints.outlived:
-            # the recovery point of the log before would say that a beginning of the new one is safe on disk
+            # the recovery point of the log before would say that a beginning of the new one is safe on disk, and its
+            # start would hide that beginning
             self._checkpoints.forget_outlived(online)
-        directory = min(online, key=attrgetter("logs"))
+        full: DiskFull | None = None
+        for directory in sorted(online, key=attrgetter("logs")):
+            try:
+                log = self._create_in(directory, tp, topic_id, config)
+            except DiskFull as wrong:
+                full = full or wrong
+                continue
+            self._add(log, directory)
+            return log
+        assert full is not None, "a directory was tried"
+        raise full
+
+    def _create_in(
+        self, directory: LogDirectory, tp: TopicPartition, topic_id: uuid.UUID | None, config: TopicConfig
+    ) -> Log:
+        """A new log in that directory; without room nothing of it stays, lest a start finds it beside another one."""
+        path = f"{directory.path}/{tp}"
+        existed = self._disk.is_directory(path)
         try:
             log = Log.open(
-                self._disk, f"{directory.path}/{tp}", tp, config, self._settings,
+                self._disk, path, tp, config, self._settings,
                 now_ms=self._clock.wall_ms(), clean=True, on_failure=self._disk_failed,
                 warned_topics=self._warned_topics,
                 checkpoint=partial(self._checkpoints.write_recovery_points, directory),
@@ -360,7 +404,13 @@ class LogStore:
         except DiskFailed:
             self.take_offline(directory)
             raise
-        self._add(log, directory)
+        except DiskFull:
+            if not existed and self._disk.is_directory(path):
+                try:
+                    self._disk.remove_tree(path)
+                except DiskError as wrong:
+                    logger.warning("%s: what was begun of it stays: %s", path, wrong)
+            raise
         return log
 
     def _add(self, log: Log, directory: LogDirectory) -> None:
@@ -370,6 +420,8 @@ class LogStore:
         directory.logs += 1
         self._logs[log.topic_partition] = log
         self._homes[log.topic_partition] = directory
+        log.calls.on_full = self._no_room
+        log.calls.save_starts = partial(self._checkpoints.write_starts, directory)
 
     def delete(self, tp: TopicPartition) -> None:
         """Forget the partition; its directory is renamed now and removed after file.delete.delay.ms."""
@@ -378,6 +430,7 @@ class LogStore:
         if log is None or directory is None:
             return
         directory.logs -= 1
+        directory.room.crowded.pop(tp, None)
         if directory.offline:
             return
         self._cleaner.forget(tp)
@@ -385,10 +438,10 @@ class LogStore:
         log.abandon()
         try:
             path = self._renamed(log, directory, "delete")
-            # Nobody waits: before there is a log of that name again, its directory is synced (Checkpoints.outlived).
+            # Without waiting: before there is a log of that name again, its directory is synced (Checkpoints.outlived).
             directory.syncs.append(self._disk.sync_later([directory.path]))
         except DiskFull as wrong:
-            # Not even a longer name has room. Removing needs none, and is what somebody hopes for.
+            # Not even a longer name has room. Removing needs none, and makes some.
             logger.warning("%s: removed at once: %s", log.directory, wrong)
             self._removed_at_once(log, directory)
         except DiskFailed as wrong:
@@ -436,6 +489,39 @@ class LogStore:
         for log in self._logs_of(directory):
             log.offline = True
 
+    def _no_room(self, log: LogState, wrong: DiskFull) -> None:
+        directory = self._homes.get(log.topic_partition)
+        if directory is None:
+            return
+        log.crowded = True
+        if directory.room.refused(log.topic_partition, self._clock.mono_ms()):
+            logger.error(
+                "log directory %s has no room (%s): free space there, or raise the quota or the limit of open files",
+                directory.path, wrong.reason,
+            )  # fmt: skip
+
+    def crowded(self) -> list[Log]:
+        """The logs that refused an append for want of room, and whose directories have had none since."""
+        return [self._logs[tp] for directory in self.directories for tp in directory.room.crowded]
+
+    def with_room_again(self, now_ms: int) -> list[Log]:
+        """The logs whose directories have room again, each named once; ``now_ms`` of the monotonic clock."""
+        found: list[Log] = []
+        for directory in self.directories:
+            if directory.offline or not directory.room.due(now_ms):
+                continue
+            try:
+                enough = has_room(*self._disk.space(directory.path))
+            except DiskError as wrong:
+                logger.warning("free space of the log directories is unknown: %s", wrong)
+                continue
+            if enough:
+                logger.info("log directory %s has room again", directory.path)
+                found += [self._logs[tp] for tp in directory.room.returned(now_ms)]
+        for log in found:
+            log.crowded = False
+        return found
+
     @property
     def offline_directories(self) -> list[str]:
         """Paths of the directories that failed."""
@@ -468,15 +554,15 @@ class LogStore:
             for log in list(self._logs.values()):
                 log.producers.expire(now_ms)
                 if not log.offline:
-                    self._quietly(partial(log.trim_if_idle, now_ms - _PRODUCER_EXPIRY_CHECK_MS))
+                    self._quietly(partial(log.flusher.trim_if_idle, now_ms - _PRODUCER_EXPIRY_CHECK_MS))
         self._quietly(lambda: self._cleaner.step(now_ms))
         for log in list(self._logs.values()):
             if log.offline:
                 continue
             if log.garbage:
-                self._quietly(lambda log=log: log.sweep(now_ms))  # type: ignore[misc]
+                self._quietly(lambda log=log: log.truncation.sweep(now_ms))  # type: ignore[misc]
             if log.pending_flush is not None:
-                self._quietly(log.end_flush)
+                self._quietly(log.flusher.end_flush)
             dirty = log.unflushed_since_ms
             if dirty is not None:
                 self._quietly(lambda log=log, dirty=dirty: self._flush_if_due(log, now_ms - dirty))  # type: ignore[misc]
@@ -485,7 +571,7 @@ class LogStore:
             self._next_relaxation_ms = now_ms + _RELAXATION_MS
             self._disk.relax()
         self._end_syncs()
-        self._checkpoints.go_on()
+        self._checkpoints.resume()
         if now_ms >= self._next_checkpoint_ms:
             self._next_checkpoint_ms = now_ms + config.log_flush_offset_checkpoint_interval_ms
             self._checkpoints.begin()
@@ -495,23 +581,19 @@ class LogStore:
         if self._config.log_flush_policy == "interval":
             due_ms = min(due_ms, _FLUSH_INTERVAL_MS)
         if dirty_ms >= due_ms:
-            log.begin_flush(active=True)
+            log.flusher.begin_flush(active=True)
         elif log.segments.active.base_offset > log.recovery_point:
             # Closed segments are fsynced soon, so that a crash has only the active one to check.
-            log.begin_flush(active=False)
+            log.flusher.begin_flush(active=False)
 
     def _quietly(self, action: Callable[[], object]) -> None:
-        """Upkeep meets a full or failed disk: told, and left for the next time."""
+        """Upkeep meets a full or failed disk: a line in the log, and another try the next time."""
         try:
             action()
         except DiskFull as wrong:
             logger.warning("upkeep postponed: %s", wrong)
         except LogOffline as wrong:
             logger.error("%s", wrong)
-
-    def enforce_retention(self, now_ms: int) -> int:
-        """Delete segments by ``retention.ms``, ``retention.bytes`` and the logs' start offsets. Returns how many."""
-        return sum(self._enforce_retention(log, now_ms) for log in list(self._logs.values()))
 
     def _enforce_retention(self, log: Log, now_ms: int) -> int:
         if log.offline or self._logs.get(log.topic_partition) is not log:

@@ -8,7 +8,7 @@ are at fault, their indexes.
 from __future__ import annotations
 
 import struct
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from _native.batch import (
     HEADER_SIZE,
@@ -33,10 +33,11 @@ TIMESTAMP_TYPE_BIT = 0x08
 _HEADER = struct.Struct(">qiibIhiqqqhii")
 _CRC_START = 21
 _MAGIC_AT = 16
-_MAX_RECORD_ERRORS = 3
 MAX_BATCH_RECORDS = 1_000_000
 """Records of one batch: seven bytes can be a record, so the inflated size alone would allow nine million objects."""
-_MAX_EXPLAINED_RECORDS = 50_000
+MAX_EXPLAINED_RECORDS = 10_000
+"""Records of refused batches that one request may have looked at, to name the bad ones: some 20 ms and 1 MB at most."""
+_MAX_RECORD_MESSAGES = 100
 _MIN_PREFIX = 17
 _LENGTH_OVERHEAD = 12
 
@@ -49,11 +50,14 @@ class Checked(NamedTuple):
 
 
 class Rejected(NamedTuple):
-    """Why the whole append is refused; ``record_errors`` are (index of the record, message)."""
+    """Why the whole append is refused; ``record_errors`` are (index of the record, message or None for ``message``).
+
+    They name all bad records of the batch, or none: a client takes those that are not named for good ones.
+    """
 
     error: ErrorCode
-    message: str
-    record_errors: tuple[tuple[int, str], ...] = ()
+    message: str | None
+    record_errors: tuple[tuple[int, str | None], ...] = ()
 
 
 def takes_as_they_are(config: TopicConfig) -> bool:
@@ -107,12 +111,53 @@ def split_batches(records: Buffer) -> list[tuple[int, BatchHeader]]:
     return found
 
 
+class RequestTerms(Protocol):
+    """What a client's request allows its batches."""
+
+    @property
+    def transactional(self) -> bool:
+        """Whether it has a transactional id."""
+        ...
+
+    @property
+    def zstd(self) -> bool:
+        """Whether its version knows that codec."""
+        ...
+
+
+def check_request(records: Buffer, terms: RequestTerms) -> BatchHeader | Rejected:
+    """The header of what a client sent for a partition: exactly one batch, of a kind that its request allows."""
+    if not records:
+        return Rejected(ErrorCode.INVALID_RECORD, "no record batch")
+    try:
+        header = parse_header(records)
+    except CorruptBatch as wrong:
+        return Rejected(ErrorCode.CORRUPT_MESSAGE, str(wrong))
+    if header.size > len(records):
+        return Rejected(ErrorCode.CORRUPT_MESSAGE, "the record batch is cut off")
+    if header.size < len(records):
+        return Rejected(ErrorCode.INVALID_RECORD, "exactly one record batch per partition")
+    if header.codec == compression.ZSTD and not terms.zstd:
+        return Rejected(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, None)
+    if header.is_transactional and not terms.transactional:
+        return Rejected(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, None)
+    return header
+
+
 def check_for_leader(
-    records: Buffer, *, origin: Origin, config: TopicConfig, now_ms: int, inflate_limit: int, compacted: bool
+    records: Buffer,
+    *,
+    origin: Origin,
+    config: TopicConfig,
+    now_ms: int,
+    inflate_limit: int,
+    compacted: bool,
+    explain: int = MAX_EXPLAINED_RECORDS,
 ) -> Checked | Rejected:
     """Check what a leader is asked to append, and put it into the form the topic wants (codec, true timestamps).
 
-    ``compacted`` says that records without a key are refused. The buffer returned is the given one if it is writable
+    ``compacted`` says that records without a key are refused. ``explain`` is the number of records up to which the bad
+    ones of a batch are named. The buffer returned is the given one if it is writable
     and nothing had to change, else a new one. Offsets are not assigned yet.
     """
     if not len(records):
@@ -128,9 +173,7 @@ def check_for_leader(
             rejected = _check_header(header, origin, config, len(found))
             if rejected is not None:
                 return rejected
-            batch = _check_records(
-                records, position, header, origin, config, now_ms, inflate_limit, compacted, len(found)
-            )
+            batch = _check_records(records, position, header, origin, config, now_ms, inflate_limit, compacted, explain)
             if isinstance(batch, Rejected):
                 return batch
             changed = changed or batch is not None
@@ -143,7 +186,7 @@ def check_for_leader(
 
 
 def _wrong_magic(records: Buffer) -> Rejected | None:
-    # Seen before the batch is parsed: old formats have other headers, and the client deserves to be told.
+    # Seen before the batch is parsed: old formats have other headers, and the client gets the reason.
     if len(records) >= _MIN_PREFIX and records[_MAGIC_AT] in (0, 1):
         return Rejected(
             ErrorCode.INVALID_RECORD, f"only record batches with magic 2 are allowed, not {records[_MAGIC_AT]}"
@@ -194,7 +237,7 @@ def _check_records(
     now_ms: int,
     inflate_limit: int,
     compacted: bool,
-    batches: int,
+    explain: int,
 ) -> bytearray | Rejected | None:
     """Check the records; returns the batch in its new form, or None if it stays as it is."""
     payload: Buffer = memoryview(records)[position + HEADER_SIZE : position + header.size]
@@ -204,9 +247,9 @@ def _check_records(
     if origin is Origin.CLIENT:
         rejected = None
         if compacted and not all_have_keys:
-            rejected = _missing_keys(payload, header)
+            rejected = _missing_keys(payload, header, explain)
         elif config.message_timestamp_type == "CreateTime":
-            rejected = _check_timestamps(payload, header, max_timestamp, config, now_ms)
+            rejected = _check_timestamps(payload, header, max_timestamp, config, now_ms, explain)
         if rejected is not None:
             return rejected
     target = header.codec
@@ -219,22 +262,33 @@ def _check_records(
     ):
         return None
     if target != header.codec:
-        payload = compression.compress(target, bytes(payload))
+        payload = compression.compress(target, bytes(payload), _level(target, config))
     else:
         payload = memoryview(records)[position + HEADER_SIZE : position + header.size]
     return build_batch(header._replace(attributes=attributes, max_timestamp=max_timestamp), payload)
 
 
-def _missing_keys(payload: Buffer, header: BatchHeader) -> Rejected:
+def _level(codec: int, config: TopicConfig) -> int | None:
+    """The topic's level for a codec; None for the codec's own (KIP-390)."""
+    levels = {
+        compression.GZIP: (config.compression_gzip_level, -1),
+        compression.LZ4: (config.compression_lz4_level, 9),
+        compression.ZSTD: (config.compression_zstd_level, 3),
+    }
+    level, usual = levels.get(codec, (0, 0))
+    return None if level == usual else level
+
+
+def _missing_keys(payload: Buffer, header: BatchHeader, explain: int) -> Rejected:
     why = "a compacted topic takes no record without a key"
-    if header.record_count > _MAX_EXPLAINED_RECORDS:
+    if header.record_count > explain:
         return Rejected(ErrorCode.INVALID_RECORD, why)
     missing = [index for index, record in enumerate(decode_records(payload, header)) if record.key is None]
-    return _record_errors(ErrorCode.INVALID_RECORD, [(index, why) for index in missing])
+    return _record_errors(ErrorCode.INVALID_RECORD, [(index, why) for index in missing], explain)
 
 
 def _check_timestamps(
-    payload: Buffer, header: BatchHeader, max_timestamp: int, config: TopicConfig, now_ms: int
+    payload: Buffer, header: BatchHeader, max_timestamp: int, config: TopicConfig, now_ms: int, explain: int
 ) -> Rejected | None:
     if header.is_log_append_time:
         return Rejected(
@@ -247,18 +301,22 @@ def _check_timestamps(
     # The earliest is looked for only where it can matter: by default the bound lies before the epoch.
     if max_timestamp <= latest and earliest <= 0:
         return None
-    if max_timestamp > latest and header.record_count > _MAX_EXPLAINED_RECORDS:
+    if max_timestamp > latest and header.record_count > explain:
         return Rejected(ErrorCode.INVALID_TIMESTAMP, f"timestamp {max_timestamp} is after {latest}")
     wrong = [
         (index, f"timestamp {record.timestamp} is outside [{earliest}, {latest}]")
         for index, record in enumerate(decode_records(payload, header))
         if record.timestamp != NO_TIMESTAMP and not earliest <= record.timestamp <= latest
     ]
-    return _record_errors(ErrorCode.INVALID_TIMESTAMP, wrong) if wrong else None
+    return _record_errors(ErrorCode.INVALID_TIMESTAMP, wrong, explain) if wrong else None
 
 
-def _record_errors(error: ErrorCode, wrong: list[tuple[int, str]]) -> Rejected:
-    return Rejected(error, f"{len(wrong)} records were rejected: {wrong[0][1]}", tuple(wrong[:_MAX_RECORD_ERRORS]))
+def _record_errors(error: ErrorCode, wrong: list[tuple[int, str]], most: int) -> Rejected:
+    message = f"{len(wrong)} records were rejected: {wrong[0][1]}"
+    if len(wrong) > most:
+        return Rejected(error, message)
+    named = [(index, why if number < _MAX_RECORD_MESSAGES else None) for number, (index, why) in enumerate(wrong)]
+    return Rejected(error, message, tuple(named))
 
 
 def _assemble(

@@ -2,13 +2,18 @@
 
 GET only, one request per connection, loopback unless ``admin.listener`` says otherwise. It is no general web server:
 a request may be 8 KiB long and take five seconds, and 32 may be open at once.
+
+It has a thread and a loop of its own, so that ``/health/live`` answers while the broker's loop stands still, and says
+for how long. The other pages are made on the broker's loop, whose data they read.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 from brokers.metrics import Metrics
 
@@ -17,16 +22,41 @@ logger = logging.getLogger(__name__)
 MAX_REQUEST = 8 * 1024
 MAX_OPEN = 32
 TIMEOUT_SECONDS = 5.0
+LOOP_SECONDS = 2.0
+"""How long a page that is made on the broker's loop is waited for."""
 _PLAIN = "text/plain; charset=utf-8"
 
 
-class Admin:
-    """Serves the endpoint. ``ready`` returns None, or why the broker is not ready yet."""
+_T = TypeVar("_T")
 
-    def __init__(self, metrics: Metrics, ready: Callable[[], str | None]) -> None:
+
+class Admin:
+    """Serves the endpoint. ``ready`` returns None, or why the broker is not ready yet.
+
+    ``troubles`` names what is wrong with a broker that serves all the same: sending clients elsewhere because of a full
+    disk would take from them what can still be read.
+
+    ``standing_ms`` says for how long the broker's loop has not moved, on any thread; ``dead_ms`` is how long that may
+    be until the broker isn't live any more: by then it has lost its session and leads nothing.
+    """
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        ready: Callable[[], str | None],
+        troubles: Callable[[], list[str]] = list,
+        *,
+        standing_ms: Callable[[], int] = lambda: 0,
+        dead_ms: int = 60_000,
+    ) -> None:
         self._metrics = metrics
         self._ready = ready
+        self._troubles = troubles
+        self._standing_ms = standing_ms
+        self._dead_ms = dead_ms
         self._server: asyncio.Server | None = None
+        self._own: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
         self._open = 0
 
     async def start(self, host: str, port: int) -> int:
@@ -36,16 +66,36 @@ class Admin:
             OSError: the address is taken or not ours.
 
         """
-        self._server = await asyncio.start_server(self._serve, host, port, limit=MAX_REQUEST)
+        self._main = asyncio.get_running_loop()
+        self._own = asyncio.SelectorEventLoop()
+        self._thread = threading.Thread(target=self._own.run_forever, name="admin", daemon=True)
+        self._thread.start()
+        try:
+            self._server = await self._there(asyncio.start_server(self._serve, host, port, limit=MAX_REQUEST))
+        except BaseException:
+            await self.close()
+            raise
         chosen: int = self._server.sockets[0].getsockname()[1]
         logger.info("metrics and health on http://%s:%d", host, chosen)
         return chosen
 
+    async def _there(self, work: Coroutine[Any, Any, _T]) -> _T:
+        assert self._own is not None
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._own))
+
     async def close(self) -> None:
-        """Stop listening."""
+        """Stop listening and end the thread. What is being answered gets no answer."""
+        own, self._own = self._own, None
+        if own is None or self._thread is None:
+            return
+        own.call_soon_threadsafe(self._end, own)
+        await self._main.run_in_executor(None, self._thread.join)
+        own.close()
+
+    def _end(self, own: asyncio.AbstractEventLoop) -> None:
         if self._server is not None:
             self._server.close()
-            await self._server.wait_closed()
+        own.stop()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._open += 1
@@ -54,7 +104,7 @@ class Admin:
                 return
             async with asyncio.timeout(TIMEOUT_SECONDS):
                 head = await reader.readuntil(b"\r\n\r\n")
-                writer.write(self.answer(head))
+                writer.write(await self.answer(head))
                 await writer.drain()
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass
@@ -62,26 +112,48 @@ class Admin:
             self._open -= 1
             writer.close()
 
-    def answer(self, head: bytes) -> bytes:
+    async def answer(self, head: bytes) -> bytes:
         """The whole HTTP answer to a request's head."""
         words = head.split(b"\r\n", 1)[0].split(b" ")
         if len(words) != 3 or words[0] not in (b"GET", b"HEAD"):
             status, kind, body = "405 Method Not Allowed", _PLAIN, b"only GET\n"
         else:
-            status, kind, body = self._page(words[1].split(b"?", 1)[0])
+            status, kind, body = await self._page(words[1].split(b"?", 1)[0])
         top = f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
         return top.encode() + (b"" if words[0] == b"HEAD" else body)
 
-    def _page(self, path: bytes) -> tuple[str, str, bytes]:
-        if path == b"/metrics":
-            from prometheus_client.exposition import CONTENT_TYPE_LATEST  # imported with the first page
-
-            return "200 OK", CONTENT_TYPE_LATEST, self._metrics.render()
+    async def _page(self, path: bytes) -> tuple[str, str, bytes]:
         if path == b"/health/live":
+            return self._live()
+        make = {b"/metrics": self._metrics_page, b"/health/ready": self._ready_page}.get(path)
+        if make is None:
+            return "404 Not Found", _PLAIN, b"there are /metrics, /health/live and /health/ready\n"
+        made = asyncio.run_coroutine_threadsafe(_called(make), self._main)
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(made), LOOP_SECONDS)
+        except TimeoutError:
+            standing_s = max(self._standing_ms() / 1000, LOOP_SECONDS)
+            text = f"not ready: the event loop has stood still for {standing_s:.1f} s\n"
+            return "503 Service Unavailable", _PLAIN, text.encode()
+
+    def _live(self) -> tuple[str, str, bytes]:
+        standing_ms = self._standing_ms()
+        if standing_ms < 1000:
             return "200 OK", _PLAIN, b"live\n"
-        if path == b"/health/ready":
-            missing = self._ready()
-            if missing is None:
-                return "200 OK", _PLAIN, b"ready\n"
-            return "503 Service Unavailable", _PLAIN, f"not ready: {missing}\n".encode()
-        return "404 Not Found", _PLAIN, b"there are /metrics, /health/live and /health/ready\n"
+        status = "200 OK" if standing_ms < self._dead_ms else "503 Service Unavailable"
+        return status, _PLAIN, f"the event loop has stood still for {standing_ms / 1000:.1f} s\n".encode()
+
+    def _metrics_page(self) -> tuple[str, str, bytes]:
+        from prometheus_client.exposition import CONTENT_TYPE_LATEST  # imported with the first page
+
+        return "200 OK", CONTENT_TYPE_LATEST, self._metrics.render()
+
+    def _ready_page(self) -> tuple[str, str, bytes]:
+        missing = self._ready()
+        if missing is None:
+            return "200 OK", _PLAIN, "\n".join(["ready", *(f"but: {one}" for one in self._troubles()), ""]).encode()
+        return "503 Service Unavailable", _PLAIN, f"not ready: {missing}\n".encode()
+
+
+async def _called(make: Callable[[], _T]) -> _T:
+    return make()

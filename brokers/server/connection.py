@@ -11,15 +11,14 @@ from __future__ import annotations
 import logging
 import socket
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from _native import io
-from brokers.api.base import Connection as Peer
+from brokers.api.base import ClientConnection as Peer
 from brokers.log import SliceGone
 from brokers.server import disk
-from brokers.server.blocks import RECEIVE_BYTES, Blocks
-from brokers.server.framing import Chunk, FrameError, Framer, Outbox
+from brokers.server.framing import RECEIVE_BYTES, Blocks, Chunk, FrameError, Framer, Outbox, TlsHandshake
 from brokers.server.limits import ByteBudget, QuietLog
 
 if TYPE_CHECKING:
@@ -72,6 +71,7 @@ class Environment(Protocol):
     quiet: QuietLog
     blocks: Blocks
     max_frame: int
+    max_control_frame: int
     max_outbox: int
     max_in_flight: int
 
@@ -80,11 +80,11 @@ class Environment(Protocol):
         ...
 
     def dispatch_run(self, connection: Connection, data: memoryview, start: int, end: int, most: int) -> int:
-        """Execute requests in a short way or together, if ``data`` begins with such; returns where they end."""
+        """Execute requests where they were received, if ``data`` begins with such; returns where they end."""
         ...
 
-    def gather(self, connection: Connection) -> bool:
-        """Whether its requests wait for those of other connections, until :meth:`Connection.go_on` is called soon."""
+    def join_batch(self, connection: Connection) -> bool:
+        """Whether its requests wait for those of other connections, until :meth:`Connection.resume` is called soon."""
         ...
 
     def forget(self, connection: Connection) -> None:
@@ -107,7 +107,7 @@ class Connection:
         self._env = environment
         self._sock = sock
         self._fd = sock.fileno()
-        self._framer = Framer(environment.max_frame, environment.blocks)
+        self._framer = Framer(environment.max_frame, environment.blocks, environment.max_control_frame)
         self._outbox = Outbox()
         self._slots: deque[Slot] = deque()
         self._reserved = 0
@@ -118,34 +118,34 @@ class Connection:
         self._pumping = False
         self._disk_pending = False
         self._missed: tuple[int, int] | None = None
-        self.gathers = False
+        self.batchable = False
         """Whether it is worth while to execute what it sends with what others do: small Produce requests."""
-        self.waits = False
-        """Whether what it received is to be executed with what others did (``gathering``): nothing else starts it."""
-        self.apart = 0
-        """How often it does not wait for others."""
-        self._resume()
+        self.lasting = False
+        """Whether the request that is executed is executed to its end: what came behind it is not lost either."""
+        self.awaits_batch = False
+        """Whether what it received is to be executed with what others did (``batching``): nothing else starts it."""
+        self._unmute()
 
     # -- reading --------------------------------------------------------------------------------------------------
 
-    def _resume(self) -> None:
+    def _unmute(self) -> None:
         if not self._reading and not self.closed:
             self._env.loop.add_reader(self._fd, self._on_readable)
             self._reading = True
 
-    def _pause(self) -> None:
+    def _mute(self) -> None:
         if self._reading:
             self._env.loop.remove_reader(self._fd)
             self._reading = False
 
     def _on_readable(self) -> None:
-        if self.closed or self.waits:  # with very many connections libuv looks again before the turn is over
+        if self.closed or self.awaits_batch:  # with very many connections libuv looks again before the turn is over
             return
         framer = self._framer
         stalled = self._stalled()
         if len(framer) >= READ_BEHIND:
             if stalled:
-                self._pause()
+                self._mute()
                 return
             if not framer.receiving_large:  # whole frames: there was more to do than a turn may
                 self.pump()
@@ -159,17 +159,21 @@ class Connection:
             self.close(f"receive failed: {error}")
             return
         if count == 0:
-            self.close("the peer closed it")
+            if self.lasting:  # it is read again behind the requests that came before it
+                framer.keep()
+                self._mute()
+            else:
+                self.close("the peer closed it")
             return
         self.last_active_ms = self._env.clock.mono_ms()
         self._env.metrics.bytes_in.value += count
         framer.received(count)
-        if stalled or not self.gathers or not self._env.gather(self):
-            self.go_on()
+        if stalled or not self.batchable or not self._env.join_batch(self):
+            self.resume()
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Execute what was received in this turn of the loop. Afterwards others may receive where it lies."""
-        self.waits = False
+        self.awaits_batch = False
         try:
             self.pump()
         finally:
@@ -193,7 +197,7 @@ class Connection:
 
     def pump(self) -> None:
         """Execute what has been received, as far as order and bounds allow."""
-        if self._pumping or self.waits:
+        if self._pumping or self.awaits_batch:
             return
         self._pumping = True
         more = True
@@ -214,17 +218,18 @@ class Connection:
             self._pumping = False
         if self.closed:
             return
-        self._flush()
+        if self._outbox.pending and not self._writing and not self._disk_pending:
+            self._send()
         self._account()
         if more and not self.closed and not self._stalled():
             self._env.loop.call_soon(self.pump)  # the others' turn first
         if self._reading or self._waiting_for_budget:
             return
         if len(self._framer) < READ_BEHIND or not self._stalled():
-            self._resume()
+            self._unmute()
 
     def _run(self) -> bool:
-        """Execute the next requests in a short way or together, if they are of that kind.
+        """Execute the next requests where they were received, if they are of that kind.
 
         They leave nothing behind in the block they were received into, so the budget is not asked.
         """
@@ -255,11 +260,11 @@ class Connection:
         self._slots.append(slot)
         return slot
 
-    def deliver(self, chunks: list[Chunk]) -> None:
-        """The answer of a request that was executed at once, without a slot. It leaves when the pump is through."""
+    def deliver(self, chunks: Sequence[Chunk]) -> None:
+        """The answers of requests that were executed at once, without a slot. They leave when the pump is through."""
         if self._slots:
-            self.next_slot().answer(chunks)
-        else:
+            self.next_slot().answer(list(chunks))
+        elif not self.closed:
             self._outbox.put(chunks)
 
     def _one(self) -> bool:
@@ -272,7 +277,7 @@ class Connection:
                 return False
             if not self._env.budget.reserve(size):
                 self._waiting_for_budget = True
-                self._pause()
+                self._mute()
                 self._env.budget.wait(self._budget_returned)
                 return False
             self._reserved = size
@@ -323,11 +328,6 @@ class Connection:
             self._outbox.put(slots.popleft().chunks)
         if not self._pumping:
             self.pump()
-
-    def _flush(self) -> None:
-        if self.closed or self._writing or self._disk_pending or not self._outbox.pending:
-            return
-        self._send()
 
     def _send(self) -> None:
         outbox = self._outbox
@@ -398,7 +398,11 @@ class Connection:
 
     def _refuse(self, reason: str, error: Exception) -> None:
         self._env.metrics.refused.labels(reason).inc()
-        self._env.quiet.warning("%s: %s; the connection is closed", self.peer.peer_host, error)
+        host, text = self.peer.peer_host, "%s: %s; the connection is closed"
+        if isinstance(error, TlsHandshake):
+            self._env.quiet.seldom(host, text, host, error)  # such a client tries again several times a second
+        else:
+            self._env.quiet.warning(text, host, error)
         self.close(str(error))
 
     def close(self, reason: str) -> None:
@@ -407,7 +411,7 @@ class Connection:
             return
         self.closed = True
         logger.debug("connection %d of %s closed: %s", self.peer.id, self.peer.peer_host, reason)
-        self._pause()
+        self._mute()
         if self._writing:
             self._env.loop.remove_writer(self._fd)
             self._writing = False
@@ -440,7 +444,7 @@ class Connection:
         """Why the connection should be closed by now, if it should.
 
         A frame that has begun gets ``partial_ms``, and a millisecond more for every 16 bytes that did come, so that a
-        slow line may send a large frame but nobody keeps a connection with a byte now and then. A connection without
+        slow line may send a large frame but no client keeps a connection with a byte now and then. A connection without
         any traffic gets ``idle_ms``, unless a request of it is being worked on.
         """
         if self.frame_since_ms is not None and not self._stalled():
@@ -458,7 +462,8 @@ class Connection:
     def flush_and_close(self, reason: str) -> None:
         """Send what can be sent at once, then close."""
         if not self.closed:
-            self._flush()
+            if self._outbox.pending and not self._writing and not self._disk_pending:
+                self._send()
             self.close(reason)
 
 

@@ -13,18 +13,20 @@ import inspect
 import logging
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from types import GeneratorType
+from typing import TYPE_CHECKING, Any
 
-from brokers.api.base import CLOSE, Context, Done, Park, Services
-from brokers.api.fetch_short import short_fetch
-from brokers.api.produce_run import handle_produce_run, handle_produce_runs
+from brokers.api.base import CLOSE, Batching, ClientGone, Context, DelayedResponse, Done, Run, Services
 from brokers.server.connection import Connection, Slot
 from brokers.server.framing import LARGE_FRAME, Chunk
 from brokers.server.limits import QuietLog
-from brokers.server.parking import Parking, Timer
-from wire import hot, messages
+from brokers.server.pacing import Pacing, Work
+from brokers.server.purgatory import Purgatory
+from wire import hot, messages, pieces
 from wire.apis import APIS, Api, Cost
 from wire.errors import ErrorCode
+from wire.refusals import error_response
 
 if TYPE_CHECKING:
     from brokers.metrics import Counter
@@ -32,24 +34,28 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-PRODUCE, FETCH, API_VERSIONS = 0, 1, 18
-SMALLEST_SHORT = 4 + 10 + 17
-"""No Produce with a batch and no Fetch is smaller than its frame's size, header and first fields."""
-LARGEST_SHORT_FETCH = 1024
-"""A Fetch of one partition is smaller; a larger one would be decoded twice."""
+API_VERSIONS = 18
+SMALLEST_RUN = 4 + 10
+"""A frame's size and the shortest header."""
+LONG_REQUEST = 64 * 1024
+"""Above it a request is executed in the turn after the one in which it was decoded; those with records are not."""
 ADMIN_WEIGHT = 8
 """A small admin body decodes into objects several times its size: what it is counted as while it is in flight."""
 
 
-class Route(NamedTuple):
+@dataclass(slots=True, eq=False)
+class Route:
     """One row of the API table, ready to be called."""
 
     api: Api
     lowest: int
+    highest: int
     handler: Callable[[Any, Context], Any]
     decode: Callable[[int, memoryview], Any]
     counted: Counter
     observe: Callable[[float, int], None]
+    pacing: Pacing
+    batch: Batching | None
 
 
 def resolve(api: Api) -> Callable[[Any, Context], Any]:
@@ -59,33 +65,48 @@ def resolve(api: Api) -> Callable[[Any, Context], Any]:
         LookupError: there is no such module or function.
 
     """
-    module, _, function = api.handler.partition(":")
-    try:
-        handler = getattr(importlib.import_module(f"brokers.api.{module}"), function)
-    except (ImportError, AttributeError) as error:
-        raise LookupError(f"{api.name}: no handler brokers.api.{api.handler}: {error}") from error
+    handler = _named(api, api.handler)
     assert callable(handler), f"brokers.api.{api.handler} is no function"
     return handler  # type: ignore[no-any-return]
 
 
+def resolve_batch(api: Api) -> Batching | None:
+    """How requests of that row are executed together, if they are. Raises LookupError."""
+    if not api.batch:
+        return None
+    batch = _named(api, api.batch)
+    assert isinstance(batch, Batching), f"brokers.api.{api.batch} is no Batching"
+    return batch
+
+
+def _named(api: Api, name: str) -> Any:
+    module, _, attribute = name.partition(":")
+    try:
+        return getattr(importlib.import_module(f"brokers.api.{module}"), attribute)
+    except (ImportError, AttributeError) as error:
+        raise LookupError(f"{api.name}: no brokers.api.{name}: {error}") from error
+
+
 class Dispatcher:
-    """Executes requests. ``handlers`` replaces the table's handlers in tests."""
+    """Executes requests. ``handlers`` replaces the table's handlers in tests, ``now`` the clock of paced work."""
 
     def __init__(
         self,
         services: Services,
-        parking: Parking,
+        purgatory: Purgatory,
         budget: ByteBudget,
         quiet: QuietLog,
         handlers: dict[int, Callable[[Any, Context], Any]] | None = None,
+        now: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._services = services
-        self._parking = parking
+        self._purgatory = purgatory
         self._budget = budget
         self._quiet = quiet
         self._tasks: set[asyncio.Task[None]] = set()
+        self._pacing = Pacing(services.loop, now)
         self._routes = {key: self._route(api, handlers) for key, api in APIS.items()}
-        self._runs = handlers is None
+        self._batches = {key: route for key, route in self._routes.items() if route.batch is not None}
 
     def _route(self, api: Api, handlers: dict[int, Callable[[Any, Context], Any]] | None) -> Route:
         handler = handlers.get(api.key, _unserved) if handlers is not None else resolve(api)
@@ -93,17 +114,20 @@ class Dispatcher:
         return Route(
             api,
             api.lowest,
+            api.max_version,
             handler,
             hot.DECODERS.get(api.key) or _library_decoder(api.key),
             metrics.requests.labels(api.name),
             metrics.request_seconds.labels(api.name).observe,
+            self._pacing,
+            resolve_batch(api) if handlers is None else None,
         )
 
     # -- a request ------------------------------------------------------------------------------------------------
 
     def dispatch(self, connection: Connection, frame: memoryview, slot: Slot) -> None:
         """Execute the request in ``frame``; its answer goes into ``slot``, now or later."""
-        connection.gathers = False
+        connection.batchable = False
         started = time.perf_counter()
         try:
             header = messages.parse_request_header(frame)
@@ -131,14 +155,21 @@ class Dispatcher:
             self._budget.force(extra)
             slot.cost += extra
         context = Context(
-            self._services, connection.peer, api.key, version, header.correlation_id, header.client_id
+            self._services, connection.peer, api.key, version, header.correlation_id, header.client_id, connection
         )  # fmt: skip
         reply = Reply(route, context, connection, slot, started=started)
         if version < route.lowest:
             reply.send(error_response(api.key, version, request, ErrorCode.UNSUPPORTED_VERSION))
+        elif len(frame) > LONG_REQUEST and api.cost is not Cost.DATA:
+            self._services.loop.call_soon(self._execute, request, reply)  # decoding it was a turn's work
+        else:
+            self._execute(request, reply)
+
+    def _execute(self, request: Any, reply: Reply) -> None:
+        if reply.gone():
             return
         try:
-            outcome = route.handler(request, context)
+            outcome = reply.route.handler(request, reply.context)
         except Exception:
             reply.failed()
             return
@@ -148,122 +179,130 @@ class Dispatcher:
             self._settle(outcome, reply)
 
     def dispatch_run(self, connection: Connection, data: memoryview, start: int, end: int, most: int) -> int:
-        """Execute requests in a short way, or together; returns where they end, ``start`` if there are none.
+        """Execute requests where they were received; returns where they end, ``start`` if there are none.
 
         ``data`` from ``start`` to ``end`` begins with a frame's size. At most ``most`` requests.
         """
-        if end - start < SMALLEST_SHORT or data[start + 4] or not self._runs:
+        if end - start < SMALLEST_RUN or data[start + 4]:
             return start
         key = data[start + 5]
-        if key == FETCH:
-            return self._short_fetch(connection, data, start, end)
-        if key != PRODUCE:
+        route = self._batches.get(key)
+        if route is None:
             return start
-        route = self._routes[PRODUCE]
+        batch = route.batch
+        assert batch is not None, "it is a row with one"
         started = time.perf_counter()
-        run = hot.decode_produce_run(data, start, end, route.lowest, route.api.max_version, most)
+        run = batch.decode(data, start, end, route.lowest, route.highest, most)
         if run is None:
             return start
-        connection.gathers = _is_small(run, start)
-        context = Context(self._services, connection.peer, PRODUCE, run.version, run.correlation_ids[0], "")
+        ends = run.ends
+        # larger ones gain nothing: they only leave the cache
+        connection.batchable = batch.batchable and ends[0] - start < LARGE_FRAME
+        reserved = 0
+        if batch.keeps is not None and batch.keeps(run) is not None:
+            reserved = ends[-1] - start
+            if not self._budget.reserve(reserved):
+                return start
+        context = Context(self._services, connection.peer, key, run.version, run.correlation_ids[0], "", connection)
         try:
-            executed = handle_produce_run(run, context)
+            (outcome,) = batch.execute((run,), (context,))
         except Exception:
+            self._budget.release(reserved)
             Reply(route, context, connection, connection.next_slot(), started=started).failed()
-            return end
-        if executed is None:
-            return start
-        taken, outcome = executed
-        reply = Reply(route, context, connection, connection.next_slot(), started=started, requests=taken)
-        self._settle(outcome, reply)
-        return run.ends[taken - 1]
+            return ends[-1]
+        if type(outcome) is Done and type(outcome[0]) is list:
+            connection.deliver(outcome[0])
+            route.counted.value += len(ends)
+            route.observe(time.perf_counter() - started, len(ends))
+            return ends[-1]
+        self._answer_run(route, connection, context, outcome, len(ends), reserved, started)
+        return ends[-1]
 
-    def dispatch_runs(self, connections: list[Connection]) -> tuple[int, Connection | None]:
-        """Execute the Produce requests with which what they received begins, together: one write for each partition.
-
-        Returns how many have such requests. If they cannot be executed together, nothing has happened, and one is
-        returned whose requests are in the way.
-        """
-        if not self._runs:
-            return 0, None
-        route = self._routes[PRODUCE]
+    def dispatch_runs(self, connections: list[Connection]) -> int:
+        """Execute the requests with which what they received begins, together. Returns how many had such."""
+        found: dict[int, list[tuple[Connection, Run, int]]] = {}
         started = time.perf_counter()
-        members: list[Connection] = []
-        runs: list[hot.ProduceRun] = []
         for connection in connections:
             received = connection.received
-            if received is not None:
-                data, start, end, most = received
-                run = hot.decode_produce_run(data, start, end, route.lowest, route.api.max_version, most)
-                if run is not None:
-                    connection.gathers = _is_small(run, start)
-                    members.append(connection)
-                    runs.append(run)
-        if len(runs) < 2:
-            return len(runs), None
+            if received is None:
+                continue
+            data, start, end, most = received
+            key = data[start + 5] if end - start >= SMALLEST_RUN and not data[start + 4] else -1
+            route = self._batches.get(key)
+            if route is None or route.batch is None:
+                continue
+            run = route.batch.decode(data, start, end, route.lowest, route.highest, most)
+            if run is None:
+                continue
+            connection.batchable = route.batch.batchable and run.ends[0] - start < LARGE_FRAME
+            keeps = route.batch.keeps is not None and route.batch.keeps(run) is not None
+            reserved = run.ends[-1] - start if keeps else 0
+            if not reserved or self._budget.reserve(reserved):
+                found.setdefault(key, []).append((connection, run, reserved))
+        for key, members in found.items():
+            self._execute_runs(self._routes[key], members, started)
+        return sum(map(len, found.values()))
+
+    def _execute_runs(self, route: Route, members: list[tuple[Connection, Run, int]], started: float) -> None:
+        """Execute the runs of several connections, and answer each of them."""
+        assert route.batch is not None, "it has decoded them"
         contexts = [
-            Context(self._services, connection.peer, PRODUCE, run.version, run.correlation_ids[0], "")
-            for run, connection in zip(runs, members, strict=True)
-        ]
-
-        def reply_to(number: int) -> Reply:
-            connection, requests = members[number], len(runs[number].groups)
-            slot = connection.next_slot()
-            return Reply(route, contexts[number], connection, slot, started=started, requests=requests)
-
+            Context(
+                self._services, connection.peer, route.api.key, run.version, run.correlation_ids[0], "", connection
+            )
+            for connection, run, _ in members
+        ]  # fmt: skip
         try:
-            outcomes = handle_produce_runs(runs, contexts)
+            outcomes = route.batch.execute([run for _, run, _ in members], contexts)
         except Exception:
-            for number in range(len(runs)):
-                reply_to(number).failed()
-            return len(runs), None
-        if isinstance(outcomes, int):
-            return len(runs), members[outcomes]
-        for connection, run in zip(members, runs, strict=True):
+            for (connection, run, reserved), context in zip(members, contexts, strict=True):
+                self._budget.release(reserved)
+                Reply(route, context, connection, connection.next_slot(), started=started).failed()
+                connection.executed(run.ends[-1])
+            return
+        for connection, run, _ in members:
             connection.executed(run.ends[-1])  # all of them, before anything else can go wrong: none comes twice
-        for number, outcome in enumerate(outcomes):
-            reply = reply_to(number)
-            try:
-                self._settle(outcome, reply)
-            except Exception:
-                logger.exception("an answer to %s cannot be given", members[number].peer.peer_host)
-                reply.refuse()
-        return len(runs), None
+        for (connection, run, reserved), context, outcome in zip(members, contexts, outcomes, strict=True):
+            self._answer_run(route, connection, context, outcome, len(run.ends), reserved, started)
 
-    def _short_fetch(self, connection: Connection, data: memoryview, start: int, end: int) -> int:
-        """Execute a Fetch if the short way has the answer; where it ends. Whatever is wrong is for ``dispatch``."""
-        begin = start + 4
-        behind = begin + int.from_bytes(data[start:begin], "big")
-        if behind > end or behind > begin + LARGEST_SHORT_FETCH:
-            return start
-        started = time.perf_counter()
-        route = self._routes[FETCH]
+    def _answer_run(
+        self,
+        route: Route,
+        connection: Connection,
+        context: Context,
+        outcome: Any,
+        count: int,
+        reserved: int,
+        started: float,
+    ) -> None:
+        """Answer so many requests that were executed together, now or later; a coroutine keeps what was reserved."""
         try:
-            _, version, correlation_id, _, body = messages.parse_request_header(data[begin:behind])
-            if not route.lowest <= version <= route.api.max_version:
-                return start
-            found = short_fetch(route.decode(version, data[begin + body : behind]), self._services, version)
-        except messages.MalformedRequest:
-            return start
+            if type(outcome) is Done and type(outcome[0]) in _WHOLE:
+                connection.deliver(outcome[0] if type(outcome[0]) is list else (outcome[0],))
+                route.counted.value += count
+                route.observe(time.perf_counter() - started, count)
+                return
+            reply = Reply(route, context, connection, connection.next_slot(), started=started, requests=count)
+            if reserved and inspect.iscoroutine(outcome):
+                reply.slot.cost += reserved
+                reserved = 0
+            self._settle(outcome, reply)
         except Exception:
-            logger.exception("the short way of a Fetch failed")
-            return start
-        if found is None:
-            return start
-        part, outcome = found
-        connection.gathers = False
-        connection.deliver(hot.encode_fetch_answer(version, correlation_id, part, outcome))
-        route.counted.value += 1
-        route.observe(time.perf_counter() - started, 1)
-        return behind
+            logger.exception("an answer to %s cannot be given", connection.peer.peer_host)
+            connection.close(f"{route.api.name} failed")
+        finally:
+            if reserved:
+                self._budget.release(reserved)
 
     def _settle(self, outcome: Any, reply: Reply) -> None:
         if isinstance(outcome, Done):
             reply.send(outcome.response)
-        elif isinstance(outcome, Park):
-            if reply.route.api.key == PRODUCE:
-                reply.slot.serial = False  # it has appended: the next request need not wait for the replicas
-            reply.park(outcome, self._parking)
+        elif isinstance(outcome, DelayedResponse):
+            reply.slot.serial = outcome.serial
+            self._purgatory.delay(outcome, reply.slot, reply.send, reply.failed)
+            reply.connection.pump()  # a request that may run beside this one has perhaps arrived already
+        elif inspect.isgenerator(outcome):
+            self._pace(outcome, reply)
         elif inspect.iscoroutine(outcome):
             task = self._services.loop.create_task(self._await(outcome, reply))
             self._tasks.add(task)
@@ -272,9 +311,33 @@ class Dispatcher:
             logger.error("the handler of %s returned %r", reply.route.api.name, type(outcome))
             reply.refuse()
 
+    def _pace(self, work: Any, reply: Reply) -> None:
+        """Not within :meth:`_settle`, which every request passes: a closure's variables would make it dearer."""
+        if reply.route.api.large:
+            self._pace_to_its_end(work, reply)
+        else:
+            self._pacing.start(work, reply.gone, lambda found: self._settle(found, reply), reply.failed)
+
+    def _pace_to_its_end(self, work: Any, reply: Reply) -> None:
+        """The records of a request are appended though its client has gone, and those of the requests behind it."""
+        connection = reply.connection
+        connection.lasting = True
+
+        def done(found: Any) -> None:
+            connection.lasting = False
+            self._settle(found, reply)
+
+        def failed() -> None:
+            connection.lasting = False
+            reply.failed()
+
+        self._pacing.start(work, lambda: False, done, failed)
+
     async def _await(self, coroutine: Any, reply: Reply) -> None:
         try:
             outcome = await coroutine
+        except ClientGone:
+            return
         except asyncio.CancelledError:
             reply.refuse()
             raise
@@ -284,7 +347,7 @@ class Dispatcher:
         self._settle(outcome, reply)
 
     def _unsupported_api_versions(self, slot: Slot, correlation_id: int) -> None:
-        """KIP-511: whoever asks in a version we don't know is answered in version 0, with what we do know."""
+        """KIP-511: a request in an unknown version is answered in version 0, with the versions that are served."""
         api = APIS[API_VERSIONS]
         known = messages.ApiVersionsResponse.ApiVersion(
             api_key=API_VERSIONS, min_version=api.min_version, max_version=api.max_version
@@ -300,13 +363,9 @@ class Dispatcher:
 
     def close(self) -> None:
         """Cancel the coroutines that still run."""
+        self._pacing.close()
         for task in list(self._tasks):
             task.cancel()
-
-
-def _is_small(run: hot.ProduceRun, start: int) -> bool:
-    """Whether requests like the run's first gain by being executed with others: large ones only leave the cache."""
-    return run.ends[0] - start < LARGE_FRAME
 
 
 class Reply:
@@ -343,13 +402,44 @@ class Reply:
                 response.release()
             self.slot.answer([])
             return
+        if type(response) in _SHORT:  # every Produce and Fetch
+            self._give(response)
+        elif type(response) is GeneratorType:
+            self.route.pacing.start(response, self.gone, self._encode, self.failed)
+        else:
+            self._encode(response)
+
+    def _encode(self, response: Any) -> None:
+        if _is_long(response, self.context.api_version):
+            self.route.pacing.start(self._pieces(response), self.gone, self.slot.answer, self._cannot_encode)
+        else:
+            self._give(response)
+
+    def _give(self, response: Any) -> None:
         try:
             chunks = self._chunks(response)
         except Exception:
-            logger.exception("cannot encode the answer to %s version %d", self.route.api.name, self.context.api_version)
-            self.refuse()
+            self._cannot_encode()
             return
         self.slot.answer(chunks)
+
+    def gone(self) -> bool:
+        """Whether the connection has closed, so that nothing waits for the answer."""
+        return self.connection.closed
+
+    def _cannot_encode(self) -> None:
+        logger.exception("cannot encode the answer to %s version %d", self.route.api.name, self.context.api_version)
+        self.refuse()
+
+    def _pieces(self, response: Any) -> Work:
+        """The answer's chunks, if it is long."""
+        context = self.context
+        encoded = []
+        for piece in pieces.pieces(response, context.api_version):
+            encoded.append(piece)
+            yield
+        header = messages.encode_response_header(context.api_key, context.api_version, context.correlation_id)
+        return hot.framed(header, [b"".join(encoded)])
 
     def _chunks(self, response: Any) -> list[Chunk]:
         if response is None:
@@ -363,33 +453,6 @@ class Reply:
         if not isinstance(response, bytes):
             response = messages.encode_response(response, context.api_key, context.api_version)
         return hot.framed(header, [response])
-
-    def park(self, park: Park, parking: Parking) -> None:
-        """Answer when the park completes, expires, or never if the connection goes first."""
-        timer: Timer | None = None
-
-        def complete(response: Any) -> None:
-            if timer is not None:
-                parking.cancel(timer)
-            self.send(response)
-
-        def drop() -> None:
-            if timer is not None:
-                parking.cancel(timer)
-            park.drop()
-
-        def expire() -> None:
-            try:
-                park.expire()
-            except Exception:
-                park.drop()
-                self.failed()
-
-        if park.deadline_ms is not None and not park.done:
-            timer = parking.later(park.deadline_ms, expire)
-        self.slot.on_drop = drop
-        park.attach(complete)
-        self.connection.pump()  # a request that may run beside this one has perhaps arrived already
 
     def failed(self) -> None:
         """The handler raised: our bug. The client gets UNKNOWN_SERVER_ERROR where the answer has a place for it."""
@@ -407,18 +470,12 @@ class Reply:
         self.slot.answer([])
 
 
-def error_response(key: int, version: int, request: Any, code: ErrorCode) -> Any:
-    """An answer that says nothing but the error, if that API's answer has a place for one; else None.
+_WHOLE = (hot.Frames, list)
+_SHORT = (hot.Frames, hot.Encoded, bytes, type(None))
 
-    Most answers carry an ``error_code`` at the top. A Produce carries one per partition, so its request is needed.
-    """
-    response = messages.response_class(key)
-    if key == PRODUCE and request is not None:
-        return hot.encode_produce_response(version, [(part, hot.ProduceOutcome(code)) for part in request.parts])
-    field = response._struct.fields.get("error_code")
-    if field is None or not field.for_version_q(version):
-        return None
-    return response(version=version, error_code=code)
+
+def _is_long(response: Any, version: int) -> bool:
+    return type(response) not in _SHORT and pieces.is_long(response, version)
 
 
 def _library_decoder(key: int) -> Callable[[int, memoryview], Any]:

@@ -7,35 +7,93 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from sys import getrefcount
 from typing import Protocol
 
 from _native.io import FilePart
-from brokers.server.blocks import Blocks
+from wire.apis import LARGE_KEYS
 
 LENGTH_SIZE = 4
+KEY_SIZE = 2
 LARGE_FRAME = 64 * 1024
 """From here on the rest of a frame is received where the frame will lie, up to its own end only."""
 SMALL_BLOCK = 16 * 1024
 """What a frame gets of which hardly more than its size has come; then four times of what has."""
 _NOTHING = memoryview(b"")
+RECEIVE_BYTES = 256 * 1024
+LARGE_STEP = 64 * 1024
+KEPT = 8
+"""Blocks for what is used up in a turn."""
+LARGE_KEPT = 4
+LARGE_MOST = 2 * 1024 * 1024
+_ALONE = 2
+"""References to a block that only its list refers to, as seen by getrefcount: the list's and the call's."""
 
 
 class FrameError(ValueError):
     """The length prefix is impossible: the connection cannot go on."""
 
 
+class TlsHandshake(FrameError):
+    """The bytes are the beginning of a TLS connection, which a PLAINTEXT listener does not understand."""
+
+
+TLS_HANDSHAKE = 0x1603
+"""The first two bytes of every TLS connection: a handshake record of TLS. As a length they mean 369 MB."""
+
+
+class Blocks:
+    """Blocks that are given out as views. A block is given out again when no view of it is left.
+
+    Nothing is given back: a view refers to its block, and that can be counted. A frame that is still held costs the
+    next receiver a new block, never a byte of the frame.
+    """
+
+    def __init__(self, size: int = RECEIVE_BYTES) -> None:
+        self._size = size
+        self._common: list[bytearray] = []
+        self._large: list[bytearray] = []
+
+    def common(self) -> memoryview:
+        """A block for what is used up in a turn of the loop, whole: the same one, unless it is still read."""
+        kept = self._common
+        if kept and getrefcount(kept[0]) <= _ALONE:
+            return memoryview(kept[0])
+        return memoryview(self._free(kept, self._size, KEPT))
+
+    def _free(self, kept: list[bytearray], size: int, most: int) -> bytearray:
+        for index in range(len(kept)):
+            if len(kept[index]) >= size and getrefcount(kept[index]) <= _ALONE:
+                return kept[index]
+        block = bytearray(size)
+        if size <= LARGE_MOST:
+            if len(kept) >= most:
+                del kept[0]
+            kept.append(block)
+        return block
+
+    def large(self, size: int) -> memoryview:
+        """A block for one large frame. A few are kept: fresh memory costs the system more than receiving into it."""
+        if size < LARGE_STEP:
+            return memoryview(bytearray(size))
+        return memoryview(self._free(self._large, -(-size // LARGE_STEP) * LARGE_STEP, LARGE_KEPT))[:size]
+
+
 class Framer:
     """Cuts frames out of received bytes, one when asked. Holds at most one read beyond the current frame.
 
     A turn is :meth:`into`, :meth:`received`, frames by :meth:`next`, and :meth:`keep` before the loop's block goes to
-    somebody else. Frames are cut where they were received. What is left of a turn is kept here and moves to the front
-    of the next block; the first part of a large frame moves into a block of its own, which receives the rest.
+    another connection. Frames are cut where they were received. What is left of a turn is kept here and moves to the
+    front of the next block; the first part of a large frame moves into a block of its own, which receives the rest.
     """
 
-    __slots__ = ("_blocks", "_data", "_end", "_have", "_last", "_lent", "_max_frame", "_size", "_start", "_whole")
+    __slots__ = (
+        "_blocks", "_data", "_end", "_have", "_last", "_lent", "_max_control", "_max_frame", "_size", "_start", "_whole"
+    )  # fmt: skip
 
-    def __init__(self, max_frame: int, blocks: Blocks) -> None:
+    def __init__(self, max_frame: int, blocks: Blocks, max_control: int | None = None) -> None:
         self._max_frame = max_frame
+        self._max_control = max_frame if max_control is None else min(max_control, max_frame)
         self._blocks = blocks
         self._data = _NOTHING
         self._start = self._end = 0
@@ -99,6 +157,8 @@ class Framer:
     def size(self) -> int | None:
         """The size of the frame that is next or being received, None before its prefix is there.
 
+        A large one is known only when its API key is there, too: most APIs have a cap of their own.
+
         Raises:
             FrameError: negative, or above the cap.
 
@@ -110,14 +170,27 @@ class Framer:
             return None
         size = int.from_bytes(self._data[start : start + LENGTH_SIZE], "big", signed=True)
         if not 0 <= size <= self._max_frame:
+            if size >> 16 == TLS_HANDSHAKE:
+                raise TlsHandshake(
+                    "the client speaks TLS, this listener is PLAINTEXT: set security.protocol=PLAINTEXT at the client"
+                )
             raise FrameError(f"a frame of {size} bytes; allowed are 0 to {self._max_frame} (socket.request.max.bytes)")
+        if size > self._max_control:
+            if self._end - start < LENGTH_SIZE + KEY_SIZE:
+                return None
+            key = int.from_bytes(self._data[start + LENGTH_SIZE : start + LENGTH_SIZE + KEY_SIZE], "big")
+            if key not in LARGE_KEYS:
+                raise FrameError(
+                    f"a frame of {size} bytes with API key {key}; a request that carries no records has "
+                    f"{self._max_control} at most (socket.control.request.max.bytes)"
+                )
         self._size = size
         return size
 
     def next(self) -> memoryview | None:
         """The next whole frame without its prefix, or None. Writable, and the caller's alone.
 
-        It shares its memory with what was received beside it: who keeps it beyond the turn copies it.
+        It shares its memory with what was received beside it: to keep it beyond the turn, copy it.
 
         Raises:
             FrameError: as :meth:`size`.
@@ -158,8 +231,8 @@ class Framer:
     def keep(self) -> None:
         """The turn is over: keep what is left, for the block it lies in is the loop's."""
         if self._lent:
-            if self._start == self._end:
-                self._forget()
+            if self._start == self._end:  # as _forget
+                self._data, self._start, self._end, self._lent = _NOTHING, 0, 0, False
             else:
                 self._data = memoryview(bytearray(self._data[self._start : self._end]))
                 self._start, self._end = 0, len(self._data)
@@ -286,7 +359,12 @@ class Outbox:
     def sent(self, count: int) -> None:
         """``count`` bytes from the head are with the kernel."""
         if count == self.pending:
-            self.clear()
+            if count != self.held:
+                for chunk in self.chunks:
+                    if not isinstance(chunk, bytes):
+                        chunk.release()
+            self.chunks.clear()
+            self.offset = self.pending = self.held = 0
             return
         self.pending -= count
         while count:

@@ -2,66 +2,74 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
+import functools
 import logging
 import socket
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from brokers.api.base import Connection as Peer
+from brokers.api.base import ClientConnection as Peer
 from brokers.api.base import Services
 from brokers.model import Endpoint
-from brokers.server.blocks import Blocks
+from brokers.server.batching import ConnectionBatcher
 from brokers.server.connection import Connection
+from brokers.server.descriptors import Descriptors
 from brokers.server.disk import ReadAhead
 from brokers.server.dispatch import Dispatcher
-from brokers.server.gathering import Gathering
+from brokers.server.framing import Blocks
 from brokers.server.limits import ByteBudget, ConnectionCaps, QuietLog
-from brokers.server.parking import Parking
+from brokers.server.purgatory import Purgatory
+from brokers.server.reserve import Reserve
 
 if TYPE_CHECKING:
     from brokers.config import BrokerConfig
+    from brokers.timers import Timer
 
 logger = logging.getLogger(__name__)
 
-BACKLOG = 1024
 ACCEPTS_PER_TURN = 64
-SWEEP_SECONDS = 1.0
+SWEEP_MS = 1_000
 PARTIAL_FRAME_MS = 30_000
-ACCEPT_PAUSE_SECONDS = 0.2
+ACCEPT_PAUSE_MS = 200
 
 
 class Server:
     """Accepts connections and executes their requests. Everything runs on one loop.
 
-    :meth:`bind` takes the addresses and tells the ports that were chosen for port 0; nobody is accepted until
-    :meth:`serve`: a broker learns its ports before it registers, and answers only once it has.
+    :meth:`bind` takes the addresses and tells the ports that were chosen for port 0. :meth:`listen` makes them the
+    broker's own, which comes before it registers: of two that are bound to a port only one may listen. Connections
+    wait in the backlog until :meth:`serve`.
     """
 
-    def __init__(self, config: BrokerConfig) -> None:
+    def __init__(self, config: BrokerConfig, descriptors: Descriptors | None = None) -> None:
         self.config = config
+        self._descriptors = descriptors
         self._services: Services | None = None
+        self._listening = False
         self._listeners: list[tuple[Endpoint, socket.socket]] = []
         self._connections: dict[int, Connection] = {}
         self._numbers = 0
-        self._sweeper: asyncio.TimerHandle | None = None
-        self._caps = ConnectionCaps(config.max_connections, config.max_connections_per_ip)
+        self._sweeper: Timer | None = None
+        self._caps = ConnectionCaps(
+            config.max_connections, config.max_connections_per_ip, config.max_connections_per_ip_overrides
+        )
         self.budget = ByteBudget(config.queued_max_request_bytes)
         self.max_frame = config.socket_request_max_bytes
+        self.max_control_frame = config.socket_control_request_max_bytes
         self.max_outbox = config.connection_outbox_max_bytes
         self.max_in_flight = config.max_in_flight_requests_per_connection
         self._held = 0
         self._relieving = False
         self.blocks = Blocks()
 
-    # -- life -----------------------------------------------------------------------------------------------------
+    # -- lifecycle ------------------------------------------------------------------------------------------------
 
     def bind(self, endpoints: Sequence[Endpoint]) -> tuple[Endpoint, ...]:
         """Bind every listener; returns them with the ports that the system chose for port 0.
 
         Raises:
-            OSError: an address is taken or not ours; nothing stays bound then.
+            OSError: an address is taken or not ours (``filename`` is it); nothing stays bound then.
 
         """
         try:
@@ -71,7 +79,10 @@ class Server:
                 self._listeners.append((endpoint, sock))
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 sock.setblocking(False)
-                sock.bind((endpoint.host, endpoint.port))
+                try:
+                    sock.bind((endpoint.host, endpoint.port))
+                except OSError as error:
+                    raise OSError(error.errno, error.strerror, f"{endpoint.host}:{endpoint.port}") from error
         except OSError:
             self._close_listeners()
             raise
@@ -79,6 +90,27 @@ class Server:
             (endpoint._replace(port=sock.getsockname()[1]), sock) for endpoint, sock in self._listeners
         ]  # fmt: skip
         return self.endpoints
+
+    def listen(self) -> None:
+        """Let clients connect; no-op if they can. They are answered from :meth:`serve` on.
+
+        Raises:
+            OSError: another process, bound to the same address, listens; ``filename`` is the address.
+
+        """
+        if self._listening:
+            return
+        for endpoint, sock in self._listeners:
+            try:
+                sock.listen(self.config.socket_listen_backlog_size)
+            except OSError as error:
+                raise OSError(error.errno, error.strerror, f"{endpoint.host}:{endpoint.port}") from error
+        self._listening = True
+
+    @property
+    def serving(self) -> bool:
+        """Are requests answered?"""
+        return self._services is not None
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
@@ -88,20 +120,22 @@ class Server:
     def serve(
         self, services: Services, handlers: dict[int, Callable[[Any, Any], Any]] | None = None
     ) -> None:  # fmt: skip
-        """Start to accept. ``handlers`` replaces the API table's handlers in tests."""
+        """Start to accept. ``handlers`` replaces the API table's handlers in tests. Raises OSError: as ``listen``."""
+        self.listen()
         self._services = services
         self.loop = services.loop
         self.clock = services.clock
         self.metrics = services.metrics
         self.quiet = QuietLog(services.clock.mono_ms)
         self.read_ahead = ReadAhead(self.loop)
-        self.parking = Parking(self.loop, services.clock)
-        self._dispatcher = Dispatcher(services, self.parking, self.budget, self.quiet, handlers)
+        self.timers = services.timers
+        self.purgatory = Purgatory(self.timers)
+        self._dispatcher = Dispatcher(services, self.purgatory, self.budget, self.quiet, handlers)
         self.dispatch = self._dispatcher.dispatch
         self.dispatch_run = self._dispatcher.dispatch_run
-        self.gather = Gathering(self.loop, self._dispatcher.dispatch_runs).gather
+        self._reserve = Reserve(self.loop, self.timers, self._other_brokers)
+        self.join_batch = ConnectionBatcher(self.loop, self._dispatcher.dispatch_runs).join_batch
         for endpoint, sock in self._listeners:
-            sock.listen(BACKLOG)
             self.loop.add_reader(sock.fileno(), self._accept, endpoint, sock)
             logger.info("listens on %s://%s:%d", *endpoint[:3])
         self._sweep()
@@ -114,9 +148,9 @@ class Server:
         if self._sweeper is not None:
             self._sweeper.cancel()
         self._dispatcher.close()
+        self._reserve.close()
         for connection in list(self._connections.values()):
             connection.flush_and_close("the broker stops")
-        self.parking.close()
         self.read_ahead.close()
         self._services = None
 
@@ -126,6 +160,7 @@ class Server:
                 self.loop.remove_reader(sock.fileno())
             sock.close()
         self._listeners = []
+        self._listening = False
 
     # -- connections ----------------------------------------------------------------------------------------------
 
@@ -138,9 +173,12 @@ class Server:
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                     # accepting again at once would spin: the waiting connection stays in the backlog
-                    logger.error("cannot accept a connection: %s", error)
+                    if self._descriptors is not None and error.errno in (errno.EMFILE, errno.ENFILE):
+                        self._descriptors.ran_out("cannot accept a connection", error)
+                    else:
+                        logger.error("cannot accept a connection: %s", error)
                     self.loop.remove_reader(listener.fileno())
-                    self.loop.call_later(ACCEPT_PAUSE_SECONDS, self._accept_again, endpoint, listener)
+                    self.timers.later(ACCEPT_PAUSE_MS, functools.partial(self._accept_again, endpoint, listener))
                     return
                 raise
             self._admit(endpoint, sock, address[0])
@@ -153,19 +191,35 @@ class Server:
         """Brokers among themselves must not be shut out by clients, if they have a listener of their own."""
         return len(self._listeners) == 1 or listener != self.config.inter_broker_listener()
 
+    def _other_brokers(self) -> set[int]:
+        metadata = self._services.metadata if self._services is not None else None
+        return set(metadata.brokers) - {self.config.broker_id} if metadata is not None else set()
+
     def _admit(self, endpoint: Endpoint, sock: socket.socket, host: str) -> None:
-        if self._counted(endpoint.listener):
-            cap = self._caps.admit(host)
-            if cap is not None:
-                self.metrics.refused.labels("connections").inc()
-                self.quiet.warning("%s: refused, %s is reached", host, cap)
-                sock.close()
-                return
         sock.setblocking(False)
+        self._numbers += 1
+        number = self._numbers
+        if self._services is not None:
+            config = self._services.metadata.effective  # the caps are dynamic
+            self._caps.limit(
+                config.max_connections, config.max_connections_per_ip, config.max_connections_per_ip_overrides
+            )
+        cap = self._caps.admit(host) if self._counted(endpoint.listener) else None
+        if cap is None:
+            self._begin(number, endpoint, sock, host)
+            return
+
+        def refuse() -> None:
+            self.metrics.refused.labels("connections").inc()
+            self.quiet.warning("%s: refused, %s is reached", host, cap)
+            sock.close()
+
+        self._reserve.consider(number, sock, lambda: self._begin(number, endpoint, sock, host), refuse)
+
+    def _begin(self, number: int, endpoint: Endpoint, sock: socket.socket, host: str) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        self._numbers += 1
-        peer = Peer(self._numbers, endpoint.listener, host)
+        peer = Peer(number, endpoint.listener, host)
         self._connections[peer.id] = Connection(self, sock, peer)
         self.metrics.connections.set(len(self._connections))
 
@@ -173,9 +227,11 @@ class Server:
         """A connection is closed."""
         if self._connections.pop(connection.peer.id, None) is None:
             return
-        if self._counted(connection.peer.listener):
+        if not self._reserve.leave(connection.peer.id) and self._counted(connection.peer.listener):
             self._caps.leave(connection.peer.peer_host)
         self.metrics.connections.set(len(self._connections))
+        if self._services is not None:
+            self._services.disconnects.closed(connection.peer.id)
 
     def held(self, difference: int) -> None:
         """Connections hold more or less. Above ``queued.max.request.bytes`` the one that holds most is closed.
@@ -208,4 +264,4 @@ class Server:
             reason = connection.overdue(now_ms, PARTIAL_FRAME_MS, self.config.connections_max_idle_ms)
             if reason is not None:
                 connection.close(reason)
-        self._sweeper = self.loop.call_later(SWEEP_SECONDS, self._sweep)
+        self._sweeper = self.timers.later(SWEEP_MS, self._sweep)

@@ -18,6 +18,8 @@ from wire import messages
 
 PRODUCE, FETCH = 0, 1
 PRODUCE_VERSION, FETCH_VERSION = 11, 12
+OFFSET_COMMIT, OFFSET_COMMIT_VERSION = 8, 8
+END_TXN, END_TXN_VERSION = 26, 3
 CLIENT_ID = "perf"
 ALL = -1
 _HEAD = struct.Struct("<6I2Q")
@@ -90,8 +92,10 @@ def fetch_frame(
     offset: int = 0,
     max_wait_ms: int = 500,
     min_bytes: int = 1,
+    session_id: int = 0,
+    session_epoch: int = -1,
 ) -> Frame:
-    """A Fetch of one partition whose batches are all alike, without a fetch session."""
+    """A Fetch of one partition whose batches are all alike; without a fetch session, unless one is named."""
     request = messages.request_class(FETCH)
 
     def encoded(position: int) -> bytes:
@@ -101,8 +105,8 @@ def fetch_frame(
         )  # fmt: skip
         message = request(
             version=FETCH_VERSION, max_wait_ms=max_wait_ms, min_bytes=min_bytes, max_bytes=max_bytes,
-            isolation_level=0, session_id=0, session_epoch=-1, rack_id="", forgotten_topics_data=[],
-            topics=[request.FetchTopic(topic=topic, partitions=[part])],
+            isolation_level=0, session_id=session_id, session_epoch=session_epoch, rack_id="",
+            forgotten_topics_data=[], topics=[request.FetchTopic(topic=topic, partitions=[part])],
         )  # fmt: skip
         return messages.encode_request(FETCH, FETCH_VERSION, 0, CLIENT_ID, message)
 
@@ -112,6 +116,31 @@ def fetch_frame(
     # error, three offsets, no aborted transactions, preferred replica
     records_at = error_at + 2 + 24 + 1 + 4
     return Frame(encoded(offset), error_at, records_at, offset_at, batch_bytes, batch_records, 0, wrap)
+
+
+def offset_commit_frame(group: str, topic: str, partition: int, offset: int) -> Frame:
+    """An OffsetCommit of one partition, of a consumer that assigns its partitions itself."""
+    request = messages.request_class(OFFSET_COMMIT)
+    part = request.OffsetCommitRequestTopic.OffsetCommitRequestPartition(
+        partition_index=partition, committed_offset=offset, committed_leader_epoch=-1, committed_metadata=""
+    )
+    message = request(
+        version=OFFSET_COMMIT_VERSION, group_id=group, generation_id_or_member_epoch=-1, member_id="",
+        group_instance_id=None, topics=[request.OffsetCommitRequestTopic(name=topic, partitions=[part])],
+    )  # fmt: skip
+    frame = messages.encode_request(OFFSET_COMMIT, OFFSET_COMMIT_VERSION, 0, CLIENT_ID, message)
+    # correlation id, header tags, throttle, topics, name, partitions, index
+    return Frame(frame, error_at=4 + 1 + 4 + 1 + 1 + len(topic) + 1 + 4)
+
+
+def end_txn_frame(transactional_id: str, producer_id: int, producer_epoch: int, *, commit: bool) -> Frame:
+    """An EndTxn of a client without transaction version 2."""
+    message = messages.request_class(END_TXN)(
+        version=END_TXN_VERSION, transactional_id=transactional_id, producer_id=producer_id,
+        producer_epoch=producer_epoch, committed=commit,
+    )  # fmt: skip
+    frame = messages.encode_request(END_TXN, END_TXN_VERSION, 0, CLIENT_ID, message)
+    return Frame(frame, error_at=4 + 1 + 4)  # correlation id, header tags, throttle
 
 
 def write_frames(path: Path, frames: Sequence[Frame]) -> None:

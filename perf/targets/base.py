@@ -1,4 +1,4 @@
-"""A cluster of server processes on this machine's loopback, started and ended by whoever measures it."""
+"""A cluster of server processes on this machine's loopback, started and stopped by the suite."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from coordination.ensemble import spawn
+from coordination.ensemble import free_ports, spawn
 from perf.generator.frames import fetch_frame
 from wire import messages
 
@@ -88,7 +88,7 @@ class Cluster:
         ]
         self._admin: Any = None
 
-    # ---- life
+    # ---- start and end
 
     def start(self) -> None:
         """Start everything and wait until each broker answers."""
@@ -206,12 +206,3 @@ def _answers(address: Address) -> bool:
             return len(sock.recv(8)) > 0
     except OSError:
         return False
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that are free now and that nobody else here will ask for, below the kernel's own range where possible."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for sock in sockets:
-            sock.bind((HOST, 0))
-        return [int(sock.getsockname()[1]) for sock in sockets]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from coordination import ensemble
 from perf.build import ROOT
-from perf.targets.base import HOST, Broker, Cluster, free_ports
+from perf.targets.base import HOST, Broker, Cluster
 
 ZOOKEEPER_HEAP = "-Xmx512m"
 """As a fleet with 10,000 partitions needs it."""
@@ -37,7 +37,7 @@ class Fleetlog(Cluster):
         super().__init__(brokers, directory)
         self.tree, self.native = tree, native
         self.zookeeper: ensemble.ZooKeeperNode | None = None
-        self._admin_ports = dict(enumerate(free_ports(brokers), start=1))
+        self._admin_ports = dict(enumerate(ensemble.free_ports(brokers), start=1))
         self._settings = {name.replace("_", "."): value for name, value in settings.items()}
 
     def start(self) -> None:

@@ -8,9 +8,9 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from coordination.ensemble import EnsembleError, find_java
+from coordination.ensemble import EnsembleError, find_java, free_ports
 from perf.build import ROOT, TARGET
-from perf.targets.base import HOST, Broker, Cluster, TargetError, free_ports
+from perf.targets.base import HOST, Broker, Cluster, TargetError
 
 POM = ROOT / "tests" / "kafka_jars" / "pom.xml"
 GOAL = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:build-classpath"

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from tests.chaos import checks_batches, checks_life, checks_log, checks_order
+from tests.chaos import checks_batches, checks_life, checks_log, checks_order, checks_topics
 from tests.chaos.checks_life import Demands
 from tests.chaos.history import Event, History, parse, read
 from tests.chaos.logs import Logs
@@ -22,7 +22,13 @@ def check(history: History, demands: Demands | None = None) -> Report:
     """All passes over one history."""
     report = Report(errors=dict(history.errors))
     logs = Logs(history)
-    for look in (*checks_log.CHECKS, *checks_order.CHECKS, *checks_batches.CHECKS, checks_life.rest):
+    for look in (
+        *checks_log.CHECKS,
+        *checks_order.CHECKS,
+        *checks_batches.CHECKS,
+        *checks_topics.CHECKS,
+        checks_life.rest,
+    ):
         look(logs, report)
     checks_life.vacuity(logs, report, demands or Demands())
     return report

@@ -1,4 +1,4 @@
-"""Batches of Spark's sink: each is there once, the fence says which was the last, and who is locked out stays out."""
+"""Batches of Spark's sink: each is there once, the fence says which was the last, and a fenced driver stays out."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tests.chaos.history import RC, RU, Fault, History
+from tests.chaos.history import FOREVER, RC, RU, TELLERS, Fault, History
 from tests.chaos.logs import Logs
 from tests.chaos.report import Report
 
@@ -43,6 +43,11 @@ def successes(history: History) -> Counter[str]:
         counts["records read"] += sum(map(len, poll.records.values()))
     counts["commit ok"] = sum(commit.outcome == "ok" for commit in history.commits)
     counts["committed"] = len(history.committed)
+    counts["trim ok"] = sum(trim.t1 < FOREVER for trim in history.trims)
+    counts["topic again"] = sum(again.read is not None for again in history.agains)
+    counts["transfer ok"] = sum(
+        op.outcome == "ok" and any(group == TELLERS for group, _ in op.offsets) for op in history.ops
+    )
     for answer in history.ends:
         counts[f"ends {answer.isolation}"] += 1
     counts["rebalance"] = sum(

@@ -47,7 +47,7 @@ def _inside(logs: Logs, who: str, isolation: str, key: str, records: Records, re
 
 
 def group_starts(logs: Logs, report: Report) -> None:
-    """After a rebalance a member goes on at the committed offset: not before what was acknowledged to anybody before
+    """After a rebalance a member goes on at the committed offset: not before what was acknowledged to any member before
     the assignment (stale), not after everything that anybody ever tried to commit (skipped). Where a member keeps a
     partition, it may also go on where it was: some clients do."""
     commits: dict[tuple[str, str], list[Commit]] = defaultdict(list)
@@ -101,7 +101,7 @@ def sends(logs: Logs, report: Report) -> None:
 
 
 Step = tuple[int, int, int, str]
-"""(time, 1 to ask or 0 to tell, offset, who): what is told before somebody asks is a floor under the answer."""
+"""(time, 1 to ask or 0 to tell, offset, who): what is told before a question is a floor under the answer."""
 
 
 def _floors(steps: Iterable[Step]) -> Iterable[tuple[int, str, int, str]]:
@@ -158,7 +158,7 @@ def log_ends(logs: Logs, report: Report) -> None:
 
 
 def committed_offsets(logs: Logs, report: Report) -> None:
-    """OffsetFetch never goes back, never below what was acknowledged, and never says what nobody committed."""
+    """OffsetFetch never goes back, never below what was acknowledged, and never says what no member committed."""
     commits: dict[tuple[str, str], list[Commit]] = defaultdict(list)
     for commit in logs.history.commits:
         commits[commit.group, commit.key].append(commit)

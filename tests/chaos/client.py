@@ -11,13 +11,24 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.chaos import final, workload_batches, workload_produce, workload_read, workload_txn
+from tests.chaos import (
+    final,
+    workload_batches,
+    workload_hurried,
+    workload_produce,
+    workload_read,
+    workload_topics,
+    workload_txn,
+)
+from tests.chaos.history import TELLERS
 from tests.chaos.recorder import Life, Recorder
 
-TOPICS = {"plain": 2, "idem": 3, "txn": 3, "in": 2, "out": 2, "sink": 3}
+TRIMMED = "trimmed"
+"""The topic whose records are deleted now and then."""
+TOPICS = {"plain": 2, "idem": 3, "txn": 3, "in": 2, "out": 2, "sink": 3, "orders": 2, "bank": 3, TRIMMED: 2}
 """Topic -> partitions."""
 READERS, WORKERS = "readers", "workers"
-GROUPS = {READERS: "idem", WORKERS: "in"}
+GROUPS = {READERS: "idem", WORKERS: "in", TELLERS: "orders"}
 """Group -> the topic it reads."""
 GAVE_UP = 3
 
@@ -40,11 +51,19 @@ ROLES: dict[str, tuple[dict[str, str], Role]] = {
     "input": ({}, _produce(workload_produce.confluent, "in", 15)),
     "txn": ({"iso": "rc"}, lambda r, li, b, slot: workload_txn.mixed(r, li, b, "txn", TOPICS["txn"], 4, slot)),
     "txn-kp": ({}, lambda r, li, b, slot: workload_txn.kafka_python(r, li, b, "txn", TOPICS["txn"], 4, slot)),
+    "txn-raw": ({}, lambda r, li, b, slot: workload_hurried.transactions(r, li, b, "txn", TOPICS["txn"], 6, slot)),
     "sink": ({}, lambda r, li, b, slot: workload_batches.driver(r, li, b, "sink", TOPICS["sink"], slot)),
     "worker": (
         {"iso": "rc", "group": WORKERS},
         lambda r, li, b, slot: workload_txn.worker(r, li, b, "in", "out", TOPICS["out"], slot, WORKERS),
     ),
+    "orders": ({}, _produce(workload_produce.confluent, "orders", 8)),
+    "teller": (
+        {"iso": "rc", "group": TELLERS},
+        lambda r, li, b, slot: workload_txn.teller(r, li, b, "orders", "bank", TOPICS["bank"], slot, TELLERS),
+    ),
+    "trimmed": ({}, _produce(workload_produce.confluent, TRIMMED, 10)),
+    "again": ({}, lambda r, li, b, _: workload_topics.again(r, li, b)),
     "reader-rc": ({"iso": "rc"}, _read(workload_read.confluent, "rc")),
     "reader-rack": ({"iso": "rc"}, _read(workload_read.confluent_rack, "rc", "idem", "txn")),
     "reader-ru": ({"iso": "ru"}, _read(workload_read.aiokafka, "ru")),

@@ -1,4 +1,4 @@
-"""The cluster under test: three brokers and three ZooKeeper nodes, each a process on a host and a disk of its own."""
+"""The cluster under test: four brokers and three ZooKeeper nodes, each a process on a host and a disk of its own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from urllib.error import URLError
+from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
 
 from coordination.ensemble import ZooKeeperNode, find_classpath, find_java, spawn
@@ -20,7 +20,8 @@ from tests.chaos.network import Network, isolate, open_network
 REPLICATION = 3
 """Replicas of every topic; with 1 the faults that would lose data on one replica are left out."""
 MIN_INSYNC = 2 if REPLICATION >= 3 else 1
-BROKERS = (1, 2, 3)
+BROKERS = (1, 2, 3, 4)
+"""One more than a topic has replicas: moves reach brokers that had none."""
 KAFKA_PORT, ADMIN_PORT = 9092, 9100
 ZOOKEEPER_PORTS = (2181, 2888, 3888)
 ZOOKEEPER_PORT = ZOOKEEPER_PORTS[0]
@@ -128,15 +129,16 @@ class ChaosBroker(Machine):
             "transaction.state.log.replication.factor": REPLICATION,
             "transaction.state.log.min.isr": MIN_INSYNC,
             "transaction.state.log.num.partitions": 4,
+            "transaction.last.producer.epoch": 40,
             "transaction.abort.timed.out.transaction.cleanup.interval.ms": 1_000,
             "group.initial.rebalance.delay.ms": 0,
-            "log.segment.bytes": 1 << 20,
+            "log.segment.bytes": 1 << 17,
             "log.flush.offset.checkpoint.interval.ms": 15_000,
         }
         self.config_file.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
 
     def command(self) -> list[str]:
-        return [sys.executable, "-m", "brokers.cli.main", "broker", str(self.config_file)]
+        return [sys.executable, "-m", "tests.system.held", "broker", str(self.config_file)]
 
     def serves(self) -> bool:
         try:
@@ -144,6 +146,22 @@ class ChaosBroker(Machine):
                 return bool(answer.status == 200)
         except (URLError, OSError):
             return False
+
+    def standing(self) -> str:
+        """What a thread of the broker says of a loop that does not move; empty when it moves or nothing answers."""
+        try:
+            with urlopen(f"http://{self.address}:{ADMIN_PORT}/health/live", timeout=2) as answer:
+                said = answer.read().decode()
+        except HTTPError as error:
+            said = error.read().decode()
+        except (URLError, OSError):
+            return ""
+        return said.strip() if "stood still" in said else ""
+
+    @property
+    def hold(self) -> Path:
+        """The file that holds the loop after SIGUSR1, as long as it exists (tests/system/held.py)."""
+        return self.config_file.with_suffix(".hold")
 
     @property
     def ballast(self) -> Path:

@@ -144,7 +144,7 @@ def _transactions(world: World, proc: str, rounds: int) -> Iterator[None]:
 
 
 def _sink(world: World, proc: str, rounds: int) -> Iterator[None]:
-    """Batches of one sink; who begins learns the fence, and a batch that failed is tried again."""
+    """Batches of one sink; a driver that begins learns the fence, and a batch that failed is tried again."""
     fence = -1
     for _ in range(rounds):
         start = world.now
@@ -328,7 +328,7 @@ def _sends(op: list[Event]) -> list[tuple[str, str]]:
 
 
 def _forget(events: list[Event], key: str, value: str) -> int:
-    """Nobody ever read this value."""
+    """This value was never read."""
     count = 0
     for _, where, records in _readings(events):
         if where == key:
@@ -388,7 +388,7 @@ def a_poll_twice(rng: random.Random, events: list[Event]) -> set[str] | None:
 
 @corruption
 def an_acknowledged_value_lost(rng: random.Random, events: list[Event]) -> set[str] | None:
-    """Nobody ever reads it."""
+    """It is never read."""
     op = _pick(rng, _ops(events, "send", "ok"))
     if op is None:
         return None
@@ -421,7 +421,7 @@ def a_value_at_two_offsets(rng: random.Random, events: list[Event]) -> set[str] 
 
 @corruption
 def a_value_out_of_nowhere(rng: random.Random, events: list[Event]) -> set[str] | None:
-    """Bytes that nobody wrote."""
+    """Bytes that no client wrote."""
     records = _pick(rng, (r for _, _, r in _readings(events) if r))
     rng.choice(records)[1] = "ghost"
     return {"phantom"}
@@ -498,7 +498,7 @@ def acknowledged_at_a_wrong_offset(rng: random.Random, events: list[Event]) -> s
 
 @corruption
 def two_sends_change_places(rng: random.Random, events: list[Event]) -> set[str] | None:
-    """The log has them in the wrong order, and everybody agrees."""
+    """The log has them in the wrong order, and all readers agree."""
     by_producer: dict[tuple[str, str], list[list[Event]]] = {}
     for op in _ops(events, "send", "ok"):
         by_producer.setdefault((op[0]["p"], op[0]["k"]), []).append(op)

@@ -6,10 +6,7 @@ and the proof that it happened. The scheduler in run.py resumes it; nothing here
 
 from __future__ import annotations
 
-import errno
 import logging
-import math
-import os
 import random
 import signal
 import threading
@@ -18,13 +15,11 @@ from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 from typing import Any
 
-from tests.chaos import tails
-from tests.chaos.client import TOPICS
 from tests.chaos.cluster import (
     CLIENT_HOSTS,
-    LAG_MS,
-    REPLICATION,
+    KAFKA_PORT,
     SESSION_MS,
+    ZOOKEEPER_PORT,
     ChaosBroker,
     ChaosZooKeeper,
     Cluster,
@@ -57,9 +52,11 @@ class Stage:
         """Until then some broker may have lost a tail without being out of the in-sync sets; others may not lose
         theirs."""
         self.taken: set[str] = set()
+        self.write: Callable[..., None] = lambda **_: None
+        """Writes an event to the history."""
 
     def metadata(self, timeout_s: float) -> Any:
-        """The cluster as a client sees it; None when nobody answers in time."""
+        """The cluster as a client sees it; None when no broker answers in time."""
         from confluent_kafka import KafkaException
         from confluent_kafka.admin import AdminClient
 
@@ -86,7 +83,7 @@ class Grip:
         self.held: set[str] = set()
 
     def take(self, *hosts: str) -> None:
-        """Hold hosts; raises NoTarget when somebody else does."""
+        """Hold hosts; raises NoTarget when another fault does."""
         if self.stage.taken & set(hosts):
             raise NoTarget
         self.stage.taken.update(hosts)
@@ -111,7 +108,7 @@ class Grip:
         return chosen
 
     def _with_role(self, rng: random.Random) -> list[int]:
-        """The controller, or the leader of some partition, if anybody says it at once."""
+        """The controller, or the leader of some partition, if a broker says it at once."""
         topic_name, controller = (
             rng.choice(("idem", "txn", "__transaction_state", "__consumer_offsets")),
             rng.random() < 0.3,
@@ -125,12 +122,12 @@ class Grip:
         return [rng.choice([part.leader for part in topic.partitions.values()])]
 
     def zookeepers(self, rng: random.Random, count: int) -> list[ChaosZooKeeper]:
-        """ZooKeeper nodes; while somebody holds any of them, nobody else gets one."""
+        """ZooKeeper nodes; while one fault holds any of them, no other gets one."""
         self.take(*(node.host for node in self.cluster.zookeepers))
         return rng.sample(self.cluster.zookeepers, count)
 
 
-def _wait_ready(grip: Grip, *machines: Machine) -> Generator[float, None, bool]:
+def wait_ready(grip: Grip, *machines: Machine) -> Generator[float, None, bool]:
     """Until they serve; a broker can't while ZooKeeper is away, so it has a while."""
     deadline = time.monotonic() + READY_S
     for machine in machines:
@@ -144,6 +141,23 @@ def _wait_ready(grip: Grip, *machines: Machine) -> Generator[float, None, bool]:
     return True
 
 
+def aside(call: Callable[[], Any]) -> Generator[float, None, Any]:
+    """The result of a call that may take its time, made in a thread; None when it fails."""
+    results: list[Any] = []
+
+    def run() -> None:
+        try:
+            results.append(call())
+        except Exception as error:
+            logger.debug("%s: %s", call, error)
+            results.append(None)
+
+    threading.Thread(target=run, daemon=True).start()
+    while not results:
+        yield 0.1
+    return results[0]
+
+
 # ---- processes -----------------------------------------------------------------------------------------------------
 
 
@@ -153,7 +167,7 @@ def kill(grip: Grip, rng: random.Random) -> Fault:
     pid, status = broker.pid, broker.kill()
     yield rng.choice((rng.uniform(0.0, 1.0), rng.uniform(1.0, SESSION_S), rng.uniform(SESSION_S, 2 * SESSION_S)))
     broker.start()
-    yield from _wait_ready(grip, broker)
+    yield from wait_ready(grip, broker)
     return broker.host, {"pid": pid, "status": status, "then": broker.pid} if status == -signal.SIGKILL else None
 
 
@@ -165,7 +179,7 @@ def kill_all(grip: Grip, rng: random.Random) -> Fault:
     for broker in rng.sample(grip.cluster.brokers, len(grip.cluster.brokers)):
         broker.start()
         yield rng.choice((0.0, rng.uniform(0.0, 3.0)))
-    yield from _wait_ready(grip, *grip.cluster.brokers)
+    yield from wait_ready(grip, *grip.cluster.brokers)
     return "all brokers", statuses if set(statuses) == {-signal.SIGKILL} else None
 
 
@@ -189,22 +203,73 @@ def pause_long(grip: Grip, rng: random.Random) -> Fault:
     return (yield from _pause(grip.broker(rng), rng.uniform(SESSION_S * 1.3, SESSION_S * 2.2)))
 
 
-def restart(grip: Grip, rng: random.Random) -> Fault:
-    """A clean shutdown, and a start."""
+def loop_held(grip: Grip, rng: random.Random) -> Fault:
+    """A broker's loop stands still while its threads go on: for less than its session, or until it must be over.
+
+    In the second case ZooKeeper is in peace, so a broker that is registered still keeps what it leads from others.
+    """
     broker = grip.broker(rng)
+    long = rng.random() < 0.5
+    if long:
+        grip.zookeepers(rng, 0)
+    if not (yield from wait_ready(grip, broker)):
+        return broker.host, None
+    before = (yield from aside(lambda: _registered(grip, broker))) if long else None
+    broker.hold.touch()
+    try:
+        broker.signal(signal.SIGUSR1)
+        yield LOOK_S + 1.1  # the broker calls it standing after a second
+        said = yield from aside(broker.standing)
+        yield rng.uniform(2.2 * SESSION_S, 3.2 * SESSION_S) if long else rng.uniform(0.3, SESSION_S * 0.5)
+        after = (yield from aside(lambda: _registered(grip, broker))) if long else None
+    finally:
+        broker.hold.unlink()
+    if before and before == after:
+        grip.stage.problems.append(f"{broker.host}: {said}, and its session {before:#x} goes on")
+    yield from wait_ready(grip, broker)
+    proof = {"said": said, "session over": before != after} if long else {"said": said}
+    return broker.host, proof if said and (not long or (before and after is not None)) else None
+
+
+def _registered(grip: Grip, broker: ChaosBroker) -> int:
+    """The session that a broker is registered with, as ZooKeeper says; 0 when it is not. Raises KazooException."""
+    from kazoo.client import KazooClient
+
+    hosts = ",".join(f"{node.address}:{ZOOKEEPER_PORT}" for node in grip.cluster.zookeepers)
+    client = KazooClient(hosts=hosts, timeout=5.0)
+    try:
+        client.start(timeout=5.0)
+        client.sync("/")
+        found = client.exists(f"/brokers/ids/{broker.number}")
+        return found.owner_session_id if found is not None else 0
+    finally:
+        client.stop()
+        client.close()
+
+
+def stop(grip: Grip, broker: ChaosBroker) -> Generator[float, None, int]:
+    """A clean stop; the exit status."""
     broker.wanted = False
     broker.signal(signal.SIGTERM)
-    start = time.monotonic()
+    deadline = time.monotonic() + 30
     while broker.pid is not None:
-        if time.monotonic() - start > 30:
+        if time.monotonic() > deadline:
             grip.stage.problems.append(f"{broker.host} did not stop in 30 s after SIGTERM, see {broker.log_file}")
             broker.kill()
         yield 0.1
     assert broker.process is not None
-    status, took = broker.process.returncode, time.monotonic() - start
+    return broker.process.returncode
+
+
+def restart(grip: Grip, rng: random.Random) -> Fault:
+    """A clean shutdown, and a start."""
+    broker = grip.broker(rng)
+    start = time.monotonic()
+    status = yield from stop(grip, broker)
+    took = time.monotonic() - start
     yield rng.choice((0.0, rng.uniform(0.5, SESSION_S)))
     broker.start()
-    yield from _wait_ready(grip, broker)
+    yield from wait_ready(grip, broker)
     return broker.host, {"status": status, "seconds": round(took, 2)} if status == 0 else None
 
 
@@ -217,12 +282,12 @@ def zookeeper_kill(grip: Grip, rng: random.Random) -> Fault:
     status = node.kill()
     yield rng.uniform(0.5, 8.0)
     node.start()
-    yield from _wait_ready(grip, node)
+    yield from wait_ready(grip, node)
     return node.host, {"status": status}
 
 
 def zookeeper_majority(grip: Grip, rng: random.Random) -> Fault:
-    """SIGKILL two of three nodes: nobody serves until one is back, sometimes only after all sessions could have
+    """SIGKILL two of three nodes: nothing is served until one is back, sometimes only after all sessions could have
     expired."""
     nodes = grip.zookeepers(rng, 2)
     (left,) = [node for node in grip.cluster.zookeepers if node not in nodes]
@@ -234,7 +299,7 @@ def zookeeper_majority(grip: Grip, rng: random.Random) -> Fault:
     yield hold
     for node in nodes:
         node.start()
-    yield from _wait_ready(grip, left, *nodes)
+    yield from wait_ready(grip, left, *nodes)
     return "+".join(node.host for node in nodes), {"the third served nobody": True} if silent else None
 
 
@@ -306,136 +371,35 @@ def delay(grip: Grip, rng: random.Random) -> Fault:
     return (yield from _disturb(grip, name, pairs, rng.uniform(2.0, 12.0), delay_ms=delay_ms))
 
 
-# ---- disks and clocks ----------------------------------------------------------------------------------------------
+HELD = {
+    "Produce": 0,
+    "OffsetCommit": 8,
+    "InitProducerId": 22,
+    "EndTxn": 26,
+    "TxnOffsetCommit": 28,
+    "CommitBatch": 12003,
+}
+"""Kafka's API keys of the requests whose answers are held; half of the time it is Produce."""
 
 
-def fill(broker: ChaosBroker) -> int:
-    """Fill the broker's disk to the last byte; returns how many bytes it took, 0 when it wouldn't fill."""
-    space = os.statvfs(broker.disk)
-    full = False
-    with broker.ballast.open("wb", buffering=0) as file:
-        try:
-            os.posix_fallocate(file.fileno(), 0, max(1, space.f_bavail * space.f_frsize - (1 << 16)))
-            file.seek(0, os.SEEK_END)
-            while True:
-                file.write(bytes(4096))
-        except OSError as problem:
-            full = problem.errno == errno.ENOSPC
-        return file.tell() if full else 0
-
-
-def disk_full(grip: Grip, rng: random.Random) -> Fault:
-    """No space is left on a broker's device, for a while."""
-    broker = grip.broker(rng)
-    took = fill(broker)
-    yield rng.uniform(2.0, 8.0)
-    took = max(took, fill(broker)) if took else 0  # what was deleted in between is taken, too
-    broker.ballast.unlink()
-    yield 0.5
-    return broker.host, {"bytes": took} if took else None
-
-
-def torn_tail(grip: Grip, rng: random.Random) -> Fault:
-    """A power loss of one broker: SIGKILL, and the tails of its logs are cut, zeroed or flipped before it starts again.
-
-    One in-sync copy at a time: all replicas are in sync before, and no other tail is touched until they are again.
-    """
-    stage = grip.stage
-    if time.monotonic() < stage.lossy_until or not stage.all_in_sync():
-        raise NoTarget
-    broker = grip.broker(rng)
-    stage.lossy_until = math.inf
-    broker.kill()
-    done = tails.damage(broker.disk / "data", rng)
-    yield rng.choice((rng.uniform(0.0, 2.0), rng.uniform(2.0, 2 * SESSION_S)))
-    broker.start()
-    yield from _wait_ready(grip, broker)
-    stage.lossy_until = time.monotonic() + (LAG_MS + SESSION_MS) / 1000
-    return broker.host, done
-
-
-def clock_jump(grip: Grip, rng: random.Random) -> Fault:
-    """A broker's wall clock jumps, forth or back, and jumps to the truth later; a ZooKeeper node's with it."""
-    broker = grip.broker(rng)
-    node = rng.choice(grip.cluster.zookeepers)
-    seconds = rng.choice((-1, 1)) * rng.choice((rng.uniform(1, 20), rng.uniform(60, 1500)))
-    before = broker.clock.readings()
-    broker.clock.jump(seconds)
-    node.clock.jump(-seconds)
-    yield rng.uniform(2.0, 10.0)
-    read = broker.clock.readings() - before
-    broker.clock.jump(0)
-    node.clock.jump(0)
-    return f"{broker.host}, {node.host}", {"seconds": round(seconds), "readings": read} if read else None
-
-
-# ---- moves ---------------------------------------------------------------------------------------------------------
-
-
-def _aside(call: Callable[[], Any]) -> Generator[float, None, Any]:
-    """The result of a call that may take its time, made in a thread; None when it fails."""
-    results: list[Any] = []
-
-    def run() -> None:
-        try:
-            results.append(call())
-        except Exception as error:
-            logger.debug("%s: %s", call, error)
-            results.append(None)
-
-    threading.Thread(target=run, daemon=True).start()
-    while not results:
+def held_answer(grip: Grip, rng: random.Random) -> Fault:
+    """The answer to one request is held until its client has given it up; every other connection goes on."""
+    client, broker = rng.choice(CLIENT_HOSTS), grip.broker(rng)
+    grip.take(client)
+    name = "Produce" if rng.random() < 0.5 else rng.choice(sorted(HELD))
+    seconds = rng.choice((rng.uniform(0.5, 4.0), rng.uniform(6.0, 10.0)))  # clients wait for 5 s
+    network, back = grip.cluster.network, (broker.host, client)
+    before = network.counts()[back].delayed
+    network.hold_answer(client, broker.host, KAFKA_PORT, HELD[name], seconds)
+    deadline = time.monotonic() + 10.0
+    while network.counts()[back].delayed == before:
+        if time.monotonic() > deadline:
+            network.hold_answer(client, broker.host, 0, 0, 0.0)  # port 0: nothing is waited for any more
+            return f"{broker.host} to {client}", None
         yield 0.1
-    return results[0]
-
-
-def _admin(grip: Grip, what: Callable[[Any], Any]) -> Any:
-    from kafka import KafkaAdminClient
-
-    admin = KafkaAdminClient(bootstrap_servers=grip.cluster.bootstrap.split(","), request_timeout_ms=5_000)
-    try:
-        return what(admin)
-    finally:
-        admin.close()
-
-
-def _reassign(grip: Grip, wanted: dict[Any, list[int]]) -> Generator[float, None, bool]:
-    """Ask for it, again and again until it is done; False when it isn't in time."""
-    deadline = time.monotonic() + READY_S
-    while time.monotonic() < deadline:
-        answers = yield from _aside(lambda: _admin(grip, lambda admin: admin.alter_partition_reassignments(wanted)))
-        if answers is not None and set(answers.values()) == {None}:
-            break
-        yield 1.0
-    while time.monotonic() < deadline:
-        found = yield from _aside(lambda: grip.stage.metadata(3.0))
-        if found is not None and all(
-            sorted(found.topics[tp.topic].partitions[tp.partition].replicas) == sorted(replicas)
-            for tp, replicas in wanted.items()
-        ):
-            return True
-        yield 0.5
-    return False
-
-
-def move(grip: Grip, rng: random.Random) -> Fault:
-    """A replica of some partitions is taken away and comes back, in another order; then the preferred replicas lead."""
-    from kafka.structs import TopicPartition
-
-    grip.take("moves")
-    count = rng.randint(1, 3)
-    parts = rng.sample([TopicPartition(topic, p) for topic, n in TOPICS.items() for p in range(n)], count)
-    numbers = [broker.number for broker in grip.cluster.brokers]
-    problem = f"moving {', '.join(f'{tp.topic}/{tp.partition}' for tp in parts)} took longer than {READY_S:.0f} s"
-    if not (yield from _reassign(grip, {tp: rng.sample(numbers, 2) for tp in parts})):
-        grip.stage.problems.append(problem)
-    yield rng.choice((0.0, rng.uniform(0.5, 6.0)))
-    back = yield from _reassign(grip, {tp: rng.sample(numbers, 3) for tp in parts})
-    if not back:
-        grip.stage.problems.append(f"{problem}, and back")
-    yield from _aside(lambda: _admin(grip, lambda admin: admin.elect_leaders(0, parts, raise_errors=False)))
-    names = [f"{tp.topic}/{tp.partition}" for tp in parts]
-    return ", ".join(names), {"moved away and back": names} if back else None
+    yield seconds
+    packets = network.counts()[back].delayed - before
+    return f"{broker.host} to {client}", {"answer to": name, "seconds": round(seconds, 1), "packets": packets}
 
 
 # ---- clients -------------------------------------------------------------------------------------------------------
@@ -482,23 +446,3 @@ def client_zombie(grip: Grip, rng: random.Random) -> Fault:
     if status is None:
         zombie.terminate()
     return slot.name, {"stopped": True, "status": status} if stopped else None
-
-
-FAULTS: dict[str, Callable[[Grip, random.Random], Fault]] = {
-    "kill": kill,
-    "kill all": kill_all,
-    "pause short": pause_short,
-    "pause long": pause_long,
-    "restart": restart,
-    "ZooKeeper kill": zookeeper_kill,
-    "ZooKeeper majority": zookeeper_majority,
-    "ZooKeeper pause": zookeeper_pause,
-    "cut": cut,
-    "cut one way": cut_one_way,
-    "delay": delay,
-    "disk full": disk_full,
-    "clock jump": clock_jump,
-    "client kill": client_kill,
-    "client zombie": client_zombie,
-    **({"torn tail": torn_tail, "move": move} if REPLICATION > 1 else {}),
-}

@@ -113,7 +113,7 @@ def _kafka_python(bootstrap: str, ends: Mapping[str, int], level: str, deadline:
 
     consumer = KafkaConsumer(
         bootstrap_servers=bootstrap.split(","), isolation_level=level, enable_auto_commit=False, group_id=None,
-        fetch_max_wait_ms=100,
+        fetch_max_wait_ms=100, auto_offset_reset="earliest",
     )  # fmt: skip
     parts = {key: TopicPartition(*_part(key)) for key, end in ends.items() if end}
     records: dict[str, Records] = {key: [] for key in ends}

@@ -17,7 +17,9 @@ client process, ``n`` numbers its operations, ``e`` says what happened to the op
   none; every earlier attempt is locked out from ``t`` on), ``poll``, ``committed`` (``g``, ``o``), ``ends``
   (ListOffsets: ``iso``, ``o``), ``final`` (a full read: ``iso``, ``r``, ``end``, the log's end by key) and ``position``
   (the consumer now stands at ``r``: key -> offset, null where somebody else decides: the group's committed offset;
-  other keys are given up).
+  other keys are given up), ``trim`` (DeleteRecords: ``o``, key -> the offset below which records were to
+  go) and ``again`` (one topic that is made, written, read and deleted by one process: ``id``, the values ``sent``,
+  ``acked`` and ``read``, the latter null when the read did not come to its end or the topic was another one by then).
 - ``fault`` (``kind``, ``target``, ``t0``, ``t``, ``proof``) and ``phase`` (``name``, ``t0``, ``t``).
 
 A key is ``topic/partition``; a value is written to one key at most once.
@@ -37,6 +39,8 @@ Records = list[tuple[int, str]]
 """(offset, value) in the order in which a consumer returned them."""
 FOREVER = 1 << 62
 RC, RU = "rc", "ru"
+TELLERS = "tellers"
+"""The group whose members write two outputs for each input: the two sides of a transfer."""
 
 
 class HistoryError(Exception):
@@ -132,6 +136,29 @@ class Fence:
 
 
 @dataclass(slots=True)
+class Trim:
+    """DeleteRecords: everything of a key below ``offset`` was asked to go. ``t1`` is FOREVER without an answer."""
+
+    key: str
+    offset: int
+    t0: int
+    t1: int
+
+
+@dataclass(slots=True)
+class Again:
+    """A topic that was made anew: what was sent to it, acknowledged, and read at its end (None: nothing is known)."""
+
+    proc: str
+    topic_id: str
+    sent: list[str]
+    acked: list[str]
+    read: list[str] | None
+    t0: int
+    t1: int
+
+
+@dataclass(slots=True)
 class Position:
     """A consumer was put somewhere: by assignment, rebalance or seek."""
 
@@ -175,6 +202,8 @@ class History:
     committed: list[Answer] = field(default_factory=list)
     ends: list[Answer] = field(default_factory=list)
     fences: list[Fence] = field(default_factory=list)
+    trims: list[Trim] = field(default_factory=list)
+    agains: list[Again] = field(default_factory=list)
     finals: list[Final] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     phases: list[tuple[str, int, int]] = field(default_factory=list)
@@ -325,6 +354,15 @@ class Parser:
     def _on_fence(self, event: Event) -> None:
         self.history.fences.append(Fence(event["sink"], int(event["id"]), event["t0"], event["t"], event["p"]))
 
+    def _on_trim(self, event: Event) -> None:
+        t1 = event["t"] if event["e"] == "ok" else FOREVER
+        self.history.trims += [Trim(key, int(offset), event["t0"], t1) for key, offset in event["o"].items()]
+
+    def _on_again(self, event: Event) -> None:
+        self.history.agains.append(
+            Again(event["p"], event["id"], event["sent"], event["acked"], event["read"], event["t0"], event["t"])
+        )
+
     def _on_final(self, event: Event) -> None:
         records = {key: [(int(o), str(v)) for o, v in found] for key, found in event["r"].items()}
         self.history.finals.append(Final(event["iso"], records, event["end"], event["p"], event["t0"], event["t"]))
@@ -358,6 +396,8 @@ _SINGLE = {
     "committed": Parser._on_committed,
     "ends": Parser._on_ends,
     "fence": Parser._on_fence,
+    "trim": Parser._on_trim,
+    "again": Parser._on_again,
     "final": Parser._on_final,
     "fault": Parser._on_fault,
     "phase": Parser._on_phase,

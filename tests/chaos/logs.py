@@ -1,4 +1,4 @@
-"""The logs as the clients saw them: who wrote what, what lies at which offset, who must see it."""
+"""The logs as the clients saw them: which client wrote what, what lies at which offset, which readers must see it."""
 
 from __future__ import annotations
 
@@ -41,12 +41,16 @@ class Logs:
                 for value in cells[offset]:
                     self.offsets[key][value].append(offset)
         self._committed = {id(op): self._is_committed(op) for op in history.ops}
+        self.trimmed: dict[str, int] = defaultdict(int)
+        """Records below this offset of a key may be gone: DeleteRecords was asked for."""
+        for trim in history.trims:
+            self.trimmed[trim.key] = max(self.trimmed[trim.key], trim.offset)
         self.disagreeing: list[str] = []
         self.visible = {RC: self._visible(RC), RU: self._visible(RU)}
         self.final = {isolation: self._final(isolation) for isolation in (RC, RU)}
 
     def readings(self) -> Iterator[tuple[str, str, str, Records]]:
-        """Everything that was read by anybody: (reader, isolation, key, records)."""
+        """Everything that was read: (reader, isolation, key, records)."""
         for poll in self.history.polls:
             for key, records in poll.records.items():
                 yield poll.proc, poll.isolation, key, records
@@ -61,7 +65,7 @@ class Logs:
         return any(send.value in self.read[kind][send.key] for kind in kinds for send in op.sends)
 
     def committed(self, op: Op) -> bool:
-        """Did it succeed, or was it shown to somebody as if it had?"""
+        """Did it succeed, or was it shown to a reader as if it had?"""
         return self._committed[id(op)]
 
     def _visible(self, isolation: str) -> dict[str, list[int]]:
@@ -91,8 +95,14 @@ class Logs:
 
     def between(self, isolation: str, key: str, low: int, high: int) -> list[int]:
         """Offsets that a reader must be shown strictly between two offsets."""
+        low = max(low, self.trimmed.get(key, 0) - 1)
         visible = self.visible[isolation].get(key, [])
         return visible[bisect_right(visible, low) : bisect_left(visible, high)]
+
+    def may_be_gone(self, key: str, value: str) -> bool:
+        """Whether all that is known of where a value lies is below what DeleteRecords was asked to remove."""
+        offsets = self.offsets[key].get(value, [])
+        return bool(offsets) and offsets[-1] < self.trimmed.get(key, 0)
 
     def values_at(self, key: str, offsets: list[int]) -> str:
         """Some of the offsets with what lies there, for a message."""

@@ -100,6 +100,13 @@ class Network:
         number = self._number
         self._ask({"rules": [(number[a], number[b], drop, delay_ms) for a, b in pairs]})
 
+    def hold_answer(self, client: str, server: str, port: int, api: int, seconds: float) -> None:
+        """Hold what the connection of the client's next request of this Kafka API answers, and nothing else.
+
+        Port 0: no request is waited for any more.
+        """
+        self._ask({"hold": [self._number[client], self._number[server], port, api, seconds]})
+
     def heal(self) -> None:
         """Everything passes at once again; what is held still arrives."""
         self._ask({"heal": True})

@@ -24,7 +24,7 @@ def pack(value: str) -> bytes:
 
 
 def unpack(payload: bytes | None) -> str:
-    """The name in a record's bytes; a damaged record gets a name that nobody wrote."""
+    """The name in a record's bytes; a damaged record gets a name that no client wrote."""
     if payload is None:
         return "damaged: null"
     value = payload.split(b" ", 1)[0].decode(errors="replace")
@@ -92,7 +92,7 @@ class Life:
         return not self._ended
 
     def pause(self, seconds: float) -> None:
-        """Wait a little, not longer than the life lasts."""
+        """Wait a little, not longer than the process has left."""
         until = time.monotonic() + seconds
         while self.on and (left := until - time.monotonic()) > 0:
             time.sleep(min(left, 0.1))

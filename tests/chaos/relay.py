@@ -13,7 +13,11 @@ import asyncio
 import json
 import socket
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
+
+from tests.chaos.switch import asks
 
 PREFIX = "127.77"
 FIRST = 1
@@ -29,7 +33,17 @@ class Pair:
     passed: int = 0
     dropped: int = 0
     delayed: int = 0
+    wanted: tuple[int, int, float] | None = None
+    """(port, API, seconds): the request that is waited for to hold its answer."""
     healed: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass
+class Connection:
+    """One connection: until when what it answers is held (the loop's time)."""
+
+    port: int
+    held_until: float = 0.0
 
 
 class Relay:
@@ -66,16 +80,23 @@ class Relay:
             except OSError:
                 writer.transport.abort()
                 return
+            one, back = Connection(port), self._pairs[b][a]
             await asyncio.gather(
-                self._carry(self._pairs[a][b], reader, far_writer), self._carry(self._pairs[b][a], far_reader, writer)
+                self._carry(there, reader, far_writer, one, asks), self._carry(back, far_reader, writer, one)
             )
             far_writer.close()
             writer.close()
 
         return accepted
 
-    async def _carry(self, pair: Pair, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One direction of one connection: bytes in order, each after its delay, none while it is cut."""
+    async def _carry(
+        self, pair: Pair, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, one: Connection,
+        asks: Callable[[bytes, int], bool] | None = None,
+    ) -> None:  # fmt: skip
+        """One direction of one connection: bytes in order, each after its delay, none while it is cut.
+
+        ``asks`` is given on the way there: what the pair waits for makes ``one`` hold its answers.
+        """
         loop = asyncio.get_running_loop()
         held: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(maxsize=256)
 
@@ -97,11 +118,14 @@ class Relay:
                 chunk = await reader.read(CHUNK)
                 if pair.drop:
                     pair.dropped += 1
-                elif pair.delay_s:
+                elif pair.delay_s or (asks is None and one.held_until > loop.time()):
                     pair.delayed += 1
                 else:
                     pair.passed += 1
-                await held.put((loop.time() + pair.delay_s, chunk))
+                if asks is not None and pair.wanted and pair.wanted[0] == one.port and asks(chunk, pair.wanted[1]):
+                    one.held_until, pair.wanted = loop.time() + pair.wanted[2], None
+                due = loop.time() + pair.delay_s
+                await held.put((due if asks is not None else max(due, one.held_until), chunk))
                 if not chunk:
                     break
         except OSError:  # reset by the peer: the other side is told after what is held
@@ -116,8 +140,11 @@ class Relay:
         except OSError:
             pass
 
-    def _answer(self, command: dict[str, list[tuple[int, int, bool, float]]]) -> object:
+    def _answer(self, command: dict[str, Any]) -> object:
         changes = command.get("rules", [])
+        if "hold" in command:
+            source, target, port, api, seconds = command["hold"]
+            self._pairs[source][target].wanted = (port, api, seconds) if port else None
         if "heal" in command:
             everywhere = range(len(self._pairs))
             changes = [(a, b, False, 0.0) for a in everywhere for b in everywhere]

@@ -1,8 +1,10 @@
 """The chaos run: ``python -m tests.chaos.run --minutes 10 --seed 1``, as root.
 
-Three brokers and three ZooKeeper nodes under a dozen stock clients and random faults, by the seed; then everything is
+Four brokers and three ZooKeeper nodes under a dozen stock clients and random faults, by the seed; then everything is
 healed, read and checked. Ends with 0 only when nothing was wrong and enough happened to say so, with 1 when something
-was wrong, with 3 when too little happened to say anything, and with 2 when something that the run needs is missing.
+was wrong, with 2 when the run did not start (something that it needs is missing, or the fleet did not come up), with 3
+when too little happened to say anything, with 4 when the run broke off or its history could not be judged, and with 5
+when the checker did not see a corruption that was planted. Only 2 and 3 say nothing about the product or the checker.
 The directory with the history is printed; nothing in it is deleted except the disks of a clean run. ``--ci`` is the
 short run with the least demands that still mean something.
 """
@@ -19,6 +21,7 @@ import shutil
 import subprocess
 import sys
 import time
+import traceback
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -30,20 +33,21 @@ from tests.chaos.checks_life import Demands
 from tests.chaos.client import TOPICS
 from tests.chaos.clocks import ClockError
 from tests.chaos.cluster import CLIENT_HOSTS, MIN_INSYNC, REPLICATION, Cluster
-from tests.chaos.faults import FAULTS, Fault, Grip, NoTarget, Stage
+from tests.chaos.faults import Fault, Grip, NoTarget, Stage
+from tests.chaos.faults_data import FAULTS
 from tests.chaos.history import read, read_events
 from tests.chaos.network import NetworkError
 from tests.chaos.supervisor import Clients
 from tests.chaos.tables import tables
 
 CI_MINUTES = 3.5
-CLEAN, NOT_CLEAN, MISSING, UNKNOWN = 0, 1, 2, 3
+CLEAN, NOT_CLEAN, NOT_STARTED, UNKNOWN, NOT_JUDGED, BLIND = range(6)
 WARM_UP_S, RECOVERY_S = 8.0, 15.0
 QUIET = 0.25
 """About one period in four has no fault."""
 ROLES = (
-    "plain", "idem", "idem-aio", "input", "txn", "txn", "txn-kp", "sink", "worker", "worker", "reader-rc", "reader-ru",
-    "reader-kp", "reader-rack", "member", "member-kp", "asker",
+    "plain", "idem", "idem-aio", "input", "txn", "txn", "txn-kp", "txn-raw", "sink", "worker", "worker", "reader-rc",
+    "reader-ru", "reader-kp", "reader-rack", "member", "member-kp", "asker", "orders", "teller", "trimmed", "again",
 )  # fmt: skip
 logger = logging.getLogger("chaos")
 
@@ -52,14 +56,23 @@ class Missing(Exception):
     """Something that the run needs isn't there; the message says what."""
 
 
+class NothingToTry(Exception):
+    """The history holds nothing that a corruption could be tried on: too little happened."""
+
+
+class Blind(Exception):
+    """The checker did not see a planted corruption."""
+
+
 class Director:
-    """Runs the plan: which faults when, how they go on, and who is started again."""
+    """Runs the plan: which faults when, how they go on, and which processes are started again."""
 
     def __init__(self, stage: Stage, rng: random.Random, trace: Path, kinds: Sequence[str]) -> None:
         self._kinds = sorted(kinds)
         self._stage = stage
         self._rng = rng
         self._trace = trace.open("a", buffering=1)
+        stage.write = self.write
         self._due: list[tuple[float, int, str, int, Fault, Grip]] = []
         self._number = 0
         self._deck: list[str] = []
@@ -177,7 +190,7 @@ def wait_for(machines: Sequence[Any], seconds: float) -> None:
 
 
 def heal(stage: Stage) -> None:
-    """Everything that isn't right is put right; who doesn't come back is a problem."""
+    """Everything that isn't right is put right; a process that doesn't come back is a problem."""
     cluster = stage.cluster
     cluster.network.heal()
     for machine in cluster.machines:
@@ -196,7 +209,10 @@ def play(directory: Path, minutes: float, seed: int, kinds: Sequence[str], netwo
     clients = Clients(cluster.network, cluster.bootstrap, directory, str(seed))
     stage = Stage(cluster, clients)
     try:
-        set_up(cluster)
+        try:
+            set_up(cluster)
+        except Exception as problem:
+            raise Missing(f"the fleet did not come up: {type(problem).__name__}: {problem}") from problem
         seen: dict[str, int] = {}
         for number, role in enumerate(ROLES):
             seen[role] = seen.get(role, 0) + 1
@@ -237,6 +253,7 @@ def demands(minutes: float, kinds: Sequence[str]) -> Demands:
             "read-process-write ok": int(8 * minutes), "poll group": int(9 * minutes), "poll assign": int(60 * minutes),
             "commit ok": int(10 * minutes), "committed": int(10 * minutes), "ends rc": int(10 * minutes),
             "ends ru": int(10 * minutes), "rebalance": int(minutes), "batch ok": int(3 * minutes),
+            "transfer ok": int(4 * minutes), "topic again": int(minutes),
         },
         faults=dict.fromkeys(kinds, rounds_of(minutes)),
         during_faults=int(100 * minutes),
@@ -250,12 +267,15 @@ TRIED = (
 
 
 def prove_it_fails(directory: Path, seed: int) -> Iterator[tuple[str, set[str]]]:
-    """Corrupt copies of the history: what was done and what the checker found. Raises Missing when it found nothing."""
+    """Corrupt copies of the history: what was done and what the checker found.
+
+    Raises Blind when it found nothing, NothingToTry when there was nothing to corrupt.
+    """
     for name in TRIED:
         events = list(read_events(directory / "history"))
         expected = corrupt.CORRUPTIONS[name](random.Random(seed), events)
         if expected is None:
-            raise Missing(f"nothing in this history to try {name} on")
+            raise NothingToTry(f"nothing in this history to try {name} on")
         copy = directory / "corrupted" / name
         copy.mkdir(parents=True)
         by_process: dict[str, list[str]] = {}
@@ -265,7 +285,7 @@ def prove_it_fails(directory: Path, seed: int) -> Iterator[tuple[str, set[str]]]
             (copy / f"{process}.jsonl").write_text("\n".join(lines) + "\n")
         found = check(read(copy)).kinds
         if not found & expected:
-            raise Missing(f"the checker did not see {name} in {copy}: {sorted(found)}")
+            raise Blind(f"the checker did not see {name} in {copy}: {sorted(found)}")
         shutil.rmtree(copy)
         yield name, found & expected
 
@@ -294,6 +314,27 @@ def judge(directory: Path, minutes: float, seed: int, kinds: Sequence[str], prob
     return CLEAN if report.ok else NOT_CLEAN if report.anomalies else UNKNOWN
 
 
+def tried(directory: Path, minutes: float, seed: int, kinds: Sequence[str], network: str) -> tuple[int, str]:
+    """Run and judge: the exit code, and what it means in words."""
+    try:
+        problems, clients = play(directory, minutes, seed, kinds, network)
+    except (Missing, NetworkError, ClockError) as problem:
+        return NOT_STARTED, f"NOT STARTED: {problem}"
+    except (OSError, subprocess.SubprocessError) as problem:
+        return NOT_JUDGED, f"BROKE OFF: {type(problem).__name__}: {problem}"
+    logger.info("clients: %s", ", ".join(f"{what} {count}" for what, count in sorted(clients.ends.items())))
+    try:
+        outcome = judge(directory, minutes, seed, kinds, problems)
+    except Blind as problem:
+        return BLIND, f"THE CHECKER IS BLIND: {problem}"
+    except NothingToTry as problem:
+        return UNKNOWN, f"UNKNOWN: {problem}"
+    except Exception as problem:
+        traceback.print_exc()
+        return NOT_JUDGED, f"NOT JUDGED: {type(problem).__name__}: {problem}"
+    return outcome, {CLEAN: "clean", NOT_CLEAN: "NOT CLEAN", UNKNOWN: "UNKNOWN: too little happened"}[outcome]
+
+
 def main() -> int:
     """The command line."""
     arguments = argparse.ArgumentParser(description="chaos on real processes")
@@ -311,24 +352,17 @@ def main() -> int:
     default = Path("build/chaos") / f"seed-{options.seed}-{time.strftime('%m%d-%H%M%S')}"
     directory = (options.directory or default).resolve()
     directory.mkdir(parents=True)
-    logging.getLogger("kafka").setLevel(logging.CRITICAL)
+    for library in ("kafka", "kazoo"):
+        logging.getLogger(library).setLevel(logging.CRITICAL)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     logger.info("seed %d, %s minutes of faults, kept in %s", options.seed, minutes, directory)
     if os.geteuid() != 0:
         print("chaos needs root: namespaces, mounts and TUN devices")
-        return MISSING
-    try:
-        problems, clients = play(directory, minutes, options.seed, kinds, options.network)
-        logger.info("clients: %s", ", ".join(f"{what} {count}" for what, count in sorted(clients.ends.items())))
-        outcome = judge(directory, minutes, options.seed, kinds, problems)
-    except (Missing, NetworkError, ClockError, OSError, subprocess.SubprocessError) as problem:
-        print(f"chaos could not be run to its end: {problem}; kept in {directory}")
-        print(f"FAILED chaos, seed {options.seed} - {problem}")
-        return MISSING
+        return NOT_STARTED
+    outcome, said = tried(directory, minutes, options.seed, kinds, options.network)
     if outcome == CLEAN:
         for data in directory.glob("data-*"):
             shutil.rmtree(data)
-    said = {CLEAN: "clean", NOT_CLEAN: "NOT CLEAN", UNKNOWN: "UNKNOWN: too little happened"}[outcome]
     print(f"{said}; kept in {directory}")
     if outcome != CLEAN:  # in the words in which a suite of tests says it
         print(f"FAILED chaos, seed {options.seed} - {said}")

@@ -1,4 +1,4 @@
-"""Keeps the client processes going: whoever ends is started anew, with a new name in the history and the same slot."""
+"""Keeps the client processes going: one that ends is started anew, with a new name in the history and the same slot."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Clients:
         self.slots.append(Slot(name, role, host))
 
     def fill(self, slot: Slot) -> subprocess.Popen[bytes]:
-        """Start a process for a slot. Who fills it still is kept among its zombies."""
+        """Start a process for a slot. The one that still fills it is kept among its zombies."""
         if slot.process is not None and slot.process.poll() is None and slot.process not in slot.zombies:
             slot.zombies.append(slot.process)
         slot.lives += 1
@@ -87,7 +87,7 @@ class Clients:
         self.ends[f"{role} {told}"] += 1
 
     def stop(self, timeout_s: float) -> list[str]:
-        """Ask all to finish and go; kill who doesn't in time. Returns who had to be killed."""
+        """Ask all to finish and go; kill those that don't in time. Returns those that had to be killed."""
         running = [(slot.name, p) for slot in self.slots for p in (slot.process, *slot.zombies) if p is not None]
         for _, process in running:
             if process.poll() is None:

@@ -4,7 +4,9 @@ Runs as a process of its own, so that nothing else holds it up: ``python -m test
 Host i has the TUN device of the i-th descriptor and the address PREFIX.(i+1). The kernel here has no netem; this is
 one, per pair and per direction. Commands are JSON lines on the control socket, each answered by one line: ``{"rules":
 [[from, to, drop, delay_ms], ...]}`` sets rules (the others stay), ``{"heal": true}`` removes all, ``{"counts": true}``
-tells [from, to, passed, dropped, delayed] of each pair.
+tells [from, to, passed, dropped, delayed] of each pair. ``{"hold": [from, to, port, api, seconds]}`` waits for the next
+request of that Kafka API from one host to the other's port, and holds what that connection answers, and nothing else,
+for so many seconds: packets that are held count as delayed on the way back.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import socket
 import sys
 import time
 from dataclasses import dataclass
+from typing import Any
 
 PREFIX = "10.77.0"
 MTU = 32_000
@@ -24,6 +27,7 @@ FIRST = 1
 """Last byte of the first host's address."""
 _SOURCE, _DESTINATION = 15, 19
 """Last bytes of the addresses in an IPv4 header."""
+_TCP = 6
 _HELD_MAX = 20_000
 """Packets held at once; a real queue drops, too."""
 
@@ -39,6 +43,24 @@ class Pair:
     passed: int = 0
     dropped: int = 0
     delayed: int = 0
+    wanted: tuple[int, int, float] | None = None
+    """On the way there: (port, API, seconds), the request that is waited for to hold its answer."""
+    flow: tuple[bytes, float] | None = None
+    """On the way back: the ports of the connection that is held, and until when."""
+
+
+def segment(packet: bytes) -> tuple[bytes, bytes]:
+    """The two ports of a TCP packet (source first, four bytes), and its payload; empty where it is none."""
+    start = (packet[0] & 15) * 4
+    if packet[9] != _TCP or len(packet) < start + 20:
+        return b"", b""
+    return packet[start : start + 4], packet[start + (packet[start + 12] >> 4) * 4 :]
+
+
+def asks(payload: bytes, api: int) -> bool:
+    """Whether a TCP payload begins with a Kafka request of this API."""
+    size, key = int.from_bytes(payload[:4], "big"), int.from_bytes(payload[4:6], "big")
+    return len(payload) >= 14 and 10 <= size < 1 << 26 and key == api and payload[6] == 0
 
 
 class Switch:
@@ -84,13 +106,39 @@ class Switch:
             if not 0 <= target < len(devices):
                 continue
             pair = row[target]
+            if pair.wanted is not None:
+                self._look_for(pair, source, target, packet)
             if pair.drop:
                 pair.dropped += 1
+            elif pair.flow is not None and self._flows(pair, target, packet):
+                pair.delayed += 1
             elif pair.delay_s or pair.due:
                 self._hold(pair, target, packet)
             else:
                 pair.passed += 1
                 self._deliver(target, packet)
+
+    def _look_for(self, pair: Pair, source: int, target: int, packet: bytes) -> None:
+        """Hold the answers of the connection that this packet's request came on, if it is the one that is wanted."""
+        assert pair.wanted is not None
+        port, api, seconds = pair.wanted
+        ports, payload = segment(packet)
+        if ports[2:] == port.to_bytes(2, "big") and asks(payload, api):
+            pair.wanted = None
+            self._pairs[target][source].flow = (ports[2:] + ports[:2], time.monotonic() + seconds)
+
+    def _flows(self, pair: Pair, target: int, packet: bytes) -> bool:
+        """Whether the packet belongs to the connection that is held; then it is."""
+        assert pair.flow is not None
+        ports, due = pair.flow
+        if time.monotonic() >= due:
+            pair.flow = None
+            return False
+        if segment(packet)[0] != ports or len(self._held) >= _HELD_MAX:
+            return False
+        self._number += 1
+        heapq.heappush(self._held, (due, self._number, target, packet))
+        return True
 
     def _hold(self, pair: Pair, target: int, packet: bytes) -> None:
         now = time.monotonic()
@@ -129,11 +177,14 @@ class Switch:
             self._control.sendall(json.dumps(answer).encode() + b"\n")
         return True
 
-    def _answer(self, command: dict[str, list[tuple[int, int, bool, float]]]) -> object:
+    def _answer(self, command: dict[str, Any]) -> object:
         if "heal" in command:
             for row in self._pairs:
                 for pair in row:
-                    pair.drop, pair.delay_s = False, 0.0
+                    pair.drop, pair.delay_s, pair.wanted = False, 0.0, None
+        if "hold" in command:
+            source, target, port, api, seconds = command["hold"]
+            self._pairs[source][target].wanted = (port, api, seconds) if port else None
         for source, target, drop, delay_ms in command.get("rules", []):
             pair = self._pairs[source][target]
             pair.drop, pair.delay_s = drop, delay_ms / 1000

@@ -1,7 +1,8 @@
 """What a power loss does to a log: the last bytes that no fsync covered are missing, torn or wrong.
 
 Only active segments are touched, and only batches at or above the recovery point: those below it were synced, and no
-power loss changes them. The broker must be dead.
+power loss changes them. Of closed segments the files beside the batches are damaged: they can be made anew from the
+batches. The broker must be dead.
 """
 
 from __future__ import annotations
@@ -81,3 +82,42 @@ def _damage(segment: Path, first: Batch, rng: random.Random) -> str:
         file.seek(where)
         file.write(bytes([old ^ (1 << rng.randrange(8))]))
         return f"a bit flipped at {where} of {size}, in the batch of offset {first.base_offset}"
+
+
+BESIDE = (".index", ".timeindex", ".snapshot")
+"""What lies beside the batches of a closed segment. Not the transaction index: nothing tells a segment that lost it
+from one without aborted transactions, so readers are shown what was aborted (docs/reliability.md, "known").
+"""
+
+
+def damage_beside(data: Path, rng: random.Random, share: float = 0.7) -> list[str]:
+    """Damage files beside closed segments in some partitions of a log directory; returns what was done, in words."""
+    done = []
+    for directory in sorted(path for path in data.iterdir() if path.is_dir()):
+        closed = sorted(directory.glob("*.log"))[:-1]
+        if not closed or rng.random() > share:
+            continue
+        stem = rng.choice(closed).stem
+        files = [path for path in (directory / f"{stem}{suffix}" for suffix in BESIDE) if path.exists()]
+        files = [path for path in files if path.stat().st_size]
+        if files:
+            chosen = rng.choice(files)
+            done.append(f"{directory.name}/{chosen.name}: {_spoil(chosen, rng)}")
+    return done
+
+
+def _spoil(path: Path, rng: random.Random) -> str:
+    content = bytearray(path.read_bytes())
+    how = rng.choice(("removed", "cut", "a bit flipped", "zeros"))
+    where = rng.randrange(len(content))
+    if how == "removed":
+        path.unlink()
+        return how
+    if how == "cut":
+        del content[where:]
+    elif how == "zeros":
+        content[where:] = bytes(len(content) - where)
+    else:
+        content[where] ^= 1 << rng.randrange(8)
+    path.write_bytes(content)
+    return f"{how} at {where} of {len(content)}"

@@ -92,16 +92,28 @@ class Tale:
     def committed(
         self, offset: int, *, key: str = "t/0", group: str = "g", at: int | None = None, final: bool = False
     ) -> None:
-        """Somebody asks for the committed offset."""
+        """A client asks for the committed offset."""
         self._single("committed", "asker", at, g=group, o={key: offset}, final=final)
 
     def ends(self, offset: int, *, key: str = "t/0", iso: str = "ru", at: int | None = None) -> None:
-        """Somebody asks for the log's end."""
+        """A client asks for the log's end."""
         self._single("ends", "asker", at, iso=iso, o={key: offset})
 
     def fence(self, batch_id: int, *, sink: str = "s", proc: str = "x", at: int | None = None) -> None:
         """A batch begins, and its driver is told the last committed one."""
         self._single("fence", proc, at, sink=sink, id=batch_id)
+
+    def trim(self, offset: int, *, key: str = "t/0", outcome: str = "ok", at: int | None = None) -> None:
+        """Records below an offset are deleted."""
+        t0 = at or self.tick()
+        self.events.append({"e": outcome, "f": "trim", "o": {key: offset}, "t0": t0, "t": self.tick()})
+
+    def again(
+        self, topic_id: str, sent: Sequence[str], acked: Sequence[str] = (), read: Sequence[str] | None = None
+    ) -> None:
+        """One round of a topic that is made again."""
+        found = None if read is None else list(read)
+        self._single("again", "again", None, id=topic_id, sent=list(sent), acked=list(acked), read=found)
 
     def final(
         self, committed: Log, all_of_it: Log | None = None, ends: Mapping[str, tuple[int, int]] | None = None

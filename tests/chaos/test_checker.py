@@ -735,6 +735,97 @@ def sinks_do_not_know_each_other(tale: Tale) -> None:
     tale.final({"t/0": [(0, "a"), (1, "b")]})
 
 
+# ---- deleted records, topics made again, the bank ------------------------------------------------------------------
+
+
+@story()
+def deleted_records_are_gone(tale: Tale) -> None:
+    sent(tale, "a", "b", "c")
+    tale.poll(A, B)
+    tale.trim(2)
+    tale.poll(C, proc="late")
+    tale.final({"t/0": [C]})
+
+
+@story()
+def deleted_by_a_request_without_an_answer(tale: Tale) -> None:
+    sent(tale, "a", "b", "c")
+    tale.trim(1, outcome="info")
+    tale.final({"t/0": [B, C]})
+
+
+@story()
+def a_reader_goes_on_behind_deleted_records(tale: Tale) -> None:
+    sent(tale, "a", "b", "c")
+    tale.position({"t/0": 0})
+    tale.poll(A)
+    tale.trim(2)
+    tale.poll(C)
+    tale.final({"t/0": [C]})
+
+
+@story("lost-write", "skip-poll")
+def more_is_gone_than_was_deleted(tale: Tale) -> None:
+    sent(tale, "a", "b", "c")
+    tale.trim(1)
+    tale.final({"t/0": [C]})
+
+
+@story("deleted-record-back")
+def a_deleted_record_is_back(tale: Tale) -> None:
+    sent(tale, "a", "b", "c")
+    tale.trim(2)
+    tale.final({"t/0": [B, C]})
+
+
+@story()
+def a_topic_is_made_again(tale: Tale) -> None:
+    tale.again("one", ["a", "b"], ["a"], ["a", "b"])
+    tale.again("two", ["c"], ["c"], ["b", "c"])  # b was never acknowledged: its Produce may have come late
+    tale.again("three", ["d"], ["d"], None)
+
+
+@story("record-of-a-deleted-topic")
+def a_record_of_the_topic_before(tale: Tale) -> None:
+    tale.again("one", ["a", "b"], ["a", "b"], ["a", "b"])
+    tale.again("two", ["c"], ["c"], ["a", "b", "c"])
+
+
+@story()
+def a_late_request_names_the_topic_made_again(tale: Tale) -> None:
+    tale.again("one", ["a", "b"], ["a", "b"], ["a", "b"])
+    tale.again("two", ["c"], ["c"], ["b", "c"])
+
+
+@story("lost-write", "duplicate", "phantom")
+def a_topic_made_again_loses_and_repeats(tale: Tale) -> None:
+    tale.again("one", ["a", "b"], ["a", "b"], ["b", "b", "damaged: x"])
+
+
+def transfer(tale: Tale, amounts: tuple[int, int], shown: tuple[int, ...] = (0, 1)) -> None:
+    tale.send("order", 0, key="in/0")
+    names = [f"x.1.in/0.0.{amount}" for amount in amounts]
+    sends = [("bank/0", names[0], 0, ["in/0", 0]), ("bank/1", names[1], 0, ["in/0", 0])]
+    tale.txn(sends, offsets={"in/0": 1}, group="tellers")
+    tale.committed(1, key="in/0", group="tellers", final=True)
+    tale.final({"in/0": [(0, "order")], **{f"bank/{n}": [(0, names[n])] if n in shown else [] for n in (0, 1)}})
+
+
+@story()
+def a_transfer_has_two_sides(tale: Tale) -> None:
+    transfer(tale, (-5, 5))
+
+
+@story("bank-unbalanced")
+def a_transfer_makes_money(tale: Tale) -> None:
+    transfer(tale, (-5, 6))
+
+
+@story("bank-unbalanced", "unseen", "log-end-back", "torn-transaction", "processed-never")
+def a_transfer_loses_a_side(tale: Tale) -> None:
+    transfer(tale, (-5, 5), (0,))
+
+
 @pytest.mark.parametrize("name", STORIES)
 def test_history_by_hand(name: str) -> None:
     tell, kinds = STORIES[name]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from spark_udfs.batches import Batch, Sink
-from spark_udfs.client import Client, ClientError
-from spark_udfs.failures import FenceConflict
-from spark_udfs.producing import Member, MemberProducer, TaskFenced, WriteSettings
+from spark_udfs.client.connections import Client
+from spark_udfs.client.failures import ClientError, FenceConflict, TaskFenced
+from spark_udfs.client.producer import MemberProducer, TaskMember, WriteSettings
+from spark_udfs.sink.batch_transactions import BatchTransactions, OpenBatch
 from tests.chaos.outcomes import text_of
 from tests.chaos.recorder import Life, Recorder, pack
 
@@ -27,7 +27,7 @@ class Driver:
         self._recorder, self._life = recorder, life
         self._topic, self._partitions, self._name = topic, partitions, sink
         self._client = Client({"bootstrap_servers": bootstrap.split(",")}, CALL_MS)
-        self._sink = Sink(self._client, sink, CALL_MS)
+        self._sink = BatchTransactions(self._client, sink, CALL_MS)
         self._settings = WriteSettings(topic, delivery_timeout_ms=TRANSACTION_TIMEOUT_MS)
 
     def run(self) -> None:
@@ -40,7 +40,7 @@ class Driver:
             self._write(batch, last + 1)
             self._life.pause(self._life.rng.random() * DELAY_MAX_S)
 
-    def _write(self, batch: Batch, batch_id: int) -> None:
+    def _write(self, batch: OpenBatch, batch_id: int) -> None:
         rng, recorder = self._life.rng, self._recorder
         name = recorder.begin("txn", batch=[self._name, batch_id])
         committing = False
@@ -62,7 +62,7 @@ class Driver:
             return
         recorder.then(name, "ok")
 
-    def _task(self, batch: Batch, name: dict[str, object], task: int) -> Member:
+    def _task(self, batch: OpenBatch, name: dict[str, object], task: int) -> TaskMember:
         """Rows for some partitions by a member of its own, acknowledged when this returns."""
         rng = self._life.rng
         (member,) = self._sink.enlist(batch)
@@ -83,5 +83,5 @@ class Driver:
 
 
 def driver(recorder: Recorder, life: Life, bootstrap: str, topic: str, partitions: int, sink: str) -> None:
-    """Play a driver of one sink, under the sink's name in all its lives."""
+    """Play a driver of one sink, under the sink's name in all its processes."""
     Driver(recorder, life, bootstrap, topic, partitions, sink).run()

@@ -1,4 +1,4 @@
-"""Readers: assigned consumers, members of a group that commit, and somebody who asks for offsets."""
+"""Readers: assigned consumers, members of a group that commit, and a client that asks for offsets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from tests.chaos.outcomes import code_of, end_of, text_of
 from tests.chaos.recorder import Life, Recorder, unpack
 
 CONSUMER = {
-    "enable.auto.commit": False, "fetch.wait.max.ms": 100, "topic.metadata.refresh.interval.ms": 5_000,
+    "enable.auto.commit": False, "auto.offset.reset": "earliest",
+    "fetch.wait.max.ms": 100, "topic.metadata.refresh.interval.ms": 5_000,
     "socket.timeout.ms": 8_000, "reconnect.backoff.max.ms": 1_000, "fetch.error.backoff.ms": 100, "log_level": 2,
     "socket.connection.setup.timeout.ms": 5_000,
 }  # fmt: skip
@@ -37,7 +38,7 @@ def records_of(recorder: Recorder, messages: Iterable[Any]) -> dict[str, Records
 
 def confluent_rack(recorder: Recorder, life: Life, bootstrap: str, topics: dict[str, int], isolation: str) -> None:
     """The same near one of the brokers: it reads from followers (KIP-392)."""
-    confluent(recorder, life, bootstrap, topics, isolation, f"rack-{life.rng.randint(1, 3)}")
+    confluent(recorder, life, bootstrap, topics, isolation, f"rack-{life.rng.randint(1, 4)}")
 
 
 def confluent(
@@ -103,7 +104,7 @@ def kafka_python(recorder: Recorder, life: Life, bootstrap: str, topics: dict[st
     consumer = KafkaConsumer(
         bootstrap_servers=bootstrap.split(","), enable_auto_commit=False, fetch_max_wait_ms=100,
         isolation_level="read_committed" if isolation == "rc" else "read_uncommitted", request_timeout_ms=8_000,
-        metadata_max_age_ms=5_000,
+        metadata_max_age_ms=5_000, auto_offset_reset="earliest",
     )  # fmt: skip
     parts = [TopicPartition(topic, p) for topic, count in topics.items() for p in range(count)]
     consumer.assign(parts)

@@ -220,10 +220,37 @@ def kafka_python(
     producer.close(5)
 
 
+Outputs = Callable[[str, int, str], list[tuple[int, str]]]
+"""(key, offset, name of the operation) of an input -> (partition, value) of its outputs."""
+
+
 def worker(
     recorder: Recorder, life: Life, bootstrap: str, source: str, target: str, partitions: int, slot: str, group: str
 ) -> None:
     """Read-process-write: each input makes one output, its offset is committed in the same transaction."""
+
+    def one(key: str, offset: int, name: str) -> list[tuple[int, str]]:
+        return [(int(key.rsplit("/", 1)[1]) % partitions, f"{name}.{key}.{offset}")]
+
+    _process(recorder, life, bootstrap, source, target, slot, group, one)
+
+
+def teller(
+    recorder: Recorder, life: Life, bootstrap: str, source: str, target: str, partitions: int, slot: str, group: str
+) -> None:
+    """A bank: each order moves an amount between two accounts, which are partitions; both sides or none."""
+
+    def both(key: str, offset: int, name: str) -> list[tuple[int, str]]:
+        debit, credit = life.rng.sample(range(partitions), 2)
+        amount = life.rng.randint(1, 1000)
+        return [(debit, f"{name}.{key}.{offset}.{-amount}"), (credit, f"{name}.{key}.{offset}.{amount}")]
+
+    _process(recorder, life, bootstrap, source, target, slot, group, both)
+
+
+def _process(
+    recorder: Recorder, life: Life, bootstrap: str, source: str, target: str, slot: str, group: str, outputs: Outputs
+) -> None:
     from confluent_kafka import Consumer, KafkaException
 
     rng = life.rng
@@ -247,14 +274,9 @@ def worker(
             work.begin()
             recorder.then(work.name, "poll", t0=start, r=found)
             for key, records in found.items():
-                partition = int(key.rsplit("/", 1)[1])
                 for offset, _ in records:
-                    work.send(
-                        target,
-                        partition % partitions,
-                        f"{recorder.proc}.{work.name['n']}.{key}.{offset}",
-                        (key, offset),
-                    )
+                    for partition, value in outputs(key, offset, f"{recorder.proc}.{work.name['n']}"):
+                        work.send(target, partition, value, (key, offset))
             if rng.random() < 0.3:
                 life.pause(rng.random() * DELAY_MAX_S)
             if rng.random() < ABORT:

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from brokers.cli import client, consume, options, output, produce, times
 from brokers.cli.main import _SUBJECTS, cli
-from tests.fleet import free_port
+from tests.support.ports import free_port
 from wire.errors import ErrorCode
 
 CLIENTS = ["cluster", "topics", "groups", "produce", "consume", "sinks", "transactions"]
@@ -70,8 +70,19 @@ def test_every_command_says_in_one_line_that_nobody_answers(path: tuple[str, ...
 
 
 @pytest.mark.parametrize(
-    "address", ["localhost", "localhost:", ":9092", "localhost:http", "localhost:70000", "a:1,,b:2"]
-)
+    "address",
+    [
+        "localhost",
+        "localhost:",
+        ":9092",
+        "localhost:http",
+        "localhost:70000",
+        "a:1,,b:2",
+        "a..b:1",
+        "h:²",
+        "x" * 64 + ":1",
+    ],
+)  # fmt: skip
 def test_a_malformed_address_is_a_usage_error(address: str) -> None:
     result = run("topics", "list", "--bootstrap", address)
     assert result.exit_code == 2
@@ -97,6 +108,22 @@ def test_something_else_that_listens_there_is_not_waited_for_longer_than_the_tim
     [
         ["topics", "create"],
         ["topics", "create", "t", "--partitions", "0"],
+        ["topics", "create", "t", "--partitions", "2147483648"],
+        ["topics", "create", "t", "-r", "32768"],
+        ["topics", "alter", "t", "-p", "2147483648"],
+        ["topics", "list", "--timeout", "nan"],
+        ["topics", "list", "--timeout", "inf"],
+        ["topics", "list", "--timeout", "1e300"],
+        ["consume", "t:²"],
+        ["consume", "t:0", "--from", "@99999999999999999999"],
+        ["consume", "t:0", "--from", "99999999999999999999"],
+        ["consume", "t:0", "-n", "9223372036854775808"],
+        ["consume", "t", "-g", ""],
+        ["groups", "reset", "g", "--to-offset", "9223372036854775808"],
+        ["groups", "reset", "g", "--by-duration", "P99999999999D"],
+        ["produce", "t", "-p", "2147483648"],
+        ["produce", "t", "-K", ""],
+        ["dev", "up", "--rack", ","],
         ["topics", "create", "t", "--config", "retention"],
         ["topics", "alter", "t"],
         ["topics", "reassign", "t"],
@@ -237,16 +264,30 @@ def test_json_values_that_are_no_text_are_written_as_json() -> None:
 
 @pytest.mark.parametrize(
     "line",
-    [b"", b"5", b'{"value_base64": "?"}', b'{"partition": "x"}', b'{"headers": [1]}', b'{"headers": [{}]}', b"\xff"],
-)
+    [
+        b"", b"5", b'{"value_base64": "?"}', b'{"key_base64": 5}', b'{"partition": "x"}', b'{"partition": 2147483648}',
+        b'{"timestamp": -1}', b'{"timestamp": 9223372036854775808}', b'{"timestamp": true}', b'{"headers": [1]}',
+        b'{"headers": [{}]}', b'{"headers": 1}', b'{"key": "\\ud800"}', b"\xff", b"[" * 100_000,
+    ],
+    ids=range(15),
+)  # fmt: skip
 def test_a_bad_json_line_is_named(line: bytes) -> None:
-    with pytest.raises(output.CliError, match="line 7"):
+    with pytest.raises(output.CliError, match=r"^line 7 is not a record in JSON: ") as raised:
         produce.parse_json(line, 7)
+    for raw in ("codec", "char ", "subscriptable", "KeyError", "padding", "recursion"):
+        assert raw not in str(raised.value)
+
+
+def test_dev_says_that_there_is_no_fleet() -> None:
+    for words in (["add"], ["start", "1"], ["kill", "1"]):
+        result = CliRunner().invoke(cli, ["dev", *words, "--dir", "/no/such/directory"])
+        assert result.exit_code == 1
+        assert result.stderr.startswith("fleetlog dev: no fleet runs in /no/such/directory")
 
 
 def test_lines_with_keys() -> None:
-    assert produce.parse_line(b"k:v:w", b":", 1) == produce.Item(b"v:w", b"k")
-    assert produce.parse_line(b"k:v", None, 1) == produce.Item(b"k:v")
+    assert produce.parse_line(b"k:v:w", b":", 1) == produce.InputRecord(b"v:w", b"k")
+    assert produce.parse_line(b"k:v", None, 1) == produce.InputRecord(b"k:v")
     with pytest.raises(output.CliError, match="line 3"):
         produce.parse_line(b"kv", b":", 3)
 
@@ -261,7 +302,13 @@ def test_error_codes_in_words() -> None:
     assert client.explain(ErrorCode.INVALID_CONFIG, "retention.ms must be a number") == (
         "retention.ms must be a number (INVALID_CONFIG)"
     )
-    assert client.explain(ErrorCode.SECURITY_DISABLED) == "SECURITY_DISABLED"
+    assert client.explain(ErrorCode.SECURITY_DISABLED) == "security features are disabled (SECURITY_DISABLED)"
+    assert client.explain(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "This server does not host this topic-partition.") == (
+        client.explain(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    )
+    assert client.reworded("[Error 40] InvalidConfigurationError: no 'x'") == "no 'x' (INVALID_CONFIG)"
+    assert client.reworded("[Error 69] GroupIdNotFoundError") == client.explain(ErrorCode.GROUP_ID_NOT_FOUND)
+    assert client.reworded("no answer") == "no answer"
     assert client.explain(9999, "odd") == "error 9999: odd"
 
 

@@ -8,12 +8,13 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from brokers.cli import dev_fleet
 from brokers.cli.dev_state import (
@@ -28,6 +29,9 @@ from brokers.cli.dev_state import (
     save,
     start_time,
 )
+from brokers.cli.main import cli
+from tests.support.fleet import Fleet
+from tests.support.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 90
@@ -61,9 +65,7 @@ def test_a_process_is_known_by_its_start(sleeper: subprocess.Popen[bytes]) -> No
 def test_a_zombie_does_not_run(sleeper: subprocess.Popen[bytes]) -> None:
     process = Process.of(sleeper.pid)
     sleeper.kill()
-    deadline = time.monotonic() + 10
-    while process.alive() and time.monotonic() < deadline:
-        time.sleep(0.01)
+    eventually(lambda: not process.alive(), "the process ends")
     assert start_time(sleeper.pid) is None
     with pytest.raises(DevError):
         Process.of(sleeper.pid)
@@ -113,6 +115,62 @@ def test_a_taken_port_is_named(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         with pytest.raises(DevError, match=str(port)):
             dev_fleet.plan(tmp_path, 1, port, True)
+
+
+def test_one_start_at_a_time_takes_a_port() -> None:
+    with dev_fleet.reserved([27599]):
+        with pytest.raises(DevError, match="27599"), dev_fleet.reserved([27598, 27599]):
+            pass
+        with dev_fleet.reserved([27598]):
+            pass
+    with dev_fleet.reserved([27599]):
+        pass
+
+
+def configured(directory: Path, broker_id: int, **settings: str) -> None:
+    home = directory / f"broker-{broker_id}"
+    (home / "data").mkdir(parents=True)
+    lines = {"log.dirs": str(home / "data"), **settings}
+    (home / "broker.properties").write_text("".join(f"{name}={value}\n" for name, value in lines.items()))
+
+
+def test_a_directory_keeps_its_brokers(tmp_path: Path) -> None:
+    assert dev_fleet.count_of(tmp_path, None) == 3
+    assert dev_fleet.count_of(tmp_path, 1) == 1
+    for broker_id in (1, 2, 3, 4):
+        configured(tmp_path, broker_id)
+    assert dev_fleet.count_of(tmp_path, None) == 4
+    assert dev_fleet.count_of(tmp_path, 5) == 5
+    with pytest.raises(DevError, match=r"4 brokers.*--brokers 4.*--dir.*--delete-data"):
+        dev_fleet.count_of(tmp_path, 1)
+
+
+def test_a_start_that_failed_binds_nothing(tmp_path: Path) -> None:
+    configured(tmp_path, 1)
+    (tmp_path / "broker-1" / "data").rmdir()
+    assert dev_fleet.count_of(tmp_path, None) == 3
+
+
+def test_racks_go_round_and_are_kept(tmp_path: Path) -> None:
+    def racks(*wanted: str) -> list[str]:
+        return [broker.rack for broker in dev_fleet.plan(tmp_path, 3, 0, True, wanted).brokers]
+
+    assert racks() == ["", "", ""]
+    assert racks("a", "b") == ["a", "b", "a"]
+    configured(tmp_path, 2, **{"broker.rack": "z"})
+    assert racks() == ["", "z", ""]
+    state = dev_fleet.plan(tmp_path, 3, 0, True, ("a",))
+    assert "broker.rack=a\n" in dev_fleet.write_config(state, state.brokers[0], {}).read_text()
+    assert dev_fleet.add_broker(tmp_path, state, "b").rack == "b"
+    assert "broker.rack=b\n" in (tmp_path / "broker-4" / "broker.properties").read_text()
+
+
+def test_only_what_dev_made_is_deleted(tmp_path: Path) -> None:
+    configured(tmp_path, 1)
+    (tmp_path / "broker-notes").mkdir()
+    done = CliRunner().invoke(cli, ["dev", "down", "--delete-data", "--dir", str(tmp_path)])
+    assert done.exit_code == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["broker-notes"]
 
 
 def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,6 +254,30 @@ def test_replicas_by_the_number_of_brokers(count: int, factor: str, minimum: str
 
 
 @pytest.mark.zookeeper
+def test_the_ready_check_waits_for_each_brokers_registration_and_leaves_nothing(tmp_path: Path) -> None:
+    from confluent_kafka.admin import AdminClient
+
+    fleet = Fleet(tmp_path, brokers=2, default_replication_factor=2)
+    try:
+        first, second = fleet.brokers
+        state = FleetState(0, True, [BrokerState(b.id, b.port, b.admin_port, str(b.directory)) for b in fleet.brokers])
+        first.start()
+        first.wait_ready()
+        with ThreadPoolExecutor() as pool:
+            checking = pool.submit(dev_fleet.check_with_client, state)
+            eventually(
+                lambda: first.answered("CreateTopics") > 0 or checking.done(), "the check creates a topic", LIMIT_S
+            )
+            second.start()
+            checking.result(LIMIT_S)
+        admin = AdminClient({"bootstrap.servers": fleet.bootstrap})
+        assert {name for name in admin.list_topics(timeout=30).topics if not name.startswith("__")} == set()
+        assert admin.list_consumer_groups().result(30).valid == []
+    finally:
+        fleet.close()
+
+
+@pytest.mark.zookeeper
 @pytest.mark.slow
 def test_up_kill_start_down(dev: Dev) -> None:
     assert dev.run("status").returncode == 3
@@ -226,8 +308,10 @@ def test_up_kill_start_down(dev: Dev) -> None:
     assert dev.processes() == []
     assert dev.status()["running"] is False
     assert "no fleet runs" in dev.ok("down")
-    # the data is still there, also with other ports
-    second = json.loads(dev.ok("up", "--brokers", "2", "--port", "0", "--detach", "--json"))
+    # the data is still there, also with other ports, and so is the broker that was added
+    assert "holds the data of 3 brokers" in dev.run("up", "--brokers", "2", "--port", "0", "--detach").stderr
+    second = json.loads(dev.ok("up", "--port", "0", "--detach", "--json"))
+    assert [row["id"] for row in second["brokers"]] == [1, 2, 3]
     from confluent_kafka.admin import AdminClient
 
     assert "t" in AdminClient({"bootstrap.servers": second["bootstrap"]}).list_topics(timeout=30).topics
@@ -275,9 +359,8 @@ def test_the_foreground_leaves_nothing_behind(dev: Dev, how: str) -> None:
             dev.ok("down")
         process.communicate(timeout=LIMIT_S)
         assert process.returncode == (-signal.SIGKILL if how == "sigkill" else 0)
-        deadline = time.monotonic() + 20
-        while how == "sigkill" and dev.processes() and time.monotonic() < deadline:
-            time.sleep(0.05)
+        if how == "sigkill":
+            eventually(dev.processes, "the processes end with it", good=lambda left: left == [])
         assert dev.processes() == []
     finally:
         process.kill()
@@ -291,9 +374,8 @@ def test_ctrl_c_during_the_start_leaves_nothing_behind(dev: Dev, detach: bool) -
     process = subprocess.Popen(
         dev.command(*words), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
     )
-    deadline = time.monotonic() + 30
-    while not (dev.directory / "broker-1" / "broker.log").exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
+    log = dev.directory / "broker-1" / "broker.log"
+    eventually(log.exists, "the first broker starts", pause_s=0.01)
     os.killpg(process.pid, signal.SIGINT)
     process.communicate(timeout=LIMIT_S)
     assert process.returncode == 130

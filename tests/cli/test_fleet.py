@@ -5,58 +5,19 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 import uuid
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
-from brokers.cli.main import cli
-from tests.fleet import Fleet
+from tests.cli.shell import Shell
+from tests.support.fleet import Fleet
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.zookeeper
 ROOT = Path(__file__).parents[2]
-
-
-class Shell:
-    """Runs ``fleetlog``: in this process, which is quick, or with ``start`` as one of its own."""
-
-    def __init__(self, fleet: Fleet) -> None:
-        self.environment = {"FLEETLOG_BOOTSTRAP": fleet.bootstrap}
-
-    def run(self, *arguments: str, stdin: str = "", code: int = 0) -> Result:
-        result = CliRunner().invoke(
-            cli, list(arguments), input=stdin, env=self.environment, prog_name="fleetlog", catch_exceptions=False
-        )
-        assert result.exit_code == code, f"{arguments}: {result.exit_code}\n{result.stdout}\n{result.stderr}"
-        return result
-
-    def json(self, *arguments: str, **kw: Any) -> Any:
-        return json.loads(self.run(*arguments, "--json", **kw).stdout)
-
-    def lines(self, *arguments: str, **kw: Any) -> list[str]:
-        return self.run(*arguments, **kw).stdout.splitlines()
-
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-m", "brokers.cli.main", *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **self.environment},
-            cwd=ROOT,
-        )
-
-    def fails(self, *arguments: str) -> str:
-        """The one line a command that did not work prints."""
-        result = self.run(*arguments, code=1)
-        (line,) = result.stderr.splitlines()
-        assert line.startswith("fleetlog: ")
-        return line
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +40,9 @@ def test_the_life_of_a_topic(shell: Shell) -> None:
     assert created["created"] is True
     assert "TOPIC_ALREADY_EXISTS" in shell.fails("topics", "create", name)
     shell.run("topics", "create", name, "--if-not-exists")
+    shell.run("topics", "alter", name, "--config", "segment.ms=1000000", "--dry-run")
+    shell.run("topics", "alter", name, "-c", "segment.bytes=1000000")
+    shell.run("topics", "alter", name, "-u", "segment.bytes")
     shell.run("topics", "alter", name, "-p", "3", "--set", "max.message.bytes=5000", "--unset", "retention.ms")
     assert "INVALID_PARTITIONS" in shell.fails("topics", "alter", name, "-p", "2")
     assert "no.such.setting" in shell.fails("topics", "alter", name, "--set", "no.such.setting=1")
@@ -88,10 +52,20 @@ def test_the_life_of_a_topic(shell: Shell) -> None:
     assert all(p["leader"] in p["isr"] and p["end_offset"] == 0 for p in described["partitions"])
     (row,) = [row for row in shell.json("topics", "list") if row["topic"] == name]
     assert (row["partitions"], row["offline"]) == (3, 0)
-    shell.run("topics", "delete", name)
-    assert name in shell.fails("topics", "delete", name)
-    shell.run("topics", "delete", name, "--if-exists")
+    shell.run("topics", "delete", name, "--yes")
+    assert name in shell.fails("topics", "delete", name, "--yes")
+    shell.run("topics", "delete", name, "--if-exists", "--yes")
     assert name in shell.fails("topics", "describe", name)
+
+
+def test_nothing_is_deleted_unasked(shell: Shell, topic: str) -> None:
+    assert "--yes" in shell.fails("topics", "delete", topic)
+    assert "--yes" in shell.fails("groups", "delete", topic)
+    assert "--yes" in shell.fails("topics", "elect", topic, "--unclean")
+    shell.run("produce", topic, stdin="1\n")
+    shell.run("consume", topic, "-g", f"group-{topic}", "--to", "end")
+    assert "--internal" in shell.fails("topics", "delete", topic, "__consumer_offsets", "--yes")
+    assert {topic, "__consumer_offsets"} <= {row["topic"] for row in shell.json("topics", "list", "--internal")}
 
 
 def test_what_goes_in_comes_out(shell: Shell, topic: str, tmp_path: Path) -> None:
@@ -137,6 +111,18 @@ def test_points_to_read_from_and_to(shell: Shell, topic: str) -> None:
     ]
 
 
+def test_a_hundred_thousand_lines_take_less_than_a_second_of_cpu(shell: Shell, topic: str, tmp_path: Path) -> None:
+    lines = tmp_path / "lines"
+    lines.write_text("".join(f"key {i}:{i:080}\n" for i in range(200_000)))
+    process = shell.start("produce", topic, str(lines), "-K", ":")
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.communicate() == (f"200000 records to {topic}\n", "")
+    assert usage.ru_utime + usage.ru_stime < 2.0
+    (described,) = shell.json("topics", "describe", topic)
+    assert sum(p["records"] for p in described["partitions"]) == 200_000
+
+
 def test_mistakes_with_records(shell: Shell, topic: str, tmp_path: Path) -> None:
     assert "not 9" in shell.fails("consume", f"{topic}:9", "--to", "end")
     assert "not 9" in shell.fails("produce", topic, "-p", "9")
@@ -176,10 +162,10 @@ def test_groups(shell: Shell, topic: str) -> None:
     plan = shell.json("groups", "reset", group, "--to-datetime", "2100-01-01")
     assert {row["partition"]: row["new"] for row in plan} == ends
 
-    shell.run("groups", "delete", group, "--topic", f"{topic}:0")
+    shell.run("groups", "delete", group, "--topic", f"{topic}:0", "--yes")
     assert {r["partition"] for r in shell.json("groups", "describe", group)[0]["offsets"]} == {1, 2}
-    shell.run("groups", "delete", group)
-    assert "GROUP_ID_NOT_FOUND" in shell.fails("groups", "delete", group)
+    shell.run("groups", "delete", group, "--yes")
+    assert "GROUP_ID_NOT_FOUND" in shell.fails("groups", "delete", group, "--yes")
 
 
 def test_a_group_commits_no_more_than_was_written(shell: Shell, topic: str) -> None:
@@ -213,13 +199,13 @@ def test_a_group_at_work(shell: Shell, topic: str) -> None:
         deadline = time.monotonic() + 60
         while True:
             state = {row["group"]: row["state"] for row in shell.json("groups", "list")}.get(group)
-            # A client that had not heard of the topic yet begins with nothing and rebalances.
+            # A client that does not know the topic yet starts without partitions and rebalances.
             if state == "Stable":
                 (described,) = shell.json("groups", "describe", group)
                 if [m["assigned"] for m in described["members"]] == [[f"{topic}:0,1,2"]]:
                     break
             assert time.monotonic() < deadline, state
-        assert "NON_EMPTY_GROUP" in shell.fails("groups", "delete", group)
+        assert "NON_EMPTY_GROUP" in shell.fails("groups", "delete", group, "--yes")
         assert "active members" in shell.fails("groups", "reset", group, "--topic", topic, "--to-latest", "--execute")
     finally:
         member.send_signal(signal.SIGTERM)
@@ -233,10 +219,10 @@ def test_transactions(shell: Shell, topic: str) -> None:
     from kafka import KafkaProducer
 
     name = f"tx-{topic}"
-    deadline = time.monotonic() + 30  # the coordinators' topic may have been made by this very question
-    while "try again in a moment" in (said := shell.fails("transactions", "describe", name)):
-        assert time.monotonic() < deadline, said
-        time.sleep(0.2)
+    said = eventually(  # the coordinators' topic may have been made by this very question
+        lambda: shell.fails("transactions", "describe", name), "a coordinator answers",
+        good=lambda said: "try again in a moment" not in said,
+    )  # fmt: skip
     assert "TRANSACTIONAL_ID_NOT_FOUND" in said
     producer = KafkaProducer(
         bootstrap_servers=shell.environment["FLEETLOG_BOOTSTRAP"].split(","), transactional_id=name
@@ -295,10 +281,11 @@ def test_a_deleted_topics_offsets_are_forgotten(shell: Shell, topic: str) -> Non
     shell.run("produce", topic, stdin="1\n2\n")
     shell.run("consume", topic, "-g", group, "--to", "end")
     assert shell.json("groups", "describe", group)[0]["offsets"]
-    shell.run("topics", "delete", topic)
-    deadline = time.monotonic() + 30
-    while shell.json("groups", "describe", group)[0]["offsets"]:
-        assert time.monotonic() < deadline
+    shell.run("topics", "delete", topic, "--yes")
+    eventually(
+        lambda: shell.json("groups", "describe", group)[0]["offsets"], "the offsets are forgotten",
+        good=lambda offsets: not offsets,
+    )  # fmt: skip
 
 
 def test_a_reader_that_goes_away_ends_it_quietly(shell: Shell, topic: str) -> None:

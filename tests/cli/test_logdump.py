@@ -161,11 +161,11 @@ def test_transaction_state_is_decoded(tmp_path: Path) -> None:
     state = Transaction(
         1000, 2, 60_000, TransactionState.ONGOING, frozenset({TopicPartition("t", 1)}), TIME_MS, TIME_MS
     )
-    key = transaction_records.encode_key("tx")
+    key = transaction_records.encode_transaction_key("tx")
     path = internal(
         tmp_path,
         "__transaction_state",
-        (key, transaction_records.encode_value(state)),
+        (key, transaction_records.encode_transaction(state)),
         (key, None),
         (key, b"\0"),
         (b"", b""),

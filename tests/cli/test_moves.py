@@ -1,30 +1,33 @@
-"""Plans of moves, without a fleet: who gets a replica, who loses one, what is shown."""
+"""Plans of moves, without a fleet: the brokers that gain or lose a replica, and the output."""
 
 from __future__ import annotations
+
+from typing import cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brokers.cli import moves
+from brokers.cli import moves, moving
+from brokers.cli.admin_client import AdminClient
 from brokers.cli.output import CliError
-from brokers.cli.overview import Broker, Directory, Overview, Partition
+from brokers.cli.overview import BrokerOverview, Directory, Overview, PartitionOverview
 from brokers.model import TopicPartition
 
 MB = 1_000_000
 
 
-def broker(broker_id: int, rack: str | None = None, host: str = "h") -> Broker:
-    return Broker(broker_id, f"{host}{broker_id}", 9092, rack)
+def broker(broker_id: int, rack: str | None = None, host: str = "h") -> BrokerOverview:
+    return BrokerOverview(broker_id, f"{host}{broker_id}", 9092, rack)
 
 
-def partition(index: int, *replicas: int, leader: int | None = None, **fields: object) -> Partition:
+def partition(index: int, *replicas: int, leader: int | None = None, **fields: object) -> PartitionOverview:
     first = replicas[0] if leader is None else leader
     state: dict[str, object] = {"isr": replicas, **fields}
-    return Partition("t", index, first, 1, replicas, **state)  # type: ignore[arg-type]
+    return PartitionOverview("t", index, first, 1, replicas, **state)  # type: ignore[arg-type]
 
 
-def overview(brokers: list[Broker], *partitions: Partition, size: int | None = None) -> Overview:
+def overview(brokers: list[BrokerOverview], *partitions: PartitionOverview, size: int | None = None) -> Overview:
     found = Overview("c", 1, {one.id: one for one in brokers}, {one.tp: one for one in partitions})
     if size is not None:
         for one in brokers:
@@ -45,7 +48,7 @@ def test_a_replica_is_added_where_racks_have_most_room() -> None:
 
 
 def test_one_host_is_one_failure() -> None:
-    brokers = [Broker(1, "x", 1), Broker(2, "x", 2), Broker(3, "y", 1)]
+    brokers = [BrokerOverview(1, "x", 1), BrokerOverview(2, "x", 2), BrokerOverview(3, "y", 1)]
     fleet = overview(brokers, partition(0, 1))
     assert moves.with_factor(fleet.of_topic("t"), 2, fleet) == {TopicPartition("t", 0): (1, 3)}
 
@@ -73,8 +76,8 @@ def test_who_goes_first_is_not_in_sync_and_never_the_leader() -> None:
     assert moves.with_factor(fleet.of_topic("t"), 1, fleet) == {TopicPartition("t", 0): (2,)}
 
 
-def test_more_replicas_than_living_brokers_are_refused() -> None:
-    fleet = overview([broker(1), broker(2), Broker(3)], partition(0, 1))
+def test_more_replicas_than_live_brokers_are_refused() -> None:
+    fleet = overview([broker(1), broker(2), BrokerOverview(3)], partition(0, 1))
     with pytest.raises(CliError, match="2 are alive"):
         moves.with_factor(fleet.of_topic("t"), 3, fleet)
 
@@ -88,7 +91,7 @@ def test_a_plan_says_what_is_copied_and_how_long_it_takes() -> None:
     fleet = overview([broker(1), broker(2), broker(3)], partition(0, 1, 2), partition(1, 2, 1), size=20 * MB)
     first, second = TopicPartition("t", 0), TopicPartition("t", 1)
     plan = moves.moves_to(fleet, {first: [3, 2], second: [2, 1]})
-    assert plan == [moves.Move(first, (1, 2), (3, 2), 20 * MB)], "what is in place is left out"
+    assert plan == [moves.ReplicaMove(first, (1, 2), (3, 2), 20 * MB)], "what is in place is left out"
     assert (plan[0].brings, plan[0].drops, plan[0].bytes_copied) == ((3,), (1,), 20 * MB)
     assert (
         moves.summary(plan, 2 * MB) == "1 partition changes, 20.0 MB are copied, which takes 10 s or more at 2.0 MB/s"
@@ -118,3 +121,20 @@ def test_what_is_wrong_is_named_by_the_worst() -> None:
     assert partition(0, 1, 2, 3, isr=(1,), min_in_sync=2).problem == "under min ISR"
     assert partition(0, 1, isr=(1,), min_in_sync=2).problem is None, "no more is asked than there are replicas"
     assert partition(0, 1, 2, leader=-1).problem == "offline"
+
+
+@pytest.mark.parametrize(("running", "begun"), [(0, 2), (1, 1), (2, 0), (3, 0)])
+def test_no_more_moves_begin_than_may_be_under_way(monkeypatch: pytest.MonkeyPatch, running: int, begun: int) -> None:
+    listed = [moves.ReplicaMove(TopicPartition("t", index), (1,), (2,), 10) for index in range(7)]
+    under_way = {move.tp: move for move in listed[:running]}
+    asked: list[TopicPartition] = []
+
+    def alter(_client: object, wanted: dict[TopicPartition, object], _timeout_ms: int) -> dict[TopicPartition, object]:
+        asked.extend(wanted)
+        return dict.fromkeys(wanted, (0, None))
+
+    monkeypatch.setattr(moving, "alter_reassignments", alter)
+    result = moving.Moved(left=listed[running:])
+    moving._begin(cast("AdminClient", None), result, under_way, 2, 1000)
+    assert asked == [move.tp for move in listed[running : running + begun]]
+    assert (len(under_way), len(result.left)) == (running + begun, 7 - running - begun)

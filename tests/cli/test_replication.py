@@ -9,7 +9,7 @@ import subprocess
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,10 @@ from confluent_kafka import Consumer, Producer
 from kafka import KafkaAdminClient
 from kafka.admin import ConfigResource, ConfigResourceType
 
-from brokers.cli.client import Target, admin, wait_until_known
-from tests.cli.test_fleet import Shell
-from tests.fleet import Broker, Fleet
+from brokers.cli.client import Target, admin, wait_for_topics
+from tests.cli.shell import Shell
+from tests.support.fleet import Broker, Fleet
+from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.slow]
 
@@ -55,14 +56,6 @@ def shell(fleet: Fleet) -> Shell:
     return Shell(fleet)
 
 
-def eventually(look: Callable[[], Any], what: str) -> Any:
-    deadline = time.monotonic() + LIMIT_S
-    while not (found := look()):
-        assert time.monotonic() < deadline, what
-        time.sleep(0.1)
-    return found
-
-
 def described(shell: Shell, topic: str) -> list[dict[str, Any]]:
     (found,) = shell.json("topics", "describe", topic)
     rows: list[dict[str, Any]] = found["partitions"]
@@ -78,8 +71,8 @@ def create(shell: Shell, topic: str, *replicas: str, **config: str) -> None:
     assignments = {index: [int(b) for b in one.split(",")] for index, one in enumerate(replicas)}
     with admin(Target(shell.environment["FLEETLOG_BOOTSTRAP"], LIMIT_S)) as client:
         client.create_topics({topic: {"assignments": assignments, "configs": config}})
-        assert wait_until_known(client, [topic], LIMIT_S) == []
-    eventually(lambda: in_sync(shell, topic), f"{topic} is not in sync")
+        assert wait_for_topics(client, [topic], LIMIT_S) == []
+    eventually(lambda: in_sync(shell, topic), f"{topic} is in sync", LIMIT_S)
 
 
 def fill(shell: Shell, topic: str, size: int, partition: int = 0) -> None:
@@ -112,7 +105,7 @@ def throttles(shell: Shell, topic: str) -> dict[str, str]:
 
 def unthrottled(shell: Shell, topic: str) -> None:
     """No throttle is left; brokers hear of that one by one."""
-    eventually(lambda: not throttles(shell, topic), f"a throttle of {topic} is left")
+    eventually(lambda: not throttles(shell, topic), f"no throttle of {topic} is left", LIMIT_S)
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
@@ -121,7 +114,7 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
 
 
 class Traffic:
-    """A producer and a group's consumer that go on while a test does something to the fleet."""
+    """A producer and a group's consumer that run while a test changes the fleet."""
 
     def __init__(self, bootstrap: str, topic: str, partitions: int) -> None:
         self.acknowledged: dict[int, list[int]] = defaultdict(list)
@@ -194,7 +187,7 @@ def test_load_moves_to_a_new_broker_while_clients_go_on(fleet: Fleet, shell: She
     assert plan["moves"]
     assert all(4 in move["replicas"] or move["before"] != move["replicas"] for move in plan["moves"])
     with Traffic(fleet.bootstrap, topic, 8) as traffic:
-        eventually(lambda: len(traffic.acknowledged) == 8, "the producer did not begin")
+        eventually(lambda: len(traffic.acknowledged) == 8, "each partition has an acknowledged record", LIMIT_S)
         result = shell.json("cluster", "rebalance", "--execute", "--throttle", "20MB")
         assert result["failed"] == {}
         assert len(result["done"]) == len(result["moves"])
@@ -203,7 +196,7 @@ def test_load_moves_to_a_new_broker_while_clients_go_on(fleet: Fleet, shell: She
     rows = described(shell, topic)
     assert {b for p in rows for b in p["replicas"]} == {1, 2, 3, 4}
     assert in_sync(shell, topic)
-    eventually(lambda: even(shell, "leads"), "leaders are not even")
+    eventually(lambda: even(shell, "leads"), "the leaders are even", LIMIT_S)
     assert even(shell, "replicas")
     unthrottled(shell, topic)
     assert shell.json("cluster", "rebalance", "--plan")["moves"] == []
@@ -217,7 +210,7 @@ def test_a_throttle_is_kept_and_taken_away(shell: Shell) -> None:
     fill(shell, topic, 4 * MB)
     begun = time.monotonic()
     mover = shell.start("topics", "reassign", topic, "--replicas", "2", "--throttle", "1MB", "--yes")
-    found = eventually(lambda: throttles(shell, topic), "no throttle was set")
+    found = eventually(lambda: throttles(shell, topic), "a throttle is set", LIMIT_S)
     assert found[f"topic {topic}: leader.replication.throttled.replicas"] == "0:1"
     assert found[f"topic {topic}: follower.replication.throttled.replicas"] == "0:2"
     code, text = ended(mover)
@@ -232,7 +225,11 @@ def test_a_throttle_is_kept_and_taken_away(shell: Shell) -> None:
 def begin(shell: Shell, topic: str, *more: str) -> subprocess.Popen[str]:
     """A move of ``topic`` that never ends by itself, begun."""
     mover = shell.start("topics", "reassign", topic, "--replicas", "3", "--throttle", "1k", "--yes", *more)
-    eventually(lambda: any(p["adding"] for p in described(shell, topic)) or mover.poll() is not None, "no move")
+    eventually(
+        lambda: any(p["adding"] for p in described(shell, topic)) or mover.poll() is not None,
+        "the move begins",
+        LIMIT_S,
+    )
     assert mover.poll() is None, ended(mover)
     return mover
 
@@ -247,9 +244,9 @@ def test_an_interrupted_move_leaves_no_throttle(shell: Shell, number: signal.Sig
     mover.send_signal(number)
     code, text = ended(mover)
     assert code == 130, text
-    assert "goes on" in text
+    assert "continue without a throttle" in text
     unthrottled(shell, topic)
-    eventually(lambda: not described(shell, topic)[0]["adding"], "without a throttle it ends by itself")
+    eventually(lambda: not described(shell, topic)[0]["adding"], "without a throttle the move ends by itself", LIMIT_S)
     (row,) = described(shell, topic)
     assert (row["replicas"], row["end_offset"]) == ([3], 200)
     shell.run("topics", "reassign", topic, "--verify")
@@ -300,7 +297,7 @@ def test_a_move_survives_the_controllers_death(fleet: Fleet, shell: Shell) -> No
     mover = shell.start(
         "topics", "reassign", topic, "--replicas", str(destination.id), "--throttle", "500k", "--yes", "--json"
     )
-    eventually(lambda: described(shell, topic)[0]["adding"], "no move")
+    eventually(lambda: described(shell, topic)[0]["adding"], "the move begins", LIMIT_S)
     broker = fleet.brokers[controller - 1]
     broker.kill()
     code, text = ended(mover)
@@ -310,7 +307,7 @@ def test_a_move_survives_the_controllers_death(fleet: Fleet, shell: Shell) -> No
     assert shell.json("cluster", "describe")["controller"] != controller
     broker.start()
     broker.wait_ready()
-    # the dead broker may have been given a throttle before; nobody could take it away there, so look again now
+    # the killed broker may have had a throttle, which could not be removed there: check again now
     unthrottled(shell, topic)
 
 
@@ -338,20 +335,22 @@ def test_a_replication_factor_changes_with_a_plan(shell: Shell) -> None:
     assert "not 7" in shell.fails("topics", "reassign", topic, "-p", "7", "-r", "2")
 
 
-def lives(shell: Shell) -> dict[int, int]:
+def live_brokers(shell: Shell) -> dict[int, int]:
     return {b["id"]: b["incarnation"] for b in shell.json("cluster", "describe")["brokers"]}
 
 
 def test_a_dead_broker_shows_and_is_not_waited_for(fleet: Fleet, shell: Shell) -> None:
     topic = "shrunk"
     create(shell, topic, "1,2", "2,1", **{"min.insync.replicas": "2"})
-    broker, before = fleet.brokers[1], lives(shell)
+    broker, before = fleet.brokers[1], live_brokers(shell)
     broker.kill()
     begun = time.monotonic()
     described(shell, topic)
     assert time.monotonic() - begun < 10, "a dead leader is not waited for"
-    eventually(lambda: all(p["leader"] == 1 for p in described(shell, topic)), "no failover")
-    eventually(lambda: all(p["isr"] == [1] for p in described(shell, topic)), "the in-sync set did not shrink")
+    eventually(lambda: all(p["leader"] == 1 for p in described(shell, topic)), "broker 1 leads everything", LIMIT_S)
+    eventually(
+        lambda: all(p["isr"] == [1] for p in described(shell, topic)), "the in-sync sets shrink to broker 1", LIMIT_S
+    )
     rows = described(shell, topic)
     assert [(p["elr"], p["problem"], p["under_replicated"]) for p in rows] == [
         ([2], "under min ISR", True),
@@ -368,13 +367,13 @@ def test_a_dead_broker_shows_and_is_not_waited_for(fleet: Fleet, shell: Shell) -
     assert "PREFERRED_LEADER_NOT_AVAILABLE" in refused.output
     broker.start()
     broker.wait_ready()
-    eventually(lambda: in_sync(shell, topic), "it is not in sync again")
+    eventually(lambda: in_sync(shell, topic), "it is in sync again", LIMIT_S)
     assert [p["elr"] for p in described(shell, topic)] == [[], []]
     shell.run("topics", "elect", topic, "--preferred")
-    eventually(lambda: [p["leader"] for p in described(shell, topic)] == [1, 2], "the preferred do not lead")
+    eventually(lambda: [p["leader"] for p in described(shell, topic)] == [1, 2], "the preferred replicas lead", LIMIT_S)
     answers = shell.json("topics", "elect", topic, "-p", "0", "--preferred")
     assert answers == [{"topic": topic, "partition": 0, "result": "not needed"}]
-    assert lives(shell)[2] > before[2]
+    assert live_brokers(shell)[2] > before[2]
 
 
 def test_a_paused_broker_holds_up_no_command(fleet: Fleet, shell: Shell) -> None:
@@ -390,11 +389,11 @@ def test_a_paused_broker_holds_up_no_command(fleet: Fleet, shell: Shell) -> None
         states = {b["id"]: (b["alive"], b["log_dirs"]) for b in shell.json("cluster", "describe")["brokers"]}
         assert states[1][1] is None, "it says nothing of its directories"
         assert states[2][1]
-        # nobody can be made controller, or leader of anything, before the broker's session ends
+        # no broker can become controller, or leader of a partition, before the broker's session ends
         shell.run("topics", "create", f"{topic}-meanwhile", "-p", "1", "-r", "2")
     finally:
         broker.signal(signal.SIGCONT)
-    eventually(lambda: described(shell, topic)[0]["end_offset"] == 0, "it is not back")
+    eventually(lambda: described(shell, topic)[0]["end_offset"] == 0, "broker 1 answers again", LIMIT_S)
 
 
 def test_an_unclean_leader_is_elected_on_request_only(fleet: Fleet, shell: Shell) -> None:
@@ -406,19 +405,19 @@ def test_an_unclean_leader_is_elected_on_request_only(fleet: Fleet, shell: Shell
     fill(shell, topic, 100_000)
     behind, ahead = fleet.brokers[3], fleet.brokers[2]
     behind.kill()
-    eventually(lambda: described(shell, topic)[0]["isr"] == [3], "the set did not shrink")
+    eventually(lambda: described(shell, topic)[0]["isr"] == [3], "the in-sync set shrinks to broker 3", LIMIT_S)
     fill(shell, topic, 100_000)
     ahead.kill()
     behind.start()
     behind.wait_ready()
-    eventually(lambda: described(shell, topic)[0]["leader"] is None, "it is not offline")
+    eventually(lambda: described(shell, topic)[0]["leader"] is None, "the partition is offline", LIMIT_S)
     assert "LOSES DATA" in " ".join(shell.run("topics", "elect", "--help").stdout.split())
-    shell.run("topics", "elect", topic, "--unclean")
-    (row,) = eventually(lambda: [p for p in described(shell, topic) if p["leader"] == 4], "broker 4 does not lead")
+    shell.run("topics", "elect", topic, "--unclean", "--yes")
+    (row,) = eventually(lambda: [p for p in described(shell, topic) if p["leader"] == 4], "broker 4 leads", LIMIT_S)
     assert row["end_offset"] == 10, "what only the dead leader had is given up"
     ahead.start()
     ahead.wait_ready()
-    eventually(lambda: set(described(shell, topic)[0]["isr"]) == {3, 4}, "the former leader does not follow")
+    eventually(lambda: set(described(shell, topic)[0]["isr"]) == {3, 4}, "the former leader follows", LIMIT_S)
     assert described(shell, topic)[0]["end_offset"] == 10
 
 

@@ -9,10 +9,10 @@ from typing import Any
 from click.testing import CliRunner
 
 from brokers.cli.main import cli
-from spark_udfs.batches import Sink
-from spark_udfs.client import Client
-from spark_udfs.settings import reader_settings
-from tests.fleet import Fleet
+from spark_udfs.client.connections import Client
+from spark_udfs.client.settings import kafka_python_settings
+from spark_udfs.sink.batch_transactions import BatchTransactions
+from tests.support.fleet import Fleet
 
 
 def run(fleet: Fleet, *arguments: str) -> Any:
@@ -21,8 +21,8 @@ def run(fleet: Fleet, *arguments: str) -> Any:
 
 def test_a_fence_is_listed_described_and_moved(fleet: Fleet) -> None:
     name = f"sink-{uuid.uuid4().hex[:8]}"
-    client = Client(reader_settings({"bootstrap.servers": fleet.bootstrap}))
-    sink = Sink(client, name)
+    client = Client(kafka_python_settings({"bootstrap.servers": fleet.bootstrap}))
+    sink = BatchTransactions(client, name)
     sink.commit(sink.begin(60_000), "query-1", 7, "", [])
     listed = run(fleet, "sinks", "list")
     assert listed.exit_code == 0, listed.output

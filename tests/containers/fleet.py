@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-import urllib.request
-from collections.abc import Callable
 from typing import Any, Self
 
 from docker.models.containers import Container
@@ -16,22 +14,17 @@ from testcontainers.core.network import Network
 from coordination.ensemble import free_ports
 from tests.containers.images import Images
 from tests.containers.topology import Topology, read
+from tests.support.fleet import says_ready
+from tests.support.waiting import eventually
 
 ADMIN_PORT = 9644
 OUTSIDE_PORT = 9094
 READY_TIMEOUT_S = 150.0
+PAUSE_S = 0.2
+"""Between two questions to the engine."""
 RESTARTS_MAX = 5
 BROKERS = ("broker-1", "broker-2", "broker-3")
 ZOOKEEPERS = ("zookeeper-1", "zookeeper-2", "zookeeper-3")
-
-
-def until(what: str, probe: Callable[[], Any], timeout_s: float = 60.0, pause_s: float = 0.2) -> Any:
-    """The first true answer of ``probe``; fails with the last one when there is none in time."""
-    deadline = time.monotonic() + timeout_s
-    while not (answer := probe()):
-        assert time.monotonic() < deadline, f"{what}: not in {timeout_s} s, last {answer!r}"
-        time.sleep(pause_s)
-    return answer
 
 
 class Fleet:
@@ -100,16 +93,14 @@ class Fleet:
         return self.container(name).logs(tail=lines).decode(errors="replace")
 
     def wait_healthy(self, name: str) -> None:
-        until(f"{name} is healthy", lambda: self.health(name) == "healthy", READY_TIMEOUT_S)
+        eventually(
+            lambda: self.health(name), f"{name} is healthy", READY_TIMEOUT_S,
+            good=lambda health: health == "healthy", pause_s=PAUSE_S,
+        )  # fmt: skip
 
     def ready(self, name: str) -> bool:
         """Does the broker itself say it is ready?"""
-        url = f"http://127.0.0.1:{self.topology.services[name].host_port(ADMIN_PORT)}/health/ready"
-        try:
-            with urllib.request.urlopen(url, timeout=2) as answer:
-                return bool(answer.status == 200)
-        except OSError:
-            return False
+        return says_ready(self.topology.services[name].host_port(ADMIN_PORT))
 
     def wait_ready(self, name: str, timeout_s: float = READY_TIMEOUT_S) -> None:
         deadline = time.monotonic() + timeout_s

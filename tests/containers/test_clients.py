@@ -11,7 +11,7 @@ from docker.errors import ContainerError
 from tests.containers.fleet import BROKERS, Fleet
 from tests.containers.images import Images
 from tests.containers.workload import MIN_INSYNC_REPLICAS, REPLICATION_FACTOR, create_topic
-from tests.interop.clients import CLIENTS, READ_COMMITTED, Client, Message
+from tests.support.clients import CLIENTS, READ_COMMITTED, Client, Message
 
 pytestmark = pytest.mark.containers
 _numbers = itertools.count()

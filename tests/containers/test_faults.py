@@ -9,10 +9,11 @@ import pytest
 
 import wire.messages as m
 from _native.batch import Record, encode_batch
-from tests.containers.fleet import BROKERS, OUTSIDE_PORT, ZOOKEEPERS, Fleet, until
+from tests.containers.fleet import BROKERS, OUTSIDE_PORT, PAUSE_S, ZOOKEEPERS, Fleet
 from tests.containers.workload import Workload, create_topic, in_sync, read_all, wait_in_sync
-from tests.interop.clients import CLIENTS, Message
-from tests.server.harness import Client
+from tests.support.clients import CLIENTS, Message
+from tests.support.harness import Client
+from tests.support.waiting import eventually
 from wire.errors import ErrorCode
 
 pytestmark = pytest.mark.containers
@@ -42,7 +43,11 @@ def wait_moved(fleet: Fleet, topic: str, name: str) -> None:
     """Wait until the other brokers have given away everything that ``name`` led."""
     for other in BROKERS:
         if other != name:
-            until(f"{name} leads nothing", lambda other=other: name not in leaders(fleet, topic, other).values())
+            eventually(
+                lambda other=other: name not in leaders(fleet, topic, other).values(),
+                f"{name} leads nothing",
+                pause_s=PAUSE_S,
+            )
 
 
 def test_kill(fleet: Fleet, work: Workload) -> None:
@@ -166,7 +171,7 @@ def test_all_brokers_are_killed(fleet: Fleet, work: Workload) -> None:
 
 @pytest.mark.parametrize("harm", ["kill", "pause", "disconnect"])
 def test_one_zookeeper(fleet: Fleet, work: Workload, harm: str) -> None:
-    """A majority is left: the brokers move their sessions over and nobody notices."""
+    """A majority is left: the brokers move their sessions over and no client notices."""
     getattr(fleet, harm)(zookeeper_leader(fleet))
     work.wait_progress()
     time.sleep(SESSION_S)
@@ -174,7 +179,7 @@ def test_one_zookeeper(fleet: Fleet, work: Workload, harm: str) -> None:
 
 
 def test_the_majority_of_zookeeper_is_away_until_all_sessions_are_over(fleet: Fleet, work: Workload) -> None:
-    """Nobody may take or give leadership meanwhile; afterwards everything goes on."""
+    """No leadership moves meanwhile; afterwards everything goes on."""
     before = leaders(fleet, work.topic, BROKERS[0])
     for name in ZOOKEEPERS[:2]:
         fleet.kill(name)

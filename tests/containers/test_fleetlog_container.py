@@ -16,7 +16,7 @@ from testcontainers.core.network import Network
 
 from fleetlog_testcontainers import FleetlogContainer
 from tests.containers.images import ROOT, Images
-from tests.interop.clients import CLIENTS, Message
+from tests.support.clients import CLIENTS, Message
 
 pytestmark = pytest.mark.containers
 

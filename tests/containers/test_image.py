@@ -1,4 +1,4 @@
-"""The image by itself: who it runs as, how it is told its settings, how it ends, what it weighs."""
+"""The image by itself: which user it runs as, how it is told its settings, how it ends, what it weighs."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import docker
 import pytest
 
-from tests.containers.fleet import Fleet, until
+from tests.containers.fleet import PAUSE_S, Fleet
 from tests.containers.images import Images
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.containers
 SIZE_MAX_MB = 300
@@ -32,14 +33,12 @@ def run(client: docker.DockerClient, images: Images, **environment: str) -> tupl
 
 def python(fleet: Fleet, program: str) -> tuple[int, bytes]:
     """Run it in the first broker's container. On a busy machine the engine may lose what a short program says."""
-    done: list[tuple[int, bytes]] = []
-
-    def said_something() -> bool:
-        done.append(fleet.container("broker-1").exec_run(["python3", "-c", program]))
-        return bool(done[-1][1])
-
-    until("output of a program in a container", said_something)
-    return done[-1]
+    return eventually(
+        lambda: fleet.container("broker-1").exec_run(["python3", "-c", program]),
+        "a program in a container says something",
+        good=lambda done: done[1],
+        pause_s=PAUSE_S,
+    )
 
 
 def test_it_is_small_and_not_root(client: docker.DockerClient, images: Images, fleet: Fleet) -> None:
@@ -79,5 +78,10 @@ def test_a_broker_that_is_killed_is_started_again(fleet: Fleet) -> None:
     before = broker.attrs["RestartCount"]
     code, output = broker.exec_run(["python3", "-c", "import os, signal; os.kill(1, signal.SIGTERM)"])
     assert code == 0, output
-    until("the engine started it again", lambda: fleet.container("broker-3").attrs["RestartCount"] > before)
+    eventually(
+        lambda: fleet.container("broker-3").attrs["RestartCount"],
+        "the engine starts it again",
+        good=lambda count: count > before,
+        pause_s=PAUSE_S,
+    )
     fleet.wait_ready("broker-3")

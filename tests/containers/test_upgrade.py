@@ -11,7 +11,7 @@ import pytest
 from tests.containers.fleet import BROKERS, Fleet
 from tests.containers.images import Images
 from tests.containers.workload import Workload, create_topic, wait_in_sync
-from tests.interop.clients import CLIENTS, READ_COMMITTED, Message, TransactionalProducer
+from tests.support.clients import CLIENTS, READ_COMMITTED, Message, TransactionalProducer
 
 pytestmark = pytest.mark.containers
 
@@ -84,7 +84,7 @@ def test_rolling_upgrade_and_a_step_back(old_fleet: Fleet, images: Images, say: 
     topic = create_topic(fleet.bootstrap)
     took = []
     with Workload(fleet.bootstrap, topic) as work:
-        # The first broker goes back once, as one does who has seen something odd.
+        # The first broker goes back once, as an operator does that has seen something odd.
         for image in (images.broker, images.previous, images.broker):
             took.append(upgrade(fleet, BROKERS[0], image, work))
             shop.trade()

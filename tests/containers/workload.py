@@ -11,8 +11,10 @@ from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 import wire.messages as m
-from tests.containers.fleet import until
-from tests.server.harness import Client
+from tests.containers.fleet import PAUSE_S
+from tests.support.clients import KAFKA_PYTHON
+from tests.support.harness import Client
+from tests.support.waiting import eventually
 
 REPLICATION_FACTOR = 3
 MIN_INSYNC_REPLICAS = 2
@@ -52,22 +54,21 @@ def in_sync(address: str, topic: str) -> dict[int, tuple[int, list[int]]]:
 
 def wait_in_sync(bootstrap: str, topic: str, replicas: int = REPLICATION_FACTOR, timeout_s: float = 90.0) -> None:
     """Wait until each broker says that each partition has a leader and ``replicas`` in-sync replicas."""
-    for address in bootstrap.split(","):
-        last: Any = None
 
-        def whole(address: str = address) -> bool:
-            nonlocal last
-            try:
-                last = in_sync(address, topic)
-            except OSError as error:  # the broker is not there yet
-                last = error
-                return False
-            return bool(last) and all(leader >= 0 and len(isr) == replicas for leader, isr in last.values())
-
+    def look(address: str) -> dict[int, tuple[int, list[int]]] | OSError:
         try:
-            until(f"{topic} in sync at {address}", whole, timeout_s)
-        except AssertionError as error:
-            raise AssertionError(f"{error}: {last}") from None
+            return in_sync(address, topic)
+        except OSError as error:  # the broker is not there yet
+            return error
+
+    def whole(found: dict[int, tuple[int, list[int]]] | OSError) -> bool:
+        if isinstance(found, OSError):
+            return False
+        return bool(found) and all(leader >= 0 and len(isr) == replicas for leader, isr in found.values())
+
+    for address in bootstrap.split(","):
+        what = f"{topic} is in sync at {address}"
+        eventually(lambda address=address: look(address), what, timeout_s, good=whole, pause_s=PAUSE_S)
 
 
 class Workload:
@@ -110,10 +111,8 @@ class Workload:
         def missing() -> set[int]:
             return {partition for partition in wanted if self._newest_acknowledged[partition] < first}
 
-        try:
-            until("acknowledgements", lambda: not missing(), timeout_s, 0.02)
-        except AssertionError as error:
-            raise AssertionError(f"{error}: none in partitions {sorted(missing())} of {self.topic}") from None
+        what = f"no partition of {self.topic} is without an acknowledgement"
+        eventually(missing, what, timeout_s, good=lambda found: not found, pause_s=0.02)
         return time.monotonic() - begun
 
     def finish(self) -> str:
@@ -195,7 +194,7 @@ def read_all(bootstrap: str, topic: str, partitions: int = PARTITIONS) -> dict[t
     places = [Place(topic, partition) for partition in range(partitions)]
     consumer = KafkaConsumer(
         bootstrap_servers=bootstrap.split(","), enable_auto_commit=False, auto_offset_reset="earliest",
-        request_timeout_ms=10_000,
+        request_timeout_ms=10_000, **KAFKA_PYTHON,
     )  # fmt: skip
     found: dict[tuple[int, int], bytes] = {}
     try:

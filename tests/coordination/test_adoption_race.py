@@ -1,4 +1,4 @@
-"""Brokers that start on an empty tree in the same instant: one writes the mark, nobody takes it for somebody else's."""
+"""Brokers that start on an empty tree in the same instant: one writes the mark, and all accept the tree."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from coordination.store import Stat, Watch
 from coordination.tree import MARK, adopt
 from coordination.zookeeper import ZookeeperStore
-from tests.coordination.support import Stores, on_loop
+from tests.support.stores import Stores, on_loop
 
 pytestmark = pytest.mark.zookeeper
 SEEDS = {"/feature": b"{}"}

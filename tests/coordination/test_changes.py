@@ -1,4 +1,4 @@
-"""The change log: numbers without gaps, and pruning. The reader is the cluster view: tests/cluster/test_view.py."""
+"""The change log: numbers without gaps, and pruning. The reader is the cluster view: tests/metadata/test_cache.py."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from coordination.election import ControllerMoved, Leadership, campaign
 from coordination.store import Check, Create, MultiFailed
 from coordination.tree import adopt
 from coordination.zookeeper import ZookeeperStore
-from tests.coordination.support import Stores, on_loop
+from tests.support.stores import Stores, on_loop
 
 
 class Writer:

@@ -7,10 +7,10 @@ import asyncio
 import pytest
 
 from coordination.connect import CannotConnect, parse_connect
-from coordination.ensemble import free_ports
 from coordination.store import Create
 from coordination.zookeeper import ZookeeperStore
-from tests.coordination.support import Proxy, Stores, on_loop
+from tests.support.ports import free_port
+from tests.support.stores import Proxy, Stores, on_loop
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ async def _refused(connect: str) -> str:
 
 @on_loop
 async def test_nobody_listens() -> None:
-    port = free_ports(1)[0]
+    port = free_port()
     message = await _refused(f"127.0.0.1:{port}")
     assert f"127.0.0.1:{port} cannot be reached" in message
 
@@ -68,7 +68,7 @@ async def test_the_name_is_unknown() -> None:
 
 
 @on_loop
-async def test_somebody_else_listens() -> None:
+async def test_another_server_listens() -> None:
     async def http(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(4)
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
@@ -96,7 +96,7 @@ async def test_a_silent_address_is_named_too() -> None:
 @on_loop
 async def test_one_good_address_among_bad_ones_is_enough(connect: str) -> None:
     async with Stores() as stores:
-        store = await stores.open(f"127.0.0.1:{free_ports(1)[0]},{connect}")
+        store = await stores.open(f"127.0.0.1:{free_port()},{connect}")
         await store.create("/here")
 
 

@@ -18,20 +18,19 @@ from coordination.election import (
     fenced_multi,
     resign,
 )
-from coordination.ensemble import Ensemble
 from coordination.store import Create, MultiFailed, NodeExists, SetData, Store
 from coordination.zookeeper import ZookeeperStore
-from tests.coordination.support import Proxy, Stores, on_loop, until
+from tests.support.clocks import ManualClock
+from tests.support.ensemble import Ensemble
+from tests.support.stores import Proxy, Stores, on_loop
+from tests.support.waiting import eventually_async
 
 pytestmark = pytest.mark.zookeeper
-
-
-def wall_ms() -> int:
-    return 42
+wall_ms = ManualClock(42).wall_ms
 
 
 class Candidate:
-    """A broker that runs for controller and writes down what it is told."""
+    """A broker in controller elections that records its callbacks."""
 
     def __init__(self, store: Store, broker_id: int) -> None:
         self.told: list[str] = []
@@ -87,13 +86,15 @@ def only_winner(candidates: list[Candidate]) -> Candidate | None:
 
 
 async def one_term(candidates: list[Candidate], end: Callable[[int], Awaitable[None]], term: int) -> None:
-    await until(lambda: only_winner(candidates) is not None)
+    await eventually_async(lambda: only_winner(candidates) is not None, "one of them wins")
     winner = only_winner(candidates)
     assert winner is not None
     assert winner.told[-1] == f"elected {term}"
-    await until(lambda: all(c.seen[-1:] == [candidates.index(winner)] for c in candidates))
+    await eventually_async(
+        lambda: all(c.seen[-1:] == [candidates.index(winner)] for c in candidates), "all have seen the winner"
+    )
     await end(candidates.index(winner))
-    await until(lambda: winner.told[-1] != f"elected {term}")
+    await eventually_async(lambda: winner.told[-1] != f"elected {term}", "the winner hears that it lost")
 
 
 @on_loop
@@ -118,7 +119,7 @@ async def test_many_candidates_have_one_controller_and_epochs_rise(connect: str)
 
 
 @on_loop
-async def test_expiry_is_told_before_the_next_session_opens(connect: str) -> None:
+async def test_expiry_is_published_before_the_next_session_opens(connect: str) -> None:
     async with Stores() as stores:
         store, other = await stores.open(connect), await stores.open(connect)
         order: list[str] = []
@@ -131,9 +132,9 @@ async def test_expiry_is_told_before_the_next_session_opens(connect: str) -> Non
         )
         election.start()
         store.on_session(lambda event: order.append(event.state.value))
-        await until(lambda: order == ["elected"])
+        await eventually_async(lambda: order == ["elected"], "it is elected")
         await expire(store, other)
-        await until(lambda: order.count("elected") == 2)
+        await eventually_async(lambda: order.count("elected") == 2, "it is elected again")
         assert order[-4:] == ["resigned", "expired", "connected", "elected"]
         await election.stop()
 
@@ -173,16 +174,16 @@ async def test_a_lost_answer_is_decided_by_reading(connect: str, applied: bool) 
             proxy.answers, proxy.requests = not applied, applied
             write = asyncio.create_task(original(operations))
             if applied:
-                await until(lambda: _there(watching, CONTROLLER))
+                await eventually_async(lambda: _there(watching, CONTROLLER), "the node is there")
             else:
-                await until(lambda: proxy.swallowed > 0)
+                await eventually_async(lambda: proxy.swallowed > 0, "an answer is swallowed")
             proxy.heal()
             proxy.cut()
             return await write
 
         store.multi = cut_while_answering  # type: ignore[method-assign]
         candidate = Candidate(store, 1)
-        await until(lambda: candidate.leadership is not None)
+        await eventually_async(lambda: candidate.leadership is not None, "the candidate leads")
         assert candidate.told == ["elected 5"], "never twice, and never by an answer that was guessed"
         assert candidate.leadership is not None
         assert (await watching.get(CONTROLLER_EPOCH))[0] == b"5"
@@ -202,14 +203,16 @@ async def test_elections_go_on_while_servers_die(make_ensemble: Callable[[int], 
         opened = [await stores.open(ensemble.connect_string, timeout_ms=12_000) for _ in range(2)]
         candidates = [Candidate(store, i) for i, store in enumerate(opened)]
         told: list[str] = []
-        await until(lambda: any(c.leadership for c in candidates))
+        await eventually_async(lambda: any(c.leadership for c in candidates), "one of them leads")
         for _ in range(2):
             victim = ensemble.leader()
             await asyncio.to_thread(victim.kill)
             winner = next(i for i, c in enumerate(candidates) if c.leadership is not None)
             # Stopped while its server is dead: the lost answer must not leave the office taken.
             await candidates[winner].election.stop()
-            await until(lambda winner=winner: candidates[1 - winner].leadership is not None)  # type: ignore[misc]
+            await eventually_async(
+                lambda winner=winner: candidates[1 - winner].leadership is not None, "the other leads"
+            )  # type: ignore[misc]
             told += candidates[winner].told
             candidates[winner] = Candidate(opened[winner], winner)
             victim.start()

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,8 @@ from coordination.ensemble import (
     is_free,
     start_local,
 )
-from tests.coordination.support import Stores, on_loop
+from tests.support.stores import Stores, on_loop
+from tests.support.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
 
@@ -114,10 +114,7 @@ def test_it_dies_with_its_parent(tmp_path: Path) -> None:
     assert runs(pid)
     os.kill(parent.pid, signal.SIGKILL)
     parent.communicate()
-    deadline = time.monotonic() + 20
-    while runs(pid) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not runs(pid)
+    eventually(lambda: not runs(pid), "the server ends")
 
 
 @pytest.mark.zookeeper

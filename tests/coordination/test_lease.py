@@ -9,37 +9,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordination.session import SessionLease
+from tests.support.clocks import ManualClock
 
 TIMEOUT_MS = 6000
 
 
-class FakeClock:
-    def __init__(self) -> None:
-        self.now_ms = 1_000_000
-
-    def __call__(self) -> int:
-        return self.now_ms
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
 
 
 @pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
-
-
-@pytest.fixture
-def lease(clock: FakeClock) -> SessionLease:
-    lease = SessionLease(clock)
+def lease(clock: ManualClock) -> SessionLease:
+    lease = SessionLease(clock.mono_ms)
     lease.handshake(clock.now_ms, TIMEOUT_MS)
     return lease
 
 
 def test_there_is_none_before_a_session() -> None:
-    lease = SessionLease(FakeClock())
+    lease = SessionLease(ManualClock().mono_ms)
     assert not lease.valid()
     assert lease.remaining_ms() == 0
 
 
-def test_it_counts_from_the_sending_of_the_handshake(clock: FakeClock, lease: SessionLease) -> None:
+def test_it_counts_from_the_sending_of_the_handshake(clock: ManualClock, lease: SessionLease) -> None:
     assert lease.remaining_ms() == TIMEOUT_MS - lease.margin_ms
     clock.now_ms += TIMEOUT_MS - lease.margin_ms - 1
     assert lease.valid()
@@ -47,7 +40,7 @@ def test_it_counts_from_the_sending_of_the_handshake(clock: FakeClock, lease: Se
     assert not lease.valid()
 
 
-def test_two_answers_prove_nothing_the_third_proves_the_first(clock: FakeClock, lease: SessionLease) -> None:
+def test_two_answers_prove_nothing_the_third_proves_the_first(clock: ManualClock, lease: SessionLease) -> None:
     start_ms = clock.now_ms
     for _ in range(2):
         clock.now_ms += 1000
@@ -58,7 +51,7 @@ def test_two_answers_prove_nothing_the_third_proves_the_first(clock: FakeClock, 
     assert lease.remaining_ms() == start_ms + 1000 + TIMEOUT_MS - lease.margin_ms - clock.now_ms
 
 
-def test_a_broken_connection_starts_the_proof_anew_and_keeps_the_lease(clock: FakeClock, lease: SessionLease) -> None:
+def test_a_broken_connection_starts_the_proof_anew_and_keeps_the_lease(clock: ManualClock, lease: SessionLease) -> None:
     for _ in range(2):
         clock.now_ms += 1000
         lease.heartbeat_answered(clock.now_ms)
@@ -75,7 +68,7 @@ def test_the_end_of_the_session_ends_it_and_late_answers_do_not_revive_it(lease:
     assert not lease.valid()
 
 
-def test_steady_heartbeats_keep_it_up_with_room_to_spare(clock: FakeClock, lease: SessionLease) -> None:
+def test_steady_heartbeats_keep_it_up_with_room_to_spare(clock: ManualClock, lease: SessionLease) -> None:
     for _ in range(50):
         clock.now_ms += lease.heartbeat_interval_ms
         sent_ms = clock.now_ms
@@ -87,13 +80,13 @@ def test_steady_heartbeats_keep_it_up_with_room_to_spare(clock: FakeClock, lease
 @given(st.integers(0, 2**32))
 @settings(max_examples=200, deadline=None)
 def test_never_longer_than_the_session_behind_a_follower(seed: int) -> None:
-    """A model of the delays: a follower passes our signs of life on only with its answers to the leader's pings."""
+    """A model of the delays: a follower forwards heartbeats only with its answers to the leader's pings."""
     rng = random.Random(seed)
-    clock = FakeClock()
-    lease = SessionLease(clock)
+    clock = ManualClock()
+    lease = SessionLease(clock.mono_ms)
     tick_ms = rng.choice((500, 1000, TIMEOUT_MS // 3))
     lease.handshake(clock.now_ms, TIMEOUT_MS)
-    leader_heard_ms = clock.now_ms  # the leader's last sign of life from us
+    leader_heard_ms = clock.now_ms  # what the leader heard last from us
     follower_heard_ms = clock.now_ms  # the follower's, not yet passed on
     next_ping_ms = clock.now_ms + rng.randrange(1, tick_ms // 2 + 1)
     end_ms = clock.now_ms + rng.randrange(10_000, 40_000)  # here the follower is cut from its leader, for good

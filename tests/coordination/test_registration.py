@@ -1,4 +1,4 @@
-"""Whose tree it is, and whose broker id: adoption, registration, crashes, twins."""
+"""The owner of the tree and of a broker id: adoption, registration, crashes, duplicate ids."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from coordination.registration import (
     ListenerAddress,
     Registered,
     broker_path,
-    encode,
+    encode_registration,
     incarnation_path,
     register,
     unregister,
@@ -25,20 +24,18 @@ from coordination.registration import (
 from coordination.store import Check, Create, MultiFailed, SessionExpired, SessionState
 from coordination.tree import CLUSTER_ID, MARK, ForeignTree, adopt
 from coordination.zookeeper import ZookeeperStore, boot_ms
-from tests.coordination.support import Proxy, Stores, on_loop, record_session, states, until
+from tests.support.clocks import RealClock
+from tests.support.stores import Proxy, Stores, on_loop, record_session, states
+from tests.support.waiting import eventually_async
 
 pytestmark = pytest.mark.zookeeper
 ROOT = Path(__file__).parents[2]
 ONE = Advertisement(1, [ListenerAddress("PLAINTEXT", "h1", 9092), ListenerAddress("IN", "::1", 9093)], rack="r")
 
 
-def wall_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
 async def enlist(store: ZookeeperStore, what: Advertisement = ONE, waiting: list[str] | None = None) -> Registered:
     on_waiting = waiting.append if waiting is not None else lambda message: None
-    return await register(store, what, wall_ms=wall_ms, mono_ms=boot_ms, on_waiting=on_waiting)
+    return await register(store, what, wall_ms=RealClock().wall_ms, mono_ms=boot_ms, on_waiting=on_waiting)
 
 
 # --- the tree ---
@@ -104,7 +101,7 @@ async def test_a_damaged_or_newer_tree_is_refused(connect: str, mark: bytes, ide
 
 def test_the_json_is_kafkas_version_5() -> None:
     secret = Advertisement(7, [ListenerAddress("S", "h", 1, "SSL")], features={"group.version": (0, 1)})
-    assert json.loads(encode(secret, 42, 3, 6000)) == {
+    assert json.loads(encode_registration(secret, 42, 3, 6000)) == {
         "version": 5,
         "host": None,
         "port": -1,
@@ -119,12 +116,12 @@ def test_the_json_is_kafkas_version_5() -> None:
 
 
 @on_loop
-async def test_the_epoch_is_the_czxid_and_lives_are_counted(connect: str) -> None:
+async def test_the_epoch_is_the_czxid_and_incarnations_are_counted(connect: str) -> None:
     async with Stores() as stores:
         watching = await stores.open(connect)
         await adopt(watching, lambda: "c")
         epochs = []
-        for life in (1, 2, 3):
+        for live_broker in (1, 2, 3):
             store = await stores.open(connect)
             registered = await enlist(store)
             data, stat = await watching.get(broker_path(1))
@@ -133,8 +130,8 @@ async def test_the_epoch_is_the_czxid_and_lives_are_counted(connect: str) -> Non
             document = json.loads(data)
             assert document["endpoints"] == ["PLAINTEXT://h1:9092", "IN://[::1]:9093"]
             assert (document["host"], document["port"], document["rack"]) == ("h1", 9092, "r")
-            assert registered.incarnation == document["incarnation"] == life
-            await watching.multi([Check(incarnation_path(1), life), Create(f"/checked{life}")])
+            assert registered.incarnation == document["incarnation"] == live_broker
+            await watching.multi([Check(incarnation_path(1), live_broker), Create(f"/checked{live_broker}")])
             epochs.append(registered.broker_epoch)
             await store.close()
             await watching.sync("/")
@@ -222,7 +219,7 @@ async def test_after_a_crash_ones_own_old_session_is_waited_for_visibly(connect:
 
 
 @on_loop
-async def test_who_kept_the_credentials_need_not_wait(connect: str) -> None:
+async def test_with_the_credentials_registration_need_not_wait(connect: str) -> None:
     session_id, password = await _crash(connect, 60_000)
     async with Stores() as stores:
         store = await stores.open(connect)
@@ -265,9 +262,9 @@ async def test_a_lost_answer_does_not_register_twice(connect: str, applied: bool
             proxy.requests = applied
             write = asyncio.create_task(original(operations))
             if applied:
-                await until(lambda: _there(watching, broker_path(1)))
+                await eventually_async(lambda: _there(watching, broker_path(1)), "the broker's node is there")
             else:
-                await until(lambda: proxy.swallowed > 0)
+                await eventually_async(lambda: proxy.swallowed > 0, "an answer is swallowed")
             proxy.heal()
             proxy.cut()
             return await write
@@ -288,7 +285,7 @@ async def _there(store: ZookeeperStore, path: str) -> bool:
 
 
 @on_loop
-async def test_a_new_session_registers_as_a_new_life(connect: str) -> None:
+async def test_a_new_session_registers_as_a_new_incarnation(connect: str) -> None:
     async with Stores() as stores:
         store, other = await stores.open(connect), await stores.open(connect)
         await adopt(store, lambda: "c")
@@ -297,7 +294,7 @@ async def test_a_new_session_registers_as_a_new_life(connect: str) -> None:
         credentials = store.credentials()
         assert credentials is not None
         await other.end_session(*credentials)
-        await until(lambda: SessionState.CONNECTED in states(events))
+        await eventually_async(lambda: SessionState.CONNECTED in states(events), "the session is connected again")
         second = await enlist(store)
         assert second.incarnation == first.incarnation + 1
         assert second.broker_epoch > first.broker_epoch

@@ -15,10 +15,12 @@ from typing import Any
 
 import pytest
 
-from coordination.ensemble import Ensemble, ZooKeeperNode
+from coordination.ensemble import ZooKeeperNode
 from coordination.store import SessionEvent, SessionExpired, SessionState, UnknownOutcome, WatchEvent, WatchKind
 from coordination.zookeeper import ZookeeperStore, boot_ms
-from tests.coordination.support import Proxy, Stores, on_loop, record_session, states, until
+from tests.support.ensemble import Ensemble
+from tests.support.stores import Proxy, Stores, on_loop, record_session, states
+from tests.support.waiting import eventually_async
 
 pytestmark = pytest.mark.zookeeper
 ROOT = Path(__file__).parents[2]
@@ -55,15 +57,19 @@ async def test_a_restarted_server_keeps_session_ephemerals_and_watches(own_zooke
         await store.get("/e", fired.append)
         await store.children("/", fired.append)
         await asyncio.to_thread(own_zookeeper.kill)
-        await until(lambda: states(events) == [SUSPENDED])
+        await eventually_async(
+            lambda: states(events), "the connection is suspended", good=lambda seen: seen == [SUSPENDED]
+        )
         assert store.session() is not None
         assert store.lease.valid()
         reading = asyncio.create_task(store.get("/e"))
         # On a thread: the process itself must outlive that thread, so it is started here.
         own_zookeeper.start()
-        await until(lambda: states(events) == [SUSPENDED, CONNECTED])
+        await eventually_async(
+            lambda: states(events), "it is connected again", good=lambda seen: seen == [SUSPENDED, CONNECTED]
+        )
         assert (await reading)[1].ephemeral_owner == before == session_id(store)
-        await until(lambda: len(fired) == 2)
+        await eventually_async(lambda: len(fired) == 2, "both watches fire")
         assert set(fired) == {WatchEvent(WatchKind.CHANGED, "/e"), WatchEvent(WatchKind.CHILDREN, "/")}
 
 
@@ -83,7 +89,7 @@ async def test_an_expired_session_is_followed_by_a_new_one(connect: str) -> None
         assert await other.end_session(*credentials)
         await other.sync("/e")
         assert await other.exists("/e") is None
-        await until(lambda: CONNECTED in states(events))
+        await eventually_async(lambda: states(events), "it is connected again", good=lambda seen: CONNECTED in seen)
         assert states(events)[-2:] == [EXPIRED, CONNECTED]
         assert events[-2].session_id == 0
         assert session_id(store) == events[-1].session_id not in (0, before)
@@ -106,14 +112,16 @@ async def test_a_request_of_the_old_session_never_runs_in_the_new_one(connect: s
         assert credentials is not None
         proxy.accepting = False
         proxy.cut()
-        await until(lambda: states(events) == [SUSPENDED])
+        await eventually_async(
+            lambda: states(events), "the connection is suspended", good=lambda seen: seen == [SUSPENDED]
+        )
         waiting = [asyncio.create_task(store.create(f"/late{i}")) for i in range(5)]
         await asyncio.sleep(0.05)
         assert await other.end_session(*credentials)
         proxy.heal()
         results = await asyncio.gather(*waiting, return_exceptions=True)
         assert all(isinstance(result, SessionExpired) for result in results), results
-        await until(lambda: states(events)[-1] is CONNECTED)
+        await eventually_async(lambda: states(events), "it is connected again", good=lambda seen: seen[-1] is CONNECTED)
         await store.sync("/")
         assert await store.children("/") == []
 
@@ -151,14 +159,14 @@ async def test_a_write_before_the_loop_hears_of_the_expiry_is_not_of_the_next_se
         late = Issued(store.create("/late"))
         with pytest.raises((SessionExpired, UnknownOutcome)):
             await late.result()
-        await until(lambda: store.credentials() not in (None, credentials))
+        await eventually_async(lambda: store.credentials() not in (None, credentials), "there is another session")
         await other.sync("/late")
         assert await other.exists("/late") is None
 
 
 @on_loop
 async def test_the_next_session_is_not_shown_the_past(connect: str, own_zookeeper: ZooKeeperNode) -> None:
-    """A server that has seen less than we have is refused, also by a new session."""
+    """A server that lags behind the last seen zxid is rejected, also by a new session."""
     host, _, chroot = connect.partition("/")
     async with Proxy(int(host.rpartition(":")[2])) as proxy, Stores() as stores:
         store, other = await stores.open(f"{proxy.address}/{chroot}"), await stores.open(connect)
@@ -175,11 +183,13 @@ async def test_the_next_session_is_not_shown_the_past(connect: str, own_zookeepe
 
         store.on_session(lead_astray)
         assert await other.end_session(*credentials)
-        await until(lambda: EXPIRED in states(events))
+        await eventually_async(lambda: states(events), "the session has expired", good=lambda seen: EXPIRED in seen)
         await asyncio.sleep(1.5)
         assert CONNECTED not in states(events), "the other server knows less than we have seen"
         proxy.target_port = behind
-        await until(lambda: states(events)[-2:] == [EXPIRED, CONNECTED])
+        await eventually_async(
+            lambda: states(events), "a new session follows", good=lambda seen: seen[-2:] == [EXPIRED, CONNECTED]
+        )
         assert len(await store.children("/")) == 20
 
 
@@ -196,9 +206,9 @@ async def test_a_lost_answer_is_an_unknown_outcome(connect: str, applied: bool) 
             proxy.requests = False
         write = asyncio.create_task(store.create("/w", b"mine"))
         if applied:
-            await until(lambda: other.exists("/w"))  # type: ignore[arg-type, return-value]
+            await eventually_async(lambda: other.exists("/w"), "the node is there")  # type: ignore[arg-type, return-value]
         else:
-            await until(lambda: proxy.swallowed > 0)
+            await eventually_async(lambda: proxy.swallowed > 0, "an answer is swallowed")
         proxy.heal()
         proxy.cut()
         with pytest.raises(UnknownOutcome) as caught:
@@ -217,7 +227,7 @@ async def test_a_read_survives_a_cut_connection(connect: str) -> None:
         await store.create("/r", b"data")
         proxy.answers = False
         read = asyncio.create_task(store.get("/r"))
-        await until(lambda: proxy.swallowed > 0)
+        await eventually_async(lambda: proxy.swallowed > 0, "an answer is swallowed")
         proxy.heal()
         proxy.cut()
         assert (await read)[0] == b"data"
@@ -233,9 +243,9 @@ async def test_a_swallowed_handshake_does_not_use_up_the_session(connect: str) -
         before = session_id(store)
         proxy.requests = False
         proxy.cut()
-        await until(lambda: proxy.swallowed > 0)
+        await eventually_async(lambda: proxy.swallowed > 0, "an answer is swallowed")
         proxy.requests = True
-        await until(lambda: CONNECTED in states(events))
+        await eventually_async(lambda: states(events), "it is connected again", good=lambda seen: CONNECTED in seen)
         assert EXPIRED not in states(events)
         assert session_id(store) == before
 
@@ -260,7 +270,7 @@ async def test_the_lease_ends_before_zookeeper_expires_the_session(connect: str)
 
 
 @on_loop
-async def test_the_lease_lives_on_in_an_idle_session(connect: str) -> None:
+async def test_the_lease_stays_valid_in_an_idle_session(connect: str) -> None:
     async with Stores() as stores:
         store = await stores.open(connect, timeout_ms=1500)
         events = record_session(store)
@@ -268,7 +278,7 @@ async def test_the_lease_lives_on_in_an_idle_session(connect: str) -> None:
             await asyncio.sleep(0.02)
             # A machine that stalls ends it rightly; it must come back without a new session.
             if not store.lease.valid():
-                await until(store.lease.valid)
+                await eventually_async(store.lease.valid, "the lease holds")
         assert EXPIRED not in states(events)
 
 
@@ -325,7 +335,7 @@ async def test_a_paused_process_wakes_up_without_a_lease(connect: str, child: su
         other = await stores.open(connect)
         await asyncio.sleep(0.5)
         os.kill(child.pid, signal.SIGSTOP)
-        await until(lambda: _gone(other, "/child"))
+        await eventually_async(lambda: _gone(other, "/child"), "the child is gone")
         gone_ms = boot_ms()
         os.kill(child.pid, signal.SIGCONT)
         out, _ = await asyncio.to_thread(child.communicate, timeout=60)
@@ -351,20 +361,22 @@ async def test_an_ensemble_loses_its_leader_and_then_its_quorum(make_ensemble: C
         before = session_id(store)
         leader = ensemble.leader()
         await asyncio.to_thread(leader.kill)
-        await until(lambda: _written(store))
+        await eventually_async(lambda: _written(store), "the write is there")
         assert session_id(store) == before
         leader.start()
         await asyncio.to_thread(leader.wait_serving)
         victims = ensemble.nodes[:2]
         for node in victims:
             await asyncio.to_thread(node.kill)
-        await until(lambda: SUSPENDED in states(events)[-1:])
+        await eventually_async(
+            lambda: states(events), "the connection is suspended", good=lambda seen: SUSPENDED in seen[-1:]
+        )
         reading = asyncio.create_task(store.get("/e"))
         for node in victims:
             node.start()
         assert (await asyncio.wait_for(reading, 60))[1].ephemeral_owner == before
         assert EXPIRED not in states(events)
-        await until(store.lease.valid)
+        await eventually_async(store.lease.valid, "the lease holds again")
 
 
 @pytest.mark.slow
@@ -404,7 +416,7 @@ async def _written(store: ZookeeperStore) -> bool:
 @pytest.mark.slow
 @on_loop
 async def test_the_lease_behind_a_follower_that_is_cut_off(make_ensemble: Callable[[int], Ensemble]) -> None:
-    """The follower we talk to keeps answering reads for a while, but its leader hears nothing of us."""
+    """The connected follower answers reads for a while, but its leader gets no heartbeats of the session."""
     ensemble = make_ensemble(3)
     leader = ensemble.leader()
     follower = next(node for node in ensemble.nodes if node is not leader)
@@ -426,3 +438,38 @@ async def test_the_lease_behind_a_follower_that_is_cut_off(make_ensemble: Callab
             assert last_valid_ms > 0
         finally:
             follower.resume()
+
+
+@pytest.mark.parametrize("broken", [False, True], ids=["connected", "connection broken"])
+@on_loop
+async def test_a_session_does_not_outlive_a_loop_that_stands_still(connect: str, broken: bool) -> None:
+    """kazoo's thread neither pings for it nor takes it up again; when the loop goes on, a new session begins."""
+    host, _, chroot = connect.partition("/")
+    async with Proxy(int(host.rpartition(":")[2])) as proxy, Stores() as stores:
+        store = await stores.open(f"{proxy.address}/{chroot}", timeout_ms=2000)
+        other = await stores.open(connect)
+        events = record_session(store)
+        standing_ms = 0
+        store.heartbeats_prove(lambda: standing_ms)
+        await store.create("/e", ephemeral=True)
+        before = session_id(store)
+        standing_ms = 10_000
+        assert store._heartbeat is not None
+        store._heartbeat.cancel()  # as on a loop that stands; this one must go on for the proxy and the test
+        if broken:
+            proxy.cut()
+
+        async def gone() -> bool:
+            await other.sync("/e")
+            return await other.exists("/e") is None
+
+        await eventually_async(gone, "the node of the dead session is gone")
+        assert CONNECTED not in states(events)
+        assert not store.lease.valid()
+        standing_ms = 0
+        await eventually_async(
+            lambda: states(events), "it is connected again", good=lambda seen: seen[-1:] == [CONNECTED]
+        )
+        assert states(events)[-2:] == [EXPIRED, CONNECTED]
+        assert session_id(store) != before
+        await eventually_async(lambda: store.lease.valid(), "the lease holds")

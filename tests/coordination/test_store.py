@@ -23,13 +23,14 @@ from coordination.store import (
     WatchEvent,
     WatchKind,
 )
-from tests.coordination.support import Stores, on_loop, until
+from tests.support.stores import Stores, on_loop
+from tests.support.waiting import eventually_async
 
 pytestmark = pytest.mark.zookeeper
 
 
 @on_loop
-async def test_a_znodes_life(connect: str) -> None:
+async def test_a_znode_is_created_changed_and_deleted(connect: str) -> None:
     async with Stores() as stores:
         store = await stores.open(connect)
         assert await store.exists("/a") is None
@@ -156,17 +157,17 @@ async def test_watches_fire_once_with_their_kind(connect: str) -> None:
         events: list[WatchEvent] = []
         assert await watching.exists("/a", events.append) is None
         await acting.create("/a")
-        await until(lambda: events == [WatchEvent(WatchKind.CREATED, "/a")])
+        await eventually_async(lambda: events == [WatchEvent(WatchKind.CREATED, "/a")], "the creation is told")
         await watching.get("/a", events.append)
         await watching.children("/a", events.append)
         await acting.create("/a/b")
-        await until(lambda: events[1:] == [WatchEvent(WatchKind.CHILDREN, "/a")])
+        await eventually_async(lambda: events[1:] == [WatchEvent(WatchKind.CHILDREN, "/a")], "the new child is told")
         await acting.set("/a", b"1")
         await acting.set("/a", b"2")
-        await until(lambda: events[2:] == [WatchEvent(WatchKind.CHANGED, "/a")])
+        await eventually_async(lambda: events[2:] == [WatchEvent(WatchKind.CHANGED, "/a")], "the change is told")
         await watching.exists("/a/b", events.append)
         await acting.delete("/a/b")
-        await until(lambda: events[3:] == [WatchEvent(WatchKind.DELETED, "/a/b")])
+        await eventually_async(lambda: events[3:] == [WatchEvent(WatchKind.DELETED, "/a/b")], "the deletion is told")
         with pytest.raises(NoNode):
             await watching.get("/none", events.append)
         await acting.create("/none")

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 from _native.batch import scan
 from brokers.coordinators.runtime import CoordinatorRuntime
+from brokers.replication.serving import LeaderLease, Serve
+from brokers.timers import Timers
 from txn.commands import CoordinatorRecord, Now, Result, Ticket
 from wire.errors import ErrorCode
 from wire.types import TopicPartition
@@ -27,7 +29,7 @@ class Call:
 
 
 class VirtualLoop:
-    """Runs what is due when told to. Also the clock."""
+    """Runs due callbacks on demand. Also the clock."""
 
     def __init__(self) -> None:
         self.ms = 1_000_000
@@ -106,6 +108,10 @@ class MemoryLog:
     def log_end_offset(self) -> int:
         return self.batches[-1][2] if self.batches else self.log_start_offset
 
+    @property
+    def reader(self) -> MemoryLog:
+        return self
+
     def read(self, offset: int, max_bytes: int, *, end_offset: int, min_one_batch: bool = True) -> Read:
         self.reads += 1
         taken, size, after = [], 0, offset
@@ -133,6 +139,7 @@ class MemoryPartition:
         self.refuse = ErrorCode.NONE
         self.waiters: list[tuple[int, Callable[[ErrorCode], None]]] = []
         self.confirmed = True
+        self.lease = LeaderLease(lambda: self.confirmed)
         self.unconfirmed: list[Callable[[ErrorCode], None]] = []
         self.appends: list[dict[str, Any]] = []
 
@@ -157,6 +164,9 @@ class MemoryPartition:
             on_committed(ErrorCode.NONE)
         else:
             self.waiters.append((offset, on_committed))
+
+    def may_serve(self, kind: Serve) -> ErrorCode:
+        return self.lease.refusal(kind)
 
     def when_confirmed(self, callback: Callable[[ErrorCode], None]) -> None:
         if self.confirmed:
@@ -253,16 +263,15 @@ class Bench:
         self.loop = VirtualLoop()
         self.shards: list[ListShard] = []
         self.setup: Callable[[ListShard], None] = lambda shard: None
-        self.serving = True
         self.runtime = CoordinatorRuntime(
             "lists",
             TOPIC,
             self._make,
             partition_count=lambda: 1,
             loop=self.loop,
+            timers=Timers(self.loop, self.loop),
             clock=self.loop,
             origin="coordinator",
-            may_serve=lambda: self.serving,
         )
         self.partition = MemoryPartition(TopicPartition(TOPIC, 0), instant=instant, log=log)
         if start:

@@ -1,4 +1,4 @@
-"""Random lives of producers against a broker that crashes: every transaction is there as a whole or not at all.
+"""Random histories of producers against a crashing broker: every transaction is complete or absent.
 
 The log itself is the witness: batches and markers are read from the partitions' bytes, not asked of the broker.
 """
@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 
 from _native.batch import decode_records, scan
-from tests.coordinators.broker import Broker, play
-from tests.coordinators.test_producer_ids import OneZnode
+from tests.support.coordinator_broker import Broker, play
+from tests.support.one_znode import OneZnode
 from wire.errors import ErrorCode as E
 
 GROUP = "group"
 
 
 class Producer:
-    """A client of one protocol generation that knows what it was told."""
+    """A client of one protocol version that remembers its answers."""
 
     def __init__(self, name: str, version: int) -> None:
         self.name = name
@@ -77,7 +77,7 @@ class Walk:
 
     async def init(self, producer: Producer) -> None:
         if producer.written:
-            self.unknown.append(producer.written)  # whoever comes next decides
+            self.unknown.append(producer.written)  # the next coordinator decides
         while (answer := await self.broker.init(producer.name)).error_code == E.CONCURRENT_TRANSACTIONS:
             await asyncio.sleep(0.005)
         assert answer.error_code == 0
@@ -169,7 +169,7 @@ class Walk:
 
     def read(self, index: int) -> list[tuple[int, int, int, int]]:
         log = self.broker.partition("t", index).log
-        data = b"".join(p.read() for p in log.read(0, 1 << 24, end_offset=log.log_end_offset).slices)
+        data = b"".join(p.read() for p in log.reader.read(0, 1 << 24, end_offset=log.log_end_offset).slices)
         opened: dict[int, list[tuple[int, int, int, int]]] = {}
         visible = []
         for position, header in scan(data):

@@ -1,16 +1,15 @@
-"""Blocks from a store whose answers get lost: whatever happens, no producer id is given out twice."""
+"""Blocks from a store whose answers get lost: no producer id is ever assigned twice."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from typing import Any
 
 import pytest
 
-from brokers.coordinators import producer_ids
-from brokers.coordinators.producer_ids import PATH, ProducerIdAllocator
-from coordination.store import BadVersion, NodeExists, NoNode, SessionExpired, Stat, UnknownOutcome
+from brokers.coordinators.transactions import producer_ids
+from brokers.coordinators.transactions.producer_ids import ProducerIdAllocator
+from tests.support.one_znode import OneZnode
 from txn.producer_ids import decode_block
 
 
@@ -18,48 +17,6 @@ from txn.producer_ids import decode_block
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(producer_ids, "FIRST_PAUSE_S", 0)
     monkeypatch.setattr(producer_ids, "LAST_PAUSE_S", 0)
-
-
-class OneZnode:
-    """The part of a store that is used; ``mood`` decides about each write: ok, lost (done or not), expired."""
-
-    def __init__(self, mood: Any = lambda: "ok") -> None:
-        self.data: bytes | None = None
-        self.version = -1
-        self.mood = mood
-        self.syncs = 0
-
-    async def sync(self, path: str) -> None:
-        assert path == PATH
-        self.syncs += 1
-
-    async def get(self, path: str) -> tuple[bytes, Stat]:
-        await asyncio.sleep(0)
-        if self.data is None:
-            raise NoNode("no", path)
-        return self.data, Stat(self.version, 0, 0, 0, 0)
-
-    async def create(self, path: str, data: bytes, *, parents: bool = False) -> str:
-        if self.data is not None:
-            raise NodeExists("is", path)
-        await self._write(path, data)
-        return path
-
-    async def set(self, path: str, data: bytes, version: int = -1) -> Stat:
-        if version != self.version:
-            raise BadVersion("other", path)
-        await self._write(path, data)
-        return Stat(self.version, 0, 0, 0, 0)
-
-    async def _write(self, path: str, data: bytes) -> None:
-        mood = self.mood()
-        if mood == "expired":
-            raise SessionExpired("over", path)
-        if mood != "lost, not done":
-            self.data, self.version = data, self.version + 1
-        await asyncio.sleep(0)
-        if mood.startswith("lost"):
-            raise UnknownOutcome("?", path)
 
 
 async def take(allocator: ProducerIdAllocator) -> int | None:
@@ -96,7 +53,7 @@ def test_a_lost_answer_is_settled_by_reading() -> None:
     asyncio.run(run())
 
 
-def test_a_block_written_by_a_former_life_is_not_ours() -> None:
+def test_a_block_of_a_previous_incarnation_is_not_used() -> None:
     async def run() -> None:
         store = OneZnode()
         before = ProducerIdAllocator(store, 1, lambda: "1-1")  # type: ignore[arg-type]
@@ -108,7 +65,7 @@ def test_a_block_written_by_a_former_life_is_not_ours() -> None:
     asyncio.run(run())
 
 
-def test_a_znode_that_is_no_block_gives_nobody_an_id() -> None:
+def test_a_znode_that_is_no_block_gives_no_id() -> None:
     async def run() -> None:
         store = OneZnode()
         store.data, store.version = b"what?", 0
@@ -117,7 +74,7 @@ def test_a_znode_that_is_no_block_gives_nobody_an_id() -> None:
     asyncio.run(run())
 
 
-def test_those_who_wait_at_the_end_hear_none() -> None:
+def test_waiting_callbacks_get_none_at_the_end() -> None:
     async def run() -> None:
         store = OneZnode(lambda: "expired")
         allocator = ProducerIdAllocator(store, 1, lambda: "1-1")  # type: ignore[arg-type]

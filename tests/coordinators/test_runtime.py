@@ -1,4 +1,4 @@
-"""The runtime's promises, on a partition whose replication the test controls."""
+"""The runtime's guarantees, on a partition whose replication the test controls."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from _native.batch import scan
-from brokers.coordinators.ports import Marker
+from brokers.coordinators.ports import TransactionMarker
 from brokers.coordinators.runtime import CoordinatorRuntime, java_string_hash
+from brokers.coordinators.shard_host import LONG_WRITE
 from tests.coordinators.support import TOPIC, Bench, ListShard, MemoryLog, get, put
-from txn.commands import DEFERRED, Answer, Cancel, CoordinatorRecord, Failed, Now, Result, Schedule, Ticket
+from txn.commands import DEFERRED, Answer, Cancel, CommandFailed, CoordinatorRecord, Now, Result, Schedule, Ticket
 from wire.errors import ErrorCode as E
 from wire.types import TopicPartition
 
@@ -24,7 +25,7 @@ def batches(bench: Bench) -> int:
     return len(bench.partition.log.batches)
 
 
-# ---- where a key lives ---------------------------------------------------------------------------------------------
+# ---- the partition of a key -----------------------------------------------------------------------------------------
 
 # Printed by Java's String.hashCode and Kafka 4.1.1's Utils.abs(...) % 50.
 HASHES = [
@@ -41,7 +42,7 @@ HASHES = [
 @pytest.mark.parametrize(("text", "value", "partition"), HASHES)
 def test_partitions_are_kafkas(text: str, value: int, partition: int) -> None:
     runtime = CoordinatorRuntime(
-        "x", TOPIC, lambda p: ListShard(p), partition_count=lambda: 50, loop=None, clock=None, origin=None
+        "x", TOPIC, lambda p: ListShard(p), partition_count=lambda: 50, loop=None, timers=None, clock=None, origin=None
     )  # type: ignore[arg-type]
     assert java_string_hash(text) == value
     assert runtime.partition_for(text) == partition
@@ -86,6 +87,20 @@ def test_one_round_of_the_loop_makes_one_batch(bench: Bench) -> None:
     ]
 
 
+def test_a_long_write_is_applied_in_another_turn_and_before_what_is_behind_it() -> None:
+    bench = Bench(instant=True)
+    bench.loop.settle()
+    long = [str(number) for number in range(LONG_WRITE + 1)]
+    first = bench.submit("a", put("a", *long))
+    bench.loop.round()
+    assert (batches(bench), first, bench.shard.lists) == (1, [], {})
+    second = bench.submit("b", put("b", "1"))
+    bench.loop.settle()
+    assert (first, second) == ([[]], [[]])
+    applied = [line for line in bench.shard.log if line.startswith("apply")]
+    assert applied == [*(f"apply a={value}" for value in long), "apply b=1"]
+
+
 def test_large_writes_are_split_between_batches_never_inside_a_write(bench: Bench) -> None:
     for key in "abc":
         bench.submit(key, put(key, "x" * 150_000, "y" * 150_000))
@@ -102,6 +117,20 @@ def test_a_partial_watermark_applies_whole_batches_in_order(bench: Bench) -> Non
     assert (first, second) == ([[]], [])
     bench.partition.commit(2)
     assert second == [[]]
+
+
+def test_what_is_heard_of_in_another_order_is_applied_in_the_logs(bench: Bench) -> None:
+    """A wait that ended without an answer is repeated, and may hear later than the one behind it."""
+    bench.submit("a", put("a", "1"))
+    bench.loop.settle()
+    bench.submit("b", put("b", "2"))
+    bench.loop.settle()
+    (_, first), (_, second) = bench.partition.waiters
+    bench.partition.waiters = []
+    second(E.NONE)
+    assert bench.shard.lists == {}
+    first(E.NONE)
+    assert list(bench.shard.lists.items()) == [("a", ["1"]), ("b", ["2"])]
 
 
 def test_effects_come_after_the_records(bench: Bench) -> None:
@@ -158,10 +187,10 @@ def test_a_refused_append_fails_its_ticket_and_frees_the_key(bench: Bench, error
     bench.partition.refuse = error
     answers, behind = bench.submit("a", put("a", "1")), bench.submit("a", put("a", "2"))
     bench.loop.settle()
-    assert answers == [Failed(told)]
+    assert answers == [CommandFailed(told)]
     bench.partition.refuse = E.NONE
     bench.loop.settle()
-    assert behind in ([], [Failed(told)])
+    assert behind in ([], [CommandFailed(told)])
     again = bench.submit("a", put("a", "3"))
     bench.loop.settle()
     bench.partition.commit()
@@ -183,7 +212,7 @@ def test_failed_is_asked_for_an_alternative_with_the_real_error(bench: Bench) ->
     assert (asked, answers) == ([E.MESSAGE_TOO_LARGE], ["sorry"])
 
 
-def test_resigning_fails_everything_parked_and_forgets_the_rest(bench: Bench) -> None:
+def test_resigning_fails_everything_delayed_and_forgets_the_rest(bench: Bench) -> None:
     in_flight, behind = bench.submit("a", put("a", "1")), bench.submit("a", put("a", "2"))
     deferred = bench.submit("b", lambda s, n, t: Result(DEFERRED, effects=(Schedule("t/b", 10),)))
     bench.loop.settle()
@@ -191,20 +220,20 @@ def test_resigning_fails_everything_parked_and_forgets_the_rest(bench: Bench) ->
     shard = bench.shard
     bench.runtime.partition_resigned(bench.partition.tp)
     for answers in (in_flight, behind, deferred, staged):
-        assert answers == [Failed(E.NOT_COORDINATOR)]
+        assert answers == [CommandFailed(E.NOT_COORDINATOR)]
     bench.partition.commit()
     bench.loop.advance(1_000)
     assert shard.lists == {}
     assert "timer t/b" not in shard.log
     assert batches(bench) == 1, "what was only staged is not written any more"
-    assert bench.submit("a", put("a", "3")) == [Failed(E.NOT_COORDINATOR)]
+    assert bench.submit("a", put("a", "3")) == [CommandFailed(E.NOT_COORDINATOR)]
 
 
 def test_a_lost_leadership_seen_by_the_append_unloads(bench: Bench) -> None:
-    bench.partition.leader_epoch = 4  # somebody else led in between
+    bench.partition.leader_epoch = 4  # another broker led in between
     answers, behind = bench.submit("a", put("a", "1")), bench.submit("a", put("a", "2"))
     bench.loop.settle()
-    assert answers == behind == [Failed(E.NOT_COORDINATOR)]
+    assert answers == behind == [CommandFailed(E.NOT_COORDINATOR)]
     assert bench.runtime.hosts() == []
 
 
@@ -213,7 +242,7 @@ def test_a_lapsed_lease_refuses_but_keeps_the_shard(bench: Bench) -> None:
     bench.partition.refuse = E.NOT_LEADER_OR_FOLLOWER
     answers = bench.submit("a", put("a", "1"))
     bench.loop.settle()
-    assert answers == [Failed(E.NOT_COORDINATOR)]
+    assert answers == [CommandFailed(E.NOT_COORDINATOR)]
     bench.partition.refuse = E.NONE
     after = bench.submit("a", put("a", "2"))
     bench.loop.settle()
@@ -228,11 +257,11 @@ def test_an_append_that_breaks_stops_the_shard(bench: Bench, monkeypatch: pytest
     monkeypatch.setattr(bench.partition, "append", broken)
     answers, behind = bench.submit("a", put("a", "1")), bench.submit("a", put("a", "2"))
     bench.loop.settle()
-    assert answers == behind == [Failed(E.COORDINATOR_NOT_AVAILABLE)]
-    assert bench.submit("b", put("b", "1")) == [Failed(E.COORDINATOR_NOT_AVAILABLE)]
+    assert answers == behind == [CommandFailed(E.COORDINATOR_NOT_AVAILABLE)]
+    assert bench.submit("b", put("b", "1")) == [CommandFailed(E.COORDINATOR_NOT_AVAILABLE)]
 
 
-def test_an_answer_nobody_can_take_harms_nobody(bench: Bench) -> None:
+def test_a_failing_answer_callback_does_not_stop_the_shard(bench: Bench) -> None:
     def broken(answer: object) -> None:
         raise ZeroDivisionError
 
@@ -248,7 +277,7 @@ def test_a_lost_leadership_seen_by_the_wait_unloads(bench: Bench) -> None:
     answers = bench.submit("a", put("a", "1"))
     bench.loop.settle()
     bench.partition.fail_waiters(E.NOT_LEADER_OR_FOLLOWER)
-    assert answers == [Failed(E.NOT_COORDINATOR)]
+    assert answers == [CommandFailed(E.NOT_COORDINATOR)]
     assert bench.runtime.hosts() == []
 
 
@@ -265,9 +294,9 @@ def test_a_write_in_the_log_is_waited_for_whatever_the_wait_says(bench: Bench) -
 def test_a_deadline_answers_the_ticket_but_the_work_goes_on(bench: Bench) -> None:
     answers = bench.submit("a", put("a", "1"), deadline_ms=100)
     bench.loop.advance(150)
-    assert answers == [Failed(E.REQUEST_TIMED_OUT)]
+    assert answers == [CommandFailed(E.REQUEST_TIMED_OUT)]
     bench.partition.commit()
-    assert answers == [Failed(E.REQUEST_TIMED_OUT)]
+    assert answers == [CommandFailed(E.REQUEST_TIMED_OUT)]
     assert bench.shard.lists == {"a": ["1"]}
 
 
@@ -275,7 +304,7 @@ def test_a_bug_in_a_command_is_that_commands_alone(bench: Bench) -> None:
     def broken(shard: ListShard, now: Now, ticket: Ticket) -> Result:
         raise ZeroDivisionError
 
-    assert bench.submit("a", broken) == [Failed(E.UNKNOWN_SERVER_ERROR)]
+    assert bench.submit("a", broken) == [CommandFailed(E.UNKNOWN_SERVER_ERROR)]
     bench.partition.instant = True
     after = bench.submit("a", put("a", "1"))
     bench.loop.settle()
@@ -287,22 +316,31 @@ def test_a_record_that_cannot_be_applied_stops_the_shard(bench: Bench) -> None:
     answers, behind = bench.submit("a", put("a", "1")), bench.submit("b", put("b", "2"))
     bench.loop.settle()
     bench.partition.commit()
-    assert answers == behind == [Failed(E.COORDINATOR_NOT_AVAILABLE)]
-    assert bench.submit("a", put("a", "3")) == [Failed(E.COORDINATOR_NOT_AVAILABLE)]
+    assert answers == behind == [CommandFailed(E.COORDINATOR_NOT_AVAILABLE)]
+    assert bench.submit("a", put("a", "3")) == [CommandFailed(E.COORDINATOR_NOT_AVAILABLE)]
 
 
 def test_without_its_lease_a_broker_answers_from_memory_only_when_its_followers_confirm_it(bench: Bench) -> None:
-    bench.serving = bench.partition.confirmed = False
+    assert bench.runtime.shard_for("a") is bench.shard
+    bench.partition.confirmed = False
     assert bench.runtime.shard_for("a") is E.COORDINATOR_LOAD_IN_PROGRESS
     seen, lost = bench.submit("a", get("a")), bench.submit("b", get("b"))
     assert seen == lost == []
     bench.partition.unconfirmed.pop()(E.NOT_LEADER_OR_FOLLOWER)
     bench.partition.confirm()
-    assert (seen, lost) == ([[]], [Failed(E.NOT_COORDINATOR)])
+    assert (seen, lost) == ([[]], [CommandFailed(E.NOT_COORDINATOR)])
+
+
+def test_a_partition_that_is_handed_over_answers_no_reads_from_memory(bench: Bench) -> None:
+    bench.partition.lease.resigning = True
+    assert bench.runtime.shard_for("a") is E.COORDINATOR_LOAD_IN_PROGRESS, "a successor may have committed since"
+    bench.partition.lease.new_epoch()
+    bench.partition.lease.waive(0)
+    assert bench.runtime.shard_for("a") is E.COORDINATOR_LOAD_IN_PROGRESS
 
 
 def test_without_its_lease_a_broker_answers_what_was_replicated(bench: Bench) -> None:
-    bench.serving = bench.partition.confirmed = False
+    bench.partition.confirmed = False
     answers = bench.submit("a", put("a", "1"))
     bench.loop.settle()
     assert answers == []
@@ -313,7 +351,7 @@ def test_without_its_lease_a_broker_answers_what_was_replicated(bench: Bench) ->
 
 def test_an_abandoned_command_is_finished_and_its_answer_dropped(bench: Bench) -> None:
     pending = bench.runtime.submit("a", put("a", "1"))
-    pending.abandon()
+    pending.cancel()
     bench.loop.settle()
     bench.partition.commit()
     assert bench.shard.lists == {"a": ["1"]}
@@ -322,7 +360,7 @@ def test_an_abandoned_command_is_finished_and_its_answer_dropped(bench: Bench) -
 def test_a_line_behind_one_key_is_bounded(bench: Bench) -> None:
     bench.submit("a", put("a", "0"))
     answers = [bench.submit("a", put("a", str(n))) for n in range(1_100)]
-    assert [Failed(E.COORDINATOR_NOT_AVAILABLE)] in answers
+    assert [CommandFailed(E.COORDINATOR_NOT_AVAILABLE)] in answers
     assert bench.submit("b", put("b", "1")) == []
 
 
@@ -388,7 +426,7 @@ def test_transactional_writes_stand_alone_and_wait_for_their_marker(bench: Bench
     assert inside == [[]]
     assert bench.shard.lists == {"a": ["1"], "c": ["3"]}
     done: list[E] = []
-    bench.runtime.append_marker(bench.partition.tp, Marker(7, 1, 5, True), done.append)
+    bench.runtime.append_marker(bench.partition.tp, TransactionMarker(7, 1, 5, True), done.append)
     bench.loop.settle()
     assert done == []
     bench.partition.commit()
@@ -398,7 +436,7 @@ def test_transactional_writes_stand_alone_and_wait_for_their_marker(bench: Bench
 
 def test_markers_that_cannot_be_written(bench: Bench) -> None:
     done: list[E] = []
-    marker = Marker(7, 1, 5, True)
+    marker = TransactionMarker(7, 1, 5, True)
     bench.runtime.append_marker(TopicPartition(TOPIC, 9), marker, done.append)
     bench.partition.refuse = E.TRANSACTION_COORDINATOR_FENCED
     bench.runtime.append_marker(bench.partition.tp, marker, done.append)
@@ -432,7 +470,7 @@ def test_a_load_is_sliced_and_refuses_commands_meanwhile() -> None:
     bench.loop.round()
     assert bench.runtime.loading
     assert bench.runtime.shards() == []
-    assert bench.submit("k1", put("k1", "x")) == [Failed(E.COORDINATOR_LOAD_IN_PROGRESS)]
+    assert bench.submit("k1", put("k1", "x")) == [CommandFailed(E.COORDINATOR_LOAD_IN_PROGRESS)]
     bench.loop.settle()
     assert bench.loop.rounds >= 5, "it gave the loop back in between"
     assert not bench.runtime.loading
@@ -445,7 +483,7 @@ def test_a_load_serves_only_when_what_it_read_is_replicated() -> None:
     log = written(10)
     log.high_watermark = 4
     bench = Bench(log=log)
-    assert bench.submit("k1", put("k1", "x")) == [Failed(E.COORDINATOR_LOAD_IN_PROGRESS)]
+    assert bench.submit("k1", put("k1", "x")) == [CommandFailed(E.COORDINATOR_LOAD_IN_PROGRESS)]
     bench.partition.commit()
     assert bench.runtime.shard_for("k1") is bench.shard
 
@@ -457,7 +495,7 @@ def test_resigning_during_a_load_stops_it() -> None:
     bench.runtime.partition_resigned(bench.partition.tp)
     bench.loop.settle()
     assert "loaded" not in bench.shard.log
-    assert bench.submit("k1", put("k1", "x")) == [Failed(E.NOT_COORDINATOR)]
+    assert bench.submit("k1", put("k1", "x")) == [CommandFailed(E.NOT_COORDINATOR)]
 
 
 def test_a_new_epoch_loads_anew() -> None:
@@ -481,7 +519,7 @@ def test_transactions_and_markers_are_replayed() -> None:
     for producer, commit in ((7, True), (8, False)):
         bench.submit("a", put("a", f"by {producer}", producer=(producer, 0)))
         bench.loop.settle()
-        bench.runtime.append_marker(bench.partition.tp, Marker(producer, 0, 1, commit), lambda error: None)
+        bench.runtime.append_marker(bench.partition.tp, TransactionMarker(producer, 0, 1, commit), lambda error: None)
         bench.loop.settle()
     bench.submit("a", put("a", "open", producer=(9, 0)))
     bench.loop.settle()
@@ -495,7 +533,7 @@ def test_a_damaged_log_stops_that_shard_only() -> None:
     first, data, following = log.batches[0]
     log.batches[0] = (first, data[:40] + bytes([data[40] ^ 1]) + data[41:], following)
     bench = Bench(log=log)
-    assert bench.submit("k1", put("k1", "x")) == [Failed(E.COORDINATOR_NOT_AVAILABLE)]
+    assert bench.submit("k1", put("k1", "x")) == [CommandFailed(E.COORDINATOR_NOT_AVAILABLE)]
 
 
 def test_what_loading_wants_is_done() -> None:
@@ -533,7 +571,7 @@ STEPS = st.lists(
 @settings(max_examples=200, deadline=None)
 @given(STEPS)
 def test_answers_are_linearizable_per_key_and_survive_reloads(steps: list[tuple[str, object, object]]) -> None:
-    """Whoever got an answer finds its values in the log; what it was told is what was before it, in log order."""
+    """Answered values are in the log; an answer has the values before it, in log order."""
     bench = Bench()
     acknowledged: list[tuple[str, str, list[str]]] = []
     number = 0

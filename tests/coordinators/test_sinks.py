@@ -12,9 +12,9 @@ import wire.messages as m
 from brokers.log import Origin
 from brokers.log.producers import encode_marker_run
 from brokers.model import BrokerId
-from tests.coordinators.broker import TRANSACTIONAL, Broker, play
-from tests.coordinators.test_producer_ids import OneZnode
-from tests.server.stage import ME, OTHER, Stage
+from tests.support.coordinator_broker import TRANSACTIONAL, Broker, play
+from tests.support.one_znode import OneZnode
+from tests.support.stage import ME, OTHER, Stage
 from wire.errors import ErrorCode as E
 
 
@@ -79,7 +79,7 @@ def test_only_the_winners_records_count(tmp_path: Path, znode: OneZnode) -> None
         await broker.stable(0)
         await broker.stable(1)
         log = broker.partition("t", 0).log
-        assert [a.producer_id for a in log.aborted_transactions(0, log.log_end_offset)] == [loser.producer_id]
+        assert [a.producer_id for a in log.reader.aborted_transactions(0, log.log_end_offset)] == [loser.producer_id]
         assert broker.visible(1) == (3, 3), "the loser is ended there too, though it wrote nothing"
         late = await broker.write(loser, 1)
         assert late in (E.INVALID_PRODUCER_EPOCH, E.INVALID_TXN_STATE), E(late).name
@@ -165,7 +165,7 @@ def test_sinks_are_described_kept_alive_given_up_and_reset(tmp_path: Path, znode
 
 
 def test_a_run_of_markers_becomes_stable_as_one(tmp_path: Path) -> None:
-    """Also on a replica that has only a part of it: nobody reads one winner's records without the other's."""
+    """Also on a replica that has only a part of it: no read has one winner's records without the other's."""
     stage = Stage(tmp_path)
     third = BrokerId(3)
     stage.topic("t", replicas=(ME, OTHER, third), isr=(ME, OTHER))
@@ -184,11 +184,11 @@ def test_a_run_of_markers_becomes_stable_as_one(tmp_path: Path) -> None:
         assert (partition.log.high_watermark, partition.log.last_stable_offset) == (offset, stable)
     stage.topic("copy", replicas=(ME, OTHER), leader=OTHER)
     follower = stage.partition("copy")
-    data = b"".join(piece.read() for piece in partition.log.read(0, 1 << 20, end_offset=4).slices)
+    data = b"".join(piece.read() for piece in partition.log.reader.read(0, 1 << 20, end_offset=4).slices)
     size = len(data) - len(run) // 2 + 2  # about one of the two markers
     assert follower.replicate(0, memoryview(data)[:size], 3, 0, 0) is E.NONE
     assert (follower.log.log_end_offset, follower.log.last_stable_offset) == (3, 0)
-    rest = data[sum(len(p.read()) for p in partition.log.read(0, 1 << 20, end_offset=3).slices) :]
+    rest = data[sum(len(p.read()) for p in partition.log.reader.read(0, 1 << 20, end_offset=3).slices) :]
     assert follower.replicate(0, memoryview(rest), 3, 0, 0) is E.NONE
     assert follower.log.last_stable_offset == 0
     assert follower.replicate(0, memoryview(b""), 4, 0, 0) is E.NONE

@@ -11,13 +11,16 @@ from typing import Any
 import pytest
 
 import wire.messages as m
-from brokers.coordinators import marker_sender, verification
-from brokers.coordinators.marker_sender import MarkerSender
-from brokers.coordinators.ports import Marker
-from brokers.coordinators.verification import Verifier
+from brokers.coordinators.ports import TransactionMarker
+from brokers.coordinators.transactions import markers, verification
+from brokers.coordinators.transactions.markers import MarkerSender
+from brokers.coordinators.transactions.verification import Verifier
 from brokers.log import ProducerState
 from brokers.model import PartitionState, TopicInfo
-from txn.commands import Failed, WriteMarkers
+from brokers.timers import Timers
+from tests.support.clocks import RealClock
+from tests.support.waiting import PATIENCE_S, eventually_async
+from txn.commands import CommandFailed, WriteMarkers
 from txn.coordinator import AddPartitionsAnswer, VerifyAnswer
 from txn.markers import Job
 from txn.verification import Ask, Question
@@ -67,21 +70,8 @@ class Peers:
         return m.decode_response(key, version, m.encode_response(response, key, version))
 
 
-class RealClock:
-    def wall_ms(self) -> int:
-        return 0
-
-    def mono_ms(self) -> int:
-        return int(asyncio.get_running_loop().time() * 1000)
-
-
 def run(what: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(what, 20))
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    while not condition():
-        await asyncio.sleep(0.001)
+    asyncio.run(asyncio.wait_for(what, 2 * PATIENCE_S))
 
 
 # ---- markers out ---------------------------------------------------------------------------------------------------
@@ -115,13 +105,14 @@ def markers_answer(errors: Callable[[TopicPartition], ErrorCode]) -> Callable[[i
     return answer
 
 
-def sender(view: View, peers: Peers, here: list[Any], done: list[Job]) -> MarkerSender:
+def sender(metadata: View, peers: Peers, here: list[Any], done: list[Job]) -> MarkerSender:
     def write_here(markers: Any, answered: Any) -> None:
         here.extend(markers)
         answered([ErrorCode.NONE] * len(markers))
 
+    loop = asyncio.get_running_loop()
     return MarkerSender(
-        1, view, peers, asyncio.get_running_loop(), RealClock(), write_here=write_here, on_written=done.append
+        1, metadata, peers, loop, Timers(loop, RealClock()), RealClock(), write_here=write_here, on_written=done.append
     )  # type: ignore[arg-type]
 
 
@@ -136,8 +127,8 @@ def test_markers_go_to_the_leaders_this_broker_included() -> None:
         peers = Peers(markers_answer(lambda tp: ErrorCode.NONE))
         out = sender(View(), peers, here, done)
         out.add(0, effect(A, B))
-        await until(lambda: done)
-        assert here == [(A, Marker(7, 3, 5, True, 2))]
+        await eventually_async(lambda: done, "the markers are written")
+        assert here == [(A, TransactionMarker(7, 3, 5, True, 2))]
         ((broker, request),) = peers.calls
         (marker,) = request.markers
         assert (broker, marker.producer_id, marker.producer_epoch, marker.coordinator_epoch) == (2, 7, 3, 5)
@@ -149,7 +140,7 @@ def test_markers_go_to_the_leaders_this_broker_included() -> None:
 
 
 def test_markers_are_sent_until_they_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(marker_sender, "PAUSE_S", 0.001)
+    monkeypatch.setattr(markers, "PAUSE_MS", 1)
 
     async def scenario() -> None:
         answers = iter([ErrorCode.NOT_LEADER_OR_FOLLOWER, None, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.NONE])
@@ -164,27 +155,27 @@ def test_markers_are_sent_until_they_are_written(monkeypatch: pytest.MonkeyPatch
         peers = Peers(answer)
         out = sender(View(), peers, [], done)
         out.add(0, effect(B))
-        await until(lambda: done)
+        await eventually_async(lambda: done, "the markers are written")
         assert len(peers.calls) == 4
         await out.close()
 
     run(scenario())
 
 
-def test_a_new_leader_is_found_by_the_views_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(marker_sender, "PAUSE_S", 3_600)
+def test_a_new_leader_is_found_by_the_metadata_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(markers, "PAUSE_MS", 3_600_000)
 
     async def scenario() -> None:
-        view, done = View(), []
-        view.leaders[B] = -1
+        metadata, done = View(), []
+        metadata.leaders[B] = -1
         peers = Peers(markers_answer(lambda tp: ErrorCode.NONE))
-        out = sender(view, peers, [], done)
+        out = sender(metadata, peers, [], done)
         out.add(0, effect(B))
         await asyncio.sleep(0.01)
         assert peers.calls == []
-        view.leaders[B] = 3
-        view.tell(partitions_changed=(B,))
-        await until(lambda: done)
+        metadata.leaders[B] = 3
+        metadata.tell(partitions_changed=(B,))
+        await eventually_async(lambda: done, "the markers are written")
         assert [broker for broker, _ in peers.calls] == [3]
         await out.close()
 
@@ -192,18 +183,18 @@ def test_a_new_leader_is_found_by_the_views_change(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_deleted_topic_needs_no_marker_and_an_unknown_one_gets_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(marker_sender, "PAUSE_S", 0.001)
-    monkeypatch.setattr(marker_sender, "UNKNOWN_IS_GONE_MS", 50)
+    monkeypatch.setattr(markers, "PAUSE_MS", 1)
+    monkeypatch.setattr(markers, "UNKNOWN_IS_GONE_MS", 50)
 
     async def scenario() -> None:
-        view, done = View(), []
-        out = sender(view, Peers(markers_answer(lambda tp: ErrorCode.NONE)), [], done)
-        view.tell(deleted=(TopicInfo("deleted", uuid.uuid4(), ()),))
+        metadata, done = View(), []
+        out = sender(metadata, Peers(markers_answer(lambda tp: ErrorCode.NONE)), [], done)
+        metadata.tell(deleted=(TopicInfo("deleted", uuid.uuid4(), ()),))
         out.add(0, effect(GONE))
-        await until(lambda: done)
+        await eventually_async(lambda: done, "the markers are written")
         began = RealClock().mono_ms()
         out.add(0, effect(TopicPartition("perhaps new", 0))._replace(transactional_id="y"))
-        await until(lambda: len(done) == 2)
+        await eventually_async(lambda: len(done) == 2, "both jobs are done")
         assert RealClock().mono_ms() - began >= 50
         await out.close()
 
@@ -261,10 +252,10 @@ def batched_answer(broker: int, key: int, request: Any) -> Any:
 
 def test_questions_to_another_broker_share_requests() -> None:
     async def scenario() -> None:
-        view = View()
-        view.leaders[TX] = 2
+        metadata = View()
+        metadata.leaders[TX] = 2
         peers = Peers(batched_answer)
-        verifier = Verifier(1, view, peers, Runtime())  # type: ignore[arg-type]
+        verifier = Verifier(1, metadata, peers, Runtime())  # type: ignore[arg-type]
         questions = [ask("x", A, B), ask("y", A, how=Ask.ADD), ask("x", B), ask("z", A)]
         answers = await asyncio.gather(*map(verifier.ask, questions))
         refused = ErrorCode.TRANSACTION_ABORTABLE
@@ -279,19 +270,37 @@ def test_questions_to_another_broker_share_requests() -> None:
     run(scenario())
 
 
+def test_an_error_of_the_whole_answer_is_that_of_each_partition() -> None:
+    """Whatever the rows say: a broker that refuses the request has asked no coordinator."""
+
+    async def scenario() -> None:
+        metadata = View()
+        metadata.leaders[TX] = 2
+
+        def refused(broker: int, key: int, request: Any) -> Any:
+            answer = batched_answer(broker, key, request)
+            answer.error_code = int(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+            return answer
+
+        verifier = Verifier(1, metadata, Peers(refused), Runtime())  # type: ignore[arg-type]
+        assert await verifier.ask(ask("x", A)) == {A: ErrorCode.CLUSTER_AUTHORIZATION_FAILED}
+
+    run(scenario())
+
+
 def test_a_broken_connection_and_a_missing_coordinator() -> None:
     async def scenario() -> None:
-        view = View()
+        metadata = View()
 
         def answer(broker: int, key: int, request: Any) -> Any:
             raise OSError("unplugged")
 
-        verifier = Verifier(1, view, Peers(answer), Runtime())  # type: ignore[arg-type]
-        view.leaders[TX] = 2
+        verifier = Verifier(1, metadata, Peers(answer), Runtime())  # type: ignore[arg-type]
+        metadata.leaders[TX] = 2
         assert await verifier.ask(ask("x", A)) == {A: ErrorCode.NETWORK_EXCEPTION}
-        view.leaders[TX] = -1
+        metadata.leaders[TX] = -1
         assert await verifier.ask(ask("x", A)) == {A: ErrorCode.COORDINATOR_NOT_AVAILABLE}
-        del view.leaders[TX]
+        del metadata.leaders[TX]
         assert await verifier.ask(ask("x", A)) == {A: ErrorCode.COORDINATOR_NOT_AVAILABLE}
 
     run(scenario())
@@ -302,7 +311,7 @@ def test_a_broken_connection_and_a_missing_coordinator() -> None:
     [
         VerifyAnswer({A: ErrorCode.PRODUCER_FENCED}),
         AddPartitionsAnswer(ErrorCode.PRODUCER_FENCED),
-        Failed(ErrorCode.PRODUCER_FENCED),
+        CommandFailed(ErrorCode.PRODUCER_FENCED),
     ],
 )
 def test_the_coordinator_here_is_asked_directly(response: Any) -> None:
@@ -319,7 +328,7 @@ def test_the_coordinator_here_is_asked_directly(response: Any) -> None:
 
 
 def admission(
-    monkeypatch: pytest.MonkeyPatch, answers: Callable[[ProducerState], ErrorCode]
+    monkeypatch: pytest.MonkeyPatch, answers: Callable[[ProducerState], ErrorCode], *, add: bool = True
 ) -> tuple[ProducerState, list[Any], verification.Admission]:
     state = ProducerState(expiration_ms=1_000, max_producers=10)
     asked: list[Any] = []
@@ -333,7 +342,7 @@ def admission(
 
     async def scenario() -> None:
         services: Any = SimpleNamespace(clock=RealClock())
-        result.append((await verification.admit(services, "x", (7, 3), {A: (state, 0)}, add=True))[A])
+        result.append((await verification.admit(services, "x", (7, 3), {A: (state, 0)}, add=add))[A])
 
     run(scenario())
     return state, asked, result[0]
@@ -371,6 +380,36 @@ def test_a_marker_that_takes_the_guards_worth_means_asking_again(monkeypatch: py
     state, asked, admitted = admission(monkeypatch, answer)
     assert len(asked) == 2
     assert admitted.guard is state.verification_guard(7, 3, 0)
+
+
+def test_a_question_that_takes_longer_than_patience_is_not_answered_with_a_guard_of_no_worth(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first pass is the last one, and the marker of the previous transaction came meanwhile."""
+    monkeypatch.setattr(verification, "PATIENCE_MS", 0)
+
+    def answer(state: ProducerState) -> ErrorCode:
+        state._verifications.clear()
+        return ErrorCode.NONE
+
+    _, asked, admitted = admission(monkeypatch, answer)
+    assert len(asked) == 1
+    assert admitted == (ErrorCode.CONCURRENT_TRANSACTIONS, None), "it may come again"
+
+
+@pytest.mark.parametrize("said", [ErrorCode.NONE, ErrorCode.CONCURRENT_TRANSACTIONS])
+def test_what_meets_the_end_of_its_transaction_does_not_wait_for_the_next_one(
+    monkeypatch: pytest.MonkeyPatch, said: ErrorCode
+) -> None:
+    """Protocol 1: the next transaction has the same epoch, and the batch would become part of it."""
+
+    def answer(state: ProducerState) -> ErrorCode:
+        state._verifications.clear()
+        return said
+
+    _, asked, admitted = admission(monkeypatch, answer, add=False)
+    assert len(asked) == 1
+    assert admitted.error is ErrorCode.CONCURRENT_TRANSACTIONS
 
 
 def test_patience_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,9 +6,9 @@ import pytest
 
 from brokers.groups import classic
 from brokers.groups import shard as shard_module
-from brokers.groups.members import State
+from brokers.groups.members import GroupState
 from brokers.groups.requests import GroupSettings, Leaver, Protocol
-from tests.groups.driver import Client, Driver, assign, settle
+from tests.support.group_driver import Client, Driver, assign, settle
 from wire.errors import ErrorCode
 
 
@@ -17,7 +17,7 @@ def driver() -> Driver:
     return Driver()
 
 
-def state(driver: Driver, group: str = "g") -> State:
+def state(driver: Driver, group: str = "g") -> GroupState:
     return driver.shard.groups[group].state
 
 
@@ -34,7 +34,7 @@ def test_three_members_join_in_the_first_rebalance_delay(driver: Driver) -> None
     assert leader is a
     assert {m.member_id for m in a.joining.response.members} == {a.member_id, b.member_id, c.member_id}
     assert b.joining.response.members == ()
-    assert state(driver) is State.STABLE
+    assert state(driver) is GroupState.STABLE
     assert [x.heartbeat() for x in (a, b, c)] == [ErrorCode.NONE] * 3
     assert a.generation == 1
 
@@ -99,7 +99,7 @@ def test_heartbeats_keep_a_member_for_ever(driver: Driver) -> None:
         assert a.heartbeat() is ErrorCode.NONE
 
 
-def test_who_does_not_rejoin_in_the_rebalance_timeout_is_out(driver: Driver) -> None:
+def test_a_member_that_does_not_rejoin_in_the_rebalance_timeout_is_removed(driver: Driver) -> None:
     a, b = Client(driver, "a", rebalance_ms=8_000, session_ms=30_000), Client(driver, "b", session_ms=30_000)
     b.rebalance_ms = 8_000
     settle(a, b)
@@ -114,7 +114,7 @@ def test_who_does_not_rejoin_in_the_rebalance_timeout_is_out(driver: Driver) -> 
     assert b.heartbeat() is ErrorCode.UNKNOWN_MEMBER_ID
 
 
-def test_who_does_not_sync_in_the_rebalance_timeout_is_out(driver: Driver) -> None:
+def test_a_member_that_does_not_sync_in_the_rebalance_timeout_is_removed(driver: Driver) -> None:
     a, b = Client(driver, "a", rebalance_ms=8_000), Client(driver, "b", rebalance_ms=8_000)
     a.join()
     b.join()
@@ -148,7 +148,7 @@ def test_a_member_that_never_comes_back_with_its_id_is_forgotten(driver: Driver)
     assert ghost.send_join().response.error is ErrorCode.UNKNOWN_MEMBER_ID
 
 
-def test_ids_that_nobody_comes_back_with_are_bounded(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pending_member_ids_are_bounded(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(classic, "MAX_PENDING_MEMBERS", 3)
     monkeypatch.setattr(shard_module, "MAX_FLEETING_GROUPS", 2)
     for number in range(3):
@@ -241,7 +241,7 @@ def test_a_loaded_group_above_the_limit_rebalances_and_shrinks() -> None:
     clients = [Client(big, name) for name in "abc"]
     settle(*clients)
     small = Driver(GroupSettings(max_size=2), list(big.log), big.now.wall_ms)
-    assert state(small) is State.PREPARING
+    assert state(small) is GroupState.PREPARING
     for client in clients:
         client.driver = small
         client.join()
@@ -312,7 +312,7 @@ def test_when_the_assignment_cannot_be_logged_everybody_hears_it_and_rejoins(dri
     driver.fail_appends = ErrorCode.NOT_ENOUGH_REPLICAS
     assert a.sync({a.member_id: b"x"}).response.error is ErrorCode.COORDINATOR_NOT_AVAILABLE
     assert b.syncing.response.error is ErrorCode.COORDINATOR_NOT_AVAILABLE
-    assert state(driver) is State.PREPARING
+    assert state(driver) is GroupState.PREPARING
     a.join()
     b.join()
     assign(a, b)
@@ -352,7 +352,7 @@ def test_the_last_member_leaves_an_empty_group_whose_generation_goes_on(driver: 
     a = Client(driver, "a")
     settle(a)
     a.leave()
-    assert state(driver) is State.EMPTY
+    assert state(driver) is GroupState.EMPTY
     assert driver.durable()["g"][0].generation == 2
     again = Client(driver.restart(), "a")
     settle(again)
@@ -460,7 +460,7 @@ def test_static_members_alone_postpone_the_rebalance_until_one_is_back(driver: D
     settle(s, r, d)
     d.leave()
     driver.advance(13_000)
-    assert state(driver) is State.PREPARING
+    assert state(driver) is GroupState.PREPARING
     s.join()
     driver.advance(6_100)
     assert s.joining.response.error is ErrorCode.NONE
@@ -475,7 +475,7 @@ def test_members_go_on_after_the_coordinator_moved(driver: Driver) -> None:
     settle(a, b)
     moved = driver.restart()
     a.driver = b.driver = moved
-    assert state(moved) is State.STABLE
+    assert state(moved) is GroupState.STABLE
     assert a.heartbeat() is ErrorCode.NONE
     assert a.sync().response.assignment == b"a"
     driver_time = moved.settings.min_session_timeout_ms

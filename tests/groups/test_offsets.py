@@ -1,4 +1,4 @@
-"""Committed offsets: who may commit, transactions, deletion, expiry."""
+"""Committed offsets: permission to commit, transactions, deletion, expiry."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from brokers.groups.records import CommittedOffset
 from brokers.groups.requests import FetchRequest, GroupSettings, Protocol
-from tests.groups.driver import Client, Driver, commit, fetched, settle
+from tests.support.group_driver import Client, Driver, commit, fetched, settle
 from wire.errors import ErrorCode
 from wire.types import TopicPartition
 
@@ -170,6 +170,14 @@ def test_delete_offsets(driver: Driver) -> None:
     assert fetched(driver, "g") == 5
     assert driver.shard.fetch(FetchRequest("g", (U0,)))[0].committed is None
     assert delete_offsets(driver, "nope", T0) is ErrorCode.GROUP_ID_NOT_FOUND
+
+
+def test_nothing_is_deleted_under_members_whose_subscriptions_nobody_can_read(driver: Driver) -> None:
+    a = Client(driver, "a", protocols=(Protocol("range", b"not a subscription"),))
+    settle(a)
+    a.commit(5)
+    assert delete_offsets(driver, "g", T0) == {T0: ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC}
+    assert fetched(driver, "g") == 5
 
 
 def test_delete_offsets_of_members_that_are_no_consumers(driver: Driver) -> None:

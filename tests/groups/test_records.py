@@ -40,7 +40,7 @@ GROUP = r.GroupRecord(
 def test_offsets_byte_for_byte() -> None:
     partition = TopicPartition("topic", 7)
     assert r.offset_key("grp", partition) == OFFSET_KEY
-    assert r.decode_key(OFFSET_KEY) == r.OffsetKey("grp", partition)
+    assert r.decode_group_key(OFFSET_KEY) == r.OffsetKey("grp", partition)
     plain = r.CommittedOffset(42, 5, "hi", TIME_MS)
     assert r.offset_value(plain) == OFFSET_VALUE_3
     assert r.decode_offset(OFFSET_VALUE_3) == plain
@@ -51,7 +51,7 @@ def test_offsets_byte_for_byte() -> None:
 
 def test_groups_byte_for_byte() -> None:
     assert r.group_key("grp") == GROUP_KEY
-    assert r.decode_key(GROUP_KEY) == r.GroupKey("grp")
+    assert r.decode_group_key(GROUP_KEY) == r.GroupKey("grp")
     assert r.group_value(GROUP) == GROUP_VALUE_3
     assert r.decode_group(GROUP_VALUE_3) == GROUP
 
@@ -103,7 +103,7 @@ def test_offsets_written_by_kafka(version: int) -> None:
 
 def test_other_records_written_by_kafka() -> None:
     flights = r.OffsetKey("my-group", TopicPartition("flights", 7))
-    assert r.decode_key(GOLDEN["offset-key", 0]) == r.decode_key(GOLDEN["offset-key", 1]) == flights
+    assert r.decode_group_key(GOLDEN["offset-key", 0]) == r.decode_group_key(GOLDEN["offset-key", 1]) == flights
     assert r.offset_key(*flights) == GOLDEN["offset-key", 1]
     assert r.offset_key("gr\u00f6\u00dfe", TopicPartition("t", 2**31 - 1)) == GOLDEN["umlaut-key", 1]
     assert r.group_key("my-group") == GOLDEN["group-key", 2]
@@ -117,7 +117,7 @@ def test_tombstones() -> None:
 
 
 def test_older_and_newer_offset_values() -> None:
-    assert r.decode_key(b"\0\0" + OFFSET_KEY[2:]) == r.OffsetKey("grp", TopicPartition("topic", 7))
+    assert r.decode_group_key(b"\0\0" + OFFSET_KEY[2:]) == r.OffsetKey("grp", TopicPartition("topic", 7))
     body = struct.pack(">q", 42)
     assert r.decode_offset(b"\0\0" + body + b"\0\2hi" + struct.pack(">q", 9)) == r.CommittedOffset(42, -1, "hi", 9)
     assert r.decode_offset(b"\0\2" + body + b"\0\2hi" + struct.pack(">q", 9)) == r.CommittedOffset(42, -1, "hi", 9)
@@ -196,12 +196,12 @@ def test_groups_round_trip(group: r.GroupRecord) -> None:
 @given(names, names, st.integers(0, 2**31 - 1), st.integers(0, 2**62), st.integers(-1, 2**31 - 1), names)
 def test_offsets_round_trip(group: str, topic: str, partition: int, offset: int, epoch: int, metadata: str) -> None:
     key = r.offset_key(group, TopicPartition(topic, partition))
-    assert r.decode_key(key) == r.OffsetKey(group, TopicPartition(topic, partition))
+    assert r.decode_group_key(key) == r.OffsetKey(group, TopicPartition(topic, partition))
     committed = r.CommittedOffset(offset, epoch, metadata, 17)
     assert r.decode_offset(r.offset_value(committed)) == committed
 
 
-@pytest.mark.parametrize("decode", [r.decode_key, r.decode_offset, r.decode_group])
+@pytest.mark.parametrize("decode", [r.decode_group_key, r.decode_offset, r.decode_group])
 @given(raw=st.binary(max_size=80), head=st.integers(0, 5))
 def test_any_bytes_decode_or_are_refused(decode: object, raw: bytes, head: int) -> None:
     try:

@@ -1,14 +1,14 @@
-"""Whatever happens to groups: a reload of their records gives the same state, and nobody waits for ever."""
+"""Random histories of groups: a reload of their records gives the same state, and every request is answered."""
 
 from __future__ import annotations
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from brokers.groups.members import State
+from brokers.groups.members import GroupState
 from brokers.groups.records import CommittedOffset
 from brokers.groups.requests import GroupSettings, Protocol
-from tests.groups.driver import Client, Driver, commit
+from tests.support.group_driver import Client, Driver, commit
 from wire.errors import ErrorCode
 from wire.types import TopicPartition
 
@@ -87,13 +87,13 @@ def perform(driver: Driver, clients: list[Client], what: str, number: int) -> Dr
 def check(driver: Driver) -> None:
     for group in driver.shard.groups.values():
         assert (group.leader in group.members) == bool(group.members)
-        if group.state in {State.STABLE, State.COMPLETING}:
+        if group.state in {GroupState.STABLE, GroupState.COMPLETING}:
             assert group.members
             assert group.protocol is not None
             assert all(m.join_ticket is None for m in group.members.values())
-        if group.state is not State.COMPLETING:
+        if group.state is not GroupState.COMPLETING:
             assert all(m.sync_ticket is None for m in group.members.values())
-        if group.state is State.EMPTY:
+        if group.state is GroupState.EMPTY:
             assert not group.members
         statics = [m.instance_id for m in group.members.values() if m.instance_id]
         assert len(statics) == len(set(statics))

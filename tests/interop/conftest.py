@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.interop.clients import CLIENTS, Client
+from tests.support.clients import CLIENTS, Client
 
 _numbers = itertools.count()
 

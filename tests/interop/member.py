@@ -15,7 +15,7 @@ from typing import Any
 
 # A static member has to be back before its session ends, also when a busy machine starts processes slowly.
 SESSION_TIMEOUT_MS = 30_000 if len(sys.argv) > 5 else 6_000
-METADATA_AGE_MS = 2_000  # a member that joins before it has heard of the topic gets nothing until it asks again
+METADATA_AGE_MS = 2_000  # a member that joins before it knows the topic gets no partition until it asks again
 stopping = False
 
 

@@ -1,7 +1,8 @@
-"""Consumer groups of stock clients: three members join, one leaves, one dies; the next one resumes at the commits."""
+"""Consumer groups of stock clients: three members join, one leaves, one is killed; another resumes at the commits."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -10,9 +11,11 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import confluent_kafka
 import pytest
 
-from tests.interop.clients import Client, Message
+from tests.support.clients import Client, Message
+from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow]
 
@@ -21,7 +24,7 @@ WAIT_S = 60.0
 
 
 class Member:
-    """A group member's process, and what it said."""
+    """A group member's process, and its output."""
 
     def __init__(self, client: str, bootstrap: str, topic: str, group: str, instance: str | None = None) -> None:
         command = [sys.executable, "-m", "tests.interop.member", client, bootstrap, topic, group]
@@ -62,7 +65,7 @@ def start(bootstrap: str) -> Iterator[Callable[..., Member]]:
 
 
 def _settled(members: list[Member], quiet_s: float = 4.0) -> None:
-    """Wait until nobody has been assigned anything for a while: kafka-python's leader joins once more when it hears of
+    """Wait until there was no assignment for a while: kafka-python's leader joins once more when it learns of
     a fresh topic's partitions again, also without a reason."""
     deadline = time.monotonic() + WAIT_S
     seen, since = [len(member.assignments) for member in members], time.monotonic()
@@ -74,17 +77,13 @@ def _settled(members: list[Member], quiet_s: float = 4.0) -> None:
         assert time.monotonic() < deadline, [member.assignments for member in members]
 
 
-def _until(check: Callable[[], bool], what: str, members: list[Member] | None = None) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not check():
-        assert time.monotonic() < deadline, f"{what}; assignments: {[m.assignments for m in members or []]}"
-        time.sleep(0.1)
+def _share(members: list[Member], what: str) -> None:
+    """Wait until each partition belongs to exactly one of the members, and all of them have some."""
+    eventually(lambda: [member.assignment for member in members], what, good=_covered)
 
 
-def _covered(members: list[Member]) -> bool:
-    """Every partition belongs to exactly one member, and nobody is idle."""
-    parts = [p for m in members for p in m.assignment]
-    return sorted(parts) == list(range(PARTITIONS)) and all(m.assignment for m in members)
+def _covered(assignments: list[list[int]]) -> bool:
+    return sorted(itertools.chain(*assignments)) == list(range(PARTITIONS)) and all(assignments)
 
 
 def _write(client: Client, bootstrap: str, topic: str, tag: str) -> set[str]:
@@ -102,21 +101,21 @@ def test_three_members_join_leave_and_die(
     client.create_topic(bootstrap, topic, PARTITIONS)
     expected = _write(client, bootstrap, topic, "one")
     members = [start(client, topic, group) for _ in range(3)]
-    _until(lambda: _covered(members), "three members share the partitions", members)
+    _share(members, "three members share the partitions")
     expected |= _write(client, bootstrap, topic, "two")
 
     def read() -> set[str]:
         return {value for member in members for _, _, value in member.records}
 
-    _until(lambda: read() == expected, "all records are read by three members")
+    eventually(read, "all records are read by three members", good=lambda values: values == expected)
     members[0].process.terminate()
-    _until(lambda: _covered(members[1:]), "two members take over from the one that left")
+    _share(members[1:], "two members take over from the one that left")
     expected |= _write(client, bootstrap, topic, "three")
-    _until(lambda: read() == expected, "all records are read by two members")
+    eventually(read, "all records are read by two members", good=lambda values: values == expected)
     members[1].process.kill()
-    _until(lambda: _covered(members[2:]), "one member takes over from the one that died")
+    _share(members[2:], "one member takes over from the one that died")
     expected |= _write(client, bootstrap, topic, "four")
-    _until(lambda: read() == expected, "all records are read by the last member")
+    eventually(read, "all records are read by the last member", good=lambda values: values == expected)
     seen = [record for member in members for record in member.records]
     # A record may be read twice only around a rebalance, between its read and its commit.
     assert len(seen) - len(set(seen)) <= PARTITIONS * 4
@@ -129,12 +128,20 @@ def test_a_restarted_group_resumes_from_its_commits(
     client.create_topic(bootstrap, topic, PARTITIONS)
     first = _write(client, bootstrap, topic, "one")
     member = start(client, topic, group)
-    _until(lambda: {value for _, _, value in member.records} == first, "the first run reads all")
+    eventually(
+        lambda: {value for _, _, value in member.records},
+        "the first run reads all",
+        good=lambda values: values == first,
+    )
     member.process.terminate()
     member.process.wait(WAIT_S)
     second = _write(client, bootstrap, topic, "two")
     again = start(client, topic, group)
-    _until(lambda: {value for _, _, value in again.records} >= second, "the second run reads what is new")
+    eventually(
+        lambda: {value for _, _, value in again.records},
+        "the second run reads what is new",
+        good=lambda values: values >= second,
+    )
     assert {value for _, _, value in again.records} == second
     assert [client.committed(bootstrap, group, topic, p) for p in range(PARTITIONS)] == [20] * PARTITIONS
 
@@ -145,12 +152,41 @@ def test_a_static_member_comes_back_without_a_rebalance(
     topic, group = fresh("static"), fresh("group")
     client.create_topic(bootstrap, topic, PARTITIONS)
     members = [start(client, topic, group, f"instance-{n}") for n in range(2)]
-    _until(lambda: _covered(members), "two static members share the partitions")
+    _share(members, "two static members share the partitions")
     _settled(members)
     rounds = len(members[0].assignments)
     before = members[1].assignment
     members[1].process.kill()
     members[1].process.wait()
     back = start(client, topic, group, "instance-1")
-    _until(lambda: back.assignment == before, "the restarted static member gets its old partitions")
+    eventually(
+        lambda: back.assignments,
+        "the restarted static member gets its old partitions",
+        good=lambda rounds: rounds[-1:] == [before],
+    )
     assert len(members[0].assignments) == rounds, "the other member was rebalanced"
+
+
+def test_consumers_of_the_new_protocol_fail_at_once(bootstrap: str, fresh: Callable[[str], str]) -> None:
+    """librdkafka would wait for ever, without an error, for a broker that knows the heartbeat."""
+    consumer = confluent_kafka.Consumer(
+        {"bootstrap.servers": bootstrap, "group.id": fresh("g"), "group.protocol": "consumer"}
+    )
+    try:
+        consumer.subscribe([fresh("t")])
+        found = consumer.poll(60)
+        assert found is not None, "the consumer waits without a word"
+        assert "not supported" in found.error().str()
+        assert found.error().code() == confluent_kafka.KafkaError._FATAL
+    finally:
+        consumer.close()
+
+
+def test_share_consumers_fail_at_once(bootstrap: str, fresh: Callable[[str], str]) -> None:
+    consumer = confluent_kafka.ShareConsumer({"bootstrap.servers": bootstrap, "group.id": fresh("g")})
+    try:
+        consumer.subscribe([fresh("t")])
+        with pytest.raises(confluent_kafka.KafkaException, match="not supported"):
+            consumer.poll(60)
+    finally:
+        consumer.close()

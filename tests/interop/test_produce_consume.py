@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable
 
+import confluent_kafka
 import pytest
 
-from tests.interop.clients import CLIENTS, Client, Message
+from tests.support.clients import CLIENTS, Client, Confluent, Message
 
 pytestmark = pytest.mark.interop
 
@@ -109,3 +111,25 @@ def test_a_record_over_the_limit_is_refused(client: Client, bootstrap: str, fres
         client.produce(bootstrap, topic, [Message(random.Random(2).randbytes(5000), partition=0)])
     client.produce(bootstrap, topic, [Message(b"fits", partition=0)])
     assert [m.value for m in client.consume(bootstrap, topic, 1)] == [b"fits"]
+
+
+def test_every_bad_record_of_a_batch_is_reported(bootstrap: str, fresh: Callable[[str], str]) -> None:
+    """librdkafka reports the records that the answer does not name as good ones beside bad ones."""
+    topic = fresh("bad")
+    Confluent().create_topic(bootstrap, topic, 1, message_timestamp_after_max_ms="1000")
+    producer = confluent_kafka.Producer({"bootstrap.servers": bootstrap, "linger.ms": 500, "retries": 0})
+    found: dict[bytes, int] = {}
+    now = int(time.time() * 1000)
+    for number in range(250):
+        ahead = 0 if number % 10 > 6 else 3_600_000
+        producer.produce(
+            topic,
+            b"%d" % number,
+            partition=0,
+            timestamp=now + ahead,
+            on_delivery=lambda error, message: found.__setitem__(message.value(), error.code() if error else 0),
+        )
+    assert producer.flush(30) == 0
+    assert len(found) == 250
+    wrong = {int(value) for value, code in found.items() if code == confluent_kafka.KafkaError.INVALID_RECORD}
+    assert wrong == {number for number in range(250) if number % 10 <= 6}, "which of them to correct"

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
-from tests.fleet import Fleet
-from tests.interop.clients import READ_COMMITTED, Client, Confluent, Message
+from tests.support.clients import READ_COMMITTED, Client, Confluent, Message
+from tests.support.fleet import Fleet
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow]
 
@@ -16,7 +19,7 @@ PARTITIONS = 6
 
 
 class Writer(threading.Thread):
-    """Produces numbered records until told to stop; remembers which were acknowledged, per partition and in order."""
+    """Produces numbered records until it is stopped; records which were acknowledged, per partition and in order."""
 
     def __init__(self, bootstrap: str, topic: str) -> None:
         super().__init__(daemon=True)
@@ -101,3 +104,108 @@ def test_transactions_and_groups_survive_the_coordinators_restart(own_fleet: Fle
     for partition in range(PARTITIONS):
         found = client.consume(fleet.bootstrap, "txn", 3, partition=partition, isolation=READ_COMMITTED)
         assert [m.value for m in found] == [b"0", b"1", b"2"]
+
+
+class DeafEar:
+    """A way to a broker on which answers get lost while ``lost`` is set."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self.lost = threading.Event()
+        self.lost_bytes = 0
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._listener.accept()
+            except OSError:
+                return
+            try:
+                far = socket.create_connection(("127.0.0.1", self._port))
+            except OSError:
+                near.close()
+                continue
+            threading.Thread(target=self._carry, args=(near, far, False), daemon=True).start()
+            threading.Thread(target=self._carry, args=(far, near, True), daemon=True).start()
+
+    def _carry(self, source: socket.socket, target: socket.socket, answers: bool) -> None:
+        try:
+            while data := source.recv(65_536):
+                if answers and self.lost.is_set():
+                    self.lost_bytes += len(data)
+                else:
+                    target.sendall(data)
+        except OSError:
+            pass
+        for end in (source, target):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+
+def _batches(data: bytes) -> int:
+    """How many batches there are before the zeros of the room ahead."""
+    position = count = 0
+    while data[position + 16 : position + 17] == b"\x02":
+        position += 12 + int.from_bytes(data[position + 8 : position + 12], "big")
+        count += 1
+    return count
+
+
+@pytest.mark.parametrize("how", ["kill", "stop"])
+def test_five_requests_in_flight_whose_answers_are_lost_survive_a_restart(tmp_path: Path, how: str) -> None:
+    """A batch is a request here. The broker has all of them; the client must get its answers from the next process."""
+    from confluent_kafka import Producer
+
+    fleet = Fleet(tmp_path, brokers=1)
+    broker = fleet.brokers[0]
+    ear = DeafEar(broker.port)
+    advertised = f"advertised.listeners=PLAINTEXT://127.0.0.1:{ear.port}"
+    answers: list[tuple[str, str, int]] = []
+    try:
+        broker.start(advertised)
+        broker.wait_ready()
+        bootstrap = f"127.0.0.1:{ear.port}"
+        client: Client = Confluent()
+        client.create_topic(bootstrap, "five")
+        producer = Producer(
+            {
+                "bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 0, "batch.num.messages": 1,
+                "reconnect.backoff.max.ms": 500,
+            }
+        )  # fmt: skip
+
+        def report(error: object, message: object) -> None:
+            answers.append((message.value().decode(), str(error or ""), message.offset()))  # type: ignore[attr-defined]
+
+        producer.produce("five", b"0", partition=0, on_delivery=report)
+        assert producer.flush(60) == 0
+        log = broker.directory / "data" / "five-0" / f"{0:020d}.log"
+        ear.lost.set()
+        for number in range(1, 6):
+            producer.produce("five", b"%d" % number, partition=0, on_delivery=report)
+            deadline = time.monotonic() + 60
+            while _batches(log.read_bytes()) <= number:
+                assert time.monotonic() < deadline, f"batch {number} is not in the log"
+                producer.poll(0.01)
+        assert len(answers) == 1
+        assert ear.lost_bytes
+        if how == "kill":
+            broker.kill()
+        else:
+            assert broker.stop() == 0, broker.output()
+        ear.lost.clear()
+        broker.start(advertised)
+        broker.wait_ready()
+        assert producer.flush(60) == 0
+        assert answers == [(str(number), "", number) for number in range(6)]
+        found = client.consume(bootstrap, "five", 7, timeout_s=8)
+        assert [message.value for message in found] == [b"%d" % number for number in range(6)]
+    finally:
+        ear.close()
+        fleet.close()

@@ -1,4 +1,4 @@
-"""Transactions through stock clients: committed, aborted, fenced, with offsets, and what each isolation level sees."""
+"""Transactions of stock clients: committed, aborted, fenced, with offsets, and the reads of each isolation level."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.interop.clients import CLIENTS, READ_COMMITTED, READ_UNCOMMITTED, Client, Fenced, Message
+from tests.support.clients import CLIENTS, READ_COMMITTED, READ_UNCOMMITTED, Client, Fenced, Message
 
 pytestmark = pytest.mark.interop
 

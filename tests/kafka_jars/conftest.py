@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fleet import Fleet
+from tests.support.fleet import Fleet
 
 GOAL = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:build-classpath"
 

@@ -9,7 +9,6 @@ import random
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import time
 import uuid
@@ -19,21 +18,16 @@ import pytest
 
 from brokers.config import BrokerConfig
 from brokers.log import LogStore, Origin, RealDisk
-from brokers.log.checkpoints import encode_topic_id
-from tests.log.support import NOW, FixedClock, append, append_txn, batch, config, end_txn, open_log, produced, records
+from tests.kafka_jars.kafka import Kafka, java
+from tests.support.clocks import ManualClock
+from tests.support.logs import NOW, append, append_txn, batch, config, end_txn, open_log, produced, records
+from tests.support.waiting import eventually
 from wire.types import TopicPartition
 
 pytestmark = [pytest.mark.slow, pytest.mark.kafka_jars]
 
 TP = TopicPartition("events", 0)
 DAMAGE = re.compile(r"mismatch|corrupt|isvalid: false|exception|not found|out of order", re.IGNORECASE)
-
-
-def _java(classpath: str, name: str, *args: str) -> str:
-    command = ["java", "-Xmx256m", "-cp", classpath, name, *args]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    return done.stdout
 
 
 def _write_everything(log) -> None:
@@ -54,7 +48,7 @@ def _write_everything(log) -> None:
 
 def _store(path: Path) -> LogStore:
     settings = BrokerConfig(broker_id=1, zookeeper_connect="z:1", log_dirs=(str(path),))
-    store = LogStore(settings, RealDisk(), FixedClock(), cluster_id="c")
+    store = LogStore(settings, RealDisk(), ManualClock(), cluster_id="c")
     store.load()
     return store
 
@@ -72,7 +66,7 @@ def _dump(classpath: str, folder: Path) -> str:
         for file in sorted(folder.iterdir())
         if file.suffix in (".log", ".index", ".timeindex", ".txnindex", ".snapshot")
     ]
-    return _java(classpath, "kafka.tools.DumpLogSegments", "--deep-iteration", "--files", ",".join(names))
+    return java(classpath, "kafka.tools.DumpLogSegments", "--deep-iteration", "--files", ",".join(names))
 
 
 def test_kafkas_dump_tool_reads_our_files(tmp_path, classpath):
@@ -132,65 +126,6 @@ def test_kafkas_dump_tool_reads_a_compacted_log(tmp_path, classpath):
     assert "deleteHorizonMs: OptionalLong[" in text
 
 
-class Kafka:
-    """One Kafka 4.1.1 process, broker and controller in one."""
-
-    def __init__(self, classpath: str, home: Path) -> None:
-        self.classpath = classpath
-        self.home = home
-        self.data = home / "data"
-        ports = []
-        for _ in range(2):
-            with socket.socket() as probe:
-                probe.bind(("127.0.0.1", 0))
-                ports.append(probe.getsockname()[1])
-        self.bootstrap = f"127.0.0.1:{ports[0]}"
-        self.properties = home / "server.properties"
-        settings = {
-            "process.roles": "broker,controller",
-            "node.id": 1,
-            "controller.quorum.voters": f"1@127.0.0.1:{ports[1]}",
-            "listeners": f"PLAINTEXT://{self.bootstrap},CONTROLLER://127.0.0.1:{ports[1]}",
-            "controller.listener.names": "CONTROLLER",
-            "log.dirs": self.data,
-            "offsets.topic.replication.factor": 1,
-            "offsets.topic.num.partitions": 1,
-            "transaction.state.log.replication.factor": 1,
-            "transaction.state.log.num.partitions": 1,
-            "transaction.state.log.min.isr": 1,
-            "log.segment.bytes": 1048576,
-            "log.retention.ms": -1,
-        }
-        self.properties.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
-        self.process: subprocess.Popen[bytes] | None = None
-
-    def format(self) -> None:
-        cluster = encode_topic_id(uuid.uuid4())
-        _java(self.classpath, "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(self.properties))
-
-    def start(self):
-        command = ["java", "-Xmx384m", "-cp", self.classpath, "kafka.Kafka", str(self.properties)]
-        log = (self.home / "kafka.out").open("ab")
-        self.process = subprocess.Popen(command, stdout=log, stderr=log)
-        from confluent_kafka.admin import AdminClient
-
-        admin = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
-        for _ in range(90):
-            try:
-                admin.list_topics(timeout=2)
-                return admin
-            except Exception:
-                assert self.process.poll() is None, (self.home / "kafka.out").read_text()[-3000:]
-                time.sleep(0.5)
-        raise AssertionError("Kafka does not answer")
-
-    def stop(self, sig: int = signal.SIGTERM) -> None:
-        if self.process is not None:
-            self.process.send_signal(sig)
-            self.process.wait(60)
-            self.process = None
-
-
 @pytest.fixture
 def kafka(tmp_path, classpath):
     home = tmp_path / "kafka"
@@ -230,7 +165,7 @@ def _consume(bootstrap: str, count: int, isolation: str) -> list[tuple[int, byte
 
 
 def _committed(log) -> list[tuple[int, bytes, bytes]]:
-    aborted = {(entry.producer_id, entry.first_offset): entry.last_offset for entry in log.aborted_entries()}
+    aborted = {(entry.producer_id, entry.first_offset): entry.last_offset for entry in log.reader.aborted_entries()}
     spans = sorted((first, last) for (_, first), last in aborted.items())
     return [
         (r.offset, r.key, r.value)
@@ -244,10 +179,9 @@ def test_kafka_serves_our_directory(tmp_path, kafka, clean):
     """Our files in the place of Kafka's: it loads them (or recovers them) and its clients read what we wrote."""
     admin = kafka.start()
     _create_topic(admin, "events")
-    for _ in range(100):  # Kafka answers before it has written the topic's id
-        if (kafka.data / "events-0" / "partition.metadata").exists():
-            break
-        time.sleep(0.1)
+    eventually(
+        (kafka.data / "events-0" / "partition.metadata").exists, "the topic's id, which is written late, is there"
+    )
     kafka.stop(signal.SIGTERM if clean else signal.SIGKILL)
     store, log = _ours(tmp_path / "ours")
     _write_everything(log)
@@ -310,13 +244,13 @@ def test_we_open_kafkas_directory(kafka, clean):
     assert [r.value for r in records(log)] == sent
     assert {file.name: file.read_bytes() for file in folder.iterdir() if file.suffix == ".log"} == before
     assert log.last_stable_offset == log.log_end_offset == log.high_watermark
-    assert len(log.aborted_entries()) == 2
-    spans = [(entry.first_offset, entry.last_offset) for entry in log.aborted_entries()]
+    assert len(log.reader.aborted_entries()) == 2
+    spans = [(entry.first_offset, entry.last_offset) for entry in log.reader.aborted_entries()]
     assert {r.value for r in records(log) if any(a <= r.offset <= b for a, b in spans)} == aborted
     assert log.epochs.entries[0] == (0, 0)
     assert sum(entry.last_sequence >= 399 for entry in log.producers.active()) == 5
     for offset in range(0, log.log_end_offset, 97):
-        result = log.read(offset, 1, end_offset=log.log_end_offset)
+        result = log.reader.read(offset, 1, end_offset=log.log_end_offset)
         assert result.slices
         result.release()
     assert append(log, batch(1), epoch=5).error == 0

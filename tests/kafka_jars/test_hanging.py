@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from tests.interop.clients import Confluent, Message
 from tests.kafka_jars.conftest import Tools
+from tests.support.clients import Confluent, Message
+from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.kafka_jars, pytest.mark.interop]
 
@@ -38,10 +37,9 @@ def test_a_hanging_transaction_is_aborted_by_kafkas_tool(tools: Tools) -> None:
     found = tools(COMMAND, "find-hanging", "--topic", topic, "--partition", "0", "--max-transaction-timeout", "0")
     assert topic not in found, "its coordinator knows of it: open, but not hanging"
     tools(COMMAND, "abort", "--topic", topic, "--partition", "0", "--start-offset", open_one[-1])
-    deadline = time.monotonic() + 30
-    while stable(tools.bootstrap, topic) < 4:  # three records and the marker
-        assert time.monotonic() < deadline, tools(COMMAND, "describe-producers", "--topic", topic, "--partition", "0")
-        time.sleep(0.2)
+    eventually(  # three records and the marker
+        lambda: stable(tools.bootstrap, topic), "no transaction is open", good=lambda offset: offset >= 4, pause_s=0.2
+    )
     values = [message.value for message in client.consume(tools.bootstrap, topic, 2, isolation="read_committed")]
     assert values == [b"before", b"behind"]
     producer.abort()

@@ -1,4 +1,4 @@
-"""Kafka's own tools for replicas: what is in sync, who leads, moves with a throttle, log directories."""
+"""Kafka's own tools for replicas: what is in sync, leaders, moves with a throttle, log directories."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from tests.fleet import Fleet
-from tests.interop.clients import Confluent, Message
 from tests.kafka_jars.conftest import Tools
+from tests.support.clients import Confluent, Message
+from tests.support.fleet import Fleet
+from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.kafka_jars, pytest.mark.interop]
 
@@ -31,14 +32,6 @@ _numbers = itertools.count()
 @pytest.fixture
 def topic() -> str:
     return f"replicated-{next(_numbers)}"
-
-
-def eventually(look: Callable[[], Any], good: Callable[[Any], bool], what: str) -> Any:
-    """Look until it is good; Kafka's tools take a second each."""
-    deadline = time.monotonic() + LIMIT_S
-    while not good(found := look()):
-        assert time.monotonic() < deadline, f"{what}: {found}"
-    return found
 
 
 def partitions(tools: Tools, topic: str) -> dict[int, dict[str, str]]:
@@ -74,7 +67,7 @@ def test_a_dead_broker_shows_and_leaders_come_back(classpath: str, own_fleet: Fl
         TOPICS, "--create", "--topic", topic, "--partitions", "3", "--replication-factor", "3",
         "--config", "min.insync.replicas=2",
     )  # fmt: skip
-    eventually(in_sync(tools, topic, 3), bool, "all replicas in sync")
+    eventually(in_sync(tools, topic, 3), "all replicas are in sync", LIMIT_S)
     preferred = {index: row["Replicas"].split(",")[0] for index, row in partitions(tools, topic).items()}
     broker = own_fleet.brokers[2]
     broker.kill()
@@ -82,7 +75,9 @@ def test_a_dead_broker_shows_and_leaders_come_back(classpath: str, own_fleet: Fl
     def under_replicated() -> str:
         return tools(TOPICS, "--describe", "--topic", topic, "--under-replicated-partitions")
 
-    found = eventually(under_replicated, lambda text: text.count("Leader:") == 3, "under-replicated partitions")
+    found = eventually(
+        under_replicated, "three partitions are under-replicated", LIMIT_S, good=lambda text: text.count("Leader:") == 3
+    )
     assert "Leader: 3" not in found
     assert "Isr: " in found
     for flag in ("--unavailable-partitions", "--under-min-isr-partitions"):
@@ -91,13 +86,14 @@ def test_a_dead_broker_shows_and_leaders_come_back(classpath: str, own_fleet: Fl
     fill(tools, topic, 30, 3)
     broker.start()
     broker.wait_ready()
-    eventually(under_replicated, lambda text: "Leader:" not in text, "all in sync again")
+    eventually(under_replicated, "all are in sync again", LIMIT_S, good=lambda text: "Leader:" not in text)
     lost = [index for index, leader in preferred.items() if leader == "3"]
     assert lost, "broker 3 was to lead something"
     tools(ELECT, "--election-type", "PREFERRED", "--topic", topic, "--partition", str(lost[0]))
     eventually(
-        lambda: partitions(tools, topic)[lost[0]]["Leader"], lambda leader: leader == "3", "the preferred leader"
-    )
+        lambda: partitions(tools, topic)[lost[0]]["Leader"], "the preferred replica leads", LIMIT_S,
+        good=lambda leader: leader == "3",
+    )  # fmt: skip
     out = tools(ELECT, "--election-type", "preferred", "--all-topic-partitions")
     assert "Error" not in out
     assert {index: row["Leader"] for index, row in partitions(tools, topic).items()} == preferred
@@ -135,9 +131,9 @@ def test_partitions_are_reassigned_with_a_throttle(tools: Tools, topic: str, tmp
     def verify() -> str:
         return tools(REASSIGN, "--verify", "--reassignment-json-file", plan)
 
-    out = eventually(verify, lambda text: text.count("is completed") == 2, "both moves completed")
+    out = eventually(verify, "both moves are completed", LIMIT_S, good=lambda text: text.count("is completed") == 2)
     assert "Clearing broker-level throttles" in out
-    eventually(lambda: throttles(tools, topic), lambda text: not text, "no throttle is left")
+    eventually(lambda: throttles(tools, topic), "no throttle is left", LIMIT_S, good=lambda text: not text)
     found = partitions(tools, topic)
     assert [found[index]["Replicas"] for index in (0, 1)] == ["3,2", "1,3"]
     assert [set(found[index]["Isr"].split(",")) for index in (0, 1)] == [{"3", "2"}, {"1", "3"}]
@@ -156,7 +152,7 @@ def test_a_reassignment_is_cancelled(tools: Tools, topic: str, tmp_path: Path) -
     assert "still in progress" in tools(REASSIGN, "--verify", "--reassignment-json-file", plan)
     out = tools(REASSIGN, "--cancel", "--reassignment-json-file", plan)
     assert "Successfully cancelled partition reassignments" in out
-    eventually(lambda: throttles(tools, topic), lambda text: not text, "no throttle is left")
+    eventually(lambda: throttles(tools, topic), "no throttle is left", LIMIT_S, good=lambda text: not text)
     assert "No partition reassignments found." in tools(REASSIGN, "--list")
     found = partitions(tools, topic)
     assert [found[index]["Replicas"] for index in (0, 1)] == ["1", "2"]
@@ -172,10 +168,12 @@ def test_the_replication_factor_changes(tools: Tools, topic: str, tmp_path: Path
     )
     assert "replication factor" in refused.lower()
     tools(REASSIGN, "--execute", "--reassignment-json-file", plan)
-    eventually(in_sync(tools, topic, 3), bool, "three replicas in sync")
+    eventually(in_sync(tools, topic, 3), "three replicas are in sync", LIMIT_S)
     assert partitions(tools, topic)[0]["Replicas"] == "2,3,1"
     tools(REASSIGN, "--execute", "--reassignment-json-file", assignment(tmp_path / "less.json", topic, {0: [3]}))
-    eventually(lambda: partitions(tools, topic)[0]["Replicas"], lambda text: text == "3", "one replica")
+    eventually(
+        lambda: partitions(tools, topic)[0]["Replicas"], "one replica is left", LIMIT_S, good=lambda text: text == "3"
+    )
     assert read(tools, topic, 10, 1)
 
 
@@ -204,7 +202,7 @@ def test_log_directories(tools: Tools, topic: str) -> None:
     def copied(found: dict[int, dict[str, Any]]) -> bool:
         return found[1][f"{topic}-0"]["size"] == found[2][f"{topic}-0"]["size"]
 
-    found = eventually(described, copied, "the follower has it all")
+    found = eventually(described, "the follower has it all", LIMIT_S, good=copied)
     assert found[1][f"{topic}-0"]["size"] > 200_000
     assert found[1][f"{topic}-0"] == {**found[1][f"{topic}-0"], "offsetLag": 0, "isFuture": False}
     assert found[3] == {}
@@ -223,7 +221,7 @@ def test_replica_verification_sees_equal_logs(tools: Tools, topic: str) -> None:
         deadline = time.monotonic() + LIMIT_S
         for line in process.stdout:
             seen += line
-            # once it has read to the end of both partitions, nobody lags behind anybody
+            # once it has read to the end of both partitions, no replica lags behind
             if re.search(r"max lag is 0 for partition \S+ at offset (?!0 )\d+ among 2 partitions", line):
                 break
             assert time.monotonic() < deadline, seen[-3000:]

@@ -10,54 +10,56 @@ from typing import Any
 
 import pytest
 
-from perf.targets.base import HOST, Broker, free_ports
-from perf.targets.kafka import Kafka
 from spark_udfs import Fence, read_fence, write_stream
+from tests.kafka_jars.kafka import Kafka
 from tests.spark.conftest import Cluster, run_to_end, spark  # noqa: F401  (a fixture)
+from tests.support.ports import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.kafka_jars, pytest.mark.spark, pytest.mark.timeout(600)]
 
+HOST = "127.0.0.1"
 JAAS = 'org.apache.kafka.common.security.plain.PlainLoginModule required username="spark" password="{}";'
 
 
 class Secured(Kafka):
-    """One broker with a second listener, which asks for a name and speaks TLS."""
+    """With a second listener, which asks for a name and speaks TLS."""
 
-    def __init__(self, directory: Path, classpath: str) -> None:
-        super().__init__(1, directory)
-        self._classpath = classpath
-        (self.secure_port,) = free_ports(1)
-        self.certificate = directory / "certificate.pem"
-        key = directory / "key.pem"
+    def __init__(self, classpath: str, home: Path) -> None:
+        self.secure_port = free_port()
+        self.certificate = home / "certificate.pem"
+        key, store = home / "key.pem", home / "server.pem"
         subprocess.run(
             ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", f"/CN={HOST}",
              "-addext", f"subjectAltName=IP:{HOST}", "-keyout", str(key), "-out", str(self.certificate)],
             check=True, capture_output=True, timeout=60,
         )  # fmt: skip
-        store = directory / "server.pem"
         store.write_text(key.read_text() + self.certificate.read_text())
-        self._store = store
-
-    def _write_config(self, broker: Broker) -> None:
-        plain, control = f"PLAINTEXT://{HOST}:{broker.address.port}", self._controllers[0]
-        secure = f"SASL_SSL://{HOST}:{self.secure_port}"
-        self._settings = {
-            "listeners": f"{plain},{secure},CONTROLLER://{HOST}:{control}",
-            "advertised.listeners": f"{plain},{secure}",
-            "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,SASL_SSL:SASL_SSL",
-            "ssl.keystore.type": "PEM",
-            "ssl.keystore.location": self._store,
-            "sasl.enabled.mechanisms": "PLAIN",
-            "listener.name.sasl_ssl.plain.sasl.jaas.config": JAAS.format("secret")[:-1] + ' user_spark="secret";',
-        }
-        super()._write_config(broker)
+        super().__init__(
+            classpath,
+            home,
+            listener=f"SASL_SSL://{HOST}:{self.secure_port}",
+            properties={
+                "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,SASL_SSL:SASL_SSL",
+                "inter.broker.listener.name": "PLAINTEXT",
+                "ssl.keystore.type": "PEM",
+                "ssl.keystore.location": store,
+                "sasl.enabled.mechanisms": "PLAIN",
+                "listener.name.sasl_ssl.plain.sasl.jaas.config": JAAS.format("secret")[:-1] + ' user_spark="secret";',
+                "group.initial.rebalance.delay.ms": 0,
+                "auto.create.topics.enable": "false",
+            },
+        )
 
 
 @pytest.fixture
-def secured(tmp_path: Path, classpath: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Secured]:
-    monkeypatch.setenv("FLEETLOG_KAFKA_JARS", classpath)
-    with Secured(tmp_path, classpath).running() as kafka:
+def secured(tmp_path: Path, classpath: str) -> Iterator[Secured]:
+    kafka = Secured(classpath, tmp_path)
+    kafka.format()
+    try:
+        kafka.start()
         yield kafka
+    finally:
+        kafka.stop()
 
 
 def options(kafka: Secured, password: str = "secret") -> dict[str, str]:

@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from tests.interop.clients import Confluent, Message
 from tests.kafka_jars.conftest import Tools
+from tests.support.clients import Confluent, Message
 
 pytestmark = [pytest.mark.slow, pytest.mark.kafka_jars, pytest.mark.interop]
 

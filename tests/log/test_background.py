@@ -5,10 +5,10 @@ import threading
 
 import pytest
 
+from _native.files import FileSlice
 from brokers.log import DiskFailed, RealDisk
 from brokers.log.background import LARGE
-from brokers.log.files import FileSlice
-from tests.log.support import until
+from tests.support.waiting import eventually
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def closers(monkeypatch):
 
 
 def _closer(closers, inode):
-    until(lambda: inode in closers)
+    eventually(lambda: inode in closers, "the file waits for its closing")
     return closers[inode]
 
 
@@ -47,7 +47,7 @@ def test_a_large_file_is_freed_on_the_thread(tmp_path, closers, opened):
         file.close()
     file.remove()
     assert not (tmp_path / "a").exists()
-    assert disk.open_files == 0
+    assert len(disk._opened) == 0
     assert _closer(closers, inode) == "log removal"
 
 
@@ -64,7 +64,7 @@ def test_a_pinned_file_is_freed_by_its_last_reader(tmp_path, closers, later):
     file, inode = _file(disk, tmp_path / "a", LARGE)
     held = FileSlice(file, 0, 4)
     file.remove(later=later)
-    until(lambda: not (tmp_path / "a").exists())
+    eventually(lambda: not (tmp_path / "a").exists(), "the directory is gone")
     assert held.read() == b"here"
     assert inode not in closers
     held.release()
@@ -82,7 +82,7 @@ def test_removing_later_needs_no_name_left(tmp_path, caplog):
     disk.remove("/proc/self/stat", later=True)
     disk.remove_tree(str(directory), later=True)
     file.remove(later=True)
-    until(lambda: not os.listdir(tmp_path))
+    eventually(lambda: not os.listdir(tmp_path), "everything is gone")
     assert [record.getMessage() for record in caplog.records] == [
         "/proc/self/stat is left behind: [Errno 1] Operation not permitted: '/proc/self/stat'"
     ]
@@ -93,7 +93,7 @@ def test_the_thread_outlives_an_error(tmp_path, caplog):
     file, _ = _file(disk, tmp_path / "a", 10)
     disk.removals.close(1 << 20)  # no descriptor
     file.remove(later=True)
-    until(lambda: not os.listdir(tmp_path))
+    eventually(lambda: not os.listdir(tmp_path), "everything is gone")
     assert "Bad file descriptor" in caplog.text
 
 
@@ -107,7 +107,7 @@ def test_two_who_remove_a_directory_do_not_disturb_each_other(tmp_path, monkeypa
 
     def slower(path, **options):
         unlink(path, **options)
-        unlink(path, **options)  # somebody else was faster
+        unlink(path, **options)  # another thread was faster
 
     monkeypatch.setattr(os, "unlink", slower)
     disk.remove_tree(str(directory))

@@ -10,9 +10,9 @@ import pytest
 from _native.batch import Record, encode_batch
 from brokers.log import DiskFailed, LogOffline, OffsetOutOfRange, Origin, RealDisk
 from brokers.log.cleaner import Cleaner, delete_old_segments
-from brokers.model import GROUP_METADATA_TOPIC
-from tests.log.faulty import Fault, FaultyDisk
-from tests.log.support import (
+from tests.log.compacted import COMPACT, TP, internal_log, last_values, put
+from tests.support.faulty import Fault, FaultyDisk
+from tests.support.logs import (
     NOW,
     append,
     append_txn,
@@ -24,14 +24,12 @@ from tests.log.support import (
     open_log,
     produced,
     records,
-    until,
 )
+from tests.support.waiting import eventually
 from wire.errors import ErrorCode
 from wire.types import TopicPartition
 
 SIZE = len(batch(1))
-TP = TopicPartition(GROUP_METADATA_TOPIC, 0)
-COMPACT = {"cleanup_policy": ("compact",), "index_interval_bytes": 64}
 
 
 def _filled(path, count=10, per_segment=2, step_ms=1000, **changes):
@@ -48,7 +46,7 @@ def test_by_size(tmp_path):
     assert log.size_bytes == 6 * SIZE
     assert [r.offset for r in records(log)] == [4, 5, 6, 7, 8, 9]
     with pytest.raises(OffsetOutOfRange):
-        log.read(3, 100, end_offset=10)
+        log.reader.read(3, 100, end_offset=10)
 
 
 def test_by_time(tmp_path):
@@ -84,13 +82,13 @@ def test_endless_retention_and_compacted_topics_keep_all(tmp_path):
 
 def test_delete_records(tmp_path):
     log = _filled(tmp_path, retention_ms=-1)
-    assert log.delete_records_before(5) == 5
+    assert log.truncation.delete_records_before(5) == 5
     assert [r.offset for r in records(log)] == [5, 6, 7, 8, 9]
     assert delete_old_segments(log, NOW) == 2
-    assert log.delete_records_before(3) == 5
-    assert log.delete_records_before(-1) == 10
+    assert log.truncation.delete_records_before(3) == 5
+    assert log.truncation.delete_records_before(-1) == 10
     with pytest.raises(OffsetOutOfRange):
-        log.delete_records_before(11)
+        log.truncation.delete_records_before(11)
     assert delete_old_segments(log, NOW) == 2  # the active one stays
     assert append(log, batch(1)).first_offset == 10
     assert [r.offset for r in records(log)] == [10]
@@ -98,35 +96,19 @@ def test_delete_records(tmp_path):
 
 def test_deleted_files_go_later_and_readers_go_on(tmp_path):
     log = _filled(tmp_path, retention_bytes=0, retention_ms=-1, file_delete_delay_ms=60_000)
-    result = log.read(0, 10, end_offset=10)
+    result = log.reader.read(0, 10, end_offset=10)
     data = result.slices[0].read()
     delete_old_segments(log, NOW)
     assert len(list((tmp_path / "e-0").glob("*.log.deleted"))) == 5
-    log.sweep(NOW + 59_999)
+    log.truncation.sweep(NOW + 59_999)
     assert result.slices[0].read() == data
-    log.sweep(NOW + 60_000)
-    until(lambda: not list((tmp_path / "e-0").glob("*.deleted")))
+    log.truncation.sweep(NOW + 60_000)
+    eventually(lambda: not list((tmp_path / "e-0").glob("*.deleted")), "the deleted files are gone")
     assert result.slices[0].read() == data
     result.release()
 
 
 # ---- compaction
-
-
-def _internal(path, disk=None, segment_bytes=600, **changes):
-    settings = {**COMPACT, "segment_bytes": segment_bytes, **changes}
-    return open_log(path / "c-0", disk, TP, config=config(**settings))
-
-
-def _put(log, *pairs, codec=0, **fields):
-    from tests.log.support import compression
-
-    rows = [Record(-1, NOW, key.encode(), None if value is None else value.encode(), ()) for key, value in pairs]
-    compress = (lambda payload: compression.compress(codec, payload)) if codec else None
-    data = encode_batch(rows, attributes=codec | fields.pop("attributes", 0), compress=compress, **fields)
-    info = append(log, data, origin=Origin.COORDINATOR)
-    assert info.error == ErrorCode.NONE
-    return info
 
 
 def _clean(log, disk=None, now_ms=NOW, cleaner=None):
@@ -138,27 +120,17 @@ def _clean(log, disk=None, now_ms=NOW, cleaner=None):
     return cleaner
 
 
-def _table(log):
-    table = {}
-    for record in records(log):
-        if record.value is None:
-            table.pop(record.key, None)
-        else:
-            table[record.key] = record.value
-    return table
-
-
 @pytest.mark.parametrize("codec", [0, 1, 2, 3, 4])
 def test_the_last_of_each_key_stays(tmp_path, codec):
-    log = _internal(tmp_path)
+    log = internal_log(tmp_path)
     rng = random.Random(codec)
     for i in range(200):
-        _put(log, (f"k{rng.randrange(7)}", f"v{i}"), (f"k{rng.randrange(7)}", f"w{i}"), codec=codec)
-    before = _table(log)
+        put(log, (f"k{rng.randrange(7)}", f"v{i}"), (f"k{rng.randrange(7)}", f"w{i}"), codec=codec)
+    before = last_values(log)
     closed_end = log.segments.active.base_offset
     old_size = log.size_bytes
     cleaner = _clean(log)
-    assert _table(log) == before
+    assert last_values(log) == before
     assert log.size_bytes < old_size / 4
     kept = [record for record in records(log) if record.offset < closed_end]
     assert len(kept) == len({record.key for record in kept}) <= 7
@@ -166,21 +138,21 @@ def test_the_last_of_each_key_stays(tmp_path, codec):
     assert log.log_end_offset == 400
     # reading goes on across the holes, from any offset
     for offset in range(0, 400, 7):
-        result = log.read(offset, 1 << 20, end_offset=400)
+        result = log.reader.read(offset, 1 << 20, end_offset=400)
         assert result.next_offset == 400
         result.release()
     # a second time there is nothing to do
     assert not Cleaner(RealDisk(), {TP: log}).step(NOW) or True
     log.close()
     again = open_log(tmp_path / "c-0", None, TP, config=log.config, high_watermark=400)
-    assert _table(again) == before
+    assert last_values(again) == before
     assert not again.recovery_report.truncated_bytes
 
 
 def test_bounded_steps_and_progress(tmp_path):
-    log = _internal(tmp_path)
+    log = internal_log(tmp_path)
     for i in range(100):
-        _put(log, ("k", f"{i}"))
+        put(log, ("k", f"{i}"))
     cleaner = Cleaner(RealDisk(), {TP: log})
     steps = 0
     while cleaner.step(NOW, budget_bytes=1):
@@ -193,29 +165,32 @@ def test_user_topics_are_not_touched(tmp_path):
     tp = TopicPartition("users", 0)
     log = open_log(tmp_path / "u-0", None, tp, config=config(segment_bytes=600, **COMPACT))
     for i in range(50):
-        _put(log, ("k", f"{i}"))
+        put(log, ("k", f"{i}"))
     assert not Cleaner(RealDisk(), {tp: log}).step(NOW)
     assert len(records(log)) == 50
 
 
-def test_tombstones_stay_for_a_while(tmp_path):
-    log = _internal(tmp_path, delete_retention_ms=1000, min_cleanable_dirty_ratio=0.0)
-    _put(log, ("a", "1"), ("b", "1"))
-    _put(log, ("a", None))
+@pytest.mark.parametrize("late_ms", [0, 5000])
+def test_tombstones_stay_for_a_while(tmp_path, late_ms):
+    """From the first pass that meets them on, however old they are by then."""
+    now = NOW + late_ms
+    log = internal_log(tmp_path, delete_retention_ms=1000, min_cleanable_dirty_ratio=0.0)
+    put(log, ("a", "1"), ("b", "1"))
+    put(log, ("a", None))
     for i in range(30):
-        _put(log, ("filler", f"{i}"))
-    _clean(log, now_ms=NOW)
+        put(log, ("filler", f"{i}"))
+    _clean(log, now_ms=now)
     assert [r.value for r in records(log) if r.key == b"a"] == [None]
     assert [r.timestamp for r in records(log) if r.key == b"a"] == [NOW]
     for i in range(30):
-        _put(log, ("filler", f"{i}"))
-    _clean(log, now_ms=NOW + 999)
+        put(log, ("filler", f"{i}"))
+    _clean(log, now_ms=now + 999)
     assert [r for r in records(log) if r.key == b"a"]
     for i in range(30):
-        _put(log, ("filler", f"{i}"))
-    _clean(log, now_ms=NOW + 1000)
+        put(log, ("filler", f"{i}"))
+    _clean(log, now_ms=now + 1000)
     assert not [r for r in records(log) if r.key == b"a"]
-    assert _table(log)[b"b"] == b"1"
+    assert last_values(log)[b"b"] == b"1"
 
 
 def _transactional(log, pid, sequence, key, value):
@@ -226,17 +201,18 @@ def _transactional(log, pid, sequence, key, value):
 
 
 def test_aborted_records_neither_stay_nor_supersede(tmp_path):
-    log = _internal(tmp_path)
-    _put(log, ("k", "committed"))
+    log = internal_log(tmp_path)
+    put(log, ("k", "committed"))
     _transactional(log, 5, 0, "k", "aborted")
     end_txn(log, 5, 0, commit=False)
     _transactional(log, 6, 0, "t", "in a committed transaction")
     end_txn(log, 6, 0, commit=True)
     for i in range(40):
-        _put(log, ("filler", f"{i}"))
+        put(log, ("filler", f"{i}"))
     _clean(log)
     values = {r.key: r.value for r in records(log) if r.key != b"filler"}
     assert values == {b"k": b"committed", b"t": b"in a committed transaction"}
+    assert [entry.producer_id for entry in log.reader.aborted_entries()] == [5], "its marker is still there"
     log.close(clean=False)
     again = open_log(tmp_path / "c-0", None, TP, config=log.config, high_watermark=1 << 40)
     assert again.last_stable_offset == again.high_watermark, "no transaction was opened by what is left"
@@ -245,32 +221,32 @@ def test_aborted_records_neither_stay_nor_supersede(tmp_path):
 
 
 def test_an_open_transaction_is_a_border(tmp_path):
-    log = _internal(tmp_path)
+    log = internal_log(tmp_path)
     for i in range(30):
-        _put(log, ("k", f"{i}"))
+        put(log, ("k", f"{i}"))
     _transactional(log, 5, 0, "k", "undecided")
     border = log.log_end_offset - 1
     for i in range(30):
-        _put(log, ("k", f"later {i}"))
+        put(log, ("k", f"later {i}"))
     cleaner = _clean(log)
     assert cleaner.progress()[TP] <= border
     assert len([r for r in records(log) if r.offset >= border]) == 31
     end_txn(log, 5, 0, commit=False)
     for i in range(30):
-        _put(log, ("k", f"end {i}"))
+        put(log, ("k", f"end {i}"))
     _clean(log, cleaner=cleaner)
     assert b"undecided" not in [r.value for r in records(log)]
 
 
 def test_markers_go_with_their_transactions(tmp_path):
-    log = _internal(tmp_path, delete_retention_ms=10, min_cleanable_dirty_ratio=0.0)
+    log = internal_log(tmp_path, delete_retention_ms=10, min_cleanable_dirty_ratio=0.0)
     for i in range(20):
         _transactional(log, 5, i, "k", f"{i}")
         end_txn(log, 5, 0, commit=i % 2 == 0)
     append(log, marker(5, 1, commit=False), origin=Origin.COORDINATOR)
     for now in (NOW, NOW + 100):
         for i in range(40):
-            _put(log, ("filler", f"{i}"))
+            put(log, ("filler", f"{i}"))
         _clean(log, now_ms=now)
     assert [r.value for r in records(log) if r.key == b"k"] == [b"18"]
     kept = [h for h in headers(log) if h.is_control]
@@ -279,45 +255,45 @@ def test_markers_go_with_their_transactions(tmp_path):
 
 
 def test_overtaken_by_a_truncation(tmp_path):
-    log = _internal(tmp_path)
+    log = internal_log(tmp_path)
     for i in range(100):
-        _put(log, ("k", f"{i}"))
+        put(log, ("k", f"{i}"))
     cleaner = Cleaner(RealDisk(), {TP: log})
     cleaner.step(NOW, budget_bytes=1)
-    log.truncate_to(50, now_ms=NOW)
+    log.truncation.truncate_to(50, now_ms=NOW)
     for i in range(3):
         cleaner.step(NOW, budget_bytes=1)
-        _put(log, ("k", f"after {i}"))
+        put(log, ("k", f"after {i}"))
     _clean(log, cleaner=cleaner)
-    assert _table(log) == {b"k": b"after 2"}
+    assert last_values(log) == {b"k": b"after 2"}
     assert not list((tmp_path / "c-0").glob("*.cleaned"))
 
 
 def test_no_room_for_compaction_changes_nothing(tmp_path):
     disk = FaultyDisk()
-    log = _internal(tmp_path, disk)
+    log = internal_log(tmp_path, disk)
     for i in range(100):
-        _put(log, ("k", f"{i}"))
+        put(log, ("k", f"{i}"))
     before = records(log)
     disk.faults.append(Fault("write", ".cleaned", times=1))
     cleaner = Cleaner(disk, {TP: log})
     with pytest.raises(OSError, match="space"):
         _clean(log, disk, cleaner=cleaner)
     assert set(records(log)) <= set(before)
-    assert _table(log) == {b"k": b"99"}
+    assert last_values(log) == {b"k": b"99"}
     assert not list((tmp_path / "c-0").glob("*.cleaned"))
     _clean(log, disk, cleaner=cleaner)
-    assert _table(log) == {b"k": b"99"}
+    assert last_values(log) == {b"k": b"99"}
 
 
 @pytest.mark.parametrize("at", range(40))
 def test_a_crash_at_any_step_of_the_swap(tmp_path, at):
     """Each rename, removal and directory sync fails in turn; what is on disk then must recover to the same table."""
     disk = FaultyDisk()
-    log = _internal(tmp_path, disk, segment_bytes=900)
+    log = internal_log(tmp_path, disk, segment_bytes=900)
     for i in range(60):
-        _put(log, (f"k{i % 3}", f"{i}"))
-    want = _table(log)
+        put(log, (f"k{i % 3}", f"{i}"))
+    want = last_values(log)
     disk.calls.clear()
     faults = [Fault(op, error=5, skip=0) for op in ("rename", "remove", "sync_directory")]
     counted = iter(range(10_000))
@@ -332,7 +308,7 @@ def test_a_crash_at_any_step_of_the_swap(tmp_path, at):
         _clean(log, disk)
     log.abandon()
     again = open_log(tmp_path / "c-0", None, TP, config=log.config, high_watermark=1 << 40)
-    assert _table(again) == want
+    assert last_values(again) == want
     assert again.log_end_offset == 60
     assert append(again, produced(1, 0, 0)).first_offset == 60
     assert append_txn(again, 2, 0, 0).first_offset == 61
@@ -340,8 +316,8 @@ def test_a_crash_at_any_step_of_the_swap(tmp_path, at):
 
 def test_a_large_active_segment_is_closed_early(tmp_path, monkeypatch):
     monkeypatch.setattr("brokers.log.cleaner.ROLL_BYTES", 2000)
-    log = _internal(tmp_path, segment_bytes=1 << 30)
+    log = internal_log(tmp_path, segment_bytes=1 << 30)
     for i in range(100):
-        _put(log, ("k", f"{i}"))
+        put(log, ("k", f"{i}"))
     _clean(log)
     assert len(records(log)) == 1

@@ -6,9 +6,9 @@ import errno
 
 import pytest
 
-from brokers.log import LogOffline
-from tests.log.faulty import Fault, FaultyDisk
-from tests.log.support import NOW, append, append_txn, batch, config, content, end_txn, open_log, produced, records
+from brokers.log import DiskFull, LogOffline
+from tests.support.faulty import Fault, FaultyDisk
+from tests.support.logs import NOW, append, append_txn, batch, config, content, end_txn, open_log, produced, records
 from wire.errors import ErrorCode
 
 
@@ -52,6 +52,24 @@ def test_a_full_disk_at_a_roll(tmp_path, op):
     assert len(records(again)) == 12 - refused
 
 
+def test_a_full_disk_when_a_follower_starts_over(tmp_path):
+    disk = FaultyDisk()
+    log = open_log(tmp_path / "e-0", disk, config=config(segment_bytes=200))
+    for _ in range(10):
+        append(log, produced(1, 0, len(records(log))))
+    disk.faults.append(Fault("create", ".log", times=1))
+    with pytest.raises(DiskFull):
+        log.truncation.restart_at(1000, now_ms=NOW)
+    assert (log.log_start_offset, log.log_end_offset, log.size_bytes, log.segments.first.base_offset) == (0, 0, 0, 0)
+    log.abandon()
+    log = open_log(tmp_path / "e-0", disk)
+    assert (log.log_end_offset, records(log)) == (0, [])
+    log.truncation.restart_at(1000, now_ms=NOW)
+    assert append(log, produced(1, 0, 0)).first_offset == 1000
+    log.truncation.restart_at(1000, now_ms=NOW)
+    assert (log.log_end_offset, log.size_bytes) == (1000, 0)
+
+
 def test_without_room_for_epochs_the_log_goes_on(tmp_path):
     disk = FaultyDisk(Fault("replace", "leader-epoch", times=1))
     log = open_log(tmp_path / "e-0", disk)
@@ -73,9 +91,9 @@ def test_a_failed_write_takes_the_log_offline(tmp_path):
     assert append(log, batch(1)).error == ErrorCode.KAFKA_STORAGE_ERROR
     assert len([op for op, _ in disk.calls if op == "write"]) == writes, "nothing is tried again"
     with pytest.raises(LogOffline):
-        log.read(0, 100, end_offset=1)
+        log.reader.read(0, 100, end_offset=1)
     with pytest.raises(LogOffline):
-        log.flush()
+        log.flusher.flush()
 
 
 def test_a_failed_fsync_is_not_tried_again(tmp_path):
@@ -83,10 +101,10 @@ def test_a_failed_fsync_is_not_tried_again(tmp_path):
     log = open_log(tmp_path / "e-0", disk)
     append(log, batch(1))
     with pytest.raises(LogOffline):
-        log.flush()
+        log.flusher.flush()
     assert log.recovery_point == 0
     with pytest.raises(LogOffline):
-        log.flush()
+        log.flusher.flush()
     assert [op for op, _ in disk.calls].count("sync") == 1
 
 
@@ -98,7 +116,7 @@ def test_a_failed_read_takes_the_log_offline(tmp_path):
     log.segments.active.hints.clear()
     disk.faults.append(Fault("read", ".log", error=errno.EIO))
     with pytest.raises(LogOffline):
-        log.read(1, 10, end_offset=3)
+        log.reader.read(1, 10, end_offset=3)
     assert log.offline
 
 
@@ -126,6 +144,6 @@ def test_damage_under_a_running_log_is_told_but_others_go_on(tmp_path):
         file.seek(2 * size + 16)
         file.write(b"\x09")  # no magic of ours
     with pytest.raises(LogOffline, match="damaged"):
-        log.read(2, 1, end_offset=3)
+        log.reader.read(2, 1, end_offset=3)
     assert not log.offline
     assert append(log, batch(1), now_ms=NOW).error == ErrorCode.NONE

@@ -7,9 +7,9 @@ import random
 import socket
 
 from _native import io, io_py
+from _native.files import MAPPED_BELOW, MAPPED_FROM, FileSlice
 from brokers.log import RealDisk
-from brokers.log.files import FileSlice
-from brokers.log.mappings import MAPPED_BELOW, MAPPED_FROM, MAX_WINDOWS, STRIDE, WINDOW, Mappings
+from brokers.log.mappings import MAX_WINDOWS, STRIDE, WINDOW, Mappings
 
 
 def mapped_ranges(path):
@@ -90,7 +90,7 @@ def test_a_file_takes_its_windows_with_it(tmp_path):
     file.close()
     assert (len(disk.mappings), mapped_ranges(path)) == (0, before)
     ours, theirs = socket.socketpair()
-    with open(path, "rb") as again:  # whoever still names the window is served all the same
+    with open(path, "rb") as again:  # what still names the window is served all the same
         sent = io.send_slices(ours.fileno(), [part._replace(fd=again.fileno())])
     assert theirs.recv(sent.sent, socket.MSG_WAITALL) == b"y" * MAPPED_FROM
 

@@ -14,8 +14,10 @@ from brokers.log import LogStore, Origin, RealDisk
 from brokers.log.checkpoints import RECOVERY_POINT_CHECKPOINT, decode_offsets
 from brokers.log.cleaner import Cleaner
 from brokers.model import GROUP_METADATA_TOPIC
-from tests.log.crashes import RecordingDisk, image
-from tests.log.support import NOW, FixedClock, append, append_txn, batch, config, content, end_txn, open_log, produced
+from tests.log.compacted import internal_log, last_values, put
+from tests.support.clocks import ManualClock
+from tests.support.crashes import RecordingDisk, image
+from tests.support.logs import NOW, append, append_txn, batch, config, content, end_txn, open_log, produced
 from wire.types import TopicPartition
 
 TP = TopicPartition("events", 0)
@@ -34,7 +36,7 @@ def _config(path) -> BrokerConfig:
 
 
 def _store(path, disk) -> LogStore:
-    store = LogStore(_config(path), disk, FixedClock(), cluster_id="c")
+    store = LogStore(_config(path), disk, ManualClock(), cluster_id="c")
     store.load()
     return store
 
@@ -53,11 +55,13 @@ class History:
 
     def check(self, log) -> None:
         data = content(log)
-        expected = None
+        expected, newest = None, -1
         for at, header in scan(data):
             assert data[at : at + header.size] in self.batches[header.base_offset], header
             assert expected is None or header.base_offset == expected, "a hole"
             expected = header.last_offset + 1
+            newest = max(newest, header.partition_leader_epoch)
+            assert log.epochs.epoch_at(header.base_offset) == newest, "the leader epochs"
         assert expected in (None, log.log_end_offset)
 
 
@@ -75,14 +79,14 @@ def _appends(store, disk, rng, history) -> None:
             append_txn(log, 10 + i, 0, 0, 2)
             end_txn(log, 10 + i, 0, commit=bool(i % 2))
         elif kind == 5:
-            log.flush()
+            log.flusher.flush()
             store.checkpoint()
         elif kind == 6:
             store.tick(NOW)
         else:
             log.assign_epoch(i // 15)
         history.note(log)
-    log.flush()
+    log.flusher.flush()
     store.checkpoint()
     append(log, batch(3), epoch=9)
     history.note(log)
@@ -95,10 +99,43 @@ def _truncations(store, disk, rng, history) -> None:
             append(log, batch(rng.randint(1, 3), value=b"%d" % i * rng.randint(1, 40)), epoch=i)
             history.note(log)
         if rng.random() < 0.7:
-            log.flush()
+            log.flusher.flush()
             store.checkpoint()
-        log.truncate_to(rng.randint(log.log_end_offset // 2, log.log_end_offset), now_ms=NOW)
+        log.truncation.truncate_to(rng.randint(log.log_end_offset // 2, log.log_end_offset), now_ms=NOW)
         history.note(log)
+
+
+def _cuts_back_to_older_epochs(store, disk, rng, history) -> None:
+    """A follower that is cut goes on with batches of epochs that its checkpoint has behind it."""
+    log = store.create(TP, None, SMALL)
+    for _ in range(25):
+        epoch = max(log.epochs.latest, 0)
+        for _ in range(rng.randint(2, 8)):
+            epoch += rng.choice((0, 0, 1, 3))
+            append(log, batch(rng.randint(1, 3), value=b"%d" % epoch * rng.randint(1, 40)), epoch=epoch)
+            history.note(log)
+        if rng.random() < 0.5:
+            log.flusher.flush()
+            store.checkpoint()
+        log.truncation.truncate_to(rng.randint(log.log_end_offset // 2, log.log_end_offset), now_ms=NOW)
+
+
+def _cuts_before_a_roll(store, disk, rng, history) -> None:
+    """The segment that was cut is closed at the cut: nothing that is appended is in it, and still it has changed."""
+    log = store.create(TP, None, SMALL)
+    for i in range(12):
+        for _ in range(rng.randint(4, 12)):
+            append(log, batch(rng.randint(1, 3), value=b"%d" % i * rng.randint(1, 40)), epoch=2 * i)
+            history.note(log)
+        log.flusher.flush()
+        store.checkpoint()
+        last = log.segments.active.base_offset
+        log.truncation.truncate_to(rng.randint((last + log.log_end_offset) // 2, log.log_end_offset), now_ms=NOW)
+        append(log, batch(1, value=b"y" * 1400), epoch=2 * i + 1)
+        history.note(log)
+        if rng.random() < 0.7:
+            log.flusher.flush()
+            store.checkpoint()
 
 
 def _clean_stops(store, disk, rng, history) -> None:
@@ -124,10 +161,10 @@ def _checkpoints_in_the_background(store, disk, rng, history) -> None:
             append(log, batch(rng.randint(1, 3), value=b"%d" % i * rng.randint(1, 90)), epoch=i)
             history.note(log)
         if rng.random() < 0.5:
-            log.flush()
+            log.flusher.flush()
         store.tick(NOW + i * minute_ms)
         if rng.random() < 0.3:
-            log.truncate_to(rng.randint(log.log_end_offset // 2, log.log_end_offset), now_ms=NOW)
+            log.truncation.truncate_to(rng.randint(log.log_end_offset // 2, log.log_end_offset), now_ms=NOW)
             history.note(log)
         elif rng.random() < 0.1:
             store.delete(TP)
@@ -138,6 +175,8 @@ SCENARIOS = {
     "checkpoints": _checkpoints_in_the_background,
     "appends": _appends,
     "truncations": _truncations,
+    "cuts before a roll": _cuts_before_a_roll,
+    "cuts back to older epochs": _cuts_back_to_older_epochs,
     "clean stops": _clean_stops,
 }
 
@@ -170,14 +209,14 @@ def _check(target, history, where) -> None:
         store.close(clean=False)
         return
     log.config = SMALL
-    log.set_high_watermark(log.log_end_offset)
+    log.appender.set_high_watermark(log.log_end_offset)
     assert log.log_end_offset >= flushed, where
     history.check(log)
     state = _state(log)
     store.close(clean=False)
     store = _store(target, RealDisk())
     again = store.get(TP)
-    again.set_high_watermark(again.log_end_offset)
+    again.appender.set_high_watermark(again.log_end_offset)
     assert _state(again) == state, where
     assert again.recovery_report.truncated_bytes == 0, where
     scratch = target / "scratch"
@@ -197,23 +236,21 @@ def _state(log):
         log.log_end_offset,
         content(log),
         {p: (e.epoch, e.last_sequence, e.txn_first_offset) for p, e in log.producers.entries.items()},
-        log.aborted_entries(),
+        log.reader.aborted_entries(),
         log.last_stable_offset,
     )
 
 
 def test_power_loss_during_compaction(tmp_path):
     """The table of last values is the same whatever part of the swap was lost."""
-    from tests.log.test_cleaner import _internal, _put, _table
-
     rng = random.Random(5)
     disk = RecordingDisk()
     (tmp_path / "store").mkdir()
-    log = _internal(tmp_path / "store", disk, segment_bytes=900)
+    log = internal_log(tmp_path / "store", disk, segment_bytes=900)
     for i in range(80):
-        _put(log, (f"k{i % 5}", f"{i}"))
-    log.flush()
-    want, end, begin = _table(log), log.log_end_offset, len(disk.ops)
+        put(log, (f"k{i % 5}", f"{i}"))
+    log.flusher.flush()
+    want, end, begin = last_values(log), log.log_end_offset, len(disk.ops)
     tp = TopicPartition(GROUP_METADATA_TOPIC, 0)
     cleaner = Cleaner(disk, {tp: log})
     while cleaner.step(NOW):
@@ -224,7 +261,7 @@ def test_power_loss_during_compaction(tmp_path):
         target = tmp_path / "image"
         image(disk.ops, crash, rng, str(tmp_path / "store"), target)
         again = open_log(target / "c-0", None, tp, config=log.config, high_watermark=1 << 40, recovery_point=end)
-        assert _table(again) == want, (number, crash)
+        assert last_values(again) == want, (number, crash)
         assert again.log_end_offset == end
         info = append(again, batch(1), origin=Origin.COORDINATOR)
         assert info.first_offset == end
@@ -240,7 +277,7 @@ def test_the_checker_sees_a_missing_fsync(tmp_path, monkeypatch):
 
 
 def test_the_checker_sees_a_truncation_that_keeps_the_recovery_point(tmp_path, monkeypatch):
-    monkeypatch.setattr("brokers.log.log.Log._lower_recovery_point", lambda self, offset: None)
+    monkeypatch.setattr("brokers.log.truncate.Truncation._lower_recovery_point", lambda self, offset: None)
     monkeypatch.setattr("tests.log.test_power_loss.IMAGES", 600, raising=False)
     with pytest.raises((AssertionError, KeyError)):
         test_power_loss(tmp_path, "truncations")

@@ -9,7 +9,7 @@ import pytest
 
 from brokers.log import RealDisk, preallocation
 from brokers.log.preallocation import FROM, MOST, file_system
-from tests.log.support import append, batch, config, open_log
+from tests.support.logs import append, batch, config, open_log
 
 GIB = 1 << 30
 
@@ -142,8 +142,8 @@ def test_a_segment_on_ext4(tmp_path):
     size = segment.size
     assert not segment._spare or _allocated(segment.path) > size + FROM
     assert os.path.getsize(segment.path) == size
-    log.trim_if_idle(log.last_now_ms)
-    log.trim_if_idle(log.last_now_ms + 1)
+    log.flusher.trim_if_idle(log.last_now_ms)
+    log.flusher.trim_if_idle(log.last_now_ms + 1)
     assert _allocated(segment.path) < size + 65536
     for _ in range(12):
         append(log, batch(1, value=os.urandom(1 << 20)))
@@ -152,7 +152,7 @@ def test_a_segment_on_ext4(tmp_path):
     log = open_log(path, config=settings)
     append(log, batch(1))
     segment = log.segments.active.log
-    log.roll(0)
+    log.appender.roll(0)
     assert _allocated(segment.path) < segment.size + 65536
     assert os.path.getsize(segment.path) == segment.size > size
     log.abandon()

@@ -1,4 +1,4 @@
-"""Batches with producer ids in the short way and in runs: logs, producers, indexes and snapshots end as in the general
+"""Batches with producer ids on the fast path and in runs: logs, producers, indexes and snapshots end as in the general
 way, whatever comes between: duplicates, gaps, old epochs, transactions, their ends, segments, restarts, full disks.
 """
 
@@ -14,11 +14,24 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from _native.batch import parse_header
-from brokers.log import Log, LogSettings, Origin
-from brokers.log.plain import unstamp
+from brokers.log import AppendInfo, Log, LogSettings, Origin
 from brokers.log.producers import decode_snapshot
-from tests.log.faulty import Fault, FaultyDisk
-from tests.log.support import NOW, append, append_txn, batch, config, content, end_txn, files, open_log, produced
+from tests.support.faulty import Fault, FaultyDisk
+from tests.support.logs import (
+    NOW,
+    append,
+    append_together,
+    append_txn,
+    batch,
+    config,
+    content,
+    end_txn,
+    files,
+    look_at_all,
+    looked_at,
+    open_log,
+    produced,
+)
 from wire.errors import ErrorCode
 
 LAST = 2**31 - 1
@@ -126,26 +139,19 @@ def one(log: Log, sent: Sent, now_ms: int):
     return append(log, sent.data, now_ms=now_ms, verification_guard=guard)
 
 
-def together(log: Log, sent: list[Sent], now_ms: int) -> list[tuple]:
-    """Offsets and errors, in runs as long as they get."""
-    told = []
+def together(log: Log, sent: list[Sent], now_ms: int) -> list[AppendInfo]:
+    """What becomes of batches that are appended together, as far as none of them is verified."""
+    told: list[AppendInfo] = []
     while sent:
-        batches = [bytearray(item.data) for item in sent]
-        admitted = log.admit_run(batches, leader_epoch=0, now_ms=now_ms, transactional=True)
-        taken = (len(admitted) + 1) // 2 if len(sent) % 3 == 0 else len(admitted)  # what another partition cuts off
-        for dropped in batches[taken : len(admitted)]:
-            unstamp(dropped)
-        assert [bytes(data) for data in batches[taken:]] == [item.data for item in sent[taken:]]
-        if taken:
-            event(f"{min(3, sum(found[4] >= 0 for found in admitted[:taken]))} of producers in a run")
-            assert log.append_run(batches[:taken], admitted[:taken], now_ms=now_ms) is None
-            log.set_high_watermark(log.log_end_offset)
-            told += [(ErrorCode.NONE, *found[:2]) for found in admitted[:taken]]
+        some = [item.data for item in itertools.takewhile(lambda item: not item.verified, sent)]
+        appender, closer = log.appender, looked_at(log)
+        if some:
+            told += append_together(log, some, now_ms=now_ms)
         else:
-            info = one(log, sent[0], now_ms)
-            told.append((info.error, info.first_offset, info.last_offset))
-            taken = 1
-        sent = sent[taken:]
+            told.append(one(log, sent[0], now_ms))
+        event(f"{min(3, len(some) - len(closer))} together without a closer look")
+        log.appender = appender
+        sent = sent[max(1, len(some)) :]
     return told
 
 
@@ -154,7 +160,7 @@ def state(log: Log) -> tuple:
     producers = log.producers
     return (
         list(producers.entries.items()), list(producers.open.items()), producers.first_unstable_offset,
-        producers.unreplicated, log.last_stable_offset, log.aborted_entries(), log.log_end_offset,
+        producers.unreplicated, log.last_stable_offset, log.reader.aborted_entries(), log.log_end_offset,
         {name: decode_snapshot(data) for name, data in files(Path(log.directory)).items() if "snapshot" in name},
     )  # fmt: skip
 
@@ -181,7 +187,7 @@ def test_producers_end_alike_in_every_way(transactional, first, topic, steps):
         def opened(way: str, **more) -> Log:
             log = open_log(Path(name) / way / "events-0", now_ms=now_ms, **options, **more)
             if way == "general":
-                log._append_plain = lambda *_, **__: None
+                look_at_all(log)
             return log
 
         now_ms, clients = NOW, Clients(transactional, first)
@@ -195,8 +201,7 @@ def test_producers_end_alike_in_every_way(transactional, first, topic, steps):
                 sent = [clients.batch(*kind) for kind in step.batches]
                 expected = [[one(log, item, now_ms) for item in sent] for log in logs[1:]]
                 assert expected[0] == expected[1]
-                shape = [(info.error, info.first_offset, info.last_offset) for info in expected[0]]
-                assert together(logs[0], sent, now_ms) == shape
+                assert together(logs[0], sent, now_ms) == expected[0]
             elif isinstance(step, Ends):
                 epoch = clients.epochs[step.producer] = clients.epochs[step.producer] + step.bumped
                 if step.bumped:
@@ -209,7 +214,7 @@ def test_producers_end_alike_in_every_way(transactional, first, topic, steps):
                 whole = whole and expired == {0}
             elif step.what == "roll":
                 for log in logs:
-                    log.roll(now_ms)
+                    log.appender.roll(now_ms)
             else:
                 clean = step.what == "restart"
                 ends = [log.log_end_offset for log in logs]
@@ -220,7 +225,6 @@ def test_producers_end_alike_in_every_way(transactional, first, topic, steps):
                     opened(way, clean=clean, recovery_point=end if clean else 0, high_watermark=end)
                     for way, end in zip(ways, ends, strict=True)
                 ]
-                whole = False  # a snapshot has one batch of each
             assert state(logs[0]) == state(logs[1]) == state(logs[2])
             if whole:
                 rebuilt = {p: entry._replace(last_seen_ms=0) for p, entry in logs[0].producers.entries.items()}
@@ -246,38 +250,55 @@ def log(tmp_path, disk):
     return log
 
 
-def run(log: Log, *batches: bytes, now_ms: int = NOW, transactional: bool = True):
-    some = [bytearray(data) for data in batches]
-    admitted = log.admit_run(some, leader_epoch=0, now_ms=now_ms, transactional=transactional)
-    refused = log.append_run(some[: len(admitted)], admitted, now_ms=now_ms) if admitted else None
-    log.set_high_watermark(log.log_end_offset)
-    return [found[:2] for found in admitted], refused
+def offsets(infos: list[AppendInfo]) -> list[tuple[int, int]]:
+    assert {info.error for info in infos} <= {ErrorCode.NONE}
+    return [info[:2] for info in infos]
 
 
-def only_the_short_way(log: Log, monkeypatch) -> None:
-    monkeypatch.setattr("brokers.log.log.check_for_leader", None)
-
-
-def test_the_next_batches_of_a_known_producer_take_the_short_way(log, monkeypatch):
+def test_the_next_batches_of_a_known_producer_need_no_closer_look(log):
     append_txn(log, 2, 3, 0)
-    only_the_short_way(log, monkeypatch)
+    closer = looked_at(log)
     assert append(log, produced(1, 0, 1, 2)).last_offset == 3
     assert append(log, produced(2, 3, 1, txn=True)).last_offset == 4
-    assert run(log, produced(1, 0, 3), produced(2, 3, 2, txn=True), produced(1, 0, 4)) == (
-        [(5, 5), (6, 6), (7, 7)],
-        None,
-    )
+    sent = produced(1, 0, 3), produced(2, 3, 2, txn=True), produced(1, 0, 4)
+    assert offsets(append_together(log, sent)) == [(5, 5), (6, 6), (7, 7)]
     assert [entry.last_sequence for entry in log.producers.entries.values()] == [2, 4], "in the order of last use"
     assert log.last_stable_offset == 1
-    for data in (produced(3, 0, 0), produced(1, 0, 4), produced(1, 0, 6), produced(1, 1, 0), produced(2, 3, 3)):
-        with pytest.raises(TypeError):  # it went the general way
-            append(log, data)
+    assert append(log, produced(3, 0, 0)).error is ErrorCode.NONE, "nor does the first one of another"
+    assert not closer
+    others = [produced(1, 0, 4), produced(1, 0, 6), produced(1, 1, 0), produced(2, 3, 3), produced(4, 0, 0, txn=True)]
+    for data in others:
+        append(log, data)
+    assert closer == others
+
+
+def test_the_first_batches_of_producers_are_appended_with_those_behind_them(log, disk):
+    closer = looked_at(log)
+    disk.calls.clear()
+    sent = produced(7, 3, 41, 2), produced(7, 3, 43), batch(1), produced(8, 0, 0)
+    assert offsets(append_together(log, sent)) == [(1, 2), (3, 3), (4, 4), (5, 5)]
+    assert (len(closer), [operation for operation, _ in disk.calls]) == (0, ["write"])
+    assert [(key, e.epoch, e.last_sequence) for key, e in log.producers.entries.items()][1:] == [(7, 3, 43), (8, 0, 0)]
+    assert append(log, produced(7, 3, 41, 2)).duplicate
+
+
+def test_a_first_batch_forgets_the_idlest_producer(tmp_path):
+    logs = [
+        open_log(tmp_path / way / "events-0", settings=LogSettings(max_producers=3)) for way in ("together", "closer")
+    ]
+    look_at_all(logs[1])
+    for log in logs:
+        append(log, produced(1, 0, 0))
+        append_together(log, [produced(n, 0, 0) for n in range(2, 8)])
+        assert [entry.producer_id for entry in log.producers.active()] == [5, 6, 7]
 
 
 def test_seven_batches_of_a_run_are_remembered_as_one_by_one(log):
-    offsets, _ = run(log, *[produced(1, 0, 1 + 2 * n, 2) for n in range(7)], now_ms=NOW + 9)
+    closer = looked_at(log)
+    found = append_together(log, [produced(1, 0, 1 + 2 * n, 2) for n in range(7)], now_ms=NOW + 9)
+    assert not closer
     entry = log.producers.entries[1]
-    assert offsets[-1] == (13, 14)
+    assert offsets(found)[-1] == (13, 14)
     assert [meta[:3] for meta in entry.batches] == [(6 + 2 * n, 6 + 2 * n, 1) for n in range(5)]
     assert (entry.last_seen_ms, entry.timestamp, entry.txn_first_offset) == (NOW + 9, NOW + 1, -1)
     for n in range(2, 7):
@@ -287,69 +308,80 @@ def test_seven_batches_of_a_run_are_remembered_as_one_by_one(log):
 
 
 def test_a_batch_twice_in_a_run_is_answered_as_a_duplicate(log):
-    assert run(log, produced(1, 0, 1), produced(1, 0, 1)) == ([(1, 1)], None)
-    again = append(log, produced(1, 0, 1))
+    first, again = append_together(log, [produced(1, 0, 1), produced(1, 0, 1)])
+    assert (first.first_offset, first.duplicate) == (1, False)
     assert (again.duplicate, again.first_offset, log.log_end_offset) == (True, 1, 2)
 
 
-def test_a_segment_that_is_full_ends_the_run_and_its_snapshot_has_all_before(tmp_path):
+def test_a_segment_that_is_full_rolls_within_a_run_and_its_snapshot_has_all_before(tmp_path, disk):
     size = len(produced(1, 0, 0))
-    log = open_log(tmp_path / "events-0", config=config(segment_bytes=4 * size))
+    log = open_log(tmp_path / "events-0", disk=disk, config=config(segment_bytes=4 * size))
     append(log, produced(1, 0, 0))
-    sent = [produced(1, 0, n) for n in range(1, 7)]
-    assert run(log, *sent)[0] == [], "they don't fit all"
-    assert run(log, *sent[:3])[0] == [(1, 1), (2, 2), (3, 3)]
-    assert append(log, sent[3]).first_offset == 4
+    closer = looked_at(log)
+    disk.calls.clear()
+    assert offsets(append_together(log, [produced(1, 0, n) for n in range(1, 7)])) == [(n, n) for n in range(1, 7)]
     assert len(log.segments) == 2
     (entry,) = decode_snapshot((tmp_path / "events-0" / f"{4:020d}.snapshot").read_bytes())
     assert (entry.last_sequence, entry.last_offset) == (3, 3)
-    assert run(log, *sent[4:])[0] == [(5, 5), (6, 6)]
+    assert closer == [produced(1, 0, 4)], "the first of a segment decides how long it lasts"
+    assert [path[-8:] for operation, path in disk.calls if operation == "write"].count("0000.log") == 1
+    assert [path[-8:] for operation, path in disk.calls if operation == "write"].count("0004.log") == 2
 
 
 @pytest.mark.parametrize("fault", [Fault("write", ".log", written=100, times=1), Fault("write", ".log", times=1)])
 def test_what_is_not_written_leaves_producers_as_they_were(log, disk, fault):
     append_txn(log, 2, 0, 0)
     before = state(log), content(log)
+    sent = produced(1, 0, 1), produced(2, 0, 1, txn=True), produced(1, 0, 2)
     disk.faults.append(fault)
-    _, refused = run(log, produced(1, 0, 1), produced(2, 0, 1, txn=True), produced(1, 0, 2))
-    assert refused is not None
-    assert refused.error is ErrorCode.KAFKA_STORAGE_ERROR
+    assert {info.error for info in append_together(log, sent)} == {ErrorCode.KAFKA_STORAGE_ERROR}
     assert (state(log), content(log)) == before
     disk.faults.append(Fault("write", ".log", written=fault.written, times=1))
     assert append(log, produced(1, 0, 1)).error is ErrorCode.KAFKA_STORAGE_ERROR
     assert (state(log), content(log)) == before
-    assert run(log, produced(1, 0, 1), produced(2, 0, 1, txn=True), produced(1, 0, 2))[1] is None
+    assert offsets(append_together(log, sent)) == [(2, 2), (3, 3), (4, 4)]
     assert log.producers.entries[1].last_sequence == 2
 
 
 def test_the_next_run_after_a_transactions_end_is_not_of_it(log):
     append_txn(log, 2, 0, 0)
-    assert run(log, produced(2, 0, 1, txn=True))[0] == [(2, 2)]
+    assert offsets(append_together(log, [produced(2, 0, 1, txn=True)])) == [(2, 2)]
     end_txn(log, 2, 0, commit=False)
-    assert run(log, produced(2, 0, 2, txn=True))[0] == []
-    assert append(log, produced(2, 0, 2, txn=True)).error is ErrorCode.INVALID_TXN_STATE
+    late = append_together(log, [produced(2, 0, 2, txn=True), produced(2, 0, 3, txn=True)])
+    assert [info.error for info in late] == [ErrorCode.INVALID_TXN_STATE] * 2
+    assert append_together(log, [produced(2, 0, 2, txn=True)] * 2, guards=None, whole_request=True) == []
     assert append_txn(log, 2, 0, 2).error is ErrorCode.NONE
-    assert run(log, produced(2, 0, 3, txn=True))[0] == [(5, 5)]
-    assert run(log, produced(2, 0, 4, txn=True), transactional=False)[0] == []
-    assert [(found.first_offset, found.last_offset) for found in log.aborted_entries()] == [(1, 3)]
+    assert offsets(append_together(log, [produced(2, 0, 3, txn=True)], guards=None)) == [(5, 5)]
+    (unnamed,) = append_together(log, [produced(2, 0, 4, txn=True)], transactional=False, whole_request=True)
+    assert unnamed.error is ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+    assert [(found.first_offset, found.last_offset) for found in log.reader.aborted_entries()] == [(1, 3)]
     assert log.last_stable_offset == 4
 
 
-def test_a_verified_batch_that_begins_a_transaction_takes_the_short_way(log, monkeypatch):
+def test_a_run_stops_before_a_batch_whose_transaction_must_be_verified(log):
+    append_txn(log, 2, 0, 0)
+    sent = [produced(2, 0, 1, txn=True), produced(3, 0, 0, txn=True), produced(2, 0, 2, txn=True)]
+    assert offsets(append_together(log, sent, guards=None, whole_request=True)) == [(2, 2)]
+    guard = log.verification_guard(3, 0, 0)
+    assert offsets(append_together(log, sent[1:], guards={3: guard}, whole_request=True)) == [(3, 3), (4, 4)]
+
+
+def test_a_verified_batch_that_begins_a_transaction_needs_no_closer_look(log):
     assert append_txn(log, 1, 0, 1).error is ErrorCode.NONE
     end_txn(log, 1, 0, commit=True)
     guard = log.verification_guard(1, 0, 2)
-    only_the_short_way(log, monkeypatch)
+    closer = looked_at(log)
     began = append(log, produced(1, 0, 2, txn=True), verification_guard=guard)
     assert (began.error, began.first_offset) == (ErrorCode.NONE, 3)
     assert list(log.producers.open.items()) == [(1, 3)]
     assert log.last_stable_offset == 3
     assert not log.producers._verifications
     assert append(log, produced(1, 0, 3, txn=True)).first_offset == 4
+    assert not closer
 
 
 @pytest.mark.parametrize("what", ["another guard", "a lower one is verified", "damaged", "new"])
-def test_what_else_a_guard_came_with_goes_the_general_way(log, monkeypatch, what):
+def test_what_else_a_guard_came_with_is_looked_at(log, what):
     data = produced(1, 0, 1, txn=True)
     guard = log.verification_guard(1, 0, 1)
     if what == "another guard":
@@ -361,40 +393,37 @@ def test_what_else_a_guard_came_with_goes_the_general_way(log, monkeypatch, what
         data = data[:40]
     else:
         data, guard = produced(9, 0, 0, txn=True), log.verification_guard(9, 0, 0)
-    only_the_short_way(log, monkeypatch)
-    with pytest.raises(TypeError):
-        append(log, data, verification_guard=guard)
+    closer = looked_at(log)
+    append(log, data, verification_guard=guard)
+    assert closer == [data]
 
 
 @pytest.mark.parametrize("policy", ["delete", "compact"])
-def test_a_coordinators_records_end_alike_in_both_ways(tmp_path, policy, monkeypatch):
+def test_a_coordinators_records_end_alike_in_both_ways(tmp_path, policy):
     """A compacted topic's clients are asked for keys, record by record; a coordinator's records have them."""
     changes = config(cleanup_policy=policy, index_interval_bytes=0)
-    short, general = (open_log(tmp_path / way / "events-0", config=changes) for way in ("short", "general"))
-    general._append_plain = lambda *_, **__: None
-    for log in (short, general):
+    ready, closer = (open_log(tmp_path / way / "events-0", config=changes) for way in ("ready", "closer"))
+    look_at_all(closer)
+    for log in (ready, closer):
         append(log, batch(1), origin=Origin.COORDINATOR)
-    told = [append(general, batch(2, key=b"%d" % i), origin=Origin.COORDINATOR, now_ms=NOW + i) for i in range(3)]
+    told = [append(closer, batch(2, key=b"%d" % i), origin=Origin.COORDINATOR, now_ms=NOW + i) for i in range(3)]
+    seen = looked_at(ready)
     if policy == "compact":
-        assert append(short, batch(1, key=None)).error is ErrorCode.INVALID_RECORD
-        with monkeypatch.context() as patched:
-            only_the_short_way(short, patched)
-            with pytest.raises(TypeError):
-                append(short, batch(1))
-    only_the_short_way(short, monkeypatch)
+        assert append(ready, batch(1, key=None)).error is ErrorCode.INVALID_RECORD
+        assert len(seen) == 1
+        seen.clear()
     for i, expected in enumerate(told):
-        assert append(short, batch(2, key=b"%d" % i), origin=Origin.COORDINATOR, now_ms=NOW + i) == expected
-    for log in (short, general):
+        assert append(ready, batch(2, key=b"%d" % i), origin=Origin.COORDINATOR, now_ms=NOW + i) == expected
+    assert not seen
+    for log in (ready, closer):
         log.close()
-    assert files(tmp_path / "short" / "events-0") == files(tmp_path / "general" / "events-0")
+    assert files(tmp_path / "ready" / "events-0") == files(tmp_path / "closer" / "events-0")
 
 
-def test_a_coordinators_batches_with_producers_and_followers_go_the_general_way(log, monkeypatch):
+def test_a_coordinators_batches_with_producers_are_looked_at(log):
     """Offsets of a transaction have no sequences, and what is replicated has its offsets already."""
-    append_plain, taken = log._append_plain, []
-    monkeypatch.setattr(log, "_append_plain", lambda *given, **how: taken.append(append_plain(*given, **how)))
+    closer = looked_at(log)
     append(log, produced(1, 0, 1), origin=Origin.COORDINATOR)
-    assert taken == [None]
-    log.append_as_follower(bytes(produced(1, 0, 2, base_offset=2, leader_epoch=0)))
-    assert taken == [None], "nobody asked"
+    assert len(closer) == 1
+    log.appender.append_as_follower(bytes(produced(1, 0, 2, base_offset=2, leader_epoch=0)))
     assert [meta.last_sequence for meta in log.producers.entries[1].batches] == list(itertools.islice(range(9), 3))

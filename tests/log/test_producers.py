@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import pytest
 
+from _native.batch import crc32c
 from brokers.log import Origin
 from brokers.log.producers import (
+    BatchMeta,
     DamagedSnapshot,
+    ProducerEntry,
     ProducerState,
     decode_snapshot,
+    encode_marker_run,
     encode_snapshot,
 )
-from tests.log.support import NOW, append, append_txn, batch, end_txn, headers, marker, open_log, produced
+from brokers.log.remembered import encode_tail
+from tests.support.logs import NOW, append, append_txn, batch, end_txn, headers, marker, open_log, produced
 from wire.errors import ErrorCode
 
 
@@ -106,14 +111,14 @@ def test_open_transaction_holds_the_stable_offset(log):
     end_txn(log, 1, 0, commit=True)
     assert log.last_stable_offset == 5
     assert not log.producers.has_open_transaction(1)
-    assert log.aborted_transactions(0, 5) == []
+    assert log.reader.aborted_transactions(0, 5) == []
 
 
 def test_a_marker_counts_only_below_the_high_watermark(log):
     append_txn(log, 1, 0, 0)
     append(log, marker(1, 0, commit=True), origin=Origin.COORDINATOR, commit_hw=False)
     assert log.last_stable_offset == 0
-    log.set_high_watermark(2)
+    log.appender.set_high_watermark(2)
     assert log.last_stable_offset == 2
 
 
@@ -126,14 +131,14 @@ def test_interleaved_transactions(log):
     append_txn(log, 3, 0, 0)  # 4
     end_txn(log, 1, 0, commit=True)  # 5
     assert log.last_stable_offset == 4
-    assert [tuple(entry) for entry in log.aborted_transactions(0, 6)] == [(2, 1)]
-    (entry,) = log.aborted_entries()
+    assert [tuple(entry) for entry in log.reader.aborted_transactions(0, 6)] == [(2, 1)]
+    (entry,) = log.reader.aborted_entries()
     assert entry == (2, 1, 3, 0)
     end_txn(log, 3, 0, commit=False)  # 6
     assert log.last_stable_offset == 7
-    assert [tuple(entry) for entry in log.aborted_transactions(0, 7)] == [(2, 1), (3, 4)]
-    assert [tuple(entry) for entry in log.aborted_transactions(4, 7)] == [(3, 4)]
-    assert [tuple(entry) for entry in log.aborted_transactions(0, 1)] == []
+    assert [tuple(entry) for entry in log.reader.aborted_transactions(0, 7)] == [(2, 1), (3, 4)]
+    assert [tuple(entry) for entry in log.reader.aborted_transactions(4, 7)] == [(3, 4)]
+    assert [tuple(entry) for entry in log.reader.aborted_transactions(0, 1)] == []
 
 
 def test_markers_check_epochs(log):
@@ -168,7 +173,7 @@ def test_old_epoch_after_a_bumped_marker_is_refused(log):
 
 def test_a_marker_for_a_producer_without_data(log):
     assert end_txn(log, 9, 0, commit=False).error == ErrorCode.NONE
-    assert log.aborted_entries() == []
+    assert log.reader.aborted_entries() == []
     assert log.last_stable_offset == 1
 
 
@@ -184,7 +189,7 @@ def test_a_run_of_markers_in_one_append(log):
     info = append(log, run, origin=Origin.COORDINATOR)
     assert (info.first_offset, info.last_offset) == (3, 5)
     assert log.last_stable_offset == 6
-    assert [tuple(entry) for entry in log.aborted_transactions(0, 6)] == [(2, 1)]
+    assert [tuple(entry) for entry in log.reader.aborted_transactions(0, 6)] == [(2, 1)]
 
 
 def test_one_bad_marker_in_a_run_refuses_it_whole(log):
@@ -194,6 +199,54 @@ def test_one_bad_marker_in_a_run_refuses_it_whole(log):
     assert append(log, run, origin=Origin.COORDINATOR).error == ErrorCode.INVALID_PRODUCER_EPOCH
     assert log.producers.has_open_transaction(1)
     assert log.log_end_offset == 2
+
+
+@pytest.mark.parametrize("commit", [False, True])
+def test_a_batch_of_an_ended_transaction_answers_for_no_other(log, commit):
+    """Protocol 1 keeps the epoch, and librdkafka uses a sequence again whose answer it did not see before the abort."""
+    append_txn(log, 1, 0, 0)
+    append_txn(log, 1, 0, 1, 2)
+    assert append(log, produced(1, 0, 1, 2, txn=True)).duplicate, "a retry in the open transaction"
+    end_txn(log, 1, 0, commit=commit)
+    end = log.log_end_offset
+    for sequence, count in ((2, 4), (1, 2), (1, 1), (0, 1)):
+        again = append_txn(log, 1, 0, sequence, count)
+        assert (again.error, again.duplicate) == (ErrorCode.UNKNOWN_PRODUCER_ID, False)
+    behind = append_txn(log, 1, 0, 3)
+    assert behind.error == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, "0 came first, and is refused"
+    assert log.log_end_offset == end
+    assert not log.producers.has_open_transaction(1)
+    assert append_txn(log, 1, 1, 0, 2).error == ErrorCode.NONE, "the producer goes on in its next epoch"
+
+
+def test_the_next_transaction_of_an_epoch_goes_on_where_the_one_before_ended(log):
+    append_txn(log, 1, 0, 0, 2)
+    end_txn(log, 1, 0, commit=False)
+    assert append_txn(log, 1, 0, 2).error == ErrorCode.NONE
+    assert append(log, produced(1, 0, 2, txn=True)).duplicate
+    late = append(log, produced(1, 0, 0, 2, txn=True))
+    assert late.error == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, "a copy that was held up on its way"
+    assert append(log, produced(1, 0, 3, txn=True)).error == ErrorCode.NONE
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_which_transaction_a_batch_was_of_is_known_after_a_restart(tmp_path, clean):
+    log = open_log(tmp_path / "e-0")
+    append_txn(log, 1, 0, 0)
+    end_txn(log, 1, 0, commit=False)
+    append_txn(log, 2, 0, 0)
+    log.close()
+    log = open_log(tmp_path / "e-0", clean=clean)
+    assert append_txn(log, 1, 0, 0).error == ErrorCode.UNKNOWN_PRODUCER_ID
+    assert append(log, produced(2, 0, 0, txn=True)).duplicate
+
+
+def test_sequences_that_wrap_are_known_as_used(log):
+    last = 2**31 - 1
+    append_txn(log, 1, 0, last - 1, 4)  # last - 1, last, 0, 1
+    end_txn(log, 1, 0, commit=False)
+    assert append_txn(log, 1, 0, last).error == ErrorCode.UNKNOWN_PRODUCER_ID
+    assert append_txn(log, 1, 0, 3).error == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
 
 
 # ---- verification (KIP-890)
@@ -301,8 +354,6 @@ def test_verifications_are_bounded():
 def test_snapshot_bytes():
     """Golden: one idempotent producer with a batch, one with only a marker; written out by hand from the format."""
     state = ProducerState(expiration_ms=1, max_producers=10)
-    from brokers.log.producers import BatchMeta, ProducerEntry
-
     entries = [
         ProducerEntry(7, 2, -1, 1000, (BatchMeta(9, 109, 4, 1000),), 105),
         ProducerEntry(8, 1, 3, 2000),
@@ -321,15 +372,124 @@ def test_snapshot_bytes():
     assert state.first_unstable_offset == 105
 
 
+def sealed(body: bytes) -> bytes:
+    """A snapshot with these bytes behind its checksum, as a writer that we don't know could leave it."""
+    return b"\0\1" + crc32c(body).to_bytes(4, "big") + body
+
+
+FIVE = tuple(BatchMeta(2 * n + 1, 100 + 2 * n, 1, NOW + n) for n in range(5))
+
+
+def test_a_snapshot_has_all_batches_behind_what_kafka_reads():
+    entries = [
+        ProducerEntry(7, 2, -1, NOW + 4, FIVE, 105),
+        ProducerEntry(8, 1, 3, 2000),
+        ProducerEntry(9, 0, 4, NOW, (BatchMeta(3, 9, 1, NOW - 5),)),
+        ProducerEntry(10, 0, -1, NOW, FIVE[:1]),
+    ]
+    data = encode_snapshot(entries)
+    one_each = [entry._replace(batches=entry.batches[-1:]) for entry in entries]
+    one_each[2] = entries[2]._replace(batches=(BatchMeta(3, 9, 1, NOW),), timestamp=NOW)
+    assert data[6 : 10 + 4 * 46] == encode_snapshot(one_each)[6 : 10 + 4 * 46]
+    assert decode_snapshot(data)[:3] == entries[:3]
+    tail = encode_tail([(7, FIVE), (9, entries[2].batches)])
+    assert data[10 + 4 * 46 :] == tail
+    assert len(tail) == 8 + 2 * 9 + 6 * 24
+
+
+def test_a_tail_that_is_not_ours_or_of_another_state_is_recognised():
+    entry = ProducerEntry(7, 2, -1, NOW + 4, FIVE, 105)
+    body = encode_snapshot([entry])[6:56]
+    last = entry._replace(batches=(FIVE[-1],))
+    assert decode_snapshot(sealed(body)) == [last]  # Kafka's own
+    assert decode_snapshot(sealed(body + b"somebody else's tail")) == [last]
+    assert decode_snapshot(sealed(body + encode_tail([(6, FIVE)]))) == [last]
+    whole = encode_tail([(7, FIVE)])
+    assert decode_snapshot(sealed(body + whole)) == [entry]
+    for wrong in (
+        encode_tail([(7, FIVE[:-1])]),  # of the state before the last batch
+        encode_tail([(7, ())]),
+        *(whole[:cut] for cut in range(8, len(whole))),
+        whole + b"x",
+    ):
+        with pytest.raises(DamagedSnapshot):
+            decode_snapshot(sealed(body + wrong))
+    for bit in range(8 * len(whole)):
+        flipped = bytearray(body + whole)
+        flipped[len(body) + bit // 8] ^= 1 << bit % 8
+        with pytest.raises(DamagedSnapshot):
+            decode_snapshot(sealed(body + whole)[:6] + flipped)
+
+
+@pytest.mark.parametrize("how", ["stop", "kill", "roll", "cut", "snapshots lost", "snapshots damaged"])
+def test_the_last_five_batches_are_known_after_every_way_to_load_them(tmp_path, how):
+    """Five requests in flight, their answers lost: the client sends all of them again, whatever came between."""
+    path = tmp_path / "events-0"
+    log = open_log(path)
+    for i in range(7):
+        append(log, produced(1, 0, i, timestamp=NOW + i))
+    if how in ("roll", "cut"):
+        log.appender.roll(NOW)
+    if how == "cut":
+        append(log, produced(1, 0, 7))
+        log.truncation.truncate_to(7)
+    else:
+        log.close(clean=how != "kill")
+        for snapshot in path.glob("*.snapshot") if how.startswith("snapshots") else ():
+            snapshot.write_bytes(b"\0" * 100) if how.endswith("damaged") else snapshot.unlink()
+        log = open_log(path, clean=how != "kill", high_watermark=7)
+    for i in range(2, 7):
+        again = append(log, produced(1, 0, i, timestamp=NOW + i))
+        assert (again.error, again.duplicate, again.first_offset) == (ErrorCode.NONE, True, i)
+    assert append(log, produced(1, 0, 7)).first_offset == 7
+    assert not log.recovery_report.truncated_bytes
+
+
 @pytest.mark.parametrize("cut", [0, 5, 9, 20, 55])
 def test_damaged_snapshots(cut):
     state = ProducerState(expiration_ms=1, max_producers=10)
     data = state.to_snapshot()
     assert decode_snapshot(data) == []
-    from brokers.log.producers import ProducerEntry
-
     whole = encode_snapshot([ProducerEntry(1)])
     with pytest.raises(DamagedSnapshot):
         decode_snapshot(whole[:cut])
     with pytest.raises(DamagedSnapshot):
         decode_snapshot(whole[:cut] + bytes([whole[cut] ^ 1]) + whole[cut + 1 :])
+
+
+def test_a_cut_takes_the_snapshots_of_what_it_cut(log):
+    """Else a later cut would go back to what other batches had made of the producers."""
+    for sequence in range(5):
+        append(log, produced(1, 0, sequence))
+    log.appender.roll(NOW)  # with a snapshot at offset 5
+    log.truncation.truncate_to(2)
+    for sequence in range(6):
+        append(log, produced(2, 0, sequence))
+    log.truncation.truncate_to(7)
+    assert {entry.producer_id: entry.last_sequence for entry in log.producers.active()} == {1: 1, 2: 4}
+
+
+def test_each_run_of_markers_becomes_final_by_itself(log):
+    """One that is final says nothing of a marker of the next, though that one is below the high watermark."""
+    for producer_id in (1, 2, 3, 4):
+        append_txn(log, producer_id, 0, 0)  # offsets 0 to 3
+    for pair in ((1, 2), (3, 4)):  # markers at 4 and 5, at 6 and 7
+        run = encode_marker_run([(producer_id, 0, True) for producer_id in pair], 0, NOW)
+        append(log, run, origin=Origin.COORDINATOR, commit_hw=False)
+    for high_watermark, stable in ((5, 0), (7, 2), (8, 8)):
+        log.appender.set_high_watermark(high_watermark)
+        assert log.last_stable_offset == stable
+
+
+def test_the_oldest_open_transaction_holds_the_stable_offset_after_a_restart(tmp_path):
+    """A snapshot lists producers by their last use."""
+    log = open_log(tmp_path / "e-0")
+    append_txn(log, 1, 0, 0)
+    append_txn(log, 2, 0, 0)
+    append(log, produced(1, 0, 1, txn=True))
+    assert list(log.producers.entries) == [2, 1]
+    log.close()
+    again = open_log(tmp_path / "e-0", clean=True, high_watermark=3)
+    assert again.last_stable_offset == 0
+    end_txn(again, 1, 0, commit=True)
+    assert again.last_stable_offset == 1

@@ -10,7 +10,7 @@ import pytest
 from _native.batch import scan
 from brokers.log import LogOffline, Origin
 from brokers.log.files import RealDisk
-from tests.log.support import (
+from tests.support.logs import (
     NOW,
     append,
     append_txn,
@@ -54,14 +54,14 @@ def _write_a_bit_of_everything(log) -> None:
 
 def _state(log):
     producers = {
-        pid: (e.epoch, e.coordinator_epoch, e.last_sequence, e.last_offset, e.txn_first_offset)
+        pid: (e.epoch, e.coordinator_epoch, e.timestamp, e.batches, e.txn_first_offset)
         for pid, e in log.producers.entries.items()
     }
     return {
         "end": log.log_end_offset,
         "producers": producers,
         "open": dict(log.producers.open),
-        "aborted": log.aborted_entries(),
+        "aborted": log.reader.aborted_entries(),
         "epochs": list(log.epochs.entries),
         "content": content(log),
     }
@@ -210,7 +210,7 @@ def test_recovery_starts_at_the_recovery_point(written, tmp_path):
     copy = tmp_path / "events-0"
     shutil.copytree(path, copy)
     first = open_log(copy, config=SMALL, high_watermark=1 << 40)
-    first.flush()
+    first.flusher.flush()
     point = first.recovery_point
     first.abandon()
     before = files(copy)
@@ -229,7 +229,7 @@ def test_a_log_that_ends_at_its_recovery_point_is_scanned_if_it_does_not_look_li
     log = open_log(path, config=SMALL)
     for _ in range(12):
         append(log, batch(1, value=b"x" * 100))
-    log.flush()
+    log.flusher.flush()
     point = log.recovery_point
     log.abandon()
     stem = path / f"{log.segments.active.base_offset:020d}"
@@ -271,12 +271,12 @@ def test_an_epoch_without_records_is_not_written_and_cannot_stand_in_the_way(tmp
     append(log, batch(2), epoch=3)
     before = checkpoint.read_bytes()
     log.assign_epoch(5)
-    assert log.latest_epoch == 5
+    assert log.epochs.latest == 5
     log.abandon()
     assert checkpoint.read_bytes() == before
     checkpoint.write_bytes(before.replace(b"\n1\n", b"\n2\n") + b"5 2\n")  # as an older version wrote it
     again = _recover(path, clean=True)
-    assert again.latest_epoch == 3
+    assert again.epochs.latest == 3
     append(again, batch(2), epoch=3)
     assert checkpoint.read_bytes() == before
     again.assign_epoch(6)
@@ -347,7 +347,7 @@ def test_a_plausible_but_wrong_offset_index_does_no_harm(tmp_path):
     again = open_log(path, clean=True, config=config(index_interval_bytes=0))
     assert again.log_end_offset == 100
     for offset in range(100):
-        result = again.read(offset, 1, end_offset=100)
+        result = again.reader.read(offset, 1, end_offset=100)
         ((_, header),) = scan(result.slices[0].read())
         assert header.base_offset <= offset <= header.last_offset
 
@@ -423,11 +423,11 @@ def test_marker_of_an_open_transaction_after_recovery(tmp_path):
     info = append(again, marker(5, 0, commit=False), origin=Origin.COORDINATOR)
     assert info.error == 0
     assert again.last_stable_offset == 3
-    assert [entry.first_offset for entry in again.aborted_transactions(0, 3)] == [0]
+    assert [entry.first_offset for entry in again.reader.aborted_transactions(0, 3)] == [0]
 
 
 def test_decay_below_the_recovery_point_costs_only_itself(written, tmp_path):
-    """A flipped bit in an old segment: the log opens, serves what is whole, and tells who reads the damage."""
+    """A flipped bit in an old segment: the log opens, serves what is whole, and a read of the damage fails."""
     path, state = written
     copy = tmp_path / "events-0"
     shutil.copytree(path, copy)
@@ -444,10 +444,10 @@ def test_decay_below_the_recovery_point_costs_only_itself(written, tmp_path):
     for clean in (True, False):
         log = _recover(copy, clean=clean, recovery_point=state["end"])
         assert (log.log_start_offset, log.log_end_offset) == (0, state["end"])
-        assert log.read(0, 1, end_offset=state["end"]).size
+        assert log.reader.read(0, 1, end_offset=state["end"]).size
         with pytest.raises(LogOffline, match="damaged"):
-            log.read(header.base_offset, 1, end_offset=state["end"])
-        assert log.read(state["end"] - 1, 1, end_offset=state["end"]).size
+            log.reader.read(header.base_offset, 1, end_offset=state["end"])
+        assert log.reader.read(state["end"] - 1, 1, end_offset=state["end"]).size
         assert append(log, batch(1), epoch=9).error == 0
-        log.truncate_to(state["end"])
+        log.truncation.truncate_to(state["end"])
         log.close()

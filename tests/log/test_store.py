@@ -17,8 +17,14 @@ import pytest
 
 from brokers.config import BrokerConfig
 from brokers.log import DirectoryInUse, DiskFailed, DiskFull, ForeignDirectory, LogStore, RealDisk, StoreRefused
-from tests.log.faulty import Fault, FaultyDisk
-from tests.log.support import NOW, FixedClock, append, batch, produced, records, until
+from brokers.log.checkpoints import CleanStop, encode_clean_stop
+from brokers.log.flush import Flusher
+from brokers.replication.continuity import intact_since as intact_since_of
+from coordination.registration import LastRegistration
+from tests.support.clocks import ManualClock
+from tests.support.faulty import Fault, FaultyDisk
+from tests.support.logs import NOW, append, batch, produced, records
+from tests.support.waiting import eventually
 from wire.errors import ErrorCode
 from wire.types import TopicPartition
 
@@ -33,7 +39,7 @@ def _config(*paths, **changes) -> BrokerConfig:
 
 def _store(path, disk=None, *, cluster="cluster-1", clock=None, **changes) -> LogStore:
     paths = path if isinstance(path, list) else [path]
-    return LogStore(_config(*paths, **changes), disk or RealDisk(), clock or FixedClock(), cluster_id=cluster)
+    return LogStore(_config(*paths, **changes), disk or RealDisk(), clock or ManualClock(), cluster_id=cluster)
 
 
 def _started(path, disk=None, **options) -> LogStore:
@@ -52,7 +58,7 @@ def test_a_clean_stop_and_start(tmp_path):
         log = _create(store, tp)
         append(log, batch(3), epoch=2)
         append(log, produced(1, 0, 0), epoch=2)
-    store.get(A).delete_records_before(2)
+    store.get(A).truncation.delete_records_before(2)
     store.close(broker_epoch=77)
     assert json.loads((tmp_path / ".kafka_cleanshutdown").read_text()) == {"version": 0, "brokerEpoch": 77}
     assert (tmp_path / "recovery-point-offset-checkpoint").read_text() == f"0\n2\n{A.topic} 0 4\n{A.topic} 11 4\n"
@@ -68,6 +74,31 @@ def test_a_clean_stop_and_start(tmp_path):
     assert append(log, produced(1, 0, 0), epoch=2).duplicate
     assert not (tmp_path / ".kafka_cleanshutdown").exists(), "a crash from now on is no clean stop"
     again.close()
+
+
+@pytest.mark.parametrize(("markers", "intact_since"), [
+    ((3, 3), 3), ((3, 5), 5), ((0, 0), 0), ((3, "unclean"), None), (("unclean", 3), None), ((3, "kafka"), None),
+    (("kafka", "kafka"), None), ((3, ""), None), ((3, "[]"), None), ((3, '{"intactSince":"x"}'), None),
+])  # fmt: skip
+def test_a_broker_is_intact_if_the_markers_of_all_its_directories_say_since_when(tmp_path, markers, intact_since):
+    """Kafka's marker, an empty one, and one that can't be read say that a directory was closed, and nothing more."""
+    paths = [tmp_path / "d1", tmp_path / "d2"]
+    _started(paths).close()
+    for path, marker in zip(paths, markers, strict=True):
+        file = path / ".kafka_cleanshutdown"
+        if marker == "unclean":
+            file.unlink()
+        elif isinstance(marker, int):
+            file.write_bytes(encode_clean_stop(CleanStop(77, 9, marker)))
+        elif marker == "kafka":
+            file.write_bytes(encode_clean_stop(CleanStop(77)))
+        else:
+            file.write_text(marker)
+    store = _store(paths)
+    report = store.load()
+    assert intact_since_of(report.stopped, LastRegistration(9, 77, "")) == intact_since
+    assert report.unclean_directories == [str(p) for p, m in zip(paths, markers, strict=True) if m == "unclean"]
+    store.close()
 
 
 def test_a_kill_is_noticed(tmp_path):
@@ -116,12 +147,30 @@ def test_the_lock(tmp_path):
     _started(tmp_path).close()
 
 
+def test_a_log_for_which_a_directory_has_no_room_is_made_in_another_one(tmp_path):
+    paths = [tmp_path / "d1", tmp_path / "d2"]
+    disk = FaultyDisk(Fault("replace", "/d1/a.b_c-d-0/partition.metadata"))
+    store = _started(paths, disk)
+    log = _create(store, A)
+    assert log.directory == str(tmp_path / "d2" / "a.b_c-d-0")
+    assert not (tmp_path / "d1" / "a.b_c-d-0").exists(), "a start would find two of them"
+    append(log, batch(1))
+    disk.faults.append(Fault("replace", "partition.metadata"))
+    with pytest.raises(DiskFull):
+        _create(store, B)
+    assert store.get(B) is None
+    assert not [path for path in paths if (path / "a.b_c-d-11").exists()]
+    disk.faults.clear()
+    assert _create(store, B).directory == str(tmp_path / "d1" / "a.b_c-d-11"), "the emptier one"
+    store.close()
+
+
 def test_delete_and_create_again(tmp_path):
-    clock = FixedClock()
+    clock = ManualClock()
     store = _started(tmp_path, clock=clock)
     log = _create(store, A)
     append(log, batch(5))
-    result = log.read(0, 100, end_offset=5)
+    result = log.reader.read(0, 100, end_offset=5)
     store.delete(A)
     assert store.get(A) is None
     (doomed,) = [name for name in os.listdir(tmp_path) if name.endswith("-delete")]
@@ -129,10 +178,10 @@ def test_delete_and_create_again(tmp_path):
     assert len(doomed) == len("a.b_c-d-0.") + 32 + len("-delete")
     again = store.create(A, uuid.UUID(int=9), log.config)
     assert (again.log_end_offset, again.topic_id) == (0, uuid.UUID(int=9))
-    store.tick(clock.now)
-    clock.now += 60_000
-    store.tick(clock.now)
-    until(lambda: not (tmp_path / doomed).exists())
+    store.tick(clock.now_ms)
+    clock.now_ms += 60_000
+    store.tick(clock.now_ms)
+    eventually(lambda: not (tmp_path / doomed).exists(), "the directory is gone")
     assert result.slices[0].read()
     result.release()
     store.close()
@@ -144,8 +193,8 @@ def test_a_recovery_point_does_not_outlive_its_log(tmp_path, killed):
     store = _started(tmp_path)
     append(_create(store, A), batch(3))
     append(_create(store, B), batch(2))
-    store.get(A).flush()
-    store.get(B).flush()
+    store.get(A).flusher.flush()
+    store.get(B).flusher.flush()
     store.checkpoint()
     points = tmp_path / "recovery-point-offset-checkpoint"
     assert points.read_text() == f"0\n2\n{A.topic} 0 3\n{A.topic} 11 2\n"
@@ -160,6 +209,46 @@ def test_a_recovery_point_does_not_outlive_its_log(tmp_path, killed):
     again = _started(tmp_path)
     assert again.get(A).recovery_report.segments_scanned == 1
     assert again.get(B).recovery_report.segments_scanned == 0
+    again.close()
+
+
+def test_a_saved_start_outlives_a_kill_and_not_its_log(tmp_path):
+    store = _started(tmp_path)
+    for tp in (A, B):
+        append(_create(store, tp), batch(5))
+        store.get(tp).truncation.delete_records_before(5 if tp == A else 0)
+    store.get(A).truncation.delete_records_before(3)
+    store.get(B).appender.set_high_watermark(5)
+    store.get(B).truncation.delete_records_before(2)
+    store.get(B).truncation.save_start()
+    store.close(clean=False)
+    again = _started(tmp_path)
+    assert [again.get(tp).log_start_offset for tp in (A, B)] == [5, 2], "one call serves all logs of the directory"
+    again.delete(A)
+    again.close(clean=False)
+    last = _started(tmp_path)
+    append(_create(last, A), batch(3))
+    last.close(clean=False)
+    end = _started(tmp_path)
+    assert end.get(A).log_start_offset == 0, "the start of the log before would hide what is in the new one"
+    end.close()
+
+
+def test_a_start_that_is_saved_is_not_overtaken_by_the_checkpoint_under_way(tmp_path):
+    store, log = _flushed(tmp_path)
+    store.tick(NOW + 60_000)
+    assert store.directories[0].checkpoint is not None
+    log.appender.set_high_watermark(10)
+    log.truncation.delete_records_before(7)
+    log.truncation.save_start()
+    for _ in range(3):
+        store.tick(NOW + 60_000)
+    assert store.directories[0].checkpoint is None
+    assert f"{A.topic} 0 10" in (tmp_path / "recovery-point-offset-checkpoint").read_text(), "the others are written"
+    assert store.offline_directories == [], "what was renamed already is not renamed again"
+    store.close(clean=False)
+    again = _started(tmp_path)
+    assert again.get(A).log_start_offset == 7
     again.close()
 
 
@@ -219,18 +308,18 @@ def test_an_unusable_directory_at_the_start(tmp_path):
 
 def test_a_full_disk_at_upkeep_stops_nothing(tmp_path):
     disk = FaultyDisk()
-    clock = FixedClock()
+    clock = ManualClock()
     store = _started(tmp_path, disk, clock=clock)
     log = _create(store, A)
     append(log, batch(1))
-    store.tick(clock.now)
+    store.tick(clock.now_ms)
     disk.faults.append(Fault("replace", "checkpoint"))
-    clock.now += 10_000_000
-    store.tick(clock.now)
+    clock.now_ms += 10_000_000
+    store.tick(clock.now_ms)
     assert append(log, batch(1)).error == ErrorCode.NONE
     disk.faults.clear()
-    clock.now += 10_000_000
-    store.tick(clock.now)
+    clock.now_ms += 10_000_000
+    store.tick(clock.now_ms)
     assert "a.b_c-d 0" in (tmp_path / "replication-offset-checkpoint").read_text()
 
 
@@ -285,33 +374,33 @@ def test_snapshots_of_earlier_stops_go(tmp_path):
 
 
 def test_ticks_flush_closed_segments_and_checkpoint(tmp_path):
-    clock = FixedClock()
+    clock = ManualClock()
     store = _started(tmp_path, clock=clock)
     log = store.create(A, TOPIC_ID, dataclasses.replace(_config(".").topic_defaults(), segment_bytes=300))
-    store.tick(clock.now)
+    store.tick(clock.now_ms)
     append(log, batch(1))
-    store.tick(clock.now)
+    store.tick(clock.now_ms)
     assert log.recovery_point == 0, "the active segment is left to the system"
     for _ in range(10):
         append(log, batch(1))
     closed = log.segments.active.base_offset
-    _tick_until_flushed(store, log, clock.now)
+    _tick_until_flushed(store, log, clock.now_ms)
     assert log.recovery_point == closed > 0
     log.config = dataclasses.replace(log.config, flush_ms=500)
     _tick_until_flushed(store, log, NOW + 499)
     assert log.recovery_point == closed
     _tick_until_flushed(store, log, NOW + 500)
     assert log.recovery_point == 11
-    clock.now += 60_000
-    store.tick(clock.now)
+    clock.now_ms += 60_000
+    store.tick(clock.now_ms)
     checkpoint = tmp_path / "recovery-point-offset-checkpoint"
     assert not checkpoint.exists(), "nobody waited for its fsync"
-    _tick_until_checkpointed(store, clock.now)
+    _tick_until_checkpointed(store, clock.now_ms)
     assert f"{A.topic} 0 11" in checkpoint.read_text()
 
 
 def _tick_until_checkpointed(store, now):
-    until(lambda: [store.tick(now), store.directories[0].checkpoint is None][1])
+    eventually(lambda: [store.tick(now), store.directories[0].checkpoint is None][1], "the checkpoint is written")
 
 
 def _flushed(path, disk=None):
@@ -321,7 +410,7 @@ def _flushed(path, disk=None):
     store.tick(NOW)
     append(log, batch(5))
     append(log, batch(5))
-    log.flush()
+    log.flusher.flush()
     return store, log
 
 
@@ -330,7 +419,7 @@ def test_a_cut_gives_up_the_checkpoint_under_way(tmp_path):
     store, log = _flushed(tmp_path)
     store.tick(NOW + 60_000)
     assert store.directories[0].checkpoint is not None
-    log.truncate_to(5, now_ms=NOW)
+    log.truncation.truncate_to(5, now_ms=NOW)
     assert store.directories[0].checkpoint is None
     for _ in range(3):
         store.tick(NOW + 60_000)
@@ -372,9 +461,9 @@ def test_a_cut_is_not_made_before_the_lower_recovery_point_is_written(tmp_path):
     disk.faults.append(Fault("replace", "recovery-point-offset-checkpoint", error=errno.ENOSPC, times=2))
     for _ in range(2):
         with pytest.raises(DiskFull):
-            log.truncate_to(5, now_ms=NOW)
+            log.truncation.truncate_to(5, now_ms=NOW)
         assert (log.log_end_offset, log.recovery_point) == (10, 10)
-    log.truncate_to(5, now_ms=NOW)
+    log.truncation.truncate_to(5, now_ms=NOW)
     assert f"{A.topic} 0 5" in (tmp_path / "recovery-point-offset-checkpoint").read_text()
     store.close()
 
@@ -405,14 +494,16 @@ def test_a_deletion_on_a_full_disk_makes_room_at_once(tmp_path):
     store.close()
 
 
-def test_idle_segments_give_back_what_is_allocated_ahead(tmp_path):
-    clock = FixedClock()
+def test_idle_segments_give_back_what_is_allocated_ahead(tmp_path, monkeypatch):
+    clock = ManualClock()
     store = _started(tmp_path, clock=clock)
     idle, busy = _create(store, A), _create(store, TopicPartition("busy", 0))
     trimmed = []
     for log in (idle, busy):
         append(log, batch(1))
-        log.trim_if_idle = lambda since_ms, log=log: trimmed.append((log, log.last_now_ms < since_ms))
+    monkeypatch.setattr(
+        Flusher, "trim_if_idle", lambda part, since_ms: trimmed.append((part._log, part._log.last_now_ms < since_ms))
+    )
     store.tick(NOW)
     append(busy, batch(1), now_ms=NOW + 500_000)
     store.tick(NOW + 600_001)
@@ -438,13 +529,13 @@ def test_a_disk_that_fails_a_checkpoint_under_way(tmp_path, op, code):
 
 
 def test_retention_by_tick(tmp_path):
-    clock = FixedClock()
+    clock = ManualClock()
     store = _started(tmp_path, clock=clock)
     log = store.create(A, TOPIC_ID, dataclasses.replace(_config(".").topic_defaults(), retention_ms=1000))
     append(log, batch(1))
-    store.tick(clock.now)
-    clock.now += 300_000
-    store.tick(clock.now)
+    store.tick(clock.now_ms)
+    clock.now_ms += 300_000
+    store.tick(clock.now_ms)
     assert log.log_start_offset == 1
 
 
@@ -458,7 +549,7 @@ def test_many_partitions_cost_no_descriptors(tmp_path):
     store.close()
     disk = RealDisk(max_open=64)
     store = _started(tmp_path, disk)
-    assert disk.open_files <= 64
+    assert len(disk._opened) <= 64
     assert sum(log.log_end_offset for log in store.all().values()) == 100
     store.close()
 
@@ -468,7 +559,7 @@ import sys; sys.path.insert(0, sys.argv[2])
 import random, uuid
 from brokers.log import RealDisk
 from tests.log.test_store import _started, A, _config, TOPIC_ID
-from tests.log.support import append, append_txn, batch, end_txn, produced
+from tests.support.logs import append, append_txn, batch, end_txn, produced
 import dataclasses
 store = _started(sys.argv[1])
 log = store.get(A)

@@ -1,4 +1,4 @@
-"""The batch kernel: what it means (on both twins), and that the twins agree on any bytes, errors included."""
+"""The batch kernel: its results (on both twins), and that the twins agree on any bytes, errors included."""
 
 from __future__ import annotations
 
@@ -148,8 +148,9 @@ def test_entries_of_an_index_are_found(entries: list[tuple[int, int]], wanted: i
     columns = [sorted(column) for column in zip(*entries, strict=True)] or [[], []]
     data = b"".join(struct.pack(">ii", *entry) for entry in zip(*columns, strict=True)) + b"\0\0\0" * torn
     for field, column in ((0, columns[0]), (4, columns[1])):
-        found = both(lambda twin, field=field: twin.entries_at_most(bytearray(data), 8, field, wanted))
-        assert found == ("ok", sum(value <= wanted for value in column))
+        found = both(lambda twin, field=field: twin.index_floor(bytearray(data), 7, field, wanted))
+        below = sum(value <= wanted for value in column)
+        assert found == ("ok", (7 + columns[0][below - 1], columns[1][below - 1]) if below else (7, 0))
 
 
 @given(records_strategy, st.data())
@@ -270,17 +271,25 @@ def test_what_is_admitted_and_what_is_left_to_others(
 
     def admitted(twin: ModuleType) -> Any:
         buffers.append(bytearray(raw))
-        return twin.admit(memoryview(buffers[-1]), base, 4, latest, most, PRODUCERS, True)
+        return twin.admit(
+            [memoryview(buffers[-1])], base, 4, latest, most, len(raw), len(raw), PRODUCERS, True, False
+        )  # fmt: skip
 
-    found = both(admitted)[1]
+    told, produced = both(admitted)[1]
     assert buffers[0] == buffers[1]
-    if found is None:
+    if not told:
         assert buffers[0] == raw
         return
+    (found,) = told
+    assert produced == (found.producer_id != -1)
     header = pure_twin.validate_batch(bytes(raw))
     last_offset = base + header.record_count - 1
     last_sequence = -1 if header.producer_id == -1 else header.last_sequence
-    assert found == (base, last_offset, header.max_timestamp, len(raw), header.producer_id, last_sequence)
+    epoch = -1 if header.producer_id == -1 else header.producer_epoch
+    assert type(found) is pure_twin.Admitted
+    assert found == (
+        base, last_offset, header.max_timestamp, len(raw), header.producer_id, epoch, last_sequence, header.attributes
+    )  # fmt: skip
     stamped = bytearray(raw)
     pure_twin.stamp(stamped, 0, base, 4)
     assert buffers[0] == stamped
@@ -288,10 +297,27 @@ def test_what_is_admitted_and_what_is_left_to_others(
 
 def test_a_plain_batch_is_admitted_unless_its_bytes_are_read_only(batch: ModuleType) -> None:
     raw = a_batch(3)
-    assert batch.admit(bytearray(raw), 5, 1, 1002, 3, {}, False) == (5, 7, 1002, len(raw), -1, -1)
-    assert batch.admit(raw, 5, 1, 1002, 3, {}, False) is None
-    assert batch.admit(bytearray(raw), 5, 1, 1001, 3, {}, False) is None
-    assert batch.admit(bytearray(raw), 5, 1, 1002, 2, {}, False) is None
+    size = len(raw)
+
+    def admitted(data: Any, latest: int = 1002, most: int = 3, largest: int = size, room: int = 2 * size) -> Any:
+        found, produced = batch.admit([data] * 3, 5, 1, latest, most, largest, room, {}, False, False)
+        assert produced == 0
+        return found
+
+    assert admitted(bytearray(raw))[:1] == [(5, 7, 1002, size, -1, -1, -1, 0)]
+    assert admitted(raw) == []
+    assert admitted(bytearray(raw), latest=1001) == []
+    assert admitted(bytearray(raw), most=2) == []
+    assert admitted(bytearray(raw), largest=size - 1) == []
+    assert admitted(bytearray(raw), room=size - 1) == []
+
+
+def test_as_many_are_admitted_as_there_is_room_for(batch: ModuleType) -> None:
+    sent = [bytearray(a_batch(1)) for _ in range(4)]
+    found, _ = batch.admit(sent, 5, 1, 1002, 3, 1000, 3 * len(sent[0]) - 1, {}, False, False)
+    assert [one.first_offset for one in found] == [5, 6]
+    assert [one.size for one in found] == [len(sent[0])] * 2
+    assert sent[2] == sent[3] == a_batch(1)
 
 
 def of_producer(producer_id: int, epoch: int, sequence: int, count: int = 1, *, txn: bool = False) -> bytearray:
@@ -302,13 +328,17 @@ def of_producer(producer_id: int, epoch: int, sequence: int, count: int = 1, *, 
     )
 
 
-def admitted_of(batch: ModuleType, *batches: bytearray, producers: Any, transactional: bool = False) -> list[Any]:
+def admitted_of(
+    batch: ModuleType, *batches: bytearray, producers: Any, transactional: bool = False, unknown: bool = False
+) -> list[Any]:
     """What producer and last sequence is said of those that are admitted; the others are as they were."""
     sent = [bytearray(data) for data in batches]
-    found = batch.admit_run(sent, 5, 1, 2**62, 9, 9999, producers, transactional)
+    found, produced = batch.admit(sent, 5, 1, 2**62, 9, 9999, 2**31, producers, transactional, unknown)
+    assert produced == sum(said.producer_id != -1 for said in found)
     assert sent[len(found) :] == list(batches[len(found) :])
     assert all(batch.parse_header(one).base_offset == said[0] for one, said in zip(sent, found, strict=False))
-    return [said[4:] for said in found]
+    assert all(batch.parse_header(one).attributes == said.attributes for one, said in zip(sent, found, strict=False))
+    return [(said.producer_id, said.last_sequence) for said in found]
 
 
 def test_sequences_that_follow_on_each_other_are_admitted(batch: ModuleType) -> None:
@@ -354,6 +384,20 @@ def test_only_an_open_transaction_goes_on(batch: ModuleType) -> None:
         assert admitted_of(batch, changed, producers=producers, transactional=True) == []
 
 
+def test_the_first_of_an_unknown_producer_is_admitted_where_such_are(batch: ModuleType) -> None:
+    first, more = of_producer(7, 4, 9, 2), of_producer(7, 4, 11)
+    assert admitted_of(batch, first, more, producers={}) == []
+    assert admitted_of(batch, first, more, producers={}, unknown=True) == [(7, 10), (7, 11)]
+    assert admitted_of(batch, first, of_producer(7, 4, 12), producers={}, unknown=True) == [(7, 10)], "a gap"
+    assert admitted_of(batch, first, of_producer(7, 5, 11), producers={}, unknown=True) == [(7, 10)], "another epoch"
+    between = [first, of_producer(8, 0, 3), bytearray(a_batch(1)), more]
+    assert admitted_of(batch, *between, producers={8: known(0, 2)}, unknown=True) == [(7, 10), (8, 3), (-1, -1)]
+    txn = of_producer(7, 4, 9, txn=True)
+    assert admitted_of(batch, txn, producers={}, transactional=True, unknown=True) == []
+    for fields in ({"producer_epoch": -1}, {"base_sequence": -1}):
+        assert admitted_of(batch, with_header(bytes(first), fields), producers={}, unknown=True) == []
+
+
 NUMBERS = st.sampled_from([0, 1, 2, 3, 4, 2**30, 2**31 - 3, 2**31 - 2, 2**31 - 1])
 
 
@@ -374,17 +418,52 @@ NUMBERS = st.sampled_from([0, 1, 2, 3, 4, 2**30, 2**31 - 3, 2**31 - 2, 2**31 - 1
         max_size=6,
     ),
     st.booleans(),
+    st.booleans(),
 )  # fmt: skip
 @settings(max_examples=400)
-def test_producers_are_judged_alike(producers: dict[int, Known], sent: list[bytes], transactional: bool) -> None:
+def test_producers_are_judged_alike(
+    producers: dict[int, Known], sent: list[bytes], transactional: bool, unknown: bool
+) -> None:
     buffers: list[list[bytearray]] = []
 
     def admitted(twin: ModuleType) -> Any:
         buffers.append([bytearray(data) for data in sent])
-        return twin.admit_run(buffers[-1], 5, 1, 2**62, 9, 9999, producers, transactional)
+        return twin.admit(buffers[-1], 5, 1, 2**62, 9, 9999, 2**31, producers, transactional, unknown)
 
     both(admitted)
     assert buffers[0] == buffers[1]
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 5), st.integers(-1, 9), st.integers(61, 300)), max_size=8),
+    st.integers(0, 600), st.integers(0, 500), st.integers(-1, 9),
+)  # fmt: skip
+def test_index_entries_are_those_of_one_batch_after_the_other(
+    sizes: list[tuple[int, int, int]], since: int, interval: int, largest: int
+) -> None:
+    batches: list[Any] = []
+    offset = 7
+    for count, timestamp, size in sizes:
+        batches.append(pure_twin.Admitted(offset, offset + count - 1, timestamp, size, -1, -1, -1, 0))
+        offset += count
+    _, (entries, *left) = both(lambda twin: twin.index_entries(batches, 1000, since, interval, largest, 5))
+    expected: list[Any] = []
+    position, state = 1000, (since, largest, 5)
+    for batch in batches:
+        _, (one, *rest) = both(
+            lambda twin, b=batch, p=position, s=state: twin.index_entries([b], p, s[0], interval, *s[1:])
+        )
+        expected += one
+        position, state = position + batch.size, tuple(rest)
+    assert (entries, tuple(left)) == (expected, state)
+    assert [entry[1] for entry in entries] == sorted({entry[1] for entry in entries})
+
+
+def test_an_entry_comes_after_more_than_the_interval(batch: ModuleType) -> None:
+    one = pure_twin.Admitted(0, 4, 9, 100, -1, -1, -1, 0)
+    entries, since, largest, offset = batch.index_entries([one], 50, 10, 9, 3, 2)
+    assert (entries, since, largest, offset) == ([(4, 50, 9, 4)], 100, 9, 4)
+    assert batch.index_entries([one], 50, 9, 9, 30, 2) == ([], 109, 30, 2)
 
 
 def test_compression_is_the_callers(batch: ModuleType) -> None:

@@ -168,7 +168,7 @@ def test_windows_have_bounds(io: ModuleType, file: tuple[int, bytes]) -> None:
     for position, length in ((-PAGE, PAGE), (1, PAGE), (0, 0), (0, MAPPING_MAX + 1)):
         with pytest.raises(ValueError, match="no window"):
             io.Mapping(file[0], position, length)
-    with pytest.raises(OSError):  # noqa: PT011 - whatever the system says of it
+    with pytest.raises(OSError):  # noqa: PT011 - the system's message
         io.Mapping(999_999, 0, PAGE)
     mapping = io.Mapping(file[0], PAGE, 3 * PAGE)
     assert (mapping.position, mapping.length) == (PAGE, 3 * PAGE)
@@ -187,7 +187,9 @@ def _evict(fd: int) -> bool:
     os.fsync(fd)
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     try:
-        os.preadv(fd, [bytearray(1)], 2_900_000, os.RWF_NOWAIT)  # far from what is read: it starts a read-ahead
+        os.preadv(
+            fd, [bytearray(1)], 2_900_000, os.RWF_NOWAIT
+        )  # far from the range that is read, which starts a read-ahead
     except BlockingIOError:
         return True
     except OSError:
@@ -204,7 +206,7 @@ def test_what_is_not_in_memory_stops_it_and_a_worker_brings_it(
     fd, content = file
     mapping = io.Mapping(fd, 0, 3_000_000) if mapped else None
     chunks = [b"front", FilePart(fd, 1_000_000, length, mapping), b"back"]
-    for _ in range(20):  # the disk may be quick enough to have read it before we look
+    for _ in range(20):  # the disk may have read it before this check
         if not _evict(fd):
             pytest.skip("this file system does not say what is cached")
         drain(theirs)

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 import _native.wire_cy as cython_twin
 import _native.wire_py as pure_twin
 import wire.messages as m
+from _native.byte_reader import put_varint
 from _native.errors import MalformedMessage
-from _native.wire_fields import put_varint
 from _native.wire_py import (
+    MAX_ASKED,
     NO_HIGH_WATERMARK,
     FetchOutcome,
     FetchPart,
@@ -26,7 +27,8 @@ from _native.wire_py import (
     ProduceOutcome,
     ProducePart,
 )
-from tests.wire.samples import request, response
+from tests.support.fetching import fetch_frame
+from tests.support.samples import request, response
 
 PRODUCE, FETCH, METADATA = 0, 1, 3
 DECODERS = {PRODUCE: "decode_produce", FETCH: "decode_fetch"}
@@ -144,7 +146,7 @@ def a_run(data: Any, start: int = 0, end: int | None = None, lowest: int = 3, hi
 
 @pytest.mark.parametrize("version", range(3, 14))
 def test_requests_that_differ_only_in_partition_and_records_make_a_run(version: int) -> None:
-    carried = [(0, b"x"), (1, b"y" * 126), (0, b"z" * 127), (0, b"x" * 128), (2, b"x" * 20000), (1, b"xxx")]
+    carried = [(0, b"x"), (1, b"p" * 126), (0, b"h" * 127), (0, b"x" * 128), (2, b"x" * 20000), (1, b"xxx")]
     frames = [a_produce(version, data, 70 + number, index=index) for number, (index, data) in enumerate(carried)]
     sent = b"".join(frames)
     data = b"before" + sent + a_produce(version, b"other", timeout_ms=1) + b"behind"
@@ -164,6 +166,15 @@ def test_requests_that_differ_only_in_partition_and_records_make_a_run(version: 
     assert a_run(data, 6, 6 + len(sent) - 1).correlation_ids == [70, 71, 72, 73, 74]
     assert a_run(data, 6, lowest=version + 1) is None
     assert a_run(data, 6, highest=version - 1) is None
+
+
+def test_a_request_with_a_codec_is_a_run_of_its_own() -> None:
+    plain, compressed = bytes(80), bytes(21) + b"\0\x03" + bytes(80)
+    sent = [a_produce(11, data, number, index=number) for number, data in enumerate([plain, plain, compressed, plain])]
+    assert a_run(b"".join(sent)).groups == [0, 1]
+    assert a_run(b"".join(sent[2:])).correlation_ids == [2]
+    assert len(a_run(sent[0] + a_produce(11, compressed)).parts) == 1, "known by its first bytes, too"
+    assert a_run(a_produce(11, compressed[:60]) + sent[0]).correlation_ids == [0, 0], "no batch is so small"
 
 
 OTHERS: list[dict[str, Any]] = [
@@ -259,6 +270,19 @@ def test_objects_are_counted() -> None:
     assert both("decode_fetch", 12, body, 1) == ("malformed", "decodes into too many objects")
 
 
+@pytest.mark.parametrize("name", ["decode_produce", "decode_fetch"])
+def test_a_request_names_so_many_partitions_and_no_more(name: str) -> None:
+    if name == "decode_produce":
+        version, front, part = 3, b"\xff\xff" + b"\0" * 6 + b"\0\0\0\1" + b"\0\1t", b"\0" * 8
+    else:
+        version, front, part = 4, b"\0" * 17 + b"\0\0\0\1" + b"\0\1t", b"\0" * 16
+    for count, verdict in ((MAX_ASKED - 1, "ok"), (MAX_ASKED, "malformed")):
+        body = front + count.to_bytes(4, "big") + part * count
+        found, request = both(name, version, body)
+        assert found == verdict
+        assert request == "decodes into too many objects" if found == "malformed" else len(request.parts) == count
+
+
 def test_records_are_views_into_the_frame() -> None:
     frame = bytearray(b"\xff\xff\0\1\0\0\0\1\0\0\0\1\0\1t\0\0\0\1\0\0\0\0\0\0\0\4abcd")
     for twin in (pure_twin, cython_twin):
@@ -269,7 +293,7 @@ def test_records_are_views_into_the_frame() -> None:
 
 
 class Piece:
-    """A file slice that nobody reads here."""
+    """A file slice whose content is not read here."""
 
     def __init__(self, length: int) -> None:
         self.position = 0
@@ -321,18 +345,42 @@ def test_fetch_answers_are_equal(
     assert [c for c in chunks if isinstance(c, Piece)] == [p for _, outcome in parts for p in outcome.slices]
 
 
-@given(st.integers(4, 18), numbers, st.builds(FetchPart, names, ids, numbers, *[st.just(0)] * 6), fetch_outcomes)
-def test_a_whole_fetch_answer_is_its_header_and_its_body(version: int, number: int, part: Any, outcome: Any) -> None:
-    if not outcome.slices:
-        with pytest.raises(ValueError, match="no records"):
-            cython_twin.encode_fetch_answer(version, number, part, outcome)
-        return
-    _, chunks = both("encode_fetch_answer", version, number, part, outcome)
-    body = pure_twin.encode_fetch_response(version, [(part, outcome)])
+@given(
+    st.integers(4, 18),
+    numbers,
+    st.lists(
+        st.tuples(st.builds(FetchPart, names, ids, numbers, *[st.just(0)] * 6), fetch_outcomes), max_size=3
+    ),
+    numbers,
+    endpoints,
+)  # fmt: skip
+def test_a_whole_fetch_answer_is_its_header_and_its_body(
+    version: int, number: int, parts: Any, session: int, where: Any
+) -> None:
+    _, chunks = both("encode_fetch_answer", version, number, parts, session, where)
+    body = pure_twin.encode_fetch_response(version, parts, 0, 0, session, where)
     header = number.to_bytes(4, "big", signed=True) + b"\0" * (version >= 12)
-    size = len(header) + sum(len(c) for c in body if isinstance(c, bytes)) + outcome.size
+    records = sum(outcome.size for _, outcome in parts)
+    size = len(header) + sum(len(c) for c in body if isinstance(c, bytes)) + records
     assert chunks[0] == size.to_bytes(4, "big") + header + body[0]
-    assert chunks[1:] == [c for c in body[1:] if c != b""]
+    assert chunks[1:] == body[1:]
+
+
+@given(st.lists(st.tuples(st.integers(0, 90), st.integers(0, 255)), max_size=3), st.integers(0, 200), st.integers(0, 2))
+def test_a_fetch_is_decoded_where_it_lies_or_not_at_all(changes: list[tuple[int, int]], end: int, most: int) -> None:
+    frame = bytearray(fetch_frame("t"))
+    for position, value in changes:
+        frame[position % len(frame)] = value
+    data = memoryview(b"xyz" + bytes(frame) + b"behind")
+    end = min(3 + end, len(data)) if end < 180 else len(data)
+    _, run = both("decode_fetch_run", data, 3, end, 4, 18, most)
+    if not changes and most:
+        assert (run is not None) == (end >= 3 + len(frame))
+    if run is not None:
+        (at,) = run.ends
+        header = pure_twin.parse_request_header(data[7:at], {1: 12})
+        assert run.request == pure_twin.decode_fetch(run.version, data[7 + header.body : at])
+        assert run.correlation_ids == [header.correlation_id]
 
 
 # ---- the follower's side of Fetch -----------------------------------------------------------------------------------
@@ -440,7 +488,7 @@ def test_mutated_answers_are_judged_alike(version: int, data: st.DataObject) -> 
     try:
         m.decode_response(FETCH, version, bytes(body))
     except m.MalformedRequest:
-        return  # perhaps in what a follower does not read
+        return  # perhaps in fields that a follower does not read
     assert verdict == "ok"
 
 

@@ -157,7 +157,7 @@ def test_a_flow_is_closed_or_open() -> None:
             wrong.line(Path("frames"))
 
 
-def test_nobody_listens() -> None:
+def test_no_server_listens() -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port: Any = probe.getsockname()[1]
     frame = produce_frame(TOPIC, 0, batch_of(100, 100)[0])

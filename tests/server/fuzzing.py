@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import wire.messages as m
 from _native.batch import Record, crc32c, encode_batch
-from tests.wire.samples import ALL_VERSIONS, request
+from tests.support.samples import ALL_VERSIONS, request
 
 PROBE_ID = 0x7FF1_0001
 PARTIAL_S = 0.25
@@ -38,7 +38,7 @@ def _resized(body: bytearray, rng: random.Random) -> bytes:
 
 
 def _tagged(body: bytearray, rng: random.Random) -> bytes:
-    """More tagged fields than anybody has, instead of the last section."""
+    """More tagged fields than any message has, instead of the last section."""
     count = rng.randrange(1, 120)
     return bytes(body[:-1]) + bytes([count]) + b"".join(bytes([rng.randrange(128), 1, 0]) for _ in range(count))
 

@@ -16,7 +16,8 @@ def test_pages() -> None:
     metrics = Metrics()
     metrics.requests.labels("Produce").inc(3)
     missing: list[str | None] = ["starting"]
-    admin = Admin(metrics, lambda: missing[0])
+    troubles: list[str] = []
+    admin = Admin(metrics, lambda: missing[0], lambda: troubles)
 
     async def run() -> None:
         port = await admin.start("127.0.0.1", 0)
@@ -33,6 +34,9 @@ def test_pages() -> None:
         assert await loop.run_in_executor(None, get, "/health/ready") == (503, "not ready: starting\n")
         missing[0] = None
         assert await loop.run_in_executor(None, get, "/health/ready?verbose") == (200, "ready\n")
+        troubles.extend(["log directory /a has no room", "log directory /b is offline"])
+        said = "ready\nbut: log directory /a has no room\nbut: log directory /b is offline\n"
+        assert await loop.run_in_executor(None, get, "/health/ready") == (200, said)
         status, text = await loop.run_in_executor(None, get, "/metrics")
         assert status == 200
         assert 'fleetlog_requests_total{api="Produce"} 3.0' in text
@@ -46,7 +50,7 @@ def test_pages() -> None:
     "head", [b"POST / HTTP/1.1\r\n\r\n", b"\r\n\r\n", b"GET /\r\n\r\n", b"\xff\x00 \x01 \x02\r\n\r\n"]
 )
 def test_anything_but_get_is_refused(head: bytes) -> None:
-    assert Admin(Metrics(), lambda: None).answer(head).startswith(b"HTTP/1.1 405 ")
+    assert asyncio.run(Admin(Metrics(), lambda: None).answer(head)).startswith(b"HTTP/1.1 405 ")
 
 
 def test_a_request_without_end_is_dropped() -> None:

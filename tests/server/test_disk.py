@@ -1,4 +1,4 @@
-"""Slices that are not in the page cache: a worker reads them in, and nobody else waits meanwhile."""
+"""Slices that are not in the page cache: a worker reads them in, and no other connection waits meanwhile."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 import wire.messages as m
 from _native.io import FilePart, Mapping
 from brokers.api.base import Done
-from tests.server.harness import RunningServer
+from tests.support.harness import RunningServer
 from wire import hot
 
 HEARTBEAT = 12

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +12,11 @@ import uvloop
 
 import wire.messages as m
 from brokers.api.base import Done
-from tests.fleet import Fleet
 from tests.server.fuzzing import Report, frames, storm
-from tests.server.harness import Client, RunningServer
+from tests.server.memory import rss_mib
+from tests.support.fleet import Fleet
+from tests.support.harness import Client, RunningServer
+from tests.support.waiting import eventually
 from wire.apis import APIS
 from wire.errors import ErrorCode
 
@@ -25,12 +25,6 @@ WARM_UP = 15_000
 GROWTH_MIB_MAX = 64
 PEAK_MIB_MAX = 256
 CHUNK = 5_000
-
-
-def _rss_mib(pid: int, field: str = "VmRSS") -> float:
-    found = re.search(rf"{field}:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
-    assert found is not None
-    return int(found[1]) / 1024
 
 
 def _run(port: int, source: Any, report: Report, patience_s: float = 0.25) -> None:
@@ -132,14 +126,9 @@ def _create_topics(port: int) -> None:
     ]
     request = m.CreateTopicsRequest(topics=topics, timeout_ms=10_000, validate_only=False)
     # NOT_CONTROLLER for a moment: a fresh fleet elects one
-    _eventually(lambda: all(t.error_code in (0, 36) for t in Client(port).ask(request, 5).topics), "the topics")
-
-
-def _eventually(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
-        time.sleep(0.1)
+    eventually(
+        lambda: all(t.error_code in (0, 36) for t in Client(port).ask(request, 5).topics), "the topics are created"
+    )
 
 
 @pytest.mark.slow
@@ -156,7 +145,7 @@ def test_a_hundred_thousand_frames_on_a_real_broker(tmp_path: Path) -> None:
         source = frames(20_261_121, FRAMES)
         with Canary(broker.port) as canary:
             _run(broker.port, (next(source) for _ in range(WARM_UP)), report)
-            warm = _rss_mib(process.pid)
+            warm = rss_mib(process.pid)
             sung = canary.rounds
             for _ in range(WARM_UP, FRAMES, CHUNK):
                 _run(broker.port, (next(source) for _ in range(CHUNK)), report)
@@ -164,15 +153,17 @@ def test_a_hundred_thousand_frames_on_a_real_broker(tmp_path: Path) -> None:
                 assert canary.failure is None, f"{canary.failure}\n{broker.output()}"
                 assert canary.rounds > sung, "the canary was not served while the storm went on"
                 sung = canary.rounds
-            after = _rss_mib(process.pid)
+            after = rss_mib(process.pid)
         assert canary.failure is None, canary.failure
         print(f"{report}; canary {canary.rounds} rounds, {canary.retries} retries, slowest {canary.slowest_s:.2f} s; "
-              f"memory {warm:.0f} -> {after:.0f} MiB, peak {_rss_mib(process.pid, 'VmHWM'):.0f}")  # fmt: skip
+              f"memory {warm:.0f} -> {after:.0f} MiB, peak {rss_mib(process.pid, 'VmHWM'):.0f}")  # fmt: skip
         assert sum(report.sent.values()) == FRAMES
         assert FRAMES - report.sent["framing"] >= 0.8 * FRAMES
         assert after - warm < GROWTH_MIB_MAX
-        assert _rss_mib(process.pid, "VmHWM") < PEAK_MIB_MAX
-        _eventually(lambda: Client(broker.port).ask(m.ApiVersionsRequest(version=0), 0).error_code == 0, "an answer")
+        assert rss_mib(process.pid, "VmHWM") < PEAK_MIB_MAX
+        eventually(
+            lambda: Client(broker.port).ask(m.ApiVersionsRequest(version=0), 0).error_code == 0, "the broker answers"
+        )
         traces = [line for line in broker.log_file.read_text(errors="replace").splitlines() if "Traceback" in line]
         assert not traces, f"{len(traces)} handlers failed, see {broker.log_file}:\n{broker.output()}"
         assert broker.stop() == 0, broker.output()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
+import ssl
 import tempfile
 import time
 from typing import Any
@@ -12,12 +14,18 @@ import pytest
 
 import wire.messages as m
 from _native.io import FilePart
-from brokers.api.base import Done, Park
-from tests.server.harness import RunningServer
+from brokers.api.base import DelayedResponse, Done
+from brokers.config import ConfigError, load_config
+from brokers.metadata.cache import effective_config
+from brokers.server.limits import ConnectionCaps
+from brokers.server.listener import Server
+from brokers.server.reserve import CONNECTIONS_PER_BROKER, MAX_WAITING
+from tests.support.harness import RunningServer
 from wire import hot
 
 HEARTBEAT, FETCH = 12, 1
 MIB = 1024 * 1024
+SMALL = {"broker.id": "1", "zookeeper.connect": "none:1"}
 
 
 def heartbeat(padding: int = 0) -> Any:
@@ -155,24 +163,24 @@ def test_a_slice_of_a_file_that_was_cut_closes_the_connection() -> None:
 
 
 def test_requests_wait_while_too_many_bytes_are_in_flight() -> None:
-    parks: list[Park] = []
+    delayed: list[DelayedResponse] = []
 
     def handler(request: Any, context: Any) -> Any:
         if not request.group_id:
             return beat(context)
-        parks.append(Park(600_000, lambda: None))
-        return parks[-1]
+        delayed.append(DelayedResponse(600_000, lambda: None))
+        return delayed[-1]
 
     with RunningServer({HEARTBEAT: handler}, {"queued.max.request.bytes": str(MIB)}) as server:
         clients = [server.client() for _ in range(60)]
         for number, client in enumerate(clients):
             client.send(heartbeat(30_000), 0, number)
-        server.until(lambda: len(parks) == 34, "34 requests of 30 KB are a megabyte")
+        server.until(lambda: len(delayed) == 34, "34 requests of 30 KB are a megabyte")
         time.sleep(0.05)
-        assert server.call(lambda: (len(parks), server.server.budget.used <= MIB)) == (34, True)
+        assert server.call(lambda: (len(delayed), server.server.budget.used <= MIB)) == (34, True)
         for number in range(60):
-            server.until(lambda number=number: len(parks) > number, "the next request")
-            server.call(lambda number=number: parks[number].complete(m.HeartbeatResponse(version=0, error_code=0)))
+            server.until(lambda number=number: len(delayed) > number, "the next request")
+            server.call(lambda number=number: delayed[number].complete(m.HeartbeatResponse(version=0, error_code=0)))
         for number, client in enumerate(clients):
             assert client.receive()[0] == number
         assert server.call(lambda: server.server.budget.used) == 0
@@ -200,6 +208,33 @@ def test_impossible_frames_close_the_connection(size: int) -> None:
         assert server.client().ask(heartbeat(), 4).error_code == 0
 
 
+def test_a_tls_client_is_named_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    sent = ssl.MemoryBIO()
+    client = ssl.create_default_context().wrap_bio(ssl.MemoryBIO(), sent, server_hostname="broker")
+    with pytest.raises(ssl.SSLWantReadError):
+        client.do_handshake()
+    hello = sent.read()
+    with RunningServer({HEARTBEAT: lambda _, c: beat(c)}) as server:
+
+        def handshake() -> None:
+            with socket.create_connection(("127.0.0.1", server.endpoint().port)) as plain:
+                plain.sendall(hello)
+                assert plain.recv(1) == b""
+
+        def lines() -> list[str]:
+            return [record.getMessage() for record in caplog.records if "TLS" in record.getMessage()]
+
+        for _ in range(5):
+            handshake()
+        (line,) = lines()
+        assert line.startswith("127.0.0.1: the client speaks TLS, this listener is PLAINTEXT: set security.protocol")
+        assert server.refused("frame") == 5
+        server.clock.ahead_ms += 60_000
+        handshake()
+        assert len(lines()) == 2
+        assert server.client().ask(heartbeat(), 4).error_code == 0
+
+
 def test_connections_are_capped_in_all_and_per_address() -> None:
     handlers = {HEARTBEAT: lambda _, context: beat(context)}
     with RunningServer(handlers, {"max.connections": "3"}) as server:
@@ -220,6 +255,135 @@ def test_connections_are_capped_in_all_and_per_address() -> None:
             assert other.recv(8)[4:] == b"\0\0\0\x09"
 
 
+def test_single_addresses_have_caps_of_their_own() -> None:
+    def other() -> socket.socket:
+        address = ("127.0.0.1", server.endpoint().port)
+        connected = socket.create_connection(address, timeout=10, source_address=("127.0.0.2", 0))
+        connected.sendall(m.encode_request(HEARTBEAT, 0, 9, "c", heartbeat()))
+        return connected
+
+    settings = {"max.connections.per.ip": "1", "max.connections.per.ip.overrides": "127.0.0.2:2, 10.0.0.1:7"}
+    with RunningServer({HEARTBEAT: lambda _, context: beat(context)}, settings) as server:
+        first = server.client()
+        assert first.ask(heartbeat(), 4).error_code == 0
+        assert server.client().closed()
+        others = [other() for _ in range(2)]
+        for one in others:
+            assert one.recv(8)[4:] == b"\0\0\0\x09"
+        with other() as refused, contextlib.suppress(ConnectionResetError):
+            assert refused.recv(8) == b""
+        assert server.refused("connections") == 2
+        server.metadata.effective = effective_config(
+            server.config, {"max.connections.per.ip.overrides": "127.0.0.1:2"}, {}
+        )
+        assert server.client().ask(heartbeat(), 4).error_code == 0
+        with other() as refused, contextlib.suppress(ConnectionResetError):
+            assert refused.recv(8) == b"", "the override is gone, two are there, and one may be"
+        for one in others:
+            one.close()
+
+
+@pytest.mark.parametrize(
+    ("item", "host"),
+    [("10.0.0.1:0", "10.0.0.1"), ("10.0.0.1:0", "::ffff:10.0.0.1"), ("::1:0", "::1"), ("[::1]:0", "::1"),
+     ("[2001:DB8:0:0:0:0:0:1]:0", "2001:db8::1")],
+)  # fmt: skip
+def test_an_override_is_of_an_address_however_it_is_written(item: str, host: str) -> None:
+    caps = ConnectionCaps(10, 5, load_config(overrides=SMALL | {"max.connections.per.ip.overrides": item})
+                          .max_connections_per_ip_overrides)  # fmt: skip
+    assert caps.admit(host) == "max.connections.per.ip.overrides"
+    assert caps.admit("10.0.0.2") is None
+
+
+@pytest.mark.parametrize("wrong", ["somehost:5", "10.0.0.1", "10.0.0.1:", "10.0.0.1:-1", "10.0.0.1:many", ":5"])
+def test_an_override_that_is_none_is_refused(wrong: str) -> None:
+    with pytest.raises(ConfigError, match=r"ADDRESS:COUNT with commas; names are not looked up"):
+        load_config(overrides=SMALL | {"max.connections.per.ip.overrides": wrong})
+
+
+def test_a_listener_lets_as_many_wait_as_it_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[int] = []
+    listen = socket.socket.listen
+
+    def listened(sock: socket.socket, backlog: int) -> None:
+        told.append(backlog)
+        listen(sock, backlog)
+
+    monkeypatch.setattr(socket.socket, "listen", listened)
+    for settings, backlog in (({}, 1024), ({"socket.listen.backlog.size": "3"}, 3)):
+        server = Server(load_config(overrides=SMALL | {"listeners": "PLAINTEXT://127.0.0.1:0"} | settings))
+        server.bind(server.config.listener_endpoints())
+        server.listen()
+        server.close()
+        assert told.pop() == backlog
+
+
+def named(client_id: str) -> bytes:
+    return m.encode_request(HEARTBEAT, 4, 5, client_id, heartbeat())
+
+
+def with_brokers(server: RunningServer, *numbers: int) -> None:
+    server.call(lambda: setattr(server.metadata, "brokers", dict.fromkeys(numbers)))
+
+
+@pytest.mark.parametrize("cap", ["max.connections", "max.connections.per.ip"])
+def test_other_brokers_have_room_beside_the_caps(cap: str) -> None:
+    with RunningServer({HEARTBEAT: lambda _, context: beat(context)}, {cap: "2"}) as server:
+        with_brokers(server, 1, 2, 3)
+        idle = [server.client() for _ in range(2)]
+        server.until(lambda: len(server.server) == 2, "the idle ones")
+        for number, client_id in enumerate(("broker-1", "broker-4", "broker-2x", "client", "")):
+            stranger = server.client()
+            stranger.raw(named(client_id))
+            assert stranger.closed(), client_id
+            assert server.refused("connections") == number + 1
+        links = [server.client() for _ in range(CONNECTIONS_PER_BROKER)]
+        for link in links:
+            link.raw(named("broker-2"))
+            assert link.frame()[:4] == b"\0\0\0\x05"
+        more = server.client()
+        more.raw(named("replica-2"))
+        assert more.closed(), "one broker doesn't take the room of the others"
+        other = server.client()
+        other.raw(named("replica-3"))
+        assert other.frame()[:4] == b"\0\0\0\x05"
+        links.pop().close()
+        server.until(lambda: len(server.server) == 2 + CONNECTIONS_PER_BROKER, "the close")
+        again = server.client()
+        again.raw(named("replica-2"))
+        assert again.frame()[:4] == b"\0\0\0\x05"
+        idle.pop().close()
+        server.until(lambda: server.server._caps.count == 1, "room for a client")
+        assert server.client().ask(heartbeat(), 4).error_code == 0
+
+
+def test_silent_ones_above_a_cap_neither_stay_nor_keep_a_broker_out() -> None:
+    with RunningServer({HEARTBEAT: lambda _, context: beat(context)}, {"max.connections": "1"}) as server:
+        with_brokers(server, 1, 2)
+        first = server.client()
+        server.until(lambda: len(server.server) == 1, "the first")
+        silent = [server.client() for _ in range(MAX_WAITING + 10)]
+        server.until(lambda: server.refused("connections") == 10, "those that waited longest")
+        link = server.client()
+        link.raw(named("broker-2"))
+        assert link.frame()[:4] == b"\0\0\0\x05"
+        for one in silent:
+            assert one.closed()
+        assert server.refused("connections") == len(silent)
+        assert first.ask(heartbeat(), 4).error_code == 0
+
+
+def test_the_caps_on_connections_change_while_the_broker_runs() -> None:
+    with RunningServer({HEARTBEAT: lambda _, context: beat(context)}, {"max.connections": "1"}) as server:
+        first = server.client()
+        assert first.ask(heartbeat(), 4).error_code == 0
+        assert server.client().closed()
+        server.metadata.effective = effective_config(server.config, {"max.connections": "2"}, {})
+        second = server.client()
+        assert second.ask(heartbeat(), 4).error_code == 0
+        assert server.client().closed()
+
+
 def test_the_brokers_own_listener_is_not_shut_by_clients() -> None:
     settings = {
         "listeners": "PLAINTEXT://127.0.0.1:0,INTERNAL://127.0.0.1:0", "inter.broker.listener.name": "INTERNAL",
@@ -234,12 +398,12 @@ def test_the_brokers_own_listener_is_not_shut_by_clients() -> None:
 
 
 def test_a_frame_that_never_ends_and_an_idle_connection_are_closed() -> None:
-    parks: list[Park] = []
+    delayed: list[DelayedResponse] = []
 
     def handler(request: Any, context: Any) -> Any:
         if request.group_id == "wait":
-            parks.append(Park(3_600_000, lambda: None))
-            return parks[-1]
+            delayed.append(DelayedResponse(3_600_000, lambda: None))
+            return delayed[-1]
         return beat(context)
 
     with RunningServer({HEARTBEAT: handler}, {"connections.max.idle.ms": "120000"}) as server:
@@ -248,7 +412,7 @@ def test_a_frame_that_never_ends_and_an_idle_connection_are_closed() -> None:
         waiting.send(m.HeartbeatRequest(group_id="wait", generation_id=1, member_id="m"), 4, 1)
         slow.raw(b"\0\0\1\0ab")
         partial = lambda: any(c.frame_since_ms is not None for c in server.server._connections.values())  # noqa: E731
-        server.until(lambda: bool(parks) and partial(), "the partial frame")
+        server.until(lambda: bool(delayed) and partial(), "the partial frame")
         server.clock.ahead_ms += 31_000
         assert slow.closed()
         assert server.call(lambda: len(server.server)) == 2
@@ -258,22 +422,22 @@ def test_a_frame_that_never_ends_and_an_idle_connection_are_closed() -> None:
 
 
 def test_a_frame_that_waited_behind_a_long_request_gets_its_full_time() -> None:
-    parks: list[Park] = []
+    delayed: list[DelayedResponse] = []
 
     def handler(request: Any, context: Any) -> Any:
-        if parks:
+        if delayed:
             return beat(context)
-        parks.append(Park(3_600_000, lambda: None))
-        return parks[0]
+        delayed.append(DelayedResponse(3_600_000, lambda: None))
+        return delayed[0]
 
     with RunningServer({HEARTBEAT: handler}) as server:
         client = server.client()
         client.send(heartbeat(), 4, 1)
         second = m.encode_request(HEARTBEAT, 4, 2, "test", heartbeat())
         client.raw(second[:9])
-        server.until(lambda: bool(parks), "the first request")
+        server.until(lambda: bool(delayed), "the first request")
         server.clock.ahead_ms += 100_000
-        server.call(lambda: parks[0].complete(m.HeartbeatResponse(version=4, error_code=0)))
+        server.call(lambda: delayed[0].complete(m.HeartbeatResponse(version=4, error_code=0)))
         assert client.receive()[0] == 1
         server.call(server.server._sweep)
         client.sent[2] = (HEARTBEAT, 4)

@@ -1,4 +1,4 @@
-"""Requests over real sockets: order, parking, refusals, errors."""
+"""Requests over real sockets: order, purgatory, refusals, errors."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import wire.messages as m
-from brokers.api.base import CLOSE, Done, Park
-from tests.server.harness import RunningServer
+from brokers.api.base import CLOSE, DelayedResponse, Done
+from tests.support.harness import RunningServer
 from wire.apis import APIS
 from wire.errors import ErrorCode
 
@@ -41,14 +41,14 @@ def test_an_answer_carries_its_requests_correlation_id_and_version() -> None:
 
 
 def test_pipelined_requests_run_one_after_the_other_and_are_answered_in_order() -> None:
-    parks: list[Park] = []
+    delayed: list[DelayedResponse] = []
     started: list[str] = []
 
     def handler(request: Any, context: Any) -> Any:
         started.append(request.group_id)
         if request.group_id == "first":
-            parks.append(Park(60_000, lambda: beat(4, 99)))
-            return parks[0]
+            delayed.append(DelayedResponse(60_000, lambda: beat(4, 99)))
+            return delayed[0]
         return Done(beat(context.api_version))
 
     with RunningServer({HEARTBEAT: handler}) as server:
@@ -56,61 +56,65 @@ def test_pipelined_requests_run_one_after_the_other_and_are_answered_in_order() 
         client.send(heartbeat("first"), 4, 1)
         for number in range(2, 300):
             client.send(heartbeat("more"), 4, number)
-        server.until(lambda: bool(parks), "the first request")
+        server.until(lambda: bool(delayed), "the first request")
         assert started == ["first"], "a request ran before the one in front of it was answered"
-        server.call(lambda: parks[0].complete(beat(4, 7)))
+        server.call(lambda: delayed[0].complete(beat(4, 7)))
         answers = [client.receive() for _ in range(1, 300)]
         assert [number for number, _ in answers] == list(range(1, 300))
         assert answers[0][1].error_code == 7
 
 
 def test_a_produce_that_waits_for_replicas_lets_the_next_one_append() -> None:
-    parks: list[Park] = []
+    delayed: list[DelayedResponse] = []
 
     def handler(request: Any, context: Any) -> Any:
-        parks.append(Park(60_000, lambda: None))
-        return parks[-1]
+        delayed.append(DelayedResponse(60_000, lambda: None))
+        delayed[-1].serial = False
+        return delayed[-1]
 
     with RunningServer({PRODUCE: handler}, {"max.in.flight.requests.per.connection": "4"}) as server:
         client = server.client()
         for number in range(6):
             client.send(m.ProduceRequest(acks=-1, timeout_ms=1, topic_data=[]), 9, number)
-        server.until(lambda: len(parks) == 4, "four requests at once")
+        server.until(lambda: len(delayed) == 4, "four requests at once")
         for number in (3, 1, 0, 2):
             server.call(
-                lambda number=number: parks[number].complete(m.ProduceResponse(version=9, throttle_time_ms=number))
+                lambda number=number: delayed[number].complete(m.ProduceResponse(version=9, throttle_time_ms=number))
             )
-        server.until(lambda: len(parks) == 6, "the rest")
+        server.until(lambda: len(delayed) == 6, "the rest")
         for number in (5, 4):
             server.call(
-                lambda number=number: parks[number].complete(m.ProduceResponse(version=9, throttle_time_ms=number))
+                lambda number=number: delayed[number].complete(m.ProduceResponse(version=9, throttle_time_ms=number))
             )
         assert [client.receive()[1].throttle_time_ms for _ in range(6)] == list(range(6))
 
 
-def test_a_parked_request_is_answered_at_its_deadline() -> None:
-    with RunningServer({HEARTBEAT: lambda _, context: Park(20, lambda: beat(context.api_version, 27))}) as server:
+def test_a_delayed_request_is_answered_at_its_deadline() -> None:
+    with RunningServer(
+        {HEARTBEAT: lambda _, context: DelayedResponse(20, lambda: beat(context.api_version, 27))}
+    ) as server:
         assert server.client().ask(heartbeat(), 4).error_code == 27
-        assert server.call(lambda: len(server.server.parking)) == 0
+        assert server.call(lambda: len(server.server.purgatory)) == 0
 
 
 def test_a_deadline_whose_answer_fails_is_still_answered() -> None:
     def expired() -> Any:
         raise RuntimeError("planted")
 
-    with RunningServer({HEARTBEAT: lambda *_: Park(20, expired)}) as server:
+    with RunningServer({HEARTBEAT: lambda *_: DelayedResponse(20, expired)}) as server:
         assert server.client().ask(heartbeat(), 4).error_code == ErrorCode.UNKNOWN_SERVER_ERROR
 
 
 def test_a_produce_that_was_verified_first_lets_the_next_one_run_once_it_has_appended() -> None:
-    parks: list[Park] = []
+    delayed: list[DelayedResponse] = []
     gates: list[asyncio.Future[None]] = []
 
-    async def verify(context: Any) -> Park:
+    async def verify(context: Any) -> DelayedResponse:
         gates.append(context.services.loop.create_future())
         await gates[-1]
-        parks.append(Park(60_000, lambda: None))
-        return parks[-1]
+        delayed.append(DelayedResponse(60_000, lambda: None))
+        delayed[-1].serial = False
+        return delayed[-1]
 
     with RunningServer({PRODUCE: lambda _, context: verify(context)}) as server:
         client = server.client()
@@ -121,24 +125,24 @@ def test_a_produce_that_was_verified_first_lets_the_next_one_run_once_it_has_app
         assert len(gates) == 1, "the second batch overtook the first one's verification"
         server.call(lambda: gates[0].set_result(None))
         server.until(lambda: len(gates) == 2, "the second question, while the first batch waits for replicas")
-        assert not parks[0].done
+        assert not delayed[0].done
 
 
-def test_a_client_that_goes_away_drops_its_parked_request() -> None:
+def test_a_client_that_goes_away_drops_its_delayed_request() -> None:
     dropped: list[bool] = []
-    parked: list[bool] = []
+    delayed: list[bool] = []
 
     def handler(request: Any, context: Any) -> Any:
-        parked.append(True)
-        return Park(600_000, lambda: None, on_drop=lambda: dropped.append(True))
+        delayed.append(True)
+        return DelayedResponse(600_000, lambda: None, on_cancel=lambda: dropped.append(True))
 
     with RunningServer({HEARTBEAT: handler}) as server:
         client = server.client()
         client.send(heartbeat(), 4, 1)
-        server.until(lambda: bool(parked), "the request")
+        server.until(lambda: bool(delayed), "the request")
         client.close()
         server.until(lambda: bool(dropped), "the drop")
-        assert server.call(lambda: (len(server.server), len(server.server.parking), server.server.budget.used)) == (
+        assert server.call(lambda: (len(server.server), len(server.server.purgatory), server.server.budget.used)) == (
             0,
             0,
             0,

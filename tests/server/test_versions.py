@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import wire.messages as m
-from brokers.api.base import Connection, Context
+from brokers.api.base import ClientConnection, Context
 from brokers.api.versions import handle_api_versions
 from brokers.server.dispatch import resolve
 from wire.apis import APIS
@@ -16,8 +16,8 @@ from wire.errors import ErrorCode
 
 
 def ask(version: int, features: dict[str, int], name: str = "client", software: str = "1.2-x") -> Any:
-    services: Any = SimpleNamespace(view=SimpleNamespace(features=features, features_epoch=3 if features else -1))
-    context = Context(services, Connection(1, "PLAINTEXT", "h"), 18, version, 1, "c")
+    services: Any = SimpleNamespace(metadata=SimpleNamespace(features=features, features_epoch=3 if features else -1))
+    context = Context(services, ClientConnection(1, "PLAINTEXT", "h"), 18, version, 1, "c")
     request = m.ApiVersionsRequest(version=version, client_software_name=name, client_software_version=software)
     response = handle_api_versions(request, context).response
     return m.decode_response(18, version, m.encode_response(response, 18, version))

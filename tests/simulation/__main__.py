@@ -14,7 +14,7 @@ from tests.simulation.runs import Summary, run_seeds, story
 from tests.simulation.world import World
 
 PROGRESS_S = 30.0
-UNIT_TESTS = ("tests/cluster/test_partition.py", "tests/log", "tests/txn", "tests/groups", "tests/coordinators")
+UNIT_TESTS = ("tests/replication/test_partition.py", "tests/log", "tests/txn", "tests/groups", "tests/coordinators")
 """Tests in one process, where a deliberate bug is."""
 
 

@@ -75,7 +75,7 @@ class Admin(Client):
         while not self.world.closing:
             await self.pause(0.3, 2.0)
             tp = TopicPartition(topic, self.rng.randrange(partitions))
-            roll = self.rng.random()
+            roll = self.rng.random() * (1.0 if len(brokers) == 3 or self.rng.random() < 0.5 else 0.35)
             if roll < 0.35:
                 replicas = self.rng.sample(brokers, 3)
                 self.world.note(f"operator moves {tp} to {replicas}")

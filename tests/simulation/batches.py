@@ -137,7 +137,9 @@ class Driver(Producer):
             await self.commit(session, batch_id, members, transaction)
         if rng.random() < 0.2:
             late = f"late after {transaction[0]}", transaction[1]
-            self.late.append(self.run(self.late_task(rng.choice(members), late)))
+            member = rng.choice(members)
+            oracle.sinks.goes_on(late, transaction, member.producer_id)
+            self.late.append(self.run(self.late_task(member, late)))
 
     async def abort(self, session: Session, transaction: Any) -> None:
         answer = await self.insist(SINK, m.AbortBatchRequest(

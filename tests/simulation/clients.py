@@ -17,6 +17,7 @@ from wire.errors import ErrorCode
 from wire.types import TopicPartition
 
 if TYPE_CHECKING:
+    from tests.simulation.serving import Pledge
     from tests.simulation.world import World
 
 PRODUCE, FETCH, LIST_OFFSETS, METADATA = 0, 1, 2, 3
@@ -25,6 +26,7 @@ INIT_PRODUCER_ID, END_TXN, TXN_OFFSET_COMMIT = 22, 26, 28
 PRODUCE_VERSION, FETCH_VERSION = 12, 16
 TRANSACTIONAL = 0x10
 GROUP, TRANSACTION = 0, 1
+LATEST, EARLIEST = -1, -2
 INFLATE_LIMIT = 1 << 20
 OK = ErrorCode.NONE
 
@@ -96,13 +98,17 @@ class Client:
             wire.close("given up")
         self._wires.clear()
 
-    async def exchange(self, broker: int, key: int, version: int, body: bytes, timeout_s: float) -> memoryview | None:
-        """The answer's body, or None: nobody knows what became of the request."""
+    def wire(self, broker: int) -> Wire:
+        """The connection to that broker."""
         wire = self._wires.get(broker)
         if wire is None or not wire.open:
             wire = self._wires[broker] = self.world.network.connect(self.owner, self.name, f"b{broker}")
+        return wire
+
+    async def exchange(self, broker: int, key: int, version: int, body: bytes, timeout_s: float) -> memoryview | None:
+        """The answer's body, or None: the outcome of the request is unknown."""
         try:
-            return await wire.ask(key, version, body, timeout_s)
+            return await self.wire(broker).ask(key, version, body, timeout_s)
         except Broken:
             await self.pause(0.02, 0.1)
         return None
@@ -117,7 +123,7 @@ class Client:
         return self.rng.choice(list(self.world.fleet.brokers))
 
     async def refresh(self) -> None:
-        """Ask any broker who leads."""
+        """Ask any broker for the leader."""
         answer = await self.ask(self.any_broker(), m.MetadataRequest(version=12, topics=None), 12)
         if answer is None:
             return
@@ -167,13 +173,14 @@ class Client:
     def forget_coordinator(self, kind: int, key: str) -> None:
         self._coordinators.pop((kind, key), None)
 
-    async def fetch(self, tp: TopicPartition, offset: int, *, committed: bool, max_wait_ms: int) -> Any:
-        """One Fetch of one partition: its part of the answer and the batches in it, or None."""
-        broker = await self.leader(tp)
+    async def fetch(
+        self, broker: int, tp: TopicPartition, offset: int, *, committed: bool, max_wait_ms: int, rack: str = ""
+    ) -> Any:
+        """One Fetch of one partition: its part of the answer, or None."""
         part = FetchPart(None, self.ids[tp.topic], tp.partition, self.topics[tp][1], offset, -1, -1, 64 * 1024, -1)
         body = encode_fetch_request(
             FETCH_VERSION, replica_id=-1, replica_epoch=-1, max_wait_ms=max_wait_ms, min_bytes=1, max_bytes=1 << 20,
-            session_id=0, session_epoch=-1, parts=[part], isolation_level=int(committed),
+            session_id=0, session_epoch=-1, parts=[part], rack_id=rack, isolation_level=int(committed),
         )  # fmt: skip
         raw = await self.exchange(broker, FETCH, FETCH_VERSION, body, 1.0 + max_wait_ms / 1000)
         if raw is None:
@@ -214,7 +221,7 @@ class Producer(Client):
             await self.pause(*self.world.pace)
 
     def batch(self, values: Sequence[str], producer_id: int, epoch: int, sequence: int, attributes: int = 0) -> bytes:
-        now_ms = self.world.wall_ms()
+        now_ms = self.world.wall_ms() - self.rng.choice((0, 0, 1, 50, 1_000))
         records = [Record(-1, now_ms, value.partition("-")[0].encode(), value.encode(), ()) for value in values]
         return encode_batch(
             records, attributes=attributes, producer_id=producer_id, producer_epoch=epoch, base_sequence=sequence
@@ -294,7 +301,7 @@ class TransactionalProducer(Producer):
                 self.world.oracle.initialised(self.name)
                 return answer.producer_id, answer.producer_epoch
             if named != (-1, -1) and answer is not None and answer.error_code not in RETRIABLE:
-                named = (-1, -1)  # somebody has fenced that epoch
+                named = (-1, -1)  # another producer has fenced that epoch
             elif answer is not None and answer.error_code not in RETRIABLE:
                 self.world.oracle.violate(f"{self.name}: InitProducerId {ErrorCode(answer.error_code).name}")
             self.forget_coordinator(TRANSACTION, self.name)
@@ -445,49 +452,82 @@ class Consumer(Client):
 
     async def poll(self, tp: TopicPartition, position: int, committed: bool, max_wait_ms: int = 300) -> int:
         """Fetch once; returns the next position."""
-        oracle = self.world.oracle
-        part = await self.fetch(tp, position, committed=committed, max_wait_ms=max_wait_ms)
+        broker = await self.leader(tp)
+        pledge = self.world.oracle.serving.asked(broker, tp, position, committed)
+        part = await self.fetch(broker, tp, position, committed=committed, max_wait_ms=max_wait_ms)
         if part is None or part.error_code in RETRIABLE:
             await self.lost_leader(tp)
             return position
+        return await self.took(tp, position, part, committed, pledge)
+
+    async def took(self, tp: TopicPartition, position: int, part: Any, committed: bool, pledge: Pledge | None) -> int:
+        """Show what came for one partition to the oracle; returns the next position."""
+        oracle = self.world.oracle
+        if part.error_code == ErrorCode.OFFSET_OUT_OF_RANGE and position < oracle.erasing.get(tp, 0):
+            return max(position, await self.earliest(tp))
         if part.error_code != OK:
             oracle.violate(f"{self.name} reads {tp} at {position}: {ErrorCode(part.error_code).name}")
             return position
         aborted = sorted((entry.first_offset, entry.producer_id) for entry in part.aborted_transactions or ())
         batches = [batch for batch in batches_of(part.records) if batch.last_offset >= position]
-        self.shown += oracle.read(self.name, tp, batches, committed, aborted)
+        oracle.serving.answered(self.name, pledge, position, batches)
+        oracle.serving.follows(self.name, tp, position, batches)
+        self.shown += oracle.read(self.name, tp, batches, committed, aborted, position)
         return batches[-1].last_offset + 1 if batches else position
+
+    async def earliest(self, tp: TopicPartition) -> int:
+        """Where the log starts."""
+        floor = self.world.oracle.begin_earliest(tp)
+        answer = await list_offset(self, tp, EARLIEST)
+        if answer is None:
+            return -1
+        self.world.oracle.told_earliest(self.name, tp, answer.offset, floor)
+        return int(answer.offset)
 
 
 class Auditor(Client):
-    """Asks for latest offsets and committed group offsets, which must never go back."""
+    """Asks for latest offsets and committed group offsets, which must never go back, and for offsets by time."""
 
     async def main(self, partitions: Sequence[TopicPartition], groups: Sequence[str]) -> None:
         while not self.world.closing:
-            if self.rng.random() < 0.5:
+            roll = self.rng.random()
+            if roll < 0.4:
                 await self.latest(self.rng.choice(partitions), self.rng.random() < 0.5)
+            elif roll < 0.6:
+                await self.by_time(self.rng.choice(partitions))
             else:
                 group = self.rng.choice(groups)
                 await fetch_committed(self, group, self.rng.choice(partitions), stable=self.rng.random() < 0.5)
             await self.pause(0.05, 0.4)
 
-    async def latest(self, tp: TopicPartition, committed: bool) -> int | None:
+    async def insist(self, tp: TopicPartition, leader: int) -> None:
+        """Ask a former leader again and again, as a client whose metadata are old."""
+        for _ in range(10):
+            self.topics[tp] = leader, 1 << 30
+            await self.latest(tp, False, insists=True)
+            await self.pause(0.01, 0.05)
+
+    async def latest(self, tp: TopicPartition, committed: bool, *, insists: bool = False) -> int | None:
         """ListOffsets of the end; None when it could not be told."""
         oracle = self.world.oracle
         floor = oracle.begin_latest(tp, committed)
-        topic = m.ListOffsetsRequest.ListOffsetsTopic
-        request = m.ListOffsetsRequest(
-            version=7, replica_id=-1, isolation_level=int(committed),
-            topics=[topic(version=7, name=tp.topic, partitions=[topic.ListOffsetsPartition(
-                version=7, partition_index=tp.partition, current_leader_epoch=-1, timestamp=-1)])],
-        )  # fmt: skip
-        answer = await self.ask(await self.leader(tp), request, 7)
-        if answer is None or answer.topics[0].partitions[0].error_code != OK:
-            await self.lost_leader(tp)
+        answer = await list_offset(self, tp, LATEST, committed, insists=insists)
+        if answer is None:
             return None
-        offset = int(answer.topics[0].partitions[0].offset)
-        oracle.told_latest(self.name, tp, committed, offset, floor)
-        return offset
+        oracle.told_latest(self.name, tp, committed, int(answer.offset), floor)
+        return int(answer.offset)
+
+    async def by_time(self, tp: TopicPartition) -> None:
+        """ListOffsets of the first record since some moment of the run, to the millisecond where one was sent."""
+        serving, truth = self.world.oracle.serving, self.world.oracle.by_name.get(tp)
+        stamps = list(truth.stamps.values()) if truth is not None else []
+        if not stamps:
+            return
+        timestamp = self.rng.choice(stamps) + self.rng.choice((-1, 0, 0, 1))
+        before = serving.first_since(tp, timestamp, self.world.oracle.erasing.get(tp, 0))
+        answer = await list_offset(self, tp, timestamp)
+        if answer is not None:
+            serving.told_first_since(self.name, tp, timestamp, answer, before)
 
 
 class Member(Client):
@@ -601,6 +641,24 @@ class Member(Client):
             return OK
         self.forget_coordinator(GROUP, group)
         return ErrorCode.UNKNOWN_SERVER_ERROR
+
+
+async def list_offset(
+    client: Client, tp: TopicPartition, timestamp: int, committed: bool = False, *, insists: bool = False
+) -> Any:
+    """ListOffsets of one partition: its part of the answer; None when it could not be told."""
+    topic = m.ListOffsetsRequest.ListOffsetsTopic
+    request = m.ListOffsetsRequest(
+        version=7, replica_id=-1, isolation_level=int(committed),
+        topics=[topic(version=7, name=tp.topic, partitions=[topic.ListOffsetsPartition(
+            version=7, partition_index=tp.partition, current_leader_epoch=-1, timestamp=timestamp)])],
+    )  # fmt: skip
+    answer = await client.ask(await client.leader(tp), request, 7)
+    if answer is None or answer.topics[0].partitions[0].error_code != OK:
+        if not insists:
+            await client.lost_leader(tp)
+        return None
+    return answer.topics[0].partitions[0]
 
 
 async def fetch_committed(client: Client, group: str, tp: TopicPartition, *, stable: bool) -> int | None:

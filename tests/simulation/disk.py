@@ -1,9 +1,9 @@
-"""A broker's disk in memory: ``brokers.log.files.DiskPort`` for one life of its process.
+"""A broker's disk in memory: ``brokers.log.files.DiskPort`` for one run of its process.
 
 The :class:`Medium` outlives the process. When only the process dies, everything written stays. When the power fails,
 writes that no fsync followed may be there, be missing, be there by their first blocks, or have only made the file
 longer; creations, renames and removals after their directory's last fsync may be missing (the model of
-``tests.log.crashes``). On demand the disk is full, or fails for good.
+``tests.support.crashes``). On demand the disk is full, or fails for good.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from brokers.log.background import PendingSync
 from brokers.log.failures import DirectoryInUse, DiskFailed, DiskFull
 from brokers.log.files import Buffer
-from tests.log.crashes import BLOCK, Op, _content, _Data
 from tests.simulation.loop import Killed, Owner, SimLoop
+from tests.support.crashes import BLOCK, Op, _content, _Data
 
 MAX_SYNC_S = 0.03
 
@@ -56,6 +57,13 @@ class _Step:
     to: str = ""
     inode: Inode | None = None
     certain: bool = False
+
+
+class Copy(NamedTuple):
+    """A device's files and directories at one moment."""
+
+    files: dict[str, bytes]
+    directories: set[str]
 
 
 class Medium:
@@ -101,6 +109,19 @@ class Medium:
         for path in self.files:
             self.add_directories(parent(path))
         self.directories = {path for path in sorted(self.directories) if self._survives(path)}
+
+    def copy(self) -> Copy:
+        """All that is there, as a backup of a stopped broker's disk would have it."""
+        return Copy({path: bytes(inode.content) for path, inode in self.files.items()}, set(self.directories))
+
+    def put_back(self, copy: Copy) -> None:
+        """Make the device what it was at that copy, for good."""
+        self.files, self.directories = {}, set(copy.directories)
+        for path, content in copy.files.items():
+            inode = self.files[path] = Inode()
+            inode.write(content, 0)
+            inode.kept.settle()
+        self._durable, self._steps = dict(self.files), []
 
     def _survives(self, directory: str) -> bool:
         return any(path.startswith(directory + "/") for path in self.files) or self.rng.random() < 0.5
@@ -200,7 +221,7 @@ class _Lock:
 
 
 class SimDisk:
-    """The DiskPort of one life of a process; once its owner is dead nothing is written any more."""
+    """The DiskPort of one run of a process; once its owner is dead nothing is written any more."""
 
     def __init__(self, loop: SimLoop, owner: Owner, medium: Medium, now_ms: Callable[[], int]) -> None:
         self.now_ms = now_ms

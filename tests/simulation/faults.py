@@ -1,4 +1,4 @@
-"""What happens to a fleet: the seed chooses which fault, to whom, when and for how long. All are over in the end."""
+"""What happens to a fleet: the seed chooses fault, process, moment and duration. All are over in the end."""
 
 from __future__ import annotations
 
@@ -10,10 +10,15 @@ from typing import TYPE_CHECKING
 
 from coordination.election import CONTROLLER
 from coordination.store import Delete
+from tests.simulation.clients import Auditor
+from tests.simulation.fleet import SESSION_MS
 from tests.simulation.zookeeper import DOWN, UP
+from wire.types import TopicPartition
 
 if TYPE_CHECKING:
+    from tests.simulation.disk import Copy
     from tests.simulation.fleet import SimBroker
+    from tests.simulation.loop import Owner
     from tests.simulation.world import World
 
 WEIGHTS = {
@@ -22,7 +27,20 @@ WEIGHTS = {
     "cut from zookeeper": 9, "break zookeeper": 4, "lose an answer": 8,
     "zookeeper server": 5, "zookeeper majority": 3, "zookeeper lag": 4,
     "depose the controller": 3, "disk full": 3, "disk fails": 3, "clock": 2,
+    "disk put back": 4, "stall a mover": 6, "all brokers": 3, "zookeeper leader cut": 4, "hold the loop": 10,
 }  # fmt: skip
+LATER = ("disk put back", "stall a mover", "hold the loop")
+"""Kinds that generators of their own add to a seed's (the first two have one), so that the others' histories stay."""
+
+FORGETTING = ("power", "disk put back")
+PING_S = SESSION_MS / 3000
+"""Between two pings of kazoo's thread."""
+OUTLIVED_S, LAG_S = 2.4, 2.0
+"""No session lasts that long after its loop stood still.
+
+Its last ping (a sixth of a timeout), its server's answer to the leader (half a tick), the timeout, rounded up to two
+ticks, and some more for the way; and what a server that lags takes to come to the last requests that were sent.
+"""
 
 
 class Faults:
@@ -35,11 +53,24 @@ class Faults:
         self._loop = world.loop
         rng = self._rng
         # a few kinds per seed, so that they meet more often
-        kinds = rng.sample(list(WEIGHTS), rng.choice((2, 4, 8, len(WEIGHTS))))
+        first = [kind for kind in WEIGHTS if kind not in LATER]
+        kinds = rng.sample(first, rng.choice((2, 4, 8, len(first))))
+        more = random.Random(f"{world.seed}/more faults")
+        kinds += [kind for kind in LATER[:2] if more.random() < 0.25]
+        kinds += [kind for kind in LATER[2:] if random.Random(f"{world.seed}/{kind}").random() < 0.25]
         self._kinds = {kind: WEIGHTS[kind] for kind in world.kinds or kinds}
         self._lossy = False
         """Whether a disk has lost something already."""
         self._calm_s = rng.choice((0.2, 0.5, 1.0))
+        self._copies: dict[int, Copy] = {}
+        """What a broker's directory was after an earlier clean stop."""
+        self._held_until_us: dict[Owner, int] = {}
+        """The loops that are held, also beyond the other faults: most seeds have them for less than a session."""
+
+    @property
+    def keeps_starts(self) -> bool:
+        """Whether no log may begin earlier than a client knows: only a machine that ends may lose what was saved."""
+        return self.fired.keys().isdisjoint(FORGETTING)
 
     async def happen(self, duration_s: float) -> None:
         """Faults for so long, then everything is mended."""
@@ -70,8 +101,8 @@ class Faults:
             broker.medium.die_after_writes = -1
             if broker.medium.failed_directory:
                 broker.kill()
-            if broker.owner is not None:
-                self._loop.resume(broker.owner)
+            if broker.owner is not None and self._held_until_us.get(broker.owner, 0) <= self._loop.now_us:
+                self._loop.resume(broker.owner)  # a loop that is held goes on by itself
             broker.start()
 
     def _note(self, text: str) -> None:
@@ -98,6 +129,16 @@ class Faults:
         self._note(f"kill {broker.name} for {self._later(0.02, 3.0, broker.start):.2f} s")
         return True
 
+    def _all_brokers(self, broker: SimBroker) -> bool:
+        """Every process ends in the same moment: no memory is left, but all that was written is."""
+        if self._lossy or not all(one.running for one in self._world.fleet.brokers.values()):
+            return False
+        for one in self._world.fleet.brokers.values():
+            one.kill()
+            self._later(0.02, self._rng.choice((0.3, 3.0)), one.start)
+        self._note("kill all brokers")
+        return True
+
     def _power(self, broker: SimBroker) -> bool:
         alone = self._world.oracle.alone()
         if alone and self._rng.random() < 0.5:
@@ -110,7 +151,7 @@ class Faults:
         return True
 
     def _spared(self, broker: SimBroker) -> bool:
-        """Whether for every partition somebody else holds all that is committed, and lives.
+        """Whether for every partition another live broker holds all that is committed.
 
         More cannot be asked: what no surviving copy holds is lost, unless everything is flushed before it counts.
         """
@@ -144,6 +185,44 @@ class Faults:
         self._note(f"pause {broker.name} for {self._later(*self._span(), self._loop.resume, owner):.2f} s")
         return True
 
+    def _hold_the_loop(self, broker: SimBroker) -> bool:
+        """Its tasks and timers do not run, and what comes waits; kazoo's thread goes on."""
+        owner, store = broker.owner, broker.store
+        if owner is None or store is None or broker.services is None or owner.paused:
+            return False
+        self._loop.pause(owner)
+        span = self._rng.choice(((0.05, 1.0), (1.5, 4.0), (2.5, 6.0), (2.5, 6.0)))
+        seconds = self._later(*span, self._loop.resume, owner)
+        self._note(f"loop of {broker.name} held for {seconds:.2f} s")
+        since_us = self._loop.now_us
+        until_us = self._held_until_us[owner] = since_us + round(seconds * 1e6)
+
+        def stands() -> bool:
+            return owner.paused and not owner.dead and self._loop.now_us < until_us
+
+        def ping() -> None:
+            if stands():
+                store.ping()
+                self._loop.call_later(PING_S, ping, context=self._loop.world.context)
+
+        store.heartbeats_prove(lambda: (self._loop.now_us - since_us) // 1000 if stands() else 0)
+        session = store.session()
+        if session is not None:
+            ping()
+            allowed_s = OUTLIVED_S + (LAG_S if self.fired["zookeeper lag"] else 0.0)
+            self._later(allowed_s, allowed_s, self._outlived, broker, stands, session.session_id, since_us)
+        return True
+
+    def _outlived(self, broker: SimBroker, stands: Callable[[], bool], session_id: int, since_us: int) -> None:
+        """The loop has stood for longer than a session may: what the broker leads must be free for others."""
+        zookeeper = self._world.zookeeper
+        lengthened_us = max(zookeeper.lengthened_us.get(name, 0) for name in ("", broker.name))
+        if not stands() or zookeeper.leader is None or lengthened_us >= since_us:
+            return
+        self._world.oracle.checked["loops held"] += 1
+        if not zookeeper.sessions[session_id].over:
+            self._world.oracle.violate(f"the session of {broker.name} outlives its loop, held since {since_us / 1e6} s")
+
     def _stop(self, broker: SimBroker) -> bool:
         if broker.services is None or not self._may_end(broker):
             return False
@@ -154,11 +233,40 @@ class Faults:
             if broker.stopping and not self._may_end(broker):
                 self._later(0.5, 3.0, again)
                 return
-            if broker.stopping:
+            if broker.running and broker.stopping:
                 broker.kill()  # systemd's patience is over
+            elif not broker.running:
+                self._copies.setdefault(broker.id, broker.medium.copy())
             broker.start()
 
         self._later(0.5, 3.0, again)
+        return True
+
+    def _disk_put_back(self, broker: SimBroker) -> bool:
+        """A clean stop; then the directory is what it was after an earlier one (a snapshot restored, another mount)."""
+        if broker.services is None or not self._may_end(broker):
+            return False
+        broker.stop()
+        self._note(f"stop {broker.name} to put its disk back")
+
+        def stopped() -> None:
+            if broker.running and broker.stopping:
+                if not self._may_end(broker):
+                    self._later(0.5, 3.0, stopped)
+                    return
+                broker.kill()
+            elif not broker.running:
+                copy = self._copies.get(broker.id)
+                if copy is None:
+                    self._copies[broker.id] = broker.medium.copy()
+                    self._later(0.2, 1.5, self._disk_put_back, broker)
+                elif self._world.oracle.spares(broker.id):
+                    self._lossy = True
+                    broker.medium.put_back(copy)
+                    self._note(f"disk of {broker.name} put back")
+            broker.start()
+
+        self._later(0.1, 1.0, stopped)
         return True
 
     # ---- network
@@ -207,6 +315,27 @@ class Faults:
         zookeeper.block(broker.name, *ways)
         self._note(f"{broker.name} cut {ways} for {self._later(0.1, 3.0, zookeeper.unblock, broker.name):.2f} s")
 
+    def _stall_a_mover(self, broker: SimBroker) -> bool:
+        """The next leader that is replaced hears nothing of ZooKeeper for less than its lease, and is asked on."""
+        oracle = self._world.oracle
+        if oracle.on_moved is not None:
+            return False
+
+        def moved(tp: TopicPartition, leader: int) -> None:
+            former = self._world.fleet.brokers[leader]
+            if former.services is None or former.stopping:
+                return
+            oracle.on_moved = None
+            zookeeper = self._world.zookeeper
+            zookeeper.block(former.name, DOWN)
+            self._note(f"{former.name}, which led {tp}, hears of ZooKeeper in"
+                       f" {self._later(0.2, 0.6, zookeeper.unblock, former.name):.2f} s")  # fmt: skip
+            asking = Auditor(self._world, f"late{self.fired['stall a mover']}")
+            asking.run(asking.insist(tp, leader))
+
+        oracle.on_moved = moved
+        return True
+
     def _break_zookeeper(self, broker: SimBroker) -> None:
         self._world.zookeeper.break_connections(broker.name)
         self._note(f"{broker.name} loses its connection to ZooKeeper")
@@ -233,6 +362,18 @@ class Faults:
             self._note(f"ZooKeeper server {index} gone for {self._later(0.2, 2.5, self._back, index):.2f} s")
         return True
 
+    def _zookeeper_leader_cut(self, broker: SimBroker) -> bool:
+        """It goes on answering for a while, with what it knew; the others elect another leader."""
+        zookeeper = self._world.zookeeper
+        leader = zookeeper.leader
+        if leader is None or not all(server.up and not server.cut for server in zookeeper.servers):
+            return False
+        zookeeper.cut_server(leader.index)
+        self._note(
+            f"ZooKeeper's leader {leader.index} cut off for {self._later(0.8, 2.5, self._back, leader.index):.2f} s"
+        )
+        return True
+
     def _back(self, index: int) -> None:
         server = self._world.zookeeper.servers[index]
         if not server.up or server.cut:
@@ -240,11 +381,12 @@ class Faults:
 
     def _zookeeper_lag(self, broker: SimBroker) -> None:
         server = self._rng.choice(self._world.zookeeper.servers)
+        self._world.zookeeper.lengthened_us[""] = self._loop.now_us
         server.lag_us = self._rng.choice((0, 50_000, 300_000, 1_000_000))
         self._note(f"ZooKeeper server {server.index} lags by {server.lag_us / 1e6} s")
 
     def _depose_the_controller(self, broker: SimBroker) -> bool:
-        """An operator who wants another controller deletes its znode; the old one may not hear of it for a while."""
+        """An operator that wants another controller deletes its znode; the old one may not hear of it for a while."""
         zookeeper = self._world.zookeeper
         if zookeeper.leader is None:
             return False

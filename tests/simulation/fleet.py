@@ -19,7 +19,7 @@ from tests.simulation.zookeeper import SimZooKeeper
 
 if TYPE_CHECKING:
     from brokers.api.base import Services
-    from brokers.cluster.view import ClusterView
+    from brokers.metadata.cache import MetadataCache
     from brokers.metrics import Metrics
 
 WALL_MS = 1_700_000_000_000
@@ -145,7 +145,7 @@ class SimBroker:
             disk=disk,
             store=store,
             former=self.former,
-            connect_peers=lambda view, client_id: self._peers(owner, view),
+            connect_peers=lambda metadata, client_id: self._peers(owner, metadata),
             new_cluster_id=lambda: "simulated",
             new_id=fleet.new_id,
             host=self.name,
@@ -169,8 +169,8 @@ class SimBroker:
             self.kill()
             loop.call_later(1.0, self.start, context=loop.world.context)
 
-    def _peers(self, owner: Owner, view: ClusterView) -> SimPeers:
-        return SimPeers(self._fleet.network, owner, self.name, view)
+    def _peers(self, owner: Owner, metadata: MetadataCache) -> SimPeers:
+        return SimPeers(self._fleet.network, owner, self.name, metadata)
 
     def kill(self, *, power: bool = False) -> None:
         """SIGKILL; with ``power`` the machine loses power, and what was not synced."""

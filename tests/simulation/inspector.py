@@ -1,4 +1,4 @@
-"""Somebody who looks at everything and tidies up: what tools of people ask for, while faults happen.
+"""A client that looks at everything and tidies up: what tools of people ask for, while faults happen.
 
 No answer may say UNKNOWN_SERVER_ERROR, which is what a broker says of its own bugs. Records that were deleted
 (DeleteRecords) never come back.
@@ -17,7 +17,7 @@ from wire.errors import ErrorCode
 from wire.types import TopicPartition
 
 SIMPLE = "simple"
-"""A group without members: offsets are committed by whoever likes, and deleted."""
+"""A group without members: offsets are committed by any client, and deleted."""
 SCRATCH = TopicPartition("scratch", 0)
 
 
@@ -42,7 +42,7 @@ class Inspector(Admin):
             self.world.oracle.violate(f"{self.name}: {what}: UNKNOWN_SERVER_ERROR")
 
     async def transactions(self) -> None:
-        """All transactions that somebody coordinates, and some by name."""
+        """All transactions that a broker coordinates, and some by name."""
         answer = await self.ask(self.any_broker(), m.ListTransactionsRequest(
             version=1, state_filters=[], producer_id_filters=[], duration_filter=-1), 1)  # fmt: skip
         if answer is not None:
@@ -55,7 +55,7 @@ class Inspector(Admin):
         self.forget_coordinator(TRANSACTION, names[-1])
 
     async def producers(self) -> None:
-        """Who writes into a partition."""
+        """The producers of a partition."""
         tp = self.rng.choice(self.parts)
         topic = m.DescribeProducersRequest.TopicRequest(version=0, name=tp.topic, partition_indexes=[tp.partition])
         answer = await self.ask(await self.leader(tp), m.DescribeProducersRequest(version=0, topics=[topic]), 0)
@@ -75,7 +75,7 @@ class Inspector(Admin):
         self.forget_coordinator(GROUP, "g")
 
     async def simple_group(self) -> None:
-        """Commit without being a member, and forget it again. Whether a late copy is done after that nobody knows."""
+        """Commit without being a member, and forget it again. Whether a late copy is done after that is unknown."""
         self.commits += 1
         tp = self.rng.choice(self.parts)
         topic = m.OffsetCommitRequest.OffsetCommitRequestTopic

@@ -16,11 +16,18 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from _native.batch import BatchHeader, scan
-from brokers.cluster import isr, znodes
-from brokers.cluster.partition import Partition
 from brokers.log import Log
-from brokers.model import INTERNAL_TOPICS, Life, PartitionState
+from brokers.log.append import Appender
+from brokers.log.truncate import Truncation
+from brokers.metadata import znodes
+from brokers.metadata.cache import MetadataCache
+from brokers.model import INTERNAL_TOPICS, LiveBroker, PartitionState
+from brokers.replication import isr
+from brokers.replication.partition import Partition
+from coordination.registration import broker_path, incarnation_path
 from coordination.store import NoNode
+from tests.simulation.serving import INVARIANTS as SERVING
+from tests.simulation.serving import Serving
 from tests.simulation.sinks import Sinks
 from wire.types import TopicPartition
 
@@ -35,9 +42,11 @@ MIN_IN_SYNC = 2
 INVARIANTS = (
     "high watermark", "committed batches", "leaders", "candidates", "moves", "acknowledged", "transactions", "read",
     "latest offsets", "group offsets", "fences", "batches", "read of batches", "nothing left open",
-    "answers to tools",
+    "answers to tools", *SERVING, "fetches of sessions", "reads of followers", "in flight together", "runs of requests",
+    "connections together", "records deleted", "earliest offsets", "moves to further brokers", "changes pruned",
+    "changes missed", "pictures", "loops held",
 )  # fmt: skip
-"""What is counted as checked."""
+"""What is counted as checked, and what must have happened for it."""
 OPEN, COMMITTING, ABORTING, COMMITTED, ABORTED = "open", "committing", "aborting", "committed", "aborted"
 
 
@@ -56,11 +65,15 @@ class Truth:
     tp: TopicPartition
     end: int = 0
     batches: dict[int, Entry] = field(default_factory=dict)
+    stamps: dict[int, int] = field(default_factory=dict)
+    """The largest timestamp of each batch."""
     producers: dict[int, tuple[int, int]] = field(default_factory=dict)
     marked: dict[int, int] = field(default_factory=dict)
     """Where the last marker of a producer stands."""
+    markers: dict[int, list[int]] = field(default_factory=dict)
+    """Where all its markers stand."""
     promised: set[tuple[int, int]] = field(default_factory=set)
-    """Who must hold all of it: brokers, and which of their lives it was."""
+    """The brokers that must hold all of it, and in which of their runs."""
     led_by: tuple[int, int, int] = (-1, -1, -1)
 
     @property
@@ -92,7 +105,7 @@ class Oracle:
         self._leaders: dict[tuple[Key, int], str] = {}
         self._states: dict[str, tuple[int, Any]] = {}
         self._topics: dict[str, znodes.TopicZnode] = {}
-        self._registrations: dict[int, tuple[int, Life]] = {}
+        self._registrations: dict[int, tuple[int, LiveBroker]] = {}
         # what clients know
         self.sent: dict[str, tuple[TopicPartition, Transaction | None]] = {}
         self.acked: dict[str, TopicPartition] = {}
@@ -102,9 +115,15 @@ class Oracle:
         self._offsets: dict[tuple[str, TopicPartition], int] = {}
         self._attempted: dict[tuple[str, TopicPartition], int] = {}
         self._producer_ids: dict[int, str] = {}
+        self._offset_of: dict[str, int] = {}
         self.sinks = Sinks(self)
+        self.serving = Serving(self, world)
         self.deleted: dict[TopicPartition, int] = {}
         """Up to where DeleteRecords was answered."""
+        self.on_moved: Callable[[TopicPartition, int], None] | None = None
+        """Hears of a partition that another broker leads now, and of its former leader."""
+        self.erasing: dict[TopicPartition, int] = {}
+        """Up to where it was asked for, except in topics without readers."""
 
     def violate(self, text: str) -> None:
         """Something that must never happen has happened."""
@@ -169,6 +188,8 @@ class Oracle:
         while shadow.verified < len(headers) and headers[shadow.verified].base_offset < upto:
             header = headers[shadow.verified]
             shadow.verified += 1
+            if not leads and header.last_offset < shadow.log.log_start_offset:
+                continue  # deleted: nothing is said about it any more
             known = truth.batches.get(header.base_offset)
             mine = Entry(header.last_offset, header.partition_leader_epoch, header.crc)
             if known is not None and (known == mine or (not truth.exact and known.epoch == mine.epoch)):
@@ -187,6 +208,7 @@ class Oracle:
         if truth.exact and header.base_offset != truth.end:
             self.violate(f"{truth.tp}: a gap before committed offset {header.base_offset}: it ended at {truth.end}")
         truth.batches[header.base_offset] = entry
+        truth.stamps[header.base_offset] = header.max_timestamp
         truth.end = header.last_offset + 1
         self.checked["committed batches"] += 1
         if header.producer_id < 0 or not truth.exact:
@@ -197,6 +219,7 @@ class Oracle:
             self.violate(f"{what} after epoch {epoch}")
         if header.is_control:
             truth.marked[header.producer_id] = header.base_offset
+            truth.markers.setdefault(header.producer_id, []).append(header.base_offset)
             fresh = header.producer_epoch > epoch
             truth.producers[header.producer_id] = header.producer_epoch, 0 if fresh else sequence
             return
@@ -206,7 +229,7 @@ class Oracle:
         truth.producers[header.producer_id] = header.producer_epoch, header.base_sequence + header.record_count
 
     def led(self, partition: Partition, epoch: int) -> None:
-        """A broker begins to lead: nobody else in this epoch, and it has all that is committed."""
+        """A broker begins to lead: no other in this epoch, and it has all that is committed."""
         self.checked["leaders"] += 1
         log, me = partition.log, self._who()
         shadow = self.shadow_of(log)
@@ -225,7 +248,7 @@ class Oracle:
             self.violate(f"{who} {lacks}")
 
     def check_candidates(self, topic_id: Any, truth: Truth) -> None:
-        """Whoever may be elected without doubt has all that is committed."""
+        """A broker that may be elected without doubt has all that is committed."""
         state = self._state(truth.tp)
         if state is None:
             return
@@ -241,17 +264,22 @@ class Oracle:
                 self._has_all(self.shadow_of(found.log), truth, who)
 
     def spares(self, broker_id: int) -> bool:
-        """Whether a copy of everything committed that counts lives elsewhere: without it nothing is promised.
+        """Whether a copy of everything committed that counts is elsewhere: without it nothing is promised.
 
         A copy counts while its process lives on in which it was in sync or became eligible (KIP-966). That is our own
         reckoning, so that a fleet that forgets one is found out. Where an operator changes the minimum under way, the
-        fleet's own state must agree.
+        fleet's own state must agree. Where all have died at once it must agree, too: until somebody leads again the
+        copies are whole, but nobody knows.
         """
+        all_died, lives = self._world.faults.fired["all brokers"] > 0, self._lives()
         for (topic_id, _), truth in self.truths.items():
             state = self._state(truth.tp)
             if state is None:
                 continue
             known = {*state.isr, *state.elr}
+            if all_died:
+                members = (*isr.members(state), *isr.eligible(state))
+                known = {member for member, incarnation in members if isr.counts(lives, member, incarnation)}
             for other, life in sorted(truth.promised):
                 broker = self._world.fleet.brokers[other]
                 services = broker.services
@@ -259,7 +287,7 @@ class Oracle:
                     continue
                 if broker.stopping:  # it leaves the in-sync set to those that seem to live
                     continue
-                if self._world.operated and other not in known:
+                if (self._world.operated or all_died) and other not in known:
                     continue
                 found = services.replicas.get(truth.tp)
                 if found is not None and found.topic_id == topic_id and not _lacks(self.shadow_of(found.log), truth):
@@ -274,7 +302,7 @@ class Oracle:
         return sorted({state.isr[0] for state in states if state is not None and len(state.isr) == 1})
 
     def states_written(self) -> None:
-        """A partition's state was written: who is promised to hold everything, and whether who may lead does."""
+        """A partition's state was written: which brokers must hold everything, and whether possible leaders do."""
         for (topic_id, _), truth in self.truths.items():
             state = self._state(truth.tp)
             if state is not None:
@@ -297,6 +325,8 @@ class Oracle:
             self.violate(f"{truth.tp}: leader epoch {epoch} of {leader} is followed by {truth.led_by}")
         if term > state.controller_epoch:
             self.violate(f"{truth.tp}: controller epoch {state.controller_epoch} writes after {term}")
+        if self.on_moved is not None and truth.exact and state.leader >= 0 and leader not in (-1, state.leader):
+            self.on_moved(truth.tp, leader)
 
     def topic_written(self, path: str) -> None:
         """An assignment was written: a move that is over has all its replicas in sync (KIP-455)."""
@@ -314,6 +344,7 @@ class Oracle:
             state = self._state(TopicPartition(name, index))
             if gone and gone == {*before.removing.get(index, ())} and state is not None:
                 self.checked["moves"] += 1
+                self.checked["moves to further brokers"] += not {*replicas}.isdisjoint(before.adding.get(index, ()))
                 if not {*replicas} <= {*state.isr}:
                     self.violate(f"{name}-{index}: moved to {replicas}, but only {state.isr} are in sync")
 
@@ -329,20 +360,20 @@ class Oracle:
             known = self._states[path] = node.mzxid, znodes.decode_state(path, node.data, (), node.version)
         return known[1]
 
-    def _lives(self) -> dict[int, Life]:
+    def _lives(self) -> dict[int, LiveBroker]:
         """The registered brokers, as ZooKeeper's leader has them."""
         tree = self._world.zookeeper.tree
         lives = {}
         for broker_id in self._world.fleet.brokers:
-            path = znodes.broker_path(broker_id)
+            path = broker_path(broker_id)
             try:
                 node = tree.find(path)
             except NoNode:
                 continue
             known = self._registrations.get(broker_id)
             if known is None or known[0] != node.mzxid:
-                count = tree.find(znodes.incarnation_path(broker_id)).version
-                life = znodes.decode_broker(path, node.data, node.czxid, count).life
+                count = tree.find(incarnation_path(broker_id)).version
+                life = znodes.decode_broker(path, node.data, node.czxid, count).live_broker
                 known = self._registrations[broker_id] = node.mzxid, life
             lives[broker_id] = known[1]
         return lives
@@ -372,6 +403,7 @@ class Oracle:
             return
         known = self.by_name[tp].batches.get(base_offset)
         end = base_offset + len(values)
+        self._offset_of.update(zip(values, range(base_offset, end), strict=True))
         if known is None or known.last_offset + 1 != end:
             self.violate(
                 f"{values[0]} was acknowledged at offset {base_offset} of {tp}, but {known} is committed there"
@@ -400,8 +432,9 @@ class Oracle:
         batches: Sequence[Batch],
         committed: bool,
         aborted: Sequence[tuple[int, int]],
+        position: int,
     ) -> list[str]:
-        """A consumer got these batches; returns the values it shows."""
+        """A consumer got these batches; returns the values it shows from its position on."""
         truth = self.by_name[tp]
         for batch in batches:
             self.checked["read"] += 1
@@ -410,7 +443,7 @@ class Oracle:
                     f"{who} read {tp} offset {batch.base_offset} of epoch {batch.epoch}, where"
                     f" {truth.batches.get(batch.base_offset)} is committed"
                 )
-        shown = list(visible(batches, aborted if committed else []))
+        shown = list(visible(batches, aborted if committed else [], position))
         found: dict[Transaction, None] = {}
         for value in shown:
             transaction = self.sent.get(value, (tp, None))[1]
@@ -419,7 +452,10 @@ class Oracle:
             if self.sent.get(value, (None, None))[0] != tp:
                 self.violate(f"{who} read {value} in {tp}, where nobody sent it")
             elif (
-                committed and transaction is not None and self.transactions[transaction] not in (COMMITTING, COMMITTED)
+                committed
+                and transaction is not None
+                and self.transactions[transaction] not in (COMMITTING, COMMITTED)
+                and not self.sinks.came_before_its_marker(transaction, tp, position_of(value, batches))
             ):
                 self.violate(f"{who} read {value} of the {self.transactions[transaction]} transaction {transaction}")
         if committed:
@@ -436,6 +472,15 @@ class Oracle:
             kind = "stable" if committed else "latest"
             self.violate(f"{who} was told the {kind} offset {offset} of {tp} after {floor}")
         self._latest[tp, committed] = max(self._latest[tp, committed], offset)
+
+    def begin_earliest(self, tp: TopicPartition) -> int:
+        """What an answer to a request sent now must reach. A power loss may take a log's start back."""
+        return self.deleted.get(tp, 0)
+
+    def told_earliest(self, who: str, tp: TopicPartition, offset: int, floor: int) -> None:
+        self.checked["earliest offsets"] += 1
+        if offset > self.erasing.get(tp, 0) or (offset < floor and self._world.faults.keeps_starts):
+            self.violate(f"{who} was told that {tp} starts at {offset}, after {floor}")
 
     # ---- groups
 
@@ -475,9 +520,9 @@ class Oracle:
         for value, (tp, transaction) in self.sent.items():
             there = value in counts
             if transaction is None:
-                if not there and value in self.acked:
+                if not there and value in self.acked and not self._erased(value, tp):
                     self.violate(f"{value} was acknowledged in {tp} and is gone")
-            elif value in self.acked:
+            elif value in self.acked and (there or not self._erased(value, tp)):
                 fates.setdefault(transaction, set()).add(there)
             elif there and self.transactions[transaction] == ABORTED:
                 fates.setdefault(transaction, set()).add(True)
@@ -489,6 +534,22 @@ class Oracle:
                 self.violate(
                     f"transaction {transaction} was {state}, but its records are {'' if True in fate else 'not '}there"
                 )
+
+    def _erased(self, value: str, tp: TopicPartition) -> bool:
+        """Whether it may have been deleted."""
+        return self._offset_of.get(value, -1) < self.erasing.get(tp, 0)
+
+    def stale_pictures(self) -> list[str]:
+        """Brokers that have another picture of a partition than ZooKeeper."""
+        wrong = []
+        for broker in self._world.fleet.brokers.values():
+            for truth in self.truths.values() if broker.services is not None else ():
+                state = self._state(truth.tp)
+                mine = broker.services.metadata.partition(truth.tp)
+                self.checked["pictures"] += 1
+                if state is not None and (mine is None or mine.partition_epoch != state.partition_epoch):
+                    wrong.append(f"{broker.name} believes {mine} of {truth.tp}, where {state} is written")
+        return wrong
 
     def check_shadows(self) -> None:
         """The shadows are what the logs hold, so the comparisons above were about something."""
@@ -507,6 +568,8 @@ def _lacks(shadow: Shadow, truth: Truth) -> str:
     if shadow.log.log_end_offset < truth.end:
         return f"ends at {shadow.log.log_end_offset}, committed is up to {truth.end}"
     for header in reversed(shadow.headers[shadow.verified :] if truth.exact else ()):
+        if header.last_offset < shadow.log.log_start_offset:
+            break  # deleted: the log's readers never see it
         known = truth.batches.get(header.base_offset)
         if known is not None and known != (header.last_offset, header.partition_leader_epoch, header.crc):
             return f"has another batch at {header.base_offset} than the committed {known}"
@@ -517,7 +580,7 @@ def headers_of(log: Log) -> list[BatchHeader]:
     """The headers of all batches in a log."""
     offset, found = log.log_start_offset, []
     while offset < log.log_end_offset:
-        result = log.read(offset, 1 << 20, end_offset=log.log_end_offset)
+        result = log.reader.read(offset, 1 << 20, end_offset=log.log_end_offset)
         data = b"".join(part.read() for part in result.slices)
         result.release()
         if not data:
@@ -527,8 +590,8 @@ def headers_of(log: Log) -> list[BatchHeader]:
     return found
 
 
-def visible(batches: Sequence[Batch], aborted: Sequence[tuple[int, int]]) -> Iterator[str]:
-    """The values that a consumer shows; ``aborted`` are (first offset, producer id) in order."""
+def visible(batches: Sequence[Batch], aborted: Sequence[tuple[int, int]], position: int) -> Iterator[str]:
+    """The values that a consumer at that position shows; ``aborted`` are (first offset, producer id) in order."""
     waiting, hidden = list(aborted), set()
     for batch in batches:
         while waiting and waiting[0][0] <= batch.last_offset:
@@ -537,10 +600,90 @@ def visible(batches: Sequence[Batch], aborted: Sequence[tuple[int, int]]) -> Ite
             hidden.discard(batch.producer_id)
         elif not (batch.transactional and batch.producer_id in hidden):
             for record in batch.records:
-                yield (record.value or b"").decode()
+                if record.offset >= position:
+                    yield (record.value or b"").decode()
+
+
+def position_of(value: str, batches: Sequence[Batch]) -> int:
+    """The offset of the record with that value."""
+    return next(r.offset for b in batches if not b.control for r in b.records if r.value == value.encode())
 
 
 # ---- hooks
+
+
+Hook = tuple[type, str, Callable[..., Any]]
+
+
+def _log_hooks(oracle: Oracle) -> list[Hook]:
+    """What logs take, drop and hold for committed."""
+
+    def write(self: Appender, original: Any, pieces: Any, *rest: Any) -> Any:
+        log: Any = self._log
+        oracle.shadow_of(log)
+        before = log.log_end_offset
+        result = original(self, pieces, *rest)
+        if log.log_end_offset > before:
+            oracle.written(log, scan(b"".join(pieces)))
+        return result
+
+    def cut(self: Truncation, original: Any, offset: int, **options: Any) -> Any:
+        log: Any = self._log
+        oracle.shadow_of(log)
+        before, watermark = log.log_end_offset, log.high_watermark
+        if log.log_start_offset == before:
+            watermark = -1
+        try:
+            return original(self, offset, **options)
+        finally:  # it may find no room when half of it is done
+            oracle.cut(log, before, watermark)
+
+    def restart(self: Truncation, original: Any, offset: int, **options: Any) -> Any:
+        log: Any = self._log
+        shadow = oracle.shadow_of(log)
+        result = cut(self, original, offset, **options)
+        shadow.headers.clear()  # below the offset, too
+        shadow.verified = 0
+        return result
+
+    def set_watermark(self: Appender, original: Any, offset: int) -> None:
+        log: Any = self._log
+        before = log.high_watermark
+        original(self, offset)
+        if log.high_watermark != before:
+            oracle.watermark_moved(log, before)
+
+    return [
+        (Appender, "_write", write),
+        (Truncation, "truncate_to", cut),
+        (Truncation, "restart_at", restart),
+        (Appender, "set_high_watermark", set_watermark),
+    ]
+
+
+def _broker_hooks(oracle: Oracle) -> list[Hook]:
+    """The leaders, and what brokers miss of the change log."""
+
+    def made(self: Partition, original: Any, *args: Any, **options: Any) -> None:
+        original(self, *args, **options)
+        oracle.shadow_of(self.log).partition = self
+
+    def lead(self: Partition, original: Any, state: Any) -> None:
+        if not self.is_leader or self.leader_epoch != state.leader_epoch:
+            oracle.led(self, state.leader_epoch)  # before it commits anything as a leader
+        original(self, state)
+
+    async def read_changes(self: MetadataCache, original: Any, sequences: list[int]) -> Any:
+        first, sequence = self._reload, self.sequence
+        delta, reloaded = await original(self, sequences)
+        oracle.checked["changes missed"] += bool(not first and sequences and sequences[0] > sequence + 1)
+        return delta, reloaded
+
+    return [
+        (Partition, "__init__", made),
+        (Partition, "become_leader", lead),
+        (MetadataCache, "_read_changes", read_changes),
+    ]
 
 
 @contextmanager
@@ -558,52 +701,8 @@ def hooked(oracle: Oracle) -> Iterator[None]:
         setattr(owner, name, inner)
         undo.append(lambda: setattr(owner, name, original))
 
-    def write(self: Log, original: Any, data: Any, placed: Any, *rest: Any) -> Any:
-        oracle.shadow_of(self)
-        result = original(self, data, placed, *rest)
-        if result is None:
-            oracle.written(self, placed)
-        return result
-
-    def write_plain(self: Log, original: Any, records: Any, *rest: Any, **how: Any) -> Any:
-        oracle.shadow_of(self)
-        before = self.log_end_offset
-        result = original(self, records, *rest, **how)
-        if self.log_end_offset > before:
-            oracle.written(self, scan(bytes(records)))
-        return result
-
-    def cut(self: Log, original: Any, offset: int, **options: Any) -> Any:
-        oracle.shadow_of(self)
-        before, watermark = self.log_end_offset, self.high_watermark
-        if self.log_start_offset == before:
-            watermark = -1
-        result = original(self, offset, **options)
-        oracle.cut(self, before, watermark)
-        return result
-
-    def set_watermark(self: Log, original: Any, offset: int) -> None:
-        before = self.high_watermark
-        original(self, offset)
-        if self.high_watermark != before:
-            oracle.watermark_moved(self, before)
-
-    def made(self: Partition, original: Any, *args: Any, **options: Any) -> None:
-        original(self, *args, **options)
-        oracle.shadow_of(self.log).partition = self
-
-    def lead(self: Partition, original: Any, state: Any) -> None:
-        if not self.is_leader or self.leader_epoch != state.leader_epoch:
-            oracle.led(self, state.leader_epoch)  # before it commits anything as a leader
-        original(self, state)
-
-    wrap(Log, "_write", write)
-    wrap(Log, "_append_plain", write_plain)
-    wrap(Log, "truncate_to", cut)
-    wrap(Log, "restart_at", cut)
-    wrap(Log, "set_high_watermark", set_watermark)
-    wrap(Partition, "__init__", made)
-    wrap(Partition, "become_leader", lead)
+    for hook in (*_log_hooks(oracle), *_broker_hooks(oracle)):
+        wrap(*hook)
     try:
         yield
     finally:

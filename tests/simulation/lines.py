@@ -14,18 +14,21 @@ from typing import Any
 from tests.simulation.runs import run_seed
 
 CORES = (
-    "brokers.cluster.partition", "brokers.cluster.following", "brokers.cluster.followers", "brokers.cluster.isr",
-    "brokers.cluster.isr_writer", "brokers.cluster.fetcher", "brokers.cluster.fetch_plan", "brokers.cluster.replicas",
-    "brokers.cluster.elections", "brokers.cluster.plans", "brokers.cluster.writes", "brokers.cluster.reign",
-    "brokers.cluster.controller", "brokers.cluster.reassignment", "brokers.cluster.inquiries",
-    "brokers.cluster.leader_commands", "brokers.cluster.move_commands", "brokers.cluster.topic_commands",
-    "brokers.cluster.view", "brokers.cluster.picture", "brokers.api.fetch", "brokers.api.fetch_reads",
-    "brokers.api.fetch_sessions", "brokers.coordinators.hosting", "brokers.coordinators.runtime",
-    "brokers.coordinators.loading", "brokers.coordinators.transactions", "brokers.coordinators.marker_sender",
-    "brokers.coordinators.producer_ids", "brokers.coordinators.verification", "txn.coordinator", "txn.transaction",
-    "txn.sinks", "txn.batches", "brokers.coordinators.enlisting",
-    "txn.markers", "brokers.groups.shard", "brokers.groups.classic", "brokers.groups.members",
-    "brokers.groups.offsets", "coordination.election", "coordination.registration", "brokers.node",
+    "brokers.replication.partition", "brokers.replication.following", "brokers.replication.followers",
+    "brokers.replication.isr", "brokers.replication.isr_writer", "brokers.replication.fetcher",
+    "brokers.replication.fetch_plan", "brokers.replication.replicas", "brokers.controller.elections",
+    "brokers.controller.plans", "brokers.controller.writes", "brokers.controller.active",
+    "brokers.controller.controller", "brokers.controller.reassignment", "brokers.controller.log_end_probes",
+    "brokers.controller.leader_commands", "brokers.controller.move_commands", "brokers.controller.topic_commands",
+    "brokers.metadata.cache", "brokers.metadata.image", "brokers.api.fetch",
+    "brokers.api.fetch_followers", "brokers.api.fetch_reads",
+    "brokers.api.fetch_sessions", "brokers.coordinators.shard_host", "brokers.coordinators.runtime",
+    "brokers.coordinators.loading", "brokers.coordinators.transactions.coordinator",
+    "brokers.coordinators.transactions.markers", "brokers.coordinators.transactions.producer_ids",
+    "brokers.coordinators.transactions.verification", "txn.coordinator", "txn.transaction", "txn.sinks",
+    "txn.batches", "brokers.coordinators.transactions.enlisting", "txn.markers", "brokers.groups.shard",
+    "brokers.groups.classic", "brokers.groups.members", "brokers.groups.offsets", "coordination.election",
+    "coordination.registration", "brokers.node",
 )  # fmt: skip
 
 

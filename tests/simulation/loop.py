@@ -49,7 +49,7 @@ class Owner:
         self._prune_at = _PRUNE_TASKS
 
     def remember(self, task: _Task) -> None:
-        """Keep a task alive while it runs, whoever forgets it."""
+        """Keep a task alive while it runs, even when nothing else refers to it."""
         self.tasks.append(task)
         if len(self.tasks) >= self._prune_at:
             self.tasks = [task for task in self.tasks if not task.done()]
@@ -178,7 +178,7 @@ class SimLoop(asyncio.AbstractEventLoop):
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
     ) -> _Handle:
-        # never early, and never at once when it is later: who asks again at the same moment would ask for ever
+        # never early, and never at once when it is later: asking again at the same moment would go on for ever
         when_us = math.ceil(when * 1e6)
         if when_us <= self.now_us and when > self.time():
             when_us = self.now_us + 1
@@ -230,7 +230,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         return task
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """An exception nobody caught: somebody's bug."""
+        """An exception that was not caught: a bug."""
         error = context.get("exception")
         if self._closed or isinstance(error, Killed):
             return

@@ -1,6 +1,7 @@
 """The network between simulated processes: connections with order, delay and breakage, and a broker's door to them.
 
-A request goes as the real bytes through the real dispatcher of the broker; only sockets are simulated. A connection
+A request goes as the real bytes through the real connection, batcher and dispatcher of the broker; only sockets are
+simulated. A connection
 keeps its order in both directions and other connections overtake it. Where the way is blocked, in one direction or
 both, bytes are held and arrive once it is open again, also those of a process that has given up or died since: this is
 how an old request comes to a new leader, much later.
@@ -12,21 +13,24 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import Callable
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from brokers.api.base import Connection as Peer
+from brokers.api.base import ClientConnection as Peer
 from brokers.api.base import Services
-from brokers.cluster.peers import PeerUnavailable
 from brokers.log.failures import DiskError, SliceGone
-from brokers.server.connection import Slot
+from brokers.peers.calls import PeerUnavailable
+from brokers.server.batching import ConnectionBatcher
+from brokers.server.connection import Connection
 from brokers.server.dispatch import Dispatcher
+from brokers.server.framing import Blocks
 from brokers.server.limits import ByteBudget, QuietLog
-from brokers.server.parking import Parking
+from brokers.server.purgatory import Purgatory
 from tests.simulation.loop import Owner, SimLoop
 from wire import messages
 
 if TYPE_CHECKING:
-    from brokers.cluster.view import ClusterView
+    from brokers.metadata.cache import MetadataCache
 
 REFUSED, CLOSED = "connection refused", "connection reset"
 
@@ -43,8 +47,8 @@ class Wire:
         self.open = True
         self.end: ServerEnd | None = None
         self.refused = False
-        """Nobody was there when it came: a broker that starts later doesn't know of it."""
-        self.calls: deque[tuple[int, asyncio.Future[memoryview]]] = deque()
+        """No broker was there when it came: a broker that starts later doesn't know of it."""
+        self.calls: deque[tuple[int, int, int, asyncio.Future[memoryview]]] = deque()
         self.free_us = {True: 0, False: 0}
         self.held: dict[bool, list[Any]] = {True: [], False: []}
         self.under_way: dict[bool, deque[Any]] = {True: deque(), False: deque()}
@@ -59,8 +63,8 @@ class Wire:
             return future
         self._correlation += 1
         frame = messages.frame_request(api_key, version, self._correlation, self.name, body)
-        self.calls.append((self._correlation, future))
-        self._network.carry(self, True, (api_key, version, frame))
+        self.calls.append((self._correlation, api_key, version, future))
+        self._network.carry(self, True, frame)
         return future
 
     async def ask(self, api_key: int, version: int, body: bytes, timeout_s: float) -> memoryview:
@@ -72,25 +76,32 @@ class Wire:
         finally:
             patience.cancel()
 
-    def answered(self, message: tuple[int, int, bytes] | None) -> None:
-        """What came back: an answer, or None when the server's end is closed."""
+    def answered(self, data: bytes | None) -> None:
+        """What came back: answers, or None when the server's end is closed."""
         if not self.open:
             return
-        if message is None:
+        if data is None:
             self.close(CLOSED)
             return
-        api_key, version, frame = message
-        correlation_id, body = messages.split_response(api_key, version, memoryview(frame)[4:])
-        expected, future = self.calls.popleft()
-        assert correlation_id == expected, f"answer {correlation_id} where {expected} was due"
-        if not future.done():
-            future.set_result(body)
+        metadata, start = memoryview(data), 0
+        while start < len(metadata):
+            end = start + 4 + int.from_bytes(metadata[start : start + 4], "big")
+            expected, api_key, version, future = self.calls.popleft()
+            correlation_id, body = messages.split_response(api_key, version, metadata[start + 4 : end])
+            assert correlation_id == expected, f"answer {correlation_id} where {expected} was due"
+            if not future.done():
+                future.set_result(body)
+            start = end
+
+    def hung_up(self) -> None:
+        """The server's end is closed."""
+        self._network.carry(self, False, None)
 
     def close(self, reason: str) -> None:
         """Give the connection up; what was sent may still arrive."""
         if self.open:
             self.open = False
-            for _, future in self.calls:
+            for *_, future in self.calls:
                 if not future.done():
                     future.set_exception(Broken(reason))
                     future.exception()
@@ -98,91 +109,133 @@ class Wire:
             self._network.carry(self, True, None)
 
 
-class ServerEnd:
-    """A broker's end of a connection: what ``Connection`` is to the dispatcher, without a socket."""
+class _Socket:
+    """What a broker's end of a connection receives from: bytes that have come, and perhaps their end."""
+
+    def __init__(self, wire: Wire) -> None:
+        self.data = bytearray()
+        self.ended = False
+        self._wire = wire
+
+    def fileno(self) -> int:
+        return -1
+
+    def recv_into(self, metadata: memoryview) -> int:
+        data = self.data
+        count = min(len(data), len(metadata))
+        if not count and not self.ended:
+            raise BlockingIOError
+        metadata[:count] = data[:count]
+        del data[:count]
+        return count
+
+    def close(self) -> None:
+        self._wire.hung_up()
+
+
+class ServerEnd(Connection):
+    """A broker's end of a connection: the production one, on bytes that the network brings."""
 
     def __init__(self, door: Door, wire: Wire) -> None:
-        self.closed = False
-        self.peer = Peer(door.next_number(), door.listener, wire.name)
         self.door = door
         self._wire = wire
-        self._backlog: deque[tuple[int, int, bytes]] = deque()
-        self._slots: deque[tuple[Slot, int, int]] = deque()
-        self._pumping = False
+        self._incoming = _Socket(wire)
+        self._looks = False
+        super().__init__(door, self._incoming, Peer(door.next_number(), door.listener, wire.name))  # type: ignore[arg-type]
 
-    def received(self, message: tuple[int, int, bytes] | None) -> None:
-        if message is None:
-            self.close("the peer closed it")
-        elif not self.closed:
-            self._backlog.append(message)
-            self.pump()
+    def arrived(self, frame: bytes | None) -> None:
+        """Bytes of the peer, or their end. What comes before the broker's next turn is received at once."""
+        if frame is None:
+            self._incoming.ended = True
+        else:
+            self._incoming.data += frame
+        self._look_later()
 
-    def pump(self) -> None:
-        """Execute what has come, one at a time; only a Produce that has appended lets the next one start."""
-        if self._pumping:
-            return
-        self._pumping = True
+    def _look_later(self) -> None:
+        if not self._looks and self._reading and (self._incoming.data or self._incoming.ended):
+            self._looks = True
+            self.door.loop.call_soon(self._look)
+
+    def _look(self) -> None:
+        self._looks = False
+        if self._reading and not self.closed:
+            self._on_readable()
+            self._look_later()  # a selector tells it again
+
+    def _unmute(self) -> None:
+        self._reading = not self.closed
+        self._look_later()
+
+    def _mute(self) -> None:
+        self._reading = False
+
+    def _send(self) -> None:
+        outbox = self._outbox
         try:
-            while self._backlog and not self.closed:
-                if self._slots and self._slots[-1][0].serial and not self._slots[-1][0].ready:
-                    break
-                api_key, version, frame = self._backlog.popleft()
-                slot = Slot(self, 0)  # type: ignore[arg-type]
-                self._slots.append((slot, api_key, version))
-                self.door.dispatcher.dispatch(self, memoryview(bytearray(frame))[4:], slot)  # type: ignore[arg-type]
-        finally:
-            self._pumping = False
-
-    def answered(self, slot: Slot) -> None:
-        """A slot has its answer: send what is at the head of the order."""
-        if slot.cost:
-            self.door.budget.release(slot.cost)
-            slot.cost = 0
-        slot.on_drop = None
-        while not self.closed and self._slots and self._slots[0][0].ready:
-            ready, api_key, version = self._slots.popleft()
-            if ready.chunks:
-                try:
-                    frame = b"".join(c if isinstance(c, bytes) else c.read() for c in ready.chunks)
-                except (SliceGone, DiskError):
-                    self.close("the log failed or was cut under a reader")
-                    return
-                for chunk in ready.chunks:
-                    if not isinstance(chunk, bytes):
-                        chunk.release()
-                self.door.network.carry(self._wire, False, (api_key, version, frame))
-        self.pump()
-
-    def close(self, reason: str) -> None:
-        """Close it and drop what waits."""
-        if self.closed:
+            data = b"".join(chunk if isinstance(chunk, bytes) else chunk.read() for chunk in outbox.chunks)  # type: ignore[attr-defined]
+        except (SliceGone, DiskError):
+            self.close("the log failed or was cut under a reader")
             return
-        self.closed = True
-        self.door.network.carry(self._wire, False, None)
-        for slot, _, _ in self._slots:
-            if not slot.ready:
-                self.door.budget.release(slot.cost)
-                slot.cost = 0
-                if slot.on_drop is not None:
-                    slot.on_drop()
-        self._slots.clear()
+        outbox.clear()
+        self.door.network.carry(self._wire, False, data)
+
+
+ROW_S = 0.0005
+"""What a row of paced work seems to take: now and then something happens between two rows."""
 
 
 class Door:
-    """Where a living broker's connections end. Made when the broker serves, gone with its process."""
+    """Where a living broker's connections end. Made when the broker serves, gone with its process.
+
+    It is the ``Environment`` of the production connections, which the listener is outside the simulation.
+    """
 
     def __init__(self, network: Network, owner: Owner, services: Services) -> None:
         self.network = network
         self.owner = owner
-        self.listener = services.config.inter_broker_listener()
-        self.budget = ByteBudget(services.config.queued_max_request_bytes)
+        self.loop = services.loop
+        self.clock = services.clock
+        self.metrics = services.metrics
+        self.quiet = QuietLog(services.clock.mono_ms)
+        self.read_ahead: Any = None
+        self.blocks = Blocks()
+        config = services.config
+        self.listener = config.inter_broker_listener()
+        self.budget = ByteBudget(config.queued_max_request_bytes)
+        self.max_frame = config.socket_request_max_bytes
+        self.max_control_frame = config.socket_control_request_max_bytes
+        self.max_outbox = config.connection_outbox_max_bytes
+        self.max_in_flight = config.max_in_flight_requests_per_connection
         self._numbers = 0
-        parking = Parking(services.loop, services.clock)
-        self.dispatcher = Dispatcher(services, parking, self.budget, QuietLog(services.clock.mono_ms))
+        self.disconnects = services.disconnects
+        purgatory = Purgatory(services.timers)
+        ticks = count()
+        self._dispatcher = Dispatcher(services, purgatory, self.budget, self.quiet, now=lambda: next(ticks) * ROW_S)
+        self.dispatch = self._dispatcher.dispatch
+        self.join_batch = ConnectionBatcher(self.loop, self._together).join_batch
 
     def next_number(self) -> int:
         self._numbers += 1
         return self._numbers
+
+    def dispatch_run(self, connection: Connection, data: memoryview, start: int, end: int, most: int) -> int:
+        executed = self._dispatcher.dispatch_run(connection, data, start, end, most)
+        first = start + 4 + int.from_bytes(data[start : start + 4], "big")
+        if executed > first:
+            self.network.on_runs("runs of requests")
+        return executed
+
+    def _together(self, connections: list[Connection]) -> int:
+        count = self._dispatcher.dispatch_runs(connections)
+        if count > 1:
+            self.network.on_runs("connections together")
+        return count
+
+    def forget(self, connection: Connection) -> None:
+        self.disconnects.closed(connection.peer.id)
+
+    def held(self, difference: int) -> None:
+        pass
 
 
 class Network:
@@ -195,6 +248,10 @@ class Network:
         self.blocked: set[tuple[str, str]] = set()
         self.slow: dict[tuple[str, str], int] = {}
         self.on_request: Callable[[str, str, int], None] = lambda client, server, api_key: None
+        self.on_runs: Callable[[str], None] = lambda what: None
+        """Called when a broker has executed requests together."""
+        self._turn_us = self.rng.choice((1, 300, 2_000, 2_000))
+        """What comes to a broker within a turn of its loop is there at once at its end."""
         self._wires: list[Wire] = []
         self._prune_at = 100
 
@@ -212,7 +269,7 @@ class Network:
                 wire.end.close("the broker stops")
 
     def connect(self, client: Owner, name: str, server: str) -> Wire:
-        """A connection that a process begins to use; whether anybody is there shows with the first answer."""
+        """A connection that a process begins to use; whether a broker is there shows with the first answer."""
         wire = Wire(self, client, name, server)
         if len(self._wires) >= self._prune_at:
             self._wires = [w for w in self._wires if w.open or any(w.held.values()) or (w.end and not w.end.closed)]
@@ -241,6 +298,8 @@ class Network:
             wire.held[up].append(message)
             return
         at_us = max(wire.free_us[up], self.loop.now_us + self._delay_us(way))
+        if up:
+            at_us = -(-at_us // self._turn_us) * self._turn_us
         wire.free_us[up] = at_us
         wire.under_way[up].append(message)  # what arrives in the same instant keeps its order, too
         if up:
@@ -277,8 +336,8 @@ class Network:
         if wire.end.closed:
             return
         if message is not None:
-            self.on_request(wire.name, wire.server, message[0])
-        wire.end.received(message)
+            self.on_request(wire.name, wire.server, int.from_bytes(message[4:6], "big"))
+        wire.end.arrived(message)
 
     # ---- faults
 
@@ -312,11 +371,11 @@ class Network:
 class SimPeers:
     """The peers port of one broker, for one purpose: a connection per other broker."""
 
-    def __init__(self, network: Network, owner: Owner, name: str, view: ClusterView) -> None:
+    def __init__(self, network: Network, owner: Owner, name: str, metadata: MetadataCache) -> None:
         self._network = network
         self._owner = owner
         self._name = name
-        self._view = view
+        self._metadata = metadata
         self._wires: dict[int, Wire] = {}
 
     async def call(self, broker_id: int, api_key: int, version: int, message: Any, timeout_ms: int = 30_000) -> Any:
@@ -326,7 +385,7 @@ class SimPeers:
     async def exchange(
         self, broker_id: int, api_key: int, version: int, body: bytes, timeout_ms: int = 30_000
     ) -> memoryview:
-        if broker_id not in self._view.brokers:
+        if broker_id not in self._metadata.brokers:
             wire = self._wires.pop(broker_id, None)
             if wire is not None:
                 wire.close("is gone")

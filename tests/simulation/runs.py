@@ -41,7 +41,7 @@ def story(report: Report) -> str:
     lines += [f"  VIOLATION {text}" for text in report.violations]
     lines += [f"  ERROR {text}" for text in report.errors[:5]]
     lines += [
-        f"again, with everything that is logged: python -m tests.simulation {report.seed} --trace",
+        f"again, with everything that is logged: python -m tests.simulation {report.again} --trace",
         "it ended so:",
     ]
     return "\n".join([*lines, *(f"  {line}" for line in report.trace)])

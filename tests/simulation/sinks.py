@@ -34,11 +34,12 @@ class Sinks:
     def __init__(self, oracle: Oracle) -> None:
         self._oracle = oracle
         self.fence = -1
-        """The last batch of which somebody was told that it is committed."""
+        """The last batch of which a driver was told that it is committed."""
         self._newest = -1
         self._attempts: dict[Transaction, Attempt] = {}
         self._committed: dict[int, Transaction] = {}
         self._shown: dict[int, Transaction] = {}
+        self._late: dict[Transaction, tuple[Transaction, int]] = {}
 
     def __contains__(self, transaction: Transaction) -> bool:
         return transaction in self._attempts
@@ -95,7 +96,24 @@ class Sinks:
             oracle.violate(f"batch {attempt.batch_id} was committed by {transaction} and before by {other}")
         oracle.transactions[transaction] = "committed"
 
+    def goes_on(self, late: Transaction, transaction: Transaction, producer_id: int) -> None:
+        """A member writes on after its batch was committed; what it writes has a name of its own."""
+        self._late[late] = transaction, producer_id
+
     # ---- readers
+
+    def came_before_its_marker(self, late: Transaction, tp: TopicPartition, offset: int) -> bool:
+        """Whether a record of a member that wrote on belongs to its committed batch, as for any Kafka producer.
+
+        A commit is answered before its markers are written. Until a partition has its marker, the leader cannot tell
+        such a record from the batch's own: the transaction is open there, epoch and sequence are right.
+        """
+        transaction, producer_id = self._late.get(late, (late, -1))
+        if transaction == late or self._oracle.transactions[transaction] != "committed":
+            return False
+        begun = [o for where, p, o in self._attempts[transaction].writes if (where, p) == (tp, producer_id)]
+        markers = self._oracle.by_name[tp].markers.get(producer_id, ())
+        return bool(begun) and min(begun) < offset and not any(min(begun) < o < offset for o in markers)
 
     def read(self, who: str, tp: TopicPartition, transactions: Iterable[Transaction]) -> None:
         """A read_committed consumer shows values of these transactions."""

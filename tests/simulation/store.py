@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from coordination.connect import CannotConnect
 from coordination.session import SessionLease
@@ -35,7 +35,7 @@ from coordination.store import (
     WatchEvent,
     WatchKind,
 )
-from coordination.zookeeper import DEFAULT_CONNECT_TIMEOUT_MS, DEFAULT_SESSION_TIMEOUT_MS, _bounded
+from coordination.zookeeper import DEFAULT_CONNECT_TIMEOUT_MS, DEFAULT_SESSION_TIMEOUT_MS, ZookeeperStore, _bounded
 from tests.simulation.loop import Owner
 from tests.simulation.zookeeper import (
     Answer,
@@ -43,6 +43,7 @@ from tests.simulation.zookeeper import (
     Connect,
     Connection,
     Hangup,
+    Ping,
     Read,
     Request,
     Session,
@@ -130,8 +131,26 @@ class SimStore:
         self._last_zxid = 0
         self._server = -1
         self._sent_ms = 0
+        self._standing_ms: Callable[[], int] = lambda: 0
 
-    # ---- life
+    # ---- a loop that stands still
+
+    def heartbeats_prove(self, standing_ms: Callable[[], int]) -> None:
+        """From now on no session outlives a loop that stands still."""
+        self._standing_ms = standing_ms
+
+    def ping(self) -> None:
+        """What kazoo's thread does whatever the loop does, if the production store lets it.
+
+        Only while the connection stands: a loop that stands still does not connect again here.
+        """
+        life = self._life
+        if life is None or not life.connected or life.connection is None:
+            return
+        if not ZookeeperStore.stands_still(cast("ZookeeperStore", self)):
+            self._zookeeper.send_up(life.connection, Ping())
+
+    # ---- start and end
 
     async def start(self, connect_timeout_ms: int = DEFAULT_CONNECT_TIMEOUT_MS) -> None:
         self._open()

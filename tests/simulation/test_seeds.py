@@ -17,7 +17,7 @@ from tests.simulation.faults import WEIGHTS
 from tests.simulation.invariants import INVARIANTS
 from tests.simulation.lines import covered
 from tests.simulation.runs import CHECKED, ENOUGH, FIRED, Summary, run_seeds, story
-from tests.simulation.world import World
+from tests.simulation.world import Report, World
 
 ROOT = Path(__file__).parents[2]
 SEEDS = int(os.environ.get("SIMULATION_SEEDS", "100"))
@@ -61,6 +61,12 @@ def test_the_cores_run_in_the_simulation() -> None:
     coverage = covered(COVERED_SEEDS)
     print("\n".join(coverage.lines()))
     assert coverage.total >= COVERED_SHARE, "\n".join(coverage.lines())
+
+
+def test_a_failure_tells_how_to_see_it_again() -> None:
+    report = World(3, kinds=("cut", "slow")).run()
+    assert 'tests.simulation 3 --faults "cut,slow" --trace' in story(report)
+    assert "tests.simulation 4 --trace" in story(Report(4))
 
 
 def test_many_seeds_that_show_little_are_refused() -> None:

@@ -27,10 +27,11 @@ from coordination.store import (
 )
 from coordination.zookeeper import ZookeeperStore
 from tests.coordination import test_changes, test_election, test_registration, test_store
-from tests.coordination.support import on_loop, record_session, states, until
 from tests.simulation.loop import SimLoop
 from tests.simulation.store import SimStore
 from tests.simulation.zookeeper import DOWN, UP, SimZooKeeper
+from tests.support.stores import on_loop, record_session, states
+from tests.support.waiting import eventually_async
 
 SEQUENCES = 40
 OPERATIONS = 120
@@ -160,7 +161,7 @@ async def history(seed: int, open_store: Callable[[], Awaitable[Any]]) -> list[A
             events: list[SessionEvent] = []
             stores[victim].on_session(events.append)
             ended = await stores[index].end_session(*stores[victim].credentials())
-            await until(lambda: SessionState.CONNECTED in states(events))  # noqa: B023
+            await eventually_async(lambda: SessionState.CONNECTED in states(events), "the session is connected")  # noqa: B023
             answer: Any = [ended, states(events)[-2:]]
         else:
             answer = await perform(stores[index], kind, what, watches[index])
@@ -222,7 +223,7 @@ async def test_the_same_operations_have_the_same_results(connect: str) -> None:
 
 
 class SimStores:
-    """What ``tests.coordination.support.Stores`` is for the real one."""
+    """What ``tests.support.stores.Stores`` is for the real one."""
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
@@ -281,7 +282,7 @@ def test_a_test_of_the_real_store(module: Any, name: str, servers: int, monkeypa
 
 
 def test_no_lease_outlives_its_session() -> None:
-    """Whatever breaks: while a store's lease is valid its session lives, and afterwards all stores work again."""
+    """Whatever breaks: while a store's lease is valid its session stands, and afterwards all stores work again."""
     assert sum(troubles(seed) for seed in range(25)) > 25
 
 
@@ -356,7 +357,7 @@ def test_a_lost_answer_is_an_unknown_outcome_of_either_kind(seed: int) -> None:
                 unknown += 1
                 await store.sync("/")
                 applied += await store.exists(f"/{number}") is not None
-            await until(lambda: store.credentials() is not None)
+            await eventually_async(lambda: store.credentials() is not None, "there is a session")
             await asyncio.sleep(0.01)
         assert set(states(events)) == {SessionState.SUSPENDED, SessionState.CONNECTED}
         return unknown, applied

@@ -12,9 +12,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from brokers.cluster.peers import PeerUnavailable
+from brokers.controller import active, controller
 from brokers.log.failures import DiskError, LogOffline
 from brokers.model import INTERNAL_TOPICS, TRANSACTION_STATE_TOPIC, TopicPartition
+from brokers.peers.calls import PeerUnavailable
+from coordination import changes
 from coordination.store import StoreError
 from tests.simulation.admin import Admin
 from tests.simulation.batches import Driver
@@ -28,10 +30,14 @@ from tests.simulation.clients import (
     Producer,
     TransactionalProducer,
 )
+from tests.simulation.eraser import Eraser
 from tests.simulation.faults import Faults
 from tests.simulation.fleet import Fleet
+from tests.simulation.hurried import ForgetfulProducer, HurriedProducer
 from tests.simulation.inspector import Inspector
 from tests.simulation.invariants import Oracle, hooked
+from tests.simulation.pipelined import PipelinedProducer
+from tests.simulation.readers import RackReader, SessionReader
 from txn.states import ENDED
 
 TRACE_LINES = 60
@@ -41,13 +47,14 @@ BOOT_S, HEAL_S = 30.0, 60.0
 OPEN_S = 20.0
 """Transactions time out after 2.5 s."""
 TOPIC = "t"
-OPERATOR, DRIVERS = "operator", "drivers"
-CRASHES = ("kill", "power", "die in a write", "disk fails")
-"""Where a log starts is written down now and then, as in Kafka; a crash may take it back."""
+OPERATOR, DRIVERS, HURRY = "operator", "drivers", "hurry"
 TOPICS = "/brokers/topics/"
+CHANGE = f"{changes.CHANGES}/{changes.PREFIX}"
+RACK_AWARE = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
 ROLES: dict[str, type[Client]] = {
     "p": Producer, "x": TransactionalProducer, "y": OldTransactionalProducer, "r": Consumer, "a": Auditor, "m": Member,
-    "d": Driver, "i": Inspector,
+    "d": Driver, "i": Inspector, "q": PipelinedProducer, "s": SessionReader, "k": RackReader, "e": Eraser,
+    "h": HurriedProducer, "f": ForgetfulProducer,
 }  # fmt: skip
 
 
@@ -58,13 +65,20 @@ class Report:
     seed: int
     violations: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
-    """Exceptions that nobody caught or that were logged as our own bug."""
+    """Exceptions that were not caught or that were logged as our own bug."""
     hash: int = 0
     steps: int = 0
     virtual_s: float = 0.0
     checked: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
     trace: list[str] = field(default_factory=list)
+    kinds: tuple[str, ...] = ()
+    """What restricted the faults, as it was asked for."""
+
+    @property
+    def again(self) -> str:
+        """The arguments that show the same history again."""
+        return f"{self.seed}" + (f' --faults "{",".join(self.kinds)}"' if self.kinds else "")
 
     @property
     def ok(self) -> bool:
@@ -91,12 +105,13 @@ class World:
     """Runs one seed.
 
     ``kinds`` restricts the faults to some of ``faults.WEIGHTS``; "operator" asks for one, "drivers" for two drivers of
-    a sink and a reader, and nobody else.
+    a sink and a reader, and nobody else; "hurry" adds the producers of ``hurried``.
     """
 
     def __init__(self, seed: int, *, verbose: bool = False, kinds: Sequence[str] = ()) -> None:
         self.seed = seed
-        self.kinds = [kind for kind in kinds if kind not in (OPERATOR, DRIVERS)]
+        self.asked = tuple(kinds)
+        self.kinds = [kind for kind in kinds if kind not in (OPERATOR, DRIVERS, HURRY)]
         self.verbose = verbose
         self.errors: list[str] = []
         self.closing = False
@@ -104,28 +119,43 @@ class World:
         self._hash = 0
         self.rng = random.Random(f"{seed}/world")
         rng = self.rng
-        self.size = rng.choices((3, 4, 5), (65, 25, 10))[0]
+        self.size = rng.choices((3, 4, 5), (60, 30, 10))[0]
         settings: dict[str, Any] = {}
         if rng.random() < 0.15:
             settings["log_flush_policy"] = "ack"
         self.flushes = "log_flush_policy" in settings
         self.operated = rng.random() < 0.6 or OPERATOR in kinds
         self.pace = (0.05, rng.choice((0.4, 0.8)))
-        self.cast = ["p1", "r1", "a1", rng.choice(("x1", "x1", "y1"))]
-        self.cast += [name for name in ("p2", "x2", "r2", "m1", "m2", "m3") if rng.random() < 0.5]
-        self.cast += rng.choice(((), (), (), ("d1",), ("d1", "d2")))
+        racks = rng.random() < 0.3
+        if racks:
+            settings["replica_selector_class"] = RACK_AWARE
+        self.cast = [*rng.choice((("p1",), ("p1", "q1"), ("q1", "q2"))), "r1", "a1", rng.choice(("x1", "x1", "y1"))]
+        self.cast += [name for name in ("x2", "m1", "m2", "m3") if rng.random() < 0.45]
+        self.cast += rng.choice((("k1", "k2"), ("k2",), ("s1",)) if racks else (("s1",), ("r2",), ()))
+        drivers = rng.choice(((), (), (), ("d1",), ("d1", "d2")))
+        self.cast += drivers or rng.choice(((), (), ("e1",)))
         self.cast += rng.choice(((), ("i1",)))
+        hurry = random.Random(f"{seed}/hurry")
+        self.cast += [name for name in ("h1", "f1") if hurry.random() < 0.25 or HURRY in kinds]
+        driven = DRIVERS in kinds or "d1" in self.cast  # what checks the drivers goes by their epochs alone
+        if hurry.random() < 0.3 and not driven:
+            settings["transaction_last_producer_epoch"] = hurry.randint(1, 4)
         if DRIVERS in kinds:
             self.cast = ["r1", "d1", "d2"]
+        self.minimum = 2
+        """``min.insync.replicas`` of the topic."""
         self.client_crashes = rng.choice((0.0, 0.05, 0.2))
-        self.duration_s = rng.uniform(1.5, 5.0)
-        self.fleet = Fleet(seed, self.size, note=self.note, settings=settings, racks=rng.random() < 0.3)
+        self.duration_s = rng.uniform(1.5, 4.5)
+        self.fleet = Fleet(seed, self.size, note=self.note, settings=settings, racks=racks)
         self.loop = self.fleet.loop
         self.network = self.fleet.network
         self.zookeeper = self.fleet.zookeeper
         self.oracle = Oracle(self)
         self.internal = INTERNAL
         self.network.on_request = self._requested
+        self.network.on_runs = self._counted
+        self.keeps_changes = rng.choice((0, 1, 1, 3))
+        """So many entries stay in the change log when the controller prunes it; 0: as many as outside."""
         self.zookeeper.on_commit = self._committed
         self.faults = Faults(self)
         self.clients: list[asyncio.Task[Any]] = []
@@ -147,8 +177,12 @@ class World:
     def _requested(self, client: str, server: str, api_key: int) -> None:
         self._hash = zlib.crc32(f"{self.loop.now_us}{client}{server}{api_key}{self.loop.steps}".encode(), self._hash)
 
+    def _counted(self, what: str) -> None:
+        self.oracle.checked[what] += 1
+
     def _committed(self, paths: list[str]) -> None:
         self._hash = zlib.crc32(f"{self.loop.now_us}{paths}".encode(), self._hash)
+        self.oracle.checked["changes pruned"] += sum(path.startswith(CHANGE) and path != CHANGE for path in paths)
         if any(path.endswith("/state") for path in paths):
             self.oracle.states_written()
         for path in paths:
@@ -167,6 +201,7 @@ class World:
                 report = Report(
                     self.seed, self.oracle.violations, self.errors, self._hash, self.loop.steps,
                     self.loop.time() - 1, self.oracle.checked, self.faults.fired, list(self.trace),
+                    self.asked,
                 )  # fmt: skip
                 self.loop.close()
         return report
@@ -194,8 +229,8 @@ class World:
     async def _main(self) -> None:
         partitions = [TopicPartition(TOPIC, index) for index in range(2)]
         admin = Admin(self, "operator")
-        await admin.run(admin.create(TOPIC, 2, 3, {"min.insync.replicas": "2"}))
-        groups = ["g", *(f"copies-{name}" for name in self.cast if name[0] in "xy")]
+        await admin.run(admin.create(TOPIC, 2, 3, {"min.insync.replicas": str(self.minimum)}))
+        groups = ["g", *(f"copies-{name}" for name in self.cast if name[0] in "xyf")]
         clients: list[tuple[Client, Any]] = [(admin, admin.main(TOPIC, 2))] if self.operated else []
         for name in self.cast:
             client = ROLES[name[0]](self, name)
@@ -203,6 +238,10 @@ class World:
                 case Inspector():
                     clients.append((client, client.main(TOPIC, 2)))
                 case Producer():
+                    clients.append((client, client.main(partitions)))
+                case SessionReader():
+                    clients.append((client, client.main(partitions, self.rng.random() < 0.5)))
+                case Eraser():
                     clients.append((client, client.main(partitions)))
                 case Consumer():
                     number = int(name[1:]) % 2
@@ -259,8 +298,8 @@ class World:
         """Partitions that are not led with all replicas in sync, their ends equal everywhere and nothing open."""
         if not self.fleet.serving():
             return ["not all brokers serve"]
-        pictures = [broker.services.view for broker in self.fleet.brokers.values() if broker.services is not None]
-        wrong = [] if all(view.topics == pictures[0].topics for view in pictures) else ["the views differ"]
+        images = [broker.services.metadata for broker in self.fleet.brokers.values() if broker.services is not None]
+        wrong = [] if all(metadata.topics == images[0].topics for metadata in images) else ["the views differ"]
         for tp, replicas in self._partitions().items():
             ends = {(p.log.log_end_offset, p.log.high_watermark, p.log.last_stable_offset) for p in replicas}
             leaders = [p for p in replicas if p.is_leader]
@@ -281,10 +320,15 @@ class World:
     async def _whole(self) -> None:
         """Wait until the fleet is as it should be. No transaction may stay open for much longer than its timeout."""
         deadline = self.loop.time() + OPEN_S
-        while (left := self._open()) or self._broken():
-            if left and self.loop.time() > deadline:
-                self.oracle.violate(f"open {OPEN_S:.0f} s after all clients had gone: {left}")
-                return
+        while (left := self._open()) or self._broken() or self.oracle.stale_pictures():
+            if self.loop.time() > deadline:
+                stale = self.oracle.stale_pictures() if self.fleet.serving() else []
+                if left:
+                    self.oracle.violate(f"open {OPEN_S:.0f} s after all clients had gone: {left}")
+                    return
+                if stale:
+                    self.oracle.violate(f"stale {OPEN_S:.0f} s after all clients had gone: {stale}")
+                    return
             await asyncio.sleep(0.1)
         self.oracle.checked["nothing left open"] += 1
 
@@ -314,7 +358,7 @@ class World:
             if tp.topic not in INTERNAL_TOPICS and any(log != logs[0] for log in logs):
                 self.oracle.violate(f"the replicas of {tp} differ")
             low = self.oracle.deleted.get(tp, 0)
-            if self.faults.fired.keys().isdisjoint(CRASHES) and any(p.log.log_start_offset < low for p in replicas):
+            if self.faults.keeps_starts and any(p.log.log_start_offset < low for p in replicas):
                 starts = [p.log.log_start_offset for p in replicas]
                 self.oracle.violate(f"the records of {tp} up to {low} were deleted, and the replicas start at {starts}")
 
@@ -326,6 +370,9 @@ def _quiet(world: World) -> Iterator[None]:
 
     handler, root = _ErrorLog(world), logging.getLogger()
     level, handlers, original = root.level, root.handlers[:], uuid.uuid4
+    every_s, kept = controller.PRUNE_EVERY_SECONDS, active.KEEP_CHANGES
+    if world.keeps_changes:
+        controller.PRUNE_EVERY_SECONDS, active.KEEP_CHANGES = 0.25, world.keeps_changes
     root.handlers[:] = [handler]
     root.setLevel(logging.INFO if world.verbose else logging.ERROR)
     uuid.uuid4 = world.fleet.new_id
@@ -333,5 +380,6 @@ def _quiet(world: World) -> Iterator[None]:
         yield
     finally:
         uuid.uuid4 = original
+        controller.PRUNE_EVERY_SECONDS, active.KEEP_CHANGES = every_s, kept
         root.handlers[:] = handlers
         root.setLevel(level)

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 UP, DOWN = "to ZooKeeper", "from ZooKeeper"
 SYNC_LIMIT_TICKS = 5
+ELECTION_US = 200_000
+"""An election takes at least that long: its servers wait for late votes."""
 
 
 class Connect(NamedTuple):
@@ -53,6 +55,10 @@ class Sync(NamedTuple):
     pass
 
 
+class Ping(NamedTuple):
+    """Of kazoo's thread, which answers it by itself."""
+
+
 class Close(NamedTuple):
     """End the session."""
 
@@ -61,7 +67,7 @@ class Hangup(NamedTuple):
     """The client closed its end; comes behind whatever it sent before."""
 
 
-Request = Connect | Read | Write | Sync | Close | Hangup
+Request = Connect | Read | Write | Sync | Ping | Close | Hangup
 
 
 @dataclass
@@ -107,7 +113,7 @@ class Connection:
 
 
 class Server:
-    """One member of the ensemble: what it has applied, and who is connected to it."""
+    """One member of the ensemble: what it has applied, and which clients are connected to it."""
 
     def __init__(self, zookeeper: SimZooKeeper, index: int) -> None:
         self.index = index
@@ -158,6 +164,13 @@ class SimZooKeeper:
         self._blocked: set[tuple[str, str]] = set()
         self._connections: list[Connection] = []
         self._electing = False
+        self.deposed: Server | None = None
+        """A leader that is cut off and does not know it yet."""
+        self._proposing = False
+        """Whether it has a proposal under way, which no other server acknowledges to it."""
+        self.lengthened_us: dict[str, int] = {}
+        """When something last lengthened sessions: that client's way was cut or open again; all clients' (the empty
+        name), when another leader was elected."""
         self._at(tick_ms * 1000, self._expire)
         self._at(tick_ms * 500, self._ping)
 
@@ -205,10 +218,13 @@ class SimZooKeeper:
 
     def block(self, name: str, *ways: str) -> None:
         """From now on nothing passes between that client and any server, in these directions."""
+        self.lengthened_us[name] = self.loop.now_us
         self._blocked |= {(name, way) for way in ways or (UP, DOWN)}
 
     def unblock(self, name: str) -> None:
         """The way is open again; what was sent meanwhile arrives (TCP sent it again and again)."""
+        if self._blocked & {(name, UP), (name, DOWN)}:
+            self.lengthened_us[name] = self.loop.now_us
         self._blocked -= {(name, UP), (name, DOWN)}
         for connection in list(self._connections):
             if connection.store.name == name:
@@ -250,7 +266,8 @@ class SimZooKeeper:
         while connection.queue and connection.open and not connection.busy:
             request = connection.queue.popleft()
             server = connection.server
-            if not server.up or self.leader is None or isinstance(request, Hangup):
+            leaderless = self.leader is None and not server.cut and self.deposed is None
+            if not server.up or leaderless or isinstance(request, Hangup):
                 self.hang_up(connection)
             elif isinstance(request, Connect):
                 connection.busy = True
@@ -259,10 +276,14 @@ class SimZooKeeper:
                 self.hang_up(connection)
             else:
                 server.heard[connection.session.id] = connection.session
+                if isinstance(request, Ping):
+                    continue
                 if isinstance(request, Read):
                     self.send_down(connection, Answer(self._read(connection, request), server.applied))
-                elif server.cut:
-                    connection.busy = True  # for the leader, who will not hear of it
+                elif server is self.deposed:
+                    self._lead_nobody(connection, request)
+                elif server.cut or self.leader is None:
+                    connection.busy = True  # for the leader, which will not hear of it
                 else:
                     connection.busy = True
                     self._at(self._hop_us() if server is not self.leader else 0, self._lead, connection, request)
@@ -285,9 +306,20 @@ class SimZooKeeper:
 
     def _handshake(self, connection: Connection, request: Connect) -> None:
         server = connection.server
-        if self.leader is None or server.cut or not connection.open or server.applied < request.last_zxid:
+        if server is self.deposed and connection.open and server.applied >= request.last_zxid:
+            known = self.sessions.get(request.session_id)
+            if known is None:
+                return  # to open a session is a proposal
+            connection.session, connection.busy = known, False
+            self.send_down(connection, known)
+            self.serve(connection)
+        elif self.leader is None or server.cut or not connection.open or server.applied < request.last_zxid:
             self.hang_up(connection)  # a server must not show a client less than it has seen
-            return
+        else:
+            self._take_up(connection, request)
+
+    def _take_up(self, connection: Connection, request: Connect) -> None:
+        """The leader opens a session, or finds the one that is to go on."""
         if request.session_id == 0:
             timeout_ms = min(max(request.timeout_ms, 2 * self.tick_ms), 20 * self.tick_ms)
             session = Session(0x100000000 + len(self.sessions) + 1, self.rng.randbytes(16), timeout_ms, 0)
@@ -328,6 +360,20 @@ class SimZooKeeper:
             server, zxid = connection.server, len(self.log)
             server.due_us = max(server.due_us, self.loop.now_us + (server is not self.leader) * self._hop_us())
             self._at(server.due_us - self.loop.now_us, self._synced, connection, zxid)
+
+    def _lead_nobody(self, connection: Connection, request: Request) -> None:
+        """What a deposed leader does: its proposals may be committed by the others, but it will never know.
+
+        Source: Leader.processSync, which answers at once while no proposal is under way.
+        """
+        if isinstance(request, Sync) and not self._proposing:
+            self.send_down(connection, Answer(None, connection.server.applied))
+            return
+        connection.busy = True
+        if isinstance(request, Write) and connection.session is not None:
+            self._proposing = True
+            if self.leader is None and not connection.session.over and self.rng.random() < 0.5:
+                self.commit(request.operations, connection.session.id)
 
     def _synced(self, connection: Connection, zxid: int) -> None:
         """The flush of a sync reaches the follower behind all that was committed before it."""
@@ -391,7 +437,7 @@ class SimZooKeeper:
     # ---- faults
 
     def stop_server(self, index: int) -> None:
-        """A server is gone; when it was the leader, or the majority is gone, nobody is served for a while."""
+        """A server is gone; when it was the leader, or the majority is gone, no client is served for a while."""
         server = self.servers[index]
         server.up = False
         self._hang_up_all(server)
@@ -402,21 +448,41 @@ class SimZooKeeper:
             self._elect_later()
 
     def cut_server(self, index: int) -> None:
-        """A follower no longer reaches the leader: it answers reads for a while, and then nobody."""
+        """A server no longer reaches the others: it answers reads for a while, and then nothing.
+
+        A leader does not know it either. It answers reads and syncs (without proposals under way it asks nobody), and
+        no write; the others elect another leader meanwhile.
+        """
         server = self.servers[index]
+        server.cut = True
         if server is self.leader:
-            self.stop_server(index)
+            tick_us = self.tick_ms * 1000
+            self.leader, self.deposed, self._proposing = None, server, False
+            for one in self.servers:
+                if one is not server:
+                    self._at(self.rng.randint(9, 10) * tick_us // 2, self._hang_up_if_led_by, one, server)
+            self._elect_later(SYNC_LIMIT_TICKS * tick_us + ELECTION_US, SYNC_LIMIT_TICKS * tick_us + 5 * ELECTION_US)
+            self._at(self.rng.randint(10, 13) * tick_us // 2, self._give_up, server)
         else:
-            server.cut = True
             self._at(SYNC_LIMIT_TICKS * self.tick_ms * 1000, self._give_up, server)
 
+    def _hang_up_if_led_by(self, server: Server, leader: Server) -> None:
+        """A follower has not heard of its leader for too long."""
+        if self.leader is None and self.deposed is leader:
+            self._hang_up_all(server)
+
     def _give_up(self, server: Server) -> None:
+        if server is self.deposed:
+            self.deposed = None
         if server.cut and server.up:
             self.stop_server(server.index)
 
     def start_server(self, index: int) -> None:
         """The server is back and reads what it missed."""
         server = self.servers[index]
+        if server is self.deposed:
+            self.deposed = None
+            self._hang_up_all(server)
         server.up, server.cut = True, False
         server.due_us = self.loop.now_us + 10 * self._hop_us()
         self._at(server.due_us - self.loop.now_us, server.catch_up, len(self.log))
@@ -427,16 +493,17 @@ class SimZooKeeper:
         for connection in list(server.connections):
             self.hang_up(connection)
 
-    def _elect_later(self) -> None:
+    def _elect_later(self, low_us: int = ELECTION_US, high_us: int = 1_500_000) -> None:
         if not self._electing:
             self._electing = True
-            self._at(self.rng.randint(200_000, 1_500_000), self._elect)
+            self._at(self.rng.randint(low_us, high_us), self._elect)
 
     def _elect(self) -> None:
         self._electing = False
-        alive = [server for server in self.servers if server.up]
+        alive = [server for server in self.servers if server.up and not server.cut]
         if self.leader is not None or 2 * len(alive) <= len(self.servers):
             return
+        self.lengthened_us[""] = self.loop.now_us
         self.leader = max(alive, key=lambda server: server.applied)
         self.leader.catch_up(len(self.log))
         for session in self.sessions.values():

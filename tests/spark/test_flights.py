@@ -13,7 +13,7 @@ from rich.console import Console
 
 from examples.flights import data, fleet, steps
 from examples.flights.__main__ import Progress, run
-from tests.fleet import Fleet
+from tests.support.fleet import Fleet
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.xdist_group("spark")]
 
@@ -43,7 +43,7 @@ def test_exactly_once_with_two_killed_drivers_and_a_killed_broker(dev_fleet: tup
     result, evidence = run_job(bootstrap, tmp_path, fence=True, fleet_directory=fleet_directory)
     assert result.exactly_once, result
     assert (result.input, result.output, result.duplicates, result.missing) == (FLIGHTS, FLIGHTS, 0, 0)
-    # Batch 2 was in the log when the first driver died, and nobody who reads committed data has seen it.
+    # Batch 2 was in the log when the first driver died, and no reader of committed data has seen it.
     # The killed worker's attempt may have written rows, too, and so may attempts that a busy machine made Spark repeat.
     assert result.skipped >= 2000
     failed = re.match(

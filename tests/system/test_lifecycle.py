@@ -1,33 +1,28 @@
-"""Whole brokers beside a real ZooKeeper: starts that must be refused, deaths, pauses, an ensemble that goes away."""
+"""Whole brokers with a ZooKeeper server: starts that must be refused, crashes, pauses, an ensemble that stops."""
 
 from __future__ import annotations
 
 import signal
 import socket
+import subprocess
+import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
 
-from tests.fleet import Broker, Fleet
-from tests.interop.clients import Confluent, Message
+from tests.support.clients import Confluent, Message
+from tests.support.fleet import Broker, Fleet
+from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.slow]
 
 client = Confluent()
 
 
-def _until(check: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not check():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.1)
-
-
 def _refused(broker: Broker) -> str:
-    """Start a broker that must not come up; returns what it said."""
+    """Start a broker that must not come up; returns its output."""
     broker.start()
     assert broker.process is not None
     assert broker.process.wait(45) == 1
@@ -121,7 +116,7 @@ def test_one_dead_broker_takes_only_its_own_partitions(own_fleet: Fleet) -> None
     victim.kill()
     alive = ",".join(broker.address for broker in fleet.brokers[1:])
     survivor = AdminClient({"bootstrap.servers": alive})
-    _until(
+    eventually(
         lambda: survivor.list_topics("spread", timeout=30).topics["spread"].partitions[lost].leader == -1,
         "the dead broker's partition goes offline",
     )
@@ -152,7 +147,7 @@ def test_a_killed_controller_is_replaced(own_fleet: Fleet) -> None:
             return "exist" in str(error).lower()
         return True
 
-    _until(created, "another broker becomes controller and creates a topic", 30)
+    eventually(created, "another broker becomes controller and creates a topic")
     assert _controller(fleet) is not old
     old.start()
     old.wait_ready()
@@ -188,7 +183,7 @@ def test_a_paused_broker_comes_back_with_a_new_incarnation(own_fleet: Fleet) -> 
     paused.signal(signal.SIGSTOP)
     time.sleep(12)  # past the session timeout: ZooKeeper gives the broker up
     paused.signal(signal.SIGCONT)
-    _until(lambda: "incarnation 2" in paused.output(), "the broker registers again")
+    eventually(lambda: "incarnation 2" in paused.output(), "the broker registers again")
     paused.wait_ready()
     for partition in range(3):
         client.produce(fleet.bootstrap, "t", [Message(b"after", partition=partition)])
@@ -214,5 +209,31 @@ def test_health_and_metrics(one: Fleet) -> None:
             return error.code == 503
         return False
 
-    _until(unready, "a broker without its lease is not ready")
+    eventually(unready, "a broker without its lease is not ready")
     assert urlopen(f"{base}/health/live").read() == b"live\n"
+
+
+def test_a_broker_alone_with_the_defaults_of_a_fleet_says_what_groups_wait_for(one: Fleet) -> None:
+    (broker,) = one.brokers
+    _edit(broker, offsets_topic_replication_factor=3, transaction_state_log_replication_factor=3)
+    one.start()
+    client.create_topic(one.bootstrap, "t", 1)
+    command = [sys.executable, "-m", "brokers.cli.main", "consume", "t", "--group", "g", "--timeout", "3"]
+    ended = subprocess.run([*command, "-b", one.bootstrap], capture_output=True, text=True, check=False, timeout=60)
+    assert ended.returncode == 1, ended
+    (line,) = [line for line in ended.stderr.splitlines() if "fleetlog:" in line]
+    assert "set offsets.topic.replication.factor to the number of brokers" in line
+    assert "COORDINATOR_NOT_AVAILABLE" in line
+    said = [line for line in broker.log_file.read_text().splitlines() if "__consumer_offsets cannot be created" in line]
+    assert len(said) == 1, "at once, and then now and then"
+    assert "ERROR" in said[0]
+    _edit(broker, offsets_topic_replication_factor=1, transaction_state_log_replication_factor=1)
+    broker.stop()
+    broker.start()
+    broker.wait_ready()
+    producer = client.transactional(one.bootstrap, "x")
+    producer.begin()
+    producer.send("t", Message(b"one"))
+    producer.commit()
+    ended = subprocess.run([*command, "-b", one.bootstrap, "-n", "1"], capture_output=True, text=True, check=True)
+    assert ended.stdout == "one\n"

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.fleet import Fleet, free_port
-from tests.interop.clients import READ_COMMITTED, Confluent, Message
+from tests.support.clients import READ_COMMITTED, Confluent, Message
+from tests.support.fleet import Fleet
+from tests.support.ports import free_port
+from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.slow]
 
@@ -43,11 +44,12 @@ def test_everybody_stays_on_their_own_listener(split_fleet: tuple[Fleet, dict[in
         (fleet.bootstrap, {b.port for b in fleet.brokers}),
         (bootstrap, set(inside.values())),
     ):
-        admin, found = AdminClient({"bootstrap.servers": address}), set()
-        deadline = time.monotonic() + 30
-        while found != ports and time.monotonic() < deadline:  # a broker hears of the others a moment later
-            found = {b.port for b in admin.list_topics(timeout=30).brokers.values()}
-        assert found == ports
+        admin = AdminClient({"bootstrap.servers": address})
+        eventually(  # a broker hears of the others a moment later
+            lambda admin=admin: {b.port for b in admin.list_topics(timeout=30).brokers.values()},
+            f"the brokers' ports are {sorted(ports)}",
+            good=lambda found, ports=ports: found == ports,
+        )
     # Markers and verification between the brokers go over INSIDE.
     client = Confluent()
     client.create_topic(fleet.bootstrap, "t", 4)

@@ -1,18 +1,20 @@
-"""Replication on real brokers: what is acknowledged stays, whoever dies, sleeps, loses its disk or its ZooKeeper."""
+"""Replication on real brokers: acknowledged records survive crashes, pauses, lost disks and ZooKeeper outages."""
 
 from __future__ import annotations
 
 import shutil
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.fleet import Broker, Fleet
-from tests.interop.clients import READ_COMMITTED, Confluent, KafkaPython, Message
-from tests.system.copies import Cables, Cluster, Load, Transactions, read_all, until
+from tests.support.clients import READ_COMMITTED, Confluent, KafkaPython, Message
+from tests.support.copies import Cables, Cluster, Load, Transactions, read_all
+from tests.support.fleet import Broker, Fleet
+from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.slow]
 
@@ -69,6 +71,24 @@ def messages(first: int, count: int, partition: int = 0) -> list[Message]:
 # ---- copies ----------------------------------------------------------------------------------------------------------
 
 
+def test_a_rolling_restart_refuses_no_topic(cluster: Cluster) -> None:
+    """Not even the internal topics, which come with the first group and the first transaction."""
+    away = cluster.broker(3)
+    away.stop()
+    living = ",".join(broker.address for broker in cluster.running)
+    cluster.create("t", 3)
+    producer = client.transactional(living, "writer")
+    producer.begin()
+    producer.send("t", Message(b"one", partition=0))
+    producer.commit()
+    assert [m.value for m in client.consume(living, "t", 1, isolation=READ_COMMITTED)] == [b"one"]
+    eventually(lambda: cluster.coordinator("readers") in (1, 2), "the group has a coordinator")
+    away.start()
+    away.wait_ready()
+    for topic in ("t", "__consumer_offsets", "__transaction_state"):
+        cluster.wait_isr(topic, {1, 2, 3})
+
+
 def test_replicas_are_the_same_bytes_whatever_is_written(cluster: Cluster) -> None:
     bootstrap = cluster.alive
     cluster.create("t", 3, segment_bytes=100_000)
@@ -82,7 +102,7 @@ def test_replicas_are_the_same_bytes_whatever_is_written(cluster: Cluster) -> No
         producer.begin()
         for partition in range(3):
             producer.send("t", Message(b"in transaction %d" % number, partition=partition))
-        producer._producer.flush(30)  # or what is aborted would never be sent
+        producer._producer.flush(30)  # otherwise aborted records would never be sent
         producer.abort() if number % 2 else producer.commit()
     producer.close()
     cluster.wait_equal("t", 3)
@@ -114,8 +134,37 @@ def test_a_killed_follower_leaves_the_in_sync_set_and_comes_back_equal(cluster: 
     cluster.wait_equal("t")
 
 
+def test_clients_that_take_every_connection_do_not_keep_a_broker_from_following(tmp_path: Path) -> None:
+    """One listener, one address, and nothing left of either cap: a broker that restarts comes in all the same."""
+    fleet = new_fleet(tmp_path, max_connections=40, max_connections_per_ip=30)
+    idle: list[socket.socket] = []
+    try:
+        cluster = Cluster(fleet.start())
+        cluster.create("t")
+        client.produce(cluster.alive, "t", messages(0, 100))
+        leader = cluster.leader("t")
+        follower = next(broker for broker in fleet.brokers if broker is not leader)
+        follower.kill()
+        cluster.wait_isr("t", {1, 2, 3} - {follower.id})
+        full = {broker.id for broker in fleet.brokers} - {follower.id}
+        for number in full:
+            idle += [socket.create_connection(("127.0.0.1", cluster.broker(number).port)) for _ in range(60)]
+            eventually(lambda number=number: "is reached" in cluster.broker(number).output(), "a cap is reached")
+        follower.start()
+        follower.wait_ready()
+        eventually(
+            lambda: (state := cluster.state("t", 0, follower)) and set(state.isrs) == {1, 2, 3},
+            "the broker is in sync again",
+        )
+        assert not cluster.mistakes()
+    finally:
+        for sock in idle:
+            sock.close()
+        fleet.close()
+
+
 def test_followers_that_cannot_reach_their_leader_leave_by_their_lag(tmp_path: Path) -> None:
-    """Everybody's session lives on, so only the leader can put them out, and with two out nothing is acknowledged."""
+    """All sessions stay valid, so only the leader can shrink the ISR; with two members out nothing is acknowledged."""
     from confluent_kafka import KafkaError, Producer
 
     fleet = new_fleet(tmp_path)
@@ -171,16 +220,16 @@ def test_deleted_records_and_topics_go_everywhere(cluster: Cluster) -> None:
             lines.add(next((line for line in text.splitlines() if line.startswith("t 0 ")), "none yet"))
         return lines
 
-    until(lambda: starts() == {"t 0 321"}, "every replica starts at 321")
+    eventually(lambda: starts() == {"t 0 321"}, "every replica starts at 321")
     client.delete_topic(cluster.alive, "t")
-    until(
+    eventually(
         lambda: not any(list(broker.directory.glob("data/t-0")) for broker in cluster.fleet.brokers),
         "every replica's directory is gone",
     )
 
 
 def test_a_replica_that_begins_within_a_batch(cluster: Cluster) -> None:
-    """A broker that lost its disk fetches a log whose first record stands inside a batch."""
+    """A broker that lost its disk fetches a log whose first record is inside a batch."""
     from confluent_kafka import TopicPartition
     from confluent_kafka.admin import AdminClient
 
@@ -203,7 +252,7 @@ def test_a_replica_that_begins_within_a_batch(cluster: Cluster) -> None:
     cluster.broker(leader.id).stop()
     third = next(broker for broker in cluster.fleet.brokers if broker not in (leader, empty))
     third.stop()
-    found = until(lambda: read_all(empty.address, "t"), "the one that was empty serves")
+    found = eventually(lambda: read_all(empty.address, "t"), "the one that was empty serves")
     assert [offset for offset, _ in found] == list(range(inside, 1_000))
 
 
@@ -229,7 +278,7 @@ def test_too_few_replicas_refuse_all_but_not_one(cluster: Cluster) -> None:
     assert [value for _, value in read_all(leader.address, "t")] == [b"%d" % n for n in range(10)], "not committed"
     followers[0].start()
     followers[0].wait_ready()
-    until(lambda: len(read_all(cluster.alive, "t")) == 15, "with a second replica the rest is committed")
+    eventually(lambda: len(read_all(cluster.alive, "t")) == 15, "with a second replica the rest is committed")
     client.produce(cluster.alive, "t", messages(15, 5))
     followers[1].start()
     followers[1].wait_ready()
@@ -300,14 +349,16 @@ def test_a_group_goes_on_where_it_was_when_its_coordinator_is_killed(cluster: Cl
                 consumer.commit(message=message, asynchronous=False)
         return len(seen) >= goal
 
-    until(lambda: poll(100), "the group reads")
+    eventually(lambda: poll(100), "the group reads")
     coordinator = cluster.broker(int(cluster.coordinator("readers")))
     coordinator.kill()
-    until(lambda: cluster.coordinator("readers") not in (coordinator.id, -1), "another broker coordinates the group")
+    eventually(
+        lambda: cluster.coordinator("readers") not in (coordinator.id, -1), "another broker coordinates the group"
+    )
     alive = cluster.alive
     assert client.committed(alive, "readers", "t") == 100
     client.produce(alive, "t", messages(100, 50))
-    until(lambda: poll(150), "the group goes on")
+    eventually(lambda: poll(150), "the group goes on")
     consumer.close()
     assert seen == [b"%d" % n for n in range(150)]
     assert client.committed(alive, "readers", "t") == 150
@@ -335,22 +386,22 @@ def test_a_leader_that_slept_past_its_session_is_fenced_and_cuts_its_tail(cluste
             seen.append(message.value())
         return len(seen)
 
-    until(lambda: poll() == 100, "the consumer has read everything")
-    lonely = Producer({"bootstrap.servers": leader.address, "acks": "1", "linger.ms": 0})
-    lonely.list_topics("t", timeout=30)
+    eventually(lambda: poll() == 100, "the consumer has read everything")
+    isolated = Producer({"bootstrap.servers": leader.address, "acks": "1", "linger.ms": 0})
+    isolated.list_topics("t", timeout=30)
     for follower in followers:
         follower.signal(signal.SIGSTOP)
     ghosts: list[int] = []
     for number in range(20):  # the first may still be on its way to the followers; those after it are not
-        lonely.produce("t", b"ghost", partition=0, on_delivery=lambda e, m: ghosts.append(m.offset()) if not e else 0)
-        assert lonely.flush(5) == 0
+        isolated.produce("t", b"ghost", partition=0, on_delivery=lambda e, m: ghosts.append(m.offset()) if not e else 0)
+        assert isolated.flush(5) == 0
         del number
     leader.signal(signal.SIGSTOP)
     for follower in followers:
         follower.signal(signal.SIGCONT)
     assert len(ghosts) == 20
     successor = cluster.broker(
-        until(
+        eventually(
             lambda: next(
                 (s.leader for f in followers if (s := cluster.state("t", 0, f)) and s.leader not in (-1, leader.id)), 0
             ),
@@ -368,7 +419,7 @@ def test_a_leader_that_slept_past_its_session_is_fenced_and_cuts_its_tail(cluste
     kept = found.count(b"ghost")
     assert kept <= 1, "only what had reached a follower's socket may stay"
     assert [value for value in found if value != b"ghost"] == [b"%d" % n for n in range(200)]
-    until(lambda: poll() == len(found), "the consumer goes on by itself")
+    eventually(lambda: poll() == len(found), "the consumer goes on by itself")
     assert seen == found
     consumer.close()
     assert "truncating from offset" in leader.output()
@@ -381,7 +432,7 @@ def test_without_zookeeper_leaders_go_on_and_afterwards_everything_does(cluster:
         for load in loads:
             load.wait_acks(200, "records before")
         cluster.fleet.zookeeper.kill()
-        time.sleep(2.5 * SESSION_MS / 1000)  # every session is over, though nobody can say so
+        time.sleep(2.5 * SESSION_MS / 1000)  # every session has expired, though no server can report it
         for load in loads:
             load.wait_acks(200, "records without ZooKeeper")
         cluster.fleet.zookeeper.restart()
@@ -398,7 +449,7 @@ def test_without_zookeeper_leaders_go_on_and_afterwards_everything_does(cluster:
 
 
 def test_a_leader_killed_while_zookeeper_is_away(cluster: Cluster) -> None:
-    """Nothing can be elected then; what was acknowledged is there when ZooKeeper is."""
+    """There is no election then; acknowledged records are there when ZooKeeper is back."""
     cluster.create("t")
     bootstrap = cluster.alive
     with Load(bootstrap, "t").running() as load:
@@ -438,7 +489,7 @@ def test_all_killed_at_once_keep_what_was_acknowledged(cluster: Cluster) -> None
 
 
 def test_an_unclean_election_is_made_only_where_it_is_allowed(cluster: Cluster) -> None:
-    """Records that only the dead leader has are lost if the topic allows it, and waited for if not."""
+    """Records that only the crashed leader has are lost if the topic allows it; otherwise the partition waits."""
     for topic, allowed in (("risky", "true"), ("safe", "false")):
         cluster.create(topic, min_insync_replicas=1, unclean_leader_election_enable=allowed)
         client.produce(cluster.alive, topic, messages(0, 10))
@@ -455,7 +506,7 @@ def test_an_unclean_election_is_made_only_where_it_is_allowed(cluster: Cluster) 
         broker.kill()
     survivor.start()
     survivor.wait_ready()
-    until(lambda: cluster.leader("risky") is survivor, "the survivor leads where it may")
+    eventually(lambda: cluster.leader("risky") is survivor, "the survivor leads where it may")
     assert [value for _, value in read_all(survivor.address, "risky")] == [b"%d" % n for n in range(10)]
     state = cluster.state("safe")
     assert state is not None
@@ -510,7 +561,7 @@ def test_a_failing_log_directory_takes_only_its_partitions(disks: Cluster, role:
     assert "is offline, with" in victim.log_file.read_text()
     victim.stop()
     victim.start()
-    victim.wait_ready()  # without that disk: what was on it is copied to the other one
+    victim.wait_ready()  # without that disk: its replicas are copied to the other one
     for partition in range(4):
         disks.wait_isr("t", {1, 2, 3}, partition)
     load.check(bootstrap)
@@ -518,7 +569,7 @@ def test_a_failing_log_directory_takes_only_its_partitions(disks: Cluster, role:
     client.produce(bootstrap, "t", messages(10_000_000, 10))
     victim.stop()
     held.unlink()
-    lost.rename(held)  # the disk is back, with old copies of what the other one has now
+    lost.rename(held)  # the disk is back, with old copies of the other one's replicas
     victim.start()
     victim.wait_ready()
     for partition in range(4):
@@ -528,7 +579,7 @@ def test_a_failing_log_directory_takes_only_its_partitions(disks: Cluster, role:
 
 
 def test_all_killed_and_one_comes_back_without_its_disk(disks: Cluster) -> None:
-    """Nobody is known to hold everything, and one cannot say what it holds: all wait for its disk."""
+    """No replica is known to have everything, and one has no disk to report: the partition waits for that disk."""
     disks.create("t")
     bootstrap = disks.alive
     with Load(bootstrap, "t").running() as load:

@@ -51,7 +51,7 @@ class Rules:
     compare_fence: bool = True  # CommitBatch compares the fence with the batch it is asked to commit
     check_epoch_at_commit: bool = True
     check_epoch_at_enlist: bool = True
-    winners: bool = True  # CommitBatch names who counts; otherwise every member does
+    winners: bool = True  # CommitBatch names the members that count; otherwise every member does
     bump: bool = True  # a member's marker bumps its epoch
     verify: bool = True  # a leader asks the coordinator before a member's first row
     guard: bool = True  # a marker voids verifications under way at that leader
@@ -126,7 +126,8 @@ class Task(NamedTuple):
 
 
 class State(NamedTuple):
-    """Everything. ``before``: the replicated record while a newer one is not; ``waiter``: whom its replication answers.
+    """Everything. ``before``: the replicated record while a newer one is not; ``waiter``: the request that it
+    answers.
 
     ``stale``: what a former coordinator, cut off, still believes. ``term``: the coordinator's epoch.
     """
@@ -301,7 +302,7 @@ class Model:
         return r._replace(epoch=r.epoch + 1, status=ABORTING, winners=frozenset())
 
     def _append(self, s: State, new: Record, waiter: tuple[object, ...] | None) -> Iterator[State]:
-        """The coordinator writes the record; who waits is answered when it is replicated."""
+        """The coordinator writes the record; waiting requests are answered once it is replicated."""
         changed = s._replace(record=new)
         if s.crashes == 0:
             yield self._answer(changed, waiter)

@@ -1,4 +1,4 @@
-"""Transcripts of one transactional id: who asks what, and what the coordinator says."""
+"""Transcripts of one transactional id: requests, and the coordinator's answers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from tests.txn.machine import ID, A, B, C, Machine
 from txn.commands import Cancel
 from txn.coordinator import InitAnswer, TransactionSettings
-from txn.records import encode_key
+from txn.records import encode_transaction_key
 from txn.states import ENDED, PREPARED, TRANSITIONS, TransactionState
 from wire.errors import ErrorCode as E
 
@@ -31,10 +31,10 @@ def exhausted(m: Machine, epoch: int = 32766) -> tuple[int, int]:
     from dataclasses import replace
 
     from txn.commands import CoordinatorRecord
-    from txn.records import encode_value
+    from txn.records import encode_transaction
 
     pid = m.init().producer_id
-    record = CoordinatorRecord(encode_key(ID), encode_value(replace(m.t, producer_epoch=epoch)))
+    record = CoordinatorRecord(encode_transaction_key(ID), encode_transaction(replace(m.t, producer_epoch=epoch)))
     m.log.append(record)
     m.shard.apply(record, None, m.now)
     return pid, epoch
@@ -192,7 +192,7 @@ def test_the_first_partition_begins_the_transaction_and_its_timeout(m: Machine) 
     assert len(m.log) == written, "nothing new, nothing written"
 
 
-def test_who_may_not_add(m: Machine) -> None:
+def test_requests_that_may_not_add_partitions(m: Machine) -> None:
     assert m.add(1000, 0, A) is E.INVALID_PRODUCER_ID_MAPPING
     m.init()
     m.init()
@@ -270,7 +270,12 @@ def test_every_end_bumps_the_epoch(m: Machine, commit: bool) -> None:
     assert m.markers.transaction_version == 2
     assert m.end(pid, epoch, commit, 2).error is E.CONCURRENT_TRANSACTIONS, "a retry while markers are written"
     assert m.end(pid, epoch, not commit, 2).error is E.INVALID_TXN_STATE
-    assert m.end(pid, epoch + 1, commit, 2).error is E.PRODUCER_FENCED
+    for fate in (True, False):
+        assert m.end(pid, epoch + 1, fate, 2).error is E.CONCURRENT_TRANSACTIONS, (
+            "the next end, faster than the markers"
+        )
+    assert m.add(pid, epoch + 1, A, version=2) is E.CONCURRENT_TRANSACTIONS
+    assert m.verify(pid, epoch + 1, A) == {A: E.CONCURRENT_TRANSACTIONS}
     m.effects = effects
     m.markers_written()
     assert m.end(pid, epoch, commit, 2) == (E.NONE, pid, epoch + 1), "a retry afterwards: the same answer, no effect"
@@ -335,6 +340,8 @@ def test_the_last_epoch_ends_into_a_new_producer_id(m: Machine) -> None:
     assert (m.markers.producer_id, m.markers.producer_epoch) == (pid, 32767)
     effects = m.effects
     assert m.end(pid, epoch, True, 2).error is E.CONCURRENT_TRANSACTIONS
+    assert m.end(1001, 0, False, 2).error is E.CONCURRENT_TRANSACTIONS, "the new id, while the record has the old one"
+    assert m.add(1001, 0, A, version=2) is E.CONCURRENT_TRANSACTIONS
     m.restart()
     assert m.markers._replace(coordinator_epoch=-1) in effects
     m.markers_written()
@@ -358,27 +365,85 @@ def test_epochs_no_client_ever_got(m: Machine) -> None:
     assert fenced.end(pid, -1, True, 2).error is E.PRODUCER_FENCED
 
 
-def test_a_fence_is_nobodys_retry(m: Machine) -> None:
-    """A timed out producer's end must not be taken for the retry of the abort that fenced it."""
+def test_a_fence_is_never_taken_for_a_retry(m: Machine) -> None:
+    """A fenced producer's end must not be taken for the retry of the abort that fenced it."""
     pid, epoch = ongoing(m, 2)
-    m.timer("timeout/app")
-    effects = m.effects
-    for commit in (True, False):
-        assert m.end(pid, epoch, commit, 2).error is E.PRODUCER_FENCED
-    m.effects = effects
+    assert m.init().error is E.CONCURRENT_TRANSACTIONS
     m.markers_written()
     for commit in (True, False):
         assert m.end(pid, epoch, commit, 2).error is E.PRODUCER_FENCED
 
 
-def test_an_old_clients_end_is_nobodys_retry_either(m: Machine) -> None:
-    """Epoch 1 committed by a version 0 client; the fenced epoch 0 speaks version 2 and must not hear 'committed'."""
+@pytest.mark.parametrize("restarts", [(), (0,), (1,), (2,), (3,), (0, 1, 2, 3)], ids=str)
+def test_a_producer_that_timed_out_cannot_commit_but_aborts_and_goes_on(m: Machine, restarts: tuple[int, ...]) -> None:
+    """The answers of Kafka 4.1.1 to EndTxn 5; those of a coordinator that was loaded since are the same."""
+
+    def perhaps_restart(moment: int) -> None:
+        if moment in restarts:
+            m.effects = m.restart()
+
+    pid, epoch = ongoing(m, 2)
+    m.timer("timeout/app")
+    perhaps_restart(0)
+    effects = m.effects
+    assert m.end(pid, epoch, True, 2).error is E.INVALID_TXN_STATE
+    assert m.end(pid, epoch, False, 2).error is E.CONCURRENT_TRANSACTIONS
+    m.effects = effects
+    m.markers_written()
+    perhaps_restart(1)
+    assert m.end(pid, epoch, True, 2).error is E.INVALID_TXN_STATE
+    for _ in range(2):
+        answer = m.end(pid, epoch, False, 2)
+        assert (answer.error, answer.producer_id, answer.producer_epoch) == (E.NONE, pid, epoch + 1)
+        perhaps_restart(2)
+    assert m.end(pid, epoch - 1, False, 2).error is E.PRODUCER_FENCED
+    assert m.add(pid, epoch + 1, A, version=2) is E.NONE
+    for commit in (True, False):
+        assert m.end(pid, epoch, commit, 2).error is E.PRODUCER_FENCED, "the next transaction is open"
+    assert m.end(pid, epoch + 1, True, 2).error is E.NONE
+    m.markers_written()
+    perhaps_restart(3)
+    assert m.init().error is E.NONE
+    for old in (epoch, epoch + 1):
+        assert m.end(pid, old, False, 2).error is E.PRODUCER_FENCED
+
+
+def test_a_producer_that_timed_out_before_another_one_came_stays_fenced(m: Machine) -> None:
+    pid, epoch = ongoing(m, 2)
+    m.timer("timeout/app")
+    m.markers_written()
+    assert m.init().error is E.NONE
+    m.restart()
+    for commit in (True, False):
+        assert m.end(pid, epoch, commit, 2).error is E.PRODUCER_FENCED
+
+
+def test_an_old_clients_end_is_never_taken_for_a_retry(m: Machine) -> None:
+    """Epoch 1 committed by a version 0 client; the fenced epoch 0 uses version 2 and must not get 'committed'."""
     m.init()
     m.init()
     m.add(1000, 1, A)
     m.end(1000, 1, True)
     m.markers_written()
     assert m.end(1000, 0, True, 2).error is E.PRODUCER_FENCED
+
+
+@pytest.mark.parametrize("version", [0, 2])
+def test_few_epochs_are_used_up_again_and_again(version: int) -> None:
+    m = Machine(TransactionSettings(last_epoch=2))
+    producer = tuple(m.init()[1:])
+    seen = [producer]
+    for number in range(9):
+        assert m.add(*producer, A, version=version) is E.NONE
+        ended = m.end(*producer, number % 2 == 0, version)
+        effects = m.effects
+        assert m.end(*producer, number % 2 == 0, version).error is E.CONCURRENT_TRANSACTIONS
+        m.effects = effects
+        m.markers_written()
+        assert m.end(*producer, number % 2 == 0, version) == ended
+        producer = tuple((ended if version else m.init(expected=producer))[1:])
+        seen.append(producer)
+    assert seen == [(1000 + number // 3, number % 3) for number in range(10)]
 
 
 def test_without_a_fresh_id_the_last_epochs_end_waits(m: Machine) -> None:
@@ -404,7 +469,7 @@ def test_the_timeout_aborts_and_fences(m: Machine, version: int) -> None:
     m.markers_written()
     assert m.t.state is S.COMPLETE_ABORT
     assert m.add(pid, epoch, A, version=version) is E.PRODUCER_FENCED
-    assert m.end(pid, epoch, True, version).error is E.PRODUCER_FENCED
+    assert m.end(pid, epoch, True, version).error is (E.INVALID_TXN_STATE if version else E.PRODUCER_FENCED)
     assert m.init(expected=(pid, epoch)).error is E.PRODUCER_FENCED
     assert m.init() == InitAnswer(E.NONE, pid, epoch + 2)
 
@@ -505,7 +570,7 @@ def test_ids_expire_only_without_a_transaction() -> None:
     for name in sorted(expired):
         m.timer(name)
     assert sorted(m.shard.transactions) == ["idle", "open"]
-    assert m.log[-1] == (encode_key("done"), None)
+    assert m.log[-1] == (encode_transaction_key("done"), None)
     m.restart()
     assert sorted(m.shard.transactions) == ["idle", "open"]
 
@@ -548,6 +613,6 @@ def test_records_of_a_newer_writer_are_counted_and_skipped(m: Machine) -> None:
     from txn.commands import CoordinatorRecord
 
     m.shard.apply(CoordinatorRecord(b"\0\5later", b"x"), None, m.now)
-    m.shard.apply(CoordinatorRecord(encode_key("x"), b"\0\7later"), None, m.now)
+    m.shard.apply(CoordinatorRecord(encode_transaction_key("x"), b"\0\7later"), None, m.now)
     assert m.shard.transactions == {}
     assert m.shard.metrics()["transaction_records_skipped"] == 2

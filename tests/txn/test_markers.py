@@ -79,14 +79,14 @@ def test_what_failed_waits_for_a_wake() -> None:
     markers.wake()
     plan = markers.plan({**LEADERS, C: 3}.get)
     assert {broker: entries[0].partitions for broker, entries in plan.items()} == {3: (C,)}
-    markers.unreachable(3)
+    markers.answered(3, {})
     assert markers.finished() == []
     markers.wake()
     ok(markers, 3, markers.plan({**LEADERS, C: 3}.get))
     assert len(markers.finished()) == 1
 
 
-def test_who_refused_is_not_asked_again_while_another_broker_is_busy() -> None:
+def test_a_refusing_leader_is_not_asked_again_while_another_broker_is_busy() -> None:
     markers = Markers()
     markers.add(0, effect("w", B))
     busy = markers.plan(LEADERS.get)

@@ -68,7 +68,7 @@ def test_no_id_twice_and_none_from_outside(steps: list[str], size: int) -> None:
         if step == "add":
             ids.add(Block(first, first + size - 1))
             total += size
-            first += size + 3  # somebody else took ids in between
+            first += size + 3  # another broker took ids in between
         else:
             found = ids.take()
             assert (found is None) == (total == len(taken))

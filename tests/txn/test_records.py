@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txn.records import RecordError, decode_key, decode_value, encode_key, encode_value
+from txn.records import (
+    RecordError,
+    decode_transaction,
+    decode_transaction_key,
+    encode_transaction,
+    encode_transaction_key,
+)
 from txn.states import TransactionState
 from txn.transaction import Transaction
 from wire.types import TopicPartition
@@ -59,8 +66,8 @@ EXPECTED = {
 
 def test_keys_are_kafkas() -> None:
     for name, text in (("my-app", "my-app"), ("umlaut", "ä€😀")):
-        assert encode_key(text) == KEYS[name]
-        assert decode_key(KEYS[name]) == text
+        assert encode_transaction_key(text) == KEYS[name]
+        assert decode_transaction_key(KEYS[name]) == text
 
 
 def test_the_table_covers_all_golden_values() -> None:
@@ -69,19 +76,27 @@ def test_the_table_covers_all_golden_values() -> None:
 
 @pytest.mark.parametrize("which", sorted(EXPECTED), ids=lambda which: f"{which[0]}-v{which[1]}")
 def test_values_are_kafkas(which: tuple[str, int]) -> None:
-    assert encode_value(EXPECTED[which], which[1]) == VALUES[which]
-    assert decode_value(VALUES[which]) == EXPECTED[which]
+    assert encode_transaction(EXPECTED[which], which[1]) == VALUES[which]
+    assert decode_transaction(VALUES[which]) == EXPECTED[which]
+
+
+def test_what_the_timeout_did_stands_in_a_tagged_field() -> None:
+    aborted = Transaction(4000, 8, 60_000, S.PREPARE_ABORT, PARTITIONS, 1_700_000_000_400, 1_700_000_000_456)
+    timed_out = replace(aborted, timed_out=True)
+    assert decode_transaction(encode_transaction(timed_out)) == timed_out
+    assert encode_transaction(timed_out) == encode_transaction(aborted)[:-1] + b"\x01" + b"\x65\x00"
+    assert decode_transaction(encode_transaction(timed_out, 0)) == aborted, "version 0 has no room for it"
 
 
 def test_newer_versions_are_skipped_not_guessed() -> None:
-    assert decode_key(b"\0\1" + KEYS["my-app"][2:]) is None
-    assert decode_value(b"\0\2" + VALUES["empty", 1][2:]) is None
+    assert decode_transaction_key(b"\0\1" + KEYS["my-app"][2:]) is None
+    assert decode_transaction(b"\0\2" + VALUES["empty", 1][2:]) is None
 
 
 def test_unknown_tags_are_skipped() -> None:
     plain = VALUES["ongoing", 1]
     assert plain[-1] == 0
-    assert decode_value(plain[:-1] + b"\x01\x63\x03abc") == EXPECTED["ongoing", 1]
+    assert decode_transaction(plain[:-1] + b"\x01\x63\x03abc") == EXPECTED["ongoing", 1]
 
 
 transactions = st.builds(
@@ -103,7 +118,7 @@ transactions = st.builds(
 
 @given(transactions)
 def test_round_trip(transaction: Transaction) -> None:
-    assert decode_value(encode_value(transaction)) == transaction
+    assert decode_transaction(encode_transaction(transaction)) == transaction
 
 
 @given(st.sampled_from(sorted(VALUES)), st.data())
@@ -114,14 +129,14 @@ def test_damage_is_a_record_error_or_another_value(which: tuple[str, int], data:
     value[place] ^= data.draw(st.integers(1, 255))
     for damaged in (bytes(value), bytes(value[:cut])):
         try:
-            decode_value(damaged)
+            decode_transaction(damaged)
         except RecordError:
             pass
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_end_in_a_value_or_a_record_error(data: bytes) -> None:
-    for decode in (decode_value, decode_key):
+    for decode in (decode_transaction, decode_transaction_key):
         try:
             decode(data)
         except RecordError:

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from tests.txn.machine import A, B, Machine
 from txn import sinks
-from txn.batches import Batch, Fence, Member, MemberMarker
+from txn.batches import BatchFence, BatchMember, MemberMarker, SinkBatch
 from txn.commands import Cancel, CoordinatorRecord, Schedule, WriteMarkers
 from txn.coordinator import Producer
-from txn.records import RecordError, decode_value, encode_key, encode_value
-from txn.sinks import CommitRequest
+from txn.records import RecordError, decode_transaction, encode_transaction, encode_transaction_key
+from txn.sinks import BatchCommitRequest
 from txn.states import TransactionState
 from txn.transaction import Transaction
 from wire.errors import ErrorCode as E
@@ -31,12 +31,12 @@ class Sink(Machine):
         return self.shard.transactions[SINK]
 
     @property
-    def batch(self) -> Batch:
+    def batch(self) -> SinkBatch:
         assert self.sink.batch is not None
         return self.sink.batch
 
     def begin(self, timeout_ms: int = 60_000, sink: str = SINK) -> Any:
-        return self.perform(sinks.begin(self.shard, sink, timeout_ms, self.fresh, self.now))
+        return self.perform(sinks.begin_batch(self.shard, sink, timeout_ms, self.fresh, self.now))
 
     def driver(self) -> Producer:
         answer = self.begin()
@@ -47,26 +47,28 @@ class Sink(Machine):
         return Producer(answer.producer_id, answer.producer_epoch)
 
     def enlist(self, driver: Producer, *counts: int) -> list[Any]:
-        answers = self.perform(sinks.enlist(self.shard, SINK, driver, counts or (1,), self.fresh, self.now))
+        answers = self.perform(sinks.enlist_members(self.shard, SINK, driver, counts or (1,), self.fresh, self.now))
         assert isinstance(answers, list)
         return answers
 
-    def members(self, driver: Producer, count: int = 1) -> tuple[Member, ...]:
+    def members(self, driver: Producer, count: int = 1) -> tuple[BatchMember, ...]:
         (answer,) = self.enlist(driver, count)
         assert answer.error is E.NONE
         return tuple(answer.members)
 
-    def write(self, member: Member, *partitions: Any) -> E:
+    def write(self, member: BatchMember, *partitions: Any) -> E:
         answer = self.perform(self.shard.add_partitions(SINK, Producer(*member), partitions or (A,), 2, self.now))
         error: E = answer.error
         return error
 
-    def commit(self, driver: Producer, batch_id: int, *winners: Member, query: str = QUERY, digest: str = "") -> Any:
-        request = CommitRequest(query, batch_id, digest, frozenset(winners))
-        return self.perform(sinks.commit(self.shard, SINK, driver, request, self.now))
+    def commit(
+        self, driver: Producer, batch_id: int, *winners: BatchMember, query: str = QUERY, digest: str = ""
+    ) -> Any:
+        request = BatchCommitRequest(query, batch_id, digest, frozenset(winners))
+        return self.perform(sinks.commit_batch(self.shard, SINK, driver, request, self.now))
 
     def abort(self, driver: Producer) -> E:
-        error: E = self.perform(sinks.abort(self.shard, SINK, driver, self.now)).error
+        error: E = self.perform(sinks.abort_batch(self.shard, SINK, driver, self.now)).error
         return error
 
     def finish(self) -> None:
@@ -75,11 +77,11 @@ class Sink(Machine):
 
     def perform_record(self, t: Transaction) -> None:
         """Put a state into the log that would take long to reach."""
-        record = CoordinatorRecord(encode_key(SINK), encode_value(t))
+        record = CoordinatorRecord(encode_transaction_key(SINK), encode_transaction(t))
         self.log.append(record)
         self.shard.apply(record, None, self.now)
 
-    def whole_batch(self, batch_id: int, count: int = 2) -> tuple[Member, ...]:
+    def whole_batch(self, batch_id: int, count: int = 2) -> tuple[BatchMember, ...]:
         driver = self.driver()
         members = self.members(driver, count)
         for member in members:
@@ -102,7 +104,7 @@ def test_a_batch_from_begin_to_markers(m: Sink) -> None:
     m.advance(10)
     answer = m.commit(driver, 0, first, second, digest="d")
     assert (answer.error, answer.already) == (E.NONE, False)
-    assert answer.fence == Fence(QUERY, 0, "d", m.now.wall_ms)
+    assert answer.fence == BatchFence(QUERY, 0, "d", m.now.wall_ms)
     cancel, markers = m.effects
     assert isinstance(cancel, Cancel)
     assert isinstance(markers, WriteMarkers)
@@ -122,7 +124,7 @@ def test_a_batch_from_begin_to_markers(m: Sink) -> None:
 def test_slots_are_used_again_with_bumped_epochs_and_only_after_the_markers(m: Sink) -> None:
     before = m.whole_batch(0)
     driver = m.driver()
-    assert m.members(driver, 2) == tuple(Member(b.producer_id, 1) for b in sorted(before))
+    assert m.members(driver, 2) == tuple(BatchMember(b.producer_id, 1) for b in sorted(before))
     (third,) = m.members(driver)
     assert third.epoch == 0
     assert m.commit(driver, 1).error is E.NONE
@@ -134,7 +136,7 @@ def test_slots_are_used_again_with_bumped_epochs_and_only_after_the_markers(m: S
 
 def test_a_slot_whose_epochs_are_used_up_goes(m: Sink) -> None:
     m.whole_batch(0, 1)
-    worn = replace(m.sink, batch=replace(m.batch, slots=(Member(m.batch.slots[0].producer_id, 32766),)))
+    worn = replace(m.sink, batch=replace(m.batch, slots=(BatchMember(m.batch.slots[0].producer_id, 32766),)))
     m.perform_record(worn)
     driver = m.driver()
     (member,) = m.members(driver)
@@ -170,7 +172,7 @@ def test_an_older_driver_can_do_nothing(m: Sink) -> None:
     assert m.abort(old) in (E.PRODUCER_FENCED, E.NONE)
     assert m.write(zombie) is E.PRODUCER_FENCED
     (member,) = m.members(new)
-    assert member == Member(zombie.producer_id, zombie.epoch + 1)
+    assert member == BatchMember(zombie.producer_id, zombie.epoch + 1)
     assert m.write(zombie) is E.PRODUCER_FENCED
     assert m.commit(new, 0, member).error is E.NONE
 
@@ -225,7 +227,7 @@ def test_what_does_not_follow_the_fence_is_refused(m: Sink, query: str, batch_id
 def test_winners_must_be_members(m: Sink) -> None:
     driver = m.driver()
     (member,) = m.members(driver)
-    stranger = Member(member.producer_id, member.epoch + 1)
+    stranger = BatchMember(member.producer_id, member.epoch + 1)
     assert m.commit(driver, 0, member, stranger).error is E.INVALID_TXN_STATE
     assert m.commit(driver, 0, member).error is E.NONE
 
@@ -234,7 +236,7 @@ def test_a_batch_without_rows_sets_the_fence(m: Sink) -> None:
     driver = m.driver()
     assert m.commit(driver, 0).error is E.NONE
     m.finish()
-    assert m.batch.fence == Fence(QUERY, 0, "", m.now.wall_ms)
+    assert m.batch.fence == BatchFence(QUERY, 0, "", m.now.wall_ms)
 
 
 def test_an_abort_may_be_repeated(m: Sink) -> None:
@@ -252,11 +254,11 @@ def test_time_runs_out_unless_the_driver_is_heard(m: Sink) -> None:
     driver = m.driver()
     m.members(driver)
     timer = m.shard.timeout_timer(SINK)
-    assert m.perform(sinks.heartbeat(m.shard, SINK, driver)).error is E.NONE
+    assert m.perform(sinks.batch_heartbeat(m.shard, SINK, driver)).error is E.NONE
     assert m.effects == [Schedule(timer, 60_000)]
     m.perform(m.shard.on_timer(timer, m.now))
     assert m.sink.state is TransactionState.PREPARE_ABORT
-    assert m.perform(sinks.heartbeat(m.shard, SINK, driver)).error is E.PRODUCER_FENCED
+    assert m.perform(sinks.batch_heartbeat(m.shard, SINK, driver)).error is E.PRODUCER_FENCED
     m.finish()
     assert m.commit(driver, 0).error is E.PRODUCER_FENCED
 
@@ -266,7 +268,7 @@ def test_ids_belong_to_one_kind_of_producer(m: Sink) -> None:
     assert m.init(name=SINK).error is E.INVALID_REQUEST
     ordinary = m.init(name="app")
     assert m.begin(sink="app").error is E.NOT_A_SINK
-    assert m.perform(sinks.heartbeat(m.shard, "app", Producer(ordinary.producer_id, 0))).error is E.NOT_A_SINK
+    assert m.perform(sinks.batch_heartbeat(m.shard, "app", Producer(ordinary.producer_id, 0))).error is E.NOT_A_SINK
     assert m.begin(sink="").error is E.INVALID_REQUEST
     assert m.begin(timeout_ms=0).error is E.INVALID_TRANSACTION_TIMEOUT
 
@@ -280,7 +282,7 @@ def test_a_fence_never_expires(m: Sink) -> None:
 
 def test_an_operator_moves_the_fence(m: Sink) -> None:
     def reset(expected: str, fence: tuple[str, int] | None) -> E:
-        error: E = m.perform(sinks.reset(m.shard, SINK, expected, fence, m.now)).error
+        error: E = m.perform(sinks.reset_sink_fence(m.shard, SINK, expected, fence, m.now)).error
         return error
 
     assert reset("", None) is E.TRANSACTIONAL_ID_NOT_FOUND
@@ -323,23 +325,24 @@ def test_a_coordinator_that_takes_over_goes_on(m: Sink) -> None:
     assert m.commit(driver, 0, members[0]).already
 
 
-_MEMBERS = st.lists(st.builds(Member, st.integers(0, 2**63 - 1), st.integers(0, 2**15 - 1)), max_size=5).map(tuple)
+_MEMBERS = st.lists(st.builds(BatchMember, st.integers(0, 2**63 - 1), st.integers(0, 2**15 - 1)), max_size=5).map(tuple)
 _BATCHES = st.builds(
-    Batch,
+    SinkBatch,
     members=_MEMBERS,
     slots=_MEMBERS,
     winners=_MEMBERS,
-    fence=st.none() | st.builds(Fence, st.text(max_size=9), st.integers(0, 2**63 - 1), st.text(max_size=9), st.just(5)),
+    fence=st.none()
+    | st.builds(BatchFence, st.text(max_size=9), st.integers(0, 2**63 - 1), st.text(max_size=9), st.just(5)),
 )
 
 
 @given(_BATCHES, st.integers(0, 400))
-def test_records_say_what_was_written_or_that_they_are_damaged(batch: Batch, cut: int) -> None:
+def test_records_say_what_was_written_or_that_they_are_damaged(batch: SinkBatch, cut: int) -> None:
     t = Transaction(7, 3, 60_000, TransactionState.ONGOING, frozenset({A}), 1, 2, 6, -1, 2, batch)
-    data = encode_value(t)
-    assert decode_value(data) == t
+    data = encode_transaction(t)
+    assert decode_transaction(data) == t
     try:
-        decode_value(data[: min(cut, len(data) - 1)])
+        decode_transaction(data[: min(cut, len(data) - 1)])
     except RecordError:
         pass
     else:

@@ -1,10 +1,10 @@
-"""What a leader asks, and what the producer hears."""
+"""A leader's questions, and the producer's errors."""
 
 from __future__ import annotations
 
 import pytest
 
-from txn.verification import PRODUCE_KEY, TXN_OFFSET_COMMIT_KEY, Ask, client_error, question
+from txn.verification import PRODUCE_KEY, TXN_OFFSET_COMMIT_KEY, Ask, client_error, client_message, question
 from wire.errors import ErrorCode as E
 from wire.types import TopicPartition
 
@@ -37,10 +37,17 @@ def test_questions(key: int, version: int, ask: Ask, abortable: bool) -> None:
         (11, E.TRANSACTION_ABORTABLE, E.TRANSACTION_ABORTABLE),
         (9, E.CONCURRENT_TRANSACTIONS, E.NOT_ENOUGH_REPLICAS),
         (12, E.CONCURRENT_TRANSACTIONS, E.CONCURRENT_TRANSACTIONS),
-        (12, E.NOT_COORDINATOR, E.NOT_ENOUGH_REPLICAS),
+        (12, E.COORDINATOR_LOAD_IN_PROGRESS, E.COORDINATOR_LOAD_IN_PROGRESS),
+        (12, E.COORDINATOR_NOT_AVAILABLE, E.COORDINATOR_NOT_AVAILABLE),
+        (12, E.NOT_COORDINATOR, E.COORDINATOR_NOT_AVAILABLE),
+        (12, E.NETWORK_EXCEPTION, E.COORDINATOR_NOT_AVAILABLE),
+        (11, E.NOT_COORDINATOR, E.NOT_ENOUGH_REPLICAS),
         (9, E.COORDINATOR_LOAD_IN_PROGRESS, E.NOT_ENOUGH_REPLICAS),
         (9, E.INVALID_PRODUCER_ID_MAPPING, E.INVALID_PRODUCER_ID_MAPPING),
     ],
 )
 def test_answers(version: int, answer: E, told: E) -> None:
-    assert client_error(question(PRODUCE_KEY, version, "x", (7, 1), [A]), answer) is told
+    asked = question(PRODUCE_KEY, version, "x", (7, 1), [A])
+    assert client_error(asked, answer) is told
+    if told is E.NOT_ENOUGH_REPLICAS:
+        assert "replicas are not to blame" in (client_message(asked, answer) or "")

@@ -4,6 +4,7 @@ What must hold after every step:
 - the state moved along the table only;
 - only the producer initialised last can add partitions or end a transaction;
 - whoever is told that its transaction was committed (aborted) finds exactly that decision, once;
+- a producer of version 2 that nothing has fenced is never told that it is, nor that its id is another's;
 - a replayed log gives the same state.
 """
 
@@ -18,30 +19,37 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tests.txn.machine import ID, A, B, C, Machine
 from txn.commands import CoordinatorRecord, WriteMarkers
-from txn.records import encode_key, encode_value
+from txn.coordinator import TransactionSettings
+from txn.records import encode_transaction, encode_transaction_key
 from txn.states import PREPARED, TransactionState, may_follow
 from txn.transaction import LAST_CLIENT_EPOCH, Transaction
 from wire.errors import ErrorCode as E
 
 OWNER = -1
 ACTORS = st.sampled_from([OWNER, OWNER, OWNER, 0, 1])
+FATAL = (E.PRODUCER_FENCED, E.INVALID_PRODUCER_ID_MAPPING)
 PARTITIONS = st.lists(st.sampled_from([A, B, C]), min_size=1, max_size=2)
 
 
 @dataclass
 class Actor:
-    """A client process; it believes what it was told last."""
+    """A client process that acts on its last answer."""
 
     version: int
     identity: tuple[int, int] | None = None
     transaction: int | None = None
     last_end: tuple[tuple[int, int], bool, int | None] | None = None
+    healthy: bool = False
+    """It knows the present identity, and nothing else has touched the record since."""
+
+    def heard(self, error: E) -> None:
+        assert not (self.healthy and self.version == 2 and error in FATAL), f"a healthy producer hears {error.name}"
 
 
 class Walk(RuleBasedStateMachine):
-    @initialize(near_the_end=st.booleans(), versions=st.tuples(*[st.sampled_from([0, 2])] * 2))
-    def begin(self, near_the_end: bool, versions: tuple[int, int]) -> None:
-        self.m = Machine()
+    @initialize(near_the_end=st.booleans(), few=st.booleans(), versions=st.tuples(*[st.sampled_from([0, 2])] * 2))
+    def begin(self, near_the_end: bool, few: bool, versions: tuple[int, int]) -> None:
+        self.m = Machine(TransactionSettings(last_epoch=3) if few else None)
         self.actors = [Actor(version) for version in versions]
         self.owner: Actor | None = None
         self.number = 0
@@ -51,8 +59,8 @@ class Walk(RuleBasedStateMachine):
         if near_the_end:
             self.m.init()
             record = CoordinatorRecord(
-                encode_key(ID),
-                encode_value(
+                encode_transaction_key(ID),
+                encode_transaction(
                     Transaction(1000, LAST_CLIENT_EPOCH - 3, 60_000, TransactionState.EMPTY, last_update_ms=1)
                 ),
             )
@@ -101,12 +109,19 @@ class Walk(RuleBasedStateMachine):
         self.took(actor, answer)
 
     def took(self, actor: Actor, answer: Any) -> None:
+        if self.before != self.m.shard.describe(ID):
+            self.disturbed()
         if answer.error is E.NONE:
+            actor.healthy = True
             actor.identity = (answer.producer_id, answer.producer_epoch)
             assert answer.producer_epoch <= LAST_CLIENT_EPOCH
             actor.transaction = actor.last_end = None
             self.owner = actor
         self.look()
+
+    def disturbed(self) -> None:
+        for actor in self.actors:
+            actor.healthy = False
 
     @rule(which=ACTORS, partitions=PARTITIONS)
     def add(self, which: int, partitions: list[Any]) -> None:
@@ -115,6 +130,7 @@ class Walk(RuleBasedStateMachine):
             return
         error = self.m.add(*actor.identity, *partitions, version=actor.version)
         self.look()
+        actor.heard(error)
         if error is E.NONE:
             assert self.owner is actor, "a zombie wrote"
             assert set(partitions) <= self.m.t.partitions
@@ -143,6 +159,9 @@ class Walk(RuleBasedStateMachine):
         answer = self.m.end(*identity, commit, actor.version)
         self.look()
         changed = len(self.m.log) > written
+        if identity == actor.identity:
+            actor.heard(answer.error)
+        actor.healthy = actor.healthy and not (changed and lost)
         if changed:
             assert self.owner is actor, "a zombie ended a transaction"
             if actor.version == 2 and number is not None:
@@ -170,6 +189,8 @@ class Walk(RuleBasedStateMachine):
     @rule()
     def time_is_up(self) -> None:
         self.m.timer("timeout/app")
+        if self.before != self.m.shard.describe(ID):
+            self.disturbed()
         self.look()
 
     @rule()

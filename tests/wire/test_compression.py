@@ -144,3 +144,25 @@ def test_lz4_with_linked_blocks_and_checksums():
 def test_zlib_that_is_not_gzip_is_refused():
     with pytest.raises(CodecError):
         compression.decompress(compression.GZIP, zlib.compress(b"no"), 100)
+
+
+@pytest.mark.parametrize(
+    ("codec", "levels"), [("gzip", (1, 9)), ("lz4", (1, 3, 17)), ("zstd", (-131_072, 1, 22))], ids=lambda one: one
+)
+def test_levels(codec, levels):
+    payload = b"".join(b"record %d of %d\n" % (number * 7919 % 1000, number) for number in range(3000))
+    sizes = []
+    for level in levels:
+        packed = compression.compress(compression.CODES[codec], payload, level)
+        assert compression.decompress(compression.CODES[codec], packed, len(payload)) == payload
+        sizes.append(len(packed))
+    assert sizes[0] >= sizes[-1], "a higher level takes more time and fewer bytes"
+    assert len(set(sizes)) > 1, "the level has no effect"
+
+
+def test_a_snappy_block_holds_what_it_declares(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Limits are checked by what a block declares, whatever the library makes of it."""
+    data = snappy.compress(bytes(100))
+    monkeypatch.setattr(compression.snappy, "decompress", lambda _data: bytes(101))
+    with pytest.raises(CodecError, match="says"):
+        compression.decompress(compression.SNAPPY, data, 1000)

@@ -1,4 +1,4 @@
-"""What a deferred package is to those who import it."""
+"""Imports of and from a deferred package."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import wire.messages as m
-from tests.wire.samples import request
+from tests.support.samples import request
 from wire import hot
 from wire.apis import APIS
 from wire.errors import ErrorCode

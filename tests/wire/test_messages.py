@@ -1,16 +1,19 @@
-"""Every API in every advertised version: our decoder reads what the library writes, and refuses what nobody should."""
+"""Every API in every advertised version: the decoder reads what the library writes, and refuses invalid bytes."""
 
 from __future__ import annotations
 
 import random
 import tracemalloc
+from types import SimpleNamespace
 
 import pytest
 
 import wire.messages as m
-from tests.wire.samples import ALL_VERSIONS, request, response
+from tests.support import request_protocols
+from tests.support.samples import ALL_VERSIONS, request, response
+from wire import bounded
 from wire.apis import APIS
-from wire.bounded import MAX_OBJECTS, MAX_TAGS
+from wire.bounded import MAX_FIELDS, MAX_TAGS, PARTITION_FIELDS, MalformedRequest, Reader
 
 
 @pytest.mark.parametrize(("key", "version"), ALL_VERSIONS)
@@ -88,11 +91,22 @@ def test_a_count_of_two_thousand_million_costs_nothing(key: int, version: int) -
 
 
 def test_small_elements_cannot_fill_memory() -> None:
-    """OffsetDelete and the like have elements of a few bytes: the number of objects is bounded, not only the bytes."""
-    count = MAX_OBJECTS + 1
+    """OffsetDelete and similar requests have elements of a few bytes: the decoded size is bounded, too."""
+    count = MAX_FIELDS + 1
     body = b"\0\1g" + (1).to_bytes(4, "big") + b"\0\1t" + count.to_bytes(4, "big") + bytes(4 * count)
     with pytest.raises(m.MalformedRequest, match="too many objects"):
         m.decode_request(47, 0, memoryview(body))
+
+
+@pytest.mark.parametrize("count", [20_000, 27_000])
+def test_a_number_of_a_partition_counts_as_the_row_it_becomes(count: int) -> None:
+    """OffsetFetch names partitions by numbers alone: twenty thousand of a topic are fine, as many as fields not."""
+    body = b"\0\1g" + (1).to_bytes(4, "big") + b"\0\1t" + count.to_bytes(4, "big") + bytes(4 * count)
+    if count * PARTITION_FIELDS < MAX_FIELDS - 10:
+        assert len(m.decode_request(9, 1, memoryview(body)).topics[0].partition_indexes) == count
+    else:
+        with pytest.raises(m.MalformedRequest, match="too many objects"):
+            m.decode_request(9, 1, memoryview(body))
 
 
 def test_tagged_fields_are_capped_in_header_and_body() -> None:
@@ -147,6 +161,14 @@ def test_schemas_reach_what_the_table_advertises() -> None:
         assert row.max_version <= m.schema_versions(key)[1], row
 
 
+def test_an_array_that_may_be_null_has_no_null_elements() -> None:
+    """Handlers take the names in an array for text."""
+    assert m.decode_request(12006, 0, memoryview(b"\0\0")).sink_ids is None
+    assert m.decode_request(12006, 0, memoryview(b"\2\2a\0")).sink_ids == ["a"]
+    with pytest.raises(m.MalformedRequest, match="sink_ids"):
+        m.decode_request(12006, 0, memoryview(b"\2\0\0"))
+
+
 def test_no_default_list_was_changed() -> None:
     m.assert_defaults_untouched()
     m.MetadataResponse(version=12).topics.append("oops")
@@ -178,3 +200,29 @@ def test_flexible_versions_are_the_schemas() -> None:
             for version in range(api.max_version + 1):
                 told = m.is_flexible(api.key, version)
                 assert told == bool(message.flexible_version_q(version)), (api.key, version)
+
+
+def test_a_varint_of_five_bytes_ends_at_32_bits() -> None:
+    """A length above that would be a number that no other reader of the protocol sees."""
+    assert Reader(memoryview(b"\xff\xff\xff\xff\x0f")).varint() == 0xFFFFFFFF
+    for fifth in (b"\x10", b"\x1f", b"\x7f"):
+        with pytest.raises(MalformedRequest, match="too large"):
+            Reader(memoryview(b"\xff\xff\xff\xff" + fifth)).varint()
+
+
+def test_what_stands_in_tagged_fields_counts_for_the_whole_message() -> None:
+    """Else a request could decode into as many objects in each of its tagged fields."""
+    elements = bounded._array("numbers", bounded._NUMBERS["int8"], compact=True, nullable=False)
+    read = bounded._tag_section({0: ("numbers", elements)})
+    body = b"\x01\x00\x0b" + bytes((11,)) + bytes(10)  # one tagged field, number 0, of 11 bytes: ten elements
+    reader = Reader(memoryview(body), 0, budget=100)
+    target = SimpleNamespace(tags=None, numbers=None)
+    read(reader, target)
+    assert target.numbers == [0] * 10
+    assert reader.budget == 100 - 1 - 10
+
+
+@pytest.mark.parametrize(("name", "admin"), request_protocols.FILES.items())
+def test_the_types_of_requests_are_those_of_the_schemas(name: str, admin: bool) -> None:
+    """``python -m tests.support.request_protocols`` writes them."""
+    assert (request_protocols.WIRE / name).read_text() == request_protocols.source(admin=admin)

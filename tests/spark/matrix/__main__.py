@@ -28,12 +28,12 @@ from tests.spark.matrix.fleet import MatrixFleet
 from tests.spark.matrix.rig import COORDINATOR_PARTITIONS, Place, Rig
 from tests.spark.matrix.scenarios import Scenario, load
 from tests.spark.matrix.sessions import Sessions
-from tests.spark.matrix.together import Together
+from tests.spark.matrix.together import NotTried, Together
 
 ROOT = Path(__file__).parents[3]
-UNTRIED = ("ERROR", "NO FAULT")
-"""How problems begin that say nothing about the sink."""
-HALF_WAY = (*UNTRIED, "NO VERDICT", "READER", "UNFINISHED", "MISSING", "FENCE", "HANGING")
+UNTRIED = ("NOT TRIED", "NO FAULT")
+"""How problems begin that say nothing about the sink: the fleet or Spark did not start, or no fault took place."""
+HALF_WAY = (*UNTRIED, "NO VERDICT", "READER", "UNFINISHED")
 """How those begin that say nothing about it either, where a run was broken off."""
 
 
@@ -95,7 +95,7 @@ class Stage:
 
 
 class BrokenStage(Stage):
-    """Brokers without a safeguard, and somebody else's drivers."""
+    """Brokers without a safeguard, and drivers of others."""
 
     def __init__(self, directory: Path, missing: str, drivers: Stage) -> None:
         super().__init__(directory, missing)
@@ -126,7 +126,7 @@ def run_group(chosen: list[Scenario], stage: Stage, directory: Path) -> list[dic
         fleet, sessions = stage.fleet(), stage.sessions(chosen[0].where)
     except Exception as problem:
         return [
-            result | {"problems": [f"ERROR: {type(problem).__name__}: {str(problem)[:3000]}"]} for result in results
+            result | {"problems": [f"NOT TRIED: {type(problem).__name__}: {str(problem)[:3000]}"]} for result in results
         ]
     group, first, slot = Together(size), random.randrange(3), random.randrange(COORDINATOR_PARTITIONS)
 
@@ -160,13 +160,14 @@ def run_one(chosen: Scenario, make: Callable[[], Rig], group: Together, member: 
         if not rig.trace:
             result["problems"].append("NO FAULT: nothing shows that the fault happened")
     except Exception as problem:
-        result["problems"].append(f"ERROR: {type(problem).__name__}: {str(problem)[:3000]}")
+        kind = "NOT TRIED" if isinstance(problem, NotTried) else "ERROR"
+        result["problems"].append(f"{kind}: {type(problem).__name__}: {str(problem)[:3000]}")
         result["where"] = traceback.format_exc()[-3000:]
     group.leave(member)
     if rig is not None:
         try:  # what the reader saw is told in any case
             rig.release()
-            result["problems"] += rig.verdict()
+            result["problems"] += rig.verdict(whole=not result["problems"])
             result["rows"], result["read"] = rig.rows, rig.watcher.count()
             result["looks"], result["moments"] = rig.watcher.looks, len(rig.watcher.moments)
         except Exception as problem:
@@ -175,7 +176,7 @@ def run_one(chosen: Scenario, make: Callable[[], Rig], group: Together, member: 
         result["errors"] = [error[-1500:] for error in rig.errors]
         rig.close()
         if not result["problems"]:
-            with contextlib.suppress(Exception):  # topics that stay harm nobody
+            with contextlib.suppress(Exception):  # topics that stay do no harm
                 rig.clean()
     result["seconds"] = round(time.monotonic() - began, 1)
     return result
@@ -198,7 +199,7 @@ def _turn_round(control: Control, result: dict[str, Any]) -> None:
     found = [problem for problem in result["problems"] if problem.startswith(control.anomalies)]
     result["name"] = control.name
     result["found"] = result["problems"]
-    missed = "ERROR" if any(problem.startswith(UNTRIED) for problem in result["problems"]) else "NOT CAUGHT"
+    missed = "NOT TRIED" if any(problem.startswith(UNTRIED) for problem in result["problems"]) else "NOT CAUGHT"
     result["problems"] = [] if found else [f"{missed}: none of {control.anomalies}: {result['problems']}"]
     result["trace"].append(f"found: {found}")
 
@@ -305,8 +306,8 @@ class Turns:
         if any(result["problems"] for result in found) and name not in self._controls:
             self.stage.repair()
 
-    def report(self, names: list[str], repeat: int) -> int:
-        """Prints what was found; the exit status."""
+    def report(self, names: list[str], repeat: int, least: int) -> int:
+        """Prints what was found; the exit status. Fewer than ``least`` scenarios that passed are no pass."""
         print(self.results.table(names))
         lacking = [name for name in names if self.results.passes(name) < repeat]
         untried = [name for name in lacking if name not in self.begun]
@@ -319,7 +320,10 @@ class Turns:
         if self.anomalies:
             print(f"ANOMALIES: {', '.join(dict.fromkeys(self.anomalies))}")
             return 1
-        return 0 if len(lacking) == len(untried) < len(names) else 3
+        passed = len(names) - len(lacking)
+        if passed < least:
+            print(f"FAILED matrix - {passed} scenarios were tried to their end, fewer than {least}")
+        return 0 if len(lacking) == len(untried) and passed >= least else 3
 
 
 def chosen_names(given: argparse.Namespace, scenarios: dict[str, Scenario]) -> list[str]:
@@ -354,6 +358,7 @@ def main() -> int:
     parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--together", type=int, default=1, metavar="N", help="runs of a scenario at a time")
     parser.add_argument("--minutes", type=float, default=1e9, help="begin nothing after that long")
+    parser.add_argument("--least", type=int, default=1, metavar="N", help="scenarios that must have passed")
     parser.add_argument("--directory", type=Path, default=ROOT / "build" / "spark-chaos")
     given = parser.parse_args()
     scenarios = load()
@@ -371,7 +376,7 @@ def main() -> int:
         turns.take(names, given)
     finally:
         turns.stage.close()
-    return turns.report(names, given.repeat)
+    return turns.report(names, given.repeat, given.least)
 
 
 if __name__ == "__main__":

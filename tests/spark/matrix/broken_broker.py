@@ -3,50 +3,82 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
+from typing import Any
 
-from tests.simulation.mutations import Edit, Mutation, mutated
+from brokers.coordinators.transactions import verification
+from brokers.log import producers
+from tests.simulation.mutations import without_fence
+from tests.simulation.replacing import Mutation, instead, mutated
+from txn import sinks
+from txn.batches import LAST_MEMBER_EPOCH, SinkBatch
+
+
+def _commits_without_fence(original: Any, shard: Any, sink_id: str, producer: Any, request: Any, now: Any) -> Any:
+    t = shard.transactions.get(sink_id)
+    if t is not None and sinks._is_retry(t, producer):
+        return original(shard, sink_id, producer, request, now)
+    with without_fence(shard, sink_id):
+        return original(shard, sink_id, producer, request, now)
+
+
+def _all_members_win(original: Any, self: Any) -> Any:
+    return tuple(marker._replace(commit=bool(self.winners)) for marker in original(self))
+
+
+def _markers_with_the_present_epoch(original: Any, self: Any) -> Any:
+    return tuple(marker._replace(epoch=marker.epoch - 1) for marker in original(self))
+
+
+def _releases_members_as_they_were(self: Any) -> Any:
+    freed = [member for member in self.members if member.epoch < LAST_MEMBER_EPOCH]
+    return replace(self, members=(), winners=(), slots=tuple(sorted((*self.slots, *freed))))
+
+
+def _takes_markers_of_the_present_epoch(
+    original: Any, entry: Any, header: Any, marker: Any, transaction_version: int
+) -> Any:
+    return original(entry, header, marker, 0)
+
+
+def _forgets_batches(original: Any, known: Any, batch: Any, marker: Any, now_ms: int) -> Any:
+    return original(known, batch, marker, now_ms)._replace(batches=())
+
+
+async def _accepts_whatever_the_coordinator_answers(
+    original: Any,
+    services: Any,
+    transactional_id: str,
+    producer_id: int,
+    producer_epoch: int,
+    partitions: Any,
+    *,
+    add: bool,
+) -> Any:
+    await original(services, transactional_id, producer_id, producer_epoch, partitions, add=add)
+    return {}
+
 
 SAFEGUARDS = {
     "fence": Mutation(
-        "CommitBatch does not compare the fence",
-        (
-            Edit(
-                "txn.sinks:commit",
-                "    if fence is not None and _names(fence, request):\n        return _already(",
-                "    if False:\n        return _already(",
-            ),
-            Edit("txn.sinks:_conflict", "if fence is None:", "if True:"),
-        ),
-        0,
+        "CommitBatch does not compare the fence", (instead(sinks.commit_batch, _commits_without_fence),), 0
     ),
-    "winners": Mutation(
-        "every member of the batch counts",
-        (Edit("txn.batches:Batch.markers", "m in winners)", "bool(winners))"),),
-        0,
-    ),
+    "winners": Mutation("every member of the batch counts", (instead(SinkBatch.markers, _all_members_win),), 0),
     "epoch bump": Mutation(
         "a member's epoch stays what it was",
         (
-            Edit("txn.batches:Batch.markers", "m.epoch + 1", "m.epoch"),
-            Edit("txn.batches:Batch.released", "Member(m.producer_id, m.epoch + 1)", "Member(m.producer_id, m.epoch)"),
-            Edit("brokers.log.producers:ProducerState._marker", "epoch == entry.epoch and entry", "False and entry"),
-            Edit(
-                "brokers.log.producers:ProducerState._marker",
-                "batches=entry.batches if epoch == entry.epoch else ()",
-                "batches=()",
-            ),
+            instead(SinkBatch.markers, _markers_with_the_present_epoch),
+            instead(SinkBatch.released, _releases_members_as_they_were),
+            instead(producers._check_marker, _takes_markers_of_the_present_epoch),
+            instead(producers._ended, _forgets_batches),
         ),
         0,
     ),
     "verification": Mutation(
-        "the coordinator's word on a producer is not heeded",
+        "the coordinator's answer about a producer does not count",
         (
-            Edit(
-                "brokers.coordinators.verification:admit",
-                "error, guard = errors.get(tp, ErrorCode.NONE), guards[tp]",
-                "error, guard = ErrorCode.NONE, guards[tp]",
-            ),
-            Edit("brokers.log.producers:ProducerState._check_data", "if asked and (", "if False and ("),
+            instead(verification.verify, _accepts_whatever_the_coordinator_answers),
+            instead(producers._is_verified, lambda verification, guard: True),
         ),
         0,
     ),

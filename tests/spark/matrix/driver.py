@@ -86,7 +86,7 @@ def failing(flag: str, times: int) -> Callable[[Iterator[Any]], Iterator[Any]]:
 
 
 def rows(spark: Any, given: dict[str, Any]) -> Any:
-    """The query: who a row is, which task wrote it as which row, and which run of the driver that was."""
+    """The query: which row it is, which task wrote it as which row, and which run of the driver that was."""
     from pyspark.sql import functions as f
 
     loaded = (

@@ -16,11 +16,12 @@ from typing import Any
 
 from confluent_kafka.admin import AdminClient
 
-from coordination.ensemble import local_ensemble
-from spark_udfs.batches import Sink
-from spark_udfs.client import Client
-from tests.fleet import Broker, free_port
+from spark_udfs.client.connections import Client
+from spark_udfs.sink.batch_transactions import BatchTransactions
 from tests.spark.matrix.wire import Wire
+from tests.support.ensemble import local_ensemble
+from tests.support.fleet import Broker
+from tests.support.ports import free_port
 
 DISK_MB = 1024
 SESSION_MS = 4000
@@ -168,7 +169,7 @@ class MatrixFleet:
             if broker.mounted:
                 subprocess.run(["umount", "-l", str(broker.disk)], check=False)
 
-    # ---- who is what -----------------------------------------------------------------------------------------------
+    # ---- roles of brokers ------------------------------------------------------------------------------------------
 
     def leader(self, topic: str, partition: int) -> int:
         """The broker that leads a partition, -1 if none does."""
@@ -182,7 +183,7 @@ class MatrixFleet:
         """The broker that coordinates a sink."""
         client = Client({"bootstrap_servers": self.inner.split(",")})
         try:
-            return Sink(client, sink_id)._find()
+            return BatchTransactions(client, sink_id)._find()
         finally:
             client.close()
 
@@ -198,7 +199,7 @@ class MatrixFleet:
         return f"broker {broker_id} (process {pid}) killed with SIGKILL"
 
     def revive(self) -> None:
-        """Whoever is down comes back; waits until all replicas are in sync."""
+        """Brokers that are down come back; waits until all replicas are in sync."""
         for broker in self.brokers:
             if broker.process is None or broker.process.poll() is not None:
                 broker.start()

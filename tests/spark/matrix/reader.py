@@ -10,7 +10,7 @@ import threading
 import time
 import uuid
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from confluent_kafka import Consumer, TopicPartition
@@ -37,8 +37,10 @@ class Seen(NamedTuple):
     moments: Sequence[tuple[int, int]]
 
 
-def judge(expected: Mapping[tuple[int, int], int], seen: Seen) -> list[str]:
+def judge(expected: Mapping[tuple[int, int], int], seen: Seen, due: Collection[int] | None = None) -> list[str]:
     """What is wrong; ``expected`` gives the micro-batch of each source row that must be there.
+
+    ``due``: the batches whose rows must be there, where a run was broken off; default: all.
 
     DUP a row twice, MISSING a row not there, UNKNOWN a row nobody sent, TORN a moment with part of a batch,
     ORDER rows that a task read from one source partition, out of order in a partition,
@@ -49,7 +51,7 @@ def judge(expected: Mapping[tuple[int, int], int], seen: Seen) -> list[str]:
     twice = sorted(source for source, count in counts.items() if count > 1)
     if twice:
         problems.append(f"DUP: {len(twice)} rows, {sum(counts[s] - 1 for s in twice)} too many, first {twice[0]}")
-    missing = sorted(expected.keys() - counts.keys())
+    missing = sorted(row for row, batch in expected.items() if row not in counts and (due is None or batch in due))
     if missing:
         problems.append(f"MISSING: {len(missing)} rows, first {missing[0]}")
     unknown = sorted(counts.keys() - expected.keys())

@@ -14,12 +14,13 @@ from confluent_kafka import IsolationLevel, Producer, TopicPartition
 from confluent_kafka.admin import NewTopic, OffsetSpec
 
 from brokers.coordinators.runtime import java_string_hash
-from spark_udfs.batches import DESCRIBE, Fence, Sink
-from spark_udfs.client import Client
+from spark_udfs.client.connections import Client
+from spark_udfs.sink.batch_transactions import DESCRIBE, BatchTransactions
+from spark_udfs.sink.fence import Fence
 from tests.spark.matrix.fleet import SETTINGS, MatrixFleet, until
 from tests.spark.matrix.reader import Seen, Watcher, judge, parse, read_all
 from tests.spark.matrix.sessions import Query, Session, Sessions
-from tests.spark.matrix.together import Together
+from tests.spark.matrix.together import Together, took_place
 from tests.spark.matrix.wire import PASS, REQUEST, Trap
 
 SOURCE_PARTITIONS = 3
@@ -199,7 +200,7 @@ class Rig:
 
         held = [hit.at for trap in self.fleet.wire.traps if trap.over == self._nobody_runs for hit in trap.held()]
         waited = time.monotonic() - min(held, default=time.monotonic())
-        assert waited < PATIENCE_S, f"a frame was held for {waited:.0f} s, and may have been sent again"
+        took_place(waited < PATIENCE_S, f"a frame was held for {waited:.0f} s, and may have been sent again")
 
     def stop(self, session: Session) -> None:
         """The driver stands still."""
@@ -225,7 +226,7 @@ class Rig:
         """The sink's fence."""
         client = Client({"bootstrap_servers": self.fleet.inner.split(",")})
         try:
-            return Sink(client, self.sink_id).fence()
+            return BatchTransactions(client, self.sink_id).fence()
         finally:
             client.close()
 
@@ -233,7 +234,7 @@ class Rig:
         """The state of the sink's transaction."""
         client = Client({"bootstrap_servers": self.fleet.inner.split(",")})
         try:
-            return str(Sink(client, self.sink_id)._call(DESCRIBE, sink_ids=[self.sink_id]).state)
+            return str(BatchTransactions(client, self.sink_id)._call(DESCRIBE, sink_ids=[self.sink_id]).state)
         finally:
             client.close()
 
@@ -245,7 +246,7 @@ class Rig:
         )
 
     def aborted(self) -> int:
-        """Rows in the log that nobody who reads committed data gets."""
+        """Rows in the log that no reader of committed data gets."""
         return self.written() - self.watcher.count()
 
     def ends(self, isolation: IsolationLevel) -> list[int]:
@@ -287,8 +288,12 @@ class Rig:
             time.sleep(0.2)
         return []
 
-    def verdict(self, checkpoint: Path | None = None) -> list[str]:
-        """Everything that is wrong; empty when the sink was exact."""
+    def verdict(self, checkpoint: Path | None = None, whole: bool = True) -> list[str]:
+        """Everything that is wrong; empty when the sink was exact.
+
+        Not ``whole``: the run was broken off. Then the batches that Spark had noted by now must be there, no more.
+        """
+        due = None if whole else self._noted(checkpoint)
         problems = self.settle()
         final = read_all(self.fleet.inner, self.target, TARGET_PARTITIONS)
         wanted = sum(len(rows) for rows in final.values())
@@ -305,15 +310,26 @@ class Rig:
                 f"at the end {[len(r) for r in final.values()]}, not the same"
             )
         batches = self.batches(checkpoint)
-        whole = self.rows - self.expected_from * SOURCE_PARTITIONS
-        if len(batches) != whole:
-            problems.append(f"UNFINISHED: Spark planned {len(batches)} of {whole} rows")
+        rows = self.rows - self.expected_from * SOURCE_PARTITIONS
+        if len(batches) != rows:
+            problems.append(f"UNFINISHED: Spark planned {len(batches)} of {rows} rows")
         found = {number: [parse(value) for _, value in rows] for number, rows in self.watcher.found.items()}
-        problems += judge(batches, Seen(found, self.watcher.moments))
-        return problems + self._fence_problems(checkpoint)
+        problems += judge(batches, Seen(found, self.watcher.moments), due)
+        return problems + self._fence_problems(checkpoint, due)
 
-    def _fence_problems(self, checkpoint: Path | None) -> list[str]:
+    def _noted(self, checkpoint: Path | None) -> set[int]:
+        """The batches that Spark has noted as done, and those of an earlier checkpoint."""
+        place = (checkpoint or self.checkpoint) / "commits"
+        noted = {int(path.name) for path in place.iterdir() if path.name.isdigit()} if place.exists() else set()
+        return noted | {batch - 1_000_000 for batch in self.earlier.values()}
+
+    def _fence_problems(self, checkpoint: Path | None, due: set[int] | None) -> list[str]:
         fence = self.fence()
+        if due is not None:
+            last = max(due, default=-1)
+            if last >= 0 and (fence is None or fence.batch_id < last):
+                return [f"FENCE: {fence}, and Spark had noted batch {last}"]
+            return []
         last = max(int(p.name) for p in ((checkpoint or self.checkpoint) / "commits").iterdir() if p.name.isdigit())
         if fence is None or fence.batch_id != last or (self.query_id and fence.query_id != self.query_id):
             return [f"FENCE: {fence}, and Spark's last batch is {last} of query {self.query_id}"]

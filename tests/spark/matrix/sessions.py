@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from spark_udfs.java import spark_environment
-from tests.fleet import free_port
 from tests.spark.matrix.fleet import until
+from tests.support.ports import free_port
 
 ROOT = Path(__file__).parents[3]
 PYTHONPATH = os.pathsep.join([str(Path(__file__).parent / "early"), str(ROOT)])
@@ -53,7 +53,7 @@ def state_of(pid: int) -> str:
 
 
 def signal_all(session_id: int, number: signal.Signals) -> list[int]:
-    """Signal them all; who was there. SIGKILL goes on until nobody is left."""
+    """Signal them all; returns those that were there. SIGKILL goes on until none is left."""
     hit: list[int] = []
     deadline = time.monotonic() + 20
     while True:

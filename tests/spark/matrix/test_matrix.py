@@ -7,16 +7,17 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.simulation.mutations import mutated
-from tests.spark.matrix.__main__ import anomalies_of, chosen_names
+from tests.simulation.replacing import mutated
+from tests.spark.matrix.__main__ import Turns, anomalies_of, chosen_names
 from tests.spark.matrix.broken_broker import SAFEGUARDS
 from tests.spark.matrix.controls import CONTROLS
 from tests.spark.matrix.reader import Row, Seen, judge, parse
 from tests.spark.matrix.scenarios import load
-from tests.spark.matrix.together import Together
+from tests.spark.matrix.together import NotTried, Together
 from tests.spark.matrix.wire import ANSWER, COMMIT, HOLD, LOSE, REQUEST, Trap, Wire
 
 EXPECTED = {(0, 0): 0, (0, 1): 0, (1, 0): 0, (0, 2): 1, (0, 3): 1, (1, 1): 1}
@@ -68,10 +69,32 @@ def test_controls_name_safeguards_and_scenarios_that_exist() -> None:
 
 
 def test_what_was_broken_off_is_no_anomaly_and_a_duplicate_always_is() -> None:
-    assert anomalies_of(["ERROR: no worker", "MISSING: 3 rows", "UNFINISHED: Spark planned 600 of 900 rows"]) == []
-    assert anomalies_of(["ERROR: no worker", "DUP: 1 rows"]) == ["DUP: 1 rows"]
+    assert anomalies_of(["NOT TRIED: no worker", "UNFINISHED: Spark planned 600 of 900 rows", "NO FAULT: x"]) == []
+    assert anomalies_of(["NOT TRIED: no worker", "DUP: 1 rows"]) == ["DUP: 1 rows"]
     assert anomalies_of(["MISSING: 3 rows"]) == ["MISSING: 3 rows"]
     assert anomalies_of(["NOT CAUGHT: none of ('DUP',)"])
+
+
+@pytest.mark.parametrize("kind", ["ERROR", "HANGING", "MISSING", "FENCE", "DUP", "TORN"])
+def test_what_a_run_says_of_the_sink_counts_also_when_it_was_broken_off(kind: str) -> None:
+    assert anomalies_of([f"{kind}: x"]) == [f"{kind}: x"]
+    assert anomalies_of(["NOT TRIED: no worker", f"{kind}: x"]) == [f"{kind}: x"]
+
+
+def test_a_run_that_was_broken_off_owes_the_batches_that_spark_noted() -> None:
+    first = {0: ROWS[0][:2], 1: ROWS[1][:1]}
+    assert judge(EXPECTED, Seen(first, []), due={0}) == []
+    assert judge(EXPECTED, Seen({0: ROWS[0][:1], 1: ROWS[1][:1]}, []), due={0}) == ["MISSING: 1 rows, first (1, 0)"]
+
+
+def test_too_few_scenarios_are_no_pass(tmp_path: Path) -> None:
+    turns = Turns(tmp_path, load())
+    names = list(load())[:3]
+    for name in names[:2]:
+        turns.begun.add(name)
+        turns.results.add({"name": name, "problems": [], "seconds": 1, "restarts": 0})
+    assert turns.report(names, 1, least=2) == 0
+    assert turns.report(names, 1, least=3) == 3
 
 
 def test_a_sample_is_a_function_of_its_seed_and_has_a_control() -> None:
@@ -140,7 +163,7 @@ def test_runs_that_want_different_things() -> None:
 
     results = runs(3, most)
     assert results[:2] == ["killed 0"] * 2
-    assert isinstance(results[2], AssertionError)
+    assert isinstance(results[2], NotTried)
     assert runs(3, every) == ["killed 0", "killed 0", "killed 1"]
 
 
@@ -262,7 +285,7 @@ def test_a_fault_that_does_not_happen_is_an_error(rig: tuple[Wire, Echo, Client]
 
 
 def test_nobody_waits_for_frames_of_the_dead(rig: tuple[Wire, Echo, Client]) -> None:
-    with pytest.raises(AssertionError, match="no CommitBatch answer came by in 0 s"):
+    with pytest.raises(NotTried, match="no CommitBatch answer came by in 0 s"):
         rig[0].trap(COMMIT, ANSWER, HOLD, over=lambda: True).wait(60)
 
 

@@ -15,6 +15,16 @@ from typing import Any
 WAIT_S = 300.0
 
 
+class NotTried(Exception):
+    """The scenario's fault did not take place as it should: the run says nothing about the sink."""
+
+
+def took_place(happened: object, otherwise: str) -> None:
+    """Raise NotTried unless the fault, or what it needs, really happened."""
+    if not happened:
+        raise NotTried(otherwise)
+
+
 @dataclass
 class _Point:
     """``came``: what each run there wants. ``results``: by what was wanted, once it is done."""
@@ -26,7 +36,7 @@ class _Point:
 
 
 class Together:
-    """Runs numbered from 0. A run that ends or fails leaves, and nobody waits for it any more."""
+    """Runs numbered from 0. A run that ends or fails leaves, and no other waits for it any more."""
 
     def __init__(self, size: int = 1) -> None:
         self.size = size
@@ -53,7 +63,7 @@ class Together:
             point.came[member] = wanted
             self._changed.notify_all()
             there = self._changed.wait_for(lambda: point.begun or self._members <= point.came.keys(), WAIT_S)
-            assert there, f"others did not come to point {turn} in {WAIT_S:.0f} s"
+            took_place(there, f"others did not come to point {turn} in {WAIT_S:.0f} s")
             mine = not point.begun
             point.begun = True
         if mine:
@@ -63,7 +73,7 @@ class Together:
         if point.problem is not None:
             raise point.problem
         assert point.results is not None
-        assert wanted in point.results, f"this run wanted {wanted}, most of its group {list(point.results)}"
+        took_place(wanted in point.results, f"this run wanted {wanted}, most of its group {list(point.results)}")
         return point.results[wanted]
 
     def _do(self, point: _Point, action: Callable[[Any], Any], each: bool) -> None:

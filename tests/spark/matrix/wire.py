@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.spark.matrix.together import NotTried
+
 PRODUCE = 0
 BEGIN, ENLIST, COMMIT, HEARTBEAT, ABORT = range(12001, 12006)
 NAMES = {
@@ -79,7 +81,10 @@ class Trap:
         return self.seen > self.skip and (self.seen - self.skip - 1) % self.every == 0
 
     def wait(self, timeout_s: float = 240.0, count: int = 1) -> Hit:
-        """The newest hit, when there are ``count``. AssertionError: the fault did not happen."""
+        """The newest hit, when there are ``count``.
+
+        Raises NotTried when the queries ended without it, AssertionError when they hang.
+        """
         with self.changed:
             began = time.monotonic()
             while len(self.hits) < count and time.monotonic() - began < timeout_s and not self.over():
@@ -87,7 +92,8 @@ class Trap:
             if len(self.hits) < count:
                 name = f"{NAMES.get(self.api, self.api)} {self.side}"
                 waited = time.monotonic() - began
-                raise AssertionError(f"no {name} came by in {waited:.0f} s ({self.seen} seen, {len(self.hits)} hit)")
+                problem = f"no {name} came by in {waited:.0f} s ({self.seen} seen, {len(self.hits)} hit)"
+                raise NotTried(problem) if self.over() else AssertionError(problem)
             return self.hits[count - 1]
 
     def held(self) -> list[Hit]:

@@ -1,0 +1,196 @@
+"""The door to topics, groups, transactional ids and the cluster: may this client do this operation on that resource?
+
+Handlers ask through their ``Context``; nothing else decides it. Without an authorizer everything is allowed, and asking
+costs the look at one attribute. ``NEEDS`` says what each API asks (``tests/api/test_access.py`` compares it with what
+the handlers do). Operations are also what Metadata and the describe requests tell a client that it may do (KIP-430).
+
+Order matters: a transactional id before the group before topics, and nothing that shows whether a resource exists
+before it may be described. Source: KafkaApis and ControllerApis of Kafka 4.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple, Protocol
+
+from brokers.security.acls import OPERATIONS_OF, AclOperation, ResourceType
+from wire.errors import ErrorCode
+
+
+class Need(NamedTuple):
+    """An operation on a kind of resource."""
+
+    operation: AclOperation
+    resource: ResourceType
+
+
+READ, WRITE, CREATE, DELETE = AclOperation.READ, AclOperation.WRITE, AclOperation.CREATE, AclOperation.DELETE
+ALTER, DESCRIBE, CLUSTER_ACTION = AclOperation.ALTER, AclOperation.DESCRIBE, AclOperation.CLUSTER_ACTION
+DESCRIBE_CONFIGS, ALTER_CONFIGS = AclOperation.DESCRIBE_CONFIGS, AclOperation.ALTER_CONFIGS
+IDEMPOTENT_WRITE = AclOperation.IDEMPOTENT_WRITE
+TOPIC, GROUP, CLUSTER = ResourceType.TOPIC, ResourceType.GROUP, ResourceType.CLUSTER
+TRANSACTIONAL_ID = ResourceType.TRANSACTIONAL_ID
+
+CLUSTER_NAME = "kafka-cluster"
+"""The name of the only resource of type CLUSTER."""
+
+NOT_ASKED = -(2**31)
+"""The bit field of operations of a client that did not ask for it."""
+
+_ERRORS = {
+    TOPIC: ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+    GROUP: ErrorCode.GROUP_AUTHORIZATION_FAILED,
+    CLUSTER: ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+    TRANSACTIONAL_ID: ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+}
+_NONE_DENIED: frozenset[str] = frozenset()
+
+
+def _needs(*pairs: tuple[AclOperation, ResourceType]) -> tuple[Need, ...]:
+    return tuple(Need(operation, resource) for operation, resource in pairs)
+
+
+_ON_GROUP = _needs((READ, GROUP))
+_ON_MEMBER_OF_NEW_GROUP = _needs((READ, GROUP), (DESCRIBE, TOPIC))
+_ON_TRANSACTION = _needs((WRITE, TRANSACTIONAL_ID))
+_ON_CONFIGS = _needs((ALTER_CONFIGS, TOPIC), (ALTER_CONFIGS, GROUP), (ALTER_CONFIGS, CLUSTER))
+
+NEEDS: dict[int, tuple[Need, ...]] = {
+    0: _needs((WRITE, TRANSACTIONAL_ID), (WRITE, TOPIC)),  # the id only for transactional batches
+    1: _needs((READ, TOPIC), (CLUSTER_ACTION, CLUSTER)),  # consumers, replicas
+    2: _needs((DESCRIBE, TOPIC)),
+    3: _needs((DESCRIBE, TOPIC), (CREATE, CLUSTER), (CREATE, TOPIC), (DESCRIBE, CLUSTER)),  # one of both to create
+    7: _needs((CLUSTER_ACTION, CLUSTER)),
+    8: _needs((READ, GROUP), (READ, TOPIC)),
+    9: _needs((DESCRIBE, GROUP), (DESCRIBE, TOPIC)),
+    10: _needs((DESCRIBE, GROUP), (DESCRIBE, TRANSACTIONAL_ID)),  # by the type of the key
+    11: _ON_GROUP,
+    12: _ON_GROUP,
+    13: _ON_GROUP,
+    14: _ON_GROUP,
+    15: _needs((DESCRIBE, GROUP)),
+    16: _needs((DESCRIBE, CLUSTER), (DESCRIBE, GROUP)),  # all groups, or those that may be described
+    17: (),
+    18: (),
+    19: _needs((CREATE, CLUSTER), (CREATE, TOPIC), (DESCRIBE_CONFIGS, TOPIC)),  # one of both; configs of the answer
+    20: _needs((DELETE, TOPIC), (DESCRIBE, TOPIC)),  # DESCRIBE to see the name of an id
+    21: _needs((DELETE, TOPIC)),
+    22: _needs((WRITE, TRANSACTIONAL_ID), (IDEMPOTENT_WRITE, CLUSTER), (WRITE, TOPIC)),  # without an id: one of both
+    23: _needs((CLUSTER_ACTION, CLUSTER), (DESCRIBE, TOPIC)),  # one of both
+    24: _needs((WRITE, TRANSACTIONAL_ID), (WRITE, TOPIC), (CLUSTER_ACTION, CLUSTER)),  # from version 4 on the last one
+    25: _needs((WRITE, TRANSACTIONAL_ID), (READ, GROUP)),
+    26: _ON_TRANSACTION,
+    27: _needs((ALTER, CLUSTER), (CLUSTER_ACTION, CLUSTER)),  # one of both
+    28: _needs((WRITE, TRANSACTIONAL_ID), (READ, GROUP), (READ, TOPIC)),
+    29: _needs((DESCRIBE, CLUSTER)),
+    30: _needs((ALTER, CLUSTER)),
+    31: _needs((ALTER, CLUSTER)),
+    32: _needs((DESCRIBE_CONFIGS, TOPIC), (DESCRIBE_CONFIGS, GROUP), (DESCRIBE_CONFIGS, CLUSTER)),
+    33: _ON_CONFIGS,
+    34: _needs((ALTER, CLUSTER)),
+    35: _needs((DESCRIBE, CLUSTER)),
+    36: (),
+    37: _needs((ALTER, TOPIC)),
+    42: _needs((DELETE, GROUP)),
+    43: _needs((ALTER, CLUSTER)),
+    44: _ON_CONFIGS,
+    45: _needs((ALTER, CLUSTER)),
+    46: _needs((DESCRIBE, CLUSTER)),
+    47: _needs((DELETE, GROUP), (READ, TOPIC)),
+    48: _needs((DESCRIBE_CONFIGS, CLUSTER)),
+    49: _needs((ALTER_CONFIGS, CLUSTER)),
+    50: _needs((DESCRIBE, CLUSTER)),
+    51: _needs((ALTER, CLUSTER)),
+    60: _needs((DESCRIBE, CLUSTER)),  # for the operations of the answer
+    61: _needs((READ, TOPIC)),
+    65: _needs((DESCRIBE, TRANSACTIONAL_ID), (DESCRIBE, TOPIC)),
+    66: _needs((DESCRIBE, TRANSACTIONAL_ID)),
+    68: _ON_MEMBER_OF_NEW_GROUP,
+    74: _needs((DESCRIBE_CONFIGS, CLUSTER)),
+    75: _needs((DESCRIBE, TOPIC)),
+    76: _ON_MEMBER_OF_NEW_GROUP,
+    12000: _needs((CLUSTER_ACTION, CLUSTER)),
+    12001: _ON_TRANSACTION,  # a sink's name is a transactional id
+    12002: _ON_TRANSACTION,
+    12003: _ON_TRANSACTION,
+    12004: _ON_TRANSACTION,
+    12005: _ON_TRANSACTION,
+    12006: _needs((DESCRIBE, TRANSACTIONAL_ID)),
+    12007: _needs((WRITE, TRANSACTIONAL_ID), (ALTER, CLUSTER)),  # rows may be written twice: an operator's decision
+}
+"""By API key. Operations that Metadata and others look up only to tell a client what it may do are not listed."""
+
+
+class Client(Protocol):
+    """What an authorizer knows of a client."""
+
+    @property
+    def principal(self) -> str:
+        """``User:name``."""
+        ...
+
+    @property
+    def peer_host(self) -> str:
+        """The address of the client."""
+        ...
+
+
+class Authorizer(Protocol):
+    """Decides from rules that it has in memory: it is asked on the loop, for each request."""
+
+    def allows(self, client: Client, operation: AclOperation, resource: ResourceType, name: str) -> bool:
+        """Whether the client may do the operation on that resource."""
+        ...
+
+    def allows_any(self, client: Client, operation: AclOperation, resource: ResourceType) -> bool:
+        """Whether there can be a resource of that type on which the client may do the operation."""
+        ...
+
+
+class Access:
+    """Asks the authorizer; without one everything is allowed."""
+
+    __slots__ = ("authorizer",)
+
+    def __init__(self, authorizer: Authorizer | None = None) -> None:
+        self.authorizer = authorizer
+
+    def allows(self, client: Client, operation: AclOperation, resource: ResourceType, name: str) -> bool:
+        """Whether the client may do the operation on that resource."""
+        authorizer = self.authorizer
+        return authorizer is None or authorizer.allows(client, operation, resource, name)
+
+    def allows_any(self, client: Client, operation: AclOperation, resource: ResourceType) -> bool:
+        """Whether the client may do the operation on some resource of that type."""
+        authorizer = self.authorizer
+        return authorizer is None or authorizer.allows_any(client, operation, resource)
+
+    def refusal(self, client: Client, operation: AclOperation, resource: ResourceType, name: str) -> ErrorCode:
+        """NONE, or the authorization error of that type of resource."""
+        return ErrorCode.NONE if self.allows(client, operation, resource, name) else _ERRORS[resource]
+
+    def denied(
+        self, client: Client, operation: AclOperation, resource: ResourceType, names: Iterable[str]
+    ) -> frozenset[str]:
+        """Those names on which the client may not do the operation; each is asked for once."""
+        authorizer = self.authorizer
+        if authorizer is None:
+            return _NONE_DENIED
+        return frozenset(name for name in set(names) if not authorizer.allows(client, operation, resource, name))
+
+    def operations(self, client: Client, resource: ResourceType, name: str) -> tuple[AclOperation, ...]:
+        """All that the client may do on that resource."""
+        every = OPERATIONS_OF[resource]
+        if self.authorizer is None:
+            return every
+        return tuple(operation for operation in every if self.allows(client, operation, resource, name))
+
+
+def bits(operations: tuple[AclOperation, ...]) -> set[int]:
+    """The operations as the message library takes a bit field."""
+    return {int(operation) for operation in operations}
+
+
+def mask(operations: tuple[AclOperation, ...]) -> int:
+    """The operations as a number, for fields the library keeps as int32."""
+    return sum(1 << operation for operation in operations)

@@ -1,0 +1,142 @@
+"""What an alteration of a configuration does to it, and which ones are refused. Pure.
+
+Source: KIP-133, KIP-339 (incremental).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import IntEnum
+from typing import NamedTuple
+
+from brokers.config import ConfigError
+from brokers.controller.requests import Refused
+from brokers.settings import Setting, SettingType, resembling, suggest
+from wire.errors import ErrorCode
+
+MISSPELT = 0.85
+"""Likeness from which an unknown name of a broker's setting is taken for a misspelling."""
+
+MAX_UNKNOWN = 100
+"""Unknown names in a request that are compared with the known ones, which takes up to 2 ms each."""
+
+
+class Resource(IntEnum):
+    """Kinds of resources, numbered as on the wire."""
+
+    TOPIC = 2
+    BROKER = 4
+    BROKER_LOGGER = 8
+    CLIENT_METRICS = 16
+    GROUP = 32
+
+
+class Operation(IntEnum):
+    """What an incremental alteration does with one setting."""
+
+    SET = 0
+    DELETE = 1
+    APPEND = 2
+    SUBTRACT = 3
+
+
+class Alteration(NamedTuple):
+    """One setting of an incremental request."""
+
+    name: str
+    operation: int
+    value: str | None
+
+
+class Unknown:
+    """How many more unknown names of a request are compared with the known ones."""
+
+    def __init__(self) -> None:
+        self.left = MAX_UNKNOWN
+
+    def take(self) -> bool:
+        """Whether this one is."""
+        self.left -= 1
+        return self.left >= 0
+
+
+def setting_of(
+    alteration: Alteration, table: Mapping[str, Setting], resource: Resource, unknown: Unknown
+) -> Setting | None:
+    """What an alteration sets, None if it deletes; raises Refused for what can't be, whatever is set now. Pure."""
+    name, operation, value = alteration
+    if operation == Operation.DELETE:
+        return None  # an unknown setting may be deleted
+    row = table.get(name)
+    if row is None:
+        row = _unknown(name, table, resource, unknown)
+    elif resource is Resource.BROKER and not row.live:
+        raise Refused(ErrorCode.INVALID_CONFIG, f"Cannot update these configs dynamically: {name}")
+    if value is None:
+        raise Refused(ErrorCode.INVALID_REQUEST, f"Null value not supported for : {name}")
+    match operation:
+        case Operation.SET:
+            _check(row, value)
+        case Operation.APPEND | Operation.SUBTRACT:
+            _check_list(row, operation)
+        case _:
+            raise Refused(ErrorCode.INVALID_REQUEST, f"Unknown operation {operation} for {name}")
+    return row
+
+
+def altered(
+    present: Mapping[str, str],
+    alterations: Sequence[Alteration],
+    settings: Mapping[str, Setting],
+    defaults: Mapping[str, str],
+) -> dict[str, str]:
+    """The configuration after the alterations, with what :func:`setting_of` says of each; raises Refused. Pure."""
+    wanted = dict(present)
+    for name, operation, value in alterations:
+        if operation == Operation.DELETE or value is None:
+            wanted.pop(name, None)
+        elif operation == Operation.SET:
+            wanted[name] = value
+        else:
+            wanted[name] = _listed(wanted.get(name, defaults.get(name, "")), operation, value)
+            _check(settings[name], wanted[name])
+    return wanted
+
+
+def _check(row: Setting, value: str) -> None:
+    try:
+        row.parse(value)
+    except ConfigError as problem:
+        raise Refused(ErrorCode.INVALID_CONFIG, str(problem)) from problem
+
+
+def _unknown(name: str, table: Mapping[str, Setting], resource: Resource, unknown: Unknown) -> Setting:
+    """A setting that is not ours: only a broker takes it, as Kafka does for plugins; a misspelt one is refused."""
+    compared = unknown.take()
+    if resource is not Resource.BROKER:
+        hint = suggest(name, table) if compared else ""
+        raise Refused(ErrorCode.INVALID_CONFIG, f"Unknown configuration '{name[:100]}'{hint}.")
+    if not compared:
+        raise Refused(
+            ErrorCode.INVALID_REQUEST, f"More than {MAX_UNKNOWN} unknown configurations; set them in several requests."
+        )
+    meant = resembling(name, table, MISSPELT)
+    if meant is not None:
+        raise Refused(ErrorCode.INVALID_CONFIG, f"Unknown configuration '{name[:100]}'; did you mean {meant}?")
+    return Setting(name, SettingType.STRING, None, "No setting of fleetlog.", live=True, inert=True)
+
+
+def _check_list(row: Setting, operation: int) -> None:
+    if row.type is not SettingType.LIST:
+        verb = "append" if operation == Operation.APPEND else "subtract"
+        raise Refused(ErrorCode.INVALID_CONFIG, f"Config value {verb} is not allowed for config key: {row.name}")
+
+
+def _listed(present: str, operation: int, value: str) -> str:
+    items = [item.strip() for item in present.split(",") if item.strip()]
+    given = [item.strip() for item in value.split(",") if item.strip()]
+    if operation == Operation.APPEND:
+        have = set(items)
+        return ",".join([*items, *(item for item in given if item not in have)])
+    gone = set(given)
+    return ",".join(item for item in items if item not in gone)

@@ -1,0 +1,259 @@
+"""Handlers of the groups' offsets (keys 8, 9, 47): OffsetCommit, OffsetFetch, OffsetDelete.
+
+A request may name ten thousand partitions. What is done with each of them before and after the shard's command is done
+in slices (``brokers.server.pacing``); the command itself, and a read of one group, are done in one go: nothing comes
+between two partitions of a request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Sequence
+from typing import Any
+
+import wire.messages as m
+from brokers.api.access import DELETE, DESCRIBE, GROUP, READ, TOPIC
+from brokers.api.base import Context, Done, Paced
+from brokers.api.groups import ANSWER_TIMEOUT_MS, bad_group_id, error_of
+from brokers.api.waiting import when_done
+from brokers.groups.records import CommittedOffset
+from brokers.groups.requests import FetchedOffset, FetchRequest, OffsetCommitRequest
+from brokers.groups.shard import GroupShard
+from txn.commands import CommandFailed
+from wire import admin_requests, requests
+from wire.errors import ErrorCode
+from wire.types import TopicPartition
+
+Errors = dict[TopicPartition, ErrorCode]
+Rows = Generator[None, None, Any]
+Committing = requests.OffsetCommitRequest | requests.TxnOffsetCommitRequest
+
+
+def handle_offset_commit(request: requests.OffsetCommitRequest, context: Context) -> Paced:
+    """OffsetCommit: partitions of unknown topics are refused, the others committed together."""
+    version = context.api_version
+    if (denied := context.refusal(READ, GROUP, request.group_id)) is not ErrorCode.NONE:
+        refused = yield from everywhere(request, denied)
+        return Done(commit_response(m.OffsetCommitResponse, request, version, refused))
+    known, refused = yield from split_partitions(request, context)
+
+    def render(answer: Any) -> Rows:
+        if isinstance(answer, CommandFailed):
+            answer = {partition: answer.error for partition, _ in known}
+        return commit_response(m.OffsetCommitResponse, request, version, {**refused, **answer})
+
+    if bad_group_id(request.group_id, may_be_empty=True):
+        return Done(render(CommandFailed(ErrorCode.INVALID_GROUP_ID)))
+    command = OffsetCommitRequest(
+        request.group_id,
+        request.generation_id_or_member_epoch,
+        request.member_id,
+        request.group_instance_id,
+        known,
+        request.retention_time_ms if 2 <= version <= 4 else -1,
+        knows_missing_groups=version >= 9,
+    )
+    pending = context.services.groups.submit(
+        request.group_id, lambda shard, now, ticket: shard.commit(command, now, ticket)
+    )
+    return when_done(pending, render, ANSWER_TIMEOUT_MS)
+
+
+def split_partitions(
+    request: Committing, context: Context, leader_epochs: bool = True
+) -> Generator[None, None, tuple[tuple[tuple[TopicPartition, CommittedOffset], ...], Errors]]:
+    """The offsets of an OffsetCommit or TxnOffsetCommit for partitions that exist, and the errors of the others.
+
+    A version without ``leader_epochs`` has none to be kept.
+    """
+    denied = context.denied(READ, TOPIC, (topic.name for topic in request.topics))
+    known: list[tuple[TopicPartition, CommittedOffset]] = []
+    refused: Errors = {}
+    for topic in request.topics:
+        for asked in topic.partitions:
+            yield
+            partition = TopicPartition(topic.name, asked.partition_index)
+            if topic.name in denied:
+                refused[partition] = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+                continue
+            if context.services.metadata.partition(partition) is None:
+                refused[partition] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                continue
+            leader_epoch = asked.committed_leader_epoch if leader_epochs else -1
+            committed = CommittedOffset(asked.committed_offset, leader_epoch, asked.committed_metadata or "")
+            known.append((partition, committed))
+    return tuple(known), refused
+
+
+def everywhere(request: Committing, error: ErrorCode) -> Generator[None, None, Errors]:
+    """The error for each partition of an OffsetCommit or TxnOffsetCommit."""
+    errors: Errors = {}
+    for topic in request.topics:
+        for asked in topic.partitions:
+            yield
+            errors[TopicPartition(topic.name, asked.partition_index)] = error
+    return errors
+
+
+def commit_response(
+    response: Any, request: Committing | admin_requests.OffsetDeleteRequest, version: int, errors: Errors
+) -> Rows:
+    """The response of an OffsetCommit, TxnOffsetCommit or OffsetDelete in the request's order, made in slices."""
+    name = response.__name__
+    topic_class, partition_class = getattr(response, f"{name}Topic"), getattr(response, f"{name}Partition", None)
+    if partition_class is None:
+        partition_class = getattr(topic_class, f"{name}Partition")
+    topics = []
+    for topic in request.topics:
+        partitions = []
+        for asked in topic.partitions:
+            yield
+            error = errors[TopicPartition(topic.name, asked.partition_index)]
+            partitions.append(
+                partition_class(version=version, partition_index=asked.partition_index, error_code=int(error))
+            )
+        topics.append(topic_class(version=version, name=topic.name, partitions=partitions))
+    return response(version=version, throttle_time_ms=0, topics=topics)
+
+
+def handle_offset_fetch(request: requests.OffsetFetchRequest, context: Context) -> Paced:
+    """OffsetFetch: one group before version 8, several from then on. A plain read of committed state."""
+    if context.api_version >= 8:
+        return (yield from _fetch_groups(request, context))
+    version = context.api_version
+    answer = yield from _fetch_one(context, request.group_id, request.topics, request.require_stable)
+    error = ErrorCode.NONE
+    if isinstance(answer, ErrorCode):
+        error = answer
+        answer = yield from _failed_offsets(request.topics, answer if version < 2 else ErrorCode.NONE)
+    topic = m.OffsetFetchResponse.OffsetFetchResponseTopic
+    topics = yield from _fetched_topics(topic, topic.OffsetFetchResponsePartition, answer, version)
+    return Done(m.OffsetFetchResponse(version=version, throttle_time_ms=0, error_code=int(error), topics=topics))
+
+
+def _fetch_groups(request: requests.OffsetFetchRequest, context: Context) -> Paced:
+    """A group that is named again is INVALID_REQUEST there: each may have many offsets."""
+    version, groups = context.api_version, []
+    seen: set[str] = set()
+    for group in request.groups:
+        yield
+        answer: Sequence[FetchedOffset] | ErrorCode = ErrorCode.INVALID_REQUEST
+        if group.group_id not in seen:
+            answer = yield from _fetch_one(context, group.group_id, group.topics, request.require_stable)
+        seen.add(group.group_id)
+        groups.append((yield from _fetched_group(group.group_id, answer, version)))
+    return Done(m.OffsetFetchResponse(version=version, throttle_time_ms=0, groups=groups))
+
+
+def _fetch_one(
+    context: Context, group_id: str, topics: Any, require_stable: bool
+) -> Generator[None, None, Sequence[FetchedOffset] | ErrorCode]:
+    """The offsets of the named topics, or of all that may be described; else the error of the group.
+
+    Only the names are gone through in slices: a commit is read as a whole, or not at all.
+    """
+    if (refusal := context.refusal(DESCRIBE, GROUP, group_id)) is not ErrorCode.NONE:
+        return refusal
+    partitions = None if topics is None else tuple((yield from _named(topics)))
+    if bad_group_id(group_id, may_be_empty=True):
+        return ErrorCode.INVALID_GROUP_ID
+    shard: GroupShard | ErrorCode = context.services.groups.shard_for(group_id)
+    if isinstance(shard, ErrorCode):
+        return shard
+    if partitions is None:
+        every = shard.fetch(FetchRequest(group_id, None, bool(require_stable)))
+        denied = context.denied(DESCRIBE, TOPIC, (offset.partition.topic for offset in every))
+        return tuple(offset for offset in every if offset.partition.topic not in denied) if denied else every
+    denied = context.denied(DESCRIBE, TOPIC, (topic.name for topic in topics))
+    if not denied:
+        return shard.fetch(FetchRequest(group_id, partitions, bool(require_stable)))
+    allowed = tuple(p for p in partitions if p.topic not in denied)
+    found = shard.fetch(FetchRequest(group_id, allowed, bool(require_stable)))
+    hidden = (p for p in partitions if p.topic in denied)
+    return (*found, *(FetchedOffset(p, None, ErrorCode.TOPIC_AUTHORIZATION_FAILED) for p in hidden))
+
+
+def _named(topics: Iterable[Any]) -> Generator[None, None, dict[TopicPartition, None]]:
+    """The partitions, each once."""
+    named: dict[TopicPartition, None] = {}
+    for topic in topics:
+        for index in topic.partition_indexes:
+            yield
+            named[TopicPartition(topic.name, index)] = None
+    return named
+
+
+def _failed_offsets(topics: Any, error: ErrorCode) -> Generator[None, None, list[FetchedOffset]]:
+    """The error for each partition as often as it is named."""
+    failed = []
+    for topic in topics or ():
+        for index in topic.partition_indexes:
+            yield
+            failed.append(FetchedOffset(TopicPartition(topic.name, index), None, error))
+    return failed
+
+
+def _fetched_group(group_id: str, answer: Sequence[FetchedOffset] | ErrorCode, version: int) -> Rows:
+    group = m.OffsetFetchResponse.OffsetFetchResponseGroup
+    topic = group.OffsetFetchResponseTopics
+    error, offsets = (answer, ()) if isinstance(answer, ErrorCode) else (ErrorCode.NONE, answer)
+    topics = yield from _fetched_topics(topic, topic.OffsetFetchResponsePartitions, offsets, version)
+    return group(version=version, group_id=group_id, error_code=int(error), topics=topics)
+
+
+def _fetched_topics(
+    topic_class: Any, partition_class: Any, offsets: Iterable[FetchedOffset], version: int
+) -> Generator[None, None, list[Any]]:
+    by_topic: dict[str, list[Any]] = {}
+    for partition, committed, error in offsets:
+        yield
+        found = committed or CommittedOffset(-1)
+        by_topic.setdefault(partition.topic, []).append(
+            partition_class(
+                version=version,
+                partition_index=partition.partition,
+                committed_offset=found.offset,
+                committed_leader_epoch=found.leader_epoch,
+                metadata=found.metadata,
+                error_code=int(error),
+            )
+        )
+    topics = []
+    for name, parts in by_topic.items():
+        yield
+        topics.append(topic_class(version=version, name=name, partitions=parts))
+    return topics
+
+
+def handle_offset_delete(request: admin_requests.OffsetDeleteRequest, context: Context) -> Paced:
+    """OffsetDelete."""
+    version = context.api_version
+    denied = context.denied(READ, TOPIC, (topic.name for topic in request.topics))
+    refused: Errors = {}
+    known: list[TopicPartition] = []
+    for topic in request.topics:
+        for asked in topic.partitions:
+            yield
+            partition = TopicPartition(topic.name, asked.partition_index)
+            if topic.name in denied:
+                refused[partition] = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            elif context.services.metadata.partition(partition) is None:
+                refused[partition] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            else:
+                known.append(partition)
+
+    def render(answer: Any) -> Any:
+        if not isinstance(answer, dict):
+            return m.OffsetDeleteResponse(
+                version=version, error_code=int(error_of(answer)), throttle_time_ms=0, topics=[]
+            )
+        return commit_response(m.OffsetDeleteResponse, request, version, {**refused, **answer})
+
+    group_id = request.group_id
+    if (refusal := context.refusal(DELETE, GROUP, group_id)) is not ErrorCode.NONE:
+        return Done(render(refusal))
+    if bad_group_id(group_id):
+        return Done(render(ErrorCode.INVALID_GROUP_ID))
+    pending = context.services.groups.submit(
+        group_id, lambda shard, now, ticket: shard.delete_offsets(group_id, tuple(known), now, ticket)
+    )
+    return when_done(pending, render, ANSWER_TIMEOUT_MS)

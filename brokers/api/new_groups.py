@@ -1,0 +1,52 @@
+"""The group protocols that are not served yet: consumer groups of KIP-848 and share groups (KIP-932).
+
+Their heartbeats are advertised and refused as Kafka refuses them where the feature is off. The consumers of librdkafka
+(seen in 2.16, which asks for ConsumerGroupHeartbeat 1) would wait for ever for a broker that advertises the key; those
+of Java fail at once either way.
+"""
+
+from __future__ import annotations
+
+from brokers.api.access import DESCRIBE, GROUP, READ, TOPIC
+from brokers.api.base import Context, Done
+from wire import messages
+from wire.errors import ErrorCode
+from wire.requests import ConsumerGroupHeartbeatRequest, ShareGroupHeartbeatRequest
+
+CONSUMER_GROUP_HEARTBEAT_KEY = 68
+SHARE_GROUP_HEARTBEAT_KEY = 76
+
+
+def handle_consumer_group_heartbeat(request: ConsumerGroupHeartbeatRequest, context: Context) -> Done:
+    """ConsumerGroupHeartbeat v0-v1: refused."""
+    message = "group.protocol=consumer is not served; use classic."
+    return _refusal(CONSUMER_GROUP_HEARTBEAT_KEY, message, request, context)
+
+
+def handle_share_group_heartbeat(request: ShareGroupHeartbeatRequest, context: Context) -> Done:
+    """ShareGroupHeartbeat v1: refused."""
+    return _refusal(SHARE_GROUP_HEARTBEAT_KEY, "Share groups are not served.", request, context)
+
+
+def _refusal(
+    key: int, message: str, request: ConsumerGroupHeartbeatRequest | ShareGroupHeartbeatRequest, context: Context
+) -> Done:
+    response = messages.response_class(key)
+    code = context.refusal(READ, GROUP, request.group_id)
+    if code is ErrorCode.NONE and context.denied(DESCRIBE, TOPIC, request.subscribed_topic_names or ()):
+        code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    if code is ErrorCode.NONE:
+        code, text = ErrorCode.UNSUPPORTED_VERSION, message
+    else:
+        text = None
+    return Done(
+        response(
+            version=context.api_version,
+            error_code=int(code),
+            error_message=text,
+            member_id=None,
+            member_epoch=0,
+            heartbeat_interval_ms=0,
+            assignment=None,
+        )
+    )

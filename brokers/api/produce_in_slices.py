@@ -1,0 +1,104 @@
+"""A Produce to many partitions, some dozens of them at a time, with everything else of the loop in between.
+
+The outcome is that of doing it in one go: what the request has for a partition is appended in its order, and its
+connection's next request begins when all of it is appended. Once begun all of it is appended, although the client has
+gone (``brokers.server.dispatch``): with acks=0 a client closes its connection behind its last request.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Generator
+
+from brokers.api.base import Context, Done, Outcome
+from brokers.api.fetch_answers import slices_of
+from brokers.api.leaders import endpoints_of
+from brokers.api.produce_work import NONE, Work, Worked, last_offset_of, run_of
+from brokers.replication.partition import Partition
+from wire.errors import ErrorCode
+from wire.hot import Encoded, ProduceOutcome, ProducePart, ProduceRequest
+from wire.topic_pieces import produce_response_pieces
+
+Answers = list[tuple[ProducePart, ProduceOutcome]]
+
+
+def produce_in_slices(request: ProduceRequest, context: Context) -> Worked:
+    """As ``brokers.api.produce.handle_produce``, with pauses."""
+    work = _LongWork(run_of(request._replace(parts=[]), context), context)
+    yield from work.append_in_slices(request)
+    return (yield from work.outcome_in_slices())
+
+
+class _LongWork(Work):
+    """The work of all slices. A partition that is named in several of them has a group in each."""
+
+    __slots__ = ()
+
+    def append_in_slices(self, request: ProduceRequest) -> Generator[None, None, None]:
+        """Append what there is; what is behind a batch of its partition that must be verified is left, too."""
+        stopped: set[Partition | None] = set()
+        for parts in slices_of(request.parts):
+            yield
+            work = Work(run_of(request._replace(parts=list(parts)), self.context), self.context)
+            work.terms = self.terms
+            behind = [group for group, partition in enumerate(work.partitions) if partition in stopped]
+            held = {group: work.partitions[group] for group in behind}
+            for group in behind:
+                work.partitions[group] = None
+            work.append()
+            for group, partition in held.items():
+                work.partitions[group] = partition
+                work.appended(group, [], False)
+            first = len(self.partitions)
+            self.run.parts.extend(work.run.parts)
+            self.run.groups.extend(first + group for group in work.run.groups)
+            self.partitions += work.partitions
+            self.outcomes += work.outcomes
+            for group, batches in work.unverified.items():
+                self.unverified[first + group] = batches
+                stopped.add(self._led(first + group))
+
+    def outcome_in_slices(self) -> Worked:
+        """What to answer; with acks=all once all is committed, or the in-sync set has become too small for that."""
+        if self.unverified:
+            return self._verified()
+        acks = self.run.acks
+        if acks == NONE:
+            return Done(self.one_response((yield from self._answers({}))))
+        waits: list[tuple[int, Partition, int]] = []
+        for groups in slices_of(range(len(self.partitions))):
+            yield
+            for group in groups:
+                partition = self.partitions[group]
+                if partition is not None:
+                    last_offset = max(map(last_offset_of, self.outcomes[group]))
+                    if partition.must_wait(acks, last_offset):
+                        waits.append((group, partition, last_offset))
+        if not waits:
+            return Done(self._response({}))
+        delayed, committed = self.waiting({group for group, _, _ in waits})
+        for some in slices_of(waits):
+            yield
+            for group, partition, last_offset in some:
+                partition.wait_for(last_offset, functools.partial(committed, group), gives_up=True)
+        return delayed
+
+    async def _verified(self) -> Outcome | Worked:
+        await self._verify()
+        return self.outcome_in_slices()
+
+    def _response(self, errors: dict[int, ErrorCode]) -> Generator[None, None, Encoded]:
+        """All answers, made and encoded in slices."""
+        answers = yield from self._answers(errors)
+        leaders = dict.fromkeys(outcome.current_leader for _, outcome in answers)
+        endpoints = endpoints_of(self.context, leaders)
+        return Encoded((yield from produce_response_pieces(self.run.version, answers, endpoints)))
+
+    def _answers(self, errors: dict[int, ErrorCode]) -> Generator[None, None, Answers]:
+        turns = [iter(found) for found in self.outcomes]
+        answers: Answers = []
+        for groups in slices_of(self.run.groups):
+            yield
+            for group in groups:
+                answers.append((self.run.parts[group], self.answer_of(group, next(turns[group]), errors.get(group))))
+        return answers

@@ -1,0 +1,436 @@
+"""What is done for the Produce requests of a connection, and what becomes of it.
+
+Each partition succeeds or fails by itself. A transactional batch whose transaction is not known on the partition yet is
+verified with the transaction coordinator first (KIP-890), holding the log's guard; a producer of protocol 2 (version 12
+and up) adds the partition to its transaction by the same question.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Coroutine, Generator, Sequence
+from typing import Any
+
+from _native.batch import Admitted, BatchHeader, CorruptBatch, parse_header
+from brokers.api.access import TOPIC, TRANSACTIONAL_ID, WRITE
+from brokers.api.base import CLOSE, Context, DelayedResponse, Done, Outcome
+from brokers.api.leaders import current_leader, endpoints_of
+from brokers.log import Appended, AppendInfo, Origin, Terms
+from brokers.metrics import Metrics
+from brokers.model import INTERNAL_TOPICS, TopicPartition
+from brokers.replication.partition import Partition
+from wire.errors import ErrorCode
+from wire.hot import (
+    Encoded,
+    Frames,
+    NodeEndpoint,
+    ProduceOutcome,
+    ProducePart,
+    ProduceRequest,
+    ProduceRun,
+    encode_produce_response,
+    encode_produce_run,
+    framed,
+)
+from wire.messages import encode_response_header
+
+PRODUCE = 0
+ALL, LEADER, NONE = -1, 1, 0
+ZSTD_VERSION = 7
+VERIFIED_PER_YIELD = 32
+
+_new = tuple.__new__
+"""Makes a named tuple without the Python function that its own constructor is."""
+_TERMS = {
+    (transactional, zstd): Terms(Origin.CLIENT, transactional=transactional, zstd=zstd, whole_request=True)
+    for transactional in (False, True)
+    for zstd in (False, True)
+}
+"""Of requests of one partition each: whether they have a transactional id, and a version that knows zstd."""
+
+BatchOutcome = Admitted | AppendInfo | ProduceOutcome
+Worked = Generator[None, None, Outcome | Coroutine[Any, Any, Any]]
+
+
+def run_of(request: ProduceRequest, context: Context) -> ProduceRun:
+    """The request as a run whose answers are one: it has no ``ends``."""
+    parts: list[ProducePart] = []
+    batches: list[list[memoryview]] = []
+    places: dict[tuple[Any, int], int] = {}
+    groups: list[int] = []
+    for part in request.parts:
+        place = (part.topic_id or part.topic, part.partition)
+        group = places.setdefault(place, len(parts))
+        if group == len(parts):
+            parts.append(part._replace(records=None))
+            batches.append([])
+        batches[group].append(memoryview(b"") if part.records is None else part.records)
+        groups.append(group)
+    return ProduceRun(
+        context.api_version, request.acks, request.timeout_ms, request.transactional_id, parts, batches, groups,
+        [context.correlation_id], [],
+    )  # fmt: skip
+
+
+def count(metrics: Metrics, appended: Appended) -> None:
+    """What of it is in the log now, and of duplicates the records."""
+    for outcome in appended[0]:
+        if isinstance(outcome, Admitted):
+            metrics.records_in.value += outcome.last_offset + 1 - outcome.first_offset
+            metrics.appended_bytes.value += outcome.size
+        elif outcome.error is ErrorCode.NONE:
+            metrics.records_in.value += outcome.record_count
+            metrics.appended_bytes.value += outcome.size
+
+
+class Work:
+    """The requests of one connection that are executed together, and what becomes of them.
+
+    For each partition that they name ``partitions`` has it, if this broker leads it and clients may write to it, and
+    ``outcomes`` what became of its batches. ``plain``: all that is to be answered is where the batches are.
+    ``unverified`` are copies of those that wait for the verification of their transaction, by partition.
+    """
+
+    __slots__ = ("context", "outcomes", "partitions", "plain", "run", "terms", "unverified")
+
+    def __init__(self, run: ProduceRun, context: Context) -> None:
+        self.run = run
+        self.context = context
+        transactional, zstd = run.transactional_id is not None, run.version >= ZSTD_VERSION
+        self.plain = bool(run.ends)
+        if run.ends:
+            self.terms = _TERMS[transactional, zstd]
+        else:  # its partitions share what may be spent on naming bad records
+            self.terms = Terms(Origin.CLIENT, transactional=transactional, zstd=zstd, whole_request=True, shares=True)
+        self.partitions: list[Partition | None] = []
+        self.outcomes: list[list[Any]] = []
+        self.unverified: dict[int, list[bytes]] = {}
+        services = context.services
+        guarded = services.access.authorizer is not None
+        denied = self._transaction_refusal() if guarded else ErrorCode.NONE
+        for part in run.parts:
+            topic, topic_id, index, _ = part
+            if topic_id is not None:
+                topic = services.metadata.topic_names.get(topic_id)
+            if guarded and (error := denied or (context.refusal(WRITE, TOPIC, topic) if topic else ErrorCode.NONE)):
+                self._refuse(topic, index, run.batches[len(self.outcomes)], error)
+                continue
+            partition = None
+            if topic is not None and topic not in INTERNAL_TOPICS:
+                partition = services.replicas.get(_new(TopicPartition, (topic, index)))
+            if partition is None or not partition.is_leader or not ALL <= run.acks <= LEADER:
+                self._refuse(topic, index, run.batches[len(self.outcomes)])
+            else:
+                self.partitions.append(partition)
+                self.outcomes.append([])
+
+    def _transaction_refusal(self) -> ErrorCode:
+        """NONE unless a batch is transactional, and the client may not use the transactional id, or names none."""
+        name = self.run.transactional_id
+        headers = [_header(batch) for batches in self.run.batches for batch in batches]
+        if not any(header is not None and header.is_transactional for header in headers):
+            return ErrorCode.NONE
+        if name is None:
+            return ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+        return self.context.refusal(WRITE, TRANSACTIONAL_ID, name)
+
+    def _refuse(
+        self, topic: str | None, index: int, batches: list[memoryview], denied: ErrorCode = ErrorCode.NONE
+    ) -> None:
+        """Nothing can be appended to a partition: the client may not, it is not led here, or the topic is internal."""
+        found: list[Any] = []
+        for batch in batches:
+            if denied is not ErrorCode.NONE:
+                found.append(ProduceOutcome(denied))
+            elif not ALL <= self.run.acks <= LEADER:
+                found.append(ProduceOutcome(ErrorCode.INVALID_REQUIRED_ACKS))
+            elif topic is None:
+                found.append(ProduceOutcome(ErrorCode.UNKNOWN_TOPIC_ID))
+            elif topic in INTERNAL_TOPICS:
+                message = f"{topic} is an internal topic; clients cannot write to it"
+                found.append(ProduceOutcome(ErrorCode.INVALID_TOPIC_EXCEPTION, error_message=message))
+            elif not batch:
+                found.append(ProduceOutcome(ErrorCode.INVALID_RECORD, error_message="no record batch"))
+            else:
+                tp, services = TopicPartition(topic, index), self.context.services
+                error = services.replicas.leader(tp)
+                assert isinstance(error, ErrorCode), "looked up in the same turn"
+                services.replicas.before_leading.refused(tp, batch, error, services.clock.mono_ms())
+                found.append(refusal(error, tp, self.context, message=services.replicas.why_unopened(tp)))
+        self.plain = False
+        self.partitions.append(None)
+        self.outcomes.append(found)
+
+    def append(self) -> None:
+        """Append what there is for each partition."""
+        run, metrics = self.run, self.context.services.metrics
+        acks, batches = run.acks, run.batches
+        for group, partition in enumerate(self.partitions):
+            if partition is not None:
+                some = batches[group]
+                outcomes, plain = appended = partition.append_batches(some, acks, self.terms)
+                if plain and len(outcomes) == len(some):  # as below, but quicker
+                    self.outcomes[group] = outcomes
+                    metrics.records_in.value += outcomes[-1][1] + 1 - outcomes[0][0]
+                    metrics.appended_bytes.value += sum(map(len, some))
+                else:
+                    count(metrics, appended)
+                    self.appended(group, outcomes, plain)
+
+    def appended(self, group: int, outcomes: list[Any], plain: bool) -> None:
+        """What became of a partition's batches; of fewer if the next one's transaction must be verified."""
+        self.outcomes[group] = outcomes
+        self.plain = self.plain and plain
+        left = self.run.batches[group][len(outcomes) :]
+        if left:  # a view would hold all that was received beside them
+            self.unverified[group] = [bytes(batch) for batch in left]
+
+    # ---- verification
+
+    async def _verified(self) -> Outcome | Worked:
+        """Append what is verified now, and what to say."""
+        await self._verify()
+        outcome = self.outcome()
+        assert isinstance(outcome, (Done, DelayedResponse)), "nothing is left to be verified"
+        return outcome
+
+    async def _verify(self) -> None:
+        """Ask the transaction coordinator about the partitions that do not know the transaction yet, then append."""
+        from brokers.coordinators.transactions import verification
+        from txn.verification import PRODUCE_KEY, Ask, client_error, client_message, question
+
+        context, run, unverified = self.context, self.run, self.unverified
+        assert run.transactional_id is not None, "else no batch is verified"
+        guards: dict[int, dict[int, Any]] = {group: {} for group in unverified}
+        refused: dict[tuple[int, int, int], tuple[ErrorCode, str | None]] = {}
+        for producer, groups in self._producers(unverified).items():
+            asked = question(PRODUCE_KEY, context.api_version, run.transactional_id, producer, ())
+            admitted = await verification.admit(
+                context.services,
+                run.transactional_id,
+                producer,
+                self._first(groups),
+                add=asked.ask is Ask.ADD,
+            )
+            for group in groups:
+                error, guard = admitted[self._led(group).tp]
+                if error is ErrorCode.NONE:
+                    guards[group][producer[0]] = guard
+                else:
+                    refused[group, *producer] = client_error(asked, error), client_message(asked, error)
+        late = 0
+        for group, batches in unverified.items():
+            partition = self._led(group)
+            terms = Terms(
+                Origin.CLIENT, transactional=True, zstd=self.terms.zstd, whole_request=True, guards=guards[group],
+                explain=self.terms.explain, shares=self.terms.shares,
+            )  # fmt: skip
+            found = list(self.outcomes[group])
+            for batch in batches:
+                late += 1
+                if late % VERIFIED_PER_YIELD == 0:
+                    await asyncio.sleep(0)
+                header = _header(batch)
+                why = header and refused.get((group, header.producer_id, header.producer_epoch))
+                if header and why and header.is_transactional:
+                    error, message = why
+                    found.append(ProduceOutcome(partition.order.answer(header, error), error_message=message))
+                    continue
+                outcomes, plain = appended = partition.append_batches([bytearray(batch)], run.acks, terms)
+                count(context.services.metrics, appended)
+                found += outcomes
+                self.plain = self.plain and plain
+            self.plain = self.plain and not refused
+            self.outcomes[group] = found
+        self.unverified = {}
+
+    def _led(self, group: int) -> Partition:
+        partition = self.partitions[group]
+        assert partition is not None, "it has batches that may be appended"
+        return partition
+
+    def _producers(self, unverified: dict[int, list[bytes]]) -> dict[tuple[int, int], dict[int, int]]:
+        """The producers (id, epoch) whose transactions are verified, with their first sequence in each partition."""
+        found: dict[tuple[int, int], dict[int, int]] = {}
+        for group, batches in unverified.items():
+            producers = self._led(group).log.producers
+            for batch in batches:
+                header = _header(batch)
+                if header is None or not header.is_transactional:
+                    continue
+                producer = header.producer_id, header.producer_epoch
+                if producers.needs_verification(*producer):
+                    found.setdefault(producer, {}).setdefault(group, header.base_sequence)
+        return found
+
+    def _first(self, groups: dict[int, int]) -> dict[TopicPartition, tuple[Any, int]]:
+        """The producers and the first sequence of each partition, which may have several groups."""
+        found: dict[TopicPartition, tuple[Any, int]] = {}
+        for group, first in groups.items():
+            partition = self._led(group)
+            found.setdefault(partition.tp, (partition.log.producers, first))
+        return found
+
+    # ---- waiting
+
+    def outcome(self) -> Outcome | Coroutine[Any, Any, Any]:
+        """The answers; with acks=all once all is committed, or the in-sync set has become too small for that."""
+        if self.unverified:
+            self.run = self.run._replace(batches=[])  # who waits keeps no view of what was received
+            return self._verified()
+        acks, plain = self.run.acks, self.plain
+        waits: list[tuple[int, Partition, int]] = []
+        for group, partition in enumerate(self.partitions):
+            if partition is not None:
+                found = self.outcomes[group]
+                # of a refused batch it is -1, of a duplicate not the last
+                last_offset = found[-1][1] if plain else max([last_offset_of(one) for one in found])
+                if partition.must_wait(acks, last_offset):
+                    waits.append((group, partition, last_offset))
+        if not waits:
+            return _new(Done, (self._response({}),))
+        return self._wait(waits)
+
+    def _wait(self, waits: list[tuple[int, Partition, int]]) -> DelayedResponse:
+        delayed, committed = self.waiting({group for group, _, _ in waits})
+        for group, partition, last_offset in waits:
+            partition.wait_for(last_offset, functools.partial(committed, group), gives_up=True)
+        return delayed
+
+    def waiting(self, missing: set[int]) -> tuple[DelayedResponse, Callable[[int, ErrorCode], None]]:
+        """What waits for those groups, and what to call for each of them."""
+        self.run = self.run._replace(batches=[])  # who waits keeps no view of what was received
+        errors: dict[int, ErrorCode] = {}
+
+        def expired() -> Any:
+            return self._response(errors | dict.fromkeys(missing, ErrorCode.REQUEST_TIMED_OUT))
+
+        delayed = DelayedResponse(max(0, self.run.timeout_ms), expired)
+        delayed.serial = False  # it has appended: the next request need not wait for the replicas
+
+        def committed(group: int, error: ErrorCode) -> None:
+            missing.discard(group)
+            if error is not ErrorCode.NONE:
+                errors[group] = error
+            if not missing and not delayed.done:
+                delayed.complete(self._response(errors))
+
+        return delayed, committed
+
+    # ---- answers
+
+    def _response(self, errors: dict[int, ErrorCode]) -> Any:
+        """All answers. In a partition with an error, what is not committed gets that."""
+        run = self.run
+        if self.plain and not errors:
+            starts = []
+            for partition in self.partitions:
+                assert partition is not None, "each has batches in its log"
+                starts.append(partition.log.log_start_offset)
+            return Frames(encode_produce_run(run, starts, self.outcomes))
+        turns = [iter(found) for found in self.outcomes]
+        outcomes = [self.answer_of(group, next(turns[group]), errors.get(group)) for group in run.groups]
+        parts = [(run.parts[group], outcome) for group, outcome in zip(run.groups, outcomes, strict=True)]
+        if not run.ends:
+            return self.one_response(parts)
+        frames: list[bytes] = []
+        for one, correlation_id in zip(parts, run.correlation_ids, strict=True):
+            body = encode_produce_response(run.version, [one], endpoints=self._endpoints([one]))
+            frames += framed(encode_response_header(PRODUCE, run.version, correlation_id), [body])
+        return Frames(b"".join(frames))
+
+    def one_response(self, parts: list[tuple[ProducePart, ProduceOutcome]]) -> Any:
+        """The answer to a request of several partitions."""
+        if self.run.acks == NONE:
+            # without an answer, a closed connection is what makes the producer look for the leader again
+            return None if all(outcome.error == ErrorCode.NONE for _, outcome in parts) else CLOSE
+        return Encoded([encode_produce_response(self.run.version, parts, endpoints=self._endpoints(parts))])
+
+    def _endpoints(self, parts: list[tuple[ProducePart, ProduceOutcome]]) -> list[NodeEndpoint]:
+        if all(outcome.current_leader is None for _, outcome in parts):
+            return []
+        return endpoints_of(self.context, [outcome.current_leader for _, outcome in parts])
+
+    def answer_of(self, group: int, outcome: BatchOutcome, error: ErrorCode | None) -> ProduceOutcome:
+        """What to say of a batch, in whose partition that error is met by all that is not committed."""
+        if isinstance(outcome, ProduceOutcome):
+            return outcome
+        partition = self._led(group)
+        info = partition.log.appender.info(outcome)
+        if info.error is not ErrorCode.NONE:
+            refused = refusal(info.error, partition.tp, self.context, info.record_errors, info.error_message)
+            if info.error is ErrorCode.UNKNOWN_PRODUCER_ID:
+                # without a log start the Java client before 4.0 tries for ever
+                return refused._replace(log_start_offset=info.log_start_offset)
+            return refused
+        appended = ProduceOutcome(
+            ErrorCode.NONE, info.first_offset, info.log_append_time_ms, info.log_start_offset
+        )  # fmt: skip
+        if error is None or info.last_offset < partition.log.high_watermark:
+            return appended
+        if error is ErrorCode.REQUEST_TIMED_OUT:
+            return appended._replace(error=error)
+        return refusal(error, partition.tp, self.context)
+
+
+def execute_produce(
+    runs: Sequence[ProduceRun], contexts: Sequence[Context]
+) -> list[Outcome | Coroutine[Any, Any, Any]]:
+    """Execute the requests of connections, a run of each: what they have for a partition by one append.
+
+    The outcome is that of one connection after the other, and of each one's requests in order, but that the disk takes
+    all or none of what needs no closer look.
+    """
+    if len(runs) == 1:
+        work = Work(runs[0], contexts[0])
+        work.append()
+        return [work.outcome()]
+    works = [Work(run, context) for run, context in zip(runs, contexts, strict=True)]
+    _append_together(works)
+    return [work.outcome() for work in works]
+
+
+def _append_together(works: list[Work]) -> None:
+    """Append what several connections have for a partition in one call, if their requests are alike."""
+    together: dict[tuple[Partition, int, Terms], list[tuple[Work, int]]] = {}
+    for work in works:
+        acks, terms = work.run.acks, work.terms
+        for group, partition in enumerate(work.partitions):
+            if partition is not None:
+                together.setdefault((partition, acks, terms), []).append((work, group))
+    for (partition, acks, terms), members in together.items():
+        batches = [batch for work, group in members for batch in work.run.batches[group]]
+        outcomes, plain = appended = partition.append_batches(batches, acks, terms)
+        count(members[0][0].context.services.metrics, appended)
+        begin = 0
+        for work, group in members:
+            end = begin + len(work.run.batches[group])
+            work.appended(group, outcomes[begin:end], plain)
+            begin = end
+
+
+def _header(batch: bytes | memoryview) -> BatchHeader | None:
+    try:
+        return parse_header(batch)
+    except CorruptBatch:
+        return None
+
+
+def last_offset_of(outcome: BatchOutcome) -> int:
+    """Of a batch that is in the log, else -1."""
+    if isinstance(outcome, ProduceOutcome):
+        return -1
+    return outcome.last_offset
+
+
+def refusal(
+    error: ErrorCode,
+    tp: TopicPartition,
+    context: Context,
+    record_errors: Any = (),
+    message: str | None = None,
+) -> ProduceOutcome:
+    """The answer for a partition whose batch was not taken; it names the leader if somebody else leads."""
+    leader = current_leader(context, tp) if error is ErrorCode.NOT_LEADER_OR_FOLLOWER else None
+    return ProduceOutcome(error, record_errors=record_errors, error_message=message, current_leader=leader)

@@ -1,0 +1,1 @@
+"""The controller: one broker of the fleet decides which replicas lead, and performs what admin requests ask for."""

@@ -1,0 +1,306 @@
+"""Log end probes: requests of the controller to brokers before an election. They return the log's end, whether the
+coordinator is closed, and whether a live leader that is to be replaced has waived its lease.
+
+The probes run beside the controller's other work, one round at a time. The metadata image determines the brokers to
+ask, so a successor needs no stored state. The requests run without the lock. The decision follows under the lock, on
+the image at that time, and uses only answers of the incarnations registered then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Collection, Mapping
+
+from brokers.controller import plans
+from brokers.controller.context import ControllerContext, Settle, StaleState
+from brokers.controller.elections import RECOVERING, elect_by_ends, is_led, must_be_heard, to_ask
+from brokers.controller.writes import MultiWrite, StateWrites
+from brokers.metadata.image import NO_STATE_EPOCH
+from brokers.model import INTERNAL_TOPICS, BrokerId, LogEnd, PartitionState, TopicPartition
+from brokers.peers.calls import PeersPort, PeerUnavailable
+from brokers.replication import ends
+from brokers.replication.ends import ReplicaEnd
+
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE_SECONDS = 0.02
+LAST_PAUSE_SECONDS = 1.0
+
+Questions = dict[BrokerId, dict[TopicPartition, int]]
+"""The brokers to ask, with the partitions and the leader epoch in which these have no leader."""
+Ends = Mapping[TopicPartition, ReplicaEnd]
+Chosen = dict[TopicPartition, tuple[PartitionState, PartitionState]]
+"""Partitions with their states before and after an election."""
+
+
+Version = tuple[uuid.UUID, int]
+"""A topic's id and a partition's epoch: one version of a partition's state."""
+
+
+class LogEndProbes:
+    """See the module. ``own`` answers for this broker itself, without a connection."""
+
+    def __init__(
+        self,
+        context: ControllerContext,
+        settle: Settle,
+        peers: PeersPort,
+        broker_id: int,
+        own: ends.Replicas | None,
+    ) -> None:
+        self._context = context
+        self._settle = settle
+        self._peers = peers
+        self._broker_id = broker_id
+        self._own = own
+        self._wake = asyncio.Event()
+        self._heard: dict[TopicPartition, int] = {}
+        self._waived: dict[TopicPartition, Version] = {}
+        self._wanted: dict[TopicPartition, None] = {}
+        self._allowed: dict[TopicPartition, int] = {}
+        self._silent: set[BrokerId] = set()
+        self.unclean_elections = 0
+
+    def wake(self) -> None:
+        """Check for new probes."""
+        self._wake.set()
+
+    def allow_unclean(self, tp: TopicPartition, state: PartitionState) -> None:
+        """Allow, for an operator, an unclean election of the partition until it has a leader."""
+        self._allowed[tp] = state.leader_epoch
+        self._wake.set()
+
+    def hear(self, tp: TopicPartition, state: PartitionState) -> None:
+        """Note that the previous leader's coordinator is closed, from a request of that broker."""
+        self._heard[tp] = state.leader_epoch
+
+    def must_wait(self, tp: TopicPartition, state: PartitionState) -> bool:
+        """Whether an election has to wait for the confirmation of the previous leader."""
+        if tp.topic not in INTERNAL_TOPICS:
+            return False
+        broker_id = must_be_heard(tp, state, self._context.live_brokers)
+        return broker_id is not None and self._heard.get(tp, -1) < state.leader_epoch
+
+    # ------------------------------------------------------------ planned moves
+
+    def may_move(self, tp: TopicPartition, state: PartitionState) -> bool:
+        """Whether the next version of the state may name another leader while the present one is alive.
+
+        The leader must have waived its lease for this version. Coordinators move in two steps instead; brokers of the
+        previous fleetlog version cannot waive.
+        """
+        leader = self._context.metadata.brokers.get(state.leader)
+        if tp.topic in INTERNAL_TOPICS or leader is None or not leader.waives_leases:
+            return True
+        return self._waived.get(tp) == self._version(tp, state)
+
+    def want_move(self, tp: TopicPartition) -> None:
+        """Ask the partition's leader repeatedly to waive its lease; then the move continues."""
+        self._wanted[tp] = None
+
+    async def ask_to_waive(self, partitions: Collection[TopicPartition]) -> list[TopicPartition]:
+        """Ask the leaders of these partitions once; returns the partitions that may move now. Call without the lock."""
+        asked: dict[BrokerId, dict[TopicPartition, PartitionState]] = {}
+        for tp, state in plans.partitions(self._context.image, partitions):
+            if state.leader >= 0 and not self.may_move(tp, state):
+                asked.setdefault(BrokerId(state.leader), {})[tp] = state
+        found = await asyncio.gather(*(self._ask_one(b, known, waive_lease=True) for b, known in asked.items()))
+        live_brokers, topics = self._context.live_brokers, self._context.image.topics
+        news: list[TopicPartition] = []
+        for (broker_id, known), (incarnation, answers) in zip(asked.items(), found, strict=True):
+            if broker_id not in live_brokers or live_brokers[broker_id].incarnation != incarnation:
+                continue
+            for tp, state in known.items():
+                answer = answers.get(tp)
+                if answer is not None and answer.leader_epoch >= state.leader_epoch and tp.topic in topics:
+                    self._waived[tp] = self._version(tp, state)
+                    news.append(tp)
+        return news
+
+    def _version(self, tp: TopicPartition, state: PartitionState) -> Version:
+        return self._context.image.topics[tp.topic].id, state.partition_epoch
+
+    def _still_wanted(self) -> list[TopicPartition]:
+        """The partitions whose moves still wait for their leader; the others are dropped."""
+        live_brokers = self._context.live_brokers
+        for tp in list(self._wanted):
+            state = self._context.image.partition(tp)
+            if state is None or not is_led(state, live_brokers) or state.leader in state.target:
+                del self._wanted[tp]
+        return sorted(self._wanted)
+
+    def may_be_unclean(self, tp: TopicPartition, state: PartitionState) -> bool:
+        """Whether the topic, or an operator, allows an unclean election."""
+        if self._allowed.get(tp, -1) >= state.leader_epoch:
+            return True
+        return self._context.metadata.topic_config(tp.topic).unclean_leader_election_enable
+
+    async def run(self) -> None:
+        """Send probes until cancelled; raises NotController.
+
+        A new probe is sent at once; one that led to no decision is repeated with backoff.
+        """
+        loop = asyncio.get_running_loop()
+        asked: tuple[Questions, list[TopicPartition]] | None = None
+        pause, due = FIRST_PAUSE_SECONDS, 0.0
+        while True:
+            try:
+                async with asyncio.timeout_at(due if asked is not None else None):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+            self._wake.clear()
+            questions, wanted = self._questions(), self._still_wanted()
+            if not questions and not wanted:
+                asked = None
+                continue
+            if (questions, wanted) == asked and loop.time() < due:
+                continue
+            answers, waived = await asyncio.gather(self._ask(questions), self.ask_to_waive(wanted))
+            async with self._context.lock:
+                decided = await self._decide(answers)
+                if waived:
+                    for tp in waived:
+                        self._wanted.pop(tp, None)
+                    await self._settle(waived)
+            again = (questions, wanted) == asked and not decided and not waived
+            pause = min(2 * pause, LAST_PAUSE_SECONDS) if again else FIRST_PAUSE_SECONDS
+            asked, due = (questions, wanted), loop.time() + pause
+
+    # ------------------------------------------------------------ probing
+
+    def _questions(self) -> Questions:
+        live_brokers = self._context.live_brokers
+        found: Questions = {}
+        for tp, state in plans.partitions(self._context.image):
+            if state.leader >= 0 or state.partition_epoch == NO_STATE_EPOCH:
+                continue
+            asked = set(to_ask(state, live_brokers, unclean=self.may_be_unclean(tp, state)))
+            if self.must_wait(tp, state) and state.last_known_leader in live_brokers:
+                asked.add(BrokerId(state.last_known_leader))
+            for broker_id in sorted(asked):
+                found.setdefault(broker_id, {})[tp] = state.leader_epoch
+        return found
+
+    async def _ask(self, questions: Questions) -> dict[BrokerId, tuple[int, Ends]]:
+        """The incarnation and the answers of each broker."""
+        asked = list(questions)
+        found = await asyncio.gather(*(self._ask_one(broker_id, questions[broker_id]) for broker_id in asked))
+        return dict(zip(asked, found, strict=True))
+
+    async def _ask_one(
+        self, broker_id: BrokerId, partitions: Collection[TopicPartition], *, waive_lease: bool = False
+    ) -> tuple[int, Ends]:
+        metadata = self._context.metadata
+        names: dict[uuid.UUID, str] = {}
+        asked: dict[uuid.UUID, list[int]] = {}
+        for tp in partitions:
+            topic = self._context.image.topics.get(tp.topic)
+            if topic is not None:
+                names[topic.id] = tp.topic
+                asked.setdefault(topic.id, []).append(tp.partition)
+        if broker_id == self._broker_id and self._own is not None:
+            live_broker = self._context.live_brokers.get(broker_id)
+            incarnation = live_broker.incarnation if live_broker is not None else -1
+            found = (
+                await ends.waive(asked, metadata, self._own)
+                if waive_lease
+                else ends.own_ends(asked, metadata, self._own)
+            )
+        else:
+            try:
+                incarnation, found = await ends.ask(self._peers, broker_id, asked, waive_lease=waive_lease)
+            except PeerUnavailable as problem:
+                if broker_id not in self._silent:
+                    log.info(
+                        "log end probe of %d replicas on broker %d: %s; retrying", len(partitions), broker_id, problem
+                    )
+                    self._silent.add(broker_id)
+                return -1, {}
+        self._silent.discard(broker_id)
+        return incarnation, {
+            TopicPartition(names[topic_id], index): end
+            for topic_id, answers in found.items()
+            if topic_id in names
+            for index, end in answers.items()
+        }
+
+    # ------------------------------------------------------------ deciding
+
+    async def _decide(self, answers: Mapping[BrokerId, tuple[int, Ends]]) -> bool:
+        """Elect by the answers; True if one of them led to a change. Raises NotController."""
+        live_brokers = self._context.live_brokers
+        present = {
+            b: found for b, (i, found) in answers.items() if b in live_brokers and live_brokers[b].incarnation == i
+        }
+        heard = self._note_heard(present)
+        writes, chosen = self._elections(present)
+        try:
+            await self._context.perform(writes)
+        except StaleState as problem:
+            log.info("controller: electing by log ends: stale state: %s; reading again", problem)
+            await self._context.look_again(whole=problem.whole)
+        self._report(chosen)
+        if heard:
+            await self._settle(heard)
+        return bool(heard or chosen)
+
+    def _note_heard(self, answers: Mapping[BrokerId, Ends]) -> list[TopicPartition]:
+        news = []
+        for broker_id, found in answers.items():
+            for tp, answer in found.items():
+                state = self._context.image.partition(tp)
+                if state is None or state.last_known_leader != broker_id or not self.must_wait(tp, state):
+                    continue
+                if _has_ceased(answer, state):
+                    self.hear(tp, state)
+                    news.append(tp)
+        return news
+
+    def _elections(self, answers: Mapping[BrokerId, Ends]) -> tuple[list[MultiWrite], Chosen]:
+        context, live_brokers = self._context, self._context.live_brokers
+        known: dict[TopicPartition, dict[BrokerId, LogEnd | None]] = {}
+        for broker_id, found in answers.items():
+            for tp, answer in found.items():
+                state = context.image.partition(tp)
+                # a broker in an earlier leader epoch may still append what that epoch's leader sends
+                if state is not None and _has_ceased(answer, state):
+                    known.setdefault(tp, {})[broker_id] = answer.end
+        writes = StateWrites(context.image, live_brokers)
+        chosen: Chosen = {}
+        for tp in sorted(known):
+            state = context.image.partition(tp)
+            if state is None or self.must_wait(tp, state):
+                continue
+            new = elect_by_ends(state, known[tp], live_brokers, context.epoch, unclean=self.may_be_unclean(tp, state))
+            if new is not None:
+                writes.add(tp, new)
+                chosen[tp] = (state, new)
+        return writes.done(), chosen
+
+    def _report(self, chosen: Chosen) -> None:
+        """Log the elections that the image shows as done."""
+        for tp, (old, new) in chosen.items():
+            now = self._context.image.partition(tp)
+            if now is None or (now.leader, now.leader_epoch) != (new.leader, new.leader_epoch):
+                continue
+            self._allowed.pop(tp, None)
+            if new.leader_recovery_state == RECOVERING:
+                self.unclean_elections += 1
+                log.error(
+                    "UNCLEAN ELECTION of %s: broker %d leads in epoch %d after broker %d; not all of the in-sync"
+                    " replicas %s are alive and answer: acknowledged records may be lost",
+                    tp, new.leader, new.leader_epoch, old.last_known_leader, list(old.isr),
+                )  # fmt: skip
+            else:
+                log.warning(
+                    "%s: all in-sync replicas (%s) restarted uncleanly; broker %d, which has the longest log, leads in"
+                    " epoch %d", tp, list(old.isr), new.leader, new.leader_epoch,
+                )  # fmt: skip
+
+
+def _has_ceased(answer: ReplicaEnd, state: PartitionState) -> bool:
+    """Whether the broker has applied this state: it neither leads nor follows in an earlier epoch."""
+    return answer.leader_epoch >= state.leader_epoch and not answer.is_leader

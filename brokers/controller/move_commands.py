@@ -1,0 +1,153 @@
+"""Reassignments of replicas: started, replaced and cancelled on request, advanced as the cluster changes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+
+from brokers.controller import plans, reassignment
+from brokers.controller.context import ControllerContext, Settle
+from brokers.controller.elections import is_led
+from brokers.controller.leader_commands import (
+    DONE,
+    KEPT_CHANGING,
+    UNKNOWN_PARTITION,
+    LeaderCommands,
+    Result,
+    leader_is_silent,
+)
+from brokers.controller.log_end_probes import LogEndProbes
+from brokers.controller.reassignment import Step
+from brokers.controller.requests import Refused, check_replication
+from brokers.controller.writes import StateWrites
+from brokers.model import PartitionState, TopicPartition
+from wire.errors import ErrorCode
+
+log = logging.getLogger(__name__)
+
+MOVES_PER_TURN = 64
+"""Moves planned before the loop gets a turn: a request may contain thousands."""
+
+NO_ROOM: Result = (
+    ErrorCode.REASSIGNMENT_IN_PROGRESS,
+    "The topic's znode has no room for more moving partitions; move this one when some of the others are done.",
+)
+Wanted = Mapping[TopicPartition, Sequence[int] | None]
+
+
+class MoveCommands:
+    """The reassignments of one controllership; their whole state is in the metadata image."""
+
+    def __init__(
+        self, context: ControllerContext, settle: Settle, probes: LogEndProbes, leaders: LeaderCommands
+    ) -> None:
+        self._context = context
+        self._settle = settle
+        self._probes = probes
+        self._leaders = leaders
+
+    async def alter(self, wanted: Wanted) -> dict[TopicPartition, Result]:
+        """Start a move to each target, or cancel the one in progress (None); each partition has its own result.
+
+        A move without data to copy is done when this returns. Raises NotController.
+        """
+        tried: set[TopicPartition] = set()
+        dropping = []
+        for number, (tp, state) in enumerate(plans.partitions(self._context.image, wanted)):
+            if number % MOVES_PER_TURN == 0:
+                await asyncio.sleep(0)
+            if _drops_leader(state, wanted[tp]):
+                dropping.append(tp)
+        await self._probes.ask_to_waive(dropping)
+        async with self._context.lock:
+            results = await self._context.persist("reassigning partitions", lambda: self._alter(wanted, tried))
+            await self._settle([tp for tp in tried if self._context.image.partition(tp) is not None])
+        return results if results is not None else dict.fromkeys(wanted, KEPT_CHANGING)
+
+    async def _alter(self, wanted: Wanted, tried: set[TopicPartition]) -> dict[TopicPartition, Result]:
+        """One attempt; ``tried`` has the partitions of earlier attempts, whose outcome may be unknown."""
+        context = self._context
+        writes = StateWrites(context.image, context.live_brokers)
+        results: dict[TopicPartition, Result] = {}
+        for number, tp in enumerate(sorted(wanted)):
+            if number % MOVES_PER_TURN == 0:
+                await asyncio.sleep(0)
+            state = context.image.partition(tp)
+            if state is None:
+                results[tp] = UNKNOWN_PARTITION
+                continue
+            try:
+                step = self._first_step(tp, state, wanted[tp])
+            except Refused as refused:
+                done = tp in tried and refused.error is ErrorCode.NO_REASSIGNMENT_IN_PROGRESS
+                results[tp] = DONE if done else (refused.error, refused.message)
+                continue
+            moves = step is not None and step.state is not None and step.state.leader_epoch != state.leader_epoch
+            if moves and is_led(state, context.live_brokers) and not self._probes.may_move(tp, state):
+                results[tp] = leader_is_silent(state)
+                continue
+            if step is not None and step.assigned is not None and not writes.has_room(tp, step.assigned):
+                results[tp] = NO_ROOM
+                continue
+            results[tp] = DONE
+            if step is not None:
+                log.info("%s: reassigning replicas %s to %s", tp, list(state.replicas), _target_of(wanted[tp], step))
+                writes.add(tp, step.state, assigned=step.assigned)
+                tried.add(tp)
+        await context.perform(writes.done())
+        return results
+
+    def _first_step(self, tp: TopicPartition, state: PartitionState, target: Sequence[int] | None) -> Step | None:
+        context = self._context
+        minimum = context.min_isr(tp.topic)
+        if target is None:
+            return reassignment.cancel_move(tp, state, context.live_brokers, context.epoch, min_isr=minimum)
+        check_replication(len(target), context.metadata.brokers)
+        return reassignment.start_move(tp, state, target, context.live_brokers, context.epoch, min_isr=minimum)
+
+    async def advance(self, only: Sequence[TopicPartition] | None) -> None:
+        """Advance every move as far as possible; raises StaleState, NotController."""
+        context = self._context
+        while True:
+            writes = StateWrites(context.image, context.live_brokers)
+            done: list[tuple[TopicPartition, PartitionState]] = []
+            moving = 0
+            for tp, state in plans.partitions(context.image, only):
+                if not state.adding and not state.removing:
+                    continue
+                moving += 1
+                if moving % MOVES_PER_TURN == 0:
+                    await asyncio.sleep(0)
+                step = reassignment.advance(
+                    tp,
+                    state,
+                    context.live_brokers,
+                    context.epoch,
+                    min_isr=context.min_isr(tp.topic),
+                    leaving=self._leaders.leaving,
+                )
+                if step is not None and step.assigned is None and not self._probes.may_move(tp, state):
+                    self._probes.want_move(tp)
+                elif step is not None:
+                    writes.add(tp, step.state, assigned=step.assigned)
+                    if step.assigned is not None:
+                        done.append((tp, step.assigned))
+            found = writes.done()
+            if not found:
+                return
+            await context.perform(found)
+            for tp, assigned in done:
+                log.info("%s: reassignment completed: replicas are %s", tp, list(assigned.replicas))
+
+
+def _drops_leader(state: PartitionState, target: Sequence[int] | None) -> bool:
+    """Whether the move's first step removes the present leader from the replicas."""
+    wanted = state.established if target is None else target
+    return state.leader not in reassignment.retargeted(state, wanted).replicas
+
+
+def _target_of(wanted: Sequence[int] | None, step: Step) -> list[int]:
+    if wanted is not None:
+        return list(wanted)
+    return list(step.assigned.target) if step.assigned is not None else []

@@ -1,0 +1,302 @@
+"""Admin requests on topics: create, extend, delete; and the completion of interrupted deletions.
+
+After a lost answer the topic's id tells this controller's creation from another one's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from brokers.config import TOPIC_SETTINGS
+from brokers.controller import plans
+from brokers.controller.absent import read_absent
+from brokers.controller.context import ControllerContext, Settle, StaleState
+from brokers.controller.requests import (
+    MAX_NEW_PARTITIONS,
+    Defaults,
+    NewPartitions,
+    NewTopic,
+    Refused,
+    TopicOutcome,
+    duplicates,
+    new_partitions,
+    plan_partitions,
+    plan_topic,
+    too_many,
+)
+from brokers.controller.writes import MAX_TOPIC_BYTES, MultiWrite, size_of_topic, topic_znode
+from brokers.metadata import znodes
+from brokers.metadata.image import stateless
+from brokers.metadata.loading import children_or_none, read_or_none
+from brokers.metadata.znodes import TopicZnode
+from brokers.model import BrokerInfo, TopicInfo, TopicPartition
+from brokers.settings import without_effect
+from coordination.store import Delete, Operation, SessionExpired, StoreError
+from wire.errors import ErrorCode
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T", NewTopic, NewPartitions)
+P = TypeVar("P")
+
+_WANTS_BROKERS = (ErrorCode.INVALID_REPLICATION_FACTOR, ErrorCode.INVALID_REPLICATION_ASSIGNMENT)
+
+Gone = Callable[[], bool]
+
+UNKNOWN_PER_TURN = 100
+"""Topics to delete after which the loop gets a turn, also if no write had to be awaited."""
+CLIENT_GONE = "The client closed its connection before this topic's turn came."
+KEPT_CHANGING = "The cluster's state kept changing; try again."
+
+
+def check_room(name: str, topic: TopicZnode) -> None:
+    """Raises Refused if the topic's assignment does not fit into one znode."""
+    size = size_of_topic(topic)
+    if size > MAX_TOPIC_BYTES:
+        raise Refused(
+            ErrorCode.INVALID_PARTITIONS,
+            f"Topic '{name}' would have {len(topic.assignment)} partitions, whose assignment takes {size} bytes in"
+            f" ZooKeeper, above the limit of {MAX_TOPIC_BYTES} bytes. Use several topics.",
+        )
+
+
+class TopicCommands:
+    """The topic commands of one controllership."""
+
+    def __init__(
+        self,
+        context: ControllerContext,
+        settle: Settle,
+        new_id: Callable[[], uuid.UUID],
+        wall_ms: Callable[[], int],
+    ) -> None:
+        self._context = context
+        self._settle = settle
+        self._new_id = new_id
+        self._wall_ms = wall_ms
+        self._absent: list[BrokerInfo] | None = None
+        """The absent brokers; read once per request."""
+
+    async def create(
+        self, topics: Sequence[NewTopic], validate_only: bool, gone: Gone = lambda: False
+    ) -> list[TopicOutcome]:
+        """One outcome per topic, in order; raises NotController if the controllership ends before the last is done.
+
+        Once the client is ``gone()`` no further topic is started.
+        """
+        default = self._defaults().partitions
+        counts = [len(new.assignments) or (default if new.partitions == -1 else new.partitions) for new in topics]
+        return await self._each(topics, lambda new: self._create(new, validate_only), new_partitions(counts), gone)
+
+    async def _each(
+        self, topics: Sequence[T], work: Callable[[T], Awaitable[TopicOutcome]], partitions: int, gone: Gone
+    ) -> list[TopicOutcome]:
+        """One outcome per topic, in order; a topic that occurs twice is rejected both times.
+
+        ``partitions`` is the number of new partitions of the whole request. The lock is free between two topics, so
+        that reactions to failures need not wait for the last of thousands.
+        """
+        if partitions > MAX_NEW_PARTITIONS:
+            return list(too_many((new.name for new in topics), partitions))
+        twice = duplicates([topic.name for topic in topics])
+        outcomes = []
+        self._absent = None
+        for new in topics:
+            await asyncio.sleep(0)
+            if new.name in twice:
+                outcomes.append(TopicOutcome(new.name, ErrorCode.INVALID_REQUEST, "Duplicate topic name."))
+                continue
+            if gone():
+                outcomes.append(TopicOutcome(new.name, ErrorCode.REQUEST_TIMED_OUT, CLIENT_GONE))
+                continue
+            async with self._context.lock:
+                try:
+                    outcomes.append(await work(new))
+                except Refused as refused:
+                    outcomes.append(TopicOutcome(new.name, refused.error, refused.message))
+        return outcomes
+
+    async def _create(self, new: NewTopic, validate_only: bool) -> TopicOutcome:
+        context = self._context
+        topic_id = self._topic_id()
+
+        async def attempt() -> TopicOutcome:
+            made = context.image.topics.get(new.name)
+            if made is not None and made.id == topic_id:
+                # an earlier attempt whose answer was lost, or that stopped half-way
+                await self._settle(None)
+                return TopicOutcome(new.name, ErrorCode.NONE, None, context.image.topics.get(new.name, made), topic_id)
+            assignment, configs = await self._with_absent(
+                lambda absent: plan_topic(
+                    new,
+                    context.image,
+                    deleting=context.deleting,
+                    brokers=context.metadata.brokers,
+                    defaults=self._defaults(),
+                    start=sum(len(topic.partitions) for topic in context.image.topics.values()),
+                    absent=absent,
+                )
+            )
+            check_room(new.name, TopicZnode(topic_id, assignment))
+            if validate_only:
+                states = tuple(stateless(replicas) for replicas in assignment)
+                return TopicOutcome(new.name, ErrorCode.NONE, None, TopicInfo(new.name, topic_id, states, configs))
+            writes = plans.create_topic(
+                new.name, topic_id, assignment, configs=configs, image=context.image, live_brokers=context.live_brokers,
+                controller_epoch=context.epoch,
+            )  # fmt: skip
+            await context.perform(writes)
+            inert = without_effect(configs, TOPIC_SETTINGS)
+            if inert:
+                log.warning("topic %s: settings stored, but without effect in fleetlog: %s", new.name, ", ".join(inert))
+            return TopicOutcome(new.name, ErrorCode.NONE, None, context.image.topics[new.name], topic_id)
+
+        outcome = await context.persist(f"creating {new.name}", attempt)
+        return outcome or TopicOutcome(new.name, ErrorCode.REQUEST_TIMED_OUT, KEPT_CHANGING)
+
+    async def _with_absent(self, plan: Callable[[Sequence[BrokerInfo]], P]) -> P:
+        """The plan with the live brokers, or, if these don't suffice, with absent ones as well; raises Refused."""
+        try:
+            return plan(())
+        except Refused as refused:
+            if refused.error not in _WANTS_BROKERS:
+                raise
+            context = self._context
+            if self._absent is None:
+                try:
+                    self._absent = await read_absent(
+                        context.store, context.image, context.metadata.brokers, self._wall_ms()
+                    )
+                except SessionExpired:
+                    context.end("the session expired")
+                except StoreError as problem:
+                    raise StaleState(str(problem)) from problem
+            if not self._absent:
+                raise
+            planned = plan(self._absent)
+            log.info("%s Placing replicas on absent brokers as well: %s", refused.message, [b.id for b in self._absent])
+            return planned
+
+    def _topic_id(self) -> uuid.UUID:
+        while True:
+            made = self._new_id()
+            # a leading '-' would look like an option on command lines (Kafka avoids it too)
+            if made.int > 1 and not znodes.topic_id_text(made).startswith("-"):
+                return made
+
+    def _defaults(self) -> Defaults:
+        config = self._context.metadata.effective
+        return Defaults(config.num_partitions, config.default_replication_factor, config.topic_defaults())
+
+    async def extend(
+        self, topics: Sequence[NewPartitions], validate_only: bool, gone: Gone = lambda: False
+    ) -> list[TopicOutcome]:
+        """One outcome per topic, in order; raises NotController. None is started once the client is ``gone()``."""
+        known = self._context.image.topics
+        counts = [new.count - len(known[new.name].partitions) for new in topics if new.name in known]
+        return await self._each(topics, lambda new: self._extend(new, validate_only), new_partitions(counts), gone)
+
+    async def _extend(self, new: NewPartitions, validate_only: bool) -> TopicOutcome:
+        context = self._context
+        wanted: uuid.UUID | None = None
+
+        async def attempt() -> TopicOutcome:
+            nonlocal wanted
+            topic = context.image.topics.get(new.name)
+            if wanted is not None and topic is not None and topic.id == wanted and len(topic.partitions) == new.count:
+                # only this controller extends topics in its epoch: this is its own earlier attempt
+                await self._settle(None)
+                return TopicOutcome(new.name, ErrorCode.NONE, None, topic, topic.id)
+            added = await self._with_absent(
+                lambda absent: plan_partitions(new, context.image, context.metadata.brokers, absent)
+            )
+            assert topic is not None, "plan_partitions refuses unknown topics"
+            present = topic_znode(topic)
+            check_room(new.name, replace(present, assignment=present.assignment + added))
+            if validate_only:
+                return TopicOutcome(new.name, ErrorCode.NONE, None, topic, topic.id)
+            wanted = topic.id
+            version = context.image.topic_versions[new.name]
+            await context.perform(plans.extend_topic(topic, version, added, context.live_brokers, context.epoch))
+            return TopicOutcome(new.name, ErrorCode.NONE, None, context.image.topics[new.name], wanted)
+
+        outcome = await context.persist(f"extending {new.name}", attempt)
+        return outcome or TopicOutcome(new.name, ErrorCode.REQUEST_TIMED_OUT, KEPT_CHANGING)
+
+    async def delete(self, topics: Sequence[str | uuid.UUID], gone: Gone = lambda: False) -> list[TopicOutcome]:
+        """One outcome per topic (by name or id), in order; raises NotController.
+
+        None is started once the client is ``gone()``.
+        """
+        outcomes = []
+        for number, wanted in enumerate(topics):
+            if number % UNKNOWN_PER_TURN == 0:
+                await asyncio.sleep(0)
+            if gone():
+                name, topic_id = (wanted, None) if isinstance(wanted, str) else ("", wanted)
+                outcomes.append(TopicOutcome(name, ErrorCode.REQUEST_TIMED_OUT, CLIENT_GONE, None, topic_id))
+                continue
+            async with self._context.lock:
+                outcomes.append(await self._delete(wanted))
+        return outcomes
+
+    async def _delete(self, wanted: str | uuid.UUID) -> TopicOutcome:
+        image = self._context.image
+        name = image.topic_names.get(wanted) if isinstance(wanted, uuid.UUID) else wanted
+        topic = image.topics.get(name) if name is not None else None
+        if name is None or topic is None:
+            if isinstance(wanted, uuid.UUID):
+                return TopicOutcome(
+                    "", ErrorCode.UNKNOWN_TOPIC_ID, "This server does not host this topic ID.", None, wanted
+                )
+            return TopicOutcome(
+                wanted, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "This server does not host this topic-partition."
+            )
+        done = await self._context.persist(f"deleting {name}", lambda: self._delete_once(name, topic))
+        return done or TopicOutcome(name, ErrorCode.REQUEST_TIMED_OUT, KEPT_CHANGING, None, topic.id)
+
+    async def _delete_once(self, name: str, topic: TopicInfo) -> TopicOutcome:
+        image = self._context.image
+        now = image.topics.get(name)
+        if now is None or now.id != topic.id:
+            await self._settle(None)  # perhaps only the deletion mark was written
+        else:
+            has_config = (znodes.CONFIG_TOPICS, name) in image.config_versions
+            await self._context.perform(plans.delete_topic(now, image.topic_versions[name], has_config))
+        return TopicOutcome(name, ErrorCode.NONE, None, topic, topic.id)
+
+    async def finish_deletions(self) -> None:
+        """Complete deletions that stopped after their mark; raises StaleState, NotController."""
+        for name in list(self._context.deleting):
+            try:
+                writes = await self._rest_of_deletion(name)
+            except SessionExpired:
+                self._context.end("the session expired")
+            except StoreError as problem:
+                raise StaleState(str(problem)) from problem
+            await self._context.perform(writes)
+            self._context.deleting.remove(name)
+            log.info("finished deleting topic %s", name)
+
+    async def _rest_of_deletion(self, name: str) -> list[MultiWrite]:
+        store = self._context.store
+        tail: list[Operation] = []
+        partitions: list[Operation] = []
+        found = await read_or_none(store, znodes.topic_path(name))
+        if found is not None:
+            for child in await children_or_none(store, znodes.partitions_path(name)):
+                tp = TopicPartition(name, int(child))
+                if await store.exists(znodes.state_path(tp)) is not None:
+                    partitions.append(Delete(znodes.state_path(tp)))
+                partitions.append(Delete(znodes.partition_path(tp)))
+            if await store.exists(znodes.partitions_path(name)) is not None:
+                tail.append(Delete(znodes.partitions_path(name)))
+            tail.append(Delete(znodes.topic_path(name), found[1]))
+            if await store.exists(znodes.config_path(znodes.CONFIG_TOPICS, name)) is not None:
+                tail.append(Delete(znodes.config_path(znodes.CONFIG_TOPICS, name)))
+        return plans.finish_deletion(name, partitions, tail)

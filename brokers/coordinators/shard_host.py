@@ -1,0 +1,477 @@
+"""The host of one shard on a partition that this broker leads: order, appends, replication, application, answers.
+
+It implements the rules of ``txn.commands``:
+
+- commands of one key run one after another; a key with records in flight is held, and its later commands queue;
+- writes of one iteration of the loop are batched, appended in order with the leader epoch of the load, and applied
+  strictly in log order once they are below the high watermark;
+- a write never times out: its record may still be committed, so its key stays held until the outcome is known. Only
+  answers time out;
+- when the partition moves to another broker, all waiting commands fail with NOT_COORDINATOR and unapplied writes are
+  dropped.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from typing import Any
+
+from brokers.coordinators.loading import Loader
+from brokers.coordinators.pending import LEADERSHIP_LOST, PendingAnswer, commit_failure
+from brokers.coordinators.ports import LoopPort, PartitionPort, TransactionMarker
+from brokers.coordinators.timers import ShardTimers
+from brokers.coordinators.writes import ShardWrite, batches, encode_writes
+from brokers.model import Clock
+from brokers.timers import Timers
+from txn.commands import (
+    DEFERRED,
+    Answer,
+    Cancel,
+    Command,
+    CommandFailed,
+    Effect,
+    Now,
+    Result,
+    Schedule,
+    Shard,
+    Ticket,
+    WriteMarkers,
+)
+from wire.errors import ErrorCode
+
+log = logging.getLogger(__name__)
+
+NO_TICKET = Ticket(0)
+MAX_BATCH_BYTES = 512 * 1024
+LONG_WRITE = 1_000
+"""Above so many records a write is appended in one turn of the loop and applied in another."""
+MAX_WAITING_PER_KEY = 1_000
+RETRY_WAIT_MS = 500
+
+
+class ShardState(Enum):
+    """LOADING -> ACTIVE -> CLOSED, or FAILED if the log cannot be replayed."""
+
+    LOADING = "loading"
+    ACTIVE = "active"
+    FAILED = "failed"
+    CLOSED = "closed"
+
+
+@dataclass(slots=True)
+class _Item:
+    command: Command
+    ticket: Ticket
+    guard: object | None = None
+    cancelled: bool = False
+
+
+@dataclass(slots=True)
+class _Flight:
+    writes: list[ShardWrite]
+    last_offset: int
+    committed: bool = False
+
+
+class ShardHost:
+    """Runs one shard. Loop thread only."""
+
+    def __init__(
+        self,
+        partition: PartitionPort,
+        shard: Shard,
+        *,
+        loop: LoopPort,
+        timers: Timers,
+        clock: Clock,
+        origin: Any,
+        next_ticket: Callable[[], Ticket],
+        write_markers: Callable[[ShardHost, WriteMarkers], None] | None,
+        on_lost: Callable[[ShardHost], None],
+        on_loaded: Callable[[ShardHost], None],
+    ) -> None:
+        self.partition = partition
+        self.shard = shard
+        self.leader_epoch = partition.leader_epoch
+        self.state = ShardState.LOADING
+        self._loop = loop
+        self._clock = clock
+        self._origin = origin
+        self._next_ticket = next_ticket
+        self._write_markers = write_markers
+        self._on_lost = on_lost
+        self._on_loaded = on_loaded
+        self._held: dict[str, deque[_Item]] = {}
+        self._pending: dict[Ticket, PendingAnswer] = {}
+        self._staged: list[ShardWrite] = []
+        self._flights: deque[_Flight] = deque()
+        self._flush_scheduled = False
+        self._wheel = timers
+        self._timers = ShardTimers(timers, clock, self._timer_due)
+        self._due: dict[str, _Item] = {}
+        self._loader = Loader(partition.log, shard, loop, clock, self._replayed)
+        self._load_began_ms = clock.mono_ms()
+
+    # ---- lifecycle -------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Load the partition; until then commands are rejected with COORDINATOR_LOAD_IN_PROGRESS."""
+        self._loader.start()
+
+    def close(self) -> None:
+        """Stop, because the partition moved or was deleted: fail waiting commands, drop unapplied writes."""
+        if self.state is ShardState.CLOSED:
+            return
+        self.state = ShardState.CLOSED
+        self._stop(CommandFailed(ErrorCode.NOT_COORDINATOR))
+
+    def _active(self) -> bool:
+        return self.state is ShardState.ACTIVE
+
+    def _stop(self, answer: CommandFailed) -> None:
+        self._loader.cancel()
+        self._timers.clear()
+        self._held = {}
+        self._due = {}
+        writes = [w for flight in self._flights for w in flight.writes] + self._staged
+        self._flights = deque()
+        self._staged = []
+        waiting, self._pending = self._pending, {}
+        for pending in waiting.values():
+            pending.complete(answer)
+        self._forget(writes)
+
+    def _replayed(self, error: Exception | None) -> None:
+        if self.state is not ShardState.LOADING:
+            return
+        if error is not None:
+            self._fail("cannot be loaded", error)
+            return
+        end = self._loader.end_offset
+        if end > self.partition.log.high_watermark:
+            self.partition.wait_for(end - 1, self._load_committed)
+        else:
+            self._load_committed(ErrorCode.NONE)
+
+    def _load_committed(self, error: ErrorCode) -> None:
+        if self.state is not ShardState.LOADING:
+            return
+        if error in LEADERSHIP_LOST:
+            self._on_lost(self)
+            return
+        if error is not ErrorCode.NONE:
+            self._wheel.later(RETRY_WAIT_MS, partial(self._replayed, None))
+            return
+        try:
+            result = self.shard.loaded(self._now())
+        except Exception as problem:
+            self._fail("cannot be loaded", problem)
+            return
+        self.state = ShardState.ACTIVE
+        log.info(
+            "loaded %s, epoch %d: %d records up to offset %d in %d ms",
+            self.partition.tp,
+            self.leader_epoch,
+            self._loader.records,
+            self._loader.end_offset,
+            self._clock.mono_ms() - self._load_began_ms,
+        )
+        self._perform(None, None, result)
+        self._on_loaded(self)
+
+    def _fail(self, what: str, error: BaseException) -> None:
+        """After a bug or with a corrupt log the shard stops: no answer is better than a wrong one."""
+        log.error("%s %s; coordinator stopped for this partition", self.partition.tp, what, exc_info=error)
+        self.state = ShardState.FAILED
+        self._stop(CommandFailed(ErrorCode.COORDINATOR_NOT_AVAILABLE))
+
+    # ---- commands --------------------------------------------------------------------------------------------------
+
+    def refusal(self) -> ErrorCode:
+        """The error of commands now; NONE if they are accepted."""
+        match self.state:
+            case ShardState.ACTIVE:
+                return ErrorCode.NONE
+            case ShardState.LOADING:
+                return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+            case ShardState.FAILED:
+                return ErrorCode.COORDINATOR_NOT_AVAILABLE
+            case ShardState.CLOSED:
+                return ErrorCode.NOT_COORDINATOR
+
+    def submit(self, key: str, command: Command, guard: object | None = None) -> PendingAnswer:
+        """Run the command when its key is free.
+
+        ``guard`` is the log's verification guard for a transactional write (KIP-890): the append is rejected if a
+        marker was written in between.
+        """
+        pending = PendingAnswer(self._next_ticket(), self._abandon)
+        refused = self.refusal()
+        if refused is not ErrorCode.NONE:
+            pending.complete(CommandFailed(refused))
+            return pending
+        waiting = self._held.get(key)
+        if waiting is not None and len(waiting) >= MAX_WAITING_PER_KEY:
+            pending.complete(CommandFailed(ErrorCode.COORDINATOR_NOT_AVAILABLE))
+            return pending
+        self._pending[pending.ticket] = pending
+        self._enqueue(key, _Item(command, pending.ticket, guard))
+        return pending
+
+    def run(self, key: str, command: Command) -> None:
+        """Run a command without an answer (timers, written markers)."""
+        if self._active():
+            self._enqueue(key, _Item(command, NO_TICKET))
+
+    def append_marker(self, marker: TransactionMarker, done: Callable[[ErrorCode], None]) -> None:
+        """Append a transaction marker in order with the records; ``done`` once it is replicated and applied."""
+        refused = self.refusal()
+        if refused is not ErrorCode.NONE:
+            done(refused)
+            return
+        self._stage(ShardWrite(None, None, Result(), marker, done))
+
+    def expire(self, ticket: Ticket, answer: Any) -> None:
+        """Answer the ticket at its deadline; its command's effects still happen."""
+        self._answer(ticket, answer)
+
+    def _abandon(self, ticket: Ticket) -> None:
+        self._pending.pop(ticket, None)
+
+    def _enqueue(self, key: str, item: _Item) -> None:
+        held = self._held.get(key)
+        if held is not None:
+            held.append(item)
+            return
+        self._held[key] = deque((item,))
+        self._drain(key)
+
+    def _drain(self, key: str) -> None:
+        """Run the key's queue until it is empty or a command's records are in flight."""
+        while True:
+            line = self._held.get(key)
+            if line is None or not self._active():
+                return
+            if not line:
+                del self._held[key]
+                return
+            item = line.popleft()
+            if not item.cancelled and self._execute(key, item):
+                return
+
+    def _execute(self, key: str, item: _Item) -> bool:
+        try:
+            result = item.command(self.shard, self._now(), item.ticket)
+        except Exception:
+            # A request must not stop the shard; its incomplete changes in memory are not in the log.
+            log.exception("coordinator %s: a command of %r failed", self.partition.tp, key)
+            self._answer(item.ticket, CommandFailed(ErrorCode.UNKNOWN_SERVER_ERROR))
+            return False
+        return self._perform(key, item.ticket, result, item.guard)
+
+    def _perform(self, key: str | None, ticket: Ticket | None, result: Result, guard: object | None = None) -> bool:
+        """Perform a result; True if its records are in flight, so that the key stays held."""
+        if result.records:
+            self._stage(ShardWrite(key, ticket, result, guard=guard))
+            return True
+        if ticket is not None and result.response is not DEFERRED:
+            self._answer(ticket, result.response)
+        self._effects(result.effects)
+        return False
+
+    def _answer(self, ticket: Ticket, response: Any, *, replicated: bool = False) -> None:
+        """Answer a ticket. An answer from memory waits until this broker certainly led after the request."""
+        pending = self._pending.pop(ticket, None)
+        if pending is None:
+            return
+        if replicated:
+            pending.complete(response)
+            return
+
+        def confirmed(error: ErrorCode) -> None:
+            pending.complete(response if error is ErrorCode.NONE else CommandFailed(ErrorCode.NOT_COORDINATOR))
+
+        self.partition.when_confirmed(confirmed)
+
+    def _effects(self, effects: Iterable[Effect]) -> None:
+        for effect in effects:
+            if not self._active():
+                return
+            match effect:
+                case Answer(ticket, response):
+                    self._answer(ticket, response)
+                case Schedule(name, delay_ms):
+                    self._forget_due(name)
+                    self._timers.schedule(name, delay_ms)
+                case Cancel(name):
+                    self._forget_due(name)
+                    self._timers.cancel(name)
+                case WriteMarkers():
+                    assert self._write_markers is not None, "this runtime hosts no transactions"
+                    self._write_markers(self, effect)
+
+    # ---- timers ----------------------------------------------------------------------------------------------------
+
+    def _timer_due(self, name: str) -> None:
+        if not self._active():
+            return
+
+        def command(shard: Shard, now: Now, _ticket: Ticket) -> Result:
+            self._due.pop(name, None)
+            return shard.on_timer(name, now)
+
+        self._forget_due(name)
+        item = self._due[name] = _Item(command, NO_TICKET)
+        self._enqueue(self.shard.timer_key(name), item)
+
+    def _forget_due(self, name: str) -> None:
+        # The timer fired while its key was held, and an earlier command in the queue replaced or cancelled it.
+        item = self._due.pop(name, None)
+        if item is not None:
+            item.cancelled = True
+
+    # ---- the log ---------------------------------------------------------------------------------------------------
+
+    def _stage(self, write: ShardWrite) -> None:
+        self._staged.append(write)
+        if not self._flush_scheduled:
+            self._flush_scheduled = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_scheduled = False
+        staged, self._staged = self._staged, []
+        runs = deque(batches(staged, MAX_BATCH_BYTES))
+        while runs and self._active():
+            self._append(runs.popleft())
+        for run in runs:
+            self._forget(run)
+
+    def _await_commit(self, flight: _Flight) -> None:
+        self.partition.wait_for(flight.last_offset, partial(self._committed, flight))
+
+    def _append(self, run: list[ShardWrite]) -> None:
+        try:
+            batch = encode_writes(run, self._clock.wall_ms())
+        except Exception:
+            log.exception("coordinator %s: encoding records failed", self.partition.tp)
+            for write in run:
+                self._not_appended(write, ErrorCode.UNKNOWN_SERVER_ERROR)
+            return
+        marker = run[0].marker
+        try:
+            info = self.partition.append(
+                batch,
+                acks=-1,
+                origin=self._origin,
+                verification_guard=run[0].guard,
+                expected_leader_epoch=self.leader_epoch,
+                transaction_version=0 if marker is None else marker.transaction_version,
+            )
+        except Exception as error:
+            self._forget(run)
+            self._fail("could not be appended to", error)  # unknown whether the records are in the log
+            return
+        if info.error in LEADERSHIP_LOST and not self._still_leads():
+            self._forget(run)
+            self._on_lost(self)
+        elif info.error is not ErrorCode.NONE:
+            for write in run:
+                self._not_appended(write, info.error)
+        elif not self._active():  # an earlier write, committed by this append, could not be applied
+            self._forget(run)
+        else:
+            flight = _Flight(run, info.last_offset)
+            self._flights.append(flight)
+            if sum(len(write.records) for write in run) > LONG_WRITE:  # applying them is a turn's work, too
+                self._loop.call_soon(self._wait_again, flight)
+            else:
+                self._await_commit(flight)
+
+    def _still_leads(self) -> bool:
+        """An append may be rejected for an invalid lease only: then the shard stays, because the lease may return."""
+        return self.partition.is_leader and self.partition.leader_epoch == self.leader_epoch
+
+    @staticmethod
+    def _forget(run: list[ShardWrite]) -> None:
+        """Drop unappended writes of a stopped shard; their tickets are answered already."""
+        for write in run:
+            if write.on_marker is not None:
+                write.on_marker(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+
+    def _not_appended(self, write: ShardWrite, error: ErrorCode) -> None:
+        if not self._active():
+            self._forget([write])
+            return
+        if write.on_marker is not None:
+            write.on_marker(error)
+            return
+        held = False
+        if write.result.failed is not None:
+            try:
+                instead = write.result.failed(error, self._now())
+            except Exception:
+                log.exception(
+                    "coordinator %s: a command of %r failed to handle %s", self.partition.tp, write.key, error.name
+                )
+                instead = Result(CommandFailed(ErrorCode.UNKNOWN_SERVER_ERROR))
+            held = self._perform(write.key, write.ticket, instead)
+        elif write.ticket is not None:
+            self._answer(write.ticket, CommandFailed(commit_failure(error)))
+        if not held and write.key is not None:
+            self._drain(write.key)
+
+    def _committed(self, flight: _Flight, error: ErrorCode) -> None:
+        if not self._active():
+            return
+        if error in LEADERSHIP_LOST:
+            self._on_lost(self)
+            return
+        if error is not ErrorCode.NONE:
+            # The record is in the log and may still be committed: wait for the log's outcome.
+            self._wheel.later(RETRY_WAIT_MS, partial(self._wait_again, flight))
+            return
+        flight.committed = True
+        while self._flights and self._flights[0].committed and self._active():
+            for write in self._flights.popleft().writes:
+                self._finish(write)
+                if not self._active():
+                    return
+
+    def _wait_again(self, flight: _Flight) -> None:
+        if self._active():
+            self._await_commit(flight)
+
+    def _finish(self, write: ShardWrite) -> None:
+        now = self._now()
+        try:
+            if write.marker is not None:
+                marker = write.marker
+                after = self.shard.apply_marker(marker.producer_id, marker.producer_epoch, marker.commit, now)
+            else:
+                after = None
+                for record in write.records:
+                    self.shard.apply(record, write.result.producer, now)
+        except Exception as error:
+            # The state no longer matches the log: its answers cannot be trusted any more.
+            if write.on_marker is not None:
+                write.on_marker(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+            self._fail("could not apply its own record", error)
+            return
+        if write.on_marker is not None:
+            write.on_marker(ErrorCode.NONE)
+        if after is not None:
+            self._perform(None, None, after)
+        if write.ticket is not None and write.result.response is not DEFERRED:
+            self._answer(write.ticket, write.result.response, replicated=True)
+        self._effects(write.result.effects)
+        if write.key is not None:
+            self._drain(write.key)
+
+    def _now(self) -> Now:
+        return Now(self._clock.wall_ms(), self._clock.mono_ms())

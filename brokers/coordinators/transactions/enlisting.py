@@ -1,0 +1,82 @@
+"""Batching of EnlistProducer: the tasks of one batch send it within milliseconds, and share one record.
+
+While a sink's record is being replicated, further requests queue; the next command takes them together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+from txn.commands import CommandFailed, Now, Result, Ticket
+from txn.coordinator import Producer, TransactionShard
+from txn.sinks import EnlistAnswer, enlist_members
+from wire.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from brokers.coordinators.runtime import CoordinatorRuntime
+    from brokers.coordinators.transactions.producer_ids import ProducerIdAllocator
+
+MAX_WAITING = 10_000
+
+Answered = Callable[[EnlistAnswer], None]
+
+
+class _Request(NamedTuple):
+    producer: Producer
+    members: int
+    answered: Answered
+
+
+class Enlisting:
+    """One per transaction coordinator. Loop thread only."""
+
+    def __init__(self, runtime: CoordinatorRuntime, producer_ids: ProducerIdAllocator) -> None:
+        self._runtime = runtime
+        self._producer_ids = producer_ids
+        self._waiting: dict[str, list[_Request]] = {}
+        self._busy: dict[str, None] = {}
+
+    def enlist(self, sink_id: str, producer: Producer, count: int, answered: Answered) -> None:
+        """Enlist ``count`` members of the sink's batch; ``answered`` is called once."""
+        waiting = self._waiting.setdefault(sink_id, [])
+        if len(waiting) >= MAX_WAITING:
+            answered(EnlistAnswer(ErrorCode.COORDINATOR_NOT_AVAILABLE))
+            return
+        waiting.append(_Request(producer, count, answered))
+        self._next(sink_id)
+
+    def _next(self, sink_id: str) -> None:
+        if sink_id in self._busy:
+            return
+        waiting = self._waiting.pop(sink_id, [])
+        if not waiting:
+            return
+        self._busy[sink_id] = None
+        # a separate command per driver: requests of a zombie's tasks must not fail the others
+        producer = waiting[0].producer
+        together = [request for request in waiting if request.producer == producer]
+        others = [request for request in waiting if request.producer != producer]
+        if others:
+            self._waiting[sink_id] = others
+        self._producer_ids.when_filled(lambda: self._submit(sink_id, producer, together))
+
+    def _submit(self, sink_id: str, producer: Producer, together: list[_Request]) -> None:
+        counts = [request.members for request in together]
+        take = self._producer_ids.take
+
+        def command(shard: TransactionShard, now: Now, _ticket: Ticket) -> Result:
+            return enlist_members(shard, sink_id, producer, counts, take, now)
+
+        def done(response: object) -> None:
+            if isinstance(response, list):
+                answers = response
+            else:
+                error = response.error if isinstance(response, CommandFailed) else ErrorCode.UNKNOWN_SERVER_ERROR
+                answers = [EnlistAnswer(error)] * len(together)
+            for request, answer in zip(together, answers, strict=True):
+                request.answered(answer)
+            self._busy.pop(sink_id, None)
+            self._next(sink_id)
+
+        self._runtime.submit(sink_id, command).on_done(done)

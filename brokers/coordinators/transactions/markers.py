@@ -1,0 +1,242 @@
+"""Sends transaction markers to the partitions' leaders until all are written. ``txn.markers`` plans the requests."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import wire.messages as m
+from brokers.coordinators.ports import TransactionMarker
+from brokers.model import Clock
+from txn.markers import Fate, Gone, Job, JobId, Markers, MarkerToSend, fate
+from wire.apis import APIS
+from wire.errors import ErrorCode
+from wire.types import TopicPartition
+
+if TYPE_CHECKING:
+    from brokers.metadata.cache import MetadataCache, MetadataChange
+    from brokers.peers.calls import PeersPort
+    from brokers.timers import Timer, Timers
+
+log = logging.getLogger(__name__)
+
+WRITE_TXN_MARKERS = 27
+CALL_TIMEOUT_MS = 30_000
+PAUSE_MS = 200
+UNKNOWN_IS_GONE_MS = 10_000
+"""How long an unknown partition may be newer than the metadata cache; then it counts as deleted."""
+
+Errors = Mapping[tuple[JobId, TopicPartition], ErrorCode]
+WriteHere = Callable[[Sequence[tuple[TopicPartition, TransactionMarker]], Callable[[list[ErrorCode]], None]], None]
+"""Writes markers to partitions that this broker leads; the callback gets one error code for each."""
+
+
+class MarkerSender:
+    """One per broker, for all transaction shards it hosts. Loop thread only."""
+
+    def __init__(
+        self,
+        broker_id: int,
+        metadata: MetadataCache,
+        peers: PeersPort,
+        loop: asyncio.AbstractEventLoop,
+        timers: Timers,
+        clock: Clock,
+        *,
+        write_here: WriteHere,
+        on_written: Callable[[Job], None],
+    ) -> None:
+        self._broker_id = broker_id
+        self._metadata = metadata
+        self._peers = peers
+        self._loop = loop
+        self._timers = timers
+        self._clock = clock
+        self._write_here = write_here
+        self._on_written = on_written
+        self._markers = Markers()
+        self._unknown_since_ms: dict[TopicPartition, int] = {}
+        self._deleted: dict[str, None] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._pump_scheduled = False
+        self._pause: Timer | None = None
+        self._closed = False
+        metadata.subscribe(self._metadata_changed)
+
+    def __len__(self) -> int:
+        return len(self._markers)
+
+    def add(self, shard: int, effect: Any) -> None:
+        """Add a WriteMarkers effect whose ``coordinator_epoch`` is set."""
+        self._markers.add(shard, effect)
+        self._schedule()
+
+    def drop_shard(self, shard: int) -> None:
+        """Drop the markers of a shard that was unloaded."""
+        self._markers.drop_shard(shard)
+
+    async def close(self) -> None:
+        """Stop sending; the next coordinator of the shards sends the rest."""
+        self._closed = True
+        if self._pause is not None:
+            self._pause.cancel()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # ---- scheduling ------------------------------------------------------------------------------------------------
+
+    def _schedule(self) -> None:
+        if not self._pump_scheduled and not self._closed:
+            self._pump_scheduled = True
+            self._loop.call_soon(self._pump)
+
+    def _pump(self) -> None:
+        self._pump_scheduled = False
+        if self._closed:
+            return
+        for broker, entries in self._markers.plan(self._leader_of).items():
+            if broker == self._broker_id:
+                self._send_here(entries)
+            else:
+                task = self._loop.create_task(self._send(broker, entries), name=f"markers to broker {broker}")
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+        for job in self._markers.finished():
+            self._on_written(job)
+        if self._markers.delayed and self._pause is None:
+            self._pause = self._timers.later(PAUSE_MS, self._wake)
+
+    def _wake(self) -> None:
+        self._pause = None
+        self._markers.wake()
+        self._schedule()
+
+    def _metadata_changed(self, change: MetadataChange) -> None:
+        for topic in change.deleted:
+            self._deleted[topic.name] = None
+            while len(self._deleted) > 10_000:
+                del self._deleted[next(iter(self._deleted))]
+        if len(self._markers) and (change.deleted or change.partitions_changed or change.reloaded):
+            self._markers.wake()
+            self._schedule()
+
+    def _leader_of(self, tp: TopicPartition) -> int | Gone | None:
+        state = self._metadata.partition(tp)
+        if state is not None:
+            self._unknown_since_ms.pop(tp, None)
+            return state.leader if state.leader in self._metadata.brokers else None
+        now_ms = self._clock.mono_ms()
+        since_ms = self._unknown_since_ms.setdefault(tp, now_ms)
+        if tp.topic in self._deleted or now_ms - since_ms >= UNKNOWN_IS_GONE_MS:
+            self._unknown_since_ms.pop(tp, None)
+            log.info("%s: no transaction marker written: the partition does not exist any more", tp)
+            return Gone.GONE
+        return None
+
+    # ---- one request -----------------------------------------------------------------------------------------------
+
+    def _send_here(self, entries: Sequence[MarkerToSend]) -> None:
+        places: list[tuple[JobId, TopicPartition]] = []
+        markers: list[tuple[TopicPartition, TransactionMarker]] = []
+        for entry in entries:
+            for marker in markers_of(entry):
+                places += [(entry.job, tp) for tp in entry.partitions]
+                markers += [(tp, marker) for tp in entry.partitions]
+
+        def done(errors: list[ErrorCode]) -> None:
+            self._answered(self._broker_id, combined(zip(places, errors, strict=True)))
+
+        self._write_here(markers, done)
+
+    async def _send(self, broker: int, entries: Sequence[MarkerToSend]) -> None:
+        version = APIS[WRITE_TXN_MARKERS].max_version
+        try:
+            response = await self._peers.call(
+                broker, WRITE_TXN_MARKERS, version, encode_markers(entries, version), CALL_TIMEOUT_MS
+            )
+            errors = decode_markers(entries, response)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            log.info("sending transaction markers to broker %d failed, retrying: %s", broker, error)
+            errors = {}
+        self._answered(broker, errors)
+
+    def _answered(self, broker: int, errors: Errors) -> None:
+        self._markers.answered(broker, errors)
+        self._schedule()
+
+
+def markers_of(entry: MarkerToSend) -> list[TransactionMarker]:
+    """The entry's markers as a run for one leader."""
+    job, last = entry.job, len(entry.markers) - 1
+    return [
+        TransactionMarker(
+            marker.producer_id, marker.epoch, job.coordinator_epoch, marker.commit, entry.transaction_version,
+            last - index,
+        )
+        for index, marker in enumerate(entry.markers)
+    ]  # fmt: skip
+
+
+def combined(
+    errors: Iterable[tuple[tuple[JobId, TopicPartition], ErrorCode]],
+) -> dict[tuple[JobId, TopicPartition], ErrorCode]:
+    """One error for each job and partition: that of an unwritten marker, if there is one."""
+    found: dict[tuple[JobId, TopicPartition], ErrorCode] = {}
+    for place, error in errors:
+        known = found.get(place)
+        if known is None or fate(known) is Fate.WRITTEN:
+            found[place] = error
+    return found
+
+
+def encode_markers(entries: Sequence[MarkerToSend], version: int) -> Any:
+    """A WriteTxnMarkers request."""
+    kind = m.request_class(WRITE_TXN_MARKERS)
+    markers = []
+    for entry in entries:
+        topics: dict[str, list[int]] = {}
+        for topic, partition in entry.partitions:
+            topics.setdefault(topic, []).append(partition)
+        for one in markers_of(entry):
+            marker = kind.WritableTxnMarker(
+                version=version,
+                producer_id=one.producer_id,
+                producer_epoch=one.producer_epoch,
+                transaction_result=one.commit,
+                coordinator_epoch=one.coordinator_epoch,
+                topics=[
+                    kind.WritableTxnMarker.WritableTxnMarkerTopic(version=version, name=name, partition_indexes=indexes)
+                    for name, indexes in topics.items()
+                ],
+            )
+            if version >= 2:
+                marker.transaction_version = one.transaction_version
+                marker.run_remaining = one.run_remaining
+            markers.append(marker)
+    return kind(version=version, markers=markers)
+
+
+def decode_markers(entries: Sequence[MarkerToSend], response: Any) -> dict[tuple[JobId, TopicPartition], ErrorCode]:
+    """Outcomes by job and partition; the response keeps the request's order of markers."""
+    sent = [(entry, marker) for entry in entries for marker in entry.markers]
+    errors: list[tuple[tuple[JobId, TopicPartition], ErrorCode]] = []
+    for (entry, marker), result in zip(sent, response.markers, strict=False):
+        if result.producer_id != marker.producer_id:
+            continue  # another order than the request's: markers without an outcome are sent again
+        for topic in result.topics:
+            for partition in topic.partitions:
+                place = TopicPartition(topic.name, partition.partition_index)
+                errors.append(((entry.job, place), ErrorCode(partition.error_code)))
+    answered = combined(errors)
+    if len(response.markers) < len(sent):  # a run without all its outcomes counts as unwritten
+        answered = {place: error for place, error in answered.items() if len(_markers_for(entries, place)) == 1}
+    return answered
+
+
+def _markers_for(entries: Sequence[MarkerToSend], place: tuple[JobId, TopicPartition]) -> Sequence[object]:
+    return next((entry.markers for entry in entries if entry.job == place[0]), ())

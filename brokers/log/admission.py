@@ -1,0 +1,93 @@
+"""What an append is asked for under: whose batches they are, what their request allows, and what came before them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sized
+from typing import Protocol
+
+from _native.batch import BatchHeader, parse_header
+from _native.errors import CorruptBatch
+from brokers.log.files import Buffer
+from brokers.log.producers import Origin, VerificationGuard
+from brokers.log.validation import MAX_EXPLAINED_RECORDS
+from wire.errors import ErrorCode
+
+
+class Order(Protocol):
+    """What a partition knows of batches that were refused: those behind them are refused by the same error."""
+
+    @property
+    def refused(self) -> Sized:
+        """Batches of this partition that others may follow."""
+        ...
+
+    @property
+    def refused_early(self) -> Sized:
+        """Those that were refused before their partition was led here, in whichever partition."""
+        ...
+
+    def overtaken(self, header: BatchHeader) -> ErrorCode:
+        """The error of a batch that has to be appended before this one, NONE if there is none.
+
+        Asked for a producer that the log does not know: it would take any sequence for the first.
+        """
+        ...
+
+    def answer(self, header: BatchHeader, error: ErrorCode) -> ErrorCode:
+        """What to answer for a batch whose append ended with ``error``; remembered for those behind it."""
+        ...
+
+
+class Terms:
+    """What the appends of one request have in common, or those of several requests that are alike.
+
+    ``transactional``: the request has a transactional id. ``zstd``: its version knows that codec. ``whole_request``:
+    each buffer is what a client sent for a partition, which must be exactly one batch. ``guards``: the verified
+    producers' guards by producer id; None where nothing was verified yet, so that an append stops before a batch that
+    must be. ``explain``: in batches of at most so many records the bad ones are named; the records of such batches are
+    taken off it where ``shares`` says that the partitions of one request have it together. ``transaction_version`` 2 on
+    markers: their producer epochs were bumped for them (KIP-890).
+    """
+
+    __slots__ = (
+        "explain", "guards", "origin", "shares", "transaction_version", "transactional", "whole_request", "zstd"
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        origin: Origin,
+        *,
+        transactional: bool = True,
+        zstd: bool = True,
+        whole_request: bool = False,
+        guards: Mapping[int, VerificationGuard] | None = None,
+        explain: int = MAX_EXPLAINED_RECORDS,
+        shares: bool = False,
+        transaction_version: int = 0,
+    ) -> None:
+        self.origin = origin
+        self.transactional = transactional
+        self.zstd = zstd
+        self.whole_request = whole_request
+        self.guards = guards
+        self.explain = explain
+        self.shares = shares
+        self.transaction_version = transaction_version
+
+    def explained(self, records: int) -> None:
+        """A refused batch of so many records was looked at, record by record."""
+        if self.shares:
+            self.explain = max(0, self.explain - records)
+
+
+def guards_of(records: Buffer, guard: object | None) -> Mapping[int, VerificationGuard]:
+    """The guard that a batch came with, by its producer."""
+    if not isinstance(guard, VerificationGuard):
+        return {}
+    try:
+        return {parse_header(records).producer_id: guard}
+    except CorruptBatch:
+        return {}
+
+
+COORDINATOR = Terms(Origin.COORDINATOR)

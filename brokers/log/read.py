@@ -1,0 +1,137 @@
+"""What a log answers without changing: records, aborted transactions, offsets by time."""
+
+from __future__ import annotations
+
+from _native.batch import HEADER_SIZE, parse_header
+from _native.errors import CorruptBatch
+from _native.files import FileSlice
+from brokers.log.failures import DiskFailed, LogOffline, OffsetOutOfRange
+from brokers.log.indexes import AbortedTxn
+from brokers.log.segment import Segment
+from brokers.log.state import AbortedTransaction, LogState, ReadResult, guarded
+from brokers.log.validation import batch_records
+from wire.compression import CodecError
+
+_result = tuple.__new__
+"""A named tuple's own constructor is a Python function."""
+
+
+class LogReader:
+    """The reading part of a log."""
+
+    __slots__ = ("_log",)
+
+    def __init__(self, log: LogState) -> None:
+        self._log = log
+
+    def read(self, offset: int, max_bytes: int, end_offset: int, min_one_batch: bool = True) -> ReadResult:
+        """Slices of whole batches from the one that holds ``offset``, up to ``max_bytes`` and below ``end_offset``.
+
+        With ``min_one_batch`` the first batch is returned even if it is larger. Raises OffsetOutOfRange.
+        """
+        log = self._log
+        if log.offline:
+            raise LogOffline(log.directory)
+        log_end_offset = log.log_end_offset
+        if offset < log.log_start_offset or offset > log_end_offset:
+            raise OffsetOutOfRange(offset, log.log_start_offset, log_end_offset)
+        if end_offset > log_end_offset:
+            end_offset = log_end_offset
+        slices: tuple[FileSlice, ...] = ()
+        room, next_offset = max_bytes, offset
+        last = log.segments.active
+        items, index = ((last,), 0) if offset >= last.base_offset else log.segments.after(offset)
+        try:
+            while next_offset < end_offset and index < len(items):
+                segment = items[index]
+                index += 1
+                active = segment is last
+                beyond = log_end_offset if active else items[index].base_offset
+                piece, next_offset, ended = segment.take(
+                    next_offset, end_offset, beyond, room, active, min_one_batch and not slices
+                )
+                if piece is not None:
+                    slices += (piece,)
+                    room -= piece.length
+                    if not active:
+                        log.keep_warm(segment)
+                if ended:
+                    break
+        except (DiskFailed, CorruptBatch, CodecError) as wrong:
+            raise log.failure(wrong) from wrong
+        if next_offset > end_offset:
+            next_offset = end_offset if end_offset > offset else offset
+        return _result(ReadResult, (slices, max_bytes - room, offset, next_offset))
+
+    @guarded
+    def aborted_transactions(self, start: int, end: int) -> list[AbortedTransaction]:
+        """The aborted transactions with records in [start, end), in order of their markers."""
+        found: list[AbortedTransaction] = []
+        for segment in self._log.segments.from_offset(start):
+            for entry in segment.txn_index:
+                if entry.last_offset >= start and entry.first_offset < end:
+                    found.append(AbortedTransaction(entry.producer_id, entry.first_offset))
+                if entry.last_stable_offset >= end:
+                    return found
+        return found
+
+    def aborted_entries(self) -> list[AbortedTxn]:
+        """All entries of all transaction indexes."""
+        return [entry for segment in self._log.segments for entry in segment.txn_index]
+
+    @guarded
+    def offset_for_timestamp(self, timestamp: int) -> tuple[int, int, int] | None:
+        """(offset, timestamp, leader epoch) of the first record with at least that timestamp, None if there is none."""
+        for segment in self._log.segments.from_offset(self._log.log_start_offset):
+            if segment.max_timestamp[0] >= timestamp:
+                found = self._find_timestamp(segment, timestamp)
+                if found is not None:
+                    return found
+        return None
+
+    def _find_timestamp(self, segment: Segment, timestamp: int) -> tuple[int, int, int] | None:
+        begin = self._log.log_start_offset
+        position = self._time_index_position(segment, timestamp)
+        if position is None:
+            return None
+        for _, data, batches in segment.chunks(position):
+            for at, header in batches:
+                if header.max_timestamp < timestamp or header.last_offset < begin or not header.record_count:
+                    continue
+                for record in batch_records(data, at, header, self._log.settings.inflate_limit):
+                    if record.timestamp >= timestamp and record.offset >= self._log.log_start_offset:
+                        return record.offset, record.timestamp, header.partition_leader_epoch
+        return None
+
+    def _time_index_position(self, segment: Segment, timestamp: int) -> int | None:
+        """Where to start looking: at the time index's entry if the batch there confirms it, else at the start."""
+        entry = segment.time_index.floor(timestamp)
+        if entry.timestamp >= 0 and entry.offset >= self._log.log_start_offset:
+            position = segment.position_of(entry.offset)
+            if position is not None:
+                header = parse_header(segment.log.read(position, HEADER_SIZE))
+                if header.last_offset == entry.offset and header.max_timestamp == entry.timestamp:
+                    return position
+        return segment.position_of(max(segment.base_offset, self._log.log_start_offset))
+
+    @guarded
+    def max_timestamp(self) -> tuple[int, int, int] | None:
+        """(offset, timestamp, leader epoch) of the record with the largest timestamp (KIP-734)."""
+        best: Segment | None = None
+        for segment in self._log.segments:
+            if segment.size and (best is None or segment.max_timestamp[0] > best.max_timestamp[0]):
+                best = segment
+        if best is None or best.max_timestamp[0] < 0:
+            return None
+        largest, last_offset = best.max_timestamp
+        position = best.position_of(last_offset)
+        if position is None:
+            return None
+        header = parse_header(best.log.read(position, HEADER_SIZE))
+        if header.is_log_append_time or not header.record_count:
+            return header.last_offset, header.max_timestamp, header.partition_leader_epoch
+        data = best.log.read(position, header.size)
+        for record in batch_records(data, 0, header, self._log.settings.inflate_limit):
+            if record.timestamp == largest:
+                return record.offset, record.timestamp, header.partition_leader_epoch
+        return header.last_offset, largest, header.partition_leader_epoch

@@ -1,0 +1,179 @@
+"""What takes records out of a log: cuts at its end, deletions at its start, and starting over."""
+
+from __future__ import annotations
+
+from _native.batch import HEADER_SIZE, parse_header
+from brokers.log import recovery
+from brokers.log.failures import DiskFull, OffsetOutOfRange
+from brokers.log.segment import DELETED_SUFFIX, Segment
+from brokers.log.state import LogState, guarded
+
+
+class Truncation:
+    """The part of a log that makes it shorter."""
+
+    __slots__ = ("_log",)
+
+    def __init__(self, log: LogState) -> None:
+        self._log = log
+
+    @guarded
+    def truncate_to(self, offset: int, *, now_ms: int | None = None) -> int:
+        """Drop all records at or above ``offset`` (whole batches); returns the new end. Slices above it are gone.
+
+        Producer state, transaction index and leader epochs become what they were at that offset.
+        """
+        log = self._log
+        if offset >= log.log_end_offset:
+            # An epoch in which nothing was appended here may still stand at the end, and contradict the leader's.
+            log.epochs.truncate_from_end(offset)
+            if log.epochs.dirty:
+                log.save_epochs()
+            return log.log_end_offset
+        now_ms = log.last_now_ms if now_ms is None else now_ms
+        if offset < log.segments.first.base_offset:
+            self.restart_at(offset, now_ms=now_ms)
+            return offset
+        keep = log.segments.floor(offset)
+        position = keep.position_of(offset)
+        end = offset
+        if position is not None:
+            end = min(end, parse_header(keep.log.read(position, HEADER_SIZE)).base_offset)
+        self._lower_recovery_point(end)
+        log.cuts += 1
+        log.settled = False
+        while log.segments.active is not keep:  # from the end on: a process that is killed here leaves no hole
+            self._discard(log.segments.active)
+        if position is not None:
+            keep.cut_at(position, end)
+        for snapshot in recovery.snapshot_offsets(log.disk, log.directory):
+            if snapshot > end:
+                log.dirty_names = True
+                log.disk.remove(recovery.snapshot_path(log.directory, snapshot))
+        log.log_end_offset = end
+        log.log_start_offset = min(log.log_start_offset, end)
+        log.recovery_point = min(log.recovery_point, end)
+        log.high_watermark = min(log.high_watermark, end)
+        log.epochs.truncate_from_end(end)
+        log.save_epochs()
+        recovery.restore_producers(log.disk, log.directory, log.segments, log.producers, end, now_ms)
+        log.producers.high_watermark_moved(log.high_watermark)
+        return end
+
+    @guarded
+    def restart_at(self, offset: int, *, now_ms: int | None = None) -> None:
+        """Drop everything and go on, empty, at ``offset``: for a follower that has fallen off its leader's log.
+
+        Without room for the new segment the log is left empty where its first one began. Raises DiskFull, LogOffline.
+        """
+        log = self._log
+        first = log.segments.first
+        self._lower_recovery_point(min(offset, log.log_start_offset))
+        log.cuts += 1
+        log.settled = False
+        for segment in log.segments:
+            if segment is not first:
+                self._discard(segment)
+        for snapshot in recovery.snapshot_offsets(log.disk, log.directory):
+            log.disk.remove(recovery.snapshot_path(log.directory, snapshot))
+        created_ms = log.last_now_ms if now_ms is None else now_ms
+        if first.base_offset == offset:
+            first.cut_at(0, offset)
+        else:
+            try:
+                fresh = Segment(log.disk, log.directory, offset, create=True, now_ms=created_ms)
+            except DiskFull:
+                first.cut_at(0, first.base_offset)
+                self._empty_at(first.base_offset)
+                raise
+            self._discard(first)
+            log.segments.add(fresh)
+        self._empty_at(offset)
+
+    def _empty_at(self, offset: int) -> None:
+        log = self._log
+        log.log_start_offset = log.log_end_offset = log.recovery_point = log.high_watermark = offset
+        log.epochs.clear()
+        log.save_epochs()
+        log.producers.clear()
+        log.dirty_names = True
+
+    def _lower_recovery_point(self, offset: int) -> None:
+        """Before a cut: what is appended after it is not durable, although the old recovery point would say so."""
+        log = self._log
+        former = log.recovery_point
+        if offset < former:
+            log.recovery_point = offset
+            try:
+                if log.calls.checkpoint is not None:
+                    log.calls.checkpoint()
+            except BaseException:
+                log.recovery_point = former  # the disk says so: the next attempt must write it again
+                raise
+
+    def _discard(self, segment: Segment) -> None:
+        log = self._log
+        log.dirty_names = True
+        log.take_out(segment)
+        segment.remove()
+
+    @guarded
+    def delete_records_before(self, offset: int) -> int:
+        """Raise the log's start to ``offset`` (-1: the high watermark); returns the start. Raises OffsetOutOfRange.
+
+        Whole segments below it go with the next upkeep.
+        """
+        log = self._log
+        if offset == -1:
+            offset = log.high_watermark
+        if offset < 0 or offset > log.high_watermark:
+            raise OffsetOutOfRange(offset, log.log_start_offset, log.high_watermark)
+        self.raise_start(offset)
+        return log.log_start_offset
+
+    def raise_start(self, offset: int) -> None:
+        """The log starts at ``offset`` from now on, if that is higher than before."""
+        log = self._log
+        if offset > log.log_start_offset:
+            log.log_start_offset = offset
+            log.recovery_point = max(log.recovery_point, offset)
+            log.high_watermark = max(log.high_watermark, offset)
+            log.epochs.truncate_from_start(offset)
+            log.save_epochs()
+
+    @guarded
+    def save_start(self) -> None:
+        """Before another broker or a client counts on the log's start: a killed process must find it again.
+
+        Cheap if it has not moved; one call serves all logs of the directory. Raises DiskFull, LogOffline.
+        """
+        log = self._log
+        base = log.segments.first.base_offset
+        if max(log.log_start_offset, base) == max(log.calls.saved_start, base):
+            log.calls.saved_start = log.log_start_offset
+        elif log.calls.save_starts is not None:
+            log.calls.save_starts()
+
+    @guarded
+    def remove_segments(self, segments: list[Segment], now_ms: int) -> None:
+        """Take segments out of the log; their files get the suffix ``.deleted`` and go after file.delete.delay.ms."""
+        log = self._log
+        for segment in segments:
+            log.take_out(segment)
+            self.bury(segment, now_ms)
+            log.disk.remove(recovery.snapshot_path(log.directory, segment.base_offset))
+        log.cuts += 1
+
+    def bury(self, segment: Segment, now_ms: int) -> None:
+        """Rename a segment that is no longer part of the log and let its files go later."""
+        log = self._log
+        segment.change_suffix(DELETED_SUFFIX)
+        log.dirty_names = True
+        log.garbage.append((now_ms + log.config.file_delete_delay_ms, segment))
+
+    @guarded
+    def sweep(self, now_ms: int) -> None:
+        """Delete the files of buried segments whose time has come."""
+        log = self._log
+        while log.garbage and log.garbage[0][0] <= now_ms:
+            log.garbage.pop(0)[1].remove(later=True)

@@ -1,0 +1,417 @@
+"""The broker's metadata cache: topics, leaders, configurations, registered brokers, the controller.
+
+Built from one full read and then from the change log; brokers and controller come from watches. It changes only on the
+loop, by whole change-log entries, and notifies its listeners afterwards. Before the first full read ``ready`` is false
+and no request may be answered from it: a short list of brokers makes clients drop the others. While ZooKeeper is
+unreachable the cache keeps its content.
+
+Source: ADR 0003; the watch rules are those of ``coordination.store``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from brokers.config import BROKER_SETTINGS, BrokerConfig, ConfigError, TopicConfig
+from brokers.metadata import foreign, znodes
+from brokers.metadata.image import MetadataDelta, MetadataImage, difference
+from brokers.metadata.loading import children_or_none, gather_bounded, list_changes, load_metadata, read_changes
+from brokers.metadata.znodes import BadZnode, Change
+from brokers.model import BrokerInfo, PartitionState, TopicInfo, TopicPartition
+from brokers.settings import attribute
+from coordination.registration import broker_path, incarnation_path
+from coordination.store import NoNode, SessionEvent, SessionState, Store, StoreError, WatchEvent
+from coordination.tree import BROKER_IDS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+log = logging.getLogger(__name__)
+
+RELIST_SECONDS = 20.0
+"""The interval of listing again without a watch event, so that a lost watch costs seconds at most."""
+RETRY_SECONDS = 0.2
+START_LOOK_MS = 30_000
+"""The interval of the log message while a start waits for ZooKeeper."""
+DEPARTED_S = 3.0
+"""How long a broker is kept after its registration ended: three of librdkafka's periodic Metadata requests."""
+NO_CONTROLLER = -1
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataChange:
+    """The changes of one step of the cache. Listeners read the new values from the cache.
+
+    ``deleted`` has the last content of deleted topics (a topic created again under the same name has another id and is
+    in ``topics_changed`` too). ``reloaded``: steps in between were skipped.
+    """
+
+    topics_changed: tuple[str, ...] = ()
+    deleted: tuple[TopicInfo, ...] = ()
+    partitions_changed: tuple[TopicPartition, ...] = ()
+    configs_changed: tuple[tuple[str, str], ...] = ()
+    brokers_changed: bool = False
+    controller_changed: bool = False
+    reloaded: bool = False
+
+
+Listener = Callable[[MetadataChange], None]
+
+
+class MetadataCache:
+    """See the module. ``config`` is this broker's static configuration; dynamic ones override it.
+
+    ``foreign`` is the evidence of foreign brokers in the tree (:mod:`brokers.metadata.foreign`), or None. ``departed``
+    are the brokers whose registrations ended within the last ``DEPARTED_S`` seconds.
+    """
+
+    def __init__(self, store: Store, config: BrokerConfig) -> None:
+        self._store = store
+        self.static = config
+        self._image = MetadataImage()
+        self._sequence = -1
+        self._listeners: list[Listener] = []
+        self._waiters: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
+        self._poked = asyncio.Event()
+        self._reload = True
+        self._task: asyncio.Task[None] | None = None
+        self._topic_configs: dict[str, TopicConfig] = {}
+        self.cluster_id = ""
+        self.controller_id = NO_CONTROLLER
+        self.ready = False
+        self.failure: BadZnode | None = None
+        self.foreign: str | None = None
+        self._foreign: list[str] = []
+        self.brokers: dict[int, BrokerInfo] = {}
+        self.departed: dict[int, BrokerInfo] = {}
+        self.features: dict[str, int] = {}
+        self.features_epoch = -1
+        self.effective = config
+
+    # ------------------------------------------------------------ reading
+
+    @property
+    def topics(self) -> Mapping[str, TopicInfo]:
+        """All topics by name."""
+        return self._image.topics
+
+    @property
+    def topic_names(self) -> Mapping[uuid.UUID, str]:
+        """Names by topic id."""
+        return self._image.topic_names
+
+    @property
+    def sequence(self) -> int:
+        """The number of the last applied change-log entry."""
+        return self._sequence
+
+    def partition(self, tp: TopicPartition) -> PartitionState | None:
+        """The partition's state, or None if there is no such partition."""
+        return self._image.partition(tp)
+
+    def snapshot(self) -> MetadataImage:
+        """A copy of topics and configurations, for independent updates."""
+        return self._image.copy()
+
+    def dynamic_config(self, kind: str, entity: str) -> Mapping[str, str]:
+        """The dynamic configuration stored for an entity; empty if there is none."""
+        return self._image.configs.get((kind, entity), {})
+
+    def config_version(self, kind: str, entity: str) -> int | None:
+        """Version of the entity's configuration znode, or None if there is no znode."""
+        return self._image.config_versions.get((kind, entity))
+
+    def config_entities(self, kind: str) -> list[str]:
+        """Names of the entities of that kind that have a dynamic configuration, sorted."""
+        return sorted(entity for found, entity in self._image.configs if found == kind)
+
+    def topic_config(self, name: str) -> TopicConfig:
+        """The topic's complete configuration; the broker's (dynamic) defaults for an unknown topic."""
+        found = self._topic_configs.get(name)
+        if found is None:
+            topic = self.topics.get(name)
+            found = self._parse_topic_config(name, topic.configs if topic is not None else {})
+            if topic is not None:
+                self._topic_configs[name] = found
+        return found
+
+    def _parse_topic_config(self, name: str, overrides: Mapping[str, str]) -> TopicConfig:
+        config = self.effective.topic_defaults()
+        for key, value in overrides.items():
+            try:
+                config = TopicConfig.parse({key: value}, config)
+            except ConfigError as problem:
+                # written by a newer fleetlog or by hand: one bad setting must not make the topic unusable
+                log.warning("topic %s: ignoring a setting: %s", name, problem)
+        return config
+
+    # ------------------------------------------------------------ listening
+
+    def subscribe(self, listener: Listener) -> None:
+        """Call ``listener`` after each step, on the loop; it must not block. Its exceptions are logged."""
+        self._listeners.append(listener)
+
+    async def wait_until(self, condition: Callable[[], bool], timeout_ms: int) -> bool:
+        """Wait until the condition holds, checked after each step; False after the timeout."""
+        if condition():
+            return True
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        entry = (condition, future)
+        self._waiters.append(entry)
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                await future
+            return True
+        except TimeoutError:
+            return condition()
+        finally:
+            self._waiters.remove(entry)
+
+    async def refreshed(self, timeout_ms: int) -> bool:
+        """Wait until the cache has everything that was written before this call; False after the timeout.
+
+        Raises StoreError if ZooKeeper cannot be read.
+        """
+        await self._store.sync(znodes.CHANGES)
+        sequences = await list_changes(self._store)
+        newest = sequences[-1] if sequences else -1
+        return await self.wait_until(lambda: self._sequence >= newest, timeout_ms)
+
+    def _notify(self, change: MetadataChange) -> None:
+        if change.configs_changed or change.reloaded:
+            self._apply_dynamic_configs(change)
+        for name in change.topics_changed:
+            self._topic_configs.pop(name, None)
+        for topic in change.deleted:
+            self._topic_configs.pop(topic.name, None)
+        for listener in self._listeners:
+            try:
+                listener(change)
+            except Exception:  # one listener's bug must not keep the change from the others
+                log.exception("metadata cache: a listener failed")
+        for condition, future in list(self._waiters):
+            if not future.done() and condition():
+                future.set_result(None)
+
+    def _apply_dynamic_configs(self, change: MetadataChange) -> None:
+        kinds = {kind for kind, _ in change.configs_changed}
+        if znodes.CONFIG_BROKERS in kinds or change.reloaded:
+            self.effective = effective_config(
+                self.static,
+                self.dynamic_config(znodes.CONFIG_BROKERS, znodes.DEFAULT_ENTITY),
+                self.dynamic_config(znodes.CONFIG_BROKERS, str(self.static.broker_id)),
+            )
+            self._topic_configs.clear()
+
+    # ------------------------------------------------------------ following ZooKeeper
+
+    async def start(self) -> None:
+        """Read all metadata and follow its changes; returns when ``ready``, however long ZooKeeper is unreachable.
+
+        Raises BadZnode, also if foreign brokers use the tree.
+        """
+        self._store.on_session(self._session_changed)
+        self._poked.set()
+        self._task = asyncio.create_task(self._follow(), name="metadata cache")
+        while not self.ready and self.failure is None:
+            ready = asyncio.create_task(self.wait_until(lambda: self.ready, START_LOOK_MS))
+            await asyncio.wait({self._task, ready}, return_when=asyncio.FIRST_COMPLETED)
+            if not ready.done():
+                ready.cancel()
+            elif not self.ready:
+                log.warning("metadata cannot be read from ZooKeeper yet; waiting")
+        if self.failure is not None:
+            raise self.failure
+
+    async def stop(self) -> None:
+        """Stop following; the content stays."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+
+    def _session_changed(self, event: SessionEvent) -> None:
+        # Watches may be lost with any reconnect; listing again is cheap and finds a gap if there is one.
+        if event.state is SessionState.CONNECTED:
+            self._poked.set()
+
+    def _watch(self, _event: WatchEvent) -> None:
+        self._poked.set()
+
+    async def _follow(self) -> None:
+        while True:
+            try:
+                # not wait_for: before Python 3.12 it can swallow a cancellation that meets the event
+                async with asyncio.timeout(RELIST_SECONDS):
+                    await self._poked.wait()
+            except TimeoutError:
+                pass
+            self._poked.clear()
+            try:
+                await self._catch_up()
+            except BadZnode as problem:
+                log.error("unreadable metadata in ZooKeeper: %s", problem)
+                if not self.ready:
+                    self.failure = problem
+                    return
+                await self._retry_later()
+            except StoreError as problem:
+                log.info("reading metadata from ZooKeeper failed, retrying: %s", problem)
+                await self._retry_later()
+            except Exception:  # a stale cache on a live broker would be worse than any bug
+                log.exception("metadata cache: update failed with an unexpected error; reading everything again")
+                self._reload = True
+                await asyncio.sleep(RELIST_SECONDS / 10)
+                self._poked.set()
+
+    async def _retry_later(self) -> None:
+        await asyncio.sleep(RETRY_SECONDS)
+        self._poked.set()
+
+    async def _catch_up(self) -> None:
+        """One pass: watches first, then the data that they guard, so that no change is missed."""
+        sequences = await list_changes(self._store, self._watch)
+        self._foreign = []
+        brokers = await self._read_brokers()
+        controller_id = await self._read_controller()
+        if not self.cluster_id:
+            self.cluster_id = await self._read_cluster_id()
+        delta, reloaded = await self._read_changes(sequences)
+        others_changed = self._note_foreign()
+        brokers_changed = brokers != self.brokers
+        controller_changed = controller_id != self.controller_id
+        if brokers_changed:  # the same object while nothing changed: users detect changes by its identity
+            self._remember_departed(brokers)
+            self.brokers = brokers
+        self.controller_id = controller_id
+        first = not self.ready
+        self.ready = True
+        if delta or reloaded or brokers_changed or controller_changed or others_changed or first:
+            self._notify(_change_of(delta, reloaded, brokers_changed or others_changed, controller_changed))
+
+    def _remember_departed(self, living: Mapping[int, BrokerInfo]) -> None:
+        for broker_id in living:
+            self.departed.pop(broker_id, None)
+        for broker_id, broker in self.brokers.items():
+            if broker_id not in living:
+                self.departed[broker_id] = broker
+                asyncio.get_running_loop().call_later(DEPARTED_S, self._forget_departed, broker)
+
+    def _forget_departed(self, broker: BrokerInfo) -> None:
+        if self.departed.get(broker.id) is broker:
+            del self.departed[broker.id]
+
+    def _note_foreign(self) -> bool:
+        """Foreign brokers: none may exist at the start; later ones stop the controllers. True if this changed."""
+        before, self.foreign = self.foreign, self._foreign[0] if self._foreign else None
+        if self.foreign is not None and not self.ready:
+            raise BadZnode(*self.foreign.split(" ", 1))
+        if self.foreign != before:
+            log.error("%s", self.foreign or "the foreign brokers are gone: the controller may act again")
+        return self.foreign != before
+
+    def _has_gap(self, sequences: list[int], news: list[int]) -> bool:
+        last = sequences[-1] if sequences else -1
+        return last < self._sequence or news != list(range(self._sequence + 1, self._sequence + 1 + len(news)))
+
+    async def _read_changes(self, sequences: list[int]) -> tuple[MetadataDelta, bool]:
+        delta = MetadataDelta()
+        news = [sequence for sequence in sequences if sequence > self._sequence]
+        if not self._reload and not self._has_gap(sequences, news):
+            entries = await read_changes(self._store, news)
+            if entries is not None:
+                for sequence, entry in zip(news, entries, strict=True):
+                    self._apply(sequence, entry, delta)
+                return delta, False
+        if not self._reload:
+            log.info("gap in the change log after entry %d: reading all metadata again", self._sequence)
+        loaded = await load_metadata(self._store)
+        delta = difference(self._image, loaded.image)
+        self._image, self._sequence, self._reload = loaded.image, loaded.sequence, False
+        await self._read_features()
+        return delta, True
+
+    def _apply(self, sequence: int, entry: Iterable[Change], delta: MetadataDelta) -> None:
+        assert sequence == self._sequence + 1, "change-log entries are applied in order"
+        self._image.apply(entry, delta)
+        self._sequence = sequence
+
+    async def _read_brokers(self) -> dict[int, BrokerInfo]:
+        ids = [int(name) for name in await children_or_none(self._store, BROKER_IDS, self._watch)]
+        found = await gather_bounded(sorted(ids), self._read_broker)
+        return {broker.id: broker for broker in found if broker is not None}
+
+    async def _read_broker(self, broker_id: int) -> BrokerInfo | None:
+        path = broker_path(broker_id)
+        try:
+            data, stat = await self._store.get(path)
+            incarnation = await self._store.exists(incarnation_path(broker_id))
+        except NoNode:
+            return None
+        known = self.brokers.get(broker_id)
+        if known is not None and known.epoch == stat.czxid:
+            return known
+        wrong = foreign.registration(path, data)
+        if wrong is not None:
+            self._foreign.append(wrong)
+            return None
+        return znodes.decode_broker(path, data, stat.czxid, incarnation.version if incarnation is not None else 0)
+
+    async def _read_controller(self) -> int:
+        try:
+            data, _stat = await self._store.get(znodes.CONTROLLER, self._watch)
+        except NoNode:
+            if await self._store.exists(znodes.CONTROLLER, self._watch) is not None:
+                self._poked.set()
+            return NO_CONTROLLER
+        wrong = foreign.controller(data)
+        if wrong is not None:
+            self._foreign.append(wrong)
+        return znodes.decode_controller(data)
+
+    async def _read_cluster_id(self) -> str:
+        try:
+            data, _stat = await self._store.get(znodes.CLUSTER_ID)
+        except NoNode:
+            return ""
+        return znodes.decode_cluster_id(data)
+
+    async def _read_features(self) -> None:
+        try:
+            data, stat = await self._store.get(znodes.FEATURE)
+        except NoNode:
+            self.features, self.features_epoch = {}, -1
+            return
+        self.features, self.features_epoch = znodes.decode_features(data), stat.version
+
+
+def _change_of(delta: MetadataDelta, reloaded: bool, brokers_changed: bool, controller_changed: bool) -> MetadataChange:
+    return MetadataChange(
+        topics_changed=tuple(sorted(delta.topics_changed)),
+        deleted=tuple(delta.deleted),
+        partitions_changed=tuple(sorted(delta.partitions_changed)),
+        configs_changed=tuple(sorted(delta.configs_changed)),
+        brokers_changed=brokers_changed,
+        controller_changed=controller_changed,
+        reloaded=reloaded,
+    )
+
+
+def effective_config(static: BrokerConfig, defaults: Mapping[str, str], own: Mapping[str, str]) -> BrokerConfig:
+    """The static configuration, overridden by the live settings of ``<default>`` and then of the broker itself."""
+    values = {}
+    for name, text in {**defaults, **own}.items():
+        row = BROKER_SETTINGS.get(name)
+        if row is None or not row.live or row.inert:
+            continue
+        try:
+            values[attribute(name)] = row.parse(text)
+        except ConfigError as problem:
+            log.warning("ignoring a dynamic broker setting: %s", problem)
+    return dataclasses.replace(static, **values) if values else static

@@ -1,0 +1,1 @@
+"""Partitions and their roles: leaders and their in-sync sets, followers and their fetchers."""

@@ -1,0 +1,165 @@
+"""The follower role of a replica: append the leader's records, truncate records that the leader does not have.
+
+Every call has the leader epoch of its fetch; a response from before a change of leader has no effect.
+
+Source: KIP-101 and KIP-279 (truncation by epoch), KIP-595 (the diverging epoch in a Fetch response), KIP-320.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+from _native.batch import parse_header
+from brokers.log import DiskError, DiskFull, Log, LogOffline
+from brokers.model import Clock, PartitionState, TopicPartition
+from wire.errors import ErrorCode
+
+if TYPE_CHECKING:
+    import uuid
+
+logger = logging.getLogger(__name__)
+
+
+class Position(NamedTuple):
+    """The offset of a follower's next fetch, and the epoch of the record before it (-1: the log is empty)."""
+
+    fetch_offset: int
+    last_fetched_epoch: int
+    log_start_offset: int
+
+
+class Following:
+    """The follower half of ``Partition``."""
+
+    def __init__(
+        self, tp: TopicPartition, topic_id: uuid.UUID, log: Log, state: PartitionState, *, broker_id: int, clock: Clock
+    ) -> None:
+        self.tp = tp
+        self.topic_id = topic_id
+        self.log = log
+        self.state = state
+        self.is_leader = False
+        self.leader_epoch = -1
+        self.deleted = False
+        self.lost_commits = 0
+        """The number of truncations below the high watermark: only an unclean election may cause one."""
+        self._broker_id = broker_id
+        self._clock = clock
+
+    def committed(self) -> None:
+        """Called when the high watermark or the log start moved."""
+        raise NotImplementedError
+
+    def fetch_position(self) -> Position:
+        """The position of the next fetch. Its log start is one that this replica's directory has stored."""
+        log, start = self.log, self.log.log_start_offset
+        if start != log.calls.saved_start and self._guarded(log.truncation.save_start) is not ErrorCode.NONE:
+            start = min(start, log.calls.saved_start)
+        return Position(log.log_end_offset, log.epochs.latest, start)
+
+    def _refusal(self, leader_epoch: int) -> ErrorCode:
+        if self.deleted:
+            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        if self.is_leader or leader_epoch != self.leader_epoch:
+            return ErrorCode.FENCED_LEADER_EPOCH
+        return ErrorCode.NONE
+
+    def replicate(
+        self, leader_epoch: int, records: memoryview, high_watermark: int, log_start_offset: int, now_ms: int
+    ) -> ErrorCode:
+        """Append the leader's batches as they are, then apply its high watermark and log start. Never raises."""
+        error = self._refusal(leader_epoch)
+        if error is not ErrorCode.NONE:
+            return error
+        log = self.log
+        if len(records):
+            info = log.appender.append_as_follower(records, now_ms=now_ms)
+            if info.error is ErrorCode.OFFSET_OUT_OF_RANGE and self._step_back(records, log_start_offset):
+                info = log.appender.append_as_follower(records, now_ms=now_ms)
+            if info.error is not ErrorCode.NONE:
+                logger.error(
+                    "%s: records from leader %d at offset %d rejected: %s",
+                    self.tp, self.state.leader, log.log_end_offset, info.error_message,
+                )  # fmt: skip
+                return info.error
+        watermark = min(high_watermark, log.log_end_offset)
+        rises = watermark > log.high_watermark
+        starts_later = log.log_start_offset < log_start_offset <= log.log_end_offset
+        if starts_later:  # before anything counts as committed: below the leader's start other records may lie here
+            error = self._guarded(lambda: log.truncation.raise_start(log_start_offset))
+        if rises:
+            log.appender.set_high_watermark(watermark)
+        if rises or starts_later:
+            self.committed()
+        return error
+
+    def _step_back(self, records: memoryview, leader_start: int) -> bool:
+        """The leader's log may start within a batch, because DeleteRecords ignores batch bounds. If all records of this
+        log are below that start, the log restarts at that batch; its start is the leader's again afterwards.
+        """
+        log, first = self.log, parse_header(records)
+        nothing = log.log_end_offset <= max(log.log_start_offset, leader_start)
+        if not nothing or not first.base_offset < log.log_end_offset <= first.last_offset:
+            return False
+        return self._guarded(lambda: log.truncation.restart_at(first.base_offset)) is ErrorCode.NONE
+
+    def diverged(self, leader_epoch: int, epoch: int, end_offset: int) -> ErrorCode:
+        """Truncate: at the leader, ``epoch`` (its largest not above the follower's last) ends at ``end_offset``.
+
+        This log's own end of its largest epoch up to that one bounds the result too, because this log may have records
+        of an epoch that the leader does not have. The next fetch shows whether another step is needed.
+        """
+        error = self._refusal(leader_epoch)
+        if error is not ErrorCode.NONE:
+            return error
+        log = self.log
+        own_epoch, own_end = log.epoch_end_offset(epoch)
+        if own_epoch < 0 and own_end < 0:
+            # no own epoch at or below the leader's: no record is certain to be in both logs
+            target = end_offset if end_offset >= 0 else log.log_start_offset
+        else:
+            target = min(end_offset, own_end) if own_epoch == epoch else own_end
+        return self._truncate(target, f"leader {self.state.leader} ended epoch {epoch} at offset {end_offset}")
+
+    def out_of_range(self, leader_epoch: int, leader_start: int, leader_end: int) -> ErrorCode:
+        """The position is outside the leader's log: restart at its start, or truncate to its end."""
+        error = self._refusal(leader_epoch)
+        if error is not ErrorCode.NONE:
+            return error
+        log = self.log
+        if log.log_end_offset > leader_end:
+            return self._truncate(leader_end, f"leader {self.state.leader} ends at offset {leader_end}")
+        if log.log_end_offset < leader_start:
+            logger.warning(
+                "%s: the leader's log starts at offset %d, the local log ends at %d: restarting the log there",
+                self.tp, leader_start, log.log_end_offset,
+            )  # fmt: skip
+            error = self._guarded(lambda: log.truncation.restart_at(leader_start, now_ms=self._clock.wall_ms()))
+            self.committed()
+        return error
+
+    def _truncate(self, offset: int, why: str) -> ErrorCode:
+        log = self.log
+        if offset < log.high_watermark:
+            self.lost_commits += 1
+            logger.error(
+                "%s: truncating to offset %d, below the high watermark %d: committed records are lost (%s)",
+                self.tp, offset, log.high_watermark, why,
+            )  # fmt: skip
+        elif offset < log.log_end_offset:
+            logger.info("%s: truncating from offset %d to %d (%s)", self.tp, log.log_end_offset, offset, why)
+        error = self._guarded(lambda: log.truncation.truncate_to(max(0, offset), now_ms=self._clock.wall_ms()))
+        self.committed()
+        return error
+
+    def _guarded(self, action: Callable[[], object]) -> ErrorCode:
+        try:
+            action()
+        except (LogOffline, DiskError) as problem:
+            logger.error("%s: %s", self.tp, problem)
+            if isinstance(problem, DiskFull):
+                self.log.no_room(problem)
+            return ErrorCode.KAFKA_STORAGE_ERROR
+        return ErrorCode.NONE

@@ -1,0 +1,81 @@
+"""The in-sync set of a partition: which members count, leave and join. Pure; leaders and the controller share it.
+
+Source: KIP-497 and KIP-966 for the rules; incarnations are fleetlog's (docs/INVARIANTS.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+from brokers.model import BrokerId, LiveBroker, PartitionState
+
+LiveBrokers = Mapping[int, LiveBroker]
+"""The registered brokers by id."""
+
+
+def counts(live_brokers: LiveBrokers, broker_id: int, incarnation: int) -> bool:
+    """Whether the broker is registered and its logs still hold what they held in that incarnation."""
+    live_broker = live_brokers.get(broker_id)
+    return live_broker is not None and live_broker.continues(incarnation)
+
+
+def members(state: PartitionState) -> list[tuple[BrokerId, int]]:
+    """The in-sync set as (broker, incarnation counted on)."""
+    return list(zip(state.isr, state.isr_incarnations, strict=True))
+
+
+def eligible(state: PartitionState) -> list[tuple[BrokerId, int]]:
+    """The eligible leader replicas as (broker, incarnation counted on)."""
+    return list(zip(state.elr, state.elr_incarnations, strict=True))
+
+
+def min_in_sync(min_insync_replicas: int, replicas: Collection[int]) -> int:
+    """``min.insync.replicas``, but never more than there are replicas (as Kafka 4.1 counts it)."""
+    return min(min_insync_replicas, max(1, len(replicas)))
+
+
+def without(state: PartitionState, gone: Collection[int], min_isr: int) -> PartitionState:
+    """The state after these brokers left the in-sync set; the caller sets the epochs.
+
+    Below ``min_isr`` the high watermark does not move, so a replica that leaves then stays eligible to lead; with
+    enough members no other replica is eligible. The set never becomes empty: only its last members hold everything.
+    """
+    left = [(b, i) for b, i in members(state) if b not in gone]
+    if not left or len(left) == len(state.isr):
+        return state
+    removed = [(b, i) for b, i in members(state) if b in gone]
+    return _with(state, left, [*eligible(state), *removed], min_isr)
+
+
+def joined(state: PartitionState, broker_id: int, incarnation: int, min_isr: int) -> PartitionState:
+    """The state after this caught-up broker joined the in-sync set; a member's incarnation is renewed."""
+    others = [(b, i) for b, i in members(state) if b != broker_id]
+    return _with(state, [*others, (BrokerId(broker_id), incarnation)], eligible(state), min_isr)
+
+
+def reduced_to(state: PartitionState, kept: list[tuple[BrokerId, int]], min_isr: int) -> PartitionState:
+    """The state with exactly these in sync, as after an election; others become eligible as in :func:`without`."""
+    staying = {b for b, _ in kept}
+    removed = [(b, i) for b, i in members(state) if b not in staying]
+    return _with(state, kept, [*eligible(state), *removed], min_isr)
+
+
+def settled(state: PartitionState, min_isr: int) -> PartitionState:
+    """The state without eligible replicas if the in-sync set is large enough (after a lowered minimum)."""
+    return _with(state, members(state), eligible(state), min_isr)
+
+
+def _with(
+    state: PartitionState, isr: list[tuple[BrokerId, int]], elr: list[tuple[BrokerId, int]], min_isr: int
+) -> PartitionState:
+    in_sync = {b for b, _ in isr}
+    kept = dict(elr) if len(isr) < min_isr else {}
+    left = [(b, i) for b, i in kept.items() if b not in in_sync and b in state.replicas]
+    return replace(
+        state,
+        isr=tuple(b for b, _ in isr),
+        isr_incarnations=tuple(i for _, i in isr),
+        elr=tuple(b for b, _ in left),
+        elr_incarnations=tuple(i for _, i in left),
+    )

@@ -1,0 +1,198 @@
+"""Writes the states that partitions propose: compare-and-set of a state znode, and a change-log entry, in one multi.
+
+Leaders propose in-sync sets. A replica whose log directory failed proposes that it no longer counts.
+
+A proposal has the version of the znode that it builds on: of it and a concurrent write of the controller one fails. The
+multi also checks the incarnations of the broker itself and of added members, so a broker that registered again
+meanwhile does not count. Until the outcome is known the partition keeps the maximal in-sync set. The outcome of an
+unanswered write is decided by reading again, after a sync, in a live session.
+
+Source: KIP-497 for the states; ADR 0003 for the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from brokers.metadata import znodes
+from brokers.metadata.znodes import Change, StatesChanged
+from brokers.model import PartitionState
+from brokers.replication import isr
+from coordination.changes import entry
+from coordination.registration import incarnation_path
+from coordination.store import (
+    Check,
+    MultiFailed,
+    NoNode,
+    Operation,
+    SessionExpired,
+    SetData,
+    Store,
+    StoreError,
+    UnknownOutcome,
+)
+
+if TYPE_CHECKING:
+    from brokers.replication.proposals import Proposer
+
+log = logging.getLogger(__name__)
+
+PROPOSALS_PER_MULTI = 100
+RETRY_SECONDS = 0.1
+
+
+class _Proposal(NamedTuple):
+    partition: Proposer
+    base_epoch: int
+    state: PartitionState
+
+
+class ZooKeeperIsrWriter:
+    """See the module; implements ``proposals.IsrWriter``. One per broker, loop thread only."""
+
+    def __init__(
+        self,
+        store: Store,
+        broker_id: int,
+        *,
+        incarnation: Callable[[], int],
+        topic_exists: Callable[[Proposer], bool],
+    ) -> None:
+        self._store = store
+        self._broker_id = broker_id
+        self._incarnation = incarnation
+        self._topic_exists = topic_exists
+        self._waiting: list[_Proposal] = []
+        self._task: asyncio.Task[None] | None = None
+
+    def propose(self, partition: Proposer, state: PartitionState) -> None:
+        """Queue the state for the next multi."""
+        self._waiting.append(_Proposal(partition, state.partition_epoch - 1, state))
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._run(), name="in-sync sets")
+
+    async def stop(self) -> None:
+        """Cancel all writes."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while self._waiting:
+            batch, self._waiting = self._waiting[:PROPOSALS_PER_MULTI], self._waiting[PROPOSALS_PER_MULTI:]
+            try:
+                await self._write(batch)
+            except Exception:  # a bug; the proposals stay pending, which is safe, and the others continue
+                log.exception("writing in-sync sets failed with an unexpected error")
+                await asyncio.sleep(RETRY_SECONDS)
+
+    async def _write(self, batch: list[_Proposal]) -> None:
+        while batch:
+            current = [p for p in batch if self._wanted(p)]
+            if not current:
+                return
+            if self._incarnation() < 0:
+                self._refused(current)  # not registered: this broker leads no partition
+                return
+            live_brokers, operations = self._operations(current)
+            try:
+                await self._store.multi(operations)
+            except MultiFailed as failed:
+                batch = await self._without_failed(current, live_brokers, failed)
+            except SessionExpired:
+                self._refused(current)  # nothing was written, and with the session the leadership ends
+                return
+            except UnknownOutcome:
+                batch = await self._decide(current)
+            except StoreError as problem:
+                log.info("writing in-sync sets failed, retrying: %s", problem)
+                await asyncio.sleep(RETRY_SECONDS)
+                batch = current
+            else:
+                for proposal in current:
+                    proposal.partition.proposal_written(proposal.state)
+                return
+
+    def _wanted(self, proposal: _Proposal) -> bool:
+        """Whether the partition still waits for this proposal: a newer state or leader ends it."""
+        return proposal.partition.proposed is proposal.state
+
+    def _operations(self, batch: Sequence[_Proposal]) -> tuple[int, list[Operation]]:
+        live_brokers: dict[int, int] = {self._broker_id: self._incarnation()}
+        for proposal in batch:
+            known = dict(isr.members(proposal.partition.state))
+            live_brokers |= {b: i for b, i in isr.members(proposal.state) if i >= 0 and known.get(b) != i}
+        operations: list[Operation] = [Check(incarnation_path(b), i) for b, i in live_brokers.items()]
+        topics: dict[str, list[_Proposal]] = {}
+        for proposal in batch:
+            tp = proposal.partition.tp
+            operations.append(SetData(znodes.state_path(tp), znodes.encode_state(proposal.state), proposal.base_epoch))
+            topics.setdefault(tp.topic, []).append(proposal)
+        changes: list[Change] = [
+            StatesChanged(name, found[0].partition.topic_id, {p.partition.tp.partition: p.state for p in found})
+            for name, found in topics.items()
+        ]
+        operations.append(entry(znodes.encode_changes(changes, f"broker {self._broker_id}")))
+        return len(live_brokers), operations
+
+    async def _without_failed(self, batch: list[_Proposal], live_brokers: int, failed: MultiFailed) -> list[_Proposal]:
+        """Drop the proposals that made the multi fail: one with an outdated version, or those that add a broker."""
+        if failed.index >= live_brokers + len(batch):
+            raise failed  # the change log's parent znode is missing: no retry can help
+        if failed.index >= live_brokers:
+            loser = batch[failed.index - live_brokers]
+            log.info(
+                "%s: in-sync set %s not written: its base version %d is outdated; waiting for the newer state",
+                loser.partition.tp, list(loser.state.isr), loser.base_epoch,
+            )  # fmt: skip
+            if not self._topic_exists(loser.partition):
+                loser.partition.proposal_refused(loser.state)
+            # else it stays pending, with the maximal set, until the metadata cache has the winning state
+            return [p for p in batch if p is not loser]
+        if failed.index == 0:
+            self._refused(batch)  # this broker's incarnation is over; the session handler reacts
+            return []
+        # an added member registered again: its partition proposes again once the metadata cache has the registration
+        adding = [p for p in batch if len(p.state.isr) >= len(p.partition.state.isr)]
+        self._refused(adding)
+        return [p for p in batch if p not in adding]
+
+    def _refused(self, batch: Sequence[_Proposal]) -> None:
+        for proposal in batch:
+            proposal.partition.proposal_refused(proposal.state)
+
+    async def _decide(self, batch: list[_Proposal]) -> list[_Proposal]:
+        """After a lost answer: read each state again. Returns the proposals that are certainly not written."""
+        undecided: list[_Proposal] = []
+        for proposal in batch:
+            try:
+                found = await self._read(proposal)
+            except SessionExpired:
+                return []  # the next leader reads the outcome from the partition's state
+            if found is None:
+                proposal.partition.proposal_refused(proposal.state)
+            elif found[1] == proposal.base_epoch:
+                undecided.append(proposal)
+            elif found == (znodes.encode_state(proposal.state), proposal.state.partition_epoch):
+                proposal.partition.proposal_written(proposal.state)
+            # else another write came first or last: the metadata cache brings its state
+        return undecided
+
+    async def _read(self, proposal: _Proposal) -> tuple[bytes, int] | None:
+        """The state's znode now; None if it does not exist or the proposal is outdated. Raises SessionExpired."""
+        path = znodes.state_path(proposal.partition.tp)
+        while self._wanted(proposal):
+            try:
+                await self._store.sync(path)
+                data, stat = await self._store.get(path)
+                return data, stat.version
+            except NoNode:
+                return None
+            except SessionExpired:
+                raise
+            except StoreError:
+                await asyncio.sleep(RETRY_SECONDS)
+        return None

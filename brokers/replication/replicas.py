@@ -1,0 +1,453 @@
+"""All partitions with a replica on this broker, in step with the metadata cache."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from brokers.log import DiskError, DiskFull, Log, LogOffline, LogStore
+from brokers.log.rejected import BeforeLeading
+from brokers.model import NO_LEADER, BrokerInfo, Clock, PartitionState, TopicPartition
+from brokers.replication import isr, room
+from brokers.replication.partition import Partition
+from brokers.replication.proposals import IsrWriter, Proposer
+from brokers.replication.serving import BrokerLease
+from brokers.replication.unopened import UnopenedReplica
+from wire.errors import ErrorCode
+
+if TYPE_CHECKING:
+    import uuid
+
+    from brokers.metadata.cache import MetadataCache, MetadataChange
+
+logger = logging.getLogger(__name__)
+
+CHECK_MS = 1_000
+"""Time between two checks of the followers; shorter if replica.lag.time.max.ms is."""
+UNOPENED_NAMED = 3
+LINES_MAX = 20
+"""The most log lines that one metadata change may write about new leaderships."""
+
+
+class ReplicaManager:
+    """Opens, leads, resigns and deletes partitions as the metadata cache changes. Loop thread only.
+
+    ``incarnation`` is this broker's present one: a state with another incarnation is outdated, and leading by it could
+    lose data after a quick unclean restart. ``session_valid``: the ZooKeeper session's lease. ``isr_writer`` writes the
+    states that leaders propose.
+    """
+
+    def __init__(
+        self,
+        broker_id: int,
+        metadata: MetadataCache,
+        logs: LogStore,
+        clock: Clock,
+        *,
+        session_valid: Callable[[], bool],
+        incarnation: Callable[[], int],
+        isr_writer: IsrWriter,
+    ) -> None:
+        self._broker_id = broker_id
+        self._metadata = metadata
+        self._logs = logs
+        self._clock = clock
+        self._lease = BrokerLease(session_valid)
+        self.lease_valid = self._lease.valid
+        """Whether no other broker can have taken over from this one."""
+        self._incarnation = incarnation
+        self._isr_writer = isr_writer
+        self._partitions: dict[TopicPartition, Partition] = {}
+        self.get: Callable[[TopicPartition], Partition | None] = self._partitions.get
+        """This broker's replica, whatever its role."""
+        self._unopened: dict[TopicPartition, UnopenedReplica] = {}
+        """Replicas whose log could not be opened, retried with every change and tick."""
+        self._leader_listeners: list[Callable[[Partition], None]] = []
+        self._resigned_listeners: list[Callable[[TopicPartition], None]] = []
+        self._deleted_listeners: list[Callable[[TopicPartition], None]] = []
+        self._follower_listeners: list[Callable[[Partition], None]] = []
+        self._unfollow_listeners: list[Callable[[TopicPartition], None]] = []
+        self._newly_led: list[Partition] = []
+        self.before_leading = BeforeLeading()
+        self._next_check_ms = -1
+
+    # -- for request handlers -------------------------------------------------------------------------------------
+
+    def all(self) -> Iterable[Partition]:
+        """All replicas on this broker."""
+        return self._partitions.values()
+
+    def leader(self, tp: TopicPartition, current_leader_epoch: int = -1) -> Partition | ErrorCode:
+        """The partition if this broker leads it in the client's leader epoch, else the error for the client."""
+        partition = self._partitions.get(tp)
+        if partition is None:
+            if self._metadata.partition(tp) is None:
+                return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            return ErrorCode.KAFKA_STORAGE_ERROR if tp in self._unopened else ErrorCode.NOT_LEADER_OR_FOLLOWER
+        error = partition.check_epoch(current_leader_epoch)
+        if error is not ErrorCode.NONE:
+            return error
+        if not partition.is_leader:
+            return ErrorCode.NOT_LEADER_OR_FOLLOWER
+        return partition
+
+    @property
+    def logs(self) -> LogStore:
+        """This broker's logs and log directories."""
+        return self._logs
+
+    def waive_lease(self, tp: TopicPartition) -> Partition | None:
+        """Waive the lease on the partition, also if its log is opened later; returns it if this broker leads it."""
+        partition = self._partitions.get(tp)
+        if partition is not None and partition.is_leader:
+            partition.waive_lease()
+            return partition
+        if tp in self._unopened:
+            self._unopened[tp].waived = True
+        return None
+
+    def waive_leases(self) -> list[Partition]:
+        """Waive all leases until the process ends, so that other brokers may lead; returns the led partitions."""
+        self._lease.waive()
+        return [partition for partition in self._partitions.values() if partition.is_leader]
+
+    # -- listeners ------------------------------------------------------------------------------------------------
+
+    def on_leader(self, listener: Callable[[Partition], None]) -> None:
+        """Call ``listener`` when this broker starts to lead a partition, or leads it in a new epoch."""
+        self._leader_listeners.append(listener)
+
+    def on_resigned(self, listener: Callable[[TopicPartition], None]) -> None:
+        """Call ``listener`` when this broker stops leading a partition."""
+        self._resigned_listeners.append(listener)
+
+    def on_deleted(self, listener: Callable[[TopicPartition], None]) -> None:
+        """Call ``listener`` when a partition of this broker is deleted."""
+        self._deleted_listeners.append(listener)
+
+    def on_follower(self, listener: Callable[[Partition], None]) -> None:
+        """Call ``listener`` when this broker must follow a partition's leader: a new leader, or a new epoch."""
+        self._follower_listeners.append(listener)
+
+    def on_unfollow(self, listener: Callable[[TopicPartition], None]) -> None:
+        """Call ``listener`` when this broker stops following: it leads, there is no leader, or no partition."""
+        self._unfollow_listeners.append(listener)
+
+    # -- for partitions -------------------------------------------------------------------------------------------
+
+    def broker(self, broker_id: int) -> BrokerInfo | None:
+        """The registered broker with this id, or None."""
+        return self._metadata.brokers.get(broker_id)
+
+    def tick(self, now_ms: int) -> None:
+        """Check the followers of led partitions, failed logs and logs that could not be created; call it about every
+        second.
+        """
+        lag_max_ms = self._metadata.effective.replica_lag_time_max_ms
+        if now_ms < self._next_check_ms:
+            return
+        self._next_check_ms = now_ms + min(CHECK_MS, max(1, lag_max_ms // 4))
+        for partition in list(self._partitions.values()):
+            if not partition.log.offline:
+                partition.check_followers(now_ms, lag_max_ms)
+            elif partition.abdicate() is not None:
+                logger.error("%s: log directory failed: this broker resigns its leadership", partition.tp)
+            elif not partition.is_leader:
+                self._withdraw(partition)
+        for tp in list(self._unopened):
+            self._follow(tp)
+        self._log_new_leaderships()
+
+    def _withdraw(self, partition: Partition) -> None:
+        """Stop following with a failed log: without new records the leader would keep this broker in sync."""
+        for unfollow in self._unfollow_listeners:
+            _call(unfollow, partition.tp)
+        if partition.withdraw() is not None:
+            logger.error("%s: log directory failed: this broker leaves the in-sync set", partition.tp)
+
+    def successors(self, partition: Proposer) -> list[int]:
+        """The other members of the partition's in-sync set that are alive and may be elected."""
+        found: list[int] = []
+        for broker_id, incarnation in isr.members(partition.state):
+            broker = self.broker(broker_id)
+            if broker_id != self._broker_id and broker is not None and broker.live_broker.continues(incarnation):
+                found.append(broker_id)
+        return found
+
+    def troubles(self) -> list[str]:
+        """Problems of this broker's replicas and log directories, as texts for the health check; empty if none."""
+        found = []
+        for directory in self._logs.directories:
+            if directory.offline:
+                found.append(
+                    f"log directory {directory.path} is offline: its disk failed; repair it and restart the broker"
+                )
+            elif directory.room.crowded:
+                found.append(
+                    f"log directory {directory.path} has no room:"
+                    f" {len(directory.room.crowded)} replica(s) cannot append"
+                )
+        if self._unopened:
+            named = ", ".join(map(str, sorted(self._unopened)[:UNOPENED_NAMED]))
+            found.append(
+                f"no log of {len(self._unopened)} replica(s) assigned to this broker ({named}, ...); see the log"
+            )
+        return found
+
+    def stand_back(self, partition: Partition) -> None:
+        """Stop following with a log without room, and leave the in-sync set: without new records the leader would keep
+        this broker in sync.
+        """
+        for unfollow in self._unfollow_listeners:
+            _call(unfollow, partition.tp)
+        if room.step_aside(partition, self._broker_id) is not None:
+            logger.error(
+                "%s: no room in log directory %s: this broker leaves the in-sync set",
+                partition.tp, partition.log.directory,
+            )  # fmt: skip
+
+    def follow_again(self, tp: TopicPartition) -> None:
+        """Follow the leader again: the log has room."""
+        partition = self._partitions.get(tp)
+        if partition is not None and not partition.is_leader:
+            self._find_leader(partition, partition.state)
+
+    # -- metadata changes -----------------------------------------------------------------------------------------
+
+    def apply(self, change: MetadataChange) -> None:
+        """Apply a change of the metadata cache. After a reload every partition is compared."""
+        for topic in change.deleted:
+            for index in range(len(topic.partitions)):
+                self._delete(TopicPartition(topic.name, index), topic.id)
+        if change.reloaded:
+            self.reconcile()
+            return
+        for tp in sorted({*change.partitions_changed, *self._unopened}):
+            self._follow(tp)
+        self._log_new_leaderships()
+        for kind, entity in change.configs_changed:
+            if kind == "topics":
+                self._reconfigure(entity)
+            elif kind == "brokers":  # the defaults of every topic may have changed
+                for name in self._metadata.topics:
+                    self._reconfigure(name)
+
+    def reconcile(self) -> None:
+        """Compare every partition with the metadata cache: at the start and after a reload."""
+        for tp in list(self._partitions):
+            if self._metadata.partition(tp) is None:
+                self._delete(tp, self._partitions[tp].topic_id)
+        if self._metadata.ready:
+            self._remove_strays()
+        for name, topic in self._metadata.topics.items():
+            for index in range(len(topic.partitions)):
+                self._follow(TopicPartition(name, index))
+            self._reconfigure(name)
+        self._log_new_leaderships()
+
+    def _log_new_leaderships(self) -> None:
+        """One log line per partition, per topic, or for all: a broker may start to lead thousands at once."""
+        led, self._newly_led = self._newly_led, []
+        topics: dict[str, list[Partition]] = {}
+        for partition in led:
+            topics.setdefault(partition.tp.topic, []).append(partition)
+        if len(topics) > LINES_MAX:
+            logger.info("leading %d partitions of %d topics in new epochs", len(led), len(topics))
+            return
+        for topic, partitions in topics.items():
+            if len(led) > LINES_MAX and len(partitions) > 1:
+                logger.info("leading %d partitions of topic %s in new epochs", len(partitions), topic)
+                continue
+            for partition in partitions:
+                offset = partition.log.log_end_offset
+                logger.info("leading %s in epoch %d from offset %d", partition.tp, partition.leader_epoch, offset)
+
+    def _remove_strays(self) -> None:
+        """Delete the logs of topics that were deleted while this broker was down.
+
+        The log directories belong to this cluster (checked at the start), so a topic without metadata was deleted.
+        """
+        for tp in list(self._logs.all()):
+            if tp not in self._partitions and self._metadata.partition(tp) is None:
+                logger.warning("%s: deleting the log: its topic was deleted while this broker was down", tp)
+                self._logs.delete(tp)
+
+    def resign_all(self) -> None:
+        """Stop leading all partitions: the session is lost, or the broker shuts down."""
+        for partition in list(self._partitions.values()):
+            if partition.is_leader:
+                self._resign(partition, None)
+
+    def _follow(self, tp: TopicPartition) -> None:
+        topic = self._metadata.topics.get(tp.topic)
+        state = self._metadata.partition(tp)
+        if topic is None or state is None:
+            return
+        partition = self._partitions.get(tp)
+        if partition is not None and partition.topic_id != topic.id:
+            self._delete(tp, partition.topic_id)  # the topic was deleted and created again
+            partition = None
+        waived = False
+        if self._broker_id not in state.replicas:
+            self._unopened.pop(tp, None)
+            if partition is not None:
+                self._delete(tp, partition.topic_id)
+            return
+        if partition is None:
+            unopened = self._unopened.get(tp)
+            if unopened is not None and unopened.topic_id == topic.id and unopened.hands_over(state):
+                return
+            partition = self._open(tp, topic.id, state)
+            if partition is None:
+                return
+            if unopened is not None:
+                waived = unopened.waived
+                unopened.opened()
+                self._unopened.pop(tp, None)
+        if self._leads(state):
+            fresh = not partition.is_leader or partition.leader_epoch != state.leader_epoch
+            if not fresh:
+                partition.update_state(state)
+                return
+            if partition.is_leader:
+                # another epoch of this broker: requests that wait in the old one must not be answered from the new one
+                self._resign(partition, state)
+            for unfollow in self._unfollow_listeners:
+                _call(unfollow, tp)
+            partition.become_leader(state)
+            if waived:
+                partition.waive_lease()
+            self._newly_led.append(partition)
+            for listener in self._leader_listeners:
+                _call(listener, partition)
+        elif partition.is_leader:
+            self._resign(partition, state)
+            self._find_leader(partition, state)
+        elif partition.leader_epoch != state.leader_epoch:
+            partition.become_follower(state)
+            self._find_leader(partition, state)
+        else:
+            partition.update_state(state)
+
+    def _find_leader(self, partition: Partition, state: PartitionState) -> None:
+        """Follow the state's leader. A previous incarnation of this broker is no leader: an election is due."""
+        if state.leader in (NO_LEADER, self._broker_id) or partition.log.crowded:
+            for unfollow in self._unfollow_listeners:
+                _call(unfollow, partition.tp)
+        else:
+            for follow in self._follower_listeners:
+                _call(follow, partition)
+
+    def _leads(self, state: PartitionState) -> bool:
+        return state.leader == self._broker_id and state.leader_incarnation in (-1, self._incarnation())
+
+    def _open(self, tp: TopicPartition, topic_id: uuid.UUID, state: PartitionState) -> Partition | None:
+        log: Log | None = self._logs.get(tp)
+        if log is not None and log.topic_id not in (None, topic_id):
+            logger.warning("%s: deleting the log: it belongs to a deleted topic of the same name", tp)
+            self._logs.delete(tp)
+            log = None
+        if log is not None and log.topic_id is None and not self._is_counted_on(state) and log.log_end_offset:
+            logger.warning("%s: deleting the log: it has no topic id, and this replica is not in sync", tp)
+            self._logs.delete(tp)
+            log = None
+        config = self._metadata.topic_config(tp.topic)
+        try:
+            if log is None:
+                if not self._may_create(state):
+                    if self._is_news(tp, topic_id, state, "the log is in an offline log directory"):
+                        logger.error("%s: the log is in an offline log directory", tp)
+                    return None
+                log = self._logs.create(tp, topic_id, config)
+            elif log.topic_id is None:
+                log.write_metadata(topic_id)
+            log.config = config
+        except (DiskError, LogOffline) as error:
+            full = log is None and isinstance(error, DiskFull)
+            if self._is_news(tp, topic_id, state, str(error), full=full):
+                logger.error("%s: cannot create the log: %s; retrying every second", tp, error)
+            return None
+        partition = Partition(
+            tp, topic_id, log, state, broker_id=self._broker_id, clock=self._clock, surroundings=self,
+            isr_writer=self._isr_writer,
+        )  # fmt: skip
+        partition.order.follow(self.before_leading)
+        self._partitions[tp] = partition
+        return partition
+
+    def _is_news(
+        self, tp: TopicPartition, topic_id: uuid.UUID, state: PartitionState, why: str, *, full: bool = False
+    ) -> bool:
+        """Note that this replica has no log; returns whether this is new."""
+        known = self._unopened.get(tp)
+        news = known is None or known.topic_id != topic_id
+        if known is None or news:
+            known = UnopenedReplica(tp, topic_id, state, broker_id=self._broker_id, writer=self._isr_writer)
+            self._unopened[tp] = known
+        minimum = isr.min_in_sync(self._metadata.topic_config(tp.topic).min_insync_replicas, state.established)
+        known.take(state, leads=self._leads(state), effective_min_isr=minimum, full=full, why=why)
+        return news
+
+    def why_unopened(self, tp: TopicPartition) -> str | None:
+        """Why this broker's replica of the partition has no log; None if it has one, or if there is no replica."""
+        replica = self._unopened.get(tp)
+        return None if replica is None else f"this broker has no log of the partition: {replica.why}"
+
+    def without_room(self) -> list[UnopenedReplica]:
+        """The replicas for whose new logs there was no room."""
+        return [one for one in self._unopened.values() if one.full]
+
+    def _is_counted_on(self, state: PartitionState) -> bool:
+        """Whether this broker's log may have every acknowledged record."""
+        return self._broker_id in (*state.isr, *state.elr)
+
+    def _may_create(self, state: PartitionState) -> bool:
+        """Whether a missing log is a new one. Otherwise it is in an offline directory, and an empty log would replace
+        acknowledged records. Once this broker is neither in sync nor eligible, it may start with an empty log.
+        """
+        if not self._logs.offline_directories or state.leader_epoch < 0:
+            return True
+        if not self._is_counted_on(state):
+            return True
+        return state.leader_epoch == 0 and state.leader_incarnation == self._incarnation()
+
+    def _resign(self, partition: Partition, state: PartitionState | None) -> None:
+        partition.resign(state)
+        for listener in self._resigned_listeners:
+            _call(listener, partition.tp)
+
+    def _delete(self, tp: TopicPartition, topic_id: uuid.UUID) -> None:
+        self._unopened.pop(tp, None)
+        partition = self._partitions.get(tp)
+        if partition is None or partition.topic_id != topic_id:
+            return
+        del self._partitions[tp]
+        partition.deleted = True
+        if partition.is_leader:
+            self._resign(partition, None)
+        else:
+            partition.resign(None)  # consumers may be fetching from this follower
+        for unfollow in self._unfollow_listeners:
+            _call(unfollow, tp)
+        for listener in self._deleted_listeners:
+            _call(listener, tp)
+        self._logs.delete(tp)
+
+    def _reconfigure(self, topic: str) -> None:
+        info = self._metadata.topics.get(topic)
+        if info is None:
+            return
+        config = self._metadata.topic_config(topic)
+        for index in range(len(info.partitions)):
+            partition = self._partitions.get(TopicPartition(topic, index))
+            if partition is not None:
+                partition.log.config = config
+                partition.advance()
+
+
+def _call(listener: Callable[[Any], None], argument: Any) -> None:
+    try:
+        listener(argument)
+    except Exception:
+        logger.exception("replica manager: a listener failed on %s", argument)

@@ -1,0 +1,320 @@
+"""Audit: the line of Kafka's authorizer log, and events in JSON (OCSF 1.0) for the topic ``__fleetlog_audit``.
+
+A management event is one document. What clients do all the time (produce, consume, describe, heartbeat) is one document
+for each principal, API, resource and outcome in a minute, with a count. The queue is bounded; when it is full, events
+are dropped and counted, or refused: then the caller refuses the request that would go unrecorded.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final, NamedTuple
+
+from brokers.security.acl_znodes import OPERATION_NAMES, TYPE_NAMES
+from brokers.security.acls import AclOperation, ResourceType
+
+LOGGER: Final = "kafka.authorizer.logger"
+"""Denied at INFO, allowed at DEBUG."""
+AUDIT_TOPIC: Final = "__fleetlog_audit"
+PROTECTED_OPERATIONS: Final = frozenset({AclOperation.WRITE, AclOperation.CREATE, AclOperation.DELETE})
+"""What no principal may do with the audit topic, super users included; DeleteRecords asks for DELETE."""
+AGGREGATE_MS: Final = 60_000
+AGGREGATES_MAX: Final = 16_384
+QUEUE_BYTES_MAX: Final = 1_048_576
+NAME_CHARS_MAX: Final = 1000
+"""Longer names are cut: clients choose them."""
+
+_OCSF_VERSION: Final = "1.0.0"
+_AUTHENTICATION: Final = 3002
+_APPLICATION_LIFECYCLE: Final = 6002
+_API_ACTIVITY: Final = 6003
+_SUCCESS: Final = 1
+_FAILURE: Final = 2
+_INFORMATIONAL: Final = 1
+_LOGON: Final = 1
+_CREATE, _READ, _UPDATE, _DELETE, _OTHER = 1, 2, 3, 4, 99
+_START, _STOP = 3, 4
+
+
+class EventType(Enum):
+    """What an event is about; the names are those of the setting ``audit.event.types``."""
+
+    MANAGEMENT = "management"
+    PRODUCE = "produce"
+    CONSUME = "consume"
+    DESCRIBE = "describe"
+    HEARTBEAT = "heartbeat"
+    AUTHENTICATE = "authenticate"
+    ADMIN = "admin"
+
+
+DEFAULT_TYPES: Final = frozenset({EventType.MANAGEMENT, EventType.AUTHENTICATE, EventType.ADMIN})
+_AGGREGATED: Final = frozenset({EventType.PRODUCE, EventType.CONSUME, EventType.DESCRIBE, EventType.HEARTBEAT})
+
+_TYPES_OF_APIS: Final[Mapping[EventType, tuple[int, ...]]] = {
+    EventType.PRODUCE: (0, 22, 24, 25, 26, 28, 12001, 12002, 12003, 12005),
+    EventType.CONSUME: (1, 8, 11, 13, 14),
+    EventType.HEARTBEAT: (12, 68, 76, 12004),
+    EventType.DESCRIBE: (2, 3, 9, 10, 15, 16, 18, 23, 29, 32, 35, 46, 48, 50, 60, 61, 65, 66, 74, 75, 12006),
+    EventType.AUTHENTICATE: (17, 36),
+    EventType.MANAGEMENT: (7, 19, 20, 21, 27, 30, 31, 33, 34, 37, 42, 43, 44, 45, 47, 49, 51, 12000, 12007),
+}
+EVENT_TYPES: Final = {key: kind for kind, keys in _TYPES_OF_APIS.items() for key in keys}
+"""The type of event for each API's key."""
+
+_ACTIVITIES: Final = {
+    AclOperation.CREATE: _CREATE,
+    AclOperation.READ: _READ,
+    AclOperation.DESCRIBE: _READ,
+    AclOperation.DESCRIBE_CONFIGS: _READ,
+    AclOperation.WRITE: _UPDATE,
+    AclOperation.ALTER: _UPDATE,
+    AclOperation.ALTER_CONFIGS: _UPDATE,
+    AclOperation.DELETE: _DELETE,
+}
+
+
+def printable(text: str) -> str:
+    """A name for a log line or an event: cut, and control characters written as escapes."""
+    cut = text if len(text) <= NAME_CHARS_MAX else f"{text[:NAME_CHARS_MAX]}..."
+    return cut if cut.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in cut)
+
+
+class Decision(NamedTuple):
+    """What was asked of the authorizer, and its answer. ``references``: how often the request names
+    the resource."""
+
+    principal: str
+    host: str
+    api_key: int
+    api: str
+    operation: AclOperation
+    type: ResourceType
+    name: str
+    allowed: bool
+    references: int = 1
+    client_id: str = ""
+
+
+def authorizer_line(decision: Decision) -> str:
+    """The line that Kafka's authorizer logs for a decision on a literal resource."""
+    return (
+        f"Principal = {printable(decision.principal)} is {'Allowed' if decision.allowed else 'Denied'} "
+        f"Operation = {OPERATION_NAMES[decision.operation]} from host = {printable(decision.host)} "
+        f"on resource = {TYPE_NAMES[decision.type]}:LITERAL:{printable(decision.name)} "
+        f"for request = {decision.api} with resourceRefCount = {decision.references}"
+    )
+
+
+# ---------------------------------------------------------------- events
+
+
+class OnFull(Enum):
+    """``audit.on.full``."""
+
+    DROP = "drop"
+    REFUSE = "refuse"
+
+
+@dataclass(frozen=True, slots=True)
+class AuditSettings:
+    """Which events are kept, and what happens when there is no room. Principals are spelled ``User:alice``."""
+
+    types: frozenset[EventType] = DEFAULT_TYPES
+    on_full: OnFull = OnFull.DROP
+    excluded_principals: frozenset[str] = frozenset()
+    excluded_topics: frozenset[str] = frozenset()
+    queue_bytes_max: int = QUEUE_BYTES_MAX
+    aggregates_max: int = AGGREGATES_MAX
+
+
+class Source(NamedTuple):
+    """The broker in its events."""
+
+    cluster_id: str
+    broker_id: int
+    version: str
+
+
+class _Key(NamedTuple):
+    principal: str
+    api_key: int
+    operation: AclOperation
+    type: ResourceType
+    name: str
+    allowed: bool
+
+
+@dataclass(slots=True)
+class _Aggregate:
+    first: Decision
+    began_mono_ms: int
+    first_wall_ms: int
+    last_wall_ms: int
+    count: int
+
+
+class AuditTrail:
+    """The events of one broker until they are written to the topic: :meth:`pending`, then :meth:`mark_written`."""
+
+    def __init__(self, settings: AuditSettings, source: Source) -> None:
+        self._settings = settings
+        self._source = source
+        self._aggregates: dict[_Key, _Aggregate] = {}
+        self._queue: deque[bytes] = deque()
+        self._queued_bytes = 0
+        self.dropped = 0
+        """Decisions and logins that are in no event because there was no room."""
+
+    @property
+    def queued_bytes(self) -> int:
+        """The size of the events that wait to be written."""
+        return self._queued_bytes
+
+    def record(self, decision: Decision, wall_ms: int, mono_ms: int) -> bool:
+        """Keeps a decision; False: it could not be kept, and the request must be refused (``audit.on.full=refuse``)."""
+        kind = EVENT_TYPES[decision.api_key]
+        settings = self._settings
+        if kind not in settings.types or decision.principal in settings.excluded_principals:
+            return True
+        if decision.type is ResourceType.TOPIC and decision.name in settings.excluded_topics:
+            return True
+        if kind not in _AGGREGATED:
+            return self._enqueue(self._activity(decision, decision.references, wall_ms, wall_ms), decision.references)
+        key = _Key(
+            decision.principal, decision.api_key, decision.operation, decision.type, decision.name, decision.allowed
+        )
+        self.flush(mono_ms)
+        known = self._aggregates.get(key)
+        if known is not None:
+            known.count += decision.references
+            known.last_wall_ms = wall_ms
+            return True
+        if len(self._aggregates) >= settings.aggregates_max and not self._flush_oldest():
+            return self._without_room(decision.references)
+        self._aggregates[key] = _Aggregate(decision, mono_ms, wall_ms, wall_ms, decision.references)
+        return True
+
+    def record_login(
+        self, principal: str, host: str, protocol: str, succeeded: bool, detail: str, wall_ms: int
+    ) -> bool:
+        """Keeps a login or its failure; ``protocol`` as in ``SASL_SSL/SCRAM-SHA-256``. As :meth:`record` otherwise."""
+        if EventType.AUTHENTICATE not in self._settings.types or principal in self._settings.excluded_principals:
+            return True
+        event = self._event(_AUTHENTICATION, _LOGON, wall_ms, succeeded)
+        event |= {
+            "user": _user(principal),
+            "src_endpoint": {"ip": printable(host)},
+            "auth_protocol": protocol,
+            "is_cleartext": protocol.startswith("SASL_PLAINTEXT/PLAIN"),
+        }
+        if detail:
+            event["status_detail"] = printable(detail)
+        return self._enqueue(event, 1)
+
+    def record_broker(self, started: bool, wall_ms: int) -> None:
+        """Keeps that the broker starts or stops."""
+        if EventType.ADMIN in self._settings.types:
+            event = self._event(_APPLICATION_LIFECYCLE, _START if started else _STOP, wall_ms, succeeded=True)
+            self._enqueue(event | {"app": {"name": "fleetlog", "version": self._source.version}}, 1)
+
+    # --- the queue ----------------------------------------------------------------------------------------------
+
+    def flush(self, mono_ms: int) -> None:
+        """Makes events of what was counted for a minute; where the queue is full, the rest waits for more room."""
+        while self._aggregates:
+            oldest = next(iter(self._aggregates.values()))
+            if mono_ms - oldest.began_mono_ms < AGGREGATE_MS or not self._flush_oldest():
+                return
+
+    def flush_all(self) -> None:
+        """Makes events of everything, at a stop; what has no room is dropped and counted."""
+        while self._aggregates:
+            if not self._flush_oldest():
+                self.dropped += self._aggregates.pop(next(iter(self._aggregates))).count
+
+    def _flush_oldest(self) -> bool:
+        """Whether there was room for its event."""
+        key = next(iter(self._aggregates))
+        found = self._aggregates[key]
+        event = self._activity(found.first, found.count, found.first_wall_ms, found.last_wall_ms)
+        if not self._put(event):
+            return False
+        del self._aggregates[key]
+        return True
+
+    def _enqueue(self, event: Mapping[str, Any], count: int) -> bool:
+        return self._put(event) or self._without_room(count)
+
+    def _without_room(self, count: int) -> bool:
+        if self._settings.on_full is OnFull.REFUSE:
+            return False
+        self.dropped += count
+        return True
+
+    def _put(self, event: Mapping[str, Any]) -> bool:
+        data = json.dumps(event, separators=(",", ":")).encode()
+        if self._queued_bytes + len(data) > self._settings.queue_bytes_max:
+            return False
+        self._queue.append(data)
+        self._queued_bytes += len(data)
+        return True
+
+    def pending(self, bytes_max: int) -> list[bytes]:
+        """The oldest events, about so many bytes and at least one, if there is any; they stay until written."""
+        found: list[bytes] = []
+        size = 0
+        for data in self._queue:
+            size += len(data)
+            if found and size > bytes_max:
+                break
+            found.append(data)
+        return found
+
+    def mark_written(self, count: int) -> None:
+        """So many of the oldest events are in the topic."""
+        for _ in range(count):
+            self._queued_bytes -= len(self._queue.popleft())
+
+    # --- documents ----------------------------------------------------------------------------------------------
+
+    def _event(self, class_uid: int, activity: int, wall_ms: int, succeeded: bool) -> dict[str, Any]:
+        source = self._source
+        return {
+            "category_uid": class_uid // 1000,
+            "class_uid": class_uid,
+            "activity_id": activity,
+            "type_uid": class_uid * 100 + activity,
+            "severity_id": _INFORMATIONAL,
+            "status_id": _SUCCESS if succeeded else _FAILURE,
+            "time": wall_ms,
+            "metadata": {
+                "version": _OCSF_VERSION,
+                "product": {"name": "fleetlog", "vendor_name": "fleetlog", "version": source.version},
+            },
+            "dst_endpoint": {"uid": source.cluster_id, "svc_name": f"broker {source.broker_id}"},
+        }
+
+    def _activity(self, decision: Decision, count: int, first_wall_ms: int, last_wall_ms: int) -> dict[str, Any]:
+        activity = _ACTIVITIES.get(decision.operation, _OTHER)
+        event = self._event(_API_ACTIVITY, activity, first_wall_ms, decision.allowed)
+        return event | {
+            "count": count,
+            "start_time": first_wall_ms,
+            "end_time": last_wall_ms,
+            "actor": {"user": _user(decision.principal)},
+            "api": {"operation": decision.api, "service": {"name": "kafka"}},
+            "resources": [{"name": printable(decision.name), "type": TYPE_NAMES[decision.type]}],
+            "src_endpoint": {"ip": printable(decision.host), "name": printable(decision.client_id)},
+            "unmapped": {"operation": OPERATION_NAMES[decision.operation]},
+        }
+
+
+def _user(principal: str) -> dict[str, Any]:
+    """OCSF's user; ``type_id`` 1 is a user, 0 unknown."""
+    kind, _, name = principal.partition(":")
+    return {"name": printable(name), "type": kind, "type_id": 1 if kind == "User" else 0}

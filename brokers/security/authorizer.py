@@ -1,0 +1,84 @@
+"""The one object that is asked whether a principal may do something: an ACL image, super users, a default, a cache."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+
+from brokers.security.acls import OPERATIONS_OF, AclImage, AclOperation, ResourceType, Verdict
+
+CACHED_MAX: Final = 65_536
+"""The most verdicts that are remembered; the names asked for are the clients' choice. About 20 MB."""
+
+_Question = tuple[str, str, AclOperation, ResourceType, str | None]
+"""Principal, host, operation, resource type, and a name; None: any resource of the type."""
+
+
+class Authorizer:
+    """Decides from one :class:`AclImage`; :meth:`replace` gives it the next one.
+
+    ``super_users`` (principals as ``Type:name``) may do everything. ``allow_if_no_acl`` decides where no ACL applies to
+    a resource (``allow.everyone.if.no.acl.found``). A caller may keep a verdict as long as :attr:`version` stands.
+    """
+
+    def __init__(
+        self, image: AclImage, super_users: Collection[str] = frozenset(), allow_if_no_acl: bool = False
+    ) -> None:
+        self._image = image
+        self._super_users = frozenset(super_users)
+        self._allow_if_no_acl = allow_if_no_acl
+        self._cache: dict[_Question, bool] = {}
+
+    @property
+    def image(self) -> AclImage:
+        """The ACLs that decide now."""
+        return self._image
+
+    @property
+    def version(self) -> int:
+        """The version of the rules; another one means that no kept verdict counts."""
+        return self._image.version
+
+    def replace(self, image: AclImage) -> None:
+        """Decides by other ACLs from now on; the version must rise."""
+        if image.version <= self._image.version:
+            raise ValueError(f"the ACLs of version {image.version} cannot follow those of {self._image.version}")
+        self._image = image
+        self._cache.clear()
+
+    def is_super_user(self, principal: str) -> bool:
+        """Whether the principal may do everything."""
+        return principal in self._super_users
+
+    def allows(self, principal: str, host: str, operation: AclOperation, kind: ResourceType, name: str) -> bool:
+        """Whether the principal (``Type:name``) at that address may do the operation on the named resource."""
+        question = (principal, host, operation, kind, name)
+        verdict = self._cache.get(question)
+        return self._decide_anew(question) if verdict is None else verdict
+
+    def allows_any(self, principal: str, host: str, operation: AclOperation, kind: ResourceType) -> bool:
+        """Whether the principal may do the operation on some resource of the type (InitProducerId without an id)."""
+        question = (principal, host, operation, kind, None)
+        verdict = self._cache.get(question)
+        return self._decide_anew(question) if verdict is None else verdict
+
+    def _decide_anew(self, question: _Question) -> bool:
+        if len(self._cache) >= CACHED_MAX:
+            self._cache.clear()
+        verdict = self._cache[question] = self._decided(*question)
+        return verdict
+
+    def _decided(
+        self, principal: str, host: str, operation: AclOperation, kind: ResourceType, name: str | None
+    ) -> bool:
+        if principal in self._super_users:
+            return True
+        if name is None:
+            verdict = self._image.decide_any(principal, host, operation, kind)
+        else:
+            verdict = self._image.decide(principal, host, operation, kind, name)
+        return verdict is Verdict.ALLOWED or (verdict is Verdict.NO_ACL and self._allow_if_no_acl)
+
+    def allowed_operations(self, principal: str, host: str, kind: ResourceType, name: str) -> tuple[AclOperation, ...]:
+        """Which of the operations that the resource has are allowed (KIP-430)."""
+        return tuple(one for one in OPERATIONS_OF[kind] if self.allows(principal, host, one, kind, name))

@@ -1,0 +1,108 @@
+"""Room for the connections of other brokers when ``max.connections`` or ``max.connections.per.ip`` is reached.
+
+Replication must not stop because clients have taken every connection, also where brokers and clients share a listener
+(Kafka exempts the listener of the brokers among themselves; so do we, if there is one). A broker is known by its first
+request: the client id in its header is that of a registered broker. The server looks at it without taking it out of the
+socket, so an admitted connection begins as any other. What says nothing within two seconds, or something else, goes.
+
+Whether a client may name itself a broker is not checked before brokers authenticate; ``inter.broker.listener.name``
+with an address that clients can't reach is what keeps strangers out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import re
+import socket
+from collections import Counter
+from collections.abc import Callable
+from typing import NamedTuple
+
+from brokers.timers import Timer, Timers
+
+CONNECTIONS_PER_BROKER = 8
+"""A broker has one for its requests and one to replicate; the rest is for those of its previous process."""
+MAX_WAITING = 64
+PATIENCE_MS = 2_000
+_HEAD_BYTES = 64
+_CLIENT_ID_AT = 14
+"""Behind the frame's size, API key, version, correlation id and the client id's length."""
+_BROKER = re.compile(rb"(?:broker|replica)-(\d{1,10})")
+
+
+class _Waiting(NamedTuple):
+    sock: socket.socket
+    admit: Callable[[], None]
+    refuse: Callable[[], None]
+    timer: Timer
+
+
+class Reserve:
+    """See the module. ``brokers`` gives the ids of the other registered brokers. Loop thread only."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, timers: Timers, brokers: Callable[[], set[int]]) -> None:
+        self._loop = loop
+        self._timers = timers
+        self._brokers = brokers
+        self._waiting: dict[int, _Waiting] = {}
+        self._broker_of: dict[int, int] = {}
+        self._used: Counter[int] = Counter()
+
+    def consider(self, number: int, sock: socket.socket, admit: Callable[[], None], refuse: Callable[[], None]) -> None:
+        """Wait for the first request on a non-blocking socket, then call one of the two.
+
+        ``number`` names the connection from now on. Of those that wait the one that has waited longest makes room.
+        """
+        if not self._brokers():
+            refuse()
+            return
+        if len(self._waiting) >= MAX_WAITING:
+            self._refuse(next(iter(self._waiting)))
+        timer = self._timers.later(PATIENCE_MS, functools.partial(self._refuse, number))
+        self._waiting[number] = _Waiting(sock, admit, refuse, timer)
+        self._loop.add_reader(sock.fileno(), self._look, number)
+
+    def leave(self, number: int) -> bool:
+        """A connection is closed; whether it was one from here."""
+        broker_id = self._broker_of.pop(number, None)
+        if broker_id is None:
+            return False
+        self._used[broker_id] -= 1
+        return True
+
+    def close(self) -> None:
+        """Refuse all that wait."""
+        for number in list(self._waiting):
+            self._refuse(number)
+
+    def _look(self, number: int) -> None:
+        try:
+            head = self._waiting[number].sock.recv(_HEAD_BYTES, socket.MSG_PEEK)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            head = b""
+        broker_id = _broker_in(head)
+        if broker_id not in self._brokers() or self._used[broker_id] >= CONNECTIONS_PER_BROKER:
+            self._refuse(number)
+            return
+        self._broker_of[number] = broker_id
+        self._used[broker_id] += 1
+        self._end(number).admit()
+
+    def _refuse(self, number: int) -> None:
+        self._end(number).refuse()
+
+    def _end(self, number: int) -> _Waiting:
+        waiting = self._waiting.pop(number)
+        waiting.timer.cancel()
+        self._loop.remove_reader(waiting.sock.fileno())
+        return waiting
+
+
+def _broker_in(head: bytes) -> int:
+    """The broker whose request begins so; -1 for none. Brokers send a header at once, in one piece."""
+    length = int.from_bytes(head[_CLIENT_ID_AT - 2 : _CLIENT_ID_AT], "big")
+    match = _BROKER.fullmatch(head[_CLIENT_ID_AT : _CLIENT_ID_AT + length])
+    return int(match[1]) if match is not None else -1

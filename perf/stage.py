@@ -1,0 +1,120 @@
+"""One broker that leads topics, in this process: real logs, replica manager and metadata, without ZooKeeper.
+
+Time stands still, so that the same instructions run every time. The tests have a stage of their own, with much more.
+"""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from _native.batch import Record, encode_batch
+from brokers.api.access import Access
+from brokers.api.base import Services
+from brokers.api.disconnects import Disconnects
+from brokers.api.fetch_sessions import FetchSessions
+from brokers.api.fetch_wakes import Wakes
+from brokers.config import load_config
+from brokers.coordinators.runtime import CoordinatorRuntime
+from brokers.coordinators.transactions.coordinator import TransactionCoordinator
+from brokers.groups.requests import GroupSettings
+from brokers.groups.shard import GroupShard
+from brokers.log import LogStore, Origin, RealDisk
+from brokers.metadata.cache import MetadataCache, MetadataChange
+from brokers.metrics import Metrics
+from brokers.model import (
+    GROUP_METADATA_TOPIC,
+    TRANSACTION_STATE_TOPIC,
+    BrokerId,
+    BrokerInfo,
+    Endpoint,
+    PartitionState,
+    TopicInfo,
+    TopicPartition,
+)
+from brokers.replication.replicas import ReplicaManager
+
+ME, INCARNATION = BrokerId(1), 7
+
+
+class StandingClock:
+    """Always the same moment."""
+
+    def __init__(self, now_ms: int) -> None:
+        self.now_ms = now_ms
+
+    def wall_ms(self) -> int:
+        return self.now_ms
+
+    def mono_ms(self) -> int:
+        return self.now_ms
+
+
+class LoneLeader:
+    """``services`` are the broker's, without a loop: the one that measures puts its own there."""
+
+    def __init__(self, directory: Path, now_ms: int) -> None:
+        overrides = {"broker.id": str(ME), "zookeeper.connect": "none:1", "log.dirs": str(directory / "data")}
+        self.config = load_config(overrides=overrides)
+        self.clock = StandingClock(now_ms)
+        self.lease = True
+        self.metadata = MetadataCache(None, self.config)  # type: ignore[arg-type]
+        self.metadata.ready = True
+        self.metadata.brokers = {ME: BrokerInfo(ME, 1, INCARNATION, (Endpoint("PLAINTEXT", "127.0.0.1", 9091),), None)}
+        logs = LogStore(self.config, RealDisk(), self.clock)
+        logs.load()
+        self.replicas = ReplicaManager(
+            ME, self.metadata, logs, self.clock,
+            session_valid=lambda: self.lease, incarnation=lambda: INCARNATION, isr_writer=self,
+        )  # fmt: skip
+        absent: Any = None
+        self.services = Services(
+            config=self.config, clock=self.clock, loop=absent, metadata=self.metadata, replicas=self.replicas,
+            store=absent, groups=absent, controller=absent, peers=absent,
+            metrics=Metrics(), transactions=absent, fetch_sessions=FetchSessions(), fetch_wakes=Wakes(),
+            disconnects=Disconnects(), access=Access(), timers=absent,
+        )  # fmt: skip
+
+    def propose(self, *_: Any) -> None:
+        """A lone leader has no in-sync set to change."""
+        raise AssertionError("no change was expected")
+
+    def topic(self, name: str, partitions: int, topic_id: uuid.UUID) -> None:
+        """A new topic whose partitions this broker leads."""
+        state = PartitionState((ME,), ME, 0, (ME,), 0, 1, INCARNATION, (INCARNATION,))
+        self.metadata._image.topics[name] = TopicInfo(name, topic_id, (state,) * partitions, {})
+        self.metadata._image.topic_names[topic_id] = name
+        changed = tuple(TopicPartition(name, index) for index in range(partitions))
+        self.replicas.apply(MetadataChange(topics_changed=(name,), partitions_changed=changed))
+
+    def coordinate(self, loop: Any) -> None:
+        """Lead the internal topics, of one partition each, and coordinate groups and transactions.
+
+        The caller runs what they leave for later iterations of the loop, the load of their state included.
+        """
+        settings = GroupSettings.of(self.config)
+        groups = CoordinatorRuntime(
+            "groups", GROUP_METADATA_TOPIC, lambda partition: GroupShard(partition, settings),
+            partition_count=lambda: 1, origin=Origin.COORDINATOR,
+            loop=loop, timers=self.services.timers, clock=self.clock,
+        )  # fmt: skip
+        transactions = TransactionCoordinator(
+            self.config, metadata=self.metadata, replicas=self.replicas, groups=groups, loop=loop,
+            timers=self.services.timers, clock=self.clock,
+            peers=SimpleNamespace(), store=SimpleNamespace(), incarnation=lambda: INCARNATION,  # type: ignore[arg-type]
+        )  # fmt: skip
+        self.services.groups, self.services.transactions = groups, transactions
+        for runtime in (groups, transactions):
+            self.replicas.on_leader(runtime.partition_elected)
+        for number, topic in enumerate((GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC), start=1):
+            self.topic(topic, 1, topic_id=uuid.UUID(int=number))
+
+    def append(self, topic: str, *, index: int, **fields: Any) -> None:
+        """Append a batch of one record; ``fields`` as ``encode_batch`` names them."""
+        partition = self.replicas.get(TopicPartition(topic, index))
+        assert partition is not None
+        batch = encode_batch([Record(0, self.clock.now_ms, b"k", b"vvv", ())], **fields)
+        info = partition.append(batch, acks=1, origin=Origin.REPLICATION)
+        assert info.error == 0, info

@@ -1,0 +1,40 @@
+"""What stops a query: wrong options, brokers that do not answer, a fence that forbids the write, lost offsets."""
+
+from __future__ import annotations
+
+from wire.errors import ErrorCode
+
+
+class OptionError(ValueError):
+    """An option is missing, misspelt, or has a value that can't be used; the message names it."""
+
+
+class ClientError(RuntimeError):
+    """The brokers did not answer in time, or answered with an error that a retry does not cure.
+
+    ``code``: that error, where an answer carried one.
+    """
+
+    def __init__(self, message: str, code: ErrorCode | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class DataLoss(RuntimeError):
+    """Offsets the query has still to read are gone. ``failOnDataLoss=false`` reads on from what is left."""
+
+
+class TaskFenced(RuntimeError):
+    """The batch this task writes for is over: another driver began a newer one, or its transaction timed out."""
+
+
+class FenceError(RuntimeError):
+    """It is not safe to write, or not known whether a batch was written; the message names the remedy."""
+
+
+class FenceConflict(FenceError):
+    """The fence belongs to another query, or to another place in this query's history."""
+
+
+class FenceLost(FenceError):
+    """There is no fence although the query has written before."""

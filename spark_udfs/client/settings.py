@@ -1,0 +1,99 @@
+"""``kafka.*`` options: from the names of Kafka's Java client to those of two client libraries.
+
+Spark hands options over with lower-cased names, so names are compared in lower case. Names that neither library
+knows are passed to librdkafka, which refuses what it does not know, and are left out of kafka-python's settings.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from spark_udfs.client.failures import OptionError
+from spark_udfs.client.options import INT64_MAX, KAFKA_PREFIX, lowered, whole_number
+
+# Java's name -> librdkafka's, where they differ.
+_LIBRDKAFKA_NAMES = {
+    "sasl.mechanism": "sasl.mechanisms",
+    "ssl.keystore.certificate.chain": "ssl.certificate.pem",
+    "ssl.keystore.key": "ssl.key.pem",
+    "ssl.truststore.certificates": "ssl.ca.pem",
+    "max.request.size": "message.max.bytes",
+}
+
+# librdkafka's or Java's name -> kafka-python's keyword, with the type it wants.
+_KAFKA_PYTHON_KEYWORDS: dict[str, tuple[str, type]] = {
+    "bootstrap.servers": ("bootstrap_servers", str),
+    "client.id": ("client_id", str),
+    "security.protocol": ("security_protocol", str),
+    "sasl.mechanism": ("sasl_mechanism", str),
+    "sasl.mechanisms": ("sasl_mechanism", str),
+    "sasl.username": ("sasl_plain_username", str),
+    "sasl.password": ("sasl_plain_password", str),
+    "ssl.ca.location": ("ssl_cafile", str),
+    "ssl.certificate.location": ("ssl_certfile", str),
+    "ssl.key.location": ("ssl_keyfile", str),
+    "ssl.key.password": ("ssl_password", str),
+    "request.timeout.ms": ("request_timeout_ms", int),
+    "reconnect.backoff.ms": ("reconnect_backoff_ms", int),
+    "reconnect.backoff.max.ms": ("reconnect_backoff_max_ms", int),
+}
+
+_TIME_MS = whole_number()
+_POSITIVE = whole_number(1, INT64_MAX)
+_CONNECTION_PREFIXES = (
+    "bootstrap.", "security.", "sasl.", "ssl.", "enable.sasl.", "enable.ssl.", "client.", "socket.", "broker.",
+    "reconnect.",
+)  # fmt: skip
+
+
+def kafka_settings(options: Mapping[str, str]) -> dict[str, str]:
+    """The ``kafka.*`` options without the prefix, a JAAS line taken apart.
+
+    Raises OptionError without ``kafka.bootstrap.servers``.
+    """
+    given = lowered(options)
+    settings = {name.removeprefix(KAFKA_PREFIX): given[name] for name in given if name.startswith(KAFKA_PREFIX)}
+    if not settings.get("bootstrap.servers", "").strip():
+        raise OptionError("option kafka.bootstrap.servers is required, for instance 127.0.0.1:9092")
+    jaas = settings.pop("sasl.jaas.config", None)
+    if jaas is not None:
+        for field in ("username", "password"):
+            found = re.search(rf"\b{field}\s*=\s*(?:\"([^\"]*)\"|'([^']*)')", jaas)
+            if found is None:
+                raise OptionError(f"option kafka.sasl.jaas.config has no {field}")
+            settings.setdefault(f"sasl.{field}", found.group(1) if found.group(1) is not None else found.group(2))
+    if settings.pop("ssl.truststore.type", "PEM").upper() != "PEM":
+        raise OptionError("option kafka.ssl.truststore.type: only PEM can be read; export the certificates as PEM")
+    if "ssl.truststore.location" in settings:
+        settings.setdefault("ssl.ca.location", settings.pop("ssl.truststore.location"))
+    return settings
+
+
+def librdkafka_settings(settings: Mapping[str, str]) -> dict[str, str]:
+    """The settings under the names and in the units of librdkafka (confluent-kafka). Raises OptionError."""
+    renamed = {_LIBRDKAFKA_NAMES.get(name, name): value for name, value in settings.items()}
+    memory = renamed.pop("buffer.memory", None)
+    if memory is not None:  # bytes; librdkafka counts in KiB
+        kib = -(-_POSITIVE("kafka.buffer.memory", memory) // 1024)
+        renamed.setdefault("queue.buffering.max.kbytes", str(kib))
+    return renamed
+
+
+def connection_settings(settings: Mapping[str, str]) -> dict[str, str]:
+    """The settings of connections alone: librdkafka warns of a producer's settings in a consumer."""
+    return {name: value for name, value in settings.items() if name.startswith(_CONNECTION_PREFIXES)}
+
+
+def kafka_python_settings(settings: Mapping[str, str]) -> dict[str, Any]:
+    """The settings as keyword arguments of kafka-python's connections; others are left out."""
+    keywords: dict[str, Any] = {}
+    for name, value in settings.items():
+        if name in _KAFKA_PYTHON_KEYWORDS:
+            keyword, kind = _KAFKA_PYTHON_KEYWORDS[name]
+            keywords[keyword] = _TIME_MS(KAFKA_PREFIX + name, value) if kind is int else value
+    keywords["bootstrap_servers"] = [part.strip() for part in settings["bootstrap.servers"].split(",") if part.strip()]
+    if settings.get("ssl.endpoint.identification.algorithm", "https").lower() in ("", "none"):
+        keywords["ssl_check_hostname"] = False
+    return keywords

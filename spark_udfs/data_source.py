@@ -1,0 +1,76 @@
+"""The data source ``fleetlog``: reads and writes topics, in batch and as a stream."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+)
+from pyspark.sql.types import StructType
+
+from spark_udfs.client.failures import OptionError
+from spark_udfs.source.options import ReadOptions, row_schema
+from spark_udfs.source.readers import BatchReader, StreamReader
+
+
+class FleetlogSource(DataSource):
+    """``format("fleetlog")`` of ``spark.read``, ``spark.readStream``, ``df.write`` and ``df.writeStream``.
+
+    Spark constructs the data source in the process that plans a write, and copies the writer made there to the tasks:
+    that is the one place to begin the batch. The commit uses a writer of an unpickled data source, which begins none:
+    a new batch would fence the one to be committed.
+    """
+
+    _is_copy = False
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._is_copy = True
+
+    @classmethod
+    def name(cls) -> str:
+        """The format's name."""
+        return "fleetlog"
+
+    def schema(self) -> str:
+        """The columns of Spark's Kafka source; ``headers`` only with ``includeHeaders``."""
+        return row_schema(self.options)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """A batch reader. Raises OptionError."""
+        return BatchReader(ReadOptions.parse(self.options, streaming=False))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        """A stream reader. Raises OptionError."""
+        return StreamReader(ReadOptions.parse(self.options, streaming=True))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        """A batch writer: all rows or none. Raises OptionError, FenceError, ClientError."""
+        from spark_udfs.sink.options import WriteOptions  # late: a worker that only reads loads no librdkafka
+        from spark_udfs.sink.writer import BatchWriter
+
+        if overwrite:
+            raise OptionError("mode overwrite would replace the topic's records, which can't be done: use append")
+        writer = BatchWriter(WriteOptions.parse(self.options, schema))
+        if not self._is_copy:
+            writer.begin()
+        return writer
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
+        """A stream writer, exactly once. Raises OptionError, FenceError, ClientError."""
+        from spark_udfs.sink.options import WriteOptions
+        from spark_udfs.sink.writer import StreamWriter
+
+        if overwrite:
+            raise OptionError(
+                "output mode complete rewrites its whole result in every batch; a topic can't be rewritten: use append"
+            )
+        writer = StreamWriter(WriteOptions.parse(self.options, schema))
+        if not self._is_copy:
+            writer.begin()
+        return writer

@@ -1,0 +1,1 @@
+"""Column and DataFrame functions for Kafka's records."""

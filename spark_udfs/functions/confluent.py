@@ -1,0 +1,375 @@
+"""Column functions for values that carry a schema registry's id: Avro and JSON, in both directions.
+
+Modes are those of Spark's own parsers: PERMISSIVE makes null of a value that can't be decoded, FAILFAST stops the
+query, DROPMALFORMED drops the row (with a generator, so it works in ``select``, once in each). A registry that does not
+answer stops the query in every mode. Needs ``fleetlog[registry]`` (fastavro, jsonschema).
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import Column
+from pyspark.sql import functions as f
+from pyspark.sql.functions import arrow_udf  # type: ignore[attr-defined]
+from pyspark.sql.pandas.types import to_arrow_type
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from spark_udfs.client.failures import OptionError
+from spark_udfs.functions.columns import ColumnOrName, as_column
+from spark_udfs.functions.registry import RegistryError, Schema, UnknownSchema, frame, shared_registry, split_frame
+
+PERMISSIVE, FAILFAST, DROPMALFORMED = "PERMISSIVE", "FAILFAST", "DROPMALFORMED"
+AVRO, JSON = "AVRO", "JSON"
+
+Decode = Callable[[Schema, memoryview], Any]
+"""Raises ValueError and the like for a value that is not of its schema."""
+
+_PRIMITIVES: dict[str, DataType] = {
+    "null": StringType(),
+    "boolean": BooleanType(),
+    "int": IntegerType(),
+    "long": LongType(),
+    "float": FloatType(),
+    "double": DoubleType(),
+    "bytes": BinaryType(),
+    "string": StringType(),
+}
+_LOGICAL: dict[str, DataType] = {
+    "date": DateType(),
+    "timestamp-millis": TimestampType(),
+    "timestamp-micros": TimestampType(),
+    "uuid": StringType(),
+}
+
+
+class Malformed(ValueError):
+    """A value can't be decoded or encoded; the message names the schema and the reason."""
+
+
+# ---- the functions ---------------------------------------------------------------------------------------------------
+
+
+def from_confluent_avro(
+    value: ColumnOrName,
+    registry: str,
+    *,
+    subject: str | None = None,
+    schema: str | None = None,
+    mode: str = PERMISSIVE,
+    settings: Mapping[str, str] | None = None,
+) -> Column:
+    """Avro values as Spark's: read by the schema each carries, into ``schema`` (JSON text) or ``subject``'s newest.
+
+    Raises OptionError, RegistryError when the query is planned. Columns by the rules of ``spark_type``.
+    """
+    _check_mode(mode)
+    target = _target(registry, subject, schema, AVRO, settings)
+    kind = spark_type(json.loads(target.text))
+    decode = partial(_avro_decoded, registry, dict(settings or {}), target.text)
+    return _decoded(value, decode, kind, mode)
+
+
+def to_confluent_avro(
+    value: ColumnOrName,
+    registry: str,
+    *,
+    subject: str,
+    schema: str | None = None,
+    settings: Mapping[str, str] | None = None,
+) -> Column:
+    """Values as Avro behind their schema's id: the subject's newest schema, or ``schema``, which is registered.
+
+    A value that does not fit the schema stops the query. Null stays null.
+    """
+    target = _writing(registry, subject, schema, AVRO, settings)
+    return _encoded(value, partial(_avro_encoded, target))
+
+
+def from_confluent_json(
+    value: ColumnOrName,
+    registry: str,
+    kind: StructType | ArrayType | MapType | str,
+    *,
+    mode: str = PERMISSIVE,
+    settings: Mapping[str, str] | None = None,
+) -> Column:
+    """JSON values as Spark's ``kind`` (a type, or DDL), after a check by the JSON schema that each carries."""
+    _check_mode(mode)
+    how = {"mode": FAILFAST if mode == FAILFAST else PERMISSIVE}
+    check = partial(_json_checked, registry, dict(settings or {}))
+    return _decoded(value, check, StringType(), mode, lambda text: f.from_json(text, kind, how))
+
+
+def to_confluent_json(
+    value: ColumnOrName,
+    registry: str,
+    *,
+    subject: str,
+    schema: str | None = None,
+    settings: Mapping[str, str] | None = None,
+) -> Column:
+    """Values as JSON behind their schema's id, checked by it. As `to_confluent_avro`."""
+    target = _writing(registry, subject, schema, JSON, settings)
+    return _encoded(f.to_json(as_column(value)), partial(_json_encoded, target))
+
+
+def spark_type(schema: Any) -> DataType:
+    """Spark's type of an Avro schema, as Spark's own Avro source has it; OptionError for what has none.
+
+    A union is its only branch beside null; enums and uuids are strings, fixed is binary, decimal, date and timestamps
+    (in UTC) are Spark's. A record that contains itself has none.
+    """
+    return _spark_type(schema, {}, ())
+
+
+# ---- Spark's side ----------------------------------------------------------------------------------------------------
+
+
+def _check_mode(mode: str) -> None:
+    if mode not in (PERMISSIVE, FAILFAST, DROPMALFORMED):
+        raise OptionError(f"mode {mode!r} is not one of {PERMISSIVE}, {FAILFAST}, {DROPMALFORMED}")
+
+
+def _target(
+    registry: str, subject: str | None, text: str | None, kind: str, settings: Mapping[str, str] | None
+) -> Schema:
+    """The schema that columns follow."""
+    if (subject is None) == (text is None):
+        raise OptionError("exactly one of subject and schema must be given: it determines the columns")
+    if text is not None:
+        return Schema(-1, kind, text)
+    found = shared_registry(registry, settings or {}).latest(str(subject))
+    if found.kind != kind:
+        raise OptionError(f"subject {subject} is {found.kind}, not {kind}")
+    return found
+
+
+def _writing(registry: str, subject: str, schema: str | None, kind: str, settings: Mapping[str, str] | None) -> Schema:
+    """The schema that values are written by: the subject's newest, or this one, registered."""
+    if schema is None:
+        return _target(registry, subject, None, kind, settings)
+    return shared_registry(registry, settings or {}).register(subject, kind, schema)
+
+
+def _decoded(
+    value: ColumnOrName,
+    decode: Callable[[bytes], Any],
+    kind: DataType,
+    mode: str,
+    finish: Callable[[Column], Column] = lambda column: column,
+) -> Column:
+    """A column of each value decoded by ``decode``, then by Spark's expression ``finish``."""
+    result = StructType([StructField("ok", BooleanType()), StructField("value", kind)])
+    arrow = to_arrow_type(result, timezone="UTC")
+
+    @arrow_udf(result)  # type: ignore[untyped-decorator]
+    def run(values: pa.Array) -> pa.Array:
+        rows = []
+        for data in values.to_pylist():
+            try:
+                rows.append({"ok": True, "value": None if data is None else decode(data)})
+            except Malformed:
+                if mode == FAILFAST:
+                    raise
+                rows.append({"ok": False, "value": None})
+        return pa.array(rows, arrow)
+
+    found: Column = run(as_column(value).cast("binary"))
+    done = finish(found["value"])
+    return done if mode != DROPMALFORMED else f.explode(f.slice(f.array(done), 1, f.when(found["ok"], 1).otherwise(0)))
+
+
+def _encoded(value: ColumnOrName, encode: Callable[[Any], bytes]) -> Column:
+    @arrow_udf(BinaryType())  # type: ignore[untyped-decorator]
+    def run(values: pa.Array) -> pa.Array:
+        items = values.to_pylist(maps_as_pydicts="lossy")
+        return pa.array([None if item is None else encode(item) for item in items], pa.binary())
+
+    found: Column = run(as_column(value))
+    return found
+
+
+def _framed(data: bytes, registry: str, settings: Mapping[str, str], kind: str) -> tuple[Schema, memoryview]:
+    """A value's own schema, and its body. Raises Malformed, RegistryError."""
+    try:
+        number, body = split_frame(data)
+        schema = shared_registry(registry, settings).schema(number)
+    except UnknownSchema as problem:
+        raise Malformed(str(problem)) from None
+    except ValueError as problem:
+        raise Malformed(str(problem)) from None
+    if schema.kind != kind:
+        raise Malformed(f"schema {number} is {schema.kind}, not {kind}")
+    return schema, body
+
+
+# ---- Avro ------------------------------------------------------------------------------------------------------------
+
+_parsed: dict[str, Any] = {}
+
+
+def _avro(text: str) -> Any:
+    """A parsed schema, kept."""
+    found = _parsed.get(text)
+    if found is None:
+        import fastavro
+
+        found = _parsed[text] = fastavro.parse_schema(json.loads(text))
+        _settle_defaults(found)
+    return found
+
+
+def _settle_defaults(schema: Any) -> None:
+    """Make values of the defaults: the library hands them out as JSON has them, bytes as text, dates as numbers."""
+    import fastavro
+
+    for one in schema if isinstance(schema, list) else [schema]:
+        if not isinstance(one, dict):
+            continue
+        for field in one.get("fields", ()):
+            kind, default = field["type"], field.get("default")
+            _settle_defaults(kind)
+            branch = kind[0] if isinstance(kind, list) else kind
+            plain = {**branch} if isinstance(branch, dict) else {"type": branch}
+            logical = plain.pop("logicalType", None)
+            raw = isinstance(default, str) and plain["type"] in ("bytes", "fixed")
+            if default is not None and (raw or logical is not None):
+                out = io.BytesIO()
+                fastavro.schemaless_writer(out, plain, default.encode("latin-1") if raw else default)
+                out.seek(0)
+                field["default"] = fastavro.schemaless_reader(out, branch, None)
+        for inner in ("items", "values"):
+            _settle_defaults(one.get(inner))
+
+
+def _avro_decoded(registry: str, settings: Mapping[str, str], target: str, data: bytes) -> Any:
+    import fastavro
+
+    schema, body = _framed(data, registry, settings, AVRO)
+    source = io.BytesIO(body)
+    try:
+        found = fastavro.schemaless_reader(source, _avro(schema.text), _avro(target))
+        left = len(body) - source.tell()
+        if left:
+            raise ValueError(f"{left} bytes are left over")
+    except RegistryError:
+        raise
+    except Exception as problem:  # the library raises whatever broken bytes lead it to
+        raise Malformed(f"not a value of schema {schema.id}: {type(problem).__name__}: {problem}") from None
+    return found
+
+
+def _avro_encoded(schema: Schema, value: Any) -> bytes:
+    import fastavro
+
+    out = io.BytesIO()
+    try:
+        fastavro.schemaless_writer(out, _avro(schema.text), value)
+    except Exception as problem:
+        raise Malformed(f"a value does not fit schema {schema.id}: {type(problem).__name__}: {problem}") from None
+    return frame(schema.id, out.getvalue())
+
+
+def _spark_type(schema: Any, named: dict[str, Any], within: tuple[str, ...]) -> DataType:
+    if isinstance(schema, str):
+        if schema in _PRIMITIVES:
+            return _PRIMITIVES[schema]
+        if schema not in named:
+            raise OptionError(f"Avro type {schema} is unknown")
+        if schema in within:
+            raise OptionError(f"Avro record {schema} contains itself, which Spark has no type for")
+        return _spark_type(named[schema], named, within)
+    if isinstance(schema, list):
+        branches = [one for one in schema if one != "null"]
+        if len(branches) != 1:
+            raise OptionError(f"a union of {len(branches)} types beside null has no type in Spark")
+        return _spark_type(branches[0], named, within)
+    if not isinstance(schema, dict):
+        raise OptionError(f"{schema!r} is no Avro type")
+    kind = schema.get("type")
+    if kind in ("record", "enum", "fixed"):
+        space = schema.get("namespace")
+        name = schema["name"] if not space or "." in schema["name"] else f"{space}.{schema['name']}"
+        named[name] = named[schema["name"]] = schema
+        within = (*within, name, schema["name"]) if kind == "record" else within
+    logical = schema.get("logicalType")
+    if logical == "decimal":
+        return DecimalType(int(schema["precision"]), int(schema.get("scale", 0)))
+    if logical in _LOGICAL:
+        return _LOGICAL[logical]
+    if kind == "record":
+        fields = [(one["name"], _spark_type(one["type"], named, within)) for one in schema["fields"]]
+        return StructType([StructField(name, found) for name, found in fields])
+    if kind == "array":
+        return ArrayType(_spark_type(schema["items"], named, within))
+    if kind == "map":
+        return MapType(StringType(), _spark_type(schema["values"], named, within))
+    if kind in ("enum", "fixed"):
+        return StringType() if kind == "enum" else BinaryType()
+    return _spark_type(kind, named, within)
+
+
+# ---- JSON ------------------------------------------------------------------------------------------------------------
+
+_validators: dict[str, Any] = {}
+
+
+def _validator(text: str) -> Any:
+    """A validator of a JSON schema, kept."""
+    found = _validators.get(text)
+    if found is None:
+        import jsonschema
+
+        schema = json.loads(text)
+        kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft7Validator)
+        found = _validators[text] = kind(schema)
+    return found
+
+
+def _json_fits(schema: Schema, text: str) -> None:
+    """Raises Malformed unless the text is JSON of the schema."""
+    import jsonschema
+
+    try:
+        _validator(schema.text).validate(json.loads(text))
+    except jsonschema.ValidationError as problem:
+        raise Malformed(f"not a value of schema {schema.id}: {problem.json_path}: {problem.message}") from None
+    except ValueError as problem:
+        raise Malformed(f"not JSON: {problem}") from None
+
+
+def _json_checked(registry: str, settings: Mapping[str, str], data: bytes) -> str:
+    schema, body = _framed(data, registry, settings, JSON)
+    try:
+        text = str(body, "utf-8")
+    except UnicodeDecodeError as problem:
+        raise Malformed(f"not JSON: {problem}") from None
+    _json_fits(schema, text)
+    return text
+
+
+def _json_encoded(schema: Schema, text: str) -> bytes:
+    _json_fits(schema, text)
+    return frame(schema.id, text.encode())

@@ -1,0 +1,127 @@
+"""A schema registry by its REST interface: schemas by id, the newest of a subject, registration. Kept per process.
+
+A schema never changes under its id, so a fetched one is kept until the worker process ends; the newest schema of a
+subject is fetched on the driver, when a query is planned.
+Source: Confluent's schema registry API (v1), its wire format (byte 0, schema id in four bytes, the encoded value).
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+MAGIC = 0
+PREFIX = struct.Struct(">bI")
+TIMEOUT_S = 10.0
+ATTEMPTS = 3
+PAUSE_S = 0.2
+MOST_BYTES = 16 << 20
+CONTENT = "application/vnd.schemaregistry.v1+json"
+
+
+class RegistryError(RuntimeError):
+    """The registry can't be reached, or refuses. A query stops in every mode, as no row is at fault."""
+
+
+class UnknownSchema(RegistryError):
+    """There is no such schema or subject."""
+
+
+class Schema(NamedTuple):
+    """``kind``: AVRO, JSON or PROTOBUF; ``text`` as it was registered."""
+
+    id: int
+    kind: str
+    text: str
+
+
+class Registry:
+    """One registry. ``settings``: ``basic.auth.user.info`` (user:password)."""
+
+    def __init__(self, url: str, settings: Mapping[str, str] | None = None) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise ValueError(f"a registry's address begins with http:// or https://, not {url!r}")
+        self._url = url.rstrip("/")
+        self._headers = {"Accept": CONTENT, "Content-Type": CONTENT}
+        user = (settings or {}).get("basic.auth.user.info")
+        if user:
+            self._headers["Authorization"] = "Basic " + base64.b64encode(user.encode()).decode()
+        self._by_id: dict[int, Schema] = {}
+
+    def schema(self, number: int) -> Schema:
+        """The schema of an id. Raises UnknownSchema, RegistryError."""
+        found = self._by_id.get(number)
+        if found is None:
+            answer = self._ask("GET", f"/schemas/ids/{number}")
+            found = self._by_id[number] = self._schema(number, answer)
+        return found
+
+    def latest(self, subject: str) -> Schema:
+        """The newest schema of a subject. Raises UnknownSchema, RegistryError."""
+        answer = self._ask("GET", f"/subjects/{urllib.parse.quote(subject, safe='')}/versions/latest")
+        found = self._schema(int(answer["id"]), answer)
+        self._by_id[found.id] = found
+        return found
+
+    def register(self, subject: str, kind: str, text: str) -> Schema:
+        """Register a schema, or find it; with its id. Raises RegistryError when it does not fit the ones before."""
+        body = {"schema": text, **({} if kind == "AVRO" else {"schemaType": kind})}
+        answer = self._ask("POST", f"/subjects/{urllib.parse.quote(subject, safe='')}/versions", body)
+        found = Schema(int(answer["id"]), kind, text)
+        self._by_id[found.id] = found
+        return found
+
+    def _schema(self, number: int, answer: Mapping[str, Any]) -> Schema:
+        if answer.get("references"):
+            raise RegistryError(f"schema {number} of {self._url} refers to others, which is not supported")
+        return Schema(number, str(answer.get("schemaType", "AVRO")), str(answer["schema"]))
+
+    def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self._url + path, data, self._headers, method=method)
+        for left in reversed(range(ATTEMPTS)):
+            try:
+                with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+                    return json.loads(answer.read(MOST_BYTES))
+            except urllib.error.HTTPError as problem:
+                text = problem.read(2000).decode(errors="replace")
+                if problem.code == 404:
+                    raise UnknownSchema(f"{self._url}{path}: {text}") from None
+                if problem.code < 500 or not left:
+                    raise RegistryError(f"{self._url}{path}: {problem.code} {text}") from None
+            except (OSError, ValueError, KeyError) as problem:
+                if not left:
+                    raise RegistryError(f"{self._url}{path}: {problem}") from problem
+            time.sleep(PAUSE_S)
+        raise AssertionError("the last attempt returns or raises")
+
+
+_registries: dict[tuple[str, tuple[tuple[str, str], ...]], Registry] = {}
+
+
+def shared_registry(url: str, settings: Mapping[str, str]) -> Registry:
+    """This process's client of a registry."""
+    key = url, tuple(sorted(settings.items()))
+    found = _registries.get(key)
+    if found is None:
+        found = _registries[key] = Registry(url, settings)
+    return found
+
+
+def split_frame(data: bytes) -> tuple[int, memoryview]:
+    """(schema id, encoded value). Raises ValueError for what is not framed so."""
+    if len(data) < PREFIX.size or data[0] != MAGIC:
+        raise ValueError("not in the registry's format: it begins with a zero byte and a schema id")
+    return PREFIX.unpack_from(data)[1], memoryview(data)[PREFIX.size :]
+
+
+def frame(number: int, value: bytes) -> bytes:
+    """The value behind its schema's id."""
+    return PREFIX.pack(MAGIC, number) + value

@@ -1,0 +1,1 @@
+"""The sink: batch transactions and driver mode, the fence that makes a micro-batch count once."""

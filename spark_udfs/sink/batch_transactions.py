@@ -1,0 +1,261 @@
+"""A sink's batch transactions from the client's side: begin, enlist, heartbeat, commit, abort (docs/protocol.md).
+
+Every call finds the coordinator and is retried: all of these calls are idempotent. An outcome that is not known after
+the timeout is raised, and Spark's replay of the batch reads it from the fence.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import kafka.errors
+
+from spark_udfs.client.connections import Client
+from spark_udfs.client.failures import ClientError, FenceConflict, FenceError, TaskFenced
+from spark_udfs.client.frames import CommitFrame
+from spark_udfs.client.producer import MemberProducer, TaskMember, WriteSettings
+from spark_udfs.sink.fence import Fence
+from wire.errors import ErrorCode
+from wire.messages import request_class
+
+BEGIN, ENLIST, COMMIT, HEARTBEAT, ABORT, DESCRIBE, RESET = range(12001, 12008)
+FIND_COORDINATOR, TRANSACTION = 10, 1
+PAUSE_S = 0.05
+UNSUPPORTED = "these brokers have no batch transactions (a stock Kafka has none)"
+HEARTBEATS_PER_TIMEOUT = 4
+
+_RETRYABLE = frozenset(
+    {
+        ErrorCode.CONCURRENT_TRANSACTIONS,
+        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+        ErrorCode.COORDINATOR_NOT_AVAILABLE,
+        ErrorCode.NOT_COORDINATOR,
+        ErrorCode.REQUEST_TIMED_OUT,
+        ErrorCode.NOT_ENOUGH_REPLICAS,
+        ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+        ErrorCode.NETWORK_EXCEPTION,
+    }
+)
+
+log = logging.getLogger(__name__)
+
+
+class OpenBatch(NamedTuple):
+    """A begun batch: the sink's present producer, the fence found at the begin, and the id of its coordinator.
+
+    ``digest``: the one that the fence's batch was committed with.
+    """
+
+    sink_id: str
+    producer_id: int
+    producer_epoch: int
+    fence: Fence | None
+    coordinator: int = -1
+    digest: str = ""
+
+
+class SentRequests(NamedTuple):
+    """Requests that were sent before their answers are needed. None: not sent."""
+
+    enlist: Any
+    topic: Any
+
+
+class BatchTransactions:
+    """The batch transactions of one sink, over one client."""
+
+    def __init__(self, client: Client, sink_id: str, timeout_ms: int = 60_000) -> None:
+        self._client = client
+        self._sink_id = sink_id
+        self._timeout_ms = timeout_ms
+        self._coordinator: int | None = None
+
+    def supported(self) -> bool:
+        """Whether the brokers have batch transactions; a stock Kafka has none. Raises ClientError."""
+        return self._client.serves(BEGIN)
+
+    def send_begin(self, transaction_timeout_ms: int) -> Any:
+        """Send a BeginBatch; :meth:`begin` takes the answer. None where the coordinator is not known yet."""
+        if self._coordinator is None:
+            return None
+        request = request_class(BEGIN)(sink_id=self._sink_id, timeout_ms=transaction_timeout_ms)
+        return self._client.send(request, self._coordinator)
+
+    def begin(self, transaction_timeout_ms: int, sent: Any = None) -> OpenBatch:
+        """Begin a batch, which fences every older driver of the sink. ``sent``: by `send_begin`."""
+        answer = self._call(BEGIN, sent, timeout_ms=transaction_timeout_ms)
+        coordinator = -1 if self._coordinator is None else self._coordinator
+        digest = "" if answer.fence is None else answer.fence.digest
+        fence = _fence(answer.fence)
+        return OpenBatch(self._sink_id, answer.producer_id, answer.producer_epoch, fence, coordinator, digest)
+
+    def enlist(self, batch: OpenBatch, count: int = 1, sent: Any = None) -> list[TaskMember]:
+        """Members for tasks. Raises TaskFenced when the batch is over. ``sent``: the request, if it was sent."""
+        self._adopt_coordinator(batch)
+        answer = self._call(ENLIST, sent, count=count, **_producer_fields(batch))
+        return [TaskMember(member.producer_id, member.producer_epoch) for member in answer.members]
+
+    def _adopt_coordinator(self, batch: OpenBatch) -> None:
+        if self._coordinator is None and self._client.lists_broker(batch.coordinator):
+            self._coordinator = batch.coordinator
+
+    def send_writer(self, batch: OpenBatch, settings: WriteSettings) -> SentRequests:
+        """Send the requests whose answers :meth:`writer` needs."""
+        self._adopt_coordinator(batch)
+        enlist = None
+        if self._coordinator is not None:
+            request = request_class(ENLIST)(sink_id=self._sink_id, count=1, **_producer_fields(batch))
+            enlist = self._client.send(request, self._coordinator)
+        return SentRequests(enlist, None if settings.topic is None else self._client.send_topics([settings.topic]))
+
+    def writer(
+        self, batch: OpenBatch, settings: WriteSettings, sent: SentRequests | None = None
+    ) -> tuple[TaskMember, MemberProducer]:
+        """A new member and its producer. The coordinator enlists it while another broker describes the topic."""
+        sent = sent or self.send_writer(batch, settings)
+        found = {} if settings.topic is None else self._client.topics([settings.topic], sent.topic)
+        (member,) = self.enlist(batch, sent=sent.enlist)
+        counts = {topic: len(parts) for topic, parts in found.items() if parts}
+        return member, MemberProducer(self._client, self._sink_id, member, settings, counts)
+
+    def commit(
+        self, batch: OpenBatch, query_id: str, batch_id: int, digest: str, winners: Iterable[TaskMember]
+    ) -> bool:
+        """Decide the batch; True if it was committed before. Raises FenceConflict, TaskFenced, FenceError."""
+        named = {"query_id": query_id, "batch_id": batch_id, "digest": digest, "winners": list(winners)}
+        answer = self._call(COMMIT, **named, **_producer_fields(batch))
+        return bool(answer.already_committed)
+
+    def fence(self) -> Fence | None:
+        """The last committed batch. It may move at any time unless this client has begun a batch."""
+        answer = self._call(DESCRIBE, sink_ids=[self._sink_id])
+        return _fence(answer.fence)
+
+    def reset(self, expected_query_id: str, fence: Fence | None) -> None:
+        """Set the fence, or remove it (None). Raises FenceConflict when it is of another query ("": there is none)."""
+        moved = {} if fence is None else {"query_id": fence.query_id, "batch_id": fence.batch_id}
+        self._call(RESET, expected_query_id=expected_query_id, **moved)
+
+    def heartbeat(self, batch: OpenBatch) -> None:
+        """Restart the transaction's timeout."""
+        self._call(HEARTBEAT, **_producer_fields(batch))
+
+    def abort(self, batch: OpenBatch) -> None:
+        """Abort the batch; a batch that is over is left as it is."""
+        try:
+            self._call(ABORT, **_producer_fields(batch))
+        except (TaskFenced, FenceError, ClientError) as problem:
+            log.info("sink %s: the batch could not be aborted: %s", self._sink_id, problem)
+
+    # ---- retries -----------------------------------------------------------------------------------------------------
+
+    def _call(self, key: int, sent: Any = None, /, **fields: Any) -> Any:
+        deadline = time.monotonic() + self._timeout_ms / 1000
+        pause = PAUSE_S
+        while True:
+            code, text, answer = self._once(key, fields, sent)
+            sent = None
+            if code is ErrorCode.NONE:
+                return answer
+            if code not in _RETRYABLE:
+                raise self._failure(code, text)
+            if time.monotonic() > deadline:
+                raise ClientError(f"sink {self._sink_id}: {code.name} for {self._timeout_ms} ms; {text}", code)
+            if code is not ErrorCode.CONCURRENT_TRANSACTIONS:
+                self._coordinator = None
+            time.sleep(pause)
+            pause = min(pause * 2, 1.0)
+
+    def _once(self, key: int, fields: dict[str, Any], sent: Any) -> tuple[ErrorCode, str, Any]:
+        def attempt() -> tuple[ErrorCode, str, Any]:
+            if self._coordinator is None:
+                self._coordinator = self._find()
+            named = {} if key == DESCRIBE else {"sink_id": self._sink_id}
+            future = sent
+            if future is None:
+                kind: Any = CommitFrame if key == COMMIT else request_class(key)
+                future = self._client.send(kind(**named, **fields), self._coordinator)
+            answer = self._client.wait(future)
+            if key == DESCRIBE and answer.error_code == ErrorCode.NONE:
+                (answer,) = answer.sinks
+                unknown = ErrorCode(answer.error_code) is ErrorCode.TRANSACTIONAL_ID_NOT_FOUND
+                return ErrorCode.NONE if unknown else ErrorCode(answer.error_code), "", answer
+            return ErrorCode(answer.error_code), answer.error_message or "", answer
+
+        try:
+            return attempt()
+        except (kafka.errors.KafkaError, ClientError) as problem:
+            if isinstance(problem, kafka.errors.UnsupportedVersionError | kafka.errors.IncompatibleBrokerVersion):
+                raise FenceError(f"{UNSUPPORTED}: use sink.mode=driver") from problem
+            self._client.forget_leaders()
+            return ErrorCode.NETWORK_EXCEPTION, repr(problem), None
+
+    def _find(self) -> int:
+        kind = request_class(FIND_COORDINATOR)
+        answer = self._client.request(
+            kind(key_type=TRANSACTION, key=self._sink_id, coordinator_keys=[self._sink_id], min_version=4)
+        )
+        (found,) = answer.coordinators
+        if ErrorCode(found.error_code) is not ErrorCode.NONE:
+            raise ClientError(f"no coordinator of sink {self._sink_id}: {ErrorCode(found.error_code).name}")
+        return int(found.node_id)
+
+    def _failure(self, code: ErrorCode, text: str) -> Exception:
+        what = f"sink {self._sink_id}: {text or code.name}"
+        if code is ErrorCode.FENCE_CONFLICT:
+            return FenceConflict(what)
+        if code in (ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_ID_MAPPING, ErrorCode.INVALID_TXN_STATE):
+            return TaskFenced(what)
+        return FenceError(what)
+
+
+class Heartbeats:
+    """Sends heartbeats while a batch is written, from a thread with its own connection.
+
+    A task may wait for its rows longer than the transaction's timeout, and blocks meanwhile. Where a task takes less
+    than a quarter of the timeout, nothing is sent and no connection made.
+    """
+
+    def __init__(self, settings: Mapping[str, Any], batch: OpenBatch, transaction_timeout_ms: int) -> None:
+        self._settings = settings
+        self._batch = batch
+        self._every_s = transaction_timeout_ms / 1000 / HEARTBEATS_PER_TIMEOUT
+        self._over = threading.Event()
+
+    def __enter__(self) -> Heartbeats:
+        threading.Thread(
+            target=self._send_heartbeats, name=f"heartbeat of sink {self._batch.sink_id}", daemon=True
+        ).start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+
+    def _send_heartbeats(self) -> None:
+        client: Client | None = None
+        while not self._over.wait(self._every_s):
+            try:
+                client = client or Client(self._settings)
+                BatchTransactions(client, self._batch.sink_id, int(self._every_s * 1000)).heartbeat(self._batch)
+            except (TaskFenced, FenceError) as problem:
+                log.info("sink %s: heartbeats end, the batch is over: %s", self._batch.sink_id, problem)
+                break
+            except Exception as problem:  # the writer's own requests fail, too, where it matters
+                log.warning("sink %s: a heartbeat failed: %s", self._batch.sink_id, problem)
+        if client is not None:
+            client.close()
+
+
+def _producer_fields(batch: OpenBatch) -> dict[str, int]:
+    return {"producer_id": batch.producer_id, "producer_epoch": batch.producer_epoch}
+
+
+def _fence(found: Any) -> Fence | None:
+    return None if found is None else Fence(found.query_id, found.batch_id)

@@ -1,0 +1,183 @@
+"""``foreachBatch`` in driver mode: an ordinary transaction of a stock producer, on any Kafka-compatible broker.
+
+Rows come to the driver, partition by partition, as Arrow batches. For batch n: the fence goes into the transaction
+first, then the committed fence is read, then rows are written or the batch is skipped, then everything commits at once.
+The order is what makes it safe: once the transaction holds the fence, no other driver can commit one without fencing
+this one, so the fence that is read afterwards stays valid until the commit.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Iterator
+from itertools import repeat
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from confluent_kafka import Consumer, KafkaException, Producer
+
+from spark_udfs.client.failures import FenceError, OptionError
+from spark_udfs.client.settings import connection_settings, librdkafka_settings
+from spark_udfs.sink import driver_fence
+from spark_udfs.sink.events import BatchFigures, ReportStage, record_figures
+from spark_udfs.sink.fence import Decision, Fence, decide, transactional_name
+from spark_udfs.sink.options import SinkOptions
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_IPC_BYTES = 4 << 20
+
+log = logging.getLogger(__name__)
+
+
+class DriverMode:
+    """Writes a query's batches through the driver. Keeps its producer, and closes it after any failure."""
+
+    def __init__(self, options: SinkOptions, report: ReportStage) -> None:
+        self._options = options
+        self._report = report
+        self._producer: Producer | None = None
+        self._consumer: Consumer | None = None
+
+    def prefetch(self) -> None:
+        """Nothing can be sent before the rows arrive."""
+
+    def write(self, rows: DataFrame, query_id: str, batch_id: int) -> None:
+        """Write a batch, or skip it. Raises FenceConflict, FenceLost, KafkaException, errors of Spark's job."""
+        began = time.monotonic()
+        try:
+            self._run(rows, query_id, batch_id)
+        except BaseException as problem:
+            self._discard()
+            allowed_ms, took_ms = self._options.transaction_timeout_ms, (time.monotonic() - began) * 1000
+            if isinstance(problem, KafkaException) and took_ms > allowed_ms:
+                raise FenceError(
+                    f"sink {self._options.sink_id}: batch {batch_id} took {took_ms:.0f} ms, its transaction may take "
+                    f"{allowed_ms}: set sink.transaction.timeout.ms above a batch's duration (the brokers allow "
+                    "transaction.max.timeout.ms), or make batches smaller (maxOffsetsPerTrigger)"
+                ) from problem
+            raise
+
+    def _run(self, rows: DataFrame, query_id: str, batch_id: int) -> None:
+        producer, consumer = self._connect()
+        driver_fence.begin_with_fence(producer, consumer, Fence(query_id, batch_id))
+        if self._options.fenced:
+            found = driver_fence.committed_fence(consumer)
+            decision = decide(found, query_id, batch_id, adopt=self._options.adopt, takeover=self._options.takeover)
+            if decision is Decision.SKIP:
+                driver_fence.retrying(producer.abort_transaction)
+                record_figures(query_id, batch_id, BatchFigures("skipped"))
+                self._report("skipped", query_id, batch_id, 0)
+                return
+        self._report("begun", query_id, batch_id, 0)
+        began = time.monotonic()
+        count = sum(produce_batch(producer, batch, self._options.topic) for batch in arrow_batches(rows))
+        producer.flush()
+        self._report("written", query_id, batch_id, count)
+        written = time.monotonic()
+        driver_fence.retrying(producer.commit_transaction)
+        times = (written - began) * 1000, (time.monotonic() - written) * 1000
+        record_figures(query_id, batch_id, BatchFigures("committed", count, 0, 1, *times))
+        self._report("committed", query_id, batch_id, count)
+
+    def _connect(self) -> tuple[Producer, Consumer]:
+        if self._producer is None or self._consumer is None:
+            options = self._options
+            driver_fence.create_fence_topic(options.kafka)
+            self._consumer = driver_fence.fence_consumer(
+                connection_settings(options.kafka), transactional_name(options.sink_id)
+            )
+            producer = Producer(_producer_settings(options))
+            driver_fence.retrying(producer.init_transactions)
+            self._producer = producer
+        return self._producer, self._consumer
+
+    def _discard(self) -> None:
+        """Abort the transaction if possible; the next batch's producer has a new epoch in any case."""
+        producer, self._producer = self._producer, None
+        consumer, self._consumer = self._consumer, None
+        if producer is not None:
+            try:
+                producer.purge()
+                producer.abort_transaction(5.0)
+            except KafkaException as exc:
+                log.info("the failed transaction could not be aborted: %s", exc)
+        if consumer is not None:
+            consumer.close()
+
+
+def arrow_batches(df: DataFrame) -> Iterator[pa.RecordBatch]:
+    """A DataFrame's rows in the driver, one partition after the other.
+
+    Each row of the intermediate frame is one Arrow batch in IPC form, so rows never become Python objects on the way,
+    and the driver holds one partition (and the next, being fetched) instead of the whole batch. Partitions are computed
+    by one job each: a batch whose partitioning is random must not lose executors half-way (as for toLocalIterator).
+    """
+    frames = df.mapInArrow(_to_ipc, "ipc binary").toLocalIterator(prefetchPartitions=True)
+    for (frame,) in frames:
+        yield from pa.ipc.open_stream(frame)
+
+
+def _to_ipc(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        step = max(1, batch.num_rows * _IPC_BYTES // max(1, batch.nbytes))
+        for start in range(0, batch.num_rows, step):
+            target = pa.BufferOutputStream()
+            with pa.ipc.new_stream(target, batch.schema) as stream:
+                stream.write_batch(batch.slice(start, step))
+            yield pa.record_batch([pa.array([target.getvalue().to_pybytes()], pa.binary())], ["ipc"])
+
+
+def produce_batch(producer: Producer, batch: pa.RecordBatch, topic: str | None) -> int:
+    """Queue a batch's rows in the producer, and wait while the queue is full; the number of rows."""
+
+    def column(name: str, absent: Any) -> Iterable[Any]:
+        return batch.column(name).to_pylist() if name in batch.schema.names else repeat(absent, batch.num_rows)
+
+    topics = column("topic", None) if topic is None else repeat(topic, batch.num_rows)
+    columns = zip(
+        topics,
+        column("value", None),
+        column("key", None),
+        column("partition", None),
+        column("headers", None),
+        _milliseconds(batch),
+        strict=True,
+    )
+    produce = producer.produce
+    for to, value, key, partition, headers, timestamp in columns:
+        if to is None:
+            raise OptionError("a row has no topic: its column topic is null; set the option topic or fill the column")
+        pairs = None if headers is None else [(item["key"], item["value"]) for item in headers]
+        while True:
+            try:
+                produce(to, value, key, -1 if partition is None else partition, timestamp=timestamp, headers=pairs)
+                break
+            except BufferError:
+                producer.poll(0.1)
+    producer.poll(0)
+    return int(batch.num_rows)
+
+
+def _milliseconds(batch: pa.RecordBatch) -> Iterable[int]:
+    """The rows' timestamps in ms; 0, which librdkafka replaces by the current time, for null."""
+    if "timestamp" not in batch.schema.names:
+        return repeat(0, batch.num_rows)
+    column = pc.cast(batch.column("timestamp"), pa.timestamp("ms"), safe=False).view(pa.int64())
+    found: list[int] = pc.fill_null(column, 0).to_pylist()
+    return found
+
+
+def _producer_settings(options: SinkOptions) -> dict[str, Any]:
+    return {
+        "partitioner": "murmur2_random",  # as Spark's own sink and Java's producer
+        "linger.ms": 20,
+        "batch.size": 900_000,
+        "queue.buffering.max.kbytes": 65_536,
+        **librdkafka_settings(options.kafka),
+        "transactional.id": transactional_name(options.sink_id),
+        "transaction.timeout.ms": options.transaction_timeout_ms,
+    }

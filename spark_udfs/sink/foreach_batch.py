@@ -1,0 +1,193 @@
+"""``foreachBatch`` exactly once: one transaction per micro-batch, fenced by query and batch id.
+
+On fleetlog's brokers executors write (``executor_mode``); on Apache Kafka the driver does (``driver_mode``). The
+outcome of a failed call is never guessed: the exception leaves the function, Spark replays the batch with the same
+query and batch id, and the fence shows whether that batch was committed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from spark_udfs.client.connections import Client
+from spark_udfs.client.failures import FenceError, OptionError
+from spark_udfs.client.settings import kafka_python_settings
+from spark_udfs.functions.routing import repartition_by_key
+from spark_udfs.sink.driver_mode import DriverMode
+from spark_udfs.sink.events import SinkEvent
+from spark_udfs.sink.executor_mode import ExecutorMode
+from spark_udfs.sink.modes import choose_mode
+from spark_udfs.sink.options import COLUMN_TYPES, DRIVER, SinkOptions, check_column_type, check_required_columns
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.query import StreamingQuery
+
+log = logging.getLogger(__name__)
+
+
+class ExactlyOnceBatch:
+    """The function for ``foreachBatch``. The first batch chooses the mode."""
+
+    def __init__(self, options: SinkOptions, on_event: Callable[[SinkEvent], None] | None = None) -> None:
+        self._options = options
+        self._on_event = on_event
+        self._mode: DriverMode | ExecutorMode | None = None
+        self._run: tuple[str | None, str | None] | None = None
+
+    def __call__(self, df: DataFrame, batch_id: int) -> None:
+        """Write a batch, or skip it where it is committed. Any failure is raised: a swallowed one would lose rows."""
+        query_id = self._query(df)
+        if self._mode is not None:
+            self._mode.prefetch()
+        rows = prepared_rows(df, self._options.topic)
+        if self._mode is None:
+            self._mode = self._start_mode()
+        if self._options.repartition:
+            rows = repartition_by_key(rows, self._partitions())
+        self._mode.write(rows, query_id, batch_id)
+
+    def _query(self, df: DataFrame) -> str:
+        """The query's id. Its checks take a dozen calls into the JVM: done once for each run."""
+        refuse_connect(df.sparkSession)
+        context = df.sparkSession.sparkContext
+        run = (context.getLocalProperty("sql.streaming.queryId"), context.getLocalProperty("spark.jobGroup.id"))
+        if self._run is None or None in run or run != self._run:
+            running_query(df, self._options.checkpoint)
+            self._run = run
+        return str(run[0])
+
+    def _partitions(self) -> int:
+        """The topic's present number of partitions."""
+        topic = str(self._options.topic)
+        client = Client(kafka_python_settings(self._options.kafka))  # of this query alone: one client serves one thread
+        try:
+            found = client.topics([topic]).get(topic)
+        finally:
+            client.close()
+        if not found:
+            raise OptionError(f"option topic: topic {topic} does not exist; create it")
+        return len(found)
+
+    def _start_mode(self) -> DriverMode | ExecutorMode:
+        options = self._options
+        mode = choose_mode(options.kafka, options.sink_id, options.mode, fenced=options.fenced)
+        if mode == DRIVER:
+            return DriverMode(options, self._report)
+        return ExecutorMode(options.for_executors(), self._report, options.takeover, options.small_rows)
+
+    def _report(self, stage: str, query_id: str, batch_id: int, rows: int) -> None:
+        log.info("query %s batch %d: %s, %d rows", query_id, batch_id, stage, rows)
+        if self._on_event is not None:
+            self._on_event(SinkEvent(stage, query_id, batch_id, rows))
+
+
+def exactly_once_batch(
+    options: Mapping[str, str], *, on_event: Callable[[SinkEvent], None] | None = None
+) -> Callable[[DataFrame, int], None]:
+    """A function for ``foreachBatch`` that writes each batch exactly once.
+
+    Columns as in Spark's Kafka sink: ``value`` (string or binary), and if present ``key``, ``topic``, ``partition``,
+    ``headers``, ``timestamp``. Options: ``kafka.*``, ``sinkId`` (one per query), ``checkpointLocation`` (the query's
+    own), ``topic``, ``sink.mode`` (auto, executor, driver), ``sink.transaction.timeout.ms`` (300000),
+    ``sink.repartition`` (none, key), ``sink.small.batch.rows`` (0),
+    ``fence.onMissing`` (fail, adopt), ``fence.takeover.queryId``, ``fence.enabled`` (false: at least once, in driver
+    mode). ``on_event`` is called at each stage of a batch.
+
+    Raises OptionError here; the function raises FenceConflict, FenceLost and errors of the clients.
+    """
+    return ExactlyOnceBatch(SinkOptions.parse(options), on_event)
+
+
+def write_stream(
+    df: DataFrame,
+    *,
+    bootstrap_servers: str,
+    sink_id: str,
+    checkpoint_location: str,
+    topic: str | None = None,
+    query_name: str | None = None,
+    trigger: Mapping[str, Any] | None = None,
+    output_mode: str = "append",
+    options: Mapping[str, str] | None = None,
+    on_event: Callable[[SinkEvent], None] | None = None,
+    **kafka: Any,
+) -> StreamingQuery:
+    """Start a streaming query into the sink. ``kafka``: settings, ``_`` for ``.``; ``trigger`` as in Spark."""
+    refuse_connect(df.sparkSession)
+    if output_mode.lower() == "complete":
+        raise OptionError("output mode complete rewrites its whole result in every batch; a topic can't be rewritten")
+    every = {
+        **{f"kafka.{name.replace('_', '.')}": str(value) for name, value in kafka.items()},
+        **(options or {}),
+        "kafka.bootstrap.servers": bootstrap_servers,
+        "sinkId": sink_id,
+        "checkpointLocation": checkpoint_location,
+        **({} if topic is None else {"topic": topic}),
+    }
+    writer = df.writeStream.outputMode(output_mode).option("checkpointLocation", checkpoint_location)
+    writer = writer.foreachBatch(exactly_once_batch(every, on_event=on_event))
+    if query_name is not None:
+        writer = writer.queryName(query_name)
+    if trigger is not None:
+        writer = writer.trigger(**trigger)
+    return writer.start()
+
+
+# -- checks of the query -----------------------------------------------------------------------------------------------
+
+
+def refuse_connect(session: Any) -> None:
+    """Raises FenceError for a session of Spark Connect, where a function of foreachBatch has no access to its query."""
+    if type(session).__module__.startswith("pyspark.sql.connect"):
+        raise FenceError(
+            "write_stream and exactly_once_batch need a classic Spark session: over Spark Connect a function of "
+            "foreachBatch has no access to the id of its query. df.writeStream.format('fleetlog') works there"
+        )
+
+
+def running_query(df: DataFrame, checkpoint: str) -> str:
+    """The id of the query that runs this batch, as its checkpoint keeps it.
+
+    Raises FenceError when the query's checkpoint is not ``checkpoint``, or when its output mode is complete.
+    """
+    session = df.sparkSession
+    query_id = session.sparkContext.getLocalProperty("sql.streaming.queryId")
+    if not query_id:
+        raise FenceError("exactly_once_batch works only as the function of foreachBatch in a streaming query")
+    jvm, jsession = session._jvm, session._jsparkSession
+    assert jvm is not None
+    execution = jsession.sharedState().activeStreamingQueries().get(jvm.java.util.UUID.fromString(query_id))
+    if execution is None:
+        raise FenceError(f"Spark does not list query {query_id} among its running ones")
+    if execution.outputMode().toString().lower() == "complete":
+        raise FenceError("output mode complete rewrites its whole result in every batch; a topic can't be rewritten")
+    wanted = jvm.org.apache.hadoop.fs.Path(checkpoint)
+    filesystem = wanted.getFileSystem(jsession.sessionState().newHadoopConf())
+    if (
+        filesystem.makeQualified(wanted).toString()
+        != filesystem.makeQualified(jvm.org.apache.hadoop.fs.Path(execution.resolvedCheckpointRoot())).toString()
+    ):
+        raise FenceError(
+            f"the query keeps its checkpoint in {execution.resolvedCheckpointRoot()}, and the sink's option "
+            f"checkpointLocation is {checkpoint}: give both the same one, or a restart would be taken for a new query"
+        )
+    return str(query_id)
+
+
+def prepared_rows(df: DataFrame, topic: str | None) -> DataFrame:
+    """The columns the sink uses, and no others. OptionError names the column that is missing or wrong."""
+    fields = df.schema.fields
+    types = {field.name.lower(): field for field in fields}
+    check_required_columns(types, topic)
+    columns = {}
+    for name in COLUMN_TYPES:
+        if name not in types or (name == "topic" and topic is not None):
+            continue
+        check_column_type(name, types[name].dataType.simpleString())
+        columns[name] = types[name].name
+    if len(columns) == len(fields) and all(name == given for name, given in columns.items()):
+        return df  # each call into the JVM costs a batch of ten rows a little
+    return df.selectExpr(*(f"`{given}` as `{name}`" for name, given in columns.items()))

@@ -1,0 +1,215 @@
+"""``df.writeStream.format("fleetlog")`` and ``df.write.format("fleetlog")``: executors write, one commit decides.
+
+The driver begins a batch, which fences every older driver; each task attempt enlists a producer of its own and writes;
+Spark names the attempts that count, and one CommitBatch makes their rows visible together with the fence. A replayed
+batch is found in the fence and not written again.
+
+Spark makes a new writer for every micro-batch and another for its commit, so what they share travels in the commit
+messages. The data source begins the batch before Spark copies the writer to its tasks; copying it does no I/O.
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+
+from spark_udfs.client.connections import shared_client
+from spark_udfs.client.failures import FenceConflict, FenceError
+from spark_udfs.client.producer import MemberProducer, TaskMember
+from spark_udfs.sink.batch_transactions import UNSUPPORTED, BatchTransactions, Heartbeats, OpenBatch
+from spark_udfs.sink.fence import decide
+from spark_udfs.sink.modes import refuse_driver_fence
+from spark_udfs.sink.options import WriteOptions
+
+BATCH_JOB = "batch"
+"""The query id of batch jobs in a fence: they have none of their own."""
+
+TaskFunction = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class TaskResult(WriterCommitMessage):
+    """What a task attempt wrote: its member (None without rows), and the batch it wrote for."""
+
+    batch: OpenBatch
+    member: TaskMember | None
+    rows: int
+    bytes: int
+    query_id: str
+
+
+def write_task(options: WriteOptions, batch: OpenBatch, rows: Iterator[pa.RecordBatch]) -> TaskResult:
+    """One task attempt: enlist, write all rows, and return when all are acknowledged."""
+    query_id = _local_property("sql.streaming.queryId")
+    if query_id and batch.fence is not None and batch.fence.query_id != query_id:
+        raise FenceConflict(
+            f"sink {options.sink_id} was last written by query {batch.fence.query_id} (batch {batch.fence.batch_id}), "
+            f"this is query {query_id}: give it another sinkId, or see fleetlog sinks reset"
+        )
+    producer: MemberProducer | None = None
+    with Heartbeats(options.settings, batch, options.transaction_timeout_ms):
+        for part in rows:
+            if part.num_rows == 0:
+                continue
+            if producer is None:
+                member, producer = batch_transactions(options).writer(batch, options.rows)
+            producer.write(part)
+        if producer is None:
+            return TaskResult(batch, None, 0, 0, query_id)
+        producer.flush()
+    return TaskResult(batch, member, producer.rows, producer.bytes, query_id)
+
+
+def batch_transactions(options: WriteOptions) -> BatchTransactions:
+    """The sink's batch transactions, over this process's client."""
+    return BatchTransactions(shared_client(options.settings), options.sink_id)
+
+
+def commit_task_results(
+    transactions: BatchTransactions, batch: OpenBatch, messages: Sequence[Any], query_id: str, batch_id: int,
+    digest: str = "",
+) -> bool:  # fmt: skip
+    """Make the tasks' rows visible; True if the batch had been committed before. Any failure is raised."""
+    results = [message for message in messages if isinstance(message, TaskResult)]
+    if len(results) != len(messages):
+        raise FenceError(f"sink {batch.sink_id}: {len(messages) - len(results)} tasks returned no result")
+    if any(result.batch != batch for result in results):
+        raise FenceError(f"sink {batch.sink_id}: tasks of different drivers wrote for batch {batch_id}")
+    began = time.monotonic()
+    members = [result.member for result in results if result.member is not None]
+    already = transactions.commit(batch, query_id, batch_id, digest, members)
+    log.info(
+        "sink %s, query %s, batch %d: %s, %d rows, %d bytes, %d tasks, commit in %.0f ms",
+        batch.sink_id, query_id, batch_id, "was committed before" if already else "committed",
+        sum(result.rows for result in results), sum(result.bytes for result in results), len(results),
+        (time.monotonic() - began) * 1000,
+    )  # fmt: skip
+    return already
+
+
+def _written_batch(options: WriteOptions, messages: Sequence[Any]) -> OpenBatch:
+    """The batch that the tasks wrote for. Spark runs a task even where there are no rows."""
+    found = next((message.batch for message in messages if isinstance(message, TaskResult)), None)
+    if found is None:
+        raise FenceError(f"sink {options.sink_id}: no task returned the batch it wrote for")
+    return found
+
+
+class _BatchHolder:
+    """A writer's batch: begun once on the driver, copied to the tasks with the writer."""
+
+    def __init__(self, options: WriteOptions) -> None:
+        self._options = options
+        self._batch: OpenBatch | None = None
+
+    def begin(self) -> None:
+        """Begin the batch. Raises FenceError on brokers without batch transactions, FenceConflict, ClientError."""
+        transactions = batch_transactions(self._options)
+        if not transactions.supported():
+            raise FenceError(
+                f"{UNSUPPORTED}: use foreachBatch with exactly_once_batch, whose sink.mode=driver works everywhere"
+            )
+        self._batch = transactions.begin(self._options.transaction_timeout_ms)
+        if self._batch.fence is None:
+            refuse_driver_fence(self._options.kafka, self._options.sink_id)
+
+    @property
+    def batch(self) -> OpenBatch:
+        """The begun batch. Raises FenceError in a task whose writer was copied before the begin."""
+        if self._batch is None:
+            raise FenceError(f"sink {self._options.sink_id}: no batch was begun for this task's writer")
+        return self._batch
+
+
+class StreamWriter(_BatchHolder, DataSourceStreamArrowWriter):
+    """``writeStream.format("fleetlog")``."""
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskResult:
+        """Runs in a task."""
+        batch, query_id = self.batch, _local_property("sql.streaming.queryId")
+        number = _local_property("streaming.sql.batchId")  # not a documented property: commit() is given the number
+        if number:
+            self._check_missing_fence(batch, query_id, int(number))
+        return write_task(self._options, batch, iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Runs on the driver, again for a replayed batch."""
+        ids = {message.query_id for message in messages if isinstance(message, TaskResult)}
+        if len(ids) != 1 or "" in ids:
+            raise FenceError("the tasks returned no id of their query, or different ones")
+        batch, query_id = _written_batch(self._options, messages), ids.pop()
+        self._check_missing_fence(batch, query_id, batchId)
+        commit_task_results(batch_transactions(self._options), batch, messages, query_id, batchId)
+
+    def _check_missing_fence(self, batch: OpenBatch, query_id: str, batch_id: int) -> None:
+        """Raises FenceLost where batches were written before and there is no fence. Brokers accept any first batch."""
+        if batch.fence is None:
+            decide(None, query_id, batch_id, adopt=self._options.adopt)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Runs on the driver. Harmless after an ambiguous commit: a committed batch stays committed."""
+        _abort(self._options, messages)
+
+
+class BatchWriter(_BatchHolder, DataSourceArrowWriter):
+    """``write.format("fleetlog")``: all rows of the job, or none. With ``batchToken`` a repeated job writes nothing."""
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskResult:
+        """Runs in a task."""
+        batch = self.batch
+        if _is_done(batch, self._options.token):
+            return TaskResult(batch, None, 0, 0, BATCH_JOB)
+        if batch.fence is not None and batch.fence.query_id != BATCH_JOB:
+            raise FenceConflict(
+                f"sink {self._options.sink_id} belongs to streaming query {batch.fence.query_id}: give the job "
+                "another sinkId"
+            )
+        return write_task(self._options, batch, iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Runs on the driver."""
+        batch = _written_batch(self._options, messages)
+        if _is_done(batch, self._options.token):
+            log.info("sink %s: the job with token %s is written already", self._options.sink_id, self._options.token)
+            return
+        number = 0 if batch.fence is None else batch.fence.batch_id + 1
+        commit_task_results(batch_transactions(self._options), batch, messages, BATCH_JOB, number, self._options.token)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Runs on the driver: none of the job's rows becomes visible."""
+        _abort(self._options, messages)
+
+
+def _is_done(batch: OpenBatch, token: str) -> bool:
+    return bool(token) and batch.fence is not None and (batch.fence.query_id, batch.digest) == (BATCH_JOB, token)
+
+
+def _abort(options: WriteOptions, messages: Sequence[Any]) -> None:
+    batch = next((message.batch for message in messages if isinstance(message, TaskResult)), None)
+    if batch is not None:
+        batch_transactions(options).abort(batch)
+
+
+def _local_property(name: str) -> str:
+    context = TaskContext.get()
+    return (context.getLocalProperty(name) or "") if context is not None else ""
+
+
+def task_function(options: WriteOptions, batch: OpenBatch) -> TaskFunction:
+    """For ``mapInArrow`` in a foreachBatch function: a row per task with its pickled result."""
+
+    def run(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        result = write_task(options, batch, rows)
+        yield pa.record_batch([pa.array([pickle.dumps(result)], pa.binary())], ["result"])
+
+    return run

@@ -1,0 +1,130 @@
+"""Fetched bytes to Arrow rows: which batches count, then their records as columns.
+
+A read_committed reader gets every batch below the last stable offset and a list of aborted transactions; leaving their
+records out is the reader's work (KIP-98). Control batches (transaction markers) occupy offsets and hold no records.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from _native.batch import BatchHeader, CorruptBatch, decode_records, scan, validate_batch
+from _native.columns import decode_batches
+from spark_udfs.client.records import HEADER_TYPE, MAX_PAYLOAD_BYTES, TIMESTAMP_TYPE, batch_payload
+from wire.compression import decompress
+from wire.types import TopicPartition
+
+_CONTROL_TYPE = struct.Struct(">hh")
+ABORT = 0
+
+
+class Decoded(NamedTuple):
+    """Columns of the rows inside the range, and the offset after the last whole batch."""
+
+    columns: dict[str, pa.Array]
+    next_offset: int
+    rows: int
+
+
+class AbortedTransactions:
+    """Follows the aborted transactions of one fetch answer through its batches, in offset order."""
+
+    def __init__(self, aborted: Iterable[tuple[int, int]]) -> None:
+        self._coming = sorted(((first, producer) for producer, first in aborted), reverse=True)
+        self._open: set[int] = set()
+
+    def drops(self, last_offset: int, producer_id: int, transactional: bool) -> bool:
+        """Whether a data batch belongs to an aborted transaction."""
+        while self._coming and self._coming[-1][0] <= last_offset:
+            self._open.add(self._coming.pop()[1])
+        return transactional and producer_id in self._open
+
+    def aborted(self, producer_id: int) -> None:
+        """An abort marker ends the producer's transaction; what it writes next may be kept."""
+        self._open.discard(producer_id)
+
+
+def decode_rows(
+    records: bytes,
+    start: int,
+    end: int,
+    *,
+    aborted: Iterable[tuple[int, int]] = (),
+    committed: bool = True,
+    headers: bool = False,
+) -> Decoded:
+    """Rows with ``start <= offset < end`` out of a run of v2 batches; a torn last batch is left for the next fetch.
+
+    Raises CorruptBatch or CodecError (both ValueError) for damaged batches, checksums included.
+    """
+    wanted: list[tuple[int, BatchHeader]] = []  # the batches whose records count
+    next_offset = start
+    aborts = AbortedTransactions(aborted if committed else ())
+    for position, header in scan(records):
+        if header.base_offset >= end:
+            next_offset = end  # the records before it were compacted away
+            break
+        if header.is_control:
+            if committed and control_record(records, position, header)[0] == ABORT:
+                aborts.aborted(header.producer_id)
+        elif (
+            not aborts.drops(header.last_offset, header.producer_id, header.is_transactional)
+            and header.last_offset >= start
+        ):
+            wanted.append((position, header))
+        next_offset = max(next_offset, header.last_offset + 1)
+    columns = _columns(records, wanted, start, end, headers)
+    return Decoded(columns, min(next_offset, end), len(columns["offset"]))
+
+
+def control_record(records: bytes, position: int, header: BatchHeader) -> tuple[int, bytes]:
+    """(type, value) of a control batch's record. Raises CorruptBatch, CodecError."""
+    validate_batch(records, position)
+    marker = decode_records(batch_payload(records, position, header), header)
+    key = marker[0].key if marker else None
+    if key is None or len(key) < _CONTROL_TYPE.size:
+        raise CorruptBatch("a control batch without its type", position)
+    return int(_CONTROL_TYPE.unpack_from(key)[1]), marker[0].value or b""
+
+
+def _columns(
+    records: bytes, wanted: list[tuple[int, BatchHeader]], start: int, end: int, headers: bool
+) -> dict[str, pa.Array]:
+    columns: dict[str, pa.Array] = decode_batches(
+        records, wanted, decompress=_decompress, start=start, end=end, headers=headers
+    )
+    columns["timestamp"] = pc.multiply(columns["timestamp"], 1000).view(TIMESTAMP_TYPE)
+    return columns
+
+
+def _decompress(codec: int, payload: memoryview) -> bytes:
+    return decompress(codec, payload, MAX_PAYLOAD_BYTES)
+
+
+def row_arrow_schema(headers: bool) -> pa.Schema:
+    """The source's columns, with ``headers`` or without."""
+    fields = [
+        pa.field("key", pa.binary()),
+        pa.field("value", pa.binary()),
+        pa.field("topic", pa.string()),
+        pa.field("partition", pa.int32()),
+        pa.field("offset", pa.int64()),
+        pa.field("timestamp", TIMESTAMP_TYPE),
+        pa.field("timestampType", pa.int32()),
+    ]
+    if headers:
+        fields.append(pa.field("headers", pa.list_(pa.field("element", HEADER_TYPE))))
+    return pa.schema(fields)
+
+
+def row_batch(decoded: Decoded, tp: TopicPartition, schema: pa.Schema) -> pa.RecordBatch:
+    """Decoded columns of one partition as a batch of ``schema``."""
+    columns = dict(decoded.columns)
+    columns["topic"] = pa.repeat(tp.topic, decoded.rows)
+    columns["partition"] = pa.repeat(pa.scalar(tp.partition, pa.int32()), decoded.rows)
+    return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)

@@ -1,0 +1,187 @@
+"""Which offsets a query reads: the options' grammar, the limit per trigger, the split into tasks. Pure.
+
+Offsets in Spark's checkpoint have the form of Spark's own Kafka source, ``{"topic": {"0": 17, "1": 4}}``, and beside
+the topics their ids: a topic that was deleted and created again has other records at the same offsets.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from spark_udfs.client.connections import EARLIEST, LATEST
+from spark_udfs.client.failures import OptionError
+from wire.types import TopicPartition
+
+Offsets = dict[TopicPartition, int]
+TopicIds = dict[str, str]
+Json = dict[str, dict[str, Any]]
+
+_TOPIC_IDS = "topic ids"
+"""The ids' place among the topics; no topic's name has a space."""
+
+
+class Range(NamedTuple):
+    """Offsets ``start`` (included) to ``end`` (excluded) of one partition, and its topic's id if it is known."""
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+    topic_id: str | None = None
+
+    @property
+    def tp(self) -> TopicPartition:
+        """The partition's name."""
+        return TopicPartition(self.topic, self.partition)
+
+    @property
+    def size(self) -> int:
+        """Offsets in the range; transaction markers and compacted records count too."""
+        return max(0, self.end - self.start)
+
+
+class Bound(NamedTuple):
+    """Where to start or end. Exactly one field is set; offsets may hold EARLIEST and LATEST."""
+
+    everywhere: int | None = None
+    offsets: Offsets | None = None
+    timestamp_ms: int | None = None
+    timestamps: dict[TopicPartition, int] | None = None
+
+
+def to_json(offsets: Mapping[TopicPartition, int], topic_ids: TopicIds | None = None) -> Json:
+    """The checkpoint's form, sorted, so that equal offsets are equal text."""
+    out: Json = {}
+    for tp in sorted(offsets):
+        out.setdefault(tp.topic, {})[str(tp.partition)] = offsets[tp]
+    if topic_ids:
+        out[_TOPIC_IDS] = dict(sorted(topic_ids.items()))
+    return out
+
+
+def from_json(value: Mapping[str, Mapping[str, Any]]) -> Offsets:
+    """The offsets of `to_json`."""
+    return {
+        TopicPartition(topic, int(number)): int(offset)
+        for topic, parts in value.items()
+        if topic != _TOPIC_IDS
+        for number, offset in parts.items()
+    }
+
+
+def topic_ids_of(value: Mapping[str, Mapping[str, Any]]) -> TopicIds:
+    """The topic ids of `to_json`; none from a checkpoint that has none."""
+    return dict(value.get(_TOPIC_IDS, {}))
+
+
+def recreated(before: TopicIds, after: TopicIds) -> list[str]:
+    """The topics that have another id than before. A topic whose id is not known on both sides counts as the same."""
+    return sorted(topic for topic in before.keys() & after.keys() if before[topic] != after[topic])
+
+
+def parse_assign(text: str) -> list[TopicPartition]:
+    """Option ``assign``: ``{"topic": [0, 1]}``."""
+    try:
+        value = json.loads(text)
+        found = [TopicPartition(str(topic), int(number)) for topic, numbers in value.items() for number in numbers]
+    except (ValueError, TypeError, AttributeError):
+        raise OptionError(f'option assign: expected JSON such as {{"topic": [0, 1]}}, not {text!r}') from None
+    if not found:
+        raise OptionError("option assign names no partition")
+    return sorted(found)
+
+
+def _parse_numbers(name: str, text: str, low: int) -> Offsets:
+    try:
+        found = from_json(json.loads(text))
+    except (ValueError, TypeError, AttributeError):
+        raise OptionError(f'option {name}: expected JSON such as {{"topic": {{"0": 23}}}}, not {text!r}') from None
+    for tp, number in found.items():
+        if number < low:
+            raise OptionError(f"option {name}: {tp} has {number}, below {low}")
+    return found
+
+
+def parse_bound(options: Mapping[str, str | None], side: str, default: int) -> Bound:
+    """The options ``<side>Timestamp``, ``<side>OffsetsByTimestamp``, ``<side>Offsets``, the first of them that is set.
+
+    ``side`` is ``starting`` or ``ending``. Raises OptionError.
+    """
+    name = f"{side}Timestamp"
+    text = options.get(name)
+    if text is not None:
+        try:
+            timestamp = int(text)
+        except ValueError:
+            timestamp = -1
+        if timestamp < 0:
+            raise OptionError(f"option {name}: {text!r} is not a time in ms since 1970")
+        return Bound(timestamp_ms=timestamp)
+    name = f"{side}OffsetsByTimestamp"
+    text = options.get(name)
+    if text is not None:
+        return Bound(timestamps=_parse_numbers(name, text, 0))
+    name = f"{side}Offsets"
+    text = options.get(name)
+    if text is None:
+        return Bound(everywhere=default)
+    everywhere = {"earliest": EARLIEST, "latest": LATEST}.get(text.strip().lower())
+    offsets = None if everywhere is not None else _parse_numbers(name, text, EARLIEST)
+    if side == "ending" and (everywhere == EARLIEST or EARLIEST in (offsets or {}).values()):
+        raise OptionError(f"option {name}: earliest ({EARLIEST}) would read nothing")
+    return Bound(everywhere=everywhere, offsets=offsets)
+
+
+def limit_offsets(start: Mapping[TopicPartition, int], latest: Mapping[TopicPartition, int], most: int) -> Offsets:
+    """End offsets ``most`` beyond ``start`` in sum, or the latest, in proportion to each partition's lag.
+
+    Every partition with a lag moves by one offset at least, as far as the limit goes, so none starves beside a large
+    one. ``start`` has every partition of ``latest``.
+    """
+    waiting = {tp: latest[tp] - start[tp] for tp in sorted(latest) if latest[tp] > start[tp]}
+    ends = {tp: start[tp] for tp in latest}
+    if sum(waiting.values()) <= most:
+        return {**ends, **{tp: latest[tp] for tp in waiting}}
+    first = list(waiting)[:most]
+    left = most - len(first)
+    rest = sum(waiting.values()) - len(first)
+    for tp in first:
+        ends[tp] += 1 + (waiting[tp] - 1) * left // rest
+    lost = most - sum(ends[tp] - start[tp] for tp in first)  # to rounding down: less than one for each of them
+    for tp in first:
+        if lost > 0 and ends[tp] < latest[tp]:
+            ends[tp] += 1
+            lost -= 1
+    return ends
+
+
+def split_ranges(ranges: Iterable[Range], min_partitions: int | None = None) -> list[Range]:
+    """Non-empty ranges, cut so that there are about ``min_partitions`` of about equal size."""
+    whole = [item for item in ranges if item.size > 0]
+    if min_partitions is None or min_partitions <= len(whole):
+        return whole
+    total = sum(item.size for item in whole)
+    pieces: list[Range] = []
+    for item in whole:
+        count = min(item.size, max(1, round(item.size * min_partitions / total)))
+        edges = [item.start + item.size * number // count for number in range(count + 1)]
+        pieces += [item._replace(start=low, end=high) for low, high in itertools.pairwise(edges)]
+    return pieces
+
+
+def share_out(ranges: Iterable[Range], most: int | None = None) -> list[list[Range]]:
+    """Ranges by task: one for each, or with ``most`` at most so many tasks of about equal size."""
+    items = list(ranges)
+    if most is None or len(items) <= most:
+        return [[item] for item in items]
+    tasks: list[list[Range]] = [[] for _ in range(most)]
+    sizes = [(0, number) for number in range(most)]
+    for item in sorted(items, key=lambda item: (-item.size, item)):
+        size, number = heapq.heappop(sizes)
+        tasks[number].append(item)
+        heapq.heappush(sizes, (size + item.size, number))
+    return [sorted(task) for task in tasks]

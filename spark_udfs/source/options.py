@@ -1,0 +1,106 @@
+"""The source's options, and the columns that its rows have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from spark_udfs.client.connections import EARLIEST, LATEST, READ_COMMITTED, READ_UNCOMMITTED
+from spark_udfs.client.failures import OptionError
+from spark_udfs.client.options import INT64_MAX, Option, OptionTable, boolean, lowered, one_of, whole_number
+from spark_udfs.client.settings import kafka_python_settings, kafka_settings
+from spark_udfs.source import offsets
+from spark_udfs.source.offsets import Bound
+
+SCHEMA = "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, timestampType INT"
+HEADERS_SCHEMA = ", headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
+
+STRATEGIES = ("assign", "subscribe", "subscribePattern")
+INCLUDE_HEADERS = Option("includeHeaders", boolean, False)
+ISOLATION_LEVEL = Option("kafka.isolation.level", one_of("read_committed", "read_uncommitted"), "read_committed")
+_DECIDED_BY_THE_SOURCE = "the source decides it"  # Spark's own source refuses these, too
+_TABLE = OptionTable(
+    *map(Option, STRATEGIES),
+    *(
+        Option(side + name)
+        for side in ("starting", "ending")
+        for name in ("Offsets", "Timestamp", "OffsetsByTimestamp")
+    ),
+    Option("startingOffsetsByTimestampStrategy", one_of("error", "latest"), "error"),
+    Option("maxOffsetsPerTrigger", whole_number(1, INT64_MAX)),
+    Option("minPartitions", whole_number(1)),
+    Option("maxTasks", whole_number(1)),
+    INCLUDE_HEADERS,
+    Option("failOnDataLoss", boolean, True),
+    ISOLATION_LEVEL,
+    Option("kafka.max.partition.fetch.bytes", whole_number(1), 4 << 20),
+    refused={
+        "kafka.auto.offset.reset": _DECIDED_BY_THE_SOURCE,
+        "kafka.enable.auto.commit": _DECIDED_BY_THE_SOURCE,
+        "kafka.interceptor.classes": _DECIDED_BY_THE_SOURCE,
+        "kafka.key.deserializer": _DECIDED_BY_THE_SOURCE,
+        "kafka.value.deserializer": _DECIDED_BY_THE_SOURCE,
+    },
+    ignored=("groupIdPrefix", "path"),  # no consumer group is used; load() without a path sets none
+)
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """The source's options, checked. ``strategy``: one of STRATEGIES, and ``wanted`` its text."""
+
+    settings: dict[str, Any]
+    strategy: str
+    wanted: str
+    starting: Bound
+    ending: Bound
+    latest_if_no_match: bool
+    max_per_trigger: int | None
+    min_partitions: int | None
+    max_tasks: int | None
+    headers: bool
+    fail_on_data_loss: bool
+    isolation: int
+    fetch_bytes: int
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
+        """Raises OptionError, which names the option and what is allowed."""
+        values = _TABLE.parse(options)
+        settings = kafka_python_settings(kafka_settings(options))
+        chosen = [name for name in STRATEGIES if values[name] is not None]
+        if len(chosen) != 1:
+            raise OptionError("exactly one of the options assign, subscribe, subscribePattern is required")
+        starting, ending = _bounds(values, streaming)
+        return cls(
+            settings=settings,
+            strategy=chosen[0],
+            wanted=values[chosen[0]],
+            starting=starting,
+            ending=ending,
+            latest_if_no_match=values["startingOffsetsByTimestampStrategy"] == "latest",
+            max_per_trigger=values["maxOffsetsPerTrigger"],
+            min_partitions=values["minPartitions"],
+            max_tasks=values["maxTasks"],
+            headers=values["includeHeaders"],
+            fail_on_data_loss=values["failOnDataLoss"],
+            isolation=READ_COMMITTED if values["kafka.isolation.level"] == "read_committed" else READ_UNCOMMITTED,
+            fetch_bytes=values["kafka.max.partition.fetch.bytes"],
+        )
+
+
+def _bounds(values: Mapping[str, Any], streaming: bool) -> tuple[Bound, Bound]:
+    starting = offsets.parse_bound(values, "starting", LATEST if streaming else EARLIEST)
+    ending = offsets.parse_bound(values, "ending", LATEST)
+    given = sorted(name for name, value in values.items() if name.startswith("ending") and value is not None)
+    if streaming and given:
+        raise OptionError(f"option {given[0]} has no meaning in a stream: leave it out")
+    if not streaming and (starting.everywhere == LATEST or LATEST in (starting.offsets or {}).values()):
+        raise OptionError("option startingOffsets: latest would read nothing in a batch")
+    return starting, ending
+
+
+def row_schema(options: Mapping[str, str]) -> str:
+    """The columns of Spark's Kafka source; ``headers`` only with ``includeHeaders``. Raises OptionError."""
+    return SCHEMA + (HEADERS_SCHEMA if INCLUDE_HEADERS.of(lowered(options)) else "")

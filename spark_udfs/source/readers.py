@@ -1,0 +1,200 @@
+"""Reads topics into Spark, in batch and as a stream.
+
+Options and rows are those of Spark's own Kafka source, with one difference: ``kafka.isolation.level`` is
+``read_committed`` unless set, and ranges end at last stable offsets, so a planned batch never waits for an open
+transaction. Offsets in a range without a row (transaction markers, aborted and compacted records) are not data loss.
+
+Spark keeps the position in its checkpoint; no consumer group is involved.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+
+from spark_udfs.client.connections import EARLIEST, READ_COMMITTED, Client, shared_client
+from spark_udfs.client.failures import DataLoss
+from spark_udfs.source import decode, offsets
+from spark_udfs.source.offsets import Json, Offsets, Range, TopicIds
+from spark_udfs.source.options import ReadOptions
+from spark_udfs.source.planner import Planner, RangePartition, planned_tasks, report_loss
+from spark_udfs.source.pushdown import FilterPushdown, Narrowing
+from wire.errors import ErrorCode
+
+_STALLED_S = 60.0  # a new leader may lag for a while; an end that never arrives was truncated
+
+log = logging.getLogger(__name__)
+
+
+def read_range(item: Range, options: ReadOptions) -> Iterator[pa.RecordBatch]:
+    """A range's rows as Arrow batches; the next fetch travels while the caller works on the rows of the last."""
+    client = shared_client(options.settings)
+    tp, position = item.tp, item.start
+    schema = decode.row_arrow_schema(options.headers)
+    pending = None
+    progress_at = time.monotonic()
+    while position < item.end:
+        answer = client.finish_fetch(tp, pending, position, options.isolation, options.fetch_bytes)
+        pending = None
+        topic_id = client.topic_id(tp.topic)
+        if item.topic_id is not None and topic_id not in (None, item.topic_id):
+            message = f"{tp}: offsets {position}..{item.end} are gone: the topic was deleted and created again"
+            report_loss(message, options)
+            return
+        if answer.error is ErrorCode.OFFSET_OUT_OF_RANGE:
+            position = _after_loss(client, item, position, options)
+            continue
+        decoded = decode.decode_rows(
+            answer.records,
+            position,
+            item.end,
+            aborted=answer.aborted,
+            committed=options.isolation == READ_COMMITTED,
+            headers=options.headers,
+        )
+        if decoded.next_offset > position:
+            position, progress_at = decoded.next_offset, time.monotonic()
+        elif time.monotonic() - progress_at > _STALLED_S:
+            raise DataLoss(
+                f"{tp}: no records from offset {position} on for {_STALLED_S:.0f} s, the plan ends at {item.end}"
+            )
+        if position < item.end:
+            pending = client.start_fetch(tp, position, options.isolation, options.fetch_bytes)
+        if decoded.rows:
+            yield decode.row_batch(decoded, tp, schema)
+
+
+def read_partition(partition: InputPartition, options: ReadOptions) -> Iterator[pa.RecordBatch]:
+    """A task's rows. Where the plan has no partition, Spark runs one task with a partition that it makes itself."""
+    for item in partition.ranges if isinstance(partition, RangePartition) else ():
+        yield from read_range(item, options)
+
+
+def _after_loss(client: Client, item: Range, position: int, options: ReadOptions) -> int:
+    """The offset to go on from when ``position`` is gone: the log's start, or the range's end. Raises DataLoss."""
+    first = client.offsets({item.tp: EARLIEST}, options.isolation)[item.tp][0]
+    message = f"{item.tp}: offset {position} of the range {item.start}..{item.end} is gone; the log starts at {first}"
+    report_loss(message, options)
+    return min(first, item.end) if first > position else item.end
+
+
+def _ends(planner: Planner) -> tuple[Offsets, TopicIds]:
+    """Where the logs of the query's partitions end, and the ids of their topics."""
+    named = planner.partitions()
+    topic_ids = planner.topic_ids(named)
+    return planner.latest(named), topic_ids
+
+
+class BatchReader(DataSourceReader):
+    """Reads from the starting to the ending bound, both resolved when the query is planned."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+        self.pushFilters = FilterPushdown()  # type: ignore[method-assign]
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """One range per partition, more with ``minPartitions``; narrower ones where filters were pushed down."""
+        planner = Planner(self._options)
+        named = planner.partitions(strict=True)
+        start = planner.resolve(self._options.starting, named, "starting")
+        end = planner.resolve(self._options.ending, named, "ending")
+        narrowing: Narrowing = self.pushFilters.narrowing  # type: ignore[attr-defined]
+        topic_ids = planner.topic_ids(named)
+        whole = [Range(*tp, start[tp], end[tp], topic_ids.get(tp.topic)) for tp in named if narrowing.keeps(*tp)]
+        ranges = [narrowing.cut(item) for item in whole]
+        ranges = planner.since(ranges, narrowing.since_ms)
+        first = planner.earliest([item.tp for item in ranges])
+        for item in ranges:
+            if item.start < first[item.tp]:
+                planner.report_loss(f"{item.tp}: starting offset {item.start} is gone; log starts at {first[item.tp]}")
+        ranges = [item._replace(start=max(item.start, first[item.tp])) for item in ranges]
+        if narrowing.used:
+            log.info("filters leave %d offsets: %s", sum(item.size for item in ranges), ", ".join(narrowing.used))
+        return planned_tasks(ranges, self._options)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Runs in a task."""
+        return read_partition(partition, self._options)
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Micro-batches. One instance on the driver plans for the whole query; `read` runs on copies in the tasks."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+        self._initial: Json | None = None
+        self._target: tuple[Offsets, TopicIds] | None = None
+
+    def initialOffset(self) -> Json:  # noqa: N802
+        """Resolved once: Spark asks twice, and offsets may move in between."""
+        if self._initial is None:
+            planner = Planner(self._options)
+            named = planner.partitions(strict=True)
+            start = planner.resolve(self._options.starting, named, "starting")
+            self._initial = offsets.to_json(start, planner.topic_ids(named))
+        return self._initial
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """``maxOffsetsPerTrigger``."""
+        most = self._options.max_per_trigger
+        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """Fix the offsets at which this run ends."""
+        self._target = _ends(Planner(self._options))
+
+    def latestOffset(self, start: Json, limit: ReadLimit) -> Json:  # noqa: N802
+        """How far the next batch goes: the last stable offsets, cut to the limit.
+
+        Never behind ``start``, except where the records below ``start`` are gone and others are there: in a log that
+        ends before it, and in a topic that was created again. These are read from the log's start.
+        """
+        planner = Planner(self._options)
+        begin = offsets.from_json(start)
+        latest, topic_ids = _ends(planner) if self._target is None else self._target
+        gone = sorted(set(begin) - set(latest))
+        if gone and (self._target is None or not set(gone) <= set(planner.partitions())):
+            planner.report_loss(f"{', '.join(map(str, gone))} do not exist any more")
+        begin = {tp: offset for tp, offset in begin.items() if tp in latest}
+        replaced = set(offsets.recreated(offsets.topic_ids_of(start), topic_ids))
+        for topic in sorted(replaced):
+            planner.report_loss(f"{topic} was deleted and created again: its log is read from the start")
+        begin = {tp: offset for tp, offset in begin.items() if tp.topic not in replaced}
+        for tp, log_end in planner.high_watermarks([tp for tp in sorted(begin) if latest[tp] < begin[tp]]).items():
+            if log_end < begin[tp]:  # else an open transaction is below a position of read_uncommitted
+                planner.report_loss(
+                    f"{tp}: the position is {begin[tp]}, and the log ends at {log_end}: it is read from the start"
+                )
+                del begin[tp]
+        # A new partition is read from its start.
+        begin.update(planner.earliest([tp for tp in latest if tp not in begin]))
+        if isinstance(limit, ReadMaxRows):
+            end = offsets.limit_offsets(begin, latest, limit.max_rows)
+        else:
+            end = {tp: max(latest[tp], begin[tp]) for tp in latest}
+        return offsets.to_json(end, topic_ids)
+
+    def reportLatestOffset(self) -> Json | None:  # noqa: N802
+        """For the query's progress."""
+        planner = Planner(self._options)
+        return offsets.to_json(planner.latest(planner.partitions()))
+
+    def partitions(self, start: Json, end: Json) -> Sequence[InputPartition]:
+        """The ranges between two offsets."""
+        planner = Planner(self._options)
+        low, high = offsets.from_json(start), offsets.from_json(end)
+        topic_ids = offsets.topic_ids_of(end)
+        replaced = set(offsets.recreated(offsets.topic_ids_of(start), topic_ids))
+        fresh = [tp for tp in sorted(high) if tp not in low or tp.topic in replaced or high[tp] < low[tp]]
+        low.update(planner.earliest(fresh))
+        ranges = [Range(*tp, low[tp], high[tp], topic_ids.get(tp.topic)) for tp in sorted(high)]
+        return planned_tasks(ranges, self._options)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Runs in a task."""
+        return read_partition(partition, self._options)

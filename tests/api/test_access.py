@@ -1,0 +1,461 @@
+"""Every API against the door: it asks what ``NEEDS`` lists, and without the right nothing is told or changed."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import wire.messages as m
+from brokers.api.access import (
+    ALTER,
+    ALTER_CONFIGS,
+    CLUSTER,
+    CLUSTER_ACTION,
+    CREATE,
+    DESCRIBE,
+    DESCRIBE_CONFIGS,
+    GROUP,
+    IDEMPOTENT_WRITE,
+    NEEDS,
+    READ,
+    TOPIC,
+    TRANSACTIONAL_ID,
+    WRITE,
+    Access,
+    Need,
+)
+from brokers.api.new_topics import NewTopics
+from brokers.controller.requests import TopicOutcome
+from brokers.groups.records import CommittedOffset
+from brokers.groups.requests import OffsetCommitRequest
+from brokers.model import TopicInfo, TopicPartition
+from brokers.security.acls import OPERATIONS_OF, AclOperation, ResourceType
+from tests.support.coordinator_broker import TRANSACTIONAL, Broker, play
+from tests.support.one_znode import OneZnode
+from wire import hot
+from wire.apis import APIS
+from wire.errors import ErrorCode
+
+SECRET = "secret"
+"""The topic, group and transactional id of these tests."""
+SECRET_SINK = "secret sink"
+OPEN_TO_ALL = {17, 18, 36}
+LISTS = {16, 66}
+"""Answers that leave out what the client may not see."""
+ERRORS = {
+    TOPIC: ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+    GROUP: ErrorCode.GROUP_AUTHORIZATION_FAILED,
+    CLUSTER: ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+    TRANSACTIONAL_ID: ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+}
+EVERY_VERSION = [(key, version) for key, row in APIS.items() for version in range(row.lowest, row.max_version + 1)]
+
+
+class Rules:
+    """Allows what it was given, and keeps what it was asked."""
+
+    def __init__(self, *allowed: Need | tuple[AclOperation, ResourceType]) -> None:
+        self.allowed = set(allowed)
+        self.asked: set[Need] = set()
+
+    def allows(self, client: Any, operation: AclOperation, resource: ResourceType, name: str) -> bool:
+        assert client.principal == "User:ANONYMOUS"
+        assert (name == "kafka-cluster") is (resource is CLUSTER)
+        return self.allows_any(client, operation, resource)
+
+    def allows_any(self, client: Any, operation: AclOperation, resource: ResourceType) -> bool:
+        self.asked.add(Need(operation, resource))
+        return (operation, resource) in self.allowed
+
+
+class Controller:
+    """Keeps what it was asked to do."""
+
+    is_active = True
+
+    def __init__(self, created: TopicInfo) -> None:
+        self.created = created
+        self.done: list[tuple[str, Any]] = []
+
+    async def create_topics(self, new: Any, **_: Any) -> list[TopicOutcome]:
+        self.done += [("create", topic.name) for topic in new]
+        return [TopicOutcome(topic.name, ErrorCode.NONE, None, self.created) for topic in new]
+
+    async def create_partitions(self, new: Any, **_: Any) -> list[TopicOutcome]:
+        self.done += [("extend", topic.name) for topic in new]
+        return []
+
+    async def delete_topics(self, wanted: Any, **_: Any) -> list[TopicOutcome]:
+        self.done += [("delete", topic) for topic in wanted]
+        return []
+
+    async def auto_create(self, names: Any, timeout_ms: int = 0) -> dict[str, ErrorCode]:
+        self.done += [("auto-create", name) for name in names]
+        return dict.fromkeys(names, ErrorCode.REQUEST_TIMED_OUT)
+
+    async def alter_reassignments(self, wanted: Any, **_: Any) -> dict[TopicPartition, Any]:
+        self.done += [("move", tp) for tp in wanted]
+        return {}
+
+    async def elect_leaders(self, partitions: Any, **_: Any) -> dict[TopicPartition, Any]:
+        self.done.append(("elect", partitions))
+        return {}
+
+    async def controlled_shutdown(self, *asked: Any, **_: Any) -> tuple[ErrorCode, list[Any]]:
+        self.done.append(("stop", asked))
+        return ErrorCode.NONE, []
+
+
+class Guarded(Broker):
+    """A broker with a topic that has records, a group that has offsets, and a door."""
+
+    def __init__(self, directory: Path, **settings: str) -> None:
+        super().__init__(directory, OneZnode(), **settings)
+        self.controller = Controller(self.topic(SECRET, topic_id=TOPIC_ID))
+        self.services.controller = self.controller
+        self.services.new_topics = NewTopics()
+        self.services.process_troubles = list
+        self.services.store = None
+        self.rules = Rules()
+        self.append(SECRET, 5)
+
+    async def furnished(self) -> Guarded:
+        await self.ready()
+        offset = ((TopicPartition(SECRET, 0), CommittedOffset(3)),)
+        commit = OffsetCommitRequest(SECRET, -1, "", None, offset)
+        done = asyncio.Event()
+        pending = self.services.groups.submit(SECRET, lambda shard, now, ticket: shard.commit(commit, now, ticket))
+        pending.on_done(lambda _: done.set())
+        await done.wait()
+        given = await self.init(SECRET)
+        assert await self.add(given.producer_id, given.producer_epoch, 0, name=SECRET, topic=SECRET) == 0
+        begun = await self.call(12001, 0, m.BeginBatchRequest(version=0, sink_id=SECRET_SINK, timeout_ms=60_000))
+        assert begun.error_code == 0
+        self.services.access = Access(self.rules)
+        return self
+
+    def transactional_batch(self) -> bytes:
+        return self.batch(attributes=TRANSACTIONAL, producer_id=1, producer_epoch=0, base_sequence=0)
+
+    def state(self) -> Any:
+        """What a request could change."""
+        logs = {tp: log.log_end_offset for tp, log in self.logs.all().items()}
+        start = self.partition(SECRET).log.log_start_offset
+        return logs, start, list(self.controller.done)
+
+
+TOPIC_ID = uuid.UUID(int=4711)
+NAMES = {
+    "topic", "topics", "name", "topic_name", "topic_names", "group_id", "groups", "groups_names", "group_ids",
+    "transactional_id", "transactional_ids", "v3_and_below_transactional_id", "key", "coordinator_keys", "sink_id",
+    "sink_ids", "subscribed_topic_names", "resource_name",
+}  # fmt: skip
+VALUES: dict[str, Any] = {
+    "topic_id": None, "resource_type": 2, "replica_id": -1, "session_id": 0, "session_epoch": -1, "max_bytes": 1 << 20,
+    "min_bytes": 0, "partition_max_bytes": 1 << 20, "timestamp": -1, "current_leader_epoch": -1, "acks": -1, "count": 1,
+    "timeout_ms": 1000, "producer_id": -1, "producer_epoch": -1, "max_wait_ms": 0, "resource_types": 2, "cursor": None,
+    "match_type": 2, "endpoint_type": 1, "response_partition_limit": 10, "operation": 3, "generation_id": -1,
+    "include_topic_authorized_operations": True, "include_cluster_authorized_operations": True,
+    "include_authorized_operations": True, "last_fetched_epoch": -1, "group_instance_id": None, "validate_only": False,
+    "transactional_id_pattern": "",
+    "allow_auto_topic_creation": True, "transaction_timeout_ms": 1000, "enable2_pc": False,
+}  # fmt: skip
+
+
+def filled(key: int, version: int, **others: Any) -> Any:
+    """A request that names one of everything; ``others`` are values by field name."""
+    cls = m.request_class(key)
+    return cls(version=version, **_fields(cls._struct, version, VALUES | others))
+
+
+def _fields(schema: Any, version: int, values: dict[str, Any]) -> dict[str, Any]:
+    return {
+        field.name: _value(field, version, values)
+        for field in schema.fields.values()
+        if field.for_version_q(version) and not field.tagged_field_q(version)
+    }
+
+
+def _value(field: Any, version: int, values: dict[str, Any]) -> Any:
+    if field.is_struct_array():
+        if field.name in values:
+            return values[field.name]
+        return [field.data_class(version=version, **_fields(field.array_of, version, values))]
+    if field.is_array():
+        if field.name in ("state_filters", "producer_id_filters", "states_filter", "types_filter"):
+            return []
+        if values.get(field.name, 0) is None:
+            return None
+        return [_scalar(field.name, field.array_of.type_str, values)]
+    if field.is_struct():
+        return None if values.get(field.name, 0) is None else field.data_class(version=version)
+    return _scalar(field.name, field.type_str, values)
+
+
+def _scalar(name: str, kind: str, values: dict[str, Any]) -> Any:
+    if name in values:
+        return values[name]
+    if kind == "string":
+        return SECRET if name in NAMES else "1"
+    return {"bytes": b"", "bool": False, "uuid": uuid.UUID(int=1), "float64": 1.0, "records": None}.get(kind, 0)
+
+
+async def answer(broker: Guarded, key: int, version: int, request: Any) -> Any:
+    """The decoded answer of the API."""
+    frame = memoryview(bytearray(m.encode_request(key, version, 1, "test", request)))[4:]
+    header = m.parse_request_header(frame)
+    decode = hot.DECODERS.get(key)
+    body = frame[header.body :]
+    decoded = m.decode_request(key, version, body) if decode is None else decode(version, body)
+    found = await broker.outcome(key, version, decoded)
+    if isinstance(found, hot.Encoded):
+        chunks = [chunk if isinstance(chunk, bytes) else chunk.read() for chunk in found.chunks]
+        found.release()
+        found = b"".join(chunks)
+    elif not isinstance(found, bytes):
+        found = m.encode_response(found, key, version)
+    return m.decode_response(key, version, found)
+
+
+def request_of(broker: Guarded, key: int, version: int, **others: Any) -> Any:
+    if key in (0, 1):
+        others = {"topic_id": TOPIC_ID, "records": broker.batch()} | others
+    return filled(key, version, **others)
+
+
+def codes(message: Any) -> Iterator[int]:
+    """All error codes of an answer, but 0."""
+    for name, value in message.to_dict().items() if hasattr(message, "to_dict") else message.items():
+        if name.endswith("error_code") and value:
+            yield value
+        for one in value if isinstance(value, list) else [value]:
+            if isinstance(one, dict) or hasattr(one, "to_dict"):
+                yield from codes(one)
+
+
+def test_every_api_says_what_it_needs() -> None:
+    assert set(NEEDS) == set(APIS)
+    assert {key for key, needs in NEEDS.items() if not needs} == OPEN_TO_ALL
+    for needs in NEEDS.values():
+        assert all(need.operation in OPERATIONS_OF[need.resource] for need in needs)
+
+
+@pytest.mark.parametrize(("key", "version"), EVERY_VERSION, ids=lambda number: str(number))
+def test_a_client_without_rights_is_refused(tmp_path: Path, key: int, version: int) -> None:
+    async def scenario() -> None:
+        broker = await Guarded(tmp_path).furnished()
+        before = broker.state()
+        found = await answer(broker, key, version, request_of(broker, key, version))
+        assert broker.state() == before, "nothing is changed"
+        assert broker.rules.asked <= set(NEEDS[key]) | operations_told(key), "asked what the table does not list"
+        expected = {ERRORS[need.resource] for need in NEEDS[key]}
+        shown = set(codes(found))
+        if key in OPEN_TO_ALL:
+            assert not broker.rules.asked
+        elif key in LISTS | {60} or (key == 35 and version < 3):
+            assert broker.rules.asked
+            assert shown <= expected
+            assert not any(rows_of(found))
+        else:
+            assert shown
+            assert shown <= expected
+        await broker.stop()
+
+    play(scenario)
+
+
+def rows_of(found: Any) -> list[Any]:
+    """The arrays of an answer."""
+    return [value for name, value in found.to_dict().items() if isinstance(value, list) and name != "brokers"]
+
+
+def operations_told(key: int) -> set[Need]:
+    """What is asked only to tell the client its operations."""
+    kinds = {3: (TOPIC, CLUSTER), 15: (GROUP,), 60: (CLUSTER,), 75: (TOPIC,)}.get(key, ())
+    return {Need(operation, kind) for kind in kinds for operation in OPERATIONS_OF[kind]}
+
+
+@pytest.mark.parametrize("key", [*sorted(LISTS), 12006])
+def test_a_list_has_what_the_client_may_describe(tmp_path: Path, key: int) -> None:
+    async def scenario() -> None:
+        broker = await Guarded(tmp_path).furnished()
+        version = APIS[key].max_version
+        broker.rules.allowed = {Need(DESCRIBE, GROUP), Need(DESCRIBE, TRANSACTIONAL_ID)}
+        found = await answer(broker, key, version, request_of(broker, key, version, sink_ids=None))
+        assert any(rows_of(found))
+        broker.rules.allowed = set()
+        found = await answer(broker, key, version, request_of(broker, key, version, sink_ids=None))
+        assert not any(rows_of(found))
+        await broker.stop()
+
+    play(scenario)
+
+
+ALTERNATIVES = (
+    {Need(CREATE, CLUSTER), Need(CREATE, TOPIC)},
+    {Need(IDEMPOTENT_WRITE, CLUSTER), Need(WRITE, TOPIC)},
+    {Need(ALTER, CLUSTER), Need(CLUSTER_ACTION, CLUSTER)},
+    {Need(CLUSTER_ACTION, CLUSTER), Need(DESCRIBE, TOPIC)},
+    {Need(DESCRIBE, CLUSTER), Need(DESCRIBE, GROUP)},
+)
+"""Where an API needs one of two, both are taken away."""
+BY_REQUEST: dict[tuple[int, Need], tuple[int, dict[str, Any]]] = {
+    (0, Need(WRITE, TRANSACTIONAL_ID)): (12, {"transactional": True}),
+    (1, Need(CLUSTER_ACTION, CLUSTER)): (14, {"replica_id": 2}),
+    (3, Need(CREATE, CLUSTER)): (9, {"name": "new"}),
+    (3, Need(CREATE, TOPIC)): (9, {"name": "new"}),
+    (10, Need(DESCRIBE, TRANSACTIONAL_ID)): (6, {"key_type": 1}),
+    (22, Need(IDEMPOTENT_WRITE, CLUSTER)): (5, {"transactional_id": None}),
+    (22, Need(WRITE, TOPIC)): (5, {"transactional_id": None}),
+    (24, Need(WRITE, TRANSACTIONAL_ID)): (3, {}),
+    (24, Need(WRITE, TOPIC)): (3, {}),
+    **{
+        (key, Need(operation, resource)): (APIS[key].max_version, {"resource_type": kind})
+        for key, operation in ((32, DESCRIBE_CONFIGS), (33, ALTER_CONFIGS), (44, ALTER_CONFIGS))
+        for resource, kind in ((GROUP, 32), (CLUSTER, 4))
+    },
+}
+"""Which version and which values make an API ask, where the usual request does not."""
+TOLD_OTHERWISE = {
+    (3, Need(DESCRIBE, CLUSTER)),  # operations of the answer
+    (60, Need(DESCRIBE, CLUSTER)),
+    (16, Need(DESCRIBE, CLUSTER)),  # lists are filtered
+    (16, Need(DESCRIBE, GROUP)),
+    (66, Need(DESCRIBE, TRANSACTIONAL_ID)),
+    (65, Need(DESCRIBE, TOPIC)),  # topics of a transaction are left out
+    (20, Need(DESCRIBE, TOPIC)),  # the name of an id is left out
+    (19, Need(DESCRIBE_CONFIGS, TOPIC)),  # an error of its own, in a tagged field
+}
+EVERY_NEED = [(key, need) for key, needs in NEEDS.items() for need in needs if (key, need) not in TOLD_OTHERWISE]
+
+
+@pytest.mark.parametrize(
+    ("key", "need"),
+    EVERY_NEED,
+    ids=[f"{APIS[key].name}-{need.operation.name}-{need.resource.name}" for key, need in EVERY_NEED],
+)
+def test_each_right_is_needed_by_itself(tmp_path: Path, key: int, need: Need) -> None:
+    async def scenario() -> None:
+        broker = await Guarded(tmp_path).furnished()
+        version, values = BY_REQUEST.get((key, need), (APIS[key].max_version, {}))
+        if values.get("transactional"):
+            values = {
+                "records": broker.batch(attributes=TRANSACTIONAL, producer_id=1, producer_epoch=0, base_sequence=0)
+            }
+        lacking = {need}.union(*(pair for pair in ALTERNATIVES if need in pair and pair <= set(NEEDS[key])))
+        broker.rules.allowed = set(NEEDS[key]) - lacking
+        before = broker.state()
+        found = await answer(broker, key, version, request_of(broker, key, version, **values))
+        assert broker.state() == before
+        assert need in broker.rules.asked
+        shown = set(codes(found))
+        # a replica's fetch is refused as a consumer's, as in Kafka
+        expected = {ERRORS[TOPIC if key == 1 else one.resource] for one in lacking}
+        assert shown & expected
+        await broker.stop()
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("key", "need"), [(key, one) for key in NEEDS for pair in ALTERNATIVES for one in pair if pair <= set(NEEDS[key])]
+)
+def test_one_of_two_rights_is_enough(tmp_path: Path, key: int, need: Need) -> None:
+    async def scenario() -> None:
+        broker = await Guarded(tmp_path).furnished()
+        (other,) = next(pair for pair in ALTERNATIVES if need in pair and pair <= set(NEEDS[key])) - {need}
+        broker.rules.allowed = set(NEEDS[key]) - {other}
+        version, values = BY_REQUEST.get((key, need), (APIS[key].max_version, {}))
+        found = await answer(broker, key, version, request_of(broker, key, version, **values))
+        assert not set(codes(found)) & set(ERRORS.values())
+        await broker.stop()
+
+    play(scenario)
+
+
+def test_what_only_tells_more_is_left_out(tmp_path: Path) -> None:
+    """Operations, topics of a transaction, names of ids and configurations of a new topic."""
+
+    async def scenario() -> None:
+        broker = await Guarded(tmp_path).furnished()
+        rules = broker.rules
+
+        rules.allowed = {Need(DESCRIBE, TRANSACTIONAL_ID)}
+        found = await answer(broker, 65, 0, filled(65, 0))
+        assert [one.topics for one in found.transaction_states] == [[]]
+        rules.allowed |= {Need(DESCRIBE, TOPIC)}
+        found = await answer(broker, 65, 0, filled(65, 0))
+        assert [[topic.topic for topic in one.topics] for one in found.transaction_states] == [[SECRET]]
+
+        state = m.request_class(20).DeleteTopicState(version=6, name=None, topic_id=TOPIC_ID)
+        for allowed, name in ((set(), None), ({Need(DESCRIBE, TOPIC)}, SECRET)):
+            rules.allowed = allowed
+            found = await answer(broker, 20, 6, filled(20, 6, topics=[state]))
+            assert [(one.name, one.error_code) for one in found.responses] == [(name, 29)]
+        assert not broker.controller.done
+
+        asked = m.request_class(3).MetadataRequestTopic(version=12, name=None, topic_id=TOPIC_ID)
+        rules.allowed = set()
+        found = await answer(broker, 3, 12, filled(3, 12, topics=[asked]))
+        assert [(one.name, one.error_code, one.partitions) for one in found.topics] == [(None, 29, [])]
+        found = await answer(broker, 3, 12, filled(3, 12, topics=None))
+        assert not found.topics
+        found = await answer(broker, 3, 10, filled(3, 10, topics=None))
+        assert not found.authorized_operations
+        found = await answer(broker, 60, 0, filled(60, 0))
+        assert not found.authorized_operations
+        rules.allowed = {Need(DESCRIBE, CLUSTER), Need(DESCRIBE, TOPIC)}
+        found = await answer(broker, 60, 0, filled(60, 0))
+        assert found.authorized_operations == {8}
+        found = await answer(broker, 3, 12, filled(3, 12, name=SECRET, topic_id=None))
+        assert [one.authorized_operations for one in found.topics] == [{8}]
+        found = await answer(broker, 75, 0, filled(75, 0, topics=[]))
+        assert SECRET in [one.name for one in found.topics]
+        rules.allowed = set()
+        assert not (await answer(broker, 75, 0, filled(75, 0, topics=[]))).topics
+
+        rules.allowed = {Need(CREATE, TOPIC)}
+        created = await answer(broker, 19, 7, filled(19, 7, validate_only=True))
+        assert [(one.error_code, one.topic_config_error_code, one.configs) for one in created.topics] == [(0, 29, None)]
+        await broker.stop()
+
+    play(scenario)
+
+
+def test_a_transactional_batch_needs_an_id_in_the_request(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        broker = await Guarded(tmp_path).furnished()
+        broker.rules.allowed = set(NEEDS[0])
+        values = {"transactional_id": None, "records": broker.transactional_batch()}
+        found = await answer(broker, 0, 12, request_of(broker, 0, 12, **values))
+        assert set(codes(found)) == {ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED}
+        await broker.stop()
+
+    play(scenario)
+
+
+def test_a_session_heeds_rights_that_change(tmp_path: Path) -> None:
+    """A topic stays in a fetch session; each fetch asks anew."""
+
+    async def scenario() -> None:
+        broker = await Guarded(tmp_path).furnished()
+        broker.rules.allowed = {Need(READ, TOPIC)}
+        first = await answer(broker, 1, 13, request_of(broker, 1, 13, session_epoch=0))
+        assert not set(codes(first))
+        session = {"session_id": first.session_id, "topics": [], "forgotten_topics_data": []}
+        broker.append(SECRET)
+        broker.rules.allowed = set()
+        found = await answer(broker, 1, 13, request_of(broker, 1, 13, session_epoch=1, **session))
+        assert set(codes(found)) == {ErrorCode.TOPIC_AUTHORIZATION_FAILED}
+        broker.rules.allowed = {Need(READ, TOPIC)}
+        found = await answer(broker, 1, 13, request_of(broker, 1, 13, session_epoch=2, **session))
+        assert not set(codes(found))
+        assert found.responses
+        await broker.stop()
+
+    play(scenario)

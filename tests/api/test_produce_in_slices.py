@@ -1,0 +1,45 @@
+"""A Produce to many partitions may be interrupted between them; its outcome is in ``test_produce.py``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import wire.messages as m
+from brokers.api.base import Done
+from brokers.api.fetch_answers import SLICE_PARTS
+from brokers.api.produce import LONG_PARTS, handle_produce
+from tests.support.producing import request
+from tests.support.stage import Stage, body_of
+
+VERSION = 9
+
+
+def test_others_have_their_turn_while_it_is_appended_and_answered(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    stage.topic("t", 2)
+    count, places = 2 * LONG_PARTS, []
+    stage.between = lambda: places.append(stage.partition("t").log.log_end_offset)
+    parts = [("t", number % 2, stage.batch()) for number in range(count)]
+    outcome = stage.start(handle_produce, 0, VERSION, request(*parts))
+    assert isinstance(outcome, Done)
+    slices = count // SLICE_PARTS
+    assert places[:slices] == [number * SLICE_PARTS // 2 for number in range(slices)]
+    assert len(places) == slices + 2 * slices // SLICE_PARTS, "what to wait for is found out in slices, too"
+    places.clear()
+    encoded = stage.made(outcome.response)
+    assert len(places) > slices, "rows are made, then encoded"
+    (topic,) = m.decode_response(0, VERSION, body_of(encoded)).responses
+    assert [one.base_offset for one in topic.partition_responses] == [number // 2 for number in range(count)]
+
+
+def test_a_request_to_few_partitions_is_not_interrupted(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    stage.topic("t", 2)
+    places: list[int] = []
+    stage.between = lambda: places.append(1)
+    outcome = stage.start(
+        handle_produce, 0, VERSION, request(*(("t", number % 2, stage.batch()) for number in range(LONG_PARTS)))
+    )
+    assert isinstance(outcome, Done)
+    assert body_of(outcome.response)
+    assert not places

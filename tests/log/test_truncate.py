@@ -1,0 +1,106 @@
+"""Truncation: what is cut is gone from the log, its indexes, epochs, producers and aborted transactions."""
+
+from __future__ import annotations
+
+import pytest
+
+from _native.batch import scan
+from tests.support.logs import (
+    NOW,
+    append,
+    append_txn,
+    batch,
+    config,
+    content,
+    end_txn,
+    forty_batches,
+    open_log,
+    produced,
+)
+
+
+@pytest.fixture
+def log(tmp_path):
+    return forty_batches(tmp_path / "events-0")
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.33, 0.5, 0.77, 0.99])
+def test_truncation(log, tmp_path, share):
+    whole = scan(content(log))
+    offset = int(log.log_end_offset * share)
+    kept = [h for _, h in whole if h.last_offset < offset]
+    end = log.truncation.truncate_to(offset, now_ms=NOW)
+    assert end == (kept[-1].last_offset + 1 if kept else 0) == log.log_end_offset
+    assert [h.base_offset for _, h in scan(content(log))] == [h.base_offset for h in kept]
+    assert log.high_watermark <= end
+    assert all(entry.start_offset < end for entry in log.epochs.entries)
+    assert append(log, batch(2), epoch=8).first_offset == end
+    log.close(clean=False)
+    again = open_log(tmp_path / "events-0", config=log.config)
+    assert again.log_end_offset == end + 2
+    assert again.epochs.entries == log.epochs.entries
+
+
+def test_truncation_cuts_the_indexes(tmp_path):
+    """What it says must be in the log: an entry left above the cut hides the timestamps that come after it."""
+    log = open_log(tmp_path / "e-0", config=config(index_interval_bytes=1))
+    for n in range(8):
+        append(log, batch(1, timestamp=NOW + 10 * n))
+    log.truncation.truncate_to(3, now_ms=NOW)
+    for index in (log.segments.active.offset_index, log.segments.active.time_index):
+        assert [entry.offset for entry in map(index.__getitem__, range(len(index)))] == [1, 2]
+    for n in range(4):
+        append(log, batch(1, timestamp=NOW + 21 + n))
+    assert log.segments.active.max_timestamp == (NOW + 24, 6)
+    assert [log.reader.offset_for_timestamp(NOW + at)[0] for at in (0, 20, 21, 22, 23, 24)] == [0, 2, 3, 4, 5, 6]
+    assert log.reader.offset_for_timestamp(NOW + 25) is None
+
+
+def test_after_a_truncation_readers_start_at_batches_of_now(tmp_path):
+    """Where readers and appends ended is remembered by offset; other batches stand there afterwards."""
+    log = open_log(tmp_path / "e-0")
+    for _ in range(6):
+        append(log, batch(1))
+    log.truncation.truncate_to(2, now_ms=NOW)
+    append(log, batch(4, value=b"x" * 500))
+    for offset in range(6):
+        (_, first), *_ = scan(content(log, offset))
+        assert first.base_offset <= offset <= first.last_offset
+
+
+def test_truncation_rebuilds_producers_and_aborts(tmp_path):
+    log = open_log(tmp_path / "e-0", config=config(segment_bytes=500))
+    states = {}
+    for i in range(30):
+        states[log.log_end_offset] = (
+            {p: (e.last_sequence, e.txn_first_offset) for p, e in log.producers.entries.items()},
+            log.reader.aborted_entries(),
+            log.last_stable_offset,
+        )
+        kind = i % 5
+        if kind == 0:
+            append_txn(log, 1, 0, i // 5, 1)
+        elif kind == 1:
+            append(log, produced(2, 0, i // 5))
+        elif kind == 2:
+            append_txn(log, 3 + i, 0, 0)
+        elif kind == 3:
+            end_txn(log, 1, 0, commit=False)
+        else:
+            append(log, batch(2))
+    for end in sorted(states, reverse=True):
+        log.truncation.truncate_to(end, now_ms=NOW)
+        got = (
+            {p: (e.last_sequence, e.txn_first_offset) for p, e in log.producers.entries.items()},
+            log.reader.aborted_entries(),
+            log.last_stable_offset,
+        )
+        assert got == states[end]
+    assert log.log_end_offset == 0
+
+
+def test_restart_at(log):
+    log.truncation.restart_at(1000, now_ms=NOW)
+    assert (log.log_start_offset, log.log_end_offset, log.high_watermark) == (1000, 1000, 1000)
+    assert append(log, batch(1)).first_offset == 1000
+    assert log.size_bytes == len(batch(1))

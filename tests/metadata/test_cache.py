@@ -1,0 +1,198 @@
+"""Views against a real ZooKeeper: following, gaps, pruning, sessions that end, and readers that are never early."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import pytest
+
+from brokers.config import BrokerConfig
+from brokers.controller.requests import NewTopic
+from brokers.metadata import cache, znodes
+from brokers.metadata.cache import MetadataCache, MetadataChange
+from brokers.metadata.znodes import BadZnode
+from coordination.store import NoNode, Stat, Store
+from coordination.tree import adopt
+from coordination.zookeeper import ZookeeperStore
+from tests.support.nodes import SESSION_MS, Nodes
+from tests.support.stores import on_loop
+from tests.support.waiting import eventually_async
+
+pytestmark = pytest.mark.zookeeper
+
+
+@on_loop
+async def test_listeners_get_each_step_and_see_it_in_the_cache(connect: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Nodes(connect) as nodes:
+        node = await nodes.start(1)
+        boss = await nodes.controller()
+        heard: list[MetadataChange] = []
+
+        def listen(change: MetadataChange) -> None:
+            heard.append(change)
+            for name in change.topics_changed:
+                assert name in node.metadata.topics
+            for gone in change.deleted:
+                assert gone.id not in node.metadata.topic_names
+
+        node.metadata.subscribe(listen)
+        await boss.controller.create_topics([NewTopic("t", 3)])
+        (made,) = [change for change in heard if "t" in change.topics_changed]
+        assert [tp.partition for tp in made.partitions_changed] == [0, 1, 2]
+        assert not made.reloaded
+        await boss.controller.delete_topics(["t"])
+        (gone,) = [change for change in heard if change.deleted]
+        assert [(topic.name, len(topic.partitions)) for topic in gone.deleted] == [("t", 3)]
+        other = await nodes.start(2)
+        await eventually_async(lambda: any(change.brokers_changed for change in heard), "the change of brokers is told")
+        was = node.metadata.brokers[2]
+        monkeypatch.setattr(cache, "DEPARTED_S", 0.5)
+        await nodes.die(other)
+        await eventually_async(lambda: 2 not in node.metadata.brokers, "broker 2 has left")
+        assert node.metadata.departed == {2: was}, "remembered a little, so that clients hear of the new leader first"
+        await eventually_async(lambda: not node.metadata.departed, "the departure is forgotten")
+
+
+@on_loop
+async def test_a_view_that_missed_pruned_entries_reads_everything_again(connect: str) -> None:
+    async with Nodes(connect) as nodes:
+        boss = await nodes.start(1)
+        await nodes.controller()
+        late = await nodes.start(2, controller=False, registered=False)
+        await boss.controller.create_topics([NewTopic("a", 2), NewTopic("b", 2), NewTopic("gone", 1)])
+        await late.metadata.wait_until(lambda: "gone" in late.metadata.topics, 5_000)
+        heard: list[MetadataChange] = []
+        late.metadata.subscribe(heard.append)
+        await late.metadata.stop()
+        await boss.controller.delete_topics(["gone", "b"])
+        await boss.controller.create_topics([NewTopic("b", 1), NewTopic("c", 5)])
+        names = await boss.real.children(znodes.CHANGES)
+        for name in names[:-1]:
+            await boss.real.delete(f"{znodes.CHANGES}/{name}")
+        late.metadata._task = None
+        await late.metadata.start()
+        await late.metadata.wait_until(lambda: "c" in late.metadata.topics, 5_000)
+        (change,) = [change for change in heard if change.reloaded]
+        assert sorted(topic.name for topic in change.deleted) == ["b", "gone"]
+        assert set(change.topics_changed) == {"b", "c"}
+        assert late.metadata.topics == boss.metadata.topics
+        assert late.metadata.sequence == boss.metadata.sequence
+        # and it goes on from there, entry by entry
+        await boss.controller.create_topics([NewTopic("d", 1)])
+        await late.metadata.wait_until(lambda: "d" in late.metadata.topics, 5_000)
+        assert not heard[-1].reloaded
+
+
+class _ElectedBetween:
+    """A store in which the controller's znode appears between a read and the watch that is set instead."""
+
+    async def get(self, path: str, watch: object = None) -> tuple[bytes, Stat]:
+        raise NoNode("NoNode", path)
+
+    async def exists(self, path: str, watch: object = None) -> Stat | None:
+        return Stat(0, 1, 1, 1, 0)
+
+
+@on_loop
+async def test_a_controller_that_is_elected_between_two_looks_is_looked_for_again() -> None:
+    """The watch tells of what comes after it, and the next listing is 20 s away."""
+    found = MetadataCache(cast("Store", _ElectedBetween()), BrokerConfig(broker_id=1, zookeeper_connect="none:1"))
+    assert await found._read_controller() == cache.NO_CONTROLLER
+    assert found._poked.is_set()
+
+
+@on_loop
+async def test_the_controller_prunes_but_keeps_the_newest(connect: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("brokers.controller.active.KEEP_CHANGES", 3)
+    async with Nodes(connect) as nodes:
+        boss = await nodes.start(1)
+        await nodes.controller()
+        await boss.controller.create_topics([NewTopic(f"t{i}") for i in range(10)])
+        assert boss.controller._active is not None
+        await boss.controller._active.prune()
+        left = [znodes.change_sequence(name) for name in await boss.real.children(znodes.CHANGES)]
+        assert left == [7, 8, 9]
+        await boss.controller.create_topics([NewTopic("more")])
+        assert boss.metadata.sequence == 10
+
+
+@on_loop
+async def test_a_new_session_loses_no_change(connect: str) -> None:
+    """The cache's session is killed; the cache has the changes made meanwhile afterwards."""
+    async with Nodes(connect) as nodes:
+        boss = await nodes.start(1)
+        await nodes.controller()
+        watcher = await nodes.start(2, controller=False, registered=False)
+        credentials = watcher.real.credentials()
+        assert credentials is not None
+        assert await boss.real.end_session(*credentials)
+        await boss.controller.create_topics([NewTopic("t")])
+        assert await watcher.metadata.wait_until(lambda: "t" in watcher.metadata.topics, 15_000)
+        assert watcher.metadata.controller_id == 1
+        await boss.controller.create_topics([NewTopic("u")])
+        assert await watcher.metadata.wait_until(lambda: "u" in watcher.metadata.topics, 15_000)
+
+
+@on_loop
+async def test_a_broker_whose_session_ends_comes_back_as_another(connect: str) -> None:
+    async with Nodes(connect) as nodes:
+        boss = await nodes.start(1)
+        await nodes.controller()
+        other = await nodes.start(2, controller=False)
+        await nodes.agree(lambda node: set(node.metadata.brokers) == {1, 2})
+        first = boss.metadata.brokers[2]
+        credentials = other.real.credentials()
+        assert credentials is not None
+        assert await boss.real.end_session(*credentials)
+        await boss.metadata.wait_until(lambda: 2 not in boss.metadata.brokers, 15_000)
+        await eventually_async(
+            lambda: (s := other.real.session()) is not None and s.session_id != credentials[0],
+            "there is another session",
+        )
+        await other.register()
+        await nodes.agree(lambda node: 2 in node.metadata.brokers and node.metadata.brokers[2].epoch > first.epoch)
+        assert boss.metadata.brokers[2].incarnation == first.incarnation + 1
+
+
+@on_loop
+async def test_an_unreadable_tree_fails_the_start(connect: str) -> None:
+    store = ZookeeperStore(connect, session_timeout_ms=SESSION_MS)
+    await store.start(20_000)
+    try:
+        await adopt(store, lambda: "id-0123456789")
+        await store.create(znodes.topic_path("odd"), b"{]", parents=True)
+        metadata = MetadataCache(store, BrokerConfig(broker_id=1, zookeeper_connect=connect))
+        assert not metadata.ready
+        with pytest.raises(BadZnode, match="odd"):
+            await metadata.start()
+        assert not metadata.ready
+    finally:
+        await store.close()
+
+
+@on_loop
+async def test_an_unreadable_entry_leads_to_a_reload_not_to_a_guess(connect: str) -> None:
+    async with Nodes(connect) as nodes:
+        boss = await nodes.start(1)
+        await nodes.controller()
+        heard: list[MetadataChange] = []
+        boss.metadata.subscribe(heard.append)
+        await boss.real.create(znodes.CHANGE_PREFIX, b'{"changes":[{"moon":1}]}', sequence=True)
+        await boss.controller.create_topics([NewTopic("t")])
+        assert "t" in boss.metadata.topics
+        assert any(change.reloaded for change in heard)
+
+
+@on_loop
+async def test_the_cache_keeps_its_content_while_zookeeper_is_away(connect: str) -> None:
+    async with Nodes(connect) as nodes:
+        boss = await nodes.start(1)
+        await nodes.controller()
+        await boss.controller.create_topics([NewTopic("t")])
+        before = dict(boss.metadata.topics)
+        await boss.real.close()
+        boss.metadata._poked.set()
+        await boss.metadata.wait_until(lambda: False, 500)
+        assert boss.metadata.ready
+        assert boss.metadata.topics == before
+        assert set(boss.metadata.brokers) == {1}

@@ -1,0 +1,121 @@
+"""How far replicas reach: a broker's answer about its real logs, and the asking of it."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import wire.messages as m
+from brokers.api.replicas import handle_replica_ends
+from brokers.log import DiskFailed
+from brokers.model import BrokerId, LogEnd
+from brokers.peers.calls import PeerUnavailable
+from brokers.replication import ends
+from brokers.replication.ends import ReplicaEnd
+from tests.support.stage import ME, OTHER, Stage
+from wire.errors import ErrorCode
+
+KEY = ends.REPLICA_ENDS_KEY
+
+
+class Line:
+    """The way to one broker: requests and answers go through bytes; ``twist`` changes an answer on the way."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        self.requests: list[Any] = []
+        self.twist = lambda answer: None
+
+    async def call(self, broker_id: int, api_key: int, version: int, message: Any, timeout_ms: int = 30_000) -> Any:
+        request = m.decode_request(api_key, version, memoryview(message.encode(version=version)))
+        self.requests.append(request)
+        response = self.stage.start(handle_replica_ends, api_key, version, request).response
+        answer = m.decode_response(api_key, version, m.encode_response(response, api_key, version))
+        self.twist(answer)
+        return answer
+
+    async def exchange(
+        self, broker_id: int, api_key: int, version: int, body: bytes, timeout_ms: int = 30_000
+    ) -> memoryview:
+        raise NotImplementedError
+
+
+def ask(line: Line, asked: dict[uuid.UUID, list[int]]) -> tuple[int, dict[uuid.UUID, dict[int, ReplicaEnd]]]:
+    return asyncio.run(ends.ask(line, BrokerId(1), asked))
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Stage:
+    return Stage(tmp_path)
+
+
+def test_a_broker_tells_of_its_logs(stage: Stage) -> None:
+    led = stage.topic("led", epoch=3)
+    for _ in range(4):
+        stage.append("led", count=5)
+    followed = stage.topic("followed", epoch=6, leader=OTHER, replicas=(ME, OTHER))
+    given_up = stage.topic("given up", 2, epoch=1)
+    stage.append("given up", count=7, index=1)
+    stage.topic("given up", 2, epoch=2, leader=-1, incarnation=-1)
+    elsewhere = stage.topic("elsewhere", epoch=9, leader=OTHER, replicas=(OTHER,))
+    nobody = uuid.uuid4()
+    asked = {led.id: [0, 1], followed.id: [0], given_up.id: [0, 1], elsewhere.id: [0], nobody: [0]}
+    incarnation, found = ask(Line(stage), asked)
+    assert incarnation == stage.incarnation
+    assert found == {
+        led.id: {
+            0: ReplicaEnd(ErrorCode.NONE, 3, LogEnd(3, 20, ((3, 0),)), is_leader=True),
+            1: ReplicaEnd(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+        },
+        followed.id: {0: ReplicaEnd(ErrorCode.NONE, 6, LogEnd(-1, 0))},
+        given_up.id: {
+            0: ReplicaEnd(ErrorCode.NONE, 2, LogEnd(1, 0, ((1, 0),))),
+            1: ReplicaEnd(ErrorCode.NONE, 2, LogEnd(1, 7, ((1, 0),))),
+        },
+        elsewhere.id: {0: ReplicaEnd(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, 9)},
+        nobody: {0: ReplicaEnd(ErrorCode.UNKNOWN_TOPIC_ID)},
+    }
+
+
+def test_a_failed_log_answers_without_an_end(stage: Stage) -> None:
+    info = stage.topic("t", epoch=3)
+    stage.append("t")
+    stage.partition("t").log.fail(DiskFailed("data", "planted"))
+    _, found = ask(Line(stage), {info.id: [0]})
+    assert found[info.id][0] == ReplicaEnd(ErrorCode.KAFKA_STORAGE_ERROR, 3, None, is_leader=True)
+
+
+def test_many_partitions_are_asked_for_in_bounded_requests(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ends, "PARTITIONS_PER_REQUEST", 3)
+    first, second = stage.topic("a", 5), stage.topic("b", 4)
+    line = Line(stage)
+    _, found = ask(line, {first.id: list(range(5)), second.id: list(range(4))})
+    assert [sum(len(t.partitions) for t in request.topics) for request in line.requests] == [3, 3, 3]
+    assert {topic: sorted(answers) for topic, answers in found.items()} == {
+        first.id: list(range(5)),
+        second.id: list(range(4)),
+    }
+
+
+def test_answers_of_two_incarnations_are_rejected(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ends, "PARTITIONS_PER_REQUEST", 1)
+    info = stage.topic("t", 2)
+    line = Line(stage)
+
+    def restarted(answer: Any) -> None:
+        answer.incarnation = 7 + len(line.requests)
+
+    line.twist = restarted
+    with pytest.raises(PeerUnavailable):
+        ask(line, {info.id: [0, 1]})
+
+
+def test_a_broker_without_registration_gives_no_answer(stage: Stage) -> None:
+    info = stage.topic("t")
+    del stage.metadata.brokers[ME]
+    with pytest.raises(PeerUnavailable, match="error 8"):
+        ask(Line(stage), {info.id: [0]})

@@ -1,0 +1,107 @@
+"""What is not served yet is refused in words that clients understand: ACLs, quotas, SCRAM, SASL, new group protocols.
+
+The answers about ACLs, SCRAM and SASL were compared with a Kafka 4.1.1 that has PLAINTEXT listeners and no authorizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import wire.messages as m
+from brokers.api.access import Access
+from brokers.api.base import ClientConnection, Context, through
+from brokers.server.dispatch import resolve
+from wire.apis import APIS
+from wire.errors import ErrorCode
+
+
+def ask(name: str, version: int, request: dict[str, Any]) -> Any:
+    """The answer of an API's handler, by way of the wire."""
+    api = next(row for row in APIS.values() if row.name == name)
+    context = Context(SimpleNamespace(access=Access()), ClientConnection(1, "PLAINTEXT", "h"), api.key, version, 1, "c")  # type: ignore[arg-type]
+    sent = m.request_class(api.key)(version=version, **request)
+    decoded = m.decode_request(api.key, version, memoryview(sent.encode(version=version)))
+    outcome = resolve(api)(decoded, context)
+    answer = (through(outcome) if isinstance(outcome, Generator) else outcome).response
+    return m.decode_response(api.key, version, m.encode_response(answer, api.key, version))
+
+
+def versions(name: str) -> list[int]:
+    api = next(row for row in APIS.values() if row.name == name)
+    return list(range(api.min_version, api.max_version + 1))
+
+
+FILTER = {"resource_type_filter": 2, "operation": 1, "permission_type": 1, "pattern_type_filter": 3}
+
+
+@pytest.mark.parametrize("version", versions("DescribeAcls"))
+def test_acls_are_disabled(version: int) -> None:
+    answer = ask("DescribeAcls", version, dict(FILTER))
+    assert (answer.error_code, answer.resources) == (ErrorCode.SECURITY_DISABLED, [])
+    assert "No Authorizer" in answer.error_message
+    creation = m.request_class(30).AclCreation
+    acl = {"resource_type": 2, "resource_name": "t", "resource_pattern_type": 3, "principal": "User:a", "host": "*"}
+    acls = [creation(version=version, operation=3, permission_type=3, **acl) for _ in range(2)]
+    answer = ask("CreateAcls", version, {"creations": acls})
+    assert [r.error_code for r in answer.results] == [ErrorCode.SECURITY_DISABLED] * 2
+    filters = [m.request_class(31).DeleteAclsFilter(version=version, **FILTER) for _ in range(2)]
+    answer = ask("DeleteAcls", version, {"filters": filters})
+    assert [(r.error_code, r.matching_acls) for r in answer.filter_results] == [(ErrorCode.SECURITY_DISABLED, [])] * 2
+
+
+@pytest.mark.parametrize("version", versions("AlterClientQuotas"))
+def test_there_are_no_quotas(version: int) -> None:
+    answer = ask("DescribeClientQuotas", version, {"components": [], "strict": False})
+    assert (answer.error_code, answer.entries) == (0, [])
+    entry = m.request_class(49).EntryData
+    entity = [entry.EntityData(version=version, entity_type="user", entity_name=name) for name in ("alice", None)]
+    ops = [entry.OpData(version=version, key="producer_byte_rate", value=1.0, remove=False)]
+    entries = [entry(version=version, entity=[one], ops=ops) for one in entity]
+    answer = ask("AlterClientQuotas", version, {"entries": entries, "validate_only": False})
+    assert [(e.error_code, e.entity[0].entity_name) for e in answer.entries] == [
+        (ErrorCode.UNSUPPORTED_VERSION, "alice"),
+        (ErrorCode.UNSUPPORTED_VERSION, None),
+    ]
+    assert "quotas" in answer.entries[0].error_message
+
+
+def test_there_are_no_scram_users() -> None:
+    assert ask("DescribeUserScramCredentials", 0, {"users": None}).results == []
+    name = m.request_class(50).UserName
+    users = [name(version=0, name=one) for one in ("alice", "bob", "bob")]
+    answer = ask("DescribeUserScramCredentials", 0, {"users": users})
+    assert answer.error_code == 0
+    assert [(r.user, r.error_code) for r in answer.results] == [
+        ("alice", ErrorCode.RESOURCE_NOT_FOUND),
+        ("bob", ErrorCode.DUPLICATE_RESOURCE),
+    ]
+    request = m.request_class(51)
+    gone = [request.ScramCredentialDeletion(version=0, name="alice", mechanism=1)]
+    fields = {"mechanism": 1, "iterations": 4096, "salt": b"s", "salted_password": b"p"}
+    new = [request.ScramCredentialUpsertion(version=0, name="carol", **fields)]
+    answer = ask("AlterUserScramCredentials", 0, {"deletions": gone, "upsertions": new})
+    assert [(r.user, r.error_code) for r in answer.results] == [
+        ("alice", ErrorCode.RESOURCE_NOT_FOUND),
+        ("carol", ErrorCode.UNSUPPORTED_VERSION),
+    ]
+
+
+@pytest.mark.parametrize("version", versions("SaslAuthenticate"))
+def test_a_plaintext_listener_has_no_sasl(version: int) -> None:
+    answer = ask("SaslHandshake", min(version, 1), {"mechanism": "PLAIN"})
+    assert (answer.error_code, answer.mechanisms) == (ErrorCode.ILLEGAL_SASL_STATE, [])
+    answer = ask("SaslAuthenticate", version, {"auth_bytes": b"\0a\0b"})
+    assert (answer.error_code, answer.auth_bytes) == (ErrorCode.ILLEGAL_SASL_STATE, b"")
+
+
+@pytest.mark.parametrize("name", ["ConsumerGroupHeartbeat", "ShareGroupHeartbeat"])
+def test_new_group_protocols_are_refused_and_not_ignored(name: str) -> None:
+    for version in versions(name):
+        answer = ask(name, version, {"group_id": "g", "member_id": "m", "member_epoch": 0})
+        assert answer.error_code == ErrorCode.UNSUPPORTED_VERSION
+        assert answer.error_message
+        assert answer.assignment is None

@@ -1,0 +1,270 @@
+"""The most expensive legal requests against a broker with 10,000 partitions: the loop stays free, memory comes back.
+
+A bound on time must hold for the program and not for the machine. What counts is CPU time of the loop's thread, told in
+milliseconds of one machine (``tests.support.loopwatch``); and a request that passes the bound is sent again, for what
+held the loop may have been something else: a program that does too much does it each time.
+
+``make test`` tries a sample that the commit chooses; ``python -m tests.server.test_work [NAME ...]`` tries everything,
+or the APIs that are named, and prints what each request cost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import wire.messages as m
+from tests.server import work
+from tests.server.memory import rss_mib
+from tests.support import loopwatch
+from tests.support.fleet import Broker, Fleet
+from tests.support.harness import Client
+from tests.support.waiting import eventually
+from wire.apis import APIS
+from wire.errors import ErrorCode
+
+GROWTH_MIB = 64.0
+CANARY_MS = 200.0
+SAMPLE = 18
+AGAIN = 2
+ANSWER_S = 60.0
+START_LIMIT_S = 120.0
+ROOT = Path(__file__).parents[2]
+
+
+class Cost(NamedTuple):
+    """What one request cost: CPU and wall time the loop was held, memory at most, and until it was answered.
+
+    The CPU time is that of the machine of the bounds; the loop's thread was so much ``slower``.
+    """
+
+    request: work.Request
+    held_ms: float
+    held_wall_ms: float
+    peak_mib: float
+    answer_s: float
+    answer_bytes: int | None
+    slower: float
+
+    def __str__(self) -> str:
+        size = "closed" if self.answer_bytes is None else f"{self.answer_bytes} bytes"
+        return (
+            f"{self.held_ms:6.0f} ms held ({self.held_wall_ms:.0f} wall, {self.slower:.1f} times slower), "
+            f"{self.peak_mib:+6.0f} MiB, {size} after {self.answer_s:.2f} s: {self.request}"
+        )
+
+
+class Canary:
+    """A client that asks all the time; how long the loop computes for others before each answer."""
+
+    def __init__(self, port: int, figures: loopwatch.Figures) -> None:
+        self._port, self._figures = port, figures
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._sing)
+        self.cpu_ms: list[float] = []
+        self.wall_ms: list[float] = []
+        self.failure: BaseException | None = None
+
+    def _sing(self) -> None:
+        try:
+            client = Client(self._port)
+            client.sock.settimeout(120)
+            while not self._stop.is_set():
+                before, started = self._figures.cpu_ms(), time.monotonic()
+                client.ask(m.ApiVersionsRequest(version=0), 0)
+                self.cpu_ms.append((self._figures.cpu_ms() - before) / max(1.0, self._figures.slower))
+                self.wall_ms.append((time.monotonic() - started) * 1000)
+                time.sleep(0.005)
+        except BaseException as error:
+            self.failure = error
+
+    def __enter__(self) -> Canary:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(130)
+
+
+def p99(values: list[float]) -> float:
+    """The 99th percentile."""
+    return sorted(values)[len(values) * 99 // 100]
+
+
+class Stand:
+    """A broker with 10,000 partitions, and how its loop and memory are doing."""
+
+    def __init__(self, broker: Broker, figures: loopwatch.Figures) -> None:
+        self.broker, self.figures = broker, figures
+        assert broker.process is not None
+        self.pid = broker.process.pid
+
+    def try_one(self, request: work.Request) -> Cost:
+        """Send it, and wait for its answer, or for the end of the connection."""
+        self._forget_peak()
+        base = rss_mib(self.pid)
+        self.figures.reset()
+        client = Client(self.broker.port)
+        client.sock.settimeout(ANSWER_S)
+        started = time.monotonic()
+        answer: int | None = None
+        try:
+            client.raw(request.frame)
+            answer = len(client.frame())
+        except ConnectionError:
+            pass
+        except TimeoutError:
+            raise AssertionError(f"no answer in {ANSWER_S:.0f} s: {request}") from None
+        finally:
+            client.close()
+        took = time.monotonic() - started
+        before = self.figures.slower
+        self.figures.reset_after_a_turn()
+        held, wall = self.figures.last
+        peak = rss_mib(self.pid, "VmHWM") - base
+        assert self.broker.process is not None
+        assert self.broker.process.poll() is None, f"{request} ended the broker:\n{self.broker.output()}"
+        return Cost(request, held, wall, peak, took, answer, max(before, self.figures.slower))
+
+    def cost(self, request: work.Request) -> Cost:
+        """What it costs at least: tried again while it passes a bound, three times in all."""
+        cost = self.try_one(request)
+        for _ in range(AGAIN):
+            if not too_much([cost]):
+                break
+            cost = min(cost, self.try_one(request), key=lambda found: (bool(too_much([found])), found.held_ms))
+        return cost
+
+    def _forget_peak(self) -> None:
+        Path(f"/proc/{self.pid}/clear_refs").write_text("5")
+
+
+@contextlib.contextmanager
+def stand(directory: Path) -> Iterator[Stand]:
+    """Started and filled."""
+    fleet = Fleet(directory, brokers=1, group_initial_rebalance_delay_ms=0)
+    try:
+        broker = fleet.brokers[0]
+        broker.module = "tests.support.loopwatch"
+        watched = broker.directory / "loop.watch"
+        loopwatch.create(watched)
+        broker.start()
+        broker.wait_ready()
+        _fill(broker)
+        yield Stand(broker, loopwatch.Figures(watched))
+    finally:
+        fleet.close()
+
+
+def _fill(broker: Broker) -> None:
+    client = Client(broker.port)
+    client.sock.settimeout(120)
+    topic = m.CreateTopicsRequest.CreatableTopic
+    new = [
+        topic(
+            name=work.TOPIC.format(i), num_partitions=work.PARTITIONS_PER_TOPIC, replication_factor=1, assignments=[],
+            configs=[],
+        )
+        for i in range(work.TOPICS)
+    ]  # fmt: skip
+    request = m.CreateTopicsRequest(topics=new, timeout_ms=120_000, validate_only=False)
+    eventually(
+        lambda: {t.error_code for t in client.ask(request, 5).topics}, "the topics are created", START_LIMIT_S,
+        good=lambda errors: errors <= {0, ErrorCode.TOPIC_ALREADY_EXISTS},
+    )  # fmt: skip
+    for kind in (0, 1):
+        find = m.FindCoordinatorRequest(key="work", key_type=kind)
+        what = f"there is a coordinator of kind {kind}"
+        eventually(lambda find=find: client.ask(find, 1).error_code, what, START_LIMIT_S, good=lambda error: error == 0)
+
+
+def too_much(costs: Iterable[Cost]) -> list[str]:
+    """What passes a bound. A frame's own bytes are counted by ``queued.max.request.bytes``, those of the answer by the
+    outbox: beyond them a request may take so much.
+    """
+    found = []
+    for cost in costs:
+        moved = (len(cost.request.frame) + (cost.answer_bytes or 0)) / work.MIB
+        if cost.held_ms > work.HELD_MS or cost.peak_mib > GROWTH_MIB + moved:
+            found.append(str(cost))
+    return found
+
+
+def test_every_api_says_what_its_work_is() -> None:
+    missing = {APIS[key].name for key in APIS.keys() - work.WORK.keys()}
+    assert not missing, f"tests/server/work.py WORK has no entry for {missing}"
+    assert work.WORK.keys() == APIS.keys()
+
+
+@pytest.mark.parametrize(("held", "passes"), [
+    ([90.0], False), ([150.0, 99.0], False), ([150.0, 400.0, 99.0], False), ([150.0, 120.0, 101.0], True),
+])  # fmt: skip
+def test_what_passes_a_bound_each_time_passes_it(held: list[float], passes: bool) -> None:
+    request = next(work.sample("any", 1))
+    left = [Cost(request, ms, ms, 0.0, 0.1, 10, 1.0) for ms in held]
+    place = Stand.__new__(Stand)
+    place.try_one = lambda request: left.pop(0)  # type: ignore[method-assign]
+    cost = place.cost(request)
+    assert (left, cost.held_ms, bool(too_much([cost]))) == ([], min(held), passes)
+
+
+def _commit() -> str:
+    found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
+    return os.environ.get("WORK_SEED") or found.stdout.strip() or "no commit"
+
+
+@pytest.mark.zookeeper
+@pytest.mark.timeout(600)
+def test_a_sample_of_the_most_expensive_requests(tmp_path: Path) -> None:
+    seed = _commit()
+    with stand(tmp_path) as place:
+        before = rss_mib(place.pid)
+        with Canary(place.broker.port, place.figures) as canary:
+            costs = [place.cost(request) for request in work.sample(seed, SAMPLE)]
+        after = rss_mib(place.pid)
+        report = (
+            f"WORK_SEED={seed}: canary p99 {p99(canary.cpu_ms):.0f} ms, {p99(canary.wall_ms):.0f} ms wall; "
+            f"{before:.0f} -> {after:.0f} MiB"
+        )
+        print(report, *sorted(costs, key=lambda cost: -cost.held_ms)[:5], sep="\n")
+        assert canary.failure is None, canary.failure
+        assert not too_much(costs), report
+        assert p99(canary.cpu_ms) <= CANARY_MS, report
+        assert after - before <= GROWTH_MIB, report
+
+
+def main(names: list[str]) -> int:
+    """Everything, or the APIs of those names."""
+    keys = {row.key for row in APIS.values() if not names or row.name in names}
+    newest = bool(os.environ.get("WORK_NEWEST"))
+    worst: list[str] = []
+    with tempfile.TemporaryDirectory() as directory, stand(Path(directory)) as place:
+        before = rss_mib(place.pid)
+        with Canary(place.broker.port, place.figures) as canary:
+            chosen = work.requests(
+                lambda key, version, *_: key in keys and (not newest or version == APIS[key].max_version)
+            )
+            for request in chosen:
+                cost = place.cost(request)
+                bad = too_much([cost])
+                worst += bad
+                print("TOO MUCH" if bad else "        ", cost, flush=True)
+        print(f"canary p99 {p99(canary.cpu_ms):.0f} ms, {p99(canary.wall_ms):.0f} ms wall, of {len(canary.cpu_ms)}; "
+              f"memory {before:.0f} -> {rss_mib(place.pid):.0f} MiB")  # fmt: skip
+    print(f"{len(worst)} requests pass a bound", *worst, sep="\n")
+    return 1 if worst else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,40 @@
+"""A client that deletes the first records of the topic that all write to and read (DeleteRecords)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import wire.messages as m
+from tests.simulation.clients import OK, Client
+from wire.types import TopicPartition
+
+VERSION, TIMEOUT_MS = 2, 1_000
+
+
+class Eraser(Client):
+    """See the module."""
+
+    async def main(self, partitions: Sequence[TopicPartition]) -> None:
+        while not self.world.closing:
+            await self.pause(0.2, 1.5)
+            await self.erase(self.rng.choice(partitions))
+
+    async def erase(self, tp: TopicPartition) -> None:
+        """Delete some more, also up to the middle of a batch."""
+        oracle = self.world.oracle
+        truth = oracle.by_name.get(tp)
+        low = oracle.erasing.get(tp, 0)
+        if truth is None or truth.end <= low:
+            return
+        offset = self.rng.randint(low + 1, min(truth.end, low + 12))
+        oracle.erasing[tp] = offset
+        kind = m.DeleteRecordsRequest.DeleteRecordsTopic
+        one = kind.DeleteRecordsPartition(version=VERSION, partition_index=tp.partition, offset=offset)
+        topics = [kind(version=VERSION, name=tp.topic, partitions=[one])]
+        request = m.DeleteRecordsRequest(version=VERSION, topics=topics, timeout_ms=TIMEOUT_MS)
+        answer = await self.ask(await self.leader(tp), request, VERSION)
+        if answer is None or answer.topics[0].partitions[0].error_code != OK:
+            await self.lost_leader(tp)
+            return
+        oracle.checked["records deleted"] += 1
+        oracle.deleted[tp] = max(oracle.deleted.get(tp, 0), answer.topics[0].partitions[0].low_watermark)

@@ -1,0 +1,85 @@
+"""An idempotent producer with up to five batches in flight, as stock ones have: they arrive and fail together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import wire.messages as m
+from tests.simulation.clients import OK, PRODUCE, PRODUCE_VERSION, RETRIABLE, Producer, produce_body
+from tests.simulation.network import Broken
+from wire.errors import ErrorCode
+from wire.types import TopicPartition
+
+IN_FLIGHT = 5
+TICK_S = 0.1
+"""Some rounds of all such producers begin at the same moments, so that their requests come to a broker together."""
+
+
+class _Batch(NamedTuple):
+    values: list[str]
+    data: bytes
+    sequence: int
+
+
+class PipelinedProducer(Producer):
+    """Sends a round of batches at once, and those that failed again, from the first one on, until none is left."""
+
+    async def main(self, partitions: Sequence[TopicPartition]) -> None:
+        producer_id = await self.new_producer_id()
+        sequences = dict.fromkeys(partitions, 0)
+        number = 0
+        while not self.world.closing:
+            round_of: dict[TopicPartition, list[_Batch]] = {}
+            for _ in range(self.rng.randint(1, IN_FLIGHT)):
+                tp = self.rng.choice(partitions)
+                values = [f"{self.name}-{number + i}" for i in range(self.rng.randint(1, 3))]
+                number += len(values)
+                data = self.batch(values, producer_id, 0, sequences[tp])
+                round_of.setdefault(tp, []).append(_Batch(values, data, sequences[tp]))
+                sequences[tp] += len(values)
+                self.world.oracle.sending(tp, values)
+            await asyncio.gather(*(self.push(tp, batches) for tp, batches in round_of.items()))
+            await self.pause(0.0, self.world.pace[1])
+            if self.rng.random() < 0.7:
+                await asyncio.sleep(TICK_S - self.loop.time() % TICK_S)
+
+    async def push(self, tp: TopicPartition, left: list[_Batch]) -> None:
+        """Send them all until all are acknowledged. The first of them has no reason to be out of order."""
+        while left:
+            wire = self.wire(await self.leader(tp))
+            patience = self.loop.call_later(1.5, wire.close, "no answer within 1.5 s")
+            flights = [
+                (batch, wire.send(PRODUCE, PRODUCE_VERSION, produce_body(None, -1, 800, tp, batch.data)))
+                for batch in left
+            ]
+            failed: list[_Batch] = []
+            for batch, flight in flights:
+                error = await self.outcome(tp, batch, flight)
+                if error in (OK, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
+                    self.world.oracle.checked["in flight together"] += len(flights) > 1
+                    continue
+                behind = bool(failed) and error is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+                if error is not None and error not in RETRIABLE and not behind:
+                    self.world.oracle.violate(
+                        f"{self.name} gets {error.name} for sequence {batch.sequence} in {tp}, in flight"
+                        f" {[one.sequence for one in left]}, failed before {[one.sequence for one in failed]}"
+                    )
+                    return
+                failed.append(batch)
+            patience.cancel()
+            left = failed
+            if left:
+                await self.lost_leader(tp)
+
+    async def outcome(self, tp: TopicPartition, batch: _Batch, flight: asyncio.Future[memoryview]) -> ErrorCode | None:
+        """What became of it; None if that is not known."""
+        try:
+            raw = await flight
+        except Broken:
+            return None
+        answer = m.decode_response(PRODUCE, PRODUCE_VERSION, raw).responses[0].partition_responses[0]
+        if answer.error_code in (OK, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
+            self.world.oracle.acknowledged(tp, batch.values, answer.base_offset)
+        return ErrorCode(answer.error_code)

@@ -1,0 +1,309 @@
+"""The data source against real brokers: what is read, what is planned, what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import NewPartitions, NewTopic
+
+from spark_udfs import lag
+from tests.spark.conftest import Cluster
+from tests.support.waiting import eventually
+
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]  # never two Sparks side by side
+
+Read = Callable[..., Any]
+
+
+def numbered(count: int, *, first: int = 0, partitions: int = 2) -> list[dict[str, Any]]:
+    return [{"value": f"v{number}", "partition": number % partitions} for number in range(first, first + count)]
+
+
+def values_of(df: Any) -> list[str]:
+    return sorted(bytes(row.value).decode() for row in df.select("value").collect())
+
+
+def test_rows_are_those_of_sparks_own_source(cluster: Cluster, read: Read) -> None:
+    topic = cluster.topic()
+    sent = []
+    for number, codec in enumerate(("none", "gzip", "snappy", "lz4", "zstd")):
+        rows = [
+            {
+                "key": None if copy == 0 else f"k{number}",
+                "value": None if copy == 1 else b"\x00\xff" * 40 + bytes([number, copy]),
+                "partition": copy % 2,
+                "timestamp": 1_357_034_400_000 + 1000 * number + copy,
+                "headers": [("a", b"1"), ("b", None), ("a", b"2")] if copy == 2 else [],
+            }
+            for copy in range(4)
+        ]
+        cluster.send(topic, rows, compression_type=codec)
+        sent += rows
+    df = read(subscribe=topic, includeHeaders="true")
+    assert df.schema.simpleString() == (
+        "struct<key:binary,value:binary,topic:string,partition:int,offset:bigint,timestamp:timestamp,"
+        "timestampType:int,headers:array<struct<key:string,value:binary>>>"
+    )
+    rows = df.orderBy("partition", "offset").collect()
+    expected = sorted(sent, key=lambda row: row["partition"])  # sorted() is stable: within a partition as sent
+    assert len(rows) == len(expected)
+    for number, (row, want) in enumerate(zip(rows, expected, strict=True)):
+        assert row.topic == topic
+        assert (row.partition, row.offset) == (want["partition"], number % 10)
+        assert row.key == (None if want["key"] is None else want["key"].encode())
+        assert row.value == want["value"]
+        assert row.timestamp.replace(tzinfo=UTC) == datetime.fromtimestamp(want["timestamp"] / 1000, UTC)
+        assert row.timestampType == 0
+        assert [(h.key, h.value) for h in row.headers] == want["headers"]
+
+
+def test_aborted_and_open_transactions(cluster: Cluster, read: Read) -> None:
+    topic = cluster.topic(partitions=1)
+    cluster.send(topic, numbered(10, partitions=1))
+    aborted = cluster.transactional(topic, [{"value": f"aborted{n}"} for n in range(10)], "abort")
+    cluster.send(topic, numbered(10, first=10, partitions=1))
+    # The same producer again: its first abort marker must not hide what it commits later.
+    aborted.begin_transaction()
+    aborted.produce(topic, value="v20")
+    aborted.commit_transaction(30)
+    undecided = cluster.transactional(topic, [{"value": "open"}], "open")
+    cluster.send(topic, [{"value": "behind the open one"}])
+    committed = [f"v{n}" for n in range(21)]
+    assert values_of(read(subscribe=topic)) == sorted(committed)
+    everything = [*committed, *(f"aborted{n}" for n in range(10)), "open", "behind the open one"]
+    assert values_of(read(subscribe=topic, kafka__isolation__level="read_uncommitted")) == sorted(everything)
+    # A range that begins inside the aborted transaction, and pieces cut anywhere.
+    inside = read(subscribe=topic, startingOffsets=json.dumps({topic: {"0": 15}}))
+    assert values_of(inside) == sorted(f"v{n}" for n in range(10, 21))
+    pieces = read(subscribe=topic, minPartitions=7)
+    assert pieces.rdd.getNumPartitions() >= 7
+    assert values_of(pieces) == sorted(committed)
+    undecided.abort_transaction(30)
+    assert values_of(read(subscribe=topic)) == sorted([*committed, "behind the open one"])
+
+
+def test_bounds_and_choices(cluster: Cluster, read: Read) -> None:
+    topic = cluster.topic(name=f"bounds.{cluster.topic()}")
+    rows = [{**row, "timestamp": 1_000_000 + 1000 * number} for number, row in enumerate(numbered(20))]
+    cluster.send(topic, rows)
+
+    def offsets(first: int, second: int) -> str:
+        return json.dumps({topic: {"0": first, "1": second}})
+
+    assert values_of(read(assign=json.dumps({topic: [1]}))) == sorted(f"v{n}" for n in range(1, 20, 2))
+    assert len(values_of(read(subscribePattern=r"bounds\.spark.*"))) >= 20
+    assert values_of(read(subscribePattern=topic[:-1])) == []  # the whole name must match
+    cut = read(subscribe=topic, startingOffsets=offsets(2, -2), endingOffsets=offsets(4, 1))
+    assert values_of(cut) == ["v1", "v4", "v6"]
+    assert values_of(read(subscribe=topic, startingTimestamp=1_018_000)) == ["v18", "v19"]
+    assert values_of(read(subscribe=topic, endingTimestamp=1_002_000)) == ["v0", "v1"]
+    late = {"startingTimestamp": 2_000_000, "startingOffsetsByTimestampStrategy": "latest"}
+    assert values_of(read(subscribe=topic, **late)) == []
+    by_partition = json.dumps({topic: {"0": 1_016_000, "1": 1_019_000}})
+    assert values_of(read(subscribe=topic, startingOffsetsByTimestamp=by_partition)) == ["v16", "v18", "v19"]
+
+
+def test_filters_narrow_what_is_read(spark: Any, cluster: Cluster, read: Read) -> None:
+    topic = cluster.topic()
+    cluster.send(topic, [{**row, "timestamp": 1_000_000 + 1000 * n} for n, row in enumerate(numbered(40))])
+    cases = [
+        ("partition = 1", 1, [f"v{n}" for n in range(1, 40, 2)]),
+        ("partition = 1 and offset between 3 and 4", 1, ["v7", "v9"]),
+        ("offset >= 19", 2, ["v38", "v39"]),
+        ("timestamp >= timestamp_millis(1037000)", 2, ["v37", "v38", "v39"]),
+        ("timestamp >= timestamp_millis(9000000)", 0, []),
+        (f"topic = '{topic}' and string(value) = 'v5'", 2, ["v5"]),
+        ("topic = 'another'", 0, []),
+    ]
+    setting = "spark.sql.python.filterPushdown.enabled"
+    for pushed in ("true", "false"):
+        spark.conf.set(setting, pushed)
+        try:
+            for condition, tasks, expected in cases:
+                found = read(subscribe=topic).where(condition)
+                assert values_of(found) == sorted(expected), condition
+                if pushed == "true" and tasks:
+                    assert found.rdd.getNumPartitions() == tasks, condition
+        finally:
+            spark.conf.unset(setting)
+
+
+def test_a_task_may_read_several_partitions(cluster: Cluster, read: Read) -> None:
+    topic = cluster.topic(partitions=5)
+    cluster.send(topic, numbered(50, partitions=5))
+    several = read(subscribe=topic, maxTasks=2)
+    assert several.rdd.getNumPartitions() == 2
+    assert values_of(several) == sorted(f"v{n}" for n in range(50))
+    both = read(subscribe=topic, minPartitions=20, maxTasks=3)
+    assert both.rdd.getNumPartitions() == 3
+    assert values_of(both) == sorted(f"v{n}" for n in range(50))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "exactly one of the options assign, subscribe, subscribePattern"),
+        ({"subscribe": "t", "assign": "{}"}, "exactly one of the options"),
+        ({"subscribe": "t", "startingOffset": "earliest"}, "option startingoffset is unknown"),
+        ({"subscribe": "t", "startingOffsets": "latest"}, "latest would read nothing in a batch"),
+        ({"subscribe": "t", "kafka__auto__offset__reset": "earliest"}, "kafka.auto.offset.reset can't be set"),
+        ({"subscribe": "t", "kafka__isolation__level": "dirty"}, "'dirty' is not read_committed or read_uncommitted"),
+        ({"subscribe": "t", "minPartitions": "0"}, "minPartitions: 0 is below 1"),
+        ({"subscribe": "t", "maxTasks": "0"}, "maxTasks: 0 is below 1"),
+    ],
+)
+def test_wrong_options_are_named(read: Read, options: dict[str, str], message: str) -> None:
+    with pytest.raises(Exception, match=message):
+        read(**options).count()
+
+
+def test_starting_offsets_must_name_every_partition(cluster: Cluster, read: Read) -> None:
+    topic = cluster.topic()
+    with pytest.raises(Exception, match="must name every partition once"):
+        read(subscribe=topic, startingOffsets=json.dumps({topic: {"0": 0}})).count()
+    with pytest.raises(Exception, match="missing-one does not exist"):
+        read(subscribe=f"{topic},missing-one").count()
+    with pytest.raises(Exception, match=r"no record of .* is as late as 5 ms"):
+        read(subscribe=topic, startingTimestamp=5).count()
+
+
+def test_deleted_records_are_data_loss(cluster: Cluster, read: Read) -> None:
+    topic = cluster.topic(partitions=1)
+    cluster.send(topic, numbered(10, partitions=1))
+    planned = {"subscribe": topic, "startingOffsets": json.dumps({topic: {"0": 0}})}
+    for done in cluster.admin.delete_records([TopicPartition(topic, 0, 4)]).values():
+        done.result(30)
+    with pytest.raises(Exception, match="failOnDataLoss=false"):
+        read(**planned).count()
+    assert values_of(read(**planned, failOnDataLoss="false")) == [f"v{n}" for n in range(4, 10)]
+    assert values_of(read(subscribe=topic)) == [f"v{n}" for n in range(4, 10)]
+
+
+class Batches:
+    """Collects what each micro-batch brought."""
+
+    def __init__(self, df: Any, checkpoint: Path) -> None:
+        self._df = df
+        self._checkpoint = checkpoint
+        self.sizes: list[int] = []
+        self.values: list[str] = []
+
+    def run(self) -> None:
+        def keep(df: Any, _: int) -> None:
+            found = values_of(df)
+            self.sizes.append(len(found))
+            self.values += found
+
+        writer = self._df.writeStream.foreachBatch(keep).option("checkpointLocation", str(self._checkpoint))
+        query = writer.trigger(availableNow=True).start()
+        assert query.awaitTermination(120)
+
+
+def test_stream_follows_its_checkpoint(cluster: Cluster, read_stream: Read, tmp_path: Path) -> None:
+    topic = cluster.topic()
+    cluster.send(topic, numbered(50))
+    cluster.transactional(topic, [{"value": f"x{n}", "partition": 0} for n in range(5)], "abort")
+    batches = Batches(read_stream(subscribe=topic, maxOffsetsPerTrigger=20), tmp_path / "checkpoint")
+    batches.run()
+    assert sorted(batches.values) == sorted(f"v{n}" for n in range(50))
+    assert len(batches.sizes) == 3, batches.sizes  # 56 offsets, 20 at a time
+    assert max(batches.sizes) <= 20
+    lines = (tmp_path / "checkpoint" / "offsets" / "2").read_text().splitlines()
+    noted = json.loads(lines[-1])
+    assert noted[topic] == {"0": 31, "1": 25}  # 25 + 5 aborted + their marker
+    assert noted["topic ids"].keys() == {topic}
+
+    cluster.admin.create_partitions([NewPartitions(topic, 3)])[topic].result(30)
+    cluster.send(topic, numbered(6, first=50, partitions=3))
+    undecided = cluster.transactional(topic, [{"value": "open", "partition": 1}], "open")
+    again = Batches(read_stream(subscribe=topic, maxOffsetsPerTrigger=20), tmp_path / "checkpoint")
+    again.run()
+    assert {"v51", "v52", "v54", "v55"} <= set(again.values)
+    assert "open" not in again.values
+    undecided.commit_transaction(30)
+    # A broker may hear of the new partition later than its client; amid a run, the next run reads it.
+    rest = []
+    for _ in range(2):
+        last = Batches(read_stream(subscribe=topic), tmp_path / "checkpoint")
+        last.run()
+        rest += last.values
+    notes = [path.read_text() for path in sorted((tmp_path / "checkpoint" / "offsets").glob("[0-9]*"))]
+    assert sorted(again.values + rest) == ["open", *(f"v{n}" for n in range(50, 56))], notes
+    nothing = Batches(read_stream(subscribe=topic), tmp_path / "checkpoint")
+    nothing.run()
+    assert nothing.values == []
+
+
+def test_a_stream_says_what_was_deleted_under_it(cluster: Cluster, read_stream: Read, tmp_path: Path) -> None:
+    topic = cluster.topic(partitions=1)
+    cluster.send(topic, numbered(10, partitions=1))
+    first = Batches(read_stream(subscribe=topic, maxOffsetsPerTrigger=5), tmp_path / "checkpoint")
+    first.run()
+    assert len(first.values) == 10
+    cluster.send(topic, numbered(10, first=10, partitions=1))
+    for done in cluster.admin.delete_records([TopicPartition(topic, 0, 14)]).values():
+        done.result(30)
+    with pytest.raises(Exception, match=r"offset 10 .*is gone; the log starts at 14.*failOnDataLoss=false"):
+        Batches(read_stream(subscribe=topic), tmp_path / "checkpoint").run()
+    left = Batches(read_stream(subscribe=topic, failOnDataLoss="false"), tmp_path / "checkpoint")
+    left.run()
+    assert sorted(left.values) == sorted(f"v{n}" for n in range(14, 20))
+
+
+def recreate(cluster: Cluster, topic: str) -> None:
+    """Delete the topic and create it again, with one partition."""
+    cluster.admin.delete_topics([topic])[topic].result(30)
+    eventually(
+        lambda: cluster.admin.create_topics([NewTopic(topic, 1, 1)])[topic].exception(30),
+        "the topic is created again", good=lambda problem: problem is None,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("limit", [None, 70], ids=["all at once", "limited"])
+@pytest.mark.parametrize("again", [50, 300], ids=["shorter than before", "longer than before"])
+def test_a_topic_that_was_created_again_is_read_from_its_start(
+    cluster: Cluster, read_stream: Read, tmp_path: Path, again: int, limit: int | None
+) -> None:
+    topic = cluster.topic(partitions=1)
+    cluster.send(topic, numbered(100, partitions=1))
+    options = {"subscribe": topic} if limit is None else {"subscribe": topic, "maxOffsetsPerTrigger": limit}
+    Batches(read_stream(**options), tmp_path / "checkpoint").run()
+    recreate(cluster, topic)
+    cluster.send(topic, numbered(again, first=1000, partitions=1))
+    with pytest.raises(Exception, match=f"{topic} was deleted and created again.*failOnDataLoss=false"):
+        Batches(read_stream(**options), tmp_path / "checkpoint").run()
+    left = Batches(read_stream(**options, failOnDataLoss="false"), tmp_path / "checkpoint")
+    left.run()
+    assert sorted(left.values) == sorted(f"v{n}" for n in range(1000, 1000 + again))
+    left.run()
+    assert len(left.values) == again
+
+
+def test_a_topic_that_was_created_again_without_records_yet(
+    cluster: Cluster, read_stream: Read, tmp_path: Path
+) -> None:
+    topic = cluster.topic(partitions=1)
+    cluster.send(topic, numbered(100, partitions=1))
+    batches = Batches(read_stream(subscribe=topic, failOnDataLoss="false"), tmp_path / "checkpoint")
+    batches.run()
+    recreate(cluster, topic)
+    batches.run()
+    cluster.send(topic, numbered(30, first=1000, partitions=1))
+    batches.run()
+    assert sorted(batches.values[100:]) == sorted(f"v{n}" for n in range(1000, 1030))
+
+
+def test_progress_tells_the_lag(cluster: Cluster, read_stream: Read, tmp_path: Path) -> None:
+    topic = cluster.topic()
+    cluster.send(topic, numbered(30))
+    writer = read_stream(subscribe=topic, maxOffsetsPerTrigger=10).writeStream.format("noop")
+    query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
+    assert query.awaitTermination(120)
+    lags = [sum(lag(progress).values()) for progress in query.recentProgress if progress.numInputRows]
+    assert lags == [20, 10, 0]

@@ -1,0 +1,37 @@
+"""What imports what on Spark's side, beyond the contracts of import-linter."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import spark_udfs
+
+ROOT = Path(__file__).parents[2]
+SOURCES = sorted((ROOT / "spark_udfs").rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_imports_for_types_alone_are_of_other_packages(path: Path) -> None:
+    """The contracts leave imports for types alone out: one of these could close a cycle unseen."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            names = [part.module for part in node.body if isinstance(part, ast.ImportFrom)]
+            assert not [name for name in names if name and name.startswith("spark_udfs")]
+
+
+def test_public_names_are_there() -> None:
+    for name in spark_udfs.__all__:
+        assert getattr(spark_udfs, name).__name__ == name
+    with pytest.raises(AttributeError, match="has no attribute 'sinks'"):
+        _ = spark_udfs.sinks
+
+
+def test_a_worker_that_reads_loads_no_client_of_the_sink() -> None:
+    check = "import pyspark_fleetlog, pyspark_fleetlog_segments, sys; print('confluent_kafka' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout == "False\n"

@@ -1,0 +1,33 @@
+"""Clocks for what takes time through its port: one that stands until a test moves it, and the real one."""
+
+from __future__ import annotations
+
+import time
+
+START_MS = 1_700_000_000_000
+
+
+class ManualClock:
+    """Says ``now_ms``, both for wall and for monotonic time."""
+
+    def __init__(self, now_ms: int = START_MS) -> None:
+        self.now_ms = now_ms
+
+    def wall_ms(self) -> int:
+        return self.now_ms
+
+    def mono_ms(self) -> int:
+        return self.now_ms
+
+
+class RealClock:
+    """The machine's time plus ``ahead_ms``, which a test may change at any moment."""
+
+    def __init__(self) -> None:
+        self.ahead_ms = 0
+
+    def wall_ms(self) -> int:
+        return time.time_ns() // 1_000_000 + self.ahead_ms
+
+    def mono_ms(self) -> int:
+        return time.monotonic_ns() // 1_000_000 + self.ahead_ms

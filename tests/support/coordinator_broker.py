@@ -1,0 +1,229 @@
+"""One broker's coordinators over real logs, without sockets and ZooKeeper; requests and responses go through bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+import uuid
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import wire.messages as m
+from brokers.api.base import DelayedResponse, Done, through
+from brokers.coordinators.runtime import CoordinatorRuntime
+from brokers.coordinators.transactions.coordinator import TransactionCoordinator, partition_count_of
+from brokers.groups.requests import GroupSettings
+from brokers.groups.shard import GroupShard
+from brokers.log import Origin
+from brokers.model import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC
+from brokers.timers import Timers
+from tests.support.clocks import RealClock
+from tests.support.stage import ME, Stage
+from wire import hot
+from wire.apis import APIS
+
+TRANSACTIONAL = 16
+
+
+class Broker(Stage):
+    """Use inside a running loop. ``disk`` may be a directory another (crashed) Broker used before."""
+
+    def __init__(self, directory: Path, znode: Any, epoch: int = 0, **settings: str) -> None:
+        few = {"offsets.topic.num.partitions": "2", "transaction.state.log.num.partitions": "2"}
+        super().__init__(directory, RealClock(), **few, **settings)
+        loop = asyncio.get_running_loop()
+        self.services.timers = Timers(loop, self.clock)
+        group_settings = GroupSettings.of(self.config)
+        groups = CoordinatorRuntime(
+            "groups",
+            GROUP_METADATA_TOPIC,
+            lambda partition: GroupShard(partition, group_settings),
+            partition_count=partition_count_of(self.metadata, GROUP_METADATA_TOPIC, 2),
+            loop=loop,
+            timers=self.services.timers,
+            clock=self.clock,
+            origin=Origin.COORDINATOR,
+        )
+        self.transactions = TransactionCoordinator(
+            self.config,
+            metadata=self.metadata,
+            replicas=self.replicas,
+            groups=groups,
+            peers=SimpleNamespace(),  # type: ignore[arg-type]
+            store=znode,
+            loop=loop,
+            timers=self.services.timers,
+            clock=self.clock,
+            incarnation=lambda: epoch,
+        )
+        self.services.loop = loop
+        self.services.groups = groups
+        self.services.transactions = self.transactions
+        for runtime in (groups, self.transactions):
+            self.replicas.on_leader(runtime.partition_elected)
+            self.replicas.on_resigned(runtime.partition_resigned)
+            self.replicas.on_deleted(runtime.partition_resigned)
+        for topic, partitions in (("t", 2), (GROUP_METADATA_TOPIC, 2), (TRANSACTION_STATE_TOPIC, 2)):
+            self.topic(topic, partitions, leader=ME, epoch=epoch, topic_id=uuid.uuid5(uuid.NAMESPACE_URL, topic))
+
+    async def ready(self) -> Broker:
+        for runtime in (self.transactions, self.services.groups):
+            while runtime.loading or len(runtime.shards()) < 2:
+                await asyncio.sleep(0.001)
+        return self
+
+    async def stop(self) -> None:
+        await self.transactions.stop()
+        self.services.groups.close()
+        self.logs.close()
+
+    def crash(self) -> Coroutine[Any, Any, None]:
+        """Go away without another request or answer."""
+        self.transactions.markers._closed = True
+        return self.stop()
+
+    # ---- requests
+
+    async def call(self, key: int, version: int, message: Any) -> Any:
+        frame = m.encode_request(key, version, 1, "test", message)
+        metadata = memoryview(frame)[4:]
+        header = m.parse_request_header(metadata)
+        body = metadata[header.body :]
+        decode = hot.DECODERS.get(key)
+        request = m.decode_request(key, version, body) if decode is None else decode(version, body)
+        response = await self.outcome(key, version, request)
+        return m.decode_response(key, version, m.encode_response(response, key, version))
+
+    async def outcome(self, key: int, version: int, request: Any) -> Any:
+        module, _, name = APIS[key].handler.partition(":")
+        handler = getattr(importlib.import_module(f"brokers.api.{module}"), name)
+        found = handler(request, self.context(key, version))
+        while inspect.isgenerator(found) or inspect.iscoroutine(found):
+            found = through(found) if inspect.isgenerator(found) else await found
+        if isinstance(found, Done):
+            return through(found.response) if inspect.isgenerator(found.response) else found.response
+        assert isinstance(found, DelayedResponse)
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        found.on_done(lambda response: future.done() or future.set_result(response))
+        response = await asyncio.wait_for(future, 10)
+        return through(response) if inspect.isgenerator(response) else response
+
+    async def init(
+        self, name: str | None = "x", version: int = 4, expected: Any = (-1, -1), timeout: int = 60_000
+    ) -> Any:
+        more = {"producer_id": expected[0], "producer_epoch": expected[1]} if version >= 3 else {}
+        request = m.InitProducerIdRequest(
+            version=version, transactional_id=name, transaction_timeout_ms=timeout, **more
+        )
+        return await self.call(22, version, request)
+
+    async def add(
+        self, pid: int, epoch: int, *partitions: int, version: int = 3, name: str = "x", topic: str = "t"
+    ) -> int:
+        """AddPartitionsToTxn of a client, or (from version 4 on) of a broker in its name."""
+        kind = m.AddPartitionsToTxnRequest
+        if version < 4:
+            request = kind(
+                version=version,
+                v3_and_below_transactional_id=name,
+                v3_and_below_producer_id=pid,
+                v3_and_below_producer_epoch=epoch,
+                v3_and_below_topics=[
+                    kind.AddPartitionsToTxnTopic(version=version, name=topic, partitions=list(partitions))
+                ],
+            )
+            response = await self.call(24, version, request)
+            topics = response.results_by_topic_v3_and_below
+        else:
+            inner = kind.AddPartitionsToTxnTransaction
+            request = kind(
+                version=version,
+                transactions=[
+                    inner(
+                        version=version,
+                        transactional_id=name,
+                        producer_id=pid,
+                        producer_epoch=epoch,
+                        verify_only=False,
+                        topics=[inner.AddPartitionsToTxnTopic(name=topic, partitions=list(partitions))],
+                    )
+                ],
+            )
+            response = await self.call(24, version, request)
+            (result,) = response.results_by_transaction
+            assert result.transactional_id == name
+            topics = result.topic_results
+        errors = [p.partition_error_code for t in topics for p in t.results_by_partition]
+        assert len(errors) == len(partitions)
+        return max(errors)
+
+    async def end(self, pid: int, epoch: int, commit: bool, version: int = 3, name: str = "x") -> Any:
+        request = m.EndTxnRequest(
+            version=version, transactional_id=name, producer_id=pid, producer_epoch=epoch, committed=commit
+        )
+        return await self.call(26, version, request)
+
+    async def add_offsets(self, pid: int, epoch: int, group: str, version: int = 3, name: str = "x") -> int:
+        request = m.AddOffsetsToTxnRequest(
+            version=version, transactional_id=name, producer_id=pid, producer_epoch=epoch, group_id=group
+        )
+        return int((await self.call(25, version, request)).error_code)
+
+    async def commit_offsets(
+        self, pid: int, epoch: int, group: str, offset: int, version: int = 3, name: str = "x", topic: str = "t"
+    ) -> int:
+        kind = m.TxnOffsetCommitRequest
+        inner = kind.TxnOffsetCommitRequestTopic
+        request = kind(
+            version=version,
+            transactional_id=name,
+            group_id=group,
+            producer_id=pid,
+            producer_epoch=epoch,
+            topics=[
+                inner(
+                    version=version,
+                    name=topic,
+                    partitions=[
+                        inner.TxnOffsetCommitRequestPartition(
+                            version=version, partition_index=0, committed_offset=offset, committed_metadata="m"
+                        )
+                    ],
+                )
+            ],
+        )
+        response = await self.call(28, version, request)
+        ((partition,),) = [topic.partitions for topic in response.topics]
+        return int(partition.error_code)
+
+    async def produce(
+        self, pid: int, epoch: int, sequence: int, version: int = 9, name: str = "x", index: int = 0
+    ) -> int:
+        data = self.batch(attributes=TRANSACTIONAL, producer_id=pid, producer_epoch=epoch, base_sequence=sequence)
+        part = hot.ProducePart("t", None, index, memoryview(bytearray(data)))
+        request = hot.ProduceRequest(name, -1, 1_000, [part])
+        encoded = await self.outcome(0, version, request)
+        body = b"".join(bytes(chunk) for chunk in encoded.chunks)
+        response = m.decode_response(0, version, body)
+        return int(response.responses[0].partition_responses[0].error_code)
+
+    def offset(self, group: str) -> int | None:
+        """What the group committed for partition 0 of t."""
+        from brokers.groups.requests import FetchRequest
+        from wire.types import TopicPartition
+
+        shard = self.services.groups.shard_for(group)
+        (found,) = shard.fetch(FetchRequest(group, (TopicPartition("t", 0),)))
+        return None if found.committed is None else int(found.committed.offset)
+
+    def visible(self, index: int = 0) -> tuple[int, int]:
+        """Last stable and log end offset of t."""
+        log = self.partition("t", index).log
+        return int(log.last_stable_offset), int(log.log_end_offset)
+
+
+def play(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(asyncio.wait_for(scenario(), 60))

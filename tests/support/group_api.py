@@ -1,0 +1,101 @@
+"""The handlers of the group APIs over a driven shard; requests and responses go through their bytes."""
+
+from __future__ import annotations
+
+import inspect
+from types import SimpleNamespace
+from typing import Any
+
+import wire.messages as m
+from brokers.api.access import Access
+from brokers.api.base import ClientConnection, Context, DelayedResponse, Done, through
+from brokers.api.disconnects import Disconnects
+from brokers.server.dispatch import resolve
+from tests.support.group_driver import Driver
+from wire.apis import APIS
+from wire.errors import ErrorCode
+from wire.types import TopicPartition
+
+
+class View:
+    def partition(self, partition: TopicPartition) -> object | None:
+        return object() if partition.topic == "t" and partition.partition < 3 else None
+
+
+class Api:
+    """Calls a handler as the dispatcher does, with the bytes a client would send."""
+
+    def __init__(self) -> None:
+        self.driver = Driver()
+        self.services: Any = SimpleNamespace(
+            groups=self.driver, metadata=View(), disconnects=Disconnects(), access=Access()
+        )
+
+    def call(self, key: int, version: int, message: Any) -> Any:
+        body = memoryview(bytes(message.encode(version=version)))
+        decoded = m.decode_request(key, version, body)
+        connection = ClientConnection(1, "PLAINTEXT", "127.0.0.1")
+        context = Context(self.services, connection, key, version, 1, "client")
+        outcome = resolve(APIS[key])(decoded, context)
+        if inspect.isgenerator(outcome):
+            outcome = through(outcome)
+        if isinstance(outcome, DelayedResponse):
+            return self.wire(key, version, outcome.response) if outcome.done else outcome
+        return self.wire(key, version, outcome)
+
+    def wire(self, key: int, version: int, outcome: Done | Any) -> Any:
+        response = outcome.response if isinstance(outcome, Done) else outcome
+        if inspect.isgenerator(response):
+            response = through(response)
+        return m.decode_response(key, version, m.encode_response(response, key, version))
+
+    def join(self, version: int, member_id: str = "", **kw: Any) -> Any:
+        protocol = m.JoinGroupRequest.JoinGroupRequestProtocol(version=version, name="range", metadata=b"sub")
+        request = m.JoinGroupRequest(
+            version=version,
+            group_id="g",
+            session_timeout_ms=10_000,
+            rebalance_timeout_ms=20_000,
+            member_id=member_id,
+            protocol_type="consumer",
+            protocols=[protocol],
+            **kw,
+        )
+        return self.call(11, version, request)
+
+    def joined(self, version: int = 9) -> Any:
+        """A lone member that has joined."""
+        answer = self.join(version)
+        if not isinstance(answer, DelayedResponse):
+            assert answer.error_code == ErrorCode.MEMBER_ID_REQUIRED
+            answer = self.join(version, answer.member_id)
+        assert isinstance(answer, DelayedResponse)
+        self.driver.advance(6_000)
+        assert answer.done
+        return self.wire(11, version, answer.response)
+
+    def commit(self, version: int, generation: int = -1, member_id: str = "", topic: str = "t") -> Any:
+        request = m.OffsetCommitRequest
+        topics = request.OffsetCommitRequestTopic
+        part = topics.OffsetCommitRequestPartition
+        return self.call(
+            8,
+            version,
+            request(
+                version=version,
+                group_id="g",
+                generation_id_or_member_epoch=generation,
+                member_id=member_id,
+                retention_time_ms=-1,
+                topics=[
+                    topics(
+                        version=version,
+                        name=topic,
+                        partitions=[
+                            part(version=version, partition_index=i, committed_offset=40 + i, committed_metadata="note")
+                            for i in (0, 5)
+                        ],
+                    )
+                ],
+            ),
+        )

@@ -1,0 +1,168 @@
+"""Small makers for the log's tests."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import random
+from pathlib import Path
+
+from _native.batch import Record, control_batch, encode_batch, parse_header, scan
+from brokers.config import BrokerConfig, TopicConfig
+from brokers.log import Log, Origin, RealDisk, Terms, guards_of
+from brokers.log.append import Appender
+from brokers.log.validation import batch_records, build_batch
+from tests.support.clocks import START_MS
+from wire import compression
+from wire.types import TopicPartition
+
+TP = TopicPartition("events", 0)
+NOW = START_MS
+TRANSACTIONAL = 0x10
+DEFAULTS = BrokerConfig(broker_id=1, zookeeper_connect="none:1").topic_defaults()
+
+
+def config(**changes) -> TopicConfig:
+    return dataclasses.replace(DEFAULTS, **changes)
+
+
+def open_log(path: Path, disk=None, topic: TopicPartition = TP, **options) -> Log:
+    changes = options.pop("config", config())
+    return Log.open(disk or RealDisk(), str(path), topic, changes, now_ms=options.pop("now_ms", NOW), **options)
+
+
+def batch(count=1, *, value=b"v", key=b"k", timestamp=NOW, codec=0, attributes=0, headers=(), **fields) -> bytes:
+    records = [Record(-1, timestamp + i, key, value, headers) for i in range(count)]
+    compress = (lambda payload: compression.compress(codec, payload)) if codec else None
+    return encode_batch(records, attributes=codec | attributes, compress=compress, **fields)
+
+
+def produced(pid, epoch, sequence, count=1, *, txn=False, **fields) -> bytes:
+    return batch(
+        count,
+        producer_id=pid,
+        producer_epoch=epoch,
+        base_sequence=sequence,
+        attributes=TRANSACTIONAL if txn else 0,
+        **fields,
+    )
+
+
+def marker(pid, epoch, *, commit, coordinator_epoch=0, timestamp=NOW) -> bytes:
+    return control_batch(
+        commit=commit,
+        producer_id=pid,
+        producer_epoch=epoch,
+        coordinator_epoch=coordinator_epoch,
+        timestamp=timestamp,
+    )
+
+
+def append_as_leader(
+    log: Log, records, *, leader_epoch, now_ms=NOW, origin=Origin.CLIENT, verification_guard=None, **options
+):
+    """One buffer that a leader appends, which may hold several batches: what becomes of it."""
+    terms = Terms(origin, guards=guards_of(records, verification_guard), **options)
+    ((outcome,), _) = log.appender.append([records], leader_epoch, now_ms, terms)
+    return log.appender.info(outcome)
+
+
+def append(log: Log, data: bytes, *, epoch=0, now_ms=NOW, commit_hw=True, **options):
+    info = append_as_leader(log, bytearray(data), leader_epoch=epoch, now_ms=now_ms, **options)
+    if commit_hw:
+        log.appender.set_high_watermark(log.log_end_offset)
+    return info
+
+
+def append_together(log: Log, batches, *, epoch=0, now_ms=NOW, commit_hw=True, **terms):
+    """What a client's requests that came together bring, a batch each: what becomes of them."""
+    appender, sent = log.appender, [bytearray(data) for data in batches]
+    options = {"guards": {}} | terms
+    found, _ = appender.append(sent, epoch, now_ms, Terms(Origin.CLIENT, **options))
+    if commit_hw:
+        log.appender.set_high_watermark(log.log_end_offset)
+    return [appender.info(outcome) for outcome in found]
+
+
+def looked_at(log: Log) -> list[bytes]:
+    """The batches that get a closer look from now on."""
+    found = []
+
+    class Noting(type(log.appender)):
+        def _look_closer(self, batch, *how):
+            found.append(bytes(batch))
+            return super()._look_closer(batch, *how)
+
+    log.appender = Noting(log, log.flusher)
+    return found
+
+
+class Thorough(Appender):
+    """No batch is ready without a closer look."""
+
+    def _ready(self, *_):
+        return [], 0
+
+
+def look_at_all(log: Log) -> None:
+    log.appender = Thorough(log, log.flusher)
+
+
+def append_txn(log: Log, pid, epoch, sequence, count=1, **fields):
+    """A transactional append with the verification that a broker would have done."""
+    guard = log.verification_guard(pid, epoch, sequence)
+    return append(log, produced(pid, epoch, sequence, count, txn=True, **fields), verification_guard=guard)
+
+
+def end_txn(log: Log, pid, epoch, *, commit, **options):
+    data = marker(pid, epoch, commit=commit, coordinator_epoch=options.pop("coordinator_epoch", 0))
+    return append(log, data, origin=Origin.COORDINATOR, **options)
+
+
+def content(log: Log, start: int | None = None, end: int | None = None, max_bytes=1 << 30) -> bytes:
+    offset = log.log_start_offset if start is None else start
+    end = log.log_end_offset if end is None else end
+    parts = []
+    while offset < end:
+        result = log.reader.read(offset, max_bytes, end_offset=end)
+        if not result.slices:
+            break
+        parts += [part.read() for part in result.slices]
+        result.release()
+        offset = result.next_offset
+    return b"".join(parts)
+
+
+def records(log: Log, start: int | None = None, end: int | None = None) -> list[Record]:
+    data = content(log, start, end)
+    return [
+        record
+        for at, header in scan(data)
+        if not header.is_control
+        for record in batch_records(data, at, header, 1 << 30)
+    ]
+
+
+def headers(log: Log):
+    data = content(log)
+    return [header for _, header in scan(data)]
+
+
+def files(path: Path) -> dict[str, bytes]:
+    """Every file of a directory, for comparing two of them."""
+    return {name: (path / name).read_bytes() for name in sorted(os.listdir(path)) if (path / name).is_file()}
+
+
+def patched(data: bytes, payload: bytes | None = None, **fields) -> bytes:
+    """A batch with header fields changed and the checksum made right again: a careful liar."""
+    header = parse_header(data)._replace(**fields)
+    return bytes(build_batch(header, data[61:] if payload is None else payload))
+
+
+def forty_batches(directory):
+    """A log of 40 batches of 1..4 records over several segments."""
+    log = open_log(directory, config=config(segment_bytes=1200, index_interval_bytes=150))
+    rng = random.Random(3)
+    for i in range(40):
+        append(log, batch(rng.randint(1, 4), value=b"v" * rng.randint(1, 60), timestamp=NOW + 100 * i), epoch=i // 10)
+    return log

@@ -1,0 +1,204 @@
+"""Stock clients' admin calls against three real broker processes."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaException, TopicCollection
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewPartitions,
+    NewTopic,
+    ResourceType,
+)
+
+from tests.support.fleet import Fleet
+from tests.support.waiting import eventually
+from wire import messages
+
+pytestmark = [pytest.mark.interop, pytest.mark.zookeeper]
+
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def topic() -> str:
+    return f"admin-{next(_numbers)}"
+
+
+@pytest.fixture(scope="module")
+def admin(fleet: Fleet) -> AdminClient:
+    return AdminClient({"bootstrap.servers": fleet.bootstrap, "socket.timeout.ms": 10_000})
+
+
+def result(futures: dict[Any, Any]) -> Any:
+    (future,) = futures.values()
+    return future.result(20)
+
+
+def failure(futures: dict[Any, Any]) -> str:
+    with pytest.raises(KafkaException) as problem:
+        result(futures)
+    return str(problem.value.args[0].name())
+
+
+def test_librdkafka_topics(admin: AdminClient, topic: str) -> None:
+    result(admin.create_topics([NewTopic(topic, 6, 1, config={"retention.ms": "-1"})]))
+    eventually(lambda: topic in admin.list_topics(timeout=10).topics, f"{topic} is listed")
+    described = result(admin.describe_topics(TopicCollection([topic]), include_authorized_operations=True))
+    assert [p.id for p in described.partitions] == list(range(6))
+    assert {p.leader.id for p in described.partitions} == {1, 2, 3}
+    assert described.authorized_operations
+    assert failure(admin.create_topics([NewTopic(topic, 1, 1)])) == "TOPIC_ALREADY_EXISTS"
+    assert failure(admin.create_topics([NewTopic(topic + "x", 1, 9)])) == "INVALID_REPLICATION_FACTOR"
+    assert failure(admin.create_topics([NewTopic("no good", 1, 1)])) == "TOPIC_EXCEPTION"
+    assert failure(admin.create_topics([NewTopic(topic + "y", 1, 1, config={"no.such": "1"})])) == "INVALID_CONFIG"
+    result(admin.create_topics([NewTopic(topic + "-dry", 1, 1)], validate_only=True))
+    assert topic + "-dry" not in admin.list_topics(timeout=10).topics
+    result(admin.create_partitions([NewPartitions(topic, 9)]))
+    eventually(
+        lambda: len(admin.list_topics(topic, timeout=10).topics[topic].partitions) == 9, "the topic has nine partitions"
+    )
+    assert failure(admin.create_partitions([NewPartitions(topic, 3)])) == "INVALID_PARTITIONS"
+    result(admin.delete_topics([topic]))
+    eventually(lambda: topic not in admin.list_topics(timeout=10).topics, f"{topic} is listed no more")
+    assert failure(admin.delete_topics([topic])) == "UNKNOWN_TOPIC_OR_PART"
+
+
+def test_librdkafka_configs(admin: AdminClient, topic: str) -> None:
+    result(admin.create_topics([NewTopic(topic, 1, 1, config={"retention.ms": "1234"})]))
+    eventually(lambda: topic in admin.list_topics(timeout=10).topics, f"{topic} is listed")
+    resource = ConfigResource(ResourceType.TOPIC, topic)
+    told = result(admin.describe_configs([resource]))
+    assert told["retention.ms"].value == "1234"
+    assert told["retention.ms"].source == 1
+    assert told["segment.bytes"].is_default
+    change = ConfigResource(
+        ResourceType.TOPIC,
+        topic,
+        incremental_configs=[
+            ConfigEntry("cleanup.policy", "compact", incremental_operation=AlterConfigOpType.APPEND),
+            ConfigEntry("retention.ms", None, incremental_operation=AlterConfigOpType.DELETE),
+            ConfigEntry("max.message.bytes", "5000", incremental_operation=AlterConfigOpType.SET),
+        ],
+    )
+    result(admin.incremental_alter_configs([change]))
+    eventually(
+        lambda: result(admin.describe_configs([resource]))["max.message.bytes"].value == "5000", "the limit is 5000"
+    )
+    told = result(admin.describe_configs([resource]))
+    assert told["cleanup.policy"].value == "delete,compact"
+    assert told["retention.ms"].is_default
+    assert told["max.message.bytes"].value == "5000"
+    missing = ConfigResource(ResourceType.TOPIC, "there-is-none", incremental_configs=change.incremental_configs)
+    assert failure(admin.incremental_alter_configs([missing])) == "UNKNOWN_TOPIC_OR_PART"
+    assert failure(admin.describe_configs([missing])) == "UNKNOWN_TOPIC_OR_PART"
+
+
+def test_librdkafka_broker_configs(admin: AdminClient) -> None:
+    told = result(admin.describe_configs([ConfigResource(ResourceType.BROKER, "2")]))
+    assert told["broker.id"].value == "2"
+    assert told["broker.id"].is_read_only
+    change = ConfigResource(
+        ResourceType.BROKER,
+        "2",
+        incremental_configs=[ConfigEntry("background.threads", "7", incremental_operation=AlterConfigOpType.SET)],
+    )
+    result(admin.incremental_alter_configs([change]))
+    told = result(admin.describe_configs([ConfigResource(ResourceType.BROKER, "2")]))
+    assert told["background.threads"].value == "7"
+
+
+def test_librdkafka_describes_the_cluster(admin: AdminClient) -> None:
+    cluster = admin.describe_cluster(include_authorized_operations=True).result(20)
+    assert sorted(node.id for node in cluster.nodes) == [1, 2, 3]
+    assert cluster.controller.id in (1, 2, 3)
+    assert cluster.cluster_id
+
+
+def test_kafka_python(fleet: Fleet, topic: str) -> None:
+    from kafka.admin import KafkaAdminClient
+    from kafka.admin import NewTopic as KafkaPythonTopic
+
+    client = KafkaAdminClient(bootstrap_servers=fleet.bootstrap)
+    try:
+        client.create_topics([KafkaPythonTopic(name=topic, num_partitions=4, replication_factor=1)])
+        eventually(lambda: topic in client.list_topics(), f"{topic} is listed")
+        (described,) = client.describe_topics([topic])
+        assert len(described["partitions"]) == 4
+        assert len(client.describe_cluster()["brokers"]) == 3
+        client.delete_topics([topic])
+        eventually(lambda: topic not in client.list_topics(), f"{topic} is listed no more")
+    finally:
+        client.close()
+
+
+def test_aiokafka(fleet: Fleet, topic: str) -> None:
+    from aiokafka.admin import AIOKafkaAdminClient
+    from aiokafka.admin import NewTopic as AioTopic
+
+    async def run(step: Callable[[AIOKafkaAdminClient], Any]) -> Any:
+        client = AIOKafkaAdminClient(bootstrap_servers=fleet.bootstrap)
+        await client.start()
+        try:
+            return await step(client)
+        finally:
+            await client.close()
+
+    async def steps(client: AIOKafkaAdminClient) -> None:
+        made = await client.create_topics([AioTopic(topic, 4, 1)])
+        assert made.topic_errors[0][1] == 0
+        while topic not in await client.list_topics():
+            await asyncio.sleep(0.05)
+        (described,) = await client.describe_topics([topic])
+        assert len(described["partitions"]) == 4
+        assert len((await client.describe_cluster())["brokers"]) == 3
+        await client.delete_topics([topic])
+        while topic in await client.list_topics():
+            await asyncio.sleep(0.05)
+
+    asyncio.run(asyncio.wait_for(run(steps), 30))
+
+
+def _ask(port: int, key: int, version: int, request: Any) -> Any:
+    """One request straight to one broker."""
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+        connection.sendall(messages.encode_request(key, version, 1, "test", request))
+        stream = connection.makefile("rb")
+        frame = stream.read(int.from_bytes(stream.read(4), "big"))
+    _, body = messages.split_response(key, version, frame)
+    return messages.decode_response(key, version, body)
+
+
+def test_every_broker_gets_topics_created_by_the_controller(fleet: Fleet, topic: str) -> None:
+    request = messages.request_class(3)
+    for broker in fleet.brokers:
+        name = f"{topic}-by-{broker.id}"
+        asked = request(version=12, topics=[request.MetadataRequestTopic(version=12, name=name)])
+        (found,) = _ask(broker.port, 3, 12, asked).topics
+        assert (found.error_code, len(found.partitions)) == (0, 1)
+        assert found.partitions[0].leader_id in (1, 2, 3)
+
+
+@pytest.mark.parametrize("kind", [0, 1], ids=["group", "transaction"])
+def test_all_brokers_name_the_same_coordinators(fleet: Fleet, kind: int) -> None:
+    request = messages.request_class(10)
+
+    def told(port: int) -> list[tuple[str, int]]:
+        asked = request(version=4, key_type=kind, coordinator_keys=["a", "b", "c"])
+        return [(c.key, c.node_id) for c in _ask(port, 10, 4, asked).coordinators]
+
+    def agreed() -> bool:
+        answers = [told(broker.port) for broker in fleet.brokers]
+        assert all([key for key, _ in answer] == ["a", "b", "c"] for answer in answers)
+        return answers[0] == answers[1] == answers[2] and all(node > 0 for _, node in answers[0])
+
+    eventually(agreed, "all brokers name the same coordinators")

@@ -1,0 +1,116 @@
+"""Brokers on small file systems that fill up: the partition stays writable, and every report names the full disks."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from io import RawIOBase
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import pytest
+
+from tests.support.clients import Confluent, Message
+from tests.support.copies import Cluster
+from tests.support.fleet import Broker, Fleet
+from tests.support.waiting import eventually
+
+pytestmark = [pytest.mark.zookeeper, pytest.mark.slow]
+
+DISK_MB = 48
+client = Confluent()
+
+
+class SmallDisk:
+    """A tmpfs in a mount namespace of the broker's own, which needs no root; it is reached through ``/proc``."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+        self.path = broker.directory / "data"
+        self.path.mkdir()
+        mount = f"mount -t tmpfs -o size={DISK_MB}m tmpfs {shlex.quote(str(self.path))}"
+        broker.within = ["unshare", "--map-root-user", "--mount", "sh", "-c", f'{mount} && exec "$@"', "sh"]
+
+    @property
+    def ballast(self) -> Path:
+        assert self.broker.process is not None
+        return Path(f"/proc/{self.broker.process.pid}/root{self.path}/ballast")
+
+    def fill(self) -> None:
+        """Take all that is left."""
+        with self.ballast.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
+            write_for_ever(file)
+
+    def free(self) -> None:
+        self.ballast.unlink()
+
+
+def write_for_ever(file: RawIOBase) -> None:
+    while True:
+        file.write(bytes(4096))
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    fleet = Fleet(tmp_path, default_replication_factor=3, min_insync_replicas=2, auto_leader_rebalance_enable="false")
+    try:
+        yield fleet
+    finally:
+        fleet.close()
+
+
+def described(fleet: Fleet) -> dict[str, Any]:
+    command = [sys.executable, "-m", "brokers.cli.main", "cluster", "describe", "--json", "-b", fleet.bootstrap]
+    return dict(json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
+
+
+def partition(fleet: Fleet) -> Any:
+    from confluent_kafka.admin import AdminClient
+
+    topics = AdminClient({"bootstrap.servers": fleet.bootstrap}).list_topics("t", timeout=30).topics
+    return topics["t"].partitions[0]
+
+
+def readiness(broker: Broker) -> str:
+    with urlopen(f"http://127.0.0.1:{broker.admin_port}/health/ready", timeout=5) as answer:
+        return str(answer.read().decode())
+
+
+def test_a_full_disk_costs_no_writes_and_is_named(fleet: Fleet) -> None:
+    disks = {broker.id: SmallDisk(broker) for broker in fleet.brokers}
+    brokers = {broker.id: broker for broker in fleet.start().brokers}
+    Cluster(fleet).create("t")
+    sent = 0
+
+    def send() -> None:
+        nonlocal sent
+        client.produce(fleet.bootstrap, "t", [Message(b"%d" % (sent + n) + b"." * 900) for n in range(20)], acks="all")
+        sent += 20
+
+    send()
+    leader = partition(fleet).leader
+    disks[leader].fill()
+    send()
+    eventually(lambda: partition(fleet).leader not in (-1, leader), "another replica leads")
+    send()
+    assert "has no room" in readiness(brokers[leader])
+    told = described(fleet)
+    assert told["troubles"][0]["broker"] == leader
+    assert "is full" in told["troubles"][0]["trouble"]
+    follower = next(b for b in partition(fleet).isrs if b != partition(fleet).leader)
+    disks[leader].free()
+    eventually(lambda: len(partition(fleet).isrs) == 3, "the broker has room and is in sync again")
+    assert readiness(brokers[leader]) == "ready\n"
+    disks[follower].fill()
+    send()
+    eventually(lambda: follower not in partition(fleet).isrs, "the follower left")
+    send()
+    disks[follower].free()
+    eventually(lambda: len(partition(fleet).isrs) == 3, "it is back")
+    values = [message.value for message in client.consume(fleet.bootstrap, "t", sent)]
+    assert [int(value.rstrip(b".")) for value in values if value] == list(range(sent))
+    assert described(fleet)["troubles"] == []
