@@ -1,6 +1,6 @@
 """Runs a step of CI and keeps account of what passes only when it is tried again.
 
-    python -m tests.flickers suite jars make test-jars
+    python -m tests.flickers suite jars -- make test-jars
     python -m tests.flickers run chaos --again 2:2 --again 3:1 -- python -m tests.chaos.run --ci --seed {try}
     python -m tests.flickers report
 
@@ -17,6 +17,7 @@ fails the run, whatever its tests do at the second try.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import re
@@ -179,6 +180,15 @@ def run(name: str, command: Sequence[str], again: dict[int, int], account: Accou
     return 1 if account.problems() else 0
 
 
+def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """This module's own arguments and, after the first ``--``, the command's.
+
+    argparse's REMAINDER begins right behind the first positional argument and would take ``--again`` for the command.
+    """
+    own = list(itertools.takewhile(lambda argument: argument != "--", arguments))
+    return own, list(arguments[len(own) + 1 :])
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -186,13 +196,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     steps = parser.add_subparsers(dest="step", required=True)
     one = steps.add_parser("suite")
     one.add_argument("name")
-    one.add_argument("command", nargs=argparse.REMAINDER)
     one = steps.add_parser("run")
     one.add_argument("name")
     one.add_argument("--again", action="append", default=[], metavar="CODE:TIMES")
-    one.add_argument("command", nargs=argparse.REMAINDER)
     steps.add_parser("report")
-    given = parser.parse_args(arguments)
+    own, command = split(sys.argv[1:] if arguments is None else arguments)
+    given = parser.parse_args(own)
     seed = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT, check=False
     )
@@ -200,7 +209,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.step == "report":
         print(account.report())
         return 1 if account.problems() else 0
-    command = given.command[1:] if given.command[:1] == ["--"] else given.command
+    if not command:
+        parser.error("no command: write it after --, as in: suite jars -- make test-jars")
     print(shlex.join(command), flush=True)
     if given.step == "suite":
         return suite(given.name, command, account, given.directory.resolve())

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.flickers import LIST, Account, run, suite, without_parameters
+from tests.flickers import LIST, Account, main, run, suite, without_parameters
 
 FLAKY = """
 import pathlib, os, pytest
@@ -123,6 +124,30 @@ def test_only_what_could_not_be_tried_is_tried_again(
     kept = account(project)
     assert run("chaos", by_try(*codes), {2: 2}, kept, project / "ci") == code
     assert len(kept.rows()) == flickers
+
+
+def lines_of_ci() -> list[list[str]]:
+    """What ``.ci/run`` gives this module for its steps, up to and with ``--``."""
+    lines = (LIST.parents[1] / ".ci" / "run").read_text().splitlines()
+    steps = [shlex.split(line)[1:] for line in lines if line.startswith('"${flickers[@]}" ')]
+    return [step[: step.index("--") + 1] for step in steps if "--" in step]
+
+
+@pytest.mark.parametrize("step", lines_of_ci(), ids=lambda step: step[1])
+def test_the_steps_of_ci_execute_the_command_behind_the_dashes(project: Path, step: list[str]) -> None:
+    write_tests(project, "def test_a(): assert not first('a')\n")
+    times = [int(again.split(":")[1]) for again in step if ":" in again]
+    codes = [int(again.split(":")[0]) for again in step if ":" in again]
+    tried = [code for code, n in zip(codes, times, strict=True) for _ in range(n)]
+    command = ["make", "test"] if step[0] == "suite" else by_try(*tried, 0)
+    assert main(["--directory", str(project / "ci"), *step, *command]) == 0
+    assert len((project / "ci" / "flickers.jsonl").read_text().splitlines()) == 1
+
+
+def test_a_step_without_a_command_says_where_it_goes(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--directory", str(project / "ci"), "suite", "jars"])
+    assert "write it after --" in capsys.readouterr().err
 
 
 def test_every_name_of_the_list_is_a_test_or_a_run_of_ci() -> None:
