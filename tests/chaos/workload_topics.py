@@ -76,7 +76,7 @@ def again(recorder: Recorder, life: Life, bootstrap: str) -> None:
             return
         start = recorder.now()
         sent, acked = _write(recorder, life, bootstrap)
-        read = _read(bootstrap)
+        read = _read(bootstrap, len(acked))
         after = topic.id()
         recorder.single(
             "again", start, id=before, sent=sent, acked=acked if after == before else [],
@@ -107,15 +107,32 @@ def _write(recorder: Recorder, life: Life, bootstrap: str) -> tuple[list[str], l
     return sent, list(acked)
 
 
-def _read(bootstrap: str) -> list[str] | None:
-    """Everything up to the end, by a fresh consumer; None when it isn't reached in time."""
+def _read(bootstrap: str, acked: int) -> list[str] | None:
+    """Everything up to the end, by a fresh consumer; None when no end is reached in time.
+
+    An end below the number of acknowledged records is asked for again until the time is over, and only then believed:
+    a broker that is cut off from ZooKeeper serves fetches below its high watermark without a lease, and until it hears
+    that the topic was made again it does so for the deleted topic of the same name, whose log may be empty.
+    """
+    deadline = time.monotonic() + READ_S
+    found: list[str] | None = None
+    while time.monotonic() < deadline and (found is None or len(found) < acked):
+        end = _read_to_end(bootstrap, deadline)
+        if end is not None:
+            found = end
+        if found is None or len(found) < acked:
+            time.sleep(0.5)
+    return found
+
+
+def _read_to_end(bootstrap: str, deadline: float) -> list[str] | None:
+    """What one fresh consumer reads up to the first end that it is told; None when it is told none in time."""
     from confluent_kafka import Consumer, KafkaError, TopicPartition
 
     consumer = Consumer(
         {"bootstrap.servers": bootstrap, "group.id": "unused", "enable.partition.eof": True, **CONSUMER}
     )
     consumer.assign([TopicPartition(TOPIC, 0, 0)])
-    deadline = time.monotonic() + READ_S
     values: list[str] = []
     try:
         while time.monotonic() < deadline:
