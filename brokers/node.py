@@ -201,7 +201,7 @@ class Node:
         )
         replicas = ReplicaManager(
             config.broker_id, metadata, logs, clock, session_valid=store.lease.valid, incarnation=self._incarnation,
-            isr_writer=self._isr_writer,
+            isr_writer=self._isr_writer, call_soon=ports.loop.call_soon,
         )  # fmt: skip
         self._room = RoomKeeper(config.broker_id, replicas, peers, ports.loop)
         settings = GroupSettings.of(config)
@@ -495,6 +495,7 @@ class Node:
             if self._fetchers is not None:
                 await self._fetchers.close()
             await services.metadata.stop()
+            services.replicas.close()
             await services.peers.close()
             services.timers.close()
         live_broker, broker_epoch = self._live_broker(), self._broker_epoch()

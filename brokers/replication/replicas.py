@@ -10,6 +10,7 @@ from brokers.log import DiskError, DiskFull, Log, LogOffline, LogStore
 from brokers.log.rejected import BeforeLeading
 from brokers.model import NO_LEADER, BrokerInfo, Clock, PartitionState, TopicPartition
 from brokers.replication import isr, room
+from brokers.replication.backlog import PER_TURN, Backlog, CallSoon
 from brokers.replication.partition import Partition
 from brokers.replication.proposals import IsrWriter, Proposer
 from brokers.replication.serving import BrokerLease
@@ -48,6 +49,7 @@ class ReplicaManager:
         session_valid: Callable[[], bool],
         incarnation: Callable[[], int],
         isr_writer: IsrWriter,
+        call_soon: CallSoon,
     ) -> None:
         self._broker_id = broker_id
         self._metadata = metadata
@@ -69,6 +71,8 @@ class ReplicaManager:
         self._follower_listeners: list[Callable[[Partition], None]] = []
         self._unfollow_listeners: list[Callable[[TopicPartition], None]] = []
         self._newly_led: list[Partition] = []
+        self._to_open = Backlog(call_soon, self._follow, self._log_new_leaderships)
+        self._to_remove = Backlog(call_soon, self._logs.delete)
         self.before_leading = BeforeLeading()
         self._next_check_ms = -1
 
@@ -105,6 +109,9 @@ class ReplicaManager:
             return partition
         if tp in self._unopened:
             self._unopened[tp].waived = True
+        elif self._to_open.discard(tp):
+            self._follow(tp)
+            return self.waive_lease(tp)
         return None
 
     def waive_leases(self) -> list[Partition]:
@@ -216,15 +223,26 @@ class ReplicaManager:
     # -- metadata changes -----------------------------------------------------------------------------------------
 
     def apply(self, change: MetadataChange) -> None:
-        """Apply a change of the metadata cache. After a reload every partition is compared."""
+        """Apply a change of the metadata cache. After a reload every partition is compared.
+
+        What this broker has it leads, follows or gives up at once. Of what is new, and of what is to be removed from
+        disk, a part is left to later turns of the loop if it is much (:class:`Backlog`).
+        """
         for topic in change.deleted:
-            for index in range(len(topic.partitions)):
-                self._delete(TopicPartition(topic.name, index), topic.id)
+            deleted = [TopicPartition(topic.name, index) for index in range(len(topic.partitions))]
+            self._to_remove.add([tp for tp in deleted if self._forget(tp, topic.id)])
         if change.reloaded:
             self.reconcile()
             return
-        for tp in sorted({*change.partitions_changed, *self._unopened}):
+        changed = sorted({*change.partitions_changed, *self._unopened})
+        if len(changed) > PER_TURN:
+            new = [tp for tp in changed if tp not in self._partitions]
+            changed = [tp for tp in changed if tp in self._partitions]
+        else:
+            new = []
+        for tp in changed:
             self._follow(tp)
+        self._to_open.add(new)
         self._log_new_leaderships()
         for kind, entity in change.configs_changed:
             if kind == "topics":
@@ -248,6 +266,8 @@ class ReplicaManager:
 
     def _log_new_leaderships(self) -> None:
         """One log line per partition, per topic, or for all: a broker may start to lead thousands at once."""
+        if self._to_open:
+            return
         led, self._newly_led = self._newly_led, []
         topics: dict[str, list[Partition]] = {}
         for partition in led:
@@ -278,6 +298,11 @@ class ReplicaManager:
         for partition in list(self._partitions.values()):
             if partition.is_leader:
                 self._resign(partition, None)
+
+    def close(self) -> None:
+        """Leave what was left to later turns of the loop: the next start opens the new logs and removes the strays."""
+        self._to_open.close()
+        self._to_remove.close()
 
     def _follow(self, tp: TopicPartition) -> None:
         topic = self._metadata.topics.get(tp.topic)
@@ -343,6 +368,8 @@ class ReplicaManager:
         return state.leader == self._broker_id and state.leader_incarnation in (-1, self._incarnation())
 
     def _open(self, tp: TopicPartition, topic_id: uuid.UUID, state: PartitionState) -> Partition | None:
+        if self._to_remove.discard(tp):
+            self._logs.delete(tp)
         log: Log | None = self._logs.get(tp)
         if log is not None and log.topic_id not in (None, topic_id):
             logger.warning("%s: deleting the log: it belongs to a deleted topic of the same name", tp)
@@ -418,10 +445,15 @@ class ReplicaManager:
             _call(listener, partition.tp)
 
     def _delete(self, tp: TopicPartition, topic_id: uuid.UUID) -> None:
+        if self._forget(tp, topic_id):
+            self._logs.delete(tp)
+
+    def _forget(self, tp: TopicPartition, topic_id: uuid.UUID) -> bool:
+        """Serve and follow the partition no more; returns whether it has a log, which is to be deleted."""
         self._unopened.pop(tp, None)
         partition = self._partitions.get(tp)
         if partition is None or partition.topic_id != topic_id:
-            return
+            return False
         del self._partitions[tp]
         partition.deleted = True
         if partition.is_leader:
@@ -432,7 +464,7 @@ class ReplicaManager:
             _call(unfollow, tp)
         for listener in self._deleted_listeners:
             _call(listener, tp)
-        self._logs.delete(tp)
+        return True
 
     def _reconfigure(self, topic: str) -> None:
         info = self._metadata.topics.get(topic)

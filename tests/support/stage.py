@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import uuid
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -42,6 +43,17 @@ class Timer:
         self.cancelled = True
 
 
+@dataclass
+class Turn:
+    """A call that replicas left for a later turn of the loop."""
+
+    callback: Callable[[], None]
+    cancelled: bool = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
 OPEN: list[Stage] = []
 """Those whose logs are open; ``tests/conftest.py`` closes them behind each test."""
 
@@ -64,11 +76,15 @@ class Stage:
             )
             for broker in (ME, OTHER)
         }
+        self.backlog: list[Turn] = []
+        """What replicas leave for later turns; ``topic`` and ``delete`` take those turns unless it is ``held``."""
+        self.held = False
         self.logs = LogStore(self.config, RealDisk(), self.clock)
         self.report = self.logs.load()
         self.replicas = ReplicaManager(
             ME, self.metadata, self.logs, self.clock,
             session_valid=lambda: self.lease, incarnation=lambda: self.incarnation, isr_writer=self,
+            call_soon=self._next_turn,
         )  # fmt: skip
         self.proposals: list[tuple[Partition, PartitionState]] = []
         self._soon: list[Any] = []
@@ -134,6 +150,7 @@ class Stage:
                 partitions_changed=tuple(TopicPartition(name, index) for index in range(partitions)),
             )
         )
+        self._take_turns()
         return info
 
     def delete(self, name: str) -> None:
@@ -141,6 +158,21 @@ class Stage:
         del self.metadata._image.topics[name]
         del self.metadata._image.topic_names[info.id]
         self.replicas.apply(MetadataChange(deleted=(info,)))
+        self._take_turns()
+
+    def _next_turn(self, callback: Callable[[], None]) -> Turn:
+        self.backlog.append(Turn(callback))
+        return self.backlog[-1]
+
+    def _take_turns(self) -> None:
+        while self.backlog and not self.held:
+            self.take_turn()
+
+    def take_turn(self) -> None:
+        """One turn of what replicas left."""
+        turn = self.backlog.pop(0)
+        if not turn.cancelled:
+            turn.callback()
 
     @staticmethod
     def tp(topic: str, index: int = 0) -> TopicPartition:
