@@ -36,7 +36,6 @@ WORLD = {"time", "random", "threading", "socket", "os"}
 LOOP_TIMERS = {
     "brokers/timers.py",
     "brokers/server/watchdog.py",
-    "brokers/api/fetch.py",
     "brokers/metadata/cache.py",
     "brokers/peers/link.py",
 }

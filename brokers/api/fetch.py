@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from brokers.api import fetch_answers as answers
@@ -45,12 +46,11 @@ from wire.hot import (
 )
 
 if TYPE_CHECKING:
-    import asyncio
-
     from brokers.replication.partition import Partition
+    from brokers.timers import Timer
 
 TOPIC_IDS_VERSION = 13
-NEWS_DELAY_S = 0.005
+NEWS_DELAY_MS = 5
 """How long a follower's waiting fetch keeps the news that only a high watermark moved, for others to join it."""
 
 _NONE, _FULL = ErrorCode.NONE, (FIRST_EPOCH, FINAL_EPOCH)
@@ -166,7 +166,7 @@ class Fetch:
     """Of a long fetch that waits: bytes that were found in each."""
     _moved: bool = field(default=False, init=False)
     _scheduled: bool = field(default=False, init=False)
-    _timers: dict[Callable[[], None], asyncio.TimerHandle] | None = field(default=None, init=False)
+    _timers: dict[Callable[[], None], Timer] | None = field(default=None, init=False)
 
     def open(self) -> None:
         """Begin a session if the fetch asks for one and there is room; the one that it names ends."""
@@ -352,7 +352,7 @@ class Fetch:
             if self.delayed is None:
                 return
         if not urgent:
-            self._later(NEWS_DELAY_S, self._tell)
+            self._later(NEWS_DELAY_MS, self._tell)
         elif not self._scheduled:
             self.schedule()
 
@@ -371,19 +371,19 @@ class Fetch:
         interval_ms = replica.interval_ms(now_ms) if replica is not None else None
         if self.delayed is not None and interval_ms is not None:
             rest_ms = self.session.hastened_ms + interval_ms - now_ms
-            self._later(max(NEWS_DELAY_S, rest_ms / 1000), self._early_reply_due)
+            self._later(max(NEWS_DELAY_MS, rest_ms), self._early_reply_due)
 
     def abandoned(self) -> None:
         """Nobody can go on with this session: answer with what there is."""
         if self.delayed is not None:
             self.context.services.loop.call_soon(self._finish)
 
-    def _later(self, delay_s: float, callback: Callable[[], None]) -> None:
+    def _later(self, delay_ms: int, callback: Callable[[], None]) -> None:
         """Call back once, however often it was asked for."""
         if self._timers is None:
             self._timers = {}
         if callback not in self._timers:
-            self._timers[callback] = self.context.services.loop.call_later(delay_s, self._due, callback)
+            self._timers[callback] = self.context.services.timers.later(delay_ms, partial(self._due, callback))
 
     def _due(self, callback: Callable[[], None]) -> None:
         if self._timers is not None:
@@ -398,10 +398,10 @@ class Fetch:
         if replica is None:
             return
         if self._moved:
-            self._later(NEWS_DELAY_S, self._tell)
+            self._later(NEWS_DELAY_MS, self._tell)
         self.reply_early()
         if throttle is not None and self.reader.throttled:
-            self._later(max(1, throttle.wait_ms(self.context.services.clock.mono_ms())) / 1000, self._look)
+            self._later(max(1, throttle.wait_ms(self.context.services.clock.mono_ms())), self._look)
 
     def _tell(self) -> None:
         """What is new goes out now, if it still is."""

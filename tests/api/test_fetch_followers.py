@@ -641,7 +641,8 @@ class Broker:
         self.server = RunningServer({1: self.fetch})
 
     def fetch(self, asked: Any, context: Any) -> Any:
-        services = SimpleNamespace(**{**vars(self.stage.services), "loop": context.services.loop})
+        ours = {"loop": context.services.loop, "timers": context.services.timers}
+        services = SimpleNamespace(**{**vars(self.stage.services), **ours})
         return handle_fetch(asked, replace(context, services=services))
 
 

@@ -243,7 +243,7 @@ class Stage:
     @property
     def timers(self) -> int:
         """Timers that are set."""
-        return sum(not timer.cancelled for timer in self._later)
+        return len(self.services.timers)
 
     def wait(self, ms: int) -> None:
         """Let time go by: timers that are due run, then one turn of the loop."""
