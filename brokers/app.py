@@ -112,7 +112,7 @@ class Broker:
             disk=RealDisk(mapped=self.config.fetch_send == "mmap"),
             store=self._store,
             former=former,
-            connect_peers=lambda metadata, client_id: Peers(metadata, listener, client_id),
+            connect_peers=lambda metadata, timers, client_id: Peers(metadata, timers, listener, client_id),
             new_cluster_id=new_cluster_id,
             host=socket.gethostname(),
             listen=self._listen,

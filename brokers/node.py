@@ -95,7 +95,7 @@ class Ports:
     disk: DiskPort
     store: SessionStore
     former: PreviousSessionPort
-    connect_peers: Callable[[MetadataCache, str], PeersPort]
+    connect_peers: Callable[[MetadataCache, Timers, str], PeersPort]
     new_cluster_id: Callable[[], str]
     new_id: Callable[[], uuid.UUID] = uuid.uuid4
     host: str = ""
@@ -112,6 +112,7 @@ class Node:
         self._ports = ports
         self._advertised = advertised
         self._metrics = metrics
+        self._timers = Timers(ports.loop, ports.clock)
         self._logs: LogStore | None = None
         self._isr_writer: ZooKeeperIsrWriter | None = None
         self._fetchers: ReplicaFetchers | None = None
@@ -138,7 +139,7 @@ class Node:
             raise StartError(str(error)) from error
         logs = self._open_logs(cluster_id)
         await self._end_previous_session()
-        metadata = MetadataCache(store, self.config)
+        metadata = MetadataCache(store, self.config, self._timers)
         try:
             await metadata.start()
         except BadZnode as error:
@@ -193,9 +194,8 @@ class Node:
     def _build(self, metadata: MetadataCache, logs: LogStore) -> Services:
         """Build the components, each with the ports it needs."""
         config, ports = self.config, self._ports
-        store, clock = ports.store, ports.clock
-        peers = ports.connect_peers(metadata, f"broker-{config.broker_id}")
-        timers = Timers(ports.loop, clock)
+        store, clock, timers = ports.store, ports.clock, self._timers
+        peers = ports.connect_peers(metadata, timers, f"broker-{config.broker_id}")
         self._isr_writer = ZooKeeperIsrWriter(
             store, config.broker_id, incarnation=self._incarnation, topic_exists=lambda p: _exists(metadata, p)
         )
@@ -235,7 +235,7 @@ class Node:
             runtime.follow(replicas)
         self._fetchers = ReplicaFetchers(
             config,
-            ports.connect_peers(metadata, f"replica-{config.broker_id}"),
+            ports.connect_peers(metadata, timers, f"replica-{config.broker_id}"),
             clock,
             broker_epoch=self._broker_epoch,
             loop=ports.loop,
@@ -497,7 +497,7 @@ class Node:
             await services.metadata.stop()
             services.replicas.close()
             await services.peers.close()
-            services.timers.close()
+        self._timers.close()
         live_broker, broker_epoch = self._live_broker(), self._broker_epoch()
         store = self._ports.store
         try:

@@ -60,7 +60,8 @@ class LoneLeader:
         self.config = load_config(overrides=overrides)
         self.clock = StandingClock(now_ms)
         self.lease = True
-        self.metadata = MetadataCache(None, self.config)  # type: ignore[arg-type]
+        absent: Any = None
+        self.metadata = MetadataCache(absent, self.config, absent)
         self.metadata.ready = True
         self.metadata.brokers = {ME: BrokerInfo(ME, 1, INCARNATION, (Endpoint("PLAINTEXT", "127.0.0.1", 9091),), None)}
         logs = LogStore(self.config, RealDisk(), self.clock)
@@ -69,7 +70,6 @@ class LoneLeader:
             ME, self.metadata, logs, self.clock,
             session_valid=lambda: self.lease, incarnation=lambda: INCARNATION, isr_writer=self,
         )  # fmt: skip
-        absent: Any = None
         self.services = Services(
             config=self.config, clock=self.clock, loop=absent, metadata=self.metadata, replicas=self.replicas,
             store=absent, groups=absent, controller=absent, peers=absent,

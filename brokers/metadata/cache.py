@@ -16,6 +16,7 @@ import logging
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from brokers.config import BROKER_SETTINGS, BrokerConfig, ConfigError, TopicConfig
@@ -32,6 +33,8 @@ from coordination.tree import BROKER_IDS
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from brokers.timers import Timers
+
 log = logging.getLogger(__name__)
 
 RELIST_SECONDS = 20.0
@@ -39,7 +42,7 @@ RELIST_SECONDS = 20.0
 RETRY_SECONDS = 0.2
 START_LOOK_MS = 30_000
 """The interval of the log message while a start waits for ZooKeeper."""
-DEPARTED_S = 3.0
+DEPARTED_MS = 3000
 """How long a broker is kept after its registration ended: three of librdkafka's periodic Metadata requests."""
 NO_CONTROLLER = -1
 
@@ -68,11 +71,12 @@ class MetadataCache:
     """See the module. ``config`` is this broker's static configuration; dynamic ones override it.
 
     ``foreign`` is the evidence of foreign brokers in the tree (:mod:`brokers.metadata.foreign`), or None. ``departed``
-    are the brokers whose registrations ended within the last ``DEPARTED_S`` seconds.
+    are the brokers whose registrations ended within the last ``DEPARTED_MS`` milliseconds.
     """
 
-    def __init__(self, store: Store, config: BrokerConfig) -> None:
+    def __init__(self, store: Store, config: BrokerConfig, timers: Timers) -> None:
         self._store = store
+        self._timers = timers
         self.static = config
         self._image = MetadataImage()
         self._sequence = -1
@@ -301,7 +305,7 @@ class MetadataCache:
         for broker_id, broker in self.brokers.items():
             if broker_id not in living:
                 self.departed[broker_id] = broker
-                asyncio.get_running_loop().call_later(DEPARTED_S, self._forget_departed, broker)
+                self._timers.later(DEPARTED_MS, partial(self._forget_departed, broker))
 
     def _forget_departed(self, broker: BrokerInfo) -> None:
         if self.departed.get(broker.id) is broker:

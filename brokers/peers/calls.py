@@ -16,6 +16,7 @@ from brokers.peers.link import PeerLink, PeerUnavailable
 
 if TYPE_CHECKING:
     from brokers.metadata.cache import MetadataCache
+    from brokers.timers import Timers
 
 __all__ = ["PeerUnavailable", "Peers", "PeersPort"]
 
@@ -47,8 +48,9 @@ class PeersPort(Protocol):
 class _Peer:
     """One broker's address, connection and backoff."""
 
-    def __init__(self, broker_id: int) -> None:
+    def __init__(self, broker_id: int, timers: Timers) -> None:
         self.broker_id = broker_id
+        self._timers = timers
         self.gate = asyncio.Semaphore(MAX_IN_FLIGHT)
         self._connecting = asyncio.Lock()
         self._link: PeerLink | None = None
@@ -73,7 +75,7 @@ class _Peer:
             await asyncio.sleep(max(0.0, self._not_before - loop.time()))
             try:
                 async with asyncio.timeout(CONNECT_SECONDS):
-                    self._link = await _connected(self.broker_id, endpoint)
+                    self._link = await _connected(self.broker_id, endpoint, self._timers)
             except (OSError, TimeoutError) as problem:
                 self._backoff = min(max(self._backoff * 2, FIRST_BACKOFF_SECONDS), LAST_BACKOFF_SECONDS)
                 self._not_before = loop.time() + self._backoff
@@ -88,7 +90,7 @@ class _Peer:
             self._link = None
 
 
-async def _connected(broker_id: int, endpoint: Endpoint) -> PeerLink:
+async def _connected(broker_id: int, endpoint: Endpoint, timers: Timers) -> PeerLink:
     """A connection to the first of the host's addresses that accepts one; raises OSError."""
     loop = asyncio.get_running_loop()
     # A separate task: after a timeout its late exception must still be retrieved.
@@ -97,7 +99,9 @@ async def _connected(broker_id: int, endpoint: Endpoint) -> PeerLink:
     problem: OSError | None = None
     for address in dict.fromkeys(found[4][:2] for found in await asyncio.shield(looking_up)):
         try:
-            _, link = await loop.create_connection(lambda: PeerLink(broker_id, loop), str(address[0]), int(address[1]))
+            _, link = await loop.create_connection(
+                lambda: PeerLink(broker_id, loop, timers), str(address[0]), int(address[1])
+            )
         except OSError as refusal:
             problem = problem or refusal
         else:
@@ -113,8 +117,9 @@ def _retrieve_exception(future: asyncio.Future[Any]) -> None:
 class Peers:
     """The other brokers, by id. Each call takes the address from the metadata cache, so a moved broker is found."""
 
-    def __init__(self, metadata: MetadataCache, listener: str, client_id: str) -> None:
+    def __init__(self, metadata: MetadataCache, timers: Timers, listener: str, client_id: str) -> None:
         self._metadata = metadata
+        self._timers = timers
         self._listener = listener
         self._client_id = client_id
         self._peers: dict[int, _Peer] = {}
@@ -148,7 +153,7 @@ class Peers:
     ) -> Any:
         peer = self._peers.get(broker_id)
         if peer is None:
-            peer = self._peers[broker_id] = _Peer(broker_id)
+            peer = self._peers[broker_id] = _Peer(broker_id, self._timers)
         deadline = asyncio.get_running_loop().time() + timeout_ms / 1000
         link = None if peer.gate.locked() else peer.open_link(self._endpoint(broker_id))
         if link is None:

@@ -8,11 +8,13 @@ calls.
 from __future__ import annotations
 
 import asyncio
+import math
 import struct
 import sys
 from collections import deque
 from typing import Any, NamedTuple, cast
 
+from brokers.timers import Timer, Timers
 from wire import messages
 
 MAX_RESPONSE_BYTES = 100 * 1024 * 1024
@@ -47,14 +49,16 @@ class _Call(NamedTuple):
 class PeerLink(asyncio.BufferedProtocol):
     """The connection's protocol; it closes after a malformed response or the timeout of a call."""
 
-    def __init__(self, broker_id: int, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, broker_id: int, loop: asyncio.AbstractEventLoop, timers: Timers) -> None:
         self.broker_id = broker_id
         self.open = True
         self._loop = loop
+        self._timers = timers
         self._transport: asyncio.Transport | None = None
         self._calls: deque[_Call] = deque()
         self._next_id = 0
-        self._alarm: asyncio.TimerHandle | None = None
+        self._alarm: Timer | None = None
+        self._alarm_at = 0.0
         self._writable: asyncio.Event | None = None  # while the transport's send buffer is full
         self._area = bytearray(AREA_BYTES)
         self._end = 0
@@ -75,7 +79,7 @@ class PeerLink(asyncio.BufferedProtocol):
         answer: asyncio.Future[Any] = self._loop.create_future()
         self._next_id = (self._next_id + 1) & 0x7FFF_FFFF
         self._calls.append(_Call(self._next_id, api_key, version, answer, raw, deadline, timeout_ms))
-        if self._alarm is None or deadline < self._alarm.when():
+        if self._alarm is None or deadline < self._alarm_at:
             self._watch(deadline)
         self._transport.write(messages.frame_request(api_key, version, self._next_id, client_id, body))
         return await answer
@@ -83,7 +87,8 @@ class PeerLink(asyncio.BufferedProtocol):
     def _watch(self, deadline: float) -> None:
         if self._alarm is not None:
             self._alarm.cancel()
-        self._alarm = self._loop.call_at(deadline, self._look)
+        self._alarm = self._timers.later(math.ceil(1000 * (deadline - self._loop.time())), self._look)
+        self._alarm_at = deadline
 
     def _look(self) -> None:
         """The timer: close the connection after a missed deadline, else set the timer for the next one."""

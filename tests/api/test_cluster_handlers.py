@@ -96,7 +96,7 @@ class FixedController:
 @pytest.fixture
 def services() -> Services:
     config = BrokerConfig(broker_id=1, zookeeper_connect="unused", num_partitions=2, broker_rack="r1")
-    view = MetadataCache(cast(Any, None), config)
+    view = MetadataCache(cast(Any, None), config, cast(Any, None))
     view._image.apply(
         [
             TopicChanged("a", TopicZnode(A, ((BrokerId(1),), (BrokerId(2),), (BrokerId(9),), (BrokerId(3),))), 0),

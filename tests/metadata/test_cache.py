@@ -14,6 +14,7 @@ from brokers.metadata.znodes import BadZnode
 from coordination.store import NoNode, Stat, Store
 from coordination.tree import adopt
 from coordination.zookeeper import ZookeeperStore
+from tests.support.clocks import running_timers
 from tests.support.nodes import SESSION_MS, Nodes
 from tests.support.stores import on_loop
 from tests.support.waiting import eventually_async
@@ -46,7 +47,7 @@ async def test_listeners_get_each_step_and_see_it_in_the_cache(connect: str, mon
         other = await nodes.start(2)
         await eventually_async(lambda: any(change.brokers_changed for change in heard), "the change of brokers is told")
         was = node.metadata.brokers[2]
-        monkeypatch.setattr(cache, "DEPARTED_S", 0.5)
+        monkeypatch.setattr(cache, "DEPARTED_MS", 500)
         await nodes.die(other)
         await eventually_async(lambda: 2 not in node.metadata.brokers, "broker 2 has left")
         assert node.metadata.departed == {2: was}, "remembered a little, so that clients hear of the new leader first"
@@ -96,7 +97,8 @@ class _ElectedBetween:
 @on_loop
 async def test_a_controller_that_is_elected_between_two_looks_is_looked_for_again() -> None:
     """The watch tells of what comes after it, and the next listing is 20 s away."""
-    found = MetadataCache(cast("Store", _ElectedBetween()), BrokerConfig(broker_id=1, zookeeper_connect="none:1"))
+    config = BrokerConfig(broker_id=1, zookeeper_connect="none:1")
+    found = MetadataCache(cast("Store", _ElectedBetween()), config, running_timers())
     assert await found._read_controller() == cache.NO_CONTROLLER
     assert found._poked.is_set()
 
@@ -161,7 +163,8 @@ async def test_an_unreadable_tree_fails_the_start(connect: str) -> None:
     try:
         await adopt(store, lambda: "id-0123456789")
         await store.create(znodes.topic_path("odd"), b"{]", parents=True)
-        metadata = MetadataCache(store, BrokerConfig(broker_id=1, zookeeper_connect=connect))
+        config = BrokerConfig(broker_id=1, zookeeper_connect=connect)
+        metadata = MetadataCache(store, config, running_timers())
         assert not metadata.ready
         with pytest.raises(BadZnode, match="odd"):
             await metadata.start()

@@ -165,7 +165,7 @@ async def alter_without_zookeeper(key: int, resources: Sequence[tuple[int, str, 
         )
         for kind, name, keys in resources
     ]
-    view = MetadataCache(cast(Any, None), BrokerConfig(broker_id=1, zookeeper_connect="unused"))
+    view = MetadataCache(cast(Any, None), BrokerConfig(broker_id=1, zookeeper_connect="unused"), cast(Any, None))
     context = Context(
         cast(Any, SimpleNamespace(metadata=view, store=None, access=Access())),
         ClientConnection(1, "PLAINTEXT", "h"),

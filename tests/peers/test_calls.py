@@ -15,6 +15,7 @@ import uvloop
 
 from brokers.model import BrokerId, BrokerInfo, Endpoint
 from brokers.peers.calls import Peers, PeerUnavailable
+from tests.support.clocks import running_timers
 from tests.support.stores import on_loop
 from wire import messages
 
@@ -64,7 +65,7 @@ def peers_to(*ports: int) -> tuple[Peers, Any]:
         i: BrokerInfo(BrokerId(i), 1, 1, (Endpoint("PLAINTEXT", "127.0.0.1", port),)) for i, port in enumerate(ports)
     }
     metadata = SimpleNamespace(brokers=brokers)
-    return Peers(cast(Any, metadata), "PLAINTEXT", "test"), metadata
+    return Peers(cast(Any, metadata), running_timers(), "PLAINTEXT", "test"), metadata
 
 
 def request() -> Any:
@@ -260,7 +261,7 @@ def test_a_name_that_means_nothing_is_an_unavailable_peer_and_no_more(timeout_ms
         asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
         endpoint = Endpoint("PLAINTEXT", "nowhere.invalid", 1)
         metadata = SimpleNamespace(brokers={0: BrokerInfo(BrokerId(0), 1, 1, (endpoint,))})
-        peers = Peers(cast(Any, metadata), "PLAINTEXT", "test")
+        peers = Peers(cast(Any, metadata), running_timers(), "PLAINTEXT", "test")
         with pytest.raises(PeerUnavailable):
             await peers.call(0, KEY, 0, request(), timeout_ms)
         await peers.close()

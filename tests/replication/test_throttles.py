@@ -93,7 +93,7 @@ def test_a_limit_is_kept_over_time(piece: int) -> None:
 
 
 def test_settings_of_the_metadata_cache_apply_at_once() -> None:
-    metadata = MetadataCache(cast(Any, None), BrokerConfig(broker_id=1, zookeeper_connect="unused"))
+    metadata = MetadataCache(cast(Any, None), BrokerConfig(broker_id=1, zookeeper_connect="unused"), cast(Any, None))
     sides = {side: throttle_of(metadata, side) for side in ("leader", "follower")}  # type: ignore[arg-type]
     for one in sides.values():
         one.record(100 * MB, 0)

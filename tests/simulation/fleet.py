@@ -145,7 +145,7 @@ class SimBroker:
             disk=disk,
             store=store,
             former=self.former,
-            connect_peers=lambda metadata, client_id: self._peers(owner, metadata),
+            connect_peers=lambda metadata, timers, client_id: self._peers(owner, metadata),
             new_cluster_id=lambda: "simulated",
             new_id=fleet.new_id,
             host=self.name,

@@ -1,8 +1,11 @@
-"""Clocks for what takes time through its port: one that stands until a test moves it, and the real one."""
+"""Clocks for what takes time through its port, one that a test moves and the real one; and timers by the real one."""
 
 from __future__ import annotations
 
+import asyncio
 import time
+
+from brokers.timers import Timers
 
 START_MS = 1_700_000_000_000
 
@@ -31,3 +34,8 @@ class RealClock:
 
     def mono_ms(self) -> int:
         return time.monotonic_ns() // 1_000_000 + self.ahead_ms
+
+
+def running_timers() -> Timers:
+    """A wheel on the running loop, by the real time."""
+    return Timers(asyncio.get_running_loop(), RealClock())

@@ -21,7 +21,7 @@ from coordination.registration import Advertisement, ListenerAddress, register
 from coordination.store import Operation, OperationResult, SetData, Stat, Store, UnknownOutcome, Watch
 from coordination.tree import adopt
 from coordination.zookeeper import ZookeeperStore
-from tests.support.clocks import RealClock
+from tests.support.clocks import RealClock, running_timers
 from wire.errors import ErrorCode
 
 SESSION_MS = 2_000
@@ -67,7 +67,7 @@ class Neighbours(Peers):
     """Peers that ask a node of the same test how far its replicas reach; everything else needs a server."""
 
     def __init__(self, node: Node) -> None:
-        super().__init__(node.metadata, "PLAINTEXT", f"broker-{node.id}")
+        super().__init__(node.metadata, running_timers(), "PLAINTEXT", f"broker-{node.id}")
         self._node = node
 
     async def call(self, broker_id: int, api_key: int, version: int, message: Any, timeout_ms: int = 30_000) -> Any:
@@ -113,7 +113,7 @@ class Node:
         await self.real.start(20_000)
         self.store = Meddled(self.real)
         await adopt(self.real, lambda: "test-cluster-0123456789")
-        self.metadata = MetadataCache(self.store, self.config)
+        self.metadata = MetadataCache(self.store, self.config, running_timers())
         await self.metadata.start()
         if registered:
             await self.register()

@@ -68,7 +68,8 @@ class Stage:
         self.lease = True
         self.incarnation = 7
         self.between: Callable[[], None] = lambda: None
-        self.metadata = MetadataCache(None, self.config)  # type: ignore[arg-type]
+        nothing: Any = None
+        self.metadata = MetadataCache(nothing, self.config, nothing)
         self.metadata.ready = True
         self.metadata.brokers = {
             broker: BrokerInfo(
