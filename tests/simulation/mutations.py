@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 from brokers.api import fetch, offsets, produce_work
-from brokers.api.fetch_reads import Reader
+from brokers.api.fetch_reads import READ_COMMITTED, Reader
 from brokers.api.fetch_sessions import FetchSession
 from brokers.controller import elections, reassignment
 from brokers.controller.writes import StateWrites
@@ -33,7 +34,7 @@ from brokers.replication.replicas import ReplicaManager
 from coordination.election import CONTROLLER_EPOCH, Leadership
 from coordination.store import Check
 from coordination.zookeeper import ZookeeperStore
-from tests.simulation.replacing import Edit, Mutation, instead, mutated
+from tests.simulation.replacing import Mutation, instead, mutated
 from tests.simulation.world import Report, World
 from txn import sinks, transaction
 from txn.coordinator import Producer, TransactionShard
@@ -41,10 +42,6 @@ from txn.states import TransactionState
 from wire.errors import ErrorCode
 
 __all__ = ["MUTATIONS", "Mutation", "caught", "mutated"]
-
-
-def _edit(where: str, old: str, new: str) -> tuple[Edit]:
-    return (Edit(where, old, new),)
 
 
 # ---- the in-sync set and the high watermark
@@ -173,6 +170,50 @@ def _accepts_duplicates(original: Any, self: Any, entry: Any, header: Any, origi
 # ---- what consumers are served
 
 
+class _Shown:
+    """An object with some attributes shown as others."""
+
+    def __init__(self, real: Any, **attributes: Any) -> None:
+        self.__dict__.update(attributes)
+        self._real = real
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+
+def _read_below(original: Any, reader: Any, partition: Any, part: Any, left: int, first: bool, limit: int) -> Any:
+    """What a consumer reads below that offset; the answer names the true high watermark and last stable offset."""
+    log = partition.log
+    shown = _Shown(partition, log=_Shown(log, high_watermark=limit, last_stable_offset=limit))
+    found = original(reader, shown, part, left, first)
+    return found._replace(high_watermark=log.high_watermark, last_stable_offset=log.last_stable_offset)
+
+
+def _reads_up_to_the_end(original: Any, self: Any, partition: Any, part: Any, left: int, first: bool) -> Any:
+    if self.replica is not None or self.request.isolation_level == READ_COMMITTED:
+        return original(self, partition, part, left, first)
+    return _read_below(original, self, partition, part, left, first, partition.log.log_end_offset)
+
+
+def _reads_open_transactions(original: Any, self: Any, partition: Any, part: Any, left: int, first: bool) -> Any:
+    if self.replica is not None:
+        return original(self, partition, part, left, first)
+    return _read_below(original, self, partition, part, left, first, partition.log.high_watermark)
+
+
+def _follower_reads_up_to_the_end(original: Any, self: Any, partition: Any, part: Any, left: int, first: bool) -> Any:
+    if self.replica is not None or partition.is_leader:
+        return original(self, partition, part, left, first)
+    return _read_below(original, self, partition, part, left, first, partition.log.log_end_offset)
+
+
+def _looks_behind_what_was_asked(original: Any, self: Any) -> None:
+    if self.delayed is not None and not self.delayed.done and not self.long:
+        for part in self.session.dirty:
+            part.asked = part.asked._replace(fetch_offset=part.asked.fetch_offset + 1)
+    original(self)
+
+
 def _watches_for_replicas_only(original: Any, self: Any, part: Any) -> None:
     if self.replica is None:
         self.dirty.pop(part, None)
@@ -199,6 +240,21 @@ def _trusts_the_time_index(self: Any, timestamp: int) -> Any:
 
 
 # ---- requests that come together
+
+
+def _each_gets_the_offsets_of_the_first(original: Any, works: Any) -> None:
+    append, appended, noted = Partition.append_batches, produce_work.Work.appended, {}
+
+    def noting(partition: Any, batches: Any, acks: int, terms: Any) -> Any:
+        found = append(partition, batches, acks, terms)
+        noted[partition] = found[0]
+        return found
+
+    def swapping(work: Any, group: int, outcomes: Any, plain: bool) -> None:
+        appended(work, group, noted[work.partitions[group]][: len(outcomes)], plain)
+
+    with patch.object(Partition, "append_batches", noting), patch.object(produce_work.Work, "appended", swapping):
+        original(works)
 
 
 def _remembers_one_batch(original: Any, known: Any, batches: Any, now_ms: int) -> Any:
@@ -337,28 +393,21 @@ MUTATIONS = (
     Mutation("a session outlives a loop that stands still", (instead(ZookeeperStore.stands_still, lambda self: False),), 0, ("hold the loop", "slow")),
     # ---- answers
     Mutation("acks=all is answered before the record is committed", (instead(Partition.wait_for, _takes_all_for_committed),), 0),
-    Mutation("consumers read up to the log's end", _edit(
-        "brokers.api.fetch_reads:Reader.read", "if committed_only else watermark", "if committed_only else log.log_end_offset"), 2),
-    Mutation("read_committed reads up to the high watermark", _edit(
-        "brokers.api.fetch_reads:Reader.read", "else stable if committed_only else", "else"), 0),
+    Mutation("consumers read up to the log's end", (instead(Reader.read, _reads_up_to_the_end),), 2),
+    Mutation("read_committed reads up to the high watermark", (instead(Reader.read, _reads_open_transactions),), 0),
     Mutation("the lease is not asked", (instead(Partition.when_confirmed, _confirms_without_lease),), 243, ("pause", "cut from zookeeper")),
     Mutation("duplicates are appended", (instead(ProducerState._check_data, _accepts_duplicates),), 0, ("reset", "client cut", "slow")),
     # ---- what consumers are served
-    Mutation("a fetch that waited is answered from behind the record it asked for", _edit(
-        "brokers.api.fetch:Fetch._look", "elif self.again():",
-        "elif [setattr(p, 'asked', p.asked._replace(fetch_offset=p.asked.fetch_offset + 1)) for p in self.session.dirty] and self.again():"), 1),
+    Mutation("a fetch that waited is answered from behind the record it asked for", (instead(fetch.Fetch._look, _looks_behind_what_was_asked),), 1),
     Mutation("a session of a consumer does not hear of what it was served", (instead(FetchSession.settled, _watches_for_replicas_only),), 0),
-    Mutation("a follower serves beyond its high watermark", _edit(
-        "brokers.api.fetch_reads:Reader.read", "if replica is not None else stable",
-        "if replica is not None or not partition.is_leader else stable"), 1),
+    Mutation("a follower serves beyond its high watermark", (instead(Reader.read, _follower_reads_up_to_the_end),), 2),
     Mutation("a lookup by time tells of what is not committed", (instead(offsets._lookup, _finds_what_is_not_committed),), 124),
     Mutation("a lookup by time trusts the first segment's time index", (instead(LogReader.offset_for_timestamp, _trusts_the_time_index),), 11),
     # ---- requests that come together
     Mutation("a run over two partitions is acknowledged when the first has committed it", (
         instead(produce_work.Work._wait, lambda original, self, waits: original(self, waits[:1])),
     ), 2),
-    Mutation("connections that produce together get each other's offsets", _edit(
-        "brokers.api.produce_work:_append_together", "begin = end", "begin = 0"), 19),
+    Mutation("connections that produce together get each other's offsets", (instead(produce_work._append_together, _each_gets_the_offsets_of_the_first),), 26),
     Mutation("a producer's last batch alone is remembered", (instead(producers._continued, _remembers_one_batch),), 28, ("reset", "client cut", "slow", "kill")),
     # ---- deletions, moves, ZooKeeper
     Mutation("DeleteRecords is answered before the followers know", (instead(offsets._behind, lambda moved: []),), 2, ("slow", "cut", "operator")),

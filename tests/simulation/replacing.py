@@ -5,13 +5,10 @@ import any more, nor when its parameters are no longer those of the replacement.
 """
 
 from __future__ import annotations
-import __future__
 
 import functools
-import importlib
 import inspect
 import sys
-import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -27,17 +24,6 @@ class Replacement(NamedTuple):
     remake: Callable[[Any], Any]
 
 
-class Edit(NamedTuple):
-    """In the source of ``where`` (``module:Class.function``), ``old`` becomes ``new``.
-
-    For what stands in the middle of a function that is better left whole.
-    """
-
-    where: str
-    old: str
-    new: str
-
-
 class Mutation(NamedTuple):
     """A named bug. ``kinds`` are the faults that bring it to light soonest; none: any.
 
@@ -46,7 +32,7 @@ class Mutation(NamedTuple):
     """
 
     name: str
-    changes: tuple[Replacement | Edit, ...]
+    changes: tuple[Replacement, ...]
     seed: int
     kinds: tuple[str, ...] = ()
     within: int = 200
@@ -90,7 +76,7 @@ def mutated(mutation: Mutation) -> Iterator[None]:
     undo: list[Callable[[], None]] = []
     try:
         for change in mutation.changes:
-            _apply(_edited(change) if isinstance(change, Edit) else change, undo)
+            _apply(change, undo)
         yield
     finally:
         for step in reversed(undo):
@@ -109,27 +95,3 @@ def _apply(change: Replacement, undo: list[Callable[[], None]]) -> None:
                 if value is original:
                     setattr(other, alias, fresh)
                     undo.append(lambda other=other, alias=alias: setattr(other, alias, original))  # type: ignore[misc]
-
-
-def _edited(edit: Edit) -> Replacement:
-    module_name, _, path = edit.where.partition(":")
-    module = importlib.import_module(module_name)
-    owner: Any = module
-    *classes, name = path.split(".")
-    for part in classes:
-        owner = getattr(owner, part)
-
-    def remake(present: Any) -> Any:
-        function = _bare(present)
-        source = getattr(function, "_mutated_source", None) or textwrap.dedent(inspect.getsource(function))
-        if edit.old not in source:
-            raise AssertionError(f"{edit.where} no longer has {edit.old!r}")
-        source = source.replace(edit.old, edit.new)
-        file = inspect.getsourcefile(function) or module_name
-        code = compile(source, file, "exec", __future__.annotations.compiler_flag)
-        made: dict[str, Any] = {}
-        exec(code, module.__dict__, made)
-        _bare(made[name])._mutated_source = source
-        return made[name]
-
-    return Replacement(owner, name, remake)
