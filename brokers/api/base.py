@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from brokers.controller.handle import ControllerHandle
     from brokers.coordinators.runtime import CoordinatorRuntime
     from brokers.coordinators.transactions.coordinator import TransactionCoordinator
+    from brokers.groups.shard import GroupShard
     from brokers.metadata.cache import MetadataCache
     from brokers.metrics import Metrics
     from brokers.model import Clock
@@ -168,7 +169,7 @@ class Services:
     store: Store
     metadata: MetadataCache
     replicas: ReplicaManager
-    groups: CoordinatorRuntime
+    groups: CoordinatorRuntime[GroupShard]
     transactions: TransactionCoordinator
     controller: ControllerHandle
     peers: PeersPort

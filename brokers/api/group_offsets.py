@@ -17,7 +17,6 @@ from brokers.api.groups import ANSWER_TIMEOUT_MS, bad_group_id, error_of
 from brokers.api.waiting import when_done
 from brokers.groups.records import CommittedOffset
 from brokers.groups.requests import FetchedOffset, FetchRequest, OffsetCommitRequest
-from brokers.groups.shard import GroupShard
 from txn.commands import CommandFailed
 from wire import admin_requests, requests
 from wire.errors import ErrorCode
@@ -156,9 +155,9 @@ def _fetch_one(
     partitions = None if topics is None else tuple((yield from _named(topics)))
     if bad_group_id(group_id, may_be_empty=True):
         return ErrorCode.INVALID_GROUP_ID
-    shard: GroupShard | ErrorCode = context.services.groups.shard_for(group_id)
-    if isinstance(shard, ErrorCode):
-        return shard
+    error, shard = context.services.groups.shard_for(group_id)
+    if shard is None:
+        return error
     if partitions is None:
         every = shard.fetch(FetchRequest(group_id, None, bool(require_stable)))
         denied = context.denied(DESCRIBE, TOPIC, (offset.partition.topic for offset in every))

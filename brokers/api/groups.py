@@ -283,8 +283,8 @@ def _describe_one(context: Context, group_id: str) -> Description:
     refusal = context.refusal(DESCRIBE, GROUP, group_id)
     if refusal is not ErrorCode.NONE:
         return Description(refusal, group_id, "")
-    shard: GroupShard | ErrorCode = context.services.groups.shard_for(group_id)
-    return Description(shard, group_id, "") if isinstance(shard, ErrorCode) else shard.describe(group_id)
+    error, shard = context.services.groups.shard_for(group_id)
+    return Description(error, group_id, "") if shard is None else shard.describe(group_id)
 
 
 def _described_group(one: Description, version: int, operations: set[int] | None) -> Any:
@@ -374,7 +374,7 @@ def _delete(group_id: str) -> Command:
     return lambda shard, now, ticket: shard.delete_group(group_id, now, ticket)
 
 
-def drop_topic_offsets(runtime: CoordinatorRuntime, topics: Iterable[str]) -> None:
+def drop_topic_offsets(runtime: CoordinatorRuntime[GroupShard], topics: Iterable[str]) -> None:
     """Topics were deleted: drop the offsets that groups coordinated here have committed for them."""
     names = frozenset(topics)
     if not names:

@@ -238,9 +238,9 @@ def handle_describe_sinks(request: DescribeSinksRequest, context: Context) -> Pa
 
 
 def _look_up(sink_id: str, coordinator: TransactionCoordinator) -> Any:
-    shard = coordinator.shard_for(sink_id)
-    if isinstance(shard, ErrorCode):
-        return _described(sink_id, None, shard)
+    error, shard = coordinator.shard_for(sink_id)
+    if shard is None:
+        return _described(sink_id, None, error)
     found = shard.describe(sink_id)
     if found is None:
         return _described(sink_id, None, ErrorCode.TRANSACTIONAL_ID_NOT_FOUND)

@@ -101,9 +101,9 @@ def _describe_transaction(transactional_id: str, version: int, context: Context)
         return refused(refusal)
     if not transactional_id:
         return refused(ErrorCode.INVALID_REQUEST)
-    shard = context.services.transactions.shard_for(transactional_id)
-    if isinstance(shard, ErrorCode):
-        return refused(shard)
+    error, shard = context.services.transactions.shard_for(transactional_id)
+    if shard is None:
+        return refused(error)
     t = shard.describe(transactional_id)
     if t is None:
         return refused(ErrorCode.TRANSACTIONAL_ID_NOT_FOUND)

@@ -462,9 +462,9 @@ async def _commit_in_transaction(
     groups = context.services.groups
     producer = (request.producer_id, request.producer_epoch)
     place = TopicPartition(GROUP_METADATA_TOPIC, groups.partition_for(request.group_id))
-    host = groups.host_for(request.group_id)
-    if isinstance(host, ErrorCode):
-        return Done(render(CommandFailed(host)))
+    error, host = groups.host_for(request.group_id)
+    if host is None:
+        return Done(render(CommandFailed(error)))
     asked = question(TXN_OFFSET_COMMIT_KEY, context.api_version, request.transactional_id, producer, [place])
     admitted = await admit(
         context.services,

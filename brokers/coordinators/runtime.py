@@ -10,7 +10,7 @@ import struct
 from collections.abc import Callable
 from functools import lru_cache, partial
 from operator import mul
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from brokers.coordinators.pending import PendingAnswer
 from brokers.coordinators.ports import LoopPort, PartitionPort, TransactionMarker
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CoordinatorRuntime", "PendingAnswer", "java_string_hash"]
 
+S = TypeVar("S", bound=Shard)
 
 KEPT_NAME_LENGTH = 256
 """Hashes of names up to this length are cached: longer names would use too much memory."""
@@ -52,7 +53,7 @@ def _hash(text: str) -> int:
 _kept_hash = lru_cache(maxsize=8192)(_hash)
 
 
-class CoordinatorRuntime:
+class CoordinatorRuntime(Generic[S]):
     """All shards of one internal topic that this broker hosts.
 
     ``partition_count()`` is the topic's number of partitions (the configured one until it exists), ``make_shard``
@@ -66,14 +67,14 @@ class CoordinatorRuntime:
         self,
         kind: str,
         topic: str,
-        make_shard: Callable[[int], Shard],
+        make_shard: Callable[[int], S],
         *,
         partition_count: Callable[[], int],
         loop: LoopPort,
         timers: Timers,
         clock: Clock,
         origin: Any,
-        write_markers: Callable[[ShardHost, WriteMarkers], None] | None = None,
+        write_markers: Callable[[ShardHost[S], WriteMarkers], None] | None = None,
     ) -> None:
         self.kind = kind
         self.topic = topic
@@ -84,10 +85,10 @@ class CoordinatorRuntime:
         self._timers = timers
         self._clock = clock
         self._origin = origin
-        self._hosts: dict[int, ShardHost] = {}
+        self._hosts: dict[int, ShardHost[S]] = {}
         self._closed = False
         self._last_ticket = 0
-        self._loaded_listeners: list[Callable[[ShardHost], None]] = []
+        self._loaded_listeners: list[Callable[[ShardHost[S]], None]] = []
         self._unloaded_listeners: list[Callable[[int], None]] = []
 
     # ---- leadership ------------------------------------------------------------------------------------------------
@@ -128,7 +129,7 @@ class CoordinatorRuntime:
         if tp.topic == self.topic:
             self._unload(tp.partition)
 
-    def on_loaded(self, listener: Callable[[ShardHost], None]) -> None:
+    def on_loaded(self, listener: Callable[[ShardHost[S]], None]) -> None:
         """Call ``listener`` whenever a shard starts to serve."""
         self._loaded_listeners.append(listener)
 
@@ -149,14 +150,14 @@ class CoordinatorRuntime:
             for listener in self._unloaded_listeners:
                 listener(index)
 
-    def _lost(self, host: ShardHost) -> None:
+    def _lost(self, host: ShardHost[S]) -> None:
         index = host.partition.tp.partition
         if self._hosts.get(index) is host:
             self._unload(index)
         else:
             host.close()
 
-    def _loaded(self, host: ShardHost) -> None:
+    def _loaded(self, host: ShardHost[S]) -> None:
         for listener in self._loaded_listeners:
             listener(host)
 
@@ -168,24 +169,24 @@ class CoordinatorRuntime:
         # Kafka's Utils.abs: the most negative number has no positive twin in Java, and counts as 0.
         return (0 if value == -(1 << 31) else abs(value)) % self._partition_count()
 
-    def host_for(self, key: str) -> ShardHost | ErrorCode:
-        """The serving host of a key's shard, or the error if there is none."""
+    def host_for(self, key: str) -> tuple[ErrorCode, ShardHost[S] | None]:
+        """The serving host of a key's shard; an error and None if there is none."""
         host = self._hosts.get(self.partition_for(key))
         if host is None:
-            return ErrorCode.NOT_COORDINATOR
+            return ErrorCode.NOT_COORDINATOR, None
         refused = host.refusal()
-        return host if refused is ErrorCode.NONE else refused
+        return refused, host if refused is ErrorCode.NONE else None
 
-    def shard_for(self, key: str) -> Any:
-        """The loaded shard of a key, for reads of committed state only, or the ErrorCode if there is none.
+    def shard_for(self, key: str) -> tuple[ErrorCode, S | None]:
+        """The loaded shard of a key, for reads of committed state only; an error and None if there is none.
 
         Without a lease there is none: its state could be older than a successor's answers.
         """
-        host = self.host_for(key)
-        if not isinstance(host, ShardHost):
-            return host
+        error, host = self.host_for(key)
+        if host is None:
+            return error, None
         refused = host.partition.may_serve(Serve.COORDINATOR_STATE)
-        return host.shard if refused is ErrorCode.NONE else refused
+        return refused, host.shard if refused is ErrorCode.NONE else None
 
     def submit(
         self, key: str, command: Command, *, deadline_ms: int | None = None, guard: object | None = None
@@ -221,15 +222,15 @@ class CoordinatorRuntime:
 
     # ---- inspection ------------------------------------------------------------------------------------------------
 
-    def host(self, index: int) -> ShardHost | None:
+    def host(self, index: int) -> ShardHost[S] | None:
         """The host of a partition that this broker leads, in any state."""
         return self._hosts.get(index)
 
-    def hosts(self) -> list[ShardHost]:
+    def hosts(self) -> list[ShardHost[S]]:
         """Hosts of all partitions that this broker leads, by partition."""
         return [self._hosts[index] for index in sorted(self._hosts)]
 
-    def shards(self) -> list[Any]:
+    def shards(self) -> list[S]:
         """The loaded shards, by partition, for lists and descriptions."""
         return [host.shard for host in self.hosts() if host.state is ShardState.ACTIVE]
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from brokers.coordinators.loading import Loader
 from brokers.coordinators.pending import LEADERSHIP_LOST, PendingAnswer, commit_failure
@@ -45,6 +45,8 @@ from txn.commands import (
 from wire.errors import ErrorCode
 
 log = logging.getLogger(__name__)
+
+S = TypeVar("S", bound=Shard)
 
 NO_TICKET = Ticket(0)
 MAX_BATCH_BYTES = 512 * 1024
@@ -78,22 +80,22 @@ class _Flight:
     committed: bool = False
 
 
-class ShardHost:
+class ShardHost(Generic[S]):
     """Runs one shard. Loop thread only."""
 
     def __init__(
         self,
         partition: PartitionPort,
-        shard: Shard,
+        shard: S,
         *,
         loop: LoopPort,
         timers: Timers,
         clock: Clock,
         origin: Any,
         next_ticket: Callable[[], Ticket],
-        write_markers: Callable[[ShardHost, WriteMarkers], None] | None,
-        on_lost: Callable[[ShardHost], None],
-        on_loaded: Callable[[ShardHost], None],
+        write_markers: Callable[[ShardHost[S], WriteMarkers], None] | None,
+        on_lost: Callable[[ShardHost[S]], None],
+        on_loaded: Callable[[ShardHost[S]], None],
     ) -> None:
         self.partition = partition
         self.shard = shard

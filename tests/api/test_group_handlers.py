@@ -174,7 +174,7 @@ def test_fetch(api: Api, version: int) -> None:
 
 @pytest.mark.parametrize("version", versions(9))
 def test_fetch_refused(api: Api, version: int) -> None:
-    api.services.groups = SimpleNamespace(shard_for=lambda group: ErrorCode.NOT_COORDINATOR)
+    api.services.groups = SimpleNamespace(shard_for=lambda group: (ErrorCode.NOT_COORDINATOR, None))
     answer = api.call(9, version, fetch(version, [0]))
     if version >= 8:
         assert answer.groups[0].error_code == ErrorCode.NOT_COORDINATOR

@@ -104,7 +104,7 @@ def test_a_transaction_in_every_version(tmp_path: Path, znode: OneZnode, version
                 epoch += 1
         while broker.visible() != (8, 8) or broker.visible(1) != (8, 8):
             await asyncio.sleep(0.001)
-        shard = broker.transactions.shard_for("x")
+        _, shard = broker.transactions.shard_for("x")
         while shard.describe("x").state not in (TransactionState.COMPLETE_COMMIT, TransactionState.COMPLETE_ABORT):
             await asyncio.sleep(0.001)
         assert broker.offset("group") == (3 if commit else None)
@@ -126,7 +126,7 @@ def test_add_partitions_refused(tmp_path: Path, znode: OneZnode, version: int) -
         assert await broker.add(pid, 0, 0, version=version) == fenced
         if version < 4:
             assert await broker.add(pid, 1, 0, 9, version=version) == E.OPERATION_NOT_ATTEMPTED
-            assert broker.transactions.shard_for("x").describe("x").state is TransactionState.EMPTY
+            assert broker.transactions.shard_for("x")[1].describe("x").state is TransactionState.EMPTY
         assert await broker.add(pid, 1, 0, 1, version=version) == 0
         await broker.stop()
 
@@ -390,9 +390,9 @@ def test_what_a_compacted_log_loads_is_what_it_held(tmp_path: Path, znode: OneZn
         assert await broker.commit_offsets(pid, epoch, "group-x", 99, 5) == 0
         if last != "open":
             assert (await broker.end(pid, epoch, last == "committed", 5)).error_code == 0
-        shard = broker.transactions.shard_for("expired")
+        _, shard = broker.transactions.shard_for("expired")
         shard.settings = replace(shard.settings, id_expiration_ms=0)
-        host = broker.transactions.host_for("expired")
+        _, host = broker.transactions.host_for("expired")
         assert not isinstance(host, E)
         host.run("expired", lambda shard, now, ticket: shard.on_timer("expire/expired", now))
         while shard.describe("expired") is not None or any(

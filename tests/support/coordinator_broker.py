@@ -215,7 +215,7 @@ class Broker(Stage):
         from brokers.groups.requests import FetchRequest
         from wire.types import TopicPartition
 
-        shard = self.services.groups.shard_for(group)
+        _, shard = self.services.groups.shard_for(group)
         (found,) = shard.fetch(FetchRequest(group, (TopicPartition("t", 0),)))
         return None if found.committed is None else int(found.committed.offset)
 

@@ -95,8 +95,8 @@ class Driver:
         self._perform(ticket, command(self.shard, self.now, ticket))
         return pending
 
-    def shard_for(self, key: str) -> GroupShard:
-        return self.shard
+    def shard_for(self, key: str) -> tuple[ErrorCode, GroupShard]:
+        return ErrorCode.NONE, self.shard
 
     def shards(self) -> list[GroupShard]:
         return [self.shard]

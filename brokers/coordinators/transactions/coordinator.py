@@ -32,6 +32,7 @@ from wire.types import TopicPartition
 
 if TYPE_CHECKING:
     from brokers.config import BrokerConfig
+    from brokers.groups.shard import GroupShard
     from brokers.metadata.cache import MetadataCache
     from brokers.peers.calls import PeersPort
     from brokers.replication.replicas import ReplicaManager
@@ -59,7 +60,7 @@ def partition_count_of(metadata: MetadataCache, topic: str, configured: int) -> 
     return count
 
 
-class TransactionCoordinator(CoordinatorRuntime):
+class TransactionCoordinator(CoordinatorRuntime[TransactionShard]):
     """The runtime of ``__transaction_state``, with producer ids, markers and verification.
 
     ``groups`` is the runtime of ``__consumer_offsets``; markers for that topic go through its shards. ``incarnation``
@@ -72,7 +73,7 @@ class TransactionCoordinator(CoordinatorRuntime):
         *,
         metadata: MetadataCache,
         replicas: ReplicaManager,
-        groups: CoordinatorRuntime,
+        groups: CoordinatorRuntime[GroupShard],
         peers: PeersPort,
         store: Store,
         loop: asyncio.AbstractEventLoop,
@@ -142,7 +143,7 @@ class TransactionCoordinator(CoordinatorRuntime):
 
     # ---- sending markers -------------------------------------------------------------------------------------------
 
-    def _take_markers(self, host: ShardHost, effect: WriteMarkers) -> None:
+    def _take_markers(self, host: ShardHost[TransactionShard], effect: WriteMarkers) -> None:
         self.markers.add(host.partition.tp.partition, effect._replace(coordinator_epoch=host.leader_epoch))
 
     def _markers_written(self, job: Job) -> None:

@@ -31,7 +31,7 @@ class _Request(NamedTuple):
 class Enlisting:
     """One per transaction coordinator. Loop thread only."""
 
-    def __init__(self, runtime: CoordinatorRuntime, producer_ids: ProducerIdAllocator) -> None:
+    def __init__(self, runtime: CoordinatorRuntime[TransactionShard], producer_ids: ProducerIdAllocator) -> None:
         self._runtime = runtime
         self._producer_ids = producer_ids
         self._waiting: dict[str, list[_Request]] = {}

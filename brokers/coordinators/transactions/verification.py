@@ -154,7 +154,9 @@ class _Waiting:
 class Verifier:
     """Asks coordinators, this broker's own included. Loop thread only."""
 
-    def __init__(self, broker_id: int, metadata: MetadataCache, peers: PeersPort, runtime: CoordinatorRuntime) -> None:
+    def __init__(
+        self, broker_id: int, metadata: MetadataCache, peers: PeersPort, runtime: CoordinatorRuntime[TransactionShard]
+    ) -> None:
         self._broker_id = broker_id
         self._metadata = metadata
         self._peers = peers
