@@ -22,6 +22,7 @@ from brokers.api.new_topics import NewTopics
 from brokers.pending import Pending
 from brokers.security.acls import AclOperation, ResourceType
 from wire.errors import ErrorCode
+from wire.types import TopicPartition
 
 if TYPE_CHECKING:
     from brokers.config import BrokerConfig
@@ -146,6 +147,16 @@ def through(work: Generator[None, None, R]) -> R:
         except StopIteration as ended:
             found: R = ended.value
             return found
+
+
+def named_once(topics: Iterable[tuple[str, Iterable[int]]]) -> Generator[None, None, tuple[TopicPartition, ...]]:
+    """The partitions that a request names by topic and index, each once, in its order. Paced work."""
+    named: dict[TopicPartition, None] = {}
+    for topic, indexes in topics:
+        for index in indexes:
+            yield
+            named[TopicPartition(topic, index)] = None
+    return tuple(named)
 
 
 class ClientGone(Exception):

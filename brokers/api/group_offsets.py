@@ -12,7 +12,7 @@ from typing import Any
 
 import wire.messages as m
 from brokers.api.access import DELETE, DESCRIBE, GROUP, READ, TOPIC
-from brokers.api.base import Context, Done, Paced
+from brokers.api.base import Context, Done, Paced, named_once
 from brokers.api.groups import ANSWER_TIMEOUT_MS, bad_group_id, error_of
 from brokers.api.waiting import when_done
 from brokers.groups.records import CommittedOffset
@@ -152,7 +152,9 @@ def _fetch_one(
     """
     if (refusal := context.refusal(DESCRIBE, GROUP, group_id)) is not ErrorCode.NONE:
         return refusal
-    partitions = None if topics is None else tuple((yield from _named(topics)))
+    partitions = None
+    if topics is not None:
+        partitions = yield from named_once((topic.name, topic.partition_indexes) for topic in topics)
     if bad_group_id(group_id, may_be_empty=True):
         return ErrorCode.INVALID_GROUP_ID
     error, shard = context.services.groups.shard_for(group_id)
@@ -169,16 +171,6 @@ def _fetch_one(
     found = shard.fetch(FetchRequest(group_id, allowed, bool(require_stable)))
     hidden = (p for p in partitions if p.topic in denied)
     return (*found, *(FetchedOffset(p, None, ErrorCode.TOPIC_AUTHORIZATION_FAILED) for p in hidden))
-
-
-def _named(topics: Iterable[Any]) -> Generator[None, None, dict[TopicPartition, None]]:
-    """The partitions, each once."""
-    named: dict[TopicPartition, None] = {}
-    for topic in topics:
-        for index in topic.partition_indexes:
-            yield
-            named[TopicPartition(topic.name, index)] = None
-    return named
 
 
 def _failed_offsets(topics: Any, error: ErrorCode) -> Generator[None, None, list[FetchedOffset]]:

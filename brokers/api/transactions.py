@@ -5,7 +5,7 @@ What may happen is decided by the pure shards (``txn.coordinator``); here is the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -21,7 +21,7 @@ from brokers.api.access import (
     TRANSACTIONAL_ID,
     WRITE,
 )
-from brokers.api.base import Context, DelayedResponse, Done, Outcome, Paced, too_long
+from brokers.api.base import Context, DelayedResponse, Done, Outcome, Paced, named_once, too_long
 from brokers.api.group_offsets import commit_response, everywhere, split_partitions
 from brokers.api.transaction_lists import (
     handle_describe_producers,
@@ -164,7 +164,7 @@ def handle_add_partitions_to_txn(request: AddPartitionsToTxnRequest, context: Co
     if context.api_version >= 4:
         return (yield from _add_partitions_batched(request, context))
     version = context.api_version
-    asked = yield from _partitions_of(request.v3_and_below_topics)
+    asked = yield from named_once((topic.name, topic.partitions) for topic in request.v3_and_below_topics)
     transactional_id = request.v3_and_below_transactional_id
 
     def render(errors: Mapping[TopicPartition, ErrorCode]) -> Generator[None, None, Any]:
@@ -197,7 +197,7 @@ def handle_add_partitions_to_txn(request: AddPartitionsToTxnRequest, context: Co
 
 
 def _submit_add(
-    context: Context, transactional_id: str, producer_id: int, producer_epoch: int, partitions: list[TopicPartition]
+    context: Context, transactional_id: str, producer_id: int, producer_epoch: int, partitions: Sequence[TopicPartition]
 ) -> PendingAnswer:
     producer = Producer(producer_id, producer_epoch)
 
@@ -218,12 +218,13 @@ def _add_partitions_batched(request: AddPartitionsToTxnRequest, context: Context
     questions = []
     for entry in request.transactions:
         yield
+        partitions = yield from named_once((topic.name, topic.partitions) for topic in entry.topics)
         questions.append(
             Question(
                 entry.transactional_id,
                 entry.producer_id,
                 entry.producer_epoch,
-                tuple((yield from _partitions_of(entry.topics))),
+                partitions,
                 Ask.VERIFY if entry.verify_only else Ask.ADD,
                 abortable=True,
             )
@@ -259,16 +260,6 @@ def _add_partitions_batched(request: AddPartitionsToTxnRequest, context: Context
         pending = context.services.transactions.submit(asked.transactional_id, command_for(asked))
         pending.on_done(partial(take, index))
     return joined.outcome()
-
-
-def _partitions_of(topics: Iterable[Any]) -> Generator[None, None, list[TopicPartition]]:
-    """Each partition once, in the request's order."""
-    named: dict[TopicPartition, None] = {}
-    for topic in topics:
-        for index in topic.partitions:
-            yield
-            named[TopicPartition(topic.name, index)] = None
-    return list(named)
 
 
 def _topic_results(errors: Mapping[TopicPartition, ErrorCode]) -> Generator[None, None, list[Any]]:
