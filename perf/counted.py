@@ -165,6 +165,7 @@ class Fixture:
         server = Server(stage.config)
         (endpoint,) = server.bind([Endpoint("PLAINTEXT", "127.0.0.1", 0)])
         server.serve(stage.services)
+        server._dispatcher._pacing._now = lambda: 0.0  # a busy machine makes no slice of paced work end early
         listener = next(fd for (fd, _), (_, args) in self.loop.callbacks.items() if args)  # the others take none
         self.client = Client(self.loop, endpoint.port, listener)
         self.crowd = [Client(self.loop, endpoint.port, listener) for _ in range(CROWD)]
