@@ -68,7 +68,7 @@ class Batching:
     ``decode(data, start, end, lowest, highest, most)`` finds the run with which received frames begin, of at most
     ``most`` requests in the versions from ``lowest`` to ``highest``; None if it begins with something else, which is
     then dispatched by itself. ``execute(runs, contexts)`` has an outcome for each run; answers that are given at once
-    are whole frames, ``Frames`` or a list of chunks, or bodies as a handler's. ``keeps(run)`` is None unless executing
+    are whole frames, a list of chunks, or bodies as a handler's. ``keeps(run)`` is None unless executing
     it may wait with what was received: such a run is only executed if the budget of requests has that much left.
     ``batchable``: the requests of several connections are worth while to be executed together.
     """

@@ -66,11 +66,11 @@ class Reader:
             if topic is None:
                 return FetchOutcome(ErrorCode.UNKNOWN_TOPIC_ID)
         assert topic is not None, "a Fetch names its topic by name or by id"
-        tp = _new(TopicPartition, (topic, index))
-        partition = services.replicas.get(tp)
+        partition = services.replicas.get((topic, index))
         if partition is None:
             if self._forbids(topic):
                 return FetchOutcome(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+            tp = TopicPartition(topic, index)
             refusal = services.replicas.leader(tp, leader_epoch)
             assert isinstance(refusal, ErrorCode), f"{tp}: led without a replica"
             return self._error(refusal, tp)

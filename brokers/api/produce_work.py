@@ -23,7 +23,6 @@ from brokers.replication.partition import Partition
 from wire.errors import ErrorCode
 from wire.hot import (
     Encoded,
-    Frames,
     NodeEndpoint,
     ProduceOutcome,
     ProducePart,
@@ -40,6 +39,8 @@ ALL, LEADER, NONE = -1, 1, 0
 ZSTD_VERSION = 7
 VERIFIED_PER_YIELD = 32
 
+_NONE = ErrorCode.NONE
+"""Looking a member up in its enum runs a Python function each time."""
 _new = tuple.__new__
 """Makes a named tuple without the Python function that its own constructor is."""
 _TERMS = {
@@ -92,14 +93,16 @@ class Work:
     ``unverified`` are copies of those that wait for the verification of their transaction, by partition.
     """
 
-    __slots__ = ("context", "outcomes", "partitions", "plain", "run", "terms", "unverified")
+    __slots__ = ("acks", "context", "outcomes", "partitions", "plain", "run", "terms", "unverified")
 
     def __init__(self, run: ProduceRun, context: Context) -> None:
         self.run = run
         self.context = context
-        transactional, zstd = run.transactional_id is not None, run.version >= ZSTD_VERSION
-        self.plain = bool(run.ends)
-        if run.ends:
+        version, acks, _, transactional_id, parts, batches, _, _, ends = run
+        self.acks = acks
+        transactional, zstd = transactional_id is not None, version >= ZSTD_VERSION
+        self.plain = len(ends) > 0
+        if ends:
             self.terms = _TERMS[transactional, zstd]
         else:  # its partitions share what may be spent on naming bad records
             self.terms = Terms(Origin.CLIENT, transactional=transactional, zstd=zstd, whole_request=True, shares=True)
@@ -108,19 +111,18 @@ class Work:
         self.unverified: dict[int, list[bytes]] = {}
         services = context.services
         guarded = services.access.authorizer is not None
-        denied = self._transaction_refusal() if guarded else ErrorCode.NONE
-        for part in run.parts:
-            topic, topic_id, index, _ = part
+        denied = self._transaction_refusal() if guarded else _NONE
+        for topic, topic_id, index, _ in parts:
             if topic_id is not None:
                 topic = services.metadata.topic_names.get(topic_id)
             if guarded and (error := denied or (context.refusal(WRITE, TOPIC, topic) if topic else ErrorCode.NONE)):
-                self._refuse(topic, index, run.batches[len(self.outcomes)], error)
+                self._refuse(topic, index, batches[len(self.outcomes)], error)
                 continue
             partition = None
             if topic is not None and topic not in INTERNAL_TOPICS:
-                partition = services.replicas.get(_new(TopicPartition, (topic, index)))
-            if partition is None or not partition.is_leader or not ALL <= run.acks <= LEADER:
-                self._refuse(topic, index, run.batches[len(self.outcomes)])
+                partition = services.replicas.get((topic, index))
+            if partition is None or not partition.is_leader or not ALL <= acks <= LEADER:
+                self._refuse(topic, index, batches[len(self.outcomes)])
             else:
                 self.partitions.append(partition)
                 self.outcomes.append([])
@@ -143,7 +145,7 @@ class Work:
         for batch in batches:
             if denied is not ErrorCode.NONE:
                 found.append(ProduceOutcome(denied))
-            elif not ALL <= self.run.acks <= LEADER:
+            elif not ALL <= self.acks <= LEADER:
                 found.append(ProduceOutcome(ErrorCode.INVALID_REQUIRED_ACKS))
             elif topic is None:
                 found.append(ProduceOutcome(ErrorCode.UNKNOWN_TOPIC_ID))
@@ -164,8 +166,7 @@ class Work:
 
     def append(self) -> None:
         """Append what there is for each partition."""
-        run, metrics = self.run, self.context.services.metrics
-        acks, batches = run.acks, run.batches
+        acks, batches, metrics = self.acks, self.run.batches, self.context.services.metrics
         for group, partition in enumerate(self.partitions):
             if partition is not None:
                 some = batches[group]
@@ -279,7 +280,7 @@ class Work:
         if self.unverified:
             self.run = self.run._replace(batches=[])  # who waits keeps no view of what was received
             return self._verified()
-        acks, plain = self.run.acks, self.plain
+        acks, plain = self.acks, self.plain
         waits: list[tuple[int, Partition, int]] = []
         for group, partition in enumerate(self.partitions):
             if partition is not None:
@@ -328,7 +329,7 @@ class Work:
             for partition in self.partitions:
                 assert partition is not None, "each has batches in its log"
                 starts.append(partition.log.log_start_offset)
-            return Frames(encode_produce_run(run, starts, self.outcomes))
+            return [encode_produce_run(run, starts, self.outcomes)]
         turns = [iter(found) for found in self.outcomes]
         outcomes = [self.answer_of(group, next(turns[group]), errors.get(group)) for group in run.groups]
         parts = [(run.parts[group], outcome) for group, outcome in zip(run.groups, outcomes, strict=True)]
@@ -338,11 +339,11 @@ class Work:
         for one, correlation_id in zip(parts, run.correlation_ids, strict=True):
             body = encode_produce_response(run.version, [one], endpoints=self._endpoints([one]))
             frames += framed(encode_response_header(PRODUCE, run.version, correlation_id), [body])
-        return Frames(b"".join(frames))
+        return [b"".join(frames)]
 
     def one_response(self, parts: list[tuple[ProducePart, ProduceOutcome]]) -> Any:
         """The answer to a request of several partitions."""
-        if self.run.acks == NONE:
+        if self.acks == NONE:
             # without an answer, a closed connection is what makes the producer look for the leader again
             return None if all(outcome.error == ErrorCode.NONE for _, outcome in parts) else CLOSE
         return Encoded([encode_produce_response(self.run.version, parts, endpoints=self._endpoints(parts))])
@@ -395,7 +396,7 @@ def _append_together(works: list[Work]) -> None:
     """Append what several connections have for a partition in one call, if their requests are alike."""
     together: dict[tuple[Partition, int, Terms], list[tuple[Work, int]]] = {}
     for work in works:
-        acks, terms = work.run.acks, work.terms
+        acks, terms = work.acks, work.terms
         for group, partition in enumerate(work.partitions):
             if partition is not None:
                 together.setdefault((partition, acks, terms), []).append((work, group))

@@ -41,16 +41,17 @@ class Order(Protocol):
 class Terms:
     """What the appends of one request have in common, or those of several requests that are alike.
 
-    ``transactional``: the request has a transactional id. ``zstd``: its version knows that codec. ``whole_request``:
-    each buffer is what a client sent for a partition, which must be exactly one batch. ``guards``: the verified
-    producers' guards by producer id; None where nothing was verified yet, so that an append stops before a batch that
-    must be. ``explain``: in batches of at most so many records the bad ones are named; the records of such batches are
-    taken off it where ``shares`` says that the partitions of one request have it together. ``transaction_version`` 2 on
-    markers: their producer epochs were bumped for them (KIP-890).
+    ``client``: a client sent them. ``transactional``: the request has a transactional id. ``zstd``: its version
+    knows that codec. ``whole_request``: each buffer is what a client sent for a partition, which must be exactly one
+    batch. ``guards``: the verified producers' guards by producer id; None where nothing was verified yet, so that an
+    append stops before a batch that must be. ``explain``: in batches of at most so many records the bad ones are named;
+    the records of such batches are taken off it where ``shares`` says that the partitions of one request have it
+    together. ``transaction_version`` 2 on markers: their producer epochs were bumped for them (KIP-890).
     """
 
     __slots__ = (
-        "explain", "guards", "origin", "shares", "transaction_version", "transactional", "whole_request", "zstd"
+        "client", "explain", "guards", "origin", "shares", "transaction_version", "transactional", "whole_request",
+        "zstd",
     )  # fmt: skip
 
     def __init__(
@@ -66,6 +67,7 @@ class Terms:
         transaction_version: int = 0,
     ) -> None:
         self.origin = origin
+        self.client = origin is Origin.CLIENT
         self.transactional = transactional
         self.zstd = zstd
         self.whole_request = whole_request

@@ -22,7 +22,7 @@ from brokers.log.admission import COORDINATOR, Order, Terms
 from brokers.log.failures import DiskFailed, DiskFull, LogOffline
 from brokers.log.files import Buffer
 from brokers.log.flush import Flusher
-from brokers.log.producers import NO_MARKERS, Duplicate, Marker, Origin, ProducerEntry, Refusal, admitted_of
+from brokers.log.producers import NO_MARKERS, Duplicate, Marker, ProducerEntry, Refusal, admitted_of
 from brokers.log.segment import MAX_POSITION, Segment
 from brokers.log.state import AppendInfo, LogState, guarded
 from brokers.log.validation import (
@@ -41,6 +41,8 @@ from wire.types import NO_PRODUCER_ID
 logger = logging.getLogger(__name__)
 
 _MAX_TIMESTAMP, _NO_TIMESTAMP = 2**63 - 1, -(2**63)
+_NONE = ErrorCode.NONE
+"""Looking a member up in its enum runs a Python function each time."""
 
 Appended = tuple[list[Admitted | AppendInfo], bool]
 """What became of a leader's batches, in their order, and whether all that is to be said is where they are in the log.
@@ -101,7 +103,7 @@ class Appender:
         now_ms: int,
         terms: Terms = COORDINATOR,
         order: Order | None = None,
-        refusal: ErrorCode = ErrorCode.NONE,
+        refusal: ErrorCode = _NONE,
     ) -> Appended:
         """Append batches as the leader: offsets and leader epoch are assigned here. Each succeeds or fails by itself.
 
@@ -113,11 +115,11 @@ class Appender:
         outcomes: list[Admitted | AppendInfo] = []
         plain = True
         while True:
-            pending = order is not None and bool(order.refused or order.refused_early)
+            calm = order is None or not (order.refused or order.refused_early)
             ready: list[Admitted] = []
             produced = 0
-            if refusal is ErrorCode.NONE and not log.offline:
-                ready, produced = self._ready(batches, leader_epoch, now_ms, terms, not pending)
+            if refusal is _NONE and not log.offline:
+                ready, produced = self._ready(batches, leader_epoch, now_ms, terms, calm)
             if not ready:
                 outcome = self._look_closer(batches[0], leader_epoch, now_ms, terms, order, refusal)
                 if outcome is None:
@@ -131,7 +133,7 @@ class Appender:
                 if batches:
                     some = some[: len(ready)]
                 failed = self._write(some, ready, produced, now_ms, NO_MARKERS, None)
-                if order is not None and (pending or failed is not None):
+                if order is not None and not (calm and failed is None):
                     error = ErrorCode.NONE if failed is None else failed.error
                     for batch in some:
                         order.answer(parse_header(batch), error)
@@ -158,7 +160,7 @@ class Appender:
             room = self._room = SegmentRoom(active, config, self._newest_for(active, now_ms))
             if room.batches < len(batches):
                 batches = batches[: room.batches]
-        client = terms.origin is Origin.CLIENT
+        client = terms.client
         max_bytes = room.max_bytes if client else room.own_max_bytes
         epochs, position, end = log.epochs, active.log.size, log.log_end_offset
         if (
@@ -190,7 +192,7 @@ class Appender:
         self, batch: Buffer, leader_epoch: int, now_ms: int, terms: Terms, order: Order | None, refusal: ErrorCode
     ) -> Admitted | AppendInfo | None:
         """Validate, then append; None if the batch's transaction must be verified first."""
-        if terms.origin is not Origin.CLIENT or not terms.whole_request:
+        if not terms.client or not terms.whole_request:
             return self._append_checked(batch, leader_epoch, now_ms, terms, refusal)
         header = check_request(batch, terms)
         if isinstance(header, Rejected):

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_NONE = ErrorCode.NONE
+"""Looking a member up in its enum runs a Python function each time."""
 FAILED_INCARNATION = -2
 """The incarnation of an in-sync member whose log has failed: no other incarnation continues it."""
 
@@ -208,10 +210,10 @@ class Partition(Following):
         ``acks`` is the producer's: -1 asks for ``min.insync.replicas``. See :meth:`Appender.append`.
         """
         log = self.log
-        refusal = ErrorCode.NONE
+        refusal = _NONE
         if not self.is_leader or self._pending is not None:
             refusal = self.may_serve(Serve.APPEND)
-        if refusal is ErrorCode.NONE and acks == -1 and self._below_minimum():
+        if refusal is _NONE and acks == -1 and self._below_minimum():
             refusal = ErrorCode.NOT_ENOUGH_REPLICAS
         end_before = log.log_end_offset
         order = self.order if terms.whole_request else None

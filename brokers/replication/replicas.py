@@ -60,8 +60,8 @@ class ReplicaManager:
         """Whether no other broker can have taken over from this one."""
         self._incarnation = incarnation
         self._isr_writer = isr_writer
-        self._partitions: dict[TopicPartition, Partition] = {}
-        self.get: Callable[[TopicPartition], Partition | None] = self._partitions.get
+        self._partitions: dict[tuple[str, int], Partition] = {}
+        self.get: Callable[[tuple[str, int]], Partition | None] = self._partitions.get
         """This broker's replica, whatever its role."""
         self._unopened: dict[TopicPartition, UnopenedReplica] = {}
         """Replicas whose log could not be opened, retried with every change and tick."""
@@ -253,9 +253,9 @@ class ReplicaManager:
 
     def reconcile(self) -> None:
         """Compare every partition with the metadata cache: at the start and after a reload."""
-        for tp in list(self._partitions):
-            if self._metadata.partition(tp) is None:
-                self._delete(tp, self._partitions[tp].topic_id)
+        for partition in list(self._partitions.values()):
+            if self._metadata.partition(partition.tp) is None:
+                self._delete(partition.tp, partition.topic_id)
         if self._metadata.ready:
             self._remove_strays()
         for name, topic in self._metadata.topics.items():

@@ -36,6 +36,8 @@ SEND_BYTES_PER_TURN = 8 * 1024 * 1024
 STALLED_RECEIVE_BYTES = 16 * 1024
 READ_BEHIND = 64 * 1024
 """Bytes received beyond the requests being worked on, at which reading pauses."""
+_DISK = io.Stop.DISK
+"""Looking a member up in its enum runs a Python function each time."""
 
 
 class Slot:
@@ -143,7 +145,7 @@ class Connection:
             return
         framer = self._framer
         stalled = self._stalled()
-        if len(framer) >= READ_BEHIND:
+        if framer.waiting() >= READ_BEHIND:
             if stalled:
                 self._mute()
                 return
@@ -182,18 +184,15 @@ class Connection:
     @property
     def received(self) -> tuple[memoryview, int, int, int] | None:
         """Where requests lie that may be executed together, from where to where, and how many at most."""
-        here = None if self.closed or self._stalled() else self._framer.received_here
+        here = None if self.closed or self._stalled() else self._framer.received_here()
         return None if here is None else (*here, self._env.max_in_flight - len(self._slots))
 
     def _stalled(self) -> bool:
         """Whether the next request has to wait."""
         slots = self._slots
-        return bool(
-            self._outbox.pending > self._env.max_outbox
-            or len(slots) >= self._env.max_in_flight
-            or (slots and slots[-1].serial and not slots[-1].ready)
-            or self._waiting_for_budget
-        )
+        if slots and (len(slots) >= self._env.max_in_flight or (slots[-1].serial and not slots[-1].ready)):
+            return True
+        return self._waiting_for_budget or self._outbox.pending > self._env.max_outbox
 
     def pump(self) -> None:
         """Execute what has been received, as far as order and bounds allow."""
@@ -208,7 +207,7 @@ class Connection:
                 if not self._run() and not self._one():
                     more = False
                     break
-                if not len(self._framer):
+                if not self._framer.waiting():
                     self.frame_since_ms = None
                     more = False
                     break
@@ -225,7 +224,7 @@ class Connection:
             self._env.loop.call_soon(self.pump)  # the others' turn first
         if self._reading or self._waiting_for_budget:
             return
-        if len(self._framer) < READ_BEHIND or not self._stalled():
+        if self._framer.waiting() < READ_BEHIND or not self._stalled():
             self._unmute()
 
     def _run(self) -> bool:
@@ -234,7 +233,7 @@ class Connection:
         They leave nothing behind in the block they were received into, so the budget is not asked.
         """
         framer = self._framer
-        here = framer.received_here
+        here = framer.received_here()
         if here is None:
             return False
         data, start, end = here
@@ -273,7 +272,7 @@ class Connection:
         if not self._reserved:
             size = framer.size()
             if size is None:
-                self._partial(bool(len(framer)))
+                self._partial(framer.waiting() > 0)
                 return False
             if not self._env.budget.reserve(size):
                 self._waiting_for_budget = True
@@ -301,7 +300,7 @@ class Connection:
 
     def _account(self) -> None:
         """Tell what this connection holds: received bytes that wait, and answers that were not taken yet."""
-        waiting = len(self._framer) - self._reserved  # a frame being received is counted by the budget
+        waiting = self._framer.waiting() - self._reserved  # a frame being received is counted by the budget
         holds = 0 if self.closed else self._outbox.held + (waiting if waiting > 0 else 0)
         if holds != self.held:
             self._env.held(holds - self.held)
@@ -340,7 +339,7 @@ class Connection:
             outbox.sent(sent)
             self._env.metrics.bytes_out.value += sent
             self.last_active_ms = self._env.clock.mono_ms()
-        if stop == io.Stop.DISK:
+        if stop == _DISK:
             self._read_ahead()
             if self.closed:
                 return
@@ -448,7 +447,7 @@ class Connection:
         any traffic gets ``idle_ms``, unless a request of it is being worked on.
         """
         if self.frame_since_ms is not None and not self._stalled():
-            if now_ms - self.frame_since_ms > partial_ms + len(self._framer) // 16:
+            if now_ms - self.frame_since_ms > partial_ms + self._framer.waiting() // 16:
                 return f"a frame was not complete after {now_ms - self.frame_since_ms} ms"
         elif now_ms - self.last_active_ms > idle_ms and (self.idle or self.unsent):
             return f"no traffic for {now_ms - self.last_active_ms} ms"

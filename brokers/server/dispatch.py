@@ -210,7 +210,7 @@ class Dispatcher:
             self._budget.release(reserved)
             Reply(route, context, connection, connection.next_slot(), started=started).failed()
             return ends[-1]
-        if type(outcome) is Done and type(outcome[0]) is list:
+        if type(outcome) is Done and type(outcome[0]) is list and not reserved:
             connection.deliver(outcome[0])
             route.counted.value += len(ends)
             route.observe(time.perf_counter() - started, len(ends))
@@ -277,8 +277,8 @@ class Dispatcher:
     ) -> None:
         """Answer so many requests that were executed together, now or later; a coroutine keeps what was reserved."""
         try:
-            if type(outcome) is Done and type(outcome[0]) in _WHOLE:
-                connection.deliver(outcome[0] if type(outcome[0]) is list else (outcome[0],))
+            if type(outcome) is Done and type(outcome[0]) is list:
+                connection.deliver(outcome[0])
                 route.counted.value += count
                 route.observe(time.perf_counter() - started, count)
                 return
@@ -444,8 +444,8 @@ class Reply:
     def _chunks(self, response: Any) -> list[Chunk]:
         if response is None:
             return []
-        if type(response) is hot.Frames:
-            return [response]
+        if type(response) is list:
+            return response
         context = self.context
         header = messages.encode_response_header(context.api_key, context.api_version, context.correlation_id)
         if isinstance(response, hot.Encoded):
@@ -470,8 +470,7 @@ class Reply:
         self.slot.answer([])
 
 
-_WHOLE = (hot.Frames, list)
-_SHORT = (hot.Frames, hot.Encoded, bytes, type(None))
+_SHORT = (list, hot.Encoded, bytes, type(None))
 
 
 def _is_long(response: Any, version: int) -> bool:

@@ -103,7 +103,8 @@ class Framer:
         self._size = -1  # of the next frame, as far as it is known
         self._last = 0  # of the last frame with its prefix, if that was a large one
 
-    def __len__(self) -> int:
+    def waiting(self) -> int:
+        """Bytes that were received and not cut yet, the prefix of a large frame among them."""
         if self._whole is not None:
             return LENGTH_SIZE + self._have
         return self._end - self._start
@@ -130,7 +131,7 @@ class Framer:
         end = held + limit
         if self._last and end > self._last:
             end = self._last if self._last > held else held + 1
-        return block[held:end]
+        return block[held:end] if held or end < len(block) else block
 
     def received(self, count: int) -> None:
         """So many bytes are there now."""
@@ -139,7 +140,6 @@ class Framer:
         else:
             self._end += count
 
-    @property
     def received_here(self) -> tuple[memoryview, int, int] | None:
         """The block with its first and last position that belong to frames; None while a large one is received."""
         return (self._data, self._start, self._end) if self._whole is None and self._start < self._end else None

@@ -200,7 +200,7 @@ def test_a_lost_leadership_ends_the_wait_and_names_the_leader(stage: Stage) -> N
     stage.fetched("t", OTHER, 3)
     stage.topic("t", leader=OTHER, epoch=1, replicas=(ME, OTHER))
     assert answers(delayed.response) == [(40, 0, 1), (41, ErrorCode.NOT_LEADER_OR_FOLLOWER, -1)]
-    data = bytes(delayed.response)
+    data = b"".join(delayed.response)
     second = data[4 + int.from_bytes(data[:4], "big") + 4 :]
     message = m.decode_response(0, VERSION, m.split_response(0, VERSION, second)[1])
     assert message.responses[0].partition_responses[0].current_leader.leader_id == OTHER

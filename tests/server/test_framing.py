@@ -41,7 +41,7 @@ def test_frames_come_out_whole_however_the_bytes_come_in(
     while stream:
         step = max(steps[turn % len(steps)], len(stream) // 500)
         turn += 1
-        if len(framer) < LARGE_FRAME or framer.receiving_large:  # as a connection does
+        if framer.waiting() < LARGE_FRAME or framer.receiving_large:  # as a connection does
             room = framer.into(step)
             assert 0 < len(room) <= step
             room[: len(stream)] = stream[: len(room)]
@@ -49,7 +49,7 @@ def test_frames_come_out_whole_however_the_bytes_come_in(
             del room
             framer.received(count)
             stream = stream[count:]
-        while greedy or not len(stream) or len(framer) >= LARGE_FRAME:
+        while greedy or not len(stream) or framer.waiting() >= LARGE_FRAME:
             frame = framer.next()
             if frame is None:
                 break
@@ -62,7 +62,7 @@ def test_frames_come_out_whole_however_the_bytes_come_in(
     while (frame := framer.next()) is not None:
         found.append(frame)
     assert list(map(bytes, found)) == payloads
-    assert len(framer) == 0
+    assert framer.waiting() == 0
 
 
 def feed(framer: Framer, data: bytes) -> None:
@@ -82,6 +82,19 @@ def test_a_frame_keeps_its_bytes_while_more_are_received() -> None:
     assert first is not None
     assert second is not None
     assert (bytes(first), bytes(second)) == (b"one", b"two")
+
+
+def test_the_begin_of_a_frame_stays_before_what_a_whole_block_receives() -> None:
+    framer = Framer(1 << 20, Blocks())
+    data = prefixed(b"a frame that comes in two parts")
+    for part in (data[:9], data[9:]):
+        assert framer.next() is None
+        framer.keep()
+        framer.into(RECEIVE_BYTES)[: len(part)] = part
+        framer.received(len(part))
+    frame = framer.next()
+    assert frame is not None
+    assert bytes(frame) == data[4:]
 
 
 def test_a_block_is_used_again_only_when_nobody_reads_it() -> None:

@@ -197,5 +197,5 @@ def start(stage: Stage, *batches: bytes, acks: int = -1, version: int = VERSION)
 
 
 def answers(response: Any, version: int = VERSION) -> list[tuple[int, int, int]]:
-    assert type(response) is hot.Frames
-    return told(decoded(bytes(response), version))
+    assert type(response) is list
+    return told(decoded(b"".join(response), version))
