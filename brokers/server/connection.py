@@ -128,6 +128,18 @@ class Connection:
         """Whether what it received is to be executed with what others did (``batching``): nothing else starts it."""
         self._unmute()
 
+    @property
+    def principal(self) -> str:
+        """Whose connection it is, as ``Type:name``: ``User:ANONYMOUS`` until a login sets another one.
+
+        Requests that are under way keep the one with which they began.
+        """
+        return self.peer.principal
+
+    @principal.setter
+    def principal(self, principal: str) -> None:
+        self.peer = self.peer._replace(principal=principal)
+
     # -- reading --------------------------------------------------------------------------------------------------
 
     def _unmute(self) -> None:
