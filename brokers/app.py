@@ -117,6 +117,7 @@ class Broker:
             host=socket.gethostname(),
             listen=self._listen,
             process_troubles=self._descriptors.troubles,
+            addresses=await self._addresses(advertised, listener),
         )
         self._node = Node(self.config, ports, advertised, self._metrics)
         services = await self._node.start()
@@ -138,6 +139,15 @@ class Broker:
             endpoint._replace(port=endpoint.port or chosen[endpoint.listener])
             for endpoint in self.config.advertised_endpoints()
         )
+
+    async def _addresses(self, advertised: tuple[Endpoint, ...], listener: str) -> tuple[str, ...]:
+        """The addresses of the host that other brokers connect to: from those, they see connections of this one."""
+        host = next(endpoint.host for endpoint in advertised if endpoint.listener == listener)
+        try:
+            found = await self._loop.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        except OSError:
+            return ()
+        return tuple(dict.fromkeys(str(address[4][0]) for address in found))
 
     def _listen(self) -> None:
         try:

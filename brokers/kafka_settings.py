@@ -2,12 +2,14 @@
 
 Names, types, defaults, bounds and which are dynamic are Kafka 4.1's, as its ``KafkaConfig`` prints them; the RETIRED
 are those that Kafka 3.9 had and 4.0 removed. A row is ``name type default allowed [live]``; ``-`` allows everything of
-the type, ``null`` is no value and '' an empty one. What has an effect is a field of ``brokers.config.BrokerConfig``.
+the type, ``null`` is no value and '' an empty one. What has an effect is a field of ``brokers.config.BrokerConfig``,
+but for the three of authorization.
 ``tests/kafka_jars/test_settings.py`` compares all of them with Kafka's own.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from brokers.settings import Setting, SettingType
@@ -252,7 +254,6 @@ transaction.two.phase.commit.enable boolean false -
 """
 
 _RETIRED = """
-allow.everyone.if.no.acl.found boolean null -
 auto.include.jmx.reporter boolean true -
 broker.id.generation.enable boolean true -
 control.plane.listener.name string null -
@@ -271,7 +272,6 @@ password.encoder.keyfactory.algorithm string null -
 password.encoder.old.secret password null -
 password.encoder.secret password null -
 reserved.broker.max.id int 1000 0..
-super.users string null -
 zookeeper.clientCnxnSocket string null -
 zookeeper.max.in.flight.requests int 10 1..
 zookeeper.metadata.migration.enable boolean false false
@@ -329,17 +329,42 @@ def _rows(text: str, doc: str, *, retired: bool = False) -> dict[str, Setting]:
     return {row.name: row for row in rows}
 
 
-_AUTHORIZER = Setting(
-    "authorizer.class.name",
-    SettingType.STRING,
-    "",
-    "must stay empty: authorization is not in this release, and a broker that ignores it would be open.",
-    inert=True,
-    pattern="()",
+AUTHORIZER_CLASSES = (
+    "kafka.security.authorizer.AclAuthorizer",
+    "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
 )
+"""Kafka's names of its authorizers; either of them switches the broker's own one on, which decides as they do."""
+_PRINCIPALS = r"(?:[^:;]+:[^;]+|\s*)(?:;(?:[^:;]+:[^;]+|\s*))*"
+
+_AUTHORIZATION = (
+    Setting(
+        "authorizer.class.name",
+        SettingType.STRING,
+        "",
+        f"name {' or '.join(AUTHORIZER_CLASSES)} to have requests checked against ACLs by the broker itself; empty: "
+        "every client may do everything. Other classes cannot be loaded.",
+        pattern="|".join(map(re.escape, ("", *AUTHORIZER_CLASSES))),
+    ),
+    Setting(
+        "super.users",
+        SettingType.STRING,
+        None,
+        "principals that may do everything, as Type:name with semicolons, e.g. User:admin;User:broker.",
+        pattern=_PRINCIPALS,
+        retired=True,
+    ),
+    Setting(
+        "allow.everyone.if.no.acl.found",
+        SettingType.BOOLEAN,
+        None,
+        "Whether all clients may use what no ACL applies to; false if it is not set.",
+        retired=True,
+    ),
+)
+"""What brokers.security.authorizer_settings reads. Kafka's authorizers declare the last two, not its brokers."""
 
 KAFKA_BROKER_SETTINGS: dict[str, Setting] = {
-    _AUTHORIZER.name: _AUTHORIZER,
+    **{row.name: row for row in _AUTHORIZATION},
     **_rows(_SECURITY, "Accepted; no effect: this release has PLAINTEXT listeners only."),
     **_rows(_KRAFT, "Accepted; no effect: ZooKeeper coordinates the brokers."),
     **_rows(_TIERING, _TIERING_DOC),

@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from brokers.api.authorization import Authorization, CannotReplicate
 from brokers.api.base import Services
 from brokers.api.groups import drop_topic_offsets
 from brokers.config import BrokerConfig
@@ -101,6 +102,8 @@ class Ports:
     host: str = ""
     listen: Callable[[], None] = lambda: None
     process_troubles: Callable[[], list[str]] = list
+    addresses: tuple[str, ...] = ()
+    """Those from which the other brokers see this one, as far as that is known."""
 
 
 class Node:
@@ -117,6 +120,7 @@ class Node:
         self._isr_writer: ZooKeeperIsrWriter | None = None
         self._fetchers: ReplicaFetchers | None = None
         self._room: RoomKeeper | None = None
+        self._authorization = Authorization(config, ports.store, ports.clock.mono_ms, ports.addresses)
         self._registered: Registered | None = None
         self._registrations = 0
         self._stopped: Mapping[str, CleanStop | None] = {}
@@ -139,6 +143,10 @@ class Node:
             raise StartError(str(error)) from error
         logs = self._open_logs(cluster_id)
         await self._end_previous_session()
+        try:
+            await self._authorization.start()
+        except CannotReplicate as error:
+            raise StartError(str(error)) from error
         metadata = MetadataCache(store, self.config, self._timers)
         try:
             await metadata.start()
@@ -260,6 +268,8 @@ class Node:
             peers=peers,
             metrics=self._metrics,
             process_troubles=ports.process_troubles,
+            access=self._authorization.access,
+            acls=self._authorization.acls,
         )
         sessions = self.services.fetch_sessions
         replicas.on_leader(lambda partition: sessions.expect(partition.state.replicas, clock.mono_ms()))
@@ -498,6 +508,7 @@ class Node:
             services.replicas.close()
             await services.peers.close()
         self._timers.close()
+        await self._authorization.stop()
         live_broker, broker_epoch = self._live_broker(), self._broker_epoch()
         store = self._ports.store
         try:

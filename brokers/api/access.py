@@ -72,7 +72,9 @@ NEEDS: dict[int, tuple[Need, ...]] = {
     16: _needs((DESCRIBE, CLUSTER), (DESCRIBE, GROUP)),  # all groups, or those that may be described
     17: (),
     18: (),
-    19: _needs((CREATE, CLUSTER), (CREATE, TOPIC), (DESCRIBE_CONFIGS, TOPIC)),  # one of both; configs of the answer
+    19: _needs(  # one of the first three (brokers create internal topics); configs of the answer
+        (CREATE, CLUSTER), (CREATE, TOPIC), (CLUSTER_ACTION, CLUSTER), (DESCRIBE_CONFIGS, TOPIC)
+    ),
     20: _needs((DELETE, TOPIC), (DESCRIBE, TOPIC)),  # DESCRIBE to see the name of an id
     21: _needs((DELETE, TOPIC)),
     22: _needs((WRITE, TRANSACTIONAL_ID), (IDEMPOTENT_WRITE, CLUSTER), (WRITE, TOPIC)),  # without an id: one of both
@@ -88,7 +90,7 @@ NEEDS: dict[int, tuple[Need, ...]] = {
     32: _needs((DESCRIBE_CONFIGS, TOPIC), (DESCRIBE_CONFIGS, GROUP), (DESCRIBE_CONFIGS, CLUSTER)),
     33: _ON_CONFIGS,
     34: _needs((ALTER, CLUSTER)),
-    35: _needs((DESCRIBE, CLUSTER)),
+    35: _needs((DESCRIBE, CLUSTER), (CLUSTER_ACTION, CLUSTER)),  # one of both: brokers look for room
     36: (),
     37: _needs((ALTER, TOPIC)),
     42: _needs((DELETE, GROUP)),
@@ -122,7 +124,7 @@ NEEDS: dict[int, tuple[Need, ...]] = {
 
 
 class Client(Protocol):
-    """What an authorizer knows of a client."""
+    """What an authorizer knows of a client and its request."""
 
     @property
     def principal(self) -> str:
@@ -132,6 +134,11 @@ class Client(Protocol):
     @property
     def peer_host(self) -> str:
         """The address of the client."""
+        ...
+
+    @property
+    def api_key(self) -> int:
+        """The API that is asked."""
         ...
 
 
@@ -147,18 +154,39 @@ class Authorizer(Protocol):
         ...
 
 
+class DecisionLog(Protocol):
+    """Keeps what was decided."""
+
+    def note(
+        self, client: Client, operation: AclOperation, resource: ResourceType, name: str, *, allowed: bool
+    ) -> None:
+        """One decision."""
+        ...
+
+
 class Access:
-    """Asks the authorizer; without one everything is allowed."""
+    """Asks the authorizer; without one everything is allowed.
 
-    __slots__ = ("authorizer",)
+    ``decisions`` keeps what was decided, but for questions that only filter what an answer shows (``logged=False``).
+    """
 
-    def __init__(self, authorizer: Authorizer | None = None) -> None:
+    __slots__ = ("authorizer", "decisions")
+
+    def __init__(self, authorizer: Authorizer | None = None, decisions: DecisionLog | None = None) -> None:
         self.authorizer = authorizer
+        self.decisions = decisions
 
-    def allows(self, client: Client, operation: AclOperation, resource: ResourceType, name: str) -> bool:
+    def allows(
+        self, client: Client, operation: AclOperation, resource: ResourceType, name: str, logged: bool = True
+    ) -> bool:
         """Whether the client may do the operation on that resource."""
         authorizer = self.authorizer
-        return authorizer is None or authorizer.allows(client, operation, resource, name)
+        if authorizer is None:
+            return True
+        allowed = authorizer.allows(client, operation, resource, name)
+        if logged and self.decisions is not None:
+            self.decisions.note(client, operation, resource, name, allowed=allowed)
+        return allowed
 
     def allows_any(self, client: Client, operation: AclOperation, resource: ResourceType) -> bool:
         """Whether the client may do the operation on some resource of that type."""
@@ -170,20 +198,24 @@ class Access:
         return ErrorCode.NONE if self.allows(client, operation, resource, name) else _ERRORS[resource]
 
     def denied(
-        self, client: Client, operation: AclOperation, resource: ResourceType, names: Iterable[str]
+        self,
+        client: Client,
+        operation: AclOperation,
+        resource: ResourceType,
+        names: Iterable[str],
+        logged: bool = True,
     ) -> frozenset[str]:
         """Those names on which the client may not do the operation; each is asked for once."""
-        authorizer = self.authorizer
-        if authorizer is None:
+        if self.authorizer is None:
             return _NONE_DENIED
-        return frozenset(name for name in set(names) if not authorizer.allows(client, operation, resource, name))
+        return frozenset(name for name in set(names) if not self.allows(client, operation, resource, name, logged))
 
     def operations(self, client: Client, resource: ResourceType, name: str) -> tuple[AclOperation, ...]:
         """All that the client may do on that resource."""
         every = OPERATIONS_OF[resource]
         if self.authorizer is None:
             return every
-        return tuple(operation for operation in every if self.allows(client, operation, resource, name))
+        return tuple(one for one in every if self.allows(client, one, resource, name, logged=False))
 
 
 def bits(operations: tuple[AclOperation, ...]) -> set[int]:

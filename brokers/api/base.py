@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from brokers.coordinators.runtime import CoordinatorRuntime
     from brokers.coordinators.transactions.coordinator import TransactionCoordinator
     from brokers.groups.shard import GroupShard
+    from brokers.metadata.acl_cache import AclCache
     from brokers.metadata.cache import MetadataCache
     from brokers.metrics import Metrics
     from brokers.model import Clock
@@ -186,6 +187,7 @@ class Services:
     peers: PeersPort
     metrics: Metrics
     access: Access = field(default_factory=Access)
+    acls: AclCache | None = None
     fetch_sessions: FetchSessions = field(default_factory=FetchSessions)
     fetch_wakes: Wakes = field(default_factory=Wakes)
     new_topics: NewTopics = field(default_factory=NewTopics)
@@ -216,21 +218,35 @@ class Context:
     source: Closable | None = None
     rows: int = 0
 
-    def allows(self, operation: AclOperation, resource: ResourceType, name: str = CLUSTER_NAME) -> bool:
-        """Whether the client may do the operation on that resource."""
-        return self.services.access.allows(self.connection, operation, resource, name)
+    @property
+    def principal(self) -> str:
+        """The client as ``Type:name``."""
+        return self.connection.principal
+
+    @property
+    def peer_host(self) -> str:
+        """The client's address."""
+        return self.connection.peer_host
+
+    def allows(
+        self, operation: AclOperation, resource: ResourceType, name: str = CLUSTER_NAME, *, logged: bool = True
+    ) -> bool:
+        """Whether the client may do the operation on that resource; ``logged`` unless it only filters an answer."""
+        return self.services.access.allows(self, operation, resource, name, logged)
 
     def refusal(self, operation: AclOperation, resource: ResourceType, name: str = CLUSTER_NAME) -> ErrorCode:
         """NONE if the client may do the operation on that resource, else the authorization error."""
-        return self.services.access.refusal(self.connection, operation, resource, name)
+        return self.services.access.refusal(self, operation, resource, name)
 
-    def denied(self, operation: AclOperation, resource: ResourceType, names: Iterable[str]) -> frozenset[str]:
-        """Those names on which the client may not do the operation."""
-        return self.services.access.denied(self.connection, operation, resource, names)
+    def denied(
+        self, operation: AclOperation, resource: ResourceType, names: Iterable[str], *, logged: bool = True
+    ) -> frozenset[str]:
+        """Those names on which the client may not do the operation; ``logged`` unless they only filter an answer."""
+        return self.services.access.denied(self, operation, resource, names, logged)
 
     def operations(self, resource: ResourceType, name: str = CLUSTER_NAME) -> tuple[AclOperation, ...]:
         """The operations that the client may do on that resource (KIP-430)."""
-        return self.services.access.operations(self.connection, resource, name)
+        return self.services.access.operations(self, resource, name)
 
     def gone(self) -> bool:
         """Whether the connection has closed, so that nothing waits for the answer."""

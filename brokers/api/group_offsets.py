@@ -162,7 +162,7 @@ def _fetch_one(
         return error
     if partitions is None:
         every = shard.fetch(FetchRequest(group_id, None, bool(require_stable)))
-        denied = context.denied(DESCRIBE, TOPIC, (offset.partition.topic for offset in every))
+        denied = context.denied(DESCRIBE, TOPIC, (offset.partition.topic for offset in every), logged=False)
         return tuple(offset for offset in every if offset.partition.topic not in denied) if denied else every
     denied = context.denied(DESCRIBE, TOPIC, (topic.name for topic in topics))
     if not denied:

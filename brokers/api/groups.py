@@ -321,12 +321,12 @@ def handle_list_groups(request: admin_requests.ListGroupsRequest, context: Conte
     error = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if runtime.loading else ErrorCode.NONE
     states = {state.lower() for state in request.states_filter or ()}
     types = {kind.lower() for kind in request.types_filter or ()}
-    every = context.allows(DESCRIBE, CLUSTER)
+    every = context.allows(DESCRIBE, CLUSTER, logged=False)
     listed = []
     for shard in runtime.shards():
         for group in shard.listing():
             yield
-            if not every and not context.allows(DESCRIBE, GROUP, group.group_id):
+            if not every and not context.allows(DESCRIBE, GROUP, group.group_id, logged=False):
                 continue
             if (not states or group.state.lower() in states) and (not types or group.group_type in types):
                 listed.append(

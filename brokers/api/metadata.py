@@ -53,7 +53,7 @@ def handle_metadata(request: MetadataRequest, context: Context) -> Done | Corout
     metadata = context.services.metadata
     assert metadata.ready, "the server listens only once the metadata cache is ready"
     if request.topics is None or (context.api_version == 0 and not request.topics):
-        denied = context.denied(DESCRIBE, TOPIC, metadata.topics)
+        denied = context.denied(DESCRIBE, TOPIC, metadata.topics, logged=False)
         topics = [metadata.topics[name] for name in sorted(metadata.topics) if name not in denied]
         if len(topics) <= FEW_TOPICS:
             return _answer([_row(topic, request, context) for topic in topics], request, context)
@@ -62,7 +62,7 @@ def handle_metadata(request: MetadataRequest, context: Context) -> Done | Corout
         context.denied(DESCRIBE, TOPIC, _asked_names(request, context)), ErrorCode.TOPIC_AUTHORIZATION_FAILED
     )
     missing = [name for name in _to_create(request, context) if name not in errors]
-    if missing and not context.allows(CREATE, CLUSTER):
+    if missing and not context.allows(CREATE, CLUSTER, logged=False):
         denied = context.denied(CREATE, TOPIC, missing)
         errors |= dict.fromkeys(denied, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
         missing = [name for name in missing if name not in denied]
@@ -264,7 +264,7 @@ def handle_describe_topic_partitions(request: DescribeTopicPartitionsRequest, co
     cursor = request.cursor
     rows, next_cursor = [], None
     names = _page_names(request, metadata)
-    denied = context.denied(DESCRIBE, TOPIC, names)
+    denied = context.denied(DESCRIBE, TOPIC, names, logged=bool(request.topics))
     for name in names if request.topics else (one for one in names if one not in denied):
         yield
         first = cursor.partition_index if cursor is not None and name == cursor.topic_name else 0

@@ -1,6 +1,6 @@
-"""ACLs, client quotas, SCRAM credentials and SASL, as a broker answers that has none of them.
+"""Client quotas, SCRAM credentials and SASL, as a broker answers that has none of them.
 
-Errors and messages of ACLs, SCRAM and SASL are those of Kafka 4.1 without an authorizer and with PLAINTEXT listeners.
+Errors and messages of SCRAM and SASL are those of Kafka 4.1 with PLAINTEXT listeners.
 """
 
 from __future__ import annotations
@@ -14,25 +14,19 @@ from wire import messages
 from wire.admin_requests import (
     AlterClientQuotasRequest,
     AlterUserScramCredentialsRequest,
-    CreateAclsRequest,
-    DeleteAclsRequest,
     DescribeClientQuotasRequest,
     DescribeUserScramCredentialsRequest,
 )
 from wire.errors import ErrorCode
-from wire.requests import DescribeAclsRequest, SaslAuthenticateRequest, SaslHandshakeRequest
+from wire.requests import SaslAuthenticateRequest, SaslHandshakeRequest
 
 SASL_HANDSHAKE_KEY = 17
-DESCRIBE_ACLS_KEY = 29
-CREATE_ACLS_KEY = 30
-DELETE_ACLS_KEY = 31
 SASL_AUTHENTICATE_KEY = 36
 DESCRIBE_CLIENT_QUOTAS_KEY = 48
 ALTER_CLIENT_QUOTAS_KEY = 49
 DESCRIBE_SCRAM_KEY = 50
 ALTER_SCRAM_KEY = 51
 
-NO_AUTHORIZER = "No Authorizer is configured on the broker."
 NO_QUOTAS = "Client quotas are not in this release of the broker."
 NO_SCRAM = "SCRAM credentials are not in this release of the broker."
 NO_SASL = "SASL is not in this release of the broker: its listeners are PLAINTEXT."
@@ -53,33 +47,6 @@ def handle_sasl_authenticate(request: SaslAuthenticateRequest, context: Context)
     response = messages.response_class(SASL_AUTHENTICATE_KEY)
     code = int(ErrorCode.ILLEGAL_SASL_STATE)
     return Done(response(version=context.api_version, error_code=code, error_message=NO_SASL, auth_bytes=b""))
-
-
-def handle_describe_acls(request: DescribeAclsRequest, context: Context) -> Done:
-    """DescribeAcls v1-v3: refused as by Kafka without an authorizer."""
-    response = messages.response_class(DESCRIBE_ACLS_KEY)
-    error, message = _unless_denied(context.refusal(DESCRIBE, CLUSTER), ErrorCode.SECURITY_DISABLED, NO_AUTHORIZER)
-    return Done(response(version=context.api_version, error_code=int(error), error_message=message, resources=[]))
-
-
-def handle_create_acls(request: CreateAclsRequest, context: Context) -> Done:
-    """CreateAcls v1-v3: one refusal for each ACL."""
-    response = messages.response_class(CREATE_ACLS_KEY)
-    version = context.api_version
-    error, message = _unless_denied(context.refusal(ALTER, CLUSTER), ErrorCode.SECURITY_DISABLED, NO_AUTHORIZER)
-    refusal = response.AclCreationResult(version=version, error_code=int(error), error_message=message)
-    return Done(response(version=version, results=[refusal] * len(request.creations)))
-
-
-def handle_delete_acls(request: DeleteAclsRequest, context: Context) -> Done:
-    """DeleteAcls v1-v3: one refusal for each filter."""
-    response = messages.response_class(DELETE_ACLS_KEY)
-    version = context.api_version
-    error, message = _unless_denied(context.refusal(ALTER, CLUSTER), ErrorCode.SECURITY_DISABLED, NO_AUTHORIZER)
-    refusal = response.DeleteAclsFilterResult(
-        version=version, error_code=int(error), error_message=message, matching_acls=[]
-    )
-    return Done(response(version=version, filter_results=[refusal] * len(request.filters)))
 
 
 def handle_describe_client_quotas(request: DescribeClientQuotasRequest, context: Context) -> Done:

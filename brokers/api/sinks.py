@@ -226,7 +226,7 @@ def handle_describe_sinks(request: DescribeSinksRequest, context: Context) -> Pa
         for shard in coordinator.shards():
             for name, t in list(shard.transactions.items()):
                 yield
-                if t.batch is not None and context.allows(DESCRIBE, TRANSACTIONAL_ID, name):
+                if t.batch is not None and context.allows(DESCRIBE, TRANSACTIONAL_ID, name, logged=False):
                     described.append(_described(name, t))
     else:
         for name in dict.fromkeys(request.sink_ids):

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
-from brokers.api.access import ALTER, CLUSTER, CREATE, DELETE, DESCRIBE, DESCRIBE_CONFIGS, TOPIC
+from brokers.api.access import ALTER, CLUSTER, CLUSTER_ACTION, CREATE, DELETE, DESCRIBE, DESCRIBE_CONFIGS, TOPIC
 from brokers.api.base import Context, Done
 from brokers.api.config_values import ConfigEntry, topic_entries
 from brokers.controller.requests import (
@@ -40,7 +40,7 @@ async def handle_create_topics(request: CreateTopicsRequest, context: Context) -
     """CreateTopics v2-v7; from v5 the answer echoes what the topic will be like."""
     controller = context.services.controller
     denied: frozenset[str] = frozenset()
-    if not context.allows(CREATE, CLUSTER):
+    if not (context.allows(CREATE, CLUSTER, logged=False) or context.allows(CLUSTER_ACTION, CLUSTER, logged=False)):
         denied = context.denied(CREATE, TOPIC, (topic.name for topic in request.topics))
     allowed = [topic for topic in request.topics if topic.name not in denied]
     asked = new_partitions(len(topic.assignments) or topic.num_partitions for topic in allowed)
@@ -93,7 +93,11 @@ def _created(outcome: TopicOutcome, response: Any, context: Context, echoed: _Ec
         row["topic_id"] = outcome.topic_id
     if version >= 5:
         row["configs"] = None
-        if outcome.topic is not None and outcome.ok and not context.allows(DESCRIBE_CONFIGS, TOPIC, outcome.name):
+        if (
+            outcome.topic is not None
+            and outcome.ok
+            and not context.allows(DESCRIBE_CONFIGS, TOPIC, outcome.name, logged=False)
+        ):
             row["topic_config_error_code"] = int(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
         elif outcome.topic is not None and outcome.ok:
             row["num_partitions"] = len(outcome.topic.partitions)

@@ -107,7 +107,7 @@ def _describe_transaction(transactional_id: str, version: int, context: Context)
     t = shard.describe(transactional_id)
     if t is None:
         return refused(ErrorCode.TRANSACTIONAL_ID_NOT_FOUND)
-    denied = context.denied(DESCRIBE, TOPIC, (topic for topic, _ in t.partitions))
+    denied = context.denied(DESCRIBE, TOPIC, (topic for topic, _ in t.partitions), logged=False)
     by_topic: dict[str, list[int]] = {}
     for topic, index in sorted(t.partitions):
         if topic in denied:
@@ -159,7 +159,7 @@ def handle_list_transactions(request: ListTransactionsRequest, context: Context)
                 )
         except BadPattern:
             error, found = ErrorCode.INVALID_REGULAR_EXPRESSION, []
-    denied = context.denied(DESCRIBE, TRANSACTIONAL_ID, (entry.transactional_id for entry in found))
+    denied = context.denied(DESCRIBE, TRANSACTIONAL_ID, (entry.transactional_id for entry in found), logged=False)
     kind = m.ListTransactionsResponse.TransactionState
     return Done(
         m.ListTransactionsResponse(

@@ -111,8 +111,8 @@ def handle_init_producer_id(request: InitProducerIdRequest, context: Context) ->
     ids = _coordinator(context).producer_ids
     if transactional_id is None:
         if not (
-            context.allows(IDEMPOTENT_WRITE, CLUSTER)
-            or context.services.access.allows_any(context.connection, WRITE, TOPIC)
+            context.allows(IDEMPOTENT_WRITE, CLUSTER, logged=False)
+            or context.services.access.allows_any(context, WRITE, TOPIC)
         ):
             return Done(render(InitAnswer(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)))
         return _idempotent(ids.when_ready, render)

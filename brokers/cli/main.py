@@ -8,6 +8,7 @@ import click
 
 # Subjects are imported on first use: `fleetlog broker` must not pay for the tables and clients of the others.
 _SUBJECTS = {
+    "acls": ("brokers.cli.acls", "acls", "Access control lists: list, add, remove."),
     "broker": ("brokers.cli.broker", "broker", "Run one broker from a properties file."),
     "cluster": ("brokers.cli.cluster", "cluster", "The fleet: describe, rebalance."),
     "completion": ("brokers.cli.completion", "completion", "Print the shell completion script."),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +35,12 @@ from brokers.groups.requests import OffsetCommitRequest
 from brokers.model import TopicInfo, TopicPartition
 from brokers.security.acls import OPERATIONS_OF, AclOperation, ResourceType
 from tests.support.coordinator_broker import TRANSACTIONAL, Broker, play
+from tests.support.filled import SECRET, codes, filled
 from tests.support.one_znode import OneZnode
 from wire import hot
 from wire.apis import APIS
 from wire.errors import ErrorCode
 
-SECRET = "secret"
-"""The topic, group and transactional id of these tests."""
 SECRET_SINK = "secret sink"
 OPEN_TO_ALL = {17, 18, 36}
 LISTS = {16, 66}
@@ -150,59 +148,6 @@ class Guarded(Broker):
 
 
 TOPIC_ID = uuid.UUID(int=4711)
-NAMES = {
-    "topic", "topics", "name", "topic_name", "topic_names", "group_id", "groups", "groups_names", "group_ids",
-    "transactional_id", "transactional_ids", "v3_and_below_transactional_id", "key", "coordinator_keys", "sink_id",
-    "sink_ids", "subscribed_topic_names", "resource_name",
-}  # fmt: skip
-VALUES: dict[str, Any] = {
-    "topic_id": None, "resource_type": 2, "replica_id": -1, "session_id": 0, "session_epoch": -1, "max_bytes": 1 << 20,
-    "min_bytes": 0, "partition_max_bytes": 1 << 20, "timestamp": -1, "current_leader_epoch": -1, "acks": -1, "count": 1,
-    "timeout_ms": 1000, "producer_id": -1, "producer_epoch": -1, "max_wait_ms": 0, "resource_types": 2, "cursor": None,
-    "match_type": 2, "endpoint_type": 1, "response_partition_limit": 10, "operation": 3, "generation_id": -1,
-    "include_topic_authorized_operations": True, "include_cluster_authorized_operations": True,
-    "include_authorized_operations": True, "last_fetched_epoch": -1, "group_instance_id": None, "validate_only": False,
-    "transactional_id_pattern": "",
-    "allow_auto_topic_creation": True, "transaction_timeout_ms": 1000, "enable2_pc": False,
-}  # fmt: skip
-
-
-def filled(key: int, version: int, **others: Any) -> Any:
-    """A request that names one of everything; ``others`` are values by field name."""
-    cls = m.request_class(key)
-    return cls(version=version, **_fields(cls._struct, version, VALUES | others))
-
-
-def _fields(schema: Any, version: int, values: dict[str, Any]) -> dict[str, Any]:
-    return {
-        field.name: _value(field, version, values)
-        for field in schema.fields.values()
-        if field.for_version_q(version) and not field.tagged_field_q(version)
-    }
-
-
-def _value(field: Any, version: int, values: dict[str, Any]) -> Any:
-    if field.is_struct_array():
-        if field.name in values:
-            return values[field.name]
-        return [field.data_class(version=version, **_fields(field.array_of, version, values))]
-    if field.is_array():
-        if field.name in ("state_filters", "producer_id_filters", "states_filter", "types_filter"):
-            return []
-        if values.get(field.name, 0) is None:
-            return None
-        return [_scalar(field.name, field.array_of.type_str, values)]
-    if field.is_struct():
-        return None if values.get(field.name, 0) is None else field.data_class(version=version)
-    return _scalar(field.name, field.type_str, values)
-
-
-def _scalar(name: str, kind: str, values: dict[str, Any]) -> Any:
-    if name in values:
-        return values[name]
-    if kind == "string":
-        return SECRET if name in NAMES else "1"
-    return {"bytes": b"", "bool": False, "uuid": uuid.UUID(int=1), "float64": 1.0, "records": None}.get(kind, 0)
 
 
 async def answer(broker: Guarded, key: int, version: int, request: Any) -> Any:
@@ -226,16 +171,6 @@ def request_of(broker: Guarded, key: int, version: int, **others: Any) -> Any:
     if key in (0, 1):
         others = {"topic_id": TOPIC_ID, "records": broker.batch()} | others
     return filled(key, version, **others)
-
-
-def codes(message: Any) -> Iterator[int]:
-    """All error codes of an answer, but 0."""
-    for name, value in message.to_dict().items() if hasattr(message, "to_dict") else message.items():
-        if name.endswith("error_code") and value:
-            yield value
-        for one in value if isinstance(value, list) else [value]:
-            if isinstance(one, dict) or hasattr(one, "to_dict"):
-                yield from codes(one)
 
 
 def test_every_api_says_what_it_needs() -> None:
@@ -302,8 +237,10 @@ ALTERNATIVES = (
     {Need(ALTER, CLUSTER), Need(CLUSTER_ACTION, CLUSTER)},
     {Need(CLUSTER_ACTION, CLUSTER), Need(DESCRIBE, TOPIC)},
     {Need(DESCRIBE, CLUSTER), Need(DESCRIBE, GROUP)},
+    {Need(CREATE, CLUSTER), Need(CREATE, TOPIC), Need(CLUSTER_ACTION, CLUSTER)},
+    {Need(DESCRIBE, CLUSTER), Need(CLUSTER_ACTION, CLUSTER)},
 )
-"""Where an API needs one of two, both are taken away."""
+"""Where an API needs one of several, all are taken away."""
 BY_REQUEST: dict[tuple[int, Need], tuple[int, dict[str, Any]]] = {
     (0, Need(WRITE, TRANSACTIONAL_ID)): (12, {"transactional": True}),
     (1, Need(CLUSTER_ACTION, CLUSTER)): (14, {"replica_id": 2}),

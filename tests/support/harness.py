@@ -105,8 +105,9 @@ class RunningServer:
 class Client:
     """A blocking client that sends and reads frames."""
 
-    def __init__(self, port: int) -> None:
-        self.sock = socket.create_connection(("127.0.0.1", port), timeout=20)
+    def __init__(self, port: int, source: str = "127.0.0.1") -> None:
+        """``source`` is the address that the server sees."""
+        self.sock = socket.create_connection(("127.0.0.1", port), timeout=20, source_address=(source, 0))
         self._buffer = b""
         self.sent: dict[int, tuple[int, int]] = {}
 

@@ -1,0 +1,320 @@
+"""DescribeAcls, CreateAcls and DeleteAcls. Without an authorizer they are refused as by Kafka (SECURITY_DISABLED).
+
+ACLs are described from this broker's image, and written to ZooKeeper by the broker that is asked. A change is
+acknowledged when it is written and this broker decides by it; the others follow within a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping
+from enum import IntEnum
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+from brokers.api.access import ALTER, CLUSTER, DESCRIBE
+from brokers.api.base import Context, Done, Paced
+from brokers.metadata.acl_cache import AclCache
+from brokers.metadata.acl_writes import Edit, EditedEntries, edit_acls
+from brokers.security.acls import (
+    AccessControlEntry,
+    AclBinding,
+    AclFilter,
+    AclOperation,
+    Entries,
+    InvalidAcl,
+    PatternType,
+    Permission,
+    ResourcePattern,
+    ResourceType,
+    check_binding,
+    check_filter,
+    entries_with,
+    entries_without,
+)
+from brokers.security.documents import BadDocument
+from coordination.store import StoreError, TooLarge
+from wire import messages
+from wire.admin_requests import CreateAclsCreations, CreateAclsRequest, DeleteAclsRequest
+from wire.errors import ErrorCode
+from wire.requests import DescribeAclsRequest
+
+log = logging.getLogger(__name__)
+
+DESCRIBE_ACLS_KEY = 29
+CREATE_ACLS_KEY = 30
+DELETE_ACLS_KEY = 31
+NO_AUTHORIZER = "No Authorizer is configured on the broker."
+WRITE_SECONDS = 25.0
+"""Below the time that clients wait for an answer: without ZooKeeper they are told so."""
+
+_Code = TypeVar("_Code", bound=IntEnum)
+
+
+class AclRefusal(NamedTuple):
+    """Why ACLs are not told or not written."""
+
+    error: ErrorCode
+    message: str | None
+
+
+Outcome = EditedEntries | AclRefusal
+_UNWRITTEN = AclRefusal(ErrorCode.REQUEST_TIMED_OUT, "The ACLs could not be written to ZooKeeper in time; try again.")
+
+
+def _cache(context: Context, operation: AclOperation) -> AclCache | AclRefusal:
+    """The ACLs, or why the client may not ask for them."""
+    denied = context.refusal(operation, CLUSTER)
+    if denied is not ErrorCode.NONE:
+        return AclRefusal(denied, None)
+    return context.services.acls or AclRefusal(ErrorCode.SECURITY_DISABLED, NO_AUTHORIZER)
+
+
+def _code(kind: type[_Code], number: int) -> _Code:
+    """The member of that number; UNKNOWN where there is none."""
+    try:
+        return kind(number)
+    except ValueError:
+        return kind(0)
+
+
+def _filter(asked: Any) -> AclFilter:
+    """Raises InvalidAcl."""
+    found = AclFilter(
+        type=_code(ResourceType, asked.resource_type_filter),
+        name=asked.resource_name_filter,
+        pattern_type=_code(PatternType, asked.pattern_type_filter),
+        principal=asked.principal_filter,
+        host=asked.host_filter,
+        operation=_code(AclOperation, asked.operation),
+        permission=_code(Permission, asked.permission_type),
+    )
+    check_filter(found)
+    return found
+
+
+def _binding(asked: CreateAclsCreations) -> AclBinding:
+    """Raises InvalidAcl."""
+    found = AclBinding(
+        ResourcePattern(
+            _code(ResourceType, asked.resource_type),
+            asked.resource_name,
+            _code(PatternType, asked.resource_pattern_type),
+        ),
+        AccessControlEntry(
+            asked.principal,
+            asked.host,
+            _code(AclOperation, asked.operation),
+            _code(Permission, asked.permission_type),
+        ),
+    )
+    check_binding(found)
+    return found
+
+
+# ---------------------------------------------------------------- describing
+
+
+def handle_describe_acls(request: DescribeAclsRequest, context: Context) -> Paced:
+    """DescribeAcls v1-v3: the ACLs that a filter asks for, by resource."""
+    response = messages.response_class(DESCRIBE_ACLS_KEY)
+    version = context.api_version
+
+    def answer(error: ErrorCode, message: str | None, resources: list[Any]) -> Done:
+        return Done(response(version=version, error_code=int(error), error_message=message, resources=resources))
+
+    cache = _cache(context, DESCRIBE)
+    if isinstance(cache, AclRefusal):
+        return answer(*cache, [])
+    try:
+        asked = _filter(request)
+    except InvalidAcl as problem:
+        return answer(ErrorCode.INVALID_REQUEST, str(problem), [])
+    resource = response.DescribeAclsResource
+    rows = []
+    for pattern, entries in cache.image.entries.items():
+        yield
+        if not asked.matches_pattern(pattern):
+            continue
+        acls = []
+        for entry in entries:
+            yield
+            if asked.matches_entry(entry):
+                acls.append(resource.AclDescription(version=version, **_entry_fields(entry)))
+        if acls:
+            rows.append(
+                resource(
+                    version=version,
+                    resource_type=int(pattern.type),
+                    resource_name=pattern.name,
+                    pattern_type=int(pattern.pattern_type),
+                    acls=acls,
+                )
+            )
+    return answer(ErrorCode.NONE, None, rows)
+
+
+def _entry_fields(entry: AccessControlEntry) -> dict[str, Any]:
+    return {
+        "principal": entry.principal,
+        "host": entry.host,
+        "operation": int(entry.operation),
+        "permission_type": int(entry.permission),
+    }
+
+
+# ---------------------------------------------------------------- writing
+
+
+async def _edited(
+    cache: AclCache, context: Context, edits: Mapping[ResourcePattern, Edit]
+) -> dict[ResourcePattern, Outcome]:
+    """What became of each pattern."""
+    try:
+        async with asyncio.timeout(WRITE_SECONDS):
+            outcomes = await edit_acls(context.services.store, cache, edits)
+    except TimeoutError:
+        return dict.fromkeys(edits, _UNWRITTEN)
+    return {
+        pattern: found if isinstance(found, EditedEntries) else _refusal(pattern, found)
+        for pattern, found in outcomes.items()
+    }
+
+
+def _refusal(pattern: ResourcePattern, problem: Exception) -> AclRefusal:
+    log.warning("writing the ACLs of %s %s: %s", pattern.type.name, pattern.name, problem)
+    match problem:
+        case TooLarge():
+            return AclRefusal(ErrorCode.INVALID_REQUEST, "That resource would have more ACLs than ZooKeeper can store.")
+        case BadDocument():
+            return AclRefusal(ErrorCode.UNKNOWN_SERVER_ERROR, f"The ACLs in ZooKeeper cannot be read: {problem}.")
+        case _:
+            return _UNWRITTEN
+
+
+async def handle_create_acls(request: CreateAclsRequest, context: Context) -> Done:
+    """CreateAcls v1-v3: each ACL has an outcome of its own; one that exists already is created, too."""
+    response = messages.response_class(CREATE_ACLS_KEY)
+    version = context.api_version
+
+    def row(error: ErrorCode, message: str | None) -> Any:
+        return response.AclCreationResult(version=version, error_code=int(error), error_message=message)
+
+    cache = _cache(context, ALTER)
+    if isinstance(cache, AclRefusal):
+        return Done(response(version=version, results=[row(*cache)] * len(request.creations)))
+    asked: list[AclBinding | AclRefusal] = []
+    wanted: dict[ResourcePattern, set[AccessControlEntry]] = {}
+    for creation in request.creations:
+        await context.yield_now()
+        try:
+            binding = _binding(creation)
+        except InvalidAcl as problem:
+            asked.append(AclRefusal(ErrorCode.INVALID_REQUEST, str(problem)))
+            continue
+        asked.append(binding)
+        wanted.setdefault(binding.pattern, set()).add(binding.entry)
+    edits: dict[ResourcePattern, Edit] = {
+        pattern: partial(_with, created=frozenset(entries)) for pattern, entries in wanted.items()
+    }
+    outcomes = await _edited(cache, context, edits)
+    created = row(ErrorCode.NONE, None)
+    rows = []
+    for one in asked:
+        await context.yield_now()
+        outcome = outcomes[one.pattern] if isinstance(one, AclBinding) else one
+        rows.append(row(*outcome) if isinstance(outcome, AclRefusal) else created)
+    return Done(response(version=version, results=rows))
+
+
+def _with(present: Entries, created: Entries) -> Entries:
+    return entries_with(present, created)
+
+
+async def handle_delete_acls(request: DeleteAclsRequest, context: Context) -> Done:
+    """DeleteAcls v1-v3: each filter is answered with the ACLs that it found, and whether they are deleted."""
+    response = messages.response_class(DELETE_ACLS_KEY)
+    version = context.api_version
+    result = response.DeleteAclsFilterResult
+
+    def row(error: ErrorCode, message: str | None, matching: list[Any]) -> Any:
+        return result(version=version, error_code=int(error), error_message=message, matching_acls=matching)
+
+    cache = _cache(context, ALTER)
+    if isinstance(cache, AclRefusal):
+        return Done(response(version=version, filter_results=[row(*cache, [])] * len(request.filters)))
+    filters: list[AclFilter | AclRefusal] = []
+    for one in request.filters:
+        await context.yield_now()
+        try:
+            filters.append(_filter(one))
+        except InvalidAcl as problem:
+            filters.append(AclRefusal(ErrorCode.INVALID_REQUEST, str(problem)))
+    valid = [one for one in filters if isinstance(one, AclFilter)]
+    outcomes: Mapping[ResourcePattern, Outcome] = {}
+    if valid:
+        try:
+            async with asyncio.timeout(WRITE_SECONDS):
+                await cache.refresh()  # another broker may just have written what is to be deleted
+        except (StoreError, TimeoutError):
+            return Done(response(version=version, filter_results=[row(*_UNWRITTEN, [])] * len(filters)))
+        outcomes = await _edited(cache, context, await _deletions(cache, valid, context))
+    deleted = await _deleted(cache, outcomes, context)
+    rows = []
+    for asked in filters:
+        if isinstance(asked, AclRefusal):
+            rows.append(row(*asked, []))
+            continue
+        matching = []
+        for (pattern, entry), outcome in deleted.items():
+            await context.yield_now()
+            if asked.matches_pattern(pattern) and asked.matches_entry(entry):
+                matching.append(_matching(result, version, pattern, entry, outcome))
+        rows.append(row(ErrorCode.NONE, None, matching))
+    return Done(response(version=version, filter_results=rows))
+
+
+async def _deletions(cache: AclCache, filters: list[AclFilter], context: Context) -> dict[ResourcePattern, Edit]:
+    """The deletion of what the filters match, by the patterns that have something to delete."""
+    found: dict[ResourcePattern, Edit] = {}
+    for pattern, entries in cache.image.entries.items():
+        await context.yield_now()
+        meant = [asked for asked in filters if asked.matches_pattern(pattern)]
+        if meant and entries_without(pattern, entries, meant) != entries:
+            found[pattern] = partial(_without, pattern=pattern, filters=meant)
+    return found
+
+
+def _without(present: Entries, pattern: ResourcePattern, filters: Iterable[AclFilter]) -> Entries:
+    return entries_without(pattern, present, filters)
+
+
+async def _deleted(
+    cache: AclCache, outcomes: Mapping[ResourcePattern, Outcome], context: Context
+) -> dict[AclBinding, AclRefusal]:
+    """The ACLs that are gone, and those of the patterns that could not be written."""
+    found: dict[AclBinding, AclRefusal] = {}
+    for pattern, outcome in outcomes.items():
+        if isinstance(outcome, EditedEntries):
+            entries, error = outcome.before - outcome.after, AclRefusal(ErrorCode.NONE, None)
+        else:
+            entries, error = cache.image.entries.get(pattern, frozenset()), outcome
+        for entry in sorted(entries):
+            await context.yield_now()
+            found[AclBinding(pattern, entry)] = error
+    return found
+
+
+def _matching(
+    result: Any, version: int, pattern: ResourcePattern, entry: AccessControlEntry, outcome: AclRefusal
+) -> Any:
+    return result.DeleteAclsMatchingAcl(
+        version=version,
+        error_code=int(outcome.error),
+        error_message=outcome.message,
+        resource_type=int(pattern.type),
+        resource_name=pattern.name,
+        pattern_type=int(pattern.pattern_type),
+        **_entry_fields(entry),
+    )

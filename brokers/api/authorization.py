@@ -1,0 +1,148 @@
+"""The broker's authorizer as it is configured, the door over its ACLs, and the lines of Kafka's authorizer log.
+
+Denied requests are logged at INFO, allowed ones at DEBUG, by the logger that Kafka uses. A client chooses how many
+names it asks for, so the denials of one second have a bounded number of lines; one more says how many are missing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from brokers.api.access import Access, Client
+from brokers.metadata.acl_cache import AclCache
+from brokers.security.acls import CLUSTER_NAME, AclImage, AclOperation, ResourceType
+from brokers.security.audit import LOGGER, Decision, authorizer_line
+from brokers.security.authorizer import Authorizer
+from brokers.security.authorizer_settings import (
+    AuthorizerSettings,
+    cannot_replicate,
+    inter_broker_principal,
+    without_authorizer,
+)
+from brokers.security.hosts import host_as_acls_have_it
+from wire.apis import APIS
+
+if TYPE_CHECKING:
+    from brokers.config import BrokerConfig
+    from coordination.store import Store
+
+log = logging.getLogger(__name__)
+decisions_log = logging.getLogger(LOGGER)
+
+LINES_PER_SECOND = 200
+
+
+class AclDoor:
+    """``brokers.api.access.Authorizer`` over the ACLs that ``rules`` decides by."""
+
+    __slots__ = ("_rules",)
+
+    def __init__(self, rules: Authorizer) -> None:
+        self._rules = rules
+
+    def allows(self, client: Client, operation: AclOperation, resource: ResourceType, name: str) -> bool:
+        """Whether the client may do the operation on that resource."""
+        return self._rules.allows(client.principal, _host(client), operation, resource, name)
+
+    def allows_any(self, client: Client, operation: AclOperation, resource: ResourceType) -> bool:
+        """Whether there can be a resource of that type on which the client may do the operation."""
+        return self._rules.allows_any(client.principal, _host(client), operation, resource)
+
+
+def _host(client: Client) -> str:
+    host = client.peer_host
+    return host_as_acls_have_it(host) if ":" in host else host
+
+
+class AuthorizerLog:
+    """Writes decisions to Kafka's authorizer log. ``now_ms`` is the monotonic clock."""
+
+    def __init__(self, now_ms: Callable[[], int]) -> None:
+        self._now_ms = now_ms
+        self._allowed = decisions_log.isEnabledFor(logging.DEBUG)
+        self._second = -1
+        self._lines = 0
+
+    def note(
+        self, client: Client, operation: AclOperation, resource: ResourceType, name: str, *, allowed: bool
+    ) -> None:
+        """One decision, as one line."""
+        if allowed:
+            if self._allowed:
+                decisions_log.debug("%s", _line(client, operation, resource, name, allowed=True))
+            return
+        second = self._now_ms() // 1000
+        if second != self._second:
+            if self._lines > LINES_PER_SECOND:
+                decisions_log.info("%d more denied within that second", self._lines - LINES_PER_SECOND)
+            self._second, self._lines = second, 0
+        self._lines += 1
+        if self._lines <= LINES_PER_SECOND:
+            decisions_log.info("%s", _line(client, operation, resource, name, allowed=False))
+
+
+def _line(client: Client, operation: AclOperation, resource: ResourceType, name: str, *, allowed: bool) -> str:
+    key = client.api_key
+    return authorizer_line(
+        Decision(client.principal, _host(client), key, APIS[key].name, operation, resource, name, allowed)
+    )
+
+
+# ---------------------------------------------------------------- as configured
+
+
+class CannotReplicate(Exception):
+    """The authorizer does not let the brokers replicate; the text says what to do."""
+
+
+class Authorization:
+    """The door of a broker, and the ACLs behind it (None: no authorizer is configured).
+
+    ``now_ms`` is the monotonic clock. ``addresses`` are those from which other brokers see this one, as far as known.
+    """
+
+    def __init__(
+        self, config: BrokerConfig, store: Store, now_ms: Callable[[], int], addresses: tuple[str, ...] = ()
+    ) -> None:
+        self.access = Access()
+        self.acls: AclCache | None = None
+        self._config = config
+        self._hosts = [host_as_acls_have_it(address) for address in addresses] or [""]
+        self._may_replicate = True
+        self._started = False
+        settings = AuthorizerSettings.of(config)
+        if settings is not None:
+            rules = Authorizer(AclImage(), settings.super_users, settings.allow_if_no_acl)
+            self.acls = AclCache(store, rules, self._acls_changed)
+            self.access = Access(AclDoor(rules), AuthorizerLog(now_ms))
+
+    async def start(self) -> None:
+        """Read the ACLs, if requests are authorized, and follow them. Raises CannotReplicate."""
+        warning = without_authorizer(self._config)
+        if warning is not None:
+            log.warning("%s", warning)
+        if self.acls is None:
+            return
+        await self.acls.start()
+        if not self._may_replicate:
+            raise CannotReplicate(cannot_replicate(inter_broker_principal(self._config)))
+        self._started = True
+        log.info("requests are authorized by %d ACLs", sum(map(len, self.acls.image.entries.values())))
+
+    async def stop(self) -> None:
+        """Stop following the ACLs."""
+        if self.acls is not None:
+            await self.acls.stop()
+
+    def _acls_changed(self) -> None:
+        """Say it where the brokers cannot replicate any more, before partitions fall behind."""
+        assert self.acls is not None, "its caller"
+        rules, principal, before = self.acls.authorizer, inter_broker_principal(self._config), self._may_replicate
+        self._may_replicate = any(
+            rules.allows(principal, host, AclOperation.CLUSTER_ACTION, ResourceType.CLUSTER, CLUSTER_NAME)
+            for host in self._hosts
+        )
+        if self._started and before and not self._may_replicate:
+            log.error("%s", cannot_replicate(principal))

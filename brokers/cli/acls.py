@@ -1,0 +1,245 @@
+"""``fleetlog acls``: access control lists. Names of operations and resources are Kafka's, in any case."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+import click
+
+from brokers.cli.client import Target, admin, client_options, raise_for_code
+from brokers.cli.output import CliError, Output, confirm
+from brokers.security.acl_znodes import OPERATION_NAMES, PERMISSION_NAMES, TYPE_NAMES
+from brokers.security.acls import CLUSTER_NAME, WILDCARD, AclOperation, PatternType, Permission, ResourceType
+from brokers.security.hosts import host_as_acls_have_it
+from brokers.security.principals import BadPrincipal, parse_principal
+from wire.messages import request_class
+
+DESCRIBE_ACLS, CREATE_ACLS, DELETE_ACLS = 29, 30, 31
+COLUMNS = ["resource", "name", "pattern", "permission", "operation", "principal", "host"]
+
+_OPERATIONS = {name: operation for operation, name in OPERATION_NAMES.items()}
+_PERMISSIONS = {"--allow": Permission.ALLOW, "--deny": Permission.DENY}
+_KINDS = {
+    "topic": ResourceType.TOPIC,
+    "group": ResourceType.GROUP,
+    "transactional_id": ResourceType.TRANSACTIONAL_ID,
+}
+_PATTERNS = {one.name.lower(): one for one in PatternType if one is not PatternType.UNKNOWN}
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+class Resource(NamedTuple):
+    """What the options name; as a filter without a type: everything."""
+
+    type: ResourceType
+    name: str | None
+
+
+def _principals(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+    for value in values:
+        try:
+            parse_principal(value)
+        except BadPrincipal as problem:
+            raise click.BadParameter(str(problem)) from None
+    return values
+
+
+def _options(patterns: tuple[str, ...], pattern: str) -> Callable[[_Function], _Function]:
+    """The options that all commands share; ``patterns`` are those of --pattern."""
+    made = [
+        click.option("--topic", multiple=True, metavar="NAME", help="A topic; '*' for all. Repeatable."),
+        click.option("--group", multiple=True, metavar="NAME", help="A consumer group; '*' for all. Repeatable."),
+        click.option(
+            "--transactional-id", multiple=True, metavar="NAME", help="A transactional id, or a sink. Repeatable."
+        ),
+        click.option("--cluster", is_flag=True, help="The cluster itself."),
+        click.option(
+            "--pattern",
+            type=click.Choice(patterns),
+            default=pattern,
+            show_default=True,
+            help="How the names are meant.",
+        ),
+        click.option(
+            "--principal",
+            multiple=True,
+            metavar="TYPE:NAME",
+            callback=_principals,
+            help="For example User:alice; User:* for all. Repeatable.",
+        ),
+        click.option("--host", multiple=True, metavar="ADDRESS", help="The client's address. Repeatable."),
+        click.option(
+            "--operation",
+            multiple=True,
+            type=click.Choice(list(_OPERATIONS), case_sensitive=False),
+            help="Repeatable.",
+        ),
+        click.option("--allow", "permission", flag_value="--allow", help="ACLs that allow."),
+        click.option("--deny", "permission", flag_value="--deny", help="ACLs that deny."),
+        client_options,
+    ]
+
+    def add(function: _Function) -> _Function:
+        for one in reversed(made):
+            function = one(function)
+        return function
+
+    return add
+
+
+class Wanted(NamedTuple):
+    """The options of a command, as the requests have them."""
+
+    resources: list[Resource]
+    pattern: PatternType
+    principals: tuple[str, ...]
+    hosts: tuple[str, ...]
+    operations: list[AclOperation]
+    permission: Permission
+
+    @classmethod
+    def of(cls, options: dict[str, Any]) -> Wanted:
+        """From click's."""
+        resources = [Resource(kind, name) for option, kind in _KINDS.items() for name in options[option]]
+        if options["cluster"]:
+            resources.append(Resource(ResourceType.CLUSTER, CLUSTER_NAME))
+        given = options["permission"]
+        return cls(
+            resources,
+            _PATTERNS[options["pattern"]],
+            options["principal"],
+            tuple(host_as_acls_have_it(host) for host in options["host"]),
+            [_OPERATIONS[name] for name in options["operation"]],
+            Permission.ANY if given is None else _PERMISSIONS[given],
+        )
+
+    def filters(self) -> list[dict[str, Any]]:
+        """The filters of DescribeAcls and DeleteAcls; what was not given matches everything."""
+        return [
+            {
+                "resource_type_filter": int(resource.type),
+                "resource_name_filter": resource.name,
+                "pattern_type_filter": int(
+                    PatternType.LITERAL if resource.type is ResourceType.CLUSTER else self.pattern
+                ),
+                "principal_filter": principal,
+                "host_filter": host,
+                "operation": int(operation),
+                "permission_type": int(self.permission),
+            }
+            for resource in self.resources or [Resource(ResourceType.ANY, None)]
+            for principal in self.principals or [None]
+            for host in self.hosts or [None]
+            for operation in self.operations or [AclOperation.ANY]
+        ]
+
+
+@click.group()
+def acls() -> None:
+    """Access control lists: list, add, remove. The brokers need authorizer.class.name."""
+
+
+@acls.command("list")
+@_options(("any", "match", "literal", "prefixed"), "any")
+def list_acls(target: Target, out: Output, **options: Any) -> None:
+    """List ACLs: all, or those that the options name. --pattern match: all that apply to a resource of that name."""
+    with admin(target) as client:
+        out.rows(COLUMNS, _found(client, Wanted.of(options)))
+
+
+@acls.command("add")
+@_options(("literal", "prefixed"), "literal")
+def add_acls(target: Target, out: Output, **options: Any) -> None:
+    """Add an ACL for each resource, principal, host and operation given. Without --host: for all hosts.
+
+    Deny wins over Allow. Read, Write, Delete and Alter allow Describe, too.
+    """
+    wanted = Wanted.of(options)
+    for given, what in (
+        (wanted.permission is not Permission.ANY, "--allow or --deny"),
+        (wanted.resources, "--topic, --group, --transactional-id or --cluster"),
+        (wanted.principals, "--principal"),
+        (wanted.operations, "--operation"),
+    ):
+        if not given:
+            raise click.UsageError(f"{what} is missing")
+    if options["cluster"] and wanted.pattern is PatternType.PREFIXED:
+        raise click.UsageError("--cluster is one resource and has no prefix: add its ACLs by themselves")
+    kind = request_class(CREATE_ACLS)
+    creations = [
+        kind.AclCreation(
+            resource_type=int(resource.type),
+            resource_name=resource.name,
+            resource_pattern_type=int(wanted.pattern),
+            principal=principal,
+            host=host,
+            operation=int(operation),
+            permission_type=int(wanted.permission),
+        )
+        for resource in wanted.resources
+        for principal in wanted.principals
+        for host in wanted.hosts or (WILDCARD,)
+        for operation in wanted.operations
+    ]
+    with admin(target) as client:
+        answer = client.ask_any(kind(creations=creations))
+    rows = []
+    for created, result in zip(creations, answer.results, strict=True):
+        raise_for_code("acls", result.error_code, result.error_message)
+        pattern = created.resource_type, created.resource_name, created.resource_pattern_type
+        rows.append(_row(*pattern, created))
+    out.rows(COLUMNS, rows, title="added")
+
+
+@acls.command("remove")
+@_options(("any", "match", "literal", "prefixed"), "any")
+@click.option("--yes", "-y", is_flag=True, help="Don't ask.")
+def remove_acls(target: Target, out: Output, yes: bool, **options: Any) -> None:
+    """Remove the ACLs that the options name; what is not given matches everything."""
+    wanted = Wanted.of(options)
+    if not any((wanted.resources, wanted.principals, wanted.hosts, wanted.operations)):
+        raise click.UsageError("name a resource, a principal, a host or an operation: without one all ACLs would go")
+    kind = request_class(DELETE_ACLS)
+    with admin(target) as client:
+        rows = _found(client, wanted)
+        if not rows:
+            raise CliError("no ACL matches; see `fleetlog acls list`")
+        confirm(f"Remove {len(rows)} ACLs?", yes)
+        filters = [kind.DeleteAclsFilter(**one) for one in wanted.filters()]
+        answer = client.ask_any(kind(filters=filters))
+    removed = []
+    for result in answer.filter_results:
+        raise_for_code("acls", result.error_code, result.error_message)
+        for one in result.matching_acls:
+            raise_for_code(f"{TYPE_NAMES[one.resource_type]} {one.resource_name}", one.error_code, one.error_message)
+            removed.append(_row(one.resource_type, one.resource_name, one.pattern_type, one))
+    out.rows(COLUMNS, _each_once(removed), title="removed")
+
+
+def _found(client: Any, wanted: Wanted) -> list[list[str]]:
+    """The rows of the ACLs that are asked for."""
+    rows = []
+    for one in wanted.filters():
+        answer = client.ask_any(request_class(DESCRIBE_ACLS)(**one))
+        raise_for_code("acls", answer.error_code, answer.error_message)
+        for resource in answer.resources:
+            pattern = resource.resource_type, resource.resource_name, resource.pattern_type
+            rows += [_row(*pattern, acl) for acl in resource.acls]
+    return _each_once(rows)
+
+
+def _each_once(rows: list[list[str]]) -> list[list[str]]:
+    return [list(row) for row in sorted(set(map(tuple, rows)))]
+
+
+def _row(kind: int, name: str, pattern: int, acl: Any) -> list[str]:
+    return [
+        TYPE_NAMES[ResourceType(kind)],
+        name,
+        PatternType(pattern).name.lower(),
+        PERMISSION_NAMES[Permission(acl.permission_type)],
+        OPERATION_NAMES[AclOperation(acl.operation)],
+        acl.principal,
+        acl.host,
+    ]

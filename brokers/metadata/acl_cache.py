@@ -1,0 +1,229 @@
+"""Follows the ACLs in ZooKeeper: gives each new image to the broker's authorizer.
+
+A change node names the pattern whose entries changed; only that znode is read again. After a reconnect, a gap in the
+numbers of the change nodes, or one that cannot be read, all ACLs are read again. While ZooKeeper is unreachable, the
+authorizer decides by what was read last. An entry that cannot be read denies its pattern to all but super users.
+
+Source: Kafka 3.9's AclAuthorizer and ZkAclChangeStore for the tree.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from brokers.metadata.loading import children_or_none, gather_bounded, read_many
+from brokers.security.acl_znodes import (
+    ACL_PARENTS,
+    CHANGE_NAME,
+    EXTENDED_CHANGES,
+    LITERAL_ACLS,
+    LITERAL_CHANGES,
+    PREFIXED_ACLS,
+    TYPE_NAMES,
+    acl_path,
+    changed_pattern,
+    entries_to_decide_by,
+)
+from brokers.security.acls import AclImage, Entries, PatternType, ResourcePattern, ResourceType
+from brokers.security.authorizer import Authorizer
+from brokers.security.documents import BadDocument
+from coordination.store import SessionEvent, SessionState, Store, StoreError, WatchEvent
+from coordination.tree import ensure
+
+log = logging.getLogger(__name__)
+
+RELIST_SECONDS = 20.0
+"""The interval of listing again without a watch event, so that a lost watch costs seconds at most."""
+RETRY_SECONDS = 0.2
+START_LOOK_SECONDS = 30.0
+ACLS_PER_READ = 50
+"""The entries of one pattern may have a few hundred kilobytes."""
+
+_ROOTS = (LITERAL_CHANGES, EXTENDED_CHANGES)
+_PATTERN_TYPES = ((LITERAL_ACLS, PatternType.LITERAL), (PREFIXED_ACLS, PatternType.PREFIXED))
+
+
+def _sequence_of(name: str) -> int:
+    """The number of a change node; -1 for a node of another name."""
+    digits = name.removeprefix(CHANGE_NAME)
+    return int(digits) if digits.isdigit() and name != digits else -1
+
+
+class AclCache:
+    """See the module. ``authorizer`` starts with an empty image; ``on_change`` is called after each new one."""
+
+    def __init__(self, store: Store, authorizer: Authorizer, on_change: Callable[[], None] = lambda: None) -> None:
+        self.authorizer = authorizer
+        self._store = store
+        self._on_change = on_change
+        self._seen = dict.fromkeys(_ROOTS, -1)
+        self._listed: dict[str, list[int]] = {root: [] for root in _ROOTS}
+        self._reload = True
+        self._poked = asyncio.Event()
+        self._one_at_a_time = asyncio.Lock()
+        self._ready = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def image(self) -> AclImage:
+        """The ACLs that decide now."""
+        return self.authorizer.image
+
+    def outdated_changes(self, root: str, keep: int) -> list[str]:
+        """Paths of the change nodes below ``root`` but for the ``keep`` newest ones, as last listed."""
+        return [f"{root}/{CHANGE_NAME}{sequence:010d}" for sequence in self._listed[root][:-keep]]
+
+    # ------------------------------------------------------------ following ZooKeeper
+
+    async def start(self) -> None:
+        """Read all ACLs and follow their changes; returns when they are read, however long that takes."""
+        self._store.on_session(self._session_changed)
+        self._poked.set()
+        self._task = asyncio.create_task(self._follow(), name="ACLs")
+        while not self._ready.is_set():
+            try:
+                async with asyncio.timeout(START_LOOK_SECONDS):
+                    await self._ready.wait()
+            except TimeoutError:
+                log.warning("ACLs cannot be read from ZooKeeper yet; waiting")
+
+    async def stop(self) -> None:
+        """Stop following; the authorizer decides by the last image."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+
+    async def refresh(self) -> None:
+        """Take over everything that was written before this call. Raises StoreError."""
+        await self._store.sync(LITERAL_CHANGES)
+        await self._catch_up()
+
+    def _session_changed(self, event: SessionEvent) -> None:
+        if event.state is SessionState.CONNECTED:
+            self._reload = True
+            self._poked.set()
+
+    def _watch(self, _event: WatchEvent) -> None:
+        self._poked.set()
+
+    async def _follow(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(RELIST_SECONDS):
+                    await self._poked.wait()
+            except TimeoutError:
+                pass
+            self._poked.clear()
+            try:
+                await self._catch_up()
+            except StoreError as problem:
+                log.info("reading ACLs from ZooKeeper failed, retrying: %s", problem)
+                await self._retry_later()
+            except Exception:  # outdated rights on a live broker would be worse than any bug
+                log.exception("ACLs: update failed with an unexpected error; reading all of them again")
+                self._reload = True
+                await self._retry_later()
+
+    async def _retry_later(self) -> None:
+        await asyncio.sleep(RETRY_SECONDS)
+        self._poked.set()
+
+    async def _catch_up(self) -> None:
+        """One pass: watches first, then the data that they guard, so that no change is missed."""
+        async with self._one_at_a_time:
+            if not self._ready.is_set():
+                for path in ACL_PARENTS:
+                    await ensure(self._store, path)
+            reload, self._reload = self._reload, False
+            try:
+                listed = {root: await self._list(root) for root in _ROOTS}
+                changed = None if reload or self._has_gap(listed) else await self._changed_patterns(listed)
+                image = await self._read_all() if changed is None else await self._read_changed(changed)
+            except BaseException:
+                self._reload = True
+                raise
+            self._listed = listed
+            self._seen = {root: sequences[-1] if sequences else -1 for root, sequences in listed.items()}
+            if image is not None:
+                self.authorizer.replace(image)
+            if image is not None or not self._ready.is_set():
+                self._on_change()
+            self._ready.set()
+
+    async def _list(self, root: str) -> list[int]:
+        names = await children_or_none(self._store, root, self._watch)
+        return sorted(sequence for sequence in map(_sequence_of, names) if sequence >= 0)
+
+    def _has_gap(self, listed: dict[str, list[int]]) -> bool:
+        for root, sequences in listed.items():
+            seen, last = self._seen[root], sequences[-1] if sequences else -1
+            news = [sequence for sequence in sequences if sequence > seen]
+            if last < seen or news != list(range(seen + 1, last + 1)):
+                log.info("gap in the changes of ACLs after %s: reading all ACLs again", seen)
+                return True
+        return False
+
+    async def _changed_patterns(self, listed: dict[str, list[int]]) -> set[ResourcePattern] | None:
+        """What the new change nodes name; None if one is gone or cannot be read."""
+        paths = [
+            f"{root}/{CHANGE_NAME}{sequence:010d}"
+            for root, sequences in listed.items()
+            for sequence in sequences
+            if sequence > self._seen[root]
+        ]
+        found = set()
+        for path, node in zip(paths, await read_many(self._store, paths), strict=True):
+            try:
+                if node is None:
+                    return None
+                found.add(changed_pattern(path, node[0]))
+            except BadDocument as problem:
+                log.warning("reading all ACLs again: %s", problem)
+                return None
+        return found
+
+    # ------------------------------------------------------------ reading ACLs
+
+    async def _read_all(self) -> AclImage | None:
+        """The image of all ACLs; None if they are those that decide already."""
+        await self._store.sync(LITERAL_ACLS)
+        places = [(root, kind, shape) for root, shape in _PATTERN_TYPES for kind in ResourceType if kind in TYPE_NAMES]
+
+        async def names(place: tuple[str, ResourceType, PatternType]) -> list[str]:
+            return await children_or_none(self._store, f"{place[0]}/{TYPE_NAMES[place[1]]}")
+
+        patterns = [
+            ResourcePattern(kind, name, shape)
+            for (_, kind, shape), found in zip(places, await gather_bounded(places, names), strict=True)
+            for name in found
+        ]
+        entries = {pattern: found for pattern, found in (await self._read_entries(patterns)).items() if found}
+        before = self.image
+        if entries == before.entries:
+            return None
+        return AclImage(entries, before.version + 1)
+
+    async def _read_changed(self, patterns: set[ResourcePattern]) -> AclImage | None:
+        before = self.image
+        changes = {
+            pattern: entries
+            for pattern, entries in (await self._read_entries(sorted(patterns))).items()
+            if entries != before.entries.get(pattern, frozenset())
+        }
+        return before.updated(changes) if changes else None
+
+    async def _read_entries(self, patterns: list[ResourcePattern]) -> dict[ResourcePattern, Entries]:
+        """The entries of each pattern; none where the znode is gone."""
+        paths = [acl_path(pattern) for pattern in patterns]
+        found: dict[ResourcePattern, Entries] = {}
+        nodes = await read_many(self._store, paths, ACLS_PER_READ)
+        for pattern, path, node in zip(patterns, paths, nodes, strict=True):
+            found[pattern] = frozenset() if node is None else entries_to_decide_by(path, node[0], _complain)
+        return found
+
+
+def _complain(problem: BadDocument) -> None:
+    log.error("unreadable ACLs: all but super users are denied what they are about: %s", problem)

@@ -1,0 +1,55 @@
+"""What the settings say about authorization: whether there is an authorizer, and which principals are above ACLs.
+
+Kafka's names: ``authorizer.class.name``, ``super.users``, ``allow.everyone.if.no.acl.found``.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from brokers.config import BrokerConfig
+from brokers.security.principals import ANONYMOUS, parse_super_users
+
+
+class AuthorizerSettings(NamedTuple):
+    """An authorizer as it is configured. ``super_users`` are principals as ``Type:name``."""
+
+    super_users: frozenset[str]
+    allow_if_no_acl: bool
+
+    @classmethod
+    def of(cls, config: BrokerConfig) -> AuthorizerSettings | None:
+        """The settings of the broker's authorizer; None: it has none."""
+        given = dict(config.given)
+        if not given.get("authorizer.class.name", "").strip():
+            return None
+        return cls(
+            parse_super_users(given.get("super.users", "")),
+            given.get("allow.everyone.if.no.acl.found", "").strip().lower() == "true",
+        )
+
+
+def without_authorizer(config: BrokerConfig) -> str | None:
+    """A warning about settings that need an authorizer where there is none, as Kafka starts with them; None: none."""
+    given = dict(config.given)
+    found = [name for name in ("super.users", "allow.everyone.if.no.acl.found") if given.get(name, "").strip()]
+    if not found or AuthorizerSettings.of(config) is not None:
+        return None
+    return (
+        f"no requests are authorized: {' and '.join(found)} have no effect without authorizer.class.name; "
+        "set it to kafka.security.authorizer.AclAuthorizer, or remove them"
+    )
+
+
+def inter_broker_principal(config: BrokerConfig) -> str:
+    """The principal with which this broker connects to the others: without a login, that of all clients."""
+    return str(ANONYMOUS)
+
+
+def cannot_replicate(principal: str) -> str:
+    """What to do where the brokers' principal may not replicate."""
+    return (
+        f"the authorizer does not let the brokers replicate: their principal {principal} lacks ClusterAction on the "
+        "cluster. Add it to super.users, or add the ACL from a broker that runs (fleetlog acls "
+        f"add --allow --principal {principal} --operation ClusterAction --cluster)"
+    )

@@ -1,0 +1,430 @@
+"""ACLs on real brokers: written to ZooKeeper, followed by all of them, and decided by for each request.
+
+Without a login every client is ``User:ANONYMOUS``; clients differ by their address. The brokers themselves come from
+127.0.0.1 and hold nothing but ClusterAction there.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import (
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    NewTopic,
+    ResourcePatternType,
+    ResourceType,
+)
+
+import wire.messages as m
+from brokers.api.access import NEEDS
+from brokers.cli.main import cli
+from tests.support.filled import SECRET, codes, filled
+from tests.support.fleet import Broker, Fleet
+from tests.support.harness import Client
+from tests.support.waiting import eventually
+from wire.apis import APIS
+from wire.errors import ErrorCode
+
+pytestmark = [pytest.mark.interop, pytest.mark.zookeeper]
+
+AUTHORIZER = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
+ANONYMOUS, HERE, ELSEWHERE = "User:ANONYMOUS", "127.0.0.1", "127.0.0.2"
+EFFECT_S = 1.0
+LITERAL, PREFIXED = ResourcePatternType.LITERAL, ResourcePatternType.PREFIXED
+ALLOW, DENY = AclPermissionType.ALLOW, AclPermissionType.DENY
+BROKER_ACL = (ResourceType.BROKER, "kafka-cluster", LITERAL, AclOperation.CLUSTER_ACTION)
+TESTS_ACLS = (
+    BROKER_ACL,
+    (ResourceType.BROKER, "kafka-cluster", LITERAL, AclOperation.ALTER),
+    (ResourceType.BROKER, "kafka-cluster", LITERAL, AclOperation.DESCRIBE),
+    (ResourceType.TOPIC, "t-", PREFIXED, AclOperation.ALL),
+    (ResourceType.TOPIC, SECRET, LITERAL, AclOperation.ALL),
+    (ResourceType.GROUP, "t-", PREFIXED, AclOperation.ALL),
+    (ResourceType.TRANSACTIONAL_ID, "t-", PREFIXED, AclOperation.ALL),
+)
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """Three brokers with the rights of ``TESTS_ACLS``, and no super user but a name that no client has."""
+    fleet = Fleet(tmp_path_factory.mktemp("guarded"), authorizer_class_name=AUTHORIZER, super_users="User:admin")
+    try:
+        for broker in fleet.brokers:
+            broker.start(f"super.users={ANONYMOUS}")
+        for broker in fleet.brokers:
+            broker.wait_ready()
+        first = admin_of(fleet)
+        create(first, *(binding(*acl, host=HERE) for acl in TESTS_ACLS))
+        for broker in fleet.brokers:
+            broker.stop()
+        yield fleet.start()
+    finally:
+        fleet.close()
+
+
+def admin_of(fleet: Fleet) -> AdminClient:
+    return AdminClient({"bootstrap.servers": fleet.bootstrap, "socket.timeout.ms": 10_000, "log_level": 0})
+
+
+@pytest.fixture(scope="module")
+def admin(guarded: Fleet) -> AdminClient:
+    return admin_of(guarded)
+
+
+def binding(
+    kind: Any, name: str, pattern: Any, operation: Any, permission: Any = ALLOW, *, host: str = "*"
+) -> AclBinding:
+    return AclBinding(kind, name, pattern, ANONYMOUS, host, operation, permission)
+
+
+def of_topic(name: str, pattern: Any = LITERAL, host: str | None = None) -> AclBindingFilter:
+    return AclBindingFilter(ResourceType.TOPIC, name, pattern, None, host, AclOperation.ANY, AclPermissionType.ANY)
+
+
+def create(admin: AdminClient, *bindings: AclBinding) -> None:
+    for future in admin.create_acls(list(bindings)).values():
+        future.result(20)
+
+
+def delete(admin: AdminClient, asked: AclBindingFilter) -> list[AclBinding]:
+    (future,) = admin.delete_acls([asked]).values()
+    return list(future.result(20))
+
+
+@pytest.fixture
+def topic(admin: AdminClient) -> str:
+    """A topic of three partitions, each of which has another leader."""
+    name = f"t-{next(_numbers)}"
+    (future,) = admin.create_topics([NewTopic(name, 3, 3)]).values()
+    future.result(20)
+    eventually(
+        lambda: sorted(p.leader for p in admin.list_topics(name, timeout=10).topics[name].partitions.values()),
+        "each broker leads a partition",
+        good=lambda leaders: leaders == [1, 2, 3],
+    )
+    return name
+
+
+def produced(fleet: Fleet, topic: str, **settings: Any) -> KafkaError | None:
+    """The error of one record, acknowledged by all replicas; None: it was written."""
+    producer = Producer({"bootstrap.servers": fleet.bootstrap, "log_level": 0, "acks": "all", **settings})
+    errors: list[KafkaError | None] = []
+    producer.produce(topic, b"value", partition=0, on_delivery=lambda error, _: errors.append(error))
+    producer.flush(20)
+    assert errors, "no answer in time"
+    return errors[0]
+
+
+def may(broker: Broker, topic: str, host: str = HERE) -> bool:
+    """Whether that broker lets a client describe the topic."""
+    client = Client(broker.port, host)
+    asked = m.request_class(3).MetadataRequestTopic(version=12, name=topic)
+    request = m.request_class(3)(
+        version=12, topics=[asked], allow_auto_topic_creation=False, include_topic_authorized_operations=True
+    )
+    (row,) = client.ask(request, 12).topics
+    client.close()
+    denied: bool = row.error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    assert denied or row.error_code in (0, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    return not denied
+
+
+def takes_effect(fleet: Fleet, topic: str, wanted: bool, host: str = ELSEWHERE) -> None:
+    """Every broker decides so within a second from now."""
+    began = time.monotonic()
+    for broker in fleet.brokers:
+        eventually(lambda broker=broker: may(broker, topic, host), "the effect", good=lambda now: now is wanted)
+    assert time.monotonic() - began < EFFECT_S
+
+
+# ---------------------------------------------------------------- rights
+
+
+def test_brokers_with_cluster_action_alone_replicate_and_coordinate(
+    guarded: Fleet, admin: AdminClient, topic: str
+) -> None:
+    """Internal topics are created, all replicas acknowledge, and a transaction's markers reach other brokers."""
+    assert produced(guarded, topic) is None
+    producer = Producer({"bootstrap.servers": guarded.bootstrap, "transactional.id": topic, "log_level": 0})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    for partition in range(3):
+        producer.produce(topic, b"together", partition=partition)
+    producer.commit_transaction(30)
+    consumer = Consumer(
+        {"bootstrap.servers": guarded.bootstrap, "group.id": topic, "auto.offset.reset": "earliest", "log_level": 0}
+    )
+    consumer.subscribe([topic])
+    seen: list[bytes] = []
+    while len(seen) < 4:
+        (message,) = consumer.consume(1, 30)
+        assert message.error() is None
+        seen.append(message.value())
+    consumer.commit(asynchronous=False)
+    consumer.close()
+    assert sorted(seen) == [b"together"] * 3 + [b"value"]
+
+
+def test_acls_are_created_described_and_deleted(admin: AdminClient) -> None:
+    name = f"t-acl-{next(_numbers)}"
+    exact = binding(ResourceType.TOPIC, name, LITERAL, AclOperation.READ, host="10.0.0.7")
+    prefix = binding(ResourceType.TOPIC, name[:-1], PREFIXED, AclOperation.WRITE, DENY, host="10.0.0.7")
+    create(admin, exact, prefix)
+    create(admin, exact)
+    everywhere = of_topic(name, ResourcePatternType.MATCH, "10.0.0.7")
+    assert set(admin.describe_acls(everywhere).result(20)) == {exact, prefix}
+    assert delete(admin, of_topic(name)) == [exact]
+    assert delete(admin, of_topic(name)) == []
+    assert admin.describe_acls(everywhere).result(20) == [prefix]
+    assert delete(admin, everywhere) == [prefix]
+
+
+def test_a_denied_client_neither_produces_nor_fetches_nor_sees_the_topic(
+    guarded: Fleet, admin: AdminClient, topic: str
+) -> None:
+    assert produced(guarded, topic) is None
+    create(admin, binding(ResourceType.TOPIC, topic, LITERAL, AclOperation.WRITE, DENY))
+    error = produced(guarded, topic)
+    assert error is not None
+    assert error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
+    consumer = Consumer({"bootstrap.servers": guarded.bootstrap, "group.id": topic, "log_level": 0})
+    consumer.assign([TopicPartition(topic, 0, 0)])
+    (message,) = consumer.consume(1, 20)
+    assert message.value() == b"value"
+    create(admin, binding(ResourceType.TOPIC, topic, LITERAL, AclOperation.READ, DENY))
+    denied = eventually(lambda: consumer.poll(1), "a fetch is refused", good=lambda got: got is not None)
+    assert denied.error().code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
+    consumer.close()
+    assert topic in admin.list_topics(timeout=10).topics
+    create(admin, binding(ResourceType.TOPIC, topic, LITERAL, AclOperation.DESCRIBE, DENY))
+    assert topic not in admin.list_topics(timeout=10).topics
+    assert admin.list_topics(topic, timeout=10).topics[topic].error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
+    assert delete(admin, of_topic(topic))
+    assert produced(guarded, topic) is None
+
+
+def test_a_change_has_effect_on_every_broker_within_a_second(guarded: Fleet, admin: AdminClient, topic: str) -> None:
+    for broker in guarded.brokers:
+        assert not may(broker, topic, ELSEWHERE)
+    for _ in range(5):
+        create(admin, binding(ResourceType.TOPIC, topic, LITERAL, AclOperation.READ, host=ELSEWHERE))
+        takes_effect(guarded, topic, True)
+        delete(admin, of_topic(topic, host=ELSEWHERE))
+        takes_effect(guarded, topic, False)
+
+
+def test_a_client_is_told_what_it_may_do(guarded: Fleet, admin: AdminClient, topic: str) -> None:
+    create(admin, binding(ResourceType.TOPIC, topic, LITERAL, AclOperation.READ, host=ELSEWHERE))
+    takes_effect(guarded, topic, True)
+    client = Client(guarded.brokers[0].port, ELSEWHERE)
+    asked = m.request_class(3).MetadataRequestTopic(version=12, name=topic)
+    request = m.request_class(3)(version=12, topics=[asked], include_topic_authorized_operations=True)
+    (row,) = client.ask(request, 12).topics
+    client.close()
+    assert row.authorized_operations == {int(AclOperation.READ.value), int(AclOperation.DESCRIBE.value)}
+    delete(admin, of_topic(topic, host=ELSEWHERE))
+
+
+def test_what_no_acl_can_be_is_refused(guarded: Fleet, admin: AdminClient) -> None:
+    client = Client(guarded.brokers[0].port)
+    creation = m.request_class(30).AclCreation
+    fields = {
+        "resource_type": 2, "resource_name": "t-x", "resource_pattern_type": 3, "principal": "User:a", "host": "*",
+        "operation": 3, "permission_type": 3,
+    }  # fmt: skip
+    wrong = [
+        {"resource_type": 99}, {"resource_type": 4}, {"resource_name": ""}, {"resource_name": "a/b"},
+        {"resource_pattern_type": 2}, {"principal": "alice"}, {"host": ""}, {"operation": 1}, {"permission_type": 0},
+    ]  # fmt: skip
+    answer = client.ask(m.request_class(30)(creations=[creation(**fields | one) for one in wrong]), 3)
+    assert [one.error_code for one in answer.results] == [ErrorCode.INVALID_REQUEST] * len(wrong)
+    assert all(one.error_message for one in answer.results)
+    everything = {
+        "resource_type_filter": 0, "resource_name_filter": None, "pattern_type_filter": 1, "principal_filter": None,
+        "host_filter": None, "operation": 1, "permission_type": 1,
+    }  # fmt: skip
+    assert client.ask(m.request_class(29)(**everything), 3).error_code == ErrorCode.INVALID_REQUEST
+    filters = [m.request_class(31).DeleteAclsFilter(**everything)]
+    (result,) = client.ask(m.request_class(31)(filters=filters), 3).filter_results
+    assert result.error_code == ErrorCode.INVALID_REQUEST
+    client.close()
+
+
+def test_many_acls_at_once(guarded: Fleet, admin: AdminClient) -> None:
+    """More patterns than one write of ZooKeeper's takes, and change nodes that are removed again."""
+    names = [f"t-many-{number}" for number in range(300)]
+    create(admin, *(binding(ResourceType.TOPIC, one, LITERAL, AclOperation.READ, host=ELSEWHERE) for one in names))
+    takes_effect(guarded, names[-1], True)
+    everything = of_topic("t-many-0", ResourcePatternType.ANY, ELSEWHERE)
+    assert len(delete(admin, everything)) == 1
+    filters = [of_topic(one, host=ELSEWHERE) for one in names[1:]]
+    deleted = [future.result(20) for future in admin.delete_acls(filters).values()]
+    assert sum(map(len, deleted)) == len(names) - 1
+    takes_effect(guarded, names[-1], False)
+
+
+# ---------------------------------------------------------------- every API
+
+
+LISTS = {16, 66}
+TOLD = {int(key) for key, needs in NEEDS.items() if not needs}
+
+
+@pytest.mark.parametrize("key", sorted(APIS))
+def test_a_client_without_rights_is_refused_by_every_api(guarded: Fleet, admin: AdminClient, key: int) -> None:
+    """At each version; what it named does not come into being."""
+    row = APIS[key]
+    for version in range(row.lowest, row.max_version + 1):
+        client = Client(guarded.brokers[version % 3].port, ELSEWHERE)
+        answer = client.ask(filled(key, version), version)
+        client.close()
+        shown = set(codes(answer))
+        if key in TOLD:
+            continue
+        assert shown <= {
+            ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+            ErrorCode.GROUP_AUTHORIZATION_FAILED,
+            ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+            ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+            *((ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION) if _by_id(key, version) else ()),
+        }, f"version {version}"
+        if key not in LISTS | {60} and not (key == 35 and version < 3):
+            assert shown, f"version {version}"
+        else:
+            lists = [value for name, value in answer.to_dict().items() if isinstance(value, list) and name != "brokers"]
+            assert not any(lists), f"version {version}"
+    assert SECRET not in admin.list_topics(timeout=10).topics
+
+
+def _by_id(key: int, version: int) -> bool:
+    """Topics named by an id that does not exist: that is no secret."""
+    return (key, version) in {(0, 13), (20, 6), (3, 12), (3, 13), *((1, v) for v in range(13, 19))}
+
+
+# ---------------------------------------------------------------- the log, and the command line
+
+
+def test_denials_are_logged_as_by_kafka(guarded: Fleet, topic: str) -> None:
+    may(guarded.brokers[0], topic, ELSEWHERE)
+    line = (
+        f"INFO kafka.authorizer.logger Principal = {ANONYMOUS} is Denied Operation = Describe from host = {ELSEWHERE} "
+        f"on resource = Topic:LITERAL:{topic} for request = Metadata with resourceRefCount = 1"
+    )
+    eventually(lambda: line in guarded.brokers[0].output(), "the line")
+    client = Client(guarded.brokers[0].port, ELSEWHERE)
+    names = [f"t-log-{number}" for number in range(1000)]
+    topics = [m.request_class(3).MetadataRequestTopic(version=12, name=name) for name in names]
+    client.ask(m.request_class(3)(version=12, topics=topics), 12)
+    time.sleep(1.1)
+    client.ask(m.request_class(3)(version=12, topics=topics[:1]), 12)
+    client.close()
+    found = eventually(
+        lambda: re.search(r"(\d+) more denied within that second", guarded.brokers[0].log_file.read_text()),
+        "what is not in the log is counted",
+    )
+    assert found is not None
+    assert int(found[1]) >= 700
+
+
+def test_the_command_line(guarded: Fleet) -> None:
+    from click.testing import CliRunner
+
+    def run(*arguments: str, code: int = 0) -> Any:
+        found = CliRunner().invoke(cli, ["acls", *arguments, "--bootstrap", guarded.bootstrap], prog_name="fleetlog")
+        assert found.exit_code == code, found.output
+        return found
+
+    import json
+
+    name = f"t-cli-{next(_numbers)}"
+    added = run(
+        "add", "--allow", "--principal", "User:alice", "--principal", "User:bob", "--operation", "read",
+        "--operation", "Describe", "--topic", name, "--group", name, "--host", "::1", "--json",
+    )  # fmt: skip
+    assert len(json.loads(added.stdout)) == 8
+    listed = json.loads(run("list", "--topic", name, "--principal", "User:bob", "--json").stdout)
+    assert [row["operation"] for row in listed] == ["Describe", "Read"]
+    assert listed[0] == {
+        "resource": "Topic", "name": name, "pattern": "literal", "permission": "Allow", "operation": "Describe",
+        "principal": "User:bob", "host": "0:0:0:0:0:0:0:1",
+    }  # fmt: skip
+    assert name in run("list").stdout
+    assert "--yes" in run("remove", "--topic", name, code=1).stderr
+    removed = json.loads(run("remove", "--topic", name, "--group", name, "--yes", "--json").stdout)
+    assert len(removed) == 8
+    assert "no ACL matches" in run("remove", "--topic", name, "--yes", code=1).stderr
+    assert "without one all ACLs would go" in run("remove", "--yes", code=2).stderr
+    assert "--principal is missing" in run("add", "--deny", "--topic", name, code=2).stderr
+    assert "write it as Type:name" in run("list", "--principal", "alice", code=2).stderr
+
+
+# ---------------------------------------------------------------- settings, and ZooKeeper
+
+
+def test_a_broker_that_could_not_replicate_does_not_start(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, brokers=1, authorizer_class_name=AUTHORIZER, super_users="User:admin")
+    try:
+        (broker,) = fleet.brokers
+        broker.start()
+        assert broker.process is not None
+        assert broker.process.wait(30) == 1
+        assert "broker 1 cannot start: the authorizer does not let the brokers replicate" in broker.output()
+        broker.start("allow.everyone.if.no.acl.found=true")
+        broker.wait_ready()
+        admin = admin_of(fleet)
+        create(admin, binding(*BROKER_ACL[:3], AclOperation.ALL, host="10.0.0.1"))
+        eventually(
+            lambda: "ERROR brokers.api.authorization the authorizer does not let" in broker.output(), "it is said"
+        )
+        with pytest.raises(KafkaException) as denied:
+            create(admin, binding(*BROKER_ACL))
+        assert denied.value.args[0].code() == KafkaError.CLUSTER_AUTHORIZATION_FAILED
+    finally:
+        fleet.close()
+
+
+def test_without_an_authorizer_nothing_is_authorized_and_it_is_said(fleet: Fleet, tmp_path: Path) -> None:
+    admin = admin_of(fleet)
+    with pytest.raises(KafkaException) as refused:
+        create(admin, binding(*BROKER_ACL))
+    assert refused.value.args[0].code() == KafkaError.SECURITY_DISABLED
+    alone = Fleet(tmp_path, brokers=1, super_users="User:admin")
+    try:
+        alone.start()
+        assert "super.users have no effect without authorizer.class.name" in alone.brokers[0].output()
+    finally:
+        alone.close()
+
+
+def test_without_zookeeper_the_last_acls_decide(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, brokers=1, authorizer_class_name=AUTHORIZER, allow_everyone_if_no_acl_found="true")
+    try:
+        (broker,) = fleet.start().brokers
+        admin = admin_of(fleet)
+        create(admin, binding(ResourceType.TOPIC, "t-closed", LITERAL, AclOperation.READ, host=HERE))
+        assert not may(broker, "t-closed", ELSEWHERE)
+        fleet.zookeeper.kill()
+        changes = admin.create_acls([binding(ResourceType.TOPIC, "t-closed", LITERAL, AclOperation.READ)])
+        until = time.monotonic() + 3
+        while time.monotonic() < until:
+            assert not may(broker, "t-closed", ELSEWHERE)
+            time.sleep(0.2)
+        (change,) = changes.values()
+        assert not change.done(), "nothing is acknowledged that is not written"
+        fleet.zookeeper.start()
+        change.result(30)
+        eventually(lambda: may(broker, "t-closed", ELSEWHERE), "the change has effect")
+    finally:
+        fleet.close()
