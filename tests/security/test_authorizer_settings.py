@@ -1,0 +1,58 @@
+"""What the settings of authorization mean, and how ACLs spell addresses."""
+
+from __future__ import annotations
+
+import pytest
+
+from brokers.config import BrokerConfig, load_config
+from brokers.security.authorizer_settings import AuthorizerSettings, cannot_replicate, without_authorizer
+from brokers.security.hosts import host_as_acls_have_it
+
+ON = "authorizer.class.name=kafka.security.authorizer.AclAuthorizer\n"
+
+
+def config(text: str) -> BrokerConfig:
+    return load_config(f"broker.id=1\nzookeeper.connect=zk:2181\nlog.dirs=/d\nlisteners=PLAINTEXT://h:1\n{text}", "f")
+
+
+def test_without_a_class_there_is_no_authorizer() -> None:
+    assert AuthorizerSettings.of(config("")) is None
+    assert AuthorizerSettings.of(config("authorizer.class.name=\nsuper.users=User:a\n")) is None
+
+
+def test_either_of_kafkas_classes_means_this_one() -> None:
+    assert AuthorizerSettings.of(config(ON)) == AuthorizerSettings(frozenset(), False)
+    standard = "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer\n"
+    rest = "super.users=User:admin; User:CN=a,O=b;\nallow.everyone.if.no.acl.found=TRUE\n"
+    assert AuthorizerSettings.of(config(standard + rest)) == AuthorizerSettings(
+        frozenset({"User:admin", "User:CN=a,O=b"}), True
+    )
+
+
+def test_what_has_no_effect_is_said() -> None:
+    assert without_authorizer(config("")) is None
+    assert without_authorizer(config(ON + "super.users=User:a\n")) is None
+    said = without_authorizer(config("super.users=User:a\nallow.everyone.if.no.acl.found=true\n"))
+    assert said is not None
+    assert "super.users and allow.everyone.if.no.acl.found have no effect without authorizer.class.name" in said
+
+
+def test_what_to_do_for_brokers_that_cannot_replicate() -> None:
+    assert "--principal User:broker --operation ClusterAction --cluster" in cannot_replicate("User:broker")
+
+
+@pytest.mark.parametrize(
+    ("address", "spelled"),
+    [
+        ("10.0.0.1", "10.0.0.1"),
+        ("*", "*"),
+        ("::1", "0:0:0:0:0:0:0:1"),
+        ("2001:DB8::00a:0", "2001:db8:0:0:0:0:a:0"),
+        ("fe80::1%eth0", "fe80:0:0:0:0:0:0:1"),
+        ("::ffff:10.0.0.1", "10.0.0.1"),
+        ("no:address", "no:address"),
+    ],
+)
+def test_addresses_are_spelled_as_java_does(address: str, spelled: str) -> None:
+    assert host_as_acls_have_it(address) == spelled
+    assert host_as_acls_have_it(spelled) == spelled
