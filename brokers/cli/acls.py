@@ -29,7 +29,7 @@ _PATTERNS = {one.name.lower(): one for one in PatternType if one is not PatternT
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-class Resource(NamedTuple):
+class NamedResource(NamedTuple):
     """What the options name; as a filter without a type: everything."""
 
     type: ResourceType
@@ -91,7 +91,7 @@ def _options(patterns: tuple[str, ...], pattern: str) -> Callable[[_Function], _
 class Wanted(NamedTuple):
     """The options of a command, as the requests have them."""
 
-    resources: list[Resource]
+    resources: list[NamedResource]
     pattern: PatternType
     principals: tuple[str, ...]
     hosts: tuple[str, ...]
@@ -101,9 +101,9 @@ class Wanted(NamedTuple):
     @classmethod
     def of(cls, options: dict[str, Any]) -> Wanted:
         """From click's."""
-        resources = [Resource(kind, name) for option, kind in _KINDS.items() for name in options[option]]
+        resources = [NamedResource(kind, name) for option, kind in _KINDS.items() for name in options[option]]
         if options["cluster"]:
-            resources.append(Resource(ResourceType.CLUSTER, CLUSTER_NAME))
+            resources.append(NamedResource(ResourceType.CLUSTER, CLUSTER_NAME))
         given = options["permission"]
         return cls(
             resources,
@@ -128,7 +128,7 @@ class Wanted(NamedTuple):
                 "operation": int(operation),
                 "permission_type": int(self.permission),
             }
-            for resource in self.resources or [Resource(ResourceType.ANY, None)]
+            for resource in self.resources or [NamedResource(ResourceType.ANY, None)]
             for principal in self.principals or [None]
             for host in self.hosts or [None]
             for operation in self.operations or [AclOperation.ANY]

@@ -5,6 +5,8 @@ The answers about ACLs, SCRAM and SASL were compared with a Kafka 4.1.1 that has
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 from collections.abc import Generator
 from types import SimpleNamespace
 from typing import Any
@@ -22,10 +24,13 @@ from wire.errors import ErrorCode
 def ask(name: str, version: int, request: dict[str, Any]) -> Any:
     """The answer of an API's handler, by way of the wire."""
     api = next(row for row in APIS.values() if row.name == name)
-    context = Context(SimpleNamespace(access=Access()), ClientConnection(1, "PLAINTEXT", "h"), api.key, version, 1, "c")  # type: ignore[arg-type]
+    services: Any = SimpleNamespace(access=Access(), acls=None)
+    context = Context(services, ClientConnection(1, "PLAINTEXT", "h"), api.key, version, 1, "c")
     sent = m.request_class(api.key)(version=version, **request)
     decoded = m.decode_request(api.key, version, memoryview(sent.encode(version=version)))
     outcome = resolve(api)(decoded, context)
+    if inspect.iscoroutine(outcome):
+        outcome = asyncio.run(outcome)
     answer = (through(outcome) if isinstance(outcome, Generator) else outcome).response
     return m.decode_response(api.key, version, m.encode_response(answer, api.key, version))
 
