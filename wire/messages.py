@@ -13,7 +13,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from functools import cache, partial
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import kafka.protocol.admin as _admin
 import kafka.protocol.consumer as _consumer
@@ -32,6 +32,7 @@ from wire.bounded import MAX_FIELDS, Codec, MalformedRequest, Reader, decode_who
 __all__ = [
     "ConsumerProtocolAssignment",
     "ConsumerProtocolSubscription",
+    "Encodable",
     "EncodeBuffer",
     "MalformedRequest",
     "RequestHeader",
@@ -57,6 +58,16 @@ METADATA_KEY: Final = 3
 METADATA_SPARE: Final = 3
 """librdkafka (seen in 2.16) reserves four bytes for the count of topics and fills one, when it asks for all of them."""
 MAX_RESPONSE_FIELDS: Final = 32_000_000
+
+
+class Encodable(Protocol):
+    """A request or response of one of the classes here, or of the library's."""
+
+    API_KEY: int
+
+    def encode(self, *, version: int | None = None) -> bytes:
+        """The body in that version; None: the message's own."""
+        ...
 
 
 # -- messages the library does not have ---------------------------------------------------------------------------
@@ -341,13 +352,13 @@ def split_response(key: int, version: int, frame: memoryview | bytes) -> tuple[i
     return correlation_id, reader.data[reader.pos :]
 
 
-def encode_response(message: Any, key: int, version: int) -> bytes:
+def encode_response(message: Encodable, key: int, version: int) -> bytes:
     """Encode a response body, without header and length."""
     assert key == message.API_KEY, f"{type(message).__name__} does not answer API key {key}"
     return bytes(message.encode(version=version))
 
 
-def encode_request(key: int, version: int, correlation_id: int, client_id: str | None, message: Any) -> bytes:
+def encode_request(key: int, version: int, correlation_id: int, client_id: str | None, message: Encodable) -> bytes:
     """Encode a request with its header and its length prefix."""
     assert key == message.API_KEY, f"{type(message).__name__} is not a request of API key {key}"
     return frame_request(key, version, correlation_id, client_id, message.encode(version=version))

@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import kafka.errors as kafka_errors
 from kafka import KafkaAdminClient
 from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
 
 from wire.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from wire.messages import Encodable
 
 TRY_MS = 2_000
 """How long one broker may take to answer a request that any broker can answer."""
@@ -90,11 +93,11 @@ class AdminClient(KafkaAdminClient):  # type: ignore[misc]
         self._send_to = self._manager.send
         self._manager.send = self._send
 
-    def ask_each(self, requests: Mapping[int, Any], timeout_s: float) -> dict[int, Any]:
+    def ask_each(self, requests: Mapping[int, Encodable], timeout_s: float) -> dict[int, Any]:
         """Ask several brokers at once; None stands for one without a valid answer in time."""
         return dict(zip(requests, self.ask_all(list(requests.items()), timeout_s), strict=True))
 
-    def ask_any(self, request: Any) -> Any:
+    def ask_any(self, request: Encodable) -> Any:
         """The first answer of any broker. Raises KafkaTimeoutError when there is none."""
         return self._manager.run(self._ask_any, request)
 
@@ -109,12 +112,12 @@ class AdminClient(KafkaAdminClient):  # type: ignore[misc]
         answers = self.ask_all([(broker_id, find) for broker_id in brokers], timeout_s)
         return [answer.coordinators[0] for answer in answers if answer is not None and answer.coordinators]
 
-    def ask_all(self, requests: Sequence[tuple[int, Any]], timeout_s: float) -> list[Any]:
+    def ask_all(self, requests: Sequence[tuple[int, Encodable]], timeout_s: float) -> list[Any]:
         """The same for pairs of broker and request; the answers come in their order."""
         found: list[Any] = self._manager.run(self._ask_all, requests, timeout_s)
         return found
 
-    async def _ask_all(self, requests: Sequence[tuple[int, Any]], timeout_s: float) -> list[Any]:
+    async def _ask_all(self, requests: Sequence[tuple[int, Encodable]], timeout_s: float) -> list[Any]:
         deadline = time.monotonic() + timeout_s
         sent = [self._manager.call_soon(self._ask, broker_id, request) for broker_id, request in requests]
         answers = []
@@ -127,17 +130,17 @@ class AdminClient(KafkaAdminClient):  # type: ignore[misc]
                 answers.append(None)
         return answers
 
-    async def _ask(self, broker_id: int, request: Any) -> Any:
+    async def _ask(self, broker_id: int, request: Encodable) -> Any:
         return await self._send_to(request, node_id=broker_id)
 
-    def _send(self, request: Any, node_id: int | None = None, request_timeout_ms: float | None = None) -> Any:
+    def _send(self, request: Encodable, node_id: int | None = None, request_timeout_ms: float | None = None) -> Any:
         if type(request).__name__ in _KEYS:
             return self._manager.call_soon(self._ask_coordinator, request, node_id)
         if node_id is None:
             return self._manager.call_soon(self._ask_any, request)
         return self._send_to(request, node_id=node_id, request_timeout_ms=request_timeout_ms)
 
-    async def _ask_coordinator(self, request: Any, broker_id: int | None) -> Any:
+    async def _ask_coordinator(self, request: Encodable, broker_id: int | None) -> Any:
         """The answer of a coordinator; the last error if it cannot answer by the deadline."""
         deadline = time.monotonic() + self.config["request_timeout_ms"] / 1000
         while True:
@@ -152,7 +155,7 @@ class AdminClient(KafkaAdminClient):  # type: ignore[misc]
             if ErrorCode.NOT_COORDINATOR in moves and broker_id is not None:
                 broker_id = await self._coordinator_again(request, broker_id)
 
-    async def _coordinator_again(self, request: Any, broker_id: int) -> int:
+    async def _coordinator_again(self, request: Encodable, broker_id: int) -> int:
         """The coordinator of the request's key now; the same broker as long as that is unknown."""
         kind, key_of = _KEYS[type(request).__name__]
         key = key_of(request)
@@ -165,7 +168,7 @@ class AdminClient(KafkaAdminClient):  # type: ignore[misc]
         moved: int = self._manager.cluster.add_coordinator(found, kind, key, synthesize_node_id=False)
         return moved
 
-    async def _ask_any(self, request: Any) -> Any:
+    async def _ask_any(self, request: Encodable) -> Any:
         """The first answer of any broker; those that were silent before are asked last."""
         deadline = time.monotonic() + self.config["request_timeout_ms"] / 1000
         while True:
@@ -185,7 +188,7 @@ class AdminClient(KafkaAdminClient):  # type: ignore[misc]
 
     async def _send_request_to_controller(
         self,
-        request: Any,
+        request: Encodable,
         get_errors_fn: Callable[[Any], Iterable[type[Exception]]] = lambda response: (),
         raise_errors: bool = True,
         ignore_errors: tuple[type[Exception], ...] = (),

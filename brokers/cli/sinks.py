@@ -12,7 +12,7 @@ from brokers.cli.admin_client import COORDINATOR_MOVES, PAUSE_S, TRANSACTION, Ad
 from brokers.cli.client import Target, admin, client_options, raise_for_code
 from brokers.cli.output import CliError, Output, iso
 from wire.errors import ErrorCode
-from wire.messages import request_class
+from wire.messages import Encodable, request_class
 
 DESCRIBE_SINKS, RESET_SINK = 12006, 12007
 
@@ -92,7 +92,7 @@ def reset_sink(target: Target, out: Output, name: str, replaces: str, query: str
     out.rows(["sink", "query", "batch", "committed"], [[name, *_fence(answer.fence)]])
 
 
-def _ask(client: AdminClient, target: Target, name: str, request: Any) -> Any:
+def _ask(client: AdminClient, target: Target, name: str, request: Encodable) -> Any:
     """The answer of the sink's coordinator, once it has loaded; the last one at the deadline."""
     (answer,) = _loaded(lambda: [_asked(client, target, name, request)], target.timeout_s)
     if answer is None:
@@ -111,7 +111,7 @@ def _loaded(ask: Callable[[], list[Any]], timeout_s: float) -> list[Any]:
         time.sleep(PAUSE_S)
 
 
-def _asked(client: AdminClient, target: Target, name: str, request: Any) -> Any:
+def _asked(client: AdminClient, target: Target, name: str, request: Encodable) -> Any:
     for coordinator in client.find_coordinators(name, target.timeout_s, TRANSACTION):
         if coordinator.error_code == ErrorCode.NONE:
             (answer,) = client.ask_all([(coordinator.node_id, request)], target.timeout_s)

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kafka.admin import ConfigResourceType
 from kafka.errors import KafkaError
@@ -21,6 +21,9 @@ from brokers.cli.client import raise_for_code
 from brokers.cli.interrupts import interrupts
 from brokers.cli.moves import ReplicaMove
 from brokers.cli.output import CliError, warn
+
+if TYPE_CHECKING:
+    from wire.messages import Encodable
 
 SENDERS = "leader.replication.throttled.replicas"
 TAKERS = "follower.replication.throttled.replicas"
@@ -149,7 +152,7 @@ def _set_here(row: Any, source: int) -> dict[str, str]:
     return {one.name: one.value or "" for one in row.configs if one.config_source == source}
 
 
-async def _describe(client: AdminClient, request: Any) -> Any:
+async def _describe(client: AdminClient, request: Encodable) -> Any:
     return await client._manager.send(request)
 
 

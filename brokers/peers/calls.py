@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from brokers.model import Endpoint
 from brokers.peers.link import PeerLink, PeerUnavailable
+from wire.messages import Encodable
 
 if TYPE_CHECKING:
     from brokers.metadata.cache import MetadataCache
@@ -30,7 +31,9 @@ CONNECT_SECONDS = 5.0
 class PeersPort(Protocol):
     """The other brokers as a port: :class:`Peers` over sockets, something else in a simulation."""
 
-    async def call(self, broker_id: int, api_key: int, version: int, message: Any, timeout_ms: int = 30_000) -> Any:
+    async def call(
+        self, broker_id: int, api_key: int, version: int, message: Encodable, timeout_ms: int = 30_000
+    ) -> Any:
         """Send a request (a message of ``wire.messages``); returns the decoded response. Raises PeerUnavailable."""
         ...
 
@@ -124,7 +127,9 @@ class Peers:
         self._client_id = client_id
         self._peers: dict[int, _Peer] = {}
 
-    async def call(self, broker_id: int, api_key: int, version: int, message: Any, timeout_ms: int = 30_000) -> Any:
+    async def call(
+        self, broker_id: int, api_key: int, version: int, message: Encodable, timeout_ms: int = 30_000
+    ) -> Any:
         """Send a request (a message of ``wire.messages``) and return the decoded response.
 
         Raises:

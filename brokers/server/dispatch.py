@@ -165,7 +165,7 @@ class Dispatcher:
         else:
             self._execute(request, reply)
 
-    def _execute(self, request: Any, reply: Reply) -> None:
+    def _execute(self, request: object, reply: Reply) -> None:
         if reply.gone():
             return
         try:
@@ -484,5 +484,5 @@ def _library_decoder(key: int) -> Callable[[int, memoryview], Any]:
     return decode
 
 
-def _unserved(request: Any, context: Context) -> Any:
+def _unserved(request: object, context: Context) -> Any:
     raise NotImplementedError(f"no handler for API key {context.api_key}")
