@@ -352,13 +352,13 @@ def _takes_older_epochs(original: Any, self: Any, entry: Any, header: Any, origi
 # after the whole in-sync set has ended, all of it is heard (test_elections: test_replicas_that_all_lost_their_tails_are_compared).
 MUTATIONS = (
     # ---- the in-sync set and the high watermark
-    Mutation("the high watermark ignores the pending in-sync set", (instead(Partition.maximal_isr, lambda self: self.state.isr),), 12, ("lose an answer", "cut from zookeeper", "isolate")),
+    Mutation("the high watermark ignores the pending in-sync set", (instead(Partition.maximal_isr, lambda self: self.state.isr),), 43, ("lose an answer", "cut from zookeeper", "isolate")),
     Mutation("the high watermark ignores followers that have not fetched in this epoch", (instead(Partition.advance, _unheard_followers_do_not_count),), 0),
     Mutation("the high watermark moves below min.insync.replicas", (instead(Partition.advance, _advances_below_the_minimum),), 17, ("cut", "isolate", "kill")),
     Mutation("a new leader takes its whole log for committed", (instead(Partition.become_leader, _takes_its_log_for_committed),), 3, ("kill", "isolate", "cut", "slow")),
     Mutation("a follower joins before it has caught up", (instead(Partition._expand, _joins_before_it_has_caught_up),), 1, ("cut", "slow", "kill", "isolate")),
     Mutation("a shrunk in-sync set counts before it is written", (instead(Partition._propose, _counts_before_it_is_written),), 3, ("cut", "isolate", "lose an answer")),
-    Mutation("an unknown outcome of an in-sync change is taken for a failure", (instead(ZooKeeperIsrWriter._decide, _takes_an_unknown_outcome_for_a_failure),), 488, ("lose an answer", "zookeeper lag", "isolate")),
+    Mutation("an unknown outcome of an in-sync change is taken for a failure", (instead(ZooKeeperIsrWriter._decide, _takes_an_unknown_outcome_for_a_failure),), 35, ("lose an answer", "zookeeper lag", "isolate")),
     Mutation("a member that leaves a small in-sync set is not eligible", (instead(isr._with, lambda original, state, isr, elr, min_isr: original(state, isr, [], min_isr)),), 320, ("isolate", "cut", "power")),
     # ---- epochs, incarnations, elections
     Mutation("a leader counts fetches of other epochs", (
@@ -370,17 +370,17 @@ MUTATIONS = (
     Mutation("a fetch of a broker's previous incarnation counts", (
         instead(fetch._replica_error, _takes_any_broker_epoch),
         instead(Partition._expand, _joins_with_any_broker_epoch),
-    ), 14, ("power", "cut")),
+    ), 55, ("power", "cut")),
     Mutation("a broker counts as intact after an unclean restart", (instead(LiveBroker.continues, lambda self, incarnation: incarnation <= self.incarnation),), 1, ("power", "isolate")),
     # One of the two is enough: a mark that stays names an incarnation that is over.
     Mutation("the mark of a clean stop stays, and its incarnation is not compared", (
         instead(LogStore._remove_clean_stop, _leaves_the_mark_of_a_clean_stop),
         instead(continuity._is_stale, lambda stop, last: False),
-    ), 15, ("stop", "power")),
+    ), 8, ("stop", "power")),
     Mutation("the clean stop of a previous incarnation is believed", (instead(continuity._is_stale, lambda stop, last: False),), 8,
         ("disk put back", "isolate", "cut")),
     Mutation("a broker leads in any incarnation", (instead(ReplicaManager._leads, lambda self, state: state.leader == self._broker_id),), 1, ("power", "kill", "zookeeper lag")),
-    Mutation("any live replica may be elected", (instead(elections.successor, _elects_any_live_replica),), 1, ("kill", "isolate")),
+    Mutation("any live replica may be elected", (instead(elections.successor, _elects_any_live_replica),), 18, ("kill", "isolate")),
     Mutation("a move is done before the new replicas are in sync", (instead(reassignment._caught_up, lambda target, in_sync: bool(in_sync.intersection(target))),), 2, ("operator", "slow", "cut", "kill")),
     Mutation("leaders write their state without comparing its version", (
         instead(ZooKeeperIsrWriter._operations, lambda original, self, batch: original(self, [p._replace(base_epoch=-1) for p in batch])),
@@ -418,10 +418,10 @@ MUTATIONS = (
         instead(MetadataCache._apply, _applies_any_change),
     ), 3, ("cut from zookeeper", "pause", "operator")),
     # ---- coordinators and transactions
-    Mutation("a coordinator answers before its record is committed", (instead(ShardHost._await_commit, _answers_at_once),), 1, ("kill", "die in a write", "slow")),
+    Mutation("a coordinator answers before its record is committed", (instead(ShardHost._await_commit, _answers_at_once),), 3, ("kill", "die in a write", "slow")),
     Mutation("a transaction completes before its markers are committed", (
         instead(TransactionCoordinator._await_commit, lambda partition, offset, done: done(ErrorCode.NONE)),
-    ), 235, ("kill", "isolate", "cut")),
+    ), 16, ("kill", "isolate", "cut")),
     Mutation("transactional batches are not verified", (
         instead(ProducerState.needs_verification, lambda self, producer_id, producer_epoch: False),
         instead(producers._is_verified, lambda verification, guard: True),
@@ -433,14 +433,14 @@ MUTATIONS = (
     Mutation("a new producer id is unknown while the end that gave it is written", (instead(TransactionShard._refuse_producer, _does_not_know_the_next_id),), 10, ("hurry", "slow")),
     Mutation("offsets of open transactions count", (
         instead(GroupShard._apply_offset, lambda original, self, key, value, producer: original(self, key, value, None)),
-    ), 3),
+    ), 8),
     # ---- sinks
     Mutation("a fenced driver commits", (instead(sinks._refusal, _takes_any_driver),), 0, ("drivers", "client cut")),
     Mutation("the fence is not compared", (instead(sinks.commit_batch, _commits_without_fence),), 0, ("drivers", "client cut")),
     Mutation("members of earlier batches may write", (
         instead(transaction.member_refusal, _any_member_may_write),
         instead(ProducerState._check_data, _takes_older_epochs),
-    ), 0, ("drivers", "client cut")),
+    ), 2, ("drivers", "client cut")),
 )  # fmt: skip
 
 
