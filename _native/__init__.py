@@ -51,7 +51,7 @@ class StaleKernelError(Exception):
 
 
 def _refuse_stale(kernel: str, compiled: ModuleType) -> None:
-    """Raise if a newer checkout meets older compiled kernels: names are missing then."""
+    """Raise if a newer checkout finds older compiled kernels: names are missing then."""
     pure = importlib.import_module(f"_native.{kernel}_py")
     own = {name: value for name, value in vars(pure).items() if getattr(value, "__module__", "") == pure.__name__}
     missing = [

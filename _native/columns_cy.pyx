@@ -467,7 +467,7 @@ def group_rows(partitions, int32_t count):
             raise ValueError(f"{count} partitions")
         rows = view.len // 4
         p = <const uint8_t *>view.buf
-        ends = bytearray(4 * (<Py_ssize_t>count + 2))  # place n + 2 counts n, then place n + 1 is where n goes on
+        ends = bytearray(4 * (<Py_ssize_t>count + 2))  # place n + 2 counts n, then place n + 1 is where n continues
         next_at = <char *>ends
         for row in range(rows):
             memcpy(&partition, p + 4 * row, 4)

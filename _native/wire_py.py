@@ -170,7 +170,7 @@ def decode_produce_run(data: Buffer, start: int, end: int, lowest: int, highest:
 
     Each is a Produce with an answer, of one partition; version, acks, time-out and transactional id are those of the
     first. One whose batch has a codec is a run of its own, for what it inflates to is bounded by itself. None if the
-    first is anything else, or not sound: whoever decodes it by itself says why.
+    first is anything else, or not sound: decoding it by itself says why.
     """
     view = memoryview(data)
     run: ProduceRun | None = None

@@ -104,14 +104,16 @@ class Broker:
             await self._start_admin()
         self._store = await self._connect()
         boot = Path("/proc/sys/kernel/random/boot_id")
-        former = PreviousSession(Path(self.config.log_dirs[0]) / FILE_NAME, boot.read_text() if boot.exists() else "")
+        previous_session = PreviousSession(
+            Path(self.config.log_dirs[0]) / FILE_NAME, boot.read_text() if boot.exists() else ""
+        )
         listener = self.config.inter_broker_listener()
         ports = Ports(
             loop=self._loop,
             clock=self._clock,
             disk=RealDisk(mapped=self.config.fetch_send == "mmap"),
             store=self._store,
-            former=former,
+            previous_session=previous_session,
             connect_peers=lambda metadata, timers, client_id: Peers(metadata, timers, listener, client_id),
             new_cluster_id=new_cluster_id,
             host=socket.gethostname(),

@@ -97,7 +97,7 @@ class _Family(Collector):
 
 
 class Metrics:
-    """What the broker counts: plain numbers, read at scrape time. :meth:`watch` adds one that somebody else keeps."""
+    """What the broker counts: plain numbers, read at scrape time. :meth:`watch` adds one that is kept elsewhere."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()

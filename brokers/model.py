@@ -63,7 +63,7 @@ class LiveBroker(NamedTuple):
     intact_since: int
 
     def continues(self, incarnation: int) -> bool:
-        """Whether this life's logs hold all that the broker's logs held in that incarnation."""
+        """Whether this incarnation's logs hold all that the broker's logs held in that incarnation."""
         return self.intact_since <= incarnation <= self.incarnation
 
 

@@ -87,15 +87,15 @@ class PreviousSessionPort(Protocol):
 class Ports:
     """The ports of a broker. ``connect_peers`` makes a client for the other brokers, one per purpose.
 
-    ``listen`` opens the listeners before they are registered; it raises StartError. ``former`` stores the session's
-    credentials. ``process_troubles`` returns problems of the process (file descriptors) as texts.
+    ``listen`` opens the listeners before they are registered; it raises StartError. ``previous_session`` stores the
+    session's credentials. ``process_troubles`` returns problems of the process (file descriptors) as texts.
     """
 
     loop: asyncio.AbstractEventLoop
     clock: Clock
     disk: DiskPort
     store: SessionStore
-    former: PreviousSessionPort
+    previous_session: PreviousSessionPort
     connect_peers: Callable[[MetadataCache, Timers, str], PeersPort]
     new_cluster_id: Callable[[], str]
     new_id: Callable[[], uuid.UUID] = uuid.uuid4
@@ -189,7 +189,7 @@ class Node:
 
     async def _end_previous_session(self) -> None:
         """After a crash: this process has the logs' lock, so the stored session has no owner any more."""
-        credentials = self._ports.former.load()
+        credentials = self._ports.previous_session.load()
         if credentials is not None and await self._ports.store.end_session(*credentials):
             logger.info("ended the ZooKeeper session %#x of this broker's previous process", credentials[0])
         self._keep_session()
@@ -197,7 +197,7 @@ class Node:
     def _keep_session(self) -> None:
         credentials = self._ports.store.credentials()
         if credentials is not None:
-            self._ports.former.keep(*credentials)
+            self._ports.previous_session.keep(*credentials)
 
     def _build(self, metadata: MetadataCache, logs: LogStore) -> Services:
         """Build the components, each with the ports it needs."""
@@ -518,7 +518,7 @@ class Node:
         except (StoreError, TimeoutError) as error:
             logger.info("unregistering failed: %s", error)
         await store.close()
-        self._ports.former.forget()
+        self._ports.previous_session.forget()
         if self._logs is not None:
             self._logs.close(clean=True, broker_epoch=broker_epoch, live_broker=live_broker)
 

@@ -2,7 +2,7 @@
 
 Cold admin handlers that must ask another broker or ZooKeeper may be coroutine functions; the dispatcher runs them as
 a delayed task. A handler that may have much to do is a generator, which yields between two rows and returns its
-outcome: the dispatcher goes on with it a few milliseconds at a time, and gives it up when the client has gone. What is
+outcome: the dispatcher resumes it a few milliseconds at a time, and gives it up when the client has gone. What is
 done row by row in a coroutine awaits :meth:`Context.yield_now` between two rows. Handlers never touch a socket or a
 file descriptor.
 """

@@ -124,7 +124,7 @@ def execute_fetch(runs: Sequence[FetchRun], contexts: Sequence[Context]) -> list
 
 
 def _replica_error(request: FetchRequest, context: Context) -> ErrorCode:
-    """A follower counts by its registration: a fetch of a former life, or of one not known yet, says nothing."""
+    """A follower counts by its registration, so not in another incarnation or in one that is not known yet."""
     services = context.services
     if request.replica_id == services.config.broker_id:
         return ErrorCode.INVALID_REQUEST
@@ -366,15 +366,15 @@ class Fetch:
             services.fetch_wakes.add(services.loop, self._look)
 
     def reply_early(self) -> None:
-        """Somebody may wait for the fetch that acknowledges this answer."""
+        """The in-sync set may wait for the fetch that acknowledges this answer."""
         replica, now_ms = self.session.replica, self.context.services.clock.mono_ms()
         interval_ms = replica.interval_ms(now_ms) if replica is not None else None
         if self.delayed is not None and interval_ms is not None:
-            rest_ms = self.session.hastened_ms + interval_ms - now_ms
+            rest_ms = self.session.early_reply_ms + interval_ms - now_ms
             self._later(max(NEWS_DELAY_MS, rest_ms), self._early_reply_due)
 
     def abandoned(self) -> None:
-        """Nobody can go on with this session: answer with what there is."""
+        """No fetch can resume this session: answer with what there is."""
         if self.delayed is not None:
             self.context.services.loop.call_soon(self._finish)
 
@@ -414,7 +414,7 @@ class Fetch:
             self.rest()
 
     def _early_reply_due(self) -> None:
-        self.session.hastened_ms = self.context.services.clock.mono_ms()
+        self.session.early_reply_ms = self.context.services.clock.mono_ms()
         self._finish()
 
     def _look(self) -> None:

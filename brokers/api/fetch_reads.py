@@ -1,4 +1,4 @@
-"""Reading one partition for a Fetch: what the one who asks may see of it, and what to say when it is nothing.
+"""Reading one partition for a Fetch: what the asker may see of it, and what to say when it is nothing.
 
 A follower reads its leader up to the log's end. A consumer reads below the high watermark, or below the last stable
 offset; from the leader, or from a follower if it says in which rack it is (KIP-392). A consumer without a rack that
@@ -79,7 +79,7 @@ class Reader:
         return partition
 
     def refusal(self, partition: Partition, part: FetchPart) -> ErrorCode:
-        """Why the partition may not be read by the one who asks; NONE if it may.
+        """Why the partition may not be read by the asker; NONE if it may.
 
         A follower must name its epoch: a position counts in the epoch of its leader only (KIP-320).
         """
@@ -112,7 +112,7 @@ class Reader:
         return found
 
     def read(self, partition: Partition, part: FetchPart, left: int, first: bool) -> FetchOutcome:
-        """What the partition has for the one who asks, at most ``left`` bytes, but one batch if it is the ``first``."""
+        """What the partition has for the asker, at most ``left`` bytes, but one batch if it is the ``first``."""
         replica, request, log = self.replica, self.request, partition.log
         _, _, _, leader_epoch, offset, last_epoch, _, part_bytes, _ = part
         guarded = self.context.services.access.authorizer is not None
@@ -153,7 +153,7 @@ class Reader:
         return _new(FetchOutcome, (_NONE, watermark, stable, start, aborted, slices, size, None, None, -1))
 
     def _elsewhere(self, partition: Partition, part: FetchPart) -> FetchOutcome | None:
-        """Where the asker should go on instead: back to where its log leaves ours, or at a replica in its rack."""
+        """Where the asker should continue instead: back to where its log leaves ours, or at a replica in its rack."""
         diverging = self.diverging(partition, part)
         if diverging is not None:
             return self.state(partition, diverging=diverging)

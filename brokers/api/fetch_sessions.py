@@ -1,8 +1,8 @@
-"""Fetch sessions (KIP-227): what somebody fetches is remembered, so that a fetch names only what changed.
+"""Fetch sessions (KIP-227): what a client fetches is remembered, so that a fetch names only what changed.
 
 A session hears of its partitions' moves and keeps the set of those that have something to tell, its *dirty* ones. A
 fetch looks at these and at no others, so idle partitions cost nothing, however many they are. A partition that is dirty
-and for which nobody waits need not be heard of again: an abandoned session costs one mark per partition, then nothing.
+and for which no fetch waits need not be marked again: an abandoned session costs one mark per partition, then nothing.
 
 How many sessions there are, and how many partitions they name, is bounded. Followers' sessions push out consumers',
 large ones push out smaller ones, and an idle one goes first, as Kafka's cache has it.
@@ -31,13 +31,13 @@ FIRST_EPOCH, FINAL_EPOCH = 0, -1
 EVICTION_MS = 120_000
 """A session that was not used for so long may be evicted by any other; a younger one is not evicted by its equals."""
 EARLY_REPLY_INTERVAL_MS = 100
-"""Least time between two answers of a session that leave only because somebody waits for the fetch after them."""
+"""Least time between two answers of a session that leave only because the fetch after them is waited for."""
 EXPECT_HASTE_MS = 20
 """The same for followers that are about to hear that this broker leads something new."""
 EXPECT_MS = 300
 """For so long after this broker began to lead, its followers' fetches don't wait long: they learn of it meanwhile."""
 EVICTION_RETRY_MS = 1_000
-"""Time for which a full cache is not searched again after a search that found nobody to evict."""
+"""Time for which a full cache is not searched again after a search that found none to evict."""
 MAX_CONSUMER_PARTITIONS = 30_000
 """Partitions that all consumers' sessions may name together, at about 500 bytes each. Others get no session."""
 MAX_FOLLOWER_PARTITIONS = 200_000
@@ -59,7 +59,7 @@ class Waiter(Protocol):
         ...
 
     def reply_early(self) -> None:
-        """Somebody waits for the fetch after this one."""
+        """The fetch after this one is waited for."""
         ...
 
     def abandoned(self) -> None:
@@ -68,7 +68,7 @@ class Waiter(Protocol):
 
 
 class FollowerSession(ReplicaSession):
-    """A follower's session as its leader's partitions know it. Who waits for a proof hastens the follower's fetches."""
+    """A follower's session as its leader's partitions know it. A wait for a proof makes its answers leave early."""
 
     __slots__ = ("expected_until_ms", "session")
 
@@ -79,7 +79,7 @@ class FollowerSession(ReplicaSession):
         """Until when it may be about to name partitions that we lead since a short while."""
 
     def interval_ms(self, now_ms: int) -> int | None:
-        """Least time between answers that leave because somebody waits for the next fetch; None if nobody does."""
+        """Least time between answers that leave because the next fetch is waited for; None if it is not."""
         if now_ms < self.expected_until_ms:
             return EXPECT_HASTE_MS
         return EARLY_REPLY_INTERVAL_MS if self._listeners else None
@@ -173,7 +173,7 @@ class SessionPart:
 
 
 class Owner(NamedTuple):
-    """Whose session it is: nobody else goes on with it or ends it. ``broker_id`` is a follower's, -1 for consumers."""
+    """The owner of a session, which alone resumes or ends it. ``broker_id`` is a follower's, -1 for consumers."""
 
     principal: str
     broker_id: int
@@ -189,7 +189,7 @@ class FetchSession:
     replica: FollowerSession | None = None
     created_ms: int = 0
     used_ms: int = 0
-    hastened_ms: int = 0
+    early_reply_ms: int = 0
     """When an answer last left only because the next fetch was waited for."""
     parts: dict[Key, SessionPart] = field(default_factory=dict, init=False)
     dirty: dict[SessionPart, None] = field(default_factory=dict, init=False)
@@ -307,9 +307,9 @@ class FetchSessions:
     def open(
         self, now_ms: int, slots: int, size: int, owner: Owner, *, by_id: bool, replica: FollowerSession | None
     ) -> FetchSession | None:
-        """A new session for ``size`` partitions, or None if there is no room and nobody has to make room for it."""
+        """A new session for ``size`` partitions, or None if there is no room and none can be evicted."""
         if replica is not None:
-            self._end_former_lives(replica)
+            self._end_previous_incarnations(replica)
         elif size > MAX_CONSUMER_PARTITIONS:
             return None
         while replica is None and self._consumer_partitions + size > MAX_CONSUMER_PARTITIONS:
@@ -320,7 +320,7 @@ class FetchSessions:
                 return None
         session = FetchSession(
             self._new_id(now_ms), owner, by_id, replica, created_ms=now_ms, used_ms=now_ms,
-            hastened_ms=now_ms - EARLY_REPLY_INTERVAL_MS,
+            early_reply_ms=now_ms - EARLY_REPLY_INTERVAL_MS,
         )  # fmt: skip
         if replica is not None:
             replica.session = session
@@ -340,16 +340,16 @@ class FetchSessions:
                 if session.waiter is not None:
                     session.waiter.reply_early()
 
-    def _end_former_lives(self, replica: FollowerSession) -> None:
+    def _end_previous_incarnations(self, replica: FollowerSession) -> None:
         for session in list(self._followers):
-            former = session.replica
-            if former is None or former.broker_id != replica.broker_id:
+            previous = session.replica
+            if previous is None or previous.broker_id != replica.broker_id:
                 continue
-            if former.broker_epoch != replica.broker_epoch:
+            if previous.broker_epoch != replica.broker_epoch:
                 self.close(session)
 
     def _new_id(self, now_ms: int) -> int:
-        """Not to be mistaken for one of this broker's former life, which counted from 1 as well."""
+        """Not to be mistaken for one of this broker's previous incarnation, which counted from 1 as well."""
         while True:
             self._numbers += 1
             digest = hashlib.blake2b(b"%d %d" % (now_ms, self._numbers), digest_size=4).digest()
@@ -434,7 +434,7 @@ class FetchSessions:
             session.waiter.abandoned()
 
     def _evict_idle(self, now_ms: int) -> bool:
-        """Make room: a session that nobody uses goes, whoever's it is."""
+        """Make room: a session that is not used goes, whichever owner it has."""
         longest = next(iter(self._sessions.values()), None)
         if longest is None or now_ms - longest.used_ms <= EVICTION_MS:
             return False

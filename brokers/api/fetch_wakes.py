@@ -30,7 +30,7 @@ class Wakes:
         return len(self._looks)
 
     def add(self, loop: asyncio.AbstractEventLoop, look: Callable[[], None]) -> None:
-        """Call ``look`` in a turn to come. Whoever waits asks once, however often it is woken."""
+        """Call ``look`` in a turn to come. A waiting fetch asks once, however often it is woken."""
         self._looks.append(look)
         if not self._running:
             self._running = True
@@ -41,7 +41,7 @@ class Wakes:
         try:
             for _ in range(min(len(looks), LOOKS_PER_TURN)):
                 looks.popleft()()
-        finally:  # a look that fails is told by the loop, and costs nobody else's
+        finally:  # a look that fails is logged by the loop, and costs no other
             self._running = bool(looks)
             if looks:
                 loop.call_soon(self._turn, loop)

@@ -278,7 +278,7 @@ class Work:
     def outcome(self) -> Outcome | Coroutine[Any, Any, Any]:
         """The answers; with acks=all once all is committed, or the in-sync set has become too small for that."""
         if self.unverified:
-            self.run = self.run._replace(batches=[])  # who waits keeps no view of what was received
+            self.run = self.run._replace(batches=[])  # a request that waits keeps no view of what was received
             return self._verified()
         acks, plain = self.acks, self.plain
         waits: list[tuple[int, Partition, int]] = []
@@ -301,7 +301,7 @@ class Work:
 
     def waiting(self, missing: set[int]) -> tuple[DelayedResponse, Callable[[int, ErrorCode], None]]:
         """What waits for those groups, and what to call for each of them."""
-        self.run = self.run._replace(batches=[])  # who waits keeps no view of what was received
+        self.run = self.run._replace(batches=[])  # a request that waits keeps no view of what was received
         errors: dict[int, ErrorCode] = {}
 
         def expired() -> Any:
@@ -432,6 +432,6 @@ def refusal(
     record_errors: Any = (),
     message: str | None = None,
 ) -> ProduceOutcome:
-    """The answer for a partition whose batch was not taken; it names the leader if somebody else leads."""
+    """The answer for a partition whose batch was not taken; it names the leader if another broker leads."""
     leader = current_leader(context, tp) if error is ErrorCode.NOT_LEADER_OR_FOLLOWER else None
     return ProduceOutcome(error, record_errors=record_errors, error_message=message, current_leader=leader)

@@ -198,7 +198,7 @@ class ControllerContext:
         self.image.apply(write.changes, MetadataDelta())
 
     async def persist(self, what: str, attempt: Callable[[], Awaitable[R]], attempts: int = ATTEMPTS) -> R | None:
-        """Repeat ``attempt`` until it meets no StaleState, reading again in between; None after ``attempts`` tries.
+        """Repeat ``attempt`` until it raises no StaleState, reading again in between; None after ``attempts`` tries.
 
         Raises NotController and whatever else ``attempt`` raises. The caller holds the lock.
         """

@@ -183,7 +183,7 @@ def elect_by_ends(
     """The state after an election by the answers of the brokers of :func:`to_ask`; None if they don't suffice.
 
     ``ends`` holds None for a broker without a log. The choice is clean if every in-sync or eligible replica has given
-    its log end and every other live replica has answered: the longest log of the former leads, or one of the latter
+    its log end and every other live replica has answered: the longest log of the members leads, or one of the others
     that extends it. If an unclean election is allowed, the present answers suffice; ``leader_recovery_state`` marks
     the election as unclean if an in-sync or eligible replica is missing.
     """

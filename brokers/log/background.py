@@ -120,7 +120,7 @@ class Removals:
 def _tried(remove: Callable[[T], object], what: T) -> None:
     try:
         remove(what)
-    except Exception as wrong:  # the thread goes on, or nothing would be removed any more
+    except Exception as wrong:  # the thread continues, or nothing would be removed any more
         logger.warning("%s is left behind: %s", what, wrong)
 
 

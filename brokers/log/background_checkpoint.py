@@ -40,7 +40,7 @@ class BackgroundCheckpoint:
         self._names = [known for known in self._names if known != name]
 
     def step(self) -> bool:
-        """Go on if the disk is through with what was asked of it; whether all is durable now. Raises DiskError."""
+        """Continue if the disk is through with what was asked of it; whether all is durable now. Raises DiskError."""
         if not self._pending.done:
             return False
         if self._pending.error is not None:

@@ -48,7 +48,7 @@ class Checkpoints:
                 self.outlived |= outlived
 
     def begin(self) -> None:
-        """As :meth:`write_all`, but nobody waits for a disk: :meth:`resume` does the rest."""
+        """As :meth:`write_all`, without waiting for a disk: :meth:`resume` does the rest."""
         if any(directory.checkpoint is not None for directory in self._directories):
             return
         self._covered = set(self.outlived)
@@ -107,7 +107,7 @@ class Checkpoints:
     def write_starts(self, directory: LogDirectory) -> None:
         """The logs' starts, now: they outlive this process, and reach the disk in the background. Raises DiskError.
 
-        The other checkpoints under way go on: deletions may come more often than those take.
+        The other checkpoints under way continue: deletions may come more often than those take.
         """
         logs, path = self._logs_of(directory), f"{directory.path}/{checkpoints.LOG_START_CHECKPOINT}"
         self._disk.replace(path, _starts(logs)[checkpoints.LOG_START_CHECKPOINT], durable=False)

@@ -2,7 +2,7 @@
 
 One :class:`Compaction` is one pass over one log, cut into steps so that the loop never waits long. It reads closed
 segments below the last stable offset, writes ``.cleaned`` files, and swaps them in: ``.cleaned`` to ``.swap`` once they
-are durable, the old segments removed (readers with slices go on), ``.swap`` to its final name. A crash between any two
+are durable, the old segments removed (slices stay readable), ``.swap`` to its final name. A crash between any two
 of these is finished or undone by recovery. What is kept, as Kafka keeps it:
 
 - offsets, and the first and last offset of a rewritten batch;

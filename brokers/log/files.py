@@ -93,7 +93,7 @@ class DiskFile(Protocol):
         ...
 
     def remove(self, *, later: bool = False) -> None:
-        """Delete the file's name, with ``later`` in the background; pinned readers go on."""
+        """Delete the file's name, with ``later`` in the background; pinned readers continue."""
         ...
 
     def close(self) -> None:

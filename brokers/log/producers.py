@@ -514,7 +514,7 @@ def _check_marker(
 
 def _check_sequence(entry: ProducerEntry, header: BatchHeader, verification: _Verification | None) -> Refusal | None:
     first = header.base_sequence
-    who = f"producer {header.producer_id} epoch {header.producer_epoch}"
+    name = f"producer {header.producer_id} epoch {header.producer_epoch}"
     if (
         verification is not None
         and verification.epoch == header.producer_epoch
@@ -522,14 +522,14 @@ def _check_sequence(entry: ProducerEntry, header: BatchHeader, verification: _Ve
     ):
         return Refusal(
             ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
-            f"{who}: sequence {first} came before {verification.lowest_sequence}, which is still being verified",
+            f"{name}: sequence {first} came before {verification.lowest_sequence}, which is still being verified",
         )
     if entry.epoch == NO_PRODUCER_EPOCH:
         return None  # unknown here, perhaps because its records were deleted: any sequence starts it
     if header.producer_epoch != entry.epoch:
         if first != 0:
             return Refusal(
-                ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, f"{who}: a new epoch starts at sequence 0, not {first}"
+                ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, f"{name}: a new epoch starts at sequence 0, not {first}"
             )
         return None
     last = entry.last_sequence
@@ -540,10 +540,10 @@ def _check_sequence(entry: ProducerEntry, header: BatchHeader, verification: _Ve
         # transaction was aborted. The two look alike, and more copies may come: only a new epoch shuts them out.
         return Refusal(
             ErrorCode.UNKNOWN_PRODUCER_ID,
-            f"{who}: sequence {first} was used in a transaction that has ended (the last was {last}):"
-            " abort, and go on in a new epoch (InitProducerId)",
+            f"{name}: sequence {first} was used in a transaction that has ended (the last was {last}):"
+            " abort, and continue in a new epoch (InitProducerId)",
         )
-    return Refusal(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, f"{who}: sequence {first} after {last}")
+    return Refusal(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, f"{name}: sequence {first} after {last}")
 
 
 class DamagedSnapshot(ValueError):

@@ -400,8 +400,8 @@ class _Loader:
     def repeat_cut(self, recovery_point: int) -> None:
         """Cut the segment before the recovery point there once more, if the next one begins there.
 
-        A log cut at its recovery point may go on in a new segment. If the power fails before the next flush, what was
-        cut off is there again, behind the offsets that are durable and before those of the new segment.
+        A log cut at its recovery point may continue in a new segment. If the power fails before the next flush, what
+        was cut off is there again, behind the offsets that are durable and before those of the new segment.
         """
         index = self.segments.floor_index(recovery_point)
         if not index or self.segments[index].base_offset != recovery_point:

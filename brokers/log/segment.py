@@ -449,7 +449,7 @@ class Segment:
         self.suffix = suffix
 
     def remove(self, *, later: bool = False) -> None:
-        """Delete all files, with ``later`` in the background; readers with slices go on."""
+        """Delete all files, with ``later`` in the background; readers with slices continue."""
         self.offset_index.remove(later=later)
         self.time_index.remove(later=later)
         self.txn_index.remove(later=later)

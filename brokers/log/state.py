@@ -50,7 +50,7 @@ class AppendInfo(NamedTuple):
 
 
 class ReadResult(NamedTuple):
-    """Whole batches from the one holding ``first_offset``; ``next_offset`` is where the next read goes on."""
+    """Whole batches from the one holding ``first_offset``; ``next_offset`` is where the next read resumes."""
 
     slices: tuple[FileSlice, ...]
     size: int
@@ -194,7 +194,7 @@ class LogState:
         self.crowded = False
         """Whether its directory has no room: an append was refused, and there was no room since."""
         self.cuts = 0
-        """Counts truncations and deletions: work on segments over several turns goes on while this stands."""
+        """Counts truncations and deletions: work on segments over several turns continues while this stands."""
         self.unflushed_since_ms: int | None = None
         self.dirty_names = recovery_point < loaded.log_end_offset or not loaded.report.clean
         """Whether files were made or renamed since the directory was last fsynced."""

@@ -266,7 +266,7 @@ class LogStore:
             others = [name for name in self._disk.names(directory.path) if _PARTITION_DIRECTORY.fullmatch(name)]
             if others:
                 raise ForeignDirectory(
-                    f"{directory.path} holds partitions ({others[0]}, ...) but no meta.properties: nobody knows"
+                    f"{directory.path} holds partitions ({others[0]}, ...) but no meta.properties: it is unknown"
                     " whose they are; choose another directory in log.dirs"
                 )
             return None
@@ -414,9 +414,9 @@ class LogStore:
         return log
 
     def _add(self, log: Log, directory: LogDirectory) -> None:
-        former = self._homes.get(log.topic_partition)
-        if former is not None:
-            former.logs -= 1
+        previous = self._homes.get(log.topic_partition)
+        if previous is not None:
+            previous.logs -= 1
         directory.logs += 1
         self._logs[log.topic_partition] = log
         self._homes[log.topic_partition] = directory
@@ -587,7 +587,7 @@ class LogStore:
             log.flusher.begin_flush(active=False)
 
     def _quietly(self, action: Callable[[], object]) -> None:
-        """Upkeep meets a full or failed disk: a line in the log, and another try the next time."""
+        """Upkeep finds a full or failed disk: a line in the log, and another try the next time."""
         try:
             action()
         except DiskFull as wrong:

@@ -62,7 +62,7 @@ class Truncation:
 
     @guarded
     def restart_at(self, offset: int, *, now_ms: int | None = None) -> None:
-        """Drop everything and go on, empty, at ``offset``: for a follower that has fallen off its leader's log.
+        """Drop everything and continue, empty, at ``offset``: for a follower that has fallen off its leader's log.
 
         Without room for the new segment the log is left empty where its first one began. Raises DiskFull, LogOffline.
         """
@@ -101,14 +101,14 @@ class Truncation:
     def _lower_recovery_point(self, offset: int) -> None:
         """Before a cut: what is appended after it is not durable, although the old recovery point would say so."""
         log = self._log
-        former = log.recovery_point
-        if offset < former:
+        previous = log.recovery_point
+        if offset < previous:
             log.recovery_point = offset
             try:
                 if log.calls.checkpoint is not None:
                     log.calls.checkpoint()
             except BaseException:
-                log.recovery_point = former  # the disk says so: the next attempt must write it again
+                log.recovery_point = previous  # the disk says so: the next attempt must write it again
                 raise
 
     def _discard(self, segment: Segment) -> None:

@@ -251,7 +251,7 @@ class MetadataCache:
     async def _follow(self) -> None:
         while True:
             try:
-                # not wait_for: before Python 3.12 it can swallow a cancellation that meets the event
+                # not wait_for: before Python 3.12 it can swallow a cancellation that comes with the event
                 async with asyncio.timeout(RELIST_SECONDS):
                     await self._poked.wait()
             except TimeoutError:

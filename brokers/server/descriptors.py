@@ -1,6 +1,6 @@
 """How many file descriptors the process has left, and whether it has run out of them lately.
 
-A broker without descriptors accepts no connection and opens no segment; what is open goes on.
+A broker without descriptors accepts no connection and opens no segment; what is open continues.
 """
 
 from __future__ import annotations

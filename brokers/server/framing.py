@@ -31,7 +31,7 @@ _ALONE = 2
 
 
 class FrameError(ValueError):
-    """The length prefix is impossible: the connection cannot go on."""
+    """The length prefix is impossible: the connection cannot continue."""
 
 
 class TlsHandshake(FrameError):

@@ -76,7 +76,7 @@ def read_partition(partition: InputPartition, options: ReadOptions) -> Iterator[
 
 
 def _after_loss(client: Client, item: Range, position: int, options: ReadOptions) -> int:
-    """The offset to go on from when ``position`` is gone: the log's start, or the range's end. Raises DataLoss."""
+    """The offset to continue from when ``position`` is gone: the log's start, or the range's end. Raises DataLoss."""
     first = client.offsets({item.tp: EARLIEST}, options.isolation)[item.tp][0]
     message = f"{item.tp}: offset {position} of the range {item.start}..{item.end} is gone; the log starts at {first}"
     report_loss(message, options)

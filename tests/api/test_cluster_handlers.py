@@ -251,7 +251,7 @@ def test_kept_rows_follow_the_view(services: Services) -> None:
     assert leaders() == [-1, -1, -1, -1]
 
 
-def test_who_has_just_gone_is_named_but_leads_nothing(services: Services) -> None:
+def test_a_departed_broker_is_named_for_a_while_but_leads_nothing(services: Services) -> None:
     view = services.metadata
     gone = view.brokers[1]
     view.brokers = {broker_id: info for broker_id, info in view.brokers.items() if broker_id != 1}

@@ -162,7 +162,7 @@ def test_a_lost_leadership_wakes_a_fetch(stage: Stage) -> None:
     assert partitions(12, delayed.response)[0].error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
-def test_a_client_that_goes_away_leaves_nobody_waiting(stage: Stage) -> None:
+def test_a_client_that_goes_away_leaves_nothing_waiting(stage: Stage) -> None:
     stage.topic("t")
     delayed = stage.start(handle_fetch, 1, 12, request(part("t", 0), max_wait_ms=500))
     assert isinstance(delayed, DelayedResponse)

@@ -116,7 +116,7 @@ def test_a_follower_counts_by_its_registration(stage: Stage, fields: dict[str, i
     assert error_of(stage, **fields) == error
 
 
-def test_a_restarted_follower_cannot_go_on_with_its_session(stage: Stage) -> None:
+def test_a_restarted_follower_cannot_resume_its_session(stage: Stage) -> None:
     topic = stage.topic("t", replicas=BOTH)
     old = follower(stage)
     old.fetch(part(topic.id, 0))
@@ -131,7 +131,7 @@ def test_a_restarted_follower_cannot_go_on_with_its_session(stage: Stage) -> Non
     fresh.fields["replica_epoch"] = 5
     fresh.fetch(part(topic.id, 1))
     assert stage.partition("t").log.high_watermark == 1
-    assert len(stage.services.fetch_sessions) == 1, "the former life's session is ended"
+    assert len(stage.services.fetch_sessions) == 1, "the session of the previous incarnation is ended"
 
 
 # -- what does not count ----------------------------------------------------------------------------------------------
@@ -165,7 +165,7 @@ def test_a_position_below_the_logs_start_is_out_of_range(stage: Stage) -> None:
         assert stage.partition("t").follower_ends()[OTHER] == 5, "it is not counted"
 
 
-def test_who_is_no_replica_is_sent_to_look_again(stage: Stage) -> None:
+def test_a_fetcher_that_is_no_replica_is_sent_to_look_again(stage: Stage) -> None:
     topic = stage.topic("t", replicas=BOTH)
     live(stage, THIRD)
     client = follower(stage, THIRD)

@@ -152,7 +152,7 @@ def test_without_its_lease_a_leader_asks_its_followers(stage: Stage) -> None:
     assert offsets_of(question.response).offset == 1
 
 
-def test_nobody_else_can_lead_a_partition_of_one_replica(stage: Stage) -> None:
+def test_no_other_broker_can_lead_a_partition_of_one_replica(stage: Stage) -> None:
     stage.topic("t")
     stage.append("t")
     stage.lease = False
@@ -160,7 +160,7 @@ def test_nobody_else_can_lead_a_partition_of_one_replica(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize(("timeout_ms", "waits_ms"), [(0, 5000), (700, 700), (2**31 - 1, 30_000)])
-def test_a_question_that_nobody_confirms_is_refused_in_the_end(stage: Stage, timeout_ms: int, waits_ms: int) -> None:
+def test_an_unconfirmed_lookup_is_refused_in_the_end(stage: Stage, timeout_ms: int, waits_ms: int) -> None:
     stage.topic("t", replicas=BOTH)
     stage.lease = False
     question = ask_offsets(stage, -1, timeout_ms=timeout_ms)

@@ -113,7 +113,7 @@ def test_a_full_fetch_ends_the_session_that_it_names(stage: Stage, epoch: int) -
 
 
 @pytest.mark.parametrize("fields", [{"session_epoch": -1}, {"session_id": 7, "session_epoch": -1}])
-def test_who_wants_no_session_gets_none(stage: Stage, fields: dict[str, int]) -> None:
+def test_a_fetch_that_wants_no_session_gets_none(stage: Stage, fields: dict[str, int]) -> None:
     stage.topic("t")
     outcome = stage.start(handle_fetch, 1, 12, request(part("t", 0), **fields))
     assert isinstance(outcome, Done)
@@ -145,7 +145,7 @@ def test_names_and_ids_are_not_mixed(stage: Stage) -> None:
     assert client.fetch().error == ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR
 
 
-def test_a_session_belongs_to_who_began_it(stage: Stage) -> None:
+def test_a_session_belongs_to_its_owner(stage: Stage) -> None:
     sessions = stage.services.fetch_sessions
     client = started(stage, "t")
     stranger = Owner("User:somebody else", -1)
@@ -447,7 +447,7 @@ def test_a_full_cache_gives_no_session(stage: Stage) -> None:
     assert client.fetch().error == 0
 
 
-def test_who_is_evicted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_which_session_is_evicted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetch_sessions, "EVICTION_RETRY_MS", 0)
     sessions = FetchSessions()
     small, large, follower = opened(sessions, 0, 2), opened(sessions, 0, 9), opened(sessions, 0, 1, replica=2)
@@ -531,7 +531,7 @@ def test_an_evicted_session_answers_its_waiting_fetch(stage: Stage) -> None:
     assert client.fetch().error == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
 
 
-def test_session_ids_of_two_lives_differ() -> None:
+def test_session_ids_of_two_incarnations_differ() -> None:
     first, second = FetchSessions(), FetchSessions()
     ids = {opened(first, 1, slots=99).id for _ in range(50)} | {opened(second, 2, slots=99).id for _ in range(50)}
     assert len(ids) == 100

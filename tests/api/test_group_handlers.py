@@ -58,7 +58,7 @@ def test_join_with_a_name_that_does_not_fit_the_log(api: Api) -> None:
     assert api.call(12, 4, request).error_code == ErrorCode.INVALID_GROUP_ID
 
 
-def test_a_join_that_nobody_answers_ends_with_its_deadline(api: Api) -> None:
+def test_a_join_without_an_answer_ends_with_its_deadline(api: Api) -> None:
     first = api.join(9)
     delayed = api.join(9, first.member_id)
     assert isinstance(delayed, DelayedResponse)

@@ -144,7 +144,7 @@ def test_acks_all_waits_for_every_replica_in_sync(stage: Stage) -> None:
     assert [p.error_code for p in message.responses[0].partition_responses] == [0, 0]
 
 
-def test_who_waits_keeps_nothing_of_the_frame(stage: Stage) -> None:
+def test_a_request_that_waits_keeps_nothing_of_the_frame(stage: Stage) -> None:
     stage.topic("t", replicas=(ME, OTHER))
     frame = bytearray(stage.batch(3))
     part = hot.ProducePart("t", None, 0, memoryview(frame))

@@ -116,7 +116,7 @@ def test_a_new_producers_second_batch_does_not_overtake_its_first(
     assert not stage.partition("t").order.rejected.first
 
 
-def test_who_came_before_this_broker_led_is_not_waited_for_for_ever(stage: Stage) -> None:
+def test_a_batch_before_this_broker_led_is_not_waited_for_for_ever(stage: Stage) -> None:
     early, tp = BeforeLeading(), TopicPartition("t", 0)
 
     def batch(sequence: int, producer: int = 7) -> memoryview:

@@ -84,7 +84,7 @@ def test_a_listener_that_fails_does_not_silence_the_others(stage: Stage) -> None
     assert [partition.tp for partition in heard] == [T]
 
 
-def test_who_asks_for_a_leader_is_told_why_not(stage: Stage) -> None:
+def test_a_lookup_of_a_leader_says_why_there_is_none(stage: Stage) -> None:
     stage.topic("t", epoch=5)
     stage.topic("other", leader=OTHER, replicas=(OTHER,))
     assert stage.replicas.leader(T) is stage.partition("t")
@@ -274,7 +274,7 @@ def test_a_reload_compares_everything(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize(("isr", "kept"), [((ME, OTHER), 1), ((OTHER,), 0)])
-def test_a_log_without_its_topics_id_is_kept_only_where_somebody_counts_on_it(
+def test_a_log_without_its_topics_id_is_kept_only_where_a_state_counts_on_it(
     tmp_path: Path, isr: tuple[BrokerId, ...], kept: int
 ) -> None:
     """A power loss may take the file with the id; the topic may have been deleted and created again meanwhile."""

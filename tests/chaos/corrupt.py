@@ -566,7 +566,7 @@ def a_committed_offset_goes_back(rng: random.Random, events: list[Event]) -> set
 
 
 @corruption
-def a_member_goes_on_too_late(rng: random.Random, events: list[Event]) -> set[str] | None:
+def a_member_resumes_too_late(rng: random.Random, events: list[Event]) -> set[str] | None:
     """It never sees the records between the committed offset and its start."""
     choice, fresh = [], set()
     stood: dict[str, int] = {}  # a member that keeps a partition may also go on where it was
@@ -655,7 +655,7 @@ def a_fence_goes_back(rng: random.Random, events: list[Event]) -> set[str] | Non
 
 
 @corruption
-def a_batch_of_somebody_else_committed(rng: random.Random, events: list[Event]) -> set[str] | None:
+def a_foreign_batch_committed(rng: random.Random, events: list[Event]) -> set[str] | None:
     """Two attempts at one batch are shown."""
     ops = [op for op in _ops(events, "txn", "ok") if "batch" in op[0]]
     if len(ops) < 2:

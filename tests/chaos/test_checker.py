@@ -48,7 +48,7 @@ def all_is_well(tale: Tale) -> None:
 
 
 @story("phantom")
-def nobody_wrote_it(tale: Tale) -> None:
+def it_was_never_written(tale: Tale) -> None:
     sent(tale, "a")
     tale.poll(A, (1, "ghost"))
 
@@ -341,7 +341,7 @@ def an_output_above_the_committed_offset(tale: Tale) -> None:
 
 
 @story("no-final-offset")
-def nobody_asked_where_the_group_stands(tale: Tale) -> None:
+def the_groups_offsets_were_never_read(tale: Tale) -> None:
     processed(tale, ("a", 0, 0), ("b", 1, 1), committed=-1)
 
 
@@ -552,7 +552,7 @@ def an_offset_on_its_way_may_be_answered_or_not(tale: Tale) -> None:
 
 
 @story("phantom-offset")
-def an_offset_that_nobody_committed(tale: Tale) -> None:
+def an_offset_that_was_never_committed(tale: Tale) -> None:
     tale.commit(3)
     tale.committed(4)
 
@@ -588,7 +588,7 @@ def the_offset_of_a_committed_transaction_is_forgotten(tale: Tale) -> None:
 
 
 @story("stale-committed-offset")
-def a_member_goes_on_too_early(tale: Tale) -> None:
+def a_member_resumes_too_early(tale: Tale) -> None:
     tale.start("m1", iso="rc", group="g")
     tale.start("m2", iso="rc", group="g")
     sent(tale, "a", "b", "c")
@@ -600,7 +600,7 @@ def a_member_goes_on_too_early(tale: Tale) -> None:
 
 
 @story("skip-poll")
-def a_member_goes_on_too_late(tale: Tale) -> None:
+def a_member_resumes_too_late(tale: Tale) -> None:
     tale.start("m1", iso="rc", group="g")
     tale.start("m2", iso="rc", group="g")
     sent(tale, "a", "b", "c")
@@ -613,7 +613,7 @@ def a_member_goes_on_too_late(tale: Tale) -> None:
 
 
 @story()
-def a_member_goes_on_where_the_other_stopped(tale: Tale) -> None:
+def a_member_resumes_where_the_other_stopped(tale: Tale) -> None:
     tale.start("m1", iso="rc", group="g")
     tale.start("m2", iso="rc", group="g")
     sent(tale, "a", "b", "c")
@@ -635,7 +635,7 @@ def a_member_keeps_its_partition_and_its_place(tale: Tale) -> None:
 
 
 @story("skip-poll")
-def a_member_goes_on_where_it_was_though_it_lost_the_partition(tale: Tale) -> None:
+def a_member_resumes_where_it_was_though_it_lost_the_partition(tale: Tale) -> None:
     tale.start("m1", iso="rc", group="g")
     sent(tale, "a", "b", "c")
     tale.position({"t/0": None}, proc="m1")
@@ -703,7 +703,7 @@ def the_fence_goes_back(tale: Tale) -> None:
 
 
 @story("fence-phantom")
-def the_fence_names_a_batch_of_nobody(tale: Tale) -> None:
+def the_fence_names_an_unknown_batch(tale: Tale) -> None:
     tale.fence(7)
     tale.final({"t/0": []})
 
@@ -755,7 +755,7 @@ def deleted_by_a_request_without_an_answer(tale: Tale) -> None:
 
 
 @story()
-def a_reader_goes_on_behind_deleted_records(tale: Tale) -> None:
+def a_reader_resumes_behind_deleted_records(tale: Tale) -> None:
     sent(tale, "a", "b", "c")
     tale.position({"t/0": 0})
     tale.poll(A)

@@ -49,7 +49,7 @@ def test_every_command_explains_itself_and_takes_the_common_options(
 
 
 @pytest.mark.parametrize("path", [path for path, _ in ALL], ids=" ".join)
-def test_every_command_says_in_one_line_that_nobody_answers(path: tuple[str, ...]) -> None:
+def test_every_command_says_in_one_line_that_no_broker_answers(path: tuple[str, ...]) -> None:
     address = f"127.0.0.1:{free_port()}"
     needs = [] if path[-1] == "list" or path[0] == "cluster" else ["x"]
     extra = {

@@ -71,7 +71,7 @@ def test_a_zombie_does_not_run(sleeper: subprocess.Popen[bytes]) -> None:
         Process.of(sleeper.pid)
 
 
-def test_who_ignores_the_polite_signal_is_killed() -> None:
+def test_a_process_that_ignores_the_polite_signal_is_killed() -> None:
     code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(600)"
     stubborn = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     assert stubborn.stdout is not None

@@ -91,7 +91,7 @@ def test_for_people(segment: Path) -> None:
     assert "value a" in result.output
 
 
-def test_a_flipped_bit_is_named_and_the_walk_goes_on(segment: Path) -> None:
+def test_a_flipped_bit_is_named_and_the_walk_continues(segment: Path) -> None:
     data = bytearray(segment.read_bytes())
     data[65] ^= 1
     segment.write_bytes(data)

@@ -69,7 +69,7 @@ def test_a_new_factor_keeps_load_even_and_leaders_where_they_are(old: int, new: 
         assert max(held) - min(held) <= 2
 
 
-def test_who_goes_first_is_not_in_sync_and_never_the_leader() -> None:
+def test_the_replica_that_goes_first_is_not_in_sync_and_never_the_leader() -> None:
     brokers = [broker(1), broker(2), broker(3)]
     fleet = overview(brokers, partition(0, 1, 2, 3, leader=2, isr=(2, 3)))
     assert moves.with_factor(fleet.of_topic("t"), 2, fleet) == {TopicPartition("t", 0): (2, 3)}

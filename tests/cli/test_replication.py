@@ -175,7 +175,7 @@ def even(shell: Shell, what: str) -> bool:
     return max(counted) - min(counted) <= 1
 
 
-def test_load_moves_to_a_new_broker_while_clients_go_on(fleet: Fleet, shell: Shell) -> None:
+def test_load_moves_to_a_new_broker_while_clients_continue(fleet: Fleet, shell: Shell) -> None:
     topic = "load"
     shell.run("topics", "create", topic, "-p", "8", "-r", "3", "-c", "min.insync.replicas=2")
     for partition in range(8):
@@ -417,7 +417,7 @@ def test_an_unclean_leader_is_elected_on_request_only(fleet: Fleet, shell: Shell
     assert row["end_offset"] == 10, "what only the dead leader had is given up"
     ahead.start()
     ahead.wait_ready()
-    eventually(lambda: set(described(shell, topic)[0]["isr"]) == {3, 4}, "the former leader follows", LIMIT_S)
+    eventually(lambda: set(described(shell, topic)[0]["isr"]) == {3, 4}, "the previous leader follows", LIMIT_S)
     assert described(shell, topic)[0]["end_offset"] == 10
 
 

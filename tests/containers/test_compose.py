@@ -46,7 +46,7 @@ def test_each_broker_would_start_with_these_settings() -> None:
     assert ids == {1, 2, 3}
 
 
-def test_nobody_outside_the_machine_is_let_in_unless_told() -> None:
+def test_only_the_machine_itself_connects_unless_configured() -> None:
     for service in read({}).services.values():
         assert {address for address, _ in service.ports.values()} <= {"127.0.0.1"}
     opened = read({"FLEETLOG_BIND": "192.0.2.1", "FLEETLOG_HOST": "fleet.example.org"})

@@ -359,7 +359,7 @@ def test_only_replicas_that_hold_everything_count(situation: tuple[PartitionStat
         assert not after.elr or after.leader_epoch == before.leader_epoch
 
 
-def test_an_epoch_after_one_that_nobody_led_remembers_who_led_last() -> None:
+def test_an_epoch_after_one_without_a_leader_remembers_the_last_leader() -> None:
     """An election waits for that broker's word."""
     once = released(THREE, EPOCH)
     assert (once.leader, once.last_known_leader, released(once, EPOCH).last_known_leader) == (-1, 1, 1)

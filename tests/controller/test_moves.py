@@ -126,7 +126,7 @@ async def test_each_partition_is_answered_for_itself(connect: str) -> None:
 
 
 @on_loop
-async def test_the_next_controller_goes_on(connect: str) -> None:
+async def test_the_next_controller_continues(connect: str) -> None:
     """One controller starts the move, and the last replica catches up while there is no controller."""
     async with Nodes(connect) as nodes:
         boss = await fleet(nodes, 2, 3, topic=on(2, 1))

@@ -31,7 +31,7 @@ def test_absent_brokers_take_what_the_living_cannot() -> None:
         assign((), 1, 1, absent=brokers(3))
 
 
-def test_added_partitions_go_on_where_the_topic_stopped() -> None:
+def test_added_partitions_continue_where_the_topic_stopped() -> None:
     whole = assign(brokers(1, 2, 3), 7, 2, start=1)
     parts = assign(brokers(1, 2, 3), 4, 2, start=1) + assign(brokers(1, 2, 3), 3, 2, start=1, first_partition=4)
     assert parts == whole

@@ -56,7 +56,7 @@ async def _refused(connect: str) -> str:
 
 
 @on_loop
-async def test_nobody_listens() -> None:
+async def test_an_address_without_a_server_is_named() -> None:
     port = free_port()
     message = await _refused(f"127.0.0.1:{port}")
     assert f"127.0.0.1:{port} cannot be reached" in message

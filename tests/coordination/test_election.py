@@ -197,7 +197,7 @@ async def _there(store: ZookeeperStore, path: str) -> bool:
 
 @pytest.mark.slow
 @on_loop
-async def test_elections_go_on_while_servers_die(make_ensemble: Callable[[int], Ensemble]) -> None:
+async def test_elections_continue_while_servers_die(make_ensemble: Callable[[int], Ensemble]) -> None:
     ensemble = make_ensemble(3)
     async with Stores() as stores:
         opened = [await stores.open(ensemble.connect_string, timeout_ms=12_000) for _ in range(2)]

@@ -16,16 +16,16 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_kept_and_forgotten(path: Path) -> None:
-    former = PreviousSession(path, "boot")
-    assert former.load() is None
-    former.keep(0x1234, b"\x01\xff")
+    previous_session = PreviousSession(path, "boot")
+    assert previous_session.load() is None
+    previous_session.keep(0x1234, b"\x01\xff")
     assert PreviousSession(path, "boot").load() == (0x1234, b"\x01\xff")
     assert path.stat().st_mode & 0o777 == 0o600
-    former.keep(5, b"b")
-    assert former.load() == (5, b"b")
-    former.forget()
-    former.forget()
-    assert former.load() is None
+    previous_session.keep(5, b"b")
+    assert previous_session.load() == (5, b"b")
+    previous_session.forget()
+    previous_session.forget()
+    assert previous_session.load() is None
 
 
 def test_another_boot_knows_nothing(path: Path) -> None:
@@ -47,7 +47,7 @@ def test_garbage_says_nothing(path: Path, text: str) -> None:
 
 
 def test_a_directory_that_cannot_be_written_is_no_reason_to_fail(tmp_path: Path) -> None:
-    former = PreviousSession(tmp_path / "missing" / "session.json", "boot")
-    former.keep(1, b"a")
-    assert former.load() is None
-    former.forget()
+    previous_session = PreviousSession(tmp_path / "missing" / "session.json", "boot")
+    previous_session.keep(1, b"a")
+    assert previous_session.load() is None
+    previous_session.forget()

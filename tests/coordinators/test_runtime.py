@@ -61,7 +61,7 @@ def test_nothing_is_applied_or_answered_before_it_is_replicated(bench: Bench) ->
     assert bench.shard.lists == {"a": ["1"]}
 
 
-def test_commands_of_a_key_see_its_committed_state_and_others_go_on(bench: Bench) -> None:
+def test_commands_of_a_key_see_its_committed_state_and_others_continue(bench: Bench) -> None:
     first, second = bench.submit("a", put("a", "1")), bench.submit("a", put("a", "2"))
     other = bench.submit("b", put("b", "9"))
     bench.loop.settle()
@@ -291,7 +291,7 @@ def test_a_write_in_the_log_is_waited_for_whatever_the_wait_says(bench: Bench) -
     assert answers == [[]]
 
 
-def test_a_deadline_answers_the_ticket_but_the_work_goes_on(bench: Bench) -> None:
+def test_a_deadline_answers_the_ticket_but_the_work_continues(bench: Bench) -> None:
     answers = bench.submit("a", put("a", "1"), deadline_ms=100)
     bench.loop.advance(150)
     assert answers == [CommandFailed(E.REQUEST_TIMED_OUT)]

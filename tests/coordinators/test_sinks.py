@@ -33,7 +33,7 @@ class SinkBroker(Broker):
                 return answer
 
     async def enlist(self, driver: Any, count: int = 1) -> Any:
-        request = m.EnlistProducerRequest(version=0, count=count, **who(driver))
+        request = m.EnlistProducerRequest(version=0, count=count, **identity(driver))
         return await self.call(12002, 0, request)
 
     async def commit(self, driver: Any, batch_id: int, winners: list[Any], query: str = "q") -> Any:
@@ -41,7 +41,7 @@ class SinkBroker(Broker):
         named = [
             kind.BatchMember(version=0, producer_id=w.producer_id, producer_epoch=w.producer_epoch) for w in winners
         ]
-        request = kind(version=0, query_id=query, batch_id=batch_id, digest="", winners=named, **who(driver))
+        request = kind(version=0, query_id=query, batch_id=batch_id, digest="", winners=named, **identity(driver))
         return await self.call(12003, 0, request)
 
     async def write(self, member: Any, index: int = 0, sequence: int = 0) -> int:
@@ -59,7 +59,7 @@ class SinkBroker(Broker):
                 await asyncio.sleep(0.005)
 
 
-def who(driver: Any) -> dict[str, Any]:
+def identity(driver: Any) -> dict[str, Any]:
     return {"sink_id": "s", "producer_id": driver.producer_id, "producer_epoch": driver.producer_epoch}
 
 
@@ -143,13 +143,13 @@ def test_sinks_are_described_kept_alive_given_up_and_reset(tmp_path: Path, znode
         driver = await broker.begin()
         (member,) = (await broker.enlist(driver)).members
         await broker.write(member)
-        alive = await broker.call(12004, 0, m.HeartbeatBatchRequest(version=0, **who(driver)))
+        alive = await broker.call(12004, 0, m.HeartbeatBatchRequest(version=0, **identity(driver)))
         assert alive.error_code == E.NONE
         answer = await broker.call(12006, 0, m.DescribeSinksRequest(version=0, sink_ids=None))
         (sink,) = answer.sinks
         assert (sink.sink_id, sink.state, sink.members, sink.fence) == ("s", "Ongoing", 1, None)
         assert [(t.name, list(t.partitions)) for t in sink.topics] == [("t", [0])]
-        assert (await broker.call(12005, 0, m.AbortBatchRequest(version=0, **who(driver)))).error_code == E.NONE
+        assert (await broker.call(12005, 0, m.AbortBatchRequest(version=0, **identity(driver)))).error_code == E.NONE
         await broker.stable()
         reset = m.ResetSinkRequest(version=0, sink_id="s", expected_query_id="", query_id="q", batch_id=8)
         moved = await broker.call(12007, 0, reset)

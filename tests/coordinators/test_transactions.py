@@ -398,7 +398,7 @@ def test_a_question_that_takes_longer_than_patience_is_not_answered_with_a_guard
 
 
 @pytest.mark.parametrize("said", [ErrorCode.NONE, ErrorCode.CONCURRENT_TRANSACTIONS])
-def test_what_meets_the_end_of_its_transaction_does_not_wait_for_the_next_one(
+def test_a_batch_at_the_end_of_its_transaction_does_not_wait_for_the_next_one(
     monkeypatch: pytest.MonkeyPatch, said: ErrorCode
 ) -> None:
     """Protocol 1: the next transaction has the same epoch, and the batch would become part of it."""

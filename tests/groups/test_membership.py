@@ -348,7 +348,7 @@ def test_leaving_an_unknown_group(driver: Driver) -> None:
     assert a.leave() is ErrorCode.UNKNOWN_MEMBER_ID
 
 
-def test_the_last_member_leaves_an_empty_group_whose_generation_goes_on(driver: Driver) -> None:
+def test_the_last_member_leaves_an_empty_group_whose_generation_continues(driver: Driver) -> None:
     a = Client(driver, "a")
     settle(a)
     a.leave()
@@ -470,7 +470,7 @@ def test_static_members_alone_postpone_the_rebalance_until_one_is_back(driver: D
 # --- restart of the coordinator ---------------------------------------------------------------------------------
 
 
-def test_members_go_on_after_the_coordinator_moved(driver: Driver) -> None:
+def test_members_continue_after_the_coordinator_moved(driver: Driver) -> None:
     a, b = Client(driver, "a"), Client(driver, "b")
     settle(a, b)
     moved = driver.restart()

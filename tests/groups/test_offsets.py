@@ -172,7 +172,7 @@ def test_delete_offsets(driver: Driver) -> None:
     assert delete_offsets(driver, "nope", T0) is ErrorCode.GROUP_ID_NOT_FOUND
 
 
-def test_nothing_is_deleted_under_members_whose_subscriptions_nobody_can_read(driver: Driver) -> None:
+def test_nothing_is_deleted_under_members_whose_subscriptions_are_unreadable(driver: Driver) -> None:
     a = Client(driver, "a", protocols=(Protocol("range", b"not a subscription"),))
     settle(a)
     a.commit(5)

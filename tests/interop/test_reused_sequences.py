@@ -30,7 +30,7 @@ def relayed(tmp_path: Path) -> Iterator[tuple[Fleet, Relay]]:
         fleet.close()
 
 
-def test_nothing_is_lost_and_the_producer_goes_on(relayed: tuple[Fleet, Relay]) -> None:
+def test_nothing_is_lost_and_the_producer_continues(relayed: tuple[Fleet, Relay]) -> None:
     from confluent_kafka import KafkaException, Producer
 
     fleet, relay = relayed

@@ -97,7 +97,7 @@ def test_the_thread_outlives_an_error(tmp_path, caplog):
     assert "Bad file descriptor" in caplog.text
 
 
-def test_two_who_remove_a_directory_do_not_disturb_each_other(tmp_path, monkeypatch):
+def test_two_removals_of_a_directory_do_not_disturb_each_other(tmp_path, monkeypatch):
     """A clean stop while the thread is still at it."""
     disk = RealDisk()
     directory = tmp_path / "d"

@@ -94,7 +94,7 @@ def test_delete_records(tmp_path):
     assert [r.offset for r in records(log)] == [10]
 
 
-def test_deleted_files_go_later_and_readers_go_on(tmp_path):
+def test_deleted_files_are_removed_later_and_readers_continue(tmp_path):
     log = _filled(tmp_path, retention_bytes=0, retention_ms=-1, file_delete_delay_ms=60_000)
     result = log.reader.read(0, 10, end_offset=10)
     data = result.slices[0].read()

@@ -70,7 +70,7 @@ def test_a_full_disk_when_a_follower_starts_over(tmp_path):
     assert (log.log_end_offset, log.size_bytes) == (1000, 0)
 
 
-def test_without_room_for_epochs_the_log_goes_on(tmp_path):
+def test_without_room_for_epochs_the_log_continues(tmp_path):
     disk = FaultyDisk(Fault("replace", "leader-epoch", times=1))
     log = open_log(tmp_path / "e-0", disk)
     log.assign_epoch(3)
@@ -134,7 +134,7 @@ def test_a_cut_that_fails_takes_the_log_offline(tmp_path):
     assert again.recovery_report.truncated_bytes == 40
 
 
-def test_damage_under_a_running_log_is_told_but_others_go_on(tmp_path):
+def test_damage_under_a_running_log_is_reported_and_other_logs_continue(tmp_path):
     log = open_log(tmp_path / "e-0", config=config(index_interval_bytes=0))
     for _ in range(5):
         append(log, batch(1))

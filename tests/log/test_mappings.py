@@ -36,7 +36,7 @@ def test_windows_are_bounded_and_the_longest_unused_goes(tmp_path):
     assert len(mappings) == 3
 
 
-def test_what_nobody_used_between_two_looks_goes(tmp_path):
+def test_what_was_unused_between_two_looks_goes(tmp_path):
     path = tmp_path / "log"
     path.write_bytes(b"x")
     fd = os.open(path, os.O_RDONLY)

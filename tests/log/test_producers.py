@@ -219,7 +219,7 @@ def test_a_batch_of_an_ended_transaction_answers_for_no_other(log, commit):
     assert append_txn(log, 1, 1, 0, 2).error == ErrorCode.NONE, "the producer goes on in its next epoch"
 
 
-def test_the_next_transaction_of_an_epoch_goes_on_where_the_one_before_ended(log):
+def test_the_next_transaction_of_an_epoch_continues_where_the_one_before_ended(log):
     append_txn(log, 1, 0, 0, 2)
     end_txn(log, 1, 0, commit=False)
     assert append_txn(log, 1, 0, 2).error == ErrorCode.NONE
@@ -277,7 +277,7 @@ def test_a_guard_does_not_survive_a_marker(log):
     assert append(log, produced(1, 0, 0, txn=True), verification_guard=fresh).error == ErrorCode.NONE
 
 
-def test_a_guard_of_somebody_else_does_not_count(log):
+def test_a_guard_of_another_verification_does_not_count(log):
     other = log.verification_guard(2, 0, 0)
     log.verification_guard(1, 0, 0)
     refused = append(log, produced(1, 0, 0, txn=True), verification_guard=other)

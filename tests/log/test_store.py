@@ -126,7 +126,7 @@ def test_meta_properties(tmp_path):
         _store(tmp_path).load()
 
 
-def test_partitions_of_nobody_are_left_alone(tmp_path):
+def test_partitions_without_an_owner_are_left_alone(tmp_path):
     (tmp_path / "orders-0").mkdir()
     with pytest.raises(ForeignDirectory, match="orders-0"):
         _store(tmp_path).load()

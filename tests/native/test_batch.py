@@ -371,7 +371,7 @@ def test_what_continues_nothing_is_left_to_others(batch: ModuleType, producers: 
     assert admitted_of(batch, of_producer(7, 0, 9), producers=producers) == []
 
 
-def test_only_an_open_transaction_goes_on(batch: ModuleType) -> None:
+def test_only_an_open_transaction_continues(batch: ModuleType) -> None:
     sent = of_producer(7, 0, 9, txn=True)
     assert admitted_of(batch, sent, producers={7: known(0, 8, txn=True)}, transactional=True) == [(7, 9)]
     assert admitted_of(batch, sent, producers={7: known(0, 8, txn=True)}) == [], "the request names none"

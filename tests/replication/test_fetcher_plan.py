@@ -426,7 +426,7 @@ def test_our_own_mistake_stops_one_partition(caplog: pytest.LogCaptureFixture) -
     assert 0 not in names(bench.step())
 
 
-def test_divergence_truncates_and_goes_on_from_there() -> None:
+def test_divergence_truncates_and_continues_from_there() -> None:
     bench = Bench()
     follower = bench.follow(records=[0, 0, 2, 2])
     follower.log.records[:] = [0, 0, 0, 1]

@@ -79,7 +79,7 @@ def test_a_laggard_leaves_only_when_it_is_written(trio: Trio) -> None:
     assert (trio.p.state.isr, trio.watermark) == ((ME, OTHER), 1)
 
 
-def test_a_refused_shrink_goes_on_counting_everybody(trio: Trio) -> None:
+def test_a_refused_shrink_keeps_counting_all_members(trio: Trio) -> None:
     trio.append("t")
     trio.fetch(OTHER, 1)
     trio.clock.now_ms += LAG_MS + 1
@@ -144,7 +144,7 @@ def test_whoever_is_refused_holds_nothing_back_any_more(tmp_path: Path) -> None:
     assert trio.watermark == 1
 
 
-def test_nobody_joins_below_the_start_of_the_epoch(tmp_path: Path) -> None:
+def test_no_follower_joins_below_the_start_of_the_epoch(tmp_path: Path) -> None:
     trio = Trio(tmp_path, isr=(ME, OTHER))
     trio.append("t")
     trio.append("t")
@@ -168,7 +168,7 @@ def test_no_follower_joins_that_starts_below_the_leaders_log(tmp_path: Path) -> 
     assert trio.proposed().isr == (ME, OTHER, THIRD)
 
 
-def test_nobody_joins_that_a_move_takes_away(tmp_path: Path) -> None:
+def test_no_follower_joins_that_a_move_takes_away(tmp_path: Path) -> None:
     """The move would have to take it out of the in-sync set again, with its last write."""
     trio = Trio(tmp_path, isr=(ME, OTHER))
     moving = replace(trio.p.state, removing=(THIRD,), partition_epoch=trio.p.state.partition_epoch + 1)
@@ -229,7 +229,7 @@ def test_below_the_minimum_the_high_watermark_stands_still(tmp_path: Path) -> No
     assert told == [E.NOT_ENOUGH_REPLICAS_AFTER_APPEND, E.NONE]
 
 
-def test_who_gives_up_leaves_the_others_in_their_order(tmp_path: Path) -> None:
+def test_a_wait_that_is_given_up_leaves_the_others_in_their_order(tmp_path: Path) -> None:
     trio = Trio(tmp_path, isr=(ME, OTHER), min_insync_replicas="2")
     told: list[tuple[int, E]] = []
     for offset in range(8):
@@ -541,7 +541,7 @@ def test_troubles_are_named(trio: Trio) -> None:
     assert "no log of 1 replica(s) assigned to this broker (u-0" in trio.replicas.troubles()[1]
 
 
-def test_a_former_leader_does_not_know_the_others_log_starts(trio: Trio) -> None:
+def test_a_previous_leader_does_not_know_the_others_log_starts(trio: Trio) -> None:
     for broker in (OTHER, THIRD):
         trio.fetch(broker, 0)
     assert trio.p.lowest_start() == 0
@@ -549,7 +549,7 @@ def test_a_former_leader_does_not_know_the_others_log_starts(trio: Trio) -> None
     assert trio.p.lowest_start() == -1, "or a DeleteRecords would be answered as done"
 
 
-def test_a_deletion_waits_for_every_replica_that_lives(tmp_path: Path) -> None:
+def test_a_deletion_waits_for_every_live_replica(tmp_path: Path) -> None:
     """One that is out of sync may join, and lead, while its log still begins below."""
     trio = Trio(tmp_path, isr=(ME, OTHER))
     for _ in range(3):

@@ -176,7 +176,7 @@ def test_large_requests_do_not_wait(tmp_path: Path, writes: list[int]) -> None:
     crowd.close()
 
 
-def test_who_is_always_alone_seldom_waits(tmp_path: Path) -> None:
+def test_a_connection_that_is_always_alone_seldom_waits(tmp_path: Path) -> None:
     crowd = opened(tmp_path, 2)
     waits: list[bool] = []
     join_batch = crowd.server.join_batch
@@ -353,7 +353,7 @@ def _after(crowd: Crowd, kind: str) -> None:
 # -- what goes wrong ----------------------------------------------------------------------------------------------
 
 
-def test_a_connection_that_fails_costs_nobody_else_his_turn(
+def test_a_connection_that_fails_costs_no_other_its_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     crowd = opened(tmp_path, 3)
@@ -374,7 +374,7 @@ def test_a_connection_that_fails_costs_nobody_else_his_turn(
     crowd.close()
 
 
-def test_nobody_waits_for_ever_when_meeting_fails(
+def test_no_connection_waits_for_ever_when_batching_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     crowd = opened(tmp_path, 3)
@@ -408,7 +408,7 @@ def test_an_answer_that_cannot_be_given_is_not_executed_again(tmp_path: Path, mo
     crowd.close()
 
 
-def test_who_is_readable_twice_in_a_turn_is_read_later(tmp_path: Path, writes: list[int]) -> None:
+def test_a_connection_that_is_readable_twice_in_a_turn_is_read_later(tmp_path: Path, writes: list[int]) -> None:
     crowd = opened(tmp_path, 2)
     writes.clear()
     crowd.receive({0: frame(batch(), 1), 1: frame(batch(), 2)})
@@ -454,7 +454,7 @@ def test_a_failed_disk_refuses_all_partitions_of_its_directory(
     crowd.close()
 
 
-def test_who_sends_large_requests_in_parts_no_longer_waits(tmp_path: Path) -> None:
+def test_a_connection_that_sends_large_requests_in_parts_no_longer_waits(tmp_path: Path) -> None:
     crowd = opened(tmp_path, 2)
     large = frame(batch(value=b"x" * 900_000), 1)
     crowd.send({0: large[:1000]})

@@ -97,7 +97,7 @@ def test_the_begin_of_a_frame_stays_before_what_a_whole_block_receives() -> None
     assert bytes(frame) == data[4:]
 
 
-def test_a_block_is_used_again_only_when_nobody_reads_it() -> None:
+def test_a_block_is_used_again_only_without_readers() -> None:
     blocks = Blocks(1000)
     first = blocks.common()
     part = first[10:20]

@@ -138,7 +138,7 @@ class Driver(Producer):
         if rng.random() < 0.2:
             late = f"late after {transaction[0]}", transaction[1]
             member = rng.choice(members)
-            oracle.sinks.goes_on(late, transaction, member.producer_id)
+            oracle.sinks.continues_late(late, transaction, member.producer_id)
             self.late.append(self.run(self.late_task(member, late)))
 
     async def abort(self, session: Session, transaction: Any) -> None:

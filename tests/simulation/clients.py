@@ -501,7 +501,7 @@ class Auditor(Client):
             await self.pause(0.05, 0.4)
 
     async def insist(self, tp: TopicPartition, leader: int) -> None:
-        """Ask a former leader again and again, as a client whose metadata are old."""
+        """Ask a previous leader again and again, as a client whose metadata are old."""
         for _ in range(10):
             self.topics[tp] = leader, 1 << 30
             await self.latest(tp, False, insists=True)
@@ -534,7 +534,7 @@ class Member(Client):
     """A member of a consumer group with heartbeats: commits ever higher offsets for what it is assigned.
 
     After a commit whose outcome is unknown it leaves and joins as somebody new, so that a late copy of the commit is of
-    a former generation.
+    a previous generation.
     """
 
     async def main(self, group: str, partitions: Sequence[TopicPartition]) -> None:

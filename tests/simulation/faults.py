@@ -322,14 +322,14 @@ class Faults:
             return False
 
         def moved(tp: TopicPartition, leader: int) -> None:
-            former = self._world.fleet.brokers[leader]
-            if former.services is None or former.stopping:
+            previous = self._world.fleet.brokers[leader]
+            if previous.services is None or previous.stopping:
                 return
             oracle.on_moved = None
             zookeeper = self._world.zookeeper
-            zookeeper.block(former.name, DOWN)
-            self._note(f"{former.name}, which led {tp}, hears of ZooKeeper in"
-                       f" {self._later(0.2, 0.6, zookeeper.unblock, former.name):.2f} s")  # fmt: skip
+            zookeeper.block(previous.name, DOWN)
+            self._note(f"{previous.name}, which led {tp}, hears of ZooKeeper in"
+                       f" {self._later(0.2, 0.6, zookeeper.unblock, previous.name):.2f} s")  # fmt: skip
             asking = Auditor(self._world, f"late{self.fired['stall a mover']}")
             asking.run(asking.insist(tp, leader))
 

@@ -80,7 +80,7 @@ class SimClock:
         return self._loop.now_us // 1000
 
 
-class Former:
+class KeptSession:
     """The session's credentials beside the logs; lost with the power like any file, or not."""
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ class SimBroker:
         self.id = broker_id
         self.name = f"b{broker_id}"
         self.clock = SimClock(fleet.loop)
-        self.former = Former()
+        self.previous_session = KeptSession()
         self.medium = Medium(self.name, random.Random(f"{fleet.seed}/disk{broker_id}"))
         self.medium.on_death = self.kill
         self._luck = random.Random(f"{fleet.seed}/luck{broker_id}")
@@ -144,7 +144,7 @@ class SimBroker:
             clock=self.clock,
             disk=disk,
             store=store,
-            former=self.former,
+            previous_session=self.previous_session,
             connect_peers=lambda metadata, timers, client_id: self._peers(owner, metadata),
             new_cluster_id=lambda: "simulated",
             new_id=fleet.new_id,
@@ -181,7 +181,7 @@ class SimBroker:
         if power:
             self.medium.lose_power()
             if self._luck.random() < 0.5:
-                self.former.forget()
+                self.previous_session.forget()
 
     def _gone(self, owner: Owner) -> None:
         fleet = self._fleet

@@ -57,11 +57,11 @@ class HurriedProducer(TransactionalProducer):
             if answer is not None and answer.error_code == OK:
                 return answer
             if answer is not None:
-                self.may_go_on(answer.error_code, type(request).__name__)
+                self.may_continue(answer.error_code, type(request).__name__)
             self.forget_coordinator(TRANSACTION, self.name)
             await self.pause(0.01, 0.1)
 
-    def may_go_on(self, error: int, what: str) -> None:
+    def may_continue(self, error: int, what: str) -> None:
         """Only what passes by itself may be told, as long as no clock jumps over the timeout."""
         if error in RETRIABLE:
             return
@@ -120,7 +120,7 @@ class HurriedProducer(TransactionalProducer):
                     self.world.oracle.acknowledged(tp, values, answer.base_offset)
                     continue
                 if error is not None and error != OK and not (refused and error == GAP) and self.open == transaction:
-                    self.may_go_on(error, f"{left[0][0][0]} in {tp}")
+                    self.may_continue(error, f"{left[0][0][0]} in {tp}")
                 refused = True
             if left:
                 await self.lost_leader(tp)

@@ -121,7 +121,7 @@ class Oracle:
         self.deleted: dict[TopicPartition, int] = {}
         """Up to where DeleteRecords was answered."""
         self.on_moved: Callable[[TopicPartition, int], None] | None = None
-        """Hears of a partition that another broker leads now, and of its former leader."""
+        """Hears of a partition that another broker leads now, and of its previous leader."""
         self.erasing: dict[TopicPartition, int] = {}
         """Up to where it was asked for, except in topics without readers."""
 
@@ -161,9 +161,9 @@ class Oracle:
         while shadow.headers and shadow.headers[-1].base_offset >= end:
             shadow.headers.pop()
         if end < before:
-            self._world.note(f"{self._who()} cuts {log.topic_partition} from {before} to {end}")
+            self._world.note(f"{self._present()} cuts {log.topic_partition} from {before} to {end}")
         if end < watermark:
-            self.violate(f"{self._who()} cuts {log.topic_partition} to {end}, below its high watermark {watermark}")
+            self.violate(f"{self._present()} cuts {log.topic_partition} to {end}, below its high watermark {watermark}")
         shadow.verified = min(shadow.verified, len(shadow.headers))
 
     def watermark_moved(self, log: Log, before: int) -> None:
@@ -171,7 +171,7 @@ class Oracle:
         self.checked["high watermark"] += 1
         if log.high_watermark < before:
             self.violate(
-                f"{self._who()}: high watermark of {log.topic_partition} from {before} to {log.high_watermark}"
+                f"{self._present()}: high watermark of {log.topic_partition} from {before} to {log.high_watermark}"
             )
         truth = self.truth_of(log)
         if truth is not None:
@@ -199,7 +199,7 @@ class Oracle:
                 self._extend(truth, header, mine)
             elif truth.exact or known is not None:
                 self.violate(
-                    f"{self._who()}: {truth.tp} has committed {mine} at {header.base_offset}, where"
+                    f"{self._present()}: {truth.tp} has committed {mine} at {header.base_offset}, where"
                     f" {known} was committed (end {truth.end})"
                 )
         return grown
@@ -231,7 +231,7 @@ class Oracle:
     def led(self, partition: Partition, epoch: int) -> None:
         """A broker begins to lead: no other in this epoch, and it has all that is committed."""
         self.checked["leaders"] += 1
-        log, me = partition.log, self._who()
+        log, me = partition.log, self._present()
         shadow = self.shadow_of(log)
         key = (partition.topic_id, partition.tp.partition)
         other = self._leaders.setdefault((key, epoch), me)
@@ -378,7 +378,7 @@ class Oracle:
             lives[broker_id] = known[1]
         return lives
 
-    def _who(self) -> str:
+    def _present(self) -> str:
         return self._world.loop.current().name
 
     # ---- producers

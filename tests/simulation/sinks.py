@@ -1,6 +1,6 @@
 """What must be true of a sink (docs/protocol.md).
 
-A batch counts once and whole, the fence never goes back, and a driver of former days commits nothing any more.
+A batch counts once and whole, the fence never goes back, and a driver that was fenced commits nothing any more.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Sinks:
             self._attempts[transaction].writes.append((tp, producer_id, offset))
 
     def committing(self, transaction: Transaction) -> bool:
-        """CommitBatch is about to be sent; whether its driver is a former one by then, which must not succeed."""
+        """CommitBatch is about to be sent; whether its driver is fenced by then, which must not succeed."""
         attempt = self._attempts[transaction]
         attempt.asked += 1
         if attempt.epoch >= self._newest:
@@ -96,8 +96,8 @@ class Sinks:
             oracle.violate(f"batch {attempt.batch_id} was committed by {transaction} and before by {other}")
         oracle.transactions[transaction] = "committed"
 
-    def goes_on(self, late: Transaction, transaction: Transaction, producer_id: int) -> None:
-        """A member writes on after its batch was committed; what it writes has a name of its own."""
+    def continues_late(self, late: Transaction, transaction: Transaction, producer_id: int) -> None:
+        """A member continues to write after its batch was committed; what it writes has a name of its own."""
         self._late[late] = transaction, producer_id
 
     # ---- readers

@@ -32,7 +32,7 @@ class FullDisks:
         await self.leader_without_room()
         await self.follower_without_room()
         await self.topics_without_room()
-        await self.nobody_has_room()
+        await self.no_broker_has_room()
 
     async def leader_without_room(self) -> None:
         leader = self.brokers[self.state.leader]
@@ -72,7 +72,7 @@ class FullDisks:
     def led_with_log(self, tp: TopicPartition) -> bool:
         return any(p.tp == tp and p.is_leader for p in self.replicas())
 
-    async def nobody_has_room(self) -> None:
+    async def no_broker_has_room(self) -> None:
         await self.until(lambda: not any(p.log.crowded for p in self.replicas()), "every log has room")
         await asyncio.sleep(1.0)  # leaderships that were on their way have arrived
         for broker in self.brokers.values():

@@ -125,10 +125,10 @@ class Tree:
         self, path: str, data: bytes, version: int, zxid: int, events: list[WatchEvent], undo: list[Callable[[], None]]
     ) -> OperationResult:
         node = self._versioned(path, version)
-        former = node.data, node.version, node.mzxid
+        previous = node.data, node.version, node.mzxid
 
         def back() -> None:
-            node.data, node.version, node.mzxid = former
+            node.data, node.version, node.mzxid = previous
 
         undo.append(back)
         node.data, node.version, node.mzxid = data, node.version + 1, zxid

@@ -281,7 +281,7 @@ class SimZooKeeper:
                 if isinstance(request, Read):
                     self.send_down(connection, Answer(self._read(connection, request), server.applied))
                 elif server is self.deposed:
-                    self._lead_nobody(connection, request)
+                    self._lead_none(connection, request)
                 elif server.cut or self.leader is None:
                     connection.busy = True  # for the leader, which will not hear of it
                 else:
@@ -361,7 +361,7 @@ class SimZooKeeper:
             server.due_us = max(server.due_us, self.loop.now_us + (server is not self.leader) * self._hop_us())
             self._at(server.due_us - self.loop.now_us, self._synced, connection, zxid)
 
-    def _lead_nobody(self, connection: Connection, request: Request) -> None:
+    def _lead_none(self, connection: Connection, request: Request) -> None:
         """What a deposed leader does: its proposals may be committed by the others, but it will never know.
 
         Source: Leader.processSync, which answers at once while no proposal is under way.

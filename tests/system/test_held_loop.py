@@ -38,7 +38,7 @@ def get(url: str) -> tuple[int, str]:
         return error.code, error.read().decode()
 
 
-def test_a_loop_that_stands_still_loses_its_leadership_and_does_not_lead_when_it_goes_on(cluster: Cluster) -> None:
+def test_a_loop_that_stands_still_loses_its_leadership_and_does_not_lead_when_it_resumes(cluster: Cluster) -> None:
     from confluent_kafka import Producer
 
     cluster.create("t")

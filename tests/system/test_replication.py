@@ -329,7 +329,7 @@ def test_transactions_stay_whole_while_brokers_are_killed(cluster: Cluster) -> N
     assert cluster.lost_commits() == 0
 
 
-def test_a_group_goes_on_where_it_was_when_its_coordinator_is_killed(cluster: Cluster) -> None:
+def test_a_group_resumes_where_it_was_when_its_coordinator_is_killed(cluster: Cluster) -> None:
     from confluent_kafka import Consumer
 
     bootstrap = cluster.alive
@@ -426,7 +426,7 @@ def test_a_leader_that_slept_past_its_session_is_fenced_and_cuts_its_tail(cluste
     assert cluster.lost_commits() == 0
 
 
-def test_without_zookeeper_leaders_go_on_and_afterwards_everything_does(cluster: Cluster) -> None:
+def test_without_zookeeper_leaders_continue_and_afterwards_everything_does(cluster: Cluster) -> None:
     cluster.create("t", 3)
     with Load.many(cluster.alive, "t", 3) as loads:
         for load in loads:

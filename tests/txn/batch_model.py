@@ -129,7 +129,7 @@ class State(NamedTuple):
     """Everything. ``before``: the replicated record while a newer one is not; ``waiter``: the request that it
     answers.
 
-    ``stale``: what a former coordinator, cut off, still believes. ``term``: the coordinator's epoch.
+    ``stale``: the state of a previous coordinator that is cut off. ``term``: the coordinator's epoch.
     """
 
     record: Record

@@ -375,7 +375,9 @@ def test_a_fence_is_never_taken_for_a_retry(m: Machine) -> None:
 
 
 @pytest.mark.parametrize("restarts", [(), (0,), (1,), (2,), (3,), (0, 1, 2, 3)], ids=str)
-def test_a_producer_that_timed_out_cannot_commit_but_aborts_and_goes_on(m: Machine, restarts: tuple[int, ...]) -> None:
+def test_a_producer_that_timed_out_cannot_commit_but_aborts_and_continues(
+    m: Machine, restarts: tuple[int, ...]
+) -> None:
     """The answers of Kafka 4.1.1 to EndTxn 5; those of a coordinator that was loaded since are the same."""
 
     def perhaps_restart(moment: int) -> None:

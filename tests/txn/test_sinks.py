@@ -299,7 +299,7 @@ def test_an_operator_moves_the_fence(m: Sink) -> None:
     assert m.commit(driver, 8, query="query-2").error is E.NONE
 
 
-def test_a_sink_whose_epochs_are_used_up_goes_on_under_another_id(m: Sink) -> None:
+def test_a_sink_whose_epochs_are_used_up_continues_under_another_id(m: Sink) -> None:
     m.whole_batch(0)
     m.perform_record(replace(m.sink, producer_epoch=32766))
     before = m.sink.producer_id
@@ -309,7 +309,7 @@ def test_a_sink_whose_epochs_are_used_up_goes_on_under_another_id(m: Sink) -> No
     assert m.commit(driver, 1).error is E.NONE
 
 
-def test_a_coordinator_that_takes_over_goes_on(m: Sink) -> None:
+def test_a_coordinator_that_takes_over_continues(m: Sink) -> None:
     driver = m.driver()
     members = m.members(driver, 2)
     m.write(members[0])

@@ -161,7 +161,7 @@ def test_a_registry_that_is_away_stops_every_mode(spark: Any, registry: FakeRegi
         from_confluent_avro("value", registry.url)
 
 
-def test_a_registry_may_ask_who_calls() -> None:
+def test_a_registry_may_ask_for_credentials() -> None:
     server = FakeRegistry("me:secret")
     try:
         server.add("s", json.dumps(OLD))

@@ -167,7 +167,7 @@ class Rig:
     def batch_done(self, number: int, timeout_s: float = 240.0, checkpoint: Path | None = None) -> None:
         """Waits until Spark has noted this batch as done."""
         path = (checkpoint or self.checkpoint) / "commits" / str(number)
-        until(lambda: path.exists() or self._nobody_runs(), timeout_s, f"batch {number} is not done")
+        until(lambda: path.exists() or self._nothing_runs(), timeout_s, f"batch {number} is not done")
         assert path.exists(), f"all queries have ended, and batch {number} is not done"
 
     def is_done(self, number: int) -> bool:
@@ -176,14 +176,14 @@ class Rig:
 
     def trap(self, api: int, side: str, action: str, **more: Any) -> Trap:
         """A trap on the wire for this scenario's sink."""
-        over = self._nobody_runs
+        over = self._nothing_runs
         return self.fleet.wire.trap(api, side, action, contains=self.sink_id.encode(), over=over, **more)
 
     def count(self, api: int) -> Trap:
         """Counts the requests of this kind, from now on, in ``seen``."""
         return self.trap(api, REQUEST, PASS, times=1 << 30, who=False)
 
-    def _nobody_runs(self) -> bool:
+    def _nothing_runs(self) -> bool:
         """Whether all queries have ended."""
         return bool(self.queries) and all(query.over() for query in self.queries)
 
@@ -198,7 +198,7 @@ class Rig:
         """The driver dies, while what this run holds is still waited for."""
         self.note(self.once(lambda _: session.kill(), session.number))
 
-        held = [hit.at for trap in self.fleet.wire.traps if trap.over == self._nobody_runs for hit in trap.held()]
+        held = [hit.at for trap in self.fleet.wire.traps if trap.over == self._nothing_runs for hit in trap.held()]
         waited = time.monotonic() - min(held, default=time.monotonic())
         took_place(waited < PATIENCE_S, f"a frame was held for {waited:.0f} s, and may have been sent again")
 

@@ -143,7 +143,7 @@ def test_what_harms_all_happens_once_when_all_are_there() -> None:
     assert seen == [4, 4]
 
 
-def test_nobody_waits_for_a_run_that_failed() -> None:
+def test_a_failed_run_is_not_waited_for() -> None:
     def body(group: Together, member: int) -> object:
         if member == 1:
             raise ValueError("on purpose")
@@ -284,7 +284,7 @@ def test_a_fault_that_does_not_happen_is_an_error(rig: tuple[Wire, Echo, Client]
         rig[0].trap(COMMIT, ANSWER, HOLD).wait(0.05)
 
 
-def test_nobody_waits_for_frames_of_the_dead(rig: tuple[Wire, Echo, Client]) -> None:
+def test_frames_of_dead_connections_are_not_waited_for(rig: tuple[Wire, Echo, Client]) -> None:
     with pytest.raises(NotTried, match="no CommitBatch answer came by in 0 s"):
         rig[0].trap(COMMIT, ANSWER, HOLD, over=lambda: True).wait(60)
 

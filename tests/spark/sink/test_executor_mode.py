@@ -146,7 +146,7 @@ def test_new_checkpoint_is_a_conflict_until_the_fence_is_reset(job: Job, way: st
 
 
 @pytest.mark.parametrize("way", [FORMAT, FOREACH])
-def test_a_checkpoint_that_goes_on_without_its_fence_is_refused_until_told(job: Job, way: str) -> None:
+def test_a_checkpoint_that_resumes_without_its_fence_is_refused_until_allowed(job: Job, way: str) -> None:
     job.send("a")
     query = job.run(way=way)
     reset_fence(job.cluster.bootstrap, job.sink_id, expected_query_id=query)
