@@ -7,15 +7,7 @@ from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
 from libc.stdint cimport INT64_MAX, int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
-from cpython.ref cimport Py_INCREF
-from cpython.tuple cimport PyTuple_SET_ITEM
-
 cimport cython
-
-cdef extern from "Python.h":
-    ctypedef struct PyTypeObject:
-        pass
-    object PyType_GenericAlloc(PyTypeObject *kind, Py_ssize_t items)
 
 from _native.batch_py import Admitted
 from _native.batch_py import BatchHeader as HeaderTuple
@@ -24,6 +16,7 @@ from _native.errors import CorruptBatch
 
 include "varints.pxi"
 include "bytes.pxi"
+include "named.pxi"
 include "records.pxi"
 
 HEADER_SIZE = 61

@@ -8,9 +8,10 @@ from libc.stdint cimport int64_t
 from _native.files_py import MAPPED_BELOW, MAPPED_FROM, SliceGone
 from _native.io_py import FilePart
 
+include "named.pxi"
+
 __all__ = ["MAPPED_BELOW", "MAPPED_FROM", "FileSlice", "OpenFile", "SliceGone"]
 
-cdef object new = tuple.__new__  # makes a named tuple without its constructor, a Python function
 cdef int64_t FROM = MAPPED_FROM, BELOW = MAPPED_BELOW
 
 

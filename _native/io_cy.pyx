@@ -9,6 +9,8 @@ from libc.stdint cimport int64_t, uint8_t, uint64_t
 
 from _native.io_py import SEND_LIMIT, SMALL, FilePart, Op, Sent, Stop
 
+include "named.pxi"
+
 __all__ = ["SEND_LIMIT", "SMALL", "DiskWorker", "FilePart", "Mapping", "Op", "Sent", "Stop", "send_slices"]
 
 cdef extern from *:
@@ -322,7 +324,6 @@ if fl_scratch == NULL:
 
 cdef int64_t SMALL_PART = SMALL
 cdef int64_t SENDFILE_MAX = 4 * 1024 * 1024
-cdef object new = tuple.__new__
 cdef list spare = []  # one _Gathered: clearing six KiB for each call costs more than using them
 cdef object DONE = Stop.DONE
 cdef object SOCKET = Stop.SOCKET
@@ -453,7 +454,7 @@ cdef class _Gathered:
 
 
 cdef object _sent(Py_ssize_t sent, object stop):
-    return new(Sent, (sent, stop))  # its own constructor is a Python function
+    return new(Sent, (sent, stop))
 
 
 def send_slices(int fd, chunks, Py_ssize_t limit=SEND_LIMIT):

@@ -37,6 +37,7 @@ from _native.wire_py import (
 
 include "varints.pxi"
 include "bytes.pxi"
+include "named.pxi"
 include "wire_fields.pxi"
 
 __all__ = [
@@ -77,7 +78,6 @@ __all__ = [
 from _native.wire_tuples import LARGEST_FETCH_RUN as _LARGEST_FETCH_RUN
 
 cdef Py_ssize_t LARGEST_FETCH_RUN = _LARGEST_FETCH_RUN
-cdef object new = tuple.__new__  # makes a named tuple without its constructor, a Python function
 cdef int64_t WATERMARK_NONE = NO_HIGH_WATERMARK
 
 

@@ -40,7 +40,7 @@ ZSTD_VERSION = 7
 VERIFIED_PER_YIELD = 32
 
 _NONE = ErrorCode.NONE
-"""Looking a member up in its enum runs a Python function each time."""
+"""Looked up once: an enum's metaclass takes a thousand instructions to find a member."""
 _new = tuple.__new__
 """Makes a named tuple without the Python function that its own constructor is."""
 _TERMS = {

@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 _MAX_TIMESTAMP, _NO_TIMESTAMP = 2**63 - 1, -(2**63)
 _NONE = ErrorCode.NONE
-"""Looking a member up in its enum runs a Python function each time."""
+"""Looked up once: an enum's metaclass takes a thousand instructions to find a member."""
 
 Appended = tuple[list[Admitted | AppendInfo], bool]
 """What became of a leader's batches, in their order, and whether all that is to be said is where they are in the log.

@@ -37,7 +37,7 @@ STALLED_RECEIVE_BYTES = 16 * 1024
 READ_BEHIND = 64 * 1024
 """Bytes received beyond the requests being worked on, at which reading pauses."""
 _DISK = io.Stop.DISK
-"""Looking a member up in its enum runs a Python function each time."""
+"""Looked up once: an enum's metaclass takes a thousand instructions to find a member."""
 
 
 class Slot:
@@ -157,7 +157,7 @@ class Connection:
             return
         framer = self._framer
         stalled = self._stalled()
-        if framer.waiting() >= READ_BEHIND:
+        if framer.waiting >= READ_BEHIND:
             if stalled:
                 self._mute()
                 return
@@ -193,7 +193,6 @@ class Connection:
         finally:
             self._framer.keep()
 
-    @property
     def received(self) -> tuple[memoryview, int, int, int] | None:
         """Where requests lie that may be executed together, from where to where, and how many at most."""
         here = None if self.closed or self._stalled() else self._framer.received_here()
@@ -219,7 +218,7 @@ class Connection:
                 if not self._run() and not self._one():
                     more = False
                     break
-                if not self._framer.waiting():
+                if not self._framer.waiting:
                     self.frame_since_ms = None
                     more = False
                     break
@@ -236,7 +235,7 @@ class Connection:
             self._env.loop.call_soon(self.pump)  # the others' turn first
         if self._reading or self._waiting_for_budget:
             return
-        if self._framer.waiting() < READ_BEHIND or not self._stalled():
+        if self._framer.waiting < READ_BEHIND or not self._stalled():
             self._unmute()
 
     def _run(self) -> bool:
@@ -284,7 +283,7 @@ class Connection:
         if not self._reserved:
             size = framer.size()
             if size is None:
-                self._partial(framer.waiting() > 0)
+                self._partial(framer.waiting > 0)
                 return False
             if not self._env.budget.reserve(size):
                 self._waiting_for_budget = True
@@ -312,7 +311,7 @@ class Connection:
 
     def _account(self) -> None:
         """Tell what this connection holds: received bytes that wait, and answers that were not taken yet."""
-        waiting = self._framer.waiting() - self._reserved  # a frame being received is counted by the budget
+        waiting = self._framer.waiting - self._reserved  # a frame being received is counted by the budget
         holds = 0 if self.closed else self._outbox.held + (waiting if waiting > 0 else 0)
         if holds != self.held:
             self._env.held(holds - self.held)
@@ -459,7 +458,7 @@ class Connection:
         any traffic gets ``idle_ms``, unless a request of it is being worked on.
         """
         if self.frame_since_ms is not None and not self._stalled():
-            if now_ms - self.frame_since_ms > partial_ms + self._framer.waiting() // 16:
+            if now_ms - self.frame_since_ms > partial_ms + self._framer.waiting // 16:
                 return f"a frame was not complete after {now_ms - self.frame_since_ms} ms"
         elif now_ms - self.last_active_ms > idle_ms and (self.idle or self.unsent):
             return f"no traffic for {now_ms - self.last_active_ms} ms"

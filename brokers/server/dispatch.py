@@ -223,7 +223,7 @@ class Dispatcher:
         found: dict[int, list[tuple[Connection, Run, int]]] = {}
         started = time.perf_counter()
         for connection in connections:
-            received = connection.received
+            received = connection.received()
             if received is None:
                 continue
             data, start, end, most = received

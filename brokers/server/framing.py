@@ -88,7 +88,8 @@ class Framer:
     """
 
     __slots__ = (
-        "_blocks", "_data", "_end", "_have", "_last", "_lent", "_max_control", "_max_frame", "_size", "_start", "_whole"
+        "_blocks", "_data", "_end", "_have", "_last", "_lent", "_max_control", "_max_frame", "_size", "_start",
+        "_whole", "waiting",
     )  # fmt: skip
 
     def __init__(self, max_frame: int, blocks: Blocks, max_control: int | None = None) -> None:
@@ -102,12 +103,8 @@ class Framer:
         self._have = 0
         self._size = -1  # of the next frame, as far as it is known
         self._last = 0  # of the last frame with its prefix, if that was a large one
-
-    def waiting(self) -> int:
-        """Bytes that were received and not cut yet, the prefix of a large frame among them."""
-        if self._whole is not None:
-            return LENGTH_SIZE + self._have
-        return self._end - self._start
+        self.waiting = 0
+        """Bytes that were received and not cut yet."""
 
     @property
     def receiving_large(self) -> bool:
@@ -135,6 +132,7 @@ class Framer:
 
     def received(self, count: int) -> None:
         """So many bytes are there now."""
+        self.waiting += count
         if self._whole is not None:
             self._have += count
         else:
@@ -147,6 +145,7 @@ class Framer:
     def skip_to(self, position: int) -> None:
         """The frames before that position of the block are used up."""
         used = position - self._start
+        self.waiting -= used
         if used >= LARGE_FRAME:
             first = LENGTH_SIZE + int.from_bytes(self._data[self._start : self._start + LENGTH_SIZE], "big")
             self._last = used if first == used else 0
@@ -200,6 +199,7 @@ class Framer:
         if whole is not None:
             if self._have < self._size:
                 return None
+            self.waiting -= LENGTH_SIZE + self._size
             self._whole, self._size = None, -1
             return whole
         size = self._size if self._size >= 0 else self.size()
@@ -211,7 +211,9 @@ class Framer:
             if end - self._start >= LARGE_FRAME:
                 self._begin_large(size, start)
             return None
-        self._last = end - self._start if end - self._start >= LARGE_FRAME else 0
+        used = end - self._start
+        self.waiting -= used
+        self._last = used if used >= LARGE_FRAME else 0
         self._start, self._size = end, -1
         return self._data[start:end]
 
@@ -240,7 +242,7 @@ class Framer:
 
     def clear(self) -> None:
         """Let go of everything: a closed connection may be found by the garbage collector much later."""
-        self._whole, self._size = None, -1
+        self._whole, self._size, self.waiting = None, -1, 0
         self._forget()
 
     def _forget(self) -> None:

@@ -41,7 +41,7 @@ def test_frames_come_out_whole_however_the_bytes_come_in(
     while stream:
         step = max(steps[turn % len(steps)], len(stream) // 500)
         turn += 1
-        if framer.waiting() < LARGE_FRAME or framer.receiving_large:  # as a connection does
+        if framer.waiting < LARGE_FRAME or framer.receiving_large:  # as a connection does
             room = framer.into(step)
             assert 0 < len(room) <= step
             room[: len(stream)] = stream[: len(room)]
@@ -49,7 +49,7 @@ def test_frames_come_out_whole_however_the_bytes_come_in(
             del room
             framer.received(count)
             stream = stream[count:]
-        while greedy or not len(stream) or framer.waiting() >= LARGE_FRAME:
+        while greedy or not len(stream) or framer.waiting >= LARGE_FRAME:
             frame = framer.next()
             if frame is None:
                 break
@@ -62,7 +62,7 @@ def test_frames_come_out_whole_however_the_bytes_come_in(
     while (frame := framer.next()) is not None:
         found.append(frame)
     assert list(map(bytes, found)) == payloads
-    assert framer.waiting() == 0
+    assert framer.waiting == 0
 
 
 def feed(framer: Framer, data: bytes) -> None:
