@@ -69,6 +69,7 @@ class LoneLeader:
         self.replicas = ReplicaManager(
             ME, self.metadata, logs, self.clock,
             session_valid=lambda: self.lease, incarnation=lambda: INCARNATION, isr_writer=self,
+            call_soon=absent,  # its topics are small: their logs are made in the turn in which they are declared
         )  # fmt: skip
         self.services = Services(
             config=self.config, clock=self.clock, loop=absent, metadata=self.metadata, replicas=self.replicas,
