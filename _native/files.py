@@ -4,14 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from _native import choose
-from _native.files_py import MAPPED_BELOW, MAPPED_FROM, SliceGone
+from _native import names_of
+from _native.files_py import *
 
-if TYPE_CHECKING:
-    from _native.files_py import FileSlice, OpenFile
-else:
-    _twin = choose("files")
-    FileSlice = _twin.FileSlice
-    OpenFile = _twin.OpenFile
-
-__all__ = ["MAPPED_BELOW", "MAPPED_FROM", "FileSlice", "OpenFile", "SliceGone"]
+if not TYPE_CHECKING:
+    globals().update(names_of("files"))

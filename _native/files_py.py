@@ -14,6 +14,8 @@ from _native.io_py import FilePart
 if TYPE_CHECKING:
     from _native.io_py import Mapping
 
+__all__ = ["MAPPED_BELOW", "MAPPED_FROM", "FileSlice", "OpenFile", "SliceGone"]
+
 MAPPED_FROM = 32 * 1024
 """Slices below this are copied: that costs no more than looking for their window."""
 MAPPED_BELOW = 512 * 1024
