@@ -7,11 +7,11 @@ import os
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 
-from _native.io_py import SEND_LIMIT, SMALL, FilePart, Op, Sent, Stop
+from _native.io_py import SEND_LIMIT, SMALL, FilePart, Sent, Stop
 
 include "named.pxi"
 
-__all__ = ["SEND_LIMIT", "SMALL", "DiskWorker", "FilePart", "Mapping", "Op", "Sent", "Stop", "send_slices"]
+__all__ = ["SEND_LIMIT", "SMALL", "DiskWorker", "FilePart", "Mapping", "Sent", "Stop", "send_slices"]
 
 cdef extern from *:
     """
@@ -112,13 +112,10 @@ cdef extern from *:
 
     /* ---- the worker ---- */
 
-    enum { FL_READ_AHEAD, FL_WRITE, FL_FSYNC, FL_FDATASYNC, FL_SYNC_RANGE };
-
     typedef struct fl_job {
         struct fl_job *next;
-        int op, fd;
+        int fd;
         int64_t position, length, result;
-        const uint8_t *data;
         uint64_t id;
     } fl_job;
 
@@ -132,53 +129,17 @@ cdef extern from *:
         uint8_t *buffer;
     } fl_worker;
 
-    static int64_t fl_perform(fl_worker *w, fl_job *j) {
+    static int64_t fl_read_ahead(fl_worker *w, fl_job *j) {
         int64_t done = 0;
-        ssize_t n;
-        int rc = 0;
-        switch (j->op) {
-        case FL_READ_AHEAD:
-            while (done < j->length) {
-                size_t part = j->length - done < FL_AHEAD ? (size_t)(j->length - done) : FL_AHEAD;
-                n = pread(j->fd, w->buffer, part, (off_t)(j->position + done));
-                if (n < 0 && errno == EINTR) continue;
-                if (n < 0) return -errno;
-                if (n == 0) break;
-                done += n;
-            }
-            return done;
-        case FL_WRITE:
-            while (done < j->length) {
-                n = pwrite(j->fd, j->data + done, (size_t)(j->length - done), (off_t)(j->position + done));
-                if (n < 0 && errno == EINTR) continue;
-                if (n < 0) return -errno;
-                if (n == 0) return -ENOSPC;
-                done += n;
-            }
-            return done;
-        case FL_FSYNC: rc = fsync(j->fd); break;
-        case FL_FDATASYNC: rc = fdatasync(j->fd); break;
-        case FL_SYNC_RANGE: sync_file_range(j->fd, (off_t)j->position, (off_t)j->length, SYNC_FILE_RANGE_WRITE); break;
+        while (done < j->length) {
+            size_t part = j->length - done < FL_AHEAD ? (size_t)(j->length - done) : FL_AHEAD;
+            ssize_t n = pread(j->fd, w->buffer, part, (off_t)(j->position + done));
+            if (n < 0 && errno == EINTR) continue;
+            if (n < 0) return -errno;
+            if (n == 0) break;
+            done += n;
         }
-        return rc < 0 ? -errno : 0;
-    }
-
-    /* Take out of the queue the syncs that this one answers. Called with the lock held. */
-    static fl_job *fl_joined(fl_worker *w, fl_job *j) {
-        fl_job *found = NULL, **end = &found, **at = &w->first;
-        if (j->op != FL_FSYNC && j->op != FL_FDATASYNC) return NULL;
-        while (*at) {
-            fl_job *other = *at;
-            if (other->op == FL_WRITE && other->fd == j->fd) break;
-            if (other->op == j->op && other->fd == j->fd) {
-                *at = other->next;
-                if (w->last == &other->next) w->last = at;
-                other->next = NULL;
-                *end = other;
-                end = &other->next;
-            } else at = &other->next;
-        }
-        return found;
+        return done;
     }
 
     static void *fl_run(void *argument) {
@@ -186,20 +147,17 @@ cdef extern from *:
         uint64_t one = 1;
         pthread_mutex_lock(&w->lock);
         for (;;) {
-            fl_job *j, *other;
-            int64_t result;
+            fl_job *j;
             while (!w->first && !w->stop) pthread_cond_wait(&w->wake, &w->lock);
             j = w->first;
             if (!j) break;
             w->first = j->next;
             if (!w->first) w->last = &w->first;
-            j->next = fl_joined(w, j);
+            j->next = NULL;
             pthread_mutex_unlock(&w->lock);
-            result = fl_perform(w, j);
-            for (other = j; other; other = other->next) other->result = result;
+            j->result = fl_read_ahead(w, j);
             pthread_mutex_lock(&w->lock);
             *w->done_last = j;
-            while (j->next) j = j->next;
             w->done_last = &j->next;
             if (write(w->event, &one, 8) != 8) { /* the counter is full: it is readable anyway */ }
         }
@@ -231,16 +189,12 @@ cdef extern from *:
         return w;
     }
 
-    static int fl_submit(
-        fl_worker *w, int op, int fd, int64_t position, int64_t length, const uint8_t *data, uint64_t id
-    ) {
+    static int fl_submit(fl_worker *w, int fd, int64_t position, int64_t length, uint64_t id) {
         fl_job *j = calloc(1, sizeof *j);
         if (!j) return -1;
-        j->op = op;
         j->fd = fd;
         j->position = position;
         j->length = length;
-        j->data = data;
         j->id = id;
         pthread_mutex_lock(&w->lock);
         *w->last = j;
@@ -292,8 +246,6 @@ cdef extern from *:
     enum:
         FL_RUNS
         FL_GATHER
-        FL_READ_AHEAD
-        FL_WRITE
         FL_WINDOW
         EAGAIN
     uint8_t *fl_scratch
@@ -308,9 +260,7 @@ cdef extern from *:
     ssize_t fl_sendmsg(int fd, fl_iovec *runs, size_t count, int more) nogil
     ssize_t fl_sendfile(int fd, int source, int64_t position, size_t length) nogil
     fl_worker *fl_start(int event) nogil
-    int fl_submit(
-        fl_worker *w, int op, int fd, int64_t position, int64_t length, const uint8_t *data, uint64_t id
-    ) nogil
+    int fl_submit(fl_worker *w, int fd, int64_t position, int64_t length, uint64_t id) nogil
     fl_job *fl_take(fl_worker *w) nogil
     void fl_stop(fl_worker *w) nogil
     void fl_free(fl_worker *w) nogil
@@ -511,32 +461,20 @@ cdef object _send(int fd, object chunks, Py_ssize_t limit, _Gathered gathered):
     return _sent(sent, DONE)
 
 
-cdef class _Held:
-    """Keeps the bytes of a write in place."""
-
-    cdef Py_buffer view
-    cdef object token
-    cdef bint held
-
-    def __dealloc__(self):
-        if self.held:
-            PyBuffer_Release(&self.view)
-
-
 cdef class DiskWorker:
     """A thread that waits for the disk, and an eventfd that becomes readable when it has done something."""
 
     cdef fl_worker *worker
     cdef int event
     cdef uint64_t next_id
-    cdef dict held
+    cdef dict tokens
     cdef readonly Py_ssize_t pending
 
     def __cinit__(self):
         self.worker = NULL
         self.pending = 0
         self.next_id = 0
-        self.held = {}
+        self.tokens = {}
         self.event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.worker = fl_start(self.event)
         if self.worker == NULL:
@@ -555,29 +493,21 @@ cdef class DiskWorker:
         """The eventfd, for a loop's add_reader."""
         return self.event
 
-    def submit(self, op, int fd, int64_t position=0, int64_t length=0, data=b"", token=None):
-        """Queue a job; the caller keeps ``fd`` open and ``data`` unchanged until its completion."""
-        cdef int kind = Op(op)
-        cdef _Held held = _Held()
+    def read_ahead(self, int fd, int64_t position, int64_t length, token=None):
+        """Bring a range into the page cache; the caller keeps ``fd`` open until its completion."""
         if self.worker == NULL:
             raise RuntimeError("the disk worker is closed")
-        PyObject_GetBuffer(data, &held.view, PyBUF_SIMPLE)
-        held.held = True
-        held.token = token
-        if kind == FL_WRITE:
-            length = held.view.len
-        if fl_submit(self.worker, kind, fd, position, length, <const uint8_t *>held.view.buf, self.next_id) < 0:
+        if fl_submit(self.worker, fd, position, length, self.next_id) < 0:
             raise MemoryError
-        self.held[self.next_id] = held
+        self.tokens[self.next_id] = token
         self.next_id += 1
         self.pending += 1
 
     def completions(self):
-        """(token, result) of the jobs done since the last call: bytes (0 for syncs), or minus the errno."""
+        """(token, result) of the reads done since the last call: their bytes, or minus the errno."""
         cdef list found = []
         cdef fl_job *job
         cdef fl_job *after
-        cdef _Held held
         if self.worker == NULL:
             return found
         try:
@@ -587,19 +517,18 @@ cdef class DiskWorker:
         job = fl_take(self.worker)
         while job != NULL:
             after = job.next
-            held = self.held.pop(job.id)
-            found.append((held.token, job.result))
+            found.append((self.tokens.pop(job.id), job.result))
             free(job)
             job = after
         self.pending -= len(found)
         return found
 
     def close(self):
-        """Finish the queued jobs, end the thread and close the eventfd; completions not taken are lost."""
+        """Finish the queued reads, end the thread and close the eventfd; completions not taken are lost."""
         if self.worker != NULL:
             with nogil:
                 fl_stop(self.worker)
             fl_free(self.worker)
             self.worker = NULL
-            self.held.clear()
+            self.tokens.clear()
             os.close(self.event)

@@ -26,7 +26,6 @@ __all__ = [
     "DiskWorker",
     "FilePart",
     "Mapping",
-    "Op",
     "Sent",
     "Stop",
     "send_slices",
@@ -87,16 +86,6 @@ class Sent(NamedTuple):
 
     sent: int
     stop: Stop
-
-
-class Op(enum.IntEnum):
-    """The jobs of a disk worker."""
-
-    READ_AHEAD = 0  # bring a range into the page cache
-    WRITE = 1
-    FSYNC = 2
-    FDATASYNC = 3
-    SYNC_RANGE = 4  # start write-back of a range; a hint, which the pure twin leaves out
 
 
 def _read(fd: int, position: int, length: int) -> bytes | None:
@@ -216,17 +205,16 @@ def _sendfile(fd: int, source: int, position: int, length: int) -> int:
 class DiskWorker:
     """A thread that waits for the disk, and an eventfd that becomes readable when it has done something.
 
-    Jobs are done in the order of submission. A sync answers every sync of the same kind and file that was submitted
-    before it began, unless a write to that file is between them (group commit). Not thread-safe: one owner.
+    Ranges are read into the page cache in the order in which they were asked for. Not thread-safe: one owner.
     """
 
     def __init__(self) -> None:
         self._eventfd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._jobs: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[int, int, int, Any] | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[tuple[Any, int]] = queue.SimpleQueue()
         self._closed = False
         self.pending = 0
-        """Jobs submitted whose completion was not taken yet."""
+        """Reads whose completion was not taken yet."""
         self._thread = threading.Thread(target=self._work, name="fleetlog-disk", daemon=True)
         self._thread.start()
 
@@ -234,18 +222,15 @@ class DiskWorker:
         """The eventfd, for a loop's add_reader."""
         return self._eventfd
 
-    def submit(
-        self, op: Op, fd: int, position: int = 0, length: int = 0, data: bytes | memoryview = b"", token: Any = None
-    ) -> None:
-        """Queue a job; the caller keeps ``fd`` open and ``data`` unchanged until its completion."""
+    def read_ahead(self, fd: int, position: int, length: int, token: Any = None) -> None:
+        """Bring a range into the page cache; the caller keeps ``fd`` open until its completion."""
         if self._closed:
             raise RuntimeError("the disk worker is closed")
-        op = Op(op)
         self.pending += 1
-        self._jobs.put((op, fd, position, length, data, token))
+        self._jobs.put((fd, position, length, token))
 
     def completions(self) -> list[tuple[Any, int]]:
-        """(token, result) of the jobs done since the last call: bytes (0 for syncs), or minus the errno."""
+        """(token, result) of the reads done since the last call: their bytes, or minus the errno."""
         if self._closed:
             return []
         try:
@@ -259,7 +244,7 @@ class DiskWorker:
         return found
 
     def close(self) -> None:
-        """Finish the queued jobs, end the thread and close the eventfd; completions not taken are lost."""
+        """Finish the queued reads, end the thread and close the eventfd; completions not taken are lost."""
         if not self._closed:
             self._closed = True
             self._jobs.put(None)
@@ -267,58 +252,14 @@ class DiskWorker:
             os.close(self._eventfd)
 
     def _work(self) -> None:
-        waiting: list[Any] = []
-        while True:
-            if not waiting:
-                waiting.append(self._jobs.get())
-            while not self._jobs.empty():
-                waiting.append(self._jobs.get())
-            job = waiting.pop(0)
-            if job is None:
-                return
-            joined = _joined(job, waiting)
-            result = _perform(job)
-            self._complete(job[-1], result)
-            for other in joined:
-                waiting.remove(other)
-                self._complete(other[-1], result)
-
-    def _complete(self, token: Any, result: int) -> None:
-        self._done.put((token, result))
-        os.eventfd_write(self._eventfd, 1)
-
-
-def _joined(job: tuple[Any, ...], waiting: list[Any]) -> list[Any]:
-    """The jobs that one sync completes together with itself."""
-    op, fd = job[:2]
-    found: list[Any] = []
-    if op not in (Op.FSYNC, Op.FDATASYNC):
-        return found
-    for other in waiting:
-        if other is None or (other[0] == Op.WRITE and other[1] == fd):
-            break
-        if other[:2] == (op, fd):
-            found.append(other)
-    return found
-
-
-def _perform(job: tuple[Any, ...]) -> int:
-    op, fd, position, length, data, _ = job
-    try:
-        if op == Op.READ_AHEAD:
-            return _read_ahead(fd, position, length)
-        if op == Op.WRITE:
-            view, done = memoryview(data), 0
-            while done < len(view):
-                done += os.pwrite(fd, view[done:], position + done)
-            return done
-        if op == Op.FSYNC:
-            os.fsync(fd)
-        elif op == Op.FDATASYNC:
-            os.fdatasync(fd)
-    except OSError as error:
-        return -(error.errno or errno.EIO)
-    return 0
+        while (job := self._jobs.get()) is not None:
+            fd, position, length, token = job
+            try:
+                result = _read_ahead(fd, position, length)
+            except OSError as error:
+                result = -(error.errno or errno.EIO)
+            self._done.put((token, result))
+            os.eventfd_write(self._eventfd, 1)
 
 
 def _read_ahead(fd: int, position: int, length: int) -> int:

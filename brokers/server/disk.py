@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from _native.io import DiskWorker, Op
+from _native.io import DiskWorker
 
 if TYPE_CHECKING:
     import asyncio
@@ -31,7 +31,7 @@ class ReadAhead:
 
         The caller keeps the file open until then.
         """
-        self._worker.submit(Op.READ_AHEAD, fd, position, length, token=done)
+        self._worker.read_ahead(fd, position, length, done)
 
     def close(self) -> None:
         """Do what is queued, and end the worker."""

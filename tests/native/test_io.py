@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from _native.io_py import MAPPING_MAX, FilePart, Op, Stop
+from _native.io_py import MAPPING_MAX, FilePart, Stop
 
 PAGE = mmap.PAGESIZE
 
@@ -215,7 +215,7 @@ def test_what_is_not_in_memory_stops_it_and_a_worker_brings_it(
             break
     assert sent == (5, Stop.DISK)
     worker = io.DiskWorker()
-    worker.submit(Op.READ_AHEAD, fd, 1_000_000, length, token="there")
+    worker.read_ahead(fd, 1_000_000, length, "there")
     assert wait(worker, 1) == [("there", length)]
     worker.close()
     found = drain(theirs)
@@ -240,81 +240,44 @@ def wait(worker: Any, count: int) -> list[tuple[Any, int]]:
     return found
 
 
-def test_jobs_are_done_in_order_and_told(io: ModuleType, tmp_path: Path) -> None:
-    fd = os.open(tmp_path / "f", os.O_RDWR | os.O_CREAT)
+def test_reads_are_done_in_order_and_their_sizes_come_back(io: ModuleType, file: tuple[int, bytes]) -> None:
+    fd, content = file
     worker = io.DiskWorker()
     for number in range(200):
-        worker.submit(Op.WRITE, fd, number % 7, data=b"%03d" % number, token=number)
-    worker.submit(Op.FDATASYNC, fd, token="data")
-    worker.submit(Op.SYNC_RANGE, fd, 0, 10, token="range")
-    worker.submit(Op.FSYNC, fd, token="all")
-    assert worker.pending == 203
-    found = wait(worker, 203)
-    assert [token for token, _ in found[:200]] == list(range(200))
-    assert dict(found)["data"] == dict(found)["all"] == 0
-    assert {result for _, result in found[:200]} == {3}
+        worker.read_ahead(fd, number, number + 1, number)
+    worker.read_ahead(fd, 0, len(content) + 1, "all")
+    assert worker.pending == 201
+    assert wait(worker, 201) == [*((number, number + 1) for number in range(200)), ("all", len(content))]
     assert worker.pending == 0
-    assert os.pread(fd, 3, 199 % 7) == b"199"
     worker.close()
-    os.close(fd)
 
 
-def test_many_syncs_are_one_and_all_are_answered(io: ModuleType, tmp_path: Path) -> None:
-    fd = os.open(tmp_path / "f", os.O_RDWR | os.O_CREAT)
-    other = os.open(tmp_path / "g", os.O_RDWR | os.O_CREAT)
-    worker = io.DiskWorker()
-    for number in range(100):
-        worker.submit(Op.FDATASYNC, (fd, other)[number % 2], token=number)
-        if number % 10 == 9:
-            worker.submit(Op.WRITE, fd, 0, data=b"x", token=("write", number))
-    found = wait(worker, 110)
-    assert sorted(token for token, _ in found if isinstance(token, int)) == list(range(100))
-    order = {token: place for place, (token, _) in enumerate(found)}
-    for number in range(10, 100, 2):  # a sync never answers for a write that was submitted before it
-        assert order[number] > order[("write", number // 10 * 10 - 1)]
-    worker.close()
-    os.close(fd)
-    os.close(other)
-
-
-def test_what_the_disk_refuses_is_told(io: ModuleType, tmp_path: Path) -> None:
+def test_what_the_disk_refuses_comes_back_as_its_errno(io: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(b"abc")
-    fd = os.open(tmp_path / "f", os.O_RDONLY)
+    fd, unreadable = os.open(tmp_path / "f", os.O_RDONLY), os.open(tmp_path / "g", os.O_WRONLY | os.O_CREAT)
     worker = io.DiskWorker()
-    worker.submit(Op.WRITE, fd, 0, data=b"x", token="read-only")
-    worker.submit(Op.FSYNC, 999_999, token="closed")
-    worker.submit(Op.READ_AHEAD, fd, 1, 100, token="short")
-    assert wait(worker, 3) == [("read-only", -errno.EBADF), ("closed", -errno.EBADF), ("short", 2)]
+    worker.read_ahead(unreadable, 0, 1, "write-only")
+    worker.read_ahead(999_999, 0, 1, "closed")
+    worker.read_ahead(fd, 1, 100, "short")
+    worker.read_ahead(fd, 9, 100, "behind the end")
+    assert wait(worker, 4) == [
+        ("write-only", -errno.EBADF), ("closed", -errno.EBADF), ("short", 2), ("behind the end", 0),
+    ]  # fmt: skip
     worker.close()
     os.close(fd)
+    os.close(unreadable)
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
-def test_a_full_disk_is_told(io: ModuleType) -> None:
-    fd = os.open("/dev/full", os.O_WRONLY)
+def test_closing_ends_the_worker(io: ModuleType, file: tuple[int, bytes]) -> None:
+    fd, _ = file
     worker = io.DiskWorker()
-    worker.submit(Op.WRITE, fd, 0, data=b"x", token=1)
-    assert wait(worker, 1) == [(1, -errno.ENOSPC)]
-    worker.close()
-    os.close(fd)
-
-
-def test_closing_finishes_what_is_queued(io: ModuleType, tmp_path: Path) -> None:
-    fd = os.open(tmp_path / "f", os.O_RDWR | os.O_CREAT)
-    worker = io.DiskWorker()
+    event = worker.fileno()
     for number in range(50):
-        worker.submit(Op.WRITE, fd, number, data=b"x")
+        worker.read_ahead(fd, number, 1000)
     worker.close()
     worker.close()
-    assert os.fstat(fd).st_size == 50
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(event)
     with pytest.raises(RuntimeError, match="closed"):
-        worker.submit(Op.FSYNC, fd)
+        worker.read_ahead(fd, 0, 1)
     assert worker.completions() == []
-    os.close(fd)
-
-
-def test_wrong_operations_are_refused(io: ModuleType) -> None:
-    worker = io.DiskWorker()
-    with pytest.raises(ValueError, match="9"):
-        worker.submit(9, 0)
-    worker.close()
