@@ -6,11 +6,14 @@ a quick fuzzer: ``python tests/native/memory.py [rounds] [seed]``.
 
 from __future__ import annotations
 
+import gc
+import os
 import random
 import select
 import socket
 import sys
 import tempfile
+import uuid
 from array import array
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -20,13 +23,17 @@ import _native.batch_cy as batch_cy
 import _native.batch_py as batch_py
 import _native.columns_cy as columns_cy
 import _native.columns_py as columns_py
+import _native.files_cy as files_cy
+import _native.files_py as files_py
 import _native.io_cy as io_cy
 import _native.wire_cy as wire_cy
 import _native.wire_py as wire_py
 from _native.batch_py import BatchHeader, Record
 from _native.columns_py import Headers, Runs
 from _native.errors import CorruptBatch
-from _native.io_py import FilePart, Op, Stop
+from _native.files_py import SliceGone
+from _native.io_py import FilePart, Stop
+from _native.wire_tuples import FetchOutcome, FetchPart, NodeEndpoint
 
 NASTY = (0, 1, 2, 0x3F, 0x40, 0x7F, 0x80, 0x81, 0xFE, 0xFF)
 BYTE = array("B", [0])
@@ -76,7 +83,7 @@ class Fuzz:
         if isinstance(argument, Headers):
             return Headers(*[exactly(part) if isinstance(part, bytes) else self.placed(part) for part in argument])
         if isinstance(argument, list):
-            return [(exactly(payload), header) for payload, header in argument]
+            return [(self.placed(first), second) for first, second in argument]
         return argument
 
     def mutated(self, data: bytes) -> bytes:
@@ -192,8 +199,41 @@ class Fuzz:
         self.same(wire_py, wire_cy, "decode_produce_run", frames, 0, limit, 3, 13, 3)
         version = self.rng.randrange(4, 19)
         self.same(wire_py, wire_cy, "decode_fetch", version, self.mutated(self.fetch(version)))
+        self.fetch_run(version)
+        self.fetch_outcomes(version)
         version = self.rng.randrange(13, 19)
         self.same(wire_py, wire_cy, "decode_fetch_response", version, self.mutated(self.fetch_answer()))
+
+    def fetch_run(self, version: int) -> None:
+        """Whole frames of Fetch, at the beginning of what was received, or in the middle of it."""
+        head = bytes((0, 1, 0, version, 0, 0, 0, 7, 0, 3)) + b"me?" + (b"\0" if version >= 12 else b"")
+        frame = head + self.fetch(version)
+        before = self.rng.randbytes(self.rng.choice((0, 3)))
+        data = before + self.mutated(len(frame).to_bytes(4, "big") + frame)
+        limit = self.rng.choice((len(data), self.rng.randrange(len(data) + 1)))
+        start = min(len(before), limit)
+        self.same(wire_py, wire_cy, "decode_fetch_run", data, start, limit, 4, self.rng.choice((11, 18)), 3)
+
+    def fetch_outcomes(self, version: int) -> None:
+        """Answers of Fetch with slices, aborted transactions, leaders and endpoints."""
+        rng = self.rng
+        pairs: list[tuple[FetchPart, FetchOutcome]] = []
+        for index in range(rng.randrange(5)):
+            topic = uuid.UUID(int=7) if rng.random() < 0.5 else uuid.UUID(int=8)
+            part = FetchPart(rng.choice("tu") * rng.choice((1, 5, 200)), topic, index, 0, 0, -1, 0, 1000, -1)
+            outcome = FetchOutcome(rng.choice((0, 6)), rng.randrange(2**62), rng.randrange(2**62), rng.randrange(9))
+            if rng.random() < 0.5:
+                outcome = outcome._replace(slices=["one", "another"], size=rng.randrange(1 << rng.randrange(1, 28)))
+            if rng.random() < 0.5:
+                outcome = outcome._replace(aborted=[(rng.randrange(99), 5)] * rng.randrange(3))
+            if rng.random() < 0.3:
+                outcome = outcome._replace(diverging=(1, rng.randrange(2**40)), current_leader=(2, 3))
+            pairs.append((part, outcome))
+        endpoints = (NodeEndpoint(1, "h" * rng.choice((1, 127, 300)), 9092, rng.choice((None, "r"))),) * rng.randrange(
+            2
+        )
+        self.same(wire_py, wire_cy, "encode_fetch_answer", version, 5, pairs, rng.choice((0, 9)), endpoints)
+        self.same(wire_py, wire_cy, "encode_fetch_response", version, pairs, 3, 0, 9, endpoints)
 
     def string(self, flexible: bool, text: bytes = b"topic") -> bytes:
         """A string as both generations write it."""
@@ -257,8 +297,73 @@ class Fuzz:
         return out + self.tags(True) * 2
 
 
+def opened(twin: Any, path: str) -> Any:
+    """A file of that twin."""
+
+    class File(twin.OpenFile):
+        def __init__(self) -> None:
+            super().__init__()
+            self.path = path
+
+        def opened(self) -> int:
+            return os.open(path, os.O_RDONLY)
+
+        def close(self) -> None:
+            if self.fd >= 0:
+                os.close(self.fd)
+                self.fd = -1
+
+        def failure(self, wrong: OSError) -> Exception:
+            return wrong
+
+        def window(self, position: int) -> None:
+            return None
+
+    return File()
+
+
+def used(piece: Any, way: int) -> Any:
+    """What a slice gives, without the descriptor's number; None if its bytes are gone."""
+    try:
+        return piece.read() if way == 0 else (piece.fileno() >= 0) if way == 1 else piece.part(piece.position, way)[1:]
+    except SliceGone as gone:
+        return str(gone)
+
+
+def slices(rng: random.Random, path: str, size: int) -> None:
+    """The files kernel: slices of both twins are read, cut, pinned and forgotten in the same order."""
+    twins = (files_py, files_cy)
+    files = [opened(twin, path) for twin in twins]
+    cuts: list[int] = []
+    held: list[list[Any]] = []
+    pair: Any
+    for _ in range(60):
+        choice = rng.random()
+        if choice < 0.4 or not held:
+            position, length = rng.randrange(size), rng.randrange(200)
+            held.append([twin.FileSlice(file, position, length, cuts) for twin, file in zip(twins, files, strict=True)])
+        elif choice < 0.8:
+            pair, way = rng.choice(held), rng.choice((0, 0, 1, 100))
+            assert used(pair[0], way) == used(pair[1], way)
+        elif choice < 0.85:
+            cuts.append(rng.randrange(size))
+        else:
+            pair = held.pop(rng.randrange(len(held)))
+            for piece in pair if rng.random() < 0.5 else ():  # the others are forgotten
+                assert piece.retain() is piece
+                piece.release()
+                piece.release()
+        assert files[0].pins == files[1].pins
+    pair = piece = None
+    held.clear()
+    gc.collect()
+    assert files[0].pins == files[1].pins == 0
+    for file in files:
+        file.close()
+
+
 def sending(rng: random.Random, file: int, content: bytes) -> None:
-    """The io kernel: byte runs in exact buffers and file parts, through a real socket; writes by the worker."""
+    """The io kernel: byte runs in exact buffers and file parts, through a real socket; reads by the worker."""
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     chunks: list[Any] = [
@@ -272,14 +377,13 @@ def sending(rng: random.Random, file: int, content: bytes) -> None:
     with theirs, theirs.makefile("rb") as stream:
         assert stream.read() == expected
     worker = io_cy.DiskWorker()
-    for number in range(30):
-        worker.submit(Op.WRITE, file, 0, data=exactly(content[: rng.randrange(1000)]), token=number)
-        worker.submit(Op.READ_AHEAD if number % 2 else Op.FDATASYNC, file, 0, 1000)
+    for number in range(60):
+        worker.read_ahead(file, rng.randrange(1100), rng.randrange(1100), number)
     assert worker.pending == 60
     while worker.pending:
         select.select([worker.fileno()], [], [], 30)
         worker.completions()
-    worker.submit(Op.FSYNC, file)
+    worker.read_ahead(file, 0, 1000)
     worker.close()
 
 
@@ -295,11 +399,12 @@ def main() -> None:
         fuzz.messages()
         calls += fuzz.calls
     content = random.Random(seed).randbytes(1000)
-    with tempfile.TemporaryFile() as file:
+    with tempfile.NamedTemporaryFile() as file:
         file.write(content)
         file.flush()
         for number in range(max(1, rounds // 50)):
             sending(random.Random(number), file.fileno(), content)
+            slices(random.Random(number), file.name, len(content))
     print(f"{calls} calls on exact buffers, both twins agree")
 
 
