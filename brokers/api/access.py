@@ -44,6 +44,8 @@ _ERRORS = {
     TRANSACTIONAL_ID: ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
 }
 _NONE_DENIED: frozenset[str] = frozenset()
+_NONE = ErrorCode.NONE
+"""Looking a member up in its enum runs a Python function each time."""
 
 
 def _needs(*pairs: tuple[AclOperation, ResourceType]) -> tuple[Need, ...]:
@@ -123,8 +125,8 @@ NEEDS: dict[int, tuple[Need, ...]] = {
 """By API key. Operations that Metadata and others look up only to tell a client what it may do are not listed."""
 
 
-class Client(Protocol):
-    """What an authorizer knows of a client and its request."""
+class Login(Protocol):
+    """A connection, as far as an authorizer knows it."""
 
     @property
     def principal(self) -> str:
@@ -134,6 +136,15 @@ class Client(Protocol):
     @property
     def peer_host(self) -> str:
         """The address of the client."""
+        ...
+
+
+class Client(Protocol):
+    """What an authorizer knows of a client and its request."""
+
+    @property
+    def connection(self) -> Login:
+        """How the request came."""
         ...
 
     @property
@@ -157,6 +168,11 @@ class Authorizer(Protocol):
 class DecisionLog(Protocol):
     """Keeps what was decided."""
 
+    @property
+    def keeps_allowed(self) -> bool:
+        """Whether it is told of what is allowed, too."""
+        ...
+
     def note(
         self, client: Client, operation: AclOperation, resource: ResourceType, name: str, *, allowed: bool
     ) -> None:
@@ -170,11 +186,12 @@ class Access:
     ``decisions`` keeps what was decided, but for questions that only filter what an answer shows (``logged=False``).
     """
 
-    __slots__ = ("authorizer", "decisions")
+    __slots__ = ("_quiet", "authorizer", "decisions")
 
     def __init__(self, authorizer: Authorizer | None = None, decisions: DecisionLog | None = None) -> None:
         self.authorizer = authorizer
         self.decisions = decisions
+        self._quiet = decisions is None or not decisions.keeps_allowed
 
     def allows(
         self, client: Client, operation: AclOperation, resource: ResourceType, name: str, logged: bool = True
@@ -184,6 +201,8 @@ class Access:
         if authorizer is None:
             return True
         allowed = authorizer.allows(client, operation, resource, name)
+        if allowed and self._quiet:
+            return True
         if logged and self.decisions is not None:
             self.decisions.note(client, operation, resource, name, allowed=allowed)
         return allowed
@@ -195,7 +214,7 @@ class Access:
 
     def refusal(self, client: Client, operation: AclOperation, resource: ResourceType, name: str) -> ErrorCode:
         """NONE, or the authorization error of that type of resource."""
-        return ErrorCode.NONE if self.allows(client, operation, resource, name) else _ERRORS[resource]
+        return _NONE if self.allows(client, operation, resource, name) else _ERRORS[resource]
 
     def denied(
         self,

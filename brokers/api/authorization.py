@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from brokers.api.access import Access, Client
+from brokers.api.access import Access, Client, Login
 from brokers.metadata.acl_cache import AclCache
 from brokers.security.acls import CLUSTER_NAME, AclImage, AclOperation, ResourceType
 from brokers.security.audit import LOGGER, Decision, authorizer_line
@@ -37,22 +37,28 @@ LINES_PER_SECOND = 200
 class AclDoor:
     """``brokers.api.access.Authorizer`` over the ACLs that ``rules`` decides by."""
 
-    __slots__ = ("_rules",)
+    __slots__ = ("_rules", "_verdicts")
 
     def __init__(self, rules: Authorizer) -> None:
         self._rules = rules
+        self._verdicts = rules.verdicts
 
     def allows(self, client: Client, operation: AclOperation, resource: ResourceType, name: str) -> bool:
         """Whether the client may do the operation on that resource."""
-        return self._rules.allows(client.principal, _host(client), operation, resource, name)
+        login = client.connection
+        verdict = self._verdicts.get((login.principal, login.peer_host, operation, resource, name))
+        if verdict is None:
+            verdict = self._rules.allows(login.principal, _host(login), operation, resource, name)
+        return verdict
 
     def allows_any(self, client: Client, operation: AclOperation, resource: ResourceType) -> bool:
         """Whether there can be a resource of that type on which the client may do the operation."""
-        return self._rules.allows_any(client.principal, _host(client), operation, resource)
+        login = client.connection
+        return self._rules.allows_any(login.principal, _host(login), operation, resource)
 
 
-def _host(client: Client) -> str:
-    host = client.peer_host
+def _host(login: Login) -> str:
+    host = login.peer_host
     return host_as_acls_have_it(host) if ":" in host else host
 
 
@@ -61,7 +67,7 @@ class AuthorizerLog:
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
         self._now_ms = now_ms
-        self._allowed = decisions_log.isEnabledFor(logging.DEBUG)
+        self.keeps_allowed = decisions_log.isEnabledFor(logging.DEBUG)
         self._second = -1
         self._lines = 0
 
@@ -70,7 +76,7 @@ class AuthorizerLog:
     ) -> None:
         """One decision, as one line."""
         if allowed:
-            if self._allowed:
+            if self.keeps_allowed:
                 decisions_log.debug("%s", _line(client, operation, resource, name, allowed=True))
             return
         second = self._now_ms() // 1000
@@ -84,9 +90,9 @@ class AuthorizerLog:
 
 
 def _line(client: Client, operation: AclOperation, resource: ResourceType, name: str, *, allowed: bool) -> str:
-    key = client.api_key
+    key, login = client.api_key, client.connection
     return authorizer_line(
-        Decision(client.principal, _host(client), key, APIS[key].name, operation, resource, name, allowed)
+        Decision(login.principal, _host(login), key, APIS[key].name, operation, resource, name, allowed)
     )
 
 

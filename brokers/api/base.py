@@ -218,16 +218,6 @@ class Context:
     source: Closable | None = None
     rows: int = 0
 
-    @property
-    def principal(self) -> str:
-        """The client as ``Type:name``."""
-        return self.connection.principal
-
-    @property
-    def peer_host(self) -> str:
-        """The client's address."""
-        return self.connection.peer_host
-
     def allows(
         self, operation: AclOperation, resource: ResourceType, name: str = CLUSTER_NAME, *, logged: bool = True
     ) -> bool:

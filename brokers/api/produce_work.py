@@ -39,6 +39,8 @@ ALL, LEADER, NONE = -1, 1, 0
 ZSTD_VERSION = 7
 VERIFIED_PER_YIELD = 32
 
+_ATTRIBUTES_AT = 22  # the low byte
+_TRANSACTIONAL = 0x10
 _NONE = ErrorCode.NONE
 """Looked up once: an enum's metaclass takes a thousand instructions to find a member."""
 _new = tuple.__new__
@@ -115,7 +117,7 @@ class Work:
         for topic, topic_id, index, _ in parts:
             if topic_id is not None:
                 topic = services.metadata.topic_names.get(topic_id)
-            if guarded and (error := denied or (context.refusal(WRITE, TOPIC, topic) if topic else ErrorCode.NONE)):
+            if guarded and (error := denied or (context.refusal(WRITE, TOPIC, topic) if topic else _NONE)):
                 self._refuse(topic, index, batches[len(self.outcomes)], error)
                 continue
             partition = None
@@ -130,9 +132,8 @@ class Work:
     def _transaction_refusal(self) -> ErrorCode:
         """NONE unless a batch is transactional, and the client may not use the transactional id, or names none."""
         name = self.run.transactional_id
-        headers = [_header(batch) for batches in self.run.batches for batch in batches]
-        if not any(header is not None and header.is_transactional for header in headers):
-            return ErrorCode.NONE
+        if not _say_transactional(self.run.batches):
+            return _NONE
         if name is None:
             return ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
         return self.context.refusal(WRITE, TRANSACTIONAL_ID, name)
@@ -409,6 +410,15 @@ def _append_together(works: list[Work]) -> None:
             end = begin + len(work.run.batches[group])
             work.appended(group, outcomes[begin:end], plain)
             begin = end
+
+
+def _say_transactional(groups: Sequence[Sequence[bytes | memoryview]]) -> bool:
+    """Whether one of the batches says so in its header; an append refuses what is no batch, whatever it says."""
+    for batches in groups:
+        for batch in batches:
+            if len(batch) > _ATTRIBUTES_AT and batch[_ATTRIBUTES_AT] & _TRANSACTIONAL:
+                return True
+    return False
 
 
 def _header(batch: bytes | memoryview) -> BatchHeader | None:

@@ -27,7 +27,8 @@ class Authorizer:
         self._image = image
         self._super_users = frozenset(super_users)
         self._allow_if_no_acl = allow_if_no_acl
-        self._cache: dict[_Question, bool] = {}
+        self.verdicts: dict[_Question, bool] = {}
+        """What was decided since the ACLs changed, by :data:`_Question`: a caller may look here first."""
 
     @property
     def image(self) -> AclImage:
@@ -44,7 +45,7 @@ class Authorizer:
         if image.version <= self._image.version:
             raise ValueError(f"the ACLs of version {image.version} cannot follow those of {self._image.version}")
         self._image = image
-        self._cache.clear()
+        self.verdicts.clear()
 
     def is_super_user(self, principal: str) -> bool:
         """Whether the principal may do everything."""
@@ -53,19 +54,19 @@ class Authorizer:
     def allows(self, principal: str, host: str, operation: AclOperation, kind: ResourceType, name: str) -> bool:
         """Whether the principal (``Type:name``) at that address may do the operation on the named resource."""
         question = (principal, host, operation, kind, name)
-        verdict = self._cache.get(question)
+        verdict = self.verdicts.get(question)
         return self._decide_anew(question) if verdict is None else verdict
 
     def allows_any(self, principal: str, host: str, operation: AclOperation, kind: ResourceType) -> bool:
         """Whether the principal may do the operation on some resource of the type (InitProducerId without an id)."""
         question = (principal, host, operation, kind, None)
-        verdict = self._cache.get(question)
+        verdict = self.verdicts.get(question)
         return self._decide_anew(question) if verdict is None else verdict
 
     def _decide_anew(self, question: _Question) -> bool:
-        if len(self._cache) >= CACHED_MAX:
-            self._cache.clear()
-        verdict = self._cache[question] = self._decided(*question)
+        if len(self.verdicts) >= CACHED_MAX:
+            self.verdicts.clear()
+        verdict = self.verdicts[question] = self._decided(*question)
         return verdict
 
     def _decided(

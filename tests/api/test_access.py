@@ -62,7 +62,7 @@ class Rules:
         self.asked: set[Need] = set()
 
     def allows(self, client: Any, operation: AclOperation, resource: ResourceType, name: str) -> bool:
-        assert client.principal == "User:ANONYMOUS"
+        assert client.connection.principal == "User:ANONYMOUS"
         assert (name == "kafka-cluster") is (resource is CLUSTER)
         return self.allows_any(client, operation, resource)
 

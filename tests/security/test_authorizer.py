@@ -87,7 +87,7 @@ def test_remembered_verdicts_are_bounded_and_stay_right(monkeypatch: pytest.Monk
         for number in range(50):
             assert reads(authorizer, name=f"a{number}")
             assert not reads(authorizer, name=f"b{number}")
-            assert len(authorizer._cache) <= 8
+            assert len(authorizer.verdicts) <= 8
 
 
 def test_allowed_operations() -> None:
