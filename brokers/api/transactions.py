@@ -110,10 +110,7 @@ def handle_init_producer_id(request: InitProducerIdRequest, context: Context) ->
     transactional_id = request.transactional_id
     ids = _coordinator(context).producer_ids
     if transactional_id is None:
-        if not (
-            context.allows(IDEMPOTENT_WRITE, CLUSTER, logged=False)
-            or context.services.access.allows_any(context, WRITE, TOPIC)
-        ):
+        if not (context.services.access.allows_any(context, WRITE, TOPIC) or context.allows(IDEMPOTENT_WRITE, CLUSTER)):
             return Done(render(InitAnswer(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)))
         return _idempotent(ids.when_ready, render)
     if (refusal := context.refusal(WRITE, TRANSACTIONAL_ID, transactional_id)) is not ErrorCode.NONE:

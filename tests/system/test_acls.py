@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import (
@@ -29,6 +30,10 @@ from confluent_kafka.admin import (
 import wire.messages as m
 from brokers.api.access import NEEDS
 from brokers.cli.main import cli
+from spark_udfs.client.connections import Client as KafkaClient
+from spark_udfs.client.failures import ClientError
+from spark_udfs.client.producer import MemberProducer, WriteSettings
+from spark_udfs.sink.batch_transactions import BatchTransactions
 from tests.support.filled import SECRET, codes, filled
 from tests.support.fleet import Broker, Fleet
 from tests.support.harness import Client
@@ -175,6 +180,39 @@ def test_brokers_with_cluster_action_alone_replicate_and_coordinate(
     consumer.commit(asynchronous=False)
     consumer.close()
     assert sorted(seen) == [b"together"] * 3 + [b"value"]
+
+
+def test_the_recipe_for_a_spark_job_is_enough(guarded: Fleet, admin: AdminClient) -> None:
+    """docs/security.md: Read on what is read, Write on what is written and on the sink's name."""
+    name, sink = f"job-{next(_numbers)}", f"sink-{next(_numbers)}"
+    making = binding(ResourceType.TOPIC, name, LITERAL, AclOperation.CREATE, host=HERE)
+    create(admin, making)
+    (future,) = admin.create_topics([NewTopic(name, 1, 3)]).values()
+    future.result(20)
+    delete(admin, of_topic(name))
+    client = KafkaClient({"bootstrap_servers": guarded.bootstrap.split(",")})
+    sinks = BatchTransactions(client, sink)
+    with pytest.raises(ClientError) as denied:
+        sinks.begin(60_000)
+    assert "authorization" in str(denied.value).lower()
+    create(
+        admin,
+        binding(ResourceType.TOPIC, name, LITERAL, AclOperation.WRITE, host=HERE),
+        binding(ResourceType.TRANSACTIONAL_ID, sink, LITERAL, AclOperation.WRITE, host=HERE),
+    )
+    batch = sinks.begin(60_000)
+    (member,) = sinks.enlist(batch)
+    producer = MemberProducer(client, sink, member, WriteSettings(name))
+    producer.write(pa.record_batch([pa.array(["total"])], ["value"]))
+    producer.flush()
+    sinks.commit(batch, "query", 0, "", [member])
+    client.close()
+    create(admin, binding(ResourceType.TOPIC, name, LITERAL, AclOperation.READ, host=HERE))
+    consumer = Consumer({"bootstrap.servers": guarded.bootstrap, "group.id": "t-any", "log_level": 0})
+    consumer.assign([TopicPartition(name, 0, 0)])
+    (message,) = consumer.consume(1, 30)
+    consumer.close()
+    assert message.value() == b"total"
 
 
 def test_acls_are_created_described_and_deleted(admin: AdminClient) -> None:
