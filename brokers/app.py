@@ -11,6 +11,7 @@ import base64
 import gc
 import logging
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -20,13 +21,18 @@ from pathlib import Path
 
 from brokers.config import BrokerConfig, ConfigError
 from brokers.log import DirectoryInUse, LogStore, RealDisk, StoreRefused
+from brokers.metadata.users import ScramUsers
 from brokers.metrics import Metrics
 from brokers.model import Endpoint
 from brokers.node import Node, Ports, StartError
 from brokers.peers.calls import Peers
+from brokers.security.listener_logins import LoginSettings, login_settings
+from brokers.security.sasl import SaslListener
+from brokers.security.scram import random_text
 from brokers.server.admin import Admin
 from brokers.server.descriptors import Descriptors
 from brokers.server.listener import Server
+from brokers.server.login import sasl_listener
 from brokers.server.watchdog import LoopWatch
 from coordination.previous_session import FILE_NAME, PreviousSession
 from coordination.store import StoreError
@@ -62,6 +68,11 @@ def new_cluster_id() -> str:
     return base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
 
 
+def new_nonce() -> str:
+    """Unpredictable text, for one login by SCRAM."""
+    return random_text(secrets.randbits)
+
+
 def cannot_listen(setting: str, error: OSError, address: str = "") -> StartError:
     """The error of an address that cannot be bound; ``setting`` is the setting that has it."""
     number = error.errno or 0  # a resolver's are negative
@@ -89,6 +100,7 @@ class Broker:
         )
         self._store: ZookeeperStore | None = None
         self._node: Node | None = None
+        self._users: ScramUsers | None = None
         self._stopping = False
         self._lag_probe: asyncio.Task[None] | None = None
 
@@ -96,6 +108,7 @@ class Broker:
 
     async def start(self) -> None:
         """Start in the order of the module's docstring; raises StartError."""
+        logins = login_settings(self.config)
         inert = self.config.without_effect()
         if inert:
             logger.warning("settings accepted, but without effect in fleetlog: %s", ", ".join(inert))
@@ -114,7 +127,9 @@ class Broker:
             disk=RealDisk(mapped=self.config.fetch_send == "mmap"),
             store=self._store,
             previous_session=previous_session,
-            connect_peers=lambda metadata, timers, client_id: Peers(metadata, timers, listener, client_id),
+            connect_peers=lambda metadata, timers, client_id: Peers(
+                metadata, timers, listener, client_id, logins.own, new_nonce
+            ),
             new_cluster_id=new_cluster_id,
             host=socket.gethostname(),
             listen=self._listen,
@@ -126,8 +141,21 @@ class Broker:
         # Only now: recovery may block the loop for minutes, but no registration depends on the loop until here.
         self._watch.start()
         self._store.heartbeats_prove(self._watch.standing_ms)
-        self._server.serve(services)
+        self._server.serve(services, logins=await self._sasl_listeners(logins))
         self._lag_probe = self._loop.create_task(self._probe_loop_lag(), name="loop lag")
+
+    async def _sasl_listeners(self, logins: LoginSettings) -> dict[str, SaslListener]:
+        """The logins of listeners with SASL; SCRAM's credentials are followed from here on. Raises StartError."""
+        assert self._store is not None, "connected before"
+        users = ScramUsers(self._store)
+        if logins.has_scram:
+            self._users = users
+            try:
+                await users.start()
+            except StoreError as error:
+                raise StartError(f"the SCRAM users cannot be read from ZooKeeper: {error}") from error
+        fake_key = secrets.token_bytes(32)
+        return {name: sasl_listener(one, users.credential, fake_key) for name, one in logins.listeners.items()}
 
     def _bind(self) -> tuple[Endpoint, ...]:
         """Bind the listeners; returns the advertised endpoints."""
@@ -207,6 +235,8 @@ class Broker:
         if self._node is not None:
             await self._node.retire()
         self._server.close()
+        if self._users is not None:
+            await self._users.stop()
         self._watch.stop()
         if self._node is not None:
             await self._node.stop()
@@ -223,6 +253,10 @@ def check_start(config: BrokerConfig) -> None:
     """
     wrong = []
     runs = False
+    try:
+        login_settings(config)
+    except ConfigError as error:
+        wrong.append(str(error))
     try:
         LogStore(config, RealDisk(), SystemClock()).check_owners()
     except DirectoryInUse:

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from brokers.addresses import TLS_PROTOCOLS, parse_address, parse_listener
 from brokers.kafka_settings import KAFKA_BROKER_SETTINGS, KAFKA_TOPIC_SETTINGS
 from brokers.model import Endpoint
+from brokers.properties import parse_properties
 from brokers.settings import ConfigError, Setting, SettingType, attribute, setting, suggest, table_of
 from coordination.connect import CannotConnect, parse_connect
 
@@ -39,8 +41,6 @@ MIB = 1024 * 1024
 DAY_MS = 24 * 3600 * 1000
 FOREVER = 2**63 - 1
 THROTTLED = r"\*|none|\d+:\d+"
-MAX_PORT = 65_535
-_HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]{0,252})|\[[0-9a-fA-F:.]+(%[A-Za-z0-9_.-]+)?\]|")
 CODECS = ("producer", "uncompressed", "gzip", "snappy", "lz4", "zstd")
 PROTOCOLS = ("SASL_SSL:SASL_SSL", "PLAINTEXT:PLAINTEXT", "SSL:SSL", "SASL_PLAINTEXT:SASL_PLAINTEXT")
 GZIP_LEVELS = "-1|[1-9]"
@@ -199,10 +199,30 @@ class BrokerConfig:
         LIST, (), "Addresses that clients are told; the listeners' own when empty.", told=STRING, unset=True
     )
     listener_security_protocol_map: tuple[str, ...] = setting(
-        LIST, PROTOCOLS, "Security protocol of each listener name; only PLAINTEXT in this release.", told=STRING
+        LIST, PROTOCOLS, "Security protocol of each listener name: PLAINTEXT or SASL_PLAINTEXT.", told=STRING
     )
     inter_broker_listener_name: str = setting(
         STRING, "", "Listener that brokers use among each other; default: first.", unset=True
+    )
+    security_inter_broker_protocol: str = setting(
+        STRING,
+        "PLAINTEXT",
+        "Instead of inter.broker.listener.name: brokers use the first listener of that protocol.",
+    )
+    sasl_enabled_mechanisms: tuple[str, ...] = setting(
+        LIST, ("GSSAPI",), "SASL mechanisms of listeners with SASL: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512 (GSSAPI, "
+        "Kafka's default, is not served). listener.name.X.sasl.enabled.mechanisms counts before it.",
+    )  # fmt: skip
+    sasl_mechanism_inter_broker_protocol: str = setting(
+        STRING,
+        "GSSAPI",
+        "SASL mechanism with which brokers log in at each other.",
+    )
+    connections_max_reauth_ms: int = setting(
+        LONG, 0, "Longest SASL session, in ms, before a client must log in again (KIP-368); 0 for no limit.", low=0
+    )
+    connection_failed_authentication_delay_ms: int = setting(
+        INT, 100, "How long the answer to a refused login is held back, in ms.", low=0, high=10_000
     )
     admin_listener: str = setting(
         STRING, "", "host:port of the HTTP endpoint for /metrics, /health/live and /health/ready; empty: none."
@@ -452,14 +472,13 @@ class BrokerConfig:
     socket_send_buffer_bytes: int = setting(INT, 102_400, "SO_SNDBUF; -1 for the system's.", low=-1, inert=True)
     socket_receive_buffer_bytes: int = setting(INT, 102_400, "SO_RCVBUF; -1 for the system's.", low=-1, inert=True)
     sasl_kerberos_min_time_before_relogin: int = setting(LONG, 60_000, "Accepted; no Kerberos.", live=True, inert=True)
-    connections_max_reauth_ms: int = setting(LONG, 0, "Accepted; no SASL in this release.", low=0, inert=True)
 
     given: tuple[tuple[str, str], ...] = dataclasses.field(default=(), repr=False)
     """What files, environment and flags set, as text; it also holds the settings that change nothing here."""
 
     def without_effect(self) -> list[str]:
         """Names of the settings that were given and change nothing here, sorted."""
-        return sorted(name for name, _ in self.given if (row := broker_setting(name)) is None or row.inert)
+        return sorted(name for name, _ in self.given if _changes_nothing(name))
 
     def topic_defaults(self) -> TopicConfig:
         """The settings of a topic without overrides."""
@@ -472,12 +491,14 @@ class BrokerConfig:
 
     def listener_endpoints(self) -> tuple[Endpoint, ...]:
         """Where to listen."""
-        return tuple(_parse_listener("listeners", item, self) for item in self._served(self.listeners))
+        return tuple(parse_listener("listeners", item, self.security_protocol) for item in self._served(self.listeners))
 
     def advertised_endpoints(self) -> tuple[Endpoint, ...]:
         """What clients and brokers are told."""
         items = self.advertised_listeners or self.listeners
-        return tuple(_parse_listener("advertised.listeners", item, self) for item in self._served(items))
+        return tuple(
+            parse_listener("advertised.listeners", item, self.security_protocol) for item in self._served(items)
+        )
 
     def _served(self, items: tuple[str, ...]) -> list[str]:
         """The listeners without those of a KRaft controller, of which there is none here."""
@@ -487,19 +508,32 @@ class BrokerConfig:
 
     def admin_endpoint(self) -> tuple[str, int]:
         """Host and port of ``admin.listener``; raises ConfigError."""
-        host, port = _parse_address("admin.listener", self.admin_listener, self.admin_listener, "host:port", low=0)
+        host, port = parse_address("admin.listener", self.admin_listener, self.admin_listener, "host:port", low=0)
         if not host:
             raise ConfigError("admin.listener", self.admin_listener, "must name a host, e.g. 127.0.0.1:9644")
         return host, port
 
     def inter_broker_listener(self) -> str:
         """The name of the listener that brokers use among each other."""
-        return self.inter_broker_listener_name or self.listener_endpoints()[0].listener
+        if self.inter_broker_listener_name:
+            return self.inter_broker_listener_name
+        endpoints = self.listener_endpoints()
+        if "security.inter.broker.protocol" in dict(self.given):
+            wanted = self.security_inter_broker_protocol
+            return next((endpoint.listener for endpoint in endpoints if endpoint.security_protocol == wanted), "")
+        return endpoints[0].listener
+
+    def of_listener(self, listener: str) -> dict[str, str]:
+        """What ``listener.name.X.`` sets for that listener, by the rest of the name, as text."""
+        prefix = f"{LISTENER_PREFIX}{listener.lower()}."
+        return {name.removeprefix(prefix): text.strip() for name, text in self.given if name.startswith(prefix)}
 
 
 BROKER_SETTINGS: dict[str, Setting] = table_of(BrokerConfig) | KAFKA_BROKER_SETTINGS
 TOPIC_SETTINGS: dict[str, Setting] = table_of(TopicConfig) | KAFKA_TOPIC_SETTINGS
 LISTENER_PREFIX = "listener.name."
+LISTENER_SETTINGS = frozenset({"sasl.enabled.mechanisms", "sasl.jaas.config", "connections.max.reauth.ms"})
+"""What has an effect behind ``listener.name.X.``; the last two also behind a mechanism's name."""
 
 
 def broker_setting(name: str) -> Setting | None:
@@ -508,12 +542,21 @@ def broker_setting(name: str) -> Setting | None:
     Raises LookupError for a name that is neither.
     """
     row = BROKER_SETTINGS.get(name)
-    if row is None:
-        base = name.removeprefix(LISTENER_PREFIX).partition(".")[2] if name.startswith(LISTENER_PREFIX) else ""
-        mechanism, _, rest = base.partition(".")
-        if not {base, rest if mechanism else base} & KAFKA_BROKER_SETTINGS.keys():
-            raise LookupError(name)
+    if row is None and not _of_one_listener(name) & (KAFKA_BROKER_SETTINGS.keys() | LISTENER_SETTINGS):
+        raise LookupError(name)
     return row
+
+
+def _of_one_listener(name: str) -> set[str]:
+    """What ``listener.name.X.`` may limit to the listener X: the rest of the name, with and without a mechanism."""
+    base = name.removeprefix(LISTENER_PREFIX).partition(".")[2] if name.startswith(LISTENER_PREFIX) else ""
+    mechanism, _, rest = base.partition(".")
+    return {base, rest if mechanism else base}
+
+
+def _changes_nothing(name: str) -> bool:
+    row = broker_setting(name)
+    return row.inert if row is not None else not _of_one_listener(name) & LISTENER_SETTINGS
 
 
 @cache
@@ -538,54 +581,6 @@ for _row in TOPIC_SETTINGS.values():
     if _row.name not in KAFKA_TOPIC_SETTINGS:
         _default = getattr(_topic_defaults(BrokerConfig()), attribute(_row.name))
         assert _default == _row.default, f"{_row.name}: its default differs from the broker's"
-
-
-def _parse_address(name: str, item: str, address: str, form: str, *, low: int) -> tuple[str, int]:
-    """Host, without the brackets of IPv6, and port from ``low`` up; ``item`` is quoted where it is wrong."""
-    host, colon, port = address.rpartition(":")
-    if not colon or _HOST.fullmatch(host) is None:
-        raise ConfigError(name, item, f"must be {form} (a host's name, its IPv4 address, or its IPv6 address in [])")
-    if re.fullmatch("[0-9]{1,9}", port) is None or not low <= int(port) <= MAX_PORT:
-        raise ConfigError(name, item, f"the port must be a number from {low} to {MAX_PORT}")
-    return host.strip("[]"), int(port)
-
-
-def _parse_listener(name: str, item: str, config: BrokerConfig) -> Endpoint:
-    listener, mark, address = item.partition("://")
-    if not mark or not listener:
-        raise ConfigError(name, item, "must be NAME://host:port, e.g. PLAINTEXT://127.0.0.1:9092")
-    protocol = config.security_protocol(listener)
-    if protocol != "PLAINTEXT":
-        raise ConfigError(
-            name, item, f"listener {listener} has security protocol {protocol}; this release has PLAINTEXT only, "
-            "see listener.security.protocol.map",
-        )  # fmt: skip
-    host, port = _parse_address(name, item, address, "NAME://host:port, e.g. PLAINTEXT://127.0.0.1:9092", low=0)
-    return Endpoint(listener, host, port, protocol)
-
-
-def parse_properties(text: str, source: str) -> dict[str, tuple[str, str]]:
-    """A properties file's entries: name -> (value, "file:line"). Comments start with # or !, \\ joins lines."""
-    found: dict[str, tuple[str, str]] = {}
-    pending, first_line = "", 0
-    for number, raw in enumerate(text.splitlines(), 1):
-        line = raw.strip()
-        if not pending:
-            first_line = number
-            if not line or line[0] in "#!":
-                continue
-        if line.endswith("\\") and not line.endswith("\\\\"):
-            pending += line[:-1]
-            continue
-        line, pending = pending + line, ""
-        split = min((line.find(mark) for mark in "=:" if mark in line), default=-1)
-        if split <= 0:
-            raise ConfigError(line, "", "must be name=value", f"{source}:{first_line}")
-        name, value = line[:split].strip(), line[split + 1 :].strip()
-        if name in found:
-            raise ConfigError(name, value, f"stands twice, first at {found[name][1]}", f"{source}:{first_line}")
-        found[name] = (value, f"{source}:{first_line}")
-    return found
 
 
 def load_config(
@@ -683,7 +678,19 @@ def _check_listeners(config: BrokerConfig) -> None:
             raise ConfigError(advertised, endpoint.listener, f"is none of listeners: {', '.join(names)}")
         if endpoint.host in ("0.0.0.0", "::", ""):
             raise ConfigError(advertised, endpoint.host, "no client can connect to that: set advertised.listeners")
+    if "security.inter.broker.protocol" in dict(config.given):
+        _check_inter_broker_protocol(config)
     if config.inter_broker_listener() not in names:
         raise ConfigError(
             "inter.broker.listener.name", config.inter_broker_listener_name, f"must be one of {', '.join(names)}"
         )
+
+
+def _check_inter_broker_protocol(config: BrokerConfig) -> None:
+    name, protocol = "security.inter.broker.protocol", config.security_inter_broker_protocol
+    if config.inter_broker_listener_name:
+        raise ConfigError(name, protocol, "stands beside inter.broker.listener.name: remove one of both")
+    if protocol in TLS_PROTOCOLS:
+        raise ConfigError(name, protocol, "TLS is not in this release: set PLAINTEXT or SASL_PLAINTEXT")
+    if not config.inter_broker_listener():
+        raise ConfigError(name, protocol, "is the security protocol of none of listeners: add one, or set another")

@@ -15,15 +15,12 @@ from typing import Any
 from brokers.settings import Setting, SettingType
 
 _SECURITY = """
-security.inter.broker.protocol string PLAINTEXT PLAINTEXT
-connection.failed.authentication.delay.ms int 100 0..
 delegation.token.expiry.check.interval.ms long 3600000 1..
 delegation.token.expiry.time.ms long 86400000 1..
 delegation.token.max.lifetime.ms long 604800000 1..
 delegation.token.secret.key password null -
 principal.builder.class class org.apache.kafka.common.security.authenticator.DefaultKafkaPrincipalBuilder - live
 sasl.client.callback.handler.class class null -
-sasl.enabled.mechanisms list GSSAPI - live
 sasl.jaas.config password null - live
 sasl.kerberos.kinit.cmd string /usr/bin/kinit - live
 sasl.kerberos.principal.to.local.rules list DEFAULT - live
@@ -41,7 +38,6 @@ sasl.login.refresh.window.jitter double 0.05 - live
 sasl.login.retry.backoff.max.ms long 10000 -
 sasl.login.retry.backoff.ms long 100 -
 sasl.mechanism.controller.protocol string GSSAPI -
-sasl.mechanism.inter.broker.protocol string GSSAPI - live
 sasl.oauthbearer.assertion.algorithm string RS256 ES256|RS256
 sasl.oauthbearer.assertion.claim.aud string null -
 sasl.oauthbearer.assertion.claim.exp.seconds int 300 0..86400
@@ -365,7 +361,7 @@ _AUTHORIZATION = (
 
 KAFKA_BROKER_SETTINGS: dict[str, Setting] = {
     **{row.name: row for row in _AUTHORIZATION},
-    **_rows(_SECURITY, "Accepted; no effect: this release has PLAINTEXT listeners only."),
+    **_rows(_SECURITY, "Accepted; no effect: of security, this release has SASL PLAIN and SCRAM, and ACLs."),
     **_rows(_KRAFT, "Accepted; no effect: ZooKeeper coordinates the brokers."),
     **_rows(_TIERING, _TIERING_DOC),
     **_rows(_GROUPS, "Accepted; no effect: consumer groups of the classic protocol are served only."),

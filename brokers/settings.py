@@ -16,11 +16,24 @@ _WHOLE = re.compile(r"[+-]?[0-9]{1,40}")
 _DECIMAL = re.compile(r"[+-]?([0-9]{1,40}\.?[0-9]{0,40}|\.[0-9]{1,40})([eE][+-]?[0-9]{1,3})?")
 
 
+HIDDEN = "[hidden]"
+_SECRET = re.compile(
+    r"jaas|sasl.*\.conf|passw|secret|credential|(^|\.)key$|keystore\.key|^(user_|username)", re.IGNORECASE
+)
+
+
+def secret(text: str) -> bool:
+    """Whether a setting's name, perhaps misspelt, or the text of a line looks like one that holds a password."""
+    return _SECRET.search(text) is not None
+
+
 class ConfigError(ValueError):
-    """A setting that cannot be used. ``str()`` says which one, its value, what is allowed, and where it stands."""
+    """A setting that cannot be used. ``str()`` says which one, its value unless secret, what is allowed, where."""
 
     def __init__(self, name: str, value: str, allowed: str, where: str = "") -> None:
         place = f"{where}: " if where else ""
+        if value and (secret(name) or secret(value)):
+            value = HIDDEN
         super().__init__(f"{place}{name}={value!r}: {allowed}")
         self.name = name
         self.value = value

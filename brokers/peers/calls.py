@@ -9,10 +9,14 @@ outcome of a failed call is unknown.
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from brokers.model import Endpoint
 from brokers.peers.link import PeerLink, PeerUnavailable
+from brokers.peers.login import log_in
+from brokers.security.listener_logins import ClientLogin
 from wire.messages import Encodable
 
 if TYPE_CHECKING:
@@ -26,6 +30,11 @@ MAX_IN_FLIGHT = 200
 FIRST_BACKOFF_SECONDS = 0.05
 LAST_BACKOFF_SECONDS = 1.0
 CONNECT_SECONDS = 5.0
+LOGIN_MS = 5_000
+
+LogIn = Callable[[PeerLink], Awaitable[float | None]]
+
+logger = logging.getLogger(__name__)
 
 
 class PeersPort(Protocol):
@@ -51,9 +60,10 @@ class PeersPort(Protocol):
 class _Peer:
     """One broker's address, connection and backoff."""
 
-    def __init__(self, broker_id: int, timers: Timers) -> None:
+    def __init__(self, broker_id: int, timers: Timers, log_in: LogIn | None) -> None:
         self.broker_id = broker_id
         self._timers = timers
+        self._log_in = log_in
         self.gate = asyncio.Semaphore(MAX_IN_FLIGHT)
         self._connecting = asyncio.Lock()
         self._link: PeerLink | None = None
@@ -78,13 +88,27 @@ class _Peer:
             await asyncio.sleep(max(0.0, self._not_before - loop.time()))
             try:
                 async with asyncio.timeout(CONNECT_SECONDS):
-                    self._link = await _connected(self.broker_id, endpoint, self._timers)
-            except (OSError, TimeoutError) as problem:
+                    self._link = await self._opened(endpoint)
+            except (OSError, TimeoutError, PeerUnavailable) as problem:
                 self._backoff = min(max(self._backoff * 2, FIRST_BACKOFF_SECONDS), LAST_BACKOFF_SECONDS)
                 self._not_before = loop.time() + self._backoff
-                raise PeerUnavailable(self.broker_id, f"{endpoint.host}:{endpoint.port}: {problem}") from problem
+                reason = problem.reason if isinstance(problem, PeerUnavailable) else str(problem)
+                raise PeerUnavailable(self.broker_id, f"{endpoint.host}:{endpoint.port}: {reason}") from problem
             self._backoff = 0.0
             return self._link
+
+    async def _opened(self, endpoint: Endpoint) -> PeerLink:
+        """A new connection, logged in where that is needed. Raises OSError, PeerUnavailable."""
+        link = await _connected(self.broker_id, endpoint, self._timers)
+        if self._log_in is not None:
+            seconds = await self._log_in(link)
+            if seconds is not None:
+                link.retire_after(seconds, lambda: self._forget(link))
+        return link
+
+    def _forget(self, link: PeerLink) -> None:
+        if self._link is link:
+            self._link = None
 
     def close(self, reason: str) -> None:
         """Close the connection; calls in flight fail."""
@@ -112,6 +136,10 @@ async def _connected(broker_id: int, endpoint: Endpoint, timers: Timers) -> Peer
     raise problem or OSError(f"{endpoint.host} has no address")
 
 
+def _no_nonce() -> str:
+    raise ValueError("a login by SCRAM needs a source of nonces")
+
+
 def _retrieve_exception(future: asyncio.Future[Any]) -> None:
     if not future.cancelled():
         future.exception()
@@ -120,9 +148,21 @@ def _retrieve_exception(future: asyncio.Future[Any]) -> None:
 class Peers:
     """The other brokers, by id. Each call takes the address from the metadata cache, so a moved broker is found."""
 
-    def __init__(self, metadata: MetadataCache, timers: Timers, listener: str, client_id: str) -> None:
+    def __init__(
+        self,
+        metadata: MetadataCache,
+        timers: Timers,
+        listener: str,
+        client_id: str,
+        login: ClientLogin | None = None,
+        nonce: Callable[[], str] | None = None,
+    ) -> None:
+        """``login`` is this broker's own at the others; SCRAM needs a source of unpredictable texts, ``nonce``."""
         self._metadata = metadata
         self._timers = timers
+        self._login = login
+        self._nonce = nonce
+        self._refused: str | None = None
         self._listener = listener
         self._client_id = client_id
         self._peers: dict[int, _Peer] = {}
@@ -158,7 +198,9 @@ class Peers:
     ) -> Any:
         peer = self._peers.get(broker_id)
         if peer is None:
-            peer = self._peers[broker_id] = _Peer(broker_id, self._timers)
+            peer = self._peers[broker_id] = _Peer(
+                broker_id, self._timers, None if self._login is None else self._log_in
+            )
         deadline = asyncio.get_running_loop().time() + timeout_ms / 1000
         link = None if peer.gate.locked() else peer.open_link(self._endpoint(broker_id))
         if link is None:
@@ -169,6 +211,18 @@ class Peers:
             return await link.call(api_key, version, body, self._client_id, deadline, timeout_ms, raw=raw)
         finally:
             peer.gate.release()
+
+    async def _log_in(self, link: PeerLink) -> float | None:
+        assert self._login is not None, "asked only with one"
+        try:
+            found = await log_in(link, self._login, self._client_id, LOGIN_MS, self._nonce or _no_nonce)
+        except PeerUnavailable as refusal:
+            if refusal.reason != self._refused:  # each attempt fails with the same text
+                logger.warning("no login at broker %d: %s", link.broker_id, refusal.reason)
+            self._refused = refusal.reason
+            raise
+        self._refused = None
+        return found
 
     async def _connect(self, peer: _Peer, deadline: float, timeout_ms: int) -> PeerLink:
         """The slow path to a connection, which waits for the gate; raises PeerUnavailable."""

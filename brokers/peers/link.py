@@ -12,6 +12,8 @@ import math
 import struct
 import sys
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 from brokers.timers import Timer, Timers
@@ -52,6 +54,7 @@ class PeerLink(asyncio.BufferedProtocol):
     def __init__(self, broker_id: int, loop: asyncio.AbstractEventLoop, timers: Timers) -> None:
         self.broker_id = broker_id
         self.open = True
+        self._retiring = False
         self._loop = loop
         self._timers = timers
         self._transport: asyncio.Transport | None = None
@@ -114,6 +117,20 @@ class PeerLink(asyncio.BufferedProtocol):
         self._calls.popleft()
         if not call.answer.done():
             call.answer.set_result(response)
+        if self._retiring and not self._calls:
+            self.close("was replaced")
+
+    def retire_after(self, seconds: float, replaced: Callable[[], None]) -> None:
+        """Call ``replaced`` after that time; the connection closes once the calls in flight have their answers."""
+        self._timers.later(math.ceil(1000 * seconds), partial(self._retire, replaced))
+
+    def _retire(self, replaced: Callable[[], None]) -> None:
+        if not self.open:
+            return
+        replaced()
+        self._retiring = True
+        if not self._calls:
+            self.close("was replaced")
 
     def close(self, reason: str) -> None:
         """Close the connection; calls in flight fail. Safe to call twice."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from brokers.config import BrokerConfig
-from brokers.security.principals import ANONYMOUS, parse_super_users
+from brokers.security.listener_logins import login_settings
+from brokers.security.principals import ANONYMOUS, USER, Principal, parse_super_users
 
 
 class AuthorizerSettings(NamedTuple):
@@ -42,8 +43,12 @@ def without_authorizer(config: BrokerConfig) -> str | None:
 
 
 def inter_broker_principal(config: BrokerConfig) -> str:
-    """The principal with which this broker connects to the others: without a login, that of all clients."""
-    return str(ANONYMOUS)
+    """The principal with which this broker connects to the others: without a login, that of all clients.
+
+    Raises ConfigError.
+    """
+    own = login_settings(config).own
+    return str(ANONYMOUS if own is None else Principal(USER, own.user))
 
 
 def cannot_replicate(principal: str) -> str:

@@ -88,10 +88,14 @@ class ScramCredential:
         return f"ScramCredential(iterations={self.iterations})"
 
 
+def salted_password(mechanism: ScramMechanism, password: str, salt: bytes, iterations: int) -> bytes:
+    """PBKDF2 of a password: about 0.3 us for each iteration."""
+    return hashlib.pbkdf2_hmac(mechanism.hash_name, password.encode(), salt, iterations)
+
+
 def credential_of(mechanism: ScramMechanism, password: str, salt: bytes, iterations: int) -> ScramCredential:
     """The credential of a password. Costs ``iterations`` hashes: about 0.3 us each."""
-    salted = hashlib.pbkdf2_hmac(mechanism.hash_name, password.encode(), salt, iterations)
-    return credential_of_salted(mechanism, salted, salt, iterations)
+    return credential_of_salted(mechanism, salted_password(mechanism, password, salt, iterations), salt, iterations)
 
 
 def credential_of_salted(mechanism: ScramMechanism, salted: bytes, salt: bytes, iterations: int) -> ScramCredential:
@@ -291,7 +295,9 @@ class ScramServer:
         assert first is not None
         assert credential is not None
         # Both were missing in servers before: CVE-2024-56128.
-        same_nonce = hmac.compare_digest(final.nonce.encode(), self._nonce.encode())
+        # librdkafka before 2.6.1 puts its own part before the whole once more.
+        nonce = final.nonce.removeprefix(first.nonce) if len(final.nonce) > len(self._nonce) else final.nonce
+        same_nonce = hmac.compare_digest(nonce.encode(), self._nonce.encode())
         same_header = hmac.compare_digest(final.binding, first.header.encode())
         if not same_nonce or not same_header or len(final.proof) != mechanism.key_bytes:
             raise self._failed("the final message has another nonce, another header or no proof")
@@ -338,7 +344,7 @@ class ScramClient:
             limits = f"between {ITERATIONS_MIN} and {SERVER_ITERATIONS_MAX}"
             raise AuthenticationFailed(f"the server asks for {iterations} SCRAM iterations: not {limits}")
         mechanism = self._mechanism
-        salted = hashlib.pbkdf2_hmac(mechanism.hash_name, self._password.encode(), salt, iterations)
+        salted = salted_password(mechanism, self._password, salt, iterations)
         client_key = mechanism.mac(salted, b"Client Key")
         without_proof = f"c={_encoded(b'n,,')},r={nonce}"
         message = b",".join((self._bare.encode(), server_first, without_proof.encode()))

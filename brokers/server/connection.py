@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from brokers.metrics import Metrics
     from brokers.model import Clock
+    from brokers.server.login import ConnectionLogin
 
 logger = logging.getLogger(__name__)
 
@@ -101,8 +102,12 @@ class Environment(Protocol):
 class Connection:
     """The driver. All methods run on the loop thread."""
 
-    def __init__(self, environment: Environment, sock: socket.socket, peer: Peer) -> None:
+    def __init__(
+        self, environment: Environment, sock: socket.socket, peer: Peer, login: ConnectionLogin | None = None
+    ) -> None:
         self.peer = peer
+        self.login = login
+        """What decides about requests until the login is done, or, where sessions end, always; else None."""
         self.closed = False
         self.last_active_ms = environment.clock.mono_ms()
         self.frame_since_ms: int | None = None
@@ -110,6 +115,8 @@ class Connection:
         self._sock = sock
         self._fd = sock.fileno()
         self._framer = Framer(environment.max_frame, environment.blocks, environment.max_control_frame)
+        if login is not None:
+            self._framer.limit(login.frame_bytes_max, limited_by="before a login")
         self._outbox = Outbox()
         self._slots: deque[Slot] = deque()
         self._reserved = 0
@@ -195,6 +202,8 @@ class Connection:
 
     def received(self) -> tuple[memoryview, int, int, int] | None:
         """Where requests lie that may be executed together, from where to where, and how many at most."""
+        if self.login is not None and not self.login.serves(self._env.clock.mono_ms()):
+            return None
         here = None if self.closed or self._stalled() else self._framer.received_here()
         return None if here is None else (*here, self._env.max_in_flight - len(self._slots))
 
@@ -244,6 +253,8 @@ class Connection:
         They leave nothing behind in the block they were received into, so the budget is not asked.
         """
         framer = self._framer
+        if self.login is not None and not self.login.serves(self._env.clock.mono_ms()):
+            return False
         here = framer.received_here()
         if here is None:
             return False
@@ -321,6 +332,21 @@ class Connection:
         self._waiting_for_budget = False
         if not self.closed:
             self._env.loop.call_soon(self.pump)
+
+    # -- the login ------------------------------------------------------------------------------------------------
+
+    def logged_in(self, principal: str, *, lasting: bool) -> None:
+        """Requests are served for that principal from now on; without a look at the login if it is ``lasting``."""
+        self.principal = principal
+        self._framer.limit(self._env.max_frame, self._env.max_control_frame)
+        if lasting:
+            self.login = None
+
+    def last_answer(self, slot: Slot, chunks: Sequence[Chunk], reason: str) -> None:
+        """Send that answer and close; what was received behind its request is dropped."""
+        self._framer.clear()
+        slot.answer(list(chunks))
+        self.flush_and_close(reason)
 
     # -- answering ------------------------------------------------------------------------------------------------
 
@@ -409,6 +435,8 @@ class Connection:
     def _refuse(self, reason: str, error: Exception) -> None:
         self._env.metrics.refused.labels(reason).inc()
         host, text = self.peer.peer_host, "%s: %s; the connection is closed"
+        if isinstance(error, TlsHandshake) and self.login is not None:
+            error = TlsHandshake("the client speaks TLS, this listener has none: set security.protocol=SASL_PLAINTEXT")
         if isinstance(error, TlsHandshake):
             self._env.quiet.seldom(host, text, host, error)  # such a client tries again several times a second
         else:
@@ -457,6 +485,8 @@ class Connection:
         slow line may send a large frame but no client keeps a connection with a byte now and then. A connection without
         any traffic gets ``idle_ms``, unless a request of it is being worked on.
         """
+        if self.login is not None and self.login.overdue(now_ms):
+            return "no login in time"
         if self.frame_since_ms is not None and not self._stalled():
             if now_ms - self.frame_since_ms > partial_ms + self._framer.waiting // 16:
                 return f"a frame was not complete after {now_ms - self.frame_since_ms} ms"

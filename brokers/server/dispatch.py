@@ -21,6 +21,7 @@ from brokers.api.base import CLOSE, Batching, ClientGone, Context, DelayedRespon
 from brokers.server.connection import Connection, Slot
 from brokers.server.framing import LARGE_FRAME, Chunk
 from brokers.server.limits import QuietLog
+from brokers.server.login import LoginGate
 from brokers.server.pacing import Pacing, Work
 from brokers.server.purgatory import Purgatory
 from wire import hot, messages, pieces
@@ -98,8 +99,10 @@ class Dispatcher:
         quiet: QuietLog,
         handlers: dict[int, Callable[[Any, Context], Any]] | None = None,
         now: Callable[[], float] = time.perf_counter,
+        gate: LoginGate | None = None,
     ) -> None:
         self._services = services
+        self._gate = gate
         self._purgatory = purgatory
         self._budget = budget
         self._quiet = quiet
@@ -128,6 +131,9 @@ class Dispatcher:
     def dispatch(self, connection: Connection, frame: memoryview, slot: Slot) -> None:
         """Execute the request in ``frame``; its answer goes into ``slot``, now or later."""
         connection.batchable = False
+        login = connection.login
+        if login is not None and (self._gate is None or not self._gate.admits(connection, login, frame, slot)):
+            return
         started = time.perf_counter()
         try:
             header = messages.parse_request_header(frame)

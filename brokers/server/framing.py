@@ -88,13 +88,12 @@ class Framer:
     """
 
     __slots__ = (
-        "_blocks", "_data", "_end", "_have", "_last", "_lent", "_max_control", "_max_frame", "_size", "_start",
-        "_whole", "waiting",
+        "_blocks", "_data", "_end", "_have", "_last", "_lent", "_limited_by", "_max_control", "_max_frame", "_size",
+        "_start", "_whole", "waiting",
     )  # fmt: skip
 
     def __init__(self, max_frame: int, blocks: Blocks, max_control: int | None = None) -> None:
-        self._max_frame = max_frame
-        self._max_control = max_frame if max_control is None else min(max_control, max_frame)
+        self.limit(max_frame, max_control)
         self._blocks = blocks
         self._data = _NOTHING
         self._start = self._end = 0
@@ -105,6 +104,14 @@ class Framer:
         self._last = 0  # of the last frame with its prefix, if that was a large one
         self.waiting = 0
         """Bytes that were received and not cut yet."""
+
+    def limit(
+        self, max_frame: int, max_control: int | None = None, limited_by: str = "socket.request.max.bytes"
+    ) -> None:
+        """The largest frame from now on, the largest one without records, and what sets the first."""
+        self._max_frame = max_frame
+        self._max_control = max_frame if max_control is None else min(max_control, max_frame)
+        self._limited_by = limited_by
 
     @property
     def receiving_large(self) -> bool:
@@ -173,7 +180,7 @@ class Framer:
                 raise TlsHandshake(
                     "the client speaks TLS, this listener is PLAINTEXT: set security.protocol=PLAINTEXT at the client"
                 )
-            raise FrameError(f"a frame of {size} bytes; allowed are 0 to {self._max_frame} (socket.request.max.bytes)")
+            raise FrameError(f"a frame of {size} bytes; allowed are 0 to {self._max_frame} ({self._limited_by})")
         if size > self._max_control:
             if self._end - start < LENGTH_SIZE + KEY_SIZE:
                 return None

@@ -6,12 +6,14 @@ import errno
 import functools
 import logging
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from brokers.addresses import PLAINTEXT
 from brokers.api.base import ClientConnection as Peer
 from brokers.api.base import Services
 from brokers.model import Endpoint
+from brokers.security.sasl import SaslListener
 from brokers.server.batching import ConnectionBatcher
 from brokers.server.connection import Connection
 from brokers.server.descriptors import Descriptors
@@ -19,6 +21,7 @@ from brokers.server.disk import ReadAhead
 from brokers.server.dispatch import Dispatcher
 from brokers.server.framing import Blocks
 from brokers.server.limits import ByteBudget, ConnectionCaps, QuietLog
+from brokers.server.login import ConnectionLogin, LoginGate
 from brokers.server.purgatory import Purgatory
 from brokers.server.reserve import Reserve
 
@@ -118,9 +121,21 @@ class Server:
         return tuple(endpoint for endpoint, _ in self._listeners)
 
     def serve(
-        self, services: Services, handlers: dict[int, Callable[[Any, Any], Any]] | None = None
-    ) -> None:  # fmt: skip
-        """Start to accept. ``handlers`` replaces the API table's handlers in tests. Raises OSError: as ``listen``."""
+        self,
+        services: Services,
+        handlers: dict[int, Callable[[Any, Any], Any]] | None = None,
+        logins: Mapping[str, SaslListener] | None = None,
+    ) -> None:
+        """Start to accept. ``handlers`` replaces the API table's handlers in tests. Raises OSError: as ``listen``.
+
+        ``logins`` are those of the listeners with SASL, by name; each of them must be there.
+        """
+        self._logins = dict(logins or {})
+        for endpoint in self.endpoints:
+            if (endpoint.security_protocol == PLAINTEXT) is (endpoint.listener in self._logins):
+                raise RuntimeError(
+                    f"listener {endpoint.listener} is {endpoint.security_protocol}, but its logins are not"
+                )
         self.listen()
         self._services = services
         self.loop = services.loop
@@ -130,7 +145,8 @@ class Server:
         self.read_ahead = ReadAhead(self.loop)
         self.timers = services.timers
         self.purgatory = Purgatory(self.timers)
-        self._dispatcher = Dispatcher(services, self.purgatory, self.budget, self.quiet, handlers)
+        gate = LoginGate(services, self.quiet, self.config.connection_failed_authentication_delay_ms)
+        self._dispatcher = Dispatcher(services, self.purgatory, self.budget, self.quiet, handlers, gate=gate)
         self.dispatch = self._dispatcher.dispatch
         self.dispatch_run = self._dispatcher.dispatch_run
         self._reserve = Reserve(self.loop, self.timers, self._other_brokers)
@@ -220,7 +236,9 @@ class Server:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         peer = Peer(number, endpoint.listener, host)
-        self._connections[peer.id] = Connection(self, sock, peer)
+        listener = self._logins.get(endpoint.listener)
+        login = None if listener is None else ConnectionLogin(listener, self.clock.mono_ms())
+        self._connections[peer.id] = Connection(self, sock, peer, login)
         self.metrics.connections.set(len(self._connections))
 
     def forget(self, connection: Connection) -> None:

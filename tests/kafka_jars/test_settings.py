@@ -27,7 +27,9 @@ OTHER_DEFAULTS = {
     "replica.fetch.backoff.ms": "a lagging follower comes back sooner",
 }
 """Where a default, or what may stand there, differs from Kafka's, and why."""
-STATIC_HERE = {"listeners", "listener.security.protocol.map"}
+STATIC_HERE = {
+    "listeners", "listener.security.protocol.map", "sasl.enabled.mechanisms", "sasl.mechanism.inter.broker.protocol",
+}  # fmt: skip
 
 
 def printed(classpath: str, name: str) -> dict[str, dict[str, str]]:

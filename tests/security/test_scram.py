@@ -205,6 +205,14 @@ def test_the_header_and_the_nonce_of_the_final_message_are_compared_although_the
         assert str(refused(challenged(), proven(wrong))) == WRONG
 
 
+def test_librdkafka_before_2_6_1_repeats_its_nonce_once() -> None:
+    right = CLIENT_FINAL.rpartition(b",p=")[0]
+    own = CLIENT_NONCE.encode()
+    assert challenged().evaluate(proven(right.replace(b"r=" + own, b"r=" + 2 * own))).authenticated
+    for wrong in (b"r=" + 3 * own, b"r=x" + own, b"r=" + own[:-1] + b"x" + own):
+        assert str(refused(challenged(), proven(right.replace(b"r=" + own, wrong)))) == WRONG
+
+
 def test_a_recorded_login_cannot_be_replayed() -> None:
     server = server_of(nonce="another")
     server.evaluate(CLIENT_FIRST)

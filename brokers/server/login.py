@@ -1,0 +1,222 @@
+"""Logins on listeners with SASL: what happens to a request before its connection is logged in, and when it renews that.
+
+``brokers.security.sasl`` decides; this module decodes, answers, delays and closes. A connection whose login is done for
+good has no :class:`ConnectionLogin` any more, and is like one of a PLAINTEXT listener from then on.
+
+Before the login a connection may send ``REQUESTS_MAX`` requests of at most 64 KiB each, within ``LOGIN_MS``.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from brokers.security.listener_logins import SCRAM_MECHANISMS, ListenerLogins
+from brokers.security.mechanisms import ServerMechanism
+from brokers.security.plain import PLAIN, PlainServer, verifier
+from brokers.security.sasl import (
+    SASL_AUTHENTICATE,
+    SASL_HANDSHAKE,
+    Admission,
+    LoginState,
+    SaslListener,
+    SaslLogin,
+    Then,
+)
+from brokers.security.scram import ScramCredential, ScramMechanism, ScramServer, random_text
+from wire import hot, messages
+from wire.apis import APIS
+from wire.errors import ErrorCode
+from wire.refusals import error_response
+
+if TYPE_CHECKING:
+    from brokers.api.base import ClientConnection, Services
+    from brokers.server.limits import QuietLog
+
+logger = logging.getLogger(__name__)
+
+LOGIN_MS: Final = 10_000
+REQUESTS_MAX: Final = 16
+"""The longest login has four: ApiVersions, SaslHandshake and two tokens. Others are attempts with other versions."""
+
+
+class SlotPort(Protocol):
+    """The place of a request's answer."""
+
+    def answer(self, chunks: list[Any]) -> None:
+        """The answer's frame."""
+        ...
+
+
+class ConnectionPort(Protocol):
+    """The connection that has the login."""
+
+    peer: ClientConnection
+
+    def logged_in(self, principal: str, *, lasting: bool) -> None:
+        """The login is done."""
+        ...
+
+    def last_answer(self, slot: Any, chunks: Sequence[Any], reason: str) -> None:
+        """Send that answer and close."""
+        ...
+
+    def close(self, reason: str) -> None:
+        """Close without an answer."""
+        ...
+
+
+Credentials = Callable[[ScramMechanism, str], ScramCredential | None]
+
+
+def sasl_listener(logins: ListenerLogins, credentials: Credentials, fake_key: bytes) -> SaslListener:
+    """The mechanisms of a listener. ``fake_key`` is the process's secret for the salts of users that do not exist."""
+
+    def scram(mechanism: ScramMechanism) -> ServerMechanism:
+        return ScramServer(
+            mechanism, partial(credentials, mechanism), lambda: random_text(secrets.randbits), fake_key
+        )  # fmt: skip
+
+    makers: dict[str, Callable[[], ServerMechanism]] = {}
+    for name in logins.mechanisms:
+        if name == PLAIN:
+            makers[name] = partial(PlainServer, verifier(logins.passwords))
+        else:
+            makers[name] = partial(scram, SCRAM_MECHANISMS[name])
+    return SaslListener(makers, logins.reauth_ms)
+
+
+class ConnectionLogin:
+    """The login of one connection, with the bounds that hold until it is done."""
+
+    __slots__ = ("_by_mono_ms", "_requests", "frame_bytes_max", "sasl")
+
+    def __init__(self, listener: SaslListener, mono_ms: int) -> None:
+        self.sasl = SaslLogin(listener)
+        self.frame_bytes_max = listener.frame_bytes_max
+        self._requests = 0
+        self._by_mono_ms = mono_ms + LOGIN_MS
+
+    def serves(self, mono_ms: int) -> bool:
+        """Whether requests are served now, without a look at each of them."""
+        ends = self.sasl.session_ends_mono_ms
+        return self.sasl.done and (ends is None or mono_ms <= ends)
+
+    def overdue(self, mono_ms: int) -> bool:
+        """Whether the time for the first login is over."""
+        return self.sasl.principal is None and mono_ms > self._by_mono_ms
+
+    def count(self) -> bool:
+        """Count a request before the first login; False: there were too many."""
+        self._requests += self.sasl.principal is None
+        return self._requests <= REQUESTS_MAX
+
+
+class LoginGate:
+    """Stands before the dispatcher for connections that have a login."""
+
+    def __init__(self, services: Services, quiet: QuietLog, delay_ms: int) -> None:
+        self._services = services
+        self._quiet = quiet
+        self._delay_ms = delay_ms
+
+    def admits(self, connection: ConnectionPort, login: ConnectionLogin, frame: memoryview, slot: SlotPort) -> bool:
+        """Whether the request goes on to its handler; else it is answered here, now or later, or closes."""
+        clock, sasl = self._services.clock, login.sasl
+        if not login.count():
+            return self._close(connection, "login", f"more than {REQUESTS_MAX} requests before a login")
+        if sasl.expects_raw_token:
+            answer = sasl.raw_token(bytes(frame), clock.mono_ms(), clock.wall_ms())
+            raw = [] if answer.token is None else hot.framed(b"", [answer.token])
+            self._conclude(connection, login, slot, raw, answer.then, answer.detail)
+            return False
+        try:
+            header = messages.parse_request_header(frame)
+        except messages.MalformedRequest as error:
+            return self._close(connection, "login", f"malformed header before a login: {error}")
+        key, version = header.api_key, header.api_version
+        api = APIS.get(key)
+        admission = sasl.admit(key, clock.mono_ms())
+        if admission is Admission.SERVE:
+            return True
+        if admission is Admission.VERSIONS:
+            assert api is not None, "ApiVersions is in the table"
+            sasl.versions_answered(api.lowest <= version <= api.max_version)
+            return True
+        if admission is Admission.EXPIRED:
+            return self._close(connection, "session", f"the SASL session of {sasl.principal} is over")
+        if admission is Admission.CLOSE or api is None or not api.lowest <= version <= api.max_version:
+            return self._close(connection, "login", f"API key {key} version {version} before a login")
+        try:
+            if admission is Admission.ILLEGAL:
+                response = error_response(key, version, None, ErrorCode.ILLEGAL_SASL_STATE)
+                then, detail = Then.CLOSE, f"{api.name} in the middle of a login"
+            elif admission is Admission.HANDSHAKE:
+                response, then, detail = _handshake(sasl, version, frame[header.body :])
+            else:
+                response, then, detail = self._authenticate(sasl, version, frame[header.body :])
+        except messages.MalformedRequest as error:
+            return self._close(connection, "login", f"malformed {api.name} version {version}: {error}")
+        framed = [] if response is None else _framed(response, key, version, header.correlation_id)
+        self._conclude(connection, login, slot, framed, then, detail)
+        return False
+
+    def _authenticate(self, sasl: SaslLogin, version: int, body: memoryview) -> tuple[Any, Then, str]:
+        request, clock = messages.decode_request(SASL_AUTHENTICATE, version, body), self._services.clock
+        answer = sasl.authenticate(bytes(request.auth_bytes), clock.mono_ms(), clock.wall_ms())
+        response = messages.response_class(SASL_AUTHENTICATE)(
+            version=version, error_code=int(answer.error), error_message=answer.error_message,
+            auth_bytes=answer.auth_bytes,
+        )  # fmt: skip
+        if version >= 1:
+            response.session_lifetime_ms = answer.session_lifetime_ms
+        return response, answer.then, answer.detail
+
+    def _conclude(
+        self,
+        connection: ConnectionPort,
+        login: ConnectionLogin,
+        slot: SlotPort,
+        answer: list[bytes],
+        then: Then,
+        detail: str,
+    ) -> None:
+        if then is Then.CONTINUE:
+            if login.sasl.state is LoginState.COMPLETE:
+                connection.logged_in(str(login.sasl.principal), lasting=login.sasl.session_ends_mono_ms is None)
+            slot.answer(list(answer))
+            return
+        self._count("login")
+        self._quiet.warning("%s: login refused: %s", connection.peer.peer_host, detail)
+        if then is Then.CLOSE_AFTER_DELAY and self._delay_ms:
+            finish = partial(connection.last_answer, slot, answer, "login refused")
+            self._services.timers.later(self._delay_ms, finish)
+        else:
+            connection.last_answer(slot, answer, "login refused")
+
+    def _count(self, reason: str) -> None:
+        self._services.metrics.refused.labels(reason).inc()
+
+    def _close(self, connection: ConnectionPort, reason: str, text: str) -> bool:
+        self._count(reason)
+        self._quiet.warning("%s: %s; the connection is closed", connection.peer.peer_host, text)
+        connection.close(text)
+        return False
+
+
+def _handshake(sasl: SaslLogin, version: int, body: memoryview) -> tuple[Any, Then, str]:
+    request = messages.decode_request(SASL_HANDSHAKE, version, body)
+    answer = sasl.handshake(version, request.mechanism)
+    response = messages.response_class(SASL_HANDSHAKE)(
+        version=version, error_code=int(answer.error), mechanisms=list(answer.mechanisms)
+    )
+    return response, answer.then, f"mechanism {request.mechanism[:100]!r} is not enabled"
+
+
+def _framed(response: Any, key: int, version: int, correlation_id: int) -> list[bytes]:
+    header = messages.encode_response_header(key, version, correlation_id)
+    framed: list[bytes] = hot.framed(header, [messages.encode_response(response, key, version)])
+    return framed

@@ -1,0 +1,277 @@
+"""Listeners with SASL on real brokers: stock clients by each mechanism, refused logins, brokers among themselves."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import socket
+import struct
+import subprocess
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, KafkaError, Producer
+from confluent_kafka.admin import (
+    AdminClient,
+)
+
+from tests.support import secured
+from tests.support.fleet import Fleet
+from tests.support.secured import MECHANISMS, PASSWORD, USER, confluent, python_client, secured_fleet
+from tests.support.waiting import eventually
+from wire import messages
+from wire.errors import ErrorCode
+
+pytestmark = [pytest.mark.zookeeper, pytest.mark.slow]
+
+DELAY_MS = 700
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    delay = {"connection.failed.authentication.delay.ms": DELAY_MS}
+    found = secured_fleet(tmp_path_factory.mktemp("sasl"), 1, **delay)
+    try:
+        yield found.start()
+    finally:
+        found.close()
+
+
+def produce(fleet: Fleet, topic: str, values: list[bytes], settings: dict[str, Any]) -> None:
+    failed: list[Any] = []
+    producer = Producer({"bootstrap.servers": fleet.bootstrap, "acks": "all", **settings})
+    for value in values:
+        producer.produce(topic, value, on_delivery=lambda error, _: failed.append(error) if error else None)
+    assert producer.flush(30) == 0
+    assert failed == []
+
+
+def consume(fleet: Fleet, topic: str, count: int, settings: dict[str, Any]) -> list[bytes]:
+    consumer = Consumer({
+        "bootstrap.servers": fleet.bootstrap, "group.id": f"g-{topic}", "auto.offset.reset": "earliest", **settings,
+    })  # fmt: skip
+    consumer.subscribe([topic])
+    found: list[bytes] = []
+    deadline = time.monotonic() + 40
+    while len(found) < count and time.monotonic() < deadline:
+        message = consumer.poll(0.5)
+        if message is not None and message.error() is None:
+            found.append(message.value())
+    consumer.close()
+    return found
+
+
+def refused(fleet: Fleet, settings: dict[str, Any]) -> float:
+    """How long librdkafka waits for the broker's refusal, in seconds."""
+    began = time.monotonic()
+    errors: list[tuple[int, float]] = []
+    client = Producer({
+        "bootstrap.servers": fleet.bootstrap, **settings,
+        "error_cb": lambda error: errors.append((error.code(), time.monotonic() - began)),
+    })  # fmt: skip
+    eventually(lambda: client.poll(0.1) or [code for code, _ in errors], "an error", good=bool)
+    assert errors[0][0] == KafkaError._AUTHENTICATION
+    return errors[0][1]
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_librdkafka(fleet: Fleet, mechanism: str) -> None:
+    topic = f"rd-{mechanism}"
+    produce(fleet, topic, [b"a", b"b"], confluent(mechanism))
+    assert consume(fleet, topic, 2, confluent(mechanism)) == [b"a", b"b"]
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_kafka_python(fleet: Fleet, mechanism: str) -> None:
+    from kafka import KafkaConsumer, KafkaProducer
+
+    topic, settings = f"py-{mechanism}", python_client(mechanism)
+    producer = KafkaProducer(bootstrap_servers=fleet.bootstrap, **settings)
+    producer.send(topic, b"v").get(30)
+    producer.close()
+    consumer = KafkaConsumer(
+        topic, bootstrap_servers=fleet.bootstrap, auto_offset_reset="earliest", consumer_timeout_ms=30_000, **settings
+    )
+    assert next(consumer).value == b"v"
+    consumer.close()
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_aiokafka(fleet: Fleet, mechanism: str) -> None:
+    from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+
+    topic, settings = f"aio-{mechanism}", python_client(mechanism)
+
+    async def exchange() -> bytes:
+        producer = AIOKafkaProducer(bootstrap_servers=fleet.bootstrap, **settings)
+        await producer.start()
+        await producer.send_and_wait(topic, b"v")
+        await producer.stop()
+        consumer = AIOKafkaConsumer(
+            topic, bootstrap_servers=fleet.bootstrap, auto_offset_reset="earliest", **settings
+        )  # fmt: skip
+        await consumer.start()
+        try:
+            async with asyncio.timeout(30):
+                return bytes((await consumer.getone()).value)
+        finally:
+            await consumer.stop()
+
+    assert asyncio.run(exchange()) == b"v"
+
+
+@pytest.mark.skipif(shutil.which("kcat") is None, reason="kcat is not installed")
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_kcat(fleet: Fleet, mechanism: str) -> None:
+    topic = f"kcat-{mechanism}"
+    flags = [word for name, value in confluent(mechanism).items() for word in ("-X", f"{name}={value}")]
+    produce(fleet, topic, [b"v"], confluent("PLAIN"))
+    command = ["kcat", "-b", fleet.bootstrap, "-C", "-t", topic, "-o", "beginning", "-e", "-q", *flags]
+    done = subprocess.run(command, capture_output=True, timeout=60, check=False)
+    assert (done.stdout, done.returncode) == (b"v\n", 0), done.stderr
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("user", [USER, "does-not-exist"])
+def test_a_refused_login_is_answered_after_the_delay(fleet: Fleet, mechanism: str, user: str) -> None:
+    assert refused(fleet, confluent(mechanism, user, "another password")) >= DELAY_MS / 1000
+
+
+# ---- what comes before a login
+
+
+class Raw:
+    """A connection that sends what no client does."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", fleet.brokers[0].port), timeout=20)
+
+    def send(self, key: int, version: int, message: Any) -> None:
+        body = bytes(message.encode(version=version))
+        self.socket.sendall(messages.frame_request(key, version, 1, "raw", body))
+
+    def answer(self, key: int, version: int) -> Any:
+        (size,) = struct.unpack(">i", self._exactly(4))
+        _, body = messages.split_response(key, version, self._exactly(size))
+        return messages.decode_response(key, version, body)
+
+    def _exactly(self, count: int) -> bytes:
+        data = b""
+        while len(data) < count:
+            more = self.socket.recv(count - len(data))
+            assert more, "the broker closed the connection"
+            data += more
+        return data
+
+    def closed_within(self, seconds: float) -> float:
+        """Seconds until the broker closes, without one byte before."""
+        began = time.monotonic()
+        self.socket.settimeout(seconds)
+        try:
+            assert self.socket.recv(1) == b""
+        except ConnectionResetError:
+            pass
+        return time.monotonic() - began
+
+    def handshake(self, mechanism: str) -> Any:
+        self.send(17, 1, messages.request_class(17)(version=1, mechanism=mechanism))
+        return self.answer(17, 1)
+
+    def authenticate(self, token: bytes) -> Any:
+        self.send(36, 2, messages.request_class(36)(version=2, auth_bytes=token))
+        return self.answer(36, 2)
+
+
+def metadata_request() -> Any:
+    return messages.request_class(3)(version=12, topics=[], allow_auto_topic_creation=False)
+
+
+def test_a_request_before_the_login_closes_the_connection(fleet: Fleet) -> None:
+    raw = Raw(fleet)
+    raw.send(3, 12, metadata_request())
+    assert raw.closed_within(5) < 2
+
+
+def test_a_request_in_the_middle_of_a_login_is_illegal(fleet: Fleet) -> None:
+    raw = Raw(fleet)
+    assert list(raw.handshake("SCRAM-SHA-256").mechanisms) == list(MECHANISMS)
+    raw.send(12, 4, messages.request_class(12)(version=4, group_id="g", generation_id=1, member_id="m"))
+    assert raw.answer(12, 4).error_code == ErrorCode.ILLEGAL_SASL_STATE
+    assert raw.closed_within(5) < 2
+
+
+def test_an_unknown_mechanism_is_told_which_there_are(fleet: Fleet) -> None:
+    raw = Raw(fleet)
+    answer = raw.handshake("GSSAPI")
+    assert answer.error_code == ErrorCode.UNSUPPORTED_SASL_MECHANISM
+    assert list(answer.mechanisms) == list(MECHANISMS)
+    assert raw.closed_within(5) < 2
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"\0\0\0\x08garbage!",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        struct.pack(">ihh", 65_537, 36, 2),
+        struct.pack(">ihhih", 10, 18, 99, 1, -1) * 40,
+        struct.pack(">i", 4) + b"\0\x24\0\x02",
+    ],
+)
+def test_garbage_before_the_login_closes_the_connection(fleet: Fleet, garbage: bytes) -> None:
+    raw = Raw(fleet)
+    raw.socket.sendall(garbage)
+    raw.socket.settimeout(5)
+    try:
+        while raw.socket.recv(65_536):
+            pass
+    except ConnectionResetError:
+        pass
+    produce(fleet, "after-garbage", [b"v"], confluent("PLAIN"))
+
+
+def test_a_silent_connection_is_closed_after_ten_seconds(fleet: Fleet) -> None:
+    silent, halfway = Raw(fleet), Raw(fleet)
+    halfway.handshake("SCRAM-SHA-256")
+    assert 8 < silent.closed_within(14) < 13
+    assert halfway.closed_within(5) < 3
+
+
+def test_a_login_by_hand_and_one_too_many(fleet: Fleet) -> None:
+    raw = Raw(fleet)
+    raw.handshake("PLAIN")
+    answer = raw.authenticate(f"\0{USER}\0{PASSWORD}".encode())
+    assert (answer.error_code, answer.auth_bytes, answer.session_lifetime_ms) == (0, b"", 0)
+    raw.send(3, 12, metadata_request())
+    assert len(raw.answer(3, 12).brokers) == 1
+    assert raw.handshake("PLAIN").error_code == ErrorCode.ILLEGAL_SASL_STATE
+    assert raw.authenticate(b"x").error_code == ErrorCode.ILLEGAL_SASL_STATE
+    raw.send(3, 12, metadata_request())
+    assert len(raw.answer(3, 12).brokers) == 1
+
+
+def test_a_login_with_raw_tokens(fleet: Fleet) -> None:
+    raw = Raw(fleet)
+    raw.send(17, 0, messages.request_class(17)(version=0, mechanism="PLAIN"))
+    assert raw.answer(17, 0).error_code == 0
+    token = f"\0{USER}\0{PASSWORD}".encode()
+    raw.socket.sendall(struct.pack(">i", len(token)) + token)
+    assert raw._exactly(4) == b"\0\0\0\0"
+    raw.send(3, 12, metadata_request())
+    assert len(raw.answer(3, 12).brokers) == 1
+
+
+def test_no_secret_is_told(fleet: Fleet) -> None:
+    admin = AdminClient({"bootstrap.servers": fleet.bootstrap, **confluent("PLAIN")})
+    from confluent_kafka.admin import ConfigResource
+
+    resource = ConfigResource(ConfigResource.Type.BROKER, str(fleet.brokers[0].id))
+    (future,) = admin.describe_configs([resource]).values()
+    told = {name: entry.value for name, entry in future.result(30).items()}
+    assert told["sasl.enabled.mechanisms"] == ",".join(MECHANISMS)
+    everything = repr(told) + fleet.brokers[0].log_file.read_text()
+    for hidden in (PASSWORD, secured.BROKER_PASSWORD, "stored_key"):
+        assert hidden not in everything
