@@ -54,9 +54,12 @@ __all__ = [
 ]
 
 API_VERSIONS_KEY: Final = 18
-METADATA_KEY: Final = 3
-METADATA_SPARE: Final = 3
-"""librdkafka (seen in 2.16) reserves four bytes for the count of topics and fills one, when it asks for all of them."""
+SPARE_BYTES: Final = {3: 3, 51: 1}
+"""Bytes that librdkafka (seen in 2.16) sends too many, by API key.
+
+For Metadata of all topics it reserves four bytes for their count and fills one. AlterUserScramCredentials ends with
+two empty sections of tagged fields.
+"""
 MAX_RESPONSE_FIELDS: Final = 32_000_000
 
 
@@ -322,7 +325,7 @@ def decode_request(key: int, version: int, body: memoryview) -> Any:
         MalformedRequest: the bytes are not such a request, or decode into more than ``MAX_FIELDS`` fields.
 
     """
-    return decode_whole(_codec(key, version, False), body, MAX_FIELDS, METADATA_SPARE if key == METADATA_KEY else 0)
+    return decode_whole(_codec(key, version, False), body, MAX_FIELDS, SPARE_BYTES.get(key, 0))
 
 
 def decode_response(key: int, version: int, body: memoryview | bytes) -> Any:

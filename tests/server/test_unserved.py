@@ -1,6 +1,6 @@
-"""What is not served yet is refused in words that clients understand: ACLs, quotas, SCRAM, SASL, new group protocols.
+"""What is not served yet is refused in words that clients understand: ACLs, quotas, SASL, new group protocols.
 
-The answers about ACLs, SCRAM and SASL were compared with a Kafka 4.1.1 that has PLAINTEXT listeners and no authorizer.
+The answers about ACLs and SASL were compared with a Kafka 4.1.1 that has PLAINTEXT listeners and no authorizer.
 """
 
 from __future__ import annotations
@@ -72,27 +72,6 @@ def test_there_are_no_quotas(version: int) -> None:
         (ErrorCode.UNSUPPORTED_VERSION, None),
     ]
     assert "quotas" in answer.entries[0].error_message
-
-
-def test_there_are_no_scram_users() -> None:
-    assert ask("DescribeUserScramCredentials", 0, {"users": None}).results == []
-    name = m.request_class(50).UserName
-    users = [name(version=0, name=one) for one in ("alice", "bob", "bob")]
-    answer = ask("DescribeUserScramCredentials", 0, {"users": users})
-    assert answer.error_code == 0
-    assert [(r.user, r.error_code) for r in answer.results] == [
-        ("alice", ErrorCode.RESOURCE_NOT_FOUND),
-        ("bob", ErrorCode.DUPLICATE_RESOURCE),
-    ]
-    request = m.request_class(51)
-    gone = [request.ScramCredentialDeletion(version=0, name="alice", mechanism=1)]
-    fields = {"mechanism": 1, "iterations": 4096, "salt": b"s", "salted_password": b"p"}
-    new = [request.ScramCredentialUpsertion(version=0, name="carol", **fields)]
-    answer = ask("AlterUserScramCredentials", 0, {"deletions": gone, "upsertions": new})
-    assert [(r.user, r.error_code) for r in answer.results] == [
-        ("alice", ErrorCode.RESOURCE_NOT_FOUND),
-        ("carol", ErrorCode.UNSUPPORTED_VERSION),
-    ]
 
 
 @pytest.mark.parametrize("version", versions("SaslAuthenticate"))

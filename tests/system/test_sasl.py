@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import socket
 import struct
 import subprocess
 import time
@@ -19,6 +18,7 @@ from confluent_kafka.admin import (
 
 from tests.support import secured
 from tests.support.fleet import Fleet
+from tests.support.sasl_wire import RawLogin, metadata_request
 from tests.support.secured import MECHANISMS, PASSWORD, USER, confluent, python_client, secured_fleet
 from tests.support.waiting import eventually
 from wire import messages
@@ -142,60 +142,14 @@ def test_a_refused_login_is_answered_after_the_delay(fleet: Fleet, mechanism: st
 # ---- what comes before a login
 
 
-class Raw:
-    """A connection that sends what no client does."""
-
-    def __init__(self, fleet: Fleet) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", fleet.brokers[0].port), timeout=20)
-
-    def send(self, key: int, version: int, message: Any) -> None:
-        body = bytes(message.encode(version=version))
-        self.socket.sendall(messages.frame_request(key, version, 1, "raw", body))
-
-    def answer(self, key: int, version: int) -> Any:
-        (size,) = struct.unpack(">i", self._exactly(4))
-        _, body = messages.split_response(key, version, self._exactly(size))
-        return messages.decode_response(key, version, body)
-
-    def _exactly(self, count: int) -> bytes:
-        data = b""
-        while len(data) < count:
-            more = self.socket.recv(count - len(data))
-            assert more, "the broker closed the connection"
-            data += more
-        return data
-
-    def closed_within(self, seconds: float) -> float:
-        """Seconds until the broker closes, without one byte before."""
-        began = time.monotonic()
-        self.socket.settimeout(seconds)
-        try:
-            assert self.socket.recv(1) == b""
-        except ConnectionResetError:
-            pass
-        return time.monotonic() - began
-
-    def handshake(self, mechanism: str) -> Any:
-        self.send(17, 1, messages.request_class(17)(version=1, mechanism=mechanism))
-        return self.answer(17, 1)
-
-    def authenticate(self, token: bytes) -> Any:
-        self.send(36, 2, messages.request_class(36)(version=2, auth_bytes=token))
-        return self.answer(36, 2)
-
-
-def metadata_request() -> Any:
-    return messages.request_class(3)(version=12, topics=[], allow_auto_topic_creation=False)
-
-
 def test_a_request_before_the_login_closes_the_connection(fleet: Fleet) -> None:
-    raw = Raw(fleet)
+    raw = RawLogin(fleet.brokers[0].port)
     raw.send(3, 12, metadata_request())
     assert raw.closed_within(5) < 2
 
 
 def test_a_request_in_the_middle_of_a_login_is_illegal(fleet: Fleet) -> None:
-    raw = Raw(fleet)
+    raw = RawLogin(fleet.brokers[0].port)
     assert list(raw.handshake("SCRAM-SHA-256").mechanisms) == list(MECHANISMS)
     raw.send(12, 4, messages.request_class(12)(version=4, group_id="g", generation_id=1, member_id="m"))
     assert raw.answer(12, 4).error_code == ErrorCode.ILLEGAL_SASL_STATE
@@ -203,7 +157,7 @@ def test_a_request_in_the_middle_of_a_login_is_illegal(fleet: Fleet) -> None:
 
 
 def test_an_unknown_mechanism_is_told_which_there_are(fleet: Fleet) -> None:
-    raw = Raw(fleet)
+    raw = RawLogin(fleet.brokers[0].port)
     answer = raw.handshake("GSSAPI")
     assert answer.error_code == ErrorCode.UNSUPPORTED_SASL_MECHANISM
     assert list(answer.mechanisms) == list(MECHANISMS)
@@ -222,7 +176,7 @@ def test_an_unknown_mechanism_is_told_which_there_are(fleet: Fleet) -> None:
     ],
 )
 def test_garbage_before_the_login_closes_the_connection(fleet: Fleet, garbage: bytes) -> None:
-    raw = Raw(fleet)
+    raw = RawLogin(fleet.brokers[0].port)
     raw.socket.sendall(garbage)
     raw.socket.settimeout(5)
     try:
@@ -234,14 +188,14 @@ def test_garbage_before_the_login_closes_the_connection(fleet: Fleet, garbage: b
 
 
 def test_a_silent_connection_is_closed_after_ten_seconds(fleet: Fleet) -> None:
-    silent, halfway = Raw(fleet), Raw(fleet)
+    silent, halfway = RawLogin(fleet.brokers[0].port), RawLogin(fleet.brokers[0].port)
     halfway.handshake("SCRAM-SHA-256")
     assert 8 < silent.closed_within(14) < 13
     assert halfway.closed_within(5) < 3
 
 
 def test_a_login_by_hand_and_one_too_many(fleet: Fleet) -> None:
-    raw = Raw(fleet)
+    raw = RawLogin(fleet.brokers[0].port)
     raw.handshake("PLAIN")
     answer = raw.authenticate(f"\0{USER}\0{PASSWORD}".encode())
     assert (answer.error_code, answer.auth_bytes, answer.session_lifetime_ms) == (0, b"", 0)
@@ -254,12 +208,12 @@ def test_a_login_by_hand_and_one_too_many(fleet: Fleet) -> None:
 
 
 def test_a_login_with_raw_tokens(fleet: Fleet) -> None:
-    raw = Raw(fleet)
+    raw = RawLogin(fleet.brokers[0].port)
     raw.send(17, 0, messages.request_class(17)(version=0, mechanism="PLAIN"))
     assert raw.answer(17, 0).error_code == 0
     token = f"\0{USER}\0{PASSWORD}".encode()
     raw.socket.sendall(struct.pack(">i", len(token)) + token)
-    assert raw._exactly(4) == b"\0\0\0\0"
+    assert raw.exactly(4) == b"\0\0\0\0"
     raw.send(3, 12, metadata_request())
     assert len(raw.answer(3, 12).brokers) == 1
 

@@ -1,0 +1,109 @@
+"""DescribeUserScramCredentials and AlterUserScramCredentials (KIP-554): served from ZooKeeper, by any broker.
+
+Answers are those of Kafka 3.9; stored keys are in none.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Any, Final
+
+from brokers.api.access import ALTER, CLUSTER, DESCRIBE
+from brokers.api.base import Context, Done
+from brokers.metadata.users import read_users, write_users
+from brokers.metadata.znodes import BadZnode
+from brokers.security.scram_users import AlteredUser, Deletion, Upsertion, describe_users, users_to_read
+from coordination.store import StoreError
+from wire import messages
+from wire.admin_requests import AlterUserScramCredentialsRequest, DescribeUserScramCredentialsRequest
+from wire.errors import ErrorCode
+
+DESCRIBE_SCRAM_KEY: Final = 50
+ALTER_SCRAM_KEY: Final = 51
+USERS_MAX: Final = 1_000
+"""Users of one request; each of them is read, and written, by itself."""
+CHANGES_MAX: Final = 4 * USERS_MAX
+NAME_CHARACTERS_MAX: Final = 1_000
+
+_UNREACHABLE: Final = "ZooKeeper cannot be reached; try again"
+_TOO_MANY: Final = f"more than {USERS_MAX} users in a request; ask in several ones"
+
+log = logging.getLogger(__name__)
+
+
+async def handle_describe_user_scram_credentials(
+    request: DescribeUserScramCredentialsRequest, context: Context
+) -> Done:  # fmt: skip
+    """DescribeUserScramCredentials v0: mechanisms and iterations; of all users if none is named."""
+    asked = [one.name for one in request.users or ()]
+    if (denied := context.refusal(DESCRIBE, CLUSTER)) is not ErrorCode.NONE:
+        return _described(denied, None, [])
+    if len(asked) > USERS_MAX:
+        return _described(ErrorCode.INVALID_REQUEST, _TOO_MANY, [])
+    wanted = [user for user in dict.fromkeys(asked) if _fits(user)] if asked else None
+    try:
+        configs = await read_users(context.services.store, wanted)
+    except StoreError as error:
+        log.warning("SCRAM users cannot be read: %s", error)
+        return _described(ErrorCode.COORDINATOR_NOT_AVAILABLE, _UNREACHABLE, [])
+    result = messages.response_class(DESCRIBE_SCRAM_KEY).DescribeUserScramCredentialsResult
+    rows = []
+    for user, found in describe_users(configs, asked).items():
+        await context.yield_now()
+        infos = [result.CredentialInfo(mechanism=code, iterations=count) for code, count in found.credentials]
+        rows.append(
+            result(user=user, error_code=int(found.error), error_message=found.message, credential_infos=infos)
+        )  # fmt: skip
+    return _described(ErrorCode.NONE, None, rows)
+
+
+def _described(error: ErrorCode, message: str | None, rows: list[Any]) -> Done:
+    response = messages.response_class(DESCRIBE_SCRAM_KEY)
+    return Done(response(version=0, error_code=int(error), error_message=message, results=rows))
+
+
+async def handle_alter_user_scram_credentials(request: AlterUserScramCredentialsRequest, context: Context) -> Done:
+    """AlterUserScramCredentials v0: each user's changes are done together or not at all."""
+    deletions = [Deletion(one.name, one.mechanism) for one in request.deletions]
+    upsertions = [
+        Upsertion(one.name, one.mechanism, one.iterations, bytes(one.salt), bytes(one.salted_password))
+        for one in request.upsertions
+    ]
+    users = users_to_read(deletions, upsertions)
+    if (denied := context.refusal(ALTER, CLUSTER)) is not ErrorCode.NONE:
+        return _altered((user, AlteredUser(denied, None, None)) for user in users)
+    if len(users) > USERS_MAX or len(deletions) + len(upsertions) > CHANGES_MAX:
+        return _altered((user, AlteredUser(ErrorCode.INVALID_REQUEST, _TOO_MANY, None)) for user in users)
+    gone: dict[str, list[Deletion]] = {}
+    new: dict[str, list[Upsertion]] = {}
+    for deletion in deletions:
+        gone.setdefault(deletion.user, []).append(deletion)
+    for upsertion in upsertions:
+        new.setdefault(upsertion.user, []).append(upsertion)
+    results: dict[str, AlteredUser] = {}
+    for user in users:
+        await context.yield_now()
+        if not _fits(user):
+            message = f"Username must have {NAME_CHARACTERS_MAX} characters at most"
+            results[user] = AlteredUser(ErrorCode.UNACCEPTABLE_CREDENTIAL, message, None)
+            continue
+        try:
+            results |= await write_users(context.services.store, gone.get(user, ()), new.get(user, ()))
+        except (StoreError, BadZnode) as error:
+            log.warning("the credentials of a user cannot be written: %s", error)
+            results[user] = AlteredUser(ErrorCode.REQUEST_TIMED_OUT, _UNREACHABLE, None)
+    return _altered(results.items())
+
+
+def _altered(results: Iterable[tuple[str, AlteredUser]]) -> Done:
+    response = messages.response_class(ALTER_SCRAM_KEY)
+    rows = [
+        response.AlterUserScramCredentialsResult(user=user, error_code=int(one.error), error_message=one.message)
+        for user, one in results
+    ]
+    return Done(response(version=0, results=rows))
+
+
+def _fits(user: str) -> bool:
+    return len(user) <= NAME_CHARACTERS_MAX

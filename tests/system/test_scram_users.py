@@ -1,0 +1,219 @@
+"""SCRAM users on three brokers that log in at each other by SCRAM: altered by a stock client, followed by all."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, Producer
+from confluent_kafka.admin import (
+    AdminClient,
+    NewTopic,
+    ScramCredentialInfo,
+    ScramMechanism,
+    UserScramCredentialDeletion,
+    UserScramCredentialUpsertion,
+)
+from kazoo.client import KazooClient
+
+from tests.support.fleet import Broker, Fleet
+from tests.support.sasl_wire import RawLogin
+from tests.support.secured import BROKER_USER, PASSWORD, USER, confluent, secured_fleet, users
+from tests.support.waiting import eventually
+from wire import messages
+from wire.errors import ErrorCode
+
+pytestmark = [pytest.mark.zookeeper, pytest.mark.slow]
+
+REAUTH_MS = 3_000
+EFFECT_S = 1.0
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    found = secured_fleet(
+        tmp_path_factory.mktemp("scram"), 3, **{"connections.max.reauth.ms": REAUTH_MS, "num.partitions": 3}
+    )
+    try:
+        yield found.start()
+    finally:
+        found.close()
+
+
+def admin(fleet: Fleet, mechanism: str = "SCRAM-SHA-256") -> AdminClient:
+    return AdminClient({"bootstrap.servers": fleet.bootstrap, **confluent(mechanism)})
+
+
+def logs_in(broker: Broker, user: str, password: str) -> bool:
+    with contextlib.closing(RawLogin(broker.port)) as raw:
+        return raw.scram(user, password) == ErrorCode.NONE
+
+
+def all_within(fleet: Fleet, user: str, password: str, expected: bool) -> None:
+    deadline = time.monotonic() + EFFECT_S
+    for broker in fleet.brokers:
+        while logs_in(broker, user, password) is not expected:
+            assert time.monotonic() < deadline, f"broker {broker.id} after {EFFECT_S} s"
+            time.sleep(0.02)
+
+
+def alter(fleet: Fleet, *alterations: Any) -> None:
+    client = admin(fleet)
+    for future in client.alter_user_scram_credentials(list(alterations)).values():
+        future.result(30)
+
+
+def test_a_stock_admin_client_adds_describes_and_removes(fleet: Fleet) -> None:
+    info = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_256, 8192)
+    alter(fleet, UserScramCredentialUpsertion("bob é/%", info, b"of-bob", b"salt-of-bob"))
+    all_within(fleet, "bob é/%", "of-bob", expected=True)
+    client = admin(fleet)
+    found = client.describe_user_scram_credentials(["bob é/%"])["bob é/%"].result(30)
+    assert [(one.mechanism, one.iterations) for one in found.scram_credential_infos] == [
+        (ScramMechanism.SCRAM_SHA_256, 8192)
+    ]
+    everyone = client.describe_user_scram_credentials().result(30)
+    assert {BROKER_USER, USER, "bob é/%"} <= set(everyone)
+    assert "bob é/%" in users(fleet, "list")
+    alter(fleet, UserScramCredentialDeletion("bob é/%", ScramMechanism.SCRAM_SHA_256))
+    all_within(fleet, "bob é/%", "of-bob", expected=False)
+    with pytest.raises(Exception, match="does not exist"):
+        alter(fleet, UserScramCredentialDeletion("bob é/%", ScramMechanism.SCRAM_SHA_256))
+
+
+def test_what_is_refused_and_changes_nothing(fleet: Fleet) -> None:
+    """DescribeUserScramCredentials and AlterUserScramCredentials answer with Kafka's errors."""
+    raw = RawLogin(fleet.brokers[1].port)
+    assert raw.scram(USER, PASSWORD) == ErrorCode.NONE
+    request = messages.request_class(51)
+
+    def new(name: str, mechanism: int = 1, iterations: int = 4096, salt: bytes = b"s", keys: int = 32) -> Any:
+        return request.ScramCredentialUpsertion(
+            version=0, name=name, mechanism=mechanism, iterations=iterations, salt=salt, salted_password=bytes(keys)
+        )
+
+    gone = [request.ScramCredentialDeletion(version=0, name="not-there", mechanism=1)]
+    wanted = [
+        new(""), new("few", iterations=4095), new("many", iterations=16_385), new("third", 3), new("short", keys=31),
+        new("saltless", salt=b""), new("twice"), new("twice"), new("x" * 2_000),
+    ]  # fmt: skip
+    raw.send(51, 0, request(version=0, deletions=gone, upsertions=wanted))
+    unacceptable = ErrorCode.UNACCEPTABLE_CREDENTIAL
+    assert {row.user[:10]: row.error_code for row in raw.answer(51, 0).results} == {
+        "not-there": ErrorCode.RESOURCE_NOT_FOUND,
+        "": unacceptable,
+        "few": unacceptable,
+        "many": unacceptable,
+        "third": ErrorCode.UNSUPPORTED_SASL_MECHANISM,
+        "short": unacceptable,
+        "saltless": unacceptable,
+        "twice": ErrorCode.DUPLICATE_RESOURCE,
+        "x" * 10: unacceptable,
+    }
+    asked = [messages.request_class(50).UserName(version=0, name=one) for one in ("few", USER, "twice", "twice")]
+    raw.send(50, 0, messages.request_class(50)(version=0, users=asked))
+    assert {row.user: row.error_code for row in raw.answer(50, 0).results} == {
+        "few": ErrorCode.RESOURCE_NOT_FOUND,
+        USER: ErrorCode.NONE,
+        "twice": ErrorCode.DUPLICATE_RESOURCE,
+    }
+
+
+def test_the_command_removes_a_user_on_every_broker(fleet: Fleet) -> None:
+    users(fleet, "add", "carol", "--password-stdin", password="of-carol")
+    all_within(fleet, "carol", "of-carol", expected=True)
+    users(fleet, "remove", "carol", "--yes")
+    all_within(fleet, "carol", "of-carol", expected=False)
+
+
+def test_what_kafkas_own_tool_writes_is_followed(fleet: Fleet) -> None:
+    """Its znodes, written as ``kafka-configs --zookeeper`` does: first the user, then the entry of the list."""
+    users(fleet, "add", "dave", "--password-stdin", password="of-dave")
+    all_within(fleet, "dave", "of-dave", expected=True)
+    zookeeper = KazooClient(fleet.zookeeper_connect)
+    zookeeper.start()
+    try:
+        zookeeper.set("/config/users/dave", b'{"version":1,"config":{"producer_byte_rate":"1024"}}')
+        zookeeper.create(
+            "/config/changes/config_change_", b'{"version":2,"entity_path":"users/dave"}', sequence=True
+        )  # fmt: skip
+        all_within(fleet, "dave", "of-dave", expected=False)
+        users(fleet, "add", "dave", "--password-stdin", password="again")
+        kept, _ = zookeeper.get("/config/users/dave")
+        assert b'"producer_byte_rate":"1024"' in kept, "quotas stand in the same map"
+    finally:
+        zookeeper.stop()
+        zookeeper.close()
+    all_within(fleet, "dave", "again", expected=True)
+
+
+def test_a_session_ends_unless_it_is_renewed(fleet: Fleet) -> None:
+    port = fleet.brokers[0].port
+    renewing, expiring, changing = (RawLogin(port) for _ in range(3))
+    for raw in (renewing, expiring, changing):
+        assert raw.scram(USER, PASSWORD) == ErrorCode.NONE
+        assert raw.lifetime_ms == REAUTH_MS
+        assert raw.metadata()
+    time.sleep(REAUTH_MS / 2000)
+    assert renewing.scram(USER, PASSWORD) == ErrorCode.NONE
+    assert renewing.metadata()
+    users(fleet, "add", "erin", "--password-stdin", password="of-erin")
+    all_within(fleet, "erin", "of-erin", expected=True)
+    assert changing.scram("erin", "of-erin") == ErrorCode.SASL_AUTHENTICATION_FAILED
+    time.sleep(REAUTH_MS / 2000 + 0.2)
+    assert renewing.metadata()
+    with pytest.raises(EOFError):
+        expiring.metadata()
+
+
+def test_brokers_replicate_beyond_their_sessions_and_a_kill(fleet: Fleet) -> None:
+    client = admin(fleet)
+    client.create_topics([NewTopic("t", 3, 3, config={"min.insync.replicas": "2"})])["t"].result(30)
+    undelivered: list[Any] = []
+    producer = Producer({
+        "bootstrap.servers": fleet.bootstrap, "acks": "all", **confluent("SCRAM-SHA-512"),
+    })  # fmt: skip
+
+    def delivered(error: Any, _: Any) -> None:
+        if error is not None:
+            undelivered.append(error)
+
+    def send(first: int, last: int) -> None:
+        for number in range(first, last):
+            producer.produce(
+                "t", b"%d" % number, on_delivery=lambda error, _: undelivered.append(error) if error else 0
+            )
+            producer.poll(0)
+            time.sleep(0.01)
+
+    def in_sync() -> set[int]:
+        return {len(one.isrs) for one in client.list_topics("t", timeout=20).topics["t"].partitions.values()}
+
+    send(0, 500)  # more than one session of the brokers and of the client
+    fleet.brokers[2].kill()
+    send(500, 900)
+    assert producer.flush(60) == 0
+    assert undelivered == []
+    fleet.brokers[2].start()
+    fleet.brokers[2].wait_ready()
+    eventually(in_sync, "all replicas in sync", 60, good=lambda found: found == {3})
+    consumer = Consumer({
+        "bootstrap.servers": fleet.bootstrap, "group.id": "g", "auto.offset.reset": "earliest",
+        **confluent("PLAIN"),
+    })  # fmt: skip
+    consumer.subscribe(["t"])
+    found: set[int] = set()
+
+    def read() -> int:
+        message = consumer.poll(1)
+        if message is not None and message.error() is None:
+            found.add(int(message.value()))
+        return len(found)
+
+    eventually(read, "all records", 60, good=lambda count: count == 900, pause_s=0)
+    consumer.close()
+    log = "".join(broker.log_file.read_text() for broker in fleet.brokers)
+    assert "no login at broker" not in log
