@@ -41,7 +41,7 @@ from tests.support.waiting import eventually
 from wire.apis import APIS
 from wire.errors import ErrorCode
 
-pytestmark = [pytest.mark.interop, pytest.mark.zookeeper]
+pytestmark = [pytest.mark.interop, pytest.mark.zookeeper, pytest.mark.xdist_group("acls")]
 
 AUTHORIZER = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
 ANONYMOUS, HERE, ELSEWHERE = "User:ANONYMOUS", "127.0.0.1", "127.0.0.2"
