@@ -28,7 +28,6 @@ class Stat(NamedTuple):
     czxid: int
     mzxid: int
     ephemeral_owner: int
-    num_children: int
 
 
 class Create(NamedTuple):

@@ -5,7 +5,7 @@ declared in ``wire/schemas`` as JSON in the same format. Decoding goes through :
 library's decoder, which trusts its input; the library is the reference in the tests.
 
 The library has one shared default list per field. Never append to a field that was not set; build lists first and
-pass them to the constructor. ``assert_defaults_untouched`` finds a list that was changed.
+pass them to the constructor.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import kafka.protocol.metadata as _metadata
 import kafka.protocol.producer as _producer
 import kafka.protocol.sasl as _sasl
 from kafka.protocol.api_message import ApiMessage as _ApiMessage
-from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment, ConsumerProtocolSubscription
 from kafka.protocol.schemas.fields.codecs.encode_buffer import EncodeBuffer
 
 import wire.schemas
@@ -30,14 +29,10 @@ from _native.wire import RequestHeader
 from wire.bounded import MAX_FIELDS, Codec, MalformedRequest, Reader, decode_whole, struct_codec
 
 __all__ = [
-    "ConsumerProtocolAssignment",
-    "ConsumerProtocolSubscription",
     "Encodable",
     "EncodeBuffer",
     "MalformedRequest",
     "RequestHeader",
-    "assert_defaults_untouched",
-    "decode_data",
     "decode_request",
     "decode_response",
     "encode_request",
@@ -45,7 +40,6 @@ __all__ = [
     "encode_response_header",
     "frame_request",
     "is_flexible",
-    "message_keys",
     "parse_request_header",
     "request_class",
     "response_class",
@@ -249,11 +243,6 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"wire.messages has no message {name!r}") from None
 
 
-def message_keys() -> list[int]:
-    """The API keys that have a schema."""
-    return sorted(_REQUESTS)
-
-
 def request_class(key: int) -> Any:
     """The request class of an API key; KeyError if there is none."""
     return _REQUESTS[key]
@@ -376,43 +365,3 @@ def frame_request(key: int, version: int, correlation_id: int, client_id: str | 
     tags = b"\0" if is_flexible(key, version) else b""
     size = len(head) + len(name) + len(tags) + len(body)
     return b"".join((size.to_bytes(4, "big"), head, name, tags, body))
-
-
-def decode_data(cls: Any, payload: bytes) -> Any:
-    """Decode a versioned blob inside a message, such as a consumer's subscription.
-
-    A newer version than the schema knows is read as the newest known one, which is how Kafka keeps them compatible.
-
-    Raises:
-        MalformedRequest: the bytes are not such a blob.
-
-    """
-    view = memoryview(payload)
-    if len(view) < 2:
-        raise MalformedRequest("no version")
-    version = int.from_bytes(view[:2], "big", signed=True)
-    if version < 0:
-        raise MalformedRequest(f"version {version}")
-    version = min(version, cls.max_version)
-    codec = struct_codec(cls._struct, version, cls.flexible_version_q(version), cls)
-    reader = Reader(view, 2)
-    try:
-        return codec.read(reader)
-    except MalformedRequest:
-        raise
-    except Exception as error:
-        raise MalformedRequest(f"{type(error).__name__}: {error}") from error
-
-
-def assert_defaults_untouched() -> None:
-    """Fail if one of the library's shared default lists was changed."""
-
-    def walk(field: Any, path: str) -> None:
-        if field.is_array():
-            assert not field.default, f"the shared default of {path} was changed"
-        for child in (field.fields or {}).values() if field.is_struct() or field.is_struct_array() else ():
-            walk(child, f"{path}.{child.name}")
-
-    for cls in _BY_NAME.values():
-        for field in cls._struct.fields.values():
-            walk(field, f"{cls.__name__}.{field.name}")

@@ -10,7 +10,7 @@ file descriptor.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
@@ -133,7 +133,6 @@ class DelayedResponse(Pending):
 
 Outcome = Done | DelayedResponse
 Paced = Generator[None, None, Outcome]
-Handler = Callable[[Any, "Context"], Outcome | Coroutine[Any, Any, Outcome] | Paced]
 
 NAME_BYTES_MAX = 30_000
 """Names go into strings of at most 32,767 bytes, some of them with a UUID behind them."""

@@ -88,7 +88,6 @@ class CoordinatorRuntime(Generic[S]):
         self._hosts: dict[int, ShardHost[S]] = {}
         self._closed = False
         self._last_ticket = 0
-        self._loaded_listeners: list[Callable[[ShardHost[S]], None]] = []
         self._unloaded_listeners: list[Callable[[int], None]] = []
 
     # ---- leadership ------------------------------------------------------------------------------------------------
@@ -113,7 +112,6 @@ class CoordinatorRuntime(Generic[S]):
             next_ticket=self._next_ticket,
             write_markers=self.write_markers,
             on_lost=self._lost,
-            on_loaded=self._loaded,
         )
         self._hosts[index] = host
         host.start()
@@ -128,10 +126,6 @@ class CoordinatorRuntime(Generic[S]):
         """Unload the partition's shard: this broker resigned, or the partition was deleted."""
         if tp.topic == self.topic:
             self._unload(tp.partition)
-
-    def on_loaded(self, listener: Callable[[ShardHost[S]], None]) -> None:
-        """Call ``listener`` whenever a shard starts to serve."""
-        self._loaded_listeners.append(listener)
 
     def on_unloaded(self, listener: Callable[[int], None]) -> None:
         """Call ``listener`` with the partition index whenever a shard was unloaded."""
@@ -156,10 +150,6 @@ class CoordinatorRuntime(Generic[S]):
             self._unload(index)
         else:
             host.close()
-
-    def _loaded(self, host: ShardHost[S]) -> None:
-        for listener in self._loaded_listeners:
-            listener(host)
 
     # ---- commands --------------------------------------------------------------------------------------------------
 

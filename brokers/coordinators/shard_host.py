@@ -95,7 +95,6 @@ class ShardHost(Generic[S]):
         next_ticket: Callable[[], Ticket],
         write_markers: Callable[[ShardHost[S], WriteMarkers], None] | None,
         on_lost: Callable[[ShardHost[S]], None],
-        on_loaded: Callable[[ShardHost[S]], None],
     ) -> None:
         self.partition = partition
         self.shard = shard
@@ -107,7 +106,6 @@ class ShardHost(Generic[S]):
         self._next_ticket = next_ticket
         self._write_markers = write_markers
         self._on_lost = on_lost
-        self._on_loaded = on_loaded
         self._held: dict[str, deque[_Item]] = {}
         self._pending: dict[Ticket, PendingAnswer] = {}
         self._staged: list[ShardWrite] = []
@@ -184,7 +182,6 @@ class ShardHost(Generic[S]):
             self._clock.mono_ms() - self._load_began_ms,
         )
         self._perform(None, None, result)
-        self._on_loaded(self)
 
     def _fail(self, what: str, error: BaseException) -> None:
         """After a bug or with a corrupt log the shard stops: no answer is better than a wrong one."""

@@ -18,7 +18,7 @@ from brokers.log.checkpoints import PARTITION_METADATA, encode_partition_metadat
 from brokers.log.failures import DiskFailed, LogOffline
 from brokers.log.files import DiskPort
 from brokers.log.flush import Flusher
-from brokers.log.producers import ProducerState, VerificationGuard
+from brokers.log.producers import ProducerState
 from brokers.log.read import LogReader
 from brokers.log.state import LogSettings, LogState
 from brokers.log.truncate import Truncation
@@ -80,10 +80,6 @@ class Log(LogState):
         self.reader = LogReader(self)
         self.truncation = Truncation(self)
 
-    def verification_guard(self, producer_id: int, producer_epoch: int, base_sequence: int) -> VerificationGuard | None:
-        """See ``ProducerState.verification_guard``."""
-        return self.producers.verification_guard(producer_id, producer_epoch, base_sequence)
-
     def write_metadata(self, topic_id: uuid.UUID) -> None:
         """Write ``partition.metadata``; it reaches the disk in the background. Raises DiskError.
 
@@ -112,17 +108,6 @@ class Log(LogState):
             segment.offset_index.close()
             segment.time_index.close()
             segment.txn_index.close()
-
-    def describe(self) -> dict[str, Any]:
-        """Numbers for metrics and tools."""
-        return {
-            "log_start_offset": self.log_start_offset,
-            "log_end_offset": self.log_end_offset,
-            "high_watermark": self.high_watermark,
-            "last_stable_offset": self.last_stable_offset,
-            "size_bytes": self.size_bytes,
-            "segments": len(self.segments),
-        }
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.topic_partition}, [{self.log_start_offset}, {self.log_end_offset}))"

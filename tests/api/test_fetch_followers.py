@@ -520,7 +520,7 @@ def test_no_reader_at_a_follower_sees_more_than_is_committed_and_stable(
     log = stage.partition("t").log
     stage.append("t", 2)
     stage.append("t", 2)
-    guard = log.verification_guard(9, 0, 0)
+    guard = log.producers.verification_guard(9, 0, 0)
     opened = produced(9, 0, 0, 2, txn=True)
     appended = append_as_leader(log, bytearray(opened), leader_epoch=1, now_ms=NOW, verification_guard=guard)
     assert (appended.error, appended.first_offset) == (ErrorCode.NONE, 4)

@@ -14,6 +14,7 @@ from brokers.api.base import ClientConnection, Context, DelayedResponse, Done
 from brokers.groups.requests import FetchRequest
 from brokers.server.dispatch import resolve
 from tests.support.group_api import Api
+from tests.support.message_defaults import assert_defaults_untouched
 from wire.apis import APIS
 from wire.errors import ErrorCode
 
@@ -249,7 +250,7 @@ def test_offsets_of_deleted_topics_are_dropped_everywhere(api: Api) -> None:
 
 
 def test_no_shared_default_was_touched() -> None:
-    m.assert_defaults_untouched()
+    assert_defaults_untouched()
 
 
 ROWS = 500

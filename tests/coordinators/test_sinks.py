@@ -171,7 +171,7 @@ def test_a_run_of_markers_becomes_stable_as_one(tmp_path: Path) -> None:
     stage.topic("t", replicas=(ME, OTHER, third), isr=(ME, OTHER))
     partition = stage.partition("t")
     for producer in (11, 12):
-        guard = partition.log.verification_guard(producer, 0, 0)
+        guard = partition.log.producers.verification_guard(producer, 0, 0)
         info = partition.append(
             stage.batch(attributes=TRANSACTIONAL, producer_id=producer, producer_epoch=0, base_sequence=0),
             acks=-1, origin=Origin.CLIENT, verification_guard=guard,

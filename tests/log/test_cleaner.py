@@ -196,7 +196,7 @@ def test_tombstones_stay_for_a_while(tmp_path, late_ms):
 def _transactional(log, pid, sequence, key, value):
     row = [Record(-1, NOW, key.encode(), value.encode(), ())]
     data = encode_batch(row, attributes=0x10, producer_id=pid, producer_epoch=0, base_sequence=sequence)
-    guard = log.verification_guard(pid, 0, sequence)
+    guard = log.producers.verification_guard(pid, 0, sequence)
     assert append(log, data, verification_guard=guard).error == ErrorCode.NONE
 
 

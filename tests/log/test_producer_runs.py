@@ -135,7 +135,7 @@ def one(log: Log, sent: Sent, now_ms: int):
     header = parse_header(sent.data)
     guard = None
     if sent.verified:
-        guard = log.verification_guard(header.producer_id, header.producer_epoch, header.base_sequence)
+        guard = log.producers.verification_guard(header.producer_id, header.producer_epoch, header.base_sequence)
     return append(log, sent.data, now_ms=now_ms, verification_guard=guard)
 
 
@@ -362,14 +362,14 @@ def test_a_run_stops_before_a_batch_whose_transaction_must_be_verified(log):
     append_txn(log, 2, 0, 0)
     sent = [produced(2, 0, 1, txn=True), produced(3, 0, 0, txn=True), produced(2, 0, 2, txn=True)]
     assert offsets(append_together(log, sent, guards=None, whole_request=True)) == [(2, 2)]
-    guard = log.verification_guard(3, 0, 0)
+    guard = log.producers.verification_guard(3, 0, 0)
     assert offsets(append_together(log, sent[1:], guards={3: guard}, whole_request=True)) == [(3, 3), (4, 4)]
 
 
 def test_a_verified_batch_that_begins_a_transaction_needs_no_closer_look(log):
     assert append_txn(log, 1, 0, 1).error is ErrorCode.NONE
     end_txn(log, 1, 0, commit=True)
-    guard = log.verification_guard(1, 0, 2)
+    guard = log.producers.verification_guard(1, 0, 2)
     closer = looked_at(log)
     began = append(log, produced(1, 0, 2, txn=True), verification_guard=guard)
     assert (began.error, began.first_offset) == (ErrorCode.NONE, 3)
@@ -383,16 +383,16 @@ def test_a_verified_batch_that_begins_a_transaction_needs_no_closer_look(log):
 @pytest.mark.parametrize("what", ["another guard", "a lower one is verified", "damaged", "new"])
 def test_what_else_a_guard_came_with_is_looked_at(log, what):
     data = produced(1, 0, 1, txn=True)
-    guard = log.verification_guard(1, 0, 1)
+    guard = log.producers.verification_guard(1, 0, 1)
     if what == "another guard":
         log.producers._verifications.clear()
-        log.verification_guard(1, 0, 1)
+        log.producers.verification_guard(1, 0, 1)
     elif what == "a lower one is verified":
-        log.verification_guard(1, 0, 0)
+        log.producers.verification_guard(1, 0, 0)
     elif what == "damaged":
         data = data[:40]
     else:
-        data, guard = produced(9, 0, 0, txn=True), log.verification_guard(9, 0, 0)
+        data, guard = produced(9, 0, 0, txn=True), log.producers.verification_guard(9, 0, 0)
     closer = looked_at(log)
     append(log, data, verification_guard=guard)
     assert closer == [data]

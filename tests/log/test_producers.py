@@ -258,28 +258,28 @@ def test_no_guard_no_transaction(log):
 
 
 def test_the_guard_is_needed_once(log):
-    guard = log.verification_guard(1, 0, 0)
+    guard = log.producers.verification_guard(1, 0, 0)
     assert guard is not None
     assert append(log, produced(1, 0, 0, txn=True), verification_guard=guard).error == ErrorCode.NONE
-    assert log.verification_guard(1, 0, 1) is None
+    assert log.producers.verification_guard(1, 0, 1) is None
     assert append(log, produced(1, 0, 1, txn=True)).error == ErrorCode.NONE
 
 
 def test_a_guard_does_not_survive_a_marker(log):
     """Verified, then aborted before the append: the late batch must not open the next transaction."""
-    guard = log.verification_guard(1, 0, 0)
+    guard = log.producers.verification_guard(1, 0, 0)
     end_txn(log, 1, 0, commit=False)
     late = append(log, produced(1, 0, 0, txn=True), verification_guard=guard)
     assert late.error == ErrorCode.INVALID_TXN_STATE
-    fresh = log.verification_guard(1, 0, 0)
+    fresh = log.producers.verification_guard(1, 0, 0)
     assert fresh is not guard
     assert append(log, produced(1, 0, 0, txn=True), verification_guard=guard).error == ErrorCode.INVALID_TXN_STATE
     assert append(log, produced(1, 0, 0, txn=True), verification_guard=fresh).error == ErrorCode.NONE
 
 
 def test_a_guard_of_another_verification_does_not_count(log):
-    other = log.verification_guard(2, 0, 0)
-    log.verification_guard(1, 0, 0)
+    other = log.producers.verification_guard(2, 0, 0)
+    log.producers.verification_guard(1, 0, 0)
     refused = append(log, produced(1, 0, 0, txn=True), verification_guard=other)
     assert refused.error == ErrorCode.INVALID_TXN_STATE
     assert append(log, produced(1, 0, 0, txn=True), verification_guard=object()).error == ErrorCode.INVALID_TXN_STATE
@@ -287,15 +287,15 @@ def test_a_guard_of_another_verification_does_not_count(log):
 
 def test_a_failed_append_leaves_the_guard_valid(log):
     append(log, produced(1, 0, 0))
-    guard = log.verification_guard(1, 0, 1)
+    guard = log.producers.verification_guard(1, 0, 1)
     gap = append(log, produced(1, 0, 5, txn=True), verification_guard=guard)
     assert gap.error == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
     assert append(log, produced(1, 0, 1, txn=True), verification_guard=guard).error == ErrorCode.NONE
 
 
 def test_the_lowest_sequence_under_verification_goes_first(log):
-    guard = log.verification_guard(1, 0, 0)
-    assert log.verification_guard(1, 0, 5) is guard
+    guard = log.producers.verification_guard(1, 0, 0)
+    assert log.producers.verification_guard(1, 0, 5) is guard
     early = append(log, produced(1, 0, 5, txn=True), verification_guard=guard)
     assert early.error == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
     assert append(log, produced(1, 0, 0, 5, txn=True), verification_guard=guard).error == ErrorCode.NONE

@@ -91,7 +91,7 @@ class _ElectedBetween:
         raise NoNode("NoNode", path)
 
     async def exists(self, path: str, watch: object = None) -> Stat | None:
-        return Stat(0, 1, 1, 1, 0)
+        return Stat(0, 1, 1, 1)
 
 
 @on_loop

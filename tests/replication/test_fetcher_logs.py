@@ -337,7 +337,7 @@ def test_transactions_and_producers_come_with_the_records(copies: list[Replica])
     leader.lead(0)
     follower.follow(leader)
     append(leader.log, produced(11, 0, 0, 2), epoch=0)
-    guard = leader.log.verification_guard(12, 0, 0)
+    guard = leader.log.producers.verification_guard(12, 0, 0)
     append(leader.log, produced(12, 0, 0, 3, txn=True), epoch=0, verification_guard=guard)
     follower.catch_up(leader)
     assert follower.log.last_stable_offset == leader.log.last_stable_offset == 2

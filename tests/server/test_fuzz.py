@@ -16,6 +16,7 @@ from tests.server.fuzzing import Report, frames, storm
 from tests.server.memory import rss_mib
 from tests.support.fleet import Fleet
 from tests.support.harness import Client, RunningServer
+from tests.support.message_defaults import assert_defaults_untouched
 from tests.support.waiting import eventually
 from wire.apis import APIS
 from wire.errors import ErrorCode
@@ -57,7 +58,7 @@ def test_a_small_storm_on_the_dispatcher_alone() -> None:
     assert report.busy <= report.sent["framing"], "a whole frame was neither answered nor refused"
     assert report.answered > 300
     assert report.closed > 300
-    m.assert_defaults_untouched()
+    assert_defaults_untouched()
 
 
 class Canary:

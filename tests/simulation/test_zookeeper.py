@@ -131,7 +131,7 @@ class Normal:
     def __call__(self, value: Any) -> Any:
         if isinstance(value, Stat):
             owner = self._ids.setdefault(value.ephemeral_owner, len(self._ids))
-            return (value.version, self._zxid(value.czxid), self._zxid(value.mzxid), owner, value.num_children)
+            return (value.version, self._zxid(value.czxid), self._zxid(value.mzxid), owner)
         if isinstance(value, OperationResult):
             return value.path, self(value.stat)
         if isinstance(value, (list, tuple)):

@@ -110,7 +110,7 @@ def look_at_all(log: Log) -> None:
 
 def append_txn(log: Log, pid, epoch, sequence, count=1, **fields):
     """A transactional append with the verification that a broker would have done."""
-    guard = log.verification_guard(pid, epoch, sequence)
+    guard = log.producers.verification_guard(pid, epoch, sequence)
     return append(log, produced(pid, epoch, sequence, count, txn=True, **fields), verification_guard=guard)
 
 

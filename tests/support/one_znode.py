@@ -26,7 +26,7 @@ class OneZnode:
         await asyncio.sleep(0)
         if self.data is None:
             raise NoNode("no", path)
-        return self.data, Stat(self.version, 0, 0, 0, 0)
+        return self.data, Stat(self.version, 0, 0, 0)
 
     async def create(self, path: str, data: bytes, *, parents: bool = False) -> str:
         if self.data is not None:
@@ -38,7 +38,7 @@ class OneZnode:
         if version != self.version:
             raise BadVersion("other", path)
         await self._write(path, data)
-        return Stat(self.version, 0, 0, 0, 0)
+        return Stat(self.version, 0, 0, 0)
 
     async def _write(self, path: str, data: bytes) -> None:
         mood = self.mood()
