@@ -21,7 +21,7 @@ def test_the_callback_gets_the_result_whichever_comes_first(first: str) -> None:
     assert told == [7]
 
 
-def test_what_is_cancelled_is_told_once_and_has_no_result() -> None:
+def test_what_is_cancelled_is_reported_once_and_has_no_result() -> None:
     told: list[str] = []
     pending = Pending(lambda: told.append("cancelled"))
     pending.on_done(told.append)

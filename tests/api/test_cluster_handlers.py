@@ -207,7 +207,7 @@ def test_metadata_of_all_topics(services: Services, version: int) -> None:
 
 
 @pytest.mark.parametrize("version", range(8, 14))
-def test_metadata_tells_operations_when_asked(services: Services, version: int) -> None:
+def test_metadata_lists_operations_on_request(services: Services, version: int) -> None:
     fields: dict[str, Any] = {"include_topic_authorized_operations": True}
     if version <= 10:
         fields["include_cluster_authorized_operations"] = True
@@ -443,7 +443,7 @@ def test_delete_topics(services: Services, version: int) -> None:
     assert [(r.name, r.error_code) for r in found.responses] == [("a", 0), ("b", 3)]
 
 
-def test_topics_with_too_many_partitions_are_counted_first_and_told_why_once(services: Services) -> None:
+def test_topics_with_too_many_partitions_are_counted_first_and_refused_once(services: Services) -> None:
     request = messages.request_class(19)
     topic = request.CreatableTopic
     rows = [
@@ -763,7 +763,7 @@ def test_describe_configs(services: Services, version: int) -> None:
         assert retention.documentation
 
 
-def test_what_is_unset_is_told_as_kafka_tells_it(services: Services) -> None:
+def test_what_is_unset_is_described_as_kafka_describes_it(services: Services) -> None:
     """Kafka 4.1.1's own answers: null without synonyms, and the settings behind one in milliseconds."""
     static = replace(services.config, given=(("log.retention.hours", "100"), ("queued.max.requests", "7")))
     static = replace(static, log_retention_hours=100)
@@ -830,6 +830,6 @@ def test_a_connection_makes_so_many_topics_a_second_by_naming_them(services: Ser
     assert controller.asked[2:] == [["new-0", "new-1", "new-2"]]
 
 
-def test_a_topic_named_twice_is_told_once(services: Services) -> None:
+def test_a_topic_named_twice_is_answered_once(services: Services) -> None:
     found = ask(services, 3, 12, metadata_request(12, ["a", "a", "b", "a"]), metadata.handle_metadata)
     assert [topic.name for topic in found.topics] == ["a", "b"]

@@ -230,7 +230,7 @@ def test_the_end_of_a_transaction_wakes_a_committed_reader(stage: Stage) -> None
     assert offsets_in(partitions(12, delayed.response)[0].records) == [6, 7, 8, 9]
 
 
-def test_a_client_whose_log_diverged_is_told_where(stage: Stage) -> None:
+def test_a_client_whose_log_diverged_gets_the_diverging_epoch(stage: Stage) -> None:
     stage.topic("t", epoch=1)
     stage.append("t", 3)
     stage.topic("t", epoch=4)

@@ -177,7 +177,7 @@ def test_a_fetcher_that_is_no_replica_is_sent_to_look_again(stage: Stage) -> Non
     assert stage.partition("t").follower_ends()[THIRD] == 0
 
 
-def test_a_log_that_diverged_is_told_where_and_not_counted(stage: Stage) -> None:
+def test_a_log_that_diverged_gets_the_diverging_epoch_and_is_not_counted(stage: Stage) -> None:
     topic = stage.topic("t", replicas=BOTH, epoch=1)
     stage.append("t", 3)
     stage.topic("t", replicas=BOTH, epoch=4)
@@ -206,7 +206,7 @@ def test_a_log_diverges_that_is_longer_in_an_epoch_that_both_have(
     assert found.parts[topic.id, 0].diverging == diverging
 
 
-def test_after_a_truncation_it_is_told_the_high_watermark_though_that_has_not_moved(stage: Stage) -> None:
+def test_after_a_truncation_it_gets_the_high_watermark_though_that_has_not_moved(stage: Stage) -> None:
     topic = stage.topic("t", replicas=BOTH, epoch=1)
     stage.append("t", 3)
     stage.partition("t").log.appender.set_high_watermark(3)
@@ -218,7 +218,7 @@ def test_after_a_truncation_it_is_told_the_high_watermark_though_that_has_not_mo
     assert (found.diverging, found.high_watermark, found.records) == (None, 3, b"")
 
 
-def test_what_it_says_it_knows_counts_and_not_what_it_was_told(stage: Stage) -> None:
+def test_the_high_watermark_it_names_counts_and_not_the_one_it_was_sent(stage: Stage) -> None:
     topic = stage.topic("t", replicas=BOTH)
     stage.append("t", 3)
     client = follower(stage, version=18)
@@ -378,7 +378,7 @@ def test_an_append_wakes_a_follower_before_it_is_committed(stage: Stage) -> None
     assert stage.timers == 0
 
 
-def test_a_high_watermark_alone_is_told_a_little_later(stage: Stage) -> None:
+def test_a_high_watermark_alone_is_sent_a_little_later(stage: Stage) -> None:
     topics = [stage.topic(name, replicas=ALL) for name in "ab"]
     live(stage, THIRD)
     slow, fast = follower(stage, THIRD), follower(stage)
@@ -573,7 +573,7 @@ def test_no_follower_reads_from_a_follower(as_follower: Stage) -> None:
 
 
 @pytest.mark.parametrize("what", ["led here", "deleted", "no longer here"])
-def test_a_consumer_hears_when_the_follower_changes(as_follower: Stage, what: str) -> None:
+def test_a_consumer_is_answered_when_the_follower_changes(as_follower: Stage, what: str) -> None:
     stage = as_follower
     topic = stage.metadata.topics["t"].id
     client = consumer(stage)

@@ -80,7 +80,7 @@ def commit(stage: Stage, index: int) -> None:
 
 @pytest.mark.parametrize("index", [0, PARTITIONS - 1])
 @pytest.mark.parametrize("replica", [-1, OTHER])
-def test_what_moves_in_between_is_told_by_this_answer_or_the_next(
+def test_what_moves_in_between_is_in_this_answer_or_the_next(
     interrupted: Interrupted, index: int, replica: int
 ) -> None:
     for stage, at_the_place in interrupted:

@@ -96,7 +96,7 @@ def test_what_list_offsets_refuses(stage: Stage) -> None:
     assert [p.error_code for p in outcome.response.topics[0].partitions] == [ErrorCode.INVALID_REQUEST] * 2
 
 
-def test_a_replica_hears_of_the_logs_end(stage: Stage) -> None:
+def test_a_replica_gets_the_logs_end(stage: Stage) -> None:
     stage.topic("t", replicas=BOTH, epoch=2)
     for timestamp in (100, 200):
         stage.append("t", 2, timestamp=timestamp)
@@ -229,7 +229,7 @@ def test_a_deletion_that_cannot_be_saved_is_not_acknowledged(stage: Stage) -> No
     assert delete_records(stage, "t", 2) == (ErrorCode.KAFKA_STORAGE_ERROR, -1)
 
 
-def test_the_leader_hears_of_a_start_that_a_killed_follower_finds_again(stage: Stage) -> None:
+def test_the_leader_learns_a_start_that_a_killed_follower_finds_again(stage: Stage) -> None:
     stage.topic("t", replicas=BOTH)
     stage.append("t", 4)
     stage.topic("t", replicas=BOTH, leader=OTHER, epoch=1)
@@ -325,7 +325,7 @@ def test_where_an_epoch_ended(stage: Stage, epoch: int, expected: tuple[int, int
 
 
 @pytest.mark.parametrize("version", [2, 3, 4])
-def test_a_consumer_hears_of_committed_ends_only(stage: Stage, version: int) -> None:
+def test_a_consumer_gets_committed_ends_only(stage: Stage, version: int) -> None:
     stage.topic("t", replicas=BOTH, epoch=1)
     stage.append("t", 3)
     stage.fetched("t", OTHER, 3)
@@ -341,7 +341,7 @@ def test_a_consumer_hears_of_committed_ends_only(stage: Stage, version: int) -> 
     assert epoch_end(stage, 4, version=version) == (0, 4, 5)
 
 
-def test_a_replica_hears_of_ends_that_are_not_committed(stage: Stage) -> None:
+def test_a_replica_gets_ends_that_are_not_committed(stage: Stage) -> None:
     stage.topic("t", replicas=BOTH, epoch=1)
     stage.append("t", 3)
     stage.topic("t", replicas=BOTH, epoch=4)

@@ -119,7 +119,7 @@ def test_a_fetch_that_waits_lets_the_file_go(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("fields", [{}, {"session_epoch": 0}, {"session_epoch": 0, "max_wait_ms": 500}])
-def test_a_log_that_fails_is_told(stage: Stage, fields: dict[str, int]) -> None:
+def test_a_log_that_fails_is_reported(stage: Stage, fields: dict[str, int]) -> None:
     stage.topic("t")
     stage.append("t", 3)
     stage.partition("t").log.offline = True

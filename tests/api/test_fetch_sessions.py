@@ -121,7 +121,7 @@ def test_a_fetch_that_wants_no_session_gets_none(stage: Stage, fields: dict[str,
     assert len(stage.services.fetch_sessions) == 0
 
 
-def test_forgotten_partitions_are_heard_of_no_more(stage: Stage) -> None:
+def test_forgotten_partitions_are_answered_no_more(stage: Stage) -> None:
     client = started(stage, "a", "b")
     client.fetch(forget=(("a", 0), ("nobody knows this", 3)))
     assert not stage.partition("a")._watchers
@@ -168,7 +168,7 @@ def test_a_partition_that_stands_twice_is_answered_once(stage: Stage) -> None:
 # -- what an incremental answer tells ---------------------------------------------------------------------------------
 
 
-def test_the_high_watermark_is_told_when_it_moves(stage: Stage) -> None:
+def test_the_high_watermark_is_answered_when_it_moves(stage: Stage) -> None:
     stage.topic("t", replicas=BOTH)
     client = Client(stage, version=12)
     for _ in range(3):
@@ -179,7 +179,7 @@ def test_the_high_watermark_is_told_when_it_moves(stage: Stage) -> None:
     assert client.fetch().parts == {}
 
 
-def test_the_logs_start_is_told_when_it_moves(stage: Stage) -> None:
+def test_the_logs_start_is_answered_when_it_moves(stage: Stage) -> None:
     stage.topic("t")
     stage.append("t", 5)
     client = Client(stage, version=12)
@@ -190,7 +190,7 @@ def test_the_logs_start_is_told_when_it_moves(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("where", ["gone", "elsewhere", "fenced"])
-def test_errors_are_told_each_time_until_they_are_gone(stage: Stage, where: str) -> None:
+def test_errors_are_answered_each_time_until_they_are_gone(stage: Stage, where: str) -> None:
     stage.topic("t", epoch=3)
     client = Client(stage, version=12)
     client.fetch(part("t", 0, current_leader_epoch=3))

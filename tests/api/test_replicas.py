@@ -55,7 +55,7 @@ def test_a_broker_that_does_not_lead_serves_nothing_of_a_leader() -> None:
     }
 
 
-def test_listeners_hear_of_leadership_in_order(stage: Stage) -> None:
+def test_listeners_are_called_with_leaderships_in_order(stage: Stage) -> None:
     heard: list[str] = []
     stage.replicas.on_leader(lambda partition: heard.append(f"leads {partition.tp} {partition.leader_epoch}"))
     stage.replicas.on_resigned(lambda tp: heard.append(f"resigned {tp}"))
@@ -196,7 +196,7 @@ def test_settings_reach_the_logs(stage: Stage) -> None:
     assert stage.partition("t").log.config.retention_ms == 77
 
 
-def test_whoever_waits_is_told_once_and_in_order(stage: Stage) -> None:
+def test_each_wait_is_completed_once_and_in_order(stage: Stage) -> None:
     stage.topic("t", replicas=(ME, OTHER))
     partition = stage.partition("t")
     heard: list[tuple[int, ErrorCode]] = []

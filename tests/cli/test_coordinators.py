@@ -89,7 +89,7 @@ class Fleet(AdminClient):
 
 @pytest.mark.parametrize("code", [E.COORDINATOR_LOAD_IN_PROGRESS, E.COORDINATOR_NOT_AVAILABLE])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_loading_coordinator_is_asked_again(kind: str, code: E) -> None:
+def test_a_request_to_a_loading_coordinator_is_repeated(kind: str, code: E) -> None:
     request, answer = KINDS[kind]
     fleet = Fleet(answer(code), answer(code), answer(0))
     assert fleet.answer_of(request, 1) == answer(0)
@@ -106,7 +106,7 @@ def test_a_coordinator_that_moved_is_found_again(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_other_errors_are_told_at_once(kind: str) -> None:
+def test_other_errors_are_reported_at_once(kind: str) -> None:
     request, answer = KINDS[kind]
     fleet = Fleet(answer(E.GROUP_AUTHORIZATION_FAILED))
     assert fleet.answer_of(request, 1) == answer(E.GROUP_AUTHORIZATION_FAILED)
@@ -120,7 +120,7 @@ def test_finding_a_coordinator_waits_for_its_topic() -> None:
     assert fleet.answer_of(FindCoordinatorRequest(coordinator_keys=["g"])) == there[0]
 
 
-def test_at_the_deadline_the_last_answer_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_at_the_deadline_the_last_answer_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 0.0
 
     def clock() -> float:

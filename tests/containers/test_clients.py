@@ -22,7 +22,7 @@ def client(request: pytest.FixtureRequest) -> Client:
     return request.param  # type: ignore[no-any-return]
 
 
-def test_outside_clients_are_told_addresses_they_can_reach(fleet: Fleet) -> None:
+def test_outside_clients_get_addresses_they_can_reach(fleet: Fleet) -> None:
     for name in BROKERS:
         seen = AdminClient({"bootstrap.servers": fleet.address(name)}).list_topics(timeout=30).brokers
         assert {f"{broker.host}:{broker.port}" for broker in seen.values()} == set(fleet.bootstrap.split(","))

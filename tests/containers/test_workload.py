@@ -36,6 +36,8 @@ def test_all_is_well(monkeypatch: pytest.MonkeyPatch) -> None:
         ({**KEPT, (1, 1): b"5", (1, 2): b"4"}, "wrong order"),
     ],
 )
-def test_what_is_wrong_is_told(monkeypatch: pytest.MonkeyPatch, kept: dict[tuple[int, int], bytes], told: str) -> None:
+def test_what_is_wrong_is_reported(
+    monkeypatch: pytest.MonkeyPatch, kept: dict[tuple[int, int], bytes], told: str
+) -> None:
     with pytest.raises(AssertionError, match=told):
         settle(monkeypatch, kept)

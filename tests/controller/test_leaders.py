@@ -255,7 +255,7 @@ async def test_preferred_elections(connect: str) -> None:
 
 
 @on_loop
-async def test_a_coordinator_is_succeeded_only_when_it_has_heard(connect: str) -> None:
+async def test_a_coordinator_is_succeeded_only_when_it_has_confirmed(connect: str) -> None:
     async with Nodes(connect) as nodes:
         boss = await three(nodes, topic(2, 3, 1, name=GROUP_METADATA_TOPIC))
         tp = TopicPartition(GROUP_METADATA_TOPIC, 0)

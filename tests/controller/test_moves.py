@@ -205,7 +205,7 @@ async def test_a_silent_leader_is_replaced_when_its_session_ends(connect: str) -
 
 
 @on_loop
-async def test_a_coordinators_partition_moves_when_its_leader_has_heard(connect: str) -> None:
+async def test_a_coordinators_partition_moves_when_its_leader_has_confirmed(connect: str) -> None:
     async with Nodes(connect) as nodes:
         boss = await fleet(nodes, 2, 3, topic=on(2, 3, name=GROUP_METADATA_TOPIC))
         tp = TopicPartition(GROUP_METADATA_TOPIC, 0)

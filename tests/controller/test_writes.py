@@ -116,7 +116,7 @@ def test_assignments_and_states_go_together(partitions: int, factor: int) -> Non
 
 
 @pytest.mark.parametrize("partitions", [4_000, 10_000])
-def test_as_many_moves_begin_as_the_znode_can_tell_of(partitions: int) -> None:
+def test_as_many_moves_begin_as_the_znode_has_room_for(partitions: int) -> None:
     before = image(partitions, 6, 3)
     made, begun = StateWrites(before, live_brokers(6)), 0
     for index, state in enumerate(before.topics["t"].partitions):

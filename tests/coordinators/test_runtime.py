@@ -119,7 +119,7 @@ def test_a_partial_watermark_applies_whole_batches_in_order(bench: Bench) -> Non
     assert second == [[]]
 
 
-def test_what_is_heard_of_in_another_order_is_applied_in_the_logs(bench: Bench) -> None:
+def test_what_commits_in_another_order_is_applied_in_the_logs(bench: Bench) -> None:
     """A wait that ended without an answer is repeated, and may hear later than the one behind it."""
     bench.submit("a", put("a", "1"))
     bench.loop.settle()
@@ -199,7 +199,7 @@ def test_a_refused_append_fails_its_ticket_and_frees_the_key(bench: Bench, error
     assert again, "the key is free"
 
 
-def test_failed_is_asked_for_an_alternative_with_the_real_error(bench: Bench) -> None:
+def test_failed_gives_an_alternative_for_the_real_error(bench: Bench) -> None:
     asked: list[E] = []
 
     def failed(error: E, now: Now) -> Result:

@@ -303,7 +303,7 @@ def test_a_repeated_join_answers_the_older_request_too(driver: Driver) -> None:
     assert not second.done
 
 
-def test_when_the_assignment_cannot_be_logged_everybody_hears_it_and_rejoins(driver: Driver) -> None:
+def test_when_the_assignment_cannot_be_logged_all_members_get_the_error_and_rejoin(driver: Driver) -> None:
     a, b = Client(driver, "a"), Client(driver, "b")
     a.join()
     b.join()

@@ -115,7 +115,7 @@ def test_two_removals_of_a_directory_do_not_disturb_each_other(tmp_path, monkeyp
     disk.remove_tree(str(directory))
 
 
-def test_what_cannot_be_removed_is_told(tmp_path):
+def test_what_cannot_be_removed_is_logged(tmp_path):
     with pytest.raises(DiskFailed, match="/proc/self/attr"):
         RealDisk().remove_tree("/proc/self/attr")
 

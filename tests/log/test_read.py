@@ -96,7 +96,7 @@ def test_what_readers_left_behind_changes_no_answer(log):
         far.release()
 
 
-def test_a_cut_through_what_is_no_batch_is_told(log):
+def test_a_cut_through_what_is_no_batch_is_reported(log):
     segment = log.segments.active
     segment.hints[segment.base_offset] = 0
     with open(segment.log.path, "r+b") as file:
@@ -231,7 +231,7 @@ def test_slices_outlive_the_log(log):
     result.release()
 
 
-def test_a_slice_above_a_truncation_tells(log):
+def test_a_slice_above_a_truncation_raises(log):
     result = log.reader.read(0, 1 << 20, end_offset=log.log_end_offset)
     last = result.slices[-1]
     log.truncation.truncate_to(log.log_end_offset - 1, now_ms=NOW)

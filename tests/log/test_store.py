@@ -610,7 +610,7 @@ def test_kill_nine_again_and_again(tmp_path):
         store.close(clean=False)
 
 
-def test_usage_tells_the_directories_their_volumes_and_logs(tmp_path):
+def test_usage_lists_the_directories_their_volumes_and_logs(tmp_path):
     first, second = tmp_path / "first", tmp_path / "second"
     store = _started([first, second])
     append(_create(store, A), batch(3))

@@ -241,7 +241,7 @@ def test_arrow_to_batch_and_back(codec: int) -> None:
     assert (header.base_timestamp, header.max_timestamp, header.record_count) == (30, 30, 3)
 
 
-def test_a_wrong_checksum_is_told_with_its_place() -> None:
+def test_a_wrong_checksum_is_reported_with_its_place() -> None:
     raw = bytearray(encode_batch([Record(-1, 1, b"k", b"v")]) * 2)
     raw[-1] ^= 1
     with pytest.raises(CorruptBatch) as caught:

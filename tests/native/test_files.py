@@ -89,7 +89,7 @@ def test_a_slice_that_is_forgotten_lets_the_file_go(twin: ModuleType, content: P
 
 
 @pytest.mark.parametrize("twin", TWINS)
-def test_a_cut_below_the_end_of_a_slice_is_told(twin: ModuleType, content: Path) -> None:
+def test_a_cut_below_the_end_of_a_slice_is_reported(twin: ModuleType, content: Path) -> None:
     file = opened(twin, content)
     cuts = [3]
     piece = twin.FileSlice(file, 10, 20, cuts)

@@ -53,7 +53,7 @@ def stage(tmp_path: Path) -> Stage:
     return Stage(tmp_path)
 
 
-def test_a_broker_tells_of_its_logs(stage: Stage) -> None:
+def test_a_broker_reports_its_logs(stage: Stage) -> None:
     led = stage.topic("led", epoch=3)
     for _ in range(4):
         stage.append("led", count=5)

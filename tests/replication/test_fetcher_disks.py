@@ -48,7 +48,7 @@ def test_a_follower_with_a_failed_log_leaves_the_in_sync_set(stage: Stage) -> No
     assert len(stage.proposals) == 1, "nobody counts on it any more"
 
 
-def test_its_leader_hears_no_more_of_it(stage: Stage) -> None:
+def test_its_leader_gets_no_more_fetches(stage: Stage) -> None:
     """An idle partition's follower looks caught up for ever, whatever became of its log."""
     unfollowed: list[str] = []
     stage.replicas.on_unfollow(lambda tp: unfollowed.append(tp.topic))

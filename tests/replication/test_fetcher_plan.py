@@ -264,7 +264,7 @@ def test_an_answer_for_another_position_or_epoch_does_nothing() -> None:
         assert follower.calls == []
 
 
-def test_a_request_tells_the_high_watermark_that_is_known() -> None:
+def test_a_request_names_the_high_watermark_that_is_known() -> None:
     """The leader assumes that its response was applied. If it was not, the next request must show it (KIP-1166)."""
     bench = Bench()
     follower = bench.follow(records=[0, 0])

@@ -674,7 +674,7 @@ def test_off_the_leaders_log_a_follower_starts_over(trio: Trio) -> None:
     assert trio.p.fetch_position() == (7, -1, 7)
 
 
-def test_roles_are_heard(trio: Trio) -> None:
+def test_roles_call_their_listeners(trio: Trio) -> None:
     heard: list[object] = []
     trio.replicas.on_follower(lambda partition: heard.append(("follow", partition.tp.topic, partition.state.leader)))
     trio.replicas.on_unfollow(lambda tp: heard.append(("unfollow", tp.topic)))

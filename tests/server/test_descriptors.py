@@ -45,7 +45,7 @@ def test_a_process_without_limit_lacks_none() -> None:
     assert Process(10**6, None).descriptors.troubles() == []
 
 
-def test_a_want_of_descriptors_is_told_for_a_minute_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_want_of_descriptors_is_reported_for_a_minute_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     process = Process(100, 4096)
     for _ in range(5):
         process.descriptors.ran_out("cannot accept a connection", OSError(errno.EMFILE, "Too many open files"))

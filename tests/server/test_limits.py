@@ -301,7 +301,7 @@ def test_an_override_that_is_none_is_refused(wrong: str) -> None:
         load_config(overrides=SMALL | {"max.connections.per.ip.overrides": wrong})
 
 
-def test_a_listener_lets_as_many_wait_as_it_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_listener_lets_as_many_wait_as_configured(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[int] = []
     listen = socket.socket.listen
 

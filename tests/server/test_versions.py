@@ -41,7 +41,7 @@ def test_features_with_a_minimum_of_0_are_for_version_4_only() -> None:
 
 
 @pytest.mark.parametrize("version", [3, 4])
-def test_only_what_the_cluster_was_told_is_finalized(version: int) -> None:
+def test_only_features_of_the_cluster_are_finalized(version: int) -> None:
     assert ask(version, {}).finalized_features == []
     answer = ask(version, {"transaction.version": 2, "group.version": 1})
     assert [(f.name, f.max_version_level) for f in answer.finalized_features] == [("transaction.version", 2)]

@@ -27,7 +27,7 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.name == LOGGER]
 
 
-def test_a_stall_is_told_with_its_stack_while_it_lasts(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_stall_is_logged_with_its_stack_while_it_lasts(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, LOGGER)
     over = threading.Event()
     pages: list[tuple[int, str]] = []

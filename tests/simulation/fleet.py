@@ -114,7 +114,7 @@ class SimBroker:
         self.store: SimStore | None = None
         self.node: Node | None = None
         self.services: Services | None = None
-        self.lives = 0
+        self.starts = 0
         self.stopping = False
         self._fleet = fleet
 
@@ -127,10 +127,10 @@ class SimBroker:
         """Start a process, which starts again when it gives up."""
         if self.running:
             return
-        self.lives += 1
+        self.starts += 1
         self.stopping = False
         fleet = self._fleet
-        owner = self.owner = fleet.loop.owner(f"{self.name}#{self.lives}")
+        owner = self.owner = fleet.loop.owner(f"{self.name}#{self.starts}")
         fleet.loop.spawn(owner, self._run(owner), f"{owner.name} main")
 
     async def _run(self, owner: Owner) -> None:

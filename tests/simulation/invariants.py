@@ -253,9 +253,9 @@ class Oracle:
         if state is None:
             return
         self.checked["candidates"] += 1
-        lives = self._lives()
+        live = self._live_brokers()
         for broker_id, incarnation in (*isr.members(state), *isr.eligible(state)):
-            if not isr.counts(lives, broker_id, incarnation):
+            if not isr.counts(live, broker_id, incarnation):
                 continue
             services = self._world.fleet.brokers[broker_id].services
             found = services.replicas.get(truth.tp) if services is not None else None
@@ -266,12 +266,12 @@ class Oracle:
     def spares(self, broker_id: int) -> bool:
         """Whether a copy of everything committed that counts is elsewhere: without it nothing is promised.
 
-        A copy counts while its process lives on in which it was in sync or became eligible (KIP-966). That is our own
+        A copy counts while the process runs in which it was in sync or became eligible (KIP-966). That is our own
         reckoning, so that a fleet that forgets one is found out. Where an operator changes the minimum under way, the
         fleet's own state must agree. Where all have died at once it must agree, too: until somebody leads again the
         copies are whole, but nobody knows.
         """
-        all_died, lives = self._world.faults.fired["all brokers"] > 0, self._lives()
+        all_died, live = self._world.faults.fired["all brokers"] > 0, self._live_brokers()
         for (topic_id, _), truth in self.truths.items():
             state = self._state(truth.tp)
             if state is None:
@@ -279,11 +279,11 @@ class Oracle:
             known = {*state.isr, *state.elr}
             if all_died:
                 members = (*isr.members(state), *isr.eligible(state))
-                known = {member for member, incarnation in members if isr.counts(lives, member, incarnation)}
-            for other, life in sorted(truth.promised):
+                known = {member for member, incarnation in members if isr.counts(live, member, incarnation)}
+            for other, start in sorted(truth.promised):
                 broker = self._world.fleet.brokers[other]
                 services = broker.services
-                if other == broker_id or services is None or broker.lives != life or broker.medium.failed_directory:
+                if other == broker_id or services is None or broker.starts != start or broker.medium.failed_directory:
                     continue
                 if broker.stopping:  # it leaves the in-sync set to those that seem to live
                     continue
@@ -308,7 +308,7 @@ class Oracle:
             if state is not None:
                 self._follows(truth, state)
                 enough = len(state.isr) >= MIN_IN_SYNC
-                members = {(member, self._world.fleet.brokers[member].lives) for member in state.isr}
+                members = {(member, self._world.fleet.brokers[member].starts) for member in state.isr}
                 truth.promised = members if enough else truth.promised | members
                 self.check_candidates(topic_id, truth)
 
@@ -360,10 +360,10 @@ class Oracle:
             known = self._states[path] = node.mzxid, znodes.decode_state(path, node.data, (), node.version)
         return known[1]
 
-    def _lives(self) -> dict[int, LiveBroker]:
+    def _live_brokers(self) -> dict[int, LiveBroker]:
         """The registered brokers, as ZooKeeper's leader has them."""
         tree = self._world.zookeeper.tree
-        lives = {}
+        live = {}
         for broker_id in self._world.fleet.brokers:
             path = broker_path(broker_id)
             try:
@@ -373,10 +373,10 @@ class Oracle:
             known = self._registrations.get(broker_id)
             if known is None or known[0] != node.mzxid:
                 count = tree.find(incarnation_path(broker_id)).version
-                life = znodes.decode_broker(path, node.data, node.czxid, count).live_broker
-                known = self._registrations[broker_id] = node.mzxid, life
-            lives[broker_id] = known[1]
-        return lives
+                broker = znodes.decode_broker(path, node.data, node.czxid, count).live_broker
+                known = self._registrations[broker_id] = node.mzxid, broker
+            live[broker_id] = known[1]
+        return live
 
     def _present(self) -> str:
         return self._world.loop.current().name

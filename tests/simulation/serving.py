@@ -25,7 +25,7 @@ class Pledge(NamedTuple):
     """What a replica was when it was asked. ``owes``: it leads and has something to show at the position."""
 
     broker_id: int
-    lives: int
+    starts: int
     partition: Partition
     leader_epoch: int
     owes: bool
@@ -49,7 +49,7 @@ class Serving:
         log = partition.log
         limit = log.last_stable_offset if committed else log.high_watermark
         owes = partition.is_leader and log.log_start_offset <= position < limit
-        return Pledge(broker_id, broker.lives, partition, partition.leader_epoch, owes)
+        return Pledge(broker_id, broker.starts, partition, partition.leader_epoch, owes)
 
     def answered(self, who: str, pledge: Pledge | None, position: int, batches: Sequence[Batch]) -> None:
         """The fetch was answered without an error; a session's answer leaves out what has nothing to tell."""
@@ -57,7 +57,7 @@ class Serving:
             return
         broker, partition = self._world.fleet.brokers[pledge.broker_id], pledge.partition
         services = broker.services
-        if services is None or broker.lives != pledge.lives or services.replicas.get(partition.tp) is not partition:
+        if services is None or broker.starts != pledge.starts or services.replicas.get(partition.tp) is not partition:
             return
         oracle, log = self._oracle, partition.log
         oracle.checked["nothing withheld"] += pledge.owes

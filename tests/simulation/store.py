@@ -69,7 +69,7 @@ class _Pending:
         self.request, self.future, self.watcher = request, future, watcher
 
 
-class _Life:
+class _ClientSession:
     """One session: what waits for it, what it watches."""
 
     def __init__(self, session_id: int = 0, password: bytes = bytes(16)) -> None:
@@ -122,11 +122,11 @@ class SimStore:
         self._mono_ms = mono_ms
         self._lease = SessionLease(mono_ms)
         self.lease = self._lease
-        self._life: _Life | None = None
+        self._client: _ClientSession | None = None
         self._listeners: list[Callable[[SessionEvent], None]] = []
         self._heartbeat: asyncio.Task[None] | None = None
         self._first: asyncio.Future[None] = self._loop.create_future()
-        self._visits: list[_Life] = []
+        self._visits: list[_ClientSession] = []
         self._closing = False
         self._last_zxid = 0
         self._server = -1
@@ -144,11 +144,11 @@ class SimStore:
 
         Only while the connection stands: a loop that stands still does not connect again here.
         """
-        life = self._life
-        if life is None or not life.connected or life.connection is None:
+        client = self._client
+        if client is None or not client.connected or client.connection is None:
             return
         if not ZookeeperStore.stands_still(cast("ZookeeperStore", self)):
-            self._zookeeper.send_up(life.connection, Ping())
+            self._zookeeper.send_up(client.connection, Ping())
 
     # ---- start and end
 
@@ -166,36 +166,36 @@ class SimStore:
         self._lease.ended()
         if self._heartbeat is not None:
             self._heartbeat.cancel()
-        life, self._life = self._life, None
-        if life is not None:
-            await self._dispose(life)
+        client, self._client = self._client, None
+        if client is not None:
+            await self._dispose(client)
 
-    async def _dispose(self, life: _Life) -> None:
-        life.closed = True
-        under_way = life.pending.copy()
-        life.fail_all(ConnectionLost())
-        life.pending = under_way  # their answers still come, before the one that the session is closed
-        self._visits.append(life)
-        if life.connected:
+    async def _dispose(self, client: _ClientSession) -> None:
+        client.closed = True
+        under_way = client.pending.copy()
+        client.fail_all(ConnectionLost())
+        client.pending = under_way  # their answers still come, before the one that the session is closed
+        self._visits.append(client)
+        if client.connected:
             future = self._loop.create_future()
-            self._send(life, _Pending(Close(), future, None))
+            self._send(client, _Pending(Close(), future, None))
             await asyncio.wait({future}, timeout=10)
-        self._visits.remove(life)
-        self._hang_up(life)
+        self._visits.remove(client)
+        self._hang_up(client)
 
     def session(self) -> SessionInfo | None:
-        return self._life.info if self._life is not None else None
+        return self._client.info if self._client is not None else None
 
     def credentials(self) -> tuple[int, bytes] | None:
-        life = self._life
-        return (life.session_id, life.password) if life is not None and life.connected else None
+        client = self._client
+        return (client.session_id, client.password) if client is not None and client.connected else None
 
     def on_session(self, listener: Callable[[SessionEvent], None]) -> None:
         self._listeners.append(listener)
 
     async def end_session(self, session_id: int, password: bytes, timeout_ms: int = 5_000) -> bool:
         """End another session by its credentials; True when it is over."""
-        visit = _Life(session_id, password)
+        visit = _ClientSession(session_id, password)
         self._visits.append(visit)
         self._attempt(visit)
         deadline = self._loop.time() + timeout_ms / 1000
@@ -209,44 +209,44 @@ class SimStore:
     # ---- connecting
 
     def _open(self) -> None:
-        if not self._closing and self._life is None:
-            self._life = _Life()
-            self._attempt(self._life)
+        if not self._closing and self._client is None:
+            self._client = _ClientSession()
+            self._attempt(self._client)
 
-    def _attempt(self, life: _Life) -> None:
+    def _attempt(self, client: _ClientSession) -> None:
         """Try the next server; another one than the one that failed us, if there is another."""
-        if life.closed or life.connected:
+        if client.closed or client.connected:
             return
         servers = self._zookeeper.servers
         choice = self._zookeeper.rng.randrange(len(servers))
         if choice == self._server:
             choice = (choice + 1) % len(servers)
         self._server = choice
-        life.attempts += 1
+        client.attempts += 1
         self._sent_ms = self._mono_ms()
-        handshake = Connect(life.session_id, life.password, self.requested_timeout_ms, self._last_zxid)
-        connection = life.connection = self._zookeeper.connect(self, servers[choice], handshake)
-        self._loop.call_later(max(self.requested_timeout_ms / 3000, 0.5), self._handshake_overdue, life, connection)
+        handshake = Connect(client.session_id, client.password, self.requested_timeout_ms, self._last_zxid)
+        connection = client.connection = self._zookeeper.connect(self, servers[choice], handshake)
+        self._loop.call_later(max(self.requested_timeout_ms / 3000, 0.5), self._handshake_overdue, client, connection)
 
-    def _handshake_overdue(self, life: _Life, connection: Connection) -> None:
-        if life.connection is connection and not life.connected:
-            self._lost(life)
+    def _handshake_overdue(self, client: _ClientSession, connection: Connection) -> None:
+        if client.connection is connection and not client.connected:
+            self._lost(client)
 
-    def _lost(self, life: _Life) -> None:
+    def _lost(self, client: _ClientSession) -> None:
         """The connection is broken, or never came to be: try again in a moment."""
-        self._hang_up(life)
-        if life.connected:
-            life.connected = False
-            life.fail_all(ConnectionLost())
-            if life is self._life and life.info is not None:
+        self._hang_up(client)
+        if client.connected:
+            client.connected = False
+            client.fail_all(ConnectionLost())
+            if client is self._client and client.info is not None:
                 self._lease.disconnected()
-                self._publish(SessionState.SUSPENDED, life.info.session_id)
-            life.forget_watches()
-        pause_s = min(FIRST_PAUSE_S * 1.5 ** min(life.attempts // len(self._zookeeper.servers), 10), LAST_PAUSE_S)
-        self._loop.call_later(pause_s * self._zookeeper.rng.uniform(0.5, 1.0), self._attempt, life)
+                self._publish(SessionState.SUSPENDED, client.info.session_id)
+            client.forget_watches()
+        pause_s = min(FIRST_PAUSE_S * 1.5 ** min(client.attempts // len(self._zookeeper.servers), 10), LAST_PAUSE_S)
+        self._loop.call_later(pause_s * self._zookeeper.rng.uniform(0.5, 1.0), self._attempt, client)
 
-    def _hang_up(self, life: _Life) -> None:
-        connection, life.connection = life.connection, None
+    def _hang_up(self, client: _ClientSession) -> None:
+        connection, client.connection = client.connection, None
         if connection is not None:
             self._zookeeper.send_up(connection, Hangup())
 
@@ -254,47 +254,49 @@ class SimStore:
 
     def received(self, connection: Connection, message: Any) -> None:
         """An answer, a watch, a session, its end, or None: the connection is gone."""
-        life = next((life for life in (self._life, *self._visits) if life and life.connection is connection), None)
-        if life is None:
+        client = next(
+            (client for client in (self._client, *self._visits) if client and client.connection is connection), None
+        )
+        if client is None:
             return
         if message is None:
-            self._lost(life)
+            self._lost(client)
         elif isinstance(message, Answer):
             self._last_zxid = max(self._last_zxid, message.zxid)
-            self._answered(life, message.value)
+            self._answered(client, message.value)
         elif isinstance(message, WatchEvent):
-            self._fire(life, message)
+            self._fire(client, message)
         elif isinstance(message, Session):
-            self._connected(life, message)
+            self._connected(client, message)
         else:
-            self._over(life)
+            self._over(client)
 
-    def _connected(self, life: _Life, session: Session) -> None:
-        life.session_id, life.password = session.id, session.password
-        life.info = SessionInfo(session.id, session.timeout_ms)
-        life.connected, life.attempts = True, 0
-        if life is not self._life:
+    def _connected(self, client: _ClientSession, session: Session) -> None:
+        client.session_id, client.password = session.id, session.password
+        client.info = SessionInfo(session.id, session.timeout_ms)
+        client.connected, client.attempts = True, 0
+        if client is not self._client:
             return
         self._lease.handshake(self._sent_ms, session.timeout_ms)
         if self._heartbeat is None or self._heartbeat.done():
-            self._heartbeat = self._loop.create_task(self._beat(life), name="zookeeper-heartbeat")
+            self._heartbeat = self._loop.create_task(self._beat(client), name="zookeeper-heartbeat")
         if not self._first.done():
             self._first.set_result(None)
-        while life.waiting:
-            self._send(life, life.waiting.popleft())
+        while client.waiting:
+            self._send(client, client.waiting.popleft())
         self._publish(SessionState.CONNECTED, session.id)
-        forgotten, life.forgotten = life.forgotten, []
+        forgotten, client.forgotten = client.forgotten, []
         for path, (kind, watch) in forgotten:
             watch(WatchEvent(kind, path))
 
-    def _over(self, life: _Life) -> None:
+    def _over(self, client: _ClientSession) -> None:
         """A server says that the session is over. What waits was never sent."""
-        self._hang_up(life)
-        life.closed, life.connected = True, False
-        life.forgotten.clear()
-        life.fail_all(SessionExpired("the session is over"))
-        if life is self._life:
-            self._life = None
+        self._hang_up(client)
+        client.closed, client.connected = True, False
+        client.forgotten.clear()
+        client.fail_all(SessionExpired("the session is over"))
+        if client is self._client:
+            self._client = None
             self._lease.ended()
             if self._heartbeat is not None:
                 self._heartbeat.cancel()
@@ -306,21 +308,21 @@ class SimStore:
         for listener in list(self._listeners):
             listener(SessionEvent(state, session_id))
 
-    def _fire(self, life: _Life, event: WatchEvent) -> None:
+    def _fire(self, client: _ClientSession, event: WatchEvent) -> None:
         watchers: list[Watcher] = []
         if event.kind is not WatchKind.CHILDREN:
-            watchers += life.data.pop(event.path, {})
+            watchers += client.data.pop(event.path, {})
         if event.kind in (WatchKind.CHILDREN, WatchKind.DELETED):
-            watchers += life.children.pop(event.path, {})
+            watchers += client.children.pop(event.path, {})
         for _, watch in watchers:
-            if not life.closed:
+            if not client.closed:
                 watch(event)
 
-    def _answered(self, life: _Life, value: Any) -> None:
-        pending = life.pending.popleft()
+    def _answered(self, client: _ClientSession, value: Any) -> None:
+        pending = client.pending.popleft()
         request, watcher = pending.request, pending.watcher
         if watcher is not None and isinstance(request, Read) and not isinstance(value, StoreError):
-            table = life.children if request.kind == "children" else life.data
+            table = client.children if request.kind == "children" else client.data
             table.setdefault(request.path, {})[watcher] = None
         if not pending.future.done():
             if isinstance(value, StoreError):
@@ -329,17 +331,17 @@ class SimStore:
             else:
                 pending.future.set_result(value)
 
-    async def _beat(self, life: _Life) -> None:
-        while not life.closed:
+    async def _beat(self, client: _ClientSession) -> None:
+        while not client.closed:
             await asyncio.sleep(self._lease.heartbeat_interval_ms / 1000)
-            if not life.connected:
+            if not client.connected:
                 continue
             sent_ms = self._mono_ms()
-            answer = self._issue(life, Sync(), None)
+            answer = self._issue(client, Sync(), None)
             if len(self._zookeeper.servers) > 1:
                 await asyncio.wait({answer}, timeout=self._lease.patience_ms / 1000)
-                if not answer.done() and life.connected:
-                    self._lost(life)
+                if not answer.done() and client.connected:
+                    self._lost(client)
             try:
                 await answer
             except (ConnectionLost, StoreError):
@@ -348,40 +350,40 @@ class SimStore:
 
     # ---- requests
 
-    def _issue(self, life: _Life, request: Request, watcher: Watcher | None) -> asyncio.Future[Any]:
-        if life.closed:
+    def _issue(self, client: _ClientSession, request: Request, watcher: Watcher | None) -> asyncio.Future[Any]:
+        if client.closed:
             raise SessionExpired("the session is over")
         pending = _Pending(request, self._loop.create_future(), watcher)
-        if life.connected:
-            self._send(life, pending)
+        if client.connected:
+            self._send(client, pending)
         else:
-            life.waiting.append(pending)
+            client.waiting.append(pending)
         return pending.future
 
-    def _send(self, life: _Life, pending: _Pending) -> None:
-        assert life.connection is not None
-        life.pending.append(pending)
-        self._zookeeper.send_up(life.connection, pending.request)
+    def _send(self, client: _ClientSession, pending: _Pending) -> None:
+        assert client.connection is not None
+        client.pending.append(pending)
+        self._zookeeper.send_up(client.connection, pending.request)
 
-    def _live(self, path: str) -> _Life:
-        if self._life is None or self._life.info is None:
+    def _live(self, path: str) -> _ClientSession:
+        if self._client is None or self._client.info is None:
             raise SessionExpired("there is no ZooKeeper session", path)
-        return self._life
+        return self._client
 
     async def _ask(self, path: str, request: Request, watcher: Watcher | None = None) -> Any:
-        life = self._live(path)
+        client = self._live(path)
         while True:
             try:
-                return await self._issue(life, request, watcher)
+                return await self._issue(client, request, watcher)
             except ConnectionLost:
-                if life.closed:
+                if client.closed:
                     raise SessionExpired("the session ended during a read", path) from None
 
     async def _write(self, operations: Sequence[Operation], path: str) -> list[OperationResult]:
         _bounded(operations, path)
-        life = self._live(path)
+        client = self._live(path)
         try:
-            done: list[OperationResult] = await self._issue(life, Write(tuple(operations)), None)
+            done: list[OperationResult] = await self._issue(client, Write(tuple(operations)), None)
             return done
         except ConnectionLost:
             raise UnknownOutcome(f"no answer to a write of {path} (ConnectionLoss)", path) from None

@@ -63,7 +63,7 @@ def test_the_cores_run_in_the_simulation() -> None:
     assert coverage.total >= COVERED_SHARE, "\n".join(coverage.lines())
 
 
-def test_a_failure_tells_how_to_see_it_again() -> None:
+def test_a_failure_says_how_to_see_it_again() -> None:
     report = World(3, kinds=("cut", "slow")).run()
     assert 'tests.simulation 3 --faults "cut,slow" --trace' in story(report)
     assert "tests.simulation 4 --trace" in story(Report(4))

@@ -177,7 +177,7 @@ def test_an_older_driver_can_do_nothing(m: Sink) -> None:
     assert m.commit(new, 0, member).error is E.NONE
 
 
-def test_a_retried_commit_hears_the_same(m: Sink) -> None:
+def test_a_retried_commit_gets_the_same_answer(m: Sink) -> None:
     driver = m.driver()
     (member,) = m.members(driver)
     m.write(member)
@@ -250,7 +250,7 @@ def test_an_abort_may_be_repeated(m: Sink) -> None:
     assert m.enlist(driver)[0].error is E.PRODUCER_FENCED
 
 
-def test_time_runs_out_unless_the_driver_is_heard(m: Sink) -> None:
+def test_time_runs_out_without_heartbeats_of_the_driver(m: Sink) -> None:
     driver = m.driver()
     m.members(driver)
     timer = m.shard.timeout_timer(SINK)

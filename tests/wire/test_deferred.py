@@ -30,7 +30,7 @@ assert "kafka.consumer" not in sys.modules and "kafka.client_async" not in sys.m
         "import kafka; assert not hasattr(kafka, 'nothing'); assert kafka.KafkaProducer",
     ],
 )
-def test_kafka_is_whole_for_whoever_asks(use: str) -> None:
+def test_kafka_is_whole_for_every_importer(use: str) -> None:
     subprocess.run([sys.executable, "-c", PACKAGE + use], check=True, timeout=60)
 
 

@@ -151,7 +151,7 @@ def test_rows_are_collected_alike_in_every_way(spark: Any, large: str, per_batch
             spark.conf.unset(f"spark.sql.execution.arrow.{name}")
 
 
-def test_a_job_that_fails_while_rows_are_collected_is_told(spark: Any) -> None:
+def test_a_job_that_fails_while_rows_are_collected_is_reported(spark: Any) -> None:
     frame = spark.range(0, 5, 1, 1).selectExpr("raise_error('this row is broken') as value")
     with pytest.raises(Exception, match="this row is broken"):
         Collector(100).collect(frame)

@@ -299,7 +299,7 @@ def test_a_topic_that_was_created_again_without_records_yet(
     assert sorted(batches.values[100:]) == sorted(f"v{n}" for n in range(1000, 1030))
 
 
-def test_progress_tells_the_lag(cluster: Cluster, read_stream: Read, tmp_path: Path) -> None:
+def test_progress_has_the_lag(cluster: Cluster, read_stream: Read, tmp_path: Path) -> None:
     topic = cluster.topic()
     cluster.send(topic, numbered(30))
     writer = read_stream(subscribe=topic, maxOffsetsPerTrigger=10).writeStream.format("noop")
