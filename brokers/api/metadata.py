@@ -30,7 +30,6 @@ from wire.errors import ErrorCode
 from wire.hot import Encoded
 from wire.requests import FindCoordinatorRequest, MetadataRequest, MetadataTopics
 
-METADATA_KEY = 3
 FIND_COORDINATOR_KEY = 10
 DESCRIBE_TOPIC_PARTITIONS_KEY = 75
 
