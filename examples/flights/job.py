@@ -51,7 +51,7 @@ def enrich(records: DataFrame, airlines: DataFrame) -> DataFrame:
 
 
 def say(**fields: object) -> None:
-    """One line to whoever started this process."""
+    """One line to the process that started this one."""
     print(json.dumps(fields), flush=True)
 
 

@@ -314,7 +314,7 @@ def test_a_fetch_proves_that_the_follower_was_ours_when_the_answer_left(stage: S
     stage.clock.now_ms += 400
     delayed.expire()
     client.take(delayed.response)
-    assert len(confirmed) == 1, "nobody knows yet whether it heard that"
+    assert len(confirmed) == 1, "whether it received that is unknown yet"
     client.fetch()
     assert confirmed == [ErrorCode.NONE] * 2
     assert partition.confirmed_ms() == started_ms + 504
@@ -356,7 +356,7 @@ def test_a_wait_for_a_proof_makes_replies_early_but_not_without_end(stage: Stage
     delayed = client.wait()
     assert heard == [ErrorCode.NONE]
     stage.wait(50)
-    assert not delayed.done, "a second answer for nobody's news waits longer"
+    assert not delayed.done, "a second answer without news waits longer"
     stage.wait(50)
     assert delayed.done
     stage.topic("u", replicas=ALL, leader=OTHER, epoch=1)
@@ -463,7 +463,7 @@ def test_a_throttled_follower_that_is_not_in_sync_waits_for_its_bytes(stage: Sta
     stage.turn()
     assert client.take(delayed.response).parts.keys() == {(free.id, 0)}, "only what is throttled waits"
     in_sync = follower(stage, OTHER).fetch(part(topic.id, 3, max_bytes=size))
-    assert offsets_in(in_sync.parts[topic.id, 0].records) == [3], "who is in sync is not held back, but it counts"
+    assert offsets_in(in_sync.parts[topic.id, 0].records) == [3], "a follower in sync is not held back, but it counts"
     delayed = client.wait(part(free.id, 1), max_wait_ms=60_000)
     stage.wait(5)
     assert client.take(delayed.response).parts[topic.id, 0][1:4] == (3, 0, b""), "news are not held back"

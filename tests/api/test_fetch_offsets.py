@@ -110,7 +110,7 @@ def test_a_replica_gets_the_logs_end(stage: Stage) -> None:
     assert list_offsets(stage, -1, replica=OTHER).offset == 4, "the epoch was checked, and that is enough for it"
     stage.topic("t", replicas=BOTH, epoch=3, leader=OTHER)
     assert list_offsets(stage, -1, replica=OTHER).error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
-    assert list_offsets(stage, -1, replica=-2).offset == 4, "whoever debugs may ask any replica"
+    assert list_offsets(stage, -1, replica=-2).offset == 4, "a debugging client may ask any replica"
     assert list_offsets(stage, -1, replica=-2, epoch=2).error_code == ErrorCode.FENCED_LEADER_EPOCH
 
 

@@ -319,7 +319,7 @@ def test_a_connection_that_goes_leaves_a_session_that_can_be_ended(stage: Stage)
     for _ in range(3):
         stage.append("t")
         stage.turn()
-    assert not stage.partition("t")._watchers, "nobody listens for an abandoned session"
+    assert not stage.partition("t")._watchers, "an abandoned session has no watcher"
     client.epoch = 0
     assert offsets_in(client.fetch(part("t", 0)).parts["t", 0].records) == [0, 1, 2]
     assert len(stage.services.fetch_sessions) == 1
@@ -470,7 +470,7 @@ def test_which_session_is_evicted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sessions.metrics() == {"consumers": 0, "followers": 3, "partitions": 3, "evicted": 3}
     used(sessions, second, 2 * now)
     used(sessions, third, 2 * now)
-    assert opened(sessions, 2 * now, 1) is not None, "an idle one goes, whoever's it is"
+    assert opened(sessions, 2 * now, 1) is not None, "an idle one goes, whichever owner it has"
     assert follower.id not in sessions._sessions
 
 
@@ -513,7 +513,7 @@ def test_partitions_of_idle_sessions_make_room(monkeypatch: pytest.MonkeyPatch) 
     idle, busy = opened(sessions, 0, 4), opened(sessions, 0, 4)
     assert opened(sessions, EVICTION_MS, 4) is None
     used(sessions, busy, EVICTION_MS)
-    assert opened(sessions, EVICTION_MS + 1, 11) is None, "too large for anybody's room"
+    assert opened(sessions, EVICTION_MS + 1, 11) is None, "too large for the cache"
     assert opened(sessions, EVICTION_MS + 1, 6) is not None
     assert idle.id not in sessions._sessions
     assert sessions._consumer_partitions == 10
@@ -733,7 +733,9 @@ class Sessions(RuleBasedStateMachine):
         assert sessions._consumer_partitions == consumers
         for session in sessions._sessions.values():
             for session_part in session.parts.values():
-                assert session_part.watching or session_part in session.dirty, "a partition nobody will look at again"
+                assert session_part.watching or session_part in session.dirty, (
+                    "a partition that is never looked at again"
+                )
 
 
 TestSessions = Sessions.TestCase

@@ -67,7 +67,7 @@ def test_a_join_without_an_answer_ends_with_its_deadline(api: Api) -> None:
     assert delayed.deadline_ms >= 5 * 60_000
     delayed.expire()
     assert delayed.response.error_code == ErrorCode.REBALANCE_IN_PROGRESS
-    api.driver.advance(6_000)  # the late answer finds nobody
+    api.driver.advance(6_000)  # the late answer finds no request
 
 
 def test_a_connection_that_goes_away_while_joining(api: Api) -> None:

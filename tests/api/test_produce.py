@@ -115,10 +115,10 @@ def test_without_its_lease_a_leader_promises_only_what_its_followers_have(stage:
     stage.topic("t", replicas=(ME, OTHER))
     stage.lease = False
     delayed = stage.start(handle_produce, 0, 9, request(("t", 0, stage.batch()), acks=acks))
-    assert isinstance(delayed, DelayedResponse), "somebody else may lead by now"
+    assert isinstance(delayed, DelayedResponse), "another broker may lead by now"
     assert not delayed.done
     stage.fetched("t", OTHER, 1)
-    assert delayed.done, "whoever could succeed has it"
+    assert delayed.done, "every possible successor has it"
 
 
 def test_acks_1_waits_only_where_the_lease_was_waived(stage: Stage) -> None:

@@ -105,7 +105,7 @@ def test_an_election_of_an_earlier_life_does_not_count(stage: Stage) -> None:
     stage.replicas.resign_all()
     stage.incarnation = 8
     stage.replicas.reconcile()
-    assert stage.replicas.leader(T) is ErrorCode.NOT_LEADER_OR_FOLLOWER, "registered again, elected by nobody yet"
+    assert stage.replicas.leader(T) is ErrorCode.NOT_LEADER_OR_FOLLOWER, "registered again, not elected yet"
 
 
 def test_a_topic_created_again_starts_empty(stage: Stage) -> None:

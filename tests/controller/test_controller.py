@@ -285,7 +285,9 @@ async def test_a_broker_that_bounces_unnoticed_is_elected_anew(connect: str) -> 
         boss.metadata._task = None
         await boss.metadata.start()
         await nodes.agree(lambda node: node.state("t", index).leader_incarnation == again.incarnation)
-        assert boss.state("t", index).leader_epoch == first.leader_epoch + 2, "nobody led before its log was looked at"
+        assert boss.state("t", index).leader_epoch == first.leader_epoch + 2, (
+            "there was no leader before its log was looked at"
+        )
         assert again.asked >= 1
 
 
@@ -446,7 +448,9 @@ async def test_an_election_relies_only_on_the_incarnation_it_saw(connect: str) -
         await boss.real.set(path, b"", stat.version)  # as if broker 1 registered anew this very moment
         creating = asyncio.create_task(boss.controller.create_topics([NewTopic("t")], timeout_ms=20_000))
         await asyncio.sleep(0.3)
-        assert await boss.real.exists(znodes.topic_path("t")) is None, "nobody may be elected in a life that is over"
+        assert await boss.real.exists(znodes.topic_path("t")) is None, (
+            "no leader may be elected in an incarnation that is over"
+        )
         creating.cancel()
 
 

@@ -62,7 +62,7 @@ LAST = state(1, 5, [(1, 5)], [1, 2, 3], [(2, 6), (3, 7)])
 
 # name: state, alive, min ISR, then leader, its incarnation, in-sync set, eligible replicas; or None for no change
 TABLE = {
-    "the leader lives": (ONE, unclean(b1=5, b2=1), 1, None),
+    "the leader is alive": (ONE, unclean(b1=5, b2=1), 1, None),
     "the only replica is dead": (ONE, unclean(b2=1), 1, (-1, -1, [(1, 5)], [])),
     "dead already and still": (ONE_OFFLINE, unclean(b2=1), 1, None),
     "the only replica is back, and has lost nothing": (ONE_OFFLINE, clean(b1=6), 1, (1, 6, [(1, 6)], [])),
@@ -142,7 +142,7 @@ def test_a_leaving_broker_is_chosen_last() -> None:
     assert led.leader == 3
     led = elect(THREE, live_brokers, EPOCH, min_isr=1, leaving={2, 3})
     assert led is not None
-    assert led.leader == 2, "better one that is about to stop than nobody"
+    assert led.leader == 2, "better one that is about to stop than none"
 
 
 def test_new_partition_counts_the_living_as_in_sync() -> None:

@@ -105,7 +105,7 @@ async def test_all_back_without_their_tails_the_longest_log_leads(connect: str) 
         third.silent = True
         await third.register()
         await asyncio.sleep(0.3)
-        assert boss.state("t", 0).leader == -1, "nobody leads unheard"
+        assert boss.state("t", 0).leader == -1, "no replica leads before it answered"
         third.silent = False
         await nodes.agree(lambda node: "t" in node.metadata.topics and node.state("t", 0).leader == 3)
         assert boss.state("t", 0).leader_recovery_state == 0
@@ -313,7 +313,7 @@ async def test_a_broker_that_is_about_to_stop_leads_nothing_any_more(connect: st
         response = (await handle_controlled_shutdown(request, context)).response
         assert (response.error_code, response.remaining_partitions) == (0, [])
         await nodes.agree(lambda node: node.leaders("t").count(2) == 0)
-        assert boss.leaders("single") == [2], "nobody else has it"
+        assert boss.leaders("single") == [2], "no other replica has it"
         assert boss.leaders(GROUP_METADATA_TOPIC) == [3], "its request is the word of its coordinators"
         assert {1, 3} == set(boss.leaders("t"))
         for index in range(30):

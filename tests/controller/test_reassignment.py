@@ -290,7 +290,7 @@ class MovedPartition:
         before, minimum = self.state, isr.min_in_sync(self.min_isr, after.established)
         assert len(after.isr) >= min(minimum, len(before.isr)), "a move took too many out"
         assert set(after.isr) <= set(after.replicas)
-        assert set(after.isr) <= set(before.isr), "only a leader takes somebody in"
+        assert set(after.isr) <= set(before.isr), "only a leader adds a replica"
         assert after.leader == -1 or after.leader in after.isr
         if set(before.replicas) - set(after.replicas):
             assert after.partition_epoch > before.partition_epoch

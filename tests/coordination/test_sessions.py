@@ -397,7 +397,7 @@ async def test_a_hanging_server_is_left_while_there_is_time(make_ensemble: Calla
         followers[0].pause()
         try:
             await asyncio.sleep(6)
-            assert any(SUSPENDED in states(one) for one in events), "nobody was there, the test says nothing"
+            assert any(SUSPENDED in states(one) for one in events), "no listener was there, the test says nothing"
             assert [session_id(store) for store in opened] == before
             assert not any(EXPIRED in states(one) for one in events)
             assert all(leases), "a lease that is over when the hanging server is left was of no use"

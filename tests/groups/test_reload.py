@@ -98,7 +98,7 @@ def check(driver: Driver) -> None:
         statics = [m.instance_id for m in group.members.values() if m.instance_id]
         assert len(statics) == len(set(statics))
         waiting = [t for m in group.members.values() for t in (m.join_ticket, m.sync_ticket) if t is not None]
-        assert set(waiting) <= set(driver.pending), "a member waits for an answer that nobody will take"
+        assert set(waiting) <= set(driver.pending), "a member waits for an answer that is never taken"
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])

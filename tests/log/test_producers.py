@@ -402,7 +402,7 @@ def test_a_tail_that_is_not_ours_or_of_another_state_is_recognised():
     body = encode_snapshot([entry])[6:56]
     last = entry._replace(batches=(FIVE[-1],))
     assert decode_snapshot(sealed(body)) == [last]  # Kafka's own
-    assert decode_snapshot(sealed(body + b"somebody else's tail")) == [last]
+    assert decode_snapshot(sealed(body + b"another file's tail")) == [last]
     assert decode_snapshot(sealed(body + encode_tail([(6, FIVE)]))) == [last]
     whole = encode_tail([(7, FIVE)])
     assert decode_snapshot(sealed(body + whole)) == [entry]

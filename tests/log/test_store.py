@@ -394,7 +394,7 @@ def test_ticks_flush_closed_segments_and_checkpoint(tmp_path):
     clock.now_ms += 60_000
     store.tick(clock.now_ms)
     checkpoint = tmp_path / "recovery-point-offset-checkpoint"
-    assert not checkpoint.exists(), "nobody waited for its fsync"
+    assert not checkpoint.exists(), "its fsync was not waited for"
     _tick_until_checkpointed(store, clock.now_ms)
     assert f"{A.topic} 0 11" in checkpoint.read_text()
 

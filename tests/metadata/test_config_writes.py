@@ -50,7 +50,7 @@ WORKS = {
         {"segment.ms": "7"},
     ),
     "delete what isn't set": (Resource.TOPIC, {}, [("retention.ms", DELETE, None)], {}),
-    "delete what nobody knows": (Resource.TOPIC, {"from.the.future": "1"}, [("from.the.future", DELETE, None)], {}),
+    "delete what is unknown": (Resource.TOPIC, {"from.the.future": "1"}, [("from.the.future", DELETE, None)], {}),
     "append to the default": (
         Resource.TOPIC,
         {},

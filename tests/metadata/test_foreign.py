@@ -86,7 +86,7 @@ async def test_no_controller_acts_beside_them(connect: str, sign: str) -> None:
         before = boss.store.multis
         await nodes.die(other)
         await nodes.agree(lambda node: other.id not in node.metadata.brokers)
-        assert boss.leaders("t").count(other.id) == 2, "nobody is elected by a controller that isn't alone"
+        assert boss.leaders("t").count(other.id) == 2, "a controller that isn't alone elects no leader"
         assert boss.store.multis == before
         if sign == "broker":
             await boss.real.delete(path)

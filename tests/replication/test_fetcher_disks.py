@@ -45,7 +45,7 @@ def test_a_follower_with_a_failed_log_leaves_the_in_sync_set(stage: Stage) -> No
     partition.proposal_written(state)
     follow(stage, (OTHER, THIRD), epoch=1)
     tick(stage)
-    assert len(stage.proposals) == 1, "nobody counts on it any more"
+    assert len(stage.proposals) == 1, "no state counts on it any more"
 
 
 def test_its_leader_gets_no_more_fetches(stage: Stage) -> None:

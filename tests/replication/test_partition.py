@@ -72,7 +72,7 @@ def test_a_laggard_leaves_only_when_it_is_written(trio: Trio) -> None:
     state = trio.proposed()
     assert (state.isr, state.partition_epoch) == ((ME, OTHER), trio.p.state.partition_epoch + 1)
     trio.fetch(OTHER, 1)
-    assert trio.watermark == 0, "nobody knows yet whether it is written: the third still counts"
+    assert trio.watermark == 0, "whether it is written is unknown yet: the third still counts"
     trio.check()
     assert trio.proposals == [], "one change at a time"
     trio.p.proposal_written(state)
@@ -202,7 +202,7 @@ def test_a_member_with_a_new_incarnation_is_proposed_again(trio: Trio) -> None:
         trio.metadata.brokers[THIRD], incarnation=trio.incarnation + 1, intact_since=trio.incarnation
     )
     trio.fetch(THIRD, 0)
-    assert trio.proposals == [], "it lost nothing between its lives"
+    assert trio.proposals == [], "it lost nothing between its incarnations"
 
 
 def test_below_the_minimum_the_high_watermark_stands_still(tmp_path: Path) -> None:
@@ -255,7 +255,7 @@ def test_a_lowered_minimum_first_clears_the_eligible(tmp_path: Path) -> None:
     trio.topic("t", replicas=ALL, isr=state.isr, min_insync_replicas="1")
     trio.p.update_state(state)
     trio.p.advance()
-    assert trio.watermark == 0, "somebody else could still be elected, without our record"
+    assert trio.watermark == 0, "another replica could still be elected, without our record"
     trio.check()
     settled = trio.proposed()
     assert (settled.isr, settled.elr) == ((ME,), ())

@@ -91,7 +91,7 @@ def test_a_cold_slice_arrives_whole(cold: ColdFile, length: int, mapped: bool) -
         client = server.client()
         client.send(heartbeat(), 0, 1)
         assert client.frame()[4:] == b"<" + CONTENT[:length] + b">"
-        assert asked, "nobody was asked to read it in"
+        assert asked, "no worker was asked to read it in"
         server.until(lambda: cold.released == 1, "the release")
 
 

@@ -29,7 +29,7 @@ def test_the_table_is_advertised(version: int) -> None:
     assert {k.api_key: (k.min_version, k.max_version) for k in answer.api_keys} == {
         key: (row.min_version, row.max_version) for key, row in APIS.items() if not row.internal
     }
-    assert 12000 not in {k.api_key for k in answer.api_keys}, "what only brokers say to each other is nobody's business"
+    assert 12000 not in {k.api_key for k in answer.api_keys}, "what only brokers say to each other is not advertised"
     assert APIS[0].min_version == 0, "librdkafka before 2.11 looks for Produce 0 (KAFKA-18659)"
 
 

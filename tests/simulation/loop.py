@@ -2,7 +2,7 @@
 
 Unmodified asyncio code runs on it: tasks, futures, events, locks, timeouts, gather. Time stands still while anything
 is ready and then jumps to the next timer. Every handle belongs to an :class:`Owner`, the process that scheduled it; the
-owner travels in a context variable, so a task that is woken by somebody else's result still belongs to its own process.
+owner travels in a context variable, so a task that is woken by another owner's result still belongs to its own process.
 Within one owner handles run in order, as in a real loop; which owner comes next is the seed's choice.
 
 A crashed owner stops in mid-air: its handles are dropped, no finally-block runs, and what it held is kept alive until

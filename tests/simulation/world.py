@@ -105,7 +105,7 @@ class World:
     """Runs one seed.
 
     ``kinds`` restricts the faults to some of ``faults.WEIGHTS``; "operator" asks for one, "drivers" for two drivers of
-    a sink and a reader, and nobody else; "hurry" adds the producers of ``hurried``.
+    a sink and a reader, and no other client; "hurry" adds the producers of ``hurried``.
     """
 
     def __init__(self, seed: int, *, verbose: bool = False, kinds: Sequence[str] = ()) -> None:

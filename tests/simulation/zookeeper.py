@@ -450,7 +450,7 @@ class SimZooKeeper:
     def cut_server(self, index: int) -> None:
         """A server no longer reaches the others: it answers reads for a while, and then nothing.
 
-        A leader does not know it either. It answers reads and syncs (without proposals under way it asks nobody), and
+        A leader does not know it either. It answers reads and syncs (without proposals under way it asks no other), and
         no write; the others elect another leader meanwhile.
         """
         server = self.servers[index]

@@ -129,7 +129,7 @@ class Client:
         if self.epoch == 0:
             assert answer.parts.keys() == self.parts.keys(), "a full answer has all partitions"
             self.known = {}
-        assert answer.parts.keys() <= self.parts.keys(), "an answer has partitions that nobody asked for"
+        assert answer.parts.keys() <= self.parts.keys(), "an answer has partitions that were not asked for"
         self.id = answer.session_id
         self.epoch = self.epoch + 1 if self.id else 0
         self.known |= answer.parts

@@ -1,7 +1,7 @@
 """A leader and its followers without disk, network or clock: enough to tell a right follower from a wrong one.
 
 A record is its epoch; a log is a list of them. The leader keeps fetch sessions as KIP-227 says, strictly: a request
-that a real leader would take for somebody else's mistake is one here.
+that a real leader would take for another broker's mistake is one here.
 """
 
 from __future__ import annotations

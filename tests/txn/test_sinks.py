@@ -128,7 +128,7 @@ def test_slots_are_used_again_with_bumped_epochs_and_only_after_the_markers(m: S
     (third,) = m.members(driver)
     assert third.epoch == 0
     assert m.commit(driver, 1).error is E.NONE
-    assert m.batch.slots == (), "nobody writes the markers twice, but nobody may write between them either"
+    assert m.batch.slots == (), "no markers are written twice, but no batch may come between them either"
     assert m.begin().error is E.CONCURRENT_TRANSACTIONS
     m.finish()
     assert len(m.batch.slots) == 3
