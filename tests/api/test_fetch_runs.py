@@ -138,7 +138,12 @@ def answers(stage: Stage, frame: bytes) -> list[bytes]:
         slot: Any = SimpleNamespace(answer=chunks.extend, cost=0)
         peer = ClientConnection(1, "PLAINTEXT", "127.0.0.1")
         connection: Any = SimpleNamespace(
-            closed=False, peer=peer, deliver=chunks.extend, next_slot=lambda slot=slot: slot, close=lambda _: None
+            closed=False,
+            login=None,
+            peer=peer,
+            deliver=chunks.extend,
+            next_slot=lambda slot=slot: slot,
+            close=lambda _: None,
         )
         data = memoryview(bytearray(b"before" + frame + b"behind"))
         if run:
@@ -219,8 +224,9 @@ def test_a_wait_that_is_over_leaves_nothing_to_the_garbage_collector(stage: Stag
     dispatcher = dispatch.Dispatcher(stage.services, purgatory, ByteBudget(1 << 20), QuietLog(stage.clock.mono_ms))
     frame = fetch_frame("t")[4:]
     connection: Any = SimpleNamespace(
-        closed=False, peer=ClientConnection(1, "PLAINTEXT", "127.0.0.1"), pump=lambda: None, answered=lambda _: None
-    )
+        closed=False, login=None, peer=ClientConnection(1, "PLAINTEXT", "127.0.0.1"), pump=lambda: None,
+        answered=lambda _: None,
+    )  # fmt: skip
     slot = Slot(connection, 0)
     gc.collect()
     gc.disable()

@@ -24,7 +24,7 @@ VALUES: dict[str, Any] = {
     "match_type": 2, "endpoint_type": 1, "response_partition_limit": 10, "operation": 3, "generation_id": -1,
     "include_topic_authorized_operations": True, "include_cluster_authorized_operations": True,
     "include_authorized_operations": True, "last_fetched_epoch": -1, "group_instance_id": None, "validate_only": False,
-    "transactional_id_pattern": "",
+    "transactional_id_pattern": "", "duration_filter": -1,
     "allow_auto_topic_creation": True, "transaction_timeout_ms": 1000, "enable2_pc": False,
 }  # fmt: skip
 
