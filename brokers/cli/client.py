@@ -13,9 +13,11 @@ import re
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import click
@@ -24,6 +26,8 @@ from kafka import KafkaConsumer
 from kafka.protocol.metadata import MetadataRequest
 
 from brokers.cli.admin_client import GONE, AdminClient
+from brokers.cli.command_config import client_security, read_command_config
+from brokers.cli.login_probe import probe_login
 from brokers.cli.output import CliError, Output
 from wire.errors import ErrorCode
 
@@ -33,6 +37,8 @@ CONNECT_TIMEOUT_S = 3.0
 PROBE = struct.pack(">ihhih", 10, 18, 0, 1, -1)
 """ApiVersions version 0, correlation id 1, no client id: every broker answers that at once."""
 PROBE_TIMEOUT_S = 1.0
+LOGIN_TIMEOUT_S = 12.0
+"""A refusal is held back by connection.failed.authentication.delay.ms, of 10 s at most."""
 CLOSE_TIMEOUT_MS = 2_000
 KNOWN_POLL_S = 0.02
 COMPLETION_TIMEOUT_S = 2.0
@@ -72,11 +78,13 @@ OWN_WORDS = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.INVALID_T
 MAX_TIMEOUT_S = 7 * 24 * 3600.0
 
 
-class Target(NamedTuple):
-    """The fleet's address, and how long to wait for it."""
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The fleet's address, how long to wait for it, and the properties with which clients connect (not shown)."""
 
     bootstrap: str
     timeout_s: float
+    properties: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @property
     def timeout_ms(self) -> int:
@@ -142,11 +150,21 @@ def client_options(function: _Function) -> _Function:
         metavar="SECONDS",
         help="How long to wait for an answer.",
     )
+    @click.option(
+        "--command-config",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        envvar="FLEETLOG_COMMAND_CONFIG",
+        show_envvar=True,
+        help="Properties with the names of Java's clients: security.protocol, sasl.mechanism, sasl.jaas.config.",
+    )
     @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
     @functools.wraps(function)
-    def wrapped(*args: Any, bootstrap: str, timeout: float, as_json: bool, **kwargs: Any) -> Any:
+    def wrapped(
+        *args: Any, bootstrap: str, timeout: float, command_config: Path | None, as_json: bool, **kwargs: Any
+    ) -> Any:
         logging.getLogger("kafka").setLevel(logging.CRITICAL)
-        return function(*args, target=Target(bootstrap, timeout), out=Output(as_json), **kwargs)
+        target = Target(bootstrap, timeout, read_command_config(command_config) if command_config is not None else {})
+        return function(*args, target=target, out=Output(as_json), **kwargs)
 
     return wrapped  # type: ignore[return-value]
 
@@ -171,9 +189,10 @@ def topic_partitions(_: click.Context, __: click.Parameter, values: tuple[str, .
 
 def _names(ctx: click.Context, incomplete: str, ask: Callable[[Any], list[str]]) -> list[str]:
     """Names for shell completion; none when the fleet does not answer quickly."""
-    target = Target(str(ctx.params.get("bootstrap") or DEFAULT_BOOTSTRAP), COMPLETION_TIMEOUT_S)
     logging.getLogger("kafka").setLevel(logging.CRITICAL)
+    bootstrap, file = str(ctx.params.get("bootstrap") or DEFAULT_BOOTSTRAP), ctx.params.get("command_config")
     try:
+        target = Target(bootstrap, COMPLETION_TIMEOUT_S, read_command_config(file) if file is not None else {})
         with admin(target) as client:
             return sorted(name for name in ask(client) if name.startswith(incomplete))
     except click.ClickException:
@@ -200,8 +219,9 @@ def reach(target: Target) -> list[str]:
     also choose at random, so that one paused broker among three sometimes delays a command for that long.
     """
     addresses = parse_bootstrap(target.bootstrap)
+    security = client_security(target.properties)
     with ThreadPoolExecutor(len(addresses)) as pool:
-        probed = list(pool.map(lambda address: _probe(address, target.timeout_s), addresses))
+        probed = list(pool.map(lambda address: _probe(address, target.timeout_s, security), addresses))
     spelled = [address.strip() for address in target.bootstrap.split(",")]
     answering = [name for name, found in zip(spelled, probed, strict=True) if found is None]
     if answering:
@@ -219,7 +239,8 @@ def reach(target: Target) -> list[str]:
     )
 
 
-def _probe(address: tuple[str, int], timeout_s: float) -> OSError | None:
+def _probe(address: tuple[str, int], timeout_s: float, security: Mapping[str, Any]) -> OSError | None:
+    """None if the broker answers, and accepts the login where there is one. Raises CliError if it refuses it."""
     try:
         connection = socket.create_connection(address, timeout=min(timeout_s, CONNECT_TIMEOUT_S))
     except TimeoutError as error:
@@ -230,9 +251,19 @@ def _probe(address: tuple[str, int], timeout_s: float) -> OSError | None:
         connection.settimeout(min(timeout_s, PROBE_TIMEOUT_S))
         try:
             connection.sendall(PROBE)
-            return None if connection.recv(1) else TimeoutError("closed")
+            if not connection.recv(1):
+                return TimeoutError("closed")
+            if not security:
+                return None
         except OSError:
             return TimeoutError("silent")
+    try:
+        with socket.create_connection(address, timeout=min(timeout_s, CONNECT_TIMEOUT_S)) as connection:
+            connection.settimeout(min(timeout_s, LOGIN_TIMEOUT_S))
+            probe_login(connection, security)
+            return None
+    except OSError:
+        return TimeoutError("silent")
 
 
 @contextmanager
@@ -246,6 +277,7 @@ def admin(target: Target, about: str = "") -> Iterator[Any]:
             client_id=CLIENT_ID,
             request_timeout_ms=target.timeout_ms,
             bootstrap_timeout_ms=target.timeout_ms,
+            **client_security(target.properties),
         )
         try:
             yield client
@@ -264,6 +296,7 @@ def consumer(target: Target, about: str = "", **config: Any) -> Iterator[Any]:
             bootstrap_timeout_ms=target.timeout_ms,
             enable_auto_commit=False,
             allow_auto_create_topics=False,
+            **client_security(target.properties),
             **config,
         )
         try:
