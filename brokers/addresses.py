@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 from brokers.model import Endpoint
-from brokers.settings import ConfigError
+from brokers.setting_kinds import ConfigError
 
 PLAINTEXT: Final = "PLAINTEXT"
 SASL_PLAINTEXT: Final = "SASL_PLAINTEXT"

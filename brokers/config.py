@@ -14,10 +14,10 @@ from functools import cache
 from typing import Any
 
 from brokers.addresses import TLS_PROTOCOLS, parse_address, parse_listener
-from brokers.kafka_settings import KAFKA_BROKER_SETTINGS, KAFKA_TOPIC_SETTINGS
+from brokers.inert_settings import KAFKA_BROKER_SETTINGS, KAFKA_TOPIC_SETTINGS
 from brokers.model import Endpoint
 from brokers.properties import parse_properties
-from brokers.settings import ConfigError, Setting, SettingType, attribute, setting, suggest, table_of
+from brokers.setting_kinds import ConfigError, Setting, SettingType, attribute, setting, suggest, table_of
 from coordination.connect import CannotConnect, parse_connect
 
 __all__ = [

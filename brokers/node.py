@@ -21,8 +21,8 @@ from brokers.controller.controller import Controller
 from brokers.controller.handover import hand_over
 from brokers.coordinators.runtime import CoordinatorRuntime
 from brokers.coordinators.transactions.coordinator import TransactionCoordinator, partition_count_of
+from brokers.groups.member_memory import MemberRoom
 from brokers.groups.requests import GroupSettings
-from brokers.groups.room import MemberRoom
 from brokers.groups.shard import GroupShard
 from brokers.log import DiskPort, LogStore, Origin, StoreRefused
 from brokers.log.checkpoints import CleanStop
@@ -34,10 +34,10 @@ from brokers.model import GROUP_METADATA_TOPIC, Clock, Endpoint, LiveBroker
 from brokers.peers.calls import PeersPort
 from brokers.replication.continuity import intact_since, stale_directories
 from brokers.replication.fetcher import ReplicaFetchers
+from brokers.replication.full_disks import RoomKeeper
 from brokers.replication.isr_writer import ZooKeeperIsrWriter
 from brokers.replication.proposals import Proposer
 from brokers.replication.replicas import ReplicaManager
-from brokers.replication.room import RoomKeeper
 from brokers.replication.throttles import throttle_of
 from brokers.timers import Timers
 from coordination.registration import (

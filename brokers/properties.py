@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from brokers.settings import HIDDEN, ConfigError, secret
+from brokers.setting_kinds import HIDDEN, ConfigError, secret
 
 
 def parse_properties(text: str, source: str) -> dict[str, tuple[str, str]]:

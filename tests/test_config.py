@@ -6,7 +6,7 @@ import pytest
 
 from brokers.config import BROKER_SETTINGS, TOPIC_SETTINGS, BrokerConfig, ConfigError, TopicConfig, load_config
 from brokers.metadata.cache import effective_config
-from brokers.settings import SettingType, without_effect
+from brokers.setting_kinds import SettingType, without_effect
 
 MINIMAL = "broker.id=1\nzookeeper.connect=127.0.0.1:2181\n"
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from brokers.config import ConfigError
 from brokers.controller.requests import Refused
-from brokers.settings import Setting, SettingType, resembling, suggest
+from brokers.setting_kinds import Setting, SettingType, resembling, suggest
 from wire.errors import ErrorCode
 
 MISSPELT = 0.85

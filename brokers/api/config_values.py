@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from brokers.config import BROKER_SETTINGS, FALLBACKS, TOPIC_SETTINGS, BrokerConfig, TopicConfig
 from brokers.metadata.cache import MetadataCache
 from brokers.metadata.znodes import CONFIG_BROKERS, DEFAULT_ENTITY
-from brokers.settings import Setting, SettingType, attribute
+from brokers.setting_kinds import Setting, SettingType, attribute
 
 
 def _group(kind: SettingType, name: str, default: object, doc: str, **bounds: Any) -> Setting:

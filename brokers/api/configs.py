@@ -39,7 +39,7 @@ from brokers.metadata import znodes
 from brokers.metadata.cache import MetadataCache
 from brokers.metadata.config_writes import METADATA_WAIT_MS, Contended, EntityGone, alter_config
 from brokers.security.acls import AclOperation
-from brokers.settings import Setting, without_effect
+from brokers.setting_kinds import Setting, without_effect
 from coordination.store import StoreError, TooLarge
 from wire import messages
 from wire.admin_requests import (

@@ -3,7 +3,7 @@
 There is one way: a session names the partitions to look at, ``Fetch`` reads them and answers or waits. A fetch without
 a session has one for itself, which names what it names. Followers and consumers differ in how far they may read
 (``fetch_reads``); a follower's fetch also says how far its log reaches (``fetch_followers``). One of many partitions
-goes the same way in slices (``fetch_slices``).
+goes the same way in slices (``long_fetch``).
 
 Source: KIP-74 (limits), KIP-227 (sessions), KIP-320 and KIP-595 (leader epochs), KIP-392 (other replicas), KIP-841
 (broker epochs).
@@ -31,8 +31,8 @@ from brokers.api.fetch_sessions import (
     Owner,
     SessionPart,
 )
-from brokers.api.fetch_slices import Found, answer_in_slices, begin_in_slices, is_long, looks_enough
 from brokers.api.leaders import endpoints_of
+from brokers.api.long_fetch import Found, answer_in_slices, begin_in_slices, is_long, looks_enough
 from wire.errors import ErrorCode
 from wire.hot import (
     Encoded,

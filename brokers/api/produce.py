@@ -12,12 +12,12 @@ from operator import attrgetter
 from typing import Any
 
 from brokers.api.base import Batching, Context, Outcome
-from brokers.api.produce_in_slices import produce_in_slices
+from brokers.api.long_produce import produce_in_slices
 from brokers.api.produce_work import Worked, execute_produce, run_of
 from wire.hot import ProduceRequest, decode_produce_run
 
 LONG_PARTS = 256
-"""A Produce to more partitions is executed in slices (``brokers.api.produce_in_slices``): some milliseconds of work."""
+"""A Produce to more partitions is executed in slices (``brokers.api.long_produce``): some milliseconds of work."""
 
 
 def handle_produce(request: ProduceRequest, context: Context) -> Outcome | Coroutine[Any, Any, Any] | Worked:

@@ -13,7 +13,7 @@ from brokers.config import ConfigError, parse_properties
 from brokers.security.jaas import BadJaasLine, LoginModule, parse_jaas
 from brokers.security.listener_logins import MECHANISMS
 from brokers.security.plain import PLAIN
-from brokers.settings import HIDDEN
+from brokers.setting_kinds import HIDDEN
 
 PROTOCOL: Final = "security.protocol"
 MECHANISM: Final = "sasl.mechanism"

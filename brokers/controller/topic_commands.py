@@ -35,7 +35,7 @@ from brokers.metadata.image import stateless
 from brokers.metadata.loading import children_or_none, read_or_none
 from brokers.metadata.znodes import TopicZnode
 from brokers.model import BrokerInfo, TopicInfo, TopicPartition
-from brokers.settings import without_effect
+from brokers.setting_kinds import without_effect
 from coordination.store import Delete, Operation, SessionExpired, StoreError
 from wire.errors import ErrorCode
 

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from brokers.groups import classic, offsets, records
+from brokers.groups.member_memory import MemberRoom
 from brokers.groups.members import MEMBER_BYTES, Group, GroupState, Turn, held_by, parse_timer, timer_name
 from brokers.groups.requests import (
     Description,
@@ -28,7 +29,6 @@ from brokers.groups.requests import (
     SyncAnswer,
     SyncRequest,
 )
-from brokers.groups.room import MemberRoom
 from txn.commands import CoordinatorRecord, Now, Result, Schedule, Ticket
 from wire.errors import ErrorCode
 from wire.types import TopicPartition

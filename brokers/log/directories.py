@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from typing import TYPE_CHECKING, NamedTuple
 
-from brokers.log.room import Room
+from brokers.log.full_disks import Room
 
 if TYPE_CHECKING:
     from brokers.log.background import PendingSync

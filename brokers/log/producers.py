@@ -25,7 +25,7 @@ from typing import NamedTuple
 from _native.batch import Admitted, BatchHeader, CorruptBatch, Record, crc32c, encode_batch, parse_header
 from brokers.log.files import Buffer
 from brokers.log.indexes import AbortedTxn
-from brokers.log.remembered import decode_tail, encode_tail
+from brokers.log.snapshot_tail import decode_tail, encode_tail
 from wire.errors import ErrorCode
 from wire.types import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE
 

@@ -23,9 +23,9 @@ from brokers.log.cleaner import Cleaner, delete_old_segments
 from brokers.log.directories import DirectoryUsage, LogDirectory
 from brokers.log.failures import DiskError, DiskFailed, DiskFull, ForeignDirectory, LogOffline, StoreRefused
 from brokers.log.files import DiskPort
+from brokers.log.full_disks import has_room
 from brokers.log.log import Log
 from brokers.log.recovery import RecoveryReport
-from brokers.log.room import has_room
 from brokers.log.state import LogSettings, LogState
 from brokers.model import Clock, LiveBroker
 from wire.types import TopicPartition

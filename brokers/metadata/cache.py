@@ -25,7 +25,7 @@ from brokers.metadata.image import MetadataDelta, MetadataImage, difference
 from brokers.metadata.loading import children_or_none, gather_bounded, list_changes, load_metadata, read_changes
 from brokers.metadata.znodes import BadZnode, Change
 from brokers.model import BrokerInfo, PartitionState, TopicInfo, TopicPartition
-from brokers.settings import attribute
+from brokers.setting_kinds import attribute
 from coordination.registration import broker_path, incarnation_path
 from coordination.store import NoNode, SessionEvent, SessionState, Store, StoreError, WatchEvent
 from coordination.tree import BROKER_IDS

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from brokers.log import DiskError, DiskFull, Log, LogOffline, LogStore
 from brokers.log.rejected import BeforeLeading
 from brokers.model import NO_LEADER, BrokerInfo, Clock, PartitionState, TopicPartition
-from brokers.replication import isr, room
+from brokers.replication import full_disks, isr
 from brokers.replication.backlog import PER_TURN, Backlog, CallSoon
 from brokers.replication.partition import Partition
 from brokers.replication.proposals import IsrWriter, Proposer
@@ -208,7 +208,7 @@ class ReplicaManager:
         """
         for unfollow in self._unfollow_listeners:
             _call(unfollow, partition.tp)
-        if room.step_aside(partition, self._broker_id) is not None:
+        if full_disks.step_aside(partition, self._broker_id) is not None:
             logger.error(
                 "%s: no room in log directory %s: this broker leaves the in-sync set",
                 partition.tp, partition.log.directory,

@@ -1,7 +1,8 @@
 """A replica whose log could not be created or opened: it has no :class:`Partition`, but is in a partition's state.
 
 If the disk had no room for a new log, the replica equals one with an empty log. It leaves the in-sync set or hands its
-leadership over like other replicas without room (:mod:`brokers.replication.room`); creation is retried every second.
+leadership over like other replicas without room (:mod:`brokers.replication.full_disks`); creation is retried every
+second.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from brokers.config import LISTENER_PREFIX, BrokerConfig
 from brokers.security.jaas import BadJaasLine, JaasLine, LoginModule, parse_jaas
 from brokers.security.plain import PLAIN, plain_message
 from brokers.security.scram import ScramMechanism
-from brokers.settings import HIDDEN, ConfigError
+from brokers.setting_kinds import HIDDEN, ConfigError
 
 SCRAM_MECHANISMS: Final = {mechanism.value: mechanism for mechanism in ScramMechanism}
 MECHANISMS: Final = (PLAIN, *SCRAM_MECHANISMS)

@@ -22,7 +22,7 @@ from brokers.server.connection import Connection, Slot
 from brokers.server.framing import LARGE_FRAME, Chunk
 from brokers.server.limits import QuietLog
 from brokers.server.login import LoginGate
-from brokers.server.pacing import Pacing, Work
+from brokers.server.long_work import Pacing, Work
 from brokers.server.purgatory import Purgatory
 from wire import hot, messages, pieces
 from wire.apis import APIS, Api, Cost

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from brokers.cli.command_config import client_security
-from brokers.settings import ConfigError
+from brokers.setting_kinds import ConfigError
 from tests.support.fleet import Fleet
 from tests.support.secured import PASSWORD, PLAIN_MODULE, SCRAM_MODULE, USER, jaas, secured_fleet
 

@@ -9,9 +9,9 @@ import pytest
 import wire.messages as m
 from brokers.api.disconnects import MAX_WATCHED, Disconnects
 from brokers.groups import classic
+from brokers.groups.member_memory import RECOUNT_MS, MemberRoom
 from brokers.groups.members import GroupState
 from brokers.groups.requests import GroupSettings, Protocol
-from brokers.groups.room import RECOUNT_MS, MemberRoom
 from tests.support.group_api import Api
 from tests.support.group_driver import Client, Driver, settle
 from wire.errors import ErrorCode

@@ -10,7 +10,7 @@ import pytest
 
 from brokers.api.config_values import GROUP_SETTINGS
 from brokers.config import BROKER_SETTINGS, TOPIC_SETTINGS
-from brokers.settings import Setting
+from brokers.setting_kinds import Setting
 
 pytestmark = [pytest.mark.slow, pytest.mark.kafka_jars, pytest.mark.interop]
 

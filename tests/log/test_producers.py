@@ -15,7 +15,7 @@ from brokers.log.producers import (
     encode_marker_run,
     encode_snapshot,
 )
-from brokers.log.remembered import encode_tail
+from brokers.log.snapshot_tail import encode_tail
 from tests.support.logs import NOW, append, append_txn, batch, end_txn, headers, marker, open_log, produced
 from wire.errors import ErrorCode
 

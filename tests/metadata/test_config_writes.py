@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from brokers import settings
+from brokers import setting_kinds
 from brokers.api import config_alterations
 from brokers.api.access import Access
 from brokers.api.base import ClientConnection, Context
@@ -207,7 +207,7 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def compare(name: str, *_: object) -> None:
         found.append(name)
 
-    monkeypatch.setattr(settings, "resembling", compare)
+    monkeypatch.setattr(setting_kinds, "resembling", compare)
     monkeypatch.setattr(config_alterations, "resembling", compare)
     return found
 

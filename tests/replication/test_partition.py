@@ -9,9 +9,9 @@ import pytest
 
 from brokers.log import DiskFull, Origin
 from brokers.log.append import Appender
-from brokers.log.room import FIRST_PAUSE_MS
+from brokers.log.full_disks import FIRST_PAUSE_MS
 from brokers.model import BrokerId, BrokerInfo, LiveBroker, PartitionState, TopicPartition
-from brokers.replication import isr, room
+from brokers.replication import full_disks, isr
 from brokers.replication.followers import ReplicaSession
 from brokers.replication.partition import Partition
 from brokers.replication.serving import WAIVED_MAX_MS, Serve
@@ -451,7 +451,7 @@ def no_room(trio: Trio) -> None:
 
 
 def way_made(trio: Trio, with_room: set[BrokerId], *, level: bool) -> PartitionState | None:
-    return room.make_way(trio.p, ME, trio.replicas.successors(trio.p), with_room, level=level)
+    return full_disks.make_way(trio.p, ME, trio.replicas.successors(trio.p), with_room, level=level)
 
 
 def test_a_leader_without_room_hands_over_and_stays_counted_on(trio: Trio) -> None:

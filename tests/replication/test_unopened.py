@@ -10,7 +10,7 @@ import pytest
 
 from brokers.log import DiskFull
 from brokers.model import BrokerId, BrokerInfo, PartitionState, TopicPartition
-from brokers.replication import isr, room
+from brokers.replication import full_disks, isr
 from brokers.replication.partition import Partition
 from brokers.replication.unopened import UnopenedReplica
 from tests.support.stage import ME, OTHER, Stage
@@ -50,7 +50,7 @@ class Full(Stage):
         return found
 
     def make_way(self, *with_room: BrokerId) -> PartitionState | None:
-        return room.make_way_unopened(self.replica, ME, self.replicas.successors(self.replica), with_room)
+        return full_disks.make_way_unopened(self.replica, ME, self.replicas.successors(self.replica), with_room)
 
     @property
     def partition_of_new(self) -> Partition | None:
@@ -116,7 +116,7 @@ def test_a_refused_proposal_leaves_it_the_leader(stage: Full) -> None:
 def test_a_follower_leaves_the_in_sync_set_at_once(stage: Full) -> None:
     stage.topic("new", replicas=ALL, leader=OTHER)
     replica = stage.replica
-    state = room.step_aside(replica, ME)
+    state = full_disks.step_aside(replica, ME)
     assert state is not None
     assert (state.leader, state.leader_epoch, state.isr) == (OTHER, 0, (OTHER, THIRD))
     stage.full = False
@@ -125,7 +125,7 @@ def test_a_follower_leaves_the_in_sync_set_at_once(stage: Full) -> None:
     assert replica.proposed is None, "which is wanted no more"
     stage.full = True
     stage.topic("gone", replicas=ALL, leader=OTHER, isr=(OTHER, THIRD))
-    assert room.step_aside(stage.replica, ME) is None, "it is out already"
+    assert full_disks.step_aside(stage.replica, ME) is None, "it is out already"
 
 
 def test_one_line_is_logged_for_each_topic(stage: Full, caplog: pytest.LogCaptureFixture) -> None:

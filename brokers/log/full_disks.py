@@ -2,7 +2,7 @@
 
 A refusal (no space, a quota, no file descriptor) marks the log until its directory has room again: not only for the
 next batch, or its replica would come and go with each of them, and not before a pause, which grows while the directory
-keeps filling up. What the replicas on it do meanwhile is ``brokers.replication.room``'s.
+keeps filling up. What the replicas on it do meanwhile is ``brokers.replication.full_disks``'s.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ import logging
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Protocol
 
-from brokers.log.room import has_room
+from brokers.log.full_disks import has_room
 from brokers.model import NO_LEADER, PartitionState, TopicPartition
 from brokers.peers.calls import PeersPort, PeerUnavailable
 from brokers.replication import isr

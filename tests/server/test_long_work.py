@@ -13,7 +13,7 @@ import pytest
 import wire.messages as m
 from brokers.api.base import Context, Done
 from brokers.server.framing import Blocks, FrameError, Framer
-from brokers.server.pacing import FIRST_SLICE_S, SLICE_S, Pacing
+from brokers.server.long_work import FIRST_SLICE_S, SLICE_S, Pacing
 from tests.support.harness import RunningServer
 from wire.apis import APIS, LARGE_KEYS
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from brokers.settings import Setting, SettingType
+from brokers.setting_kinds import Setting, SettingType
 
 _SECURITY = """
 delegation.token.expiry.check.interval.ms long 3600000 1..

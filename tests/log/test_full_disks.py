@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from brokers.log.room import CALM_MS, FIRST_PAUSE_MS, LONGEST_PAUSE_MS, MOST_BYTES, Room, has_room
+from brokers.log.full_disks import CALM_MS, FIRST_PAUSE_MS, LONGEST_PAUSE_MS, MOST_BYTES, Room, has_room
 from wire.types import TopicPartition
 
 A, B = TopicPartition("a", 0), TopicPartition("b", 0)
