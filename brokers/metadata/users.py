@@ -19,7 +19,15 @@ from brokers.metadata.loading import children_or_none, read_many, read_or_none
 from brokers.metadata.znodes import BadZnode
 from brokers.security.documents import BadDocument, desanitised, dump_document, load_document, sanitised
 from brokers.security.scram import ScramCredential, ScramMechanism, credential_from
-from brokers.security.scram_users import AlteredUser, Deletion, Upsertion, alter_users, credential_at, users_to_read
+from brokers.security.scram_users import (
+    UNSTORABLE,
+    AlteredUser,
+    Deletion,
+    Upsertion,
+    alter_users,
+    credential_at,
+    users_to_read,
+)
 from coordination.store import (
     Create,
     Delete,
@@ -61,6 +69,7 @@ async def read_users(store: Store, users: Sequence[str] | None = None) -> dict[s
     if users is None:
         names = await children_or_none(store, USERS)
         users = [name for name in map(_user_of, names) if name is not None]
+    users = [user for user in users if user not in UNSTORABLE]
     found = await read_many(store, [user_path(user) for user in users])
     return {user: _config_of(user, row[0]) for user, row in zip(users, found, strict=True) if row is not None}
 
@@ -107,7 +116,7 @@ async def write_users(
 
 
 async def _write_user(store: Store, user: str, gone: Sequence[Deletion], new: Sequence[Upsertion]) -> AlteredUser:
-    if not user:
+    if user in UNSTORABLE:
         return alter_users({}, gone, new)[user]
     path = user_path(user)
     notice = Create(

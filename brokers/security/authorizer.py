@@ -8,7 +8,9 @@ from typing import Final
 from brokers.security.acls import OPERATIONS_OF, AclImage, AclOperation, ResourceType, Verdict
 
 CACHED_MAX: Final = 65_536
-"""The most verdicts that are remembered; the names asked for are the clients' choice. About 20 MB."""
+"""The most verdicts that are remembered; the names asked for are the clients' choice. About 20 MB, 100 at most."""
+REMEMBERED_CHARACTERS_MAX: Final = 249
+"""Longer names, which no topic has, are decided each time: groups' names of 32 KB would fill the memory."""
 
 _Question = tuple[str, str, AclOperation, ResourceType, str | None]
 """Principal, host, operation, resource type, and a name; None: any resource of the type."""
@@ -64,9 +66,11 @@ class Authorizer:
         return self._decide_anew(question) if verdict is None else verdict
 
     def _decide_anew(self, question: _Question) -> bool:
-        if len(self.verdicts) >= CACHED_MAX:
-            self.verdicts.clear()
-        verdict = self.verdicts[question] = self._decided(*question)
+        verdict, name = self._decided(*question), question[-1]
+        if name is None or len(name) <= REMEMBERED_CHARACTERS_MAX:
+            if len(self.verdicts) >= CACHED_MAX:
+                self.verdicts.clear()
+            self.verdicts[question] = verdict
         return verdict
 
     def _decided(

@@ -22,6 +22,8 @@ from wire.errors import ErrorCode
 
 _MECHANISMS: Final = {mechanism.code: mechanism for mechanism in ScramMechanism}
 _SALT_BYTES_MAX: Final = 1024
+UNSTORABLE: Final = frozenset({"", ".", ".."})
+"""Names of users that cannot be znodes."""
 
 
 class Deletion(NamedTuple):
@@ -98,6 +100,8 @@ def _refusal(
 ) -> tuple[ErrorCode, str] | None:
     if not user:
         return ErrorCode.UNACCEPTABLE_CREDENTIAL, "Username must not be empty"
+    if user in UNSTORABLE:
+        return ErrorCode.UNACCEPTABLE_CREDENTIAL, f"Username must not be {user}, which ZooKeeper cannot store"
     mechanisms = [one.mechanism for one in deletions] + [one.mechanism for one in upsertions]
     if any(code not in _MECHANISMS for code in mechanisms):
         return ErrorCode.UNSUPPORTED_SASL_MECHANISM, "Unknown SCRAM mechanism"

@@ -317,6 +317,10 @@ def test_filters_do_not_know_implied_operations_or_wildcards() -> None:
         acl("a/b"),
         acl(".."),
         acl("a\0"),
+        acl("a\x7f"),
+        acl("\ue000"),
+        acl("\ufff0"),
+        acl("\U0001f600"),
         acl("cluster", kind=ResourceType.CLUSTER),
         acl("*", kind=ResourceType.CLUSTER),
         acl("t", principal="alice"),
@@ -332,6 +336,7 @@ def test_acls_that_cannot_be(bad: AclBinding) -> None:
 def test_acls_that_can_be() -> None:
     check_binding(acl(CLUSTER_NAME, AclOperation.CLUSTER_ACTION, kind=ResourceType.CLUSTER))
     check_binding(acl("*"))
+    check_binding(acl("\u00e9\u20ac\uffef"))
     check_binding(acl("t", pattern=PREFIXED, principal="User:CN=a,O=b:c"))
 
 

@@ -90,6 +90,15 @@ def test_remembered_verdicts_are_bounded_and_stay_right(monkeypatch: pytest.Monk
             assert len(authorizer.verdicts) <= 8
 
 
+def test_names_longer_than_those_of_topics_are_decided_and_not_kept() -> None:
+    prefix = ResourcePattern(ResourceType.TOPIC, "a", PatternType.PREFIXED)
+    authorizer = Authorizer(AclImage({prefix: frozenset({entry()})}))
+    for length in (249, 250, 32_000):
+        assert reads(authorizer, name="a" * length)
+        assert not reads(authorizer, name="b" * length)
+    assert len(authorizer.verdicts) == 2
+
+
 def test_allowed_operations() -> None:
     allow = {
         AccessControlEntry("User:alice", "*", one, Permission.ALLOW) for one in (WRITE, AclOperation.ALTER_CONFIGS)

@@ -21,7 +21,7 @@ from kazoo.client import KazooClient
 
 from tests.support.fleet import Broker, Fleet
 from tests.support.sasl_wire import RawLogin
-from tests.support.secured import BROKER_USER, PASSWORD, USER, confluent, secured_fleet, users
+from tests.support.secured import BROKER_PASSWORD, BROKER_USER, PASSWORD, USER, confluent, secured_fleet, users
 from tests.support.waiting import eventually
 from wire import messages
 from wire.errors import ErrorCode
@@ -217,3 +217,22 @@ def test_brokers_replicate_beyond_their_sessions_and_a_kill(fleet: Fleet) -> Non
     consumer.close()
     log = "".join(broker.log_file.read_text() for broker in fleet.brokers)
     assert "no login at broker" not in log
+
+
+def test_names_that_zookeeper_cannot_store_are_refused_and_the_rest_is_done(fleet: Fleet) -> None:
+    request = messages.request_class(51)
+    upsertions = [
+        request.ScramCredentialUpsertion(
+            version=0, name=name, mechanism=1, iterations=4096, salt=b"salt", salted_password=bytes(32)
+        )
+        for name in ("", ".", "..", "dots")
+    ]
+    with contextlib.closing(RawLogin(fleet.brokers[0].port)) as raw:
+        assert raw.scram(BROKER_USER, BROKER_PASSWORD) == 0
+        raw.send(51, 0, request(version=0, deletions=[], upsertions=upsertions))
+        refused = ErrorCode.UNACCEPTABLE_CREDENTIAL
+        assert [one.error_code for one in raw.answer(51, 0).results] == [refused, refused, refused, ErrorCode.NONE]
+        asked = messages.request_class(50)
+        raw.send(50, 0, asked(version=0, users=[asked.UserName(version=0, name=name) for name in ("..", "dots")]))
+        found = {one.user: one.error_code for one in raw.answer(50, 0).results}
+        assert found == {"..": ErrorCode.RESOURCE_NOT_FOUND, "dots": ErrorCode.NONE}
