@@ -24,6 +24,7 @@ _ENABLED: Final = "sasl.enabled.mechanisms"
 _JAAS: Final = "sasl.jaas.config"
 _REAUTH: Final = "connections.max.reauth.ms"
 _OWN_CODE: Final = ("callback.handler.class", "sasl.login.class", "principal.builder.class")
+_DEFAULT_BUILDER: Final = "org.apache.kafka.common.security.authenticator.DefaultKafkaPrincipalBuilder"
 _MODULES: Final = {PLAIN: LoginModule.PLAIN} | dict.fromkeys(SCRAM_MECHANISMS, LoginModule.SCRAM)
 
 
@@ -81,7 +82,8 @@ def _check_prefixes(config: BrokerConfig, secured: list[str]) -> None:
     known = {end.listener.lower() for end in config.listener_endpoints()}
     logging_in = {name.lower() for name in secured}
     for name, text in config.given:
-        if secured and name.endswith(_OWN_CODE) and text.strip() and "sasl" in name:
+        own_code = name.endswith(_OWN_CODE) and ("sasl" in name or "principal.builder" in name)
+        if secured and own_code and text.strip() not in {"", _DEFAULT_BUILDER}:
             raise ConfigError(name, text, "cannot be loaded here: remove it; PLAIN and SCRAM are served as they are")
         if not name.startswith(LISTENER_PREFIX):
             continue
@@ -109,13 +111,14 @@ def _listener_logins(config: BrokerConfig, listener: str) -> ListenerLogins:
     mechanisms = _mechanisms(config, own, prefix)
     lines = {}
     for rest in own:
-        if not rest.endswith("." + _JAAS):
+        if not rest.endswith(("." + _JAAS, "." + _REAUTH)):
             continue
-        mechanism = rest.removesuffix("." + _JAAS).upper()
+        mechanism = rest.removesuffix("." + _JAAS).removesuffix("." + _REAUTH).upper()
         if mechanism not in mechanisms:
             listed = ", ".join(mechanisms)
             raise ConfigError(prefix + rest, HIDDEN, f"{mechanism} is not enabled there; enabled are {listed}")
-        lines[mechanism] = _jaas_line(prefix + rest, own[rest], mechanism)
+        if rest.endswith(_JAAS):
+            lines[mechanism] = _jaas_line(prefix + rest, own[rest], mechanism)
     passwords = lines[PLAIN].passwords if PLAIN in lines else {}
     if PLAIN in mechanisms and not passwords:
         raise ConfigError(

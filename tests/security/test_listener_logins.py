@@ -62,6 +62,11 @@ def own(mechanism: str, line: str) -> str:
         (LISTENERS + "sasl.enabled.mechanisms=PLAIN\n" + USERS.replace(PASSWORD, ""), r"no name or no password"),
         (LISTENERS + "sasl.enabled.mechanisms=PLAIN\n" + USERS + "sasl.server.callback.handler.class=x.Y\n",
          r"^sasl.server.callback.handler.class='x.Y': cannot be loaded here"),
+        (LISTENERS + "sasl.enabled.mechanisms=PLAIN\n" + USERS + "principal.builder.class=x.Y\n",
+         r"^principal.builder.class='x.Y': cannot be loaded here"),
+        (LISTENERS + "sasl.enabled.mechanisms=PLAIN\n" + USERS
+         + "listener.name.out.scramsha256.connections.max.reauth.ms=5\n",
+         r"^listener.name.out.scramsha256.connections.*SCRAMSHA256 is not enabled there; enabled are PLAIN"),
         (LISTENERS + "sasl.enabled.mechanisms=PLAIN\n" + USERS + "listener.name.out.connections.max.reauth.ms=1h\n",
          r"^listener.name.out.connections.max.reauth.ms='1h': must be a number of ms"),
         (INSIDE + own("plain", f'{PLAIN} required user_a="{PASSWORD}";'),
