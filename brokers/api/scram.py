@@ -82,8 +82,12 @@ async def handle_alter_user_scram_credentials(request: AlterUserScramCredentials
     for upsertion in upsertions:
         new.setdefault(upsertion.user, []).append(upsertion)
     results: dict[str, AlteredUser] = {}
+    reached = True
     for user in users:
         await context.yield_now()
+        if not reached:  # each would wait as long as the one before
+            results[user] = AlteredUser(ErrorCode.REQUEST_TIMED_OUT, _UNREACHABLE, None)
+            continue
         if not _fits(user):
             message = f"Username must have {NAME_CHARACTERS_MAX} characters at most"
             results[user] = AlteredUser(ErrorCode.UNACCEPTABLE_CREDENTIAL, message, None)
@@ -91,6 +95,7 @@ async def handle_alter_user_scram_credentials(request: AlterUserScramCredentials
         try:
             results |= await write_users(context.services.store, gone.get(user, ()), new.get(user, ()))
         except (StoreError, BadZnode) as error:
+            reached = isinstance(error, BadZnode)
             log.warning("the credentials of a user cannot be written: %s", error)
             results[user] = AlteredUser(ErrorCode.REQUEST_TIMED_OUT, _UNREACHABLE, None)
     return _altered(results.items())

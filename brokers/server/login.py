@@ -147,7 +147,7 @@ class LoginGate:
             sasl.versions_answered(api.lowest <= version <= api.max_version)
             return True
         if admission is Admission.EXPIRED:
-            return self._close(connection, "session", f"the SASL session of {sasl.principal} is over")
+            return self._close(connection, "session", f"the SASL session of {str(sasl.principal)!r} is over")
         if admission is Admission.CLOSE or api is None or not api.lowest <= version <= api.max_version:
             return self._close(connection, "login", f"API key {key} version {version} before a login")
         try:
