@@ -16,14 +16,13 @@ import signal
 import socket
 import sys
 import time
-import uuid
 from pathlib import Path
 
 from brokers.config import BrokerConfig, ConfigError
 from brokers.log import DirectoryInUse, LogStore, RealDisk, StoreRefused
 from brokers.metadata.users import ScramUsers
 from brokers.metrics import Metrics
-from brokers.model import Endpoint
+from brokers.model import Endpoint, random_id
 from brokers.node import Node, Ports, StartError
 from brokers.peers.calls import Peers
 from brokers.security.listener_logins import LoginSettings, login_settings
@@ -65,7 +64,7 @@ class SystemClock:
 
 def new_cluster_id() -> str:
     """A fresh cluster id, 22 characters of base64url as Kafka writes it."""
-    return base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+    return base64.urlsafe_b64encode(random_id().bytes).decode().rstrip("=")
 
 
 def new_nonce() -> str:

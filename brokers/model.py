@@ -30,6 +30,19 @@ GROUP_METADATA_TOPIC = "__consumer_offsets"
 TRANSACTION_STATE_TOPIC = "__transaction_state"
 INTERNAL_TOPICS = frozenset({GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC})
 
+DASH_BITS = 0b111110
+"""The first six bits of a UUID whose text in base64url begins with a dash."""
+
+
+def random_id() -> uuid.UUID:
+    """A random id of a topic or cluster whose text does not begin with a dash: tools would take it for an option.
+
+    Source: Kafka's ``Uuid.randomUuid``.
+    """
+    while (found := uuid.uuid4()).bytes[0] >> 2 == DASH_BITS:
+        pass
+    return found
+
 
 class Clock(Protocol):
     """Time as a port, so that a simulation can own it."""

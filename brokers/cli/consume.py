@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 from kafka import TopicPartition
+from kafka.errors import RebalanceInProgressError
 from kafka.protocol.consumer import IsolationLevel, OffsetSpec
 from kafka.structs import OffsetAndMetadata
 
@@ -304,18 +305,51 @@ def _write(batch: dict[Any, list[Any]], bounds: _Bounds, writer: _Writer) -> dic
     return written
 
 
+class _Commits:
+    """Commits the offsets of written records. While the group rebalances that fails: they wait for a later poll."""
+
+    def __init__(self, client: Any, watch: _Watch) -> None:
+        self._client = client
+        self._watch = watch
+        self._due: dict[Any, Any] = {}
+
+    def commit(self, written: dict[Any, Any]) -> None:
+        """Commit these and what is due, but for partitions that other members own now: those read them again."""
+        owned = self._client.assignment()  # empty in the midst of a rebalance
+        due = {tp: offset for tp, offset in (self._due | written).items() if not owned or tp in owned}
+        if not due:
+            self._due = {}
+            return
+        try:
+            self._client.commit(due, timeout_ms=self._watch.timeout_ms)
+        except RebalanceInProgressError:
+            self._due = due
+        else:
+            self._due = {}
+
+    def finish(self) -> None:
+        """Commit what is due; a rebalance may take the timeout to end."""
+        deadline = time.monotonic() + self._watch.timeout_s
+        while self._due and time.monotonic() < deadline:
+            self._client.poll(timeout_ms=self._watch.poll_ms(), max_records=1)  # joins the group again
+            self.commit({})
+        if self._due:
+            raise RebalanceInProgressError
+
+
 def _read_in_group(client: Any, wanted: list[PartitionsOf], bounds: _Bounds, writer: _Writer, watch: _Watch) -> None:
     """At least once: the offsets of written records are committed after each poll, and at the end."""
     for topic, _ in wanted:
         client.partitions_for_topic(topic)  # otherwise the first assignment would be empty: the topic is unknown
     client.subscribe([one.topic for one in wanted])
     idle_since = time.monotonic()
+    commits = _Commits(client, watch)
     while not writer.full:
         written = _write(client.poll(timeout_ms=watch.poll_ms(), max_records=writer.left), bounds, writer)
         writer.flush()
         if written:
-            client.commit(written, timeout_ms=watch.timeout_ms)
             watch.heard()
+        commits.commit(written)
         owned = client.assignment()
         if not owned:
             waited = time.monotonic() - idle_since > watch.timeout_s
@@ -329,5 +363,6 @@ def _read_in_group(client: Any, wanted: list[PartitionsOf], bounds: _Bounds, wri
         positions = {tp: client.position(tp, timeout_ms=watch.timeout_ms) or 0 for tp in owned}
         mine = {tp: positions.get(tp, bounds.stop[tp]) for tp in bounds.stop}
         if bounds.finished(mine):
-            return
+            break
         watch.ask(owned)
+    commits.finish()
