@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from brokers.api.authorization import Authorization, CannotReplicate
+from brokers.api.acl_door import Authorization, CannotReplicate
 from brokers.api.base import Services
 from brokers.api.groups import drop_topic_offsets
 from brokers.config import BrokerConfig

@@ -423,9 +423,7 @@ def test_a_broker_that_could_not_replicate_does_not_start(tmp_path: Path) -> Non
         broker.wait_ready()
         admin = admin_of(fleet)
         create(admin, binding(*BROKER_ACL[:3], AclOperation.ALL, host="10.0.0.1"))
-        eventually(
-            lambda: "ERROR brokers.api.authorization the authorizer does not let" in broker.output(), "it is said"
-        )
+        eventually(lambda: "ERROR brokers.api.acl_door the authorizer does not let" in broker.output(), "it is said")
         with pytest.raises(KafkaException) as denied:
             create(admin, binding(*BROKER_ACL))
         assert denied.value.args[0].code() == KafkaError.CLUSTER_AUTHORIZATION_FAILED
