@@ -16,10 +16,10 @@ from typing import Any, NamedTuple, TypeVar
 
 import kafka.errors
 from kafka.future import Future
-from kafka.net.manager import KafkaConnectionManager
 from kafka.net.selector import NetworkSelector
 
 from spark_udfs.client.failures import ClientError
+from spark_udfs.client.logins import REFUSALS, Connections
 from wire.errors import ErrorCode
 from wire.messages import FetchRequest, ListOffsetsRequest, MetadataRequest
 from wire.types import TopicPartition
@@ -86,10 +86,11 @@ class Client:
         configs["slow_task_threshold_secs"] = 0  # a send of megabytes on a busy machine is nothing to warn of
         self._timeout_ms = timeout_ms
         self._net = NetworkSelector(**configs)
-        self._manager = KafkaConnectionManager(self._net, **configs)
+        self._manager = Connections(self._net, **configs)
         self._leaders: dict[TopicPartition, Leader] = {}
         self._topic_ids: dict[str, str] = {}
         self._servers = ",".join(settings["bootstrap_servers"])
+        self._as_user = f" of user {settings['sasl_plain_username']}" if "sasl_plain_username" in settings else ""
         protocol = settings.get("security_protocol", "PLAINTEXT").upper()
         # The library logs the reason, and raises none.
         refused = f" (over {protocol} so does a refused password or certificate: see the log of this process)"
@@ -286,6 +287,9 @@ class Client:
                 return attempt()
             except (_RetryableError, kafka.errors.KafkaConnectionError, kafka.errors.NodeNotReadyError) as exc:
                 reason: Exception = exc
+            except REFUSALS as exc:
+                text = f"{self._servers} refused the login{self._as_user}: {exc}"
+                raise ClientError(text, ErrorCode.SASL_AUTHENTICATION_FAILED) from exc
             except kafka.errors.KafkaError as exc:
                 if not getattr(exc, "retriable", False):
                     raise ClientError(f"asking {self._servers} for {what} failed: {exc!r}") from exc

@@ -41,6 +41,7 @@ _RETRYABLE = frozenset(
         ErrorCode.NETWORK_EXCEPTION,
     }
 )
+_REFUSED = frozenset({ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, ErrorCode.SASL_AUTHENTICATION_FAILED})
 
 log = logging.getLogger(__name__)
 
@@ -192,6 +193,8 @@ class BatchTransactions:
         except (kafka.errors.KafkaError, ClientError) as problem:
             if isinstance(problem, kafka.errors.UnsupportedVersionError | kafka.errors.IncompatibleBrokerVersion):
                 raise FenceError(f"{UNSUPPORTED}: use sink.mode=driver") from problem
+            if isinstance(problem, ClientError) and problem.code in _REFUSED:
+                return problem.code, str(problem), None
             self._client.forget_leaders()
             return ErrorCode.NETWORK_EXCEPTION, repr(problem), None
 
@@ -201,8 +204,9 @@ class BatchTransactions:
             kind(key_type=TRANSACTION, key=self._sink_id, coordinator_keys=[self._sink_id], min_version=4)
         )
         (found,) = answer.coordinators
-        if ErrorCode(found.error_code) is not ErrorCode.NONE:
-            raise ClientError(f"no coordinator of sink {self._sink_id}: {ErrorCode(found.error_code).name}")
+        code = ErrorCode(found.error_code)
+        if code is not ErrorCode.NONE:
+            raise ClientError(f"no coordinator of sink {self._sink_id}: {code.name}", code)
         return int(found.node_id)
 
     def _failure(self, code: ErrorCode, text: str) -> Exception:

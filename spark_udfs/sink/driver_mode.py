@@ -41,6 +41,7 @@ class DriverMode:
         self._report = report
         self._producer: Producer | None = None
         self._consumer: Consumer | None = None
+        self._undelivered = ""
 
     def prefetch(self) -> None:
         """Nothing can be sent before the rows arrive."""
@@ -48,9 +49,12 @@ class DriverMode:
     def write(self, rows: DataFrame, query_id: str, batch_id: int) -> None:
         """Write a batch, or skip it. Raises FenceConflict, FenceLost, KafkaException, errors of Spark's job."""
         began = time.monotonic()
+        self._undelivered = ""
         try:
             self._run(rows, query_id, batch_id)
         except BaseException as problem:
+            if self._undelivered:
+                problem.add_note(self._undelivered)
             self._discard()
             allowed_ms, took_ms = self._options.transaction_timeout_ms, (time.monotonic() - began) * 1000
             if isinstance(problem, KafkaException) and took_ms > allowed_ms:
@@ -90,10 +94,15 @@ class DriverMode:
             self._consumer = driver_fence.fence_consumer(
                 connection_settings(options.kafka), transactional_name(options.sink_id)
             )
-            producer = Producer(_producer_settings(options))
+            producer = Producer({**_producer_settings(options), "on_delivery": self._not_delivered})
             driver_fence.retrying(producer.init_transactions)
             self._producer = producer
         return self._producer, self._consumer
+
+    def _not_delivered(self, error: Any, message: Any) -> None:
+        """Errors of transactions name no topic."""
+        if error is not None and not self._undelivered:
+            self._undelivered = f"sink {self._options.sink_id}: a row for topic {message.topic()}: {error.str()}"
 
     def _discard(self) -> None:
         """Abort the transaction if possible; the next batch's producer has a new epoch in any case."""
@@ -158,6 +167,9 @@ def produce_batch(producer: Producer, batch: pa.RecordBatch, topic: str | None) 
                 break
             except BufferError:
                 producer.poll(0.1)
+            except KafkaException as problem:
+                problem.add_note(f"a row for topic {to}")
+                raise
     producer.poll(0)
     return int(batch.num_rows)
 
@@ -177,6 +189,7 @@ def _producer_settings(options: SinkOptions) -> dict[str, Any]:
         "linger.ms": 20,
         "batch.size": 900_000,
         "queue.buffering.max.kbytes": 65_536,
+        "delivery.report.only.error": True,
         **librdkafka_settings(options.kafka),
         "transactional.id": transactional_name(options.sink_id),
         "transaction.timeout.ms": options.transaction_timeout_ms,

@@ -95,5 +95,5 @@ def test_tls_and_a_password(secured: Secured, spark: Any, tmp_path: Path) -> Non
     query = run_to_end(start)
     assert plain.values(target) == sorted(values)
     assert read_fence(secured.bootstrap, sink_id) == Fence(str(query.id), 0)
-    with pytest.raises(Exception, match="over SASL_SSL so does a refused password"):
+    with pytest.raises(Exception, match="refused the login of user spark"):
         reader.options(**options(secured, "wrong")).load().count()
