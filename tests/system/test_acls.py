@@ -31,7 +31,7 @@ import wire.messages as m
 from brokers.api.access import NEEDS
 from brokers.cli.main import cli
 from spark_udfs.client.connections import Client as KafkaClient
-from spark_udfs.client.failures import ClientError
+from spark_udfs.client.failures import FenceError
 from spark_udfs.client.producer import MemberProducer, WriteSettings
 from spark_udfs.sink.batch_transactions import BatchTransactions
 from tests.support.filled import SECRET, codes, filled
@@ -192,7 +192,7 @@ def test_the_recipe_for_a_spark_job_is_enough(guarded: Fleet, admin: AdminClient
     delete(admin, of_topic(name))
     client = KafkaClient({"bootstrap_servers": guarded.bootstrap.split(",")})
     sinks = BatchTransactions(client, sink)
-    with pytest.raises(ClientError) as denied:
+    with pytest.raises(FenceError) as denied:
         sinks.begin(60_000)
     assert "authorization" in str(denied.value).lower()
     create(
