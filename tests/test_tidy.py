@@ -23,6 +23,7 @@ RIM = (
     "brokers/log/background.py",
     "brokers/log/files.py",
     "brokers/log/preallocation.py",
+    "brokers/security/key_files.py",
     "coordination/zookeeper.py",
     "coordination/ensemble.py",
     "spark_udfs/",

@@ -64,23 +64,25 @@ _NAMES: Final = {
     bytes.fromhex("0992268993f22c640119"): "DC",
     bytes.fromhex("0992268993f22c640101"): "UID",
 }
-_SEQUENCE: Final = 0x30
+DER_SEQUENCE: Final = 0x30
 _SET: Final = 0x31
-_OID: Final = 0x06
+DER_OID: Final = 0x06
 _INTEGER: Final = 0x02
 _EXPLICIT_VERSION: Final = 0xA0
 _CHARSETS: Final = {0x0C: "utf-8", 0x13: "ascii", 0x14: "latin-1", 0x16: "ascii", 0x1B: "ascii", 0x1E: "utf-16-be"}
 _ESCAPED: Final = frozenset(',=+<>#;"\\')
 
 
-class _Element(NamedTuple):
+class DerElement(NamedTuple):
+    """One element of DER: its tag, what it holds, and all its bytes."""
+
     tag: int
     content: bytes
     whole: bytes
 
 
-def _elements(data: bytes) -> list[_Element]:
-    """The DER elements that follow each other in the bytes."""
+def der_elements(data: bytes) -> list[DerElement]:
+    """The DER elements that follow each other in the bytes. Raises BadPrincipal."""
     found, at = [], 0
     while at < len(data):
         head = data[at : at + 2]
@@ -96,15 +98,33 @@ def _elements(data: bytes) -> list[_Element]:
         end = start + length
         if end > len(data):
             raise BadPrincipal("the certificate's subject is no DER")
-        found.append(_Element(head[0], data[start:end], data[at:end]))
+        found.append(DerElement(head[0], data[start:end], data[at:end]))
         at = end
     return found
 
 
-def _children(element: _Element, tag: int) -> list[_Element]:
+def der_children(element: DerElement, tag: int) -> list[DerElement]:
+    """The elements inside one that must have the tag. Raises BadPrincipal."""
     if element.tag != tag:
         raise BadPrincipal("the certificate's subject is no DER of a name")
-    return _elements(element.content)
+    return der_elements(element.content)
+
+
+def certificate_fields(certificate: bytes) -> list[DerElement]:
+    """What an X.509 certificate's DER says: serial number, signature algorithm, issuer, validity, subject, and more.
+
+    Raises BadPrincipal.
+    """
+    outer = der_elements(certificate)
+    if len(outer) != 1:
+        raise BadPrincipal("the certificate is no DER")
+    body = der_children(outer[0], DER_SEQUENCE)
+    fields = der_children(body[0], DER_SEQUENCE) if body else []
+    if fields and fields[0].tag == _EXPLICIT_VERSION:
+        del fields[0]
+    if len(fields) < 5 or fields[0].tag != _INTEGER:
+        raise BadPrincipal("the certificate is no DER of an X.509 certificate")
+    return fields
 
 
 def subject_of_certificate(certificate: bytes) -> bytes:
@@ -112,33 +132,23 @@ def subject_of_certificate(certificate: bytes) -> bytes:
 
     The certificate is one that the TLS library has already checked; nothing but the subject is looked at.
     """
-    outer = _elements(certificate)
-    if len(outer) != 1:
-        raise BadPrincipal("the certificate is no DER")
-    body = _children(outer[0], _SEQUENCE)
-    fields = _children(body[0], _SEQUENCE) if body else []
-    if fields and fields[0].tag == _EXPLICIT_VERSION:
-        del fields[0]
-    # serial number, signature algorithm, issuer, validity, subject
-    if len(fields) < 5 or fields[0].tag != _INTEGER:
-        raise BadPrincipal("the certificate is no DER of an X.509 certificate")
-    return fields[4].whole
+    return certificate_fields(certificate)[4].whole
 
 
 def subject_name(subject: bytes) -> str:
     """The RFC 2253 spelling of a name's DER, as Java's ``X500Principal.getName`` gives it. Raises BadPrincipal."""
     if len(subject) > SUBJECT_BYTES_MAX:
         raise BadPrincipal(f"the certificate's subject has {len(subject)} bytes, more than {SUBJECT_BYTES_MAX}")
-    outer = _elements(subject)
+    outer = der_elements(subject)
     if len(outer) != 1:
         raise BadPrincipal("the certificate's subject is no DER of a name")
-    parts = _children(outer[0], _SEQUENCE)
-    return ",".join("+".join(_attribute(one) for one in _children(part, _SET)) for part in reversed(parts))
+    parts = der_children(outer[0], DER_SEQUENCE)
+    return ",".join("+".join(_attribute(one) for one in der_children(part, _SET)) for part in reversed(parts))
 
 
-def _attribute(element: _Element) -> str:
-    pair = _children(element, _SEQUENCE)
-    if len(pair) != 2 or pair[0].tag != _OID or not pair[0].content:
+def _attribute(element: DerElement) -> str:
+    pair = der_children(element, DER_SEQUENCE)
+    if len(pair) != 2 or pair[0].tag != DER_OID or not pair[0].content:
         raise BadPrincipal("the certificate's subject is no DER of a name")
     name, value = _NAMES.get(pair[0].content), pair[1]
     charset = _CHARSETS.get(value.tag)

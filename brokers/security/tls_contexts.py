@@ -1,0 +1,316 @@
+"""TLS contexts of a listener or a client, made of settings and their files; and a context that follows its files.
+
+A context is made anew as a whole, never changed: what is wrong in a new file leaves the old context as it is. TLS 1.2
+and 1.3 only, without compression and renegotiation.
+"""
+
+from __future__ import annotations
+
+import importlib
+import ssl
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from brokers.security.certificates import (
+    BadPem,
+    CertificateFacts,
+    PrivateKeyPem,
+    certificate_facts,
+    certificates_in_pem,
+    keys_in_pem,
+    pem_block,
+)
+from brokers.security.key_files import FileStamp, file_stamp, in_memory_file, is_world_readable, read_store
+from brokers.security.tls_settings import CertificateStore, ClientCertificates, TlsSettings, pem_command
+from brokers.setting_kinds import HIDDEN, ConfigError
+
+_LEVEL: Final = "@SECLEVEL=2"  # no RSA key below 2,048 bits, no SHA-1
+_CHAIN_MAX: Final = 10
+_PASSWORD_BYTES_MAX: Final = 1024
+_VERIFY_MODES: Final = {
+    ClientCertificates.NONE: ssl.CERT_NONE,
+    ClientCertificates.REQUESTED: ssl.CERT_OPTIONAL,
+    ClientCertificates.REQUIRED: ssl.CERT_REQUIRED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TlsContext:
+    """A context that is ready for use. ``certificate`` is its own, if it has one; ``warnings`` are for the log."""
+
+    context: ssl.SSLContext
+    certificate: CertificateFacts | None
+    warnings: tuple[str, ...]
+
+
+def server_context(settings: TlsSettings, now_s: float) -> TlsContext:
+    """The context of a listener; ``now_s`` is the time in seconds since 1970. Raises ConfigError."""
+    if settings.keystore is None:
+        raise settings.error(
+            "ssl.keystore.location", "", "a listener with TLS needs a certificate: name a PEM file with its private key"
+            " and its chain, and set ssl.keystore.type=PEM",
+        )  # fmt: skip
+    context = _bare(ssl.PROTOCOL_TLS_SERVER, settings)
+    context.options |= ssl.OP_CIPHER_SERVER_PREFERENCE
+    facts, warnings = _load_own(context, settings, settings.keystore, now_s)
+    if settings.client_certificates is not ClientCertificates.NONE and settings.truststore is not None:
+        _load_trusted(context, settings, settings.truststore, now_s)
+    elif settings.truststore is not None:
+        _trusted(settings, settings.truststore, now_s)
+    context.verify_mode = _VERIFY_MODES[settings.client_certificates]
+    return TlsContext(context, facts, warnings)
+
+
+def client_context(settings: TlsSettings, now_s: float) -> TlsContext:
+    """The context of what connects: the system's authorities where there is no truststore. Raises ConfigError."""
+    context = _bare(ssl.PROTOCOL_TLS_CLIENT, settings)
+    context.check_hostname = settings.checks_host
+    context.verify_mode = ssl.CERT_REQUIRED
+    facts: CertificateFacts | None = None
+    warnings: tuple[str, ...] = ()
+    if settings.keystore is not None:
+        facts, warnings = _load_own(context, settings, settings.keystore, now_s)
+    if settings.truststore is not None:
+        _load_trusted(context, settings, settings.truststore, now_s)
+    else:
+        context.load_default_certs(ssl.Purpose.SERVER_AUTH)
+    return TlsContext(context, facts, warnings)
+
+
+def _bare(protocol: int, settings: TlsSettings) -> ssl.SSLContext:
+    context = ssl.SSLContext(protocol)
+    context.minimum_version, context.maximum_version = settings.oldest, settings.newest
+    context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # as in Java, each certificate of the truststore is an anchor
+    if settings.ciphers:
+        context.set_ciphers(f"{_LEVEL}:{settings.ciphers}")
+    return context
+
+
+# ---------------------------------------------------------------- the own certificate
+
+
+def _load_own(
+    context: ssl.SSLContext, settings: TlsSettings, store: CertificateStore, now_s: float
+) -> tuple[CertificateFacts, tuple[str, ...]]:
+    chain, key = _own_pair(settings, store)
+    facts = [_facts(settings, store, one) for one in chain]
+    for one in facts:
+        _check_dates(settings, store, one, now_s)
+    if key.encrypted and not settings.key_password:
+        raise settings.error("ssl.key.password", "", f"the private key of {store.key_setting} is encrypted: set it")
+    if len(settings.key_password.encode()) > _PASSWORD_BYTES_MAX:
+        raise settings.error("ssl.key.password", HIDDEN, f"must have at most {_PASSWORD_BYTES_MAX} bytes")
+    text = "".join(pem_block("CERTIFICATE", one) for one in chain) + key.pem
+    try:
+        with in_memory_file(text.encode()) as path:
+            # A password is always given, even an empty one: OpenSSL would ask for it at the terminal.
+            context.load_cert_chain(path, password=settings.key_password)
+    except ssl.SSLError as error:
+        raise _refused_pair(settings, store, key, error) from None
+    return facts[0], _warnings(settings, store)
+
+
+def _own_pair(settings: TlsSettings, store: CertificateStore) -> tuple[list[bytes], PrivateKeyPem]:
+    chain, keys = _content(settings, store)
+    if not chain:
+        raise settings.error(
+            store.certificates_setting, _shown(store), "has no certificate: it must have the PEM of the own certificate"
+            " first, then of those that sign it",
+        )  # fmt: skip
+    if len(chain) > _CHAIN_MAX:
+        raise settings.error(
+            store.certificates_setting, _shown(store), f"has {len(chain)} certificates, more than {_CHAIN_MAX}: leave"
+            " only the chain of the own one",
+        )  # fmt: skip
+    if len(keys) != 1:
+        advice = "has no private key: add its PEM" if not keys else "has several private keys: leave the one in use"
+        raise settings.error(store.key_setting, _shown(store), advice)
+    return chain, keys[0]
+
+
+def _content(settings: TlsSettings, store: CertificateStore) -> tuple[list[bytes], list[PrivateKeyPem]]:
+    """Certificates as DER, and private keys."""
+    name, data = store.certificates_setting, b""
+    if store.location:
+        try:
+            data = read_store(store.location)
+        except OSError as error:
+            raise settings.error(
+                name, store.location, f"cannot be read ({error.strerror or error}): check the path and its permissions"
+            ) from None
+    if store.kind == "PKCS12":
+        return _pkcs12(settings, store, data)
+    text = data.decode("ascii", "replace") if store.location else store.certificates
+    try:
+        certificates = certificates_in_pem(text)
+    except BadPem as error:
+        raise settings.error(name, _shown(store), str(error)) from None
+    if store.name != "ssl.keystore":
+        return certificates, []
+    try:
+        return certificates, keys_in_pem(text if store.location else store.key)
+    except BadPem as error:
+        raise settings.error(store.key_setting, _shown(store), str(error)) from None
+
+
+def _pkcs12(settings: TlsSettings, store: CertificateStore, data: bytes) -> tuple[list[bytes], list[PrivateKeyPem]]:
+    try:
+        pkcs12: Any = importlib.import_module("cryptography.hazmat.primitives.serialization.pkcs12")
+        serialization: Any = importlib.import_module("cryptography.hazmat.primitives.serialization")
+    except ImportError:
+        pem = store.location.removesuffix(".p12").removesuffix(".pfx") + ".pem"
+        raise settings.error(
+            f"{store.name}.type", store.kind, "needs the package cryptography, which is not installed: install it, or"
+            f" run {pem_command(store.name, store.location, pem)} and set {store.name}.type=PEM with the new location",
+        ) from None  # fmt: skip
+    try:
+        found = pkcs12.load_pkcs12(data, store.password.encode() if store.password else None)
+    except (ValueError, TypeError):
+        raise settings.error(
+            f"{store.name}.password", HIDDEN if store.password else "",
+            f"{store.name}.location is no PKCS12 store that this password opens: correct one of both",
+        ) from None  # fmt: skip
+    der = serialization.Encoding.DER
+    own = [found.cert] if found.cert is not None else []
+    certificates = [one.certificate.public_bytes(der) for one in [*own, *found.additional_certs]]
+    if found.key is None:
+        return certificates, []
+    key = found.key.private_bytes(der, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    return certificates, [PrivateKeyPem(pem_block("PRIVATE KEY", key), encrypted=False)]
+
+
+def _refused_pair(
+    settings: TlsSettings, store: CertificateStore, key: PrivateKeyPem, error: ssl.SSLError
+) -> ConfigError:
+    reason = error.reason or ""
+    if reason in {"KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH", "NO_CERTIFICATE_ASSIGNED"}:
+        advice = "the private key does not belong to the first certificate: give the key of that one"
+    elif reason in {"EE_KEY_TOO_SMALL", "CA_KEY_TOO_SMALL", "CA_MD_TOO_WEAK"}:
+        advice = f"its certificate is too weak ({reason}): make one of at least RSA 2048 or P-256, and SHA-256"
+        return settings.error(store.certificates_setting, _shown(store), advice)
+    elif key.encrypted:
+        return settings.error(
+            "ssl.key.password", HIDDEN, f"does not decrypt the private key of {store.key_setting}: correct it"
+        )
+    else:
+        advice = "the certificate or the private key cannot be read: both must be PEM, the key RSA, EC or Ed25519"
+    return settings.error(store.key_setting, _shown(store), advice)
+
+
+def _warnings(settings: TlsSettings, store: CertificateStore) -> tuple[str, ...]:
+    if not store.location or not is_world_readable(store.location):
+        return ()
+    named = f"{settings.prefix}{store.key_setting}={store.location!r}"
+    return (f"{named}: each user of this machine can read the private key: take the permission away (chmod o-r)",)
+
+
+# ---------------------------------------------------------------- trusted certificates
+
+
+def _trusted(settings: TlsSettings, store: CertificateStore, now_s: float) -> list[bytes]:
+    certificates, _ = _content(settings, store)
+    if not certificates:
+        raise settings.error(
+            store.certificates_setting, _shown(store), "has no certificate: it must have the PEM of those that sign the"
+            " certificates of the other side",
+        )  # fmt: skip
+    facts = [_facts(settings, store, one) for one in certificates]
+    if all(one.not_after_s < now_s for one in facts):
+        raise settings.error(
+            store.certificates_setting, _shown(store), f"has only expired certificates, the last since"
+            f" {_day(max(one.not_after_s for one in facts))}: replace them",
+        )  # fmt: skip
+    return certificates
+
+
+def _load_trusted(context: ssl.SSLContext, settings: TlsSettings, store: CertificateStore, now_s: float) -> None:
+    certificates = _trusted(settings, store, now_s)
+    try:
+        context.load_verify_locations(cadata=b"".join(certificates))
+    except ssl.SSLError:
+        raise settings.error(
+            store.certificates_setting, _shown(store), "has a certificate that OpenSSL cannot read: replace it"
+        ) from None
+
+
+def _facts(settings: TlsSettings, store: CertificateStore, certificate: bytes) -> CertificateFacts:
+    try:
+        return certificate_facts(certificate)
+    except BadPem as error:
+        raise settings.error(store.certificates_setting, _shown(store), str(error)) from None
+
+
+def _check_dates(settings: TlsSettings, store: CertificateStore, facts: CertificateFacts, now_s: float) -> None:
+    if facts.not_after_s < now_s:
+        advice = f"its certificate {facts.subject!r} has expired on {_day(facts.not_after_s)}: replace the chain"
+    elif facts.not_before_s > now_s:
+        advice = f"its certificate {facts.subject!r} is valid from {_day(facts.not_before_s)} on: check the clock"
+    else:
+        return
+    raise settings.error(store.certificates_setting, _shown(store), advice)
+
+
+def _day(time_s: float) -> str:
+    return datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def _shown(store: CertificateStore) -> str:
+    """What an error may show of a store: its path, never PEM."""
+    return store.location or HIDDEN
+
+
+# ---------------------------------------------------------------- reload
+
+
+class CertificateFiles:
+    """A context and the files that it was made of. The owner asks from time to time whether they have changed.
+
+    ``make`` is :func:`server_context` or :func:`client_context`. Connections keep the context that they began with.
+    Raises ConfigError where the first context cannot be made.
+    """
+
+    def __init__(self, settings: TlsSettings, make: Callable[[TlsSettings, float], TlsContext], now_s: float) -> None:
+        self._settings = settings
+        self._make = make
+        stores = (settings.keystore, settings.truststore)
+        self._paths: Sequence[str] = [store.location for store in stores if store is not None and store.location]
+        self._stamps = self._stamps_now()  # before reading: a file that changes meanwhile has changed since
+        self.current = make(settings, now_s)
+
+    def _stamps_now(self) -> list[FileStamp | None]:
+        return [file_stamp(path) for path in self._paths]
+
+    def changed(self) -> bool:
+        """Whether the files are others than those in use; after a refused reload that stays so until it succeeds."""
+        return self._stamps_now() != self._stamps
+
+    def reloaded(self, now_s: float) -> TlsContext | str:
+        """Make a context of the files as they are now: that one, in use from now on; or why the old one stays."""
+        stamps = self._stamps_now()
+        try:
+            made = self._make(self._settings, now_s)
+            self._check_same_owner(made.certificate)
+        except ConfigError as error:
+            return str(error)
+        self._stamps, self.current = stamps, made
+        return made
+
+    def _check_same_owner(self, new: CertificateFacts | None) -> None:
+        """Raises ConfigError where the new certificate is another broker's, unless that is allowed; as Kafka does."""
+        old, settings = self.current.certificate, self._settings
+        if old is None or new is None or settings.keystore is None:
+            return
+        setting, shown = settings.keystore.certificates_setting, _shown(settings.keystore)
+        if new.subject != old.subject and not settings.allows_other_subject:
+            raise settings.error(
+                setting, shown, f"its subject is now {new.subject!r} instead of {old.subject!r}: set"
+                " ssl.allow.dn.changes=true, or take one with the same subject",
+            )  # fmt: skip
+        if not new.names >= old.names and not settings.allows_fewer_names:
+            raise settings.error(
+                setting, shown, "it lacks alternative names that the one in use has: set ssl.allow.san.changes=true, or"
+                " take one with the same names",
+            )  # fmt: skip
