@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import shlex
@@ -311,7 +310,6 @@ def test_the_command_that_an_error_gives_makes_pem_of_pkcs12(given: Given, monke
     assert made(settings).certificate is not None
 
 
-@pytest.mark.skipif(importlib.util.find_spec("cryptography") is None, reason="needs the package cryptography")
 def test_pkcs12_with_its_package(given: Given) -> None:
     path = pkcs12(given)
     settings = {"ssl.keystore.type": "PKCS12", "ssl.keystore.location": path, "ssl.keystore.password": PASSWORD}
