@@ -7,7 +7,6 @@ serve clients. The node opens the listeners just before it registers, because re
 from __future__ import annotations
 
 import asyncio
-import base64
 import gc
 import logging
 import os
@@ -22,7 +21,7 @@ from brokers.config import BrokerConfig, ConfigError
 from brokers.log import DirectoryInUse, LogStore, RealDisk, StoreRefused
 from brokers.metadata.users import ScramUsers
 from brokers.metrics import Metrics
-from brokers.model import Endpoint, random_id
+from brokers.model import Endpoint, id_text, random_id
 from brokers.node import Node, Ports, StartError
 from brokers.peers.calls import Peers
 from brokers.security.listener_logins import LoginSettings, login_settings
@@ -64,7 +63,7 @@ class SystemClock:
 
 def new_cluster_id() -> str:
     """A fresh cluster id, 22 characters of base64url as Kafka writes it."""
-    return base64.urlsafe_b64encode(random_id().bytes).decode().rstrip("=")
+    return id_text(random_id())
 
 
 def new_nonce() -> str:

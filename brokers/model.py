@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -30,18 +32,22 @@ GROUP_METADATA_TOPIC = "__consumer_offsets"
 TRANSACTION_STATE_TOPIC = "__transaction_state"
 INTERNAL_TOPICS = frozenset({GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC})
 
-DASH_BITS = 0b111110
-"""The first six bits of a UUID whose text in base64url begins with a dash."""
+
+def id_text(one: uuid.UUID) -> str:
+    """Kafka's spelling of an id: 22 characters of URL-safe base64 without padding."""
+    return base64.urlsafe_b64encode(one.bytes).decode().rstrip("=")
 
 
-def random_id() -> uuid.UUID:
-    """A random id of a topic or cluster whose text does not begin with a dash: tools would take it for an option.
+def random_id(draw: Callable[[], uuid.UUID] = uuid.uuid4) -> uuid.UUID:
+    """A new id of a topic or cluster; ``draw`` makes random ones.
 
-    Source: Kafka's ``Uuid.randomUuid``.
+    Neither a reserved one, nor one whose text begins with a dash: command lines would take it for an option. Source:
+    Kafka's ``Uuid.randomUuid``.
     """
-    while (found := uuid.uuid4()).bytes[0] >> 2 == DASH_BITS:
-        pass
-    return found
+    while True:
+        made = draw()
+        if made.int > 1 and not id_text(made).startswith("-"):
+            return made
 
 
 class Clock(Protocol):

@@ -30,7 +30,7 @@ from brokers.metadata import znodes
 from brokers.metadata.cache import MetadataCache
 from brokers.metadata.znodes import BadZnode
 from brokers.metrics import Metrics
-from brokers.model import GROUP_METADATA_TOPIC, Clock, Endpoint, LiveBroker, random_id
+from brokers.model import GROUP_METADATA_TOPIC, Clock, Endpoint, LiveBroker
 from brokers.peers.calls import PeersPort
 from brokers.replication.continuity import intact_since, stale_directories
 from brokers.replication.fetcher import ReplicaFetchers
@@ -98,7 +98,7 @@ class Ports:
     previous_session: PreviousSessionPort
     connect_peers: Callable[[MetadataCache, Timers, str], PeersPort]
     new_cluster_id: Callable[[], str]
-    new_id: Callable[[], uuid.UUID] = random_id
+    new_id: Callable[[], uuid.UUID] = uuid.uuid4
     host: str = ""
     listen: Callable[[], None] = lambda: None
     process_troubles: Callable[[], list[str]] = list

@@ -55,7 +55,6 @@ __all__ = [
     "FetchPart",
     "FetchRequest",
     "FetchRun",
-    "Frames",
     "MetadataPartition",
     "NodeEndpoint",
     "ProduceOutcome",
@@ -97,12 +96,6 @@ class Encoded:
             if not isinstance(chunk, bytes):
                 chunk.release()
         self.chunks = []
-
-
-class Frames(bytes):
-    """Whole answers of several requests, with their headers and sizes."""
-
-    __slots__ = ()
 
 
 def framed(header: bytes, body: list[Any]) -> list[Any]:

@@ -33,7 +33,7 @@ from brokers.controller.topic_commands import TopicCommands
 from brokers.metadata.cache import NO_CONTROLLER, MetadataCache, MetadataChange
 from brokers.metadata.image import NO_STATE_EPOCH
 from brokers.metadata.znodes import BadZnode
-from brokers.model import Clock, TopicPartition, random_id
+from brokers.model import Clock, TopicPartition
 from brokers.peers.calls import PeersPort
 from brokers.replication.ends import Replicas
 from coordination.election import ControllerElection, Leadership
@@ -66,7 +66,7 @@ class Controller:
         *,
         broker_id: int,
         clock: Clock,
-        new_id: Callable[[], uuid.UUID] = random_id,
+        new_id: Callable[[], uuid.UUID] = uuid.uuid4,
         replicas: Replicas | None = None,
     ) -> None:
         self._store = store

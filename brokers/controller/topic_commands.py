@@ -34,7 +34,7 @@ from brokers.metadata import znodes
 from brokers.metadata.image import stateless
 from brokers.metadata.loading import children_or_none, read_or_none
 from brokers.metadata.znodes import TopicZnode
-from brokers.model import BrokerInfo, TopicInfo, TopicPartition
+from brokers.model import BrokerInfo, TopicInfo, TopicPartition, random_id
 from brokers.setting_kinds import without_effect
 from coordination.store import Delete, Operation, SessionExpired, StoreError
 from wire.errors import ErrorCode
@@ -183,11 +183,7 @@ class TopicCommands:
             return planned
 
     def _topic_id(self) -> uuid.UUID:
-        while True:
-            made = self._new_id()
-            # a leading '-' would look like an option on command lines (Kafka avoids it too)
-            if made.int > 1 and not znodes.topic_id_text(made).startswith("-"):
-                return made
+        return random_id(self._new_id)
 
     def _defaults(self) -> Defaults:
         config = self._context.metadata.effective

@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from brokers.model import id_text
 from wire.types import TopicPartition
 
 RECOVERY_POINT_CHECKPOINT = "recovery-point-offset-checkpoint"
@@ -93,11 +94,6 @@ def decode_epochs(data: bytes, name: str) -> list[EpochEntry]:
     return entries
 
 
-def encode_topic_id(topic_id: uuid.UUID) -> str:
-    """Kafka's spelling of an id: URL-safe base64 without padding."""
-    return base64.urlsafe_b64encode(topic_id.bytes).decode().rstrip("=")
-
-
 def decode_topic_id(text: str) -> uuid.UUID:
     """Read such an id; raises DamagedFile."""
     try:
@@ -108,7 +104,7 @@ def decode_topic_id(text: str) -> uuid.UUID:
 
 def encode_partition_metadata(topic_id: uuid.UUID) -> bytes:
     """``partition.metadata``: which incarnation of the topic the directory belongs to."""
-    return f"version: 0\ntopic_id: {encode_topic_id(topic_id)}".encode()
+    return f"version: 0\ntopic_id: {id_text(topic_id)}".encode()
 
 
 def decode_partition_metadata(data: bytes) -> uuid.UUID:

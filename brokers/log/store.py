@@ -27,7 +27,7 @@ from brokers.log.full_disks import has_room
 from brokers.log.log import Log
 from brokers.log.recovery import RecoveryReport
 from brokers.log.state import LogSettings, LogState
-from brokers.model import Clock, LiveBroker
+from brokers.model import Clock, LiveBroker, id_text
 from wire.types import TopicPartition
 
 logger = logging.getLogger(__name__)
@@ -235,7 +235,7 @@ class LogStore:
             values = {"version": "0", "broker.id": str(self._config.broker_id)}
             if self._cluster_id is not None:
                 values["cluster.id"] = self._cluster_id
-            values["directory.id"] = checkpoints.encode_topic_id(directory.id)
+            values["directory.id"] = id_text(directory.id)
             self._disk.replace(path, checkpoints.encode_properties(values))
             return True
         if "directory.id" in values:

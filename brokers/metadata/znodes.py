@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from brokers.model import NO_LEADER, BrokerId, BrokerInfo, Endpoint, PartitionState, TopicPartition
+from brokers.model import NO_LEADER, BrokerId, BrokerInfo, Endpoint, PartitionState, TopicPartition, id_text
 from coordination.tree import BROKER_IDS, INCARNATIONS
 
 BROKERS: Final = "/brokers"
@@ -116,13 +116,8 @@ def change_sequence(name: str) -> int:
 # ---------------------------------------------------------------- ids
 
 
-def topic_id_text(topic_id: uuid.UUID) -> str:
-    """Kafka's spelling of a UUID: 22 characters of unpadded URL-safe base64."""
-    return base64.urlsafe_b64encode(topic_id.bytes).decode().rstrip("=")
-
-
 def topic_id_from(text: str) -> uuid.UUID:
-    """Inverse of :func:`topic_id_text`; raises ValueError."""
+    """Inverse of :func:`id_text`; raises ValueError."""
     raw = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
     return uuid.UUID(bytes=raw)
 
@@ -163,7 +158,7 @@ def encode_topic(topic: TopicZnode) -> bytes:
     return _dump(
         {
             "version": 3,
-            "topic_id": topic_id_text(topic.id),
+            "topic_id": id_text(topic.id),
             "partitions": {str(index): list(replicas) for index, replicas in enumerate(topic.assignment)},
             "adding_replicas": _by_index(topic.adding),
             "removing_replicas": _by_index(topic.removing),
@@ -269,7 +264,7 @@ def decode_config(path: str, data: bytes) -> dict[str, str]:
 
 def encode_delete_mark(topic_id: uuid.UUID) -> bytes:
     """Contains the topic id, so that a mark cannot delete a later topic of the same name (Kafka writes no data)."""
-    return _dump({"version": 1, "topic_id": topic_id_text(topic_id)})
+    return _dump({"version": 1, "topic_id": id_text(topic_id)})
 
 
 def decode_broker(path: str, data: bytes, czxid: int, incarnation: int) -> BrokerInfo:
@@ -386,18 +381,18 @@ def _change_document(change: Change) -> dict[str, Any]:
         case TopicChanged(name, topic, version):
             return {
                 "topic": name,
-                "id": topic_id_text(topic.id),
+                "id": id_text(topic.id),
                 "version": version,
                 "assignment": [list(replicas) for replicas in topic.assignment],
                 "adding": _by_index(topic.adding),
                 "removing": _by_index(topic.removing),
             }
         case TopicDeleted(name, topic_id):
-            return {"deleted": name, "id": topic_id_text(topic_id)}
+            return {"deleted": name, "id": id_text(topic_id)}
         case StatesChanged(name, topic_id, states):
             return {
                 "states": name,
-                "id": topic_id_text(topic_id),
+                "id": id_text(topic_id),
                 "partitions": [
                     [index, state.partition_epoch, list(state.replicas), _state_document(state)]
                     for index, state in sorted(states.items())

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from brokers.log.checkpoints import encode_topic_id
-from brokers.model import random_id
+from brokers.model import id_text, random_id
 from coordination.ensemble import free_ports
 
 
@@ -59,7 +58,7 @@ class Kafka:
         self.process: subprocess.Popen[bytes] | None = None
 
     def format(self) -> None:
-        cluster = encode_topic_id(random_id())
+        cluster = id_text(random_id())
         java(self.classpath, "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(self.properties))
 
     def start(self) -> Any:

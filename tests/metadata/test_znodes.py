@@ -9,7 +9,7 @@ import pytest
 
 from brokers.metadata import znodes
 from brokers.metadata.znodes import BadZnode, ConfigChanged, StatesChanged, TopicChanged, TopicDeleted, TopicZnode
-from brokers.model import BrokerId, Endpoint, PartitionState
+from brokers.model import BrokerId, Endpoint, PartitionState, id_text
 from coordination.registration import Advertisement, ListenerAddress, encode_registration
 
 ID = uuid.UUID("12345678-9abc-4def-8123-456789abcdef")
@@ -26,8 +26,8 @@ STATE = PartitionState(
 
 
 def test_topic_ids_are_spelled_as_kafka_does() -> None:
-    assert znodes.topic_id_text(uuid.UUID(int=1)) == "AAAAAAAAAAAAAAAAAAAAAQ"
-    assert znodes.topic_id_from(znodes.topic_id_text(ID)) == ID
+    assert id_text(uuid.UUID(int=1)) == "AAAAAAAAAAAAAAAAAAAAAQ"
+    assert znodes.topic_id_from(id_text(ID)) == ID
 
 
 def test_topics() -> None:
