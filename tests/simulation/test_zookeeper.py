@@ -309,7 +309,7 @@ def troubles(seed: int) -> int:
         for _ in range(25):
             await asyncio.sleep(rng.uniform(0.1, 4))
             store, span, index = rng.choice(stores), rng.choice((0.3, 1, 2.5, 5)), rng.randrange(3)
-            match rng.randrange(5):
+            match rng.randrange(6):
                 case 0:
                     loop.pause(store.owner)
                     loop.call_later(span, loop.resume, store.owner)
@@ -323,6 +323,10 @@ def troubles(seed: int) -> int:
                     loop.call_later(span, zookeeper.start_server, index)
                 case 4:
                     zookeeper.servers[index].lag_us = rng.choice((0, 200_000, 2_000_000))
+                case 5 if zookeeper.leader is not None and all(server.up for server in zookeeper.servers):
+                    leader = zookeeper.leader.index
+                    zookeeper.cut_server(leader)
+                    loop.call_later(span, zookeeper.start_server, leader)
         await asyncio.sleep(12)
         for server in zookeeper.servers:
             server.lag_us = 0

@@ -80,6 +80,12 @@ class Session:
     expires_us: int
     connection: Connection | None = None
     over: bool = False
+    ended_zxid: int = 0
+    """The transaction that ended it; 0 while it stands."""
+
+    def ended_for(self, server: Server) -> bool:
+        """Whether that server has applied its end."""
+        return 0 < self.ended_zxid <= server.applied
 
 
 class Answer(NamedTuple):
@@ -310,6 +316,9 @@ class SimZooKeeper:
             known = self.sessions.get(request.session_id)
             if known is None:
                 return  # to open a session is a proposal
+            if known.ended_for(server):
+                self.send_down(connection, SessionExpired("the session is over"))
+                return
             connection.session, connection.busy = known, False
             self.send_down(connection, known)
             self.serve(connection)
@@ -431,6 +440,7 @@ class SimZooKeeper:
         session.over = True
         doomed = [Delete(path) for path in self.tree.ephemerals(session.id)]
         self.commit(doomed, session.id, reply_to)
+        session.ended_zxid = len(self.log)
         if session.connection is not None and reply_to is None:
             self.hang_up(session.connection)
 
