@@ -53,6 +53,8 @@ class StoreReport:
     removed: list[str] = field(default_factory=list)
     set_aside: list[str] = field(default_factory=list)
     """Second copies of a partition, as text."""
+    lost: list[str] = field(default_factory=list)
+    """Logs that lost records after a clean stop, as text."""
     stopped: dict[str, CleanStop | None] = field(default_factory=dict)
     """What each directory says of its clean stop; None where it was not closed in order, is new or offline."""
 
@@ -65,8 +67,7 @@ class StoreReport:
         lines += [f"{path} is offline" for path in self.offline_directories]
         lines += [report.line() for report in self.recovered if report.changed]
         lines += [f"{path}: leftover of a deletion, removed" for path in self.removed]
-        lines += self.set_aside
-        return lines
+        return lines + self.set_aside + self.lost
 
 
 class LogStore:
@@ -188,6 +189,31 @@ class LogStore:
             if tp not in self._logs or self._is_better(log, directory, report):
                 self._add(log, directory)
         self._checkpoints.outlived |= absent
+        if left is not None:
+            self._compare_with_the_stop(directory, recovery_points, report)
+
+    def _compare_with_the_stop(
+        self, directory: LogDirectory, ends: Mapping[TopicPartition, int], report: StoreReport
+    ) -> None:
+        """A clean stop saves the end of each log. A log that is gone or shorter was removed or damaged since then.
+
+        Its records are acknowledged, so the mark does not count: replicas that are whole come before this broker.
+        """
+        lost = []
+        for tp, end in ends.items():
+            log = self._logs.get(tp)
+            if log is None and end:
+                lost.append(f"{tp}: its directory is gone; it ended at offset {end} at the clean stop")
+            elif log is not None and log.log_end_offset < end:
+                lost.append(f"{tp}: ends at {log.log_end_offset}; it ended at offset {end} at the clean stop")
+        if lost:
+            directory.stopped = None
+            report.lost += lost
+            logger.error(
+                "log directory %s lost records since its clean stop, in %d partition(s): %s. This broker leads no"
+                " partition that another in-sync replica can lead, and fetches the missing records",
+                directory.path, len(lost), "; ".join(lost[:5]) + ("; ..." if len(lost) > 5 else ""),
+            )  # fmt: skip
 
     def _is_better(self, log: Log, directory: LogDirectory, report: StoreReport) -> bool:
         """Of two logs of one partition the one that reaches further stays; the other is set aside for a person.

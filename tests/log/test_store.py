@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from brokers.config import BrokerConfig
 from brokers.log import DirectoryInUse, DiskFailed, DiskFull, ForeignDirectory, LogStore, RealDisk, StoreRefused
 from brokers.log.checkpoints import CleanStop, encode_clean_stop
 from brokers.log.flush import Flusher
+from brokers.model import LiveBroker
 from brokers.replication.continuity import intact_since as intact_since_of
 from coordination.registration import LastRegistration
 from tests.support.clocks import ManualClock
@@ -98,6 +100,32 @@ def test_a_broker_is_intact_if_the_markers_of_all_its_directories_say_since_when
     report = store.load()
     assert intact_since_of(report.stopped, LastRegistration(9, 77, "")) == intact_since
     assert report.unclean_directories == [str(p) for p, m in zip(paths, markers, strict=True) if m == "unclean"]
+    store.close()
+
+
+@pytest.mark.parametrize("way", ["the directory", "a segment", "the end of a segment", "an empty log"])
+def test_a_clean_stop_does_not_count_for_a_directory_that_lost_files_since(tmp_path, way):
+    """An operator moves damaged files away, or a file system loses them: the mark says that all was there."""
+    store = _started(tmp_path)
+    for _ in range(3):
+        append(_create(store, A) if store.get(A) is None else store.get(A), batch(2))
+    _create(store, B)
+    store.close(broker_epoch=77, live_broker=LiveBroker(9, 9))
+    segment = tmp_path / str(A) / "00000000000000000000.log"
+    if way == "the directory":
+        shutil.rmtree(tmp_path / str(A))
+    elif way == "a segment":
+        segment.unlink()
+    elif way == "the end of a segment":
+        segment.write_bytes(segment.read_bytes()[:-1])
+    else:
+        shutil.rmtree(tmp_path / str(B))
+    store = _store(tmp_path)
+    report = store.load()
+    whole = way == "an empty log"
+    assert (intact_since_of(report.stopped, LastRegistration(9, 77, "")) is not None) == whole
+    ended = {"the directory": "is gone", "the end of a segment": "ends at 4", "a segment": "ends at 0"}.get(way, "")
+    assert any(str(A) in line and ended in line and "6" in line for line in report.lost) != whole
     store.close()
 
 

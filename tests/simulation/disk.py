@@ -123,6 +123,13 @@ class Medium:
             inode.kept.settle()
         self._durable, self._steps = dict(self.files), []
 
+    def remove_tree(self, path: str) -> None:
+        """Take a directory and all that is in it away, for good."""
+        for name in [name for name in self.files if name.startswith(path + "/")]:
+            del self.files[name]
+        self.directories = {name for name in self.directories if name != path and not name.startswith(path + "/")}
+        self._durable, self._steps = dict(self.files), []
+
     def _survives(self, directory: str) -> bool:
         return any(path.startswith(directory + "/") for path in self.files) or self.rng.random() < 0.5
 

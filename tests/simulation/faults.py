@@ -262,12 +262,23 @@ class Faults:
                     self._later(0.2, 1.5, self._disk_put_back, broker)
                 elif self._world.oracle.spares(broker.id):
                     self._lossy = True
-                    broker.medium.put_back(copy)
-                    self._note(f"disk of {broker.name} put back")
+                    if self._rng.random() < 0.6:
+                        broker.medium.put_back(copy)
+                        self._note(f"disk of {broker.name} put back")
+                    else:
+                        self._note(f"{broker.name} starts without {self._take_a_partition(broker)}")
             broker.start()
 
         self._later(0.1, 1.0, stopped)
         return True
+
+    def _take_a_partition(self, broker: SimBroker) -> str:
+        """An operator moves the directory of a partition away, for its files are damaged. Returns its path."""
+        medium = broker.medium
+        found = sorted({name.rpartition("/")[0] for name in medium.files if name.endswith(".log")})
+        path = self._rng.choice(found)
+        medium.remove_tree(path)
+        return path
 
     # ---- network
 
