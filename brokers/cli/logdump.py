@@ -40,12 +40,7 @@ class Damaged(Exception):
     """The file is damaged; everything before the damage was dumped."""
 
 
-@click.group()
-def log() -> None:
-    """Read the files of log directories."""
-
-
-@log.command()
+@click.command()
 @click.argument("paths", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path), metavar="FILE...")
 @click.option("--records", "-r", is_flag=True, help="Also show the records of each batch.")
 @click.option(

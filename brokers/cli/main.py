@@ -16,7 +16,7 @@ _SUBJECTS = {
     "consume": ("brokers.cli.consume", "consume", "Read records."),
     "dev": ("brokers.cli.dev", "dev", "A local fleet with a ZooKeeper server: up, status, kill, add, down."),
     "groups": ("brokers.cli.groups", "groups", "Consumer groups: list, describe, reset, delete."),
-    "log": ("brokers.cli.logdump", "log", "Read the files of log directories."),
+    "log": ("brokers.cli.logs", "log", "Read the files of log directories."),
     "produce": ("brokers.cli.produce", "produce", "Write records."),
     "sinks": ("brokers.cli.sinks", "sinks", "Exactly-once sinks: list, describe, reset."),
     "topics": ("brokers.cli.topics", "topics", "Topics: create, describe, alter, reassign, elect, delete."),

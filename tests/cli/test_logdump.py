@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from _native.batch import Record, control_batch, encode_batch
-from brokers.cli.logdump import log
+from brokers.cli.logs import log
 from brokers.groups import records as group_records
 from brokers.log import checkpoints
 from txn import records as transaction_records

@@ -1,0 +1,17 @@
+"""``fleetlog log``: commands that read the files of log directories; no broker is needed."""
+
+from __future__ import annotations
+
+import click
+
+from brokers.cli.logdump import dump
+from brokers.cli.logverify import verify_logs
+
+
+@click.group()
+def log() -> None:
+    """Read the files of log directories."""
+
+
+log.add_command(dump)
+log.add_command(verify_logs)
