@@ -19,6 +19,7 @@ from pathlib import Path
 
 from brokers.config import BrokerConfig, ConfigError
 from brokers.log import DirectoryInUse, LogStore, RealDisk, StoreRefused
+from brokers.metadata.config_changes import ConfigChanges
 from brokers.metadata.users import ScramUsers
 from brokers.metrics import Metrics
 from brokers.model import Endpoint, id_text, random_id
@@ -98,7 +99,7 @@ class Broker:
         )
         self._store: ZookeeperStore | None = None
         self._node: Node | None = None
-        self._users: ScramUsers | None = None
+        self._config_changes: ConfigChanges | None = None
         self._stopping = False
         self._lag_probe: asyncio.Task[None] | None = None
 
@@ -143,15 +144,13 @@ class Broker:
         self._lag_probe = self._loop.create_task(self._probe_loop_lag(), name="loop lag")
 
     async def _sasl_listeners(self, logins: LoginSettings) -> dict[str, SaslListener]:
-        """The logins of listeners with SASL; SCRAM's credentials are followed from here on. Raises StartError."""
+        """The logins of listeners with SASL; SCRAM's credentials are followed from here on."""
         assert self._store is not None, "connected before"
-        users = ScramUsers(self._store)
+        changes = ConfigChanges(self._store)
+        users = ScramUsers(self._store, changes)
         if logins.has_scram:
-            self._users = users
-            try:
-                await users.start()
-            except StoreError as error:
-                raise StartError(f"the SCRAM users cannot be read from ZooKeeper: {error}") from error
+            self._config_changes = changes
+            await changes.start()
         fake_key = secrets.token_bytes(32)
         return {name: sasl_listener(one, users.credential, fake_key) for name, one in logins.listeners.items()}
 
@@ -233,8 +232,8 @@ class Broker:
         if self._node is not None:
             await self._node.retire()
         self._server.close()
-        if self._users is not None:
-            await self._users.stop()
+        if self._config_changes is not None:
+            await self._config_changes.stop()
         self._watch.stop()
         if self._node is not None:
             await self._node.stop()

@@ -9,11 +9,11 @@ Source: Kafka 3.9's AclAuthorizer and ZkAclChangeStore for the tree.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable
 
 from brokers.metadata.loading import children_or_none, gather_bounded, read_many
+from brokers.metadata.watcher import ZnodeWatcher
 from brokers.security.acl_znodes import (
     ACL_PARENTS,
     CHANGE_NAME,
@@ -29,15 +29,10 @@ from brokers.security.acl_znodes import (
 from brokers.security.acls import AclImage, Entries, PatternType, ResourcePattern, ResourceType
 from brokers.security.authorizer import Authorizer
 from brokers.security.documents import BadDocument
-from coordination.store import SessionEvent, SessionState, Store, StoreError, WatchEvent
-from coordination.tree import ensure
+from coordination.store import Store
 
 log = logging.getLogger(__name__)
 
-RELIST_SECONDS = 20.0
-"""The interval of listing again without a watch event, so that a lost watch costs seconds at most."""
-RETRY_SECONDS = 0.2
-START_LOOK_SECONDS = 30.0
 ACLS_PER_READ = 50
 """The entries of one pattern may have a few hundred kilobytes."""
 
@@ -60,11 +55,7 @@ class AclCache:
         self._on_change = on_change
         self._seen = dict.fromkeys(_ROOTS, -1)
         self._listed: dict[str, list[int]] = {root: [] for root in _ROOTS}
-        self._reload = True
-        self._poked = asyncio.Event()
-        self._one_at_a_time = asyncio.Lock()
-        self._ready = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._watcher = ZnodeWatcher(store, "ACLs", self._read, ACL_PARENTS, whole_after_reconnect=True)
 
     @property
     def image(self) -> AclImage:
@@ -79,82 +70,30 @@ class AclCache:
 
     async def start(self) -> None:
         """Read all ACLs and follow their changes; returns when they are read, however long that takes."""
-        self._store.on_session(self._session_changed)
-        self._poked.set()
-        self._task = asyncio.create_task(self._follow(), name="ACLs")
-        while not self._ready.is_set():
-            try:
-                async with asyncio.timeout(START_LOOK_SECONDS):
-                    await self._ready.wait()
-            except TimeoutError:
-                log.warning("ACLs cannot be read from ZooKeeper yet; waiting")
+        await self._watcher.start()
 
     async def stop(self) -> None:
         """Stop following; the authorizer decides by the last image."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-            self._task = None
+        await self._watcher.stop()
 
     async def refresh(self) -> None:
         """Take over everything that was written before this call. Raises StoreError."""
         await self._store.sync(LITERAL_CHANGES)
-        await self._catch_up()
+        await self._watcher.read_now()
 
-    def _session_changed(self, event: SessionEvent) -> None:
-        if event.state is SessionState.CONNECTED:
-            self._reload = True
-            self._poked.set()
-
-    def _watch(self, _event: WatchEvent) -> None:
-        self._poked.set()
-
-    async def _follow(self) -> None:
-        while True:
-            try:
-                async with asyncio.timeout(RELIST_SECONDS):
-                    await self._poked.wait()
-            except TimeoutError:
-                pass
-            self._poked.clear()
-            try:
-                await self._catch_up()
-            except StoreError as problem:
-                log.info("reading ACLs from ZooKeeper failed, retrying: %s", problem)
-                await self._retry_later()
-            except Exception:  # outdated rights on a live broker would be worse than any bug
-                log.exception("ACLs: update failed with an unexpected error; reading all of them again")
-                self._reload = True
-                await self._retry_later()
-
-    async def _retry_later(self) -> None:
-        await asyncio.sleep(RETRY_SECONDS)
-        self._poked.set()
-
-    async def _catch_up(self) -> None:
-        """One pass: watches first, then the data that they guard, so that no change is missed."""
-        async with self._one_at_a_time:
-            if not self._ready.is_set():
-                for path in ACL_PARENTS:
-                    await ensure(self._store, path)
-            reload, self._reload = self._reload, False
-            try:
-                listed = {root: await self._list(root) for root in _ROOTS}
-                changed = None if reload or self._has_gap(listed) else await self._changed_patterns(listed)
-                image = await self._read_all() if changed is None else await self._read_changed(changed)
-            except BaseException:
-                self._reload = True
-                raise
-            self._listed = listed
-            self._seen = {root: sequences[-1] if sequences else -1 for root, sequences in listed.items()}
-            if image is not None:
-                self.authorizer.replace(image)
-            if image is not None or not self._ready.is_set():
-                self._on_change()
-            self._ready.set()
+    async def _read(self, whole: bool) -> None:
+        listed = {root: await self._list(root) for root in _ROOTS}
+        changed = None if whole or self._has_gap(listed) else await self._changed_patterns(listed)
+        image = await self._read_all() if changed is None else await self._read_changed(changed)
+        self._listed = listed
+        self._seen = {root: sequences[-1] if sequences else -1 for root, sequences in listed.items()}
+        if image is not None:
+            self.authorizer.replace(image)
+        if image is not None or not self._watcher.has_read:
+            self._on_change()
 
     async def _list(self, root: str) -> list[int]:
-        names = await children_or_none(self._store, root, self._watch)
+        names = await children_or_none(self._store, root, self._watcher.watch)
         return sorted(sequence for sequence in map(_sequence_of, names) if sequence >= 0)
 
     def _has_gap(self, listed: dict[str, list[int]]) -> bool:

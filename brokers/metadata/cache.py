@@ -23,11 +23,12 @@ from brokers.config import BROKER_SETTINGS, BrokerConfig, ConfigError, TopicConf
 from brokers.metadata import foreign, znodes
 from brokers.metadata.image import MetadataDelta, MetadataImage, difference
 from brokers.metadata.loading import children_or_none, gather_bounded, list_changes, load_metadata, read_changes
+from brokers.metadata.watcher import ZnodeWatcher
 from brokers.metadata.znodes import BadZnode, Change
 from brokers.model import BrokerInfo, PartitionState, TopicInfo, TopicPartition
 from brokers.setting_kinds import attribute
 from coordination.registration import broker_path, incarnation_path
-from coordination.store import NoNode, SessionEvent, SessionState, Store, StoreError, WatchEvent
+from coordination.store import NoNode, Store
 from coordination.tree import BROKER_IDS
 
 if TYPE_CHECKING:
@@ -37,11 +38,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-RELIST_SECONDS = 20.0
-"""The interval of listing again without a watch event, so that a lost watch costs seconds at most."""
-RETRY_SECONDS = 0.2
-START_LOOK_MS = 30_000
-"""The interval of the log message while a start waits for ZooKeeper."""
 DEPARTED_MS = 3000
 """How long a broker is kept after its registration ended: three of librdkafka's periodic Metadata requests."""
 NO_CONTROLLER = -1
@@ -82,14 +78,11 @@ class MetadataCache:
         self._sequence = -1
         self._listeners: list[Listener] = []
         self._waiters: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
-        self._poked = asyncio.Event()
-        self._reload = True
-        self._task: asyncio.Task[None] | None = None
+        self._watcher = ZnodeWatcher(store, "metadata", self._read)
         self._topic_configs: dict[str, TopicConfig] = {}
         self.cluster_id = ""
         self.controller_id = NO_CONTROLLER
         self.ready = False
-        self.failure: BadZnode | None = None
         self.foreign: str | None = None
         self._foreign: list[str] = []
         self.brokers: dict[int, BrokerInfo] = {}
@@ -220,73 +213,20 @@ class MetadataCache:
 
         Raises BadZnode, also if foreign brokers use the tree.
         """
-        self._store.on_session(self._session_changed)
-        self._poked.set()
-        self._task = asyncio.create_task(self._follow(), name="metadata cache")
-        while not self.ready and self.failure is None:
-            ready = asyncio.create_task(self.wait_until(lambda: self.ready, START_LOOK_MS))
-            await asyncio.wait({self._task, ready}, return_when=asyncio.FIRST_COMPLETED)
-            if not ready.done():
-                ready.cancel()
-            elif not self.ready:
-                log.warning("metadata cannot be read from ZooKeeper yet; waiting")
-        if self.failure is not None:
-            raise self.failure
+        await self._watcher.start()
 
     async def stop(self) -> None:
         """Stop following; the content stays."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-            self._task = None
+        await self._watcher.stop()
 
-    def _session_changed(self, event: SessionEvent) -> None:
-        # Watches may be lost with any reconnect; listing again is cheap and finds a gap if there is one.
-        if event.state is SessionState.CONNECTED:
-            self._poked.set()
-
-    def _watch(self, _event: WatchEvent) -> None:
-        self._poked.set()
-
-    async def _follow(self) -> None:
-        while True:
-            try:
-                # not wait_for: before Python 3.12 it can swallow a cancellation that comes with the event
-                async with asyncio.timeout(RELIST_SECONDS):
-                    await self._poked.wait()
-            except TimeoutError:
-                pass
-            self._poked.clear()
-            try:
-                await self._catch_up()
-            except BadZnode as problem:
-                log.error("unreadable metadata in ZooKeeper: %s", problem)
-                if not self.ready:
-                    self.failure = problem
-                    return
-                await self._retry_later()
-            except StoreError as problem:
-                log.info("reading metadata from ZooKeeper failed, retrying: %s", problem)
-                await self._retry_later()
-            except Exception:  # a stale cache on a live broker would be worse than any bug
-                log.exception("metadata cache: update failed with an unexpected error; reading everything again")
-                self._reload = True
-                await asyncio.sleep(RELIST_SECONDS / 10)
-                self._poked.set()
-
-    async def _retry_later(self) -> None:
-        await asyncio.sleep(RETRY_SECONDS)
-        self._poked.set()
-
-    async def _catch_up(self) -> None:
-        """One pass: watches first, then the data that they guard, so that no change is missed."""
-        sequences = await list_changes(self._store, self._watch)
+    async def _read(self, whole: bool) -> None:
+        sequences = await list_changes(self._store, self._watcher.watch)
         self._foreign = []
         brokers = await self._read_brokers()
         controller_id = await self._read_controller()
         if not self.cluster_id:
             self.cluster_id = await self._read_cluster_id()
-        delta, reloaded = await self._read_changes(sequences)
+        delta, reloaded = await self._read_changes(sequences, whole)
         others_changed = self._note_foreign()
         brokers_changed = brokers != self.brokers
         controller_changed = controller_id != self.controller_id
@@ -324,20 +264,20 @@ class MetadataCache:
         last = sequences[-1] if sequences else -1
         return last < self._sequence or news != list(range(self._sequence + 1, self._sequence + 1 + len(news)))
 
-    async def _read_changes(self, sequences: list[int]) -> tuple[MetadataDelta, bool]:
+    async def _read_changes(self, sequences: list[int], whole: bool) -> tuple[MetadataDelta, bool]:
         delta = MetadataDelta()
         news = [sequence for sequence in sequences if sequence > self._sequence]
-        if not self._reload and not self._has_gap(sequences, news):
+        if not whole and not self._has_gap(sequences, news):
             entries = await read_changes(self._store, news)
             if entries is not None:
                 for sequence, entry in zip(news, entries, strict=True):
                     self._apply(sequence, entry, delta)
                 return delta, False
-        if not self._reload:
+        if not whole:
             log.info("gap in the change log after entry %d: reading all metadata again", self._sequence)
         loaded = await load_metadata(self._store)
         delta = difference(self._image, loaded.image)
-        self._image, self._sequence, self._reload = loaded.image, loaded.sequence, False
+        self._image, self._sequence = loaded.image, loaded.sequence
         await self._read_features()
         return delta, True
 
@@ -347,7 +287,7 @@ class MetadataCache:
         self._sequence = sequence
 
     async def _read_brokers(self) -> dict[int, BrokerInfo]:
-        ids = [int(name) for name in await children_or_none(self._store, BROKER_IDS, self._watch)]
+        ids = [int(name) for name in await children_or_none(self._store, BROKER_IDS, self._watcher.watch)]
         found = await gather_bounded(sorted(ids), self._read_broker)
         return {broker.id: broker for broker in found if broker is not None}
 
@@ -369,10 +309,10 @@ class MetadataCache:
 
     async def _read_controller(self) -> int:
         try:
-            data, _stat = await self._store.get(znodes.CONTROLLER, self._watch)
+            data, _stat = await self._store.get(znodes.CONTROLLER, self._watcher.watch)
         except NoNode:
-            if await self._store.exists(znodes.CONTROLLER, self._watch) is not None:
-                self._poked.set()
+            if await self._store.exists(znodes.CONTROLLER, self._watcher.watch) is not None:
+                self._watcher.read_soon()
             return NO_CONTROLLER
         wrong = foreign.controller(data)
         if wrong is not None:

@@ -1,23 +1,23 @@
 """SCRAM credentials in ``/config/users/<name>``, as Kafka 3.9 keeps them: followed by brokers, read and written.
 
-A change is one multi of the user's znode and a sequential znode below ``/config/changes``, which names it. Brokers
-watch that list, and read again the users that new entries name. Kafka's own tools write the same, so what they change
-is seen, too. The credentials stand in no other znode. While ZooKeeper is unreachable the last ones stay.
+The credentials stand in no other znode. Brokers read again the users that :mod:`brokers.metadata.config_changes` names.
+While ZooKeeper is unreachable the last ones stay.
 
-Source: kafka/zk/ZkData.scala (ConfigEntityZNode, ConfigEntityChangeNotificationZNode), DynamicConfigManager.
+Source: kafka/zk/ZkData.scala (ConfigEntityZNode).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 from brokers.metadata import znodes
+from brokers.metadata.config_changes import CHANGES, ConfigChanges, change_notice
 from brokers.metadata.loading import children_or_none, read_many, read_or_none
 from brokers.metadata.znodes import BadZnode
-from brokers.security.documents import BadDocument, desanitised, dump_document, load_document, sanitised
+from brokers.security.documents import desanitised, sanitised
 from brokers.security.scram import ScramCredential, ScramMechanism, credential_from
 from brokers.security.scram_users import (
     UNSTORABLE,
@@ -28,33 +28,14 @@ from brokers.security.scram_users import (
     credential_at,
     users_to_read,
 )
-from coordination.store import (
-    Create,
-    Delete,
-    MultiFailed,
-    NoNode,
-    Operation,
-    SessionEvent,
-    SessionState,
-    SetData,
-    Store,
-    StoreError,
-    UnknownOutcome,
-    WatchEvent,
-)
+from coordination.store import Create, MultiFailed, Operation, SetData, Store, UnknownOutcome
 from coordination.tree import ensure
 from wire.errors import ErrorCode
 
 USERS: Final = "/config/users"
-CHANGES: Final = "/config/changes"
-CHANGE_PREFIX: Final = "config_change_"
 
 _ATTEMPTS: Final = 20
 _RETRY_S: Final = 0.05
-_FOLLOW_RETRY_S: Final = 0.2
-_RELIST_S: Final = 20.0
-_KEPT_CHANGES: Final = 1_000
-_PRUNED_AT_ONCE: Final = 100
 
 log = logging.getLogger(__name__)
 
@@ -119,11 +100,7 @@ async def _write_user(store: Store, user: str, gone: Sequence[Deletion], new: Se
     if user in UNSTORABLE:
         return alter_users({}, gone, new)[user]
     path = user_path(user)
-    notice = Create(
-        f"{CHANGES}/{CHANGE_PREFIX}",
-        dump_document({"version": 2, "entity_path": f"users/{sanitised(user)}"}),
-        sequence=True,
-    )
+    notice = change_notice(f"users/{sanitised(user)}")
     unknown = False
     for _ in range(_ATTEMPTS):
         found = await read_or_none(store, path)
@@ -146,94 +123,26 @@ async def _write_user(store: Store, user: str, gone: Sequence[Deletion], new: Se
 
 
 class ScramUsers:
-    """The credentials in ZooKeeper, followed. ``start`` once, ``stop`` once."""
+    """The credentials in ZooKeeper, as ``changes`` tells of them."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, changes: ConfigChanges) -> None:
         self._store = store
         self._credentials: dict[tuple[str, str], ScramCredential] = {}
-        self._newest = -1
-        self._reload = True
-        self._poked = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        changes.subscribe({"users"}, self._read)
 
     def credential(self, mechanism: ScramMechanism, user: str) -> ScramCredential | None:
         """The credential of a user; None without one."""
         return self._credentials.get((mechanism.value, user))
 
-    async def start(self) -> None:
-        """Read all credentials and follow their changes. Raises the store's exceptions."""
-        await ensure(self._store, USERS)
-        await ensure(self._store, CHANGES)
-        self._store.on_session(self._session_changed)
-        await self._catch_up()
-        self._task = asyncio.create_task(self._follow(), name="SCRAM users")
-
-    async def stop(self) -> None:
-        """Stop following; the credentials stay."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-            self._task = None
-
-    def _session_changed(self, event: SessionEvent) -> None:
-        if event.state is SessionState.CONNECTED:
-            self._poked.set()
-
-    def _watch(self, _event: WatchEvent) -> None:
-        self._poked.set()
-
-    async def _follow(self) -> None:
-        while True:
-            try:
-                async with asyncio.timeout(_RELIST_S):
-                    await self._poked.wait()
-            except TimeoutError:
-                self._reload = True  # a tool may write a znode without an entry of the list
-            self._poked.clear()
-            try:
-                await self._catch_up()
-            except StoreError as error:
-                log.info("reading SCRAM users from ZooKeeper failed, retrying: %s", error)
-                await self._again()
-            except Exception:  # stale credentials on a live broker would be worse than any bug
-                log.exception("following the SCRAM users failed; reading all of them again")
-                self._reload = True
-                await self._again()
-
-    async def _again(self) -> None:
-        await asyncio.sleep(_FOLLOW_RETRY_S)
-        self._poked.set()
-
-    async def _catch_up(self) -> None:
-        """One pass: the watch first, then the data that it guards."""
-        await self._store.sync(CHANGES)
-        names = sorted(await self._store.children(CHANGES, self._watch), key=_sequence)
-        news = [name for name in names if _sequence(name) > self._newest]
-        newest = _sequence(names[-1]) if names else -1
-        if newest < self._newest or [*map(_sequence, news)] != [*range(self._newest + 1, newest + 1)]:
-            self._reload = True  # entries are missing: the list was pruned, or this is the first look
-        changed: set[str] | None = None if self._reload else await self._changed(news)
-        users = await read_users(self._store, None if changed is None else sorted(changed))
-        if changed is None:
+    async def _read(self, paths: frozenset[str] | None) -> None:
+        if paths is None:
+            users = await read_users(self._store)
             self._credentials = {}
-        self._take(users if changed is None else {user: users.get(user, {}) for user in changed})
-        self._newest, self._reload = newest, False
-        if len(names) > _KEPT_CHANGES:
-            await self._prune(names[: min(len(names) - _KEPT_CHANGES, _PRUNED_AT_ONCE)])
-
-    async def _changed(self, names: Sequence[str]) -> set[str] | None:
-        """The users that entries name; None: one of them cannot be read, and all users must be."""
-        found = await read_many(self._store, [f"{CHANGES}/{name}" for name in names])
-        changed = set()
-        for name, row in zip(names, found, strict=True):
-            try:
-                document: dict[str, Any] = load_document(name, row[0]) if row is not None else {}
-                kind, _, entity = str(document["entity_path"]).partition("/")
-                if kind == "users" and "/" not in entity:
-                    changed.add(desanitised(entity))
-            except (BadDocument, KeyError, ValueError):
-                return None
-        return changed
+        else:
+            changed = [user for user in map(_user_of_path, sorted(paths)) if user is not None]
+            found = await read_users(self._store, changed)
+            users = {user: found.get(user, {}) for user in changed}
+        self._take(users)
 
     def _take(self, users: Mapping[str, Mapping[str, str]]) -> None:
         for user, config in users.items():
@@ -248,15 +157,8 @@ class ScramUsers:
                 except ValueError as error:
                     log.warning("user %.100r: %s", user, error)
 
-    async def _prune(self, names: Iterable[str]) -> None:
-        """Delete the oldest entries: Kafka's brokers, which do it after 15 minutes, are not here."""
-        for name in names:
-            try:
-                await self._store.multi([Delete(f"{CHANGES}/{name}")])
-            except (MultiFailed, NoNode):
-                continue
 
-
-def _sequence(name: str) -> int:
-    digits = name.rpartition("_")[2]
-    return int(digits) if digits.isdecimal() else -1
+def _user_of_path(path: str) -> str | None:
+    """The user whose own znode that is; None for quotas of a user's clients."""
+    name = path.removeprefix("users/")
+    return None if "/" in name else _user_of(name)

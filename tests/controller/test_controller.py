@@ -282,7 +282,6 @@ async def test_a_broker_that_bounces_unnoticed_is_elected_anew(connect: str) -> 
         await boss.metadata.stop()  # the controller's broker sees nothing of what comes
         await nodes.die(other)
         again = await nodes.start(2, controller=False)
-        boss.metadata._task = None
         await boss.metadata.start()
         await nodes.agree(lambda node: node.state("t", index).leader_incarnation == again.incarnation)
         assert boss.state("t", index).leader_epoch == first.leader_epoch + 2, (

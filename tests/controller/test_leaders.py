@@ -156,7 +156,6 @@ async def test_two_without_their_tails_are_compared(connect: str) -> None:
         credentials = boss.real.credentials()
         assert credentials is not None
         assert await nodes.alive[2].real.end_session(*credentials)
-        boss.metadata._task = None
         await boss.metadata.start()
         await eventually_async(
             lambda: (session := boss.real.session()) is not None and session.session_id != credentials[0],

@@ -273,13 +273,13 @@ async def test_a_topic_that_another_broker_has_just_created_can_be_altered(
             await nodes.start(broker_id)
         boss = await nodes.controller()
         other = next(node for node in nodes.alive.values() if node is not boss)
-        read, lagging = other.metadata._catch_up, asyncio.Event()
+        read, lagging = other.metadata._read, asyncio.Event()
 
-        async def late() -> None:
+        async def late(whole: bool) -> None:
             await lagging.wait()
-            await read()
+            await read(whole)
 
-        monkeypatch.setattr(other.metadata, "_catch_up", late)
+        monkeypatch.setattr(other.metadata._watcher, "_read", late)
         await boss.controller.create_topics([NewTopic("new")])
         await eventually_async(lambda: "new" in boss.metadata.topics, "the topic is known")
         assert "new" not in other.metadata.topics

@@ -673,10 +673,10 @@ def _broker_hooks(oracle: Oracle) -> list[Hook]:
             oracle.led(self, state.leader_epoch)  # before it commits anything as a leader
         original(self, state)
 
-    async def read_changes(self: MetadataCache, original: Any, sequences: list[int]) -> Any:
-        first, sequence = self._reload, self.sequence
-        delta, reloaded = await original(self, sequences)
-        oracle.checked["changes missed"] += bool(not first and sequences and sequences[0] > sequence + 1)
+    async def read_changes(self: MetadataCache, original: Any, sequences: list[int], whole: bool) -> Any:
+        sequence = self.sequence
+        delta, reloaded = await original(self, sequences, whole)
+        oracle.checked["changes missed"] += bool(not whole and sequences and sequences[0] > sequence + 1)
         return delta, reloaded
 
     return [

@@ -1,0 +1,117 @@
+"""The list of changed users, clients and addresses, on a real ZooKeeper."""
+
+from __future__ import annotations
+
+import pytest
+
+from brokers.metadata import config_changes
+from brokers.metadata.config_changes import CHANGES, ConfigChanges, change_notice
+from coordination.store import Create, Store, StoreError
+from tests.support.stores import Stores, on_loop
+from tests.support.waiting import eventually_async
+
+EFFECT_S = 1.0
+Told = list[frozenset[str] | None]
+
+
+async def start(store: Store, *kinds: set[str]) -> tuple[ConfigChanges, list[Told]]:
+    """Followed changes, and what a reader of each set of kinds was told."""
+    changes, told = ConfigChanges(store), [Told() for _ in kinds]
+    for wanted, heard in zip(kinds, told, strict=True):
+
+        async def read(paths: frozenset[str] | None, heard: Told = heard) -> None:
+            heard.append(paths)
+
+        changes.subscribe(wanted, read)
+    await changes.start()
+    return changes, told
+
+
+async def note(store: Store, entity_path: str) -> None:
+    await store.multi([change_notice(entity_path)])
+
+
+@on_loop
+async def test_each_reader_hears_of_the_entities_of_its_kinds(connect: str) -> None:
+    async with Stores() as stores:
+        store, other = await stores.open(connect), await stores.open(connect)
+        changes, (users, quotas) = await start(store, {"users"}, {"users", "clients", "ips"})
+        assert users == quotas == [None], "at the start all are read"
+        for path in ("ips/10.0.0.1", "clients/app", "users/alice", "users/alice/clients/app", "topics/orders"):
+            await note(other, path)
+            await changes.refresh()
+        assert set().union(*(paths or () for paths in users)) == {"users/alice", "users/alice/clients/app"}
+        assert set().union(*(paths or () for paths in quotas)) == {
+            "ips/10.0.0.1", "clients/app", "users/alice", "users/alice/clients/app",
+        }  # fmt: skip
+        assert None not in users[1:]
+        await changes.stop()
+
+
+@on_loop
+async def test_an_entry_arrives_without_being_asked_for(connect: str) -> None:
+    async with Stores() as stores:
+        store, other = await stores.open(connect), await stores.open(connect)
+        changes, (users,) = await start(store, {"users"})
+        await note(other, "users/alice")
+        await eventually_async(lambda: frozenset({"users/alice"}) in users, "the entry is read", EFFECT_S)
+        await changes.stop()
+
+
+@pytest.mark.parametrize("entry", [b"{]", b"{}", b'{"version":1,"entity_type":"users","entity_name":"alice"}'])
+@on_loop
+async def test_an_entry_that_names_no_entity_means_that_all_are_read(connect: str, entry: bytes) -> None:
+    async with Stores() as stores:
+        store = await stores.open(connect)
+        changes, (users,) = await start(store, {"users"})
+        await store.multi([Create(f"{CHANGES}/{config_changes.CHANGE_PREFIX}", entry, sequence=True)])
+        await changes.refresh()
+        assert users == [None, None]
+        await changes.stop()
+
+
+@on_loop
+async def test_entries_that_were_deleted_unseen_mean_that_all_are_read(connect: str) -> None:
+    async with Stores() as stores:
+        store, other = await stores.open(connect), await stores.open(connect)
+        changes, (users,) = await start(store, {"users"})
+        await changes.stop()
+        await note(other, "users/alice")
+        await other.delete(f"{CHANGES}/{config_changes.CHANGE_PREFIX}0000000000")
+        await note(other, "users/bob")
+        await changes.refresh()
+        assert users == [None, None]
+
+
+@on_loop
+async def test_a_reader_that_fails_hears_of_the_same_again(connect: str) -> None:
+    async with Stores() as stores:
+        store = await stores.open(connect)
+        changes, heard, failing = ConfigChanges(store), Told(), [StoreError("lost", "/config/users/alice")]
+
+        async def read(paths: frozenset[str] | None) -> None:
+            heard.append(paths)
+            if paths is not None and failing:
+                raise failing.pop()
+
+        changes.subscribe({"users"}, read)
+        await changes.start()
+        await note(store, "users/alice")
+        await eventually_async(lambda: heard.count(frozenset({"users/alice"})) == 2, "it is read again", 2 * EFFECT_S)
+        await changes.stop()
+
+
+@on_loop
+async def test_the_oldest_entries_are_deleted(connect: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config_changes, "CHANGES_KEPT", 3)
+    async with Stores() as stores:
+        store = await stores.open(connect)
+        changes, (users,) = await start(store, {"users"})
+        for number in range(8):
+            await note(store, f"users/{number}")
+            await changes.refresh()
+        assert len(await store.children(CHANGES)) == 3
+        assert users[0] is None
+        assert None not in users[1:], "what was pruned had been read"
+        assert set().union(*(paths or () for paths in users)) == {f"users/{number}" for number in range(8)}
+        await changes.stop()
