@@ -35,6 +35,9 @@ AT_ONCE = 10
 """Requests sent together where a client doesn't wait for each answer."""
 CROWD = 4
 """Connections that send in the same turn of the loop."""
+AUTHORIZED = ("produce 1 KiB", "produce 1 KiB, 10 at once", "fetch 64 KiB", "fetch 64 KiB in a session")
+"""The works that are counted with an authorizer, too."""
+ACLS = 1000
 SPEND, SPENT = "spend", 100
 TOPIC, TOPIC_ID = "counted", uuid.UUID(int=7)
 PARTITIONS = 4
@@ -345,6 +348,11 @@ def main() -> None:
         for frames in itertools.islice(rounds, WARMUP):
             fixture.check_crowd(frames)
         count(work, fixture.check_crowd, _some(rounds, CROWD))
+    fixture.stage.authorize(ACLS)
+    for work in AUTHORIZED:
+        for frames in itertools.islice(kinds[work], PARTITIONS):  # the first decision reads the ACLs
+            fixture.check(frames)
+        count(f"{work}, authorized", fixture.check, _some(kinds[work]))
     library.begin_counting()
     spend(REQUESTS * SPENT)
     library.end_counting(SPEND.encode())

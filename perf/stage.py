@@ -5,6 +5,7 @@ Time stands still, so that the same instructions run every time. The tests have 
 
 from __future__ import annotations
 
+import itertools
 import uuid
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ from typing import Any
 
 from _native.batch import Record, encode_batch
 from brokers.api.access import Access
+from brokers.api.acl_door import AclDoor, AuthorizerLog
 from brokers.api.base import Services
 from brokers.api.disconnects import Disconnects
 from brokers.api.fetch_sessions import FetchSessions
@@ -35,6 +37,15 @@ from brokers.model import (
     TopicPartition,
 )
 from brokers.replication.replicas import ReplicaManager
+from brokers.security.acls import (
+    AccessControlEntry,
+    AclImage,
+    AclOperation,
+    Permission,
+    ResourcePattern,
+    ResourceType,
+)
+from brokers.security.authorizer import Authorizer
 
 ME, INCARNATION = BrokerId(1), 7
 
@@ -89,6 +100,19 @@ class LoneLeader:
         self.metadata._image.topic_names[topic_id] = name
         changed = tuple(TopicPartition(name, index) for index in range(partitions))
         self.replicas.apply(MetadataChange(topics_changed=(name,), partitions_changed=changed))
+
+    def authorize(self, acls: int) -> None:
+        """Ask an authorizer from now on: so many topics may be written and read by the clients, those here first."""
+        asked = [
+            AccessControlEntry("User:*", "*", one, Permission.ALLOW) for one in (AclOperation.WRITE, AclOperation.READ)
+        ]
+        names = [*self.metadata.topics, *(f"other-{number}" for number in range(acls))]
+        kinds = itertools.product(names, asked)
+        entries: dict[ResourcePattern, set[AccessControlEntry]] = {}
+        for name, entry in itertools.islice(kinds, acls):
+            entries.setdefault(ResourcePattern(ResourceType.TOPIC, name), set()).add(entry)
+        rules = Authorizer(AclImage({pattern: frozenset(found) for pattern, found in entries.items()}))
+        self.services.access = Access(AclDoor(rules), AuthorizerLog(self.clock.mono_ms))
 
     def coordinate(self, loop: Any) -> None:
         """Lead the internal topics, of one partition each, and coordinate groups and transactions.

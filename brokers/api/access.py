@@ -10,7 +10,7 @@ before it may be described. Source: KafkaApis and ControllerApis of Kafka 4.1.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple, Protocol
 
 from brokers.security.acls import OPERATIONS_OF, AclOperation, ResourceType
@@ -125,6 +125,10 @@ NEEDS: dict[int, tuple[Need, ...]] = {
 """By API key. Operations that Metadata and others look up only to tell a client what it may do are not listed."""
 
 
+Question = tuple[str, str, AclOperation, ResourceType, str | None]
+"""Principal, host, operation, resource type, and a name; None: any resource of the type."""
+
+
 class Login(Protocol):
     """A connection, as far as an authorizer knows it."""
 
@@ -156,6 +160,11 @@ class Client(Protocol):
 class Authorizer(Protocol):
     """Decides from rules that it has in memory: it is asked on the loop, for each request."""
 
+    @property
+    def verdicts(self) -> Mapping[Question, bool]:
+        """What it decided since the rules changed; always the same object, so a caller may look here first."""
+        ...
+
     def allows(self, client: Client, operation: AclOperation, resource: ResourceType, name: str) -> bool:
         """Whether the client may do the operation on that resource."""
         ...
@@ -186,12 +195,13 @@ class Access:
     ``decisions`` keeps what was decided, but for questions that only filter what an answer shows (``logged=False``).
     """
 
-    __slots__ = ("_quiet", "authorizer", "decisions")
+    __slots__ = ("_quiet", "_verdicts", "authorizer", "decisions")
 
     def __init__(self, authorizer: Authorizer | None = None, decisions: DecisionLog | None = None) -> None:
         self.authorizer = authorizer
         self.decisions = decisions
         self._quiet = decisions is None or not decisions.keeps_allowed
+        self._verdicts: Mapping[Question, bool] = authorizer.verdicts if authorizer is not None and self._quiet else {}
 
     def allows(
         self, client: Client, operation: AclOperation, resource: ResourceType, name: str, logged: bool = True
@@ -200,6 +210,9 @@ class Access:
         authorizer = self.authorizer
         if authorizer is None:
             return True
+        login = client.connection
+        if self._verdicts.get((login.principal, login.peer_host, operation, resource, name)):
+            return True  # as decided before, and not kept in the log
         allowed = authorizer.allows(client, operation, resource, name)
         if allowed and self._quiet:
             return True

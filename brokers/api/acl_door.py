@@ -7,10 +7,10 @@ names it asks for, so the denials of one second have a bounded number of lines; 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from brokers.api.access import Access, Client, Login
+from brokers.api.access import Access, Client, Login, Question
 from brokers.metadata.acl_cache import AclCache
 from brokers.security.acls import CLUSTER_NAME, AclImage, AclOperation, ResourceType
 from brokers.security.audit import LOGGER, Decision, authorizer_line
@@ -37,19 +37,16 @@ LINES_PER_SECOND = 200
 class AclDoor:
     """``brokers.api.access.Authorizer`` over the ACLs that ``rules`` decides by."""
 
-    __slots__ = ("_rules", "_verdicts")
+    __slots__ = ("_rules", "verdicts")
 
     def __init__(self, rules: Authorizer) -> None:
         self._rules = rules
-        self._verdicts = rules.verdicts
+        self.verdicts: Mapping[Question, bool] = rules.verdicts
 
     def allows(self, client: Client, operation: AclOperation, resource: ResourceType, name: str) -> bool:
         """Whether the client may do the operation on that resource."""
         login = client.connection
-        verdict = self._verdicts.get((login.principal, login.peer_host, operation, resource, name))
-        if verdict is None:
-            verdict = self._rules.allows(login.principal, _host(login), operation, resource, name)
-        return verdict
+        return self._rules.allows(login.principal, _host(login), operation, resource, name)
 
     def allows_any(self, client: Client, operation: AclOperation, resource: ResourceType) -> bool:
         """Whether there can be a resource of that type on which the client may do the operation."""

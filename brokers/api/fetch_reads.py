@@ -31,6 +31,7 @@ CONSUMER, DEBUGGING_REPLICA = -1, -2
 ZSTD_VERSION = 10
 RACK_VERSION = 11
 _NONE = ErrorCode.NONE
+_DENIED = FetchOutcome(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
 _new = tuple.__new__
 """A named tuple's own constructor is a Python function."""
 _TELL_LEADER = (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH)
@@ -69,7 +70,7 @@ class Reader:
         partition = services.replicas.get((topic, index))
         if partition is None:
             if self._forbids(topic):
-                return FetchOutcome(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+                return _DENIED
             tp = TopicPartition(topic, index)
             refusal = services.replicas.leader(tp, leader_epoch)
             assert isinstance(refusal, ErrorCode), f"{tp}: led without a replica"
@@ -115,12 +116,15 @@ class Reader:
         """What the partition has for the asker, at most ``left`` bytes, but one batch if it is the ``first``."""
         replica, request, log = self.replica, self.request, partition.log
         _, _, _, leader_epoch, offset, last_epoch, _, part_bytes, _ = part
-        guarded = self.context.services.access.authorizer is not None
-        if guarded or leader_epoch >= 0 or replica is not None or not partition.is_leader:
-            error = self.refusal(partition, part)  # a leader refuses no consumer that names no epoch
+        context = self.context
+        access = context.services.access
+        if leader_epoch >= 0 or replica is not None or not partition.is_leader:
+            error = self.refusal(partition, part)
             if error is not _NONE:
                 return self._error(error, partition.tp)
-        if self.context.api_version < ZSTD_VERSION and log.config.compression_type == "zstd":
+        elif access.authorizer is not None and not access.allows(context, READ, TOPIC, partition.tp.topic):
+            return _DENIED  # a leader refuses no other consumer that names no epoch
+        if context.api_version < ZSTD_VERSION and log.config.compression_type == "zstd":
             return FetchOutcome(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE)
         start, watermark = log.log_start_offset, log.high_watermark
         stable = watermark if log.producers.first_unstable_offset is None else log.last_stable_offset

@@ -41,7 +41,7 @@ VERIFIED_PER_YIELD = 32
 
 _ATTRIBUTES_AT = 22  # the low byte
 _TRANSACTIONAL = 0x10
-_NONE = ErrorCode.NONE
+_NONE, _TOPIC_DENIED = ErrorCode.NONE, ErrorCode.TOPIC_AUTHORIZATION_FAILED
 """Looked up once: an enum's metaclass takes a thousand instructions to find a member."""
 _new = tuple.__new__
 """Makes a named tuple without the Python function that its own constructor is."""
@@ -112,13 +112,16 @@ class Work:
         self.outcomes: list[list[Any]] = []
         self.unverified: dict[int, list[bytes]] = {}
         services = context.services
-        guarded = services.access.authorizer is not None
-        denied = self._transaction_refusal() if guarded else _NONE
+        access = services.access
+        guarded = access.authorizer is not None
+        denied = _NONE  # without a transactional id an append refuses batches that are transactional
+        if guarded and transactional_id is not None and _say_transactional(batches):
+            denied = context.refusal(WRITE, TRANSACTIONAL_ID, transactional_id)
         for topic, topic_id, index, _ in parts:
             if topic_id is not None:
                 topic = services.metadata.topic_names.get(topic_id)
-            if guarded and (error := denied or (context.refusal(WRITE, TOPIC, topic) if topic else _NONE)):
-                self._refuse(topic, index, batches[len(self.outcomes)], error)
+            if guarded and (denied or (topic and not access.allows(context, WRITE, TOPIC, topic))):
+                self._refuse(topic, index, batches[len(self.outcomes)], denied or _TOPIC_DENIED)
                 continue
             partition = None
             if topic is not None and topic not in INTERNAL_TOPICS:
@@ -128,15 +131,6 @@ class Work:
             else:
                 self.partitions.append(partition)
                 self.outcomes.append([])
-
-    def _transaction_refusal(self) -> ErrorCode:
-        """NONE unless a batch is transactional, and the client may not use the transactional id, or names none."""
-        name = self.run.transactional_id
-        if not _say_transactional(self.run.batches):
-            return _NONE
-        if name is None:
-            return ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-        return self.context.refusal(WRITE, TRANSACTIONAL_ID, name)
 
     def _refuse(
         self, topic: str | None, index: int, batches: list[memoryview], denied: ErrorCode = ErrorCode.NONE

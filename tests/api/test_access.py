@@ -27,6 +27,7 @@ from brokers.api.access import (
     WRITE,
     Access,
     Need,
+    Question,
 )
 from brokers.api.new_topics import NewTopics
 from brokers.controller.requests import TopicOutcome
@@ -60,6 +61,7 @@ class Rules:
     def __init__(self, *allowed: Need | tuple[AclOperation, ResourceType]) -> None:
         self.allowed = set(allowed)
         self.asked: set[Need] = set()
+        self.verdicts: dict[Question, bool] = {}
 
     def allows(self, client: Any, operation: AclOperation, resource: ResourceType, name: str) -> bool:
         assert client.connection.principal == "User:ANONYMOUS"
