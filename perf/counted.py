@@ -21,6 +21,7 @@ from typing import Any
 
 from _native.batch import scan
 from brokers.timers import Timers
+from harness.turns import TurnClient, TurnLoop
 from perf.generator.frames import Frame, batch_of, fetch_frame, produce_frame
 
 KIB = 1024
@@ -48,83 +49,18 @@ NOW_MS = 1_700_000_000_000
 """What the stage's clock says."""
 
 
-class TurnLoop:
-    """The part of an event loop that the server uses; :meth:`turn` does what can be done now."""
-
-    def __init__(self) -> None:
-        self.callbacks: dict[tuple[int, int], tuple[Callable[..., None], tuple[Any, ...]]] = {}
-        self.soon: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
-
-    def add_reader(self, fd: int, callback: Callable[..., None], *args: Any) -> None:
-        self.callbacks[fd, select.POLLIN] = callback, args
-
-    def add_writer(self, fd: int, callback: Callable[..., None], *args: Any) -> None:
-        self.callbacks[fd, select.POLLOUT] = callback, args
-
-    def remove_reader(self, fd: int) -> None:
-        self.callbacks.pop((fd, select.POLLIN), None)
-
-    def remove_writer(self, fd: int) -> None:
-        self.callbacks.pop((fd, select.POLLOUT), None)
-
-    def call_soon(self, callback: Callable[..., None], *args: Any) -> None:
-        self.soon.append((callback, args))
-
-    def call_later(self, _: float, __: Callable[..., None], *___: Any) -> Any:
-        return _Never()
-
-    def call_at(self, _: float, __: Callable[..., None], *___: Any) -> Any:
-        return _Never()
-
-    def time(self) -> float:
-        return 0.0
-
-    def turn(self, fd: int) -> None:
-        """The socket is readable."""
-        callback, args = self.callbacks[fd, select.POLLIN]
-        callback(*args)
-        self.run_soon()
-
-    def run_soon(self) -> None:
-        """The rest of a turn: what callbacks left for it."""
-        while self.soon:
-            soon, self.soon = self.soon, []
-            for callback, args in soon:
-                callback(*args)
-
-
-class _Never:
-    """A timer whose time does not come."""
-
-    def cancel(self) -> None:
-        """Nothing to do."""
-
-
-class Client:
-    """The other end of a connection of the server."""
+class Client(TurnClient):
+    """Receives into a buffer that is there already: what is counted is the server's work."""
 
     def __init__(self, loop: TurnLoop, port: int, listener: int) -> None:
-        self.loop = loop
-        self.sock = socket.create_connection(("127.0.0.1", port))
+        super().__init__(loop, port, listener)
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
-        known = set(loop.callbacks)
-        loop.turn(listener)
-        ((self.fd, _),) = set(loop.callbacks) - known
         self.buffer = bytearray(1 << 20)
-        self.poll = select.poll()  # descriptors may be many
-        for fd in (self.fd, self.sock.fileno()):
-            self.poll.register(fd, select.POLLIN)
 
-    def ask(self, requests: bytes, count: int) -> memoryview:
-        """Send, let the server work, and receive so many answers."""
+    def exchange(self, requests: bytes, count: int) -> memoryview:
+        """Send, let the server work, and receive so many answers: valid until the next ones."""
         self.sock.sendall(requests)
         return self.receive(count)
-
-    def arrive(self) -> None:
-        """What was sent is received by the server, in a turn that is not over yet."""
-        while self.fd not in [fd for fd, _ in self.poll.poll()]:
-            pass
-        self.loop.callbacks[self.fd, select.POLLIN][0]()
 
     def receive(self, count: int) -> memoryview:
         """So many answers, for which the server gets as many turns as it needs."""
@@ -176,7 +112,7 @@ class Fixture:
 
     def check(self, frames: list[Frame]) -> None:
         """Requests sent together; an answer with an error is a fault of the fixture."""
-        _check(frames, self.client.ask(b"".join([frame.data for frame in frames]), len(frames)))
+        _check(frames, self.client.exchange(b"".join([frame.data for frame in frames]), len(frames)))
 
     def check_crowd(self, frames: list[Frame]) -> None:
         """The same requests sent by each of several connections, in one turn of the loop."""
@@ -292,7 +228,7 @@ def _sequence(fixture: Fixture, max_bytes: int) -> Iterator[Frame]:
     offset = 0
     while True:
         frame = _fetch(max_bytes, offset)
-        answer = fixture.client.ask(frame.data, 1)
+        answer = fixture.client.exchange(frame.data, 1)
         begin = LENGTH + frame.records_at
         while answer[begin] & 0x80:  # the records' size, a varint
             begin += 1
@@ -314,7 +250,7 @@ def reading_in_session(fixture: Fixture, max_bytes: int, count: int = FETCHES) -
         int.from_bytes(frame.data[frame.offset_at : frame.offset_at + 8], "big")
         for (frame,) in reading(fixture, max_bytes, count)
     ]
-    answer = fixture.client.ask(_fetch(max_bytes, 0, 0, 0).data, 1)
+    answer = fixture.client.exchange(_fetch(max_bytes, 0, 0, 0).data, 1)
     session_id = int.from_bytes(answer[LENGTH + SESSION_AT : LENGTH + SESSION_AT + 4], "big")
     for epoch, offset in enumerate(itertools.cycle(offsets), 1):
         yield [_fetch(max_bytes, offset, session_id, epoch)]

@@ -14,6 +14,7 @@ SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob
 
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 MEASURING = sorted((ROOT / "perf").rglob("*.py"))
+SHARED = sorted((ROOT / "harness").rglob("*.py"))
 
 # The rim: where the world is touched. Everything else gets time, disk and network handed in.
 RIM = (
@@ -43,7 +44,7 @@ DOCUMENTS = [
     *(ROOT / path for path in ("README.md", "deploy/README.md", "perf/notes.md", "tests/golden/README.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
-_FOLDERS = "|".join((*PACKAGES, "deploy", "docs", "examples", "perf", "tests"))
+_FOLDERS = "|".join((*PACKAGES, "deploy", "docs", "examples", "harness", "perf", "tests"))
 _SUFFIXES = "py|pyx|pxi|json|c|sh|md|yaml|toml|java"
 
 FUNCTION_LINES_MAX = 90  # the aim is 70; functions between are named in the test's failure message when they pass this
@@ -185,14 +186,14 @@ def test_those_that_may_import_test_modules_do() -> None:
     assert [name for name in sorted(SHARES_TESTS) if not _test_modules_imported(ROOT / name)] == []
 
 
-@pytest.mark.parametrize("path", [*TESTS, *MEASURING], ids=_relative)
+@pytest.mark.parametrize("path", [*TESTS, *MEASURING, *SHARED], ids=_relative)
 def test_tests_and_measurements_stand_apart(path: Path) -> None:
-    """Only the tests of perf import it; perf imports no test."""
+    """Only the tests of perf import it; perf imports no test; what both use imports neither."""
     name = _relative(path)
     if name.startswith("tests/perf/"):
         return
-    others = "tests" if name.startswith("perf/") else "perf"
-    assert others not in {module.split(".")[0] for module in _modules_imported(path)}
+    others = {"perf/": {"tests"}, "tests/": {"perf"}}.get(name[: name.index("/") + 1], {"tests", "perf"})
+    assert not others & {module.split(".")[0] for module in _modules_imported(path)}
 
 
 def test_kernels_have_twins() -> None:

@@ -127,14 +127,9 @@ def test_a_topic_with_thousands_of_partitions_does_not_hold_the_loop(tmp_path: P
     fleet = Fleet(tmp_path, brokers=1)
     try:
         broker = fleet.brokers[0]
-        broker.module = "tests.support.loopwatch"
-        watched = broker.directory / "loop.watch"
-        loopwatch.create(watched)
-        broker.start()
-        broker.wait_ready()
+        figures = loopwatch.started(broker)
         client = Client(broker.port)
         client.sock.settimeout(60)
-        figures = loopwatch.Figures(watched)
         figures.reset()
         eventually(lambda: create_big(client), "the topic is created", good=lambda error: error in CREATED)
         eventually(lambda: end_of(client, BIG - 1), "its last partition is led", good=lambda error: error == E.NONE)

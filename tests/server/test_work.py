@@ -156,13 +156,9 @@ def stand(directory: Path) -> Iterator[Stand]:
     fleet = Fleet(directory, brokers=1, group_initial_rebalance_delay_ms=0)
     try:
         broker = fleet.brokers[0]
-        broker.module = "tests.support.loopwatch"
-        watched = broker.directory / "loop.watch"
-        loopwatch.create(watched)
-        broker.start()
-        broker.wait_ready()
+        figures = loopwatch.started(broker)
         _fill(broker)
-        yield Stand(broker, loopwatch.Figures(watched))
+        yield Stand(broker, figures)
     finally:
         fleet.close()
 

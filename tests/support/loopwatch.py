@@ -19,9 +19,12 @@ import sys
 import time
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tests.support.waiting import eventually
+
+if TYPE_CHECKING:
+    from tests.support.fleet import Broker
 
 PROBE_S = 0.004
 TURN_LIMIT_S = 120.0
@@ -80,9 +83,14 @@ class Figures:
         return float(FIGURES.unpack_from(self._map)[4]) * 1000
 
 
-def create(path: Path) -> None:
-    """The empty file."""
-    path.write_bytes(bytes(FIGURES.size))
+def started(broker: Broker) -> Figures:
+    """Start the broker with a probe, and wait until it is ready."""
+    broker.module = "tests.support.loopwatch"
+    watched = broker.directory / "loop.watch"
+    watched.write_bytes(bytes(FIGURES.size))
+    broker.start()
+    broker.wait_ready()
+    return Figures(watched)
 
 
 class _Probe:

@@ -16,8 +16,8 @@ from brokers.log import Log
 from brokers.model import Endpoint
 from brokers.server.listener import Server
 from brokers.timers import Timers
+from harness.turns import TurnClient, TurnLoop
 from tests.support.stage import Stage
-from tests.support.turns import HandlerLoop, TurnClient
 from wire import compression, hot
 from wire.errors import ErrorCode
 
@@ -37,6 +37,24 @@ def frame(
     topics = [request.TopicProduceData(name=topic, partition_data=[part])]
     message = request(version=version, transactional_id=transactional_id, acks=acks, timeout_ms=1000, topic_data=topics)
     return bytes(m.encode_request(0, version, number, "me", message))
+
+
+class HandlerLoop(TurnLoop):
+    """Runs coroutines too, those that wait for nothing: they are done at once."""
+
+    def create_task(self, coroutine: Any) -> Any:
+        try:
+            coroutine.send(None)
+        except StopIteration:
+            return _Ended()
+        raise AssertionError("the coroutine waits for something")
+
+
+class _Ended:
+    """A task that is over."""
+
+    def add_done_callback(self, callback: Any) -> None:
+        callback(self)
 
 
 class Broker:

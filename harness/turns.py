@@ -1,4 +1,4 @@
-"""An event loop whose turns a test takes one by one, and the other end of a connection of a server that runs on it."""
+"""An event loop whose turns are taken one by one, and the other end of a connection of a server that runs on it."""
 
 from __future__ import annotations
 
@@ -61,24 +61,6 @@ class _NeverDue:
         """Nothing to do."""
 
 
-class HandlerLoop(TurnLoop):
-    """Runs coroutines too, those that wait for nothing: they are done at once."""
-
-    def create_task(self, coroutine: Any) -> Any:
-        try:
-            coroutine.send(None)
-        except StopIteration:
-            return _Ended()
-        raise AssertionError("the coroutine waits for something")
-
-
-class _Ended:
-    """A task that is over."""
-
-    def add_done_callback(self, callback: Any) -> None:
-        callback(self)
-
-
 class TurnClient:
     """The other end of a connection; ``fd`` is the server's end of it."""
 
@@ -91,6 +73,12 @@ class TurnClient:
         self.poll = select.poll()  # descriptors may be many
         for fd in (self.fd, self.sock.fileno()):
             self.poll.register(fd, select.POLLIN)
+
+    def arrive(self) -> None:
+        """What was sent is received by the server, in a turn that is not over yet."""
+        while self.fd not in [fd for fd, _ in self.poll.poll()]:
+            pass
+        self.loop.callbacks[self.fd, select.POLLIN][0]()
 
     def ask(self, requests: bytes, count: int) -> bytes:
         """Send, let the server work, and receive so many answers."""
