@@ -141,7 +141,7 @@ class _Group:
         """Whether the coordinator has loaded. A JoinGroup as a probe would leave a member that all wait for."""
         probe = _Member(address)
         request = messages.request_class(HEARTBEAT)(
-            version=VERSIONS[HEARTBEAT], group_id=self.name, generation_id=1, member_id="nobody"
+            version=VERSIONS[HEARTBEAT], group_id=self.name, generation_id=1, member_id="unknown"
         )
         answer = probe.call(HEARTBEAT, request)
         probe.sock.close()

@@ -108,7 +108,7 @@ class BrokerCrash:
 class WorkerCrash:
     """Executors' Python workers die in the midst of a task, in ``batch`` or after; Spark runs the task again.
 
-    Driven by events, too. Nobody sees from outside whether a worker is in a task or between two. So all are stopped
+    Driven by events, too. Whether a worker is in a task or between two cannot be seen from outside. So all are stopped
     first. Is the batch written all the same, then they were between two, go on, and the next batch is tried. Is it not,
     then it waits for one of them, and they are killed.
     """

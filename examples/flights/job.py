@@ -4,7 +4,7 @@
 
 It says on standard output, one JSON line each, what the sink does. ``--stop-at written:2`` makes it say so and stand
 still when batch 2 is written and not yet committed, and ``--stop-at committed:4`` when batch 4 is committed in Kafka
-and Spark has not yet noted it: whoever started it can then kill it at that very moment.
+and Spark has not yet noted it: the process that started it can then kill it at that very moment.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Handlers over all their versions, on a fixed picture: what is built must encode, decode and say the right thing."""
+"""Handlers over all their versions, on a fixed metadata image: answers must encode, decode and say the right thing."""
 
 from __future__ import annotations
 
@@ -187,7 +187,9 @@ def test_metadata_of_all_topics(services: Services, version: int) -> None:
     assert [p.partition_index for p in a.partitions] == [0, 1, 2, 3]
     assert [p.leader_id for p in a.partitions] == [1, 2, -1, 3]
     assert [p.error_code for p in a.partitions] == [0, 0, 5, 0]
-    assert [p.leader_id for p in c.partitions] == [-1, -1], "who is named must serve: not in a later life"
+    assert [p.leader_id for p in c.partitions] == [-1, -1], (
+        "a leader that is named must serve: not in a later incarnation"
+    )
     assert a.partitions[2].replica_nodes == [9]
     if version >= 1:
         assert found.controller_id == 2

@@ -123,7 +123,7 @@ def test_a_fetch_that_wants_no_session_gets_none(stage: Stage, fields: dict[str,
 
 def test_forgotten_partitions_are_answered_no_more(stage: Stage) -> None:
     client = started(stage, "a", "b")
-    client.fetch(forget=(("a", 0), ("nobody knows this", 3)))
+    client.fetch(forget=(("a", 0), ("unknown", 3)))
     assert not stage.partition("a")._watchers
     stage.append("a")
     stage.append("b")
@@ -148,7 +148,7 @@ def test_names_and_ids_are_not_mixed(stage: Stage) -> None:
 def test_a_session_belongs_to_its_owner(stage: Stage) -> None:
     sessions = stage.services.fetch_sessions
     client = started(stage, "t")
-    stranger = Owner("User:somebody else", -1)
+    stranger = Owner("User:other", -1)
     asked = request(session_id=client.id, session_epoch=1)
     assert sessions.find(asked, stranger.principal, 0, False) is ErrorCode.FETCH_SESSION_ID_NOT_FOUND
     sessions.end(client.id, stranger)

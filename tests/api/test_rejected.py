@@ -1,4 +1,4 @@
-"""What follows on a batch that was turned away is turned away by the same words."""
+"""What follows on a batch that was rejected is rejected with the same message."""
 
 from __future__ import annotations
 

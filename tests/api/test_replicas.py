@@ -30,7 +30,7 @@ def test_what_an_expired_lease_still_serves() -> None:
     """The table of docs/INVARIANTS.md."""
     expired = LeaderLease(lambda: False)
     assert {kind: expired.refusal(kind) for kind in Serve} == {
-        Serve.APPEND: ErrorCode.NONE,  # acknowledged only when those who could succeed have it
+        Serve.APPEND: ErrorCode.NONE,  # acknowledged only when every possible successor has it
         Serve.FETCH: ErrorCode.NONE,
         Serve.LIST_OFFSETS: ErrorCode.NOT_LEADER_OR_FOLLOWER,
         Serve.COORDINATOR_STATE: ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
@@ -97,7 +97,7 @@ def test_a_lookup_of_a_leader_says_why_there_is_none(stage: Stage) -> None:
     assert stage.replicas.leader(T) is ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
-def test_an_election_of_an_earlier_life_does_not_count(stage: Stage) -> None:
+def test_an_election_of_an_earlier_incarnation_does_not_count(stage: Stage) -> None:
     stage.topic("t", incarnation=6)
     assert stage.replicas.leader(T) is ErrorCode.NOT_LEADER_OR_FOLLOWER
     stage.topic("t", epoch=1)

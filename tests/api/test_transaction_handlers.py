@@ -271,7 +271,7 @@ def test_a_coordinator_that_died_between_prepare_and_complete(tmp_path: Path, zn
         assert after.offset("group") == (9 if commit else None)
         assert len(after.partition("t").log.reader.aborted_transactions(0, 2)) == (0 if commit else 1)
         assert await after.produce(pid, 1, 0, 12) == 0
-        assert (await after.init(None)).producer_id >= 1000, "a new life takes a new block"
+        assert (await after.init(None)).producer_id >= 1000, "a new incarnation takes a new block"
         await after.stop()
 
     play(scenario)
@@ -337,7 +337,7 @@ def test_descriptions_and_lists(tmp_path: Path, znode: OneZnode) -> None:
         assert (found.error_code, found.transaction_state, found.producer_id) == (0, "Ongoing", pid)
         assert found.transaction_timeout_ms == 60_000
         assert [(topic.topic, list(topic.partitions)) for topic in found.topics] == [("t", [0, 1])]
-        assert (await describe(broker, "nobody")).error_code == E.TRANSACTIONAL_ID_NOT_FOUND
+        assert (await describe(broker, "unknown")).error_code == E.TRANSACTIONAL_ID_NOT_FOUND
         assert (await describe(broker, "")).error_code == E.INVALID_REQUEST
 
         async def listed(version: int, **filters: Any) -> Any:

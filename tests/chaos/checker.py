@@ -11,8 +11,8 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from tests.chaos import checks_batches, checks_life, checks_log, checks_order, checks_topics
-from tests.chaos.checks_life import Demands
+from tests.chaos import checks_batches, checks_liveness, checks_log, checks_order, checks_topics
+from tests.chaos.checks_liveness import Demands
 from tests.chaos.history import Event, History, parse, read
 from tests.chaos.logs import Logs
 from tests.chaos.report import Report
@@ -27,10 +27,10 @@ def check(history: History, demands: Demands | None = None) -> Report:
         *checks_order.CHECKS,
         *checks_batches.CHECKS,
         *checks_topics.CHECKS,
-        checks_life.rest,
+        checks_liveness.rest,
     ):
         look(logs, report)
-    checks_life.vacuity(logs, report, demands or Demands())
+    checks_liveness.vacuity(logs, report, demands or Demands())
     return report
 
 

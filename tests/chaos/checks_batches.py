@@ -43,14 +43,14 @@ def _fences(logs: Logs, sink: str, attempts: Attempts, fences: list[Fence], repo
     )
     read_to_the_end = all(key in logs.final[RC] for key in logs.writer)
     for fence in sorted(fences, key=lambda fence: fence.t1):
-        told = f"{sink}: {fence.who} is told batch {fence.batch_id}"
+        told = f"{sink}: {fence.proc} is told batch {fence.batch_id}"
         sure = max((batch_id for t1, batch_id in finished if t1 < fence.t0), default=-1)
         sure = max(sure, max((other.batch_id for other in fences if other.t1 < fence.t0), default=-1))
         if fence.batch_id < sure:
             report.bad("fence-back", f"{told}, after batch {sure}")
         tried = [op for op in attempts.get(fence.batch_id, ()) if op.t0 < fence.t1 and op.committing]
         if fence.batch_id >= 0 and not tried:
-            report.bad("fence-phantom", f"{told}, which nobody had tried to commit")
+            report.bad("fence-phantom", f"{told}, which no driver had tried to commit")
         elif read_to_the_end and tried and not any(_shown(logs, op) or not op.sends for op in tried):
             report.bad("lost-write", f"{told}, but nothing of it is shown: {tried[0]}")
         _locked_out(logs, told, fence, attempts, report)

@@ -14,11 +14,11 @@ def phantoms(logs: Logs, report: Report) -> None:
     for send in logs.twice:
         report.vague("value-not-unique", f"{send.key} {send.value} is written twice by the workload: {send.op}")
     seen = set()
-    for who, _, key, records in logs.readings():
+    for proc, _, key, records in logs.readings():
         for offset, value in records:
             if value not in logs.writer[key] and (key, offset, value) not in seen:
                 seen.add((key, offset, value))
-                report.bad("phantom", f"{key} offset {offset}: {who} read {value!r}, which nobody wrote there")
+                report.bad("phantom", f"{key} offset {offset}: {proc} read {value!r}, which no client wrote there")
     for poll in logs.history.polls:
         for key, records in poll.records.items():
             for offset, value in records:
@@ -32,7 +32,7 @@ def conflicts(logs: Logs, report: Report) -> None:
     for key, cells in logs.cells.items():
         for offset, values in cells.items():
             if len(values) > 1:
-                told = "; ".join(f"{value} by {who}" for value, who in values.items())
+                told = "; ".join(f"{value} by {proc}" for value, proc in values.items())
                 report.bad("inconsistent-offsets", f"{key} offset {offset} has {told}")
         for value, offsets in logs.offsets[key].items():
             if len(offsets) > 1:
@@ -153,7 +153,7 @@ def exactly_once(logs: Logs, report: Report) -> None:
             continue
         (group,) = names
         if (group, key) not in committed:
-            report.vague("no-final-offset", f"nobody asked for {group}'s offset of {key} at the end")
+            report.vague("no-final-offset", f"no client asked for {group}'s offset of {key} at the end")
             continue
         limit, due = committed[group, key], 2 if group == TELLERS else 1
         for offset in sorted(o for offsets in logs.final[RC][key].values() for o in offsets):

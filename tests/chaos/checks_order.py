@@ -16,9 +16,9 @@ def polls(logs: Logs, report: Report) -> None:
     """Skips and steps back, inside one poll and between polls of one consumer that was not moved in between."""
     for final in logs.history.finals:
         for key, records in final.records.items():
-            _inside(logs, final.who, final.isolation, key, records, report)
+            _inside(logs, final.proc, final.isolation, key, records, report)
             if records and (missed := logs.between(final.isolation, key, -1, records[0][0])):
-                report.bad("skip-poll", f"{final.who} {key} begins after {logs.values_at(key, missed)}")
+                report.bad("skip-poll", f"{final.proc} {key} begins after {logs.values_at(key, missed)}")
     for proc, events in logs.history.consumers.items():
         last: dict[str, int] = {}
         for event in events:
@@ -38,12 +38,12 @@ def polls(logs: Logs, report: Report) -> None:
                 last[key] = records[-1][0]
 
 
-def _inside(logs: Logs, who: str, isolation: str, key: str, records: Records, report: Report) -> None:
+def _inside(logs: Logs, proc: str, isolation: str, key: str, records: Records, report: Report) -> None:
     for (one, _), (two, _) in itertools.pairwise(records):
         if two <= one:
-            report.bad("nonmonotonic-poll", f"{who} {key}: {two} after {one} in one poll")
+            report.bad("nonmonotonic-poll", f"{proc} {key}: {two} after {one} in one poll")
         elif missed := logs.between(isolation, key, one, two):
-            report.bad("skip-poll", f"{who} {key}: {logs.values_at(key, missed)} between {one} and {two}")
+            report.bad("skip-poll", f"{proc} {key}: {logs.values_at(key, missed)} between {one} and {two}")
 
 
 def group_starts(logs: Logs, report: Report) -> None:
@@ -101,17 +101,17 @@ def sends(logs: Logs, report: Report) -> None:
 
 
 Step = tuple[int, int, int, str]
-"""(time, 1 to ask or 0 to tell, offset, who): what is told before a question is a floor under the answer."""
+"""(time, 1 to ask or 0 to tell, offset, process): what is told before a question is a floor under the answer."""
 
 
 def _floors(steps: Iterable[Step]) -> Iterable[tuple[int, str, int, str]]:
-    """For each question the highest offset told strictly before it: (offset, who, floor, who told the floor)."""
+    """For each question the highest offset told strictly before it: (offset, process, floor, the floor's process)."""
     floor, by = -1, ""
-    for _, asks, offset, who in sorted(steps, key=lambda step: (step[0], -step[1])):
+    for _, asks, offset, proc in sorted(steps, key=lambda step: (step[0], -step[1])):
         if asks:
-            yield offset, who, floor, by
+            yield offset, proc, floor, by
         elif offset > floor:
-            floor, by = offset, who
+            floor, by = offset, proc
 
 
 def appends(logs: Logs, report: Report) -> None:
@@ -123,9 +123,11 @@ def appends(logs: Logs, report: Report) -> None:
                 steps[send.key].append((send.t0, 1, send.offset, f"{send.value} of {op}"))
                 steps[send.key].append((send.acked, 0, send.offset, f"{send.value} of {op}"))
     for key, found in steps.items():
-        for offset, who, floor, by in _floors(found):
+        for offset, proc, floor, by in _floors(found):
             if offset <= floor:
-                report.bad("append-not-linear", f"{key}: {who} at {offset}, though {by} had {floor} before it was sent")
+                report.bad(
+                    "append-not-linear", f"{key}: {proc} at {offset}, though {by} had {floor} before it was sent"
+                )
 
 
 def log_ends(logs: Logs, report: Report) -> None:
@@ -134,13 +136,13 @@ def log_ends(logs: Logs, report: Report) -> None:
         steps: dict[str, list[Step]] = defaultdict(list)
         told = [answer for answer in logs.history.ends if answer.isolation == isolation]
         told += [
-            Answer(key, end, final.t0, final.t1, final.who)
+            Answer(key, end, final.t0, final.t1, final.proc)
             for final in logs.history.finals if final.isolation == isolation
             for key, end in final.ends.items()
         ]  # fmt: skip
         for answer in told:
-            steps[answer.key].append((answer.t0, 1, answer.offset, answer.who))
-            steps[answer.key].append((answer.t1, 0, answer.offset, f"the answer to {answer.who}"))
+            steps[answer.key].append((answer.t0, 1, answer.offset, answer.proc))
+            steps[answer.key].append((answer.t1, 0, answer.offset, f"the answer to {answer.proc}"))
         for poll in logs.history.polls:
             if isolation == RU or poll.isolation == RC:
                 for key, records in poll.records.items():
@@ -152,9 +154,9 @@ def log_ends(logs: Logs, report: Report) -> None:
                     if send.offset is not None:
                         steps[send.key].append((send.acked, 0, send.offset + 1, f"the acknowledgement of {send.value}"))
         for key, found in steps.items():
-            for offset, who, floor, by in _floors(found):
+            for offset, proc, floor, by in _floors(found):
                 if offset < floor:
-                    report.bad("log-end-back", f"{key}: {who} is told {offset} ({isolation}), after {floor} by {by}")
+                    report.bad("log-end-back", f"{key}: {proc} is told {offset} ({isolation}), after {floor} by {by}")
 
 
 def committed_offsets(logs: Logs, report: Report) -> None:
@@ -166,13 +168,13 @@ def committed_offsets(logs: Logs, report: Report) -> None:
     for answer in logs.history.committed:
         answers[answer.group, answer.key].append(answer)
     for name, asked in answers.items():
-        steps: list[Step] = [(a.t0, 1, a.offset, a.who) for a in asked]
+        steps: list[Step] = [(a.t0, 1, a.offset, a.proc) for a in asked]
         steps += [(a.t1, 0, a.offset, "an answer") for a in asked]
-        steps += [(c.t1, 0, c.offset, c.who) for c in commits[name] if c.outcome == "ok" and c.t1 < FOREVER]
-        for offset, who, floor, by in _floors(steps):
+        steps += [(c.t1, 0, c.offset, c.proc) for c in commits[name] if c.outcome == "ok" and c.t1 < FOREVER]
+        for offset, proc, floor, by in _floors(steps):
             if offset < floor:
                 kind = "committed-offset-back" if by == "an answer" else "stale-committed-offset"
-                report.bad(kind, f"{name[0]} {name[1]}: {who} is told {offset}, after {floor} by {by}")
+                report.bad(kind, f"{name[0]} {name[1]}: {proc} is told {offset}, after {floor} by {by}")
         _sources(name, asked, commits[name], report)
 
 
@@ -190,11 +192,11 @@ def _sources(name: tuple[str, str], asked: list[Answer], commits: list[Commit], 
             continue
         if answer.offset in failed:
             report.bad(
-                "aborted-offset", f"{name[0]} {name[1]}: {answer.who} is told {answer.offset} of a failed commit"
+                "aborted-offset", f"{name[0]} {name[1]}: {answer.proc} is told {answer.offset} of a failed commit"
             )
         else:
             report.bad(
-                "phantom-offset", f"{name[0]} {name[1]}: {answer.who} is told {answer.offset}, which nobody sent"
+                "phantom-offset", f"{name[0]} {name[1]}: {answer.proc} is told {answer.offset}, which was never sent"
             )
 
 

@@ -21,7 +21,7 @@ from tests.chaos import (
     workload_txn,
 )
 from tests.chaos.history import TELLERS
-from tests.chaos.recorder import Life, Recorder
+from tests.chaos.recorder import Recorder, RoleControl
 
 TRIMMED = "trimmed"
 """The topic whose records are deleted now and then."""
@@ -32,16 +32,16 @@ GROUPS = {READERS: "idem", WORKERS: "in", TELLERS: "orders"}
 """Group -> the topic it reads."""
 GAVE_UP = 3
 
-Role = Callable[[Recorder, Life, str, str], None]
+Role = Callable[[Recorder, RoleControl, str, str], None]
 
 
 def _produce(produce: Callable[..., None], topic: str, rate: float) -> Role:
-    return lambda recorder, life, bootstrap, _: produce(recorder, life, bootstrap, topic, TOPICS[topic], rate)
+    return lambda recorder, control, bootstrap, _: produce(recorder, control, bootstrap, topic, TOPICS[topic], rate)
 
 
 def _read(read: Callable[..., None], isolation: str, *topics: str) -> Role:
     some = {topic: TOPICS[topic] for topic in topics or TOPICS}
-    return lambda recorder, life, bootstrap, _: read(recorder, life, bootstrap, some, isolation)
+    return lambda recorder, control, bootstrap, _: read(recorder, control, bootstrap, some, isolation)
 
 
 ROLES: dict[str, tuple[dict[str, str], Role]] = {
@@ -89,10 +89,10 @@ def main() -> int:
     role, proc, slot, seed, bootstrap, directory = sys.argv[1:7]
     logging.basicConfig(level=logging.ERROR)
     start, play = ROLES[role]
-    life = Life(seed)
+    control = RoleControl(seed)
     recorder = Recorder(Path(directory), proc, role=role, **start)
     try:
-        play(recorder, life, bootstrap, slot)
+        play(recorder, control, bootstrap, slot)
     except Exception as problem:  # a client that gave up: the next one takes its place
         recorder.write(e="gone", t=recorder.now(), error=f"{type(problem).__name__} {problem}"[:200])
         return GAVE_UP

@@ -668,7 +668,7 @@ def a_foreign_batch_committed(rng: random.Random, events: list[Event]) -> set[st
 def main() -> int:
     """Many random histories, each checked as it is and with one corruption."""
     from tests.chaos.checker import check_events
-    from tests.chaos.checks_life import Demands
+    from tests.chaos.checks_liveness import Demands
 
     arguments = argparse.ArgumentParser(description="try the checker on random histories")
     arguments.add_argument("--count", type=int, default=1000)

@@ -300,7 +300,7 @@ def zookeeper_majority(grip: Grip, rng: random.Random) -> Fault:
     for node in nodes:
         node.start()
     yield from wait_ready(grip, left, *nodes)
-    return "+".join(node.host for node in nodes), {"the third served nobody": True} if silent else None
+    return "+".join(node.host for node in nodes), {"the third served no client": True} if silent else None
 
 
 def zookeeper_pause(grip: Grip, rng: random.Random) -> Fault:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tests.chaos.history import Records
-from tests.chaos.recorder import Life, Recorder, unpack
+from tests.chaos.recorder import Recorder, RoleControl, unpack
 from tests.chaos.workload_read import CONSUMER
 
 DEADLINE_S = 120.0
@@ -19,7 +19,7 @@ class Unfinished(Exception):
 
 
 def read_all(
-    recorder: Recorder, life: Life, bootstrap: str, topics: Mapping[str, int], groups: Mapping[str, str]
+    recorder: Recorder, control: RoleControl, bootstrap: str, topics: Mapping[str, int], groups: Mapping[str, str]
 ) -> None:
     """Wait until no transaction is open, ask for the groups' offsets, read everything; raises Unfinished."""
     deadline = time.monotonic() + DEADLINE_S

@@ -6,7 +6,7 @@ client process, ``n`` numbers its operations, ``e`` says what happened to the op
 - ``start``: a process begins; ``iso`` (``rc`` or ``ru``), ``group`` and ``client`` hold for its polls.
 - ``invoke`` / ``ok`` / ``fail`` / ``info`` for ``send`` (``k`` key, ``v`` value, ``o`` offset when known, ``idem``,
   ``inst`` the producer's instance in the process), ``txn`` and ``commit`` (``g`` group, ``o`` offsets by key).
-  ``info``: nobody knows; an invocation without an end counts as ``info``. ``doubtful`` marks an end that is
+  ``info``: unknown; an invocation without an end counts as ``info``. ``doubtful`` marks an end that is
   definite by the client's word only, after a commit was sent: the sound reading takes it as ``info``.
 - inside a ``txn``: ``committing`` (written before the commit is asked for: a transaction without it cannot commit, so
   it failed for certain however it ended), ``send``, ``sent`` (acknowledged at ``o``), ``poll`` (``r``: key ->
@@ -16,7 +16,7 @@ client process, ``n`` numbers its operations, ``e`` says what happened to the op
 - one line with ``t0`` and ``t``: ``fence`` (a batch began on ``sink``, and ``id`` was the last committed one, -1 for
   none; every earlier attempt is locked out from ``t`` on), ``poll``, ``committed`` (``g``, ``o``), ``ends``
   (ListOffsets: ``iso``, ``o``), ``final`` (a full read: ``iso``, ``r``, ``end``, the log's end by key) and ``position``
-  (the consumer now stands at ``r``: key -> offset, null where somebody else decides: the group's committed offset;
+  (the consumer now stands at ``r``: key -> offset, null where the group's committed offset decides;
   other keys are given up), ``trim`` (DeleteRecords: ``o``, key -> the offset below which records were to
   go) and ``again`` (one topic that is made, written, read and deleted by one process: ``id``, the values ``sent``,
   ``acked`` and ``read``, the latter null when the read did not come to its end or the topic was another one by then).
@@ -107,7 +107,7 @@ class Commit:
     t0: int
     t1: int
     outcome: str
-    who: str
+    proc: str
 
 
 @dataclass(slots=True)
@@ -118,7 +118,7 @@ class Answer:
     offset: int
     t0: int
     t1: int
-    who: str
+    proc: str
     group: str = ""
     isolation: str = ""
     final: bool = False
@@ -132,7 +132,7 @@ class Fence:
     batch_id: int
     t0: int
     t1: int
-    who: str
+    proc: str
 
 
 @dataclass(slots=True)
@@ -175,7 +175,7 @@ class Final:
     isolation: str
     records: dict[str, Records]
     ends: dict[str, int]
-    who: str
+    proc: str
     t0: int = 0
     t1: int = 0
 

@@ -26,11 +26,11 @@ class Logs:
                 self.writer[send.key][send.value] = send
         self.read: dict[str, dict[str, set[str]]] = {RC: defaultdict(set), RU: defaultdict(set)}
         self.cells: dict[str, dict[int, dict[str, str]]] = defaultdict(dict)
-        for who, isolation, key, records in self.readings():
+        for proc, isolation, key, records in self.readings():
             seen, cells = self.read[isolation][key], self.cells[key]
             for offset, value in records:
                 seen.add(value)
-                cells.setdefault(offset, {}).setdefault(value, who)
+                cells.setdefault(offset, {}).setdefault(value, proc)
         for op in history.ops:
             for send in op.sends:
                 if send.offset is not None:
@@ -56,7 +56,7 @@ class Logs:
                 yield poll.proc, poll.isolation, key, records
         for final in self.history.finals:
             for key, records in final.records.items():
-                yield final.who, final.isolation, key, records
+                yield final.proc, final.isolation, key, records
 
     def _is_committed(self, op: Op) -> bool:
         if op.outcome != "info":
@@ -90,7 +90,7 @@ class Logs:
                     for offset, value in records:
                         values[value].append(offset)
                     if found.setdefault(key, values) != values:
-                        self.disagreeing.append(f"{key}: {final.who} and another reader ({isolation}) differ")
+                        self.disagreeing.append(f"{key}: {final.proc} and another reader ({isolation}) differ")
         return found
 
     def between(self, isolation: str, key: str, low: int, high: int) -> list[int]:

@@ -2,7 +2,7 @@
 
 Everything between two hosts can be cut or delayed, one way or both: clients, brokers and ZooKeeper nodes are hosts, so
 every kind of connection goes through it, also those between ZooKeeper nodes. What is cut is silent, as on a real
-network: no reset, no refusal. The whole run lives in namespaces of its own (:func:`isolate`), which the kernel takes
+network: no reset, no refusal. The whole run is in namespaces of its own (:func:`isolate`), which the kernel takes
 away with the last process. Where namespaces aren't allowed, relays on the loopback do the same for TCP connections.
 """
 

@@ -75,8 +75,8 @@ class Recorder:
             self.single("poll", t0, r=records)
 
 
-class Life:
-    """Is this process still wanted? SIGTERM asks it to finish what it does and go."""
+class RoleControl:
+    """Whether this process goes on: SIGTERM asks it to finish what it does and end. ``rng`` has its seed."""
 
     def __init__(self, seed: str) -> None:
         self.rng = random.Random(seed)
@@ -88,7 +88,7 @@ class Life:
 
     @property
     def on(self) -> bool:
-        """Go on?"""
+        """Whether it was not asked to end."""
         return not self._ended
 
     def pause(self, seconds: float) -> None:

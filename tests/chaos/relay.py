@@ -2,7 +2,7 @@
 
 Runs as a process of its own: ``python -m tests.chaos.relay CONTROL_FD HOSTS PORT,...``. Host b really listens on
 127.77.0.B; what host a connects to is 127.77.A.B, where a relay stands that knows both ends. The shim (shim.c) turns
-the one address into the other in connect(), so nobody has to be told. Commands are those of the switch. A direction
+the one address into the other in connect(), so no client has to be told. Commands are those of the switch. A direction
 that is cut carries nothing, neither bytes nor ends of connections; new connections are accepted and stay silent. What
 was held arrives when the cut is healed, as a real network would send it again.
 """

@@ -29,7 +29,7 @@ from typing import Any
 
 from tests.chaos import corrupt
 from tests.chaos.checker import check
-from tests.chaos.checks_life import Demands
+from tests.chaos.checks_liveness import Demands
 from tests.chaos.client import TOPICS
 from tests.chaos.clocks import ClockError
 from tests.chaos.cluster import CLIENT_HOSTS, MIN_INSYNC, REPLICATION, Cluster

@@ -27,7 +27,7 @@ class Slot:
     name: str
     role: str
     host: str
-    lives: int = 0
+    starts: int = 0
     started: float = 0.0
     process: subprocess.Popen[bytes] | None = None
     zombies: list[subprocess.Popen[bytes]] = field(default_factory=list)
@@ -59,9 +59,9 @@ class Clients:
         """Start a process for a slot. The one that still fills it is kept among its zombies."""
         if slot.process is not None and slot.process.poll() is None and slot.process not in slot.zombies:
             slot.zombies.append(slot.process)
-        slot.lives += 1
+        slot.starts += 1
         slot.started = time.monotonic()
-        proc = f"{slot.name}.{slot.lives}"
+        proc = f"{slot.name}.{slot.starts}"
         command = [
             sys.executable, "-m", "tests.chaos.client", slot.role, proc, slot.name, f"{self._seed}-{proc}",
             self._bootstrap, str(self._history),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from tests.chaos.checks_life import SECOND, ends_of_success, longest_gaps, proven, successes, within
+from tests.chaos.checks_liveness import SECOND, ends_of_success, longest_gaps, proven, successes, within
 from tests.chaos.history import History
 from tests.chaos.report import Report
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.chaos import corrupt
 from tests.chaos.checker import check, check_events
-from tests.chaos.checks_life import Demands, longest_gaps
+from tests.chaos.checks_liveness import Demands, longest_gaps
 from tests.chaos.history import HistoryError, parse, read
 from tests.chaos.tale import Tale
 

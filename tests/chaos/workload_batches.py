@@ -9,7 +9,7 @@ from spark_udfs.client.failures import ClientError, FenceConflict, TaskFenced
 from spark_udfs.client.producer import MemberProducer, TaskMember, WriteSettings
 from spark_udfs.sink.batch_transactions import BatchTransactions, OpenBatch
 from tests.chaos.outcomes import text_of
-from tests.chaos.recorder import Life, Recorder, pack
+from tests.chaos.recorder import Recorder, RoleControl, pack
 
 QUERY = "chaos"
 TRANSACTION_TIMEOUT_MS = 10_000
@@ -23,8 +23,10 @@ DELAY_MAX_S = 0.5
 class Driver:
     """One sink's driver and its tasks, in one process."""
 
-    def __init__(self, recorder: Recorder, life: Life, bootstrap: str, topic: str, partitions: int, sink: str) -> None:
-        self._recorder, self._life = recorder, life
+    def __init__(
+        self, recorder: Recorder, control: RoleControl, bootstrap: str, topic: str, partitions: int, sink: str
+    ) -> None:
+        self._recorder, self._control = recorder, control
         self._topic, self._partitions, self._name = topic, partitions, sink
         self._client = Client({"bootstrap_servers": bootstrap.split(",")}, CALL_MS)
         self._sink = BatchTransactions(self._client, sink, CALL_MS)
@@ -32,16 +34,16 @@ class Driver:
 
     def run(self) -> None:
         """One batch after the other; a failed one is tried again. Raises what ends this driver."""
-        while self._life.on:
+        while self._control.on:
             start = self._recorder.now()
             batch = self._sink.begin(TRANSACTION_TIMEOUT_MS)
             last = -1 if batch.fence is None else batch.fence.batch_id
             self._recorder.single("fence", start, sink=self._name, id=last)
             self._write(batch, last + 1)
-            self._life.pause(self._life.rng.random() * DELAY_MAX_S)
+            self._control.pause(self._control.rng.random() * DELAY_MAX_S)
 
     def _write(self, batch: OpenBatch, batch_id: int) -> None:
-        rng, recorder = self._life.rng, self._recorder
+        rng, recorder = self._control.rng, self._recorder
         name = recorder.begin("txn", batch=[self._name, batch_id])
         committing = False
         try:
@@ -49,7 +51,7 @@ class Driver:
             if rng.random() < LOSER:
                 self._task(batch, recorder.begin("txn"), 0)  # never commits: it must not be seen
             if rng.random() < 0.3:
-                self._life.pause(rng.random() * DELAY_MAX_S)
+                self._control.pause(rng.random() * DELAY_MAX_S)
             if rng.random() < ABORT:
                 self._sink.abort(batch)
                 recorder.then(name, "fail", error="on purpose")
@@ -64,7 +66,7 @@ class Driver:
 
     def _task(self, batch: OpenBatch, name: dict[str, object], task: int) -> TaskMember:
         """Rows for some partitions by a member of its own, acknowledged when this returns."""
-        rng = self._life.rng
+        rng = self._control.rng
         (member,) = self._sink.enlist(batch)
         producer = MemberProducer(self._client, self._name, member, self._settings)
         for run in range(rng.randint(1, 2)):
@@ -77,11 +79,11 @@ class Driver:
                 places.append(place)
             producer.write(pa.record_batch([pa.array(values), pa.array(places, pa.int32())], ["value", "partition"]))
             if rng.random() < 0.3:
-                self._life.pause(rng.random() * DELAY_MAX_S)
+                self._control.pause(rng.random() * DELAY_MAX_S)
         producer.flush()
         return member
 
 
-def driver(recorder: Recorder, life: Life, bootstrap: str, topic: str, partitions: int, sink: str) -> None:
+def driver(recorder: Recorder, control: RoleControl, bootstrap: str, topic: str, partitions: int, sink: str) -> None:
     """Play a driver of one sink, under the sink's name in all its processes."""
-    Driver(recorder, life, bootstrap, topic, partitions, sink).run()
+    Driver(recorder, control, bootstrap, topic, partitions, sink).run()

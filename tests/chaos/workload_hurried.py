@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.chaos.outcomes import text_of
-from tests.chaos.recorder import Life, Recorder, pack
+from tests.chaos.recorder import Recorder, RoleControl, pack
 from tests.chaos.workload_txn import Fatal
 from tests.support.raw_transactions import RawProducer
 
@@ -12,14 +12,14 @@ CALL_S = 10.0
 
 
 def transactions(
-    recorder: Recorder, life: Life, bootstrap: str, topic: str, partitions: int, rate: float, slot: str
+    recorder: Recorder, control: RoleControl, bootstrap: str, topic: str, partitions: int, rate: float, slot: str
 ) -> None:
     """Bursts of transactions; whatever goes wrong is the end of this producer, and the next one takes its id."""
-    rng = life.rng
+    rng = control.rng
     brokers = bootstrap.split(",")
     rng.shuffle(brokers)
     producer = RawProducer(brokers[0], slot, topic, partitions, rng.randrange(1 << 30), timeout_s=CALL_S)
-    while life.on:
+    while control.on:
         for _ in range(rng.randint(1, BURST)):
             name = recorder.begin("txn")
             kind = rng.choice(("commit", "commit", "abort", "nothing"))
@@ -39,5 +39,5 @@ def transactions(
                 recorder.then(name, "info", error=text_of(why))
                 raise Fatal(str(why)) from why
             recorder.then(name, "ok" if kind == "commit" else "fail")
-        life.pause(rng.random() * 2 * BURST / rate)
+        control.pause(rng.random() * 2 * BURST / rate)
     producer.close()

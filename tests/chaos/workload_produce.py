@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from tests.chaos.outcomes import code_of, end_of, text_of
-from tests.chaos.recorder import Life, Recorder, pack
+from tests.chaos.recorder import Recorder, RoleControl, pack
 
 DELIVERY_MS = 30_000
 """How long a client tries to get a record acknowledged before it says that it doesn't know."""
@@ -23,7 +23,9 @@ CONFLUENT = {
 """Impatient settings: a producer that waits minutes for a silent broker tests little."""
 
 
-def confluent(recorder: Recorder, life: Life, bootstrap: str, topic: str, partitions: int, rate: float) -> None:
+def confluent(
+    recorder: Recorder, control: RoleControl, bootstrap: str, topic: str, partitions: int, rate: float
+) -> None:
     """librdkafka, idempotent, several records in flight."""
     from confluent_kafka import KafkaException, Producer
 
@@ -45,9 +47,9 @@ def confluent(recorder: Recorder, life: Life, bootstrap: str, topic: str, partit
 
         return done
 
-    while life.on and not fatal:
+    while control.on and not fatal:
         if len(open_) < IN_FLIGHT_MAX:
-            partition = life.rng.randrange(partitions)
+            partition = control.rng.randrange(partitions)
             value = f"{recorder.proc}.{recorder.next}"
             name = recorder.begin("send", k=f"{topic}/{partition}", v=value)
             open_.add(name["n"])
@@ -56,11 +58,13 @@ def confluent(recorder: Recorder, life: Life, bootstrap: str, topic: str, partit
             except (KafkaException, BufferError) as error:  # not even queued
                 open_.discard(name["n"])
                 recorder.then(name, "fail", error=text_of(error))
-        producer.poll(life.rng.random() * 2 / rate)
+        producer.poll(control.rng.random() * 2 / rate)
     producer.flush(DELIVERY_MS / 1000 if not fatal else 1)
 
 
-def kafka_python(recorder: Recorder, life: Life, bootstrap: str, topic: str, partitions: int, rate: float) -> None:
+def kafka_python(
+    recorder: Recorder, control: RoleControl, bootstrap: str, topic: str, partitions: int, rate: float
+) -> None:
     """kafka-python, acks=all, not idempotent, one record at a time: duplicates are allowed, losses are not."""
     from kafka import KafkaProducer
 
@@ -69,8 +73,8 @@ def kafka_python(recorder: Recorder, life: Life, bootstrap: str, topic: str, par
         request_timeout_ms=5_000, delivery_timeout_ms=DELIVERY_MS, max_block_ms=DELIVERY_MS, retry_backoff_ms=100,
         max_in_flight_requests_per_connection=1, metadata_max_age_ms=5_000, reconnect_backoff_max_ms=1_000,
     )  # fmt: skip
-    while life.on:
-        partition = life.rng.randrange(partitions)
+    while control.on:
+        partition = control.rng.randrange(partitions)
         value = f"{recorder.proc}.{recorder.next}"
         name = recorder.begin("send", k=f"{topic}/{partition}", v=value, idem=False)
         try:
@@ -78,16 +82,20 @@ def kafka_python(recorder: Recorder, life: Life, bootstrap: str, topic: str, par
             recorder.then(name, "ok", o=result.offset)
         except Exception as error:
             recorder.then(name, **end_of(code_of(error)), error=text_of(error))
-        life.pause(life.rng.random() * 2 / rate)
+        control.pause(control.rng.random() * 2 / rate)
     producer.close(5)
 
 
-def aiokafka(recorder: Recorder, life: Life, bootstrap: str, topic: str, partitions: int, rate: float) -> None:
+def aiokafka(
+    recorder: Recorder, control: RoleControl, bootstrap: str, topic: str, partitions: int, rate: float
+) -> None:
     """aiokafka, idempotent, a few records in flight."""
-    asyncio.run(_aiokafka(recorder, life, bootstrap, topic, partitions, rate))
+    asyncio.run(_aiokafka(recorder, control, bootstrap, topic, partitions, rate))
 
 
-async def _aiokafka(recorder: Recorder, life: Life, bootstrap: str, topic: str, partitions: int, rate: float) -> None:
+async def _aiokafka(
+    recorder: Recorder, control: RoleControl, bootstrap: str, topic: str, partitions: int, rate: float
+) -> None:
     from aiokafka import AIOKafkaProducer
 
     producer = AIOKafkaProducer(
@@ -108,9 +116,9 @@ async def _aiokafka(recorder: Recorder, life: Life, bootstrap: str, topic: str, 
             if code_of(error) in FINISHED:
                 finished.append(error)
 
-    while life.on and not finished:
+    while control.on and not finished:
         if len(waiting) < IN_FLIGHT_MAX:
-            partition = life.rng.randrange(partitions)
+            partition = control.rng.randrange(partitions)
             value = f"{recorder.proc}.{recorder.next}"
             name = recorder.begin("send", k=f"{topic}/{partition}", v=value)
             try:
@@ -124,7 +132,7 @@ async def _aiokafka(recorder: Recorder, life: Life, bootstrap: str, topic: str, 
             task = asyncio.create_task(settle(name, future))
             waiting.add(task)
             task.add_done_callback(waiting.discard)
-        await asyncio.sleep(life.rng.random() * 2 / rate)
+        await asyncio.sleep(control.rng.random() * 2 / rate)
     if waiting:
         await asyncio.wait(waiting, timeout=DELIVERY_MS / 1000)
     try:

@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.chaos.history import Records
 from tests.chaos.outcomes import code_of, end_of, text_of
-from tests.chaos.recorder import Life, Recorder, unpack
+from tests.chaos.recorder import Recorder, RoleControl, unpack
 
 CONSUMER = {
     "enable.auto.commit": False, "auto.offset.reset": "earliest",
@@ -36,13 +36,15 @@ def records_of(recorder: Recorder, messages: Iterable[Any]) -> dict[str, Records
     return found
 
 
-def confluent_rack(recorder: Recorder, life: Life, bootstrap: str, topics: dict[str, int], isolation: str) -> None:
+def confluent_rack(
+    recorder: Recorder, control: RoleControl, bootstrap: str, topics: dict[str, int], isolation: str
+) -> None:
     """The same near one of the brokers: it reads from followers (KIP-392)."""
-    confluent(recorder, life, bootstrap, topics, isolation, f"rack-{life.rng.randint(1, 4)}")
+    confluent(recorder, control, bootstrap, topics, isolation, f"rack-{control.rng.randint(1, 4)}")
 
 
 def confluent(
-    recorder: Recorder, life: Life, bootstrap: str, topics: dict[str, int], isolation: str, rack: str = ""
+    recorder: Recorder, control: RoleControl, bootstrap: str, topics: dict[str, int], isolation: str, rack: str = ""
 ) -> None:
     """librdkafka, all partitions assigned, from the beginning."""
     from confluent_kafka import Consumer, TopicPartition
@@ -60,18 +62,20 @@ def confluent(
     parts = [TopicPartition(topic, p, 0) for topic, count in topics.items() for p in range(count)]
     consumer.assign(parts)
     recorder.single("position", recorder.now(), r={f"{part.topic}/{part.partition}": 0 for part in parts})
-    while life.on:
+    while control.on:
         start = recorder.now()
         recorder.polled(start, records_of(recorder, consumer.consume(200, POLL_S)))
     consumer.close()
 
 
-def aiokafka(recorder: Recorder, life: Life, bootstrap: str, topics: dict[str, int], isolation: str) -> None:
+def aiokafka(recorder: Recorder, control: RoleControl, bootstrap: str, topics: dict[str, int], isolation: str) -> None:
     """aiokafka, all partitions assigned, from the beginning."""
-    asyncio.run(_aiokafka(recorder, life, bootstrap, topics, isolation))
+    asyncio.run(_aiokafka(recorder, control, bootstrap, topics, isolation))
 
 
-async def _aiokafka(recorder: Recorder, life: Life, bootstrap: str, topics: dict[str, int], isolation: str) -> None:
+async def _aiokafka(
+    recorder: Recorder, control: RoleControl, bootstrap: str, topics: dict[str, int], isolation: str
+) -> None:
     from aiokafka import AIOKafkaConsumer, TopicPartition
 
     consumer = AIOKafkaConsumer(
@@ -85,7 +89,7 @@ async def _aiokafka(recorder: Recorder, life: Life, bootstrap: str, topics: dict
     for part in parts:
         consumer.seek(part, 0)
     recorder.single("position", recorder.now(), r={f"{part.topic}/{part.partition}": 0 for part in parts})
-    while life.on:
+    while control.on:
         start = recorder.now()
         try:
             found = await consumer.getmany(timeout_ms=int(POLL_S * 1000), max_records=200)
@@ -96,7 +100,9 @@ async def _aiokafka(recorder: Recorder, life: Life, bootstrap: str, topics: dict
     await consumer.stop()
 
 
-def kafka_python(recorder: Recorder, life: Life, bootstrap: str, topics: dict[str, int], isolation: str) -> None:
+def kafka_python(
+    recorder: Recorder, control: RoleControl, bootstrap: str, topics: dict[str, int], isolation: str
+) -> None:
     """kafka-python, all partitions assigned, from the beginning."""
     from kafka import KafkaConsumer
     from kafka.structs import TopicPartition
@@ -111,7 +117,7 @@ def kafka_python(recorder: Recorder, life: Life, bootstrap: str, topics: dict[st
     for part in parts:
         consumer.seek(part, 0)
     recorder.single("position", recorder.now(), r={f"{part.topic}/{part.partition}": 0 for part in parts})
-    while life.on:
+    while control.on:
         start = recorder.now()
         try:
             found = consumer.poll(timeout_ms=int(POLL_S * 1000), max_records=200)
@@ -130,7 +136,7 @@ def _by_key(found: dict[Any, Any]) -> dict[str, Records]:
     }  # fmt: skip
 
 
-def confluent_member(recorder: Recorder, life: Life, bootstrap: str, topic: str, group: str) -> None:
+def confluent_member(recorder: Recorder, control: RoleControl, bootstrap: str, topic: str, group: str) -> None:
     """A member of a group by librdkafka; it commits what it polled, now and then, and subscribes anew, rarely."""
     from confluent_kafka import Consumer, KafkaException, TopicPartition
 
@@ -142,15 +148,15 @@ def confluent_member(recorder: Recorder, life: Life, bootstrap: str, topic: str,
         recorder.single("position", recorder.now(), r={f"{part.topic}/{part.partition}": None for part in parts})
 
     consumer.subscribe([topic], on_assign=assigned)
-    while life.on:
+    while control.on:
         start = recorder.now()
         found = records_of(recorder, consumer.consume(50, POLL_S))
         recorder.polled(start, found)
-        if life.rng.random() < SUBSCRIBE_ANEW:
+        if control.rng.random() < SUBSCRIBE_ANEW:
             consumer.unsubscribe()
             consumer.subscribe([topic], on_assign=assigned)
             continue
-        if not found or life.rng.random() > COMMIT:
+        if not found or control.rng.random() > COMMIT:
             continue
         ends = {key: records[-1][0] + 1 for key, records in found.items()}
         offsets = [TopicPartition(topic, int(key.rsplit("/", 1)[1]), offset) for key, offset in ends.items()]
@@ -168,7 +174,7 @@ def confluent_member(recorder: Recorder, life: Life, bootstrap: str, topic: str,
     consumer.close()
 
 
-def kafka_python_member(recorder: Recorder, life: Life, bootstrap: str, topic: str, group: str) -> None:
+def kafka_python_member(recorder: Recorder, control: RoleControl, bootstrap: str, topic: str, group: str) -> None:
     """A member of the same group by kafka-python."""
     from kafka import ConsumerRebalanceListener, KafkaConsumer
     from kafka.structs import OffsetAndMetadata, TopicPartition
@@ -187,7 +193,7 @@ def kafka_python_member(recorder: Recorder, life: Life, bootstrap: str, topic: s
     )  # fmt: skip
     consumer.partitions_for_topic(topic)
     consumer.subscribe([topic], listener=Listener())
-    while life.on:
+    while control.on:
         start = recorder.now()
         try:
             found = _by_key(consumer.poll(timeout_ms=1000, max_records=50))
@@ -195,7 +201,7 @@ def kafka_python_member(recorder: Recorder, life: Life, bootstrap: str, topic: s
             recorder.single("poll", start, e="info", error=text_of(error))
             continue
         recorder.polled(start, found)
-        if not found or life.rng.random() > COMMIT:
+        if not found or control.rng.random() > COMMIT:
             continue
         ends = {key: records[-1][0] + 1 for key, records in found.items()}
         offsets = {
@@ -212,7 +218,12 @@ def kafka_python_member(recorder: Recorder, life: Life, bootstrap: str, topic: s
 
 
 def asker(
-    recorder: Recorder, life: Life, bootstrap: str, topics: dict[str, int], groups: dict[str, str], rate: float
+    recorder: Recorder,
+    control: RoleControl,
+    bootstrap: str,
+    topics: dict[str, int],
+    groups: dict[str, str],
+    rate: float,
 ) -> None:
     """Asks for the ends of all logs in both isolations (kafka-python) and for the groups' offsets (librdkafka)."""
     from confluent_kafka import Consumer, KafkaException
@@ -234,9 +245,9 @@ def asker(
         )
         for group in groups
     }
-    while life.on:
+    while control.on:
         for short, consumer in levels.items():
-            some = life.rng.sample(parts, 3)
+            some = control.rng.sample(parts, 3)
             start = recorder.now()
             try:
                 ends = consumer.end_offsets(some, timeout_ms=5_000)
@@ -252,4 +263,4 @@ def asker(
                 recorder.single("committed", start, g=group, o=offsets)
             except KafkaException as error:
                 recorder.single("committed", start, e="info", error=text_of(error))
-        life.pause(life.rng.random() * 2 / rate)
+        control.pause(control.rng.random() * 2 / rate)

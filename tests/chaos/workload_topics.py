@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from tests.chaos.cluster import MIN_INSYNC, REPLICATION
-from tests.chaos.recorder import Life, Recorder, pack, unpack
+from tests.chaos.recorder import Recorder, RoleControl, pack, unpack
 from tests.chaos.workload_produce import CONFLUENT
 from tests.chaos.workload_read import CONSUMER
 
@@ -57,25 +57,25 @@ class _Topic:
             pass
 
 
-def again(recorder: Recorder, life: Life, bootstrap: str) -> None:
+def again(recorder: Recorder, control: RoleControl, bootstrap: str) -> None:
     """Make it, write, read all, delete it. A round counts only if the topic was the same before and after.
 
     A late request of an earlier round (a create, a delete, a Produce that names the topic) may still arrive: then the
     id differs, or a record is there that was sent to an earlier one and never acknowledged.
     """
     topic = _Topic(bootstrap)
-    while life.on:
-        while life.on and topic.id() != "":  # that of the round before, or of a process that was killed
+    while control.on:
+        while control.on and topic.id() != "":  # that of the round before, or of a process that was killed
             topic.delete()
-            life.pause(0.2)
-        while life.on and not (before := topic.id()):
+            control.pause(0.2)
+        while control.on and not (before := topic.id()):
             if before == "":
                 topic.make()
-            life.pause(0.2)
-        if not life.on:
+            control.pause(0.2)
+        if not control.on:
             return
         start = recorder.now()
-        sent, acked = _write(recorder, life, bootstrap)
+        sent, acked = _write(recorder, control, bootstrap)
         read = _read(bootstrap, len(acked))
         after = topic.id()
         recorder.single(
@@ -84,7 +84,7 @@ def again(recorder: Recorder, life: Life, bootstrap: str) -> None:
         )  # fmt: skip
 
 
-def _write(recorder: Recorder, life: Life, bootstrap: str) -> tuple[list[str], list[str]]:
+def _write(recorder: Recorder, control: RoleControl, bootstrap: str) -> tuple[list[str], list[str]]:
     """Some records by an idempotent producer of their own: all that were sent, and those that were acknowledged."""
     from confluent_kafka import Producer
 
@@ -100,7 +100,7 @@ def _write(recorder: Recorder, life: Life, bootstrap: str) -> tuple[list[str], l
             on_delivery=lambda error, _, value=value: acked.append(value) if error is None else None,
         )  # fmt: skip
         producer.poll(0)
-        life.pause(life.rng.random() * 0.3)
+        control.pause(control.rng.random() * 0.3)
     producer.flush(READ_S)
     producer.purge()
     producer.flush(1.0)

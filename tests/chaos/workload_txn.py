@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.chaos.outcomes import text_of
-from tests.chaos.recorder import Life, Recorder, pack
+from tests.chaos.recorder import Recorder, RoleControl, pack
 from tests.chaos.workload_produce import CONFLUENT
 from tests.chaos.workload_read import CONSUMER, records_of
 
@@ -25,12 +25,12 @@ class Fatal(Exception):
 class Transactions:
     """One transactional producer and the record of what it does."""
 
-    def __init__(self, recorder: Recorder, life: Life, bootstrap: str, transactional_id: str) -> None:
+    def __init__(self, recorder: Recorder, control: RoleControl, bootstrap: str, transactional_id: str) -> None:
         from confluent_kafka import KafkaException, Producer
 
         self._error = KafkaException
         self._recorder = recorder
-        self._life = life
+        self._control = control
         settings = {
             "bootstrap.servers": bootstrap, "transactional.id": transactional_id, "linger.ms": 2, **CONFLUENT,
             "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS, "message.timeout.ms": TRANSACTION_TIMEOUT_MS,
@@ -116,12 +116,14 @@ class Transactions:
         return True
 
 
-def mixed(recorder: Recorder, life: Life, bootstrap: str, topic: str, partitions: int, rate: float, slot: str) -> None:
+def mixed(
+    recorder: Recorder, control: RoleControl, bootstrap: str, topic: str, partitions: int, rate: float, slot: str
+) -> None:
     """Transactions of one to four steps, each a poll or a send to the same topic that the others write to."""
     from confluent_kafka import Consumer, KafkaException, TopicPartition
 
-    rng = life.rng
-    work = Transactions(recorder, life, bootstrap, slot)
+    rng = control.rng
+    work = Transactions(recorder, control, bootstrap, slot)
     consumer = Consumer(
         {"bootstrap.servers": bootstrap, "group.id": "unused", "isolation.level": "read_committed", **CONSUMER}
     )
@@ -132,14 +134,14 @@ def mixed(recorder: Recorder, life: Life, bootstrap: str, topic: str, partitions
         [TopicPartition(topic, partition, positions[f"{topic}/{partition}"]) for partition in range(partitions)]
     )
     recorder.single("position", recorder.now(), r=positions)
-    while life.on:
+    while control.on:
         before = dict(positions)
         try:
             work.begin()
             patient = rng.random() < 0.5
             for step in range(rng.randint(1, 4)):
                 if patient:
-                    life.pause(rng.random() * DELAY_MAX_S)
+                    control.pause(rng.random() * DELAY_MAX_S)
                 if rng.random() < 0.4:
                     start = recorder.now()
                     found = records_of(recorder, consumer.consume(10, 0.1))
@@ -157,7 +159,7 @@ def mixed(recorder: Recorder, life: Life, bootstrap: str, topic: str, partitions
             done = False
         if not done:
             positions = _rewind(recorder, consumer, topic, positions, before)
-        life.pause(rng.random() * 2 / rate)
+        control.pause(rng.random() * 2 / rate)
     consumer.close()
 
 
@@ -179,19 +181,19 @@ def _rewind(
 
 
 def kafka_python(
-    recorder: Recorder, life: Life, bootstrap: str, topic: str, partitions: int, rate: float, slot: str
+    recorder: Recorder, control: RoleControl, bootstrap: str, topic: str, partitions: int, rate: float, slot: str
 ) -> None:
     """Transactions of one to four sends by kafka-python; any error of a commit is the end of this producer."""
     from kafka import KafkaProducer
 
-    rng = life.rng
+    rng = control.rng
     producer = KafkaProducer(
         bootstrap_servers=bootstrap.split(","), transactional_id=slot, transaction_timeout_ms=TRANSACTION_TIMEOUT_MS,
         acks="all", linger_ms=2, request_timeout_ms=5_000, delivery_timeout_ms=TRANSACTION_TIMEOUT_MS,
         max_block_ms=int(INITIALISE_S * 1000), retry_backoff_ms=100, metadata_max_age_ms=5_000,
     )  # fmt: skip
     producer.init_transactions()
-    while life.on:
+    while control.on:
         name: dict[str, Any] = {}
         try:
             producer.begin_transaction()
@@ -216,7 +218,7 @@ def kafka_python(
             if name:
                 recorder.then(name, "info", error=text_of(why))
             raise Fatal(str(why)) from why
-        life.pause(rng.random() * 2 / rate)
+        control.pause(rng.random() * 2 / rate)
     producer.close(5)
 
 
@@ -225,36 +227,57 @@ Outputs = Callable[[str, int, str], list[tuple[int, str]]]
 
 
 def worker(
-    recorder: Recorder, life: Life, bootstrap: str, source: str, target: str, partitions: int, slot: str, group: str
+    recorder: Recorder,
+    control: RoleControl,
+    bootstrap: str,
+    source: str,
+    target: str,
+    partitions: int,
+    slot: str,
+    group: str,
 ) -> None:
     """Read-process-write: each input makes one output, its offset is committed in the same transaction."""
 
     def one(key: str, offset: int, name: str) -> list[tuple[int, str]]:
         return [(int(key.rsplit("/", 1)[1]) % partitions, f"{name}.{key}.{offset}")]
 
-    _process(recorder, life, bootstrap, source, target, slot, group, one)
+    _process(recorder, control, bootstrap, source, target, slot, group, one)
 
 
 def teller(
-    recorder: Recorder, life: Life, bootstrap: str, source: str, target: str, partitions: int, slot: str, group: str
+    recorder: Recorder,
+    control: RoleControl,
+    bootstrap: str,
+    source: str,
+    target: str,
+    partitions: int,
+    slot: str,
+    group: str,
 ) -> None:
     """A bank: each order moves an amount between two accounts, which are partitions; both sides or none."""
 
     def both(key: str, offset: int, name: str) -> list[tuple[int, str]]:
-        debit, credit = life.rng.sample(range(partitions), 2)
-        amount = life.rng.randint(1, 1000)
+        debit, credit = control.rng.sample(range(partitions), 2)
+        amount = control.rng.randint(1, 1000)
         return [(debit, f"{name}.{key}.{offset}.{-amount}"), (credit, f"{name}.{key}.{offset}.{amount}")]
 
-    _process(recorder, life, bootstrap, source, target, slot, group, both)
+    _process(recorder, control, bootstrap, source, target, slot, group, both)
 
 
 def _process(
-    recorder: Recorder, life: Life, bootstrap: str, source: str, target: str, slot: str, group: str, outputs: Outputs
+    recorder: Recorder,
+    control: RoleControl,
+    bootstrap: str,
+    source: str,
+    target: str,
+    slot: str,
+    group: str,
+    outputs: Outputs,
 ) -> None:
     from confluent_kafka import Consumer, KafkaException
 
-    rng = life.rng
-    work = Transactions(recorder, life, bootstrap, slot)
+    rng = control.rng
+    work = Transactions(recorder, control, bootstrap, slot)
     consumer = Consumer(
         {"bootstrap.servers": bootstrap, "group.id": group, "isolation.level": "read_committed", **CONSUMER,
          "auto.offset.reset": "earliest", "session.timeout.ms": 6_000, "heartbeat.interval.ms": 1_000}
@@ -264,7 +287,7 @@ def _process(
         recorder.single("position", recorder.now(), r={f"{part.topic}/{part.partition}": None for part in parts})
 
     consumer.subscribe([source], on_assign=assigned)
-    while life.on:
+    while control.on:
         start = recorder.now()
         messages = consumer.consume(rng.randint(1, 8), 0.2)
         found = records_of(recorder, messages)
@@ -278,7 +301,7 @@ def _process(
                     for partition, value in outputs(key, offset, f"{recorder.proc}.{work.name['n']}"):
                         work.send(target, partition, value, (key, offset))
             if rng.random() < 0.3:
-                life.pause(rng.random() * DELAY_MAX_S)
+                control.pause(rng.random() * DELAY_MAX_S)
             if rng.random() < ABORT:
                 raise _OnPurpose
             ends = {(source, int(key.rsplit("/", 1)[1])): records[-1][0] + 1 for key, records in found.items()}

@@ -32,7 +32,7 @@ def topic(shell: Shell) -> str:
     return name
 
 
-def test_the_life_of_a_topic(shell: Shell) -> None:
+def test_a_topic_from_its_creation_to_its_deletion(shell: Shell) -> None:
     name = f"cli-{uuid.uuid4().hex[:8]}"
     shell.run("topics", "create", name, "-p", "2", "-c", "retention.ms=-1", "--dry-run")
     assert name not in {row["topic"] for row in shell.json("topics", "list")}

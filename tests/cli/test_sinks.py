@@ -44,7 +44,7 @@ def test_a_fence_is_listed_described_and_moved(fleet: Fleet) -> None:
     assert batch.fence is not None
     assert (batch.fence.query_id, batch.fence.batch_id) == ("query-2", 0)
     assert not sink.commit(batch, "query-2", 1, "", [])
-    unknown = run(fleet, "sinks", "describe", "nobody")
+    unknown = run(fleet, "sinks", "describe", "unknown-sink")
     assert unknown.exit_code != 0
-    assert "nobody" in unknown.stderr
+    assert "unknown-sink" in unknown.stderr
     client.close()

@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 PREVIOUS = "51b98bd"
 """The commit that a rolling upgrade starts from: the last landed one before the present change.
 
-Whoever begins the next change to what brokers share (docs/upgrading.md) writes here the commit that is main then;
+The next change to what brokers share (docs/upgrading.md) begins by writing here the commit that is main then;
 nothing else has to move.
 """
 

@@ -118,12 +118,12 @@ async def test_topics_are_made_while_a_broker_is_away(connect: str) -> None:
         wanted = [
             NewTopic("t", 4, 3),
             NewTopic("manual", assignments={0: [3, 1]}),
-            NewTopic("nobody", assignments={0: [3]}),
+            NewTopic("unassigned", assignments={0: [3]}),
             NewTopic("many", 1, 4),
         ]
-        made, manual, nobody, many = await boss.controller.create_topics(wanted)
+        made, manual, unassigned, many = await boss.controller.create_topics(wanted)
         assert (made.ok, manual.ok) == (True, True)
-        assert (nobody.error, many.error) == (
+        assert (unassigned.error, many.error) == (
             ErrorCode.INVALID_REPLICATION_ASSIGNMENT, ErrorCode.INVALID_REPLICATION_FACTOR,
         )  # fmt: skip
         assert "larger than available brokers: 2, plus 1 absent" in (many.message or "")

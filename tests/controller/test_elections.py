@@ -71,7 +71,7 @@ TABLE = {
         ONE, unclean(b1=6), 1, (-1, -1, [(1, 5)], []),
     ),
     "the only replica's session was renewed": (ONE, clean(b1=6), 1, (1, 6, [(1, 6)], [])),
-    "an earlier life can't be told from the present one by id": (ONE, unclean(b1=4), 1, (-1, -1, [(1, 5)], [])),
+    "an earlier incarnation can't be told from the present one by id": (ONE, unclean(b1=4), 1, (-1, -1, [(1, 5)], [])),
     "a leader of three dies": (THREE, unclean(b2=6, b3=7), 1, (2, 6, [(2, 6), (3, 7)], [])),
     "a leader of three dies, and more must be in sync": (
         THREE, unclean(b2=6, b3=7), 3, (2, 6, [(2, 6), (3, 7)], [(1, 5)]),
@@ -354,7 +354,9 @@ def test_only_replicas_that_hold_everything_count(situation: tuple[PartitionStat
     assert set(after.isr) <= holding
     assert all(isr.counts(live_brokers, b, i) for b, i in isr.members(after))
     if len(after.isr) < min_isr:
-        assert {*after.isr, *after.elr} == known, "who held everything stays eligible while nothing can be committed"
+        assert {*after.isr, *after.elr} == known, (
+            "a replica that held everything stays eligible while nothing can be committed"
+        )
     else:
         assert not after.elr or after.leader_epoch == before.leader_epoch
 

@@ -60,7 +60,7 @@ async def test_a_follower_in_sync_leads_after_a_death(connect: str) -> None:
         await nodes.die(nodes.alive[3])
         await nodes.agree(lambda node: node.state("t", 0).leader == 1)
         last = boss.state("t", 0)
-        assert (last.isr, last.elr) == ((1,), (3,)), "below the minimum, who leaves stays eligible"
+        assert (last.isr, last.elr) == ((1,), (3,)), "below the minimum, a replica that leaves stays eligible"
 
 
 @on_loop

@@ -20,7 +20,7 @@ from wire.errors import ErrorCode
 EPOCH = 7
 TP = TopicPartition("t", 0)
 GROUPS = TopicPartition(GROUP_METADATA_TOPIC, 0)
-LIVES = {b: LiveBroker(10 + b, 10 + b) for b in range(1, 10)}
+LIVE = {b: LiveBroker(10 + b, 10 + b) for b in range(1, 10)}
 
 
 def ids(*brokers: int) -> tuple[BrokerId, ...]:
@@ -28,15 +28,15 @@ def ids(*brokers: int) -> tuple[BrokerId, ...]:
 
 
 def partition(*replicas: int, members: tuple[int, ...] = (), leader: int | None = None) -> PartitionState:
-    made = new_partition(ids(*replicas), LIVES, 3)
+    made = new_partition(ids(*replicas), LIVE, 3)
     members = members or replicas
     led = members[0] if leader is None else leader
     return replace(
         made,
         isr=ids(*members),
-        isr_incarnations=tuple(LIVES[b].incarnation for b in members),
+        isr_incarnations=tuple(LIVE[b].incarnation for b in members),
         leader=led,
-        leader_incarnation=LIVES[led].incarnation if led >= 0 else -1,
+        leader_incarnation=LIVE[led].incarnation if led >= 0 else -1,
         leader_epoch=4,
         partition_epoch=9,
     )
@@ -52,19 +52,19 @@ def applied(state: PartitionState, step: Step) -> PartitionState:
 
 
 def begin(state: PartitionState, *target: int, min_isr: int = 1, tp: TopicPartition = TP) -> PartitionState:
-    step = start_move(tp, state, target, LIVES, EPOCH, min_isr=min_isr)
+    step = start_move(tp, state, target, LIVE, EPOCH, min_isr=min_isr)
     assert step is not None
     return applied(state, step)
 
 
 def caught_up(state: PartitionState, *brokers: int, min_isr: int = 1) -> PartitionState:
     for broker in brokers:
-        state = isr.joined(state, broker, LIVES[broker].incarnation, isr.min_in_sync(min_isr, state.established))
+        state = isr.joined(state, broker, LIVE[broker].incarnation, isr.min_in_sync(min_isr, state.established))
     return state
 
 
 def onward(state: PartitionState, tp: TopicPartition = TP, min_isr: int = 1) -> PartitionState:
-    while (step := advance(tp, state, LIVES, EPOCH, min_isr=min_isr)) is not None:
+    while (step := advance(tp, state, LIVE, EPOCH, min_isr=min_isr)) is not None:
         state = applied(state, step)
     return state
 
@@ -91,9 +91,9 @@ def test_a_move_stands_in_the_assignment(
 
 
 def test_the_present_target_is_nothing_to_do() -> None:
-    assert start_move(TP, partition(1, 2), (1, 2), LIVES, EPOCH, min_isr=1) is None
+    assert start_move(TP, partition(1, 2), (1, 2), LIVE, EPOCH, min_isr=1) is None
     moving = begin(partition(1, 2), 3, 4)
-    assert start_move(TP, moving, (3, 4), LIVES, EPOCH, min_isr=1) is None
+    assert start_move(TP, moving, (3, 4), LIVE, EPOCH, min_isr=1) is None
 
 
 @pytest.mark.parametrize(
@@ -102,12 +102,12 @@ def test_the_present_target_is_nothing_to_do() -> None:
 )
 def test_targets_that_make_no_sense(target: tuple[int, ...], text: str) -> None:
     with pytest.raises(Refused, match=text) as refused:
-        start_move(TP, partition(1, 2), target, LIVES, EPOCH, min_isr=1)
+        start_move(TP, partition(1, 2), target, LIVE, EPOCH, min_isr=1)
     assert refused.value.error is ErrorCode.INVALID_REPLICATION_ASSIGNMENT
 
 
 def test_a_dead_replica_may_stay_and_may_go() -> None:
-    live_brokers = {b: live_broker for b, live_broker in LIVES.items() if b != 3}
+    live_brokers = {b: live_broker for b, live_broker in LIVE.items() if b != 3}
     three = partition(1, 2, 3, members=(1, 2))
     for target in ((1, 2, 3, 4), (1, 2, 4)):
         assert start_move(TP, three, target, live_brokers, EPOCH, min_isr=1) is not None
@@ -120,9 +120,9 @@ def test_a_move_waits_for_the_whole_target_and_a_leader() -> None:
     assert onward(nearly) == nearly
     whole = caught_up(nearly, 6)
     assert onward(replace(whole, leader=-1, leader_incarnation=-1)).leader == -1
-    dead = {b: live_broker for b, live_broker in LIVES.items() if b != 6}
+    dead = {b: live_broker for b, live_broker in LIVE.items() if b != 6}
     assert advance(TP, whole, dead, EPOCH, min_isr=1) is None, "a member that died a moment ago is no member"
-    first = advance(TP, whole, LIVES, EPOCH, min_isr=1, leaving={4})
+    first = advance(TP, whole, LIVE, EPOCH, min_isr=1, leaving={4})
     assert first is not None
     assert first.assigned is None
     assert first.state is not None
@@ -167,8 +167,8 @@ def test_a_coordinators_partition_is_given_up_before_it_is_led_elsewhere() -> No
     whole = caught_up(begin(partition(1, 2), 3, 4, tp=GROUPS), 3, 4)
     given_up = onward(whole, GROUPS)
     assert (given_up.leader, given_up.last_known_leader, given_up.replicas) == (-1, 1, (3, 4, 1, 2))
-    assert must_be_heard(GROUPS, given_up, LIVES) == 1
-    led = elect(given_up, LIVES, EPOCH, min_isr=1)
+    assert must_be_heard(GROUPS, given_up, LIVE) == 1
+    led = elect(given_up, LIVE, EPOCH, min_isr=1)
     assert led is not None
     assert led.leader == 3
     done = onward(led, GROUPS)
@@ -181,21 +181,21 @@ def test_a_coordinators_partition_is_given_up_before_it_is_led_elsewhere() -> No
 def test_a_cancelled_move_leaves_what_was() -> None:
     before = partition(1, 2, 3)
     moving = caught_up(begin(before, 4, 5, 6), 4)
-    back = applied(moving, cancel_move(TP, moving, LIVES, EPOCH, min_isr=2))
+    back = applied(moving, cancel_move(TP, moving, LIVE, EPOCH, min_isr=2))
     assert (back.replicas, back.adding, back.removing) == ((1, 2, 3), (), ())
     assert (back.leader, back.leader_epoch, back.isr) == (1, 4, (1, 2, 3))
     assert back.partition_epoch == moving.partition_epoch + 1
     with pytest.raises(Refused) as refused:
-        cancel_move(TP, back, LIVES, EPOCH, min_isr=2)
+        cancel_move(TP, back, LIVE, EPOCH, min_isr=2)
     assert refused.value.error is ErrorCode.NO_REASSIGNMENT_IN_PROGRESS
 
 
 def test_a_leader_that_was_being_added_gives_up() -> None:
     moving = caught_up(begin(partition(1, 2), 3, 4), 3, 4)
     led = replace(moving, leader=BrokerId(3), leader_incarnation=13)
-    back = applied(led, cancel_move(TP, led, LIVES, EPOCH, min_isr=1))
+    back = applied(led, cancel_move(TP, led, LIVE, EPOCH, min_isr=1))
     assert (back.replicas, back.leader, back.leader_epoch, back.isr) == ((1, 2), 1, 5, (1, 2))
-    groups = applied(led, cancel_move(GROUPS, led, LIVES, EPOCH, min_isr=1))
+    groups = applied(led, cancel_move(GROUPS, led, LIVE, EPOCH, min_isr=1))
     assert (groups.replicas, groups.leader, groups.last_known_leader, groups.isr) == ((1, 2), -1, 3, (1, 2))
 
 
@@ -205,17 +205,17 @@ def test_no_change_of_mind_costs_the_in_sync_set_too_much(min_isr: int) -> None:
     moving = caught_up(begin(partition(1, 2, 3, members=(1,)), 4, 5, 6), 4, 5, min_isr=min_isr)
     if min_isr == 2:
         with pytest.raises(Refused, match=r"min\.insync\.replicas"):
-            cancel_move(TP, moving, LIVES, EPOCH, min_isr=2)
+            cancel_move(TP, moving, LIVE, EPOCH, min_isr=2)
         with pytest.raises(Refused, match=r"min\.insync\.replicas"):
-            start_move(TP, moving, (7, 8), LIVES, EPOCH, min_isr=2)
-        kept = applied(moving, start_move(TP, moving, (4, 8), LIVES, EPOCH, min_isr=2) or Step(None, None))
+            start_move(TP, moving, (7, 8), LIVE, EPOCH, min_isr=2)
+        kept = applied(moving, start_move(TP, moving, (4, 8), LIVE, EPOCH, min_isr=2) or Step(None, None))
         assert set(kept.isr) == {1, 4}
     else:
-        assert applied(moving, cancel_move(TP, moving, LIVES, EPOCH, min_isr=1)).isr == (1,)
+        assert applied(moving, cancel_move(TP, moving, LIVE, EPOCH, min_isr=1)).isr == (1,)
     alone = isr.without(moving, [1], 1)
     alone = replace(alone, leader=BrokerId(4), leader_incarnation=14)
     with pytest.raises(Refused):
-        cancel_move(TP, alone, LIVES, EPOCH, min_isr=min_isr)
+        cancel_move(TP, alone, LIVE, EPOCH, min_isr=min_isr)
 
 
 def test_another_target_takes_the_place_of_the_first() -> None:
@@ -231,7 +231,7 @@ def test_another_target_takes_the_place_of_the_first() -> None:
 def test_a_partition_without_state_is_only_assigned_anew() -> None:
     moving = begin(replace(stateless(ids(1, 2))), 3, 4)
     assert moving.replicas == (3, 4, 1, 2)
-    again = start_move(TP, moving, (5,), LIVES, EPOCH, min_isr=1)
+    again = start_move(TP, moving, (5,), LIVE, EPOCH, min_isr=1)
     assert again is not None
     assert again.state is None
 

@@ -110,7 +110,7 @@ def test_assignments_and_states_go_together(partitions: int, factor: int) -> Non
         changed = [before.partition(tp) for tp in delta.partitions_changed]
         assert changed
         assert all(s is not None and s.isr == s.replicas for s in changed), (
-            "who leaves the one leaves the other with it"
+            "a replica that leaves the one leaves the other with it"
         )
     assert [s.replicas for s in before.topics["t"].partitions] == [wanted[i].replicas for i in range(partitions)]
 

@@ -33,11 +33,11 @@ class Transactor(threading.Thread):
     def run(self) -> None:
         try:
             while not self.stopping.is_set():
-                self._life()
+                self._run_once()
         except BaseException as error:
             self.crash = error
 
-    def _life(self) -> None:
+    def _run_once(self) -> None:
         """Until an error only a new producer can heal."""
         from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 

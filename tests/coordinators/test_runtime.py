@@ -252,7 +252,7 @@ def test_a_lapsed_lease_refuses_but_keeps_the_shard(bench: Bench) -> None:
 
 def test_an_append_that_breaks_stops_the_shard(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*args: object, **how: object) -> None:
-        raise OSError("who knows")
+        raise OSError("odd")
 
     monkeypatch.setattr(bench.partition, "append", broken)
     answers, behind = bench.submit("a", put("a", "1")), bench.submit("a", put("a", "2"))

@@ -182,7 +182,7 @@ def test_generation_and_identity_are_checked(driver: Driver) -> None:
     settle(a)
     assert a.heartbeat(generation=7) is ErrorCode.ILLEGAL_GENERATION
     assert a.sync(generation=7).response.error is ErrorCode.ILLEGAL_GENERATION
-    a.member_id = "nobody"
+    a.member_id = "unknown"
     assert a.heartbeat() is ErrorCode.UNKNOWN_MEMBER_ID
     assert a.sync().response.error is ErrorCode.UNKNOWN_MEMBER_ID
     assert a.join().response.error is ErrorCode.UNKNOWN_MEMBER_ID
@@ -326,7 +326,7 @@ def test_batched_leave_and_removal_by_instance_id(driver: Driver) -> None:
     pending.send_join()
     leavers = (
         Leaver("", "s-1"),
-        Leaver("", "nobody"),
+        Leaver("", "unknown"),
         Leaver("", None),
         Leaver(pending.member_id, None),
         Leaver("stranger", None),

@@ -18,7 +18,7 @@ class Relay:
         """While it is set, the broker's answers vanish."""
         self.closed = threading.Event()
         """While it is set, new connections are closed at once."""
-        self.turned_away = 0
+        self.refused = 0
         """Connections that were closed at once."""
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         threading.Thread(target=self._accept, daemon=True).start()
@@ -48,7 +48,7 @@ class Relay:
                 return
             if self.closed.is_set():
                 client.close()
-                self.turned_away += 1
+                self.refused += 1
                 continue
             broker = socket.create_connection(("127.0.0.1", self.target))
             self._pairs.append((client, broker))

@@ -73,8 +73,8 @@ def test_protocol_two_is_never_refused(few_epochs: str, fresh: Callable[[str], s
     together(*map(hurry, producers))
     for producer in producers:
         producer.close()
-        assert max(epoch for _, epoch in producer.who) == LAST_EPOCH
-        assert len({number for number, _ in producer.who}) == -(-(TRANSACTIONS + 1) // (LAST_EPOCH + 1))
+        assert max(epoch for _, epoch in producer.producers) == LAST_EPOCH
+        assert len({number for number, _ in producer.producers}) == -(-(TRANSACTIONS + 1) // (LAST_EPOCH + 1))
     for partition in range(PARTITIONS):
         expected = [producer.committed[partition] for producer in producers]
         found = shown(few_epochs, topic, partition, sum(map(len, expected)))

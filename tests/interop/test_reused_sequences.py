@@ -65,7 +65,7 @@ def test_nothing_is_lost_and_the_producer_continues(relayed: tuple[Fleet, Relay]
     eventually(lambda: appended(b"lost-2"), "both are appended, and their answer is held")
     relay.cut()
     relay.holding.clear()
-    eventually(lambda: relay.turned_away >= 3, "the client sees that its connections are gone")
+    eventually(lambda: relay.refused >= 3, "the client sees that its connections are gone")
     aborting = threading.Thread(target=lambda: producer.abort_transaction(60))
     aborting.start()
     eventually(lambda: {b"lost-1", b"lost-2"} <= told.keys(), "what waits to be sent again is given up")

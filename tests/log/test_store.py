@@ -215,7 +215,7 @@ def test_delete_and_create_again(tmp_path):
     store.close()
 
 
-@pytest.mark.parametrize("killed", [False, True], ids=["same life", "next life"])
+@pytest.mark.parametrize("killed", [False, True], ids=["same process", "next process"])
 def test_a_recovery_point_does_not_outlive_its_log(tmp_path, killed):
     """A new log of the name could end just there, and what only looks whole would not be checked."""
     store = _started(tmp_path)

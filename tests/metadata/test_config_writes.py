@@ -1,4 +1,4 @@
-"""Dynamic configurations: what an alteration does (pure), and how two writers meet in ZooKeeper (real)."""
+"""Dynamic configurations: what an alteration does (pure), and two concurrent writers in ZooKeeper (real)."""
 
 from __future__ import annotations
 

@@ -62,8 +62,8 @@ def test_a_broker_reports_its_logs(stage: Stage) -> None:
     stage.append("given up", count=7, index=1)
     stage.topic("given up", 2, epoch=2, leader=-1, incarnation=-1)
     elsewhere = stage.topic("elsewhere", epoch=9, leader=OTHER, replicas=(OTHER,))
-    nobody = uuid.uuid4()
-    asked = {led.id: [0, 1], followed.id: [0], given_up.id: [0, 1], elsewhere.id: [0], nobody: [0]}
+    unknown = uuid.uuid4()
+    asked = {led.id: [0, 1], followed.id: [0], given_up.id: [0, 1], elsewhere.id: [0], unknown: [0]}
     incarnation, found = ask(Line(stage), asked)
     assert incarnation == stage.incarnation
     assert found == {
@@ -77,7 +77,7 @@ def test_a_broker_reports_its_logs(stage: Stage) -> None:
             1: ReplicaEnd(ErrorCode.NONE, 2, LogEnd(1, 7, ((1, 0),))),
         },
         elsewhere.id: {0: ReplicaEnd(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, 9)},
-        nobody: {0: ReplicaEnd(ErrorCode.UNKNOWN_TOPIC_ID)},
+        unknown: {0: ReplicaEnd(ErrorCode.UNKNOWN_TOPIC_ID)},
     }
 
 

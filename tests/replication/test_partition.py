@@ -219,7 +219,7 @@ def test_below_the_minimum_the_high_watermark_stands_still(tmp_path: Path) -> No
     state = trio.proposed()
     assert (state.isr, state.elr) == ((ME,), (OTHER,)), "it has all that is committed, and stays eligible"
     trio.p.proposal_written(state)
-    assert told == [E.NOT_ENOUGH_REPLICAS_AFTER_APPEND], "only who would give up is told"
+    assert told == [E.NOT_ENOUGH_REPLICAS_AFTER_APPEND], "only a request that would give up is told"
     assert trio.watermark == 1
     refused = trio.p.append(trio.batch(), acks=-1, origin=Origin.CLIENT)
     assert refused.error is E.NOT_ENOUGH_REPLICAS
@@ -563,7 +563,7 @@ def test_a_deletion_waits_for_every_live_replica(tmp_path: Path) -> None:
     assert trio.p.lowest_start() == 2
     trio.fetch(THIRD, 2, log_start=1)
     del trio.metadata.brokers[THIRD]
-    assert trio.p.lowest_start() == 2, "who is away may not join before it begins there"
+    assert trio.p.lowest_start() == 2, "a replica that is away may not join before it begins there"
 
 
 def test_a_deletion_does_not_wait_for_a_replica_that_was_moved_away(trio: Trio) -> None:

@@ -90,10 +90,10 @@ def test_descriptions() -> None:
     configs = {"a": alice, "b": bob, "quota": {"producer_byte_rate": "1"}, "broken": {NAME: "salt=x"}}
     one, other = (DescribedUser(ErrorCode.NONE, None, ((SHA_256, count),)) for count in (4096, 8192))
     assert describe_users(configs, None) == describe_users(configs, []) == {"a": one, "b": other}
-    found = describe_users(configs, ["b", "quota", "nobody", "a", "a", "broken"])
+    found = describe_users(configs, ["b", "quota", "unknown", "a", "a", "broken"])
     assert found["b"] == other
     assert found["a"].error is ErrorCode.DUPLICATE_RESOURCE
-    assert {found[user].error for user in ("quota", "nobody", "broken")} == {ErrorCode.RESOURCE_NOT_FOUND}
+    assert {found[user].error for user in ("quota", "unknown", "broken")} == {ErrorCode.RESOURCE_NOT_FOUND}
     assert "stored_key" not in repr(found)
 
 

@@ -62,11 +62,11 @@ def produce_body(transactional_id: str | None, acks: int, timeout_ms: int, tp: T
         length.append(size & 0x7F | 0x80)
         size >>= 7
     length.append(size)
-    who = b"\0" if transactional_id is None else bytes([len(transactional_id) + 1]) + transactional_id.encode()
+    transaction = b"\0" if transactional_id is None else bytes([len(transactional_id) + 1]) + transactional_id.encode()
     head = struct.pack(">hi", acks, timeout_ms)
     topic = b"\2" + bytes([len(name) + 1]) + name
     return b"".join(
-        (who, head, topic, b"\2", tp.partition.to_bytes(4, "big"), bytes(length), records, b"\0", b"\0", b"\0")
+        (transaction, head, topic, b"\2", tp.partition.to_bytes(4, "big"), bytes(length), records, b"\0", b"\0", b"\0")
     )
 
 
@@ -398,7 +398,7 @@ class TransactionalProducer(Producer):
 class OldTransactionalProducer(TransactionalProducer):
     """Transactions of protocol 1: partitions are added before they are written to, and the epoch stays.
 
-    A request that is held up may then meet the next transaction (KAFKA-17754), so this one begins anew, with a new
+    A request that is held up may then fall into the next transaction (KAFKA-17754), so this one begins anew, with a new
     epoch, whenever it does not know what became of a request that could do harm later.
     """
 
@@ -533,8 +533,8 @@ class Auditor(Client):
 class Member(Client):
     """A member of a consumer group with heartbeats: commits ever higher offsets for what it is assigned.
 
-    After a commit whose outcome is unknown it leaves and joins as somebody new, so that a late copy of the commit is of
-    a previous generation.
+    After a commit whose outcome is unknown it leaves and joins as another member, so that a late copy of the commit
+    is of a previous generation.
     """
 
     async def main(self, group: str, partitions: Sequence[TopicPartition]) -> None:

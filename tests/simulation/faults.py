@@ -52,7 +52,7 @@ class Faults:
         self._rng = random.Random(f"{world.seed}/faults")
         self._loop = world.loop
         rng = self._rng
-        # a few kinds per seed, so that they meet more often
+        # a few kinds per seed, so that they coincide more often
         first = [kind for kind in WEIGHTS if kind not in LATER]
         kinds = rng.sample(first, rng.choice((2, 4, 8, len(first))))
         more = random.Random(f"{world.seed}/more faults")

@@ -27,8 +27,8 @@ GAP = ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
 
 
 class HurriedProducer(TransactionalProducer):
-    """Protocol 2, without a pause: several batches in flight, transactions with nothing in them, aborts that wait for
-    nobody. Nothing else uses its id and it always asks again, so nothing may ever refuse it for good.
+    """Protocol 2, without a pause: several batches in flight, transactions with nothing in them, aborts that wait
+    for no answer. Nothing else uses its id and it always asks again, so nothing may ever refuse it for good.
     """
 
     async def main(self, partitions: Sequence[TopicPartition]) -> None:
@@ -37,7 +37,7 @@ class HurriedProducer(TransactionalProducer):
         self.partitions = list(partitions)
         self.transactions = 0
         self.open: tuple[str, int] | None = None
-        self.who = await self.begin_anew()
+        self.producer = await self.begin_anew()
         while not self.world.closing:
             await self.one()
             if self.rng.random() < 0.1:
@@ -66,7 +66,7 @@ class HurriedProducer(TransactionalProducer):
         if error in RETRIABLE:
             return
         if not self.world.faults.fired["clock"]:
-            self.world.oracle.violate(f"{self.name} {self.who} is refused: {what} {ErrorCode(error).name}")
+            self.world.oracle.violate(f"{self.name} {self.producer} is refused: {what} {ErrorCode(error).name}")
         raise Fenced
 
     async def one(self) -> None:
@@ -86,27 +86,27 @@ class HurriedProducer(TransactionalProducer):
             self.open = None
             self.world.oracle.ending(transaction, kind == "commit")
             request = m.EndTxnRequest(
-                version=5, transactional_id=self.name, producer_id=self.who[0], producer_epoch=self.who[1],
+                version=5, transactional_id=self.name, producer_id=self.producer[0], producer_epoch=self.producer[1],
                 committed=kind == "commit",
             )  # fmt: skip
             answer = await self.insist_on(request, 5)
             self.world.oracle.ended(transaction, kind == "commit")
-            self.who = answer.producer_id, answer.producer_epoch
+            self.producer = answer.producer_id, answer.producer_epoch
         except Fenced:
-            self.who = await self.begin_anew()
+            self.producer = await self.begin_anew()
             self.world.oracle.initialised(self.name)
         for task in sending:
             task.cancel()  # a request that is under way stays so, and comes with an epoch that is over
 
     async def send(self, tp: TopicPartition, transaction: tuple[str, int]) -> None:
         """Several batches to one partition, all in flight at once; what is refused for now goes again in order."""
-        who, number = self.who, self.transactions
+        producer, number = self.producer, self.transactions
         left: list[tuple[list[str], bytes]] = []
         sequence = 0
         for step in range(self.rng.randint(1, IN_FLIGHT)):
             values = [f"{self.name}-{number}.{tp.partition}.{step}.{i}" for i in range(self.rng.randint(1, 2))]
             self.world.oracle.sending(tp, values, transaction)
-            data = self.batch(values, *who, sequence, TRANSACTIONAL)
+            data = self.batch(values, *producer, sequence, TRANSACTIONAL)
             left.append((values, produce_body(self.name, -1, 800, tp, data)))
             sequence += len(values)
         while left:

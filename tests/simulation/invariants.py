@@ -44,7 +44,7 @@ INVARIANTS = (
     "latest offsets", "group offsets", "fences", "batches", "read of batches", "nothing left open",
     "answers to tools", *SERVING, "fetches of sessions", "reads of followers", "in flight together", "runs of requests",
     "connections together", "records deleted", "earliest offsets", "moves to further brokers", "changes pruned",
-    "changes missed", "pictures", "loops held",
+    "changes missed", "metadata compared", "loops held",
 )  # fmt: skip
 """What is counted as checked, and what must have happened for it."""
 OPEN, COMMITTING, ABORTING, COMMITTED, ABORTED = "open", "committing", "aborting", "committed", "aborted"
@@ -242,10 +242,10 @@ class Oracle:
         if truth is not None:
             self._has_all(shadow, truth, f"{me}, new leader of {truth.tp} in epoch {epoch},")
 
-    def _has_all(self, shadow: Shadow, truth: Truth, who: str) -> None:
+    def _has_all(self, shadow: Shadow, truth: Truth, subject: str) -> None:
         lacks = _lacks(shadow, truth)
         if lacks:
-            self.violate(f"{who} {lacks}")
+            self.violate(f"{subject} {lacks}")
 
     def check_candidates(self, topic_id: Any, truth: Truth) -> None:
         """A broker that may be elected without doubt has all that is committed."""
@@ -260,16 +260,16 @@ class Oracle:
             services = self._world.fleet.brokers[broker_id].services
             found = services.replicas.get(truth.tp) if services is not None else None
             if found is not None and found.topic_id == topic_id and not found.log.offline:
-                who = f"b{broker_id}, in sync or eligible for {truth.tp} (partition epoch {state.partition_epoch}),"
-                self._has_all(self.shadow_of(found.log), truth, who)
+                subject = f"b{broker_id}, in sync or eligible for {truth.tp} (partition epoch {state.partition_epoch}),"
+                self._has_all(self.shadow_of(found.log), truth, subject)
 
     def spares(self, broker_id: int) -> bool:
         """Whether a copy of everything committed that counts is elsewhere: without it nothing is promised.
 
         A copy counts while the process runs in which it was in sync or became eligible (KIP-966). That is our own
         reckoning, so that a fleet that forgets one is found out. Where an operator changes the minimum under way, the
-        fleet's own state must agree. Where all have died at once it must agree, too: until somebody leads again the
-        copies are whole, but nobody knows.
+        fleet's own state must agree. Where all have died at once it must agree, too: until there is a leader again the
+        copies are whole, but no broker knows it.
         """
         all_died, live = self._world.faults.fired["all brokers"] > 0, self._live_brokers()
         for (topic_id, _), truth in self.truths.items():
@@ -427,7 +427,7 @@ class Oracle:
 
     def read(
         self,
-        who: str,
+        client: str,
         tp: TopicPartition,
         batches: Sequence[Batch],
         committed: bool,
@@ -440,7 +440,7 @@ class Oracle:
             self.checked["read"] += 1
             if truth.batches.get(batch.base_offset) != (batch.last_offset, batch.epoch, batch.crc):
                 self.violate(
-                    f"{who} read {tp} offset {batch.base_offset} of epoch {batch.epoch}, where"
+                    f"{client} read {tp} offset {batch.base_offset} of epoch {batch.epoch}, where"
                     f" {truth.batches.get(batch.base_offset)} is committed"
                 )
         shown = list(visible(batches, aborted if committed else [], position))
@@ -450,37 +450,37 @@ class Oracle:
             if transaction is not None:
                 found[transaction] = None
             if self.sent.get(value, (None, None))[0] != tp:
-                self.violate(f"{who} read {value} in {tp}, where nobody sent it")
+                self.violate(f"{client} read {value} in {tp}, where it was never sent")
             elif (
                 committed
                 and transaction is not None
                 and self.transactions[transaction] not in (COMMITTING, COMMITTED)
                 and not self.sinks.came_before_its_marker(transaction, tp, position_of(value, batches))
             ):
-                self.violate(f"{who} read {value} of the {self.transactions[transaction]} transaction {transaction}")
+                self.violate(f"{client} read {value} of the {self.transactions[transaction]} transaction {transaction}")
         if committed:
-            self.sinks.read(who, tp, found)
+            self.sinks.read(client, tp, found)
         return shown
 
     def begin_latest(self, tp: TopicPartition, committed: bool) -> int:
         """What an answer to a request sent now must reach."""
         return self._latest[tp, committed] if committed else max(self._latest[tp, False], self._acked_end[tp])
 
-    def told_latest(self, who: str, tp: TopicPartition, committed: bool, offset: int, floor: int) -> None:
+    def told_latest(self, client: str, tp: TopicPartition, committed: bool, offset: int, floor: int) -> None:
         self.checked["latest offsets"] += 1
         if offset < floor:
             kind = "stable" if committed else "latest"
-            self.violate(f"{who} was told the {kind} offset {offset} of {tp} after {floor}")
+            self.violate(f"{client} was told the {kind} offset {offset} of {tp} after {floor}")
         self._latest[tp, committed] = max(self._latest[tp, committed], offset)
 
     def begin_earliest(self, tp: TopicPartition) -> int:
         """What an answer to a request sent now must reach. A power loss may take a log's start back."""
         return self.deleted.get(tp, 0)
 
-    def told_earliest(self, who: str, tp: TopicPartition, offset: int, floor: int) -> None:
+    def told_earliest(self, client: str, tp: TopicPartition, offset: int, floor: int) -> None:
         self.checked["earliest offsets"] += 1
         if offset > self.erasing.get(tp, 0) or (offset < floor and self._world.faults.keeps_starts):
-            self.violate(f"{who} was told that {tp} starts at {offset}, after {floor}")
+            self.violate(f"{client} was told that {tp} starts at {offset}, after {floor}")
 
     # ---- groups
 
@@ -493,16 +493,16 @@ class Oracle:
     def begin_committed(self, group: str, tp: TopicPartition) -> int:
         return self._offsets.get((group, tp), -1)
 
-    def told_committed(self, who: str, group: str, tp: TopicPartition, offset: int, floor: int) -> None:
+    def told_committed(self, client: str, group: str, tp: TopicPartition, offset: int, floor: int) -> None:
         self.checked["group offsets"] += 1
         if offset < floor:
-            self.violate(f"{who} was told offset {offset} of {group} for {tp} after {floor}")
+            self.violate(f"{client} was told offset {offset} of {group} for {tp} after {floor}")
         if offset > self._attempted.get((group, tp), -1):
-            self.violate(f"{who} was told offset {offset} of {group} for {tp}, which nobody committed")
+            self.violate(f"{client} was told offset {offset} of {group} for {tp}, which was never committed")
         transaction = (group.removeprefix("copies-"), offset)
         if self.transactions.get(transaction) in (OPEN, ABORTING, ABORTED):
             state = self.transactions[transaction]
-            self.violate(f"{who} was told offset {offset} of {group}, from a transaction that is {state}")
+            self.violate(f"{client} was told offset {offset} of {group}, from a transaction that is {state}")
         self.committed_offset(group, tp, offset)
 
     # ---- the end
@@ -539,14 +539,14 @@ class Oracle:
         """Whether it may have been deleted."""
         return self._offset_of.get(value, -1) < self.erasing.get(tp, 0)
 
-    def stale_pictures(self) -> list[str]:
-        """Brokers that have another picture of a partition than ZooKeeper."""
+    def stale_metadata(self) -> list[str]:
+        """Brokers that see a partition otherwise than ZooKeeper."""
         wrong = []
         for broker in self._world.fleet.brokers.values():
             for truth in self.truths.values() if broker.services is not None else ():
                 state = self._state(truth.tp)
                 mine = broker.services.metadata.partition(truth.tp)
-                self.checked["pictures"] += 1
+                self.checked["metadata compared"] += 1
                 if state is not None and (mine is None or mine.partition_epoch != state.partition_epoch):
                     wrong.append(f"{broker.name} believes {mine} of {truth.tp}, where {state} is written")
         return wrong

@@ -51,7 +51,7 @@ class Serving:
         owes = partition.is_leader and log.log_start_offset <= position < limit
         return Pledge(broker_id, broker.starts, partition, partition.leader_epoch, owes)
 
-    def answered(self, who: str, pledge: Pledge | None, position: int, batches: Sequence[Batch]) -> None:
+    def answered(self, client: str, pledge: Pledge | None, position: int, batches: Sequence[Batch]) -> None:
         """The fetch was answered without an error; a session's answer leaves out what has nothing to tell."""
         if pledge is None:
             return
@@ -65,7 +65,7 @@ class Serving:
             oracle.checked["served below the high watermark"] += 1
             if batches[-1].last_offset >= log.high_watermark:
                 oracle.violate(
-                    f"{who} read {partition.tp} up to {batches[-1].last_offset} from {broker.name}, whose high"
+                    f"{client} read {partition.tp} up to {batches[-1].last_offset} from {broker.name}, whose high"
                     f" watermark is {log.high_watermark}"
                 )
         elif (
@@ -74,15 +74,15 @@ class Serving:
             and partition.leader_epoch == pledge.leader_epoch
             and log.log_start_offset <= position
         ):
-            oracle.violate(f"{who} asked {broker.name} for {partition.tp} at {position} and got nothing")
+            oracle.violate(f"{client} asked {broker.name} for {partition.tp} at {position} and got nothing")
 
-    def follows(self, who: str, tp: TopicPartition, position: int, batches: Sequence[Batch]) -> None:
+    def follows(self, client: str, tp: TopicPartition, position: int, batches: Sequence[Batch]) -> None:
         """What a consumer got begins where it asked, and has no gaps: logs of these topics are never compacted."""
         self._oracle.checked["contiguous reads"] += bool(batches)
         for batch in batches:
             if not batch.base_offset <= position <= batch.last_offset:
                 self._oracle.violate(
-                    f"{who} read {tp} offset {batch.base_offset} to {batch.last_offset} where {position} was due"
+                    f"{client} read {tp} offset {batch.base_offset} to {batch.last_offset} where {position} was due"
                 )
             position = batch.last_offset + 1
 
@@ -97,14 +97,14 @@ class Serving:
         return None
 
     def told_first_since(
-        self, who: str, tp: TopicPartition, timestamp: int, answer: Any, before: tuple[int, int] | None
+        self, client: str, tp: TopicPartition, timestamp: int, answer: Any, before: tuple[int, int] | None
     ) -> None:
         """A lookup was answered; ``before`` is what was known when it was sent."""
         oracle, offset = self._oracle, int(answer.offset)
         oracle.checked["offsets by time"] += 1
         erased = oracle.erasing.get(tp, 0)
         due = self.first_since(tp, timestamp, erased)
-        text = f"{who} was told offset {offset} ({answer.timestamp}) of {tp} for timestamp {timestamp}"
+        text = f"{client} was told offset {offset} ({answer.timestamp}) of {tp} for timestamp {timestamp}"
         if offset < 0:
             if before is not None and before[0] >= erased:
                 oracle.violate(f"{text}, where {before} is committed")

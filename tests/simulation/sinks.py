@@ -46,14 +46,14 @@ class Sinks:
 
     # ---- drivers
 
-    def began(self, who: str, epoch: int, fence: int, floor: int) -> None:
+    def began(self, client: str, epoch: int, fence: int, floor: int) -> None:
         """BeginBatch was answered. ``floor`` is what the fence was known to be when it was sent."""
         oracle = self._oracle
         oracle.checked["fences"] += 1
         if fence < floor:
-            oracle.violate(f"{who} was told that batch {fence} is the sink's last one, after {floor}")
+            oracle.violate(f"{client} was told that batch {fence} is the sink's last one, after {floor}")
         if fence > max((attempt.batch_id for attempt in self._attempts.values() if attempt.asked), default=-1):
-            oracle.violate(f"{who} was told that batch {fence} is the sink's last one, which nobody committed")
+            oracle.violate(f"{client} was told that batch {fence} is the sink's last one, which was never committed")
         self.fence = max(self.fence, fence)
         self._newest = max(self._newest, epoch)
         for transaction, attempt in self._attempts.items():
@@ -80,7 +80,7 @@ class Sinks:
             self._oracle.transactions[transaction] = "committing"
         return attempt.epoch < self._newest
 
-    def committed(self, who: str, transaction: Transaction, already: bool, late: bool) -> None:
+    def committed(self, client: str, transaction: Transaction, already: bool, late: bool) -> None:
         """CommitBatch was answered with success; ``already``: it had been committed before, by whomever."""
         oracle, attempt = self._oracle, self._attempts[transaction]
         oracle.checked["batches"] += 1
@@ -90,7 +90,7 @@ class Sinks:
                 oracle.transactions[transaction] = "aborted"
             return
         if late:
-            oracle.violate(f"{who} committed batch {attempt.batch_id} after a newer driver had begun")
+            oracle.violate(f"{client} committed batch {attempt.batch_id} after a newer driver had begun")
         other = self._committed.setdefault(attempt.batch_id, transaction)
         if other != transaction:
             oracle.violate(f"batch {attempt.batch_id} was committed by {transaction} and before by {other}")
@@ -115,7 +115,7 @@ class Sinks:
         markers = self._oracle.by_name[tp].markers.get(producer_id, ())
         return bool(begun) and min(begun) < offset and not any(min(begun) < o < offset for o in markers)
 
-    def read(self, who: str, tp: TopicPartition, transactions: Iterable[Transaction]) -> None:
+    def read(self, client: str, tp: TopicPartition, transactions: Iterable[Transaction]) -> None:
         """A read_committed consumer shows values of these transactions."""
         oracle = self._oracle
         for transaction in transactions:
@@ -125,11 +125,11 @@ class Sinks:
             oracle.checked["read of batches"] += 1
             other = self._shown.setdefault(attempt.batch_id, transaction)
             if other != transaction:
-                oracle.violate(f"{who} read batch {attempt.batch_id} of {transaction} and before of {other}")
+                oracle.violate(f"{client} read batch {attempt.batch_id} of {transaction} and before of {other}")
             marked = oracle.by_name[tp].marked
             for where, producer_id, offset in attempt.writes:
                 if where == tp and marked.get(producer_id, -1) < offset:
-                    oracle.violate(f"{who} read a part of {transaction} in {tp}: offset {offset} is not decided")
+                    oracle.violate(f"{client} read a part of {transaction} in {tp}: offset {offset} is not decided")
 
     def check_all(self, shown: Iterable[Transaction | None]) -> None:
         """At the end: each batch up to the fence is there, of one attempt, and none is missing in between."""

@@ -85,7 +85,7 @@ def test_a_crash_runs_no_finally_block_and_a_pause_holds_everything() -> None:
     doomed, paused = loop.owner("doomed"), loop.owner("paused")
     seen: list[tuple[str, float]] = []
 
-    async def life(name: str) -> None:
+    async def ticks(name: str) -> None:
         try:
             while True:
                 await asyncio.sleep(1)
@@ -93,8 +93,8 @@ def test_a_crash_runs_no_finally_block_and_a_pause_holds_everything() -> None:
         finally:
             seen.append((name + " ended", loop.time()))
 
-    loop.spawn(doomed, life("doomed"))
-    loop.spawn(paused, life("paused"))
+    loop.spawn(doomed, ticks("doomed"))
+    loop.spawn(paused, ticks("paused"))
     loop.call_later(2.5, loop.crash, doomed)
     loop.call_later(2.5, loop.pause, paused)
     loop.call_later(10, loop.resume, paused)

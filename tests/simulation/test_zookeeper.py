@@ -49,7 +49,7 @@ class Client(Protocol):
 
 
 class Plan:
-    """Random operations on few paths, so that they meet. Pure: the same for both sides."""
+    """Random operations on few paths, so that they conflict. Pure: the same for both sides."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)

@@ -320,9 +320,9 @@ class World:
     async def _whole(self) -> None:
         """Wait until the fleet is as it should be. No transaction may stay open for much longer than its timeout."""
         deadline = self.loop.time() + OPEN_S
-        while (left := self._open()) or self._broken() or self.oracle.stale_pictures():
+        while (left := self._open()) or self._broken() or self.oracle.stale_metadata():
             if self.loop.time() > deadline:
-                stale = self.oracle.stale_pictures() if self.fleet.serving() else []
+                stale = self.oracle.stale_metadata() if self.fleet.serving() else []
                 if left:
                     self.oracle.violate(f"open {OPEN_S:.0f} s after all clients had gone: {left}")
                     return

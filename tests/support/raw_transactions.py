@@ -78,7 +78,7 @@ class RawProducer:
         self.id, self.topic, self.partitions = transactional_id, topic, partitions
         self.rng = random.Random(seed)
         self.committed: dict[int, list[bytes]] = {index: [] for index in range(partitions)}
-        self.who: set[tuple[int, int]] = set()
+        self.producers: set[tuple[int, int]] = set()
         self.came_again = 0
         """How often something was to be asked again."""
         self._first = Wire(host, int(port), timeout_s)
@@ -126,7 +126,7 @@ class RawProducer:
             version=4, transactional_id=self.id, transaction_timeout_ms=60_000, producer_id=-1, producer_epoch=-1
         )
         found = self._passing(lambda: self._coordinator().ask(request, 4))
-        self.who.add((found.producer_id, found.producer_epoch))
+        self.producers.add((found.producer_id, found.producer_epoch))
         return found.producer_id, found.producer_epoch
 
     def end(self, commit: bool) -> None:
@@ -136,7 +136,7 @@ class RawProducer:
         )  # fmt: skip
         found = self._passing(lambda: self._coordinator().ask(request, END_VERSION))
         self._producer, self._epoch = found.producer_id, found.producer_epoch
-        self.who.add((self._producer, self._epoch))
+        self.producers.add((self._producer, self._epoch))
 
     def transaction(self, number: int) -> None:
         """One of: several batches in flight and a commit, the same and an abort, nothing and an abort."""

@@ -9,7 +9,7 @@ Each rule of the protocol can be switched off. `python -m tests.txn.batch_model`
 `test_batch_model` runs what finishes soon. A breadth-first search over states: the first violation found is a shortest.
 
 What must hold in every state, for a reader of committed data:
-  DUP      no row of a batch is visible twice, whoever wrote it
+  DUP      no row of a batch is visible twice, whichever driver wrote it
   TORN     a partition shows all tasks' rows of a batch, or none
   LOSS     a batch that Spark has logged, or that the fence names, is visible when everything has come to rest
   HANGING  nothing stays open for ever once the sink is at rest

@@ -489,7 +489,7 @@ def test_a_timer_that_comes_late_does_nothing(m: Machine) -> None:
     pid, epoch = ongoing(m)
     m.end(pid, epoch, True)
     written = len(m.log)
-    for name in ("timeout/app", "timeout/nobody", "expire/app", "complete/nobody"):
+    for name in ("timeout/app", "timeout/unknown", "expire/app", "complete/unknown"):
         m.timer(name)
     assert len(m.log) == written
     assert m.t.state is S.PREPARE_COMMIT

@@ -3,7 +3,7 @@
 What must hold after every step:
 - the state moved along the table only;
 - only the producer initialised last can add partitions or end a transaction;
-- whoever is told that its transaction was committed (aborted) finds exactly that decision, once;
+- a client that is told that its transaction was committed (aborted) finds exactly that decision, once;
 - a producer of version 2 that nothing has fenced is never told that it is, nor that its id is another's;
 - a replayed log gives the same state.
 """

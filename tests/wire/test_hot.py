@@ -29,7 +29,7 @@ class Piece:
         self.released = False
 
     def fileno(self) -> int:
-        raise AssertionError("nobody should send this")
+        raise AssertionError("this must not be sent")
 
     def release(self) -> None:
         self.released = True

@@ -60,7 +60,7 @@ class FakeRegistry:
 
     def handle(self, path: str, body: Any, authorization: str) -> tuple[int, Any]:
         if self._user and authorization != "Basic " + base64.b64encode(self._user.encode()).decode():
-            return 401, {"error_code": 401, "message": "who are you"}
+            return 401, {"error_code": 401, "message": "wrong credentials"}
         if self.broken:
             self.broken -= 1
             return 503, {"error_code": 503, "message": "not now"}

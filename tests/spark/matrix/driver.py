@@ -3,7 +3,7 @@
     {"op": "start", "id": 1, "way": "format", "source": ..., "target": ..., ...}   starts a query
     {"op": "go", "id": 1}                                                          a query that stands still goes on
 
-A query of "foreachBatch" may stand still at a stage ("stop_at": "written:2"), so that whoever started it can do
+A query of "foreachBatch" may stand still at a stage ("stop_at": "written:2"), so that the test that started it can do
 something at that very moment. Standard input's end ends the process.
 """
 

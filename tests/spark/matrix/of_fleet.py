@@ -19,7 +19,7 @@ OPTIONS = {"options": {"sink.transaction.timeout.ms": "60000"}}
 
 def _broker_killed_at(
     rig: Rig,
-    who: Callable[[], int],
+    choose: Callable[[], int],
     api: int,
     side: str,
     skip: int = 0,
@@ -32,7 +32,7 @@ def _broker_killed_at(
     rig.batch_done(0)
     trap = rig.trap(api, side, HOLD, skip=skip)
     rig.note(f"held: {trap.wait()}")
-    broker = who()
+    broker = choose()
     rig.note(rig.once(rig.fleet.kill, broker))
     if arrives:
         trap.release()
@@ -129,7 +129,7 @@ def controller_killed_while_tasks_write(rig: Rig) -> None:
     rig.note(f"controller {old} was replaced by {new}")
 
 
-def _stopped(rig: Rig, who: Callable[[], int], api: int, seconds: float) -> None:
+def _stopped(rig: Rig, choose: Callable[[], int], api: int, seconds: float) -> None:
     """A broker stands still, for longer than its session; then it goes on, believing itself to be what it was."""
     rig.way = FOREACH
     query = rig.start(**OPTIONS)
@@ -137,7 +137,7 @@ def _stopped(rig: Rig, who: Callable[[], int], api: int, seconds: float) -> None
     rig.batch_done(0)
     trap = rig.trap(api, REQUEST, HOLD, skip=1 if api == PRODUCE else 0)
     rig.note(f"held: {trap.wait()}")
-    broker = rig.fleet.broker(who())
+    broker = rig.fleet.broker(choose())
     rig.once(lambda _: broker.signal(signal.SIGSTOP), broker.id)
     try:
         trap.release()
@@ -174,7 +174,7 @@ def ZooKeeper_majority_lost(rig: Rig) -> None:
     rig.once(lambda _: (one.kill(), two.kill()))
     try:
         until(lambda: not three.serving(), 30, "ZooKeeper still serves")
-        rig.note("two of three ZooKeeper nodes killed, the third serves nobody")
+        rig.note("two of three ZooKeeper nodes killed, the third serves no client")
         trap.release()
         time.sleep(SESSION_MS / 1000 * 2)  # what is tested: sessions run out
     finally:

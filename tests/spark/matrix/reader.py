@@ -42,7 +42,7 @@ def judge(expected: Mapping[tuple[int, int], int], seen: Seen, due: Collection[i
 
     ``due``: the batches whose rows must be there, where a run was broken off; default: all.
 
-    DUP a row twice, MISSING a row not there, UNKNOWN a row nobody sent, TORN a moment with part of a batch,
+    DUP a row twice, MISSING a row not there, UNKNOWN a row that was never sent, TORN a moment with part of a batch,
     ORDER rows that a task read from one source partition, out of order in a partition,
     MIXED a batch with rows of several runs of the driver.
     """

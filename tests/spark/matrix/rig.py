@@ -181,7 +181,7 @@ class Rig:
 
     def count(self, api: int) -> Trap:
         """Counts the requests of this kind, from now on, in ``seen``."""
-        return self.trap(api, REQUEST, PASS, times=1 << 30, who=False)
+        return self.trap(api, REQUEST, PASS, times=1 << 30, find_process=False)
 
     def _nothing_runs(self) -> bool:
         """Whether all queries have ended."""

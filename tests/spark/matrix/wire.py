@@ -56,7 +56,7 @@ class Hit:
 class Trap:
     """Waits for frames: of this API, on this side, with these bytes in the request; every one from ``skip`` on.
 
-    ``who``: look for the process (slow). ``over``: nobody is left who could send such a frame.
+    ``find_process``: look for the process (slow). ``over``: no process is left that could send such a frame.
     """
 
     wire: Wire
@@ -67,7 +67,7 @@ class Trap:
     skip: int = 0
     times: int = 1
     every: int = 1
-    who: bool = True
+    find_process: bool = True
     over: Callable[[], bool] = lambda: False
     hits: list[Hit] = field(default_factory=list)
     seen: int = 0
@@ -236,7 +236,7 @@ class Wire:
         for trap in self.traps:
             if not trap.wants(api, side, request):
                 continue
-            pid = _process_of(client_port, self.ports[broker_id]) if trap.who and trap.action != LOSE else 0
+            pid = _process_of(client_port, self.ports[broker_id]) if trap.find_process and trap.action != LOSE else 0
             hit = Hit(api, side, broker_id, pid, time.monotonic(), asyncio.Event())
             with trap.changed:
                 trap.hits.append(hit)
