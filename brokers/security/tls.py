@@ -13,8 +13,11 @@ from typing import Final, cast
 
 from brokers.security.principals import subject_name, subject_of_certificate
 
-HANDSHAKE_BYTES_MAX: Final = 128 * 1024
-"""The most bytes that a peer may send for a handshake; a chain of client certificates has a tenth of it."""
+HANDSHAKE_BYTES_MAX: Final = 64 * 1024
+"""The most bytes that a peer may send for a handshake; a chain of client certificates has a fifth of it."""
+RECORD_HEAD_BYTES: Final = 5
+RECORD_BYTES_MAX: Final = RECORD_HEAD_BYTES + 16 * 1024 + 2048
+"""The longest record of the network, with its head (RFC 5246, section 6.2.3)."""
 FED_BYTES_MAX: Final = 1024 * 1024
 """The most bytes of the network that wait to be read."""
 OUTGOING_BYTES_MAX: Final = 1024 * 1024
@@ -25,7 +28,7 @@ WRITE_BYTES_MAX: Final = 256 * 1024
 _HANDSHAKE_RECORD: Final = 0x16
 _ALERT_RECORD: Final = 0x15
 _VERSION_MAJOR: Final = 0x03
-_NO_TLS_ALERT: Final = bytes.fromhex("15030300020246")  # fatal, protocol_version
+NO_TLS_ALERT: Final = bytes.fromhex("15030300020246")  # fatal, protocol_version
 
 
 class TlsState(Enum):
@@ -87,6 +90,21 @@ def _failure(error: ssl.SSLError) -> TlsFailure:
     return TlsFailure(TlsProblem.OTHER, f"error of TLS: {reason}")
 
 
+def begins_tls(first: bytes | bytearray | memoryview) -> bool:
+    """Whether the first bytes of a client may be those of TLS; two of them decide."""
+    return first[:1] in (b"", b"\x16") and first[1:2] in (b"", b"\x03")
+
+
+def not_tls() -> TlsFailure:
+    """The failure of a peer that does not speak TLS."""
+    return TlsFailure(TlsProblem.NOT_TLS, "the peer does not speak TLS")
+
+
+def first_record_bytes(data: bytes | bytearray | memoryview) -> int | None:
+    """How long the first record of the network is, with its head; None before the head is there."""
+    return None if len(data) < RECORD_HEAD_BYTES else RECORD_HEAD_BYTES + int.from_bytes(data[3:5], "big")
+
+
 class TlsEngine:
     """One side of a TLS connection.
 
@@ -141,8 +159,8 @@ class TlsEngine:
         kinds = (_HANDSHAKE_RECORD,) if self._server_side else (_HANDSHAKE_RECORD, _ALERT_RECORD)
         bad_kind = bool(self._first) and self._first[0] not in kinds
         if bad_kind or (len(self._first) == 2 and self._first[1] != _VERSION_MAJOR):
-            self._outgoing.write(_NO_TLS_ALERT)
-            raise self._failed(TlsFailure(TlsProblem.NOT_TLS, "the peer does not speak TLS"))
+            self._outgoing.write(NO_TLS_ALERT)
+            raise self._failed(not_tls())
 
     def _failed(self, failure: TlsFailure) -> TlsFailure:
         self.state = TlsState.FAILED

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from brokers.metrics import Metrics
     from brokers.model import Clock
     from brokers.server.login import ConnectionLogin
+    from brokers.server.tls_transport import TlsTransport
 
 logger = logging.getLogger(__name__)
 
@@ -103,7 +104,12 @@ class Connection:
     """The driver. All methods run on the loop thread."""
 
     def __init__(
-        self, environment: Environment, sock: socket.socket, peer: Peer, login: ConnectionLogin | None = None
+        self,
+        environment: Environment,
+        sock: socket.socket,
+        peer: Peer,
+        login: ConnectionLogin | None = None,
+        tls: TlsTransport | None = None,
     ) -> None:
         self.peer = peer
         self.login = login
@@ -112,8 +118,14 @@ class Connection:
         self.last_active_ms = environment.clock.mono_ms()
         self.frame_since_ms: int | None = None
         self._env = environment
-        self._sock = sock
         self._fd = sock.fileno()
+        self._tls = tls
+        # with TLS, what it stands before
+        self._loop: asyncio.AbstractEventLoop | TlsTransport = environment.loop if tls is None else tls
+        self._sock: socket.socket | TlsTransport = sock if tls is None else tls
+        self._send_slices: Callable[..., tuple[int, int]] = io.send_slices if tls is None else tls.send_slices
+        if tls is not None:
+            tls.on_lost(self.close)
         self._framer = Framer(environment.max_frame, environment.blocks, environment.max_control_frame)
         if login is not None:
             self._framer.limit(login.frame_bytes_max, limited_by="before a login")
@@ -151,12 +163,12 @@ class Connection:
 
     def _unmute(self) -> None:
         if not self._reading and not self.closed:
-            self._env.loop.add_reader(self._fd, self._on_readable)
+            self._loop.add_reader(self._fd, self._on_readable)
             self._reading = True
 
     def _mute(self) -> None:
         if self._reading:
-            self._env.loop.remove_reader(self._fd)
+            self._loop.remove_reader(self._fd)
             self._reading = False
 
     def _on_readable(self) -> None:
@@ -368,7 +380,8 @@ class Connection:
     def _send(self) -> None:
         outbox = self._outbox
         try:
-            sent, stop = io.send_slices(self._fd, outbox.parts(), SEND_BYTES_PER_TURN)
+            send_slices = self._send_slices
+            sent, stop = send_slices(self._fd, outbox.parts(), SEND_BYTES_PER_TURN)
         except (OSError, SliceGone) as error:
             self.close(f"send failed: {error}")
             return
@@ -385,9 +398,9 @@ class Connection:
 
     def _want_writable(self, wanted: bool) -> None:
         if wanted and not self._writing:
-            self._env.loop.add_writer(self._fd, self._on_writable)
+            self._loop.add_writer(self._fd, self._on_writable)
         elif self._writing and not wanted:
-            self._env.loop.remove_writer(self._fd)
+            self._loop.remove_writer(self._fd)
         self._writing = wanted
 
     def _read_ahead(self) -> None:
@@ -451,7 +464,7 @@ class Connection:
         logger.debug("connection %d of %s closed: %s", self.peer.id, self.peer.peer_host, reason)
         self._mute()
         if self._writing:
-            self._env.loop.remove_writer(self._fd)
+            self._loop.remove_writer(self._fd)
             self._writing = False
         self._sock.close()
         if not self._disk_pending:  # else the worker still reads from the file; it is released when it is done
@@ -472,6 +485,11 @@ class Connection:
         self._slots.clear()
         self._account()
         self._env.forget(self)
+
+    @property
+    def held_with_tls(self) -> int:
+        """What this connection holds in memory, with what waits between TLS and its socket."""
+        return self.held if self._tls is None else self.held + self._tls.held
 
     @property
     def unsent(self) -> int:

@@ -6,6 +6,7 @@ worker is the kernel's too, without the interpreter's lock; its completions come
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -15,7 +16,9 @@ from _native.io import DiskWorker
 if TYPE_CHECKING:
     import asyncio
 
-__all__ = ["ReadAhead", "read"]
+__all__ = ["ReadAhead", "read", "read_cached"]
+
+_NOWAIT = getattr(os, "RWF_NOWAIT", 8)
 
 
 class ReadAhead:
@@ -52,3 +55,21 @@ def _outcome(result: int) -> OSError | None:
 def read(fd: int, position: int, length: int) -> bytes:
     """Up to ``length`` bytes, waiting for the disk if need be."""
     return os.pread(fd, length, position)
+
+
+def read_cached(fd: int, position: int, buffer: memoryview) -> int | None:
+    """Read into the buffer what the page cache has, at least a byte; None where the disk must be waited for first.
+
+    File systems that cannot say so are read as they are. Raises OSError; EIO where the file ends before.
+    """
+    try:
+        count = os.preadv(fd, [buffer], position, _NOWAIT)
+    except BlockingIOError:
+        return None
+    except OSError as error:
+        if error.errno != errno.EOPNOTSUPP:
+            raise
+        count = os.preadv(fd, [buffer], position)
+    if not count:
+        raise OSError(errno.EIO, "a file part lies behind the end of its file")
+    return count

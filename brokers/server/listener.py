@@ -9,7 +9,7 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from brokers.addresses import PLAINTEXT
+from brokers.addresses import SASL_PROTOCOLS, TLS_PROTOCOLS
 from brokers.api.base import ClientConnection as Peer
 from brokers.api.base import Services
 from brokers.model import Endpoint
@@ -24,6 +24,9 @@ from brokers.server.limits import ByteBudget, ConnectionCaps, QuietLog
 from brokers.server.login import ConnectionLogin, LoginGate
 from brokers.server.purgatory import Purgatory
 from brokers.server.reserve import Reserve
+from brokers.server.tls_handshakes import Handshake, Handshakes, Opened
+from brokers.server.tls_listeners import CertificateWatch, TlsListener
+from brokers.server.tls_transport import TlsBlocks, TlsTransport
 
 if TYPE_CHECKING:
     from brokers.config import BrokerConfig
@@ -65,6 +68,7 @@ class Server:
         self._held = 0
         self._relieving = False
         self.blocks = Blocks()
+        self._handshakes: Handshakes | None = None
 
     # -- lifecycle ------------------------------------------------------------------------------------------------
 
@@ -125,17 +129,19 @@ class Server:
         services: Services,
         handlers: dict[int, Callable[[Any, Any], Any]] | None = None,
         logins: Mapping[str, SaslListener] | None = None,
+        tls: Mapping[str, TlsListener] | None = None,
     ) -> None:
         """Start to accept. ``handlers`` replaces the API table's handlers in tests. Raises OSError: as ``listen``.
 
-        ``logins`` are those of the listeners with SASL, by name; each of them must be there.
+        ``logins`` are those of the listeners with SASL, ``tls`` those with TLS, by name; each of them must be there.
         """
         self._logins = dict(logins or {})
-        for endpoint in self.endpoints:
-            if (endpoint.security_protocol == PLAINTEXT) is (endpoint.listener in self._logins):
-                raise RuntimeError(
-                    f"listener {endpoint.listener} is {endpoint.security_protocol}, but its logins are not"
-                )
+        self._tls = dict(tls or {})
+        for listener, protocol in ((endpoint.listener, endpoint.security_protocol) for endpoint in self.endpoints):
+            if (protocol in SASL_PROTOCOLS) is not (listener in self._logins):
+                raise RuntimeError(f"listener {listener} is {protocol}, but its logins are not")
+            if (protocol in TLS_PROTOCOLS) is not (listener in self._tls):
+                raise RuntimeError(f"listener {listener} is {protocol}, but its TLS is not")
         self.listen()
         self._services = services
         self.loop = services.loop
@@ -151,10 +157,21 @@ class Server:
         self.dispatch_run = self._dispatcher.dispatch_run
         self._reserve = Reserve(self.loop, self.timers, self._other_brokers)
         self.join_batch = ConnectionBatcher(self.loop, self._dispatcher.dispatch_runs).join_batch
+        if self._tls:
+            self._begin_tls()
         for endpoint, sock in self._listeners:
             self.loop.add_reader(sock.fileno(), self._accept, endpoint, sock)
             logger.info("listens on %s://%s:%d", *endpoint[:3])
         self._sweep()
+
+    def _begin_tls(self) -> None:
+        self._tls_blocks = TlsBlocks()
+        self._handshakes = Handshakes(self.loop, self.timers, self.clock, self.quiet, self.metrics)
+        self._certificates = CertificateWatch(
+            self._tls, self._handshakes.workers, loop=self.loop, timers=self.timers, clock=self.clock,
+            metrics=self.metrics,
+        )  # fmt: skip
+        self._certificates.start()
 
     def close(self) -> None:
         """Stop accepting and close every connection, after what can be sent at once."""
@@ -163,6 +180,9 @@ class Server:
             return
         if self._sweeper is not None:
             self._sweeper.cancel()
+        if self._handshakes is not None:
+            self._certificates.stop()
+            self._handshakes.close()
         self._dispatcher.close()
         self._reserve.close()
         for connection in list(self._connections.values()):
@@ -230,6 +250,9 @@ class Server:
             self.quiet.warning("%s: refused, %s is reached", host, cap)
             sock.close()
 
+        if endpoint.listener in self._tls:  # what it says first cannot be read before a handshake
+            refuse()
+            return
         self._reserve.consider(number, sock, lambda: self._begin(number, endpoint, sock, host), refuse)
 
     def _begin(self, number: int, endpoint: Endpoint, sock: socket.socket, host: str) -> None:
@@ -238,15 +261,37 @@ class Server:
         peer = Peer(number, endpoint.listener, host)
         listener = self._logins.get(endpoint.listener)
         login = None if listener is None else ConnectionLogin(listener, self.clock.mono_ms())
-        self._connections[peer.id] = Connection(self, sock, peer, login)
+        tls = self._tls.get(endpoint.listener)
+        if tls is None or self._handshakes is None:
+            self._connections[peer.id] = Connection(self, sock, peer, login)
+            self.metrics.connections.set(len(self._connections))
+            return
+        opened = functools.partial(self._opened, sock, peer, login, tls)
+        self._handshakes.begin(Handshake(sock, tls, host, opened, functools.partial(self._left, peer)))
+
+    def _opened(
+        self, sock: socket.socket, peer: Peer, login: ConnectionLogin | None, tls: TlsListener, opened: Opened
+    ) -> None:
+        """A client has shaken hands; the time for its login has begun when it was accepted."""
+        assert self._handshakes is not None, "it has one less now"
+        if opened.principal is not None:
+            peer = peer._replace(principal=opened.principal)
+        transport = TlsTransport(
+            self.loop, sock, opened.engine, self._tls_blocks, opened.unsent, self.held,
+            functools.partial(self._handshakes.refused, tls, peer.peer_host),
+        )  # fmt: skip
+        self._connections[peer.id] = Connection(self, sock, peer, login, transport)
         self.metrics.connections.set(len(self._connections))
+
+    def _left(self, peer: Peer) -> None:
+        if not self._reserve.leave(peer.id) and self._counted(peer.listener):
+            self._caps.leave(peer.peer_host)
 
     def forget(self, connection: Connection) -> None:
         """A connection is closed."""
         if self._connections.pop(connection.peer.id, None) is None:
             return
-        if not self._reserve.leave(connection.peer.id) and self._counted(connection.peer.listener):
-            self._caps.leave(connection.peer.peer_host)
+        self._left(connection.peer)
         self.metrics.connections.set(len(self._connections))
         if self._services is not None:
             self._services.disconnects.closed(connection.peer.id)
@@ -264,11 +309,11 @@ class Server:
     def _relieve(self) -> None:
         self._relieving = False
         while self._held > self.config.queued_max_request_bytes and self._connections:
-            greediest = max(self._connections.values(), key=lambda connection: connection.held)
+            greediest = max(self._connections.values(), key=lambda connection: connection.held_with_tls)
             self.metrics.refused.labels("memory").inc()
             self.quiet.warning(
                 "%s: closed, it holds %d of %d bytes that wait in memory",
-                greediest.peer.peer_host, greediest.held, self._held,
+                greediest.peer.peer_host, greediest.held_with_tls, self._held,
             )  # fmt: skip
             greediest.close("too much waits in memory")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -17,16 +18,24 @@ from brokers.api.disconnects import Disconnects
 from brokers.config import load_config
 from brokers.metrics import Metrics
 from brokers.model import Endpoint
+from brokers.security.sasl import SaslListener
 from brokers.server.listener import Server
+from brokers.server.tls_listeners import TlsListener
 from brokers.timers import Timers
 from tests.support.clocks import RealClock
 from tests.support.waiting import eventually
 
 
 class RunningServer:
-    """Context manager; ``settings`` are broker properties."""
+    """Context manager; ``settings`` are broker properties, ``tls`` its listeners with TLS, at ports of their own."""
 
-    def __init__(self, handlers: dict[int, Callable[[Any, Any], Any]], settings: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        handlers: dict[int, Callable[[Any, Any], Any]],
+        settings: dict[str, str] | None = None,
+        tls: list[TlsListener] | None = None,
+        logins: dict[str, SaslListener] | None = None,
+    ) -> None:
         overrides = {"broker.id": "1", "zookeeper.connect": "none:1", "listeners": "PLAINTEXT://127.0.0.1:0"}
         self.config = load_config(overrides=overrides | (settings or {}))
         self.handlers = handlers
@@ -34,6 +43,8 @@ class RunningServer:
         self.metrics = Metrics()
         self.metadata = SimpleNamespace(effective=self.config, brokers={})
         self.server = Server(self.config)
+        self.tls = {one.name: one for one in tls or []}
+        self.logins = logins or {}
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._started: Future[None] = Future()
         self.loop: asyncio.AbstractEventLoop | None = None
@@ -42,7 +53,8 @@ class RunningServer:
         self.loop = uvloop.new_event_loop()
         asyncio.set_event_loop(self.loop)
         try:
-            self.server.bind(self.config.listener_endpoints())
+            secured = [Endpoint(one.name, "127.0.0.1", 0, one.protocol) for one in self.tls.values()]
+            self.server.bind([*self.config.listener_endpoints(), *secured])
             services: Any = SimpleNamespace(
                 config=self.config,
                 clock=self.clock,
@@ -53,7 +65,7 @@ class RunningServer:
                 replicas=None,
                 disconnects=Disconnects(),
             )
-            self.server.serve(services, self.handlers)
+            self.server.serve(services, self.handlers, self.logins, self.tls)
             self._started.set_result(None)
         except BaseException as error:
             self._started.set_exception(error)
@@ -94,8 +106,8 @@ class RunningServer:
     def endpoint(self, listener: str = "PLAINTEXT") -> Endpoint:
         return next(e for e in self.server.endpoints if e.listener == listener)
 
-    def client(self, listener: str = "PLAINTEXT") -> Client:
-        return Client(self.endpoint(listener).port)
+    def client(self, listener: str = "PLAINTEXT", context: ssl.SSLContext | None = None) -> Client:
+        return Client(self.endpoint(listener).port, context=context)
 
     def refused(self, reason: str) -> float:
         value = self.metrics.registry.get_sample_value("fleetlog_refused_requests_total", {"reason": reason})
@@ -105,9 +117,11 @@ class RunningServer:
 class Client:
     """A blocking client that sends and reads frames."""
 
-    def __init__(self, port: int, source: str = "127.0.0.1") -> None:
-        """``source`` is the address that the server sees."""
+    def __init__(self, port: int, source: str = "127.0.0.1", context: ssl.SSLContext | None = None) -> None:
+        """``source`` is the address that the server sees; with a ``context`` the client speaks TLS."""
         self.sock = socket.create_connection(("127.0.0.1", port), timeout=20, source_address=(source, 0))
+        if context is not None:
+            self.sock = context.wrap_socket(self.sock, server_hostname="localhost")
         self._buffer = b""
         self.sent: dict[int, tuple[int, int]] = {}
 

@@ -1,0 +1,307 @@
+"""Handshakes of TLS: each begins when a whole first record is here, and takes its steps in a worker.
+
+Before its first record a connection costs its socket and what it has sent of that record. From then on it has an
+engine, and at most ``UNDER_WAY_MAX`` connections do; the next ones wait, unread, for a place. A connection that has let
+the broker wait for ``ROOM_MS`` makes room for them. Each has ``HANDSHAKE_MS`` from its acceptance on. While a step is
+in a worker, nothing else uses the engine.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from brokers.security.principals import BadPrincipal, NoRuleMatches
+from brokers.security.tls import (
+    NO_TLS_ALERT,
+    RECORD_BYTES_MAX,
+    TlsEngine,
+    TlsFailure,
+    TlsProblem,
+    begins_tls,
+    first_record_bytes,
+    not_tls,
+)
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from brokers.metrics import Metrics
+    from brokers.model import Clock
+    from brokers.server.limits import QuietLog
+    from brokers.server.tls_listeners import TlsListener
+    from brokers.timers import Timer, Timers
+
+logger = logging.getLogger(__name__)
+
+HANDSHAKE_MS: Final = 10_000
+UNDER_WAY_MAX: Final = 1_000
+ROOM_MS: Final = 250
+WORKERS: Final = 2
+UNSENT_BYTES_MAX: Final = 64 * 1024
+"""The own chain has ten certificates at most; a peer that reads nothing of a flight that long is closed."""
+
+
+class Opened(NamedTuple):
+    """The result of a handshake. ``principal`` is the one of the client's certificate, as ``Type:name``, if it has one.
+
+    ``unsent`` is what the socket has not taken yet.
+    """
+
+    engine: TlsEngine
+    principal: str | None
+    unsent: bytes
+
+
+class Handshake:
+    """One connection that has not shaken hands yet. Exactly one of ``opened`` and ``dropped`` is called, once."""
+
+    __slots__ = (
+        "closed", "dropped", "engine", "host", "listener", "opened", "reading", "received", "sock", "timer", "unsent",
+        "working", "writing",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        listener: TlsListener,
+        host: str,
+        opened: Callable[[Opened], None],
+        dropped: Callable[[], None],
+    ) -> None:
+        self.sock = sock
+        self.listener = listener
+        self.host = host
+        self.opened = opened
+        self.dropped = dropped
+        self.engine: TlsEngine | None = None
+        self.received = bytearray()
+        self.unsent = b""
+        self.timer: Timer | None = None
+        self.reading = self.writing = self.working = self.closed = False
+
+
+class Handshakes:
+    """All handshakes of a server. Loop thread only, but for the steps in workers."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, timers: Timers, clock: Clock, quiet: QuietLog, metrics: Metrics
+    ) -> None:
+        self._loop = loop
+        self._timers = timers
+        self._clock = clock
+        self._quiet = quiet
+        self._metrics = metrics
+        self._under_way_max = UNDER_WAY_MAX
+        self._all: set[Handshake] = set()
+        self._engines = 0
+        self._idle: dict[Handshake, int] = {}  # with an engine, since when the peer's next bytes are waited for
+        self._queue: deque[Handshake] = deque()
+        self._room_timer: Timer | None = None
+        self._block = memoryview(bytearray(RECORD_BYTES_MAX))
+        self.workers = ThreadPoolExecutor(WORKERS, "fleetlog-tls")
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def begin(self, handshake: Handshake) -> None:
+        """Wait for the client's first record; its socket does not block."""
+        self._all.add(handshake)
+        handshake.timer = self._timers.later(HANDSHAKE_MS, partial(self._expired, handshake))
+        self._read_on(handshake)
+
+    def close(self) -> None:
+        """Drop all, and wait for the workers."""
+        self._queue.clear()
+        for handshake in list(self._all):
+            self._drop(handshake)
+        if self._room_timer is not None:
+            self._room_timer.cancel()
+        self.workers.shutdown(wait=True, cancel_futures=True)
+
+    # ---- bytes
+
+    def _read_on(self, handshake: Handshake) -> None:
+        if not handshake.reading:
+            handshake.reading = True
+            self._loop.add_reader(handshake.sock.fileno(), self._on_readable, handshake)
+
+    def _pause(self, handshake: Handshake) -> None:
+        if handshake.reading:
+            handshake.reading = False
+            self._loop.remove_reader(handshake.sock.fileno())
+
+    def _on_readable(self, handshake: Handshake) -> None:
+        if not handshake.reading:
+            return
+        received = handshake.received
+        try:
+            count = handshake.sock.recv_into(self._block[: RECORD_BYTES_MAX - len(received)])
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            count = 0
+        if not count:  # a client that is not content with the certificate often just goes
+            self._drop(handshake)
+            return
+        self._metrics.bytes_in.value += count
+        received += self._block[:count]
+        if handshake.engine is None and not begins_tls(received):
+            handshake.unsent = NO_TLS_ALERT
+            self._fail(handshake, not_tls())
+            return
+        size = first_record_bytes(received)
+        if size is not None and size > RECORD_BYTES_MAX:
+            self._fail(handshake, TlsFailure(TlsProblem.TOO_LONG, f"the peer's first record has {size} bytes"))
+        elif size is not None and len(received) >= size:
+            self._pause(handshake)
+            self._step(handshake)
+
+    def _send(self, handshake: Handshake) -> bool:
+        """Send what the engine has made; False: the peer has gone, or does not read."""
+        if handshake.unsent:
+            try:
+                handshake.unsent = handshake.unsent[handshake.sock.send(handshake.unsent) :]
+            except (BlockingIOError, InterruptedError):
+                pass
+            except OSError:
+                return False
+        if len(handshake.unsent) > UNSENT_BYTES_MAX:
+            return False
+        if bool(handshake.unsent) is not handshake.writing:
+            handshake.writing = not handshake.writing
+            if handshake.writing:
+                self._loop.add_writer(handshake.sock.fileno(), self._on_writable, handshake)
+            else:
+                self._loop.remove_writer(handshake.sock.fileno())
+        return True
+
+    def _on_writable(self, handshake: Handshake) -> None:
+        if handshake.writing and not self._send(handshake):
+            self._drop(handshake)
+
+    # ---- steps
+
+    def _step(self, handshake: Handshake) -> None:
+        """Take the next step in a worker, now or when there is room for another engine."""
+        self._idle.pop(handshake, None)
+        if handshake.engine is None:
+            if self._engines >= self._under_way_max:
+                self._queue.append(handshake)
+                self._make_room()
+                return
+            self._engines += 1
+            handshake.engine = TlsEngine(handshake.listener.context, server_side=True)
+        handshake.working = True
+        received, handshake.received = bytes(handshake.received), bytearray()
+        self.workers.submit(self._work, handshake, handshake.engine, received)
+
+    def _work(self, handshake: Handshake, engine: TlsEngine, received: bytes) -> None:
+        """In a worker."""
+        principal, failure, done = None, None, False
+        try:
+            engine.feed(received)
+            done = engine.handshake()
+            principal = handshake.listener.principal(engine) if done else None
+        except TlsFailure as error:
+            failure = error
+        except (BadPrincipal, NoRuleMatches) as error:
+            failure = TlsFailure(TlsProblem.CERTIFICATE, str(error))
+        except Exception as error:  # of this connection only
+            logger.exception("a handshake failed")
+            failure = TlsFailure(TlsProblem.OTHER, f"an error of ours: {error}")
+        self._loop.call_soon_threadsafe(self._stepped, handshake, engine, done, principal, failure)
+
+    def _stepped(
+        self, handshake: Handshake, engine: TlsEngine, done: bool, principal: str | None, failure: TlsFailure | None
+    ) -> None:
+        handshake.working = False
+        if handshake.closed:
+            self._engine_ended()
+            return
+        handshake.unsent += engine.take()
+        if failure is not None:
+            self._fail(handshake, failure)
+        elif not self._send(handshake):
+            self._drop(handshake)
+        elif done:
+            self._leave(handshake)
+            self._engine_ended()
+            handshake.opened(Opened(engine, principal, handshake.unsent))
+        else:
+            self._idle[handshake] = self._clock.mono_ms()
+            self._read_on(handshake)
+            self._make_room()
+
+    def _make_room(self) -> None:
+        """For those that wait for a place, as soon as the longest silent peer has been silent for ``ROOM_MS``."""
+        while self._queue and self._idle and self._room_timer is None:
+            oldest, since_ms = next(iter(self._idle.items()))
+            left_ms = since_ms + ROOM_MS - self._clock.mono_ms()
+            if left_ms > 0:
+                self._room_timer = self._timers.later(left_ms, self._room_due)
+            else:
+                self._metrics.refused.labels("handshakes").inc()
+                self._drop(oldest)  # which takes the next one out of the queue
+
+    def _room_due(self) -> None:
+        self._room_timer = None
+        self._make_room()
+
+    # ---- ends
+
+    def _expired(self, handshake: Handshake) -> None:
+        self._quiet.seldom(
+            f"handshake {handshake.host}", "%s: no TLS handshake within %d ms on listener %s; the connection is closed",
+            handshake.host, HANDSHAKE_MS, handshake.listener.name,
+        )  # fmt: skip
+        self._metrics.refused.labels("handshake").inc()
+        self._drop(handshake)
+
+    def _fail(self, handshake: Handshake, failure: TlsFailure) -> None:
+        self._send(handshake)
+        self.refused(handshake.listener, handshake.host, failure)
+        self._drop(handshake)
+
+    def refused(self, listener: TlsListener, host: str, failure: TlsFailure) -> None:
+        """Count and log what ended TLS with a client."""
+        self._metrics.refused.labels("handshake").inc()
+        text: object = failure
+        if failure.problem is TlsProblem.NOT_TLS:
+            text = f"the client does not speak TLS: set security.protocol={listener.protocol} at the client"
+        self._quiet.seldom(
+            f"TLS {host} {failure.problem.value}", "%s: listener %s is %s, and %s; the connection is closed",
+            host, listener.name, listener.protocol, text,
+        )  # fmt: skip
+
+    def _drop(self, handshake: Handshake) -> None:
+        if handshake.closed:
+            return
+        self._leave(handshake)
+        handshake.sock.close()
+        if handshake.engine is not None and not handshake.working:
+            self._engine_ended()
+        handshake.dropped()
+
+    def _leave(self, handshake: Handshake) -> None:
+        handshake.closed = True
+        self._all.discard(handshake)
+        self._idle.pop(handshake, None)
+        self._pause(handshake)
+        if handshake.writing:
+            handshake.writing = False
+            self._loop.remove_writer(handshake.sock.fileno())
+        if handshake.timer is not None:
+            handshake.timer.cancel()
+
+    def _engine_ended(self) -> None:
+        self._engines -= 1
+        while self._queue and self._engines < self._under_way_max:
+            handshake = self._queue.popleft()
+            if not handshake.closed:
+                self._step(handshake)

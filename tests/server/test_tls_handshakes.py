@@ -1,0 +1,334 @@
+"""Handshakes on a real server: what peers that never finish one, or know nothing of TLS, may cost."""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import wire.messages as m
+from brokers.api.base import Done
+from brokers.server import tls_handshakes, tls_listeners
+from tests.server.memory import rss_mib
+from tests.support.harness import RunningServer
+from tests.support.tls_listeners import Certificates
+
+HEARTBEAT = 12
+REQUEST = m.HeartbeatRequest(group_id="g", generation_id=1, member_id="m")
+CLIENTS = 150
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return Certificates(tmp_path_factory.mktemp("certificates"))
+
+
+def beat(_: Any, context: Any) -> Done:
+    return Done(m.HeartbeatResponse(version=context.api_version, error_code=0))
+
+
+@pytest.fixture
+def server(certificates: Certificates) -> Iterator[RunningServer]:
+    with RunningServer({HEARTBEAT: beat}, tls=[certificates.listener()]) as running:
+        yield running
+        running.until(lambda: waiting(running) == 0 and engines(running) == 0, "the end of all handshakes")
+
+
+def handshakes(server: RunningServer) -> tls_handshakes.Handshakes:
+    found = server.server._handshakes
+    assert found is not None
+    return found
+
+
+def waiting(server: RunningServer) -> int:
+    return len(handshakes(server))
+
+
+def engines(server: RunningServer) -> int:
+    return handshakes(server)._engines
+
+
+def raw(server: RunningServer, data: bytes = b"") -> socket.socket:
+    sock = socket.create_connection(("127.0.0.1", server.endpoint("SSL").port), timeout=20)
+    sock.sendall(data)
+    return sock
+
+
+def hello(certificates: Certificates) -> bytes:
+    sent = ssl.MemoryBIO()
+    client = certificates.client().wrap_bio(ssl.MemoryBIO(), sent, server_hostname="localhost")
+    with pytest.raises(ssl.SSLWantReadError):
+        client.do_handshake()
+    return sent.read()
+
+
+def is_served(server: RunningServer, certificates: Certificates) -> bool:
+    client = server.client("SSL", certificates.client())
+    try:
+        return bool(client.ask(REQUEST, 4).error_code == 0)
+    finally:
+        client.close()
+
+
+def everything(sock: socket.socket) -> bytes:
+    """What the server sends until it closes."""
+    data = b""
+    try:
+        while more := sock.recv(65_536):
+            data += more
+    except ConnectionResetError:
+        pass
+    return data
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if "listener SSL" in record.getMessage()]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        m.encode_request(HEARTBEAT, 4, 1, "c", REQUEST),
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\x16\x02",
+        b"\x16\x03\x01\xff\xff" + b"x" * 30,
+        b"\x16\x03\x01\x00\x05hello",
+        b"\x16\x03\x01\x00\x00",
+        os.urandom(1),
+    ],
+    ids=["kafka", "http", "version", "length", "hello", "empty", "byte"],
+)
+def test_a_peer_without_tls_is_closed_with_an_alert_and_one_line(
+    server: RunningServer, certificates: Certificates, caplog: pytest.LogCaptureFixture, data: bytes
+) -> None:
+    for _ in range(4):
+        with raw(server, data) as sock:
+            if len(data) == 1 and data != b"\x16":
+                sock.shutdown(socket.SHUT_WR)
+            if data == b"\x16" or data == b"\x16\x03\x01\x00\x00":
+                continue
+            answer = everything(sock)
+            assert answer[:2] in (b"\x15\x03", b"")
+    server.until(lambda: waiting(server) == 0, "the close")
+    assert len(lines(caplog)) <= 1, lines(caplog)
+    if len(data) > 10 and data[:1] != b"\x16":
+        (line,) = lines(caplog)
+        assert line == (
+            "127.0.0.1: listener SSL is SSL, and the client does not speak TLS: set security.protocol=SSL at the "
+            "client; the connection is closed"
+        )
+        assert server.refused("handshake") == 4
+    assert is_served(server, certificates)
+
+
+def test_a_client_that_does_not_trust_the_broker_is_named(
+    server: RunningServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(ssl.SSLCertVerificationError):
+        server.client("SSL", ssl.create_default_context())
+    server.until(lambda: server.refused("handshake") == 1, "the count")
+    assert "the peer refused TLS" in caplog.text
+    assert "UNKNOWN_CA" in caplog.text
+
+
+@pytest.mark.parametrize("own", ["", "mallory"])
+def test_a_client_without_a_good_certificate_is_named(
+    certificates: Certificates, caplog: pytest.LogCaptureFixture, own: str
+) -> None:
+    listener = certificates.listener("SSL", "required")
+    with RunningServer({HEARTBEAT: beat}, tls=[listener]) as server:
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            server.client("SSL", certificates.client(certificates.mallory if own else "")).ask(REQUEST, 4)
+        server.until(lambda: server.refused("handshake") == 1, "the count")
+        assert ("the peer's certificate is not accepted" if own else "the client showed no certificate") in caplog.text
+        assert server.client("SSL", certificates.client(certificates.alice)).ask(REQUEST, 4).error_code == 0
+
+
+def test_silent_and_half_open_handshakes_are_closed_in_time(
+    server: RunningServer, certificates: Certificates, caplog: pytest.LogCaptureFixture
+) -> None:
+    began = hello(certificates)
+    silent, halfway, half_open = raw(server), raw(server, began[:40]), raw(server, began)
+    assert half_open.recv(5)[:1] == b"\x16", "the server's flight"
+    server.until(lambda: waiting(server) == 3, "three handshakes")
+    assert server.call(lambda: engines(server)) == 1
+    server.clock.ahead_ms += tls_handshakes.HANDSHAKE_MS - 1_000
+    assert is_served(server, certificates)
+    assert server.call(lambda: waiting(server)) == 3
+    server.clock.ahead_ms += 1_000
+    assert is_served(server, certificates)  # a timer of its own lets the wheel look at the clock
+    for sock in (silent, halfway, half_open):
+        everything(sock)
+        sock.close()
+    assert len(lines(caplog)) == 1
+    assert server.refused("handshake") == 3
+
+
+def test_the_time_of_a_login_begins_with_the_connection(certificates: Certificates) -> None:
+    from brokers.security.sasl import SaslListener
+    from brokers.server.login import LOGIN_MS, PlainServer, verifier
+
+    sasl = SaslListener({"PLAIN": lambda: PlainServer(verifier({"bob": "secret"}))}, {"PLAIN": 0})
+    listener = certificates.listener("SASL_SSL")
+    with RunningServer({HEARTBEAT: beat}, tls=[listener], logins={"SASL_SSL": sasl}) as server:
+        sock = socket.create_connection(("127.0.0.1", server.endpoint("SASL_SSL").port), timeout=20)
+        server.until(lambda: waiting(server) == 1, "the connection")
+        server.clock.ahead_ms += LOGIN_MS - 2_000
+        slow = certificates.client().wrap_socket(sock, server_hostname="localhost")
+        server.until(lambda: len(server.server) == 1, "the handshake")
+        server.clock.ahead_ms += 3_000
+        began = time.monotonic()
+        assert slow.recv(1) == b""
+        assert time.monotonic() - began < 5
+
+
+def test_beyond_the_bound_the_oldest_half_open_handshake_goes(
+    certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tls_handshakes, "UNDER_WAY_MAX", 5)
+    began = hello(certificates)
+    with RunningServer({HEARTBEAT: beat}, tls=[certificates.listener()]) as server:
+        held = [raw(server, began) for _ in range(5)]
+        for sock in held:
+            assert sock.recv(1) == b"\x16"
+        server.until(lambda: len(handshakes(server)._idle) == 5, "five half-open handshakes")
+        assert is_served(server, certificates)
+        assert server.refused("handshakes") == 1
+        assert server.call(lambda: engines(server)) == 4
+        for sock in held:
+            sock.close()
+        server.until(lambda: engines(server) == 0, "the end of all")
+
+
+def test_many_clients_at_once_with_few_places(certificates: Certificates, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is served though they outnumber the places by far: they wait for one."""
+    monkeypatch.setattr(tls_handshakes, "UNDER_WAY_MAX", 10)
+    monkeypatch.setattr(tls_handshakes, "ROOM_MS", 20_000)
+    context = certificates.client()
+    with RunningServer({HEARTBEAT: beat}, tls=[certificates.listener()]) as server:
+        served: list[bool] = []
+
+        def ask() -> None:
+            served.append(server.client("SSL", context).ask(REQUEST, 4).error_code == 0)
+
+        threads = [threading.Thread(target=ask) for _ in range(CLIENTS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert served == [True] * CLIENTS
+        assert server.refused("handshakes") == 0
+        server.until(lambda: waiting(server) == 0 and engines(server) == 0, "the end of all handshakes")
+
+
+def test_caps_count_handshakes_and_are_given_back(certificates: Certificates) -> None:
+    settings = {"max.connections": "3"}
+    with RunningServer({HEARTBEAT: beat}, settings, [certificates.listener()]) as server:
+        silent = [raw(server) for _ in range(3)]
+        server.until(lambda: waiting(server) == 3, "three handshakes")
+        with raw(server) as fourth:
+            assert everything(fourth) == b""
+        assert server.refused("connections") == 1
+        silent[0].close()
+        server.until(lambda: waiting(server) == 2, "a place")
+        silent[1].sendall(b"no TLS")
+        everything(silent[1])
+        server.until(lambda: waiting(server) == 1, "two places")
+        assert is_served(server, certificates)
+        assert is_served(server, certificates)
+        silent[2].close()
+        server.until(lambda: server.server._caps.count == 0, "all places")
+
+
+def test_a_stop_amid_handshakes(certificates: Certificates) -> None:
+    with RunningServer({HEARTBEAT: beat}, tls=[certificates.listener()]) as server:
+        socks = [raw(server, hello(certificates)) for _ in range(20)] + [raw(server)]
+        server.until(lambda: waiting(server) > 10, "handshakes")
+    for sock in socks:
+        everything(sock)
+
+
+def test_memory_of_silent_and_half_open_peers(server: RunningServer, certificates: Certificates) -> None:
+    assert is_served(server, certificates)
+    began = hello(certificates)
+    for kind, data, limit_kib in (("silent", b"", 20), ("half-open", began, 100)):
+        gc.collect()
+        before = rss_mib(os.getpid())
+        socks = [raw(server, data) for _ in range(300)]
+        server.until(lambda: waiting(server) == 300, "the handshakes")
+        server.until(lambda: not any(one.working for one in handshakes(server)._all), "the workers")
+        each = (rss_mib(os.getpid()) - before) * 1024 / 300
+        print(f"{kind}: {each:.1f} KiB each, with the client's socket")
+        assert each < limit_kib
+        for sock in socks:
+            sock.close()
+        server.until(lambda: waiting(server) == 0, "their end")
+
+
+# ---- certificates that change
+
+
+def replaced(path: str, text: str) -> None:
+    """As a certificate manager does it."""
+    fresh = Path(path + ".new")
+    fresh.write_text(text)
+    fresh.chmod(0o600)
+    fresh.rename(path)
+
+
+def serial(server: RunningServer, certificates: Certificates) -> int:
+    client = server.client("SSL", certificates.client())
+    try:
+        assert client.ask(REQUEST, 4).error_code == 0
+        assert isinstance(client.sock, ssl.SSLSocket)
+        shown = client.sock.getpeercert()
+        assert shown is not None
+        return int(str(shown["serialNumber"]), 16)
+    finally:
+        client.close()
+
+
+def metric(server: RunningServer, name: str) -> float:
+    value = server.metrics.registry.get_sample_value(f"fleetlog_certificate_{name}", {"listener": "SSL"})
+    assert value is not None
+    return value
+
+
+def test_a_new_certificate_is_taken_over_and_a_bad_one_is_not(
+    certificates: Certificates, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    caplog.set_level("INFO")
+    monkeypatch.setattr(tls_listeners, "CHECK_MS", 50)
+    path = certificates.authority.pair("/O=fleet/CN=broker", days=2).store(tmp_path / "own.pem")
+    listener = certificates.listener("SSL", keystore_location=path)
+    with RunningServer({HEARTBEAT: beat}, tls=[listener]) as server:
+        old = server.client("SSL", certificates.client())
+        first = serial(server, certificates)
+        assert 86_400 < metric(server, "seconds") < 2 * 86_400
+        pair = certificates.authority.pair("/O=fleet/CN=broker", days=20)
+        replaced(path, pair.key + pair.chain)
+        server.until(lambda: metric(server, "seconds") > 10 * 86_400, "the new certificate")
+        second = serial(server, certificates)
+        assert second != first
+        assert "listener SSL: the certificate was replaced" in caplog.text
+        other = certificates.authority.pair("/O=fleet/CN=broker")
+        replaced(path, other.key + pair.chain)
+        server.until(lambda: metric(server, "refused") == 1, "the refusal")
+        assert serial(server, certificates) == second
+        time.sleep(0.3)
+        refusals = [line for line in caplog.messages if "the old certificate stays in use" in line]
+        assert len(refusals) == 1
+        assert "ssl.keystore.location" in refusals[0]
+        assert "the private key does not belong to the first certificate" in refusals[0]
+        replaced(path, other.key + other.chain)
+        server.until(lambda: metric(server, "refused") == 0, "the third certificate")
+        assert serial(server, certificates) not in (first, second)
+        assert old.ask(REQUEST, 4).error_code == 0, "a connection from before the first change"
