@@ -13,7 +13,7 @@ PLAINTEXT: Final = "PLAINTEXT"
 SASL_PLAINTEXT: Final = "SASL_PLAINTEXT"
 TLS_PROTOCOLS: Final = ("SSL", "SASL_SSL")
 SASL_PROTOCOLS: Final = (SASL_PLAINTEXT, "SASL_SSL")
-SERVED_PROTOCOLS: Final = (PLAINTEXT, SASL_PLAINTEXT)
+SERVED_PROTOCOLS: Final = (PLAINTEXT, SASL_PLAINTEXT, *TLS_PROTOCOLS)
 
 _PORT_MAX: Final = 65_535
 _LISTENER_FORM: Final = "NAME://host:port, e.g. PLAINTEXT://127.0.0.1:9092"
@@ -39,12 +39,6 @@ def parse_listener(name: str, item: str, protocol_of: Callable[[str], str]) -> E
     if not mark or not listener:
         raise ConfigError(name, item, f"must be {_LISTENER_FORM}")
     protocol = protocol_of(listener)
-    if protocol in TLS_PROTOCOLS:
-        raise ConfigError(
-            name, item, f"listener {listener} has security protocol {protocol}, and TLS is not in this release: give "
-            "it PLAINTEXT or SASL_PLAINTEXT in listener.security.protocol.map, on a network that only brokers and "
-            "clients can read",
-        )  # fmt: skip
     if protocol not in SERVED_PROTOCOLS:
         raise ConfigError(
             name, item, f"listener {listener} has security protocol {protocol}: give it one of "

@@ -26,12 +26,14 @@ from brokers.model import Endpoint, id_text, random_id
 from brokers.node import Node, Ports, StartError
 from brokers.peers.calls import Peers
 from brokers.security.listener_logins import LoginSettings, login_settings
+from brokers.security.listener_tls import ignored_client_auth, listener_tls
 from brokers.security.sasl import SaslListener
 from brokers.security.scram import random_text
 from brokers.server.admin import Admin
 from brokers.server.descriptors import Descriptors
 from brokers.server.listener import Server
 from brokers.server.login import sasl_listener
+from brokers.server.tls_listeners import TlsListener
 from brokers.server.watchdog import LoopWatch
 from coordination.previous_session import FILE_NAME, PreviousSession
 from coordination.store import StoreError
@@ -72,6 +74,14 @@ def new_nonce() -> str:
     return random_text(secrets.randbits)
 
 
+def tls_listeners(config: BrokerConfig, clock: SystemClock) -> dict[str, TlsListener]:
+    """The listeners with TLS, with their certificates and keys. Raises ConfigError."""
+    settings = listener_tls(config)
+    protocols = {endpoint.listener: endpoint.security_protocol for endpoint in config.listener_endpoints()}
+    now_s = clock.wall_ms() / 1000
+    return {name: TlsListener(name, protocols[name], one, now_s) for name, one in settings.items()}
+
+
 def cannot_listen(setting: str, error: OSError, address: str = "") -> StartError:
     """The error of an address that cannot be bound; ``setting`` is the setting that has it."""
     number = error.errno or 0  # a resolver's are negative
@@ -100,6 +110,7 @@ class Broker:
         self._store: ZookeeperStore | None = None
         self._node: Node | None = None
         self._config_changes: ConfigChanges | None = None
+        self._tls: dict[str, TlsListener] = {}
         self._stopping = False
         self._lag_probe: asyncio.Task[None] | None = None
 
@@ -108,6 +119,10 @@ class Broker:
     async def start(self) -> None:
         """Start in the order of the module's docstring; raises StartError."""
         logins = login_settings(self.config)
+        self._tls = tls_listeners(self.config, self._clock)
+        unasked = ignored_client_auth(self.config)
+        if unasked is not None:
+            logger.warning("%s", unasked)
         inert = self.config.without_effect()
         if inert:
             logger.warning("settings accepted, but without effect in fleetlog: %s", ", ".join(inert))
@@ -140,7 +155,7 @@ class Broker:
         # Only now: recovery may block the loop for minutes, but no registration depends on the loop until here.
         self._watch.start()
         self._store.heartbeats_prove(self._watch.standing_ms)
-        self._server.serve(services, logins=await self._sasl_listeners(logins))
+        self._server.serve(services, logins=await self._sasl_listeners(logins), tls=self._tls)
         self._lag_probe = self._loop.create_task(self._probe_loop_lag(), name="loop lag")
 
     async def _sasl_listeners(self, logins: LoginSettings) -> dict[str, SaslListener]:
@@ -209,7 +224,10 @@ class Broker:
         return self._node.not_ready()
 
     def _troubles(self) -> list[str]:
-        return [*(self._node.troubles() if self._node is not None else ()), *self._descriptors.troubles()]
+        certificates = [f"listener {one.name}: {one.refusal}" for one in self._tls.values() if one.refusal is not None]
+        return [
+            *(self._node.troubles() if self._node is not None else ()), *self._descriptors.troubles(), *certificates,
+        ]  # fmt: skip
 
     async def _probe_loop_lag(self) -> None:
         while True:
@@ -250,10 +268,11 @@ def check_start(config: BrokerConfig) -> None:
     """
     wrong = []
     runs = False
-    try:
-        login_settings(config)
-    except ConfigError as error:
-        wrong.append(str(error))
+    for check in (login_settings, lambda config: tls_listeners(config, SystemClock())):
+        try:
+            check(config)
+        except ConfigError as error:
+            wrong.append(str(error))
     try:
         LogStore(config, RealDisk(), SystemClock()).check_owners()
     except DirectoryInUse:

@@ -199,7 +199,10 @@ class BrokerConfig:
         LIST, (), "Addresses that clients are told; the listeners' own when empty.", told=STRING, unset=True
     )
     listener_security_protocol_map: tuple[str, ...] = setting(
-        LIST, PROTOCOLS, "Security protocol of each listener name: PLAINTEXT or SASL_PLAINTEXT.", told=STRING
+        LIST,
+        PROTOCOLS,
+        "Security protocol of each listener name: PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL.",
+        told=STRING,
     )
     inter_broker_listener_name: str = setting(
         STRING, "", "Listener that brokers use among each other; default: first.", unset=True
@@ -478,7 +481,8 @@ class BrokerConfig:
 
     def without_effect(self) -> list[str]:
         """Names of the settings that were given and change nothing here, sorted."""
-        return sorted(name for name, _ in self.given if _changes_nothing(name))
+        tls = any(endpoint.security_protocol in TLS_PROTOCOLS for endpoint in self.listener_endpoints())
+        return sorted(name for name, _ in self.given if _changes_nothing(name) and not (tls and _is_of_tls(name)))
 
     def topic_defaults(self) -> TopicConfig:
         """The settings of a topic without overrides."""
@@ -552,6 +556,11 @@ def _of_one_listener(name: str) -> set[str]:
     base = name.removeprefix(LISTENER_PREFIX).partition(".")[2] if name.startswith(LISTENER_PREFIX) else ""
     mechanism, _, rest = base.partition(".")
     return {base, rest if mechanism else base}
+
+
+def _is_of_tls(name: str) -> bool:
+    """Whether it is a setting of TLS, of all listeners or of one."""
+    return any(base.startswith("ssl.") for base in (name, *_of_one_listener(name)))
 
 
 def _changes_nothing(name: str) -> bool:
@@ -684,13 +693,23 @@ def _check_listeners(config: BrokerConfig) -> None:
         raise ConfigError(
             "inter.broker.listener.name", config.inter_broker_listener_name, f"must be one of {', '.join(names)}"
         )
+    _check_inter_broker_tls(config, endpoints)
+
+
+def _check_inter_broker_tls(config: BrokerConfig, endpoints: tuple[Endpoint, ...]) -> None:
+    inside = config.inter_broker_listener()
+    protocol = next(endpoint.security_protocol for endpoint in endpoints if endpoint.listener == inside)
+    if protocol in TLS_PROTOCOLS:
+        raise ConfigError(
+            "inter.broker.listener.name", config.inter_broker_listener_name,
+            f"brokers use listener {inside}, whose security protocol is {protocol}, and do not speak TLS among "
+            "themselves in this release: name one with PLAINTEXT or SASL_PLAINTEXT, in a closed network",
+        )  # fmt: skip
 
 
 def _check_inter_broker_protocol(config: BrokerConfig) -> None:
     name, protocol = "security.inter.broker.protocol", config.security_inter_broker_protocol
     if config.inter_broker_listener_name:
         raise ConfigError(name, protocol, "stands beside inter.broker.listener.name: remove one of both")
-    if protocol in TLS_PROTOCOLS:
-        raise ConfigError(name, protocol, "TLS is not in this release: set PLAINTEXT or SASL_PLAINTEXT")
     if not config.inter_broker_listener():
         raise ConfigError(name, protocol, "is the security protocol of none of listeners: add one, or set another")

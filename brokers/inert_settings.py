@@ -3,7 +3,7 @@
 Names, types, defaults, bounds and which are dynamic are Kafka 4.1's, as its ``KafkaConfig`` prints them; the RETIRED
 are those that Kafka 3.9 had and 4.0 removed. A row is ``name type default allowed [live]``; ``-`` allows everything of
 the type, ``null`` is no value and '' an empty one. What has an effect is a field of ``brokers.config.BrokerConfig``,
-but for the three of authorization.
+but for the three of authorization and those of TLS.
 ``tests/kafka_jars/test_settings.py`` compares all of them with Kafka's own.
 """
 
@@ -67,6 +67,9 @@ sasl.oauthbearer.token.endpoint.url string null -
 sasl.server.callback.handler.class class null -
 sasl.server.max.receive.size int 524288 -
 security.providers string null -
+"""
+
+_TLS = """
 ssl.allow.dn.changes boolean false -
 ssl.allow.san.changes boolean false -
 ssl.cipher.suites list '' - live
@@ -361,7 +364,8 @@ _AUTHORIZATION = (
 
 KAFKA_BROKER_SETTINGS: dict[str, Setting] = {
     **{row.name: row for row in _AUTHORIZATION},
-    **_rows(_SECURITY, "Accepted; no effect: of security, this release has SASL PLAIN and SCRAM, and ACLs."),
+    **_rows(_SECURITY, "Accepted; no effect: of security, this release has TLS, SASL PLAIN and SCRAM, and ACLs."),
+    **_rows(_TLS, "TLS of the listeners that have it, read at the start: docs/security.md says what is served."),
     **_rows(_KRAFT, "Accepted; no effect: ZooKeeper coordinates the brokers."),
     **_rows(_TIERING, _TIERING_DOC),
     **_rows(_GROUPS, "Accepted; no effect: consumer groups of the classic protocol are served only."),

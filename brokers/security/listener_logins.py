@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from brokers.addresses import PLAINTEXT, SASL_PLAINTEXT
+from brokers.addresses import SASL_PROTOCOLS
 from brokers.config import LISTENER_PREFIX, BrokerConfig
 from brokers.security.jaas import BadJaasLine, JaasLine, LoginModule, parse_jaas
 from brokers.security.plain import PLAIN, plain_message
@@ -69,7 +69,7 @@ class LoginSettings:
 
 def login_settings(config: BrokerConfig) -> LoginSettings:
     """Raises ConfigError where a listener with SASL lacks something, or something is set that would be ignored."""
-    secured = [end.listener for end in config.listener_endpoints() if end.security_protocol == SASL_PLAINTEXT]
+    secured = [end.listener for end in config.listener_endpoints() if end.security_protocol in SASL_PROTOCOLS]
     _check_prefixes(config, secured)
     listeners = {name: _listener_logins(config, name) for name in secured}
     inside = config.inter_broker_listener()
@@ -79,7 +79,7 @@ def login_settings(config: BrokerConfig) -> LoginSettings:
 
 def _check_prefixes(config: BrokerConfig, secured: list[str]) -> None:
     """Settings of logins for a listener that has none would look like protection, and be none."""
-    known = {end.listener.lower() for end in config.listener_endpoints()}
+    known = {end.listener.lower(): end.security_protocol for end in config.listener_endpoints()}
     logging_in = {name.lower() for name in secured}
     for name, text in config.given:
         own_code = name.endswith(_OWN_CODE) and ("sasl" in name or "principal.builder" in name)
@@ -95,8 +95,8 @@ def _check_prefixes(config: BrokerConfig, secured: list[str]) -> None:
             raise ConfigError(name, HIDDEN, f"there is no listener {listener!r}; in lower case, there are {listed}")
         if listener not in logging_in:
             raise ConfigError(
-                name, HIDDEN, f"listener {listener} has security protocol {PLAINTEXT}, which has no login: set "
-                f"{SASL_PLAINTEXT} in listener.security.protocol.map, or remove this setting",
+                name, HIDDEN, f"listener {listener} has security protocol {known[listener]}, which has no login: set "
+                f"{' or '.join(SASL_PROTOCOLS)} in listener.security.protocol.map, or remove this setting",
             )  # fmt: skip
         if rest == _JAAS:
             raise ConfigError(
