@@ -119,13 +119,8 @@ class Connection:
         self.frame_since_ms: int | None = None
         self._env = environment
         self._fd = sock.fileno()
-        self._tls = tls
-        # with TLS, what it stands before
         self._loop: asyncio.AbstractEventLoop | TlsTransport = environment.loop if tls is None else tls
         self._sock: socket.socket | TlsTransport = sock if tls is None else tls
-        self._send_slices: Callable[..., tuple[int, int]] = io.send_slices if tls is None else tls.send_slices
-        if tls is not None:
-            tls.on_lost(self.close)
         self._framer = Framer(environment.max_frame, environment.blocks, environment.max_control_frame)
         if login is not None:
             self._framer.limit(login.frame_bytes_max, limited_by="before a login")
@@ -378,10 +373,10 @@ class Connection:
             self.pump()
 
     def _send(self) -> None:
+        """Send, as far as possible now. ``TlsConnection`` has its own: nothing is to be decided here."""
         outbox = self._outbox
         try:
-            send_slices = self._send_slices
-            sent, stop = send_slices(self._fd, outbox.parts(), SEND_BYTES_PER_TURN)
+            sent, stop = io.send_slices(self._fd, outbox.parts(), SEND_BYTES_PER_TURN)
         except (OSError, SliceGone) as error:
             self.close(f"send failed: {error}")
             return
@@ -487,9 +482,9 @@ class Connection:
         self._env.forget(self)
 
     @property
-    def held_with_tls(self) -> int:
-        """What this connection holds in memory, with what waits between TLS and its socket."""
-        return self.held if self._tls is None else self.held + self._tls.held
+    def held_in_all(self) -> int:
+        """What this connection holds in memory, also outside the framer and the outbox."""
+        return self.held
 
     @property
     def unsent(self) -> int:

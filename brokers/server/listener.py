@@ -24,6 +24,7 @@ from brokers.server.limits import ByteBudget, ConnectionCaps, QuietLog
 from brokers.server.login import ConnectionLogin, LoginGate
 from brokers.server.purgatory import Purgatory
 from brokers.server.reserve import Reserve
+from brokers.server.tls_connection import TlsConnection
 from brokers.server.tls_handshakes import Handshake, Handshakes, Opened
 from brokers.server.tls_listeners import CertificateWatch, TlsListener
 from brokers.server.tls_transport import TlsBlocks, TlsTransport
@@ -280,7 +281,7 @@ class Server:
             self.loop, sock, opened.engine, self._tls_blocks, opened.unsent, self.held,
             functools.partial(self._handshakes.refused, tls, peer.peer_host),
         )  # fmt: skip
-        self._connections[peer.id] = Connection(self, sock, peer, login, transport)
+        self._connections[peer.id] = TlsConnection(self, sock, peer, login, transport)
         self.metrics.connections.set(len(self._connections))
 
     def _left(self, peer: Peer) -> None:
@@ -309,11 +310,11 @@ class Server:
     def _relieve(self) -> None:
         self._relieving = False
         while self._held > self.config.queued_max_request_bytes and self._connections:
-            greediest = max(self._connections.values(), key=lambda connection: connection.held_with_tls)
+            greediest = max(self._connections.values(), key=lambda connection: connection.held_in_all)
             self.metrics.refused.labels("memory").inc()
             self.quiet.warning(
                 "%s: closed, it holds %d of %d bytes that wait in memory",
-                greediest.peer.peer_host, greediest.held_with_tls, self._held,
+                greediest.peer.peer_host, greediest.held_in_all, self._held,
             )  # fmt: skip
             greediest.close("too much waits in memory")
 

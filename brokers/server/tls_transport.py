@@ -233,7 +233,7 @@ class TlsTransport:
 
     # ---- instead of the sending kernel
 
-    def send_slices(self, _fd: int, parts: _Parts, limit: int = io.SEND_LIMIT) -> tuple[int, io.Stop]:
+    def send_slices(self, parts: _Parts, limit: int = io.SEND_LIMIT) -> tuple[int, io.Stop]:
         """As ``io.send_slices``: how many bytes of the parts are encrypted and on their way, and why not more.
 
         Raises OSError as that does, and where TLS has failed.
