@@ -1,0 +1,341 @@
+"""Listeners with TLS on a real broker: stock clients over one-way and mutual TLS, and with a login over it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import pytest
+from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+
+import wire.messages as m
+from tests.server.test_tls_handshakes import replaced
+from tests.support.fleet import Broker
+from tests.support.harness import Client
+from tests.support.tls_fleet import KINDS, PRINCIPALS, TlsFleet
+from tests.support.tls_listeners import Certificates
+from tests.support.waiting import eventually
+
+pytestmark = [pytest.mark.zookeeper, pytest.mark.slow]
+
+LARGE = [os.urandom(900_000) for _ in range(12)]
+ROTATIONS = 8
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsFleet]:
+    certificates = Certificates(tmp_path_factory.mktemp("certificates"))
+    found = TlsFleet(tmp_path_factory.mktemp("tls"), certificates)
+    try:
+        found.start()
+        yield found
+        assert "Traceback" not in found.brokers[0].log_file.read_text()
+    finally:
+        found.close()
+
+
+def produce(settings: dict[str, Any], topic: str, values: list[bytes], **more: Any) -> None:
+    failed: list[Any] = []
+    producer = Producer({"message.max.bytes": 2_000_000, **settings, **more})
+    for value in values:
+        producer.produce(topic, value, partition=0, on_delivery=lambda error, _: failed.append(error) if error else 0)
+    assert producer.flush(60) == 0
+    assert failed == []
+
+
+def consume(settings: dict[str, Any], topic: str, count: int) -> list[bytes]:
+    consumer = Consumer({
+        "group.id": f"g-{topic}", "auto.offset.reset": "earliest", "isolation.level": "read_committed",
+        "fetch.max.bytes": 50_000_000, "max.partition.fetch.bytes": 20_000_000, **settings,
+    })  # fmt: skip
+    consumer.assign([TopicPartition(topic, 0, 0)])
+    found: list[bytes] = []
+    deadline = time.monotonic() + 60
+    while len(found) < count and time.monotonic() < deadline:
+        message = consumer.poll(0.5)
+        if message is not None and message.error() is None:
+            found.append(bytes(message.value()))
+    consumer.close()
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("acks", [0, 1, "all"])
+def test_librdkafka(fleet: TlsFleet, kind: str, acks: Any) -> None:
+    topic, settings = f"rd-{kind}-{acks}", fleet.confluent(kind)
+    values = [b"%d" % number for number in range(300)]
+    produce(settings, topic, values, acks=acks, **{"linger.ms": 1})
+    assert consume(settings, topic, len(values)) == values
+
+
+@pytest.mark.parametrize("codec", ["none", "lz4"])
+def test_large_fetches_of_librdkafka(fleet: TlsFleet, codec: str) -> None:
+    """Answers of about 10 MiB, read back by all kinds of listeners."""
+    topic = f"large-{codec}"
+    produce(fleet.confluent("ONEWAY"), topic, LARGE, acks="all", **{"compression.type": codec})
+    for kind in KINDS:
+        assert consume(fleet.confluent(kind), topic, len(LARGE)) == LARGE
+
+
+@pytest.mark.parametrize("kind", ["ONEWAY", "BOTH"])
+def test_transactions_of_librdkafka(fleet: TlsFleet, kind: str) -> None:
+    topic, settings = f"txn-{kind}", fleet.confluent(kind)
+    producer = Producer({"transactional.id": f"id-{kind}", **settings})
+    producer.init_transactions(30)
+    for number in range(6):
+        producer.begin_transaction()
+        for part in (b"a", b"b"):
+            producer.produce(topic, b"%d%s" % (number, part), partition=0)
+        if number % 2:
+            producer.abort_transaction(30)
+        else:
+            producer.commit_transaction(30)
+    assert consume(settings, topic, 6) == [b"%d%s" % (n, part) for n in (0, 2, 4) for part in (b"a", b"b")]
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-512"])
+def test_logins_of_librdkafka(fleet: TlsFleet, mechanism: str) -> None:
+    settings = fleet.confluent("LOGIN", mechanism)
+    produce(settings, f"login-{mechanism}", [b"v"])
+    assert consume(settings, f"login-{mechanism}", 1) == [b"v"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_kafka_python(fleet: TlsFleet, kind: str) -> None:
+    from kafka import KafkaConsumer, KafkaProducer
+
+    topic, settings = f"py-{kind}", fleet.python_client(kind)
+    producer = KafkaProducer(max_request_size=2_000_000, **settings)
+    for value in LARGE:
+        producer.send(topic, value)
+    producer.flush(60)
+    producer.close()
+    consumer = KafkaConsumer(
+        topic,
+        auto_offset_reset="earliest",
+        consumer_timeout_ms=30_000,
+        max_partition_fetch_bytes=20_000_000,
+        **settings,
+    )
+    assert [next(consumer).value for _ in LARGE] == LARGE
+    consumer.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_aiokafka(fleet: TlsFleet, kind: str) -> None:
+    from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+
+    topic, settings = f"aio-{kind}", fleet.python_client(kind)
+
+    async def exchange() -> list[bytes]:
+        producer = AIOKafkaProducer(max_request_size=2_000_000, transactional_id=topic, **settings)
+        await producer.start()
+        async with producer.transaction():
+            for value in LARGE:
+                await producer.send(topic, value)
+        await producer.stop()
+        consumer = AIOKafkaConsumer(
+            topic, auto_offset_reset="earliest", isolation_level="read_committed", group_id=topic,
+            max_partition_fetch_bytes=20_000_000, **settings,
+        )  # fmt: skip
+        await consumer.start()
+        try:
+            async with asyncio.timeout(60):
+                return [bytes((await consumer.getone()).value) for _ in LARGE]
+        finally:
+            await consumer.stop()
+
+    assert asyncio.run(exchange()) == LARGE
+
+
+@pytest.mark.skipif(shutil.which("kcat") is None, reason="kcat is not installed")
+@pytest.mark.parametrize("kind", KINDS)
+def test_kcat(fleet: TlsFleet, kind: str) -> None:
+    topic, settings = f"kcat-{kind}", fleet.confluent(kind)
+    flags = [word for name, value in settings.items() for word in ("-X", f"{name}={value}")]
+    bootstrap = fleet.bootstrap_of(kind)
+    sent = subprocess.run(
+        ["kcat", "-P", "-b", bootstrap, "-t", topic, *flags], input=b"a\nb\n", capture_output=True, timeout=60,
+        check=False,
+    )  # fmt: skip
+    assert sent.returncode == 0, sent.stderr
+    command = ["kcat", "-b", bootstrap, "-C", "-t", topic, "-o", "beginning", "-e", "-q", *flags]
+    done = subprocess.run(command, capture_output=True, timeout=60, check=False)
+    assert (done.stdout, done.returncode) == (b"a\nb\n", 0), done.stderr
+
+
+# ---- what is refused
+
+
+def error_of(settings: dict[str, Any]) -> Any:
+    """librdkafka's first error."""
+    errors: list[Any] = []
+    client = Producer({**settings, "error_cb": errors.append})
+    eventually(lambda: client.poll(0.1) or errors, "an error", good=bool)
+    return errors[0]
+
+
+def test_clients_that_do_not_fit_their_listener(fleet: TlsFleet) -> None:
+    log = fleet.brokers[0].log_file
+    stranger = {**fleet.confluent("ONEWAY"), "ssl.ca.location": fleet.certificates.stranger.file}
+    assert error_of(stranger).code() == KafkaError._SSL
+    without = {**fleet.confluent("ONEWAY"), "bootstrap.servers": fleet.bootstrap_of("MUTUAL")}
+    assert error_of(without).code() in (KafkaError._SSL, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN)
+    plain = {"bootstrap.servers": fleet.bootstrap_of("ONEWAY")}
+    assert error_of(plain).code() in (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN)
+    wrong = {**fleet.confluent("LOGIN"), "sasl.password": "another"}
+    assert error_of(wrong).code() == KafkaError._AUTHENTICATION
+    inside = {**fleet.confluent("ONEWAY"), "bootstrap.servers": fleet.bootstrap}
+    assert error_of(inside).code() in (KafkaError._SSL, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN)
+    text = log.read_text()
+    for line in (
+        r"listener MUTUAL is SSL, and the client showed no certificate",
+        r"listener ONEWAY is SSL, and the client does not speak TLS: set security.protocol=SSL at the client",
+        r"the client speaks TLS, this listener is PLAINTEXT: set security.protocol=PLAINTEXT",
+        r"listener ONEWAY is SSL, and the peer refused TLS",
+    ):
+        assert len(re.findall(line, text)) == 1, (line, text[-3000:])
+
+
+def test_no_secret_is_described_or_logged(fleet: TlsFleet) -> None:
+    from confluent_kafka.admin import AdminClient, ConfigResource
+
+    resource = ConfigResource(ConfigResource.Type.BROKER, "1")
+    admin = AdminClient(fleet.confluent("ONEWAY"))
+    (future,) = admin.describe_configs([resource]).values()
+    told = {name: entry.value for name, entry in future.result(30).items()}
+    assert told["ssl.keystore.location"] == fleet.store
+    assert "PRIVATE KEY" not in repr(told) + fleet.brokers[0].log_file.read_text()
+
+
+# ---- principals
+
+
+def test_principals_reach_the_authorizer(tmp_path: Path) -> None:
+    certificates = Certificates(tmp_path)
+    authorizer = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
+    fleet = TlsFleet(tmp_path / "fleet", certificates, authorizer_class_name=authorizer, super_users="User:ANONYMOUS")
+    try:
+        fleet.start()
+        for kind in ("MUTUAL", "LOGIN", "BOTH"):
+            settings = fleet.confluent(kind)
+            failed: list[Any] = []
+            producer = Producer({**settings, "message.timeout.ms": 5_000})
+            producer.produce("secret", b"v", on_delivery=lambda error, _: failed.append(error))  # noqa: B023
+            producer.flush(20)
+            assert failed[0] is not None
+        denied = set(re.findall(r"Principal = (\S+) is Denied", fleet.brokers[0].log_file.read_text()))
+        assert denied == {PRINCIPALS[kind] for kind in ("MUTUAL", "LOGIN", "BOTH")}
+        produce(fleet.confluent("ONEWAY"), "secret", [b"v"])
+    finally:
+        fleet.close()
+
+
+# ---- certificates that change
+
+
+def metric(broker: Broker, name: str) -> float:
+    page = urlopen(f"http://127.0.0.1:{broker.admin_port}/metrics", timeout=30).read().decode()
+    found = re.search(rf"^{re.escape(name)} (\S+)$", page, re.MULTILINE)
+    assert found is not None, name
+    return float(found[1])
+
+
+def serial(fleet: TlsFleet) -> int:
+    plain = socket.create_connection(("127.0.0.1", fleet.ports["ONEWAY"]), timeout=10)
+    with fleet.certificates.client().wrap_socket(plain, server_hostname="localhost") as sock:
+        shown = sock.getpeercert()
+        assert shown is not None
+        return int(str(shown["serialNumber"]), 16)
+
+
+def test_certificates_change_every_second_under_load_without_a_failure(fleet: TlsFleet) -> None:
+    stop = threading.Event()
+    failed: list[Any] = []
+    acked: list[bytes] = []
+
+    def load() -> None:
+        number = 0
+        while not stop.is_set():
+            producer = Producer({**fleet.confluent("ONEWAY"), "acks": "all", "retries": 0, "linger.ms": 0})
+            for _ in range(50):
+                value = b"%d" % number
+                number += 1
+
+                def delivered(error: Any, message: Any) -> None:
+                    failed.append(error) if error else acked.append(bytes(message.value()))
+
+                producer.produce("rotated", value, partition=0, on_delivery=delivered)
+                producer.flush(20)
+
+    try:
+        standing = Client(fleet.ports["ONEWAY"], context=fleet.certificates.client())
+        thread = threading.Thread(target=load)
+        thread.start()
+        seen = {serial(fleet)}
+        for _ in range(ROTATIONS):
+            pair = fleet.certificates.authority.pair("/O=fleet/CN=broker")
+            replaced(fleet.store, pair.key + pair.chain)
+            time.sleep(1)
+            seen.add(serial(fleet))
+            assert standing.ask(m.ApiVersionsRequest(version=0), 0).error_code == 0
+        assert len(seen) >= 3, "none of the new ones was taken over"
+    finally:
+        stop.set()
+        thread.join(60)
+    assert failed == []
+    assert len(acked) > 100
+    assert sorted(consume(fleet.confluent("ONEWAY"), "rotated", len(acked))) == sorted(acked)
+
+
+def test_a_bad_pair_is_refused_and_named(fleet: TlsFleet) -> None:
+    broker, first = fleet.brokers[0], serial(fleet)
+    good = Path(fleet.store).read_text()
+    replaced(fleet.store, fleet.certificates.authority.pair("/CN=somebody").key + good)
+    refused = 'fleetlog_certificate_refused{listener="ONEWAY"}'
+    eventually(lambda: metric(broker, refused) == 1, "the refusal")
+    assert serial(fleet) == first
+    text = broker.log_file.read_text()
+    assert text.count("listener ONEWAY: the old certificate stays in use: ssl.keystore.location=") == 1
+    page = urlopen(f"http://127.0.0.1:{broker.admin_port}/health/ready", timeout=10).read().decode()
+    assert "listener ONEWAY" in page
+    replaced(fleet.store, good)
+    eventually(lambda: metric(broker, refused) == 0, "the good one")
+
+
+# ---- the start
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ("ssl.keystore.location=/nowhere.pem\n", "ssl.keystore.location='/nowhere.pem': cannot be read"),
+        ("ssl.keystore.type=JKS\n", "ssl.keystore.type='JKS': Java keystores"),
+        ("listener.name.both.ssl.keystore.key=x\n", "listener.name.both.ssl.keystore.key"),
+        ("inter.broker.listener.name=ONEWAY\n", "do not speak TLS among themselves in this release"),
+    ],
+)
+def test_half_of_tls_ends_the_start(fleet: TlsFleet, tmp_path: Path, more: str, message: str) -> None:
+    name = more.partition("=")[0]
+    lines = fleet.brokers[0].config_file.read_text().splitlines(keepends=True)
+    file = tmp_path / "broker.properties"
+    file.write_text("".join(line for line in lines if not line.startswith(name + "=")) + more)
+    command = [sys.executable, "-m", "brokers.cli.main", "broker", str(file)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=False, cwd=Path(__file__).parents[2]
+    )
+    assert done.returncode != 0
+    told = done.stderr + done.stdout
+    assert message in told, told
+    assert "Traceback" not in told
