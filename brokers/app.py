@@ -31,6 +31,7 @@ from brokers.security.sasl import SaslListener
 from brokers.security.scram import random_text
 from brokers.server.admin import Admin
 from brokers.server.descriptors import Descriptors
+from brokers.server.issuer_keys import IssuerKeys, KeysUnavailable
 from brokers.server.listener import Server
 from brokers.server.login import sasl_listener
 from brokers.server.tls_listeners import TlsListener
@@ -111,6 +112,7 @@ class Broker:
         self._node: Node | None = None
         self._config_changes: ConfigChanges | None = None
         self._tls: dict[str, TlsListener] = {}
+        self._issuers: dict[str, IssuerKeys] = {}
         self._stopping = False
         self._lag_probe: asyncio.Task[None] | None = None
 
@@ -167,7 +169,18 @@ class Broker:
             self._config_changes = changes
             await changes.start()
         fake_key = secrets.token_bytes(32)
-        return {name: sasl_listener(one, users.credential, fake_key) for name, one in logins.listeners.items()}
+        found = {}
+        for name, one in logins.listeners.items():
+            verify = None
+            if one.oidc is not None:
+                issuer = self._issuers[name] = IssuerKeys(one.oidc, self._clock)
+                try:
+                    await issuer.start()
+                except KeysUnavailable as error:
+                    raise StartError(f"listener {name}: {error}; see sasl.oauthbearer.jwks.endpoint.url") from error
+                verify = issuer.verify
+            found[name] = sasl_listener(one, users.credential, fake_key, verify)
+        return found
 
     def _bind(self) -> tuple[Endpoint, ...]:
         """Bind the listeners; returns the advertised endpoints."""
@@ -252,6 +265,8 @@ class Broker:
         self._server.close()
         if self._config_changes is not None:
             await self._config_changes.stop()
+        for issuer in self._issuers.values():
+            await issuer.stop()
         self._watch.stop()
         if self._node is not None:
             await self._node.stop()

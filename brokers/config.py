@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any
 
 from brokers.addresses import TLS_PROTOCOLS, parse_address, parse_listener
-from brokers.inert_settings import KAFKA_BROKER_SETTINGS, KAFKA_TOPIC_SETTINGS
+from brokers.inert_settings import KAFKA_BROKER_SETTINGS, KAFKA_TOPIC_SETTINGS, OIDC_SETTINGS
 from brokers.model import Endpoint
 from brokers.properties import parse_properties
 from brokers.setting_kinds import ConfigError, Setting, SettingType, attribute, setting, suggest, table_of
@@ -213,8 +213,8 @@ class BrokerConfig:
         "Instead of inter.broker.listener.name: brokers use the first listener of that protocol.",
     )
     sasl_enabled_mechanisms: tuple[str, ...] = setting(
-        LIST, ("GSSAPI",), "SASL mechanisms of listeners with SASL: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512 (GSSAPI, "
-        "Kafka's default, is not served). listener.name.X.sasl.enabled.mechanisms counts before it.",
+        LIST, ("GSSAPI",), "SASL mechanisms of listeners with SASL: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, OAUTHBEARER "
+        "(GSSAPI, Kafka's default, is not served). listener.name.X.sasl.enabled.mechanisms counts before it.",
     )  # fmt: skip
     sasl_mechanism_inter_broker_protocol: str = setting(
         STRING,
@@ -536,8 +536,8 @@ class BrokerConfig:
 BROKER_SETTINGS: dict[str, Setting] = table_of(BrokerConfig) | KAFKA_BROKER_SETTINGS
 TOPIC_SETTINGS: dict[str, Setting] = table_of(TopicConfig) | KAFKA_TOPIC_SETTINGS
 LISTENER_PREFIX = "listener.name."
-LISTENER_SETTINGS = frozenset({"sasl.enabled.mechanisms", "sasl.jaas.config", "connections.max.reauth.ms"})
-"""What has an effect behind ``listener.name.X.``; the last two also behind a mechanism's name."""
+LISTENER_SETTINGS = OIDC_SETTINGS | {"sasl.enabled.mechanisms", "sasl.jaas.config", "connections.max.reauth.ms"}
+"""What has an effect behind ``listener.name.X.``; all but the mechanisms also behind a mechanism's name."""
 
 
 def broker_setting(name: str) -> Setting | None:

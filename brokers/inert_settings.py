@@ -3,7 +3,7 @@
 Names, types, defaults, bounds and which are dynamic are Kafka 4.1's, as its ``KafkaConfig`` prints them; the RETIRED
 are those that Kafka 3.9 had and 4.0 removed. A row is ``name type default allowed [live]``; ``-`` allows everything of
 the type, ``null`` is no value and '' an empty one. What has an effect is a field of ``brokers.config.BrokerConfig``,
-but for the three of authorization and those of TLS.
+but for the three of authorization, those of TLS and those of OIDC, which ``brokers.security`` reads.
 ``tests/kafka_jars/test_settings.py`` compares all of them with Kafka's own.
 """
 
@@ -51,18 +51,9 @@ sasl.oauthbearer.assertion.private.key.passphrase password null -
 sasl.oauthbearer.assertion.template.file string null -
 sasl.oauthbearer.client.credentials.client.id string null -
 sasl.oauthbearer.client.credentials.client.secret password null -
-sasl.oauthbearer.clock.skew.seconds int 30 -
-sasl.oauthbearer.expected.audience list null -
-sasl.oauthbearer.expected.issuer string null -
-sasl.oauthbearer.jwks.endpoint.refresh.ms long 3600000 -
-sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms long 10000 -
-sasl.oauthbearer.jwks.endpoint.retry.backoff.ms long 100 -
-sasl.oauthbearer.jwks.endpoint.url string null -
 sasl.oauthbearer.jwt.retriever.class class org.apache.kafka.common.security.oauthbearer.DefaultJwtRetriever -
 sasl.oauthbearer.jwt.validator.class class org.apache.kafka.common.security.oauthbearer.DefaultJwtValidator -
 sasl.oauthbearer.scope string null -
-sasl.oauthbearer.scope.claim.name string scope -
-sasl.oauthbearer.sub.claim.name string sub -
 sasl.oauthbearer.token.endpoint.url string null -
 sasl.server.callback.handler.class class null -
 sasl.server.max.receive.size int 524288 -
@@ -93,6 +84,18 @@ ssl.truststore.certificates password null - live
 ssl.truststore.location string null - live
 ssl.truststore.password password null - live
 ssl.truststore.type string JKS - live
+"""
+
+_OIDC = """
+sasl.oauthbearer.clock.skew.seconds int 30 -
+sasl.oauthbearer.expected.audience list null -
+sasl.oauthbearer.expected.issuer string null -
+sasl.oauthbearer.jwks.endpoint.refresh.ms long 3600000 -
+sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms long 10000 -
+sasl.oauthbearer.jwks.endpoint.retry.backoff.ms long 100 -
+sasl.oauthbearer.jwks.endpoint.url string null -
+sasl.oauthbearer.scope.claim.name string scope -
+sasl.oauthbearer.sub.claim.name string sub -
 """
 
 _KRAFT = """
@@ -305,6 +308,7 @@ message.timestamp.difference.max.ms long 9223372036854775807 0.. live
 """
 
 _NOT_HERE = "Accepted; no effect: this broker has no such part."
+_OIDC_DOC = "How tokens of OAUTHBEARER are checked, where it is enabled; listener.name.X.oauthbearer. counts before it."
 _RETIRED_DOC = "Accepted; no effect: Kafka 4 has removed it, too."
 _TIERING_DOC = "Accepted; no effect: tiered storage is not in this release, all data stays in log.dirs."
 
@@ -362,10 +366,15 @@ _AUTHORIZATION = (
 )
 """What brokers.security.authorizer_settings reads. Kafka's authorizers declare the last two, not its brokers."""
 
+_OIDC_ROWS: dict[str, Setting] = {name: row._replace(inert=False) for name, row in _rows(_OIDC, _OIDC_DOC).items()}
+OIDC_SETTINGS = frozenset(_OIDC_ROWS)
+"""What brokers.security.oidc_settings reads."""
+
 KAFKA_BROKER_SETTINGS: dict[str, Setting] = {
     **{row.name: row for row in _AUTHORIZATION},
-    **_rows(_SECURITY, "Accepted; no effect: of security, this release has TLS, SASL PLAIN and SCRAM, and ACLs."),
+    **_rows(_SECURITY, "Accepted; no effect: of security, this release has TLS, SASL and ACLs."),
     **_rows(_TLS, "TLS of the listeners that have it, read at the start: docs/security.md says what is served."),
+    **_OIDC_ROWS,
     **_rows(_KRAFT, "Accepted; no effect: ZooKeeper coordinates the brokers."),
     **_rows(_TIERING, _TIERING_DOC),
     **_rows(_GROUPS, "Accepted; no effect: consumer groups of the classic protocol are served only."),

@@ -11,7 +11,7 @@ import click
 from brokers.addresses import PLAINTEXT, SASL_PLAINTEXT, TLS_PROTOCOLS
 from brokers.config import ConfigError, parse_properties
 from brokers.security.jaas import BadJaasLine, LoginModule, parse_jaas
-from brokers.security.listener_logins import MECHANISMS
+from brokers.security.listener_logins import PASSWORD_MECHANISMS
 from brokers.security.plain import PLAIN
 from brokers.setting_kinds import HIDDEN
 
@@ -45,8 +45,8 @@ def client_security(properties: Mapping[str, str]) -> dict[str, Any]:
     if protocol != SASL_PLAINTEXT:
         raise ConfigError(PROTOCOL, protocol, f"set {PLAINTEXT} or {SASL_PLAINTEXT}")
     mechanism = properties.get(MECHANISM, "")
-    if mechanism not in MECHANISMS:
-        raise ConfigError(MECHANISM, mechanism, f"must be one of {', '.join(MECHANISMS)}")
+    if mechanism not in PASSWORD_MECHANISMS:
+        raise ConfigError(MECHANISM, mechanism, f"must be one of {', '.join(PASSWORD_MECHANISMS)}")
     try:
         line = parse_jaas(properties.get(JAAS, ""))
     except BadJaasLine as error:

@@ -13,19 +13,36 @@ from typing import Final
 from brokers.addresses import SASL_PROTOCOLS
 from brokers.config import LISTENER_PREFIX, BrokerConfig
 from brokers.security.jaas import BadJaasLine, JaasLine, LoginModule, parse_jaas
+from brokers.security.oauthbearer import OAUTHBEARER
+from brokers.security.oidc_settings import VALIDATOR_HANDLERS, OidcSettings, oidc_settings
 from brokers.security.plain import PLAIN, plain_message
 from brokers.security.scram import ScramMechanism
 from brokers.setting_kinds import HIDDEN, ConfigError
 
 SCRAM_MECHANISMS: Final = {mechanism.value: mechanism for mechanism in ScramMechanism}
-MECHANISMS: Final = (PLAIN, *SCRAM_MECHANISMS)
+PASSWORD_MECHANISMS: Final = (PLAIN, *SCRAM_MECHANISMS)
+"""Those by which brokers and commands log in themselves."""
+MECHANISMS: Final = (*PASSWORD_MECHANISMS, OAUTHBEARER)
 
 _ENABLED: Final = "sasl.enabled.mechanisms"
 _JAAS: Final = "sasl.jaas.config"
 _REAUTH: Final = "connections.max.reauth.ms"
 _OWN_CODE: Final = ("callback.handler.class", "sasl.login.class", "principal.builder.class")
 _DEFAULT_BUILDER: Final = "org.apache.kafka.common.security.authenticator.DefaultKafkaPrincipalBuilder"
-_MODULES: Final = {PLAIN: LoginModule.PLAIN} | dict.fromkeys(SCRAM_MECHANISMS, LoginModule.SCRAM)
+_MODULES: Final = {
+    PLAIN: LoginModule.PLAIN,
+    OAUTHBEARER: LoginModule.OAUTHBEARER,
+    **dict.fromkeys(SCRAM_MECHANISMS, LoginModule.SCRAM),
+}
+_UNSECURED: Final = "unsecured"
+_OF_OIDC: Final = "sasl.oauthbearer."
+
+
+_REMOVE_UNSECURED: Final = (
+    "such tokens are never accepted here; remove it, and set sasl.oauthbearer.jwks.endpoint.url, .expected.issuer and "
+    ".expected.audience"
+)
+_NO_TOKENS_OF_BROKERS: Final = "brokers do not log in at each other by OAUTHBEARER"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +58,14 @@ class ClientLogin:
 class ListenerLogins:
     """How clients of one listener log in.
 
-    ``passwords`` are PLAIN's users; those of SCRAM are in ZooKeeper. ``reauth_ms`` is the longest session by mechanism.
+    ``passwords`` are PLAIN's users; those of SCRAM are in ZooKeeper, and ``oidc`` says whose tokens are accepted.
+    ``reauth_ms`` is the longest session by mechanism.
     """
 
     mechanisms: tuple[str, ...]
     passwords: Mapping[str, str] = field(repr=False)
     reauth_ms: Mapping[str, int]
+    oidc: OidcSettings | None = None
 
     @property
     def has_scram(self) -> bool:
@@ -83,12 +102,14 @@ def _check_prefixes(config: BrokerConfig, secured: list[str]) -> None:
     logging_in = {name.lower() for name in secured}
     for name, text in config.given:
         own_code = name.endswith(_OWN_CODE) and ("sasl" in name or "principal.builder" in name)
-        if secured and own_code and text.strip() not in {"", _DEFAULT_BUILDER}:
-            raise ConfigError(name, text, "cannot be loaded here: remove it; PLAIN and SCRAM are served as they are")
+        if secured and own_code and text.strip() not in {"", _DEFAULT_BUILDER, *VALIDATOR_HANDLERS}:
+            if _UNSECURED in text.lower():
+                raise ConfigError(name, text, f"accepts tokens without a signature: {_REMOVE_UNSECURED}")
+            raise ConfigError(name, text, "cannot be loaded here: remove it; mechanisms are served as they are")
         if not name.startswith(LISTENER_PREFIX):
             continue
         listener, _, rest = name.removeprefix(LISTENER_PREFIX).partition(".")
-        if not rest.endswith((_ENABLED, _JAAS, _REAUTH)):
+        if not rest.endswith((_ENABLED, _JAAS, _REAUTH)) and _OF_OIDC not in rest:
             continue
         if listener not in known:
             listed = ", ".join(sorted(known))
@@ -111,9 +132,12 @@ def _listener_logins(config: BrokerConfig, listener: str) -> ListenerLogins:
     mechanisms = _mechanisms(config, own, prefix)
     lines = {}
     for rest in own:
-        if not rest.endswith(("." + _JAAS, "." + _REAUTH)):
+        if rest.startswith(_OF_OIDC) and OAUTHBEARER not in mechanisms:
+            mechanism = OAUTHBEARER
+        elif rest.endswith(("." + _JAAS, "." + _REAUTH)) or f".{_OF_OIDC}" in rest:
+            mechanism = rest.removesuffix("." + _JAAS).removesuffix("." + _REAUTH).partition(f".{_OF_OIDC}")[0].upper()
+        else:
             continue
-        mechanism = rest.removesuffix("." + _JAAS).removesuffix("." + _REAUTH).upper()
         if mechanism not in mechanisms:
             listed = ", ".join(mechanisms)
             raise ConfigError(prefix + rest, HIDDEN, f"{mechanism} is not enabled there; enabled are {listed}")
@@ -130,7 +154,9 @@ def _listener_logins(config: BrokerConfig, listener: str) -> ListenerLogins:
             raise ConfigError(
                 f"{prefix}plain.{_JAAS}", HIDDEN, 'a user has no name or no password: write user_alice="her password"'
             )
-    return ListenerLogins(mechanisms, passwords, {one: _reauth_ms(config, own, prefix, one) for one in mechanisms})
+    oidc = oidc_settings(config, listener) if OAUTHBEARER in mechanisms else None
+    reauth_ms = {one: _reauth_ms(config, own, prefix, one) for one in mechanisms}
+    return ListenerLogins(mechanisms, passwords, reauth_ms, oidc)
 
 
 def _mechanisms(config: BrokerConfig, own: Mapping[str, str], prefix: str) -> tuple[str, ...]:
@@ -156,6 +182,10 @@ def _jaas_line(name: str, text: str, mechanism: str) -> JaasLine:
     wanted = _MODULES[mechanism]
     if line.module is not wanted:
         raise ConfigError(name, HIDDEN, f"has the login module of another mechanism: {mechanism} has {wanted.value}")
+    if mechanism == OAUTHBEARER and any(option.startswith(_UNSECURED) for option in line.options):
+        raise ConfigError(name, HIDDEN, f"has options of tokens without a signature: {_REMOVE_UNSECURED}")
+    if mechanism == OAUTHBEARER and line.options:
+        raise ConfigError(name, HIDDEN, f"must have no options: {_NO_TOKENS_OF_BROKERS}")
     return line
 
 
@@ -171,6 +201,10 @@ def _reauth_ms(config: BrokerConfig, own: Mapping[str, str], prefix: str, mechan
 def _own_login(config: BrokerConfig, listener: str, logins: ListenerLogins) -> ClientLogin:
     """How this broker logs in at others, whose listener of that name is configured as its own."""
     mechanism = config.sasl_mechanism_inter_broker_protocol
+    if mechanism == OAUTHBEARER:
+        others = ", ".join(PASSWORD_MECHANISMS)
+        name = "sasl.mechanism.inter.broker.protocol"
+        raise ConfigError(name, mechanism, f"{_NO_TOKENS_OF_BROKERS}: set one of {others}, and enable it, too")
     if mechanism not in logins.mechanisms:
         raise ConfigError(
             "sasl.mechanism.inter.broker.protocol", mechanism,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from brokers.security.principals import Principal
@@ -31,10 +32,16 @@ class Step(NamedTuple):
     authenticated: Authenticated | None = None
 
 
+class Deferred(NamedTuple):
+    """A step that may have to wait: ``begin`` takes a callback and calls it once, on the loop, at once or later."""
+
+    begin: Callable[[Callable[[Step | AuthenticationFailed], None]], None]
+
+
 class ServerMechanism(Protocol):
     """One login under way."""
 
-    def evaluate(self, token: bytes) -> Step:
+    def evaluate(self, token: bytes) -> Step | Deferred:
         """The next step; raises AuthenticationFailed, after which the object is spent."""
         ...
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, NamedTuple
 
-from brokers.security.mechanisms import Authenticated, AuthenticationFailed, ServerMechanism, Step
+from brokers.security.mechanisms import Authenticated, AuthenticationFailed, Deferred, ServerMechanism, Step
 from brokers.security.principals import Principal
 from wire.errors import ErrorCode
 
@@ -197,12 +197,18 @@ class SaslLogin:
         self.state = LoginState.AUTHENTICATE
         return HandshakeAnswer(ErrorCode.NONE, enabled, Then.CONTINUE)
 
-    def authenticate(self, token: bytes, mono_ms: int, wall_ms: int) -> AuthenticateAnswer:
-        """One SaslAuthenticate request."""
+    def authenticate(self, token: bytes, mono_ms: int, wall_ms: int) -> AuthenticateAnswer | Deferred:
+        """One SaslAuthenticate request. The outcome of a step that is deferred goes to :meth:`authenticated`."""
         if self.expects_raw_token:
             raise RuntimeError("SaslAuthenticate was not admitted: raw tokens are expected")
+        step = self._step(token)
+        return step if isinstance(step, Deferred) else self.authenticated(step, mono_ms, wall_ms)
+
+    def authenticated(self, step: Step | AuthenticationFailed, mono_ms: int, wall_ms: int) -> AuthenticateAnswer:
+        """The answer to a SaslAuthenticate request, by its outcome."""
         try:
-            step = self._step(token)
+            if isinstance(step, AuthenticationFailed):
+                raise step
             lifetime_ms = self._complete(step.authenticated, mono_ms, wall_ms) if step.authenticated else 0
         except AuthenticationFailed as failure:
             self._fail()
@@ -210,12 +216,18 @@ class SaslLogin:
             return AuthenticateAnswer(code, str(failure), b"", 0, then, failure.detail)
         return AuthenticateAnswer(ErrorCode.NONE, None, step.response, lifetime_ms, Then.CONTINUE)
 
-    def raw_token(self, token: bytes, mono_ms: int, wall_ms: int) -> RawAnswer:
-        """One frame without a header. A failure has no answer: the connection is closed after the delay."""
+    def raw_token(self, token: bytes, mono_ms: int, wall_ms: int) -> RawAnswer | Deferred:
+        """One frame without a header. The outcome of a step that is deferred goes to :meth:`raw_authenticated`."""
         if not self.expects_raw_token:
             raise RuntimeError("no raw token is expected")
+        step = self._step(token)
+        return step if isinstance(step, Deferred) else self.raw_authenticated(step, mono_ms, wall_ms)
+
+    def raw_authenticated(self, step: Step | AuthenticationFailed, mono_ms: int, wall_ms: int) -> RawAnswer:
+        """The answer to a raw token. A failure has none: the connection is closed after the delay."""
         try:
-            step = self._step(token)
+            if isinstance(step, AuthenticationFailed):
+                raise step
             if step.authenticated:
                 self._complete(step.authenticated, mono_ms, wall_ms)
         except AuthenticationFailed as failure:
@@ -223,15 +235,18 @@ class SaslLogin:
             return RawAnswer(None, Then.CLOSE_AFTER_DELAY, failure.detail)
         return RawAnswer(step.response, Then.CONTINUE)
 
-    def _step(self, token: bytes) -> Step:
+    def _step(self, token: bytes) -> Step | Deferred | AuthenticationFailed:
         if self.state is not LoginState.AUTHENTICATE:
             raise RuntimeError(f"a token was not admitted in state {self.state.value}")
         if self._changed_mechanism or self._server is None:
-            raise AuthenticationFailed("Cannot change the SASL mechanism during re-authentication")
+            return AuthenticationFailed("Cannot change the SASL mechanism during re-authentication")
         self._steps += 1
         if self._steps > STEPS_MAX:
-            raise AuthenticationFailed(_FIXED, f"more than {STEPS_MAX} messages")
-        return self._server.evaluate(token)
+            return AuthenticationFailed(_FIXED, f"more than {STEPS_MAX} messages")
+        try:
+            return self._server.evaluate(token)
+        except AuthenticationFailed as failure:
+            return failure
 
     def _complete(self, outcome: Authenticated, mono_ms: int, wall_ms: int) -> int:
         """The login is done; returns the session's length, 0 without an end. Raises AuthenticationFailed."""

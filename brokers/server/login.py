@@ -3,7 +3,8 @@
 ``brokers.security.sasl`` decides; this module decodes, answers, delays and closes. A connection whose login is done for
 good has no :class:`ConnectionLogin` any more, and is like one of a PLAINTEXT listener from then on.
 
-Before the login a connection may send ``REQUESTS_MAX`` requests of at most 64 KiB each, within ``LOGIN_MS``.
+Before the login a connection may send ``REQUESTS_MAX`` requests of at most 64 KiB each (512 KiB where OAUTHBEARER is
+enabled), within ``LOGIN_MS``.
 """
 
 from __future__ import annotations
@@ -15,13 +16,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from brokers.security.listener_logins import SCRAM_MECHANISMS, ListenerLogins
-from brokers.security.mechanisms import ServerMechanism
+from brokers.security.mechanisms import AuthenticationFailed, Deferred, ServerMechanism, Step
+from brokers.security.oauthbearer import OAUTHBEARER, OauthBearerServer, TokenVerifier
 from brokers.security.plain import PLAIN, PlainServer, verifier
 from brokers.security.sasl import (
     SASL_AUTHENTICATE,
     SASL_HANDSHAKE,
     Admission,
+    AuthenticateAnswer,
     LoginState,
+    RawAnswer,
     SaslListener,
     SaslLogin,
     Then,
@@ -55,6 +59,7 @@ class ConnectionPort(Protocol):
     """The connection that has the login."""
 
     peer: ClientConnection
+    closed: bool
 
     def logged_in(self, principal: str, *, lasting: bool) -> None:
         """The login is done."""
@@ -72,8 +77,13 @@ class ConnectionPort(Protocol):
 Credentials = Callable[[ScramMechanism, str], ScramCredential | None]
 
 
-def sasl_listener(logins: ListenerLogins, credentials: Credentials, fake_key: bytes) -> SaslListener:
-    """The mechanisms of a listener. ``fake_key`` is the process's secret for the salts of users that do not exist."""
+def sasl_listener(
+    logins: ListenerLogins, credentials: Credentials, fake_key: bytes, verify: TokenVerifier | None = None
+) -> SaslListener:
+    """The mechanisms of a listener. ``fake_key`` is the secret for the salts of users that do not exist.
+
+    ``verify`` decides about tokens; there must be one where OAUTHBEARER is enabled.
+    """
 
     def scram(mechanism: ScramMechanism) -> ServerMechanism:
         return ScramServer(
@@ -84,6 +94,10 @@ def sasl_listener(logins: ListenerLogins, credentials: Credentials, fake_key: by
     for name in logins.mechanisms:
         if name == PLAIN:
             makers[name] = partial(PlainServer, verifier(logins.passwords))
+        elif name == OAUTHBEARER:
+            if verify is None:
+                raise RuntimeError("OAUTHBEARER needs a verifier of tokens")
+            makers[name] = partial(OauthBearerServer, verify)
         else:
             makers[name] = partial(scram, SCRAM_MECHANISMS[name])
     return SaslListener(makers, logins.reauth_ms)
@@ -129,9 +143,11 @@ class LoginGate:
         if not login.count():
             return self._close(connection, "login", f"more than {REQUESTS_MAX} requests before a login")
         if sasl.expects_raw_token:
-            answer = sasl.raw_token(bytes(frame), clock.mono_ms(), clock.wall_ms())
-            raw = [] if answer.token is None else hot.framed(b"", [answer.token])
-            self._conclude(connection, login, slot, raw, answer.then, answer.detail)
+            raw = sasl.raw_token(bytes(frame), clock.mono_ms(), clock.wall_ms())
+            if isinstance(raw, Deferred):
+                raw.begin(partial(self._raw_resumed, connection, login, slot))
+            else:
+                self._answer_raw(connection, login, slot, raw)
             return False
         try:
             header = messages.parse_request_header(frame)
@@ -157,23 +173,61 @@ class LoginGate:
             elif admission is Admission.HANDSHAKE:
                 response, then, detail = _handshake(sasl, version, frame[header.body :])
             else:
-                response, then, detail = self._authenticate(sasl, version, frame[header.body :])
+                answered = partial(self._answer_authenticate, connection, login, slot, version, header.correlation_id)
+                self._authenticate(sasl, version, frame[header.body :], answered)
+                return False
         except messages.MalformedRequest as error:
             return self._close(connection, "login", f"malformed {api.name} version {version}: {error}")
         framed = [] if response is None else _framed(response, key, version, header.correlation_id)
         self._conclude(connection, login, slot, framed, then, detail)
         return False
 
-    def _authenticate(self, sasl: SaslLogin, version: int, body: memoryview) -> tuple[Any, Then, str]:
+    def _authenticate(
+        self, sasl: SaslLogin, version: int, body: memoryview, answered: Callable[[AuthenticateAnswer], None]
+    ) -> None:
+        """``answered`` gets the answer, now or, where a token must be waited for, later. Raises MalformedRequest."""
         request, clock = messages.decode_request(SASL_AUTHENTICATE, version, body), self._services.clock
         answer = sasl.authenticate(bytes(request.auth_bytes), clock.mono_ms(), clock.wall_ms())
+        if not isinstance(answer, Deferred):
+            answered(answer)
+            return
+
+        def resume(step: Step | AuthenticationFailed) -> None:
+            answered(sasl.authenticated(step, clock.mono_ms(), clock.wall_ms()))
+
+        answer.begin(resume)
+
+    def _raw_resumed(
+        self, connection: ConnectionPort, login: ConnectionLogin, slot: SlotPort, step: Step | AuthenticationFailed
+    ) -> None:
+        clock = self._services.clock
+        self._answer_raw(
+            connection, login, slot, login.sasl.raw_authenticated(step, clock.mono_ms(), clock.wall_ms())
+        )  # fmt: skip
+
+    def _answer_raw(
+        self, connection: ConnectionPort, login: ConnectionLogin, slot: SlotPort, answer: RawAnswer
+    ) -> None:
+        framed = [] if answer.token is None else hot.framed(b"", [answer.token])
+        self._conclude(connection, login, slot, framed, answer.then, answer.detail)
+
+    def _answer_authenticate(
+        self,
+        connection: ConnectionPort,
+        login: ConnectionLogin,
+        slot: SlotPort,
+        version: int,
+        correlation_id: int,
+        answer: AuthenticateAnswer,
+    ) -> None:
         response = messages.response_class(SASL_AUTHENTICATE)(
             version=version, error_code=int(answer.error), error_message=answer.error_message,
             auth_bytes=answer.auth_bytes,
         )  # fmt: skip
         if version >= 1:
             response.session_lifetime_ms = answer.session_lifetime_ms
-        return response, answer.then, answer.detail
+        framed = _framed(response, SASL_AUTHENTICATE, version, correlation_id)
+        self._conclude(connection, login, slot, framed, answer.then, answer.detail)
 
     def _conclude(
         self,
@@ -184,6 +238,8 @@ class LoginGate:
         then: Then,
         detail: str,
     ) -> None:
+        if connection.closed:  # while its token was checked
+            return
         if then is Then.CONTINUE:
             if login.sasl.state is LoginState.COMPLETE:
                 connection.logged_in(str(login.sasl.principal), lasting=login.sasl.session_ends_mono_ms is None)

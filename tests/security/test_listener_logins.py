@@ -7,7 +7,10 @@ import re
 import pytest
 
 from brokers.config import ConfigError, load_config
+from brokers.security import oidc_settings
 from brokers.security.listener_logins import ClientLogin, LoginSettings, login_settings
+from brokers.security.oidc_settings import OidcSettings
+from brokers.security.token_claims import TokenRules
 
 MINIMAL = "broker.id=1\nzookeeper.connect=z:1\nlog.dirs=/d\n"
 LISTENERS = "listeners=OUT://127.0.0.1:1,IN://127.0.0.1:2\ninter.broker.listener.name=IN\n"
@@ -39,8 +42,8 @@ def own(mechanism: str, line: str) -> str:
         (LISTENERS, r"^sasl.enabled.mechanisms='GSSAPI': GSSAPI is not served: name some of PLAIN, SCRAM-SHA-256, "),
         (LISTENERS + "sasl.enabled.mechanisms=plain\n", r"^sasl.enabled.mechanisms='plain': plain is not served"),
         (LISTENERS + "sasl.enabled.mechanisms=\n", r"^sasl.enabled.mechanisms='': is empty: name some of PLAIN"),
-        (LISTENERS + "listener.name.out.sasl.enabled.mechanisms=OAUTHBEARER\n",
-         r"^listener.name.out.sasl.enabled.mechanisms='OAUTHBEARER': OAUTHBEARER is not served"),
+        (LISTENERS + "listener.name.out.sasl.enabled.mechanisms=GSSAPI\n",
+         r"^listener.name.out.sasl.enabled.mechanisms='GSSAPI': GSSAPI is not served"),
         (LISTENERS + "sasl.enabled.mechanisms=PLAIN\n", r"^listener.name.out.plain.sasl.jaas.config='': must name the"),
         (LISTENERS + "sasl.enabled.mechanisms=PLAIN\n" + USERS.replace("user_alice", "username"),
          r"^listener.name.out.plain.sasl.jaas.config='.hidden.': must name the users of PLAIN"),
@@ -123,3 +126,94 @@ def test_the_listener_of_a_protocol() -> None:
 
 def test_plaintext_listeners_need_nothing() -> None:
     assert settings("") == LoginSettings({}, None)
+
+
+# ---- tokens
+
+OIDC = (
+    "listener.name.out.sasl.enabled.mechanisms=OAUTHBEARER\n"
+    "listener.name.out.oauthbearer.sasl.oauthbearer.jwks.endpoint.url=https://issuer/keys?v=1\n"
+    "listener.name.out.sasl.oauthbearer.expected.issuer=https://issuer\n"
+    "sasl.oauthbearer.expected.audience=fleet, b\n"
+)
+OAUTH_MODULE = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule"
+KAFKAS = "org.apache.kafka.common.security.oauthbearer"
+OUT_JAAS = "listener.name.out.oauthbearer.sasl.jaas.config="
+
+
+def test_tokens_of_an_issuer() -> None:
+    text = LISTENERS + OIDC + "sasl.oauthbearer.clock.skew.seconds=5\nsasl.oauthbearer.sub.claim.name=azp\n"
+    text += "sasl.oauthbearer.jwks.endpoint.retry.backoff.ms=20000\nsasl.oauthbearer.jwks.endpoint.refresh.ms=60000\n"
+    found = settings(text).listeners["OUT"].oidc
+    rules = TokenRules("https://issuer", frozenset({"fleet", "b"}), 5, "azp", "scope")
+    assert found == OidcSettings("https://issuer/keys?v=1", rules, 60_000, 20_000, 20_000)
+    assert settings(LISTENERS + OIDC).listeners["OUT"].oidc == found._replace(
+        rules=rules._replace(skew_s=30, subject_claim="sub"), refresh_ms=3_600_000, retry_ms=100, retry_max_ms=10_000
+    )
+    assert load_config(MINIMAL + text, "f").without_effect() == []
+
+
+def test_files_of_kafka_with_tokens() -> None:
+    text = LISTENERS + OIDC + f"{OUT_JAAS}{OAUTH_MODULE} required;\n"
+    for name in ("OAuthBearerValidatorCallbackHandler", "secured.OAuthBearerValidatorCallbackHandler"):
+        handler = f"listener.name.out.oauthbearer.sasl.server.callback.handler.class={KAFKAS}.{name}\n"
+        assert settings(text + handler).listeners["OUT"].mechanisms == ("OAUTHBEARER",)
+
+
+def without(name: str) -> str:
+    return LISTENERS + "".join(line for line in OIDC.splitlines(keepends=True) if name not in line)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (without("jwks"), r"^listener.name.out.oauthbearer.sasl.oauthbearer.jwks.endpoint.url='': OAUTHBEARER needs"),
+        (without("issuer="), r"^listener.name.out.oauthbearer.sasl.oauthbearer.expected.issuer='': OAUTHBEARER needs"),
+        (without("audience"), r"^listener.name.out.oauthbearer.sasl.oauthbearer.expected.audience='': OAUTHBEARER ne"),
+        (without("audience") + "sasl.oauthbearer.expected.audience=,\n", r"^sasl.*audience=',': names no audience"),
+        (without("issuer=") + "sasl.oauthbearer.expected.issuer= \n", r"^sasl.*expected.issuer='': OAUTHBEARER needs"),
+        *((without("jwks") + f"sasl.oauthbearer.jwks.endpoint.url={url}\n", reason) for url, reason in (
+            ("http://issuer/keys", "http is for an issuer on this machine only"),
+            ("http://127.0.0.1.example/keys", "http is for an issuer on this machine only"),
+            ("ftp://issuer/keys", "must begin with https:// and a host, or with file:///"),
+            ("issuer/keys", "must begin with https:"), ("https:///keys", "must begin with https:"),
+            ("file://host/keys", "must begin with https:"), ("file:keys", "must begin with https:"),
+            ("https://[::1/keys", "is no address"), ("https://issuer:port/keys", "is no address"),
+            ("https://user:pass@issuer/keys", "must have neither a user"), ("https://issuer/#x", "must have neither a"),
+        )),
+        (LISTENERS + OIDC + "sasl.oauthbearer.clock.skew.seconds=4000\n", r"skew.seconds='4000': must be at most"),
+        (LISTENERS + OIDC + "sasl.oauthbearer.jwks.endpoint.refresh.ms=1\n", r"refresh.ms='1': must be at least 1000"),
+        (LISTENERS + OIDC + "listener.name.out.oauthbearer.sasl.oauthbearer.clock.skew.seconds=x\n",
+         r"^listener.name.out.oauthbearer.sasl.oauthbearer.clock.skew.seconds='x': must be a number"),
+        (LISTENERS + OIDC + "sasl.oauthbearer.sub.claim.name=\n", r"^sasl.oauthbearer.sub.claim.name='': OAUTHBEARER"),
+        (LISTENERS + OIDC + f'{OUT_JAAS}{OAUTH_MODULE} required unsecuredLoginStringClaim_sub="alice";\n',
+         r"^listener.name.out.oauthbearer.sasl.jaas.config=.*tokens without a signature.*never accepted here"),
+        (LISTENERS + OIDC + f'{OUT_JAAS}{OAUTH_MODULE} required clientId="a";\n',
+         r"must have no options: brokers do not log in at each other by OAUTHBEARER"),
+        (LISTENERS + OIDC + f'{OUT_JAAS}{PLAIN} required;\n', r"has the login module of another mechanism"),
+        (LISTENERS + OIDC + "listener.name.out.oauthbearer.sasl.server.callback.handler.class="
+         + f"{KAFKAS}.internals.unsecured.OAuthBearerUnsecuredValidatorCallbackHandler\n",
+         r"accepts tokens without a signature: such tokens are never accepted here; remove it, and set sasl.oauthb"),
+        (LISTENERS + OIDC + f"sasl.login.callback.handler.class={KAFKAS}.OAuthBearerLoginCallbackHandler\n",
+         r"cannot be loaded here: remove it"),
+        (LISTENERS + OIDC.replace("=OAUTHBEARER", "=SCRAM-SHA-256"),
+         r"^listener.name.out.oauthbearer.sasl.oauthbearer.jwks.*OAUTHBEARER is not enabled there; enabled are SCRAM"),
+        (LISTENERS + "sasl.enabled.mechanisms=SCRAM-SHA-256\nlistener.name.out.sasl.oauthbearer.expected.issuer=x\n",
+         r"^listener.name.out.sasl.oauthbearer.expected.issuer=.*OAUTHBEARER is not enabled there"),
+        (LISTENERS + OIDC + "listener.name.in.oauthbearer.sasl.oauthbearer.expected.issuer=x\n",
+         r"^listener.name.in.oauthbearer.*security protocol PLAINTEXT, which has no login"),
+        (INSIDE.replace("=PLAIN", "=OAUTHBEARER") + OIDC.replace("name.out", "name.in")
+         + "sasl.mechanism.inter.broker.protocol=OAUTHBEARER\n",
+         r"^sasl.mechanism.inter.broker.protocol='OAUTHBEARER': brokers do not log in at each other by OAUTHBE"),
+    ],
+)  # fmt: skip
+def test_half_a_configuration_of_tokens_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        settings(text)
+    assert re.search(message, str(refused.value)), str(refused.value)
+
+
+def test_tokens_need_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(oidc_settings, "find_spec", lambda _name: None)
+    with pytest.raises(ConfigError, match=r"needs the package joserfc: pip install 'fleetlog\[oidc\]'"):
+        settings(LISTENERS + OIDC)
