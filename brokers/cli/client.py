@@ -11,6 +11,7 @@ import logging
 import math
 import re
 import socket
+import ssl
 import struct
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -26,9 +27,10 @@ from kafka import KafkaConsumer
 from kafka.protocol.metadata import MetadataRequest
 
 from brokers.cli.admin_client import GONE, AdminClient
-from brokers.cli.command_config import client_security, read_command_config
+from brokers.cli.command_config import TLS_CONTEXT, client_security, read_command_config
 from brokers.cli.login_probe import probe_login
 from brokers.cli.output import CliError, Output
+from brokers.cli.tls_probe import TlsRefused, tls_connection, tls_refusal, without_tls
 from wire.errors import ErrorCode
 
 DEFAULT_BOOTSTRAP = "localhost:9092"
@@ -155,7 +157,7 @@ def client_options(function: _Function) -> _Function:
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
         envvar="FLEETLOG_COMMAND_CONFIG",
         show_envvar=True,
-        help="Properties with the names of Java's clients: security.protocol, sasl.mechanism, sasl.jaas.config.",
+        help="Properties with the names of Java's clients: security.protocol, sasl.*, ssl.* (PEM or PKCS12 stores).",
     )
     @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
     @functools.wraps(function)
@@ -226,6 +228,9 @@ def reach(target: Target) -> list[str]:
     answering = [name for name, found in zip(spelled, probed, strict=True) if found is None]
     if answering:
         return answering
+    refused = next((found for found in probed if isinstance(found, TlsRefused)), None)
+    if refused is not None:
+        raise CliError(str(refused))
     silent = [name for name, found in zip(spelled, probed, strict=True) if isinstance(found, TimeoutError)]
     if silent:
         return silent
@@ -241,27 +246,44 @@ def reach(target: Target) -> list[str]:
 
 def _probe(address: tuple[str, int], timeout_s: float, security: Mapping[str, Any]) -> OSError | None:
     """None if the broker answers, and accepts the login where there is one. Raises CliError if it refuses it."""
+    context = security.get(TLS_CONTEXT)
+
+    def ask(connection: socket.socket) -> OSError | None:
+        connection.sendall(PROBE)
+        first = connection.recv(1)
+        if not first:
+            return TimeoutError("closed")
+        return without_tls(first, address) if context is None else None
+
+    answer_s = PROBE_TIMEOUT_S if context is None else CONNECT_TIMEOUT_S
+    problem = _exchange(address, context, timeout_s, answer_s, ask)
+    if problem is not None or "sasl_mechanism" not in security:
+        return problem
+    return _exchange(address, context, timeout_s, LOGIN_TIMEOUT_S, lambda one: probe_login(one, security))
+
+
+def _exchange(
+    address: tuple[str, int],
+    context: ssl.SSLContext | None,
+    timeout_s: float,
+    answer_s: float,
+    work: Callable[[socket.socket], OSError | None],
+) -> OSError | None:
+    """What work finds over a new connection, or why there is none; a TimeoutError where nothing is answered."""
     try:
         connection = socket.create_connection(address, timeout=min(timeout_s, CONNECT_TIMEOUT_S))
     except TimeoutError as error:
         return OSError(error.errno, str(error))  # unreachable
     except OSError as error:
         return error
-    with connection:
-        connection.settimeout(min(timeout_s, PROBE_TIMEOUT_S))
-        try:
-            connection.sendall(PROBE)
-            if not connection.recv(1):
-                return TimeoutError("closed")
-            if not security:
-                return None
-        except OSError:
-            return TimeoutError("silent")
+    connection.settimeout(min(timeout_s, answer_s))
     try:
-        with socket.create_connection(address, timeout=min(timeout_s, CONNECT_TIMEOUT_S)) as connection:
-            connection.settimeout(min(timeout_s, LOGIN_TIMEOUT_S))
-            probe_login(connection, security)
-            return None
+        with connection if context is None else tls_connection(connection, address, context) as secured:
+            return work(secured)
+    except TlsRefused as refused:
+        return refused
+    except ssl.SSLError as error:
+        return tls_refusal(error, address)
     except OSError:
         return TimeoutError("silent")
 

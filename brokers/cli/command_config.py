@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
-from brokers.addresses import PLAINTEXT, SASL_PLAINTEXT, TLS_PROTOCOLS
+from brokers.addresses import PLAINTEXT, SASL_PLAINTEXT
 from brokers.config import ConfigError, parse_properties
 from brokers.security.jaas import BadJaasLine, LoginModule, parse_jaas
 from brokers.security.listener_logins import PASSWORD_MECHANISMS
 from brokers.security.plain import PLAIN
+from brokers.security.tls_contexts import client_context
+from brokers.security.tls_settings import TlsSettings
 from brokers.setting_kinds import HIDDEN
 
 PROTOCOL: Final = "security.protocol"
 MECHANISM: Final = "sasl.mechanism"
 JAAS: Final = "sasl.jaas.config"
+TLS_CONTEXT: Final = "ssl_context"
+"""The argument of kafka-python's clients that holds all of TLS."""
+
+_SSL, _SASL_SSL = "SSL", "SASL_SSL"
+_PROTOCOLS: Final = (PLAINTEXT, _SSL, SASL_PLAINTEXT, _SASL_SSL)
 
 
 def read_command_config(path: Path) -> dict[str, str]:
@@ -36,14 +44,22 @@ def read_command_config(path: Path) -> dict[str, str]:
 def client_security(properties: Mapping[str, str]) -> dict[str, Any]:
     """The arguments of kafka-python's clients. Raises ConfigError, in which no password stands."""
     protocol = properties.get(PROTOCOL, PLAINTEXT)
-    if protocol in TLS_PROTOCOLS:
-        raise ConfigError(PROTOCOL, protocol, f"TLS is not in this release: set {PLAINTEXT} or {SASL_PLAINTEXT}")
-    if protocol == PLAINTEXT:
-        if MECHANISM in properties or JAAS in properties:
-            raise ConfigError(PROTOCOL, protocol, f"does not log in: set {SASL_PLAINTEXT}, or remove what begins sasl.")
-        return {}
-    if protocol != SASL_PLAINTEXT:
-        raise ConfigError(PROTOCOL, protocol, f"set {PLAINTEXT} or {SASL_PLAINTEXT}")
+    if protocol not in _PROTOCOLS:
+        raise ConfigError(PROTOCOL, protocol, f"must be one of {', '.join(_PROTOCOLS)}")
+    has_tls, logs_in = protocol in {_SSL, _SASL_SSL}, protocol in {SASL_PLAINTEXT, _SASL_SSL}
+    if not logs_in and (MECHANISM in properties or JAAS in properties):
+        wanted = _SASL_SSL if has_tls else SASL_PLAINTEXT
+        raise ConfigError(PROTOCOL, protocol, f"does not log in: set {wanted}, or remove what begins sasl.")
+    if not has_tls and any(name.startswith("ssl.") for name in properties):
+        wanted = _SASL_SSL if logs_in else _SSL
+        raise ConfigError(PROTOCOL, protocol, f"is without TLS: set {wanted}, or remove what begins ssl.")
+    found = _login(properties) if logs_in else {}
+    if has_tls:
+        found[TLS_CONTEXT] = client_context(TlsSettings.of(properties), time.time()).context
+    return {"security_protocol": protocol, **found} if found else {}  # as without a file
+
+
+def _login(properties: Mapping[str, str]) -> dict[str, Any]:
     mechanism = properties.get(MECHANISM, "")
     if mechanism not in PASSWORD_MECHANISMS:
         raise ConfigError(MECHANISM, mechanism, f"must be one of {', '.join(PASSWORD_MECHANISMS)}")
@@ -57,9 +73,4 @@ def client_security(properties: Mapping[str, str]) -> dict[str, Any]:
     if line.login is None:
         raise ConfigError(JAAS, HIDDEN, 'must have username="..." and password="..."')
     user, password = line.login
-    return {
-        "security_protocol": protocol,
-        "sasl_mechanism": mechanism,
-        "sasl_plain_username": user,
-        "sasl_plain_password": password,
-    }
+    return {"sasl_mechanism": mechanism, "sasl_plain_username": user, "sasl_plain_password": password}
