@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from brokers.model import Endpoint
 from brokers.peers.link import PeerLink, PeerUnavailable
 from brokers.peers.login import log_in
+from brokers.peers.tls_link import PeerContexts, TlsLink
 from brokers.security.listener_logins import ClientLogin
+from brokers.security.tls import TlsFailure
 from wire.messages import Encodable
 
 if TYPE_CHECKING:
@@ -60,16 +62,18 @@ class PeersPort(Protocol):
 class _Peer:
     """One broker's address, connection and backoff."""
 
-    def __init__(self, broker_id: int, timers: Timers, log_in: LogIn | None) -> None:
+    def __init__(self, broker_id: int, timers: Timers, log_in: LogIn | None, contexts: PeerContexts | None) -> None:
         self.broker_id = broker_id
         self._timers = timers
         self._log_in = log_in
+        self._contexts = contexts
         self.gate = asyncio.Semaphore(MAX_IN_FLIGHT)
         self._connecting = asyncio.Lock()
         self._link: PeerLink | None = None
         self._endpoint: Endpoint | None = None
         self._backoff = 0.0
         self._not_before = 0.0
+        self._refused = ""
 
     def open_link(self, endpoint: Endpoint) -> PeerLink | None:
         """The open connection to that address, if there is one."""
@@ -92,14 +96,23 @@ class _Peer:
             except (OSError, TimeoutError, PeerUnavailable) as problem:
                 self._backoff = min(max(self._backoff * 2, FIRST_BACKOFF_SECONDS), LAST_BACKOFF_SECONDS)
                 self._not_before = loop.time() + self._backoff
-                reason = problem.reason if isinstance(problem, PeerUnavailable) else str(problem)
+                reason = str(problem)
+                if isinstance(problem, PeerUnavailable):
+                    reason = problem.reason
+                    self._warn(reason)
                 raise PeerUnavailable(self.broker_id, f"{endpoint.host}:{endpoint.port}: {reason}") from problem
-            self._backoff = 0.0
+            self._backoff, self._refused = 0.0, ""
             return self._link
 
+    def _warn(self, reason: str) -> None:
+        """Log why TLS or the login failed; each attempt fails with the same text."""
+        if reason != self._refused:
+            logger.warning("no connection to broker %d: %s", self.broker_id, reason)
+        self._refused = reason
+
     async def _opened(self, endpoint: Endpoint) -> PeerLink:
-        """A new connection, logged in where that is needed. Raises OSError, PeerUnavailable."""
-        link = await _connected(self.broker_id, endpoint, self._timers)
+        """A new connection, secured and logged in where that is needed. Raises OSError, PeerUnavailable."""
+        link = await _connected(self.broker_id, endpoint, self._timers, self._contexts)
         if self._log_in is not None:
             seconds = await self._log_in(link)
             if seconds is not None:
@@ -117,22 +130,30 @@ class _Peer:
             self._link = None
 
 
-async def _connected(broker_id: int, endpoint: Endpoint, timers: Timers) -> PeerLink:
-    """A connection to the first of the host's addresses that accepts one; raises OSError."""
+async def _connected(broker_id: int, endpoint: Endpoint, timers: Timers, contexts: PeerContexts | None) -> PeerLink:
+    """A connection to the first of the host's addresses that accepts one; raises OSError, PeerUnavailable."""
     loop = asyncio.get_running_loop()
+    link = PeerLink(broker_id, loop, timers)
+    protocol: PeerLink | TlsLink = link
+    if contexts is not None:
+        context = await loop.run_in_executor(None, contexts.newest)
+        protocol = TlsLink(link, context, endpoint.host, loop)
     # A separate task: after a timeout its late exception must still be retrieved.
     looking_up = asyncio.ensure_future(loop.getaddrinfo(endpoint.host, endpoint.port))
     looking_up.add_done_callback(_retrieve_exception)
     problem: OSError | None = None
     for address in dict.fromkeys(found[4][:2] for found in await asyncio.shield(looking_up)):
         try:
-            _, link = await loop.create_connection(
-                lambda: PeerLink(broker_id, loop, timers), str(address[0]), int(address[1])
-            )
+            await loop.create_connection(lambda: protocol, str(address[0]), int(address[1]))
         except OSError as refusal:
             problem = problem or refusal
-        else:
-            return link
+            continue
+        if isinstance(protocol, TlsLink):
+            try:
+                await protocol.shake_hands()
+            except TlsFailure as failure:
+                raise PeerUnavailable(broker_id, f"TLS failed: {failure}") from None
+        return link
     raise problem or OSError(f"{endpoint.host} has no address")
 
 
@@ -156,13 +177,17 @@ class Peers:
         client_id: str,
         login: ClientLogin | None = None,
         nonce: Callable[[], str] | None = None,
+        contexts: PeerContexts | None = None,
     ) -> None:
-        """``login`` is this broker's own at the others; SCRAM needs a source of unpredictable texts, ``nonce``."""
+        """``login`` is this broker's own at the others; SCRAM needs a source of unpredictable texts, ``nonce``.
+
+        ``contexts`` are those of TLS, where the others' listener has it.
+        """
         self._metadata = metadata
         self._timers = timers
         self._login = login
         self._nonce = nonce
-        self._refused: str | None = None
+        self._contexts = contexts
         self._listener = listener
         self._client_id = client_id
         self._peers: dict[int, _Peer] = {}
@@ -199,7 +224,7 @@ class Peers:
         peer = self._peers.get(broker_id)
         if peer is None:
             peer = self._peers[broker_id] = _Peer(
-                broker_id, self._timers, None if self._login is None else self._log_in
+                broker_id, self._timers, None if self._login is None else self._log_in, self._contexts
             )
         deadline = asyncio.get_running_loop().time() + timeout_ms / 1000
         link = None if peer.gate.locked() else peer.open_link(self._endpoint(broker_id))
@@ -214,15 +239,7 @@ class Peers:
 
     async def _log_in(self, link: PeerLink) -> float | None:
         assert self._login is not None, "asked only with one"
-        try:
-            found = await log_in(link, self._login, self._client_id, LOGIN_MS, self._nonce or _no_nonce)
-        except PeerUnavailable as refusal:
-            if refusal.reason != self._refused:  # each attempt fails with the same text
-                logger.warning("no login at broker %d: %s", link.broker_id, refusal.reason)
-            self._refused = refusal.reason
-            raise
-        self._refused = None
-        return found
+        return await log_in(link, self._login, self._client_id, LOGIN_MS, self._nonce or _no_nonce)
 
     async def _connect(self, peer: _Peer, deadline: float, timeout_ms: int) -> PeerLink:
         """The slow path to a connection, which waits for the gate; raises PeerUnavailable."""

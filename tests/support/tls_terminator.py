@@ -15,11 +15,10 @@ class TlsTerminator:
     def __init__(self, context: ssl.SSLContext, port: int, target: int) -> None:
         self.target, self.context = target, context
         self._loop = asyncio.new_event_loop()
-        self._server = self._loop.run_until_complete(
-            asyncio.start_server(self._serve, "127.0.0.1", port)
-        )  # fmt: skip
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
+        starting = asyncio.start_server(self._serve, "127.0.0.1", port)
+        self._server = asyncio.run_coroutine_threadsafe(starting, self._loop).result(10)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         engine = TlsEngine(self.context, server_side=True)

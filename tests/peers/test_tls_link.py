@@ -1,0 +1,252 @@
+"""Calls to peers over TLS, against Python's own TLS and against peers that refuse, dawdle and lie."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+import struct
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import uvloop
+
+from brokers.model import BrokerId, BrokerInfo, Endpoint
+from brokers.peers.calls import Peers, PeerUnavailable
+from brokers.peers.tls_link import PeerContexts
+from brokers.security.tls import HANDSHAKE_BYTES_MAX
+from brokers.security.tls_contexts import CertificateFiles, client_context, server_context
+from brokers.security.tls_settings import TlsSettings
+from coordination.ensemble import free_ports
+from tests.support.certificates import Authority
+from tests.support.clocks import running_timers
+from tests.support.peer_server import KEY, Server, answer, prompt, request
+from tests.support.tls_terminator import TlsTerminator
+
+
+class Fleet:
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.authority, self.stranger = Authority(directory, "authority"), Authority(directory, "stranger")
+        self.one = self.authority.pair("/CN=one").store(directory / "one.pem")
+        self.mallory = self.stranger.pair("/CN=mallory").store(directory / "mallory.pem")
+        self.elsewhere = self.authority.pair("/CN=one", names="DNS:b.example").store(directory / "elsewhere.pem")
+
+    def settings(self, own: str, **more: str) -> TlsSettings:
+        dotted = {"ssl." + name.replace("_", "."): text for name, text in more.items()}
+        return TlsSettings.of({
+            "ssl.keystore.type": "PEM", "ssl.keystore.location": own,
+            "ssl.truststore.type": "PEM", "ssl.truststore.location": self.authority.file, **dotted,
+        })  # fmt: skip
+
+    def server(self, own: str, auth: str = "required", **more: str) -> ssl.SSLContext:
+        return server_context(self.settings(own, client_auth=auth, **more), time.time()).context
+
+    def peers(self, port: int, own: str = "", host: str = "127.0.0.1", **more: str) -> Peers:
+        files = CertificateFiles(self.settings(own or self.one, **more), client_context, time.time())
+        brokers = {0: BrokerInfo(BrokerId(0), 1, 1, (Endpoint("INSIDE", host, port),))}
+        contexts = PeerContexts(files, time.time)
+        metadata = cast(Any, SimpleNamespace(brokers=brokers))
+        return Peers(metadata, running_timers(), "INSIDE", "test", contexts=contexts)
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Fleet:
+    return Fleet(tmp_path_factory.mktemp("fleet"))
+
+
+@asynccontextmanager
+async def calling(fleet: Fleet, port: int, own: str = "", **more: str) -> AsyncIterator[Peers]:
+    peers = fleet.peers(port, own, **more)
+    try:
+        yield peers
+    finally:
+        await peers.close()
+
+
+async def failure(peers: Peers, timeout_ms: int = 5_000) -> str:
+    with pytest.raises(PeerUnavailable) as refused:
+        await peers.call(0, KEY, 0, request(), timeout_ms)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("version", ["TLSv1.2", "TLSv1.3"])
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def test_answers_of_all_sizes(fleet: Fleet, version: str, run: Any) -> None:
+    """Both sides show a certificate; requests of all sizes are answered by the bytes that they sent."""
+    sizes = [10, 70_000, 65_532, 65_531, 200_000, 1, 3_000_000, 66_000, 199_999, 0, 65_533] * 2
+
+    async def sized(correlation_id: int, writer: asyncio.StreamWriter) -> None:
+        frame = struct.pack(">i", correlation_id) + b"\0" + bytes([correlation_id]) * sizes[correlation_id - 1]
+        writer.write(struct.pack(">i", len(frame)) + frame)
+
+    async def work() -> None:
+        async with (
+            Server(sized, fleet.server(fleet.one, enabled_protocols=version)) as server,
+            calling(fleet, server.port) as peers,
+        ):
+            encoded = request().encode(version=0)
+            bodies = await asyncio.gather(*(peers.exchange(0, KEY, 0, encoded + bytes(size), 20_000) for size in sizes))
+            for number, size in enumerate(sizes, start=1):
+                assert bodies[number - 1] == bytes([number]) * size
+            assert server.connections == 1
+
+    run(work())
+
+
+def test_a_link_that_ends_is_followed_by_another(fleet: Fleet) -> None:
+    async def hang_up(correlation_id: int, writer: asyncio.StreamWriter) -> None:
+        if server.connections == 1:
+            writer.close()
+        else:
+            await prompt(correlation_id, writer)
+
+    async def work() -> None:
+        nonlocal server
+        async with Server(hang_up, fleet.server(fleet.one)) as server, calling(fleet, server.port) as peers:
+            assert "closed the connection" in await failure(peers)
+            assert (await peers.call(0, KEY, 0, request(), 5_000)).cluster_id
+            assert server.connections == 2
+
+    server: Any = None
+    uvloop.run(work())
+
+
+def test_nothing_is_sent_to_a_peer_with_another_certificate(fleet: Fleet, caplog: pytest.LogCaptureFixture) -> None:
+    async def never(_correlation_id: int, _writer: asyncio.StreamWriter) -> None:
+        raise AssertionError("a request was sent")
+
+    async def work() -> None:
+        stranger = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        stranger.load_cert_chain(fleet.mallory)
+        async with Server(never, stranger) as server, calling(fleet, server.port) as peers:
+            assert "the peer's certificate is not accepted: unable to get local issuer" in await failure(peers)
+            await failure(peers)
+        other = fleet.server(fleet.elsewhere)
+        async with Server(never, other) as server, calling(fleet, server.port) as peers:
+            assert "IP address mismatch, certificate is not valid for '127.0.0.1'" in await failure(peers)
+        async with (
+            Server(prompt, other) as server,
+            calling(fleet, server.port, endpoint_identification_algorithm="") as peers,
+        ):
+            assert (await peers.call(0, KEY, 0, request(), 5_000)).cluster_id
+
+        async def plain(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"\0\0\0\x0a1234567890")
+            writer.close()
+
+        without = await asyncio.start_server(plain, "127.0.0.1", 0)
+        async with calling(fleet, without.sockets[0].getsockname()[1]) as peers:
+            assert "TLS failed: the peer does not speak TLS" in await failure(peers)
+        without.close()
+
+    uvloop.run(work())
+    warnings = [one.getMessage() for one in caplog.records if "unable to get local issuer" in one.getMessage()]
+    assert len(warnings) == 1, "each attempt fails alike"
+    assert warnings[0].startswith("no connection to broker 0: TLS failed:")
+
+
+def test_a_peer_refuses_our_certificate(fleet: Fleet) -> None:
+    async def work() -> None:
+        (port,) = free_ports(1)
+        async with Server(prompt) as server:
+            terminator = TlsTerminator(fleet.server(fleet.one), port, server.port)
+            try:
+                for version in ("TLSv1.2", "TLSv1.3"):  # in 1.3, the handshake is over when the refusal arrives
+                    async with calling(fleet, port, fleet.mallory, enabled_protocols=version) as peers:
+                        assert "the peer refused TLS: TLSV1_ALERT_UNKNOWN_CA" in await failure(peers)
+                async with calling(fleet, port) as peers:
+                    assert (await peers.call(0, KEY, 0, request(), 5_000)).cluster_id
+            finally:
+                terminator.close()
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("sent", [b"", b"\x16\x03\x03\x40\x00" + bytes(HANDSHAKE_BYTES_MAX * 2)], ids=["no", "much"])
+def test_a_handshake_without_end_is_given_up(fleet: Fleet, sent: bytes) -> None:
+    """By the call's deadline, or the bound on bytes; the loop goes on meanwhile, and nothing stays behind."""
+
+    async def work() -> None:
+        hung_up = asyncio.Event()
+
+        async def dawdle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            with contextlib.suppress(OSError):
+                writer.write(sent)
+                while await reader.read(1000):
+                    pass
+            hung_up.set()
+            writer.close()
+
+        server = await asyncio.start_server(dawdle, "127.0.0.1", 0)
+        async with calling(fleet, server.sockets[0].getsockname()[1]) as peers:
+            text = await failure(peers, 500)
+            assert ("no answer within 500 ms" if not sent else "TLS failed") in text
+            await asyncio.wait_for(hung_up.wait(), 5)
+        server.close()
+
+    uvloop.run(work())
+
+
+def test_the_loop_goes_on_during_a_handshake(fleet: Fleet) -> None:
+    """RSA keys of 3,072 bits: each signature takes milliseconds."""
+    strong = fleet.authority.pair("/CN=one", rsa=3072).store(fleet.directory / "strong.pem")
+
+    async def work() -> None:
+        longest = last = 0.0
+        (port,) = free_ports(1)
+
+        async def tick() -> None:
+            nonlocal longest, last
+            while True:
+                last = time.thread_time()
+                await asyncio.sleep(0)
+                longest = max(longest, time.thread_time() - last)
+
+        async with Server(prompt) as server:
+            terminator = TlsTerminator(fleet.server(strong), port, server.port)  # in a thread of its own
+            callers = [fleet.peers(port, strong) for _ in range(5)]  # reads the files
+            ticking = asyncio.create_task(tick())
+            try:
+                for peers in callers:
+                    assert (await peers.call(0, KEY, 0, request(), 5_000)).cluster_id
+            finally:
+                ticking.cancel()
+                for peers in callers:
+                    await peers.close()
+                terminator.close()
+        assert longest < 0.002, f"the loop's thread computed for {longest} s at a stretch"
+
+    asyncio.run(work())
+
+
+def test_new_links_take_new_certificates_and_bad_ones_change_nothing(
+    fleet: Fleet, caplog: pytest.LogCaptureFixture
+) -> None:
+    own = Path(fleet.authority.pair("/CN=two").store(fleet.directory / "two.pem"))
+    shown: list[Any] = []
+
+    async def show(correlation_id: int, writer: asyncio.StreamWriter) -> None:
+        certificate = writer.get_extra_info("peercert")
+        shown.append(certificate["serialNumber"])
+        writer.write(answer(correlation_id))
+        writer.close()
+
+    async def work() -> None:
+        async with Server(show, fleet.server(fleet.one)) as server, calling(fleet, server.port, str(own)) as peers:
+            await peers.call(0, KEY, 0, request(), 5_000)
+            await asyncio.sleep(0.1)
+            own.write_text("-----BEGIN CERTIFICATE-----\n")
+            await peers.call(0, KEY, 0, request(), 5_000)
+            await asyncio.sleep(0.1)
+            fleet.authority.pair("/CN=two").store(own)
+            await peers.call(0, KEY, 0, request(), 5_000)
+
+    asyncio.run(work())
+    assert shown[0] == shown[1] != shown[2]
+    assert "go on with the certificates of before: ssl.keystore.location=" in caplog.text
