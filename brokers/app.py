@@ -17,9 +17,10 @@ import sys
 import time
 from pathlib import Path
 
+from brokers.api.base import Services
 from brokers.config import BrokerConfig, ConfigError
 from brokers.log import DirectoryInUse, LogStore, RealDisk, StoreRefused
-from brokers.metadata.config_changes import ConfigChanges
+from brokers.metadata.client_configs import ClientConfigs
 from brokers.metadata.users import ScramUsers
 from brokers.metrics import Metrics
 from brokers.model import Endpoint, id_text, random_id
@@ -110,9 +111,9 @@ class Broker:
         )
         self._store: ZookeeperStore | None = None
         self._node: Node | None = None
-        self._config_changes: ConfigChanges | None = None
         self._tls: dict[str, TlsListener] = {}
         self._issuers: dict[str, IssuerKeys] = {}
+        self._client_configs: ClientConfigs | None = None
         self._stopping = False
         self._lag_probe: asyncio.Task[None] | None = None
 
@@ -157,17 +158,18 @@ class Broker:
         # Only now: recovery may block the loop for minutes, but no registration depends on the loop until here.
         self._watch.start()
         self._store.heartbeats_prove(self._watch.standing_ms)
-        self._server.serve(services, logins=await self._sasl_listeners(logins), tls=self._tls)
+        self._server.serve(services, logins=await self._follow_clients(services, logins), tls=self._tls)
         self._lag_probe = self._loop.create_task(self._probe_loop_lag(), name="loop lag")
 
-    async def _sasl_listeners(self, logins: LoginSettings) -> dict[str, SaslListener]:
-        """The logins of listeners with SASL; SCRAM's credentials are followed from here on."""
+    async def _follow_clients(self, services: Services, logins: LoginSettings) -> dict[str, SaslListener]:
+        """Follow quotas, and SCRAM's credentials if a listener needs them; returns the logins of those with SASL."""
         assert self._store is not None, "connected before"
-        changes = ConfigChanges(self._store)
-        users = ScramUsers(self._store, changes)
+        users = ScramUsers()
+        self._client_configs = services.client_configs = ClientConfigs(self._store)
+        self._client_configs.subscribe(services.quotas.take)
         if logins.has_scram:
-            self._config_changes = changes
-            await changes.start()
+            self._client_configs.subscribe(users.take)
+        await self._client_configs.start()
         fake_key = secrets.token_bytes(32)
         found = {}
         for name, one in logins.listeners.items():
@@ -263,10 +265,10 @@ class Broker:
         if self._node is not None:
             await self._node.retire()
         self._server.close()
-        if self._config_changes is not None:
-            await self._config_changes.stop()
         for issuer in self._issuers.values():
             await issuer.stop()
+        if self._client_configs is not None:
+            await self._client_configs.stop()
         self._watch.stop()
         if self._node is not None:
             await self._node.stop()

@@ -60,8 +60,8 @@ class GetMany:
                     found.append(None)
                     continue
                 end = offset + max(0, number)
-                czxid, mzxid, _, _, version, _, _, owner, _, _, _ = _STAT.unpack_from(answer, end)
-                found.append((answer[offset:end], Stat(version, czxid, mzxid, owner)))
+                czxid, mzxid, _, _, version, _, _, owner, _, children, _ = _STAT.unpack_from(answer, end)
+                found.append((answer[offset:end], Stat(version, czxid, mzxid, owner, children)))
                 offset = end + _STAT.size
         except struct.error:
             raise MarshallingError("no answer to a multiRead: ZooKeeper is older than 3.6") from None

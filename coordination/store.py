@@ -28,6 +28,7 @@ class Stat(NamedTuple):
     czxid: int
     mzxid: int
     ephemeral_owner: int
+    child_count: int = 0
 
 
 class Create(NamedTuple):

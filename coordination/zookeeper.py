@@ -652,7 +652,7 @@ class _Visitor:
 
 
 def _stat(stat: Any) -> Stat:
-    return Stat(stat.version, stat.czxid, stat.mzxid, stat.ephemeralOwner)
+    return Stat(stat.version, stat.czxid, stat.mzxid, stat.ephemeralOwner, stat.numChildren)
 
 
 def _translate(error: Exception, path: str) -> StoreError:

@@ -19,6 +19,7 @@ from brokers.api.disconnects import Disconnects
 from brokers.api.fetch_sessions import FetchSessions
 from brokers.api.fetch_wakes import Wakes
 from brokers.api.new_topics import NewTopics
+from brokers.metadata.quota_cache import QuotaCache
 from brokers.pending import Pending
 from brokers.security.acls import AclOperation, ResourceType
 from wire.errors import ErrorCode
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from brokers.groups.shard import GroupShard
     from brokers.metadata.acl_cache import AclCache
     from brokers.metadata.cache import MetadataCache
+    from brokers.metadata.client_configs import ClientConfigs
     from brokers.metrics import Metrics
     from brokers.model import Clock
     from brokers.peers.calls import PeersPort
@@ -187,6 +189,9 @@ class Services:
     metrics: Metrics
     access: Access = field(default_factory=Access)
     acls: AclCache | None = None
+    quotas: QuotaCache = field(default_factory=QuotaCache)
+    client_configs: ClientConfigs | None = None
+    """What the quotas are taken from, once the broker follows it."""
     fetch_sessions: FetchSessions = field(default_factory=FetchSessions)
     fetch_wakes: Wakes = field(default_factory=Wakes)
     new_topics: NewTopics = field(default_factory=NewTopics)

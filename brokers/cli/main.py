@@ -18,6 +18,7 @@ _SUBJECTS = {
     "groups": ("brokers.cli.groups", "groups", "Consumer groups: list, describe, reset, delete."),
     "log": ("brokers.cli.logs", "log", "Read the files of log directories."),
     "produce": ("brokers.cli.produce", "produce", "Write records."),
+    "quotas": ("brokers.cli.quotas", "quotas", "Client quotas: list, set, remove."),
     "sinks": ("brokers.cli.sinks", "sinks", "Exactly-once sinks: list, describe, reset."),
     "topics": ("brokers.cli.topics", "topics", "Topics: create, describe, alter, reassign, elect, delete."),
     "users": ("brokers.cli.users", "users", "Users that log in by SCRAM: add, list, remove."),

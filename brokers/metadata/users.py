@@ -1,7 +1,7 @@
-"""SCRAM credentials in ``/config/users/<name>``, as Kafka 3.9 keeps them: followed by brokers, read and written.
+"""SCRAM credentials in ``/config/users/<name>``, as Kafka 3.9 keeps them: read, written, taken from what is followed.
 
-The credentials stand in no other znode. Brokers read again the users that :mod:`brokers.metadata.config_changes` names.
-While ZooKeeper is unreachable the last ones stay.
+A change is one multi of the user's znode and of an entry of the list of changes (``config_changes``). The credentials
+stand in no other znode. While ZooKeeper is unreachable the last ones stay.
 
 Source: kafka/zk/ZkData.scala (ConfigEntityZNode).
 """
@@ -14,7 +14,9 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from brokers.metadata import znodes
-from brokers.metadata.config_changes import CHANGES, ConfigChanges, change_notice
+from brokers.metadata.client_configs import USERS as CONFIG_USERS
+from brokers.metadata.client_configs import Configs, decode_entity
+from brokers.metadata.config_changes import CHANGES, change_notice
 from brokers.metadata.loading import children_or_none, read_many, read_or_none
 from brokers.metadata.znodes import BadZnode
 from brokers.security.documents import desanitised, sanitised
@@ -66,17 +68,10 @@ def _user_of(child: str) -> str | None:
 
 def _config_of(user: str, data: bytes) -> dict[str, str]:
     try:
-        return _decoded(user_path(user), data)
+        return decode_entity(user_path(user), data)
     except BadZnode as error:
         log.warning("the credentials of a user cannot be read: %s", error)
         return {}
-
-
-def _decoded(path: str, data: bytes) -> dict[str, str]:
-    """Raises BadZnode, whose text holds nothing of the content."""
-    if not data:
-        return {}  # Kafka creates parents of clients' quotas without data
-    return znodes.decode_config(path, data)
 
 
 async def write_users(
@@ -100,11 +95,11 @@ async def _write_user(store: Store, user: str, gone: Sequence[Deletion], new: Se
     if user in UNSTORABLE:
         return alter_users({}, gone, new)[user]
     path = user_path(user)
-    notice = change_notice(f"users/{sanitised(user)}")
+    notice = change_notice(f"{CONFIG_USERS}/{sanitised(user)}")
     unknown = False
     for _ in range(_ATTEMPTS):
         found = await read_or_none(store, path)
-        present = {} if found is None else _decoded(path, found[0])
+        present = {} if found is None else decode_entity(path, found[0])
         result = alter_users({user: present}, gone, new)[user]
         if unknown and result.error is ErrorCode.RESOURCE_NOT_FOUND:
             return AlteredUser(ErrorCode.NONE, None, None)  # the attempt whose answer was lost did it
@@ -123,42 +118,33 @@ async def _write_user(store: Store, user: str, gone: Sequence[Deletion], new: Se
 
 
 class ScramUsers:
-    """The credentials in ZooKeeper, as ``changes`` tells of them."""
+    """The credentials in ZooKeeper, as ``ClientConfigs`` follows them: subscribe :meth:`take`."""
 
-    def __init__(self, store: Store, changes: ConfigChanges) -> None:
-        self._store = store
+    def __init__(self) -> None:
         self._credentials: dict[tuple[str, str], ScramCredential] = {}
-        changes.subscribe({"users"}, self._read)
 
     def credential(self, mechanism: ScramMechanism, user: str) -> ScramCredential | None:
         """The credential of a user; None without one."""
         return self._credentials.get((mechanism.value, user))
 
-    async def _read(self, paths: frozenset[str] | None) -> None:
-        if paths is None:
-            users = await read_users(self._store)
+    def take(self, configs: Configs, whole: bool) -> None:
+        """Users that changed; ``whole``: these are all."""
+        if whole:
             self._credentials = {}
-        else:
-            changed = [user for user in map(_user_of_path, sorted(paths)) if user is not None]
-            found = await read_users(self._store, changed)
-            users = {user: found.get(user, {}) for user in changed}
-        self._take(users)
+        for path, config in configs.items():
+            kind, _, name = path.partition("/")
+            user = _user_of(name) if kind == CONFIG_USERS and "/" not in name else None
+            if user is not None:
+                self._take(user, config)
 
-    def _take(self, users: Mapping[str, Mapping[str, str]]) -> None:
-        for user, config in users.items():
-            for mechanism in ScramMechanism:
-                key = (mechanism.value, user)
-                self._credentials.pop(key, None)
-                text = credential_at(config, mechanism)
-                if text is None:
-                    continue
-                try:
-                    self._credentials[key] = credential_from(mechanism, text)
-                except ValueError as error:
-                    log.warning("user %.100r: %s", user, error)
-
-
-def _user_of_path(path: str) -> str | None:
-    """The user whose own znode that is; None for quotas of a user's clients."""
-    name = path.removeprefix("users/")
-    return None if "/" in name else _user_of(name)
+    def _take(self, user: str, config: Mapping[str, str]) -> None:
+        for mechanism in ScramMechanism:
+            key = (mechanism.value, user)
+            self._credentials.pop(key, None)
+            text = credential_at(config, mechanism)
+            if text is None:
+                continue
+            try:
+                self._credentials[key] = credential_from(mechanism, text)
+            except ValueError as error:
+                log.warning("user %.100r: %s", user, error)

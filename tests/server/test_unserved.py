@@ -1,4 +1,4 @@
-"""What is not served yet is refused in words that clients understand: ACLs, quotas, SASL, new group protocols.
+"""What is not served yet is refused in words that clients understand: ACLs, SASL, new group protocols.
 
 The answers about ACLs and SASL were compared with a Kafka 4.1.1 that has PLAINTEXT listeners and no authorizer.
 """
@@ -56,22 +56,6 @@ def test_acls_are_disabled(version: int) -> None:
     filters = [m.request_class(31).DeleteAclsFilter(version=version, **FILTER) for _ in range(2)]
     answer = ask("DeleteAcls", version, {"filters": filters})
     assert [(r.error_code, r.matching_acls) for r in answer.filter_results] == [(ErrorCode.SECURITY_DISABLED, [])] * 2
-
-
-@pytest.mark.parametrize("version", versions("AlterClientQuotas"))
-def test_there_are_no_quotas(version: int) -> None:
-    answer = ask("DescribeClientQuotas", version, {"components": [], "strict": False})
-    assert (answer.error_code, answer.entries) == (0, [])
-    entry = m.request_class(49).EntryData
-    entity = [entry.EntityData(version=version, entity_type="user", entity_name=name) for name in ("alice", None)]
-    ops = [entry.OpData(version=version, key="producer_byte_rate", value=1.0, remove=False)]
-    entries = [entry(version=version, entity=[one], ops=ops) for one in entity]
-    answer = ask("AlterClientQuotas", version, {"entries": entries, "validate_only": False})
-    assert [(e.error_code, e.entity[0].entity_name) for e in answer.entries] == [
-        (ErrorCode.UNSUPPORTED_VERSION, "alice"),
-        (ErrorCode.UNSUPPORTED_VERSION, None),
-    ]
-    assert "quotas" in answer.entries[0].error_message
 
 
 @pytest.mark.parametrize("version", versions("SaslAuthenticate"))

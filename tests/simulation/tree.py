@@ -40,7 +40,7 @@ class Znode:
         self.children: dict[str, None] = {}
 
     def stat(self) -> Stat:
-        return Stat(self.version, self.czxid, self.mzxid, self.owner)
+        return Stat(self.version, self.czxid, self.mzxid, self.owner, len(self.children))
 
 
 class Tree:

@@ -1,0 +1,170 @@
+"""DescribeClientQuotas and AlterClientQuotas (KIP-546): served from ZooKeeper, by any broker.
+
+A quota is acknowledged when it is written and this broker keeps it; the others follow within a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from brokers.api.access import ALTER_CONFIGS, CLUSTER, DESCRIBE_CONFIGS
+from brokers.api.base import Context, Done
+from brokers.metadata.quota_cache import write_quotas
+from brokers.metadata.znodes import BadZnode
+from brokers.security.quota_entities import (
+    CLIENT_ID,
+    IP,
+    USER,
+    Alteration,
+    Component,
+    QuotaRequestRefused,
+    check_components,
+    entity_matches,
+    entity_of,
+    entity_path,
+)
+from brokers.security.quotas import DEFAULT, Entity
+from coordination.store import StoreError
+from wire import messages
+from wire.admin_requests import AlterClientQuotasRequest, DescribeClientQuotasRequest
+from wire.errors import ErrorCode
+
+DESCRIBE_CLIENT_QUOTAS_KEY: Final = 48
+ALTER_CLIENT_QUOTAS_KEY: Final = 49
+QUOTA_ENTRIES_MAX: Final = 1_000
+"""Entities of one request; each of them is read, and written, by itself."""
+NAME_CHARACTERS_MAX: Final = 1_000
+WRITE_SECONDS: Final = 25.0
+"""Below the time that clients wait for an answer: without ZooKeeper they are told so."""
+
+_UNREACHABLE: Final = "ZooKeeper cannot be reached; try again"
+_TOO_MANY: Final = f"more than {QUOTA_ENTRIES_MAX} entities in a request; ask in several ones"
+
+log = logging.getLogger(__name__)
+
+
+async def handle_describe_client_quotas(request: DescribeClientQuotasRequest, context: Context) -> Done:
+    """DescribeClientQuotas v0-v1: the quotas of the entities that all components of the filter match."""
+    denied = context.refusal(DESCRIBE_CONFIGS, CLUSTER)
+    if denied is not ErrorCode.NONE:
+        return _described(context, denied, None, None)
+    components = [Component(one.entity_type, one.match_type, one.match) for one in request.components]
+    try:
+        check_components(components)
+        await _refresh(context)
+    except QuotaRequestRefused as refused:
+        return _described(context, refused.code, str(refused), None)
+    version, entry = context.api_version, messages.response_class(DESCRIBE_CLIENT_QUOTAS_KEY).EntryData
+    rows = []
+    for entity, values in sorted(context.services.quotas.values.items(), key=lambda row: entity_path(row[0])):
+        await context.yield_now()
+        if entity_matches(entity, components, request.strict):
+            found = [entry.ValueData(version=version, key=key, value=value) for key, value in sorted(values.items())]
+            rows.append(entry(version=version, entity=_parts(entity, entry.EntityData, version), values=found))
+    return _described(context, ErrorCode.NONE, None, rows)
+
+
+def _parts(entity: Entity, make: Callable[..., Any], version: int) -> list[Any]:
+    named = ((USER, entity.user), (CLIENT_ID, entity.client_id), (IP, entity.ip))
+    return [
+        make(version=version, entity_type=kind, entity_name=None if name is DEFAULT else name)
+        for kind, name in named
+        if name is not None
+    ]
+
+
+def _described(context: Context, error: ErrorCode, message: str | None, rows: list[Any] | None) -> Done:
+    response = messages.response_class(DESCRIBE_CLIENT_QUOTAS_KEY)
+    return Done(
+        response(version=context.api_version, error_code=int(error), error_message=message, entries=rows)
+    )  # fmt: skip
+
+
+async def _refresh(context: Context) -> None:
+    """Read what was written before. Raises QuotaRequestRefused."""
+    configs = context.services.client_configs
+    try:
+        if configs is None:
+            raise StoreError("the broker is starting")
+        async with asyncio.timeout(WRITE_SECONDS):
+            await configs.refresh()
+    except (StoreError, TimeoutError) as error:
+        log.warning("quotas cannot be read: %s", error)
+        raise QuotaRequestRefused(ErrorCode.REQUEST_TIMED_OUT, _UNREACHABLE) from None
+
+
+async def handle_alter_client_quotas(request: AlterClientQuotasRequest, context: Context) -> Done:
+    """AlterClientQuotas v0-v1: the quotas of each entity are altered together or not at all."""
+    denied = context.refusal(ALTER_CONFIGS, CLUSTER)
+    too_many = len(request.entries) > QUOTA_ENTRIES_MAX
+    outcomes: list[tuple[ErrorCode, str | None]] = []
+    unreachable: QuotaRequestRefused | None = None
+    written = False
+    for entry in request.entries:
+        await context.yield_now()
+        if denied is not ErrorCode.NONE or too_many:
+            outcomes.append((ErrorCode.INVALID_REQUEST, _TOO_MANY) if denied is ErrorCode.NONE else (denied, None))
+            continue
+        try:
+            if unreachable is not None:
+                raise unreachable  # each would wait as long as the one before
+            entity = _named([(one.entity_type, one.entity_name) for one in entry.entity])
+            await _write(context, entity, [Alteration(one.key, one.value, one.remove) for one in entry.ops], request)
+        except QuotaRequestRefused as refused:
+            unreachable = refused if refused.code is ErrorCode.REQUEST_TIMED_OUT else unreachable
+            outcomes.append((refused.code, str(refused)))
+            continue
+        written = True
+        outcomes.append((ErrorCode.NONE, None))
+    if written and not request.validate_only:
+        try:
+            await _refresh(context)
+        except QuotaRequestRefused:
+            pass  # written it is; this broker follows as the others do
+    return await _altered(context, request, outcomes)
+
+
+def _named(parts: Iterable[tuple[str, str | None]]) -> Entity:
+    """Raises QuotaRequestRefused."""
+    entity = entity_of(list(parts))
+    for name in entity:
+        if name in (".", ".."):
+            raise QuotaRequestRefused(ErrorCode.INVALID_REQUEST, f"{name} is a name that ZooKeeper cannot store")
+        if isinstance(name, str) and len(name) > NAME_CHARACTERS_MAX:
+            raise QuotaRequestRefused(
+                ErrorCode.INVALID_REQUEST, f"a name must have {NAME_CHARACTERS_MAX} characters at most"
+            )
+    return entity
+
+
+async def _write(
+    context: Context, entity: Entity, alterations: list[Alteration], request: AlterClientQuotasRequest
+) -> None:  # fmt: skip
+    try:
+        async with asyncio.timeout(WRITE_SECONDS):
+            await write_quotas(context.services.store, entity, alterations, validate_only=request.validate_only)
+    except (StoreError, TimeoutError) as error:
+        log.warning("quotas cannot be written: %s", error)
+        raise QuotaRequestRefused(ErrorCode.REQUEST_TIMED_OUT, _UNREACHABLE) from None
+    except BadZnode as error:
+        log.error("quotas cannot be altered: %s", error)
+        text = f"/config/{entity_path(entity)} in ZooKeeper cannot be read; correct or delete it"
+        raise QuotaRequestRefused(ErrorCode.INVALID_CONFIG, text) from None
+
+
+async def _altered(
+    context: Context, request: AlterClientQuotasRequest, outcomes: list[tuple[ErrorCode, str | None]]
+) -> Done:
+    response, version = messages.response_class(ALTER_CLIENT_QUOTAS_KEY), context.api_version
+    make = response.EntryData.EntityData
+    rows = []
+    for entry, (error, message) in zip(request.entries, outcomes, strict=True):
+        parts = []
+        for one in entry.entity:
+            await context.yield_now()
+            parts.append(make(version=version, entity_type=one.entity_type, entity_name=one.entity_name))
+        rows.append(response.EntryData(version=version, error_code=int(error), error_message=message, entity=parts))
+    return Done(response(version=version, entries=rows))
