@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from spark_udfs.client.failures import OptionError
+from spark_udfs.client.kafka_names import KAFKA_PREFIX, KNOWN, nearest, warn_without_effect
 
-KAFKA_PREFIX = "kafka."
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
 
@@ -83,33 +83,42 @@ class Option:
 class OptionTable:
     """The options of a reader or a writer.
 
-    ``refused``: names that can't be set, and why. ``ignored``: accepted, without effect. With ``kafka`` every other
-    ``kafka.*`` option is a setting of the connection.
+    ``refused``: names that can't be set, and what to do. ``ignored``: accepted without effect, and why; a reason is
+    logged. ``user``: what the options are of, for that line. With ``kafka`` every other ``kafka.*`` option is a setting
+    of the connection.
     """
 
     def __init__(
         self,
         *options: Option,
         refused: Mapping[str, str] | None = None,
-        ignored: tuple[str, ...] = (),
+        ignored: Mapping[str, str] | None = None,
         kafka: bool = True,
+        user: str = "",
     ) -> None:
         self._options = options
         self._refused = dict(refused or {})
-        self._known = {option.name.lower() for option in options} | {name.lower() for name in ignored}
+        self._ignored = dict(ignored or {})
+        self._known = {name.lower() for name in (*(option.name for option in options), *self._ignored, *self._refused)}
         self._kafka = kafka
+        self._user = user
         names = [option.name for option in options if not (kafka and option.name.startswith(KAFKA_PREFIX))]
         self._listed = ", ".join([*(["kafka.*"] if kafka else []), *sorted(names)])
+        self._candidates = [*names, *((KAFKA_PREFIX + name for name in KNOWN) if kafka else ())]
 
     def parse(self, options: Mapping[str, str]) -> dict[str, Any]:
         """Every option's value by its documented name. Raises OptionError."""
         given = lowered(options)
-        for name in given:
-            if name not in self._known and not (self._kafka and name.startswith(KAFKA_PREFIX)):
-                raise OptionError(f"option {name} is unknown; known are {self._listed}")
+        for name in options:
+            if name.lower() not in self._known and not (self._kafka and name.lower().startswith(KAFKA_PREFIX)):
+                hint = nearest(name, self._candidates)
+                raise OptionError(f"option {name} is unknown{hint}; known are {self._listed}")
         for name, reason in self._refused.items():
-            if name in given:
+            if name.lower() in given:
                 raise OptionError(f"option {name} can't be set: {reason}")
+        for name, reason in self._ignored.items():
+            if reason and name.lower() in given:
+                warn_without_effect(name, self._user, reason)
         return {option.name: option.of(given) for option in self._options}
 
 

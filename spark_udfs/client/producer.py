@@ -27,7 +27,8 @@ from _native.columns import encode_arrow, group_rows, partitions_for_keys
 from spark_udfs.client.connections import Client
 from spark_udfs.client.failures import ClientError, OptionError, TaskFenced
 from spark_udfs.client.frames import ProduceFrame
-from spark_udfs.client.options import INT64_MAX, KAFKA_PREFIX, Option, one_of, whole_number
+from spark_udfs.client.kafka_names import KAFKA_PREFIX
+from spark_udfs.client.options import INT64_MAX, Option, one_of, whole_number
 from wire import compression
 from wire.errors import ErrorCode
 from wire.types import TopicPartition
@@ -58,6 +59,13 @@ _COMPRESSION = Option("kafka.compression.type", one_of(*compression.CODES), "non
 _BATCH_BYTES = Option("kafka.batch.size", whole_number(1), 512 << 10)
 _BUFFER_BYTES = Option("kafka.buffer.memory", whole_number(1 << 20, INT64_MAX), 32 << 20)
 _DELIVERY_TIMEOUT_MS = Option("kafka.delivery.timeout.ms", whole_number(1000), 120_000)
+
+
+EXECUTOR_NAMES = frozenset(
+    option.name.removeprefix(KAFKA_PREFIX)
+    for option in (_COMPRESSION, _BATCH_BYTES, _BUFFER_BYTES, _DELIVERY_TIMEOUT_MS)
+)
+"""The settings of a producer that have an effect here."""
 
 
 class WriteSettings(NamedTuple):

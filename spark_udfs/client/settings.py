@@ -1,7 +1,7 @@
 """``kafka.*`` options: from the names of Kafka's Java client to those of two client libraries.
 
-Spark hands options over with lower-cased names, so names are compared in lower case. Names that neither library
-knows are passed to librdkafka, which refuses what it does not know, and are left out of kafka-python's settings.
+Spark hands options over with lower-cased names, so names are compared in lower case. A name that no Kafka client has is
+an error; what a library does not know is left out of its settings, after `check_effect` has named it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from spark_udfs.client.failures import OptionError
-from spark_udfs.client.options import INT64_MAX, KAFKA_PREFIX, lowered, whole_number
+from spark_udfs.client.kafka_names import FOR_LOGINS, KAFKA_PREFIX, LIBRDKAFKA, check_names
+from spark_udfs.client.options import INT64_MAX, lowered, whole_number
 
 # Java's name -> librdkafka's, where they differ.
 _LIBRDKAFKA_NAMES = {
@@ -40,6 +41,17 @@ _KAFKA_PYTHON_KEYWORDS: dict[str, tuple[str, type]] = {
     "reconnect.backoff.max.ms": ("reconnect_backoff_max_ms", int),
 }
 
+_HOST_NAME_CHECK = "ssl.endpoint.identification.algorithm"
+_BUFFER_MEMORY = "buffer.memory"
+
+CLIENT_NAMES = frozenset({*_KAFKA_PYTHON_KEYWORDS, _HOST_NAME_CHECK})
+"""The settings that have an effect on every connection, of `kafka_settings`."""
+
+DRIVER_NAMES = CLIENT_NAMES | {
+    name for name in {*LIBRDKAFKA, *_LIBRDKAFKA_NAMES, _BUFFER_MEMORY} if not name.startswith(FOR_LOGINS)
+}
+"""Those that have an effect on the producer of driver mode. Logins: its driver uses both libraries."""
+
 _TIME_MS = whole_number()
 _POSITIVE = whole_number(1, INT64_MAX)
 _CONNECTION_PREFIXES = (
@@ -51,12 +63,13 @@ _CONNECTION_PREFIXES = (
 def kafka_settings(options: Mapping[str, str]) -> dict[str, str]:
     """The ``kafka.*`` options without the prefix, a JAAS line taken apart.
 
-    Raises OptionError without ``kafka.bootstrap.servers``.
+    Raises OptionError without ``kafka.bootstrap.servers``, and for a setting that no Kafka client has.
     """
     given = lowered(options)
     settings = {name.removeprefix(KAFKA_PREFIX): given[name] for name in given if name.startswith(KAFKA_PREFIX)}
     if not settings.get("bootstrap.servers", "").strip():
         raise OptionError("option kafka.bootstrap.servers is required, for instance 127.0.0.1:9092")
+    check_names(settings)
     jaas = settings.pop("sasl.jaas.config", None)
     if jaas is not None:
         for field in ("username", "password"):
@@ -72,9 +85,13 @@ def kafka_settings(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def librdkafka_settings(settings: Mapping[str, str]) -> dict[str, str]:
-    """The settings under the names and in the units of librdkafka (confluent-kafka). Raises OptionError."""
+    """The settings under the names and in the units of librdkafka (confluent-kafka), those that it has.
+
+    Raises OptionError.
+    """
     renamed = {_LIBRDKAFKA_NAMES.get(name, name): value for name, value in settings.items()}
-    memory = renamed.pop("buffer.memory", None)
+    memory = renamed.pop(_BUFFER_MEMORY, None)
+    renamed = {name: value for name, value in renamed.items() if name in LIBRDKAFKA}
     if memory is not None:  # bytes; librdkafka counts in KiB
         kib = -(-_POSITIVE("kafka.buffer.memory", memory) // 1024)
         renamed.setdefault("queue.buffering.max.kbytes", str(kib))
@@ -94,6 +111,6 @@ def kafka_python_settings(settings: Mapping[str, str]) -> dict[str, Any]:
             keyword, kind = _KAFKA_PYTHON_KEYWORDS[name]
             keywords[keyword] = _TIME_MS(KAFKA_PREFIX + name, value) if kind is int else value
     keywords["bootstrap_servers"] = [part.strip() for part in settings["bootstrap.servers"].split(",") if part.strip()]
-    if settings.get("ssl.endpoint.identification.algorithm", "https").lower() in ("", "none"):
+    if settings.get(_HOST_NAME_CHECK, "https").lower() in ("", "none"):
         keywords["ssl_check_hostname"] = False
     return keywords

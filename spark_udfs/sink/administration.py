@@ -7,7 +7,8 @@ from typing import Any
 
 from spark_udfs.client.connections import Client
 from spark_udfs.client.failures import FenceConflict, FenceError, OptionError
-from spark_udfs.client.settings import kafka_python_settings, kafka_settings
+from spark_udfs.client.kafka_names import check_effect
+from spark_udfs.client.settings import CLIENT_NAMES, kafka_python_settings, kafka_settings
 from spark_udfs.sink.batch_transactions import UNSUPPORTED, BatchTransactions
 from spark_udfs.sink.driver_fence import (
     begin_with_fence,
@@ -112,4 +113,6 @@ def _reset_executor_fence(settings: Mapping[str, str], sink_id: str, expected_qu
 def _settings(bootstrap_servers: str, kafka: Mapping[str, Any]) -> dict[str, str]:
     """``kafka.*`` settings from keyword arguments with ``_`` for ``.``."""
     options = {f"kafka.{name.replace('_', '.')}": str(value) for name, value in kafka.items()}
-    return kafka_settings({**options, "kafka.bootstrap.servers": bootstrap_servers})
+    kafka = kafka_settings({**options, "kafka.bootstrap.servers": bootstrap_servers})
+    check_effect(kafka, CLIENT_NAMES, "this call")
+    return kafka

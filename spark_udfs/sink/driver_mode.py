@@ -19,7 +19,8 @@ import pyarrow.compute as pc
 from confluent_kafka import Consumer, KafkaException, Producer
 
 from spark_udfs.client.failures import FenceError, OptionError
-from spark_udfs.client.settings import connection_settings, librdkafka_settings
+from spark_udfs.client.kafka_names import check_effect
+from spark_udfs.client.settings import DRIVER_NAMES, connection_settings, librdkafka_settings
 from spark_udfs.sink import driver_fence
 from spark_udfs.sink.events import BatchFigures, ReportStage, record_figures
 from spark_udfs.sink.fence import Decision, Fence, decide, transactional_name
@@ -37,6 +38,7 @@ class DriverMode:
     """Writes a query's batches through the driver. Keeps its producer, and closes it after any failure."""
 
     def __init__(self, options: SinkOptions, report: ReportStage) -> None:
+        check_effect(options.kafka, DRIVER_NAMES, "a sink in driver mode")
         self._options = options
         self._report = report
         self._producer: Producer | None = None

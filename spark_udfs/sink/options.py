@@ -9,9 +9,10 @@ from typing import Any
 from pyspark.sql.types import StructType
 
 from spark_udfs.client.failures import OptionError
+from spark_udfs.client.kafka_names import check_effect
 from spark_udfs.client.options import Option, OptionTable, boolean, one_of, whole_number
-from spark_udfs.client.producer import WriteSettings
-from spark_udfs.client.settings import kafka_python_settings, kafka_settings
+from spark_udfs.client.producer import EXECUTOR_NAMES, WriteSettings
+from spark_udfs.client.settings import CLIENT_NAMES, DRIVER_NAMES, kafka_python_settings, kafka_settings
 from spark_udfs.sink.fence import check_sink_id
 
 AUTO, EXECUTOR, DRIVER = "auto", "executor", "driver"
@@ -43,7 +44,7 @@ _REFUSED = {
 }
 _WRITER_TABLE = OptionTable(
     _SINK_ID, *_COMMON, Option("checkpointLocation"), Option("batchToken", default=""), refused=_REFUSED,
-    ignored=("path",),
+    ignored={"path": ""},
 )  # fmt: skip
 _FUNCTION_TABLE = OptionTable(
     _SINK_ID,
@@ -60,7 +61,8 @@ _FUNCTION_TABLE = OptionTable(
         "kafka.isolation.level": "it belongs to readers",
         "kafka.request.required.acks": _ALL_ACKS,
     },
-    ignored=("includeHeaders",),
+    ignored={"includeHeaders": "it is an option of sources; the column headers is written if it is there"},
+    user="the sink",
 )
 
 
@@ -85,6 +87,7 @@ class WriteOptions:
         """The data source's options; with ``schema`` its columns are checked. Raises OptionError."""
         values = _WRITER_TABLE.parse(options)
         kafka = kafka_settings(options)
+        _check_executors(kafka)
         parsed = cls(
             settings=kafka_python_settings(kafka),
             rows=WriteSettings.parse(kafka, values["topic"]),
@@ -135,8 +138,10 @@ class SinkOptions:
             raise OptionError("option fence.enabled=false goes with sink.mode=driver: executors need the fence")
         if values["sink.repartition"] == "key" and values["topic"] is None:
             raise OptionError("option sink.repartition=key goes with option topic: several topics differ in partitions")
+        kafka = kafka_settings(options)
+        check_effect(kafka, EXECUTOR_NAMES | DRIVER_NAMES, "the sink")
         return cls(
-            kafka=kafka_settings(options),
+            kafka=kafka,
             topic=values["topic"],
             sink_id=values["sinkId"],
             checkpoint=values["checkpointLocation"],
@@ -151,6 +156,7 @@ class SinkOptions:
 
     def for_executors(self) -> WriteOptions:
         """What executor mode needs of these options. Raises OptionError for its settings of the producer."""
+        _check_executors(self.kafka)
         return WriteOptions(
             settings=kafka_python_settings(self.kafka),
             rows=WriteSettings.parse(self.kafka, self.topic),
@@ -159,6 +165,10 @@ class SinkOptions:
             kafka=self.kafka,
             adopt=self.adopt,
         )
+
+
+def _check_executors(kafka: Mapping[str, str]) -> None:
+    check_effect(kafka, CLIENT_NAMES | EXECUTOR_NAMES, "a sink whose executors write")
 
 
 def check_required_columns(names: Mapping[str, Any], topic: str | None) -> None:

@@ -8,8 +8,9 @@ from typing import Any
 
 from spark_udfs.client.connections import EARLIEST, LATEST, READ_COMMITTED, READ_UNCOMMITTED
 from spark_udfs.client.failures import OptionError
+from spark_udfs.client.kafka_names import KAFKA_PREFIX, check_effect
 from spark_udfs.client.options import INT64_MAX, Option, OptionTable, boolean, lowered, one_of, whole_number
-from spark_udfs.client.settings import kafka_python_settings, kafka_settings
+from spark_udfs.client.settings import CLIENT_NAMES, kafka_python_settings, kafka_settings
 from spark_udfs.source import offsets
 from spark_udfs.source.offsets import Bound
 
@@ -19,6 +20,9 @@ HEADERS_SCHEMA = ", headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
 STRATEGIES = ("assign", "subscribe", "subscribePattern")
 INCLUDE_HEADERS = Option("includeHeaders", boolean, False)
 ISOLATION_LEVEL = Option("kafka.isolation.level", one_of("read_committed", "read_uncommitted"), "read_committed")
+_FETCH_BYTES = Option("kafka.max.partition.fetch.bytes", whole_number(1), 4 << 20)
+_USED = CLIENT_NAMES | {option.name.removeprefix(KAFKA_PREFIX) for option in (ISOLATION_LEVEL, _FETCH_BYTES)}
+_SOURCE = "the source"
 _DECIDED_BY_THE_SOURCE = "the source decides it"  # Spark's own source refuses these, too
 _TABLE = OptionTable(
     *map(Option, STRATEGIES),
@@ -34,7 +38,7 @@ _TABLE = OptionTable(
     INCLUDE_HEADERS,
     Option("failOnDataLoss", boolean, True),
     ISOLATION_LEVEL,
-    Option("kafka.max.partition.fetch.bytes", whole_number(1), 4 << 20),
+    _FETCH_BYTES,
     refused={
         "kafka.auto.offset.reset": _DECIDED_BY_THE_SOURCE,
         "kafka.enable.auto.commit": _DECIDED_BY_THE_SOURCE,
@@ -42,7 +46,8 @@ _TABLE = OptionTable(
         "kafka.key.deserializer": _DECIDED_BY_THE_SOURCE,
         "kafka.value.deserializer": _DECIDED_BY_THE_SOURCE,
     },
-    ignored=("groupIdPrefix", "path"),  # no consumer group is used; load() without a path sets none
+    ignored={"groupIdPrefix": "no consumer group is used", "path": ""},  # load() without a path sets none
+    user=_SOURCE,
 )
 
 
@@ -68,13 +73,14 @@ class ReadOptions:
     def parse(cls, options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         """Raises OptionError, which names the option and what is allowed."""
         values = _TABLE.parse(options)
-        settings = kafka_python_settings(kafka_settings(options))
+        kafka = kafka_settings(options)
+        check_effect(kafka, _USED, _SOURCE)
         chosen = [name for name in STRATEGIES if values[name] is not None]
         if len(chosen) != 1:
             raise OptionError("exactly one of the options assign, subscribe, subscribePattern is required")
         starting, ending = _bounds(values, streaming)
         return cls(
-            settings=settings,
+            settings=kafka_python_settings(kafka),
             strategy=chosen[0],
             wanted=values[chosen[0]],
             starting=starting,

@@ -14,7 +14,7 @@ TABLE = OptionTable(
     Option("sink.mode", one_of("auto", "driver", "executor"), "auto"),
     Option("until", one_of("highWatermark", "end"), "end"),
     refused={"kafka.acks": "exactly once needs all"},
-    ignored=("path",),
+    ignored={"path": ""},
 )
 
 

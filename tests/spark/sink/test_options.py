@@ -21,7 +21,7 @@ SINK = {"kafka.bootstrap.servers": "h:1", "sinkId": "s", "checkpointLocation": "
         ({"kafka.transactional.id": "x"}, "kafka.transactional.id can't be set"),
         ({"kafka.acks": "1"}, "kafka.acks can't be set"),
         ({"kafka.enable.idempotence": "false"}, "kafka.enable.idempotence can't be set"),
-        ({"sinkID2": "x"}, "option sinkid2 is unknown"),
+        ({"sinkID2": "x"}, "option sinkID2 is unknown"),
         ({"fence.onMissing": "ignore"}, "fence.onMissing"),
         ({"sink.mode": "member"}, "sink.mode"),
         ({"sink.repartition": "hash"}, "sink.repartition: 'hash' is not none or key"),
