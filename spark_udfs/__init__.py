@@ -28,8 +28,9 @@ _MODULES = {
     "sink.administration": ("move_sink", "read_fence", "reset_fence"),
     "sink.events": ("BatchFigures", "SinkEvent"),
     "sink.fence": ("Fence",),
-    "sink.foreach_batch": ("exactly_once_batch", "write_stream"),
+    "sink.foreach_batch": ("exactly_once_batch",),
     "sink.listener": ("SinkListener", "SinkProgress", "lag"),
+    "sink.starting": ("use_in_thread", "write_stream"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from pyspark.sql.datasource import (
     DataSource,
@@ -13,9 +16,28 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from spark_udfs.client.failures import OptionError
-from spark_udfs.source.options import ReadOptions, row_schema
+from spark_udfs.client.failures import ClientError, DataLoss, FenceError, OptionError
+from spark_udfs.source.options import ReadOptions, checked_schema
 from spark_udfs.source.readers import BatchReader, StreamReader
+
+log = logging.getLogger(__name__)
+_REASONS = (OptionError, FenceError, ClientError, DataLoss)
+T = TypeVar("T")
+
+
+def _in_few_lines(method: Callable[..., T]) -> Callable[..., T]:
+    """Drops the frames below this module from an error of the package: Spark prints them around its one sentence."""
+
+    @functools.wraps(method)
+    def call(*args: Any, **named: Any) -> T:
+        try:
+            return method(*args, **named)
+        except _REASONS as problem:
+            log.debug("refused", exc_info=True)
+            reason = problem.with_traceback(None)
+        raise reason from None
+
+    return call
 
 
 class FleetlogSource(DataSource):
@@ -37,30 +59,35 @@ class FleetlogSource(DataSource):
         """The format's name."""
         return "fleetlog"
 
+    @_in_few_lines
     def schema(self) -> str:
-        """The columns of Spark's Kafka source; ``headers`` only with ``includeHeaders``."""
-        return row_schema(self.options)
+        """The columns of Spark's Kafka source; ``headers`` only with ``includeHeaders``. Raises OptionError."""
+        return checked_schema(self.options)
 
+    @_in_few_lines
     def reader(self, schema: StructType) -> DataSourceReader:
         """A batch reader. Raises OptionError."""
         return BatchReader(ReadOptions.parse(self.options, streaming=False))
 
+    @_in_few_lines
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """A stream reader. Raises OptionError."""
         return StreamReader(ReadOptions.parse(self.options, streaming=True))
 
+    @_in_few_lines
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         """A batch writer: all rows or none. Raises OptionError, FenceError, ClientError."""
         from spark_udfs.sink.options import WriteOptions  # late: a worker that only reads loads no librdkafka
         from spark_udfs.sink.writer import BatchWriter
 
         if overwrite:
-            raise OptionError("mode overwrite would replace the topic's records, which can't be done: use append")
+            raise OptionError("mode overwrite would replace the topic's records, which can't be done: .mode('append')")
         writer = BatchWriter(WriteOptions.parse(self.options, schema))
         if not self._is_copy:
             writer.begin()
         return writer
 
+    @_in_few_lines
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
         """A stream writer, exactly once. Raises OptionError, FenceError, ClientError."""
         from spark_udfs.sink.options import WriteOptions

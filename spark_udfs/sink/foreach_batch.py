@@ -23,7 +23,6 @@ from spark_udfs.sink.options import COLUMN_TYPES, DRIVER, SinkOptions, check_col
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-    from pyspark.sql.streaming.query import StreamingQuery
 
 log = logging.getLogger(__name__)
 
@@ -101,50 +100,21 @@ def exactly_once_batch(
     return ExactlyOnceBatch(SinkOptions.parse(options), on_event)
 
 
-def write_stream(
-    df: DataFrame,
-    *,
-    bootstrap_servers: str,
-    sink_id: str,
-    checkpoint_location: str,
-    topic: str | None = None,
-    query_name: str | None = None,
-    trigger: Mapping[str, Any] | None = None,
-    output_mode: str = "append",
-    options: Mapping[str, str] | None = None,
-    on_event: Callable[[SinkEvent], None] | None = None,
-    **kafka: Any,
-) -> StreamingQuery:
-    """Start a streaming query into the sink. ``kafka``: settings, ``_`` for ``.``; ``trigger`` as in Spark."""
-    refuse_connect(df.sparkSession)
-    if output_mode.lower() == "complete":
-        raise OptionError("output mode complete rewrites its whole result in every batch; a topic can't be rewritten")
-    every = {
-        **{f"kafka.{name.replace('_', '.')}": str(value) for name, value in kafka.items()},
-        **(options or {}),
-        "kafka.bootstrap.servers": bootstrap_servers,
-        "sinkId": sink_id,
-        "checkpointLocation": checkpoint_location,
-        **({} if topic is None else {"topic": topic}),
-    }
-    writer = df.writeStream.outputMode(output_mode).option("checkpointLocation", checkpoint_location)
-    writer = writer.foreachBatch(exactly_once_batch(every, on_event=on_event))
-    if query_name is not None:
-        writer = writer.queryName(query_name)
-    if trigger is not None:
-        writer = writer.trigger(**trigger)
-    return writer.start()
-
-
 # -- checks of the query -----------------------------------------------------------------------------------------------
+
+
+def is_connect(session: Any) -> bool:
+    """Whether a session is one of Spark Connect: its Python has no JVM."""
+    return type(session).__module__.startswith("pyspark.sql.connect")
 
 
 def refuse_connect(session: Any) -> None:
     """Raises FenceError for a session of Spark Connect, where a function of foreachBatch has no access to its query."""
-    if type(session).__module__.startswith("pyspark.sql.connect"):
+    if is_connect(session):
         raise FenceError(
             "write_stream and exactly_once_batch need a classic Spark session: over Spark Connect a function of "
-            "foreachBatch has no access to the id of its query. df.writeStream.format('fleetlog') works there"
+            "foreachBatch has no access to the id of its query. There write_stream(..., by_format=True) works, and "
+            "df.writeStream.format('fleetlog')"
         )
 
 

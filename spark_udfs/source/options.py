@@ -70,8 +70,8 @@ class ReadOptions:
     fetch_bytes: int
 
     @classmethod
-    def parse(cls, options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
-        """Raises OptionError, which names the option and what is allowed."""
+    def parse(cls, options: Mapping[str, str], *, streaming: bool | None) -> ReadOptions:
+        """Raises OptionError, which names the option and what is allowed. ``streaming`` of None: not known yet."""
         values = _TABLE.parse(options)
         kafka = kafka_settings(options)
         check_effect(kafka, _USED, _SOURCE)
@@ -96,15 +96,21 @@ class ReadOptions:
         )
 
 
-def _bounds(values: Mapping[str, Any], streaming: bool) -> tuple[Bound, Bound]:
+def _bounds(values: Mapping[str, Any], streaming: bool | None) -> tuple[Bound, Bound]:
     starting = offsets.parse_bound(values, "starting", LATEST if streaming else EARLIEST)
     ending = offsets.parse_bound(values, "ending", LATEST)
     given = sorted(name for name, value in values.items() if name.startswith("ending") and value is not None)
     if streaming and given:
         raise OptionError(f"option {given[0]} has no meaning in a stream: leave it out")
-    if not streaming and (starting.everywhere == LATEST or LATEST in (starting.offsets or {}).values()):
+    if streaming is False and (starting.everywhere == LATEST or LATEST in (starting.offsets or {}).values()):
         raise OptionError("option startingOffsets: latest would read nothing in a batch")
     return starting, ending
+
+
+def checked_schema(options: Mapping[str, str]) -> str:
+    """The columns, where the options can be read: `load` refuses wrong ones, not the query. Raises OptionError."""
+    ReadOptions.parse(options, streaming=None)
+    return row_schema(options)
 
 
 def row_schema(options: Mapping[str, str]) -> str:
