@@ -110,10 +110,10 @@ class _PartitionQueue:
     """One partition: its unacknowledged batches in order, and the sequence of the next row.
 
     ``since``: when the partition last made progress while batches wait; 0.0 while none does. ``stalled``: batches are
-    sent again once all answers are in.
+    sent again once all answers are in. ``trouble``: the last error, and its text for a message.
     """
 
-    __slots__ = ("batches", "confirmed", "in_flight", "sequence", "since", "stalled")
+    __slots__ = ("batches", "confirmed", "in_flight", "sequence", "since", "stalled", "trouble")
 
     def __init__(self) -> None:
         self.batches: deque[_EncodedBatch] = deque()
@@ -122,10 +122,12 @@ class _PartitionQueue:
         self.stalled = False
         self.confirmed = False  # the leader has acknowledged a batch, so it has the producer's sequence
         self.since = 0.0
+        self.trouble: tuple[ErrorCode | None, str] = None, "no answer has come"
 
 
 class _InFlight(NamedTuple):
     future: Any
+    leader: int
     parts: list[tuple[TopicPartition, _EncodedBatch]]
 
 
@@ -285,6 +287,8 @@ class MemberProducer:
         for node_id, parts in by_leader.items():
             while self._send_to(node_id, parts):
                 pass
+        for tp in set(ready).difference(*by_leader.values()):
+            self._queues[tp].trouble = ErrorCode.LEADER_NOT_AVAILABLE, "it has no leader"
         for tp in ready:
             queue = self._queues[tp]
             if queue.in_flight == 0 and queue.batches:
@@ -308,7 +312,7 @@ class MemberProducer:
             batch.sent = True
             queue.in_flight += 1
             queue.since = queue.since or now
-        self._in_flight.append(_InFlight(future, chosen))
+        self._in_flight.append(_InFlight(future, node_id, chosen))
         return True
 
     @staticmethod
@@ -327,17 +331,22 @@ class MemberProducer:
         """Take a request's answer; waits for it where it has not arrived."""
         self._in_flight.remove(flight)
         errors: dict[TopicPartition, tuple[ErrorCode, str]] = {}
+        lost = ""
         try:
             response = self._client.wait(flight.future)
         except (kafka.errors.KafkaError, ClientError) as problem:
-            log.info("no answer to a Produce request: %r; retrying", problem)
+            lost = repr(problem)
+            log.info("no answer to a Produce request: %s; retrying", lost)
         else:
             for topic in response.responses:
                 for part in topic.partition_responses:
                     code = ErrorCode(part.error_code)
                     errors[TopicPartition(topic.name, part.index)] = code, part.error_message or ""
         for tp, batch in flight.parts:
-            self._answered(tp, batch, *errors.get(tp, (ErrorCode.NETWORK_EXCEPTION, "")))
+            code, text = errors.get(tp, (ErrorCode.NETWORK_EXCEPTION, lost))
+            if code not in _APPENDED:
+                self._queues[tp].trouble = code, f"{code.name} from leader {flight.leader}{text and f' ({text})'}"
+            self._answered(tp, batch, code, text)
         self._resend_stalled()
 
     def _answered(self, tp: TopicPartition, batch: _EncodedBatch, code: ErrorCode, text: str) -> None:
@@ -387,8 +396,11 @@ class MemberProducer:
         now = time.monotonic()
         queue.since = queue.since or now
         if (now - queue.since) * 1000 > self._settings.delivery_timeout_ms:
+            code, trouble = queue.trouble
             raise ClientError(
-                f"{tp}: not acknowledged for {self._settings.delivery_timeout_ms} ms (kafka.delivery.timeout.ms)"
+                f"{tp}: not acknowledged for {self._settings.delivery_timeout_ms} ms (kafka.delivery.timeout.ms): "
+                f"{trouble}",
+                code,
             )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from confluent_kafka.admin import NewTopic
 
 from spark_udfs.client.connections import Client
 from spark_udfs.client.failures import ClientError, FenceConflict, TaskFenced
@@ -20,6 +21,7 @@ from spark_udfs.sink.fence import Fence
 from tests.spark.client.rig import Rig, rows
 from tests.spark.conftest import Cluster
 from tests.support.fleet import Fleet
+from wire.errors import ErrorCode
 
 pytestmark = [pytest.mark.interop, pytest.mark.xdist_group("spark-producing"), pytest.mark.timeout(180)]
 
@@ -261,6 +263,24 @@ def test_a_topic_that_is_not_there_and_partitions_that_are_not_there(rig: Rig) -
     table = pa.record_batch([pa.array(["a"]), pa.array([3], pa.int32())], ["value", "partition"])
     with pytest.raises(ValueError, match=r"names partition 3 of .* has 3"):
         producer.write(table)
+
+
+def test_a_timeout_tells_the_last_error_the_partition_and_its_leader(brokers: Fleet) -> None:
+    rig = Rig(Cluster(brokers.bootstrap))
+    topic = f"{rig.topic}-whole"
+    rig.cluster.admin.create_topics([NewTopic(topic, 1, 3, config={"min.insync.replicas": "3"})])[topic].result(30)
+    _, producer = rig.task(rig.sink.begin(LONG_MS), rig.settings._replace(topic=topic, delivery_timeout_ms=3000))
+    brokers.brokers[2].stop()
+    try:
+        expected = rf"{topic}-0: not acknowledged for 3000 ms .*: NOT_ENOUGH_REPLICAS(_AFTER_APPEND)? from leader \d"
+        with pytest.raises(ClientError, match=expected) as caught:
+            written(producer, rows(0, 10))
+        assert caught.value.code in (ErrorCode.NOT_ENOUGH_REPLICAS, ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND)
+    finally:
+        brokers.brokers[2].start()
+        brokers.brokers[2].wait_ready()
+        rig.client.close()
+    _in_sync(rig)
 
 
 def test_leaders_are_killed_under_a_task(brokers: Fleet, tmp_path: Path) -> None:
