@@ -10,14 +10,8 @@ from spark_udfs.client.failures import FenceConflict, FenceError, OptionError
 from spark_udfs.client.kafka_names import check_effect
 from spark_udfs.client.settings import CLIENT_NAMES, kafka_python_settings, kafka_settings
 from spark_udfs.sink.batch_transactions import UNSUPPORTED, BatchTransactions
-from spark_udfs.sink.driver_fence import (
-    begin_with_fence,
-    committed_fence,
-    fencing_producer,
-    read_driver_fence,
-    retrying,
-)
 from spark_udfs.sink.fence import Fence
+from spark_udfs.sink.fence_reader import read_driver_fence
 from spark_udfs.sink.modes import executor_fence
 from spark_udfs.sink.options import DRIVER, EXECUTOR
 
@@ -48,6 +42,8 @@ def reset_fence(bootstrap_servers: str, sink_id: str, *, expected_query_id: str 
     if executor_fence(settings, sink_id) is not None:
         _reset_executor_fence(settings, sink_id, expected_query_id or "")
         return
+    from spark_udfs.sink.driver_fence import begin_with_fence, committed_fence, fencing_producer, retrying
+
     with fencing_producer(settings, sink_id) as (producer, consumer):
         begin_with_fence(producer, consumer, _NO_FENCE)
         found = committed_fence(consumer)
@@ -65,6 +61,8 @@ def move_sink(bootstrap_servers: str, sink_id: str, *, to: str, expected_query_i
     """
     if to not in (EXECUTOR, DRIVER):
         raise OptionError(f"a sink moves to {EXECUTOR} or {DRIVER}, not to {to!r}")
+    from spark_udfs.sink.driver_fence import begin_with_fence, committed_fence, fencing_producer, retrying
+
     settings = _settings(bootstrap_servers, kafka)
     client = Client(kafka_python_settings(settings))
     try:

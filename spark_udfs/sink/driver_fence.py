@@ -18,9 +18,8 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from spark_udfs.client.settings import connection_settings, librdkafka_settings
-from spark_udfs.sink.fence import Fence, transactional_name
+from spark_udfs.sink.fence import FENCE_TOPIC, Fence, transactional_name
 
-FENCE_TOPIC = "__spark_sink_fence"
 CALL_TIMEOUT_S = 60.0
 _RETRY_PAUSE_S = 0.1
 _COORDINATOR_MOVES = (
@@ -123,18 +122,6 @@ def begin_with_fence(producer: Producer, consumer: Consumer, fence: Fence, timeo
                 raise
         retrying(producer.abort_transaction)
         time.sleep(_RETRY_PAUSE_S)
-
-
-def read_driver_fence(settings: Mapping[str, str], sink_id: str) -> Fence | None:
-    """The fence of driver mode, without a query after a reset; None before the first batch.
-
-    ``settings``: those of connections alone; librdkafka warns of a producer's in a consumer.
-    """
-    consumer = fence_consumer(settings, transactional_name(sink_id))
-    try:
-        return committed_fence(consumer)
-    finally:
-        consumer.close()
 
 
 @contextmanager

@@ -13,6 +13,9 @@ from typing import NamedTuple
 
 from spark_udfs.client.failures import FenceConflict, FenceError, FenceLost, OptionError
 
+FENCE_TOPIC = "__spark_sink_fence"
+"""The topic without records, of whose partition 0 driver mode commits an offset: the fence."""
+
 _SINK_ID = re.compile(r"[A-Za-z0-9._-]{1,200}")
 
 

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from spark_udfs.client.connections import Client
 from spark_udfs.client.failures import FenceError, OptionError
 from spark_udfs.client.settings import kafka_python_settings
 from spark_udfs.functions.routing import repartition_by_key
-from spark_udfs.sink.driver_mode import DriverMode
-from spark_udfs.sink.events import SinkEvent
+from spark_udfs.sink.events import ReportStage, SinkEvent
 from spark_udfs.sink.executor_mode import ExecutorMode
 from spark_udfs.sink.modes import choose_mode
 from spark_udfs.sink.options import COLUMN_TYPES, DRIVER, SinkOptions, check_column_type, check_required_columns
@@ -27,13 +26,23 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+class BatchMode(Protocol):
+    """A mode: writes a query's batches, one at a time."""
+
+    def prefetch(self) -> None:
+        """Send what the next batch needs in any case."""
+
+    def write(self, rows: DataFrame, query_id: str, batch_id: int) -> None:
+        """Write a batch, or skip it. Any failure is raised."""
+
+
 class ExactlyOnceBatch:
     """The function for ``foreachBatch``. The first batch chooses the mode."""
 
     def __init__(self, options: SinkOptions, on_event: Callable[[SinkEvent], None] | None = None) -> None:
         self._options = options
         self._on_event = on_event
-        self._mode: DriverMode | ExecutorMode | None = None
+        self._mode: BatchMode | None = None
         self._run: tuple[str | None, str | None] | None = None
 
     def __call__(self, df: DataFrame, batch_id: int) -> None:
@@ -70,17 +79,28 @@ class ExactlyOnceBatch:
             raise OptionError(f"option topic: topic {topic} does not exist; create it")
         return len(found)
 
-    def _start_mode(self) -> DriverMode | ExecutorMode:
+    def _start_mode(self) -> BatchMode:
         options = self._options
         mode = choose_mode(options.kafka, options.sink_id, options.mode, fenced=options.fenced)
         if mode == DRIVER:
-            return DriverMode(options, self._report)
+            return _driver_mode(options, self._report)
         return ExecutorMode(options.for_executors(), self._report, options.takeover, options.small_rows)
 
     def _report(self, stage: str, query_id: str, batch_id: int, rows: int) -> None:
         log.info("query %s batch %d: %s, %d rows", query_id, batch_id, stage, rows)
         if self._on_event is not None:
             self._on_event(SinkEvent(stage, query_id, batch_id, rows))
+
+
+def _driver_mode(options: SinkOptions, report: ReportStage) -> BatchMode:
+    """Imports librdkafka, which executor mode can do without. Raises OptionError where it is not installed."""
+    try:
+        from spark_udfs.sink.driver_mode import DriverMode
+    except ImportError as problem:
+        raise OptionError(
+            f"driver mode needs the package confluent-kafka ({problem}): pip install confluent-kafka"
+        ) from (problem)
+    return DriverMode(options, report)
 
 
 def exactly_once_batch(

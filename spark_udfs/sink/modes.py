@@ -12,10 +12,10 @@ from collections.abc import Mapping
 
 from spark_udfs.client.connections import Client
 from spark_udfs.client.failures import FenceConflict, FenceError
-from spark_udfs.client.settings import connection_settings, kafka_python_settings
+from spark_udfs.client.settings import kafka_python_settings
 from spark_udfs.sink.batch_transactions import UNSUPPORTED, BatchTransactions
-from spark_udfs.sink.driver_fence import read_driver_fence
 from spark_udfs.sink.fence import Fence
+from spark_udfs.sink.fence_reader import read_driver_fence
 from spark_udfs.sink.options import AUTO, DRIVER, EXECUTOR
 
 log = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 def driver_fence(settings: Mapping[str, str], sink_id: str) -> Fence | None:
     """The fence of driver mode; None before the first batch, and after a reset."""
-    found = read_driver_fence(connection_settings(settings), sink_id)
+    found = read_driver_fence(settings, sink_id)
     return found if found is not None and found.query_id is not None else None
 
 

@@ -35,3 +35,22 @@ def test_a_worker_that_reads_loads_no_client_of_the_sink() -> None:
     check = "import pyspark_fleetlog, pyspark_fleetlog_segments, sys; print('confluent_kafka' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout == "False\n"
+
+
+def test_executor_mode_needs_no_librdkafka() -> None:
+    check = """
+import sys
+sys.modules["confluent_kafka"] = None  # as where the package is not installed
+from spark_udfs import SinkListener, exactly_once_batch, read_fence, write_stream
+from spark_udfs.sink import executor_mode, writer
+options = {"kafka.bootstrap.servers": "127.0.0.1:1", "sinkId": "s", "checkpointLocation": "/c", "topic": "t"}
+made = exactly_once_batch(options)
+from spark_udfs.sink.foreach_batch import _driver_mode
+from spark_udfs.client.failures import OptionError
+try:
+    _driver_mode(made._options, made._report)
+except OptionError as problem:
+    print(problem)
+"""
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert "pip install confluent-kafka" in done.stdout

@@ -24,7 +24,7 @@ from spark_udfs import write_stream
 from spark_udfs.client.connections import Client
 from spark_udfs.client.failures import ClientError
 from spark_udfs.client.settings import kafka_python_settings, kafka_settings
-from spark_udfs.sink.driver_fence import FENCE_TOPIC
+from spark_udfs.sink.fence import FENCE_TOPIC
 from spark_udfs.sink.modes import executor_fence
 from tests.spark.conftest import Cluster, run_to_end
 from tests.support.fleet import Fleet
