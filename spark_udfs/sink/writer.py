@@ -23,6 +23,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 
 from spark_udfs.client.connections import shared_client
 from spark_udfs.client.failures import FenceConflict, FenceError
+from spark_udfs.client.kernels import check_kernels
 from spark_udfs.client.producer import MemberProducer, TaskMember
 from spark_udfs.sink.batch_transactions import UNSUPPORTED, BatchTransactions, Heartbeats, OpenBatch
 from spark_udfs.sink.fence import decide
@@ -50,6 +51,7 @@ class TaskResult(WriterCommitMessage):
 
 def write_task(options: WriteOptions, batch: OpenBatch, rows: Iterator[pa.RecordBatch]) -> TaskResult:
     """One task attempt: enlist, write all rows, and return when all are acknowledged."""
+    check_kernels()
     query_id = _local_property("sql.streaming.queryId")
     if query_id and batch.fence is not None and batch.fence.query_id != query_id:
         raise FenceConflict(

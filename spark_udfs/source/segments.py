@@ -25,6 +25,7 @@ from pyspark.sql.types import StructType
 
 from _native.batch import HEADER_SIZE, BatchHeader, CorruptBatch, parse_header
 from spark_udfs.client.failures import OptionError
+from spark_udfs.client.kernels import check_kernels
 from spark_udfs.client.options import Option, OptionTable, one_of
 from spark_udfs.source import decode
 from spark_udfs.source.offsets import parse_assign
@@ -121,6 +122,7 @@ class SegmentsReader(DataSourceReader):
         """Runs in a task."""
         if not isinstance(partition, PartitionDirectory):
             return
+        check_kernels()
         name, topic, number, start, end = partition.value
         tp, directory = TopicPartition(topic, number), Path(name)
         resolved = resolve_transactions(_headers(directory), end) if self._committed else ResolvedTransactions()
