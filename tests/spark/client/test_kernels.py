@@ -25,11 +25,10 @@ check_kernels("auto")
 
 
 def ran(directory: Path, code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "PYTHONPATH": str(directory), **environment}
-    env.pop("FLEETLOG_NATIVE", None) if "FLEETLOG_NATIVE" not in environment else None
-    return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=directory, env=env
-    )
+    inherited = {name: value for name, value in os.environ.items() if name != "FLEETLOG_NATIVE"}
+    env = {**inherited, "PYTHONPATH": str(directory), **environment}
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=directory, env=env)
 
 
 @pytest.fixture(scope="module")

@@ -245,7 +245,7 @@ def test_what_is_refused(job: Job, spark: Any, write: Callable[..., None]) -> No
         (good, {"sinkId": ""}, "sinkId is required"),
         (good, {"sinkId": "no spaces"}, "sinkId"),
         (good, {}, "neither option topic nor column topic"),
-        (good, {"topic": topic, "mode": "overwrite"}, "use append"),
+        (good, {"topic": topic, "mode": "overwrite"}, r"can't be done: \.mode\('append'\)"),
         (good, {"topic": topic, "kafka__acks": "1"}, r"kafka\.acks can't be set"),
         (good, {"topic": topic, "speed": "high"}, "option speed is unknown"),
         (good, {"topic": topic, "kafka__compression__type": "rar"}, r"kafka\.compression\.type"),
