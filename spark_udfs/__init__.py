@@ -29,7 +29,7 @@ _MODULES = {
     "sink.events": ("BatchFigures", "SinkEvent"),
     "sink.fence": ("Fence",),
     "sink.foreach_batch": ("exactly_once_batch",),
-    "sink.listener": ("SinkListener", "SinkProgress", "lag"),
+    "sink.listener": ("SinkListener", "SinkProgress", "lag", "offsets_behind_latest"),
     "sink.starting": ("use_in_thread", "write_stream"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}

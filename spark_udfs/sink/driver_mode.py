@@ -75,7 +75,7 @@ class DriverMode:
             decision = decide(found, query_id, batch_id, adopt=self._options.adopt, takeover=self._options.takeover)
             if decision is Decision.SKIP:
                 driver_fence.retrying(producer.abort_transaction)
-                record_figures(query_id, batch_id, BatchFigures("skipped"))
+                record_figures(self._options.sink_id, query_id, batch_id, BatchFigures("skipped"))
                 self._report("skipped", query_id, batch_id, 0)
                 return
         self._report("begun", query_id, batch_id, 0)
@@ -86,7 +86,8 @@ class DriverMode:
         written = time.monotonic()
         driver_fence.retrying(producer.commit_transaction)
         times = (written - began) * 1000, (time.monotonic() - written) * 1000
-        record_figures(query_id, batch_id, BatchFigures("committed", count, 0, 1, *times))
+        figures = BatchFigures("committed", count, 0, 1, *times)
+        record_figures(self._options.sink_id, query_id, batch_id, figures)
         self._report("committed", query_id, batch_id, count)
 
     def _connect(self) -> tuple[Producer, Consumer]:

@@ -12,7 +12,7 @@ from spark_udfs.sink.collector import Collector
 from spark_udfs.sink.events import BatchFigures, ReportStage, record_figures
 from spark_udfs.sink.fence import Decision, Fence, decide
 from spark_udfs.sink.options import WriteOptions
-from spark_udfs.sink.writer import TaskResult, commit_task_results, task_function
+from spark_udfs.sink.writer import TaskResult, commit_task_results, task_figures, task_function
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -44,7 +44,7 @@ class ExecutorMode:
         """
         batch = self._begin(query_id, batch_id)
         if decide(batch.fence, query_id, batch_id, adopt=self._options.adopt) is Decision.SKIP:
-            record_figures(query_id, batch_id, BatchFigures("skipped"))
+            record_figures(self._options.sink_id, query_id, batch_id, BatchFigures("skipped"))
             self._report("skipped", query_id, batch_id, 0)
             return
         began = time.monotonic()
@@ -56,7 +56,8 @@ class ExecutorMode:
                 self._report("written", query_id, batch_id, count)
             written = time.monotonic()
             commit_task_results(self._transactions, batch, results, query_id, batch_id)
-            record_figures(query_id, batch_id, _figures(results, began, written))
+            times = (written - began) * 1000, (time.monotonic() - written) * 1000
+            record_figures(self._options.sink_id, query_id, batch_id, task_figures(results, *times))
         except BaseException:
             self._transactions.abort(batch)
             raise
@@ -88,14 +89,3 @@ class ExecutorMode:
             self._transactions.reset(self._takeover, Fence(query_id, batch_id - 1) if batch_id else None)
             batch = self._transactions.begin(self._options.transaction_timeout_ms)
         return batch
-
-
-def _figures(results: list[TaskResult], began: float, written: float) -> BatchFigures:
-    return BatchFigures(
-        "committed",
-        sum(result.rows for result in results),
-        sum(result.bytes for result in results),
-        sum(result.member is not None for result in results),
-        (written - began) * 1000,
-        (time.monotonic() - written) * 1000,
-    )

@@ -87,7 +87,7 @@ class ExactlyOnceBatch:
         return ExecutorMode(options.for_executors(), self._report, options.takeover, options.small_rows)
 
     def _report(self, stage: str, query_id: str, batch_id: int, rows: int) -> None:
-        log.info("query %s batch %d: %s, %d rows", query_id, batch_id, stage, rows)
+        log.debug("query %s batch %d: %s, %d rows", query_id, batch_id, stage, rows)
         if self._on_event is not None:
             self._on_event(SinkEvent(stage, query_id, batch_id, rows))
 

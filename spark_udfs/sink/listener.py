@@ -1,8 +1,8 @@
 """The sink's figures beside Spark's own progress, and the source's lag.
 
 The figures of a batch are known where the sink's function runs: in the driver's Python, which is also where a
-StreamingQueryListener runs. The data source writer commits in another process, from which PySpark's API returns
-nothing: its figures are in the log, and ``SinkProgress.figures`` is None.
+StreamingQueryListener runs. The data source writer commits in another process of the driver's machine, which hands them
+over (`spark_udfs.sink.handover`). Over Spark Connect the listener runs elsewhere: ``SinkProgress.figures`` is None.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from spark_udfs.sink.events import BatchFigures, take_figures
+from spark_udfs.sink.handover import close_handover, open_handover, take_over_figures
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +44,18 @@ def lag(progress: Any) -> dict[str, int]:
     return found
 
 
+def offsets_behind_latest(progress: Any) -> dict[str, str]:
+    """`lag` in the form that Spark's own Kafka source puts into ``metrics``: the least, the most and the average."""
+    behind = list(lag(progress).values())
+    if not behind:
+        return {}
+    return {
+        "avgOffsetsBehindLatest": str(sum(behind) / len(behind)),
+        "maxOffsetsBehindLatest": str(max(behind)),
+        "minOffsetsBehindLatest": str(min(behind)),
+    }
+
+
 def _offsets(text: Any) -> Mapping[str, Mapping[str, int]]:
     """Offsets in the form of this source (and of Spark's own); nothing for another source's."""
     try:
@@ -67,14 +80,16 @@ class SinkListener(StreamingQueryListener):
         self._on_progress = tell or _log
 
     def onQueryStarted(self, event: Any) -> None:  # noqa: N802
-        """Ignored."""
+        """Another process may commit this query's batches, and hands its figures over."""
+        open_handover(str(event.id))
 
     def onQueryProgress(self, event: Any) -> None:  # noqa: N802
         """A batch is complete."""
         progress = event.progress
         key = str(progress.id), int(progress.batchId)
         try:
-            self._on_progress(SinkProgress(*key, progress, take_figures(*key), lag(progress)))
+            figures = take_figures(*key) or take_over_figures(*key)
+            self._on_progress(SinkProgress(*key, progress, figures, lag(progress)))
         except Exception:
             log.exception("query %s, batch %d: the listener's function failed", *key)
 
@@ -82,7 +97,8 @@ class SinkListener(StreamingQueryListener):
         """Ignored."""
 
     def onQueryTerminated(self, event: Any) -> None:  # noqa: N802
-        """Ignored: every batch was reported."""
+        """Every batch was reported."""
+        close_handover(str(event.id))
 
 
 def _log(one: SinkProgress) -> None:

@@ -26,7 +26,9 @@ from spark_udfs.client.failures import FenceConflict, FenceError
 from spark_udfs.client.kernels import check_kernels
 from spark_udfs.client.producer import MemberProducer, TaskMember
 from spark_udfs.sink.batch_transactions import UNSUPPORTED, BatchTransactions, Heartbeats, OpenBatch
+from spark_udfs.sink.events import BatchFigures, log_batch
 from spark_udfs.sink.fence import decide
+from spark_udfs.sink.handover import hand_over_figures
 from spark_udfs.sink.modes import refuse_driver_fence
 from spark_udfs.sink.options import WriteOptions
 
@@ -47,10 +49,12 @@ class TaskResult(WriterCommitMessage):
     rows: int
     bytes: int
     query_id: str
+    write_ms: float = 0.0
 
 
 def write_task(options: WriteOptions, batch: OpenBatch, rows: Iterator[pa.RecordBatch]) -> TaskResult:
     """One task attempt: enlist, write all rows, and return when all are acknowledged."""
+    began = time.monotonic()
     check_kernels()
     query_id = _local_property("sql.streaming.queryId")
     if query_id and batch.fence is not None and batch.fence.query_id != query_id:
@@ -69,7 +73,8 @@ def write_task(options: WriteOptions, batch: OpenBatch, rows: Iterator[pa.Record
         if producer is None:
             return TaskResult(batch, None, 0, 0, query_id)
         producer.flush()
-    return TaskResult(batch, member, producer.rows, producer.bytes, query_id)
+    write_ms = (time.monotonic() - began) * 1000
+    return TaskResult(batch, member, producer.rows, producer.bytes, query_id, write_ms)
 
 
 def batch_transactions(options: WriteOptions) -> BatchTransactions:
@@ -87,16 +92,30 @@ def commit_task_results(
         raise FenceError(f"sink {batch.sink_id}: {len(messages) - len(results)} tasks returned no result")
     if any(result.batch != batch for result in results):
         raise FenceError(f"sink {batch.sink_id}: tasks of different drivers wrote for batch {batch_id}")
-    began = time.monotonic()
     members = [result.member for result in results if result.member is not None]
-    already = transactions.commit(batch, query_id, batch_id, digest, members)
-    log.info(
-        "sink %s, query %s, batch %d: %s, %d rows, %d bytes, %d tasks, commit in %.0f ms",
-        batch.sink_id, query_id, batch_id, "was committed before" if already else "committed",
-        sum(result.rows for result in results), sum(result.bytes for result in results), len(results),
-        (time.monotonic() - began) * 1000,
-    )  # fmt: skip
-    return already
+    return transactions.commit(batch, query_id, batch_id, digest, members)
+
+
+def _commit(options: WriteOptions, messages: Sequence[Any], query_id: str, batch_id: int, digest: str = "") -> None:
+    """Commit in the process that Spark keeps for it, and say so there."""
+    batch, began = _written_batch(options, messages), time.monotonic()
+    already = commit_task_results(batch_transactions(options), batch, messages, query_id, batch_id, digest)
+    figures = task_figures(messages, max(message.write_ms for message in messages), (time.monotonic() - began) * 1000)
+    figures = BatchFigures("skipped") if already else figures
+    log_batch(options.sink_id, query_id, batch_id, figures)
+    hand_over_figures(query_id, batch_id, figures)
+
+
+def task_figures(results: Sequence[TaskResult], write_ms: float, commit_ms: float) -> BatchFigures:
+    """The figures of a committed batch, of those of its tasks."""
+    return BatchFigures(
+        "committed",
+        sum(result.rows for result in results),
+        sum(result.bytes for result in results),
+        sum(result.member is not None for result in results),
+        write_ms,
+        commit_ms,
+    )
 
 
 def _written_batch(options: WriteOptions, messages: Sequence[Any]) -> OpenBatch:
@@ -149,9 +168,9 @@ class StreamWriter(_BatchHolder, DataSourceStreamArrowWriter):
         ids = {message.query_id for message in messages if isinstance(message, TaskResult)}
         if len(ids) != 1 or "" in ids:
             raise FenceError("the tasks returned no id of their query, or different ones")
-        batch, query_id = _written_batch(self._options, messages), ids.pop()
-        self._check_missing_fence(batch, query_id, batchId)
-        commit_task_results(batch_transactions(self._options), batch, messages, query_id, batchId)
+        query_id = ids.pop()
+        self._check_missing_fence(_written_batch(self._options, messages), query_id, batchId)
+        _commit(self._options, messages, query_id, batchId)
 
     def _check_missing_fence(self, batch: OpenBatch, query_id: str, batch_id: int) -> None:
         """Raises FenceLost where batches were written before and there is no fence. Brokers accept any first batch."""
@@ -185,7 +204,7 @@ class BatchWriter(_BatchHolder, DataSourceArrowWriter):
             log.info("sink %s: the job with token %s is written already", self._options.sink_id, self._options.token)
             return
         number = 0 if batch.fence is None else batch.fence.batch_id + 1
-        commit_task_results(batch_transactions(self._options), batch, messages, BATCH_JOB, number, self._options.token)
+        _commit(self._options, messages, BATCH_JOB, number, self._options.token)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Runs on the driver: none of the job's rows becomes visible."""
