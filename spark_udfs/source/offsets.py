@@ -159,18 +159,27 @@ def limit_offsets(start: Mapping[TopicPartition, int], latest: Mapping[TopicPart
     return ends
 
 
-def split_ranges(ranges: Iterable[Range], min_partitions: int | None = None) -> list[Range]:
-    """Non-empty ranges, cut so that there are about ``min_partitions`` of about equal size."""
+def split_ranges(
+    ranges: Iterable[Range], min_partitions: int | None = None, max_records: int | None = None
+) -> list[Range]:
+    """Non-empty ranges, cut so that there are about ``min_partitions`` of about equal size.
+
+    ``max_records``: none of them has more offsets.
+    """
     whole = [item for item in ranges if item.size > 0]
+    if max_records is not None:
+        whole = [piece for item in whole for piece in _cut(item, -(-item.size // max_records))]
     if min_partitions is None or min_partitions <= len(whole):
         return whole
     total = sum(item.size for item in whole)
-    pieces: list[Range] = []
-    for item in whole:
-        count = min(item.size, max(1, round(item.size * min_partitions / total)))
-        edges = [item.start + item.size * number // count for number in range(count + 1)]
-        pieces += [item._replace(start=low, end=high) for low, high in itertools.pairwise(edges)]
-    return pieces
+    return [piece for item in whole for piece in _cut(item, max(1, round(item.size * min_partitions / total)))]
+
+
+def _cut(item: Range, count: int) -> list[Range]:
+    """The range in ``count`` pieces of about equal size, or in one for each of its offsets."""
+    count = min(item.size, count)
+    edges = [item.start + item.size * number // count for number in range(count + 1)]
+    return [item._replace(start=low, end=high) for low, high in itertools.pairwise(edges)]
 
 
 def share_out(ranges: Iterable[Range], most: int | None = None) -> list[list[Range]]:

@@ -13,6 +13,7 @@ from spark_udfs.client.options import INT64_MAX, Option, OptionTable, boolean, l
 from spark_udfs.client.settings import CLIENT_NAMES, kafka_python_settings, kafka_settings
 from spark_udfs.source import offsets
 from spark_udfs.source.offsets import Bound
+from spark_udfs.source.triggers import DEFAULT_MAX_DELAY_MS, duration_ms
 
 SCHEMA = "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, timestampType INT"
 HEADERS_SCHEMA = ", headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
@@ -23,6 +24,7 @@ ISOLATION_LEVEL = Option("kafka.isolation.level", one_of("read_committed", "read
 _FETCH_BYTES = Option("kafka.max.partition.fetch.bytes", whole_number(1), 4 << 20)
 _USED = CLIENT_NAMES | {option.name.removeprefix(KAFKA_PREFIX) for option in (ISOLATION_LEVEL, _FETCH_BYTES)}
 _SOURCE = "the source"
+_REPEATED = "a request that fails is repeated for a minute: leave it out"
 _DECIDED_BY_THE_SOURCE = "the source decides it"  # Spark's own source refuses these, too
 _TABLE = OptionTable(
     *map(Option, STRATEGIES),
@@ -33,13 +35,19 @@ _TABLE = OptionTable(
     ),
     Option("startingOffsetsByTimestampStrategy", one_of("error", "latest"), "error"),
     Option("maxOffsetsPerTrigger", whole_number(1, INT64_MAX)),
+    Option("minOffsetsPerTrigger", whole_number(1, INT64_MAX)),
+    Option("maxTriggerDelay", duration_ms, DEFAULT_MAX_DELAY_MS),
     Option("minPartitions", whole_number(1)),
+    Option("maxRecordsPerPartition", whole_number(1, INT64_MAX)),
     Option("maxTasks", whole_number(1)),
     INCLUDE_HEADERS,
     Option("failOnDataLoss", boolean, True),
     ISOLATION_LEVEL,
     _FETCH_BYTES,
     refused={
+        "fetchOffset.numRetries": _REPEATED,
+        "fetchOffset.retryIntervalMs": _REPEATED,
+        "kafkaConsumer.pollTimeoutMs": f"{_REPEATED}; how long one may take is kafka.request.timeout.ms",
         "kafka.auto.offset.reset": _DECIDED_BY_THE_SOURCE,
         "kafka.enable.auto.commit": _DECIDED_BY_THE_SOURCE,
         "kafka.interceptor.classes": _DECIDED_BY_THE_SOURCE,
@@ -62,6 +70,9 @@ class ReadOptions:
     ending: Bound
     latest_if_no_match: bool
     max_per_trigger: int | None
+    min_per_trigger: int | None
+    max_trigger_delay_ms: int
+    max_records_per_partition: int | None
     min_partitions: int | None
     max_tasks: int | None
     headers: bool
@@ -78,6 +89,9 @@ class ReadOptions:
         chosen = [name for name in STRATEGIES if values[name] is not None]
         if len(chosen) != 1:
             raise OptionError("exactly one of the options assign, subscribe, subscribePattern is required")
+        least, most = values["minOffsetsPerTrigger"], values["maxOffsetsPerTrigger"]
+        if least is not None and most is not None and least > most:
+            raise OptionError(f"option minOffsetsPerTrigger: {least} is above maxOffsetsPerTrigger, which is {most}")
         starting, ending = _bounds(values, streaming)
         return cls(
             settings=kafka_python_settings(kafka),
@@ -87,6 +101,9 @@ class ReadOptions:
             ending=ending,
             latest_if_no_match=values["startingOffsetsByTimestampStrategy"] == "latest",
             max_per_trigger=values["maxOffsetsPerTrigger"],
+            min_per_trigger=values["minOffsetsPerTrigger"],
+            max_trigger_delay_ms=values["maxTriggerDelay"],
+            max_records_per_partition=values["maxRecordsPerPartition"],
             min_partitions=values["minPartitions"],
             max_tasks=values["maxTasks"],
             headers=values["includeHeaders"],

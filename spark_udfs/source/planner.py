@@ -30,8 +30,9 @@ class RangePartition(InputPartition):
 
 
 def planned_tasks(ranges: Sequence[Range], options: ReadOptions) -> list[InputPartition]:
-    """The tasks for these ranges: large ones cut with ``minPartitions``, small ones together with ``maxTasks``."""
-    pieces = offsets.split_ranges(ranges, options.min_partitions)
+    """The tasks for these ranges: large ones cut with ``minPartitions`` and
+    ``maxRecordsPerPartition``, small ones together with ``maxTasks``."""
+    pieces = offsets.split_ranges(ranges, options.min_partitions, options.max_records_per_partition)
     return [RangePartition(items) for items in offsets.share_out(pieces, options.max_tasks)]
 
 

@@ -25,6 +25,7 @@ from spark_udfs.source.offsets import Json, Offsets, Range, TopicIds
 from spark_udfs.source.options import ReadOptions
 from spark_udfs.source.planner import Planner, RangePartition, planned_tasks, report_loss
 from spark_udfs.source.pushdown import FilterPushdown, Narrowing
+from spark_udfs.source.triggers import TriggerDelay
 from wire.errors import ErrorCode
 
 _STALLED_S = 60.0  # a new leader may lag for a while; an end that never arrives was truncated
@@ -131,6 +132,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._initial: Json | None = None
         self._target: tuple[Offsets, TopicIds] | None = None
+        least = options.min_per_trigger
+        self._delay = None if least is None else TriggerDelay(least, options.max_trigger_delay_ms)
 
     def initialOffset(self) -> Json:  # noqa: N802
         """Resolved once: Spark asks twice, and offsets may move in between."""
@@ -162,7 +165,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         gone = sorted(set(begin) - set(latest))
         if gone and (self._target is None or not set(gone) <= set(planner.partitions())):
             planner.report_loss(f"{', '.join(map(str, gone))} do not exist any more")
-        begin = {tp: offset for tp, offset in begin.items() if tp in latest}
+        known = {tp: offset for tp, offset in begin.items() if tp in latest}
+        begin = dict(known)
         replaced = set(offsets.recreated(offsets.topic_ids_of(start), topic_ids))
         for topic in sorted(replaced):
             planner.report_loss(f"{topic} was deleted and created again: its log is read from the start")
@@ -173,13 +177,22 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     f"{tp}: the position is {begin[tp]}, and the log ends at {log_end}: it is read from the start"
                 )
                 del begin[tp]
+        whole = len(begin) == len(known) and not gone
         # A new partition is read from its start.
         begin.update(planner.earliest([tp for tp in latest if tp not in begin]))
+        if whole and self._puts_off(sum(max(0, latest[tp] - begin[tp]) for tp in latest)):
+            return start
         if isinstance(limit, ReadMaxRows):
             end = offsets.limit_offsets(begin, latest, limit.max_rows)
         else:
             end = {tp: max(latest[tp], begin[tp]) for tp in latest}
         return offsets.to_json(end, topic_ids)
+
+    def _puts_off(self, waiting: int) -> bool:
+        """Whether there are too few offsets for a batch yet. With AvailableNow a query reads all there is."""
+        if self._delay is None or self._target is not None:
+            return False
+        return self._delay.delays(waiting, time.monotonic() * 1000)
 
     def reportLatestOffset(self) -> Json | None:  # noqa: N802
         """For the query's progress."""

@@ -44,6 +44,15 @@ def test_names_are_read_as_spark_hands_them_over() -> None:
         ({"startingOffsetsByTimestampStrategy": "x"}, False, "startingOffsetsByTimestampStrategy: 'x' is not error or"),
         ({"maxTasks": "0"}, False, "maxTasks: 0 is below 1"),
         ({"startingOffsets": "latest"}, False, "startingOffsets: latest would read nothing in a batch"),
+        (
+            {"kafkaConsumer.pollTimeoutMs": "5"},
+            True,
+            "pollTimeoutMs can't be set: .*kafka.request.timeout",
+        ),
+        ({"fetchOffset.numRetries": "5"}, True, "fetchOffset.numRetries can't be set: .*repeated for a minute"),
+        ({"fetchOffset.retryIntervalMs": "5"}, True, "fetchOffset.retryIntervalMs can't be set: .*repeated"),
+        ({"maxTriggerDelay": "soon"}, True, "maxTriggerDelay: 'soon' is not a duration such as 30s"),
+        ({"minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "8"}, True, "minOffsetsPerTrigger: 9 is above max"),
         ({"endingTimestamp": "5"}, True, "option endingTimestamp has no meaning in a stream"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -203,6 +204,39 @@ class Batches:
         writer = self._df.writeStream.foreachBatch(keep).option("checkpointLocation", str(self._checkpoint))
         query = writer.trigger(availableNow=True).start()
         assert query.awaitTermination(120)
+
+
+def test_a_batch_waits_for_enough_records_or_long_enough(cluster: Cluster, read_stream: Read, tmp_path: Path) -> None:
+    topic = cluster.topic()
+    cluster.send(topic, numbered(10))
+    options = {"subscribe": topic, "minOffsetsPerTrigger": 30, "maxTriggerDelay": "20s"}
+    sizes: list[int] = []
+    writer = read_stream(**options).writeStream.foreachBatch(lambda df, _: sizes.append(df.count()))
+    query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+    try:
+        eventually(lambda: sizes, "the first batch waits for nothing", good=lambda found: found == [10])
+        first = time.monotonic()
+        cluster.send(topic, numbered(29))
+        eventually(lambda: sizes, "the few come when the delay is over", good=lambda found: found == [10, 29])
+        assert time.monotonic() - first > 15
+        cluster.send(topic, numbered(31))
+        few = time.monotonic()
+        eventually(lambda: sizes, "enough records wait for nothing", good=lambda found: found == [10, 29, 31])
+        assert time.monotonic() - few < 15
+    finally:
+        query.stop()
+    cluster.send(topic, numbered(5))
+    rest = Batches(read_stream(**options), tmp_path / "checkpoint")
+    rest.run()
+    assert rest.sizes == [5]
+
+
+def test_no_task_has_more_records_than_asked_for(cluster: Cluster, read: Read) -> None:
+    topic = cluster.topic()
+    cluster.send(topic, numbered(50))
+    cut = read(subscribe=topic, maxRecordsPerPartition=8)
+    assert cut.rdd.getNumPartitions() == 8
+    assert values_of(cut) == sorted(f"v{n}" for n in range(50))
 
 
 def test_stream_follows_its_checkpoint(cluster: Cluster, read_stream: Read, tmp_path: Path) -> None:
