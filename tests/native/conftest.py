@@ -23,6 +23,11 @@ def columns(request: pytest.FixtureRequest) -> ModuleType:
 
 
 @pytest.fixture(params=["pure", "cython"])
+def compact(request: pytest.FixtureRequest) -> ModuleType:
+    return _twins("compact")[request.param == "cython"]
+
+
+@pytest.fixture(params=["pure", "cython"])
 def wire_kernel(request: pytest.FixtureRequest) -> ModuleType:
     return _twins("wire")[request.param == "cython"]
 

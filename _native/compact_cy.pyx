@@ -1,0 +1,414 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""The fast twin of ``compact_py``: same functions, results and errors. Records are walked without the GIL."""
+
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t, uint64_t
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memcpy
+
+cimport cython
+
+from _native.batch import validate_records
+from _native.compact_py import Kept
+from _native.errors import CorruptBatch
+
+include "varints.pxi"
+
+SLOT_BYTES = 24
+
+cdef extern from *:
+    """
+    #include <stdint.h>
+    #include <stddef.h>
+    #include <string.h>
+
+    typedef struct { uint64_t first, second, offset; } fl_slot;
+
+    #define FL_ROTL(x, b) (((x) << (b)) | ((x) >> (64 - (b))))
+    #define FL_ROUND \
+        v0 += v1; v1 = FL_ROTL(v1, 13); v1 ^= v0; v0 = FL_ROTL(v0, 32); \
+        v2 += v3; v3 = FL_ROTL(v3, 16); v3 ^= v2; \
+        v0 += v3; v3 = FL_ROTL(v3, 21); v3 ^= v0; \
+        v2 += v1; v1 = FL_ROTL(v1, 17); v1 ^= v2; v2 = FL_ROTL(v2, 32);
+
+    static inline uint64_t fl_word(const uint8_t *p) {
+        return (uint64_t)p[0] | (uint64_t)p[1] << 8 | (uint64_t)p[2] << 16 | (uint64_t)p[3] << 24
+            | (uint64_t)p[4] << 32 | (uint64_t)p[5] << 40 | (uint64_t)p[6] << 48 | (uint64_t)p[7] << 56;
+    }
+
+    static void fl_siphash(uint64_t k0, uint64_t k1, const uint8_t *p, size_t n, uint64_t *first, uint64_t *second) {
+        uint64_t v0 = k0 ^ 0x736F6D6570736575ull, v1 = k1 ^ 0x646F72616E646F6Dull ^ 0xEE;
+        uint64_t v2 = k0 ^ 0x6C7967656E657261ull, v3 = k1 ^ 0x7465646279746573ull;
+        uint64_t last = (uint64_t)(n & 0xFF) << 56;
+        const uint8_t *whole = p + (n - n % 8);
+        for (; p < whole; p += 8) {
+            uint64_t word = fl_word(p);
+            v3 ^= word;
+            FL_ROUND FL_ROUND
+            v0 ^= word;
+        }
+        for (size_t i = 0; i < n % 8; i++) last |= (uint64_t)p[i] << (8 * i);
+        v3 ^= last;
+        FL_ROUND FL_ROUND
+        v0 ^= last;
+        v2 ^= 0xEE;
+        FL_ROUND FL_ROUND FL_ROUND FL_ROUND
+        *first = v0 ^ v1 ^ v2 ^ v3;
+        v1 ^= 0xDD;
+        FL_ROUND FL_ROUND FL_ROUND FL_ROUND
+        *second = v0 ^ v1 ^ v2 ^ v3;
+    }
+
+    static inline int fl_adds_over(int64_t a, int64_t b, int64_t *sum) { return __builtin_add_overflow(a, b, sum); }
+    static inline int fl_subs_over(int64_t a, int64_t b, int64_t *d) { return __builtin_sub_overflow(a, b, d); }
+    """
+    ctypedef struct Slot "fl_slot":
+        uint64_t first
+        uint64_t second
+        uint64_t offset
+    uint64_t fl_word(const uint8_t *p) noexcept nogil
+    void fl_siphash(
+        uint64_t k0, uint64_t k1, const uint8_t *p, size_t n, uint64_t *first, uint64_t *second
+    ) noexcept nogil
+    bint fl_adds_over(int64_t a, int64_t b, int64_t *total) noexcept nogil
+    bint fl_subs_over(int64_t a, int64_t b, int64_t *difference) noexcept nogil
+
+
+cdef tuple _secret_halves(bytes secret):
+    if len(secret) != 16:
+        raise ValueError(f"a secret of {len(secret)} bytes, where 16 are needed")
+    cdef const uint8_t *p = secret
+    return fl_word(p), fl_word(p + 8)
+
+
+def siphash128(secret, data):
+    cdef Py_buffer view
+    cdef uint64_t first = 0, second = 0, k0, k1
+    k0, k1 = _secret_halves(bytes(secret))
+    PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+    try:
+        fl_siphash(k0, k1, <const uint8_t *>view.buf, <size_t>view.len, &first, &second)
+        return first, second
+    finally:
+        PyBuffer_Release(&view)
+
+
+@cython.final
+cdef class KeyMap:
+    """The specification's map, its block outside of Python's memory: pages that no key reached are never touched."""
+
+    cdef Slot *block
+    cdef uint64_t k0, k1
+    cdef readonly int64_t slots
+    cdef readonly int64_t limit
+    cdef int64_t used
+
+    def __cinit__(self, slots, limit, secret):
+        if not 0 < limit < slots or slots > INT64_MAX // SLOT_BYTES:
+            raise ValueError(f"{limit} keys in {slots} slots")
+        self.k0, self.k1 = _secret_halves(bytes(secret))
+        self.slots = slots
+        self.limit = limit
+        self.used = 0
+        self.block = <Slot *>calloc(<size_t>self.slots, sizeof(Slot))
+        if self.block == NULL:
+            raise MemoryError()
+
+    def __dealloc__(self):
+        free(self.block)
+
+    def __len__(self):
+        return self.used
+
+    def put(self, key, int64_t offset):
+        cdef Py_buffer view
+        PyObject_GetBuffer(key, &view, PyBUF_SIMPLE)
+        try:
+            return bool(_put(self, <const uint8_t *>view.buf, view.len, offset))
+        finally:
+            PyBuffer_Release(&view)
+
+    def get(self, key):
+        cdef Py_buffer view
+        PyObject_GetBuffer(key, &view, PyBUF_SIMPLE)
+        try:
+            return _get(self, <const uint8_t *>view.buf, view.len)
+        finally:
+            PyBuffer_Release(&view)
+
+
+cdef inline Slot *_slot(
+    KeyMap keys, const uint8_t *key, Py_ssize_t size, uint64_t *first, uint64_t *second
+) noexcept nogil:
+    """The key's slot, or the empty one where it belongs: there always is one, as ``limit`` is below ``slots``."""
+    cdef Slot *end = keys.block + keys.slots
+    cdef Slot *at
+    fl_siphash(keys.k0, keys.k1, key, <size_t>size, first, second)
+    at = keys.block + first[0] % <uint64_t>keys.slots
+    while at.offset and not (at.first == first[0] and at.second == second[0]):
+        at += 1
+        if at == end:
+            at = keys.block
+    return at
+
+
+cdef inline bint _put(KeyMap keys, const uint8_t *key, Py_ssize_t size, int64_t offset) noexcept nogil:
+    cdef uint64_t first = 0, second = 0
+    cdef Slot *at = _slot(keys, key, size, &first, &second)
+    if not at.offset:
+        if keys.used >= keys.limit:
+            return False
+        keys.used += 1
+        at.first = first
+        at.second = second
+    if <uint64_t>offset + 1 > at.offset:
+        at.offset = <uint64_t>offset + 1
+    return True
+
+
+cdef inline int64_t _get(KeyMap keys, const uint8_t *key, Py_ssize_t size) noexcept nogil:
+    cdef uint64_t first = 0, second = 0
+    return <int64_t>(_slot(keys, key, size, &first, &second).offset) - 1
+
+
+# ---- records
+
+
+cdef struct Walk:
+    const uint8_t *p
+    Py_ssize_t size
+    Py_ssize_t position
+    int64_t base_offset
+    int64_t base_timestamp
+    int64_t previous
+    int32_t last
+    bint named  # a header's name has bytes that may be no UTF-8
+
+
+cdef struct Span:
+    Py_ssize_t start
+    Py_ssize_t body
+    Py_ssize_t rest
+    Py_ssize_t end
+    Py_ssize_t key
+    Py_ssize_t key_size
+    bint has_value
+    int64_t timestamp
+    int64_t offset
+
+
+cdef inline bint _signed(
+    const uint8_t *p, Py_ssize_t *position, Py_ssize_t end, int bits, int64_t *value
+) noexcept nogil:
+    cdef uint64_t found = 0
+    if _read_varint(p, position, end, bits, &found):
+        return False
+    value[0] = <int64_t>(found >> 1) ^ -<int64_t>(found & 1)
+    return True
+
+
+cdef inline bint _run(
+    const uint8_t *p, Py_ssize_t *position, Py_ssize_t end, Py_ssize_t *start, int64_t *size
+) noexcept nogil:
+    if not _signed(p, position, end, 32, size):
+        return False
+    start[0] = position[0]
+    if size[0] == -1:
+        return True
+    if size[0] < 0 or size[0] > end - position[0]:
+        return False
+    position[0] += <Py_ssize_t>size[0]
+    return True
+
+
+cdef bint _next(Walk *w, Span *s) noexcept nogil:
+    """The next record; False if it isn't one."""
+    cdef const uint8_t *p = w.p
+    cdef Py_ssize_t at = w.position, stop, start = 0, i
+    cdef int64_t length = 0, delta = 0, size = 0, names = 0, _n
+    s.start = at
+    if not _signed(p, &at, w.size, 32, &length) or length < 6 or length > w.size - at:
+        return False
+    s.body = at
+    stop = at + <Py_ssize_t>length
+    at += 1
+    if not _signed(p, &at, stop, 64, &delta) or fl_adds_over(w.base_timestamp, delta, &s.timestamp):
+        return False
+    s.rest = at
+    if not _signed(p, &at, stop, 32, &delta) or delta < 0 or delta > w.last or delta <= w.previous:
+        return False
+    w.previous = delta
+    s.offset = w.base_offset + delta
+    if not _run(p, &at, stop, &s.key, &size):
+        return False
+    s.key_size = <Py_ssize_t>size
+    if not _run(p, &at, stop, &start, &size):
+        return False
+    s.has_value = size >= 0
+    if not _signed(p, &at, stop, 32, &names) or names < 0 or names > (stop - at) // 2:
+        return False
+    for _n in range(names):
+        if not _run(p, &at, stop, &start, &size) or size < 0:
+            return False
+        for i in range(start, start + <Py_ssize_t>size):
+            if p[i] >= 0x80:
+                w.named = True
+                break
+        if not _run(p, &at, stop, &start, &size):
+            return False
+    s.end = stop
+    w.position = stop
+    return at == stop
+
+
+cdef int _begin(Walk *w, Py_buffer *view, header) except -1:
+    w.p = <const uint8_t *>view.buf
+    w.size = view.len
+    w.position = 0
+    w.base_offset = header.base_offset
+    w.base_timestamp = header.base_timestamp
+    w.previous = -1
+    w.last = header.last_offset_delta
+    w.named = False
+    return 0
+
+
+cdef int _check_end(Walk *w, bint sound, payload, header) except -1:
+    """After a walk: raise what the specification raises for this payload, if it is not sound."""
+    if not sound or w.position != w.size or w.named:
+        validate_records(payload, header)
+        if not sound or w.position != w.size:
+            raise CorruptBatch("records that can't be read", w.position)
+    return 0
+
+
+def collect_keys(payload, header, KeyMap keys not None, int64_t start):
+    cdef Py_buffer view
+    cdef Walk w
+    cdef Span s
+    cdef int64_t count = max(0, header.record_count), full = -1, _n
+    cdef bint sound = True
+    PyObject_GetBuffer(payload, &view, PyBUF_SIMPLE)
+    try:
+        _begin(&w, &view, header)
+        if count > view.len // 7:
+            validate_records(payload, header)
+        with nogil:
+            for _n in range(count):
+                sound = _next(&w, &s)
+                if not sound:
+                    break
+                if full < 0 and s.offset >= start and s.key_size >= 0:
+                    if not _put(keys, w.p + s.key, s.key_size, s.offset):
+                        full = s.offset
+        _check_end(&w, sound, payload, header)
+        return full
+    finally:
+        PyBuffer_Release(&view)
+
+
+cdef struct Choice:
+    int64_t count
+    int64_t largest
+    int64_t nearest  # the smallest timestamp
+    bint tombstone
+    Py_ssize_t size  # bytes of the kept records as they are
+
+
+cdef bint _choose(
+    Walk *w, KeyMap keys, int64_t count, int64_t end, bint gone, uint8_t *kept, Choice *c
+) noexcept nogil:
+    cdef Span s
+    cdef int64_t n
+    cdef bint stays
+    for n in range(count):
+        if not _next(w, &s):
+            return False
+        stays = s.offset >= end or (
+            s.key_size >= 0 and _get(keys, w.p + s.key, s.key_size) <= s.offset and (s.has_value or not gone)
+        )
+        kept[n] = stays
+        if not stays:
+            continue
+        if not c.count or s.timestamp > c.largest:
+            c.largest = s.timestamp
+        if not c.count or s.timestamp < c.nearest:
+            c.nearest = s.timestamp
+        c.count += 1
+        c.size += s.end - s.start
+        if not s.has_value:
+            c.tombstone = True
+    return True
+
+
+cdef Py_ssize_t _copy(
+    Walk *w, int64_t count, const uint8_t *kept, uint8_t *out, bint moved, int64_t base
+) noexcept nogil:
+    """Write the kept records; with ``moved`` their timestamps are written against ``base``. Returns the bytes."""
+    cdef Span s
+    cdef uint8_t *to = out
+    cdef uint64_t shift
+    cdef int64_t n
+    cdef Py_ssize_t rest
+    for n in range(count):
+        _next(w, &s)
+        if not kept[n]:
+            continue
+        if not moved:
+            memcpy(to, w.p + s.start, <size_t>(s.end - s.start))
+            to += s.end - s.start
+            continue
+        shift = _zigzag(<int64_t>(<uint64_t>s.timestamp - <uint64_t>base))
+        rest = s.end - s.rest
+        to = _put_varint(to, _zigzag(1 + _varint_size(shift) + rest))
+        to[0] = w.p[s.body]
+        to = _put_varint(to + 1, shift)
+        memcpy(to, w.p + s.rest, <size_t>rest)
+        to += rest
+    return to - out
+
+
+def keep_records(payload, header, KeyMap keys not None, int64_t end, bint tombstones_gone, int64_t horizon):
+    cdef Py_buffer view
+    cdef Walk w
+    cdef Choice c
+    cdef int64_t count = max(0, header.record_count), base = header.base_timestamp, far = 0, near = 0
+    cdef bint sound = True, moved = False
+    cdef uint8_t *kept = NULL
+    cdef uint8_t *out = NULL
+    cdef Py_ssize_t size
+    PyObject_GetBuffer(payload, &view, PyBUF_SIMPLE)
+    try:
+        if count > view.len // 7:
+            validate_records(payload, header)
+        kept = <uint8_t *>malloc(<size_t>max(count, 1))
+        if kept == NULL:
+            raise MemoryError()
+        c.count = 0
+        c.largest = c.nearest = 0
+        c.tombstone = False
+        c.size = 0
+        _begin(&w, &view, header)
+        with nogil:
+            sound = _choose(&w, keys, count, end, tombstones_gone, kept, &c)
+        _check_end(&w, sound, payload, header)
+        if horizon >= 0 and c.tombstone:
+            moved = not fl_subs_over(c.largest, horizon, &far) and not fl_subs_over(c.nearest, horizon, &near)
+        if moved and horizon == base:
+            moved = False
+        if c.count == count and not moved:
+            return Kept(None, c.count, base, header.max_timestamp)
+        size = c.size + (c.count * 15 if moved else 0)  # a length of five bytes and a timestamp of ten
+        out = <uint8_t *>malloc(<size_t>max(size, 1))
+        if out == NULL:
+            raise MemoryError()
+        _begin(&w, &view, header)
+        with nogil:
+            size = _copy(&w, count, kept, out, moved, horizon)
+        largest = c.largest if c.count and not header.is_log_append_time else header.max_timestamp
+        return Kept(PyBytes_FromStringAndSize(<char *>out, size), c.count, horizon if moved else base, largest)
+    finally:
+        free(kept)
+        free(out)
+        PyBuffer_Release(&view)

@@ -1,0 +1,210 @@
+"""The specification of the compaction kernel: which record of a key is the last, and which records of a batch stay.
+
+The map is one block of slots of 24 bytes: a keyed hash of the key (16 bytes, SipHash-2-4 with 128 bits, under a secret
+of the pass) and the record's offset plus one, little-endian; zero is an empty slot. Open addressing, linear probing.
+Keys whose hashes are equal count as one key, and the older record of one of them is lost: hence 128 bits, and a secret
+that a producer does not know (ADR 0020).
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+from _native.batch_py import BatchHeader, _RecordReader, validate_records
+from _native.byte_reader import put_varint, zigzag
+
+__all__ = ["SLOT_BYTES", "Kept", "KeyMap", "collect_keys", "keep_records", "siphash128"]
+
+Buffer = bytes | bytearray | memoryview
+
+SLOT_BYTES = 24
+_SLOT = struct.Struct("<QQQ")
+_MASK = 2**64 - 1
+_INT64_MAX = 2**63 - 1
+
+
+def _rounds(v0: int, v1: int, v2: int, v3: int, count: int) -> tuple[int, int, int, int]:
+    for _ in range(count):
+        v0 = (v0 + v1) & _MASK
+        v1 = ((v1 << 13 | v1 >> 51) & _MASK) ^ v0
+        v0 = (v0 << 32 | v0 >> 32) & _MASK
+        v2 = (v2 + v3) & _MASK
+        v3 = ((v3 << 16 | v3 >> 48) & _MASK) ^ v2
+        v0 = (v0 + v3) & _MASK
+        v3 = ((v3 << 21 | v3 >> 43) & _MASK) ^ v0
+        v2 = (v2 + v1) & _MASK
+        v1 = ((v1 << 17 | v1 >> 47) & _MASK) ^ v2
+        v2 = (v2 << 32 | v2 >> 32) & _MASK
+    return v0, v1, v2, v3
+
+
+def siphash128(secret: bytes, data: Buffer) -> tuple[int, int]:
+    """SipHash-2-4 with a result of 128 bits, as two little-endian halves. ``secret`` has 16 bytes (else ValueError)."""
+    if len(secret) != 16:
+        raise ValueError(f"a secret of {len(secret)} bytes, where 16 are needed")
+    k0, k1 = struct.unpack("<QQ", secret)
+    v0, v1 = k0 ^ 0x736F6D6570736575, k1 ^ 0x646F72616E646F6D ^ 0xEE
+    v2, v3 = k0 ^ 0x6C7967656E657261, k1 ^ 0x7465646279746573
+    view = memoryview(data)
+    whole = len(view) - len(view) % 8
+    tail = bytes(view[whole:]).ljust(7, b"\0") + bytes([len(view) & 0xFF])
+    for word in (*(word for (word,) in struct.iter_unpack("<Q", view[:whole])), *struct.unpack("<Q", tail)):
+        v3 ^= word
+        v0, v1, v2, v3 = _rounds(v0, v1, v2, v3, 2)
+        v0 ^= word
+    v0, v1, v2, v3 = _rounds(v0, v1, v2 ^ 0xEE, v3, 4)
+    first = v0 ^ v1 ^ v2 ^ v3
+    v0, v1, v2, v3 = _rounds(v0, v1 ^ 0xDD, v2, v3, 4)
+    return first, v0 ^ v1 ^ v2 ^ v3
+
+
+class KeyMap:
+    """The last offset of each key, in a block of fixed size that is given back with the map."""
+
+    __slots__ = ("_block", "_secret", "_used", "limit", "slots")
+
+    def __init__(self, slots: int, limit: int, secret: bytes) -> None:
+        """``limit`` keys at most, fewer than ``slots``. Raises ValueError for other sizes, MemoryError."""
+        if not 0 < limit < slots or slots > _INT64_MAX // SLOT_BYTES:
+            raise ValueError(f"{limit} keys in {slots} slots")
+        siphash128(secret, b"")
+        self.slots = slots
+        self.limit = limit
+        self._secret = bytes(secret)
+        self._used = 0
+        self._block = bytearray(slots * SLOT_BYTES)
+
+    def __len__(self) -> int:
+        return self._used
+
+    def _find(self, key: Buffer) -> tuple[int, int, int, int]:
+        """The slot's position, both halves of the hash, and what the slot has as its offset plus one."""
+        first, second = siphash128(self._secret, key)
+        slot = first % self.slots
+        while True:
+            at = slot * SLOT_BYTES
+            one, two, known = _SLOT.unpack_from(self._block, at)
+            if not known or (one == first and two == second):
+                return at, first, second, known
+            slot = slot + 1 if slot + 1 < self.slots else 0
+
+    def put(self, key: Buffer, offset: int) -> bool:
+        """Remember the offset unless a larger one is known; False if there is no room for another key."""
+        at, first, second, known = self._find(key)
+        if not known:
+            if self._used >= self.limit:
+                return False
+            self._used += 1
+        if offset + 1 > known:
+            _SLOT.pack_into(self._block, at, first, second, offset + 1)
+        return True
+
+    def get(self, key: Buffer) -> int:
+        """The largest offset of the key, -1 if it is not there."""
+        return self._find(key)[3] - 1
+
+
+class _Span(NamedTuple):
+    """Where a record of a payload stands: all of it, what follows its timestamp, its key; and what it says."""
+
+    start: int
+    rest: int
+    end: int
+    key: tuple[int, int] | None
+    has_value: bool
+    timestamp: int
+    offset: int
+
+
+def _spans(view: memoryview, header: BatchHeader) -> list[_Span]:
+    """All records of a payload. Raises CorruptBatch."""
+    validate_records(view, header)
+    reader = _RecordReader(view)
+    found = []
+    for _ in range(header.record_count):
+        start = reader.pos
+        length = reader.signed(32)
+        end = reader.pos + length
+        reader.pos += 1
+        timestamp = header.base_timestamp + reader.signed(64)
+        rest = reader.pos
+        offset = header.base_offset + reader.signed(32)
+        key = reader.span()
+        has_value = reader.span() is not None
+        reader.pos = end
+        found.append(_Span(start, rest, end, key, has_value, timestamp, offset))
+    return found
+
+
+def collect_keys(payload: Buffer, header: BatchHeader, keys: KeyMap, start: int) -> int:
+    """Put the keys of a batch's records from offset ``start`` on into the map; records without a key are left out.
+
+    Returns the offset of the first record that found no room, or -1. Raises CorruptBatch, after which the map is of no
+    use. ``payload`` is decompressed.
+    """
+    view = memoryview(payload)
+    for span in _spans(view, header):
+        if span.offset >= start and span.key is not None and not keys.put(view[span.key[0] : span.key[1]], span.offset):
+            return span.offset
+    return -1
+
+
+class Kept(NamedTuple):
+    """What stays of a batch. ``payload`` is None if its bytes stay as they are."""
+
+    payload: bytes | None
+    record_count: int
+    base_timestamp: int
+    max_timestamp: int
+
+
+def keep_records(
+    payload: Buffer, header: BatchHeader, keys: KeyMap, end: int, tombstones_gone: bool, horizon: int
+) -> Kept:
+    """Leave out what is superseded: records below ``end`` without a key, or whose key has a larger offset in the map.
+
+    With ``tombstones_gone`` those that delete their key go, too, as far as they lie below ``end``. If one is kept and
+    ``horizon`` (ms) is not negative, the batch gets it as its base timestamp, unless a timestamp is so far away that
+    the format can't say so. Raises CorruptBatch. ``payload`` is decompressed.
+    """
+    view = memoryview(payload)
+    spans = _spans(view, header)
+    kept = [
+        span
+        for span in spans
+        if span.offset >= end
+        or (
+            span.key is not None
+            and keys.get(view[span.key[0] : span.key[1]]) <= span.offset
+            and (span.has_value or not tombstones_gone)
+        )
+    ]
+    largest = max((span.timestamp for span in kept), default=header.max_timestamp)
+    if header.is_log_append_time:
+        largest = header.max_timestamp
+    base = header.base_timestamp
+    has_tombstone = not all(span.has_value for span in kept)
+    fits = all(-_INT64_MAX - 1 <= span.timestamp - horizon <= _INT64_MAX for span in kept)
+    if horizon >= 0 and has_tombstone and fits:
+        base = horizon
+    if len(kept) == len(spans) and base == header.base_timestamp:
+        return Kept(None, len(kept), base, header.max_timestamp)
+    out = bytearray()
+    for span in kept:
+        if base == header.base_timestamp:
+            out += view[span.start : span.end]
+            continue
+        body = bytearray(view[_body_at(view, span.start) :][:1])
+        put_varint(body, zigzag(span.timestamp - base))
+        body += view[span.rest : span.end]
+        put_varint(out, zigzag(len(body)))
+        out += body
+    return Kept(bytes(out), len(kept), base, largest)
+
+
+def _body_at(view: memoryview, start: int) -> int:
+    """Where a record's attributes stand, behind its length."""
+    while view[start] >= 0x80:
+        start += 1
+    return start + 1

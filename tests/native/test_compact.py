@@ -1,0 +1,252 @@
+"""The compaction kernel: the map of keys, and the records of a batch that stay."""
+
+from __future__ import annotations
+
+import random
+import re
+from types import ModuleType
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from _native import compact_cy, compact_py
+from _native.batch import HEADER_SIZE, BatchHeader, Record, decode_records, encode_batch, encode_records, parse_header
+from _native.errors import CorruptBatch
+
+SECRET = bytes(range(16))
+VECTORS = {  # of the reference implementation (veorq/SipHash, vectors_sip128)
+    0: "a3817f04ba25a8e66df67214c7550293",
+    1: "da87c1d86b99af44347659119b22fc45",
+    2: "8177228da4a45dc7fca38bdef60affe4",
+    3: "9c70b60c5267a94e5f33b6b02985ed51",
+    4: "f88164c12d9c8faf7d0f6e7c7bcd5579",
+    15: "5493e99933b0a8117e08ec0f97cfc3d9",
+}
+NOW = 1_700_000_000_000
+TWINS: list[Any] = [compact_py, compact_cy]
+
+
+def batch_of(records: list[Record], **fields: Any) -> tuple[bytes, BatchHeader]:
+    """A payload and its header, with ``fields`` of the header replaced."""
+    data = encode_batch(records, base_offset=records[0].offset if records else 0)
+    return data[HEADER_SIZE:], parse_header(data)._replace(**fields)
+
+
+def row(offset: int, key: bytes | None, value: bytes | None = b"v", timestamp: int = NOW) -> Record:
+    return Record(offset, timestamp, key, value, (("name", b"x"),) if offset % 3 == 0 else ())
+
+
+def filled(twin: Any, offsets: dict[bytes, int], slots: int = 64) -> Any:
+    keys = twin.KeyMap(slots, slots - 1, SECRET)
+    for key, offset in offsets.items():
+        assert keys.put(key, offset)
+    return keys
+
+
+@pytest.mark.parametrize("size", VECTORS)
+def test_the_hash_is_siphash(compact: ModuleType, size: int) -> None:
+    halves = compact.siphash128(SECRET, bytes(range(size)))
+    assert b"".join(half.to_bytes(8, "little") for half in halves).hex() == VECTORS[size]
+
+
+@given(st.binary(max_size=70), st.binary(min_size=16, max_size=16))
+def test_both_twins_hash_alike(data: bytes, secret: bytes) -> None:
+    assert compact_py.siphash128(secret, data) == compact_cy.siphash128(secret, memoryview(data))
+
+
+@pytest.mark.parametrize("slots", [2, 3, 7, 100])
+def test_the_map_keeps_the_largest_offset_of_each_key(compact: ModuleType, slots: int) -> None:
+    rng = random.Random(slots)
+    keys, known = compact.KeyMap(slots, slots - 1, SECRET), dict[bytes, int]()
+    for _ in range(slots * 30):
+        key, offset = b"k%d" % rng.randrange(2 * slots), rng.choice((0, rng.randrange(1000), 2**63 - 1))
+        fits = key in known or len(known) < slots - 1
+        assert keys.put(key, offset) is fits
+        if fits:
+            known[key] = max(known.get(key, -1), offset)
+    assert len(keys) == len(known) == keys.limit == slots - 1
+    for number in range(2 * slots):
+        assert keys.get(b"k%d" % number) == known.get(b"k%d" % number, -1)
+
+
+def test_another_secret_is_another_order(compact: ModuleType) -> None:
+    assert compact.siphash128(SECRET, b"key") != compact.siphash128(bytes(16), b"key")
+
+
+@pytest.mark.parametrize(("slots", "limit"), [(0, 0), (5, 5), (5, 6), (5, 0), (-1, -2), (2**62, 5)])
+def test_sizes_that_make_no_map(compact: ModuleType, slots: int, limit: int) -> None:
+    with pytest.raises(ValueError, match=f"{limit} keys in {slots} slots"):
+        compact.KeyMap(slots, limit, SECRET)
+
+
+def test_a_secret_has_sixteen_bytes(compact: ModuleType) -> None:
+    for secret in (b"", bytes(15), bytes(17)):
+        with pytest.raises(ValueError, match="16 are needed"):
+            compact.KeyMap(8, 4, secret)
+        with pytest.raises(ValueError, match="16 are needed"):
+            compact.siphash128(secret, b"")
+
+
+def test_keys_are_collected_from_an_offset_on(compact: ModuleType) -> None:
+    payload, header = batch_of([row(5, b"a"), row(6, b"b"), row(7, None), row(8, b"a"), row(9, b"c")])
+    keys = filled(compact, {})
+    assert compact.collect_keys(payload, header, keys, 6) == -1
+    assert [keys.get(key) for key in (b"a", b"b", b"c", b"")] == [8, 6, 9, -1]
+    assert len(keys) == 3
+
+
+def test_a_full_map_says_where_it_was_full(compact: ModuleType) -> None:
+    payload, header = batch_of([row(5, b"a"), row(6, b"b"), row(7, b"a"), row(8, b"c"), row(9, b"a"), row(10, b"d")])
+    keys = compact.KeyMap(3, 2, SECRET)
+    assert compact.collect_keys(payload, header, keys, 0) == 8
+    assert (keys.get(b"a"), keys.get(b"b"), keys.get(b"c")) == (7, 6, -1), "nothing at or above that offset"
+    assert compact.collect_keys(payload, header, compact.KeyMap(9, 8, SECRET), 0) == -1
+
+
+def test_what_is_superseded_goes(compact: ModuleType) -> None:
+    payload, header = batch_of([row(5, b"a"), row(6, b"b"), row(7, None), row(8, b"a"), row(9, b"c"), row(10, b"b")])
+    kept = compact.keep_records(payload, header, filled(compact, {b"a": 8, b"b": 99}), 10, False, NOW)
+    after = header._replace(record_count=kept.record_count)
+    assert [(r.offset, r.key) for r in decode_records(kept.payload, after)] == [(8, b"a"), (9, b"c"), (10, b"b")]
+    assert kept.base_timestamp == header.base_timestamp, "there is no tombstone"
+
+
+def test_nothing_superseded_is_no_new_payload(compact: ModuleType) -> None:
+    payload, header = batch_of([row(5, b"a"), row(6, b"b")])
+    kept = compact.keep_records(payload, header, filled(compact, {b"a": 5}), 100, True, NOW)
+    assert kept == (None, 2, header.base_timestamp, header.max_timestamp)
+
+
+def test_tombstones_wait_for_their_horizon(compact: ModuleType) -> None:
+    payload, header = batch_of([row(5, b"a", None, NOW - 7), row(6, b"b", None, NOW + 5), row(7, b"c", b"")])
+    keys = filled(compact, {b"a": 5})
+    kept = compact.keep_records(payload, header, keys, 7, False, NOW + 1000)
+    assert (kept.record_count, kept.base_timestamp, kept.max_timestamp) == (3, NOW + 1000, NOW + 5)
+    after = header._replace(base_timestamp=NOW + 1000)
+    assert decode_records(kept.payload, after) == decode_records(payload, header), "times are the same as before"
+    again = compact.keep_records(kept.payload, after, keys, 7, False, -1)
+    assert again.payload is None
+    gone = compact.keep_records(kept.payload, after, keys, 6, True, -1)
+    left = decode_records(gone.payload, after._replace(record_count=gone.record_count))
+    assert [r.offset for r in left] == [6, 7], "those beyond the end of the pass stay, and an empty value is a value"
+
+
+def test_an_emptied_batch(compact: ModuleType) -> None:
+    payload, header = batch_of([row(5, b"a"), row(6, None)], max_timestamp=77)
+    kept = compact.keep_records(payload, header, filled(compact, {b"a": 9}), 9, False, NOW)
+    assert kept == (b"", 0, header.base_timestamp, 77)
+    assert (
+        compact.keep_records(b"", header._replace(record_count=0), filled(compact, {}), 9, False, NOW).payload is None
+    )
+
+
+def test_the_time_of_an_append_stays(compact: ModuleType) -> None:
+    payload, header = batch_of([row(5, b"a"), row(6, b"b", None)], attributes=8, max_timestamp=NOW + 999)
+    kept = compact.keep_records(payload, header, filled(compact, {b"a": 9}), 9, False, NOW + 5)
+    assert (kept.record_count, kept.base_timestamp, kept.max_timestamp) == (1, NOW + 5, NOW + 999)
+
+
+def test_a_timestamp_that_is_too_far_away_keeps_the_batch_without_a_horizon(compact: ModuleType) -> None:
+    payload, header = batch_of([row(0, b"a", None, -(2**63))], base_timestamp=-(2**63))
+    payload = encode_records([row(0, b"a", None, -(2**63))], 0, -(2**63))
+    kept = compact.keep_records(payload, header, filled(compact, {}), 9, False, NOW)
+    assert kept.payload is None
+    assert kept.base_timestamp == -(2**63)
+
+
+_ROWS = st.lists(
+    st.tuples(
+        st.sampled_from([None, b"", b"a", b"b", b"key", b"x" * 40]),
+        st.sampled_from([None, b"", b"v" * 3, b"v" * 200]),
+        st.integers(NOW - 10**6, NOW + 10**6) | st.sampled_from([0, -1, 2**61, -(2**61), NOW]),
+        st.integers(1, 3),
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    _ROWS, st.dictionaries(st.sampled_from([b"", b"a", b"b", b"key"]), st.integers(0, 30), max_size=4),
+    st.integers(0, 40), st.booleans(), st.sampled_from([-1, NOW, 2**62]),
+)  # fmt: skip
+def test_records_stay_as_they_are_decoded_and_encoded(
+    rows: list[Any], known: dict[bytes, int], end: int, gone: bool, horizon: int
+) -> None:
+    """Against a filter of decoded records."""
+    records, offset = [], 3
+    for key, value, timestamp, step in rows:
+        records.append(row(offset, key, value, timestamp))
+        offset += step
+    payload, header = batch_of(records)
+    wanted = [
+        r
+        for r in records
+        if r.offset >= end
+        or (r.key is not None and known.get(r.key, -1) <= r.offset and (r.value is not None or not gone))
+    ]
+    found = [twin.keep_records(memoryview(payload), header, filled(twin, known), end, gone, horizon) for twin in TWINS]
+    assert found[0] == found[1]
+    kept = found[0]
+    after = header._replace(record_count=kept.record_count, base_timestamp=kept.base_timestamp)
+    assert decode_records(payload if kept.payload is None else kept.payload, after) == wanted
+    if kept.payload is not None and wanted:
+        assert kept.payload == encode_records(wanted, header.base_offset, kept.base_timestamp)
+        assert kept.max_timestamp == max(r.timestamp for r in wanted)
+    maps = [filled(twin, {}) for twin in TWINS]
+    assert [twin.collect_keys(payload, header, keys, end) for twin, keys in zip(TWINS, maps, strict=True)] == [-1, -1]
+    latest = {r.key: r.offset for r in records if r.key is not None and r.offset >= end}
+    for key in (b"", b"a", b"b", b"key", b"x" * 40):
+        assert [keys.get(key) for keys in maps] == [latest.get(key, -1)] * 2
+
+
+def _collected(twin: Any, payload: bytes, header: BatchHeader) -> Any:
+    try:
+        return twin.collect_keys(payload, header, filled(twin, {}), 0)
+    except CorruptBatch as wrong:
+        return str(wrong), wrong.position
+
+
+def _kept(twin: Any, payload: bytes, header: BatchHeader) -> Any:
+    try:
+        return twin.keep_records(payload, header, filled(twin, {b"key1": 4}), 5, True, 9)
+    except CorruptBatch as wrong:
+        return str(wrong), wrong.position
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_hostile_bytes(seed: int) -> None:
+    """Bytes changed anywhere, cut anywhere, counts that lie: both twins find the same, and nothing else happens."""
+    rng = random.Random(seed)
+    whole, header = batch_of([row(n, b"key%d" % (n % 3), b"v" * n if n % 4 else None) for n in range(8)])
+    refused = 0
+    for _ in range(300):
+        payload = bytearray(whole)
+        for _ in range(rng.randrange(4)):
+            payload[rng.randrange(len(payload))] = rng.choice((0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256)))
+        if rng.random() < 0.3:
+            del payload[rng.randrange(len(payload)) :]
+        lying = header._replace(
+            record_count=rng.choice((8, 8, 8, 7, 9, 0, -1, 2**31 - 1)),
+            last_offset_delta=rng.choice((7, 7, 3, 2**31 - 1)),
+        )
+        data = bytes(payload)
+        collected = [_collected(twin, data, lying) for twin in TWINS]
+        kept = [_kept(twin, data, lying) for twin in TWINS]
+        assert collected[0] == collected[1], (data, lying)
+        assert kept[0] == kept[1], (data, lying)
+        refused += isinstance(collected[0], tuple)
+    assert refused > 50
+
+
+def test_a_header_name_that_is_no_utf_8(compact: ModuleType) -> None:
+    payload, header = batch_of([Record(0, NOW, b"k", b"v", (("é", None),))])
+    assert compact.collect_keys(payload, header, filled(compact, {}), 0) == -1
+    broken = payload.replace("é".encode(), b"\xff\xfe")
+    with pytest.raises(CorruptBatch, match=re.escape("a header name is not UTF-8")):
+        compact.collect_keys(broken, header, filled(compact, {}), 0)
+    with pytest.raises(CorruptBatch, match=re.escape("a header name is not UTF-8")):
+        compact.keep_records(broken, header, filled(compact, {}), 0, False, -1)
