@@ -37,9 +37,8 @@ BOOLEAN, STRING, INT, SHORT = SettingType.BOOLEAN, SettingType.STRING, SettingTy
 LONG, DOUBLE, LIST = SettingType.LONG, SettingType.DOUBLE, SettingType.LIST
 
 ENVIRONMENT_PREFIX = "FLEETLOG_CONFIG_"
-MIB = 1024 * 1024
-DAY_MS = 24 * 3600 * 1000
-FOREVER = 2**63 - 1
+MIB, DAY_MS = 1024 * 1024, 24 * 3600 * 1000
+FOREVER, BOUNDLESS = 2**63 - 1, 1.7976931348623157e308
 THROTTLED = r"\*|none|\d+:\d+"
 CODECS = ("producer", "uncompressed", "gzip", "snappy", "lz4", "zstd")
 PROTOCOLS = ("SASL_SSL:SASL_SSL", "PLAINTEXT:PLAINTEXT", "SSL:SSL", "SASL_PLAINTEXT:SASL_PLAINTEXT")
@@ -293,6 +292,11 @@ class BrokerConfig:
         DOUBLE, 0.5, "Default of min.cleanable.dirty.ratio.", low=0, high=1, live=True
     )
     log_cleaner_min_compaction_lag_ms: int = setting(LONG, 0, "Default of min.compaction.lag.ms.", low=0, live=True)
+    log_cleaner_backoff_ms: int = setting(LONG, 15_000, "Pause before compaction looks again, in ms.", low=0, live=True)
+    log_cleaner_dedupe_buffer_size: int = setting(LONG, 32 * MIB, "Bytes of a pass's map of keys.", low=MIB, live=True)
+    log_cleaner_io_max_bytes_per_second: float = setting(
+        DOUBLE, BOUNDLESS, "Bytes that compaction reads and writes in a second.", low=1, live=True
+    )
     min_insync_replicas: int = setting(INT, 1, "Default of min.insync.replicas.", low=1, live=True)
     log_preallocate: bool = setting(BOOLEAN, False, "Default of preallocate.", live=True, inert=True)
     log_retention_bytes: int = setting(LONG, -1, "Default of retention.bytes.", low=-1, live=True)

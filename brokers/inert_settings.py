@@ -217,12 +217,9 @@ delete.records.purgatory.purge.interval.requests int 1 -
 fetch.purgatory.purge.interval.requests int 1000 -
 kafka.metrics.polling.interval.secs int 10 1..
 kafka.metrics.reporters list '' -
-log.cleaner.backoff.ms long 15000 0.. live
-log.cleaner.dedupe.buffer.size long 134217728 - live
 log.cleaner.enable boolean true -
 log.cleaner.io.buffer.load.factor double 0.9 - live
 log.cleaner.io.buffer.size int 524288 0.. live
-log.cleaner.io.max.bytes.per.second double 1.7976931348623157E308 - live
 log.cleaner.threads int 1 0.. live
 log.dir.failure.timeout.ms long 30000 1..
 log.flush.start.offset.checkpoint.interval.ms int 60000 0..

@@ -253,6 +253,7 @@ class Node:
         replicas.on_follower(self._fetchers.follow)
         replicas.on_unfollow(self._fetchers.unfollow)
         metadata.subscribe(replicas.apply)
+        logs.broker_config = lambda: metadata.effective
         metadata.subscribe(lambda change: drop_topic_offsets(groups, [topic.name for topic in change.deleted]))
         self.services = Services(
             config=config,
@@ -445,14 +446,17 @@ class Node:
     async def _tick(self, logs: LogStore) -> None:
         assert self.services is not None
         assert self._room is not None, "built with the services"
-        ticks = 0
+        ticks, late_ms, clock = 0, 0.0, self._ports.clock
         while True:
+            begun_ms = clock.mono_ms()
             await asyncio.sleep(TICK_S)
+            late_ms = max(late_ms, clock.mono_ms() - begun_ms - TICK_S * 1000)
             self.services.replicas.tick(self._ports.clock.mono_ms())
             self._room.tick(self._ports.clock.mono_ms())
             ticks += 1
             if ticks % LOG_TICKS == 0:
-                logs.tick(self._ports.clock.wall_ms())
+                logs.tick(clock.wall_ms(), late_ms)
+                late_ms = 0.0
 
     def _upkeep_ended(self, task: asyncio.Task[None]) -> None:
         """A task that must not end did (a bug, or another broker with this id): stop the broker."""

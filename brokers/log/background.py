@@ -46,6 +46,40 @@ class PendingSync:
             self.done = True
 
 
+class PendingWork:
+    """Something that the disk's thread does. Its owner looks at ``done`` now and then; ``error`` says how it failed."""
+
+    __slots__ = ("_ended", "_work", "error")
+
+    def __init__(self, work: Callable[[], object]) -> None:
+        self.error: Exception | None = None
+        self._work = work
+        self._ended = threading.Event()
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended, in one way or the other."""
+        return self._ended.is_set()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for the end; whether it came."""
+        return self._ended.wait(timeout_s)
+
+    def run(self) -> None:
+        """Do it, on the calling thread."""
+        try:
+            self._work()
+        except Exception as wrong:  # its owner decides what that means
+            self.error = wrong
+        finally:
+            self._ended.set()
+
+
+def new_secret() -> bytes:
+    """16 bytes that no client knows."""
+    return os.urandom(16)
+
+
 def _sync_path(path: str) -> None:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

@@ -11,6 +11,7 @@ from brokers.log.background_checkpoint import BackgroundCheckpoint
 from brokers.log.failures import DiskError, DiskFailed, DiskFull
 
 if TYPE_CHECKING:
+    from brokers.log.background import PendingSync
     from brokers.log.directories import LogDirectory
     from brokers.log.files import DiskPort
     from brokers.log.log import Log
@@ -37,6 +38,8 @@ class Checkpoints:
         self._on_failure = on_failure
         self.outlived: set[TopicPartition] = set()
         """Partitions whose logs are gone, but not yet from the checkpoints of recovery points and starts."""
+        self._compacted: set[str] = set()
+        """Directories with a checkpoint of the cleaner."""
         self._covered: set[TopicPartition] = set()
         """Those that the checkpoints under way will take out of it, if none of them is given up."""
 
@@ -93,7 +96,7 @@ class Checkpoints:
         """Before a log of an outlived partition's name is made. Raises DiskError."""
         for directory in directories:
             logs = self._logs_of(directory)
-            self._replace(directory, _recovery_points(logs) | _starts(logs))
+            self._replace(directory, _recovery_points(logs) | _starts(logs) | self._cleaner_file(directory, logs))
         self.outlived.clear()
 
     def write(self, directory: LogDirectory) -> None:
@@ -129,11 +132,30 @@ class Checkpoints:
         tables = {
             checkpoints.HIGH_WATERMARK_CHECKPOINT: {tp: log.high_watermark for tp, log in by_partition.items()},
         }
-        cleaned = self._cleaned()
-        if cleaned:
-            tables[checkpoints.CLEANER_CHECKPOINT] = {tp: at for tp, at in cleaned.items() if tp in by_partition}
         encoded = {name: checkpoints.encode_offsets(table) for name, table in tables.items()}
-        return _recovery_points(logs) | _starts(logs) | encoded
+        return _recovery_points(logs) | _starts(logs) | encoded | self._cleaner_file(directory, logs)
+
+    def _cleaner_file(self, directory: LogDirectory, logs: Iterable[Log]) -> dict[str, bytes]:
+        """How far the directory's logs are clean; nothing as long as no log in it ever was."""
+        cleaned = self._cleaned()
+        table = {log.topic_partition: cleaned[log.topic_partition] for log in logs if log.topic_partition in cleaned}
+        if not table and directory.path not in self._compacted:
+            return {}
+        self._compacted.add(directory.path)
+        return {checkpoints.CLEANER_CHECKPOINT: checkpoints.encode_offsets(table)}
+
+    def had_cleaner_file(self, directory: LogDirectory) -> None:
+        """The directory has one from before the start."""
+        self._compacted.add(directory.path)
+
+    def write_cleaned(self, directory: LogDirectory) -> PendingSync:
+        """How far logs are clean, now; it reaches the disk in the background. Raises DiskError."""
+        path = f"{directory.path}/{checkpoints.CLEANER_CHECKPOINT}"
+        files = self._cleaner_file(directory, self._logs_of(directory))
+        self._disk.replace(path, files[checkpoints.CLEANER_CHECKPOINT], durable=False)
+        if directory.checkpoint is not None:
+            directory.checkpoint.leave_out(checkpoints.CLEANER_CHECKPOINT)
+        return self._disk.sync_later([path, directory.path])
 
 
 def _recovery_points(logs: Iterable[Log]) -> dict[str, bytes]:

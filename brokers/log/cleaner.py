@@ -1,23 +1,47 @@
-"""What makes logs smaller: retention by time, size and start offset; for internal topics, one record per key."""
+"""What makes logs smaller: retention by time, size and start offset; in compacted topics, one record per key."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import NamedTuple
 
+from _native.compact import SLOT_BYTES
 from _native.errors import CorruptBatch
-from brokers.log.compaction import Compaction, Overtaken
-from brokers.log.failures import DiskFailed, LogOffline
+from brokers.log.background import PendingSync, PendingWork, new_secret
+from brokers.log.cleanable import (
+    FOREVER_MS,
+    Cleanable,
+    CleaningTerms,
+    SegmentFigures,
+    cleanable_part,
+    dirtiest,
+    first_dirty_offset,
+    is_due,
+    roll_due,
+)
+from brokers.log.compaction import Compaction, MapSize, Overtaken, PassPlan, Rewritten, swap_in
+from brokers.log.failures import DiskError, DiskFailed, DiskFull, LogOffline
 from brokers.log.files import DiskPort
 from brokers.log.log import Log
-from brokers.log.segment import Segment
+from brokers.log.segment import CLEANED_SUFFIX, Segment
+from brokers.log.state import LogState
 from wire.compression import CodecError
 from wire.types import TopicPartition
 
 logger = logging.getLogger(__name__)
 
-STEP_BYTES = 512 * 1024
+STEP_BYTES = 64 * 1024 * 1024
+"""Read and written in one step at most: with a step a second, what a pass does to the machine."""
+MIN_STEP_BYTES = 1024 * 1024
+BUSY_LOOP_MS = 5
+"""A loop that runs its timers later than this gets a cleaner that does half as much in its next step."""
 ROLL_BYTES = 8 * 1024 * 1024
+_STOP_S = 10.0
+_TRIES = 4
+_LOAD_FACTOR = 0.9
+_MAX_MAP_BYTES = 2**31 - 1
 
 
 def delete_old_segments(log: Log, now_ms: int) -> int:
@@ -66,103 +90,330 @@ def _due(log: Log, now_ms: int) -> list[Segment]:
     return due
 
 
-class Cleaner:
-    """Keeps the last record of each key in the internal topics, a bounded step at a time."""
+class CleanerSettings(NamedTuple):
+    """The broker's settings of the cleaner: sizes in bytes, times in ms."""
 
-    def __init__(self, disk: DiskPort, logs: Mapping[TopicPartition, Log]) -> None:
+    dedupe_buffer_bytes: int = 32 * 1024 * 1024
+    max_bytes_per_second: float = float("inf")
+    backoff_ms: int = 15_000
+
+
+class _Job:
+    """A pass under way: the log, the work, and what was so when it was planned."""
+
+    __slots__ = ("begun_ms", "compaction", "cuts", "forced", "log", "noted", "pending", "ready", "steps")
+
+    def __init__(self, log: Log, compaction: Compaction, noted: PendingSync | None, now_ms: int) -> None:
+        self.log = log
+        self.cuts = log.cuts
+        self.compaction = compaction
+        self.noted = noted
+        """That the log may have holes is being made durable: nothing is swapped before."""
+        self.begun_ms = now_ms
+        self.steps: Iterator[int | Rewritten] = compaction.run()
+        self.pending: PendingWork | None = None
+        self.ready: Rewritten | None = None
+
+    def advance(self, budget_bytes: int) -> None:
+        """On the worker's thread: go on until enough is done, or a segment is to be swapped in."""
+        done = 0
+        while done < budget_bytes:
+            found = next(self.steps)
+            if isinstance(found, Rewritten):
+                self.ready = found
+                return
+            done += found
+
+
+class Cleaner:
+    """Keeps the last record of each key in compacted logs: one pass after the other, a bounded step at a time.
+
+    The disk's worker reads and writes files; the loop's thread chooses the log, swaps files in, and remembers how far
+    each log is clean.
+    """
+
+    def __init__(
+        self,
+        disk: DiskPort,
+        logs: Mapping[TopicPartition, Log],
+        settings: Callable[[], CleanerSettings] = CleanerSettings,
+        note: Callable[[TopicPartition], PendingSync | None] = lambda tp: None,
+    ) -> None:
+        """``note`` begins to make durable that the partition is in :meth:`progress`; None if that takes no time."""
         self._disk = disk
+        self._work_disk: DiskPort | None = None
         self._logs = logs
+        self._settings = settings
+        self._note = note
         self._cleaned: dict[TopicPartition, int] = {}
-        self._skipped: set[TopicPartition] = set()
-        self._job: Compaction | None = None
-        self._steps: Iterator[int] = iter(())
+        self._job: _Job | None = None
+        self._scan_at_ms = -1
+        self._asked: dict[TopicPartition, int] = {}
+        """Partitions that are to be cleaned whatever their ratio, and how often that may still be tried."""
+        self._budget_bytes = STEP_BYTES
+        self.uncleanable: dict[TopicPartition, str] = {}
+        """Partitions that are left alone until the broker restarts, and what is wrong with their logs."""
 
     def restore(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Take over the progress from before the restart."""
         self._cleaned.update(offsets)
 
     def progress(self) -> dict[TopicPartition, int]:
-        """First offset not yet cleaned, per partition."""
+        """First offset not yet cleaned, per partition. A log without an entry was never cleaned, and has no holes."""
         return dict(self._cleaned)
+
+    def may_have_holes(self, log: LogState) -> None:
+        """The log gets batches of a leader that has cleaned its own."""
+        tp = log.topic_partition
+        if tp not in self._cleaned and not log.is_internal:
+            self._cleaned[tp] = log.log_start_offset
+            self._note(tp)
+
+    def was_cut(self, tp: TopicPartition, offset: int) -> None:
+        """What the log gets from that offset on no pass has seen."""
+        known = self._cleaned.get(tp)
+        if known is not None and known > offset:
+            self._cleaned[tp] = offset
 
     def forget(self, tp: TopicPartition) -> None:
         """The partition is deleted."""
         self._cleaned.pop(tp, None)
-        if self._job is not None and self._job.log.topic_partition == tp:
+        self._asked.pop(tp, None)
+        self.uncleanable.pop(tp, None)
+        if self.is_cleaning(tp):
             self._stop()
 
-    def step(self, now_ms: int, budget_bytes: int = STEP_BYTES) -> bool:
-        """Do a bounded piece of work; returns whether there was any. Raises DiskFull or LogOffline, having stopped."""
+    def is_cleaning(self, tp: TopicPartition) -> bool:
+        """Whether a pass over it is under way: its old segments are not to be deleted now."""
+        return self._job is not None and self._job.log.topic_partition == tp
+
+    def ask_for(self, tp: TopicPartition) -> None:
+        """Clean the partition soon, however little of it is dirty."""
+        self._asked[tp] = _TRIES
+        self._scan_at_ms = -1
+
+    def close(self) -> None:
+        """Stop; returns when the worker does nothing more."""
+        job = self._job
+        self._stop()
+        if job is not None and job.pending is not None and not job.pending.wait(_STOP_S):
+            logger.warning("%s: its pass of compaction does not stop", job.log.topic_partition)
+
+    def _stop(self) -> None:
+        if self._job is not None:
+            self._job.compaction.stopped = True
+            self._job = None
+
+    # ---- a step
+
+    def step(self, now_ms: int, budget_bytes: int = -1, *, late_ms: float = 0) -> bool:
+        """Advance; returns whether a pass is under way. Call about every second.
+
+        ``late_ms`` is how late the loop runs its timers. Raises DiskFull or LogOffline, having stopped.
+        """
         if self._job is None and not self._begin(now_ms):
             return False
         job = self._job
         assert job is not None
-        done = 0
-        try:
-            while done < budget_bytes:
-                done += next(self._steps)
-        except StopIteration:
-            tp = job.log.topic_partition
-            self._cleaned[tp] = job.end
-            self._job = None
-            logger.info("%s: compacted %d bytes to %d", tp, job.bytes_before, job.bytes_after)
-        except Overtaken:
-            self._job = None
-        except DiskFailed as wrong:
-            self._job = None
-            job.log.fail(wrong)
-            raise LogOffline(job.log.directory, str(wrong)) from wrong
-        except (CorruptBatch, CodecError) as wrong:
-            self._job = None
-            self._skipped.add(job.log.topic_partition)
-            logger.error("%s is not compacted: %s", job.log.directory, wrong)
-        except Exception:
-            self._job = None
-            raise
+        if job.pending is None:
+            self._go_on(job, self._paced(late_ms) if budget_bytes < 0 else budget_bytes)
+            return True
+        if not job.pending.done:
+            return True
+        error, job.pending = job.pending.error, None
+        if job.log.offline or job.log.cuts != job.cuts:
+            error = Overtaken()
+        if error is None and job.ready is not None:
+            error = self._swap(job, now_ms)
+        if error is not None:
+            self._ended(job, error, now_ms)
+        else:
+            self._go_on(job, self._paced(late_ms) if budget_bytes < 0 else budget_bytes)
         return True
 
-    def _stop(self) -> None:
-        self._job = None
-        self._steps = iter(())
+    def _paced(self, late_ms: float) -> int:
+        if late_ms > BUSY_LOOP_MS:
+            self._budget_bytes = max(MIN_STEP_BYTES, self._budget_bytes // 2)
+        else:
+            self._budget_bytes = min(STEP_BYTES, self._budget_bytes * 2)
+        return int(min(self._budget_bytes, self._settings().max_bytes_per_second))
+
+    def _go_on(self, job: _Job, budget_bytes: int) -> None:
+        if job.ready is None:
+            job.pending = self._disk.work_later(partial(job.advance, max(1, budget_bytes)))
+        else:
+            job.pending = self._disk.work_later(_nothing)  # the note of the log is not durable yet
+
+    def _swap(self, job: _Job, now_ms: int) -> Exception | None:
+        """Swap what is ready; the error if that fails."""
+        assert job.ready is not None
+        if job.noted is not None:
+            if not job.noted.done:
+                return None
+            if job.noted.error is not None:
+                return job.noted.error
+        try:
+            swap_in(job.log, job.ready, now_ms)
+        except DiskError as wrong:
+            return wrong
+        job.ready = None
+        return None
+
+    def _ended(self, job: _Job, error: Exception, now_ms: int) -> None:
+        tp, compaction = job.log.topic_partition, job.compaction
+        self._stop()
+        if isinstance(error, StopIteration):
+            self._cleaned[tp] = compaction.end
+            self._asked.pop(tp, None)
+            self._scan_at_ms = -1
+            figures = compaction.figures
+            logger.info(
+                "%s: compacted %d bytes to %d, up to offset %d, %d keys", tp, figures.bytes_before,
+                figures.bytes_after, compaction.end, figures.keys,
+            )  # fmt: skip
+            return
+        self._scan_at_ms = now_ms + self._settings().backoff_ms
+        if job.ready is not None:
+            self._discard(job.log, job.ready)
+        if isinstance(error, Overtaken):
+            return
+        if isinstance(error, DiskFailed):
+            job.log.fail(error)
+            raise LogOffline(job.log.directory, str(error)) from error
+        if isinstance(error, CorruptBatch | CodecError):
+            self.uncleanable[tp] = str(error)
+            self._asked.pop(tp, None)
+            logger.error("%s is not compacted until the next start: %s", job.log.directory, error)
+            return
+        raise error
+
+    def _discard(self, log: Log, rewritten: Rewritten) -> None:
+        """A segment that is not swapped in after all; a restart would remove what is left of it."""
+        try:
+            base = rewritten.bases[0]
+            Segment(self._disk, log.directory, base, create=False, now_ms=0, suffix=CLEANED_SUFFIX).remove()
+        except DiskError as wrong:
+            logger.warning("%s: a rewritten segment is left behind: %s", log.directory, wrong)
+
+    # ---- the next pass
 
     def _begin(self, now_ms: int) -> bool:
-        """Choose the log with the largest dirty share, if one is dirty enough."""
-        best: tuple[float, Log, int, int] | None = None
-        for log in self._logs.values():
-            if log.is_internal and not log.offline and log.topic_partition not in self._skipped:
-                self._roll_early(log, now_ms)
-                found = self._dirt(log)
-                if found is not None and (best is None or found[0] > best[0]):
-                    best = (found[0], log, found[1], found[2])
-        if best is None:
+        """Choose the log with the largest dirty share among those that are due."""
+        if now_ms < self._scan_at_ms:
             return False
-        _, log, dirty_from, end = best
-        self._job = Compaction(self._disk, log, dirty_from, end, now_ms)
-        self._steps = self._job.run()
+        found = dirtiest(self._candidates(now_ms))
+        if found is None:
+            self._scan_at_ms = now_ms + self._settings().backoff_ms
+            return False
+        log, part = found
+        tp = log.topic_partition
+        noted = None
+        if tp not in self._cleaned:
+            self._cleaned[tp] = part.dirty_from
+            noted = self._note(tp)
+        if self._work_disk is None:
+            self._work_disk = self._disk.for_work()
+        self._job = _Job(log, Compaction(self._work_disk, self._plan(log, part, now_ms)), noted, now_ms)
         return True
 
-    def _roll_early(self, log: Log, now_ms: int) -> None:
-        """Close an active segment that outweighs all others: what isn't closed can't be compacted, only loaded."""
+    def _candidates(self, now_ms: int) -> Iterator[tuple[Log, Cleanable]]:
+        for tp, log in self._logs.items():
+            if not is_cleaned(log) or log.offline or tp in self.uncleanable:
+                continue
+            forced = tp in self._asked
+            try:
+                self._roll_early(log, now_ms, forced)
+                part = self.dirt(log, now_ms)
+            except (DiskFull, LogOffline) as wrong:
+                logger.warning("%s: compaction postponed: %s", tp, wrong)
+                continue
+            except DiskFailed as wrong:
+                log.fail(wrong)
+                continue
+            if is_due(part, _terms(log), forced=forced):
+                yield log, part
+            elif forced:
+                self._tried_in_vain(tp)
+
+    def _tried_in_vain(self, tp: TopicPartition) -> None:
+        """Its records may not be replicated yet, or in an open transaction."""
+        self._asked[tp] -= 1
+        if not self._asked[tp]:
+            del self._asked[tp]
+
+    def _roll_early(self, log: Log, now_ms: int, forced: bool) -> None:
+        """Close an active segment that a pass must reach now; what isn't closed can't be compacted.
+
+        Also one of an internal topic that outweighs all others: a coordinator reads all of it when it loads.
+        """
         active = log.segments.active
-        if active.size >= ROLL_BYTES and active.size > log.size_bytes - active.size:
+        if not active.size:
+            return
+        max_lag_ms = log.config.max_compaction_lag_ms
+        late = max_lag_ms < FOREVER_MS and roll_due(active.first_timestamp or -1, now_ms, max_lag_ms)
+        heavy = log.is_internal and active.size >= ROLL_BYTES and active.size > log.size_bytes - active.size
+        if late or heavy or forced:
             log.appender.roll(now_ms)
 
-    def _dirt(self, log: Log) -> tuple[float, int, int] | None:
-        """(share, first dirty offset, end) if the log is worth a pass."""
-        cleaned = self._cleaned.get(log.topic_partition, 0)
-        stable = log.last_stable_offset
-        end = dirty_from = log.segments.first.base_offset
-        clean_bytes = dirty_bytes = 0
-        for index, segment in enumerate(log.segments):
-            after = log.segments.end_of(index, log.log_end_offset)
-            if segment is log.segments.active or after > stable:
-                break
-            end = after
-            if after <= cleaned:
-                clean_bytes += segment.size
-                dirty_from = after
-            else:
-                dirty_bytes += segment.size
-        if not dirty_bytes or dirty_bytes < log.config.min_cleanable_dirty_ratio * (clean_bytes + dirty_bytes):
-            return None
-        return dirty_bytes / (clean_bytes + dirty_bytes), dirty_from, end
+    def dirt(self, log: Log, now_ms: int) -> Cleanable:
+        """What a pass over the log would find now. Raises DiskFull or DiskFailed."""
+        terms = _terms(log)
+        dated, lagging = terms.min_lag_ms > 0, terms.max_lag_ms < FOREVER_MS
+        closed = [
+            SegmentFigures(
+                segment.base_offset,
+                log.segments.end_of(index, log.log_end_offset),
+                segment.size,
+                segment.max_timestamp[0] if dated else -1,
+                (segment.first_timestamp or -1) if lagging else -1,
+            )
+            for index, segment in enumerate(log.segments)
+            if segment is not log.segments.active
+        ]
+        first = first_dirty_offset(self._cleaned.get(log.topic_partition), log.log_start_offset, log.log_end_offset)
+        return cleanable_part(closed, first, log.last_stable_offset, terms, now_ms)
+
+    def _plan(self, log: Log, part: Cleanable, now_ms: int) -> PassPlan:
+        config = log.config
+        segments = [
+            (segment.base_offset, log.segments.end_of(index, log.log_end_offset))
+            for index, segment in enumerate(log.segments)
+            if segment.base_offset < part.end
+        ]
+        return PassPlan(
+            directory=log.directory,
+            segments=tuple(segments),
+            dirty_from=part.dirty_from,
+            end=part.end,
+            now_ms=now_ms,
+            aborted=tuple(log.reader.aborted_entries()),
+            producers=dict(log.producers.entries),
+            segment_bytes=config.segment_bytes,
+            segment_index_bytes=config.segment_index_bytes,
+            index_interval_bytes=config.index_interval_bytes,
+            delete_retention_ms=config.delete_retention_ms,
+            inflate_limit=log.settings.inflate_limit,
+            keys=map_size(self._settings(), part.end - part.dirty_from),
+        )
+
+
+def is_cleaned(log: Log) -> bool:
+    """Whether passes are made over that log."""
+    return log.is_internal
+
+
+def map_size(settings: CleanerSettings, offsets: int) -> MapSize:
+    """A map for that many offsets, as far as the settings allow one."""
+    slots = max(2, min(settings.dedupe_buffer_bytes, _MAX_MAP_BYTES) // SLOT_BYTES)
+    enough = int(offsets / _LOAD_FACTOR) + 2
+    slots = min(slots, enough)
+    return MapSize(slots, min(slots - 1, max(1, int(slots * _LOAD_FACTOR))), new_secret())
+
+
+def _terms(log: Log) -> CleaningTerms:
+    config = log.config
+    return CleaningTerms(config.min_cleanable_dirty_ratio, config.min_compaction_lag_ms, config.max_compaction_lag_ms)
+
+
+def _nothing() -> None:
+    pass

@@ -1,141 +1,219 @@
 """Rewriting closed segments so that only the last record of each key is left, transactions respected.
 
-One :class:`Compaction` is one pass over one log, cut into steps so that the loop never waits long. It reads closed
-segments below the last stable offset, writes ``.cleaned`` files, and swaps them in: ``.cleaned`` to ``.swap`` once they
-are durable, the old segments removed (slices stay readable), ``.swap`` to its final name. A crash between any two
-of these is finished or undone by recovery. What is kept, as Kafka keeps it:
+One :class:`Compaction` is one pass over one log, cut into steps. It works on a plan, which is a value, and on files
+that nothing changes any more, so a worker's thread does it; what it needs of the log's present state was copied before.
+A step reads closed segments below the last stable offset and writes ``.cleaned`` files. The loop swaps them in
+(:func:`swap_in`): ``.cleaned`` to ``.swap`` once they are durable, the old segments removed (slices stay readable),
+``.swap`` to its final name. A crash between any two of these is finished or undone by recovery.
 
-- offsets, and the first and last offset of a rewritten batch;
-- the last batch of a producer that is still known, if need be without records, for its sequence;
-- a tombstone, and a marker whose transaction has no records left, for ``delete.retention.ms`` after they were first
-  seen so (the horizon stands in the batch's header, KIP-534);
-- a marker as long as any record of its transaction is kept.
+What is kept, as Kafka keeps it, is in ``brokers.log.retained`` and ``_native.compact``. The last batch of each new
+segment stays, if need be without records: the next segment's base then follows on it, as in a log without holes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
-from _native.batch import Admitted, BatchHeader, encode_records, parse_header
+from _native.batch import Admitted, BatchHeader, encode_records, parse_header, validate_batch
+from _native.compact import KeyMap, collect_keys, keep_records
+from _native.errors import CorruptBatch
 from brokers.log import recovery
 from brokers.log.failures import DiskFailed, DiskFull
 from brokers.log.files import DiskPort
 from brokers.log.indexes import AbortedTxn
-from brokers.log.log import Log
 from brokers.log.producers import admitted_of
-from brokers.log.segment import CLEANED_SUFFIX, SWAP_SUFFIX, Segment
-from brokers.log.validation import batch_records, build_batch
+from brokers.log.retained import (
+    DELETE_HORIZON_BIT,
+    BatchVerdict,
+    KnownProducer,
+    MetTransactions,
+    delete_horizon,
+    verdict_on_data,
+    verdict_on_marker,
+)
+from brokers.log.segment import (
+    CLEANED_SUFFIX,
+    MAX_POSITION,
+    OFFSET_INDEX_SUFFIX,
+    SWAP_SUFFIX,
+    TIME_INDEX_SUFFIX,
+    Segment,
+    file_stem,
+)
+from brokers.log.state import LogState
+from brokers.log.validation import CODEC_MASK, batch_records, build_batch, read_marker
 from wire import compression
+from wire.types import NO_TIMESTAMP
 
-DELETE_HORIZON_BIT = 0x40
-MAX_KEYS = 2_000_000
+_HEADER_SIZE = 61
 _INT32_MAX = 2**31 - 1
+Batch = memoryview | bytearray
 
 
 class Overtaken(Exception):
     """The log was cut or deleted while it was being compacted; the pass is void."""
 
 
-class Compaction:
-    """One pass. ``run`` yields after each chunk with the bytes it handled; nothing is visible before a swap."""
+class MapSize(NamedTuple):
+    """Of the map of keys: its slots, the keys that it takes, and the secret of this pass."""
 
-    def __init__(self, disk: DiskPort, log: Log, dirty_from: int, end: int, now_ms: int) -> None:
-        """Records in [``dirty_from``, ``end``) supersede; everything below ``end`` (a segment's base) is rewritten."""
-        self.disk = disk
-        self.log = log
-        self.dirty_from = dirty_from
-        self.end = end
-        self.now_ms = now_ms
+    slots: int
+    limit: int
+    secret: bytes
+
+
+class PassPlan(NamedTuple):
+    """All that a pass knows. Keys in [``dirty_from``, ``end``) supersede; everything below ``end`` is rewritten."""
+
+    directory: str
+    segments: tuple[tuple[int, int], ...]
+    """Base and end offsets of the closed segments below ``end``, rising."""
+    dirty_from: int
+    end: int
+    now_ms: int
+    aborted: tuple[AbortedTxn, ...]
+    producers: Mapping[int, KnownProducer]
+    segment_bytes: int
+    segment_index_bytes: int
+    index_interval_bytes: int
+    delete_retention_ms: int
+    inflate_limit: int
+    keys: MapSize
+
+
+class Rewritten(NamedTuple):
+    """A ``.cleaned`` segment, durable, that takes the place of those with these base offsets."""
+
+    bases: tuple[int, ...]
+
+
+class Figures:
+    """What a pass has done so far."""
+
+    __slots__ = ("bytes_after", "bytes_before", "keys", "records_after", "records_before")
+
+    def __init__(self) -> None:
         self.bytes_before = 0
         self.bytes_after = 0
-        self._cuts = log.cuts
-        self._latest: dict[bytes, int] = {}
-        self._aborted: dict[int, list[AbortedTxn]] = {}
-        self._open_data: set[int] = set()
-        self._kept_markers: set[int] = set()
+        self.records_before = 0
+        self.records_after = 0
+        self.keys = 0
 
-    def run(self) -> Iterator[int]:
-        """Do it; raises Overtaken, LogOffline or DiskFull, after which the log is as it was or partly compacted."""
-        segments = [segment for segment in self.log.segments if segment.base_offset < self.end]
-        for entry in self.log.reader.aborted_entries():
-            self._aborted.setdefault(entry.producer_id, []).append(entry)
-        yield from self._learn(segments)
-        segments = [segment for segment in segments if segment.base_offset < self.end]
-        for group in self._groups(segments):
+
+class Compaction:
+    """One pass. ``run`` yields after each chunk with the bytes it read and wrote; nothing is visible before a swap."""
+
+    def __init__(self, disk: DiskPort, plan: PassPlan) -> None:
+        """``disk`` is used by the thread that advances ``run``, one call at a time."""
+        self.disk = disk
+        self.plan = plan
+        self.end = plan.end
+        """Where the pass ends: below the plan's end if the map was full."""
+        self.figures = Figures()
+        self.stopped = False
+        """Set from outside: the next step ends with Overtaken."""
+        self._keys = KeyMap(*plan.keys)
+        self._met = MetTransactions(plan.aborted)
+        self._read = 0
+
+    def run(self) -> Iterator[int | Rewritten]:
+        """Do it. Raises Overtaken, DiskFull, DiskFailed, CorruptBatch or CodecError, after which nothing is left over
+        but what was handed out as :class:`Rewritten`.
+        """
+        yield from self._collect()
+        self.figures.keys = len(self._keys)
+        for group in self._groups():
             yield from self._rewrite(group)
-
-    def _check(self) -> None:
-        if self.log.offline or self.log.cuts != self._cuts:
-            raise Overtaken
 
     # ---- which record of a key is the last
 
-    def _learn(self, segments: list[Segment]) -> Iterator[int]:
-        latest = self._latest
-        limit = self.log.settings.inflate_limit
-        for segment in segments:
-            if segment.base_offset < self.dirty_from:
+    def _collect(self) -> Iterator[int]:
+        plan, keys = self.plan, self._keys
+        met = MetTransactions(entry for entry in plan.aborted if entry.last_offset >= plan.dirty_from)
+        for base, end in plan.segments:
+            if end <= plan.dirty_from:
                 continue
-            if len(latest) > MAX_KEYS:
-                # What is known is right for all before; the rest waits for the next pass.
-                self.end = segment.base_offset
-                return
-            for _, data, found in segment.chunks():
+            for data, found in self._chunks(base, end):
                 for at, header in found:
-                    if header.is_control or self._is_aborted(header):
+                    if header.is_control or header.last_offset < plan.dirty_from or met.is_aborted(header):
                         continue
-                    for record in batch_records(data, at, header, limit):
-                        if record.key is not None:
-                            latest[record.key] = record.offset
+                    full = collect_keys(self._payload(data, at, header), header, keys, plan.dirty_from)
+                    if full >= 0:
+                        self.end = full  # what is known is right for all before; the rest waits for the next pass
+                        return
                 yield len(data)
-                self._check()
 
-    def _is_aborted(self, header: BatchHeader) -> bool:
-        if not header.is_transactional:
-            return False
-        return any(
-            entry.first_offset <= header.base_offset <= entry.last_offset
-            for entry in self._aborted.get(header.producer_id, ())
-        )
+    def _chunks(self, base: int, end: int) -> Iterator[tuple[bytes, list[tuple[int, BatchHeader]]]]:
+        """A segment's batches, each sound and where it belongs. Raises CorruptBatch, Overtaken, DiskError."""
+        segment = Segment(self.disk, self.plan.directory, base, create=False, now_ms=self.plan.now_ms)
+        expected, reached = base, 0
+        try:
+            for position, data, found in segment.chunks():
+                if self.stopped:
+                    raise Overtaken
+                for at, header in found:
+                    validate_batch(data, at)
+                    if header.base_offset < expected or header.last_offset >= end:
+                        raise CorruptBatch(f"offset {header.base_offset} where {expected} to {end} is expected", at)
+                    expected = header.last_offset + 1
+                last_at, last = found[-1]
+                reached = position + last_at + last.size
+                yield data, found
+            if reached != segment.size:
+                raise CorruptBatch("a closed segment ends in half a batch", reached)
+        finally:
+            segment.unload()
+
+    def _payload(self, data: bytes | Batch, at: int, header: BatchHeader) -> bytes | memoryview:
+        payload = memoryview(data)[at + _HEADER_SIZE : at + header.size]
+        if not header.codec or not header.record_count:
+            return payload
+        return compression.decompress(header.codec, payload, self.plan.inflate_limit)
 
     # ---- rewriting
 
-    def _groups(self, segments: list[Segment]) -> Iterator[list[Segment]]:
+    def _groups(self) -> Iterator[list[tuple[int, int]]]:
         """Neighbours that fit into one new segment."""
-        group: list[Segment] = []
-        size = 0
-        ends = [segment.base_offset for segment in segments[1:]] + [self.end]
-        for segment, end in zip(segments, ends, strict=True):
-            if group and (
-                size + segment.size > self.log.config.segment_bytes or end - group[0].base_offset > _INT32_MAX
-            ):
+        plan = self.plan
+        group: list[tuple[int, int]] = []
+        sizes = [0, 0, 0]
+        for base, end in plan.segments:
+            if base >= self.end:
+                break
+            stem = f"{plan.directory}/{file_stem(base)}"
+            mine = [
+                self.disk.size(stem + ".log") or 0,
+                self.disk.size(stem + OFFSET_INDEX_SUFFIX) or 0,
+                self.disk.size(stem + TIME_INDEX_SUFFIX) or 0,
+            ]
+            sums = [one + more for one, more in zip(sizes, mine, strict=True)]
+            too_much = sums[0] > plan.segment_bytes or max(sums[1:]) > plan.segment_index_bytes
+            if group and (too_much or end - group[0][0] > _INT32_MAX):
                 yield group
-                group, size = [], 0
-            group.append(segment)
-            size += segment.size
+                group, sums = [], mine
+            group.append((base, end))
+            sizes = sums
         if group:
             yield group
 
-    def _rewrite(self, group: list[Segment]) -> Iterator[int]:
-        log = self.log
-        cleaned = Segment(
-            self.disk, log.directory, group[0].base_offset, create=True, now_ms=self.now_ms, suffix=CLEANED_SUFFIX
-        )
+    def _rewrite(self, group: list[tuple[int, int]]) -> Iterator[int | Rewritten]:
+        plan = self.plan
+        base, group_end = group[0][0], group[-1][1]
+        cleaned = Segment(self.disk, plan.directory, base, create=True, now_ms=plan.now_ms, suffix=CLEANED_SUFFIX)
         try:
             cleaned.log.truncate(0)
             cleaned.reset_indexes()
-            changed = len(group) > 1
-            for segment in group:
-                for _, data, found in segment.chunks():
-                    changed = self._filter(cleaned, data, found) or changed
-                    yield len(data)
-                    self._check()
-                for entry in segment.txn_index:
-                    if entry.last_offset in self._kept_markers:
-                        cleaned.add_aborted(entry)
-            self.bytes_before += sum(segment.size for segment in group)
-            self.bytes_after += cleaned.size
+            changed, before = len(group) > 1, 0
+            for first, end in group:
+                for data, found in self._chunks(first, end):
+                    written = cleaned.size
+                    changed = self._filter(cleaned, data, found, group_end) or changed
+                    before += len(data)
+                    yield len(data) + cleaned.size - written
+            self.figures.bytes_before += before
             if not changed:
+                self.figures.bytes_after += before
                 cleaned.remove()
                 return
             cleaned.seal()
@@ -143,112 +221,117 @@ class Compaction:
         except BaseException:
             cleaned.remove()
             raise
-        self._swap(group, cleaned)
+        self.figures.bytes_after += cleaned.size
+        cleaned.unload()
+        yield Rewritten(tuple(first for first, _ in group))
 
-    def _swap(self, group: list[Segment], cleaned: Segment) -> None:
-        log = self.log
-        cleaned.change_suffix(SWAP_SUFFIX)
-        self.disk.sync_directory(log.directory)
-        try:
-            for segment in group:
-                log.take_out(segment)
-                segment.remove()
-            cleaned.change_suffix("")
-        except DiskFull as wrong:
-            # Half a swap is recovery's to finish; nothing here needs room, so the file system is not sane.
-            raise DiskFailed(log.directory, f"compaction's swap: {wrong.reason}") from wrong
-        log.segments.add(cleaned)
-        log.dirty_names = True
-        for segment in group[1:]:
-            self.disk.remove(recovery.snapshot_path(log.directory, segment.base_offset))
-
-    def _filter(self, cleaned: Segment, data: bytes, found: list[tuple[int, BatchHeader]]) -> bool:
+    def _filter(self, cleaned: Segment, data: bytes, found: list[tuple[int, BatchHeader]], group_end: int) -> bool:
         """Append what is kept of a chunk's batches; returns whether anything differs from before."""
         out = bytearray()
         placed: list[Admitted] = []
         changed = False
         for at, header in found:
             whole = memoryview(data)[at : at + header.size]
-            kept = self._marker(whole, header) if header.is_control else self._data(whole, header)
+            if header.is_control:
+                kept = self._marker(cleaned, whole, header, group_end)
+            else:
+                kept = self._data(whole, header, group_end)
+            self.figures.records_before += header.record_count
             changed = changed or kept is not whole
             if kept is None:
                 continue
-            after = header
-            if kept is not whole:
-                after = _reread(kept, header)
+            after = header if kept is whole else _reread(kept, header)
+            self.figures.records_after += after.record_count
             placed.append(admitted_of(after))
             out += kept
         if out:
-            cleaned.append((out,), placed, self.log.config.index_interval_bytes)
+            if cleaned.size + len(out) > MAX_POSITION:
+                raise CorruptBatch("the rewritten segment does not fit into one file", cleaned.size)
+            cleaned.append((out,), placed, self.plan.index_interval_bytes)
         return changed
 
-    def _marker(self, batch: memoryview, header: BatchHeader) -> memoryview | bytearray | None:
-        if header.producer_id in self._open_data:
-            self._open_data.discard(header.producer_id)
-            self._kept_markers.add(header.base_offset)
-            return batch
-        horizon = _horizon(header)
-        entry = self.log.producers.entries.get(header.producer_id)
-        last_of_producer = entry is not None and entry.epoch == header.producer_epoch
-        if horizon is not None and horizon <= self.now_ms and not last_of_producer:
+    def _marker(self, cleaned: Segment, batch: memoryview, header: BatchHeader, group_end: int) -> Batch | None:
+        plan = self.plan
+        marker = read_marker(batch, 0, header)
+        verdict = verdict_on_marker(header, marker, self._met, plan.producers, group_end, plan.now_ms)
+        if verdict.aborted is not None:
+            cleaned.add_aborted(verdict.aborted)
+        if verdict.drop:
             return None
-        self._kept_markers.add(header.base_offset)
-        return batch if horizon is not None else self._with_horizon(batch, header)
+        return self._with_horizon(batch, header) if verdict.needs_horizon else batch
 
-    def _data(self, batch: memoryview, header: BatchHeader) -> memoryview | bytearray | None:
-        aborted = self._is_aborted(header)
-        horizon = _horizon(header)
-        gone = horizon is not None and horizon <= self.now_ms
-        records = [] if not header.record_count else batch_records(batch, 0, header, self.log.settings.inflate_limit)
-        latest = self._latest
-        kept = (
-            []
-            if aborted
-            else [
-                record
-                for record in records
-                if record.key is not None
-                and latest.get(record.key, -1) <= record.offset
-                and not (gone and record.value is None)
-            ]
-        )
-        if not kept:
-            entry = self.log.producers.entries.get(header.producer_id)
-            if entry is None or entry.last_offset != header.last_offset:
-                return None
-        if header.is_transactional:
-            self._open_data.add(header.producer_id)
-        needs_horizon = horizon is None and any(record.value is None for record in kept)
-        if len(kept) == len(records) and not needs_horizon:
+    def _data(self, batch: memoryview, header: BatchHeader, group_end: int) -> Batch | None:
+        plan = self.plan
+        verdict = verdict_on_data(header, self._met, plan.producers, group_end)
+        if verdict.drop:
+            return None
+        if verdict.empty or not header.record_count:
+            return _emptied(batch, header, verdict)
+        if header.base_offset >= self.end:
             return batch
+        horizon = delete_horizon(header)
+        kept = keep_records(
+            self._payload(batch, 0, header), header, self._keys, self.end,
+            horizon is not None and horizon <= plan.now_ms,
+            plan.now_ms + plan.delete_retention_ms if horizon is None else -1,
+        )  # fmt: skip
+        if kept.payload is None:
+            return batch
+        if not kept.record_count:
+            return _emptied(batch, header, verdict)
         after = header._replace(
-            record_count=len(kept),
-            max_timestamp=max((record.timestamp for record in kept), default=header.max_timestamp),
+            record_count=kept.record_count, max_timestamp=kept.max_timestamp, base_timestamp=kept.base_timestamp
         )
-        if needs_horizon:
-            after = after._replace(
-                attributes=header.attributes | DELETE_HORIZON_BIT,
-                base_timestamp=self.now_ms + self.log.config.delete_retention_ms,
-            )
-        payload = encode_records(kept, header.base_offset, after.base_timestamp)
-        return build_batch(after, compression.compress(header.codec, payload) if kept else b"")
+        if kept.base_timestamp != header.base_timestamp:
+            after = after._replace(attributes=header.attributes | DELETE_HORIZON_BIT)
+        return build_batch(after, compression.compress(header.codec, kept.payload))
 
-    def _with_horizon(self, batch: memoryview, header: BatchHeader) -> bytearray:
-        records = batch_records(batch, 0, header, self.log.settings.inflate_limit)
+    def _with_horizon(self, batch: memoryview, header: BatchHeader) -> Batch:
+        records = batch_records(batch, 0, header, self.plan.inflate_limit)
         after = header._replace(
             attributes=header.attributes | DELETE_HORIZON_BIT,
-            base_timestamp=self.now_ms + self.log.config.delete_retention_ms,
+            base_timestamp=self.plan.now_ms + self.plan.delete_retention_ms,
         )
         payload = encode_records(records, header.base_offset, after.base_timestamp)
         return build_batch(after, compression.compress(header.codec, payload))
 
 
-def _horizon(header: BatchHeader) -> int | None:
-    return header.base_timestamp if header.attributes & DELETE_HORIZON_BIT else None
+def _emptied(batch: memoryview, header: BatchHeader, verdict: BatchVerdict) -> Batch | None:
+    """The batch without its records, as Kafka writes such a one: no codec, no delete horizon."""
+    if not verdict.keep_empty:
+        return None
+    attributes = header.attributes & ~(CODEC_MASK | DELETE_HORIZON_BIT)
+    if not header.record_count and attributes == header.attributes and header.size == _HEADER_SIZE:
+        return batch
+    return build_batch(header._replace(attributes=attributes, base_timestamp=NO_TIMESTAMP, record_count=0), b"")
 
 
-def _reread(batch: memoryview | bytearray, before: BatchHeader) -> BatchHeader:
+def _reread(batch: Batch, before: BatchHeader) -> BatchHeader:
     after = parse_header(batch)
     assert after.base_offset == before.base_offset
     assert after.last_offset == before.last_offset
     return after
+
+
+def swap_in(log: LogState, rewritten: Rewritten, now_ms: int) -> None:
+    """Put a rewritten segment into the place of those that it replaces. On the loop's thread; the log is as it was when
+    the pass was planned, but for what was appended. Raises DiskFull, before anything changed, or DiskFailed.
+    """
+    base, bases = rewritten.bases[0], set(rewritten.bases)
+    group = [segment for segment in log.segments if segment.base_offset in bases]
+    assert len(group) == len(bases), "the log was cut"
+    cleaned = Segment(log.disk, log.directory, base, create=False, now_ms=now_ms, suffix=CLEANED_SUFFIX)
+    cleaned.change_suffix(SWAP_SUFFIX)
+    log.disk.sync_directory(log.directory)
+    try:
+        for segment in group:
+            log.take_out(segment)
+            segment.remove()
+        cleaned.change_suffix("")
+    except DiskFull as wrong:
+        # Half a swap is recovery's to finish; nothing here needs room, so the file system is not sane.
+        raise DiskFailed(log.directory, f"compaction's swap: {wrong.reason}") from wrong
+    log.segments.add(cleaned)
+    log.dirty_names = True
+    for segment in group[1:]:
+        log.disk.remove(recovery.snapshot_path(log.directory, segment.base_offset))

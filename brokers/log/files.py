@@ -21,7 +21,7 @@ from typing import Protocol
 from _native.files import OpenFile
 from _native.io import Mapping
 from brokers.log import preallocation
-from brokers.log.background import LARGE, PendingSync, Removals, Worker, remove_file, remove_tree
+from brokers.log.background import LARGE, PendingSync, PendingWork, Removals, Worker, remove_file, remove_tree
 from brokers.log.failures import DirectoryInUse, DiskError, DiskFailed, DiskFull, disk_error
 from brokers.log.mappings import Mappings
 
@@ -169,6 +169,14 @@ class DiskPort(Protocol):
 
     def sync_file_system(self, path: str) -> None:
         """Make durable whatever was written to the file system that holds ``path``."""
+        ...
+
+    def work_later(self, work: Callable[[], object]) -> PendingWork:
+        """Call ``work`` in the background, one such after the other. It uses no file and no disk of the caller's."""
+        ...
+
+    def for_work(self) -> DiskPort:
+        """The same disk for ``work_later``'s thread: it shares no descriptor and no memory with this one."""
         ...
 
     def lock(self, path: str) -> DiskLock:
@@ -337,6 +345,7 @@ class RealDisk:
         self.removals = Removals(max_open // 4)
         self.preallocation = preallocation.Preallocation()
         self._syncs = Worker("log sync")
+        self._works = Worker("log cleaner")
 
     def open_descriptor(self, file: RealFile) -> int:
         """Open a file's descriptor, closing others that were not used lately if there are too many."""
@@ -461,6 +470,14 @@ class RealDisk:
         pending = PendingSync(paths)
         self._syncs.do(pending.run)
         return pending
+
+    def work_later(self, work: Callable[[], object]) -> PendingWork:
+        pending = PendingWork(work)
+        self._works.do(pending.run)
+        return pending
+
+    def for_work(self) -> DiskPort:
+        return RealDisk(_MIN_OPEN_FILES, mapped=False)
 
     def sync_file_system(self, path: str) -> None:
         with _Translate(path):

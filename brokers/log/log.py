@@ -46,11 +46,15 @@ class Log(LogState):
         recovery_point: int = 0,
         log_start_offset: int = 0,
         high_watermark: int = 0,
+        may_have_holes: bool = False,
         on_failure: Callable[[LogState, DiskFailed], None] | None = None,
         warned_topics: set[str] | None = None,
         checkpoint: Callable[[], None] | None = None,
     ) -> Log:
-        """Load the directory (made if absent), recovering it unless it was closed ``clean``. Raises DiskError."""
+        """Load the directory (made if absent), recovering it unless it was closed ``clean``. Raises DiskError.
+
+        ``may_have_holes``: it was compacted, or its leader's log was, whatever the topic's settings say now.
+        """
         settings = settings or LogSettings()
         loaded = recovery.load_log(
             disk,
@@ -62,7 +66,9 @@ class Log(LogState):
             recovery_point=recovery_point,
             log_start_offset=log_start_offset,
             index_interval_bytes=config.index_interval_bytes,
-            may_have_holes=topic_partition.topic in INTERNAL_TOPICS or "compact" in config.cleanup_policy,
+            may_have_holes=may_have_holes
+            or topic_partition.topic in INTERNAL_TOPICS
+            or "compact" in config.cleanup_policy,
         )
         return cls(
             disk, directory, topic_partition, config, settings, loaded, topic_id=topic_id,

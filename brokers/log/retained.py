@@ -7,7 +7,7 @@ batch's delete horizon (KIP-534). Here: what a batch's transaction and its produ
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from _native.batch import BatchHeader
 from brokers.log.indexes import AbortedTxn
@@ -17,11 +17,18 @@ from wire.types import NO_PRODUCER_ID
 DELETE_HORIZON_BIT = 0x40
 
 
-class LastOfProducer(NamedTuple):
-    """What is remembered of a producer: its epoch, and the last offset of its last batch with records, or -1."""
+class KnownProducer(Protocol):
+    """What is remembered of a producer; ``ProducerEntry`` is one."""
 
-    epoch: int
-    last_offset: int
+    @property
+    def epoch(self) -> int:
+        """Its epoch."""
+        ...
+
+    @property
+    def last_offset(self) -> int:
+        """The last offset of its last batch with records, or -1."""
+        ...
 
 
 class BatchVerdict(NamedTuple):
@@ -71,16 +78,18 @@ class MetTransactions:
         waiting = self._waiting
         while self._next < len(waiting) and waiting[self._next].first_offset <= last_offset:
             entry = waiting[self._next]
-            self._aborted.setdefault(entry.producer_id, (entry, False))
+            known = self._aborted.get(entry.producer_id)
+            if known is None or known[0].last_offset < entry.first_offset:
+                self._aborted[entry.producer_id] = (entry, False)
             self._next += 1
 
     def is_aborted(self, header: BatchHeader) -> bool:
-        """Meet a batch of data; whether its transaction was aborted."""
+        """Meet a batch of data; whether its transaction was aborted. Markers need not be met for that."""
         self._reach(header.last_offset)
         if not header.is_transactional:
             return False
         known = self._aborted.get(header.producer_id)
-        if known is None:
+        if known is None or known[0].last_offset < header.base_offset:
             self._committed.add(header.producer_id)
             return False
         self._aborted[header.producer_id] = (known[0], True)
@@ -105,7 +114,7 @@ class MetTransactions:
         return not met and not left, entry if met else None
 
 
-def is_last_of_producer(header: BatchHeader, producers: Mapping[int, LastOfProducer]) -> bool:
+def is_last_of_producer(header: BatchHeader, producers: Mapping[int, KnownProducer]) -> bool:
     """Whether sequences (or the epoch) of a producer that is still known could not be rebuilt without this batch."""
     if header.producer_id == NO_PRODUCER_ID:
         return False
@@ -118,7 +127,7 @@ def is_last_of_producer(header: BatchHeader, producers: Mapping[int, LastOfProdu
 
 
 def verdict_on_data(
-    header: BatchHeader, transactions: MetTransactions, producers: Mapping[int, LastOfProducer], end: int
+    header: BatchHeader, transactions: MetTransactions, producers: Mapping[int, KnownProducer], end: int
 ) -> BatchVerdict:
     """On a batch of data. ``end`` is where the pass ends: its last batch stays, so that the end can be rebuilt."""
     aborted = transactions.is_aborted(header)
@@ -132,7 +141,7 @@ def verdict_on_marker(
     header: BatchHeader,
     marker: Marker | None,
     transactions: MetTransactions,
-    producers: Mapping[int, LastOfProducer],
+    producers: Mapping[int, KnownProducer],
     end: int,
     now_ms: int,
 ) -> BatchVerdict:

@@ -104,7 +104,7 @@ def guarded(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P
 class Calls:
     """What a log tells its store: its disk failed, a checkpoint is due, there is no room, its start has moved."""
 
-    __slots__ = ("checkpoint", "on_failure", "on_full", "save_starts", "saved_start")
+    __slots__ = ("checkpoint", "on_cut", "on_failure", "on_full", "on_hole", "save_starts", "saved_start")
 
     def __init__(
         self,
@@ -117,6 +117,10 @@ class Calls:
         self.on_full: Callable[[LogState, DiskFull], None] | None = None
         self.save_starts: Callable[[], None] | None = None
         """Writes the starts of all logs of the directory."""
+        self.on_cut: Callable[[LogState, int], None] | None = None
+        """The log was cut at that offset."""
+        self.on_hole: Callable[[LogState], None] | None = None
+        """The log is about to get batches with a hole between them, as compaction leaves it."""
         self.saved_start = saved_start
         """The start that the directory's checkpoint or the first segment says."""
 

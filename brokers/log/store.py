@@ -17,9 +17,10 @@ from operator import attrgetter
 
 from brokers.config import BrokerConfig, TopicConfig
 from brokers.log import checkpoints
+from brokers.log.background import PendingSync
 from brokers.log.checkpointing import Checkpoints
 from brokers.log.checkpoints import CleanStop, DamagedFile
-from brokers.log.cleaner import Cleaner, delete_old_segments
+from brokers.log.cleaner import Cleaner, CleanerSettings, delete_old_segments
 from brokers.log.directories import DirectoryUsage, LogDirectory
 from brokers.log.failures import DiskError, DiskFailed, DiskFull, ForeignDirectory, LogOffline, StoreRefused
 from brokers.log.files import DiskPort
@@ -99,7 +100,9 @@ class LogStore:
         self.directories = [LogDirectory(path.rstrip("/") or "/") for path in config.log_dirs]
         self._logs: dict[TopicPartition, Log] = {}
         self._homes: dict[TopicPartition, LogDirectory] = {}
-        self._cleaner = Cleaner(disk, self._logs)
+        self.broker_config: Callable[[], BrokerConfig] = lambda: config
+        """The broker's settings as they are now."""
+        self._cleaner = Cleaner(disk, self._logs, self._cleaner_settings, self._note_cleaned)
         self._deletions = 0
         self._checkpoints = Checkpoints(disk, self.directories, self._logs_of, self._cleaner.progress, self._failed)
         self._next_retention_ms = -1
@@ -149,7 +152,7 @@ class LogStore:
         recovery_points = self._read_offsets(path, checkpoints.RECOVERY_POINT_CHECKPOINT)
         starts = self._read_offsets(path, checkpoints.LOG_START_CHECKPOINT)
         watermarks = self._read_offsets(path, checkpoints.HIGH_WATERMARK_CHECKPOINT)
-        self._cleaner.restore(self._read_offsets(path, checkpoints.CLEANER_CHECKPOINT))
+        cleaned, damaged = self._read_cleaned(directory)
         self._remove_clean_stop(directory)
         absent = {*recovery_points, *starts}
         checkpoint = partial(self._checkpoints.write_recovery_points, directory)
@@ -181,6 +184,7 @@ class LogStore:
                 recovery_point=recovery_points.get(tp, 0),
                 log_start_offset=starts.get(tp, 0),
                 high_watermark=watermarks.get(tp, 0),
+                may_have_holes=damaged or tp in cleaned,
                 on_failure=self._disk_failed,
                 warned_topics=self._warned_topics,
                 checkpoint=checkpoint,
@@ -321,11 +325,36 @@ class LogStore:
             logger.warning("%s: %s; ignored", path, wrong)
             return {}
 
+    def _read_cleaned(self, directory: LogDirectory) -> tuple[dict[TopicPartition, int], bool]:
+        """How far its logs are clean; and whether that can't be read: then each of them may have holes."""
+        data = self._disk.read(f"{directory.path}/{checkpoints.CLEANER_CHECKPOINT}")
+        if data is None:
+            return {}, False
+        self._checkpoints.had_cleaner_file(directory)
+        try:
+            cleaned = checkpoints.decode_offsets(data, checkpoints.CLEANER_CHECKPOINT)
+        except DamagedFile as wrong:
+            logger.warning("%s: %s; all logs are cleaned anew", directory.path, wrong)
+            return {}, True
+        self._cleaner.restore(cleaned)
+        return cleaned, False
+
+    def _cleaner_settings(self) -> CleanerSettings:
+        config = self.broker_config()
+        return CleanerSettings(
+            config.log_cleaner_dedupe_buffer_size, config.log_cleaner_io_max_bytes_per_second,
+            config.log_cleaner_backoff_ms,
+        )  # fmt: skip
+
+    def _note_cleaned(self, tp: TopicPartition) -> PendingSync:
+        return self._checkpoints.write_cleaned(self._homes[tp])
+
     def close(self, *, clean: bool = True, broker_epoch: int = -1, live_broker: LiveBroker | None = None) -> None:
         """Close all logs; when ``clean``, flushed, checkpointed and marked so: the next start needn't check them.
 
         ``live_broker`` goes into the marker: the next start is then known to have lost nothing since.
         """
+        self._cleaner.close()
         for directory in self.directories:
             if directory.offline:
                 continue
@@ -447,6 +476,8 @@ class LogStore:
         self._logs[log.topic_partition] = log
         self._homes[log.topic_partition] = directory
         log.calls.on_full = self._no_room
+        log.calls.on_cut = lambda log, offset: self._cleaner.was_cut(log.topic_partition, offset)
+        log.calls.on_hole = self._hole_in
         log.calls.save_starts = partial(self._checkpoints.write_starts, directory)
 
     def delete(self, tp: TopicPartition) -> None:
@@ -515,6 +546,9 @@ class LogStore:
         for log in self._logs_of(directory):
             log.offline = True
 
+    def _hole_in(self, log: LogState) -> None:
+        self._quietly(partial(self._cleaner.may_have_holes, log))
+
     def _no_room(self, log: LogState, wrong: DiskFull) -> None:
         directory = self._homes.get(log.topic_partition)
         if directory is None:
@@ -562,8 +596,11 @@ class LogStore:
         """Write recovery points, log starts, high watermarks and the cleaner's progress of all directories now."""
         self._checkpoints.write_all()
 
-    def tick(self, now_ms: int) -> None:
-        """A little upkeep: call about every second. Retention, compaction, flush by age, expiry and checkpoints."""
+    def tick(self, now_ms: int, late_ms: float = 0) -> None:
+        """A little upkeep: call about every second. Retention, compaction, flush by age, expiry and checkpoints.
+
+        ``late_ms`` is how late the loop has run its timers since: compaction goes slower if that is much.
+        """
         config = self._config
         if self._next_retention_ms < 0:
             self._next_retention_ms = now_ms + config.log_retention_check_interval_ms
@@ -581,7 +618,7 @@ class LogStore:
                 log.producers.expire(now_ms)
                 if not log.offline:
                     self._quietly(partial(log.flusher.trim_if_idle, now_ms - _PRODUCER_EXPIRY_CHECK_MS))
-        self._quietly(lambda: self._cleaner.step(now_ms))
+        self._quietly(lambda: self._cleaner.step(now_ms, late_ms=late_ms))
         for log in list(self._logs.values()):
             if log.offline:
                 continue
@@ -622,7 +659,8 @@ class LogStore:
             logger.error("%s", wrong)
 
     def _enforce_retention(self, log: Log, now_ms: int) -> int:
-        if log.offline or self._logs.get(log.topic_partition) is not log:
+        tp = log.topic_partition
+        if log.offline or self._logs.get(tp) is not log or self._cleaner.is_cleaning(tp):
             return 0
         try:
             return delete_old_segments(log, now_ms)

@@ -50,6 +50,7 @@ class Truncation:
             if snapshot > end:
                 log.dirty_names = True
                 log.disk.remove(recovery.snapshot_path(log.directory, snapshot))
+        self._tell_of_cut(end)
         log.log_end_offset = end
         log.log_start_offset = min(log.log_start_offset, end)
         log.recovery_point = min(log.recovery_point, end)
@@ -90,8 +91,13 @@ class Truncation:
             log.segments.add(fresh)
         self._empty_at(offset)
 
+    def _tell_of_cut(self, offset: int) -> None:
+        if self._log.calls.on_cut is not None:
+            self._log.calls.on_cut(self._log, offset)
+
     def _empty_at(self, offset: int) -> None:
         log = self._log
+        self._tell_of_cut(offset)
         log.log_start_offset = log.log_end_offset = log.recovery_point = log.high_watermark = offset
         log.epochs.clear()
         log.save_epochs()

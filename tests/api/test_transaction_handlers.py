@@ -11,8 +11,8 @@ import pytest
 
 import wire.messages as m
 from brokers.log import RealDisk
-from brokers.log.compaction import Compaction
 from brokers.model import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC
+from tests.log.compacted import clean, cleaner_of
 from tests.support.coordinator_broker import Broker, play
 from tests.support.one_znode import OneZnode
 from tests.support.stage import OTHER
@@ -404,12 +404,8 @@ def test_what_a_compacted_log_loads_is_what_it_held(tmp_path: Path, znode: OneZn
         assert offsets == [99 if last == "committed" else 11, 11]
         for log in internal:
             log.appender.roll(broker.clock.wall_ms())
-            size, start = log.size_bytes, log.segments.first.base_offset
-            stable = max(
-                segment.base_offset for segment in log.segments if segment.base_offset <= log.last_stable_offset
-            )
-            for _ in Compaction(RealDisk(), log, start, stable, broker.clock.wall_ms()).run():
-                pass
+            size = log.size_bytes
+            clean(cleaner_of(RealDisk(), log), broker.clock.wall_ms())
             assert log.size_bytes < size or size == 0
         await broker.crash()
 

@@ -105,7 +105,7 @@ def test_the_dump_tool_finds_damage(tmp_path, classpath):
 
 def test_kafkas_dump_tool_reads_a_compacted_log(tmp_path, classpath):
     from _native.batch import Record, encode_batch
-    from brokers.log.cleaner import Cleaner
+    from tests.log.compacted import clean, cleaner_of
 
     tp = TopicPartition("__consumer_offsets", 3)
     store, log = _ours(tmp_path, tp, cleanup_policy=("compact",))
@@ -116,9 +116,7 @@ def test_kafkas_dump_tool_reads_a_compacted_log(tmp_path, classpath):
         if i % 20 == 0:
             append_txn(log, 50 + i, 0, 0)
             end_txn(log, 50 + i, 0, commit=i % 40 == 0)
-    cleaner = Cleaner(RealDisk(), {tp: log})
-    while cleaner.step(NOW):
-        pass
+    clean(cleaner_of(RealDisk(), log))
     assert len(records(log)) < 100
     store.close()
     text = _dump(classpath, tmp_path / str(tp))

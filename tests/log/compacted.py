@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
 from _native.batch import Record, encode_batch
 from brokers.log import Origin
+from brokers.log.background import PendingWork
+from brokers.log.cleaner import Cleaner, CleanerSettings
+from brokers.log.files import RealDisk, RealFile
 from brokers.model import GROUP_METADATA_TOPIC
 from tests.support.logs import NOW, append, config, open_log, records
 from wire import compression
@@ -13,6 +18,30 @@ from wire.types import TopicPartition
 TP = TopicPartition(GROUP_METADATA_TOPIC, 0)
 COMPACT = {"cleanup_policy": ("compact",), "index_interval_bytes": 64}
 """Settings of a compacted topic."""
+
+
+class QuickFile(RealFile):
+    __slots__ = ()
+
+    def sync(self):
+        pass
+
+
+class QuickDisk(RealDisk):
+    """Works in the caller's thread, and never waits for the device."""
+
+    file_class = QuickFile
+
+    def work_later(self, work):
+        pending = PendingWork(work)
+        pending.run()
+        return pending
+
+    def for_work(self):
+        return self
+
+    def sync_directory(self, path):
+        pass
 
 
 def internal_log(path, disk=None, segment_bytes=600, **changes):
@@ -37,3 +66,19 @@ def last_values(log):
         else:
             table[record.key] = record.value
     return table
+
+
+def cleaner_of(disk, *logs, **settings):
+    """A cleaner that looks for a log that is worth a pass in each step."""
+    chosen = CleanerSettings(**{"backoff_ms": 0, **settings})
+    return Cleaner(disk, {log.topic_partition: log for log in logs}, lambda: chosen)
+
+
+def clean(cleaner, now_ms=NOW, budget_bytes=1 << 20):
+    """Passes until nothing is left to be done; returns how many steps they took."""
+    steps = 0
+    while cleaner.step(now_ms, budget_bytes):
+        steps += 1
+        assert steps < 1_000_000
+        time.sleep(0.0002)  # the worker's turn
+    return steps

@@ -16,10 +16,9 @@ from brokers.log.cleanable import (
     roll_due,
 )
 from brokers.log.indexes import AbortedTxn
-from brokers.log.producers import Marker
+from brokers.log.producers import BatchMeta, Marker, ProducerEntry
 from brokers.log.retained import (
     DELETE_HORIZON_BIT,
-    LastOfProducer,
     MetTransactions,
     verdict_on_data,
     verdict_on_marker,
@@ -137,6 +136,12 @@ def test_aborted_batches_go_and_their_marker_stays_until_they_are_gone():
     assert on_marker(control(7, 20, horizon=NOW), ABORT, MetTransactions([entry])).drop
 
 
+def test_aborted_transactions_are_known_without_their_markers():
+    met = MetTransactions([AbortedTxn(7, 0, 5, 6), AbortedTxn(7, 10, 15, 16)])
+    found = [(first, met.is_aborted(data(7, first, first))) for first in (0, 4, 6, 9, 10, 14, 16)]
+    assert found == [(0, True), (4, True), (6, False), (9, False), (10, True), (14, True), (16, False)]
+
+
 def test_a_commit_marker_outlives_the_last_batch_of_its_transaction():
     met = MetTransactions([])
     verdict_on_data(data(7, 0, 4), met, {}, 1000)
@@ -152,13 +157,13 @@ def test_an_abort_marker_whose_index_entry_is_lost_ends_what_is_there():
 
 
 def test_the_last_of_a_producer_stays():
-    producers = {7: LastOfProducer(0, 4), 8: LastOfProducer(3, -1)}
+    producers = {7: ProducerEntry(7, 0, batches=(BatchMeta(4, 4, 0, NOW),)), 8: ProducerEntry(8, 3)}
     assert verdict_on_data(data(7, 0, 4), MetTransactions([]), producers, 1000).keep_empty
     assert not verdict_on_data(data(7, 0, 3), MetTransactions([]), producers, 1000).keep_empty
     aborted = verdict_on_data(data(7, 0, 4), MetTransactions([AbortedTxn(7, 0, 5, 6)]), producers, 1000)
     assert (aborted.drop, aborted.empty, aborted.keep_empty) == (False, True, True)
-    plain = parse_header(batch(1))
-    assert not verdict_on_data(plain, MetTransactions([]), {-1: LastOfProducer(-1, 0)}, 1000).keep_empty
+    unnamed = {-1: ProducerEntry(-1, -1, batches=(BatchMeta(0, 0, 0, NOW),))}
+    assert not verdict_on_data(parse_header(batch(1)), MetTransactions([]), unnamed, 1000).keep_empty
     for epoch, stays in ((3, True), (2, False)):
         found = on_marker(control(8, 9, horizon=0, epoch=epoch), COMMIT, MetTransactions([]), producers)
         assert found.drop is not stays

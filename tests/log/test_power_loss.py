@@ -12,9 +12,8 @@ from _native.batch import scan
 from brokers.config import BrokerConfig
 from brokers.log import LogStore, Origin, RealDisk
 from brokers.log.checkpoints import RECOVERY_POINT_CHECKPOINT, decode_offsets
-from brokers.log.cleaner import Cleaner
 from brokers.model import GROUP_METADATA_TOPIC
-from tests.log.compacted import internal_log, last_values, put
+from tests.log.compacted import clean, cleaner_of, internal_log, last_values, put
 from tests.support.clocks import ManualClock
 from tests.support.crashes import RecordingDisk, image
 from tests.support.logs import NOW, append, append_txn, batch, config, content, end_txn, open_log, produced
@@ -252,9 +251,7 @@ def test_power_loss_during_compaction(tmp_path):
     log.flusher.flush()
     want, end, begin = last_values(log), log.log_end_offset, len(disk.ops)
     tp = TopicPartition(GROUP_METADATA_TOPIC, 0)
-    cleaner = Cleaner(disk, {tp: log})
-    while cleaner.step(NOW):
-        pass
+    clean(cleaner_of(disk, log))
     assert len(disk.ops) > begin + 10
     for number in range(IMAGES):
         crash = rng.randint(begin, len(disk.ops)) if number else len(disk.ops)

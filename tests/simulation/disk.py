@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from brokers.log.background import PendingSync
+from brokers.log.background import PendingSync, PendingWork
 from brokers.log.failures import DirectoryInUse, DiskFailed, DiskFull
 from brokers.log.files import Buffer
 from tests.simulation.loop import Killed, Owner, SimLoop
@@ -364,6 +364,15 @@ class SimDisk:
         except DiskFailed as wrong:
             pending.error = wrong
         pending.done = True
+
+    def work_later(self, work: Callable[[], object]) -> PendingWork:
+        pending = PendingWork(work)
+        delay_s = self._medium.rng.uniform(0.0005, MAX_SYNC_S)
+        self._loop.call_later(delay_s, pending.run, context=self._owner.context)
+        return pending
+
+    def for_work(self) -> SimDisk:
+        return self
 
     def sync_file_system(self, path: str) -> None:
         self.check(path)

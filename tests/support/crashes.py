@@ -13,7 +13,7 @@ import random
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from brokers.log.background import PendingSync
+from brokers.log.background import PendingSync, PendingWork
 from brokers.log.files import RealDisk, RealFile
 
 BLOCK = 4096
@@ -111,6 +111,14 @@ class RecordingDisk(RealDisk):
             self.note("remove", name)
             del self._inodes[name]
         super().remove_tree(path)
+
+    def work_later(self, work):
+        pending = PendingWork(work)
+        pending.run()
+        return pending
+
+    def for_work(self):
+        return self
 
     def sync_directory(self, path):
         super().sync_directory(path)

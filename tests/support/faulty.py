@@ -6,7 +6,7 @@ import errno
 import os
 from dataclasses import dataclass
 
-from brokers.log.background import PendingSync
+from brokers.log.background import PendingSync, PendingWork
 from brokers.log.failures import DiskError, disk_error
 from brokers.log.files import RealDisk, RealFile
 
@@ -109,6 +109,14 @@ class FaultyDisk(RealDisk):
             pending.error = wrong
             pending.done = True
         return pending
+
+    def work_later(self, work):
+        pending = PendingWork(work)
+        pending.run()
+        return pending
+
+    def for_work(self):
+        return self
 
     def sync_directory(self, path):
         self.check("sync_directory", path)
