@@ -229,7 +229,10 @@ class Oracle:
         truth.producers[header.producer_id] = header.producer_epoch, header.base_sequence + header.record_count
 
     def led(self, partition: Partition, epoch: int) -> None:
-        """A broker begins to lead: no other in this epoch, and it has all that is committed."""
+        """A broker begins to lead: no other in this epoch, and it has all that was committed in earlier ones.
+
+        A loop that stood still may begin an epoch that is over. What later leaders committed is not its concern.
+        """
         self.checked["leaders"] += 1
         log, me = partition.log, self._present()
         shadow = self.shadow_of(log)
@@ -240,7 +243,10 @@ class Oracle:
         self._world.note(f"{me} leads {partition.tp} in epoch {epoch} from {log.log_end_offset}")
         truth = self.truth_of(log)
         if truth is not None:
-            self._has_all(shadow, truth, f"{me}, new leader of {truth.tp} in epoch {epoch},")
+            earlier = max((b.last_offset + 1 for b in truth.batches.values() if b.epoch < epoch), default=0)
+            lacks = _lacks(shadow, truth, earlier)
+            if lacks:
+                self.violate(f"{me}, new leader of {truth.tp} in epoch {epoch}, {lacks}")
 
     def _has_all(self, shadow: Shadow, truth: Truth, subject: str) -> None:
         lacks = _lacks(shadow, truth)
@@ -563,15 +569,17 @@ class Oracle:
                     )
 
 
-def _lacks(shadow: Shadow, truth: Truth) -> str:
-    """What the log lacks of all that is committed; empty if nothing."""
-    if shadow.log.log_end_offset < truth.end:
-        return f"ends at {shadow.log.log_end_offset}, committed is up to {truth.end}"
+def _lacks(shadow: Shadow, truth: Truth, end: int | None = None) -> str:
+    """What the log lacks of all that is committed, or committed below ``end``; empty if nothing."""
+    end = truth.end if end is None else end
+    if shadow.log.log_end_offset < end:
+        return f"ends at {shadow.log.log_end_offset}, committed is up to {end}"
     for header in reversed(shadow.headers[shadow.verified :] if truth.exact else ()):
         if header.last_offset < shadow.log.log_start_offset:
             break  # deleted: the log's readers never see it
         known = truth.batches.get(header.base_offset)
-        if known is not None and known != (header.last_offset, header.partition_leader_epoch, header.crc):
+        same = known in (None, (header.last_offset, header.partition_leader_epoch, header.crc))
+        if header.base_offset < end and not same:
             return f"has another batch at {header.base_offset} than the committed {known}"
     return ""
 
