@@ -275,7 +275,10 @@ class Partition(Following):
         follower = self._followers.get(broker_id)
         if follower is None:
             follower = self._followers[broker_id] = Follower(broker_id, now_ms)
+        returned = follower.session is not session
         follower.fetched(session, fetch_offset, log_start_offset, end, now_ms)
+        if returned:
+            self._confirm()  # what waits for a confirmation waits for this session, too
         if broker_id in self.maximal_isr:
             self.advance()
         self._expand(follower)
@@ -318,6 +321,7 @@ class Partition(Following):
 
     def check_followers(self, now_ms: int, lag_max_ms: int) -> None:
         """Propose the in-sync set without lagging members; call it a few times per ``replica.lag.time.max.ms``."""
+        self._confirm()  # the lease may have come back, and no follower fetches here
         if not self.is_leader or self._pending is not None:
             return
         if not self._followers and len(self.state.isr) == 1 and not self.state.elr:

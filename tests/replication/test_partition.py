@@ -373,6 +373,31 @@ def test_a_follower_that_turned_away_confirms_nothing(trio: Trio) -> None:
     assert told == [E.NOT_LEADER_OR_FOLLOWER]
 
 
+def test_a_follower_that_fetches_again_confirms_what_was_asked_before(trio: Trio) -> None:
+    """A cut ended all fetch sessions, so that none was there to be waited for when the question came."""
+    trio.lease = False
+    told: list[E] = []
+    trio.p.when_confirmed(told.append)
+    trio.clock.now_ms += 10
+    for broker in (OTHER, THIRD):
+        trio.fetch(broker, 0)
+    for session in trio.sessions.values():
+        session.fetched(trio.clock.mono_ms(), trio.clock.mono_ms())
+    assert told == [E.NONE]
+
+
+def test_a_lease_that_comes_back_confirms_what_was_asked_without_it(trio: Trio) -> None:
+    trio.lease = False
+    told: list[E] = []
+    trio.p.when_confirmed(told.append)
+    trio.replicas.tick(trio.clock.mono_ms())
+    assert told == []
+    trio.lease = True
+    trio.clock.now_ms += 60_000
+    trio.replicas.tick(trio.clock.mono_ms())
+    assert told == [E.NONE]
+
+
 def test_where_anybody_may_be_elected_nothing_is_confirmed(tmp_path: Path) -> None:
     for name, configs, expected in (("a", {}, [E.NONE]), ("b", {"unclean_leader_election_enable": "true"}, [])):
         trio = Trio(tmp_path / name, isr=(ME,), **configs)
