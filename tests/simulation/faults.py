@@ -230,10 +230,10 @@ class Faults:
         self._note(f"stop {broker.name}")
 
         def again() -> None:
-            if broker.stopping and not self._may_end(broker):
-                self._later(0.5, 3.0, again)
-                return
             if broker.running and broker.stopping:
+                if not self._may_end(broker):
+                    self._later(0.5, 3.0, again)
+                    return
                 broker.kill()  # systemd's patience is over
             elif not broker.running:
                 self._copies.setdefault(broker.id, broker.medium.copy())
