@@ -20,6 +20,7 @@ from brokers.log import checkpoints
 from brokers.log.background import PendingSync
 from brokers.log.checkpointing import Checkpoints
 from brokers.log.checkpoints import CleanStop, DamagedFile
+from brokers.log.clean_stops import lost_since_stop, told_lost
 from brokers.log.cleaner import Cleaner, CleanerSettings, delete_old_segments
 from brokers.log.directories import DirectoryUsage, LogDirectory
 from brokers.log.failures import DiskError, DiskFailed, DiskFull, ForeignDirectory, LogOffline, StoreRefused
@@ -203,21 +204,11 @@ class LogStore:
 
         Its records are acknowledged, so the mark does not count: replicas that are whole come before this broker.
         """
-        lost = []
-        for tp, end in ends.items():
-            log = self._logs.get(tp)
-            if log is None and end:
-                lost.append(f"{tp}: its directory is gone; it ended at offset {end} at the clean stop")
-            elif log is not None and log.log_end_offset < end:
-                lost.append(f"{tp}: ends at {log.log_end_offset}; it ended at offset {end} at the clean stop")
+        lost = lost_since_stop(ends, self._logs)
         if lost:
             directory.stopped = None
             report.lost += lost
-            logger.error(
-                "log directory %s lost records since its clean stop, in %d partition(s): %s. This broker leads no"
-                " partition that another in-sync replica can lead, and fetches the missing records",
-                directory.path, len(lost), "; ".join(lost[:5]) + ("; ..." if len(lost) > 5 else ""),
-            )  # fmt: skip
+            logger.error("%s", told_lost(directory.path, lost))
 
     def _is_better(self, log: Log, directory: LogDirectory, report: StoreReport) -> bool:
         """Of two logs of one partition the one that reaches further stays; the other is set aside for a person.

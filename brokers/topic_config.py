@@ -1,0 +1,151 @@
+"""Every setting of a topic, declared once, with Kafka's names. ``brokers.config`` reads them, and has the brokers'."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from brokers.inert_settings import KAFKA_TOPIC_SETTINGS
+from brokers.setting_kinds import ConfigError, Setting, SettingType, attribute, setting, suggest, table_of
+
+BOOLEAN, STRING, INT = SettingType.BOOLEAN, SettingType.STRING, SettingType.INT
+LONG, DOUBLE, LIST = SettingType.LONG, SettingType.DOUBLE, SettingType.LIST
+
+MIB, DAY_MS = 1024 * 1024, 24 * 3600 * 1000
+FOREVER = 2**63 - 1
+THROTTLED = r"\*|none|\d+:\d+"
+CODECS = ("producer", "uncompressed", "gzip", "snappy", "lz4", "zstd")
+GZIP_LEVELS = "-1|[1-9]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicConfig:
+    """A topic's settings, complete: its overrides on top of the broker's defaults."""
+
+    cleanup_policy: tuple[str, ...] = setting(
+        LIST, ("delete",), "What happens to old segments: delete them, or keep the last record of each key.",
+        choices=("delete", "compact"), live=True, synonym="log.cleanup.policy",
+    )  # fmt: skip
+    compression_type: str = setting(
+        STRING, "producer", "Codec of the stored batches; 'producer' keeps what the producer chose.",
+        choices=CODECS, live=True, synonym="compression.type",
+    )  # fmt: skip
+    compression_gzip_level: int = setting(
+        INT, -1, "Level of gzip where the broker compresses; -1 is gzip's own.", low=-1, high=9, live=True,
+        pattern=GZIP_LEVELS, synonym="compression.gzip.level",
+    )  # fmt: skip
+    compression_lz4_level: int = setting(
+        INT, 9, "Level of lz4 where the broker compresses; 9 is the fast one.", low=1, high=17, live=True,
+        synonym="compression.lz4.level",
+    )  # fmt: skip
+    compression_zstd_level: int = setting(
+        INT, 3, "Level of zstd where the broker compresses.", low=-131_072, high=22, live=True,
+        synonym="compression.zstd.level",
+    )  # fmt: skip
+    delete_retention_ms: int = setting(
+        LONG, DAY_MS, "How long compaction keeps a tombstone, in ms.", low=0, live=True,
+        synonym="log.cleaner.delete.retention.ms",
+    )  # fmt: skip
+    file_delete_delay_ms: int = setting(
+        LONG, 60_000, "How long a deleted segment's file stays on disk, in ms.", low=0, live=True,
+        synonym="log.segment.delete.delay.ms",
+    )  # fmt: skip
+    flush_messages: int = setting(
+        LONG, FOREVER, "Records between two fsyncs of a partition.", low=1, live=True,
+        synonym="log.flush.interval.messages",
+    )  # fmt: skip
+    flush_ms: int = setting(
+        LONG, FOREVER, "Longest time a record stays without fsync, in ms.", low=0, live=True,
+        synonym="log.flush.interval.ms",
+    )  # fmt: skip
+    index_interval_bytes: int = setting(
+        INT, 4096, "Bytes of log per index entry.", low=0, live=True, synonym="log.index.interval.bytes"
+    )
+    follower_replication_throttled_replicas: tuple[str, ...] = setting(
+        LIST, (), "Replicas whose fetching is throttled: '*', 'none', or partition:broker pairs.", live=True,
+        pattern=THROTTLED,
+    )  # fmt: skip
+    leader_replication_throttled_replicas: tuple[str, ...] = setting(
+        LIST, (), "Replicas whose fetching is throttled at the leader: '*', 'none', or partition:broker pairs.",
+        live=True, pattern=THROTTLED,
+    )  # fmt: skip
+    max_compaction_lag_ms: int = setting(
+        LONG, FOREVER, "Longest time a record stays uncompacted, in ms.", low=1, live=True,
+        synonym="log.cleaner.max.compaction.lag.ms",
+    )  # fmt: skip
+    max_message_bytes: int = setting(
+        INT, MIB + 12, "Largest record batch accepted, in bytes, after compression.", low=0, live=True,
+        synonym="message.max.bytes",
+    )  # fmt: skip
+    message_timestamp_type: str = setting(
+        STRING, "CreateTime", "Whether a record's timestamp is the producer's or the append's.",
+        choices=("CreateTime", "LogAppendTime"), live=True, synonym="log.message.timestamp.type",
+    )  # fmt: skip
+    message_timestamp_before_max_ms: int = setting(
+        LONG, FOREVER, "How far a CreateTime may lie in the past, in ms.", low=0, live=True,
+        synonym="log.message.timestamp.before.max.ms",
+    )  # fmt: skip
+    message_timestamp_after_max_ms: int = setting(
+        LONG, 3_600_000, "How far a CreateTime may lie in the future, in ms.", low=0, live=True,
+        synonym="log.message.timestamp.after.max.ms",
+    )  # fmt: skip
+    min_cleanable_dirty_ratio: float = setting(
+        DOUBLE, 0.5, "Share of uncompacted bytes at which compaction starts.", low=0, high=1, live=True,
+        synonym="log.cleaner.min.cleanable.ratio",
+    )  # fmt: skip
+    min_compaction_lag_ms: int = setting(
+        LONG, 0, "Shortest time a record stays uncompacted, in ms.", low=0, live=True,
+        synonym="log.cleaner.min.compaction.lag.ms",
+    )  # fmt: skip
+    min_insync_replicas: int = setting(
+        INT, 1, "In-sync replicas an acks=all produce needs.", low=1, live=True, synonym="min.insync.replicas"
+    )
+    preallocate: bool = setting(
+        BOOLEAN,
+        False,
+        "Accepted; large segments on ext4 are always allocated a little ahead.",
+        live=True,
+        inert=True,
+        synonym="log.preallocate",
+    )
+    retention_bytes: int = setting(
+        LONG, -1, "Bytes a partition keeps at most; -1 for no limit.", low=-1, live=True, synonym="log.retention.bytes"
+    )
+    retention_ms: int = setting(
+        LONG, 7 * DAY_MS, "How long a record is kept, in ms; -1 for ever.", low=-1, live=True,
+        synonym="log.retention.ms",
+    )  # fmt: skip
+    segment_bytes: int = setting(
+        INT, 1024 * MIB, "Size at which a new segment starts.", low=14, live=True, synonym="log.segment.bytes"
+    )
+    segment_index_bytes: int = setting(
+        INT, 10 * MIB, "Largest size of a segment's index.", low=4, live=True, synonym="log.index.size.max.bytes"
+    )
+    segment_jitter_ms: int = setting(
+        LONG, 0, "Random part taken off segment.ms, so that segments don't roll together.", low=0, live=True,
+        synonym="log.roll.jitter.ms",
+    )  # fmt: skip
+    segment_ms: int = setting(
+        LONG, 7 * DAY_MS, "Age at which a new segment starts, in ms.", low=1, live=True, synonym="log.roll.ms"
+    )
+    unclean_leader_election_enable: bool = setting(
+        BOOLEAN, False, "Whether a replica that may lack records can become leader.", live=True,
+        synonym="unclean.leader.election.enable",
+    )  # fmt: skip
+
+    @classmethod
+    def parse(cls, overrides: Mapping[str, str], base: TopicConfig) -> TopicConfig:
+        """``base`` with the overrides on top; raises ConfigError for an unknown name or a wrong value."""
+        values = {}
+        for name, text in overrides.items():
+            row = TOPIC_SETTINGS.get(name)
+            if row is None:
+                raise ConfigError(name, text, "is no setting of a topic" + suggest(name, TOPIC_SETTINGS))
+            value = row.parse(text)
+            if name not in KAFKA_TOPIC_SETTINGS:
+                values[attribute(name)] = value
+        return dataclasses.replace(base, **values) if values else base
+
+
+TOPIC_SETTINGS: dict[str, Setting] = table_of(TopicConfig) | KAFKA_TOPIC_SETTINGS
