@@ -54,6 +54,7 @@ def server_context(settings: TlsSettings, now_s: float) -> TlsContext:
         )  # fmt: skip
     context = _bare(ssl.PROTOCOL_TLS_SERVER, settings)
     context.options |= ssl.OP_CIPHER_SERVER_PREFERENCE
+    context.num_tickets = 1  # a client resumes one connection with it; each costs a tenth of a handshake
     facts, warnings = _load_own(context, settings, settings.keystore, now_s)
     if settings.client_certificates is not ClientCertificates.NONE and settings.truststore is not None:
         _load_trusted(context, settings, settings.truststore, now_s)

@@ -51,6 +51,7 @@ class Server:
 
     def __init__(self, config: BrokerConfig, descriptors: Descriptors | None = None) -> None:
         self.config = config
+        self._inter_broker_listener = config.inter_broker_listener()
         self._descriptors = descriptors
         self._services: Services | None = None
         self._listening = False
@@ -226,7 +227,7 @@ class Server:
 
     def _counted(self, listener: str) -> bool:
         """Brokers among themselves must not be shut out by clients, if they have a listener of their own."""
-        return len(self._listeners) == 1 or listener != self.config.inter_broker_listener()
+        return len(self._listeners) == 1 or listener != self._inter_broker_listener
 
     def _other_brokers(self) -> set[int]:
         metadata = self._services.metadata if self._services is not None else None

@@ -50,6 +50,11 @@ class TlsListener:
         return self._files.current.context
 
     @property
+    def verifies(self) -> bool:
+        """Whether clients are asked for a certificate."""
+        return self._files.current.context.verify_mode is not ssl.CERT_NONE
+
+    @property
     def valid_until_s(self) -> float:
         """When the certificate in use expires, in seconds since 1970."""
         certificate = self._files.current.certificate
