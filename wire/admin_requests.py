@@ -165,6 +165,37 @@ class CreatePartitionsRequest(Protocol):
     validate_only: bool
 
 
+class CreateDelegationTokenRenewers(Protocol):
+    principal_type: str
+    principal_name: str
+
+
+class CreateDelegationTokenRequest(Protocol):
+    owner_principal_type: str | None
+    owner_principal_name: str | None
+    renewers: list[CreateDelegationTokenRenewers]
+    max_lifetime_ms: int
+
+
+class RenewDelegationTokenRequest(Protocol):
+    hmac: bytes
+    renew_period_ms: int
+
+
+class ExpireDelegationTokenRequest(Protocol):
+    hmac: bytes
+    expiry_time_period_ms: int
+
+
+class DescribeDelegationTokenOwners(Protocol):
+    principal_type: str
+    principal_name: str
+
+
+class DescribeDelegationTokenRequest(Protocol):
+    owners: list[DescribeDelegationTokenOwners] | None
+
+
 class DeleteGroupsRequest(Protocol):
     groups_names: list[str]
 

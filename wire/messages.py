@@ -70,12 +70,36 @@ class Encodable(Protocol):
 # -- messages the library does not have ---------------------------------------------------------------------------
 
 
+class CreateDelegationTokenRequest(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+    """Key 38 (KIP-48)."""
+
+
+class CreateDelegationTokenResponse(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+    """Key 38 (KIP-48)."""
+
+
+class RenewDelegationTokenRequest(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+    """Key 39 (KIP-48)."""
+
+
+class RenewDelegationTokenResponse(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+    """Key 39 (KIP-48)."""
+
+
+class ExpireDelegationTokenRequest(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+    """Key 40 (KIP-48)."""
+
+
+class ExpireDelegationTokenResponse(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+    """Key 40 (KIP-48)."""
+
+
 class DescribeDelegationTokenRequest(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
-    """Key 41, so that it can be refused with its own error (kafka-delegation-tokens)."""
+    """Key 41 (KIP-48)."""
 
 
 class DescribeDelegationTokenResponse(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
-    """Key 41."""
+    """Key 41 (KIP-48)."""
 
 
 class ConsumerGroupDescribeRequest(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
@@ -183,6 +207,12 @@ class ResetSinkResponse(_ApiMessage, load_json=wire.schemas):  # type: ignore[ca
 
 
 _OWN = (
+    CreateDelegationTokenRequest,
+    CreateDelegationTokenResponse,
+    RenewDelegationTokenRequest,
+    RenewDelegationTokenResponse,
+    ExpireDelegationTokenRequest,
+    ExpireDelegationTokenResponse,
     DescribeDelegationTokenRequest,
     DescribeDelegationTokenResponse,
     ConsumerGroupDescribeRequest,

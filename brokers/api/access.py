@@ -95,6 +95,10 @@ NEEDS: dict[int, tuple[Need, ...]] = {
     35: _needs((DESCRIBE, CLUSTER), (CLUSTER_ACTION, CLUSTER)),  # one of both: brokers look for room
     36: (),
     37: _needs((ALTER, TOPIC)),
+    38: (),
+    39: (),
+    40: (),
+    41: (),
     42: _needs((DELETE, GROUP)),
     43: _needs((ALTER, CLUSTER)),
     44: _ON_CONFIGS,

@@ -43,7 +43,9 @@ from wire.apis import APIS
 from wire.errors import ErrorCode
 
 SECRET_SINK = "secret sink"
-OPEN_TO_ALL = {17, 18, 36}
+DELEGATION_TOKENS = {38, 39, 40, 41}
+"""CreateDelegationToken, RenewDelegationToken, ExpireDelegationToken, DescribeDelegationToken."""
+OPEN_TO_ALL = {17, 18, 36} | DELEGATION_TOKENS
 LISTS = {16, 66}
 """Answers that leave out what the client may not see."""
 ERRORS = {
@@ -194,6 +196,8 @@ def test_a_client_without_rights_is_refused(tmp_path: Path, key: int, version: i
         shown = set(codes(found))
         if key in OPEN_TO_ALL:
             assert not broker.rules.asked
+            if key in DELEGATION_TOKENS:
+                assert shown == {ErrorCode.DELEGATION_TOKEN_AUTH_DISABLED}
         elif key in LISTS | {60} or (key == 35 and version < 3):
             assert broker.rules.asked
             assert shown <= expected
