@@ -21,7 +21,9 @@ from brokers.api.base import Services
 from brokers.config import BrokerConfig, ConfigError
 from brokers.log import DirectoryInUse, LogStore, RealDisk, StoreRefused
 from brokers.metadata.client_configs import ClientConfigs
+from brokers.metadata.login_secret import login_secret
 from brokers.metadata.users import ScramUsers
+from brokers.metadata.znodes import BadZnode
 from brokers.metrics import Metrics
 from brokers.model import Endpoint, id_text, random_id
 from brokers.node import Node, Ports, StartError
@@ -164,13 +166,16 @@ class Broker:
     async def _follow_clients(self, services: Services, logins: LoginSettings) -> dict[str, SaslListener]:
         """Follow quotas, and SCRAM's credentials if a listener needs them; returns the logins of those with SASL."""
         assert self._store is not None, "connected before"
-        users = ScramUsers()
+        users, fake_key = ScramUsers(self._server.close_logins), b""
         self._client_configs = services.client_configs = ClientConfigs(self._store)
         self._client_configs.subscribe(services.quotas.take)
         if logins.has_scram:
             self._client_configs.subscribe(users.take)
+            try:
+                fake_key = await login_secret(self._store, secrets.token_bytes)
+            except (StoreError, BadZnode) as error:
+                raise StartError(f"the secret of SCRAM logins cannot be had from ZooKeeper: {error}") from error
         await self._client_configs.start()
-        fake_key = secrets.token_bytes(32)
         found = {}
         for name, one in logins.listeners.items():
             verify = None
@@ -181,7 +186,7 @@ class Broker:
                 except KeysUnavailable as error:
                     raise StartError(f"listener {name}: {error}; see sasl.oauthbearer.jwks.endpoint.url") from error
                 verify = issuer.verify
-            found[name] = sasl_listener(one, users.credential, fake_key, verify)
+            found[name] = sasl_listener(one, users, fake_key, verify)
         return found
 
     def _bind(self) -> tuple[Endpoint, ...]:

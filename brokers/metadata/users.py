@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from brokers.metadata import znodes
@@ -20,7 +21,7 @@ from brokers.metadata.config_changes import CHANGES, change_notice
 from brokers.metadata.loading import children_or_none, read_many, read_or_none
 from brokers.metadata.znodes import BadZnode
 from brokers.security.documents import desanitised, sanitised
-from brokers.security.scram import ScramCredential, ScramMechanism, credential_from
+from brokers.security.scram import ITERATIONS_MIN, ScramCredential, ScramMechanism, credential_from
 from brokers.security.scram_users import (
     UNSTORABLE,
     AlteredUser,
@@ -118,24 +119,41 @@ async def _write_user(store: Store, user: str, gone: Sequence[Deletion], new: Se
 
 
 class ScramUsers:
-    """The credentials in ZooKeeper, as ``ClientConfigs`` follows them: subscribe :meth:`take`."""
+    """The credentials in ZooKeeper, as ``ClientConfigs`` follows them: subscribe :meth:`take`.
 
-    def __init__(self) -> None:
+    ``withdrawn`` is called with the credentials, as (mechanism, user), that are gone or were replaced by others.
+    """
+
+    def __init__(self, withdrawn: Callable[[frozenset[tuple[str, str]]], None]) -> None:
+        self._withdrawn = withdrawn
+        self._usual = dict.fromkeys(ScramMechanism, ITERATIONS_MIN)
         self._credentials: dict[tuple[str, str], ScramCredential] = {}
 
     def credential(self, mechanism: ScramMechanism, user: str) -> ScramCredential | None:
         """The credential of a user; None without one."""
         return self._credentials.get((mechanism.value, user))
 
+    def usual_iterations(self, mechanism: ScramMechanism) -> int:
+        """What most credentials have: what is answered for a user that does not exist."""
+        return self._usual[mechanism]
+
     def take(self, configs: Configs, whole: bool) -> None:
         """Users that changed; ``whole``: these are all."""
-        if whole:
-            self._credentials = {}
+        before = self._credentials
+        self._credentials = {} if whole else dict(before)
         for path, config in configs.items():
             kind, _, name = path.partition("/")
             user = _user_of(name) if kind == CONFIG_USERS and "/" not in name else None
             if user is not None:
                 self._take(user, config)
+        if self._credentials == before:
+            return
+        for mechanism in ScramMechanism:
+            counted = Counter(one.iterations for (name, _), one in self._credentials.items() if name == mechanism.value)
+            self._usual[mechanism] = max([ITERATIONS_MIN, *(number for number, _ in counted.most_common(1))])
+        withdrawn = frozenset(key for key, old in before.items() if self._credentials.get(key) != old)
+        if withdrawn:
+            self._withdrawn(withdrawn)
 
     def _take(self, user: str, config: Mapping[str, str]) -> None:
         for mechanism in ScramMechanism:

@@ -220,8 +220,8 @@ def _xor(one: bytes, other: bytes) -> bytes:
 class ScramServer:
     """One login. ``credentials(user)`` gives what is stored, ``nonce()`` unpredictable text (:func:`random_text`).
 
-    ``fake_key`` is a secret of the process (or better, of the cluster: then all brokers give an unknown user the same
-    salt). A credential with fewer than 4096 iterations counts as none.
+    ``fake_key`` is a secret of the fleet, so that all brokers give an unknown user the same salt, and ``iterations``
+    what most users have. A credential with fewer than 4096 iterations counts as none.
     """
 
     def __init__(
@@ -230,8 +230,10 @@ class ScramServer:
         credentials: Callable[[str], ScramCredential | None],
         nonce: Callable[[], str],
         fake_key: bytes,
+        iterations: int = ITERATIONS_MIN,
     ) -> None:
         self._mechanism = mechanism
+        self._iterations = iterations
         self._credentials = credentials
         self._server_nonce = nonce
         self._fake_key = fake_key
@@ -288,7 +290,7 @@ class ScramServer:
 
         salt = random_text(lambda bits: int.from_bytes(derived("salt"), "big") >> (512 - bits)).encode()
         size = self._mechanism.key_bytes
-        return ScramCredential(salt, derived("stored")[:size], derived("server")[:size], ITERATIONS_MIN)
+        return ScramCredential(salt, derived("stored")[:size], derived("server")[:size], self._iterations)
 
     def _verdict(self, final: _ClientFinal) -> Step:
         first, credential, mechanism = self._first, self._credential, self._mechanism
@@ -304,6 +306,8 @@ class ScramServer:
         message = f"{first.bare},{self._server_first},{final.without_proof}".encode()
         client_key = _xor(final.proof, mechanism.mac(credential.stored_key, message))
         proven = hmac.compare_digest(mechanism.digest(client_key), credential.stored_key)
+        if not self._reason and self._credentials(first.user) != credential:
+            self._reason = f"the credential of user {first.user[:100]!r} was changed during the login"
         if not proven or self._reason:
             raise self._failed(self._reason or f"user {first.user[:100]!r} gave a wrong password")
         signature = _encoded(mechanism.mac(credential.server_key, message))

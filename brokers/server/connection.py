@@ -114,6 +114,8 @@ class Connection:
         self.peer = peer
         self.login = login
         """What decides about requests until the login is done, or, where sessions end, always; else None."""
+        self.mechanism = ""
+        """By which SASL mechanism it logged in; empty before, and without a login."""
         self.closed = False
         self.last_active_ms = environment.clock.mono_ms()
         self.frame_since_ms: int | None = None
@@ -342,9 +344,10 @@ class Connection:
 
     # -- the login ------------------------------------------------------------------------------------------------
 
-    def logged_in(self, principal: str, *, lasting: bool) -> None:
+    def logged_in(self, principal: str, mechanism: str, *, lasting: bool) -> None:
         """Requests are served for that principal from now on; without a look at the login if it is ``lasting``."""
         self.principal = principal
+        self.mechanism = mechanism
         self._framer.limit(self._env.max_frame, self._env.max_control_frame)
         if lasting:
             self.login = None

@@ -13,6 +13,7 @@ from brokers.addresses import SASL_PROTOCOLS, TLS_PROTOCOLS
 from brokers.api.base import ClientConnection as Peer
 from brokers.api.base import Services
 from brokers.model import Endpoint
+from brokers.security.principals import USER, Principal
 from brokers.security.sasl import SaslListener
 from brokers.server.batching import ConnectionBatcher
 from brokers.server.connection import Connection
@@ -297,6 +298,15 @@ class Server:
         self.metrics.connections.set(len(self._connections))
         if self._services is not None:
             self._services.disconnects.closed(connection.peer.id)
+
+    def close_logins(self, withdrawn: frozenset[tuple[str, str]]) -> None:
+        """Close the connections that logged in with credentials, as (mechanism, user), that do not count any more."""
+        gone = {(mechanism, str(Principal(USER, user))) for mechanism, user in withdrawn}
+        found = [one for one in self._connections.values() if one.mechanism and (one.mechanism, one.principal) in gone]
+        for connection in found:
+            connection.close("its user was removed, or has another password")
+        if found:
+            logger.info("%d connections closed: their users were removed, or have other passwords", len(found))
 
     def held(self, difference: int) -> None:
         """Connections hold more or less. Above ``queued.max.request.bytes`` the one that holds most is closed.

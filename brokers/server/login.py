@@ -61,7 +61,7 @@ class ConnectionPort(Protocol):
     peer: ClientConnection
     closed: bool
 
-    def logged_in(self, principal: str, *, lasting: bool) -> None:
+    def logged_in(self, principal: str, mechanism: str, *, lasting: bool) -> None:
         """The login is done."""
         ...
 
@@ -74,20 +74,30 @@ class ConnectionPort(Protocol):
         ...
 
 
-Credentials = Callable[[ScramMechanism, str], ScramCredential | None]
+class Credentials(Protocol):
+    """The SCRAM users."""
+
+    def credential(self, mechanism: ScramMechanism, user: str) -> ScramCredential | None:
+        """The credential of a user; None without one."""
+        ...
+
+    def usual_iterations(self, mechanism: ScramMechanism) -> int:
+        """What most credentials have."""
+        ...
 
 
 def sasl_listener(
     logins: ListenerLogins, credentials: Credentials, fake_key: bytes, verify: TokenVerifier | None = None
 ) -> SaslListener:
-    """The mechanisms of a listener. ``fake_key`` is the secret for the salts of users that do not exist.
+    """The mechanisms of a listener. ``fake_key`` is the fleet's secret for the salts of users that do not exist.
 
     ``verify`` decides about tokens; there must be one where OAUTHBEARER is enabled.
     """
 
     def scram(mechanism: ScramMechanism) -> ServerMechanism:
         return ScramServer(
-            mechanism, partial(credentials, mechanism), lambda: random_text(secrets.randbits), fake_key
+            mechanism, partial(credentials.credential, mechanism), lambda: random_text(secrets.randbits), fake_key,
+            credentials.usual_iterations(mechanism),
         )  # fmt: skip
 
     makers: dict[str, Callable[[], ServerMechanism]] = {}
@@ -120,8 +130,9 @@ class ConnectionLogin:
         return self.sasl.done and (ends is None or mono_ms <= ends)
 
     def overdue(self, mono_ms: int) -> bool:
-        """Whether the time for the first login is over."""
-        return self.sasl.principal is None and mono_ms > self._by_mono_ms
+        """Whether the time for the first login is over; one that was refused waits for the end of its delay."""
+        sasl = self.sasl
+        return sasl.principal is None and mono_ms > self._by_mono_ms and sasl.state is not LoginState.FAILED
 
     def count(self) -> bool:
         """Count a request before the first login; False: there were too many."""
@@ -242,7 +253,8 @@ class LoginGate:
             return
         if then is Then.CONTINUE:
             if login.sasl.state is LoginState.COMPLETE:
-                connection.logged_in(str(login.sasl.principal), lasting=login.sasl.session_ends_mono_ms is None)
+                lasting = login.sasl.session_ends_mono_ms is None
+                connection.logged_in(str(login.sasl.principal), login.sasl.mechanism, lasting=lasting)
             slot.answer(list(answer))
             return
         self._count("login")

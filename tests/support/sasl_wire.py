@@ -55,10 +55,16 @@ class RawLogin:
         self.send(36, 2, messages.request_class(36)(version=2, auth_bytes=token))
         return self.answer(36, 2)
 
-    def scram(self, user: str, password: str) -> int:
-        """A login by SCRAM-SHA-256, or its renewal; returns the error code."""
-        client = ScramClient(ScramMechanism.SHA_256, user, password, random_text(secrets.randbits))
+    def challenge(self, user: str) -> tuple[str, str]:
+        """Salt and iterations that SCRAM-SHA-256 answers for a user; the login goes no further."""
         assert self.handshake("SCRAM-SHA-256").error_code == 0
+        _, salt, iterations = bytes(self.authenticate(f"n,,n={user},r=abc".encode()).auth_bytes).decode().split(",")
+        return salt, iterations
+
+    def scram(self, user: str, password: str, mechanism: ScramMechanism = ScramMechanism.SHA_256) -> int:
+        """A login by SCRAM, or its renewal; returns the error code."""
+        client = ScramClient(mechanism, user, password, random_text(secrets.randbits))
+        assert self.handshake(mechanism.value).error_code == 0
         challenge = self.authenticate(client.first())
         if challenge.error_code:
             return int(challenge.error_code)

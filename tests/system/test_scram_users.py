@@ -19,6 +19,7 @@ from confluent_kafka.admin import (
 )
 from kazoo.client import KazooClient
 
+from brokers.security.scram import ScramMechanism as Scram
 from tests.support.fleet import Broker, Fleet
 from tests.support.sasl_wire import RawLogin
 from tests.support.secured import BROKER_PASSWORD, BROKER_USER, PASSWORD, USER, confluent, secured_fleet, users
@@ -127,6 +128,53 @@ def test_the_command_removes_a_user_on_every_broker(fleet: Fleet) -> None:
     all_within(fleet, "carol", "of-carol", expected=True)
     users(fleet, "remove", "carol", "--yes")
     all_within(fleet, "carol", "of-carol", expected=False)
+
+
+def test_connections_of_a_removed_user_are_closed_on_every_broker(fleet: Fleet) -> None:
+    """Also of one whose password was changed; those by another mechanism, or of another user, stay."""
+    users(fleet, "add", "frank", "--password-stdin", password="of-frank")
+    all_within(fleet, "frank", "of-frank", expected=True)
+    client, info = admin(fleet), ScramCredentialInfo(ScramMechanism.SCRAM_SHA_256, 4096)
+    client.list_topics(timeout=10)
+    for present, alteration in (
+        ("of-frank", UserScramCredentialUpsertion("frank", info, b"another", b"salt")),
+        ("another", UserScramCredentialDeletion("frank", ScramMechanism.SCRAM_SHA_256)),
+    ):
+        by_256, by_512, other = ([RawLogin(broker.port) for broker in fleet.brokers] for _ in range(3))
+        for raw in by_256:
+            assert raw.scram("frank", present) == ErrorCode.NONE
+        for raw in by_512:
+            assert raw.scram("frank", "of-frank", Scram.SHA_512) == ErrorCode.NONE
+        for raw in other:
+            assert raw.scram(USER, PASSWORD) == ErrorCode.NONE
+        client.alter_user_scram_credentials([alteration])["frank"].result(30)
+        changed = time.monotonic()
+        for raw in by_256:
+            raw.closed_within(EFFECT_S + 1)
+        assert time.monotonic() - changed < EFFECT_S
+        for raw in (*by_512, *other):
+            assert raw.metadata()
+            raw.close()
+
+
+def test_nothing_tells_that_a_user_does_not_exist(fleet: Fleet) -> None:
+    """The salt of a name is the same on all brokers, and after a restart, whether the name exists or not."""
+
+    def challenges(user: str) -> set[tuple[str, str]]:
+        found = set()
+        for broker in fleet.brokers:
+            for _ in range(2):
+                with contextlib.closing(RawLogin(broker.port)) as raw:
+                    found.add(raw.challenge(user))
+        return found
+
+    before = challenges(USER), challenges("does-not-exist")
+    assert [len(found) for found in before] == [1, 1]
+    assert len({iterations for ((_, iterations),) in before}) == 1
+    fleet.brokers[2].stop()
+    fleet.brokers[2].start()
+    fleet.brokers[2].wait_ready()
+    assert (challenges(USER), challenges("does-not-exist")) == before
 
 
 def test_what_kafkas_own_tool_writes_is_followed(fleet: Fleet) -> None:
