@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 _MODULES = {
-    "client.failures": ("FenceConflict", "FenceError", "FenceLost", "OptionError"),
+    "client.failures": ("FenceConflict", "FenceError", "FenceLost", "OptionError", "reason"),
     "functions.columns": (
         "decode_record_batch",
         "headers_get",

@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
+import re
+
 from wire.errors import ErrorCode
+
+_REASON = re.compile(r"^.*?\bspark_udfs\.[\w.]+\.(\w+): (.+)$", re.MULTILINE)
+
+
+def reason(problem: BaseException) -> str | None:
+    """The sentence of this package in an exception of Spark's, with its type: ``OptionError: option ... is unknown``.
+
+    Spark puts a traceback, the plan and the JVM's stack around it. None for an exception without one.
+    """
+    if type(problem).__module__.startswith("spark_udfs."):
+        return f"{type(problem).__name__}: {problem}"
+    found = _REASON.findall(str(problem))
+    return f"{found[-1][0]}: {found[-1][1].strip()}" if found else None
 
 
 class OptionError(ValueError):

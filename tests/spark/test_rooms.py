@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -54,3 +55,8 @@ except OptionError as problem:
 """
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True, cwd=ROOT)
     assert "pip install confluent-kafka" in done.stdout
+
+
+def test_what_transform_with_state_imports_is_installed() -> None:
+    """PySpark imports protobuf for it, and its wheel requires none."""
+    assert importlib.import_module("pyspark.sql.streaming.proto.StateMessage_pb2").StateRequest

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from spark_udfs import OptionError, use_in_thread, write_stream
+from spark_udfs import OptionError, reason, use_in_thread, write_stream
 from tests.spark.conftest import Cluster, run_to_end
 from tests.spark.sink.job import FORMAT, Job, Read
 
@@ -99,6 +99,7 @@ def test_options_of_a_read_are_checked_when_it_is_loaded(spark: Any, bootstrap: 
         with pytest.raises(Exception, match=r"option subscibe is unknown; did you mean subscribe\?") as caught:
             reader.format("fleetlog").options(**{"kafka.bootstrap.servers": bootstrap}).option("subscibe", "t").load()
         assert len(str(caught.value).splitlines()) <= 6, caught.value
+        assert str(reason(caught.value)).startswith("OptionError: option subscibe is unknown; did you mean subscribe?;")
     with pytest.raises(Exception, match="startingOffsets: expected JSON"):
         spark.readStream.format("fleetlog").options(
             **{"kafka.bootstrap.servers": bootstrap, "subscribe": "t", "startingOffsets": "first"}
