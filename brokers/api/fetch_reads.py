@@ -72,9 +72,7 @@ class Reader:
             if self._forbids(topic):
                 return _DENIED
             tp = TopicPartition(topic, index)
-            refusal = services.replicas.leader(tp, leader_epoch)
-            assert isinstance(refusal, ErrorCode), f"{tp}: led without a replica"
-            return self._error(refusal, tp)
+            return self._error(services.replicas.leader(tp, leader_epoch).error, tp)
         if topic_id is not None and partition.topic_id != topic_id:
             return FetchOutcome(ErrorCode.UNKNOWN_TOPIC_ID)
         return partition

@@ -8,7 +8,7 @@ between two partitions of a request.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import wire.messages as m
 from brokers.api.access import DELETE, DESCRIBE, GROUP, READ, TOPIC
@@ -114,18 +114,23 @@ def commit_response(
     return response(version=version, throttle_time_ms=0, topics=topics)
 
 
+class GroupOffsets(NamedTuple):
+    """What a group has committed, or its error."""
+
+    error: ErrorCode
+    offsets: Sequence[FetchedOffset] = ()
+
+
 def handle_offset_fetch(request: requests.OffsetFetchRequest, context: Context) -> Paced:
     """OffsetFetch: one group before version 8, several from then on. A plain read of committed state."""
     if context.api_version >= 8:
         return (yield from _fetch_groups(request, context))
     version = context.api_version
-    answer = yield from _fetch_one(context, request.group_id, request.topics, request.require_stable)
-    error = ErrorCode.NONE
-    if isinstance(answer, ErrorCode):
-        error = answer
-        answer = yield from _failed_offsets(request.topics, answer if version < 2 else ErrorCode.NONE)
+    error, offsets = yield from _fetch_one(context, request.group_id, request.topics, request.require_stable)
+    if error is not ErrorCode.NONE:
+        offsets = yield from _failed_offsets(request.topics, error if version < 2 else ErrorCode.NONE)
     topic = m.OffsetFetchResponse.OffsetFetchResponseTopic
-    topics = yield from _fetched_topics(topic, topic.OffsetFetchResponsePartition, answer, version)
+    topics = yield from _fetched_topics(topic, topic.OffsetFetchResponsePartition, offsets, version)
     return Done(m.OffsetFetchResponse(version=version, throttle_time_ms=0, error_code=int(error), topics=topics))
 
 
@@ -135,7 +140,7 @@ def _fetch_groups(request: requests.OffsetFetchRequest, context: Context) -> Pac
     seen: set[str] = set()
     for group in request.groups:
         yield
-        answer: Sequence[FetchedOffset] | ErrorCode = ErrorCode.INVALID_REQUEST
+        answer = GroupOffsets(ErrorCode.INVALID_REQUEST)
         if group.group_id not in seen:
             answer = yield from _fetch_one(context, group.group_id, group.topics, request.require_stable)
         seen.add(group.group_id)
@@ -145,32 +150,35 @@ def _fetch_groups(request: requests.OffsetFetchRequest, context: Context) -> Pac
 
 def _fetch_one(
     context: Context, group_id: str, topics: Any, require_stable: bool
-) -> Generator[None, None, Sequence[FetchedOffset] | ErrorCode]:
+) -> Generator[None, None, GroupOffsets]:
     """The offsets of the named topics, or of all that may be described; else the error of the group.
 
     Only the names are gone through in slices: a commit is read as a whole, or not at all.
     """
     if (refusal := context.refusal(DESCRIBE, GROUP, group_id)) is not ErrorCode.NONE:
-        return refusal
+        return GroupOffsets(refusal)
     partitions = None
     if topics is not None:
         partitions = yield from named_once((topic.name, topic.partition_indexes) for topic in topics)
     if bad_group_id(group_id, may_be_empty=True):
-        return ErrorCode.INVALID_GROUP_ID
+        return GroupOffsets(ErrorCode.INVALID_GROUP_ID)
     error, shard = context.services.groups.shard_for(group_id)
     if shard is None:
-        return error
+        return GroupOffsets(error)
     if partitions is None:
         every = shard.fetch(FetchRequest(group_id, None, bool(require_stable)))
         denied = context.denied(DESCRIBE, TOPIC, (offset.partition.topic for offset in every), logged=False)
-        return tuple(offset for offset in every if offset.partition.topic not in denied) if denied else every
+        if denied:
+            every = tuple(offset for offset in every if offset.partition.topic not in denied)
+        return GroupOffsets(ErrorCode.NONE, every)
     denied = context.denied(DESCRIBE, TOPIC, (topic.name for topic in topics))
     if not denied:
-        return shard.fetch(FetchRequest(group_id, partitions, bool(require_stable)))
+        return GroupOffsets(ErrorCode.NONE, shard.fetch(FetchRequest(group_id, partitions, bool(require_stable))))
     allowed = tuple(p for p in partitions if p.topic not in denied)
     found = shard.fetch(FetchRequest(group_id, allowed, bool(require_stable)))
     hidden = (p for p in partitions if p.topic in denied)
-    return (*found, *(FetchedOffset(p, None, ErrorCode.TOPIC_AUTHORIZATION_FAILED) for p in hidden))
+    refused = (FetchedOffset(p, None, ErrorCode.TOPIC_AUTHORIZATION_FAILED) for p in hidden)
+    return GroupOffsets(ErrorCode.NONE, (*found, *refused))
 
 
 def _failed_offsets(topics: Any, error: ErrorCode) -> Generator[None, None, list[FetchedOffset]]:
@@ -183,12 +191,11 @@ def _failed_offsets(topics: Any, error: ErrorCode) -> Generator[None, None, list
     return failed
 
 
-def _fetched_group(group_id: str, answer: Sequence[FetchedOffset] | ErrorCode, version: int) -> Rows:
+def _fetched_group(group_id: str, answer: GroupOffsets, version: int) -> Rows:
     group = m.OffsetFetchResponse.OffsetFetchResponseGroup
     topic = group.OffsetFetchResponseTopics
-    error, offsets = (answer, ()) if isinstance(answer, ErrorCode) else (ErrorCode.NONE, answer)
-    topics = yield from _fetched_topics(topic, topic.OffsetFetchResponsePartitions, offsets, version)
-    return group(version=version, group_id=group_id, error_code=int(error), topics=topics)
+    topics = yield from _fetched_topics(topic, topic.OffsetFetchResponsePartitions, answer.offsets, version)
+    return group(version=version, group_id=group_id, error_code=int(answer.error), topics=topics)
 
 
 def _fetched_topics(

@@ -19,6 +19,7 @@ from brokers.api.waiting import JoinedResponse
 from brokers.log import DiskError, LogOffline
 from brokers.model import INTERNAL_TOPICS, TopicPartition
 from brokers.replication.partition import Partition
+from brokers.replication.replicas import LedPartition
 from brokers.replication.serving import Serve
 from wire.admin_requests import DeleteRecordsRequest
 from wire.errors import ErrorCode
@@ -38,6 +39,7 @@ CONFIRM_MS, CONFIRM_MAX_MS = 5_000, 30_000
 """How long a question waits for followers to confirm that this broker still leads: if it says nothing, and at most."""
 FOLLOWED_LOOK_S, FOLLOWED_MAX_MS = 0.02, 120_000
 """How often DeleteRecords, a rare request, looks whether the followers have deleted, too; and for how long at most."""
+_DELETE_DENIED = LedPartition(None, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
 
 
 class Found(NamedTuple):
@@ -82,8 +84,8 @@ class _Listing:
                 continue
             for part in topic.partitions:
                 tp = TopicPartition(topic.name, part.partition_index)
-                partition = replicas.leader(tp, part.current_leader_epoch)
-                if isinstance(partition, Partition) and tp not in self._twice and not partition.lease_valid():
+                partition, _ = replicas.leader(tp, part.current_leader_epoch)
+                if partition is not None and tp not in self._twice and not partition.lease_valid():
                     found[tp] = partition
         return found
 
@@ -137,9 +139,9 @@ class _Listing:
             return Found(ErrorCode.UNSUPPORTED_VERSION)
         if tp in self._refused:
             return Found(self._refused[tp])
-        partition = self._partition(tp, part.current_leader_epoch)
-        if isinstance(partition, ErrorCode):
-            return Found(partition)
+        partition, error = self._partition(tp, part.current_leader_epoch)
+        if partition is None:
+            return Found(error)
         try:
             found = _lookup(partition, part.timestamp, self._request)
         except (LogOffline, DiskError):
@@ -148,13 +150,13 @@ class _Listing:
             return Found(ErrorCode.LEADER_NOT_AVAILABLE)
         return found
 
-    def _partition(self, tp: TopicPartition, current_leader_epoch: int) -> Partition | ErrorCode:
+    def _partition(self, tp: TopicPartition, current_leader_epoch: int) -> LedPartition:
         replicas = self._context.services.replicas
         if self._request.replica_id == DEBUGGING_REPLICA:
             replica = replicas.get(tp)
             if replica is not None:
                 error = replica.check_epoch(current_leader_epoch)
-                return replica if error is ErrorCode.NONE else error
+                return LedPartition(replica if error is ErrorCode.NONE else None, error)
         return replicas.leader(tp, current_leader_epoch)
 
 
@@ -201,12 +203,12 @@ def handle_delete_records(
         result = DeleteRecordsResponse.DeleteRecordsTopicResult(name=topic.name, partitions=[])
         for part in topic.partitions:
             yield
-            deleted: Partition | ErrorCode = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            deleted, error = _DELETE_DENIED
             if topic.name not in denied:
-                deleted = _delete(TopicPartition(topic.name, part.partition_index), part.offset, context)
+                deleted, error = _delete(TopicPartition(topic.name, part.partition_index), part.offset, context)
             answer = result.DeleteRecordsPartitionResult(partition_index=part.partition_index, low_watermark=-1)
-            if isinstance(deleted, ErrorCode):
-                answer.error_code = deleted
+            if deleted is None:
+                answer.error_code = error
             else:
                 answer.low_watermark = deleted.log.log_start_offset
                 moved.append((answer, deleted))
@@ -248,13 +250,19 @@ async def _followed(behind: list[tuple[Any, Partition]], response: Any, timeout_
     return Done(response)
 
 
-def _delete(tp: TopicPartition, offset: int, context: Context) -> Partition | ErrorCode:
+def _delete(tp: TopicPartition, offset: int, context: Context) -> LedPartition:
     """The partition, whose log begins at the offset now, or what is wrong."""
     if tp.topic in INTERNAL_TOPICS:
-        return ErrorCode.INVALID_TOPIC_EXCEPTION
-    partition = context.services.replicas.leader(tp)
-    if isinstance(partition, ErrorCode):
-        return partition
+        return LedPartition(None, ErrorCode.INVALID_TOPIC_EXCEPTION)
+    found = context.services.replicas.leader(tp)
+    if found.partition is not None:
+        error = _delete_before(found.partition, offset)
+        if error is not ErrorCode.NONE:
+            return LedPartition(None, error)
+    return found
+
+
+def _delete_before(partition: Partition, offset: int) -> ErrorCode:
     error = partition.may_serve(Serve.LIST_OFFSETS)
     if error is not ErrorCode.NONE:
         return error
@@ -269,7 +277,7 @@ def _delete(tp: TopicPartition, offset: int, context: Context) -> Partition | Er
     except (LogOffline, DiskError):
         return ErrorCode.KAFKA_STORAGE_ERROR
     partition.committed()  # a fetch that waits below the new start is out of range now; followers delete, too
-    return partition
+    return ErrorCode.NONE
 
 
 def handle_offset_for_leader_epoch(request: OffsetForLeaderEpochRequest, context: Context) -> Paced:
@@ -298,9 +306,9 @@ def handle_offset_for_leader_epoch(request: OffsetForLeaderEpochRequest, context
 
 
 def _epoch_end(tp: TopicPartition, part: Any, consumer: bool, context: Context) -> tuple[ErrorCode, int, int]:
-    partition = context.services.replicas.leader(tp, part.current_leader_epoch)
-    if isinstance(partition, ErrorCode):
-        return partition, -1, -1
+    partition, error = context.services.replicas.leader(tp, part.current_leader_epoch)
+    if partition is None:
+        return error, -1, -1
     log = partition.log
     epoch, end_offset = log.epoch_end_offset(part.leader_epoch)
     if not consumer:  # a replica's epoch was checked; a lease says nothing that it doesn't

@@ -151,8 +151,7 @@ class Work:
                 found.append(ProduceOutcome(ErrorCode.INVALID_RECORD, error_message="no record batch"))
             else:
                 tp, services = TopicPartition(topic, index), self.context.services
-                error = services.replicas.leader(tp)
-                assert isinstance(error, ErrorCode), "looked up in the same turn"
+                error = services.replicas.leader(tp).error
                 services.replicas.before_leading.refused(tp, batch, error, services.clock.mono_ms())
                 found.append(refusal(error, tp, self.context, message=services.replicas.why_unopened(tp)))
         self.plain = False

@@ -8,7 +8,6 @@ from typing import Any
 import wire.messages as m
 from brokers.api.access import DESCRIBE, READ, TOPIC, TRANSACTIONAL_ID
 from brokers.api.base import Context, Done, Paced
-from brokers.replication.partition import Partition
 from txn.commands import Now
 from txn.patterns import BadPattern, Pattern
 from txn.states import TransactionState
@@ -47,9 +46,9 @@ def _undescribed(tp: TopicPartition, version: int, error: ErrorCode) -> Any:
 
 def _describe_partition(tp: TopicPartition, version: int, context: Context) -> Any:
     kind = m.DescribeProducersResponse.TopicResponse.PartitionResponse
-    found = context.services.replicas.leader(tp)
-    if not isinstance(found, Partition):
-        return _undescribed(tp, version, found)
+    found, error = context.services.replicas.leader(tp)
+    if found is None:
+        return _undescribed(tp, version, error)
     producers = [
         kind.ProducerState(
             version=version,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from brokers.log import DiskError, DiskFull, Log, LogOffline, LogStore
 from brokers.log.rejected import BeforeLeading
@@ -29,6 +29,13 @@ CHECK_MS = 1_000
 UNOPENED_NAMED = 3
 LINES_MAX = 20
 """The most log lines that one metadata change may write about new leaderships."""
+
+
+class LedPartition(NamedTuple):
+    """A partition that this broker leads; or None, and the error for the client."""
+
+    partition: Partition | None
+    error: ErrorCode
 
 
 class ReplicaManager:
@@ -82,19 +89,20 @@ class ReplicaManager:
         """All replicas on this broker."""
         return self._partitions.values()
 
-    def leader(self, tp: TopicPartition, current_leader_epoch: int = -1) -> Partition | ErrorCode:
+    def leader(self, tp: TopicPartition, current_leader_epoch: int = -1) -> LedPartition:
         """The partition if this broker leads it in the client's leader epoch, else the error for the client."""
         partition = self._partitions.get(tp)
         if partition is None:
             if self._metadata.partition(tp) is None:
-                return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            return ErrorCode.KAFKA_STORAGE_ERROR if tp in self._unopened else ErrorCode.NOT_LEADER_OR_FOLLOWER
+                return LedPartition(None, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+            unopened = tp in self._unopened
+            return LedPartition(None, ErrorCode.KAFKA_STORAGE_ERROR if unopened else ErrorCode.NOT_LEADER_OR_FOLLOWER)
         error = partition.check_epoch(current_leader_epoch)
         if error is not ErrorCode.NONE:
-            return error
+            return LedPartition(None, error)
         if not partition.is_leader:
-            return ErrorCode.NOT_LEADER_OR_FOLLOWER
-        return partition
+            return LedPartition(None, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        return LedPartition(partition, ErrorCode.NONE)
 
     @property
     def logs(self) -> LogStore:

@@ -87,25 +87,25 @@ def test_a_listener_that_fails_does_not_silence_the_others(stage: Stage) -> None
 def test_a_lookup_of_a_leader_says_why_there_is_none(stage: Stage) -> None:
     stage.topic("t", epoch=5)
     stage.topic("other", leader=OTHER, replicas=(OTHER,))
-    assert stage.replicas.leader(T) is stage.partition("t")
-    assert stage.replicas.leader(T, 5) is stage.partition("t")
-    assert stage.replicas.leader(T, 4) is ErrorCode.FENCED_LEADER_EPOCH
-    assert stage.replicas.leader(T, 6) is ErrorCode.UNKNOWN_LEADER_EPOCH
-    assert stage.replicas.leader(TopicPartition("other", 0)) is ErrorCode.NOT_LEADER_OR_FOLLOWER
-    assert stage.replicas.leader(TopicPartition("t", 1)) is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert stage.replicas.leader(T).partition is stage.partition("t")
+    assert stage.replicas.leader(T, 5).partition is stage.partition("t")
+    assert stage.replicas.leader(T, 4).error is ErrorCode.FENCED_LEADER_EPOCH
+    assert stage.replicas.leader(T, 6).error is ErrorCode.UNKNOWN_LEADER_EPOCH
+    assert stage.replicas.leader(TopicPartition("other", 0)).error is ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert stage.replicas.leader(TopicPartition("t", 1)).error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     stage.replicas.resign_all()
-    assert stage.replicas.leader(T) is ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert stage.replicas.leader(T).error is ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
 def test_an_election_of_an_earlier_incarnation_does_not_count(stage: Stage) -> None:
     stage.topic("t", incarnation=6)
-    assert stage.replicas.leader(T) is ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert stage.replicas.leader(T).error is ErrorCode.NOT_LEADER_OR_FOLLOWER
     stage.topic("t", epoch=1)
-    assert stage.replicas.leader(T) is stage.partition("t")
+    assert stage.replicas.leader(T).partition is stage.partition("t")
     stage.replicas.resign_all()
     stage.incarnation = 8
     stage.replicas.reconcile()
-    assert stage.replicas.leader(T) is ErrorCode.NOT_LEADER_OR_FOLLOWER, "registered again, not elected yet"
+    assert stage.replicas.leader(T).error is ErrorCode.NOT_LEADER_OR_FOLLOWER, "registered again, not elected yet"
 
 
 def test_a_topic_created_again_starts_empty(stage: Stage) -> None:
@@ -159,7 +159,7 @@ def test_a_log_in_an_offline_directory_is_not_made_anew(tmp_path: Path) -> None:
     assert second.logs.offline_directories == [str(home)]
     second.incarnation = 8
     second.topic("t", topic_id=info.id, epoch=1, incarnation=8)
-    assert second.replicas.leader(T) is ErrorCode.KAFKA_STORAGE_ERROR
+    assert second.replicas.leader(T).error is ErrorCode.KAFKA_STORAGE_ERROR
     second.topic("new", incarnation=8)
     assert second.partition("new").is_leader, "a new topic has the other directory"
 
@@ -171,9 +171,9 @@ def test_a_disk_that_refuses_is_asked_again_with_the_next_change(stage: Stage, m
     with monkeypatch.context() as broken:
         broken.setattr(stage.logs, "create", refuse)
         stage.topic("t")
-    assert stage.replicas.leader(T) is ErrorCode.KAFKA_STORAGE_ERROR
+    assert stage.replicas.leader(T).error is ErrorCode.KAFKA_STORAGE_ERROR
     stage.topic("other")
-    assert stage.replicas.leader(T) is stage.partition("t")
+    assert stage.replicas.leader(T).partition is stage.partition("t")
 
 
 def test_a_disk_that_refused_is_asked_again_by_time(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +184,7 @@ def test_a_disk_that_refused_is_asked_again_by_time(stage: Stage, monkeypatch: p
         patch.setattr(stage.logs, "create", full)
         stage.topic("t")
         stage.replicas.tick(stage.clock.mono_ms())
-        assert stage.replicas.leader(T) is ErrorCode.KAFKA_STORAGE_ERROR
+        assert stage.replicas.leader(T).error is ErrorCode.KAFKA_STORAGE_ERROR
     stage.clock.now_ms += CHECK_MS
     stage.replicas.tick(stage.clock.mono_ms())
     assert stage.partition("t").is_leader, "there is room again, and nothing else changes"
@@ -270,7 +270,7 @@ def test_a_reload_compares_everything(stage: Stage) -> None:
     stage.metadata._image.topic_names.pop(gone.id)
     stage.replicas.apply(MetadataChange(reloaded=True))
     assert stage.replicas.get(TopicPartition("gone", 0)) is None
-    assert stage.replicas.leader(T) is stage.partition("t")
+    assert stage.replicas.leader(T).partition is stage.partition("t")
 
 
 @pytest.mark.parametrize(("isr", "kept"), [((ME, OTHER), 1), ((OTHER,), 0)])

@@ -41,7 +41,7 @@ def test_logs_are_made_in_turns(stage: Stage) -> None:
     stage.topic("big", MANY)
     assert opened(stage) == list(range(PER_TURN))
     last = TopicPartition("big", MANY - 1)
-    assert stage.replicas.leader(last) is E.NOT_LEADER_OR_FOLLOWER, "clients try again"
+    assert stage.replicas.leader(last).error is E.NOT_LEADER_OR_FOLLOWER, "clients try again"
     stage.take_turn()
     assert len(opened(stage)) == 2 * PER_TURN
     stage.take_turn()

@@ -64,7 +64,7 @@ def stage(tmp_path: Path) -> Full:
 
 def test_a_leader_hands_over_where_a_replica_has_room(stage: Full) -> None:
     stage.topic("new", replicas=ALL)
-    assert stage.replicas.leader(NEW) is E.KAFKA_STORAGE_ERROR
+    assert stage.replicas.leader(NEW).error is E.KAFKA_STORAGE_ERROR
     assert "No space left on device" in (stage.replicas.why_unopened(NEW) or ""), "producers are told"
     assert stage.make_way() is None, "no other replica has room"
     assert stage.make_way(ME) is None

@@ -195,9 +195,9 @@ class TransactionCoordinator(CoordinatorRuntime[TransactionShard]):
     def _append_run(
         self, tp: TopicPartition, run: Sequence[TransactionMarker], done: Callable[[ErrorCode], None]
     ) -> None:
-        partition = self._replicas.leader(tp)
-        if isinstance(partition, ErrorCode):
-            done(partition)
+        partition, error = self._replicas.leader(tp)
+        if partition is None:
+            done(error)
             return
         first = run[0]
         batches = encode_marker_run(
