@@ -28,6 +28,7 @@ from brokers.metrics import Metrics
 from brokers.model import Endpoint, id_text, random_id
 from brokers.node import Node, Ports, StartError
 from brokers.peers.calls import Peers
+from brokers.security.audit_settings import audit_settings
 from brokers.security.listener_logins import LoginSettings, login_settings
 from brokers.security.listener_tls import ignored_client_auth, listener_tls
 from brokers.security.sasl import SaslListener
@@ -128,6 +129,7 @@ class Broker:
         unasked = ignored_client_auth(self.config)
         if unasked is not None:
             logger.warning("%s", unasked)
+        audit_settings(self.config)
         inert = self.config.without_effect()
         if inert:
             logger.warning("settings accepted, but without effect in fleetlog: %s", ", ".join(inert))
@@ -290,7 +292,7 @@ def check_start(config: BrokerConfig) -> None:
     """
     wrong = []
     runs = False
-    for check in (login_settings, lambda config: tls_listeners(config, SystemClock())):
+    for check in (login_settings, audit_settings, lambda config: tls_listeners(config, SystemClock())):
         try:
             check(config)
         except ConfigError as error:

@@ -348,6 +348,34 @@ class BrokerConfig:
     socket_receive_buffer_bytes: int = setting(INT, 102_400, "SO_RCVBUF; -1 for the system's.", low=-1, inert=True)
     sasl_kerberos_min_time_before_relogin: int = setting(LONG, 60_000, "Accepted; no Kerberos.", live=True, inert=True)
 
+    # audit
+    audit_enable: bool = setting(
+        BOOLEAN, False, "Whether what principals do is written to __fleetlog_audit; needs an authorizer, and brokers "
+        "that log in at each other.",
+    )  # fmt: skip
+    audit_event_types: tuple[str, ...] = setting(
+        LIST, ("management", "authenticate", "admin"), "What is written: the first three are single events, the others"
+        " one in a minute for each principal, API and resource, with a count.",
+        choices=("management", "authenticate", "admin", "produce", "consume", "describe", "heartbeat"),
+    )  # fmt: skip
+    audit_on_full: str = setting(
+        STRING, "drop", "What happens to what cannot be recorded: it is served unrecorded, or refused.",
+        choices=("drop", "refuse"),
+    )  # fmt: skip
+    audit_queue_max_bytes: int = setting(LONG, 1024 * 1024, "Events that wait to be written, in bytes.", low=65_536)
+    audit_excluded_principals: str = setting(
+        STRING,
+        "",
+        "Principals of which nothing is recorded, with semicolons between them: User:alice;User:bob.",
+    )
+    audit_excluded_topics: tuple[str, ...] = setting(LIST, (), "Topics of whose use nothing is recorded.")
+    audit_topic_num_partitions: int = setting(INT, 12, "Partitions of __fleetlog_audit.", low=1)
+    audit_topic_replication_factor: int = setting(SHORT, 3, "Replicas of __fleetlog_audit.", low=1)
+    audit_topic_retention_ms: int = setting(
+        LONG, 7 * DAY_MS, "How long __fleetlog_audit keeps an event, in ms; the topic's retention.ms cannot be altered"
+        " to less.", low=60_000,
+    )  # fmt: skip
+
     given: tuple[tuple[str, str], ...] = dataclasses.field(default=(), repr=False)
     """What files, environment and flags set, as text; it also holds the settings that change nothing here."""
 

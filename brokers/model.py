@@ -11,9 +11,11 @@ from typing import NamedTuple, Protocol
 from wire.types import NO_LEADER, BrokerId, LeaderEpoch, Offset, ProducerId, TopicPartition
 
 __all__ = [
+    "AUDIT_TOPIC",
     "GROUP_METADATA_TOPIC",
     "INTERNAL_TOPICS",
     "NO_LEADER",
+    "PROTECTED_TOPICS",
     "TRANSACTION_STATE_TOPIC",
     "BrokerId",
     "BrokerInfo",
@@ -31,6 +33,10 @@ __all__ = [
 GROUP_METADATA_TOPIC = "__consumer_offsets"
 TRANSACTION_STATE_TOPIC = "__transaction_state"
 INTERNAL_TOPICS = frozenset({GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC})
+"""Those of coordinators, which hold in memory what stands there."""
+AUDIT_TOPIC = "__fleetlog_audit"
+PROTECTED_TOPICS = INTERNAL_TOPICS | {AUDIT_TOPIC}
+"""Those that clients never write to."""
 
 
 def id_text(one: uuid.UUID) -> str:

@@ -11,9 +11,12 @@ import logging
 import uuid
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any, Protocol
 
 from brokers.api.acl_door import Authorization, CannotReplicate
+from brokers.api.audit import Audit, started_audit
+from brokers.api.audit_writer import AuditWriter
 from brokers.api.base import Services
 from brokers.api.groups import drop_topic_offsets
 from brokers.config import BrokerConfig
@@ -39,6 +42,7 @@ from brokers.replication.isr_writer import ZooKeeperIsrWriter
 from brokers.replication.proposals import Proposer
 from brokers.replication.replicas import ReplicaManager
 from brokers.replication.throttles import throttle_of
+from brokers.security.audit import Source
 from brokers.timers import Timers
 from coordination.registration import (
     Advertisement,
@@ -121,6 +125,8 @@ class Node:
         self._fetchers: ReplicaFetchers | None = None
         self._room: RoomKeeper | None = None
         self._authorization = Authorization(config, ports.store, ports.clock.mono_ms, ports.addresses)
+        self._audit: Audit | None = None
+        self._audit_writer: AuditWriter | None = None
         self._registered: Registered | None = None
         self._registrations = 0
         self._stopped: Mapping[str, CleanStop | None] = {}
@@ -152,6 +158,8 @@ class Node:
             await metadata.start()
         except BadZnode as error:
             raise StartError(str(error)) from error
+        source = Source(cluster_id, self.config.broker_id, version("fleetlog"), self._process)
+        self._audit = started_audit(self.config, self._authorization.access, source, self._ports.clock)
         services = self._build(metadata, logs)
         self._ports.listen()
         await self._register()
@@ -163,6 +171,8 @@ class Node:
         controller.start()
         self._upkeep(self._keep_registered(), "registration")
         self._upkeep(self._tick(logs), "upkeep")
+        if self._audit_writer is not None:
+            self._upkeep(self._audit_writer.run(), "audit")
         # librdkafka's admin calls hang on Metadata without a controller: serve clients once there is one
         if not await metadata.wait_until(
             lambda: metadata.controller_id >= 0, 2 * self.config.zookeeper_session_timeout_ms
@@ -271,7 +281,16 @@ class Node:
             process_troubles=ports.process_troubles,
             access=self._authorization.access,
             acls=self._authorization.acls,
+            audit=self._audit,
         )
+        if self._audit is not None:
+            writer = AuditWriter(
+                self._audit, self.services, ports.connect_peers(metadata, timers, f"audit-{config.broker_id}")
+            )  # fmt: skip
+            self._metrics.watch_family(
+                "fleetlog_audit", "Audit events, by what became of them.", "what", writer.metrics
+            )
+            self._audit_writer = writer
         sessions = self.services.fetch_sessions
         replicas.on_leader(lambda partition: sessions.expect(partition.state.replicas, clock.mono_ms()))
         self._watch_gauges(self.services)
@@ -485,6 +504,8 @@ class Node:
         services = self.services
         if services is None:
             return
+        if self._audit_writer is not None and self._registered is not None:
+            await self._audit_writer.finish()
         services.groups.close()
         await services.transactions.stop()
         if self._registered is not None:
@@ -511,6 +532,8 @@ class Node:
             await services.metadata.stop()
             services.replicas.close()
             await services.peers.close()
+            if self._audit_writer is not None:
+                await self._audit_writer.close()
         self._timers.close()
         await self._authorization.stop()
         live_broker, broker_epoch = self._live_broker(), self._broker_epoch()

@@ -188,8 +188,8 @@ class DecisionLog(Protocol):
 
     def note(
         self, client: Client, operation: AclOperation, resource: ResourceType, name: str, *, allowed: bool
-    ) -> None:
-        """One decision."""
+    ) -> bool:
+        """One decision; False: it must be kept and cannot be, so nothing is allowed."""
         ...
 
 
@@ -203,8 +203,13 @@ class Access:
 
     def __init__(self, authorizer: Authorizer | None = None, decisions: DecisionLog | None = None) -> None:
         self.authorizer = authorizer
+        self.keep_decisions(decisions)
+
+    def keep_decisions(self, decisions: DecisionLog | None) -> None:
+        """Tell ``decisions`` what is decided from now on."""
         self.decisions = decisions
         self._quiet = decisions is None or not decisions.keeps_allowed
+        authorizer = self.authorizer
         self._verdicts: Mapping[Question, bool] = authorizer.verdicts if authorizer is not None and self._quiet else {}
 
     def allows(
@@ -221,7 +226,7 @@ class Access:
         if allowed and self._quiet:
             return True
         if logged and self.decisions is not None:
-            self.decisions.note(client, operation, resource, name, allowed=allowed)
+            allowed = self.decisions.note(client, operation, resource, name, allowed=allowed) and allowed
         return allowed
 
     def allows_any(self, client: Client, operation: AclOperation, resource: ResourceType) -> bool:

@@ -70,12 +70,12 @@ class AuthorizerLog:
 
     def note(
         self, client: Client, operation: AclOperation, resource: ResourceType, name: str, *, allowed: bool
-    ) -> None:
+    ) -> bool:
         """One decision, as one line."""
         if allowed:
             if self.keeps_allowed:
                 decisions_log.debug("%s", _line(client, operation, resource, name, allowed=True))
-            return
+            return True
         second = self._now_ms() // 1000
         if second != self._second:
             if self._lines > LINES_PER_SECOND:
@@ -84,6 +84,7 @@ class AuthorizerLog:
         self._lines += 1
         if self._lines <= LINES_PER_SECOND:
             decisions_log.info("%s", _line(client, operation, resource, name, allowed=False))
+        return True
 
 
 def _line(client: Client, operation: AclOperation, resource: ResourceType, name: str, *, allowed: bool) -> str:
@@ -117,7 +118,9 @@ class Authorization:
         self._started = False
         settings = AuthorizerSettings.of(config)
         if settings is not None:
-            rules = Authorizer(AclImage(), settings.super_users, settings.allow_if_no_acl)
+            rules = Authorizer(
+                AclImage(), settings.super_users, settings.allow_if_no_acl, audited=config.audit_enable
+            )  # fmt: skip
             self.acls = AclCache(store, rules, self._acls_changed)
             self.access = Access(AclDoor(rules), AuthorizerLog(now_ms))
 

@@ -10,7 +10,7 @@ file descriptor.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
@@ -171,6 +171,34 @@ class Closable(Protocol):
     closed: bool
 
 
+class Auditor(Protocol):
+    """Records what clients do (:mod:`brokers.api.audit`)."""
+
+    def audited(self, api_key: int, handler: Callable[[Any, Context], Any]) -> Callable[[Any, Context], Any]:
+        """The handler of an API, with a record of what each of its requests does, if that is wanted."""
+        ...
+
+    def is_broker(self, context: Context) -> bool:
+        """Whether another broker asks: only brokers write the audit topic."""
+        ...
+
+    def must_refuse(self, context: Context, changes: int) -> bool:
+        """Whether a request with so many changes cannot be recorded, and is not to be executed."""
+        ...
+
+    async def topics_created(self, context: Context, errors: Mapping[str, ErrorCode]) -> None:
+        """Keep which topics a client created by naming them."""
+        ...
+
+    def logged_in(self, connection: ClientConnection, principal: str, mechanism: str) -> bool:
+        """Keep a login; False: it must be refused."""
+        ...
+
+    def login_refused(self, connection: ClientConnection, mechanism: str, detail: str) -> None:
+        """Keep a login that was refused."""
+        ...
+
+
 @dataclass(slots=True)
 class Services:
     """Everything a handler may use. Built by ``brokers.app`` only."""
@@ -192,6 +220,7 @@ class Services:
     quotas: QuotaCache = field(default_factory=QuotaCache)
     client_configs: ClientConfigs | None = None
     """What the quotas are taken from, once the broker follows it."""
+    audit: Auditor | None = None
     fetch_sessions: FetchSessions = field(default_factory=FetchSessions)
     fetch_wakes: Wakes = field(default_factory=Wakes)
     new_topics: NewTopics = field(default_factory=NewTopics)

@@ -38,7 +38,9 @@ from brokers.controller.requests import Refused, check_name
 from brokers.metadata import znodes
 from brokers.metadata.cache import MetadataCache
 from brokers.metadata.config_writes import METADATA_WAIT_MS, Contended, EntityGone, alter_config
+from brokers.model import AUDIT_TOPIC
 from brokers.security.acls import AclOperation
+from brokers.security.audit_settings import refused_alteration
 from brokers.setting_kinds import Setting, without_effect
 from coordination.store import StoreError, TooLarge
 from wire import messages
@@ -344,7 +346,12 @@ async def _alter_one(
     defaults = _defaults(resource, metadata) if lists else {}
 
     def alteration(present: Mapping[str, str]) -> dict[str, str]:
-        return altered(present if keep else {}, alterations, settings, defaults)
+        wanted = altered(present if keep else {}, alterations, settings, defaults)
+        if resource is Resource.TOPIC and name == AUDIT_TOPIC and metadata.static.audit_enable:
+            refused = refused_alteration(present, wanted, metadata.static.audit_topic_retention_ms)
+            if refused is not None:
+                raise Refused(ErrorCode.POLICY_VIOLATION, refused)
+        return wanted
 
     if validate_only:
         alteration(metadata.dynamic_config(_KINDS[resource], entity))

@@ -17,8 +17,8 @@ from brokers.controller.requests import check_name
 from brokers.metadata.cache import MetadataCache
 from brokers.model import (
     GROUP_METADATA_TOPIC,
-    INTERNAL_TOPICS,
     NO_LEADER,
+    PROTECTED_TOPICS,
     TRANSACTION_STATE_TOPIC,
     PartitionState,
     TopicInfo,
@@ -67,6 +67,9 @@ def handle_metadata(request: MetadataRequest, context: Context) -> Done | Corout
         missing = [name for name in missing if name not in denied]
     if missing:
         services, config = context.services, context.services.config
+        if services.audit is not None and services.audit.must_refuse(context, len(missing)):
+            errors |= dict.fromkeys(missing, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+            missing = []
         allowed = services.new_topics.take(
             context.connection.id, len(missing), config.auto_create_topics_max_per_second, services.clock.mono_ms()
         )
@@ -109,7 +112,10 @@ async def _create_and_answer(
     context: Context,
 ) -> Paced:
     """``later`` are topics whose creation has not begun: the client gets a retriable error."""
-    errors = {**denied} | dict(await context.services.controller.auto_create(missing, CREATION_WAIT_MS))
+    made = await context.services.controller.auto_create(missing, CREATION_WAIT_MS)
+    if context.services.audit is not None:
+        await context.services.audit.topics_created(context, made)
+    errors = {**denied} | dict(made)
     await _led([name for name, error in errors.items() if error is ErrorCode.NONE], context.services.metadata)
     errors |= dict.fromkeys(later, ErrorCode.REQUEST_TIMED_OUT)
     return _answer_paced(_asked_rows(request, context, errors), request, context)
@@ -305,7 +311,7 @@ def _described_topic(
         error_code=int(error),
         name=name,
         topic_id=topic.id if topic is not None else None,
-        is_internal=name in INTERNAL_TOPICS,
+        is_internal=name in PROTECTED_TOPICS,
         partitions=partitions,
         topic_authorized_operations=mask(context.operations(TOPIC, name)) if topic is not None else NOT_ASKED,
     )

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from _native.byte_reader import varint_bytes
 from brokers.api.access import NOT_ASKED
 from brokers.metadata.cache import MetadataCache
-from brokers.model import INTERNAL_TOPICS, NO_LEADER, BrokerInfo, PartitionState, TopicInfo
+from brokers.model import NO_LEADER, PROTECTED_TOPICS, BrokerInfo, PartitionState, TopicInfo
 from wire.errors import ErrorCode
 
 FLEXIBLE = 9
@@ -93,7 +93,7 @@ def _topic_head(error: ErrorCode, name: str | None, topic_id: uuid.UUID | None, 
     if version >= 10:
         head += (topic_id or NO_ID).bytes
     if version >= 1:
-        head += b"\1" if name in INTERNAL_TOPICS else b"\0"
+        head += b"\1" if name in PROTECTED_TOPICS else b"\0"
     return head
 
 

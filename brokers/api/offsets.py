@@ -17,7 +17,7 @@ from brokers.api.access import CLUSTER, CLUSTER_ACTION, DELETE, DESCRIBE, TOPIC
 from brokers.api.base import Context, Done, Outcome, Paced, through
 from brokers.api.waiting import JoinedResponse
 from brokers.log import DiskError, LogOffline
-from brokers.model import INTERNAL_TOPICS, TopicPartition
+from brokers.model import PROTECTED_TOPICS, TopicPartition
 from brokers.replication.partition import Partition
 from brokers.replication.replicas import LedPartition
 from brokers.replication.serving import Serve
@@ -252,7 +252,7 @@ async def _followed(behind: list[tuple[Any, Partition]], response: Any, timeout_
 
 def _delete(tp: TopicPartition, offset: int, context: Context) -> LedPartition:
     """The partition, whose log begins at the offset now, or what is wrong."""
-    if tp.topic in INTERNAL_TOPICS:
+    if tp.topic in PROTECTED_TOPICS:
         return LedPartition(None, ErrorCode.INVALID_TOPIC_EXCEPTION)
     found = context.services.replicas.leader(tp)
     if found.partition is not None:

@@ -18,7 +18,7 @@ from brokers.api.base import CLOSE, Context, DelayedResponse, Done, Outcome
 from brokers.api.leaders import current_leader, endpoints_of
 from brokers.log import Appended, AppendInfo, Origin, Terms
 from brokers.metrics import Metrics
-from brokers.model import INTERNAL_TOPICS, TopicPartition
+from brokers.model import AUDIT_TOPIC, PROTECTED_TOPICS, TopicPartition
 from brokers.replication.partition import Partition
 from wire.errors import ErrorCode
 from wire.hot import (
@@ -120,17 +120,25 @@ class Work:
         for topic, topic_id, index, _ in parts:
             if topic_id is not None:
                 topic = services.metadata.topic_names.get(topic_id)
-            if guarded and (denied or (topic and not access.allows(context, WRITE, TOPIC, topic))):
+            # whether a broker writes the audit topic is looked at below
+            if guarded and (
+                denied or (topic and topic != AUDIT_TOPIC and not access.allows(context, WRITE, TOPIC, topic))
+            ):
                 self._refuse(topic, index, batches[len(self.outcomes)], denied or _TOPIC_DENIED)
                 continue
             partition = None
-            if topic is not None and topic not in INTERNAL_TOPICS:
+            if topic is not None and (topic not in PROTECTED_TOPICS or self._may_audit(topic)):
                 partition = services.replicas.get((topic, index))
             if partition is None or not partition.is_leader or not ALL <= acks <= LEADER:
                 self._refuse(topic, index, batches[len(self.outcomes)])
             else:
                 self.partitions.append(partition)
                 self.outcomes.append([])
+
+    def _may_audit(self, topic: str) -> bool:
+        """Whether it is the audit topic, and another broker writes its events."""
+        audit = self.context.services.audit
+        return topic == AUDIT_TOPIC and audit is not None and audit.is_broker(self.context)
 
     def _refuse(
         self, topic: str | None, index: int, batches: list[memoryview], denied: ErrorCode = ErrorCode.NONE
@@ -144,9 +152,10 @@ class Work:
                 found.append(ProduceOutcome(ErrorCode.INVALID_REQUIRED_ACKS))
             elif topic is None:
                 found.append(ProduceOutcome(ErrorCode.UNKNOWN_TOPIC_ID))
-            elif topic in INTERNAL_TOPICS:
+            elif topic in PROTECTED_TOPICS and not self._may_audit(topic):
                 message = f"{topic} is an internal topic; clients cannot write to it"
-                found.append(ProduceOutcome(ErrorCode.INVALID_TOPIC_EXCEPTION, error_message=message))
+                right = self.context.refusal(WRITE, TOPIC, topic) if topic == AUDIT_TOPIC else _NONE
+                found.append(ProduceOutcome(right or ErrorCode.INVALID_TOPIC_EXCEPTION, error_message=message))
             elif not batch:
                 found.append(ProduceOutcome(ErrorCode.INVALID_RECORD, error_message="no record batch"))
             else:

@@ -24,6 +24,7 @@ from brokers.controller.requests import (
     new_partitions,
     too_many,
 )
+from brokers.model import AUDIT_TOPIC
 from wire import messages
 from wire.admin_requests import CreatePartitionsRequest, CreateTopicsRequest, DeleteTopicsRequest
 from wire.errors import ErrorCode
@@ -42,6 +43,7 @@ async def handle_create_topics(request: CreateTopicsRequest, context: Context) -
     denied: frozenset[str] = frozenset()
     if not (context.allows(CREATE, CLUSTER, logged=False) or context.allows(CLUSTER_ACTION, CLUSTER, logged=False)):
         denied = context.denied(CREATE, TOPIC, (topic.name for topic in request.topics))
+    denied |= _kept_for_brokers(request, context)
     allowed = [topic for topic in request.topics if topic.name not in denied]
     asked = new_partitions(len(topic.assignments) or topic.num_partitions for topic in allowed)
     if asked > MAX_NEW_PARTITIONS and controller.is_active:
@@ -65,6 +67,14 @@ async def handle_create_topics(request: CreateTopicsRequest, context: Context) -
         else:
             rows.add_alike(outcome.name, (outcome.error, outcome.message), make)
     return Done(rows.body())
+
+
+def _kept_for_brokers(request: CreateTopicsRequest, context: Context) -> frozenset[str]:
+    """The audit topic, unless a broker creates it: with settings of a client's choice it would keep nothing."""
+    audit = context.services.audit
+    if audit is None or audit.is_broker(context) or all(topic.name != AUDIT_TOPIC for topic in request.topics):
+        return frozenset()
+    return frozenset({AUDIT_TOPIC})
 
 
 def _denied(name: str, topic_id: uuid.UUID | None = None) -> TopicOutcome:

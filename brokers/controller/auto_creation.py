@@ -13,8 +13,9 @@ from typing import Any
 from brokers.controller.handle import AUTO_CREATE_MS, ControllerHandle
 from brokers.controller.requests import NewTopic, check_name
 from brokers.metadata.cache import MetadataCache
-from brokers.model import GROUP_METADATA_TOPIC, INTERNAL_TOPICS, TRANSACTION_STATE_TOPIC
+from brokers.model import AUDIT_TOPIC, GROUP_METADATA_TOPIC, PROTECTED_TOPICS, TRANSACTION_STATE_TOPIC
 from brokers.peers.calls import PeersPort, PeerUnavailable
+from brokers.security.audit_settings import audit_topic_configs
 from wire import messages
 from wire.errors import ErrorCode
 
@@ -28,6 +29,7 @@ COMPLAINT_S = 60.0
 _FACTORS = {
     GROUP_METADATA_TOPIC: ("consumer groups", "offsets.topic.replication.factor"),
     TRANSACTION_STATE_TOPIC: ("transactions", "transaction.state.log.replication.factor"),
+    AUDIT_TOPIC: ("audit events", "audit.topic.replication.factor"),
 }
 
 
@@ -65,7 +67,7 @@ class AutoCreation:
                 found[name] = ErrorCode.NONE
             elif check_name(name) is not None:
                 found[name] = ErrorCode.INVALID_TOPIC_EXCEPTION
-            elif len(self._creating) >= most and name not in self._creating and name not in INTERNAL_TOPICS:
+            elif len(self._creating) >= most and name not in self._creating and name not in PROTECTED_TOPICS:
                 found[name] = ErrorCode.REQUEST_TIMED_OUT
             else:
                 tasks[name] = self._creation(name)
@@ -161,6 +163,11 @@ def internal_topic(name: str, metadata: MetadataCache) -> NewTopic:
         return NewTopic(
             name, config.transaction_state_log_num_partitions, config.transaction_state_log_replication_factor,
             configs=settings,
+        )  # fmt: skip
+    if name == AUDIT_TOPIC and config.audit_enable:
+        return NewTopic(
+            name, config.audit_topic_num_partitions, config.audit_topic_replication_factor,
+            configs=audit_topic_configs(config),
         )  # fmt: skip
     return NewTopic(name)
 

@@ -2,7 +2,8 @@
 
 A management event is one document. What clients do all the time (produce, consume, describe, heartbeat) is one document
 for each principal, API, resource and outcome in a minute, with a count. The queue is bounded; when it is full, events
-are dropped and counted, or refused: then the caller refuses the request that would go unrecorded.
+are dropped and counted, or refused: then the caller refuses the request that would go unrecorded. What is counted has
+half of the queue, and of refused logins a bounded number is kept in a second: neither displaces management events.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from typing import Any, Final, NamedTuple
 
 from brokers.security.acl_znodes import OPERATION_NAMES, TYPE_NAMES
 from brokers.security.acls import AclOperation, ResourceType
+from wire.errors import ErrorCode
 
 LOGGER: Final = "kafka.authorizer.logger"
 """Denied at INFO, allowed at DEBUG."""
-AUDIT_TOPIC: Final = "__fleetlog_audit"
 PROTECTED_OPERATIONS: Final = frozenset({AclOperation.WRITE, AclOperation.CREATE, AclOperation.DELETE})
 """What no principal may do with the audit topic, super users included; DeleteRecords asks for DELETE."""
 AGGREGATE_MS: Final = 60_000
@@ -27,6 +28,9 @@ AGGREGATES_MAX: Final = 16_384
 QUEUE_BYTES_MAX: Final = 1_048_576
 NAME_CHARS_MAX: Final = 1000
 """Longer names are cut: clients choose them."""
+REFUSED_LOGINS_PER_SECOND: Final = 100
+EVENT_BYTES: Final = 1024
+"""About what the event of a short name takes; it counts before a request is executed."""
 
 _OCSF_VERSION: Final = "1.0.0"
 _AUTHENTICATION: Final = 3002
@@ -133,11 +137,30 @@ class AuditSettings:
 
 
 class Source(NamedTuple):
-    """The broker in its events."""
+    """The broker in its events. ``process`` differs in each start: with it and a number an event has a name."""
 
     cluster_id: str
     broker_id: int
     version: str
+    process: str = ""
+
+
+class Caller(NamedTuple):
+    """Where a request comes from."""
+
+    principal: str
+    host: str
+    client_id: str = ""
+
+
+class Change(NamedTuple):
+    """What a management request did, or tried to do, to one resource. ``kind`` as in ``Topic``."""
+
+    kind: str
+    name: str
+    operation: AclOperation
+    error: ErrorCode = ErrorCode.NONE
+    detail: str = ""
 
 
 class _Key(NamedTuple):
@@ -167,8 +190,11 @@ class AuditTrail:
         self._aggregates: dict[_Key, _Aggregate] = {}
         self._queue: deque[bytes] = deque()
         self._queued_bytes = 0
+        self._numbers = 0
+        self._login_second = 0
+        self._refused_logins = 0
         self.dropped = 0
-        """Decisions and logins that are in no event because there was no room."""
+        """Decisions, changes and logins that are in no event because there was no room."""
 
     @property
     def queued_bytes(self) -> int:
@@ -185,9 +211,8 @@ class AuditTrail:
             return True
         if kind not in _AGGREGATED:
             return self._enqueue(self._activity(decision, decision.references, wall_ms, wall_ms), decision.references)
-        key = _Key(
-            decision.principal, decision.api_key, decision.operation, decision.type, decision.name, decision.allowed
-        )
+        name = printable(decision.name)
+        key = _Key(decision.principal, decision.api_key, decision.operation, decision.type, name, decision.allowed)
         self.flush(mono_ms)
         known = self._aggregates.get(key)
         if known is not None:
@@ -196,14 +221,38 @@ class AuditTrail:
             return True
         if len(self._aggregates) >= settings.aggregates_max and not self._flush_oldest():
             return self._without_room(decision.references)
-        self._aggregates[key] = _Aggregate(decision, mono_ms, wall_ms, wall_ms, decision.references)
+        first = decision._replace(name=name, client_id=printable(decision.client_id))
+        self._aggregates[key] = _Aggregate(first, mono_ms, wall_ms, wall_ms, decision.references)
         return True
+
+    def has_room(self, changes: int) -> bool:
+        """Whether a request with so many changes may be executed; asked before, as an event comes after."""
+        if self._settings.on_full is OnFull.DROP or EventType.MANAGEMENT not in self._settings.types:
+            return True
+        return self._queued_bytes + changes * EVENT_BYTES <= self._settings.queue_bytes_max
+
+    def record_change(self, caller: Caller, api: str, change: Change, wall_ms: int) -> None:
+        """Keeps what a management request did. What :meth:`has_room` let in has its place."""
+        settings = self._settings
+        if EventType.MANAGEMENT not in settings.types or caller.principal in settings.excluded_principals:
+            return
+        if change.kind == TYPE_NAMES[ResourceType.TOPIC] and change.name in settings.excluded_topics:
+            return
+        event = self._request(caller, api, change, wall_ms, wall_ms, 1)
+        event["status_code"] = change.error.name
+        if change.detail:
+            event["status_detail"] = printable(change.detail)
+        if not self._put(event, admitted=settings.on_full is OnFull.REFUSE):
+            self.dropped += 1
 
     def record_login(
         self, principal: str, host: str, protocol: str, succeeded: bool, detail: str, wall_ms: int
     ) -> bool:
         """Keeps a login or its failure; ``protocol`` as in ``SASL_SSL/SCRAM-SHA-256``. As :meth:`record` otherwise."""
         if EventType.AUTHENTICATE not in self._settings.types or principal in self._settings.excluded_principals:
+            return True
+        if not succeeded and not self._may_keep_refusal(wall_ms):
+            self.dropped += 1
             return True
         event = self._event(_AUTHENTICATION, _LOGON, wall_ms, succeeded)
         event |= {
@@ -215,6 +264,13 @@ class AuditTrail:
         if detail:
             event["status_detail"] = printable(detail)
         return self._enqueue(event, 1)
+
+    def _may_keep_refusal(self, wall_ms: int) -> bool:
+        second = wall_ms // 1000
+        if second != self._login_second:
+            self._login_second, self._refused_logins = second, 0
+        self._refused_logins += 1
+        return self._refused_logins <= REFUSED_LOGINS_PER_SECOND
 
     def record_broker(self, started: bool, wall_ms: int) -> None:
         """Keeps that the broker starts or stops."""
@@ -242,7 +298,7 @@ class AuditTrail:
         key = next(iter(self._aggregates))
         found = self._aggregates[key]
         event = self._activity(found.first, found.count, found.first_wall_ms, found.last_wall_ms)
-        if not self._put(event):
+        if not self._put(event, counted=True):
             return False
         del self._aggregates[key]
         return True
@@ -256,9 +312,13 @@ class AuditTrail:
         self.dropped += count
         return True
 
-    def _put(self, event: Mapping[str, Any]) -> bool:
+    def _put(self, event: Mapping[str, Any], *, counted: bool = False, admitted: bool = False) -> bool:
+        """Whether the event is in the queue; one that was admitted before is in any case."""
         data = json.dumps(event, separators=(",", ":")).encode()
-        if self._queued_bytes + len(data) > self._settings.queue_bytes_max:
+        most = self._settings.queue_bytes_max
+        if counted and self._queue:
+            most //= 2
+        if self._queued_bytes + len(data) > most and not admitted:
             return False
         self._queue.append(data)
         self._queued_bytes += len(data)
@@ -284,6 +344,7 @@ class AuditTrail:
 
     def _event(self, class_uid: int, activity: int, wall_ms: int, succeeded: bool) -> dict[str, Any]:
         source = self._source
+        self._numbers += 1
         return {
             "category_uid": class_uid // 1000,
             "class_uid": class_uid,
@@ -294,23 +355,32 @@ class AuditTrail:
             "time": wall_ms,
             "metadata": {
                 "version": _OCSF_VERSION,
+                "uid": f"{source.broker_id}-{source.process}-{self._numbers}",
                 "product": {"name": "fleetlog", "vendor_name": "fleetlog", "version": source.version},
             },
             "dst_endpoint": {"uid": source.cluster_id, "svc_name": f"broker {source.broker_id}"},
         }
 
     def _activity(self, decision: Decision, count: int, first_wall_ms: int, last_wall_ms: int) -> dict[str, Any]:
-        activity = _ACTIVITIES.get(decision.operation, _OTHER)
-        event = self._event(_API_ACTIVITY, activity, first_wall_ms, decision.allowed)
+        caller = Caller(decision.principal, decision.host, decision.client_id)
+        error = ErrorCode.NONE if decision.allowed else ErrorCode.UNKNOWN_SERVER_ERROR
+        change = Change(TYPE_NAMES[decision.type], decision.name, decision.operation, error)
+        return self._request(caller, decision.api, change, first_wall_ms, last_wall_ms, count)
+
+    def _request(
+        self, caller: Caller, api: str, change: Change, first_wall_ms: int, last_wall_ms: int, count: int
+    ) -> dict[str, Any]:
+        activity = _ACTIVITIES.get(change.operation, _OTHER)
+        event = self._event(_API_ACTIVITY, activity, first_wall_ms, change.error is ErrorCode.NONE)
         return event | {
             "count": count,
             "start_time": first_wall_ms,
             "end_time": last_wall_ms,
-            "actor": {"user": _user(decision.principal)},
-            "api": {"operation": decision.api, "service": {"name": "kafka"}},
-            "resources": [{"name": printable(decision.name), "type": TYPE_NAMES[decision.type]}],
-            "src_endpoint": {"ip": printable(decision.host), "name": printable(decision.client_id)},
-            "unmapped": {"operation": OPERATION_NAMES[decision.operation]},
+            "actor": {"user": _user(caller.principal)},
+            "api": {"operation": api, "service": {"name": "kafka"}},
+            "resources": [{"name": printable(change.name), "type": change.kind}],
+            "src_endpoint": {"ip": printable(caller.host), "name": printable(caller.client_id)},
+            "unmapped": {"operation": OPERATION_NAMES[change.operation]},
         }
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final
 
+from brokers.model import AUDIT_TOPIC
 from brokers.security.acls import OPERATIONS_OF, AclImage, AclOperation, ResourceType, Verdict
+from brokers.security.audit import PROTECTED_OPERATIONS
 
 CACHED_MAX: Final = 65_536
 """The most verdicts that are remembered; the names asked for are the clients' choice. About 20 MB, 100 at most."""
@@ -21,14 +23,21 @@ class Authorizer:
 
     ``super_users`` (principals as ``Type:name``) may do everything. ``allow_if_no_acl`` decides where no ACL applies to
     a resource (``allow.everyone.if.no.acl.found``). A caller may keep a verdict as long as :attr:`version` stands.
+    With ``audited`` no principal, super users included, may create, write or delete the audit topic.
     """
 
     def __init__(
-        self, image: AclImage, super_users: Collection[str] = frozenset(), allow_if_no_acl: bool = False
+        self,
+        image: AclImage,
+        super_users: Collection[str] = frozenset(),
+        allow_if_no_acl: bool = False,
+        *,
+        audited: bool = False,
     ) -> None:
         self._image = image
         self._super_users = frozenset(super_users)
         self._allow_if_no_acl = allow_if_no_acl
+        self._audited = audited
         self.verdicts: dict[_Question, bool] = {}
         """What was decided since the ACLs changed, by :data:`_Question`: a caller may look here first."""
 
@@ -76,6 +85,8 @@ class Authorizer:
     def _decided(
         self, principal: str, host: str, operation: AclOperation, kind: ResourceType, name: str | None
     ) -> bool:
+        if self._audited and name == AUDIT_TOPIC and kind is ResourceType.TOPIC and operation in PROTECTED_OPERATIONS:
+            return False
         if principal in self._super_users:
             return True
         if name is None:

@@ -113,7 +113,9 @@ class Dispatcher:
 
     def _route(self, api: Api, handlers: dict[int, Callable[[Any, Context], Any]] | None) -> Route:
         handler = handlers.get(api.key, _unserved) if handlers is not None else resolve(api)
-        metrics = self._services.metrics
+        metrics, audit = self._services.metrics, self._services.audit
+        if audit is not None:
+            handler = audit.audited(api.key, handler)
         return Route(
             api,
             api.lowest,

@@ -251,14 +251,20 @@ class LoginGate:
     ) -> None:
         if connection.closed:  # while its token was checked
             return
+        audit, mechanism = self._services.audit, login.sasl.mechanism
         if then is Then.CONTINUE:
             if login.sasl.state is LoginState.COMPLETE:
+                if audit is not None and not audit.logged_in(connection.peer, str(login.sasl.principal), mechanism):
+                    self._close(connection, "audit", "the login cannot be recorded")
+                    return
                 lasting = login.sasl.session_ends_mono_ms is None
-                connection.logged_in(str(login.sasl.principal), login.sasl.mechanism, lasting=lasting)
+                connection.logged_in(str(login.sasl.principal), mechanism, lasting=lasting)
             slot.answer(list(answer))
             return
         self._count("login")
         self._quiet.warning("%s: login refused: %s", connection.peer.peer_host, detail)
+        if audit is not None:
+            audit.login_refused(connection.peer, mechanism, detail)
         if then is Then.CLOSE_AFTER_DELAY and self._delay_ms:
             finish = partial(connection.last_answer, slot, answer, "login refused")
             self._services.timers.later(self._delay_ms, finish)

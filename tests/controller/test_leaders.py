@@ -305,7 +305,7 @@ async def test_a_broker_that_is_about_to_stop_leads_nothing_any_more(connect: st
         assert (await boss.controller.controlled_shutdown(9, 5, timeout_ms=5_000))[0] is ErrorCode.BROKER_NOT_AVAILABLE
         assert (await second.controller.controlled_shutdown(2, epoch, timeout_ms=300))[0] is ErrorCode.NOT_CONTROLLER
         services: Any = SimpleNamespace(
-            controller=boss.controller, config=boss.config, metadata=boss.metadata, access=Access()
+            controller=boss.controller, config=boss.config, metadata=boss.metadata, access=Access(), audit=None
         )
         context = Context(services, ClientConnection(1, "PLAINTEXT", "127.0.0.1"), 7, 3, 1, "broker-2")
         request = m.ControlledShutdownRequest(version=3, broker_id=2, broker_epoch=epoch)

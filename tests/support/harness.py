@@ -63,6 +63,7 @@ class RunningServer:
                 metrics=self.metrics,
                 metadata=self.metadata,
                 replicas=None,
+                audit=None,
                 disconnects=Disconnects(),
             )
             self.server.serve(services, self.handlers, self.logins, self.tls)

@@ -1,0 +1,278 @@
+"""The audit of one broker: what clients do becomes events, which ``brokers.api.audit_writer`` writes to the topic.
+
+A management request is executed to its end though its client has gone, and its answer says what is recorded. Data
+requests are recorded by what the authorizer is asked for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Callable, Coroutine, Generator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from brokers.api.access import CLUSTER, CLUSTER_ACTION, Access, Client, DecisionLog
+from brokers.api.base import ROWS_PER_YIELD, Context, DelayedResponse, Done
+from brokers.security.acls import AclOperation, ResourceType
+from brokers.security.audit import EVENT_TYPES, AuditSettings, AuditTrail, Caller, Decision, EventType, Source
+from brokers.security.audit_changes import (
+    BETWEEN_BROKERS,
+    MANAGEMENT_APIS,
+    Changes,
+    changes_of,
+    count_of_changes,
+    created_topics,
+    failed_changes,
+)
+from brokers.security.audit_settings import audit_settings
+from brokers.security.authorizer_settings import inter_broker_principal
+from brokers.security.hosts import host_as_acls_have_it
+from wire import messages
+from wire.apis import APIS
+from wire.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from brokers.api.base import ClientConnection
+    from brokers.config import BrokerConfig
+    from brokers.model import Clock
+
+log = logging.getLogger(__name__)
+
+COMPLAINT_MS = 10_000
+_SINGLE = frozenset({EventType.MANAGEMENT, EventType.AUTHENTICATE, EventType.ADMIN})
+"""Types that are not recorded by the decisions of the authorizer."""
+
+Handler = Callable[[Any, Context], Any]
+
+
+class Audit:
+    """See the module. ``brokers`` is the principal with which brokers log in at each other; ``protocol_of`` tells the
+    security protocol of a listener.
+    """
+
+    def __init__(
+        self, settings: AuditSettings, source: Source, clock: Clock, brokers: str, protocol_of: Callable[[str], str]
+    ) -> None:
+        self.trail = AuditTrail(settings, source)
+        self.wake: Callable[[], None] = lambda: None
+        """Called when there is something to be written."""
+        self.refused = 0
+        """Requests and logins that were refused because they could not be recorded."""
+        self._clock = clock
+        self._brokers = brokers
+        self._protocol_of = protocol_of
+        self._types = settings.types
+        self._complained_at: int | None = None
+
+    @property
+    def records_data(self) -> bool:
+        """Whether what the authorizer allows is recorded."""
+        return not self._types <= _SINGLE
+
+    def is_broker(self, context: Context) -> bool:
+        """Whether another broker asks: only brokers write the audit topic."""
+        return context.connection.principal == self._brokers and context.allows(CLUSTER_ACTION, CLUSTER, logged=False)
+
+    # ---- management ------------------------------------------------------------------------------------------------
+
+    def audited(self, api_key: int, handler: Handler) -> Handler:
+        """The handler of an API, with a record of what each of its requests does."""
+        if api_key not in MANAGEMENT_APIS or EventType.MANAGEMENT not in self._types:
+            return handler
+
+        def handle(request: Any, context: Context) -> Any:
+            if api_key in BETWEEN_BROKERS and context.connection.principal == self._brokers:
+                return handler(request, context)
+            return self._execute(handler, request, context)
+
+        return handle
+
+    async def _execute(self, handler: Handler, request: Any, context: Context) -> Done:
+        key, version = context.api_key, context.api_version
+        if self.must_refuse(context, count_of_changes(key, request)):
+            context.services = replace(context.services, access=Access(_NoRights()))
+            return Done(await _response(handler(request, context), context))
+        context.source = None  # what is begun is done and recorded, whether the client waits for it or not
+        try:
+            response = await _response(handler(request, context), context)
+        except BaseException:
+            await self._record(failed_changes(key, ErrorCode.UNKNOWN_SERVER_ERROR), context)
+            raise
+        decoded = messages.decode_response(key, version, response) if isinstance(response, bytes) else response
+        await self._record(changes_of(key, request, decoded), context)
+        return Done(response)
+
+    def must_refuse(self, context: Context, changes: int) -> bool:
+        """Whether a request with so many changes cannot be recorded, and is not to be executed."""
+        if self.trail.has_room(changes):
+            return False
+        self.refuse(f"{APIS[context.api_key].name} of {context.connection.principal}")
+        return True
+
+    async def topics_created(self, context: Context, errors: Mapping[str, ErrorCode]) -> None:
+        """Keep which topics a client created by naming them."""
+        await self._record(created_topics(errors), context)
+
+    async def _record(self, changes: Changes, context: Context) -> None:
+        login = context.connection
+        caller = Caller(login.principal, _host(login.peer_host), context.client_id or "")
+        name, wall_ms = APIS[context.api_key].name, self._clock.wall_ms()
+        for number, change in enumerate(changes, 1):
+            self.trail.record_change(caller, name, change, wall_ms)
+            if number % ROWS_PER_YIELD == 0:
+                await asyncio.sleep(0)
+        self.wake()
+
+    # ---- decisions -------------------------------------------------------------------------------------------------
+
+    def decided(
+        self, client: Client, operation: AclOperation, resource: ResourceType, name: str, *, allowed: bool
+    ) -> bool:
+        """Keep a decision of the authorizer about a data request; False: it must be refused."""
+        key, login = client.api_key, client.connection
+        if EVENT_TYPES[key] in _SINGLE or login.principal == self._brokers:
+            return True
+        host, client_id = _host(login.peer_host), getattr(client, "client_id", "") or ""
+        decision = Decision(
+            login.principal, host, key, APIS[key].name, operation, resource, name, allowed, client_id=client_id
+        )
+        kept = self.trail.record(decision, self._clock.wall_ms(), self._clock.mono_ms())
+        if not kept:
+            self.refuse(f"{APIS[key].name} of {login.principal}")
+        return kept
+
+    # ---- logins ----------------------------------------------------------------------------------------------------
+
+    def logged_in(self, connection: ClientConnection, principal: str, mechanism: str) -> bool:
+        """Keep a login; False: it must be refused. Those of brokers are not kept, so that they can always write."""
+        if principal == self._brokers:
+            return True
+        protocol = f"{self._protocol_of(connection.listener)}/{mechanism}"
+        kept = self.trail.record_login(
+            principal, _host(connection.peer_host), protocol, True, "", self._clock.wall_ms()
+        )  # fmt: skip
+        if not kept:
+            self.refuse(f"the login of {principal}")
+        self.wake()
+        return kept
+
+    def login_refused(self, connection: ClientConnection, mechanism: str, detail: str) -> None:
+        """Keep a login that was refused."""
+        protocol = f"{self._protocol_of(connection.listener)}/{mechanism}"
+        self.trail.record_login("", _host(connection.peer_host), protocol, False, detail, self._clock.wall_ms())
+        self.wake()
+
+    # ---- no room ---------------------------------------------------------------------------------------------------
+
+    def refuse(self, what: str) -> None:
+        """Something is refused because it cannot be recorded."""
+        self.refused += 1
+        self._complain(f"{what} is refused (audit.on.full=refuse)")
+
+    def report_dropped(self, before: int) -> None:
+        """Say it if events were dropped since there were ``before``."""
+        if self.trail.dropped > before:
+            self._complain(f"{self.trail.dropped - before} events are dropped (audit.on.full=drop)")
+
+    def _complain(self, what: str) -> None:
+        """At most every ten seconds: the metrics count."""
+        now = self._clock.mono_ms()
+        if self._complained_at is None or now - self._complained_at >= COMPLAINT_MS:
+            self._complained_at = now
+            log.error("the audit queue is full, because events come faster than they can be written: %s", what)
+
+
+def started_audit(config: BrokerConfig, access: Access, source: Source, clock: Clock) -> Audit | None:
+    """The audit that the settings ask for, which ``access`` tells its decisions from now on. Raises ConfigError."""
+    settings = audit_settings(config)
+    if settings is None:
+        return None
+    assert access.decisions is not None, "audit needs an authorizer"
+    audit = Audit(settings, source, clock, inter_broker_principal(config), config.security_protocol)
+    access.keep_decisions(Decisions(access.decisions, audit))
+    return audit
+
+
+class _NoRights:
+    """``brokers.api.access.Authorizer`` of a request that must not be executed: every resource of it is refused."""
+
+    verdicts: Mapping[Any, bool] = {}
+
+    def allows(self, client: Client, operation: AclOperation, resource: ResourceType, name: str) -> bool:
+        return False
+
+    def allows_any(self, client: Client, operation: AclOperation, resource: ResourceType) -> bool:
+        return False
+
+
+class Decisions:
+    """Keeps decisions in the authorizer's log and in the audit."""
+
+    def __init__(self, lines: DecisionLog, audit: Audit) -> None:
+        self.keeps_allowed = lines.keeps_allowed or audit.records_data
+        self._lines = lines
+        self._audit = audit
+
+    def note(
+        self, client: Client, operation: AclOperation, resource: ResourceType, name: str, *, allowed: bool
+    ) -> bool:
+        """One decision; False: it cannot be recorded, so the request is refused."""
+        self._lines.note(client, operation, resource, name, allowed=allowed)
+        return self._audit.decided(client, operation, resource, name, allowed=allowed)
+
+
+def _host(host: str) -> str:
+    return host_as_acls_have_it(host) if ":" in host else host
+
+
+async def _response(outcome: Any, context: Context) -> Any:
+    """The message, or its encoding, in which a handler's outcome ends."""
+    while True:
+        if isinstance(outcome, Done):
+            response = outcome.response
+            return await _worked(response) if inspect.isgenerator(response) else response
+        if isinstance(outcome, DelayedResponse):
+            return await _delayed(outcome, context)
+        if inspect.isgenerator(outcome):
+            outcome = await _worked(outcome)
+        else:
+            assert inspect.iscoroutine(outcome), "all kinds of outcomes"
+            outcome = await _awaited(outcome)
+
+
+async def _awaited(outcome: Coroutine[Any, Any, Any]) -> Any:
+    return await outcome
+
+
+async def _worked(work: Generator[Any, Any, Any]) -> Any:
+    """What paced work returns; the loop runs in between."""
+    rows = 0
+    while True:
+        try:
+            next(work)
+        except StopIteration as ended:
+            return ended.value
+        rows += 1
+        if rows % ROWS_PER_YIELD == 0:
+            await asyncio.sleep(0)
+
+
+async def _delayed(delayed: DelayedResponse, context: Context) -> Any:
+    services = context.services
+    answered: asyncio.Future[Any] = services.loop.create_future()
+
+    def answer(response: Any) -> None:
+        if not answered.done():
+            answered.set_result(response)
+
+    delayed.on_done(answer)
+    timer = None
+    if delayed.deadline_ms is not None:
+        timer = services.timers.later(delayed.deadline_ms, delayed.expire)
+    try:
+        return await answered
+    finally:
+        if timer is not None:
+            timer.cancel()
