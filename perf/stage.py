@@ -37,6 +37,7 @@ from brokers.model import (
     TopicPartition,
 )
 from brokers.replication.replicas import ReplicaManager
+from brokers.security.acl_rules import AclRules
 from brokers.security.acls import (
     AccessControlEntry,
     AclImage,
@@ -45,7 +46,6 @@ from brokers.security.acls import (
     ResourcePattern,
     ResourceType,
 )
-from brokers.security.authorizer import Authorizer
 
 ME, INCARNATION = BrokerId(1), 7
 
@@ -111,7 +111,7 @@ class LoneLeader:
         entries: dict[ResourcePattern, set[AccessControlEntry]] = {}
         for name, entry in itertools.islice(kinds, acls):
             entries.setdefault(ResourcePattern(ResourceType.TOPIC, name), set()).add(entry)
-        rules = Authorizer(AclImage({pattern: frozenset(found) for pattern, found in entries.items()}))
+        rules = AclRules(AclImage({pattern: frozenset(found) for pattern, found in entries.items()}))
         self.services.access = Access(AclDoor(rules), AuthorizerLog(self.clock.mono_ms))
 
     def coordinate(self, loop: Any) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple, Protocol
 
+from brokers.security.acl_rules import Question
 from brokers.security.acls import OPERATIONS_OF, AclOperation, ResourceType
 from wire.errors import ErrorCode
 
@@ -127,10 +128,6 @@ NEEDS: dict[int, tuple[Need, ...]] = {
     12007: _needs((WRITE, TRANSACTIONAL_ID), (ALTER, CLUSTER)),  # rows may be written twice: an operator's decision
 }
 """By API key. Operations that Metadata and others look up only to tell a client what it may do are not listed."""
-
-
-Question = tuple[str, str, AclOperation, ResourceType, str | None]
-"""Principal, host, operation, resource type, and a name; None: any resource of the type."""
 
 
 class Login(Protocol):

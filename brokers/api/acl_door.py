@@ -10,11 +10,11 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from brokers.api.access import Access, Client, Login, Question
+from brokers.api.access import Access, Client, Login
 from brokers.metadata.acl_cache import AclCache
+from brokers.security.acl_rules import AclRules, Question
 from brokers.security.acls import CLUSTER_NAME, AclImage, AclOperation, ResourceType
 from brokers.security.audit import LOGGER, Decision, authorizer_line
-from brokers.security.authorizer import Authorizer
 from brokers.security.authorizer_settings import (
     AuthorizerSettings,
     cannot_replicate,
@@ -39,7 +39,7 @@ class AclDoor:
 
     __slots__ = ("_rules", "verdicts")
 
-    def __init__(self, rules: Authorizer) -> None:
+    def __init__(self, rules: AclRules) -> None:
         self._rules = rules
         self.verdicts: Mapping[Question, bool] = rules.verdicts
 
@@ -118,7 +118,7 @@ class Authorization:
         self._started = False
         settings = AuthorizerSettings.of(config)
         if settings is not None:
-            rules = Authorizer(
+            rules = AclRules(
                 AclImage(), settings.super_users, settings.allow_if_no_acl, audited=config.audit_enable
             )  # fmt: skip
             self.acls = AclCache(store, rules, self._acls_changed)
@@ -145,7 +145,7 @@ class Authorization:
     def _acls_changed(self) -> None:
         """Say it where the brokers cannot replicate any more, before partitions fall behind."""
         assert self.acls is not None, "its caller"
-        rules, principal, before = self.acls.authorizer, inter_broker_principal(self._config), self._may_replicate
+        rules, principal, before = self.acls.rules, inter_broker_principal(self._config), self._may_replicate
         self._may_replicate = any(
             rules.allows(principal, host, AclOperation.CLUSTER_ACTION, ResourceType.CLUSTER, CLUSTER_NAME)
             for host in self._hosts

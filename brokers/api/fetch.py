@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 from brokers.api import fetch_answers as answers
 from brokers.api.access import CLUSTER, CLUSTER_ACTION
 from brokers.api.base import Batching, Context, DelayedResponse, Done, Outcome, Paced
-from brokers.api.fetch_answers import by_topic, refused, release
+from brokers.api.fetch_answers import grouped_by_topic, refused, release
 from brokers.api.fetch_followers import count_positions
-from brokers.api.fetch_reads import CONSUMER, Reader
+from brokers.api.fetch_reads import CONSUMER, PartitionReader
 from brokers.api.fetch_sessions import (
     FINAL_EPOCH,
     FIRST_EPOCH,
@@ -32,7 +32,7 @@ from brokers.api.fetch_sessions import (
     SessionPart,
 )
 from brokers.api.leaders import endpoints_of
-from brokers.api.long_fetch import Found, answer_in_slices, begin_in_slices, is_long, looks_enough
+from brokers.api.long_fetch import Found, answer_in_slices, begin_in_slices, looks_enough, names_many
 from wire.errors import ErrorCode
 from wire.hot import (
     Encoded,
@@ -69,7 +69,9 @@ def handle_fetch(request: FetchRequest, context: Context, whole: bool = False) -
     sessions = services.fetch_sessions
     if replica_id >= 0:
         if not context.allows(CLUSTER_ACTION, CLUSTER):
-            return Done(encode_fetch_response(context.api_version, by_topic([(part, _DENIED) for part in parts])))
+            return Done(
+                encode_fetch_response(context.api_version, grouped_by_topic([(part, _DENIED) for part in parts]))
+            )
         error = _replica_error(request, context)
         if error is not _NONE:
             return Done(refused(error, context))
@@ -79,10 +81,10 @@ def handle_fetch(request: FetchRequest, context: Context, whole: bool = False) -
         session = sessions.find(request, context.connection.principal, services.clock.mono_ms(), by_id)
         if isinstance(session, ErrorCode):
             return Done(refused(session, context))
-        long = len(parts) > most or len(session.dirty) > most or (bool(forgotten) and is_long(request))
+        long = len(parts) > most or len(session.dirty) > most or (bool(forgotten) and names_many(request))
     else:
         session, long = NO_SESSION, len(parts) > most
-    fetch = Fetch(request, context, session, full, Reader(request, context))
+    fetch = Fetch(request, context, session, full, PartitionReader(request, context))
     if session is NO_SESSION and not session_id and epoch and replica_id < 0 and len(parts) == 1:
         row = SessionPart(session, parts[0])
         if fetch.look((row,)) or wait_ms <= 0:
@@ -149,7 +151,7 @@ class Fetch:
     session: FetchSession
     full: bool
     """Whether the answer has all partitions, also those that didn't fit."""
-    reader: Reader
+    reader: PartitionReader
     found: list[Found] | None = field(default=None, init=False)
     """What was read last, for the answer."""
     total: int = field(default=0, init=False)
@@ -306,7 +308,7 @@ class Fetch:
         if session.twice is not None:
             pairs += [(asked, FetchOutcome(ErrorCode.INVALID_REQUEST)) for asked in session.twice]
         if len(pairs) > 1:
-            pairs = by_topic(pairs)
+            pairs = grouped_by_topic(pairs)
         if not session_id:
             if self.delayed is not None or session.replica is not None:
                 session.close(forget=False)

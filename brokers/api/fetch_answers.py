@@ -47,7 +47,7 @@ def release(found: Iterable[tuple[Any, FetchOutcome]]) -> None:
             piece.release()
 
 
-def by_topic(pairs: list[Pair]) -> list[Pair]:
+def grouped_by_topic(pairs: list[Pair]) -> list[Pair]:
     """Partitions of one topic side by side: the answer names each topic once."""
     if len(pairs) < 2:
         return pairs

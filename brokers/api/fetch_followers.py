@@ -16,14 +16,14 @@ from wire.hot import FetchOutcome
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Sequence
 
-    from brokers.api.fetch_reads import Reader
+    from brokers.api.fetch_reads import PartitionReader
     from brokers.api.fetch_sessions import FetchSession, FollowerSession, SessionPart
     from brokers.replication.partition import Partition
 
 Current = tuple["SessionPart", "Partition"]
 
 
-def count_positions(session: FetchSession, replica: FollowerSession, reader: Reader) -> None:
+def count_positions(session: FetchSession, replica: FollowerSession, reader: PartitionReader) -> None:
     """Count the positions of what the session has to look at."""
     now_ms = reader.context.services.clock.mono_ms()
     current = _sort_out(reader, replica, session.dirty)
@@ -31,7 +31,9 @@ def count_positions(session: FetchSession, replica: FollowerSession, reader: Rea
     _count(reader, replica, current, now_ms)
 
 
-def count_in_slices(session: FetchSession, replica: FollowerSession, reader: Reader) -> Generator[None, None, None]:
+def count_in_slices(
+    session: FetchSession, replica: FollowerSession, reader: PartitionReader
+) -> Generator[None, None, None]:
     """What was sorted out may have changed when its turn comes to be counted: then it is not counted."""
     current: list[Current] = []
     now_ms = reader.context.services.clock.mono_ms()
@@ -52,7 +54,7 @@ def count_in_slices(session: FetchSession, replica: FollowerSession, reader: Rea
         yield
 
 
-def _sort_out(reader: Reader, replica: FollowerSession, parts: Iterable[SessionPart]) -> list[Current]:
+def _sort_out(reader: PartitionReader, replica: FollowerSession, parts: Iterable[SessionPart]) -> list[Current]:
     """Which positions count."""
     current: list[Current] = []
     for part in parts:
@@ -74,7 +76,7 @@ def _prove(session: FetchSession, replica: FollowerSession, now_ms: int) -> None
         replica.fetched(now_ms, session.proof_ms)
 
 
-def _count(reader: Reader, replica: FollowerSession, current: Sequence[Current], now_ms: int) -> None:
+def _count(reader: PartitionReader, replica: FollowerSession, current: Sequence[Current], now_ms: int) -> None:
     for part, partition in current:
         asked = part.asked
         try:

@@ -14,7 +14,7 @@ from brokers.api.access import READ, TOPIC
 from brokers.api.leaders import current_leader
 from brokers.log import DiskError, LogOffline, OffsetOutOfRange
 from brokers.model import TopicPartition
-from brokers.replication.followers import ReplicaSession
+from brokers.replication.follower_progress import ReplicaSession
 from brokers.replication.partition import Partition
 from brokers.replication.serving import Serve
 from wire.errors import ErrorCode
@@ -44,7 +44,7 @@ def aborted_in(log: Log, read: ReadResult) -> list[tuple[int, int]]:
 
 
 @dataclass(slots=True, eq=False)
-class Reader:
+class PartitionReader:
     """Reads for one request. ``replica`` is the follower that asks; ``throttle`` the leader's, which may hold it back.
 
     ``out_of_turn`` says of the latest read that the partition may have records, but not in this answer;

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from brokers.replication.followers import ReplicaSession
+from brokers.replication.follower_progress import ReplicaSession
 from brokers.replication.partition import Partition
 from brokers.replication.throttles import ReplicationThrottle, throttle_of
 from wire.errors import ErrorCode

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterable
 
     from brokers.api.base import Context, DelayedResponse
-    from brokers.api.fetch_reads import Reader
+    from brokers.api.fetch_reads import PartitionReader
     from brokers.api.fetch_sessions import FetchSession, SessionPart
     from wire.hot import Encoded, FetchRequest
 
@@ -34,7 +34,7 @@ class SlicedFetch(Protocol):
     context: Context
     session: FetchSession
     full: bool
-    reader: Reader
+    reader: PartitionReader
     found: list[Found] | None
     total: int
     urgent: bool
@@ -104,7 +104,7 @@ class SlicedFetch(Protocol):
         ...
 
 
-def is_long(request: FetchRequest) -> bool:
+def names_many(request: FetchRequest) -> bool:
     """Whether the fetch forgets so many partitions that it is executed in slices."""
     return sum(1 + len(indexes) for _, indexes in request.forgotten) > answers.LONG_PARTS
 

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from brokers.metadata.loading import children_or_none, gather_bounded, read_many
 from brokers.metadata.watcher import ZnodeWatcher
+from brokers.security.acl_rules import AclRules
 from brokers.security.acl_znodes import (
     ACL_PARENTS,
     CHANGE_NAME,
@@ -27,7 +28,6 @@ from brokers.security.acl_znodes import (
     entries_to_decide_by,
 )
 from brokers.security.acls import AclImage, Entries, PatternType, ResourcePattern, ResourceType
-from brokers.security.authorizer import Authorizer
 from brokers.security.documents import BadDocument
 from coordination.store import Store
 
@@ -47,10 +47,10 @@ def _sequence_of(name: str) -> int:
 
 
 class AclCache:
-    """See the module. ``authorizer`` starts with an empty image; ``on_change`` is called after each new one."""
+    """See the module. ``rules`` start with an empty image; ``on_change`` is called after each new one."""
 
-    def __init__(self, store: Store, authorizer: Authorizer, on_change: Callable[[], None] = lambda: None) -> None:
-        self.authorizer = authorizer
+    def __init__(self, store: Store, rules: AclRules, on_change: Callable[[], None] = lambda: None) -> None:
+        self.rules = rules
         self._store = store
         self._on_change = on_change
         self._seen = dict.fromkeys(_ROOTS, -1)
@@ -60,7 +60,7 @@ class AclCache:
     @property
     def image(self) -> AclImage:
         """The ACLs that decide now."""
-        return self.authorizer.image
+        return self.rules.image
 
     def outdated_changes(self, root: str, keep: int) -> list[str]:
         """Paths of the change nodes below ``root`` but for the ``keep`` newest ones, as last listed."""
@@ -88,7 +88,7 @@ class AclCache:
         self._listed = listed
         self._seen = {root: sequences[-1] if sequences else -1 for root, sequences in listed.items()}
         if image is not None:
-            self.authorizer.replace(image)
+            self.rules.replace(image)
         if image is not None or not self._watcher.has_read:
             self._on_change()
 

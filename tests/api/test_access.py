@@ -27,13 +27,13 @@ from brokers.api.access import (
     WRITE,
     Access,
     Need,
-    Question,
 )
 from brokers.api.new_topics import NewTopics
 from brokers.controller.requests import TopicOutcome
 from brokers.groups.records import CommittedOffset
 from brokers.groups.requests import OffsetCommitRequest
 from brokers.model import TopicInfo, TopicPartition
+from brokers.security.acl_rules import Question
 from brokers.security.acls import OPERATIONS_OF, AclOperation, ResourceType
 from tests.support.coordinator_broker import TRANSACTIONAL, Broker, play
 from tests.support.filled import SECRET, codes, filled

@@ -12,7 +12,7 @@ import wire.messages as m
 from brokers.api import fetch_answers
 from brokers.api.base import DelayedResponse, Done
 from brokers.api.fetch import handle_fetch
-from brokers.api.fetch_reads import Reader
+from brokers.api.fetch_reads import PartitionReader
 from tests.support.fetching import Client, decoded, part, request
 from tests.support.stage import OTHER, Stage, body_of, offsets_in
 from wire.errors import ErrorCode
@@ -280,8 +280,8 @@ def test_a_short_fetch_whose_partitions_all_move_while_it_waits_is_answered(stag
 def test_a_fetch_that_waits_has_read_its_partition_once(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     stage.topic("t")
     reads: list[Any] = []
-    read = Reader.read
-    monkeypatch.setattr(Reader, "read", lambda r, *arguments: reads.append(arguments) or read(r, *arguments))
+    read = PartitionReader.read
+    monkeypatch.setattr(PartitionReader, "read", lambda r, *arguments: reads.append(arguments) or read(r, *arguments))
     delayed = stage.start(handle_fetch, 1, VERSION, request(part("t", 0), max_wait_ms=500))
     assert isinstance(delayed, DelayedResponse)
     assert len(reads) == 1

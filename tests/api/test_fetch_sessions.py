@@ -16,7 +16,7 @@ from _native.batch import scan
 from brokers.api import fetch_answers, fetch_sessions
 from brokers.api.base import Done
 from brokers.api.fetch import handle_fetch
-from brokers.api.fetch_reads import Reader
+from brokers.api.fetch_reads import PartitionReader
 from brokers.api.fetch_sessions import EVICTION_MS, FetchSessions, FollowerSession, Owner
 from tests.support.fetching import Client, decoded, part, request
 from tests.support.stage import ME, OTHER, Stage, offsets_in
@@ -64,8 +64,10 @@ def test_idle_partitions_are_not_looked_at(stage: Stage, monkeypatch: pytest.Mon
     client = started(stage, "a", "b", partitions=50)
     client.fetch()
     seen: list[Any] = []
-    read = Reader.read
-    monkeypatch.setattr(Reader, "read", lambda r, p, asked, *a, **k: seen.append(asked) or read(r, p, asked, *a, **k))
+    read = PartitionReader.read
+    monkeypatch.setattr(
+        PartitionReader, "read", lambda r, p, asked, *a, **k: seen.append(asked) or read(r, p, asked, *a, **k)
+    )
     stage.append("b", index=7)
     client.fetch()
     client.fetch(part("b", 1, 7))
@@ -258,9 +260,9 @@ def test_many_moves_of_one_turn_are_one_look(stage: Stage, monkeypatch: pytest.M
     client = started(stage, "a", "b", "c")
     delayed = client.wait(min_bytes=1 << 20)
     reads: list[Any] = []
-    read = Reader.read
+    read = PartitionReader.read
     monkeypatch.setattr(
-        Reader, "read", lambda r, p, asked, *a, **k: reads.append(asked.topic) or read(r, p, asked, *a, **k)
+        PartitionReader, "read", lambda r, p, asked, *a, **k: reads.append(asked.topic) or read(r, p, asked, *a, **k)
     )
     for _ in range(5):
         for topic in "abc":

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from brokers.security.acl_rules import AclRules
 from brokers.security.acls import (
     OPERATIONS,
     AccessControlEntry,
@@ -22,7 +23,6 @@ from brokers.security.acls import (
     ResourceType,
     entries_with,
 )
-from brokers.security.authorizer import Authorizer
 from brokers.security.principals import NoRuleMatches, PrincipalMapper
 
 pytestmark = [pytest.mark.kafka_jars]
@@ -101,22 +101,22 @@ def test_decisions_are_kafkas(kafka: Callable[[list[str]], list[str]]) -> None:
         default = chance.random() < 0.3
         lines.append(f"load\tUser:root;User:bob{'' if chance.random() < 0.2 else 'x'}\t{str(default).lower()}")
         super_users = set(lines[-1].split("\t")[1].split(";"))
-        authorizer = Authorizer(AclImage(acls), super_users, default)
+        rules = AclRules(AclImage(acls), super_users, default)
         for _ in range(QUESTIONS):
             principal, host = chance.choice(PRINCIPALS), chance.choice(HOSTS)
             operation, kind = chance.choice(OPERATIONS[1:]), chance.choice(TYPES)
             # No resource is called "*".
             name = name_from(chance).replace("*", "b")
             lines.append(names("ask", principal, host, operation, kind, name))
-            ours.append("ALLOWED" if authorizer.allows(principal, host, operation, kind, name) else "DENIED")
+            ours.append("ALLOWED" if rules.allows(principal, host, operation, kind, name) else "DENIED")
         for principal in PRINCIPALS:
             lines.append(names("any", principal, HOSTS[0], AclOperation.WRITE, ResourceType.TOPIC))
-            allowed = authorizer.allows_any(principal, HOSTS[0], AclOperation.WRITE, ResourceType.TOPIC)
+            allowed = rules.allows_any(principal, HOSTS[0], AclOperation.WRITE, ResourceType.TOPIC)
             ours.append("ALLOWED" if allowed else "DENIED")
         for _ in range(5):
             asked = random_filter(chance)
             lines.append(names("filter", *asked))
-            matching = authorizer.image.matching(asked).items()
+            matching = rules.image.matching(asked).items()
             ours.append("|".join(sorted(names(*p, *one).replace("\t", ":") for p, found in matching for one in found)))
     theirs = kafka(lines)
     questions = [line for line in lines if not line.startswith(("acl", "load"))]

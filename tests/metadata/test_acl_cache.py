@@ -13,6 +13,7 @@ from brokers.metadata import acl_writes
 from brokers.metadata.acl_cache import AclCache
 from brokers.metadata.acl_writes import Edit, EditedEntries, edit_acls
 from brokers.metadata.config_writes import Contended
+from brokers.security.acl_rules import AclRules
 from brokers.security.acl_znodes import (
     EXTENDED_CHANGES,
     LITERAL_CHANGES,
@@ -30,7 +31,6 @@ from brokers.security.acls import (
     ResourcePattern,
     ResourceType,
 )
-from brokers.security.authorizer import Authorizer
 from brokers.security.documents import BadDocument
 from coordination.store import Create, Store, TooLarge
 from tests.support.nodes import Meddled, lose_the_answer
@@ -57,7 +57,7 @@ def taking(*entries: AccessControlEntry) -> Edit:
 @asynccontextmanager
 async def caches(*stores: Store) -> AsyncIterator[list[AclCache]]:
     """A broker's ACLs for each store; what they left running is ended."""
-    made = [AclCache(store, Authorizer(AclImage(), {"User:admin"})) for store in stores]
+    made = [AclCache(store, AclRules(AclImage(), {"User:admin"})) for store in stores]
     try:
         for one in made:
             await one.start()
@@ -201,7 +201,7 @@ async def test_entries_that_cannot_be_read_deny_until_they_are_repaired(connect:
             await edit_acls(port, broker, {everywhere: adding(entry()), ORDERS: adding(entry())})
 
             def reads(user: str, topic: str) -> bool:
-                return broker.authorizer.allows(user, "h", AclOperation.READ, ResourceType.TOPIC, topic)
+                return broker.rules.allows(user, "h", AclOperation.READ, ResourceType.TOPIC, topic)
 
             assert reads("User:alice", "orders")
             await port.set(acl_path(ORDERS), b'{"version":2}')

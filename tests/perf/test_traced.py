@@ -31,7 +31,14 @@ def test_every_produce_goes_one_way(case: str) -> None:
 @pytest.mark.parametrize("case", ["fetch", "fetch-session"])
 def test_every_fetch_goes_one_way(case: str) -> None:
     calls = trace(case).functions
-    for step in ("handle_fetch", "Fetch.look", "Reader.read", "LogReader.read", "Segment.take", "Fetch.answer"):
+    for step in (
+        "handle_fetch",
+        "Fetch.look",
+        "PartitionReader.read",
+        "LogReader.read",
+        "Segment.take",
+        "Fetch.answer",
+    ):
         assert sum(count for (_, function), count in calls.items() if function == step) == 1, step
 
 

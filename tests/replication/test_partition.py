@@ -12,7 +12,7 @@ from brokers.log.append import Appender
 from brokers.log.full_disks import FIRST_PAUSE_MS
 from brokers.model import BrokerId, BrokerInfo, LiveBroker, PartitionState, TopicPartition
 from brokers.replication import full_disks, isr
-from brokers.replication.followers import ReplicaSession
+from brokers.replication.follower_progress import ReplicaSession
 from brokers.replication.partition import Partition
 from brokers.replication.serving import WAIVED_MAX_MS, Serve
 from tests.support.stage import ME, OTHER, Stage

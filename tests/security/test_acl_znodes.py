@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from brokers.security.acl_rules import AclRules
 from brokers.security.acl_znodes import (
     ACL_PARENTS,
     OPERATION_NAMES,
@@ -31,7 +32,6 @@ from brokers.security.acls import (
     ResourcePattern,
     ResourceType,
 )
-from brokers.security.authorizer import Authorizer
 from brokers.security.documents import BadDocument, desanitised, sanitised
 
 LITERAL, PREFIXED = PatternType.LITERAL, PatternType.PREFIXED
@@ -136,13 +136,13 @@ def test_what_cannot_be_read_is_denied_to_all_but_super_users() -> None:
     assert [problem.path for problem in reported] == [path]
     everywhere = ResourcePattern(ResourceType.TOPIC, "*")
     allowed = frozenset({AccessControlEntry("User:a", "*", AclOperation.ALL, Permission.ALLOW)})
-    authorizer = Authorizer(AclImage({ORDERS: entries, everywhere: allowed}), {"User:root"})
+    rules = AclRules(AclImage({ORDERS: entries, everywhere: allowed}), {"User:root"})
     for principal, name, expected in (
         ("User:a", "orders", False),
         ("User:root", "orders", True),
         ("User:a", "other", True),
     ):
-        assert authorizer.allows(principal, "10.0.0.1", AclOperation.READ, ResourceType.TOPIC, name) is expected
+        assert rules.allows(principal, "10.0.0.1", AclOperation.READ, ResourceType.TOPIC, name) is expected
 
 
 @pytest.mark.parametrize("kind", RESOURCE_TYPES)

@@ -11,7 +11,7 @@ from typing import Any
 from unittest.mock import patch
 
 from brokers.api import fetch, offsets, produce_work
-from brokers.api.fetch_reads import READ_COMMITTED, Reader
+from brokers.api.fetch_reads import READ_COMMITTED, PartitionReader
 from brokers.api.fetch_sessions import FetchSession
 from brokers.controller import elections, reassignment
 from brokers.controller.writes import StateWrites
@@ -27,7 +27,7 @@ from brokers.metadata import znodes
 from brokers.metadata.cache import MetadataCache
 from brokers.model import LiveBroker
 from brokers.replication import continuity, isr
-from brokers.replication.followers import Follower
+from brokers.replication.follower_progress import Follower
 from brokers.replication.isr_writer import ZooKeeperIsrWriter
 from brokers.replication.partition import Partition
 from brokers.replication.replicas import ReplicaManager
@@ -362,10 +362,10 @@ MUTATIONS = (
     Mutation("a member that leaves a small in-sync set is not eligible", (instead(isr._with, lambda original, state, isr, elr, min_isr: original(state, isr, [], min_isr)),), 320, ("isolate", "cut", "power")),
     # ---- epochs, incarnations, elections
     Mutation("a leader counts fetches of other epochs", (
-        instead(Reader.refusal, _counts_fetches_of_any_epoch),
-        instead(Reader.diverging, _finds_no_divergence),
+        instead(PartitionReader.refusal, _counts_fetches_of_any_epoch),
+        instead(PartitionReader.diverging, _finds_no_divergence),
     ), 18, ("slow", "pause", "kill", "cut")),
-    Mutation("logs are not compared by epoch", (instead(Reader.diverging, _finds_no_divergence),), 21, ("kill", "cut", "isolate")),
+    Mutation("logs are not compared by epoch", (instead(PartitionReader.diverging, _finds_no_divergence),), 21, ("kill", "cut", "isolate")),
     Mutation("a new follower truncates to its high watermark", (instead(Partition.become_follower, _truncates_to_its_high_watermark),), 5, ("kill", "stop", "slow")),
     Mutation("a fetch of a broker's previous incarnation counts", (
         instead(fetch._replica_error, _takes_any_broker_epoch),
@@ -395,14 +395,14 @@ MUTATIONS = (
     Mutation("a session does not expire while the loop stands still", (instead(ZookeeperStore.stands_still, lambda self: False),), 0, ("hold the loop", "slow")),
     # ---- answers
     Mutation("acks=all is answered before the record is committed", (instead(Partition.wait_for, _takes_all_for_committed),), 0),
-    Mutation("consumers read up to the log's end", (instead(Reader.read, _reads_up_to_the_end),), 2),
-    Mutation("read_committed reads up to the high watermark", (instead(Reader.read, _reads_open_transactions),), 0),
+    Mutation("consumers read up to the log's end", (instead(PartitionReader.read, _reads_up_to_the_end),), 2),
+    Mutation("read_committed reads up to the high watermark", (instead(PartitionReader.read, _reads_open_transactions),), 0),
     Mutation("the lease is not checked", (instead(Partition.when_confirmed, _confirms_without_lease),), 243, ("pause", "cut from zookeeper")),
     Mutation("duplicates are appended", (instead(ProducerState._check_data, _accepts_duplicates),), 0, ("reset", "client cut", "slow")),
     # ---- what consumers are served
     Mutation("a fetch that waited is answered from behind the record it asked for", (instead(fetch.Fetch._look, _looks_behind_what_was_asked),), 1),
     Mutation("a consumer's session is not marked after it was served", (instead(FetchSession.settled, _watches_for_replicas_only),), 0),
-    Mutation("a follower serves beyond its high watermark", (instead(Reader.read, _follower_reads_up_to_the_end),), 2),
+    Mutation("a follower serves beyond its high watermark", (instead(PartitionReader.read, _follower_reads_up_to_the_end),), 2),
     Mutation("a lookup by time returns what is not committed", (instead(offsets._lookup, _finds_what_is_not_committed),), 124),
     Mutation("a lookup by time takes the first segment's time index for exact", (instead(LogReader.offset_for_timestamp, _trusts_the_time_index),), 11),
     # ---- requests that come together

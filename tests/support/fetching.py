@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import wire.messages as m
 from brokers.api.base import DelayedResponse, Done
 from brokers.api.fetch import handle_fetch
-from brokers.api.fetch_reads import Reader
-from brokers.replication.followers import ReplicaSession
+from brokers.api.fetch_reads import PartitionReader
+from brokers.replication.follower_progress import ReplicaSession
 from tests.support.stage import Stage, body_of
 from wire import hot
 from wire.errors import ErrorCode
@@ -151,11 +151,11 @@ class Client:
         """What a full fetch would show now, read partition by partition."""
         replica = self.fields["replica_id"]
         session = ReplicaSession(replica, 1, 0) if replica >= 0 else None
-        reader = Reader(request(**self.fields), self.stage.context(1, self.version), session)
+        reader = PartitionReader(request(**self.fields), self.stage.context(1, self.version), session)
         return {key: self._read(reader, asked) for key, asked in self.parts.items()}
 
     @staticmethod
-    def _read(reader: Reader, asked: hot.FetchPart) -> Seen:
+    def _read(reader: PartitionReader, asked: hot.FetchPart) -> Seen:
         found: Any = reader.find(asked)
         if not isinstance(found, hot.FetchOutcome):
             found = reader.read(found, asked, 1 << 40, True)

@@ -22,7 +22,7 @@ from brokers.log import LogStore, Origin, RealDisk
 from brokers.metadata.cache import MetadataCache, MetadataChange
 from brokers.metrics import Metrics
 from brokers.model import BrokerId, BrokerInfo, Endpoint, PartitionState, TopicInfo, TopicPartition
-from brokers.replication.followers import ReplicaSession
+from brokers.replication.follower_progress import ReplicaSession
 from brokers.replication.partition import Partition
 from brokers.replication.replicas import ReplicaManager
 from brokers.timers import Timers

@@ -14,11 +14,11 @@ CACHED_MAX: Final = 65_536
 REMEMBERED_CHARACTERS_MAX: Final = 249
 """Longer names, which no topic has, are decided each time: groups' names of 32 KB would fill the memory."""
 
-_Question = tuple[str, str, AclOperation, ResourceType, str | None]
+Question = tuple[str, str, AclOperation, ResourceType, str | None]
 """Principal, host, operation, resource type, and a name; None: any resource of the type."""
 
 
-class Authorizer:
+class AclRules:
     """Decides from one :class:`AclImage`; :meth:`replace` gives it the next one.
 
     ``super_users`` (principals as ``Type:name``) may do everything. ``allow_if_no_acl`` decides where no ACL applies to
@@ -38,8 +38,8 @@ class Authorizer:
         self._super_users = frozenset(super_users)
         self._allow_if_no_acl = allow_if_no_acl
         self._audited = audited
-        self.verdicts: dict[_Question, bool] = {}
-        """What was decided since the ACLs changed, by :data:`_Question`: a caller may look here first."""
+        self.verdicts: dict[Question, bool] = {}
+        """What was decided since the ACLs changed, by :data:`Question`: a caller may look here first."""
 
     @property
     def image(self) -> AclImage:
@@ -74,7 +74,7 @@ class Authorizer:
         verdict = self.verdicts.get(question)
         return self._decide_anew(question) if verdict is None else verdict
 
-    def _decide_anew(self, question: _Question) -> bool:
+    def _decide_anew(self, question: Question) -> bool:
         verdict, name = self._decided(*question), question[-1]
         if name is None or len(name) <= REMEMBERED_CHARACTERS_MAX:
             if len(self.verdicts) >= CACHED_MAX:
