@@ -33,6 +33,7 @@ from brokers.security.listener_logins import LoginSettings, login_settings
 from brokers.security.listener_tls import ignored_client_auth, listener_tls
 from brokers.security.sasl import SaslListener
 from brokers.security.scram import random_text
+from brokers.security.zookeeper_settings import ZookeeperSettings
 from brokers.server.admin import Admin
 from brokers.server.descriptors import Descriptors
 from brokers.server.issuer_keys import IssuerKeys, KeysUnavailable
@@ -228,8 +229,11 @@ class Broker:
 
     async def _connect(self) -> ZookeeperStore:
         config = self.config
+        security = ZookeeperSettings.of(dict(config.given)).connection(time.time)
         try:
-            store = ZookeeperStore(config.zookeeper_connect, session_timeout_ms=config.zookeeper_session_timeout_ms)
+            store = ZookeeperStore(
+                config.zookeeper_connect, session_timeout_ms=config.zookeeper_session_timeout_ms, security=security
+            )
             await store.start(config.zookeeper_connection_timeout_ms)
         except (StoreError, ValueError) as error:
             where = (
@@ -346,7 +350,8 @@ def _untakable(config: BrokerConfig) -> list[str]:
 async def _reach_zookeeper(config: BrokerConfig) -> None:
     """Open a session and close it, without the chroot, which a start would create."""
     servers = config.zookeeper_connect.partition("/")[0]
-    store = ZookeeperStore(servers, session_timeout_ms=config.zookeeper_session_timeout_ms)
+    security = ZookeeperSettings.of(dict(config.given)).connection(time.time)
+    store = ZookeeperStore(servers, session_timeout_ms=config.zookeeper_session_timeout_ms, security=security)
     await store.start(config.zookeeper_connection_timeout_ms)
     await store.close()
 

@@ -3,7 +3,8 @@
 Names, types, defaults, bounds and which are dynamic are Kafka 4.1's, as its ``KafkaConfig`` prints them; the RETIRED
 are those that Kafka 3.9 had and 4.0 removed. A row is ``name type default allowed [live]``; ``-`` allows everything of
 the type, ``null`` is no value and '' an empty one. What has an effect is a field of ``brokers.config.BrokerConfig``,
-but for the three of authorization, those of TLS and those of OIDC, which ``brokers.security`` reads.
+but for the three of authorization, those of TLS, of OIDC and of the connection to ZooKeeper, which
+``brokers.security`` reads.
 ``tests/kafka_jars/test_settings.py`` compares all of them with Kafka's own.
 """
 
@@ -271,12 +272,16 @@ password.encoder.keyfactory.algorithm string null -
 password.encoder.old.secret password null -
 password.encoder.secret password null -
 reserved.broker.max.id int 1000 0..
-zookeeper.clientCnxnSocket string null -
 zookeeper.max.in.flight.requests int 10 1..
 zookeeper.metadata.migration.enable boolean false false
+"""
+
+_ZOOKEEPER = """
+zookeeper.clientCnxnSocket string null -
+zookeeper.digest.credentials password null -
 zookeeper.set.acl boolean false -
 zookeeper.ssl.cipher.suites list null -
-zookeeper.ssl.client.enable boolean false false
+zookeeper.ssl.client.enable boolean false -
 zookeeper.ssl.crl.enable boolean false -
 zookeeper.ssl.enabled.protocols list null -
 zookeeper.ssl.endpoint.identification.algorithm string HTTPS -
@@ -289,6 +294,7 @@ zookeeper.ssl.truststore.location string null -
 zookeeper.ssl.truststore.password password null -
 zookeeper.ssl.truststore.type string null -
 """
+"""Kafka 3.9's, but for the credentials of a digest, which Kafka has in a JAAS file."""
 
 _TOPICS_TIERING = """
 local.retention.bytes long -2 -2.. live log.local.retention.bytes
@@ -308,6 +314,7 @@ _NOT_HERE = "Accepted; no effect: this broker has no such part."
 _OIDC_DOC = "How tokens of OAUTHBEARER are checked, where it is enabled; listener.name.X.oauthbearer. counts before it."
 _RETIRED_DOC = "Accepted; no effect: Kafka 4 has removed it, too."
 _TIERING_DOC = "Accepted; no effect: tiered storage is not in this release, all data stays in log.dirs."
+_ZOOKEEPER_DOC = "How the broker connects to ZooKeeper, and whether its znodes are its own; see docs/security.md."
 
 
 def _row(line: str, doc: str, *, retired: bool) -> Setting:
@@ -377,7 +384,9 @@ KAFKA_BROKER_SETTINGS: dict[str, Setting] = {
     **_rows(_GROUPS, "Accepted; no effect: consumer groups of the classic protocol are served only."),
     **_rows(_REST, _NOT_HERE),
     **_rows(_RETIRED, _RETIRED_DOC, retired=True),
+    **{name: row._replace(inert=False) for name, row in _rows(_ZOOKEEPER, _ZOOKEEPER_DOC, retired=True).items()},
 }
+"""Those that are not inert are read from what was given: by brokers.security."""
 KAFKA_TOPIC_SETTINGS: dict[str, Setting] = {
     **_rows(_TOPICS_TIERING, _TIERING_DOC),
     **_rows(_TOPICS_RETIRED, _RETIRED_DOC, retired=True),

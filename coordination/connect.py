@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from coordination.store import StoreError
@@ -33,6 +36,25 @@ class ConnectString(NamedTuple):
     def relative(self, path: str) -> str:
         """The path below the chroot of a full path in ZooKeeper."""
         return path[len(self.chroot) :] or "/" if self.chroot else path
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionSecurity:
+    """How a store connects to ZooKeeper, and what it keeps from others there.
+
+    ``newest_context`` gives the TLS context of a new connection, on any thread; None: without TLS. ``logins`` are
+    pairs of scheme and credential. With ``owns_znodes``, what is created is writable by this login only, and below
+    ``secret_paths`` also readable by it only.
+    """
+
+    newest_context: Callable[[], ssl.SSLContext] | None = None
+    logins: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    owns_znodes: bool = False
+    secret_paths: tuple[str, ...] = ()
+
+    def is_secret(self, path: str) -> bool:
+        """Whether others may not read a path below the chroot."""
+        return any(path == secret or path.startswith(secret + "/") for secret in self.secret_paths)
 
 
 def parse_connect(text: str) -> ConnectString:
@@ -67,18 +89,28 @@ def _parse_address(text: str, address: str) -> tuple[str, int]:
     return host, int(port_text)
 
 
-async def diagnose(host: str, port: int) -> str:
+async def diagnose(host: str, port: int, context: ssl.SSLContext | None = None) -> str:
     """The error of an address, as text."""
     where = f"{host}:{port}"
+    name = None if context is None else host
     try:
-        reader, writer = await asyncio.wait_for(asyncio.open_connection(host, port), 2)
+        opening = asyncio.open_connection(host, port, ssl=context, server_hostname=name)
+        reader, writer = await asyncio.wait_for(opening, 2)
     except TimeoutError:
         return f"{where} does not answer"
+    except ssl.SSLError as error:
+        return f"{where} {_tls_problem(error)}"
+    except ConnectionResetError:
+        if context is None:
+            return f"{where} cannot be reached (connection reset)"
+        return f"{where} ended the connection within the TLS handshake: connect to its secureClientPort"
     except OSError as error:
         return f"{where} cannot be reached ({error.strerror or error})"
     try:
         writer.write(b"srvr")
         answer = await asyncio.wait_for(reader.read(4096), 2)
+    except ssl.SSLError as error:
+        return f"{where} {_tls_problem(error)}"
     except (OSError, TimeoutError):
         answer = b""
     finally:
@@ -87,4 +119,16 @@ async def diagnose(host: str, port: int) -> str:
         return f"{where} is a ZooKeeper that serves, but refused the session (an older state than one seen before?)"
     if b"not currently serving" in answer:
         return f"{where} is a ZooKeeper without a quorum"
-    return f"{where} is reached but does not answer like a ZooKeeper"
+    tls = "" if context is not None else ", at least not without TLS (zookeeper.ssl.client.enable)"
+    return f"{where} is reached but does not answer like a ZooKeeper{tls}"
+
+
+def _tls_problem(error: ssl.SSLError) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return (
+            f"has a certificate that is not accepted ({error.verify_message}): see zookeeper.ssl.truststore.location,"
+            " and zookeeper.ssl.endpoint.identification.algorithm for its names"
+        )
+    if "ALERT" in (error.reason or ""):
+        return f"refused TLS ({error.reason}): see zookeeper.ssl.keystore.location, and what ZooKeeper trusts"
+    return f"failed in the TLS handshake ({error.reason or error}): connect to its secureClientPort"

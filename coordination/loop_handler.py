@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -17,8 +18,15 @@ _log = logging.getLogger(__name__)
 class LoopHandler(SequentialThreadingHandler):  # type: ignore[misc]
     """kazoo's handler without worker threads: callbacks are queued and run on the loop."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, connect_timeout_s: float) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        connect_timeout_s: float,
+        newest_context: Callable[[], ssl.SSLContext] | None = None,
+    ) -> None:
+        """With ``newest_context``, connections are TLS; it is called on kazoo's thread."""
         super().__init__()
+        self._newest_context = newest_context
         self._loop = loop
         self._connect_timeout_s = connect_timeout_s
         self._callbacks: deque[Callable[[], None]] = deque()
@@ -52,8 +60,23 @@ class LoopHandler(SequentialThreadingHandler):  # type: ignore[misc]
 
     def create_connection(self, *args: Any, **kwargs: Any) -> Any:
         """As kazoo's, but one unresponsive host must not use up the whole session timeout."""
-        kwargs["timeout"] = min(kwargs.get("timeout") or self._connect_timeout_s, self._connect_timeout_s)
-        return super().create_connection(*args, **kwargs)
+        timeout_s = kwargs["timeout"] = min(kwargs.get("timeout") or self._connect_timeout_s, self._connect_timeout_s)
+        connection = super().create_connection(*args, **kwargs)
+        if self._newest_context is None:
+            return connection
+        connection.settimeout(timeout_s)
+        return self._newest_context().wrap_socket(connection, server_hostname=kwargs["hostname"])
+
+    def select(self, readable: Any, writable: Any, failed: Any, timeout: float | None = None) -> Any:
+        """As kazoo's, but what TLS has decrypted already is readable, although its socket is not.
+
+        kazoo waits for the socket alone, and so leaves the second of two answers in one TLS record until a timeout.
+        """
+        decrypted = [one for one in readable if isinstance(one, ssl.SSLSocket) and one.pending()]
+        if not decrypted:
+            return super().select(readable, writable, failed, timeout)
+        found = super().select(readable, writable, failed, 0)
+        return (list({*decrypted, *found[0]}), *found[1:])
 
     def _drain(self) -> None:
         self._woken = False  # before the first pop: a callback queued from here on wakes the loop again

@@ -29,8 +29,9 @@ from kazoo.client import KazooClient
 from kazoo.protocol.connection import STOP_CONNECTING, ConnectionHandler
 from kazoo.protocol.serialization import Connect
 from kazoo.protocol.states import EventType, KazooState, KeeperState
+from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE, READ_ACL_UNSAFE
 
-from coordination.connect import CannotConnect, ConnectString, diagnose, parse_connect
+from coordination.connect import CannotConnect, ConnectionSecurity, ConnectString, diagnose, parse_connect
 from coordination.loop_handler import LoopHandler
 from coordination.multi_read import GetMany
 from coordination.session import SessionLease
@@ -184,7 +185,8 @@ class _Session:
         self.store = store
         hosts = len(store.connect.hosts)
         timeout_ms = store.requested_timeout_ms
-        self.handler = LoopHandler(store.loop, max(timeout_ms / 1000 / 3 / hosts, 0.5))
+        security = store.security
+        self.handler = LoopHandler(store.loop, max(timeout_ms / 1000 / 3 / hosts, 0.5), security.newest_context)
         self.handshake_timeout_s = max(timeout_ms / 1000 / 3, 0.5)
         retry = {"max_tries": -1, "delay": 0.1, "backoff": 1.5, "max_delay": 1.0, "ignore_expire": False}
         self.client = KazooClient(
@@ -194,6 +196,7 @@ class _Session:
             handler=self.handler,
             connection_retry=dict(retry),
             command_retry={**retry, "max_tries": 0},
+            auth_data=security.logins,
             logger=_kazoo_log,
         )
         connection = _Connection(self.client, self.client._conn_retry.copy(), logger=self.client.logger)
@@ -271,7 +274,8 @@ class _Session:
         connection = self.client._connection._socket
         if connection is not None:
             try:
-                connection.shutdown(socket.SHUT_RDWR)
+                # Not SSLSocket's own, which takes TLS off first: kazoo's thread may be sending.
+                socket.socket.shutdown(connection, socket.SHUT_RDWR)
             except OSError:
                 pass  # the connection is broken already
 
@@ -306,7 +310,14 @@ class ZookeeperStore:
 
     lease: Lease
 
-    def __init__(self, connect_string: str, *, session_timeout_ms: int = DEFAULT_SESSION_TIMEOUT_MS) -> None:
+    def __init__(
+        self,
+        connect_string: str,
+        *,
+        session_timeout_ms: int = DEFAULT_SESSION_TIMEOUT_MS,
+        security: ConnectionSecurity | None = None,
+    ) -> None:
+        self.security = security or ConnectionSecurity()
         self.connect: ConnectString = parse_connect(connect_string)
         self.requested_timeout_ms = session_timeout_ms
         self.loop = asyncio.get_running_loop()
@@ -328,7 +339,9 @@ class ZookeeperStore:
         try:
             await asyncio.wait_for(asyncio.shield(self._first_connection), connect_timeout_ms / 1000)
         except TimeoutError:
-            reasons = await asyncio.gather(*(diagnose(host, port) for host, port in self.connect.hosts))
+            newest = self.security.newest_context
+            context = None if newest is None else newest()
+            reasons = await asyncio.gather(*(diagnose(host, port, context) for host, port in self.connect.hosts))
             await self.close()
             raise CannotConnect(
                 f"zookeeper.connect={self.connect.addresses()}{self.connect.chroot}: no session within"
@@ -488,7 +501,7 @@ class ZookeeperStore:
     async def _create_absolute(self, path: str) -> None:
         while True:
             try:
-                await self._live(path).call(lambda client: client.create_async(path))
+                await self._live(path).call(lambda client: client.create_async(path, acl=self._acl("/")))
                 return
             except kz.NodeExistsError:
                 return
@@ -573,7 +586,10 @@ class ZookeeperStore:
         while True:
             try:
                 made: str = await self._write(
-                    path, lambda client: client.create_async(where, data, ephemeral=ephemeral, sequence=sequence)
+                    path,
+                    lambda client: client.create_async(
+                        where, data, acl=self._acl(path), ephemeral=ephemeral, sequence=sequence
+                    ),
                 )
                 return self.connect.relative(made)
             except NoNode:
@@ -616,7 +632,8 @@ class ZookeeperStore:
             where = self.connect.absolute(operation.path)
             match operation:
                 case Create(_, data, ephemeral, sequence):
-                    transaction.create(where, data, ephemeral=ephemeral, sequence=sequence)
+                    acl = self._acl(operation.path)
+                    transaction.create(where, data, acl=acl, ephemeral=ephemeral, sequence=sequence)
                 case SetData(_, data, version):
                     transaction.set_data(where, data, version)
                 case Delete(_, version):
@@ -624,6 +641,12 @@ class ZookeeperStore:
                 case Check(_, version):
                     transaction.check(where, version)
         return transaction.commit_async()
+
+    def _acl(self, path: str) -> Any:
+        """The ACL of a new znode, as Kafka's: its own login may do all, others read what is no secret."""
+        if not self.security.owns_znodes:
+            return OPEN_ACL_UNSAFE
+        return CREATOR_ALL_ACL if self.security.is_secret(path) else CREATOR_ALL_ACL + READ_ACL_UNSAFE
 
     def _result(self, operation: Operation, result: Any) -> OperationResult:
         if isinstance(operation, Create):

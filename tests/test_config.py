@@ -78,7 +78,6 @@ def test_the_file_format_is_javas() -> None:
         ("authorizer.class.name=org.example.Acl", r"name kafka.security.authorizer.AclAuthorizer or org"),
         ("super.users=User:a,b;admin", r"principals that may do everything, as Type:name with semicolons"),
         ("allow.everyone.if.no.acl.found=maybe", r"must be true or false"),
-        ("zookeeper.ssl.client.enable=true", r"must be one of false"),
         ("node.id=2", r"must be the same as broker.id \(1\)"),
         ("queued.max.requests=0", r"f:3: queued.max.requests='0': must be at least 1"),
         ("queued.max.request=5", r"is no setting of a broker; did you mean queued.max.requests\?"),

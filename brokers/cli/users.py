@@ -11,16 +11,21 @@ import logging
 import re
 import secrets
 import sys
+import time
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, TypeVar
+from pathlib import Path
+from typing import Any, Final, NamedTuple, TypeVar
 
 import click
 
 from brokers.cli.output import CliError, Output, confirm
+from brokers.config import ConfigError, parse_properties
 from brokers.metadata.users import read_users, write_users
 from brokers.metadata.znodes import BadZnode
 from brokers.security.scram import ITERATIONS_MAX, ITERATIONS_MIN, ScramMechanism, random_text, salted_password
 from brokers.security.scram_users import Deletion, Upsertion, describe_users
+from brokers.security.zookeeper_settings import ZookeeperSettings
+from coordination.connect import ConnectionSecurity
 from coordination.store import StoreError
 from coordination.zookeeper import ZookeeperStore
 from wire.errors import ErrorCode
@@ -44,13 +49,38 @@ def _zookeeper_options(function: _Function) -> _Function:
         "--zookeeper", required=True, envvar="FLEETLOG_ZOOKEEPER", show_envvar=True, metavar="HOST:PORT[,...][/PATH]",
         help="The brokers' zookeeper.connect.",
     )  # fmt: skip
+    @click.option(
+        "--zk-tls-config-file", "tls_file", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        help="Properties with the brokers' zookeeper.ssl.*, zookeeper.set.acl and zookeeper.digest.credentials;"
+        " the brokers' own file will do.",
+    )  # fmt: skip
     @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
     @functools.wraps(function)
-    def wrapped(*args: Any, as_json: bool, **kwargs: Any) -> Any:
+    def wrapped(*args: Any, zookeeper: str, tls_file: Path | None, as_json: bool, **kwargs: Any) -> Any:
         logging.getLogger("kazoo").setLevel(logging.CRITICAL)
-        return function(*args, out=Output(as_json), **kwargs)
+        ensemble = _Ensemble(zookeeper, _connection_security(tls_file))
+        return function(*args, zookeeper=ensemble, out=Output(as_json), **kwargs)
 
     return wrapped  # type: ignore[return-value]
+
+
+class _Ensemble(NamedTuple):
+    """Where ZooKeeper is, and how to connect."""
+
+    connect: str
+    security: ConnectionSecurity
+
+
+def _connection_security(file: Path | None) -> ConnectionSecurity:
+    if file is None:
+        return ConnectionSecurity()
+    try:
+        found = parse_properties(file.read_text("utf-8"), str(file))
+        return ZookeeperSettings.of({name: text for name, (text, _) in found.items()}).connection(time.time)
+    except ConfigError as error:
+        raise click.BadParameter(str(error), param_hint="--zk-tls-config-file") from None
+    except (OSError, UnicodeDecodeError):
+        raise click.BadParameter(f"{file} is not a text file in UTF-8", param_hint="--zk-tls-config-file") from None
 
 
 def _name(_: click.Context, __: click.Parameter, value: str) -> str:
@@ -75,7 +105,7 @@ _user = click.argument("name", callback=_name)
 @click.option("--password-stdin", is_flag=True, help="Read the password from the first line of the standard input.")
 @_zookeeper_options
 def add(
-    name: str, names: tuple[str, ...], iterations: int, password_stdin: bool, zookeeper: str, out: Output
+    name: str, names: tuple[str, ...], iterations: int, password_stdin: bool, zookeeper: _Ensemble, out: Output
 ) -> None:  # fmt: skip
     """Add the user NAME, or give it another password; asks for the password."""
     password = sys.stdin.readline().rstrip("\r\n") if password_stdin else _asked()
@@ -98,7 +128,7 @@ def _asked() -> str:
 
 @users.command("list")
 @_zookeeper_options
-def list_users(zookeeper: str, out: Output) -> None:
+def list_users(zookeeper: _Ensemble, out: Output) -> None:
     """List the users, their mechanisms and iterations."""
     found = describe_users(_with_store(zookeeper, read_users), None)
     rows = [
@@ -112,7 +142,7 @@ def list_users(zookeeper: str, out: Output) -> None:
 @_mechanism
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 @_zookeeper_options
-def remove(name: str, names: tuple[str, ...], yes: bool, zookeeper: str, out: Output) -> None:
+def remove(name: str, names: tuple[str, ...], yes: bool, zookeeper: _Ensemble, out: Output) -> None:
     """Remove the credentials of the user NAME: its next login fails. Connections that are logged in stay."""
     confirm(f"Remove the user {name}?", yes)
 
@@ -129,9 +159,9 @@ def remove(name: str, names: tuple[str, ...], yes: bool, zookeeper: str, out: Ou
     out.done(f"user {name} cannot log in any more", {"user": name})
 
 
-def _with_store(zookeeper: str, work: Callable[[ZookeeperStore], Awaitable[_Value]]) -> _Value:
+def _with_store(zookeeper: _Ensemble, work: Callable[[ZookeeperStore], Awaitable[_Value]]) -> _Value:
     async def run() -> _Value:
-        store = ZookeeperStore(zookeeper)
+        store = ZookeeperStore(zookeeper.connect, security=zookeeper.security)
         await store.start(_CONNECT_MS)
         try:
             return await work(store)

@@ -7,40 +7,13 @@ comes after it is decrypted straight into the link's buffers, on the loop.
 from __future__ import annotations
 
 import asyncio
-import logging
 import ssl
-from collections.abc import Callable
 from typing import Final, cast
 
 from brokers.peers.link import PeerLink
 from brokers.security.tls import HANDSHAKE_BYTES_MAX, TlsEngine, TlsFailure, TlsProblem, TlsState
-from brokers.security.tls_contexts import CertificateFiles
 
 RECEIVE_BYTES: Final = 64 * 1024
-
-logger = logging.getLogger(__name__)
-
-
-class PeerContexts:
-    """The context of links that are opened from now on: made anew when the files of its certificates have changed."""
-
-    def __init__(self, files: CertificateFiles, now_s: Callable[[], float]) -> None:
-        """``now_s`` is the time in seconds since 1970."""
-        self._files = files
-        self._now_s = now_s
-        self._refused = ""
-
-    def newest(self) -> ssl.SSLContext:
-        """Looks at the files, and reads them where they are others: for a worker. The old ones stay if they are bad."""
-        if self._files.changed():
-            made = self._files.reloaded(self._now_s())
-            if not isinstance(made, str):
-                self._refused = ""
-                logger.info("connections to other brokers use the new certificates from now on")
-            elif made != self._refused:  # each new link fails alike
-                self._refused = made
-                logger.error("connections to other brokers go on with the certificates of before: %s", made)
-        return self._files.current.context
 
 
 class TlsLink(asyncio.BufferedProtocol):

@@ -1,0 +1,34 @@
+"""The TLS context with which this broker connects elsewhere, kept up to date with the files of its certificates."""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from collections.abc import Callable
+
+from brokers.security.tls_contexts import CertificateFiles
+
+logger = logging.getLogger(__name__)
+
+
+class ClientContexts:
+    """The context of connections that are opened from now on: made anew when the files have changed."""
+
+    def __init__(self, files: CertificateFiles, now_s: Callable[[], float], connections: str) -> None:
+        """``now_s`` is the time in seconds since 1970; ``connections`` names them in the log."""
+        self._files = files
+        self._now_s = now_s
+        self._connections = connections
+        self._refused = ""
+
+    def newest(self) -> ssl.SSLContext:
+        """Looks at the files, and reads them where they are others: for a worker. The old ones stay if they are bad."""
+        if self._files.changed():
+            made = self._files.reloaded(self._now_s())
+            if not isinstance(made, str):
+                self._refused = ""
+                logger.info("%s use the new certificates from now on", self._connections)
+            elif made != self._refused:  # each new connection fails alike
+                self._refused = made
+                logger.error("%s go on with the certificates of before: %s", self._connections, made)
+        return self._files.current.context
