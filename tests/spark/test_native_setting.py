@@ -9,7 +9,7 @@ import pytest
 
 from spark_udfs.client.kernels import NATIVE_CONF
 from tests.spark.conftest import Cluster
-from tests.spark.sink.job import FOREACH, FORMAT, Job, Read
+from tests.spark.sink.job import FOREACH, Job, Read
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]  # never two Sparks side by side
 
@@ -21,13 +21,17 @@ def test_the_setting_reaches_every_task(
     job.send("a")
     try:
         spark.conf.set(NATIVE_CONF, "requird")
-        with pytest.raises(Exception, match="'requird' is not auto or required"):
-            read(subscribe=job.source).count()
-        for way in (FORMAT, FOREACH):
+        named = {"kafka.bootstrap.servers": cluster.bootstrap, "topic": job.target, "sinkId": f"{job.sink_id}-batch"}
+        rows = spark.range(1).selectExpr("string(id) as value")
+        for run in (
+            read(subscribe=job.source).count,
+            rows.write.format("fleetlog").options(**named).mode("append").save,
+            lambda: job.run(way=FOREACH),
+        ):
             with pytest.raises(Exception, match="'requird' is not auto or required"):
-                job.run(spark.readStream.format("rate").load().selectExpr("string(value) as value"), way=way)
+                run()
         spark.conf.set(NATIVE_CONF, "required")
-        job.run()
+        job.run(way=FOREACH)
         assert job.values(1) == ["a"]
     finally:
         spark.conf.unset(NATIVE_CONF)
