@@ -300,23 +300,25 @@ class BrokerConfig:
         INT, 8 * MIB, "Largest request that carries no records (all but Produce), in bytes.", low=65_536
     )
     max_connections: int = setting(
-        INT,
-        10_000,
-        "Connections a broker accepts at most; other brokers have room beside them.",
-        low=1,
-        live=True,
+        INT, 10_000, "Connections a broker accepts at most; other brokers have room beside them.", low=1, live=True
     )
     max_connections_per_ip: int = setting(
-        INT,
-        2_500,
-        "Connections of one address at most; other brokers have room beside them.",
-        low=0,
-        live=True,
+        INT, 2_500, "Connections of one address at most; other brokers have room beside them.", low=0, live=True
     )
     max_connections_per_ip_overrides: tuple[str, ...] = setting(
         LIST, (), "Instead of max.connections.per.ip for single addresses: ADDRESS:COUNT with commas; names are not"
         " looked up.", live=True, pattern=ADDRESS_AND_COUNT, told=STRING,
     )  # fmt: skip
+    max_connection_creation_rate: int = setting(
+        INT, 2**31 - 1, "Connections per second that a broker accepts, or a listener (listener.name.X.); brokers have"
+        " room beside them where they have a listener of their own.", low=0, live=True,
+    )  # fmt: skip
+    quota_window_num: int = setting(INT, 11, "Windows over which client quotas are measured.", low=1)
+    quota_window_size_seconds: int = setting(INT, 1, "Length of such a window, in seconds.", low=1)
+    controller_quota_window_num: int = setting(
+        INT, 11, "Windows' worth of partitions that a client may create or delete at once.", low=1
+    )
+    controller_quota_window_size_seconds: int = setting(INT, 1, "Length of such a window, in seconds.", low=1)
     socket_listen_backlog_size: int = setting(
         INT, 1024, "Connections of a listener that may wait to be accepted; the system may allow fewer.", low=1
     )
@@ -435,8 +437,10 @@ class BrokerConfig:
 
 BROKER_SETTINGS: dict[str, Setting] = table_of(BrokerConfig) | KAFKA_BROKER_SETTINGS
 LISTENER_PREFIX = "listener.name."
-LISTENER_SETTINGS = OIDC_SETTINGS | {"sasl.enabled.mechanisms", "sasl.jaas.config", "connections.max.reauth.ms"}
-"""What has an effect behind ``listener.name.X.``; all but the mechanisms also behind a mechanism's name."""
+LISTENER_SETTINGS = OIDC_SETTINGS | {
+    "max.connection.creation.rate", "sasl.enabled.mechanisms", "sasl.jaas.config", "connections.max.reauth.ms"
+}  # fmt: skip
+"""What has an effect behind ``listener.name.X.``; all but the first two also behind a mechanism's name."""
 
 
 def broker_setting(name: str) -> Setting | None:

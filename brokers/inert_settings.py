@@ -111,8 +111,6 @@ controller.quorum.fetch.timeout.ms int 2000 0..
 controller.quorum.request.timeout.ms int 2000 0..
 controller.quorum.retry.backoff.ms int 20 0..
 controller.quorum.voters list '' -
-controller.quota.window.num int 11 1..
-controller.quota.window.size.seconds int 1 1..
 controller.socket.timeout.ms int 30000 -
 early.start.listeners string null -
 initial.broker.registration.timeout.ms int 60000 -
@@ -224,7 +222,6 @@ log.cleaner.io.buffer.size int 524288 0.. live
 log.cleaner.threads int 1 0.. live
 log.dir.failure.timeout.ms long 30000 1..
 log.flush.start.offset.checkpoint.interval.ms int 60000 0..
-max.connection.creation.rate int 2147483647 0.. live
 max.request.partition.size.limit int 2000 1..
 metric.reporters list org.apache.kafka.common.metrics.JmxReporter - live
 metrics.num.samples int 2 1..
@@ -236,8 +233,6 @@ offsets.load.buffer.size int 5242880 1..
 offsets.topic.compression.codec int 0 -
 producer.purgatory.purge.interval.requests int 1000 -
 queued.max.requests int 500 1..
-quota.window.num int 11 1..
-quota.window.size.seconds int 1 1..
 replica.high.watermark.checkpoint.interval.ms long 5000 -
 replica.socket.receive.buffer.bytes int 65536 -
 replica.socket.timeout.ms int 30000 -

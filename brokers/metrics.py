@@ -107,6 +107,9 @@ class Metrics:
         self.refused = Labelled(Counter)
         self.bytes_in, self.bytes_out = Counter(), Counter()
         self.records_in, self.appended_bytes = Counter(), Counter()
+        self.throttled, self.throttle_ms = Labelled(Counter), Labelled(Counter)
+        self.throttle_ms_by_client = Labelled(Counter)
+        """Its labels are bounded by what counts them."""
         self.loop_lag_seconds = Histogram()
         self.connections = Gauge("fleetlog_connections", "Open connections.", registry=self.registry)
         self._numbers.counters += [
@@ -117,6 +120,14 @@ class Metrics:
             ("fleetlog_appended_records", "Records appended by producers.", "", {"": self.records_in}),
             ("fleetlog_appended_bytes", "Bytes appended by producers.", "", {"": self.appended_bytes}),
         ]
+        self._numbers.counters += [
+            ("fleetlog_throttled", "Mutings of connections over a quota, by quota.", "quota", self.throttled.children),
+            ("fleetlog_throttle_ms", "Milliseconds of these.", "quota", self.throttle_ms.children),
+            (
+                "fleetlog_client_throttle_ms", "Milliseconds of these by USER/CLIENT-ID; the rest as others.",
+                "client", self.throttle_ms_by_client.children,
+            ),
+        ]  # fmt: skip
         self._numbers.histograms += [
             (
                 "fleetlog_request_seconds", "From a request's last byte to its answer in the outbox, delays included.",

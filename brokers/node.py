@@ -19,6 +19,7 @@ from brokers.api.audit import Audit, started_audit
 from brokers.api.audit_writer import AuditWriter
 from brokers.api.base import Services
 from brokers.api.groups import drop_topic_offsets
+from brokers.api.metering import Metering
 from brokers.config import BrokerConfig
 from brokers.controller.controller import Controller
 from brokers.controller.handover import hand_over
@@ -282,6 +283,7 @@ class Node:
             access=self._authorization.access,
             acls=self._authorization.acls,
             audit=self._audit,
+            metering=Metering(config, clock, self._metrics),
         )
         if self._audit is not None:
             writer = AuditWriter(

@@ -18,6 +18,7 @@ from brokers.api.access import CLUSTER_NAME, Access
 from brokers.api.disconnects import Disconnects
 from brokers.api.fetch_sessions import FetchSessions
 from brokers.api.fetch_wakes import Wakes
+from brokers.api.metering import Meter, Metering
 from brokers.api.new_topics import NewTopics
 from brokers.metadata.quota_cache import QuotaCache
 from brokers.pending import Pending
@@ -165,10 +166,15 @@ class ClientGone(Exception):
     """The connection has closed, and nothing was promised yet: a coroutine's work ends where it stands."""
 
 
-class Closable(Protocol):
+class RequestSource(Protocol):
     """The connection a request came by."""
 
     closed: bool
+    meter: Meter | None
+
+    def mute(self, mute_ms: int) -> None:
+        """Read and execute nothing for so long."""
+        ...
 
 
 class Auditor(Protocol):
@@ -218,6 +224,8 @@ class Services:
     access: Access = field(default_factory=Access)
     acls: AclCache | None = None
     quotas: QuotaCache = field(default_factory=QuotaCache)
+    metering: Metering | None = None
+    """What clients use, where that is measured."""
     client_configs: ClientConfigs | None = None
     """What the quotas are taken from, once the broker follows it."""
     audit: Auditor | None = None
@@ -248,7 +256,7 @@ class Context:
     api_version: int
     correlation_id: int
     client_id: str
-    source: Closable | None = None
+    source: RequestSource | None = None
     rows: int = 0
 
     def allows(
@@ -270,6 +278,21 @@ class Context:
     def operations(self, resource: ResourceType, name: str = CLUSTER_NAME) -> tuple[AclOperation, ...]:
         """The operations that the client may do on that resource (KIP-430)."""
         return self.services.access.operations(self, resource, name)
+
+    @property
+    def meter(self) -> Meter | None:
+        """What measures the client; None if no quota can govern it."""
+        return None if self.source is None else self.source.meter
+
+    def exempt(self) -> None:
+        """The request is a broker's: no quota governs it."""
+        if self.source is not None and self.source.meter is not None:
+            self.source.meter.exempt = True
+
+    def may_mutate(self, partitions: int, *, strict: bool) -> bool:
+        """Counts partitions to create or delete, a negative number takes back; False: THROTTLING_QUOTA_EXCEEDED."""
+        source = self.source
+        return source is None or source.meter is None or source.meter.may_mutate(source, partitions, strict=strict)
 
     def gone(self) -> bool:
         """Whether the connection has closed, so that nothing waits for the answer."""

@@ -46,6 +46,7 @@ from wire.hot import (
 )
 
 if TYPE_CHECKING:
+    from brokers.api.metering import Meter
     from brokers.replication.partition import Partition
     from brokers.timers import Timer
 
@@ -67,6 +68,9 @@ def handle_fetch(request: FetchRequest, context: Context, whole: bool = False) -
     replica_id, _, wait_ms, _, _, isolation_level, session_id, epoch, parts, forgotten, _, _ = request
     services, most = context.services, answers.LONG_PARTS
     sessions = services.fetch_sessions
+    source = context.source
+    if source is not None and source.meter is not None:
+        request = _measured(request, source.meter)
     if replica_id >= 0:
         if not context.allows(CLUSTER_ACTION, CLUSTER):
             return Done(
@@ -123,6 +127,14 @@ def execute_fetch(runs: Sequence[FetchRun], contexts: Sequence[Context]) -> list
     if len(runs) == 1:
         return [handle_fetch(runs[0][0], contexts[0], True)]
     return [handle_fetch(run.request, context, True) for run, context in zip(runs, contexts, strict=True)]
+
+
+def _measured(request: FetchRequest, meter: Meter) -> FetchRequest:
+    """As much of it as the client's quota allows at once. What replicas fetch is exempt."""
+    if request.replica_id >= 0:
+        meter.exempt = True
+        return request
+    return request._replace(max_bytes=meter.fetch_bytes_max(request.max_bytes))
 
 
 def _replica_error(request: FetchRequest, context: Context) -> ErrorCode:
@@ -286,6 +298,9 @@ class Fetch:
             session.waiter = None
         if self._timers is not None:
             self.end_wait()
+        source = context.source
+        if source is not None and source.meter is not None and self.total and self.over_quota():
+            return self.empty_answer(whole)
         found, self.found = self.found or [], None
         pairs: list[tuple[FetchPart, FetchOutcome]] = []
         session_id, dirty = session.id, session.dirty
@@ -319,6 +334,30 @@ class Fetch:
         if whole:
             return encode_fetch_answer(context.api_version, context.correlation_id, pairs, session_id, endpoints)
         return encode_fetch_response(context.api_version, pairs, session_id=session_id, endpoints=endpoints)
+
+    def over_quota(self) -> bool:
+        """Whether the client may not have what was found now. If it may, that is counted."""
+        source = self.context.source
+        meter = None if source is None else source.meter
+        if meter is None or source is None or self.request.replica_id >= 0:
+            return False
+        return not meter.may_fetch(source, self.total)
+
+    def empty_answer(self, whole: bool) -> Encoded | list[Any]:
+        """Nothing, and the session is as it was (KIP-219); one that began with this fetch ends."""
+        session, context = self.session, self.context
+        self.drop()
+        session_id = 0 if self.full else session.id
+        if session.id and self.full:
+            context.services.fetch_sessions.close(session)
+        elif not session.id and self.delayed is not None:
+            session.close(forget=False)
+        elif not session.id and session.parts:
+            session.parts.clear()
+            session.dirty.clear()
+        if whole:
+            return encode_fetch_answer(context.api_version, context.correlation_id, [], session_id, ())
+        return encode_fetch_response(context.api_version, [], session_id=session_id)
 
     def count_sent(self, found: list[Found]) -> None:
         """What a follower gets: its throttle counts it, and when it acknowledges it, it has followed until now."""

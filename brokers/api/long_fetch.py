@@ -7,14 +7,14 @@ again. While such a fetch waits, only what moves is read, to know when there is 
 from __future__ import annotations
 
 from itertools import islice
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from brokers.api import fetch_answers as answers
 from brokers.api.base import Done, Paced
 from brokers.api.fetch_answers import encoded_in_slices, is_urgent, refused, slices_of
 from brokers.api.fetch_followers import count_in_slices
 from wire.errors import ErrorCode
-from wire.hot import FetchOutcome, encode_fetch_response
+from wire.hot import Encoded, FetchOutcome, encode_fetch_response
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from brokers.api.base import Context, DelayedResponse
     from brokers.api.fetch_reads import PartitionReader
     from brokers.api.fetch_sessions import FetchSession, SessionPart
-    from wire.hot import Encoded, FetchRequest
+    from wire.hot import FetchRequest
 
 Found = tuple["SessionPart", FetchOutcome]
 
@@ -65,6 +65,14 @@ class SlicedFetch(Protocol):
 
     def look(self, parts: Iterable[SessionPart], found: list[Found] | None = None) -> bool:
         """Read these, behind what was ``found``."""
+        ...
+
+    def over_quota(self) -> bool:
+        """Whether the client may not have what was found now."""
+        ...
+
+    def empty_answer(self, whole: bool) -> Encoded | list[Any]:
+        """Nothing, and the session is as it was."""
         ...
 
     def count_sent(self, found: list[Found]) -> None:
@@ -219,6 +227,12 @@ def _look(fetch: SlicedFetch) -> Generator[None, None, None]:
 
 def _answer(fetch: SlicedFetch) -> Generator[None, None, Encoded]:
     """The answer with what was found last; the slices of files go with it."""
+    if fetch.total and fetch.over_quota():
+        _restore(fetch)
+        fetch.end_wait()
+        answer = fetch.empty_answer(False)
+        assert isinstance(answer, Encoded), "without its size and header"
+        return answer
     session, found = fetch.session, fetch.found or []
     pairs = []
     for some in slices_of(found):

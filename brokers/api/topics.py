@@ -16,6 +16,13 @@ from typing import Any
 from brokers.api.access import ALTER, CLUSTER, CLUSTER_ACTION, CREATE, DELETE, DESCRIBE, DESCRIBE_CONFIGS, TOPIC
 from brokers.api.base import Context, Done
 from brokers.api.config_values import ConfigEntry, topic_entries
+from brokers.api.mutation_charges import (
+    CREATE_STRICT,
+    DELETE_STRICT,
+    PARTITIONS_STRICT,
+    MutationCharge,
+    throttled_outcome,
+)
 from brokers.controller.requests import (
     MAX_NEW_PARTITIONS,
     NewPartitions,
@@ -49,12 +56,16 @@ async def handle_create_topics(request: CreateTopicsRequest, context: Context) -
     if asked > MAX_NEW_PARTITIONS and controller.is_active:
         outcomes: Iterable[TopicOutcome] = too_many((topic.name for topic in allowed), asked)
     else:
+        charge = MutationCharge(context, free=request.validate_only, strict_from=CREATE_STRICT)
         new = []
         for topic in allowed:
             await context.yield_now()
-            new.append(_new_topic(topic))
-        outcomes = await controller.create_topics(
-            new, validate_only=request.validate_only, timeout_ms=request.timeout_ms, gone=context.gone
+            if charge.takes(topic.name, _partition_count(topic, context)):
+                new.append(_new_topic(topic))
+        outcomes = charge.settled(
+            await controller.create_topics(
+                new, validate_only=request.validate_only, timeout_ms=request.timeout_ms, gone=context.gone
+            )
         )
     response = messages.response_class(CREATE_TOPICS_KEY)
     rows = NamedRows(response, context.api_version)
@@ -75,6 +86,16 @@ def _kept_for_brokers(request: CreateTopicsRequest, context: Context) -> frozens
     if audit is None or audit.is_broker(context) or all(topic.name != AUDIT_TOPIC for topic in request.topics):
         return frozenset()
     return frozenset({AUDIT_TOPIC})
+
+
+def _partition_count(topic: Any, context: Context) -> int:
+    count = len(topic.assignments) or topic.num_partitions
+    return count if count > 0 else context.services.metadata.effective.num_partitions
+
+
+def _partitions_of(topic: str, context: Context) -> int:
+    found = context.services.metadata.topics.get(topic)
+    return 0 if found is None else len(found.partitions)
 
 
 def _denied(name: str, topic_id: uuid.UUID | None = None) -> TopicOutcome:
@@ -154,16 +175,20 @@ async def _delete(
     counted = Counter(rows)
     answers: list[TopicOutcome | None] = []
     wanted: list[str | uuid.UUID] = []
+    charge = MutationCharge(context, free=False, strict_from=DELETE_STRICT)
+    names = context.services.metadata.topic_names
     for row in rows:
         await context.yield_now()
         refused = _refusal(row, context, twice=counted[row] > 1)
         topic = row[0] if row[0] is not None else row[1]
+        known = row[0] if row[1] is None else names.get(row[1])
+        if refused is None and known is not None and not charge.takes(known, _partitions_of(known, context)):
+            refused = throttled_outcome(known, row[1])
         answers.append(refused)
         if refused is None and topic is not None:
             wanted.append(topic)
-    outcomes = iter(
-        await context.services.controller.delete_topics(wanted, timeout_ms=timeout_ms, gone=context.gone)
-    )  # fmt: skip
+    done = await context.services.controller.delete_topics(wanted, timeout_ms=timeout_ms, gone=context.gone)
+    outcomes = iter(charge.kept(done))
     return [answer if answer is not None else next(outcomes) for answer in answers]
 
 
@@ -199,15 +224,21 @@ def _deleted(row: tuple[str | None, uuid.UUID | None], outcome: TopicOutcome, re
 async def handle_create_partitions(request: CreatePartitionsRequest, context: Context) -> Done:
     """CreatePartitions v0-v3: a topic's new total; every topic of the request is echoed."""
     new = []
+    charge = MutationCharge(context, free=request.validate_only, strict_from=PARTITIONS_STRICT)
     denied = context.denied(ALTER, TOPIC, (topic.name for topic in request.topics))
     for topic in request.topics:
         await context.yield_now()
         if topic.name in denied:
             continue
+        present = _partitions_of(topic.name, context)
+        if present and not charge.takes(topic.name, topic.count - present):
+            continue
         replicas = None if topic.assignments is None else tuple(tuple(one.broker_ids) for one in topic.assignments)
         new.append(NewPartitions(topic.name, topic.count, replicas))
-    outcomes = await context.services.controller.create_partitions(
-        new, validate_only=request.validate_only, timeout_ms=request.timeout_ms, gone=context.gone
+    outcomes = charge.settled(
+        await context.services.controller.create_partitions(
+            new, validate_only=request.validate_only, timeout_ms=request.timeout_ms, gone=context.gone
+        )
     )
     response = messages.response_class(CREATE_PARTITIONS_KEY)
     rows = NamedRows(response, context.api_version)

@@ -9,6 +9,7 @@ Source: Kafka's quota documentation, KIP-13, KIP-124, KIP-219, KIP-599 and KIP-6
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from enum import Enum
@@ -40,6 +41,8 @@ CONSUMER_BYTE_RATE: Final = QuotaKey("consumer_byte_rate", True)
 REQUEST_PERCENTAGE: Final = QuotaKey("request_percentage", False)
 CONTROLLER_MUTATION_RATE: Final = QuotaKey("controller_mutation_rate", False)
 CONNECTION_CREATION_RATE: Final = QuotaKey("connection_creation_rate", True)
+MEASURED: Final = (PRODUCER_BYTE_RATE, CONSUMER_BYTE_RATE, REQUEST_PERCENTAGE)
+"""What is counted for every request; all in windows."""
 
 
 # ---------------------------------------------------------------- which quota governs
@@ -129,6 +132,14 @@ class QuotaImage:
                 return Governing(rate, bucket)
         return None
 
+    def may_concern(self, user: str) -> bool:
+        """Whether a quota of clients may govern what that user sends."""
+        return any(
+            entity.user is None or entity.user is DEFAULT or entity.user == user
+            for key in (*MEASURED, CONTROLLER_MUTATION_RATE)
+            for entity in self._by_key.get(key.name, ())
+        )
+
     def connection_rate_milli(self, ip: str) -> int | None:
         """How many connections per second an address may create, in thousandths; None: no limit."""
         rates = self._by_key.get(CONNECTION_CREATION_RATE.name, {})
@@ -187,6 +198,70 @@ class WindowedRate:
         rate_milli = max(rate_milli, 1)
         needed_ms = (2 * total * _MICRO + rate_milli) // (2 * rate_milli)
         return min(max(needed_ms - elapsed_ms, 0), THROTTLE_MS_MAX)
+
+    def window_left_ms(self, mono_ms: int) -> int:
+        """How long the newest window still lasts."""
+        return max(0, self._starts_ms[-1] + self.window_ms - mono_ms) if self._starts_ms else 0
+
+
+_LONG_AGO: Final = -math.inf
+
+
+class Allowance:
+    """What the clients that share a quota may use.
+
+    Most amounts are only taken from what may be used until the newest window ends without a look at the rate. They are
+    counted, in that window, by the next look. Amounts are bytes, or nanoseconds of the loop.
+    """
+
+    __slots__ = ("_granted", "_granted_ms", "_left", "_rate", "_until_s", "rate_milli")
+
+    def __init__(self, rate: WindowedRate) -> None:
+        self._rate = rate
+        self.rate_milli = 0
+        self._granted = self._left = 0
+        self._granted_ms = 0
+        self._until_s = _LONG_AGO
+
+    def limit(self, rate_milli: int) -> None:
+        """The rate from now on, in thousandths of an amount per second."""
+        if rate_milli != self.rate_milli:
+            self.rate_milli = rate_milli
+            self._until_s = _LONG_AGO
+
+    def spend(self, amount: int, now_s: float, mono_ms: Callable[[], int]) -> int:
+        """Counts; returns how long to mute (ms). ``now_s`` is any monotonic clock's, ``mono_ms`` the windows' clock."""
+        if now_s < self._until_s:
+            left = self._left - amount
+            if left >= 0:
+                self._left = left
+                return 0
+        present_ms = mono_ms()
+        throttle_ms = self.record(amount, present_ms)
+        if not throttle_ms:
+            total, elapsed_ms = self._rate.measure(present_ms)
+            self._granted = self._left = max(0, self.rate_milli * elapsed_ms // _MICRO - total)
+            self._granted_ms = present_ms
+            self._until_s = now_s + self._rate.window_left_ms(present_ms) / 1000
+        return throttle_ms
+
+    def _settle(self) -> None:
+        spent = self._granted - self._left
+        self._granted = self._left = 0
+        self._until_s = _LONG_AGO
+        if spent:
+            self._rate.record(spent, self._granted_ms)
+
+    def record(self, amount: int, mono_ms: int) -> int:
+        """Counts; a negative amount takes back what was counted before. Returns how long to mute (ms)."""
+        self._settle()
+        self._rate.record(amount, mono_ms)
+        return self._rate.throttle_ms(self.rate_milli, mono_ms)
+
+    def used(self, mono_ms: int) -> int:
+        """What was counted in windows that are not obsolete."""
+        self._settle()
+        return self._rate.measure(mono_ms)[0]
 
 
 class TokenBucket:
@@ -265,18 +340,21 @@ class ClientQuotas:
         samples: int = SAMPLES,
         window_ms: int = WINDOW_MS,
         buckets_max: int = BUCKETS_MAX,
+        mutation_windows: tuple[int, int] = (SAMPLES, WINDOW_MS),
     ) -> None:
+        """``mutation_windows`` are the number and length (ms) of those of partitions created and deleted."""
         self._image = image or QuotaImage()
         self._samples = samples
         self._window_ms = window_ms
         self._buckets_max = buckets_max
         self._governing: dict[tuple[str, str, str], Governing | None] = {}
-        self._rates: dict[str, LeastRecentlyUsed[Bucket, WindowedRate]] = {
-            key.name: LeastRecentlyUsed(lambda: WindowedRate(samples, window_ms), buckets_max)
-            for key in (PRODUCER_BYTE_RATE, CONSUMER_BYTE_RATE, REQUEST_PERCENTAGE)
+        self._allowances: dict[str, LeastRecentlyUsed[Bucket, Allowance]] = {
+            key.name: LeastRecentlyUsed(lambda: Allowance(WindowedRate(samples, window_ms)), buckets_max)
+            for key in MEASURED
         }
+        mutation_samples, mutation_window_ms = mutation_windows
         self._mutations: LeastRecentlyUsed[Bucket, TokenBucket] = LeastRecentlyUsed(
-            lambda: TokenBucket(samples, window_ms), buckets_max
+            lambda: TokenBucket(mutation_samples, mutation_window_ms), buckets_max
         )
 
     @property
@@ -299,24 +377,29 @@ class ClientQuotas:
             self._governing[question] = self._image.governing(key, user, client_id)
         return self._governing[question]
 
-    def _record(self, key: QuotaKey, user: str, client_id: str, amount: int, scale: int, mono_ms: int) -> int:
+    def allowance(self, key: QuotaKey, user: str, client_id: str) -> Allowance | None:
+        """What a client may use of one of ``MEASURED``; None without a quota. To be asked again with other quotas."""
         quota = self._quota(key, user, client_id)
         if quota is None:
-            return 0
-        rate = self._rates[key.name].of(quota.bucket)
-        rate.record(amount, mono_ms)
-        return rate.throttle_ms(quota.rate_milli * scale, mono_ms)
+            return None
+        found = self._allowances[key.name].of(quota.bucket)
+        found.limit(quota.rate_milli * (_PERCENT_SECOND_NS if key is REQUEST_PERCENTAGE else 1))
+        return found
+
+    def _record(self, key: QuotaKey, user: str, client_id: str, amount: int, mono_ms: int) -> int:
+        allowance = self.allowance(key, user, client_id)
+        return 0 if allowance is None else allowance.record(amount, mono_ms)
 
     def record_produced(self, user: str, client_id: str, size_bytes: int, mono_ms: int) -> int:
         """Counts the bytes of Produce requests; returns how long to mute the connection (ms)."""
-        return self._record(PRODUCER_BYTE_RATE, user, client_id, size_bytes, 1, mono_ms)
+        return self._record(PRODUCER_BYTE_RATE, user, client_id, size_bytes, mono_ms)
 
     def record_fetched(self, user: str, client_id: str, size_bytes: int, mono_ms: int) -> int:
         """Counts the bytes of a Fetch answer; returns how long to mute the connection (ms).
 
         If that is not 0, the caller answers without records and takes the bytes back (``-size_bytes``).
         """
-        return self._record(CONSUMER_BYTE_RATE, user, client_id, size_bytes, 1, mono_ms)
+        return self._record(CONSUMER_BYTE_RATE, user, client_id, size_bytes, mono_ms)
 
     def fetch_bytes_max(self, user: str, client_id: str) -> int | None:
         """The most bytes that one Fetch may ask for without being over its rate by itself; None: no limit."""
@@ -325,7 +408,7 @@ class ClientQuotas:
 
     def record_time(self, user: str, client_id: str, spent_ns: int, mono_ms: int) -> int:
         """Counts the loop's time for a request; returns how long to mute: one window at most (ms)."""
-        throttle_ms = self._record(REQUEST_PERCENTAGE, user, client_id, spent_ns, _PERCENT_SECOND_NS, mono_ms)
+        throttle_ms = self._record(REQUEST_PERCENTAGE, user, client_id, spent_ns, mono_ms)
         return min(throttle_ms, self._window_ms)
 
     def record_mutations(

@@ -24,10 +24,12 @@ from brokers.server.limits import ByteBudget, QuietLog
 if TYPE_CHECKING:
     import asyncio
 
+    from brokers.api.metering import Meter
     from brokers.metrics import Metrics
     from brokers.model import Clock
     from brokers.server.login import ConnectionLogin
     from brokers.server.tls_transport import TlsTransport
+    from brokers.timers import Timer, Timers
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +40,8 @@ SEND_BYTES_PER_TURN = 8 * 1024 * 1024
 STALLED_RECEIVE_BYTES = 16 * 1024
 READ_BEHIND = 64 * 1024
 """Bytes received beyond the requests being worked on, at which reading pauses."""
+_FOR_BUDGET, _MUTED = 1, 2
+"""Why the next request waits."""
 _DISK = io.Stop.DISK
 """Looked up once: an enum's metaclass takes a thousand instructions to find a member."""
 
@@ -69,6 +73,7 @@ class Environment(Protocol):
 
     loop: asyncio.AbstractEventLoop
     clock: Clock
+    timers: Timers
     metrics: Metrics
     budget: ByteBudget
     read_ahead: disk.ReadAhead
@@ -89,6 +94,10 @@ class Environment(Protocol):
 
     def join_batch(self, connection: Connection) -> bool:
         """Whether its requests wait for those of other connections, until :meth:`Connection.resume` is called soon."""
+        ...
+
+    def meter(self, peer: Peer) -> Meter | None:
+        """What measures a connection of that peer; None if no quota can govern it."""
         ...
 
     def forget(self, connection: Connection) -> None:
@@ -132,7 +141,7 @@ class Connection:
         self.held = 0
         self._reading = False
         self._writing = False
-        self._waiting_for_budget = False
+        self._held_up = 0
         self._pumping = False
         self._disk_pending = False
         self._missed: tuple[int, int] | None = None
@@ -142,6 +151,10 @@ class Connection:
         """Whether the request that is executed is executed to its end: what came behind it is not lost either."""
         self.awaits_batch = False
         """Whether what it received is to be executed with what others did (``batching``): nothing else starts it."""
+        self.meter = environment.meter(peer) if login is None else None
+        """What its requests are measured by; None if no quota can govern them."""
+        self.muted_until_ms = 0
+        self._muted: Timer | None = None
         self._unmute()
 
     @property
@@ -155,6 +168,45 @@ class Connection:
     @principal.setter
     def principal(self, principal: str) -> None:
         self.peer = self.peer._replace(principal=principal)
+        self.meter = self._env.meter(self.peer)
+
+    # -- muting ---------------------------------------------------------------------------------------------------
+
+    def mute(self, mute_ms: int) -> None:
+        """Read and execute nothing for so long (KIP-219): its client is over a quota. What is answered still leaves."""
+        until_ms = self._env.clock.mono_ms() + mute_ms
+        if self.closed or until_ms <= self.muted_until_ms:
+            return
+        if self._muted is not None:
+            self._muted.cancel()
+        self.muted_until_ms = until_ms
+        self._held_up |= _MUTED
+        self._mute()
+        self._muted = self._env.timers.later(mute_ms, self.end_mute)
+
+    def end_mute(self) -> None:
+        """Go on: the time is over, or other quotas hold. What a client had begun to send is not late for it."""
+        if self._muted is None or self.closed:
+            return
+        self._muted.cancel()
+        self._muted = None
+        self.muted_until_ms = 0
+        self._held_up &= ~_MUTED
+        self.last_active_ms = self._env.clock.mono_ms()
+        if self.frame_since_ms is not None:
+            self.frame_since_ms = self.last_active_ms
+        self._env.loop.call_soon(self.pump)
+
+    def measure_anew(self) -> None:
+        """Other quotas hold from now on. Before a login nothing is measured."""
+        if self.login is None or self.login.sasl.principal is not None:
+            self.meter = self._env.meter(self.peer)
+        self.end_mute()
+
+    @property
+    def mute_left_ms(self) -> int:
+        """How long the connection is still muted: what its answers say."""
+        return max(0, self.muted_until_ms - self._env.clock.mono_ms())
 
     # -- reading --------------------------------------------------------------------------------------------------
 
@@ -221,7 +273,9 @@ class Connection:
         slots = self._slots
         if slots and (len(slots) >= self._env.max_in_flight or (slots[-1].serial and not slots[-1].ready)):
             return True
-        return self._waiting_for_budget or self._outbox.pending > self._env.max_outbox
+        if self._held_up:
+            return True
+        return self._outbox.pending > self._env.max_outbox
 
     def pump(self) -> None:
         """Execute what has been received, as far as order and bounds allow."""
@@ -251,7 +305,7 @@ class Connection:
         self._account()
         if more and not self.closed and not self._stalled():
             self._env.loop.call_soon(self.pump)  # the others' turn first
-        if self._reading or self._waiting_for_budget:
+        if self._reading or self._held_up:
             return
         if self._framer.waiting < READ_BEHIND or not self._stalled():
             self._unmute()
@@ -306,7 +360,7 @@ class Connection:
                 self._partial(framer.waiting > 0)
                 return False
             if not self._env.budget.reserve(size):
-                self._waiting_for_budget = True
+                self._held_up |= _FOR_BUDGET
                 self._mute()
                 self._env.budget.wait(self._budget_returned)
                 return False
@@ -338,7 +392,7 @@ class Connection:
             self.held = holds
 
     def _budget_returned(self) -> None:
-        self._waiting_for_budget = False
+        self._held_up &= ~_FOR_BUDGET
         if not self.closed:
             self._env.loop.call_soon(self.pump)
 
@@ -459,6 +513,8 @@ class Connection:
         if self.closed:
             return
         self.closed = True
+        if self._muted is not None:
+            self._muted.cancel()
         logger.debug("connection %d of %s closed: %s", self.peer.id, self.peer.peer_host, reason)
         self._mute()
         if self._writing:
@@ -499,14 +555,14 @@ class Connection:
 
         A frame that has begun gets ``partial_ms``, and a millisecond more for every 16 bytes that did come, so that a
         slow line may send a large frame but no client keeps a connection with a byte now and then. A connection without
-        any traffic gets ``idle_ms``, unless a request of it is being worked on.
+        any traffic gets ``idle_ms``, unless a request of it is being worked on, or it is muted.
         """
         if self.login is not None and self.login.overdue(now_ms):
             return "no login in time"
         if self.frame_since_ms is not None and not self._stalled():
             if now_ms - self.frame_since_ms > partial_ms + self._framer.waiting // 16:
                 return f"a frame was not complete after {now_ms - self.frame_since_ms} ms"
-        elif now_ms - self.last_active_ms > idle_ms and (self.idle or self.unsent):
+        elif now_ms - self.last_active_ms > idle_ms and ((self.idle and self._muted is None) or self.unsent):
             return f"no traffic for {now_ms - self.last_active_ms} ms"
         return None
 

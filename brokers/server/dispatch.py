@@ -8,6 +8,7 @@ stack trace.
 from __future__ import annotations
 
 import asyncio
+import functools
 import importlib
 import inspect
 import logging
@@ -18,6 +19,7 @@ from types import GeneratorType
 from typing import TYPE_CHECKING, Any
 
 from brokers.api.base import CLOSE, Batching, ClientGone, Context, DelayedResponse, Done, Run, Services
+from brokers.api.metering import Meter, TimedCoroutine, exempt_key, timed_work
 from brokers.server.connection import Connection, Slot
 from brokers.server.framing import LARGE_FRAME, Chunk
 from brokers.server.limits import QuietLog
@@ -28,6 +30,7 @@ from wire import hot, messages, pieces
 from wire.apis import APIS, Api, Cost
 from wire.errors import ErrorCode
 from wire.refusals import error_response
+from wire.throttled import with_throttle_time
 
 if TYPE_CHECKING:
     from brokers.metrics import Counter
@@ -36,12 +39,17 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 API_VERSIONS = 18
-SMALLEST_RUN = 4 + 10
+SIZE_BYTES = 4
+SMALLEST_RUN = SIZE_BYTES + 10
 """A frame's size and the shortest header."""
 LONG_REQUEST = 64 * 1024
 """Above it a request is executed in the turn after the one in which it was decoded; those with records are not."""
 ADMIN_WEIGHT = 8
 """A small admin body decodes into objects several times its size: what it is counted as while it is in flight."""
+
+
+Member = tuple[Connection, Run, int]
+"""A connection whose requests are executed with those of others, its run, and what is reserved for it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -166,12 +174,22 @@ class Dispatcher:
             self._services, connection.peer, api.key, version, header.correlation_id, header.client_id, connection
         )  # fmt: skip
         reply = Reply(route, context, connection, slot, started=started)
+        meter = connection.meter
+        if meter is not None:
+            meter.of_client(header.client_id or "")
+            if not (api.internal or exempt_key(api.key, version)):
+                reply.meter = meter
+                if api.large:
+                    meter.add(len(frame) + SIZE_BYTES)
+                    meter.timed = request.acks != 0
         if version < route.lowest:
             reply.send(error_response(api.key, version, request, ErrorCode.UNSUPPORTED_VERSION))
         elif len(frame) > LONG_REQUEST and api.cost is not Cost.DATA:
             self._services.loop.call_soon(self._execute, request, reply)  # decoding it was a turn's work
         else:
             self._execute(request, reply)
+        if reply.meter is not None:
+            reply.measure()
 
     def _execute(self, request: object, reply: Reply) -> None:
         if reply.gone():
@@ -212,12 +230,18 @@ class Dispatcher:
             if not self._budget.reserve(reserved):
                 return start
         context = Context(self._services, connection.peer, key, run.version, run.correlation_ids[0], "", connection)
+        meter = connection.meter
+        if meter is not None:
+            meter.of_frame(data, start)
         try:
             (outcome,) = batch.execute((run,), (context,))
         except Exception:
             self._budget.release(reserved)
             Reply(route, context, connection, connection.next_slot(), started=started).failed()
             return ends[-1]
+        if meter is not None:
+            meter.add(ends[-1] - start if route.api.large else 0)
+            self._measure(route, connection, meter, outcome, started, run.version)
         if type(outcome) is Done and type(outcome[0]) is list and not reserved:
             connection.deliver(outcome[0])
             route.counted.value += len(ends)
@@ -228,7 +252,7 @@ class Dispatcher:
 
     def dispatch_runs(self, connections: list[Connection]) -> int:
         """Execute the requests with which what they received begins, together. Returns how many had such."""
-        found: dict[int, list[tuple[Connection, Run, int]]] = {}
+        found: dict[int, list[Member]] = {}
         started = time.perf_counter()
         for connection in connections:
             received = connection.received()
@@ -247,11 +271,15 @@ class Dispatcher:
             reserved = run.ends[-1] - start if keeps else 0
             if not reserved or self._budget.reserve(reserved):
                 found.setdefault(key, []).append((connection, run, reserved))
+                if connection.meter is not None:
+                    connection.meter.of_frame(data, start)
+                    if route.api.large:
+                        connection.meter.add(run.ends[-1] - start)
         for key, members in found.items():
             self._execute_runs(self._routes[key], members, started)
         return sum(map(len, found.values()))
 
-    def _execute_runs(self, route: Route, members: list[tuple[Connection, Run, int]], started: float) -> None:
+    def _execute_runs(self, route: Route, members: list[Member], started: float) -> None:
         """Execute the runs of several connections, and answer each of them."""
         assert route.batch is not None, "it has decoded them"
         contexts = [
@@ -270,8 +298,27 @@ class Dispatcher:
             return
         for connection, run, _ in members:
             connection.executed(run.ends[-1])  # all of them, before anything else can go wrong: none comes twice
+        shared = (time.perf_counter() - started) / len(members)
         for (connection, run, reserved), context, outcome in zip(members, contexts, outcomes, strict=True):
+            if connection.meter is not None:
+                self._measure(route, connection, connection.meter, outcome, started, run.version, shared)
             self._answer_run(route, connection, context, outcome, len(run.ends), reserved, started)
+
+    def _measure(
+        self,
+        route: Route,
+        connection: Connection,
+        meter: Meter,
+        outcome: Any,
+        started: float,
+        version: int,
+        spent_s: float | None = None,
+    ) -> None:
+        """Requests that were executed as a run; answers that are ready say for how long they mute."""
+        ended = time.perf_counter() if spent_s is None else started + spent_s
+        meter.measure(connection, started, ended)
+        if connection.muted_until_ms and type(outcome) is Done and type(outcome[0]) is list:
+            throttle(route.api.key, version, outcome[0], connection)
 
     def _answer_run(
         self,
@@ -321,6 +368,9 @@ class Dispatcher:
 
     def _pace(self, work: Any, reply: Reply) -> None:
         """Not within :meth:`_settle`, which every request passes: a closure's variables would make it dearer."""
+        meter = reply.connection.meter
+        if meter is not None:
+            work = timed_work(work, functools.partial(meter.spent, reply.connection), time.perf_counter)
         if reply.route.api.large:
             self._pace_to_its_end(work, reply)
         else:
@@ -342,6 +392,9 @@ class Dispatcher:
         self._pacing.start(work, lambda: False, done, failed)
 
     async def _await(self, coroutine: Any, reply: Reply) -> None:
+        meter = reply.connection.meter
+        if meter is not None:
+            coroutine = TimedCoroutine(coroutine, functools.partial(meter.spent, reply.connection), time.perf_counter)
         try:
             outcome = await coroutine
         except ClientGone:
@@ -379,7 +432,7 @@ class Dispatcher:
 class Reply:
     """Where one request's answer goes."""
 
-    __slots__ = ("connection", "context", "requests", "route", "slot", "started")
+    __slots__ = ("connection", "context", "meter", "requests", "route", "slot", "started")
 
     def __init__(
         self,
@@ -397,9 +450,19 @@ class Reply:
         self.connection = connection
         self.slot = slot
         self.started = started
+        self.meter: Meter | None = None
+        """What measures the request, until it has: before the answer, which says for how long it mutes."""
+
+    def measure(self) -> None:
+        """The request is executed, or waits: measure what it has cost."""
+        meter, self.meter = self.meter, None
+        if meter is not None:
+            meter.measure(self.connection, self.started, time.perf_counter())
 
     def send(self, response: Any) -> None:
         """Encode the answer and give it to the connection."""
+        if self.meter is not None:
+            self.measure()
         self.route.counted.value += self.requests
         self.route.observe(time.perf_counter() - self.started, self.requests)
         if response is CLOSE:
@@ -426,6 +489,8 @@ class Reply:
     def _give(self, response: Any) -> None:
         try:
             chunks = self._chunks(response)
+            if self.connection.muted_until_ms:
+                throttle(self.route.api.key, self.context.api_version, chunks, self.connection)
         except Exception:
             self._cannot_encode()
             return
@@ -447,7 +512,10 @@ class Reply:
             encoded.append(piece)
             yield
         header = messages.encode_response_header(context.api_key, context.api_version, context.correlation_id)
-        return hot.framed(header, [b"".join(encoded)])
+        framed = hot.framed(header, [b"".join(encoded)])
+        if self.connection.muted_until_ms:
+            throttle(context.api_key, context.api_version, framed, self.connection)
+        return framed
 
     def _chunks(self, response: Any) -> list[Chunk]:
         if response is None:
@@ -476,6 +544,13 @@ class Reply:
         """No answer is possible: close the connection, so that the client does not wait for one."""
         self.connection.close(f"{self.route.api.name} failed")
         self.slot.answer([])
+
+
+def throttle(key: int, version: int, chunks: list[Chunk], connection: Connection) -> None:
+    """The answers of a muted connection say for how long it is muted; their first byte run is exchanged."""
+    left_ms = connection.mute_left_ms
+    if left_ms:
+        chunks[:1] = with_throttle_time(key, version, chunks[:1], left_ms)
 
 
 _SHORT = (list, hot.Encoded, bytes, type(None))

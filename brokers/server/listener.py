@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 from brokers.addresses import SASL_PROTOCOLS, TLS_PROTOCOLS
 from brokers.api.base import ClientConnection as Peer
 from brokers.api.base import Services
+from brokers.api.metering import Meter, Metering
 from brokers.model import Endpoint
 from brokers.security.principals import USER, Principal
+from brokers.security.quotas import QuotaImage
 from brokers.security.sasl import SaslListener
 from brokers.server.batching import ConnectionBatcher
 from brokers.server.connection import Connection
@@ -40,6 +42,7 @@ ACCEPTS_PER_TURN = 64
 SWEEP_MS = 1_000
 PARTIAL_FRAME_MS = 30_000
 ACCEPT_PAUSE_MS = 200
+METERED_PER_TURN = 500
 
 
 class Server:
@@ -68,6 +71,7 @@ class Server:
         self.max_control_frame = config.socket_control_request_max_bytes
         self.max_outbox = config.connection_outbox_max_bytes
         self.max_in_flight = config.max_in_flight_requests_per_connection
+        self._metering: Metering | None = None
         self._held = 0
         self._relieving = False
         self.blocks = Blocks()
@@ -154,6 +158,10 @@ class Server:
         self.read_ahead = ReadAhead(self.loop)
         self.timers = services.timers
         self.purgatory = Purgatory(self.timers)
+        self._metering = services.metering
+        if self._metering is not None:
+            self._metering.replace(services.quotas.image)
+            services.quotas.on_change.append(self._quotas_changed)
         gate = LoginGate(services, self.quiet, self.config.connection_failed_authentication_delay_ms)
         self._dispatcher = Dispatcher(services, self.purgatory, self.budget, self.quiet, handlers, gate=gate)
         self.dispatch = self._dispatcher.dispatch
@@ -289,6 +297,24 @@ class Server:
     def _left(self, peer: Peer) -> None:
         if not self._reserve.leave(peer.id) and self._counted(peer.listener):
             self._caps.leave(peer.peer_host)
+
+    def meter(self, peer: Peer) -> Meter | None:
+        """What measures a connection of that peer; None if no quota can govern it."""
+        return self._metering.meter(peer) if self._metering is not None else None
+
+    def _quotas_changed(self, image: QuotaImage) -> None:
+        """Every connection is measured anew; those that are muted go on, and are muted again if they are over it."""
+        assert self._metering is not None, "else nothing follows the quotas"
+        self._metering.replace(image)
+        self._meter_anew(list(self._connections.values()))
+
+    def _meter_anew(self, connections: list[Connection]) -> None:
+        """Some of them in each turn of the loop."""
+        for connection in connections[:METERED_PER_TURN]:
+            if not connection.closed:
+                connection.measure_anew()
+        if len(connections) > METERED_PER_TURN:
+            self.loop.call_soon(self._meter_anew, connections[METERED_PER_TURN:])
 
     def forget(self, connection: Connection) -> None:
         """A connection is closed."""

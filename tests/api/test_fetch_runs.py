@@ -140,6 +140,8 @@ def answers(stage: Stage, frame: bytes) -> list[bytes]:
         connection: Any = SimpleNamespace(
             closed=False,
             login=None,
+            meter=None,
+            muted_until_ms=0,
             peer=peer,
             deliver=chunks.extend,
             next_slot=lambda slot=slot: slot,
@@ -224,8 +226,8 @@ def test_a_wait_that_is_over_leaves_nothing_to_the_garbage_collector(stage: Stag
     dispatcher = dispatch.Dispatcher(stage.services, purgatory, ByteBudget(1 << 20), QuietLog(stage.clock.mono_ms))
     frame = fetch_frame("t")[4:]
     connection: Any = SimpleNamespace(
-        closed=False, login=None, peer=ClientConnection(1, "PLAINTEXT", "127.0.0.1"), pump=lambda: None,
-        answered=lambda _: None,
+        closed=False, login=None, meter=None, muted_until_ms=0, peer=ClientConnection(1, "PLAINTEXT", "127.0.0.1"),
+        pump=lambda: None, answered=lambda _: None,
     )  # fmt: skip
     slot = Slot(connection, 0)
     gc.collect()

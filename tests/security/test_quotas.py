@@ -19,6 +19,7 @@ from brokers.security.quotas import (
     SAMPLES,
     THROTTLE_MS_MAX,
     WINDOW_MS,
+    Allowance,
     Bucket,
     ClientQuotas,
     Entity,
@@ -263,6 +264,67 @@ def test_counters_are_bounded() -> None:
         quotas.record_produced(f"u{number}", "c", MB, 0)
         quotas.record_mutations(f"u{number}", "c", 1, 0, strict=True)
         assert len(quotas._governing) <= 10
-    assert {len(counters) for counters in quotas._rates.values()} == {0, 10}
+    assert {len(counters) for counters in quotas._allowances.values()} == {0, 10}
     assert len(quotas._mutations) == 10
     assert quotas.record_produced("kept", "c", 0, 0) == 90_000
+
+
+# ---------------------------------------------------------------- what may be used without a look at the rate
+
+
+@given(
+    st.integers(1, 1_000).map(lambda rate: rate * 1_000),
+    st.lists(st.tuples(st.integers(0, 3_000), st.integers(0, 4_000)), max_size=60),
+)
+def test_an_allowance_throttles_as_its_rate_does(rate_milli: int, amounts: list[tuple[int, int]]) -> None:
+    """What is taken without a look is counted in the window in which it was taken."""
+    allowance, rate = Allowance(WindowedRate(3, 1000)), WindowedRate(3, 1000)
+    allowance.limit(rate_milli)
+    mono_ms, looks, taken = 0, 0, 0
+    for pause_ms, amount in amounts:
+        mono_ms += pause_ms
+
+        def look(now_ms: int = mono_ms) -> int:
+            nonlocal looks
+            looks += 1
+            return now_ms
+
+        before = looks
+        found = allowance.spend(amount, mono_ms / 1000, look)
+        rate.record(amount, mono_ms)
+        expected = rate.throttle_ms(rate_milli, mono_ms)
+        if looks > before:
+            assert found == expected
+        else:
+            taken += amount
+            assert found == 0
+            assert expected <= 1000, "the end of a window may have been counted as one more"
+    assert allowance.used(mono_ms) == rate.measure(mono_ms)[0]
+
+
+def test_an_allowance_looks_once_in_a_window() -> None:
+    allowance, looks = Allowance(WindowedRate()), []
+    allowance.limit(1000 * MB)
+    for number in range(1000):
+        assert allowance.spend(1000, number / 1000, lambda number=number: looks.append(number) or number) == 0
+    assert looks == [0]
+    assert allowance.used(1000) == 1_000_000
+
+
+def test_a_lower_rate_counts_from_the_next_request_on() -> None:
+    quotas = ClientQuotas(produce_quota(MB, Entity("u")))
+    allowance = quotas.allowance(PRODUCER_BYTE_RATE, "u", "c")
+    assert allowance is not None
+    assert allowance.spend(MB, 0.0, lambda: 0) == 0
+    assert allowance.spend(MB, 0.1, lambda: 100) == 0
+    quotas.replace(produce_quota(MB // 10, Entity("u")))
+    assert quotas.allowance(PRODUCER_BYTE_RATE, "u", "c") is allowance
+    assert allowance.spend(0, 0.2, lambda: 200) > 9_000, "2 MB at 0.1 MB per second"
+
+
+def test_only_users_that_a_quota_may_govern_are_measured() -> None:
+    rate = {PRODUCER_BYTE_RATE.name: 1}
+    assert not QuotaImage({Entity(ip="10.0.0.1"): {"connection_creation_rate": 1}}).may_concern("u")
+    assert not QuotaImage({Entity("v"): rate, Entity("v", "c"): rate}).may_concern("u")
+    for entity in (Entity("u"), Entity("u", "c"), Entity(DEFAULT), Entity(None, "c"), Entity(None, DEFAULT)):
+        assert QuotaImage({entity: rate}).may_concern("u")

@@ -65,6 +65,7 @@ class RunningServer:
                 replicas=None,
                 audit=None,
                 disconnects=Disconnects(),
+                metering=None,
             )
             self.server.serve(services, self.handlers, self.logins, self.tls)
             self._started.set_result(None)

@@ -97,7 +97,7 @@ class Stage:
             config=self.config, clock=self.clock, loop=loop, timers=Timers(loop, self.clock),
             metadata=self.metadata, replicas=self.replicas,
             metrics=Metrics(), transactions=None, fetch_sessions=FetchSessions(), fetch_wakes=Wakes(),
-            disconnects=Disconnects(), access=Access(), audit=None,
+            disconnects=Disconnects(), access=Access(), audit=None, metering=None,
         )  # fmt: skip
         OPEN.append(self)
 

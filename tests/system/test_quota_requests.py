@@ -10,20 +10,17 @@ import pytest
 from click.testing import CliRunner
 from kazoo.client import KazooClient
 
-import wire.messages as m
 from brokers.cli.main import cli
-from tests.support.fleet import Broker, Fleet
-from tests.support.harness import Client
+from tests.support.fleet import Fleet
+from tests.support.quotas import Quotas, alter, asked, described, remove_all
 from tests.support.waiting import eventually
 from wire.errors import ErrorCode
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.interop]
 
-DESCRIBE, ALTER = 48, 49
 EXACT, DEFAULT, SPECIFIED = range(3)
 EFFECT_S = 1.0
 ALICE, ANY_USER, APP = ("user", "alice"), ("user", None), ("client-id", "app/1")
-Quotas = dict[tuple[tuple[str, str | None], ...], dict[str, float]]
 
 
 @pytest.fixture(scope="module")
@@ -47,58 +44,7 @@ def zookeeper(fleet: Fleet) -> Iterator[KazooClient]:
 @pytest.fixture(autouse=True)
 def no_quotas_are_left(fleet: Fleet) -> Iterator[None]:
     yield
-    for entity, values in described(fleet.brokers[0]).items():
-        assert alter(fleet.brokers[0], (entity, dict.fromkeys(values))) == [ErrorCode.NONE]
-
-
-def described(broker: Broker, *components: tuple[str, int, str | None], strict: bool = False) -> Quotas:
-    answer = asked(broker, *components, strict=strict)
-    assert answer.error_code == ErrorCode.NONE, answer.error_message
-    return {
-        tuple((one.entity_type, one.entity_name) for one in entry.entity): {
-            value.key: value.value for value in entry.values
-        }
-        for entry in answer.entries
-    }
-
-
-def asked(broker: Broker, *components: tuple[str, int, str | None], strict: bool = False, version: int = 1) -> Any:
-    kind = m.request_class(DESCRIBE)
-    rows = [
-        kind.ComponentData(version=version, entity_type=name, match_type=how, match=match)
-        for name, how, match in components
-    ]  # fmt: skip
-    client = Client(broker.port)
-    try:
-        return client.ask(kind(version=version, components=rows, strict=strict), version)
-    finally:
-        client.close()
-
-
-def alter(broker: Broker, *entries: Any, validate_only: bool = False, version: int = 1) -> list[int]:
-    """Each entry: an entity, and values by key, None to remove."""
-    row = m.request_class(ALTER).EntryData
-    rows = [
-        row(
-            version=version,
-            entity=[row.EntityData(version=version, entity_type=kind, entity_name=name) for kind, name in entity],
-            ops=[
-                row.OpData(version=version, key=key, value=value or 0.0, remove=value is None)
-                for key, value in values.items()
-            ],
-        )
-        for entity, values in entries
-    ]
-    client = Client(broker.port)
-    try:
-        request = m.request_class(ALTER)(version=version, entries=rows, validate_only=validate_only)
-        answer = client.ask(request, version)
-    finally:
-        client.close()
-    assert [[(one.entity_type, one.entity_name) for one in entry.entity] for entry in answer.entries] == [
-        list(entity) for entity, _ in entries
-    ]
-    return [entry.error_code for entry in answer.entries]
+    remove_all(fleet.brokers[0])
 
 
 def fleetlog(fleet: Fleet, *words: str) -> Any:
