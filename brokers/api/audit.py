@@ -230,11 +230,9 @@ def _host(host: str) -> str:
 async def _response(outcome: Any, context: Context) -> Any:
     """The message, or its encoding, in which a handler's outcome ends."""
     while True:
-        if isinstance(outcome, Done):
-            response = outcome.response
+        if isinstance(outcome, (Done, DelayedResponse)):
+            response = outcome.response if isinstance(outcome, Done) else await _delayed(outcome, context)
             return await _worked(response) if inspect.isgenerator(response) else response
-        if isinstance(outcome, DelayedResponse):
-            return await _delayed(outcome, context)
         if inspect.isgenerator(outcome):
             outcome = await _worked(outcome)
         else:
