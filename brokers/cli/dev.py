@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,6 +16,15 @@ import click
 from rich.console import Console
 
 from brokers.cli import dev_fleet as fleet
+from brokers.cli.dev_security import (
+    ADMIN,
+    APP,
+    SUBDIRECTORY,
+    DevSecurity,
+    SecurityError,
+    is_secure,
+    load_or_make,
+)
 from brokers.cli.dev_state import DevError, FleetState, Process, end_all, load, locked
 from brokers.cli.interrupts import Interrupted, interrupts
 from brokers.cli.options import pairs
@@ -78,10 +88,14 @@ def dev() -> None:
 @click.option(
     "--rack", "racks", callback=_racks, metavar="NAME[,NAME...]", help="Racks of the brokers, assigned in turn: a,b,c."
 )
+@click.option(
+    "--secure", is_flag=True, help="TLS, logins, ACLs and audit; prints clients' settings. The directory stays so."
+)
 @directory_option
 @json_option
 def up(
     *,
+    secure: bool,
     count: int | None,
     port: int,
     detach: bool,
@@ -104,14 +118,17 @@ def up(
             if known is not None and known.running():
                 raise DevError(f"a fleet runs there already ({known.bootstrap}): `fleetlog dev down --dir {directory}`")
             state = fleet.plan(directory, fleet.count_of(directory, count), port, detach, racks)
+            security = _secured(directory, state, secure)
             interrupts.catch()
             with fleet.reserved([broker.port for broker in state.brokers] if port else []):
                 try:
-                    _bring_up(directory, state, settings)
+                    _bring_up(directory, state, settings, security)
                 except BaseException:
                     _bring_down(directory)
                     raise
         _print_ready(state, directory, time.monotonic() - begun, as_json)
+        if security is not None and not as_json:
+            _print_clients(security, state.bootstrap)
         if not detach:
             _stay(directory)
     except Interrupted:
@@ -120,17 +137,30 @@ def up(
         _fail(error)
 
 
-def _bring_up(directory: Path, state: FleetState, settings: dict[str, str]) -> None:
+def _secured(directory: Path, state: FleetState, secure: bool) -> DevSecurity | None:
+    """What the fleet is secured with, if it is, or was before. Raises DevError."""
+    if not secure and not is_secure(directory):
+        return None
+    state.secure = True
+    try:
+        security = load_or_make(directory)
+    except SecurityError as error:
+        raise DevError(str(error)) from error
+    security.write_client_files(state.bootstrap)
+    return security
+
+
+def _bring_up(directory: Path, state: FleetState, settings: dict[str, str], security: DevSecurity | None) -> None:
     if not state.detached:
         state.supervisor = Process.of(os.getpid())
     with _console.status("starting") as spinner:
-        fleet.start_all(directory, state, settings, spinner.update)
+        fleet.start_all(directory, state, settings, spinner.update, security)
         deadline = time.monotonic() + fleet.READY_TIMEOUT_S
         for broker in state.brokers:
             spinner.update(f"waiting for broker {broker.id}")
             fleet.wait_ready(broker, deadline)
         spinner.update("a stock client creates, produces, reads and commits")
-        fleet.check_with_client(state)
+        fleet.check_with_client(state, security)
         interrupts.check()
 
 
@@ -183,6 +213,8 @@ def status(directory: Path, as_json: bool) -> None:
     else:
         _print_table(report)
         click.echo(f"bootstrap: {report['bootstrap']}")
+        if report["security"]:
+            click.echo(f"secured: users, certificates and clients' settings are in {report['security']}")
     sys.exit(0 if report["running"] else EXIT_NOT_RUNNING)
 
 
@@ -210,7 +242,7 @@ def down(directory: Path, delete_data: bool) -> None:
 
 
 def _delete_data(directory: Path) -> None:
-    for path in (*fleet.homes(directory).values(), directory / "zookeeper"):
+    for path in (*fleet.homes(directory).values(), directory / "zookeeper", directory / SUBDIRECTORY):
         if path.is_dir():
             shutil.rmtree(path)
     click.echo(f"the data in {directory} is deleted")
@@ -301,6 +333,7 @@ def _report(state: FleetState | None, directory: Path) -> dict[str, Any]:
         "directory": str(directory),
         "bootstrap": state.bootstrap,
         "detached": state.detached,
+        "security": str(directory / SUBDIRECTORY) if state.secure else None,
         "zookeeper": {
             "connect": state.zookeeper_connect,
             "pid": state.zookeeper.pid if state.zookeeper is not None else None,
@@ -334,6 +367,27 @@ def _print_ready(state: FleetState, directory: Path, seconds: float, as_json: bo
     click.echo(f"  export FLEETLOG_BOOTSTRAP={state.bootstrap}")
     click.echo(f"  data and logs: {directory}")
     click.echo("  `fleetlog dev down` ends it" if state.detached else "  Ctrl-C ends it")
+
+
+def _print_clients(security: DevSecurity, bootstrap: str) -> None:
+    """Settings to be pasted: of the user of programs, and of the operator for the commands."""
+    conf, properties = security.client_file(APP, "librdkafka"), security.client_file(APP, "java")
+    click.echo(f"\nlibrdkafka, also in {conf} (kcat -F {conf}):\n")
+    _print_lines(f"{name}={value}" for name, value in security.librdkafka(bootstrap).items())
+    click.echo(f"\nJava, also in {properties}:\n")
+    _print_lines(f"{name}={value}" for name, value in security.java(bootstrap).items())
+    click.echo("\nSpark:\n")
+    _print_lines([f"options = {json.dumps(security.spark(bootstrap), indent=4)}"])
+    click.echo("\nfleetlog, as the operator:\n")
+    _print_lines([
+        f"export FLEETLOG_BOOTSTRAP={bootstrap}",
+        f"export FLEETLOG_COMMAND_CONFIG={security.client_file(ADMIN, 'java')}",
+    ])  # fmt: skip
+
+
+def _print_lines(lines: Iterable[str]) -> None:
+    for line in lines:
+        click.echo(line)
 
 
 def _fail(error: Exception) -> NoReturn:

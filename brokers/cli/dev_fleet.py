@@ -16,9 +16,21 @@ from pathlib import Path
 from typing import Any
 
 import brokers
+from brokers.cli.dev_security import ADMIN, APP, INSIDE_ADDRESS, LISTENER, DevSecurity, write_private
 from brokers.cli.dev_state import BrokerState, DevError, FleetState, Process, end_all, forget, load, save
 from brokers.cli.interrupts import interrupts
-from coordination.ensemble import EnsembleError, find_classpath, find_java, free_ports, is_free, spawn, start_local
+from brokers.cli.output import CliError
+from brokers.cli.users import add_users
+from coordination.ensemble import (
+    EnsembleError,
+    ZooKeeperNode,
+    find_classpath,
+    find_java,
+    free_ports,
+    is_free,
+    spawn,
+    start_local,
+)
 
 BROKER_PATIENCE_S = 20.0
 ZOOKEEPER_PATIENCE_S = 5.0
@@ -157,8 +169,15 @@ def _settings_in(home: Path) -> dict[str, str]:
     return dict(line.split("=", 1) for line in lines if "=" in line)
 
 
-def start_all(directory: Path, state: FleetState, settings: Mapping[str, str], tell: Progress) -> None:
-    """Start ZooKeeper and all brokers, at the same time: brokers wait for ZooKeeper by themselves. Raises DevError."""
+def start_all(
+    directory: Path, state: FleetState, settings: Mapping[str, str], tell: Progress, security: DevSecurity | None
+) -> None:
+    """Start ZooKeeper and all brokers, at the same time: brokers wait for ZooKeeper by themselves. Raises DevError.
+
+    With ``security`` ZooKeeper comes first: it has the users, also the brokers' own.
+    """
+    if security is not None:
+        settings = {**security.broker_settings(min(3, len(state.brokers))), **settings}
     tell("starting ZooKeeper and the brokers")
     with interrupts.held():
         node = start_local(
@@ -168,6 +187,9 @@ def start_all(directory: Path, state: FleetState, settings: Mapping[str, str], t
         assert node.pid is not None, "it has just been started"
         state.zookeeper = Process.of(node.pid)
         save(directory, state)
+    if security is not None:
+        tell("waiting for ZooKeeper, and adding the users")
+        _add_users(node, state, security)
     for broker in state.brokers:
         write_config(state, broker, settings)
         start_broker(directory, state, broker, die_with_parent=not state.detached)
@@ -178,13 +200,23 @@ def start_all(directory: Path, state: FleetState, settings: Mapping[str, str], t
         raise DevError(str(error)) from error
 
 
+def _add_users(node: ZooKeeperNode, state: FleetState, security: DevSecurity) -> None:
+    try:
+        node.wait_serving()
+        add_users(state.zookeeper_connect, security.passwords)
+    except (EnsembleError, CliError) as error:
+        raise DevError(str(error)) from error
+
+
 def write_config(state: FleetState, broker: BrokerState, settings: Mapping[str, str]) -> Path:
     """Write the broker's properties file; ``settings`` override the values that dev chooses."""
     directory = Path(broker.directory)
     directory.mkdir(parents=True, exist_ok=True)
     values = {
         "broker.id": str(broker.id),
-        "listeners": f"PLAINTEXT://{broker.address}",
+        "listeners": f"{LISTENER}://{broker.address},{INSIDE_ADDRESS}"
+        if state.secure
+        else f"PLAINTEXT://{broker.address}",
         "admin.listener": f"127.0.0.1:{broker.admin_port}",
         "log.dirs": str(directory / "data"),
         "zookeeper.connect": state.zookeeper_connect,
@@ -194,7 +226,7 @@ def write_config(state: FleetState, broker: BrokerState, settings: Mapping[str, 
         **settings,
     }
     path = directory / CONFIG_FILE
-    path.write_text("".join(f"{name}={value}\n" for name, value in values.items()))
+    write_private(path, "".join(f"{name}={value}\n" for name, value in values.items()))
     return path
 
 
@@ -255,21 +287,27 @@ def stop_all(directory: Path, patience_s: float = BROKER_PATIENCE_S) -> None:
     forget(directory)
 
 
-def check_with_client(state: FleetState, timeout_s: float = READY_TIMEOUT_S) -> None:
+def check_with_client(
+    state: FleetState, security: DevSecurity | None = None, timeout_s: float = READY_TIMEOUT_S
+) -> None:
     """A stock client creates a topic, produces to each broker, commits and reads, and deletes what it made.
 
-    Raises DevError.
+    A secured fleet's client is the user of programs, with the rights that it gets here. Raises DevError.
     """
     from confluent_kafka import KafkaException
     from confluent_kafka.admin import AdminClient
 
     name = f"{TOPIC_PREFIX}{uuid.uuid4().hex[:8]}"
-    admin = AdminClient({"bootstrap.servers": state.bootstrap, "logger": _quiet()})
+    settings = {"bootstrap.servers": state.bootstrap}
     deadline = time.monotonic() + timeout_s
     try:
+        if security is not None:
+            settings = security.librdkafka(state.bootstrap)
+            _allow_programs(security.librdkafka(state.bootstrap, ADMIN), timeout_s)
+        admin = AdminClient({**settings, "logger": _quiet()})
         _create_topic(admin, name, len(state.brokers), deadline)
         try:
-            _round_trip(state, name, timeout_s)
+            _round_trip(settings, len(state.brokers), name, timeout_s)
             admin.delete_consumer_groups([name], request_timeout=timeout_s)[name].result(timeout_s)
         finally:
             # Also the topics and groups of a check that was killed.
@@ -304,26 +342,47 @@ def _create_topic(admin: Any, topic: str, partitions: int, deadline: float) -> N
             time.sleep(0.1)
 
 
-def _round_trip(state: FleetState, topic: str, timeout_s: float) -> None:
+def _allow_programs(settings: dict[str, str], timeout_s: float) -> None:
+    """Programs may do everything with topics, groups and transactional ids, and describe the cluster."""
+    from confluent_kafka.admin import (  # type: ignore[attr-defined]
+        AclBinding,
+        AclOperation,
+        AclPermissionType,
+        AdminClient,
+        ResourcePatternType,
+        ResourceType,
+    )
+
+    kinds = (ResourceType.TOPIC, ResourceType.GROUP, ResourceType.TRANSACTIONAL_ID)
+    allow, literal = AclPermissionType.ALLOW, ResourcePatternType.LITERAL
+    acls = [AclBinding(kind, "*", literal, f"User:{APP}", "*", AclOperation.ALL, allow) for kind in kinds]
+    describe = (ResourceType.BROKER, "kafka-cluster", literal, f"User:{APP}", "*", AclOperation.DESCRIBE, allow)
+    acls.append(AclBinding(*describe))
+    admin = AdminClient({**settings, "logger": _quiet()})
+    for created in admin.create_acls(acls).values():
+        created.result(timeout_s)
+
+
+def _round_trip(settings: dict[str, str], count: int, topic: str, timeout_s: float) -> None:
     from confluent_kafka import Consumer, Producer, TopicPartition
 
-    common: dict[str, Any] = {"bootstrap.servers": state.bootstrap, "logger": _quiet()}
+    common: dict[str, Any] = {**settings, "logger": _quiet()}
     producer = Producer({**common, "linger.ms": 0, "acks": "all", "message.timeout.ms": int(timeout_s * 1000)})
-    for partition in range(len(state.brokers)):
+    for partition in range(count):
         producer.produce(topic, b"ready?", partition=partition)
     if producer.flush(timeout_s):
         raise DevError("a stock client cannot produce: no acknowledgement in time")
     consumer = Consumer({**common, "group.id": topic, "enable.auto.commit": False, "auto.offset.reset": "earliest"})
     try:
-        consumer.assign([TopicPartition(topic, partition, 0) for partition in range(len(state.brokers))])
+        consumer.assign([TopicPartition(topic, partition, 0) for partition in range(count)])
         got = 0
         deadline = time.monotonic() + timeout_s
-        while got < len(state.brokers):
+        while got < count:
             message = consumer.poll(0.5)
             if message is not None and message.error() is None:
                 got += 1
             if time.monotonic() > deadline:
-                raise DevError(f"a stock client reads {got} of {len(state.brokers)} records")
+                raise DevError(f"a stock client reads {got} of {count} records")
         consumer.commit(asynchronous=False)
     finally:
         consumer.close()

@@ -141,6 +141,7 @@ class FleetState:
     brokers: list[BrokerState] = field(default_factory=list)
     zookeeper: Process | None = None
     supervisor: Process | None = None
+    secure: bool = False
 
     @property
     def bootstrap(self) -> str:

@@ -12,7 +12,7 @@ import re
 import secrets
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -111,15 +111,28 @@ def add(
     password = sys.stdin.readline().rstrip("\r\n") if password_stdin else _asked()
     if not password or "\0" in password:
         raise CliError("the password must not be empty or contain NUL")
-    new = []
-    for mechanism in map(MECHANISMS.__getitem__, names or MECHANISMS):
-        salt = random_text(secrets.randbits).encode()
-        hashed = salted_password(mechanism, password, salt, iterations)
-        new.append(Upsertion(name, mechanism.code, iterations, salt, hashed))
-    result = _with_store(zookeeper, lambda store: write_users(store, [], new))[name]
-    if result.error is not ErrorCode.NONE:
-        raise CliError(f"user {name}: {result.message}")
+    add_users(zookeeper.connect, {name: password}, names, iterations, zookeeper.security)
     out.done(f"user {name} can log in", {"user": name, "mechanisms": list(names or MECHANISMS)})
+
+
+def add_users(
+    zookeeper: str,
+    passwords: Mapping[str, str],
+    names: Sequence[str] = (),
+    iterations: int = ITERATIONS_MIN,
+    security: ConnectionSecurity | None = None,
+) -> None:
+    """Let the users log in by the mechanisms of those names, by default by all. Raises CliError."""
+    new = []
+    for user, password in passwords.items():
+        for mechanism in map(MECHANISMS.__getitem__, names or MECHANISMS):
+            salt = random_text(secrets.randbits).encode()
+            hashed = salted_password(mechanism, password, salt, iterations)
+            new.append(Upsertion(user, mechanism.code, iterations, salt, hashed))
+    ensemble = _Ensemble(zookeeper, security or ConnectionSecurity())
+    for user, result in _with_store(ensemble, lambda store: write_users(store, [], new)).items():
+        if result.error is not ErrorCode.NONE:
+            raise CliError(f"user {user}: {result.message}")
 
 
 def _asked() -> str:
@@ -143,7 +156,7 @@ def list_users(zookeeper: _Ensemble, out: Output) -> None:
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 @_zookeeper_options
 def remove(name: str, names: tuple[str, ...], yes: bool, zookeeper: _Ensemble, out: Output) -> None:
-    """Remove the credentials of the user NAME: its next login fails. Connections that are logged in stay."""
+    """Remove the credentials of the user NAME: its next login fails, and its connections end."""
     confirm(f"Remove the user {name}?", yes)
 
     async def run(store: ZookeeperStore) -> str | None:
