@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import ssl
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -138,25 +139,37 @@ class Report:
 
 
 async def storm(
-    port: int, source: Iterator[tuple[str, bytes]], report: Report, patience_s: float, workers: int = 48
+    port: int,
+    source: Iterator[tuple[str, bytes]],
+    report: Report,
+    patience_s: float,
+    workers: int = 48,
+    context: ssl.SSLContext | None = None,
 ) -> None:
     """Send all frames over ``workers`` connections at a time, each followed by a request that must be answered.
 
-    ``patience_s`` is how long a whole frame may keep its connection busy before it is left.
+    ``patience_s`` is how long a whole frame may keep its connection busy before it is left. With a ``context`` the
+    connections have TLS.
     """
     probe = m.encode_request(18, 0, PROBE_ID, "probe", m.ApiVersionsRequest(version=0))
     async with asyncio.TaskGroup() as group:
         for _ in range(workers):
-            group.create_task(_worker(port, source, report, probe, patience_s))
+            group.create_task(_worker(port, source, report, probe, patience_s, context))
 
 
 async def _worker(
-    port: int, source: Iterator[tuple[str, bytes]], report: Report, probe: bytes, patience_s: float
+    port: int,
+    source: Iterator[tuple[str, bytes]],
+    report: Report,
+    probe: bytes,
+    patience_s: float,
+    context: ssl.SSLContext | None,
 ) -> None:
+    name = None if context is None else "localhost"
     for kind, frame in source:
         while True:
             try:
-                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname=name)
                 break
             except OSError:
                 report.refused_connections += 1
@@ -173,6 +186,56 @@ async def _worker(
             report.closed += 1
         finally:
             writer.transport.abort()
+
+
+def hellos(hello: bytes, seed: int, count: int) -> Iterator[bytes]:
+    """``count`` hostile beginnings of a handshake, made of a true first message; few are complete."""
+    rng = random.Random(seed)
+    for _ in range(count):
+        data = bytearray(hello)
+        match rng.randrange(8):
+            case 0:
+                yield rng.randbytes(rng.randrange(1, 400))
+            case 1:
+                yield bytes(data[: rng.randrange(1, len(data))])
+            case 2:
+                yield _mutated(data, rng)
+            case 3:
+                yield b"\x16\x03\x01" + rng.randbytes(rng.randrange(2, 3_000))
+            case 4:
+                head = bytes([rng.choice((0x14, 0x15, 0x16, 0x17)), 3, 3])
+                yield bytes(data) + head + (size := rng.randrange(1, 17_000)).to_bytes(2, "big") + rng.randbytes(size)
+            case 5:
+                yield bytes(data) + bytes(data)
+            case 6:
+                data[6:9] = rng.randrange(1 << 24).to_bytes(3, "big")  # the message's length
+                yield bytes(data) + rng.randbytes(rng.randrange(100))
+            case _:
+                yield bytes(data)
+
+
+async def handshake_storm(port: int, source: Iterator[bytes], workers: int = 48) -> int:
+    """Send all over ``workers`` connections at a time, and leave each when it is answered or closed; how many were."""
+    answered = 0
+
+    async def one() -> None:
+        nonlocal answered
+        for data in source:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            try:
+                writer.write(data)
+                async with asyncio.timeout(PARTIAL_S):
+                    await reader.read(4_096)
+                answered += 1
+            except (TimeoutError, OSError):
+                pass
+            finally:
+                writer.transport.abort()
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(workers):
+            group.create_task(one())
+    return answered
 
 
 async def _until_probed(reader: asyncio.StreamReader) -> None:

@@ -18,8 +18,9 @@ import wire.messages as m
 from brokers.api.base import Done
 from brokers.server import tls_handshakes, tls_listeners
 from tests.server.memory import rss_mib
+from tests.support.certificates import replaced
 from tests.support.harness import RunningServer
-from tests.support.tls_listeners import Certificates
+from tests.support.tls_listeners import Certificates, engines, handshakes, hello, waiting
 
 HEARTBEAT = 12
 REQUEST = m.HeartbeatRequest(group_id="g", generation_id=1, member_id="m")
@@ -42,32 +43,10 @@ def server(certificates: Certificates) -> Iterator[RunningServer]:
         running.until(lambda: waiting(running) == 0 and engines(running) == 0, "the end of all handshakes")
 
 
-def handshakes(server: RunningServer) -> tls_handshakes.Handshakes:
-    found = server.server._handshakes
-    assert found is not None
-    return found
-
-
-def waiting(server: RunningServer) -> int:
-    return len(handshakes(server))
-
-
-def engines(server: RunningServer) -> int:
-    return handshakes(server)._engines
-
-
 def raw(server: RunningServer, data: bytes = b"") -> socket.socket:
     sock = socket.create_connection(("127.0.0.1", server.endpoint("SSL").port), timeout=20)
     sock.sendall(data)
     return sock
-
-
-def hello(certificates: Certificates) -> bytes:
-    sent = ssl.MemoryBIO()
-    client = certificates.client().wrap_bio(ssl.MemoryBIO(), sent, server_hostname="localhost")
-    with pytest.raises(ssl.SSLWantReadError):
-        client.do_handshake()
-    return sent.read()
 
 
 def is_served(server: RunningServer, certificates: Certificates) -> bool:
@@ -274,14 +253,6 @@ def test_memory_of_silent_and_half_open_peers(server: RunningServer, certificate
 
 
 # ---- certificates that change
-
-
-def replaced(path: str, text: str) -> None:
-    """As a certificate manager does it."""
-    fresh = Path(path + ".new")
-    fresh.write_text(text)
-    fresh.chmod(0o600)
-    fresh.rename(path)
 
 
 def serial(server: RunningServer, certificates: Certificates) -> int:

@@ -56,3 +56,11 @@ class Authority:
             "-days", str(days), "-extfile", extensions,
         )  # fmt: skip
         return Pair(chain, Path(key).read_text())
+
+
+def replaced(path: str, text: str) -> None:
+    """Write a store as a certificate manager does it: whole, beside the old one first."""
+    fresh = Path(path + ".new")
+    fresh.write_text(text)
+    fresh.chmod(0o600)
+    fresh.rename(path)

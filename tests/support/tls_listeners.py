@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ssl
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from brokers.security.tls_contexts import client_context
 from brokers.security.tls_settings import TlsSettings
+from brokers.server.tls_handshakes import Handshakes
 from brokers.server.tls_listeners import TlsListener
 from tests.support.certificates import Authority
+from tests.support.harness import RunningServer
 
 
 class Certificates:
@@ -40,3 +43,27 @@ class Certificates:
         if version:
             found["ssl.enabled.protocols"] = version
         return client_context(TlsSettings.of(found), time.time()).context
+
+
+def handshakes(server: RunningServer) -> Handshakes:
+    """What has not shaken hands yet."""
+    found = server.server._handshakes
+    assert found is not None
+    return found
+
+
+def waiting(server: RunningServer) -> int:
+    return len(handshakes(server))
+
+
+def engines(server: RunningServer) -> int:
+    return handshakes(server)._engines
+
+
+def hello(certificates: Certificates) -> bytes:
+    """The first message of a client."""
+    sent = ssl.MemoryBIO()
+    client = certificates.client().wrap_bio(ssl.MemoryBIO(), sent, server_hostname="localhost")
+    with suppress(ssl.SSLWantReadError):
+        client.do_handshake()
+    return sent.read()

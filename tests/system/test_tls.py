@@ -20,7 +20,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 
 import wire.messages as m
-from tests.server.test_tls_handshakes import replaced
+from tests.support.certificates import replaced
 from tests.support.fleet import Broker
 from tests.support.harness import Client
 from tests.support.tls_fleet import KINDS, PRINCIPALS, TlsFleet
