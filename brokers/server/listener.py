@@ -26,7 +26,7 @@ from brokers.server.framing import Blocks
 from brokers.server.limits import ByteBudget, ConnectionCaps, QuietLog
 from brokers.server.login import ConnectionLogin, LoginGate
 from brokers.server.purgatory import Purgatory
-from brokers.server.reserve import Reserve
+from brokers.server.reserve import MAX_WAITING, PlainFirstBytes, Reserve
 from brokers.server.tls_connection import TlsConnection
 from brokers.server.tls_handshakes import Handshake, Handshakes, Opened
 from brokers.server.tls_listeners import CertificateWatch, TlsListener
@@ -76,6 +76,7 @@ class Server:
         self._relieving = False
         self.blocks = Blocks()
         self._handshakes: Handshakes | None = None
+        self._beside_caps: dict[int, Handshake] = {}
 
     # -- lifecycle ------------------------------------------------------------------------------------------------
 
@@ -166,7 +167,7 @@ class Server:
         self._dispatcher = Dispatcher(services, self.purgatory, self.budget, self.quiet, handlers, gate=gate)
         self.dispatch = self._dispatcher.dispatch
         self.dispatch_run = self._dispatcher.dispatch_run
-        self._reserve = Reserve(self.loop, self.timers, self._other_brokers)
+        self._reserve = Reserve(self.timers, self._other_brokers)
         self.join_batch = ConnectionBatcher(self.loop, self._dispatcher.dispatch_runs).join_batch
         if self._tls:
             self._begin_tls()
@@ -261,36 +262,76 @@ class Server:
             self.quiet.warning("%s: refused, %s is reached", host, cap)
             sock.close()
 
-        if endpoint.listener in self._tls:  # what it says first cannot be read before a handshake
+        if endpoint.listener in self._tls:
+            self._consider_behind_tls(number, endpoint, sock, host, refuse)
+            return
+        first = PlainFirstBytes(self.loop, sock)
+        self._reserve.consider(
+            number, sock.fileno(), first, lambda: self._begin(number, endpoint, sock, host), refuse
+        )  # fmt: skip
+
+    def _consider_behind_tls(
+        self, number: int, endpoint: Endpoint, sock: socket.socket, host: str, refuse: Callable[[], None]
+    ) -> None:
+        """What it says first cannot be read before a handshake, of which there are a few beside the caps."""
+        if self._handshakes is None or not self._reserve.wanted:
             refuse()
             return
-        self._reserve.consider(number, sock, lambda: self._begin(number, endpoint, sock, host), refuse)
+        if len(self._beside_caps) >= MAX_WAITING:
+            self._handshakes.drop(next(iter(self._beside_caps.values())))
+        peer, tls = Peer(number, endpoint.listener, host), self._tls[endpoint.listener]
+        login = self._login(endpoint)
+
+        def opened(found: Opened) -> None:
+            del self._beside_caps[number]
+            transport = self._transport(sock, peer, tls, found)
+
+            def end() -> None:
+                transport.close()
+                refuse()
+
+            connect = functools.partial(self._connect_tls, sock, peer, login, transport, found)
+            self._reserve.consider(number, sock.fileno(), transport, connect, end)
+
+        def dropped() -> None:
+            del self._beside_caps[number]
+            refuse()
+
+        handshake = self._beside_caps[number] = Handshake(sock, tls, host, opened, dropped)
+        self._handshakes.begin(handshake)
 
     def _begin(self, number: int, endpoint: Endpoint, sock: socket.socket, host: str) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        peer = Peer(number, endpoint.listener, host)
-        listener = self._logins.get(endpoint.listener)
-        login = None if listener is None else ConnectionLogin(listener, self.clock.mono_ms())
+        peer, login = Peer(number, endpoint.listener, host), self._login(endpoint)
         tls = self._tls.get(endpoint.listener)
         if tls is None or self._handshakes is None:
             self._connections[peer.id] = Connection(self, sock, peer, login)
             self.metrics.connections.set(len(self._connections))
             return
-        opened = functools.partial(self._opened, sock, peer, login, tls)
+
+        def opened(found: Opened) -> None:
+            self._connect_tls(sock, peer, login, self._transport(sock, peer, tls, found), found)
+
         self._handshakes.begin(Handshake(sock, tls, host, opened, functools.partial(self._left, peer)))
 
-    def _opened(
-        self, sock: socket.socket, peer: Peer, login: ConnectionLogin | None, tls: TlsListener, opened: Opened
-    ) -> None:
-        """A client has shaken hands; the time for its login has begun when it was accepted."""
+    def _login(self, endpoint: Endpoint) -> ConnectionLogin | None:
+        """What a connection has to do first; its time begins when it is accepted."""
+        listener = self._logins.get(endpoint.listener)
+        return None if listener is None else ConnectionLogin(listener, self.clock.mono_ms())
+
+    def _transport(self, sock: socket.socket, peer: Peer, tls: TlsListener, opened: Opened) -> TlsTransport:
         assert self._handshakes is not None, "it has one less now"
-        if opened.principal is not None:
-            peer = peer._replace(principal=opened.principal)
-        transport = TlsTransport(
+        return TlsTransport(
             self.loop, sock, opened.engine, self._tls_blocks, opened.unsent, self.held,
             functools.partial(self._handshakes.refused, tls, peer.peer_host),
         )  # fmt: skip
+
+    def _connect_tls(
+        self, sock: socket.socket, peer: Peer, login: ConnectionLogin | None, transport: TlsTransport, opened: Opened
+    ) -> None:
+        if opened.principal is not None:
+            peer = peer._replace(principal=opened.principal)
         self._connections[peer.id] = TlsConnection(self, sock, peer, login, transport)
         self.metrics.connections.set(len(self._connections))
 

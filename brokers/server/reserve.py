@@ -3,7 +3,8 @@
 Replication must not stop because clients have taken every connection, also where brokers and clients share a listener
 (Kafka exempts the listener of the brokers among themselves; so do we, if there is one). A broker is known by its first
 request: the client id in its header is that of a registered broker. The server looks at it without taking it out of the
-socket, so an admitted connection begins as any other. What says nothing within two seconds, or something else, goes.
+socket, so an admitted connection begins as any other; where it comes through TLS, it is looked at behind the handshake.
+What says nothing within two seconds, or something else, goes.
 
 Whether a client may name itself a broker is not checked before brokers authenticate; ``inter.broker.listener.name``
 with an address that clients can't reach is what keeps strangers out.
@@ -17,7 +18,7 @@ import re
 import socket
 from collections import Counter
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from brokers.timers import Timer, Timers
 
@@ -31,8 +32,45 @@ _CLIENT_ID_AT = 14
 _BROKER = re.compile(rb"(?:broker|replica)-(\d{1,10})")
 
 
+class FirstBytes(Protocol):
+    """A connection whose first bytes can be looked at."""
+
+    def add_reader(self, fd: int, callback: Callable[[], object]) -> None:
+        """Call back when there is something to look at."""
+        ...
+
+    def remove_reader(self, fd: int) -> object:
+        """Call back no more."""
+        ...
+
+    def peek(self, limit: int) -> bytes:
+        """So many first bytes at most, which stay where they are. Raises OSError, BlockingIOError for none yet."""
+        ...
+
+
+class PlainFirstBytes:
+    """Those of a socket."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, sock: socket.socket) -> None:
+        self._sock = sock
+        self._loop = loop
+
+    def add_reader(self, fd: int, callback: Callable[[], object]) -> None:
+        """Call back when there is something to look at."""
+        self._loop.add_reader(fd, callback)
+
+    def remove_reader(self, fd: int) -> None:
+        """Call back no more."""
+        self._loop.remove_reader(fd)
+
+    def peek(self, limit: int) -> bytes:
+        """So many first bytes at most."""
+        return self._sock.recv(limit, socket.MSG_PEEK)
+
+
 class _Waiting(NamedTuple):
-    sock: socket.socket
+    fd: int
+    first: FirstBytes
     admit: Callable[[], None]
     refuse: Callable[[], None]
     timer: Timer
@@ -41,18 +79,25 @@ class _Waiting(NamedTuple):
 class Reserve:
     """See the module. ``brokers`` gives the ids of the other registered brokers. Loop thread only."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, timers: Timers, brokers: Callable[[], set[int]]) -> None:
-        self._loop = loop
+    def __init__(self, timers: Timers, brokers: Callable[[], set[int]]) -> None:
         self._timers = timers
         self._brokers = brokers
         self._waiting: dict[int, _Waiting] = {}
         self._broker_of: dict[int, int] = {}
         self._used: Counter[int] = Counter()
 
-    def consider(self, number: int, sock: socket.socket, admit: Callable[[], None], refuse: Callable[[], None]) -> None:
+    @property
+    def wanted(self) -> bool:
+        """Whether there are other brokers at all."""
+        return bool(self._brokers())
+
+    def consider(
+        self, number: int, fd: int, first: FirstBytes, admit: Callable[[], None], refuse: Callable[[], None]
+    ) -> None:
         """Wait for the first request on a non-blocking socket, then call one of the two.
 
-        ``number`` names the connection from now on. Of those that wait the one that has waited longest makes room.
+        ``number`` names the connection from now on, ``fd`` is its socket's. Of those that wait the one that has waited
+        longest makes room.
         """
         if not self._brokers():
             refuse()
@@ -60,8 +105,8 @@ class Reserve:
         if len(self._waiting) >= MAX_WAITING:
             self._refuse(next(iter(self._waiting)))
         timer = self._timers.later(PATIENCE_MS, functools.partial(self._refuse, number))
-        self._waiting[number] = _Waiting(sock, admit, refuse, timer)
-        self._loop.add_reader(sock.fileno(), self._look, number)
+        self._waiting[number] = _Waiting(fd, first, admit, refuse, timer)
+        first.add_reader(fd, functools.partial(self._look, number))
 
     def leave(self, number: int) -> bool:
         """A connection is closed; whether it was one from here."""
@@ -78,7 +123,7 @@ class Reserve:
 
     def _look(self, number: int) -> None:
         try:
-            head = self._waiting[number].sock.recv(_HEAD_BYTES, socket.MSG_PEEK)
+            head = self._waiting[number].first.peek(_HEAD_BYTES)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
@@ -97,7 +142,7 @@ class Reserve:
     def _end(self, number: int) -> _Waiting:
         waiting = self._waiting.pop(number)
         waiting.timer.cancel()
-        self._loop.remove_reader(waiting.sock.fileno())
+        waiting.first.remove_reader(waiting.fd)
         return waiting
 
 

@@ -120,7 +120,7 @@ class Handshakes:
         """Drop all, and wait for the workers."""
         self._queue.clear()
         for handshake in list(self._all):
-            self._drop(handshake)
+            self.drop(handshake)
         if self._room_timer is not None:
             self._room_timer.cancel()
         self.workers.shutdown(wait=True, cancel_futures=True)
@@ -148,7 +148,7 @@ class Handshakes:
         except OSError:
             count = 0
         if not count:  # a client that is not content with the certificate often just goes
-            self._drop(handshake)
+            self.drop(handshake)
             return
         self._metrics.bytes_in.value += count
         received += self._block[:count]
@@ -184,7 +184,7 @@ class Handshakes:
 
     def _on_writable(self, handshake: Handshake) -> None:
         if handshake.writing and not self._send(handshake):
-            self._drop(handshake)
+            self.drop(handshake)
 
     # ---- steps
 
@@ -241,7 +241,7 @@ class Handshakes:
         if failure is not None:
             self._fail(handshake, failure)
         elif not self._send(handshake):
-            self._drop(handshake)
+            self.drop(handshake)
         elif done:
             self._leave(handshake)
             self._engine_ended()
@@ -260,7 +260,7 @@ class Handshakes:
                 self._room_timer = self._timers.later(left_ms, self._room_due)
             else:
                 self._metrics.refused.labels("handshakes").inc()
-                self._drop(oldest)  # which takes the next one out of the queue
+                self.drop(oldest)  # which takes the next one out of the queue
 
     def _room_due(self) -> None:
         self._room_timer = None
@@ -274,12 +274,12 @@ class Handshakes:
             handshake.host, HANDSHAKE_MS, handshake.listener.name,
         )  # fmt: skip
         self._metrics.refused.labels("handshake").inc()
-        self._drop(handshake)
+        self.drop(handshake)
 
     def _fail(self, handshake: Handshake, failure: TlsFailure) -> None:
         self._send(handshake)
         self.refused(handshake.listener, handshake.host, failure)
-        self._drop(handshake)
+        self.drop(handshake)
 
     def refused(self, listener: TlsListener, host: str, failure: TlsFailure) -> None:
         """Count and log what ended TLS with a client."""
@@ -292,7 +292,8 @@ class Handshakes:
             host, listener.name, listener.protocol, text,
         )  # fmt: skip
 
-    def _drop(self, handshake: Handshake) -> None:
+    def drop(self, handshake: Handshake) -> None:
+        """Close its connection; no-op if it has ended."""
         if handshake.closed:
             return
         self._leave(handshake)

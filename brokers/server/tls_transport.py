@@ -56,7 +56,7 @@ class TlsTransport:
 
     __slots__ = (
         "_again_queued", "_blocks", "_engine", "_fd", "_left_over", "_loop", "_on_failure", "_on_held", "_on_lost",
-        "_reader", "_sock", "_unread", "_unsent", "_watching", "_writer", "held",
+        "_peeked", "_reader", "_sock", "_unread", "_unsent", "_watching", "_writer", "held",
     )  # fmt: skip
 
     def __init__(
@@ -74,6 +74,7 @@ class TlsTransport:
         self._fd = sock.fileno()
         self._engine = engine
         self._blocks = blocks
+        self._peeked = b""  # decrypted, and looked at
         self._unread = b""  # received, not yet with the engine
         self._unsent = unsent
         self._left_over = True  # requests may have come with the end of the handshake
@@ -150,6 +151,12 @@ class TlsTransport:
     def recv_into(self, buffer: memoryview) -> int:
         """As a socket's, decrypted. Raises BlockingIOError where nothing is there, OSError also where TLS fails."""
         engine = self._engine
+        if self._peeked:
+            count = min(len(buffer), len(self._peeked))
+            buffer[:count] = self._peeked[:count]
+            self._peeked = self._peeked[count:]
+            self._look_again()
+            return count
         try:
             filled = engine.read_into(buffer) if self._left_over else 0
             filled = self._decrypt_into(buffer, filled)
@@ -163,6 +170,15 @@ class TlsTransport:
         if not filled and engine.state is TlsState.OPEN:
             raise BlockingIOError
         return filled
+
+    def peek(self, limit: int) -> bytes:
+        """What is received next, ``limit`` bytes at most, which stay there. Raises as :meth:`recv_into`."""
+        if not self._peeked:
+            buffer = bytearray(limit)
+            count = self.recv_into(memoryview(buffer))
+            self._peeked = bytes(buffer[:count])
+            self._left_over = True
+        return self._peeked
 
     def _decrypt_into(self, buffer: memoryview, filled: int) -> int:
         """Receive, unless something waits, and decrypt as far as there is room; how much of the buffer is filled."""
@@ -228,7 +244,7 @@ class TlsTransport:
         except OSError:
             pass  # the socket takes nothing, or the peer has gone
         self._sock.close()
-        self._unread = self._unsent = b""
+        self._unread = self._unsent = self._peeked = b""
         self._account()
 
     # ---- instead of the sending kernel

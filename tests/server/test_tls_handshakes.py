@@ -17,6 +17,7 @@ import pytest
 import wire.messages as m
 from brokers.api.base import Done
 from brokers.server import tls_handshakes, tls_listeners
+from brokers.server.reserve import CONNECTIONS_PER_BROKER, MAX_WAITING
 from tests.server.memory import rss_mib
 from tests.support.certificates import replaced
 from tests.support.harness import RunningServer
@@ -225,6 +226,45 @@ def test_caps_count_handshakes_and_are_given_back(certificates: Certificates) ->
         assert is_served(server, certificates)
         silent[2].close()
         server.until(lambda: server.server._caps.count == 0, "all places")
+
+
+def named(client_id: str) -> bytes:
+    return m.encode_request(HEARTBEAT, 4, 5, client_id, REQUEST)
+
+
+def test_other_brokers_have_room_beside_the_caps(certificates: Certificates) -> None:
+    context = certificates.client()
+    with RunningServer({HEARTBEAT: beat}, {"max.connections": "1"}, [certificates.listener()]) as server:
+        first = server.client("SSL", context)
+        server.until(lambda: len(server.server) == 1, "the first")
+        with raw(server) as alone:
+            assert everything(alone) == b"", "there is no other broker yet"
+        server.call(lambda: setattr(server.metadata, "brokers", dict.fromkeys((1, 2, 3))))
+        for client_id in ("broker-1", "broker-4", "client"):
+            stranger = server.client("SSL", context)
+            stranger.raw(named(client_id))
+            assert stranger.closed(), client_id
+        silent = [raw(server) for _ in range(MAX_WAITING + 10)]
+        server.until(lambda: server.refused("connections") == 14, "those that waited longest")
+        links = [server.client("SSL", context) for _ in range(CONNECTIONS_PER_BROKER)]
+        for number, link in enumerate(links):
+            link.raw(named("broker-2") + named("broker-2"))
+            for _ in range(2):
+                assert link.frame()[:4] == b"\0\0\0\x05", number
+        more = server.client("SSL", context)
+        more.raw(named("replica-2"))
+        assert more.closed(), "one broker doesn't take the room of the others"
+        for link in links:
+            link.close()
+        server.until(lambda: len(server.server) == 1, "the close")
+        assert server.call(lambda: server.server._caps.count) == 1
+        again = server.client("SSL", context)
+        again.raw(named("replica-3"))
+        assert again.frame()[:4] == b"\0\0\0\x05"
+        for one in silent:
+            one.close()
+        server.until(lambda: waiting(server) == 0, "no handshakes")
+        assert first.ask(REQUEST, 4).error_code == 0
 
 
 def test_a_stop_amid_handshakes(certificates: Certificates) -> None:
