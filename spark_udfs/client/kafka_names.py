@@ -104,8 +104,8 @@ def check_names(settings: Iterable[str]) -> None:
             raise OptionError(f"option {KAFKA_PREFIX}{name} is unknown: no Kafka client has such a setting{hint}")
 
 
-def check_effect(settings: Iterable[str], used: Iterable[str], user: str) -> None:
-    """Warn once of each setting that has no effect on ``user``, for instance "the source".
+def check_effect(settings: Iterable[str], used: Iterable[str], user: str, *, warn: bool = True) -> None:
+    """With ``warn`` log once each setting that has no effect on ``user``, for instance "the source".
 
     Raises OptionError for one of TLS and logins: without it a connection would be less safe than it looks.
     """
@@ -116,7 +116,8 @@ def check_effect(settings: Iterable[str], used: Iterable[str], user: str) -> Non
         if name.startswith(FOR_LOGINS):
             secure = ", ".join(sorted(known for known in effective if known.startswith(FOR_LOGINS)))
             raise OptionError(f"option {KAFKA_PREFIX}{name} is not supported by {user}; supported are {secure}")
-        warn_without_effect(KAFKA_PREFIX + name, user)
+        if warn:
+            warn_without_effect(KAFKA_PREFIX + name, user)
 
 
 def warn_without_effect(option: str, user: str, reason: str = "") -> None:

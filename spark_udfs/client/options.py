@@ -106,8 +106,8 @@ class OptionTable:
         self._listed = ", ".join([*(["kafka.*"] if kafka else []), *sorted(names)])
         self._candidates = [*names, *((KAFKA_PREFIX + name for name in KNOWN) if kafka else ())]
 
-    def parse(self, options: Mapping[str, str]) -> dict[str, Any]:
-        """Every option's value by its documented name. Raises OptionError."""
+    def parse(self, options: Mapping[str, str], *, warn: bool = True) -> dict[str, Any]:
+        """Every option's value by its documented name. ``warn``: log those without effect. Raises OptionError."""
         given = lowered(options)
         for name in options:
             if name.lower() not in self._known and not (self._kafka and name.lower().startswith(KAFKA_PREFIX)):
@@ -117,7 +117,7 @@ class OptionTable:
             if name.lower() in given:
                 raise OptionError(f"option {name} can't be set: {reason}")
         for name, reason in self._ignored.items():
-            if reason and name.lower() in given:
+            if warn and reason and name.lower() in given:
                 warn_without_effect(name, self._user, reason)
         return {option.name: option.of(given) for option in self._options}
 

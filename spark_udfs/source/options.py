@@ -82,10 +82,13 @@ class ReadOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, streaming: bool | None) -> ReadOptions:
-        """Raises OptionError, which names the option and what is allowed. ``streaming`` of None: not known yet."""
-        values = _TABLE.parse(options)
+        """Raises OptionError, which names the option and what is allowed.
+
+        ``streaming`` of None: not known yet, and the options are read once more later, which says what has no effect.
+        """
+        values = _TABLE.parse(options, warn=streaming is not None)
         kafka = kafka_settings(options)
-        check_effect(kafka, _USED, _SOURCE)
+        check_effect(kafka, _USED, _SOURCE, warn=streaming is not None)
         chosen = [name for name in STRATEGIES if values[name] is not None]
         if len(chosen) != 1:
             raise OptionError("exactly one of the options assign, subscribe, subscribePattern is required")
