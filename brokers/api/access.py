@@ -256,6 +256,34 @@ class Access:
         return tuple(one for one in every if self.allows(client, one, resource, name, logged=False))
 
 
+class OpenAccess(Access):
+    """Without an authorizer, where brokers log in at each other: what only brokers do is for their principals alone.
+
+    Everything else is allowed, and costs what it costs with :class:`Access`: the handlers of data ask it nothing.
+    """
+
+    __slots__ = ("_brokers",)
+
+    def __init__(self, brokers: frozenset[str], decisions: DecisionLog) -> None:
+        super().__init__(None, decisions)
+        self._brokers = brokers
+
+    def allows(
+        self, client: Client, operation: AclOperation, resource: ResourceType, name: str, logged: bool = True
+    ) -> bool:
+        """Whether the client may do the operation: all but ClusterAction, unless it is a broker."""
+        if operation is not CLUSTER_ACTION or client.connection.principal in self._brokers:
+            return True
+        if logged and self.decisions is not None:
+            self.decisions.note(client, operation, resource, name, allowed=False)
+        return False
+
+    def operations(self, client: Client, resource: ResourceType, name: str) -> tuple[AclOperation, ...]:
+        """All that the client may do on that resource."""
+        every = OPERATIONS_OF[resource]
+        return tuple(one for one in every if self.allows(client, one, resource, name, logged=False))
+
+
 def bits(operations: tuple[AclOperation, ...]) -> set[int]:
     """The operations as the message library takes a bit field."""
     return {int(operation) for operation in operations}

@@ -10,13 +10,14 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from brokers.api.access import Access, Client, Login
+from brokers.api.access import Access, Client, Login, OpenAccess
 from brokers.metadata.acl_cache import AclCache
 from brokers.security.acl_rules import AclRules, Question
 from brokers.security.acls import CLUSTER_NAME, AclImage, AclOperation, ResourceType
 from brokers.security.audit import LOGGER, Decision, authorizer_line
 from brokers.security.authorizer_settings import (
     AuthorizerSettings,
+    broker_principals,
     cannot_replicate,
     inter_broker_principal,
     without_authorizer,
@@ -116,7 +117,9 @@ class Authorization:
         self._hosts = [host_as_acls_have_it(address) for address in addresses] or [""]
         self._may_replicate = True
         self._started = False
-        settings = AuthorizerSettings.of(config)
+        settings, brokers = AuthorizerSettings.of(config), broker_principals(config)
+        if settings is None and brokers:
+            self.access = OpenAccess(brokers, AuthorizerLog(now_ms))
         if settings is not None:
             rules = AclRules(
                 AclImage(), settings.super_users, settings.allow_if_no_acl, audited=config.audit_enable

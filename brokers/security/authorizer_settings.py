@@ -34,6 +34,8 @@ def without_authorizer(config: BrokerConfig) -> str | None:
     """A warning about settings that need an authorizer where there is none, as Kafka starts with them; None: none."""
     given = dict(config.given)
     found = [name for name in ("super.users", "allow.everyone.if.no.acl.found") if given.get(name, "").strip()]
+    if broker_principals(config) and "super.users" in found:
+        found.remove("super.users")
     if not found or AuthorizerSettings.of(config) is not None:
         return None
     return (
@@ -49,6 +51,18 @@ def inter_broker_principal(config: BrokerConfig) -> str:
     """
     own = login_settings(config).own
     return str(ANONYMOUS if own is None else Principal(USER, own.user))
+
+
+def broker_principals(config: BrokerConfig) -> frozenset[str]:
+    """Without an authorizer: the principals that may do what brokers do; empty where brokers don't log in.
+
+    They are this broker's own one, and those of super.users: brokers that log in as another one are named there.
+    Raises ConfigError.
+    """
+    own = login_settings(config).own
+    if own is None:
+        return frozenset()
+    return parse_super_users(dict(config.given).get("super.users", "")) | {str(Principal(USER, own.user))}
 
 
 def cannot_replicate(principal: str) -> str:

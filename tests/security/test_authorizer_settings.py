@@ -5,7 +5,12 @@ from __future__ import annotations
 import pytest
 
 from brokers.config import BrokerConfig, load_config
-from brokers.security.authorizer_settings import AuthorizerSettings, cannot_replicate, without_authorizer
+from brokers.security.authorizer_settings import (
+    AuthorizerSettings,
+    broker_principals,
+    cannot_replicate,
+    without_authorizer,
+)
 from brokers.security.hosts import host_as_acls_have_it
 
 ON = "authorizer.class.name=kafka.security.authorizer.AclAuthorizer\n"
@@ -35,6 +40,26 @@ def test_what_has_no_effect_is_said() -> None:
     said = without_authorizer(config("super.users=User:a\nallow.everyone.if.no.acl.found=true\n"))
     assert said is not None
     assert "super.users and allow.everyone.if.no.acl.found have no effect without authorizer.class.name" in said
+
+
+SASL = """broker.id=1
+zookeeper.connect=z:1
+log.dirs=/d
+listeners=IN://127.0.0.1:2
+listener.security.protocol.map=IN:SASL_PLAINTEXT
+sasl.enabled.mechanisms=SCRAM-SHA-256
+sasl.mechanism.inter.broker.protocol=SCRAM-SHA-256
+listener.name.in.scram-sha-256.sasl.jaas.config=org.apache.kafka.common.security.scram.ScramLoginModule required \
+ username="broker-1" password="p";
+"""
+
+
+def test_which_principals_are_brokers_without_an_authorizer() -> None:
+    assert broker_principals(config("super.users=User:a\n")) == frozenset()
+    assert broker_principals(load_config(SASL, "f")) == {"User:broker-1"}
+    several = load_config(SASL + "super.users=User:broker-2;User:broker-3\n", "f")
+    assert broker_principals(several) == {"User:broker-1", "User:broker-2", "User:broker-3"}
+    assert without_authorizer(several) is None
 
 
 def test_what_to_do_for_brokers_that_cannot_replicate() -> None:

@@ -267,6 +267,43 @@ def test_brokers_replicate_beyond_their_sessions_and_a_kill(fleet: Fleet) -> Non
     assert "no connection to broker" not in log
 
 
+def test_what_only_brokers_do_is_for_their_user_alone(fleet: Fleet) -> None:
+    """Without an authorizer, too: a client that has logged in does not fetch as a replica, nor stop a broker."""
+    client = admin(fleet)
+    client.create_topics([NewTopic("replicated", 1, 3)])["replicated"].result(30)
+    fetch = messages.request_class(1)
+    asked = fetch.FetchTopic.FetchPartition(
+        version=12, partition=0, current_leader_epoch=-1, fetch_offset=0, last_fetched_epoch=-1, log_start_offset=-1,
+        partition_max_bytes=1024,
+    )  # fmt: skip
+    topic = fetch.FetchTopic(version=12, topic="replicated", partitions=[asked])
+
+    def codes_of(user: str, password: str) -> list[int]:
+        found: list[int] = []
+        with contextlib.closing(RawLogin(fleet.brokers[0].port)) as raw:
+            assert raw.scram(user, password) == ErrorCode.NONE
+            for replica_id in (-1, 2):
+                raw.send(1, 12, fetch(
+                    version=12, replica_id=replica_id, max_wait_ms=0, min_bytes=0, max_bytes=1024, isolation_level=0,
+                    session_id=0, session_epoch=-1, topics=[topic], forgotten_topics_data=[], rack_id="",
+                ))  # fmt: skip
+                answer = raw.answer(1, 12)
+                found.append(answer.error_code or answer.responses[0].partitions[0].error_code)
+            raw.send(7, 3, messages.request_class(7)(version=3, broker_id=99, broker_epoch=1))
+            found.append(raw.answer(7, 3).error_code)
+            raw.send(12000, 0, messages.request_class(12000)(version=0, topics=[]))
+            found.append(raw.answer(12000, 0).error_code)
+        return found
+
+    of_cluster = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+    of_client = codes_of(USER, PASSWORD)
+    assert of_client[1:] == [ErrorCode.TOPIC_AUTHORIZATION_FAILED, of_cluster, of_cluster]
+    assert of_client[0] in {ErrorCode.NONE, ErrorCode.NOT_LEADER_OR_FOLLOWER}
+    refusals = {*of_client[1:]}
+    assert not refusals & {*codes_of(BROKER_USER, BROKER_PASSWORD)}
+    assert "Principal = User:alice is Denied Operation = ClusterAction" in fleet.brokers[0].log_file.read_text()
+
+
 def test_names_that_zookeeper_cannot_store_are_refused_and_the_rest_is_done(fleet: Fleet) -> None:
     request = messages.request_class(51)
     upsertions = [
