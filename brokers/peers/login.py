@@ -20,6 +20,8 @@ AUTHENTICATE_VERSION: Final = 2
 RENEWED_AT: Final = 0.8
 """The part of a session after which new calls go over a new connection; those under way have the rest to end."""
 
+_SHOWN_CHARACTERS: Final = 200
+
 _Exchange = Callable[[bytes], Awaitable[bytes]]
 
 
@@ -43,7 +45,7 @@ async def log_in(
         request = messages.request_class(SASL_AUTHENTICATE)(version=AUTHENTICATE_VERSION, auth_bytes=token)
         answer = await call(SASL_AUTHENTICATE, AUTHENTICATE_VERSION, request)
         if answer.error_code:
-            raise AuthenticationFailed(answer.error_message or f"error {answer.error_code}")
+            raise AuthenticationFailed(f"error {answer.error_code}, {_shown(answer.error_message or '')}")
         lifetime_ms = answer.session_lifetime_ms
         return bytes(answer.auth_bytes)
 
@@ -51,7 +53,8 @@ async def log_in(
     try:
         answer = await call(SASL_HANDSHAKE, HANDSHAKE_VERSION, handshake)
         if answer.error_code:
-            raise AuthenticationFailed(f"its listener has {', '.join(answer.mechanisms)}, not {login.mechanism}")
+            listed = _shown(", ".join(answer.mechanisms))
+            raise AuthenticationFailed(f"its listener has {listed}, not {login.mechanism}")
         await _authenticate(login, exchange, nonce)
     except AuthenticationFailed as refusal:
         reason = f"the login of user {login.user} by {login.mechanism} failed: {refusal}"
@@ -61,6 +64,11 @@ async def log_in(
         link.close("the login was given up")
         raise
     return lifetime_ms / 1000 * RENEWED_AT if lifetime_ms > 0 else None
+
+
+def _shown(text: str) -> str:
+    """What the other side says, in a line of the log: bounded and escaped."""
+    return repr(text[:_SHOWN_CHARACTERS])
 
 
 async def _authenticate(login: ClientLogin, exchange: _Exchange, nonce: Callable[[], str]) -> None:

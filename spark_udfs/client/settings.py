@@ -52,6 +52,8 @@ DRIVER_NAMES = CLIENT_NAMES | {
 }
 """Those that have an effect on the producer of driver mode. Logins: its driver uses both libraries."""
 
+_JAAS_ESCAPE = re.compile(r"\\([0-3][0-7]{2}|[0-7]{1,2}|.)")
+_JAAS_CONTROLS = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
 _TIME_MS = whole_number()
 _POSITIVE = whole_number(1, INT64_MAX)
 _CONNECTION_PREFIXES = (
@@ -73,15 +75,22 @@ def kafka_settings(options: Mapping[str, str]) -> dict[str, str]:
     jaas = settings.pop("sasl.jaas.config", None)
     if jaas is not None:
         for field in ("username", "password"):
-            found = re.search(rf"\b{field}\s*=\s*(?:\"([^\"]*)\"|'([^']*)')", jaas)
+            found = re.search(rf"\b{field}\s*=\s*(?:\"((?:[^\"\\]|\\.)*)\"|'((?:[^'\\]|\\.)*)')", jaas)
             if found is None:
                 raise OptionError(f"option kafka.sasl.jaas.config has no {field}")
-            settings.setdefault(f"sasl.{field}", found.group(1) if found.group(1) is not None else found.group(2))
+            quoted = found.group(1) if found.group(1) is not None else found.group(2)
+            settings.setdefault(f"sasl.{field}", _JAAS_ESCAPE.sub(_jaas_character, quoted))
     if settings.pop("ssl.truststore.type", "PEM").upper() != "PEM":
         raise OptionError("option kafka.ssl.truststore.type: only PEM can be read; export the certificates as PEM")
     if "ssl.truststore.location" in settings:
         settings.setdefault("ssl.ca.location", settings.pop("ssl.truststore.location"))
     return settings
+
+
+def _jaas_character(escape: re.Match[str]) -> str:
+    """What stands for a backslash and what follows it in a JAAS line: as Java's tokenizer has it."""
+    code = escape[1]
+    return chr(int(code, 8)) if code[0] in "01234567" else _JAAS_CONTROLS.get(code, code)
 
 
 def librdkafka_settings(settings: Mapping[str, str]) -> dict[str, str]:

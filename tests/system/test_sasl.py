@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 import struct
 import subprocess
@@ -154,6 +155,18 @@ def test_a_request_in_the_middle_of_a_login_is_illegal(fleet: Fleet) -> None:
     raw.send(12, 4, messages.request_class(12)(version=4, group_id="g", generation_id=1, member_id="m"))
     assert raw.answer(12, 4).error_code == ErrorCode.ILLEGAL_SASL_STATE
     assert raw.closed_within(5) < 2
+
+
+def test_what_a_client_calls_a_mechanism_is_bounded_and_escaped_in_the_log(fleet: Fleet) -> None:
+    with contextlib.closing(RawLogin(fleet.brokers[0].port)) as raw:
+        answer = raw.handshake("FORGED\n2026-01-01 00:00:00,000 INFO forged \x1b[2J" + "x" * 20_000)
+        assert answer.error_code == ErrorCode.UNSUPPORTED_SASL_MECHANISM
+    log = fleet.brokers[0].log_file
+    text = eventually(log.read_text, "the refusal in the log", good=lambda found: "FORGED" in found)
+    (line,) = [one for one in text.splitlines() if "FORGED" in one]
+    assert r"FORGED\n2026" in line
+    assert "\x1b" not in line
+    assert len(line) < 400
 
 
 def test_an_unknown_mechanism_is_told_which_there_are(fleet: Fleet) -> None:

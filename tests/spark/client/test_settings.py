@@ -61,3 +61,16 @@ def test_the_buffer_is_counted_in_bytes_by_java_and_in_kib_by_librdkafka() -> No
 def test_a_consumer_gets_no_settings_of_a_producer() -> None:
     connection = {"bootstrap.servers": "a:1", "ssl.ca.location": "/ca", "enable.ssl.certificate.verification": "false"}
     assert connection_settings({**connection, "linger.ms": "5", "compression.type": "lz4"}) == connection
+
+
+@pytest.mark.parametrize(
+    ("quoted", "password"),
+    [
+        (r'"p\"q"', 'p"q'), (r'"p\\"', "p\\"), (r"'p\'q'", "p'q"), (r'"p\tq\101\7;"', "p\tqA\x07;"), (r'"p\q"', "pq"),
+        (r'"\\\""', '\\"'),
+    ],
+)  # fmt: skip
+def test_escapes_in_a_jaas_line(quoted: str, password: str) -> None:
+    line = f'org.x.PlainLoginModule required username="me" password={quoted};'
+    settings = kafka_settings({"kafka.bootstrap.servers": "a:1", "kafka.sasl.jaas.config": line})
+    assert settings["sasl.password"] == password
