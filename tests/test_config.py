@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from brokers.config import BROKER_SETTINGS, TOPIC_SETTINGS, BrokerConfig, ConfigError, TopicConfig, load_config
+from brokers.inert_settings import OIDC_SETTINGS
 from brokers.metadata.cache import effective_config
 from brokers.setting_kinds import SettingType, without_effect
 
@@ -15,6 +16,21 @@ def test_a_minimal_file_listens_on_the_loopback_only() -> None:
     config = load_config(MINIMAL, "f")
     (endpoint,) = config.advertised_endpoints()
     assert (endpoint.listener, endpoint.host, endpoint.port) == ("PLAINTEXT", "127.0.0.1", 9092)
+
+
+def test_values_are_texts_and_nothing_is_looked_up_for_them() -> None:
+    """CVE-2024-31141: with Kafka's config providers a setting could read files and the environment."""
+    text = MINIMAL + "config.providers=file\nconfig.providers.file.class=x.FileConfigProvider\n"
+    with pytest.raises(ConfigError, match=r"config\.providers='file': is no setting of a broker"):
+        load_config(text, "f")
+    config = load_config(MINIMAL + "broker.rack=${file:/etc/passwd:root}\nlog.dirs=${env:HOME}\n", "f")
+    assert (config.broker_rack, config.log_dirs) == ("${file:/etc/passwd:root}", ("${env:HOME}",))
+
+
+def test_where_the_keys_of_an_issuer_are_is_for_operators_alone() -> None:
+    """CVE-2025-27817: an address that a client may set would be fetched by the broker, or a file read."""
+    assert OIDC_SETTINGS
+    assert [name for name in sorted(OIDC_SETTINGS) if BROKER_SETTINGS[name].live] == []
 
 
 def test_later_sources_win() -> None:

@@ -70,13 +70,13 @@ def fetch_keys(url: str) -> bytes:
         if answer.status != http.client.OK:
             raise OSError(f"it answers {answer.status} {answer.reason[:100]!r}")
         document = answer.read(DOCUMENT_BYTES_MAX + 1)
+    except OSError as error:  # also what is wrong with a certificate, which is a ValueError, too
+        if time.monotonic() < deadline:
+            raise OSError(str(error)) from None
+        raise _late() from None
     except (http.client.HTTPException, ValueError) as error:
         if time.monotonic() < deadline:
             raise OSError(f"it answers no HTTP: {type(error).__name__}") from None
-        raise _late() from None
-    except OSError as error:
-        if time.monotonic() < deadline:
-            raise OSError(str(error)) from None
         raise _late() from None
     finally:
         if ends is not None:

@@ -387,6 +387,25 @@ def test_a_transactional_batch_needs_an_id_in_the_request(tmp_path: Path) -> Non
     play(scenario)
 
 
+@pytest.mark.parametrize("version", [version for key, version in EVERY_VERSION if key == 1])
+def test_a_replicas_fetch_needs_its_own_right_at_every_version(tmp_path: Path, version: int) -> None:
+    """CVE-2018-1288: from version 15 on the replica's id is a tagged field. A consumer's right is not enough."""
+
+    async def scenario() -> None:
+        broker = await Guarded(tmp_path).furnished()
+        broker.rules.allowed = {Need(READ, TOPIC)}
+        request = request_of(broker, 1, version, replica_id=2)
+        if version >= 15:
+            state = m.request_class(1)._struct.fields["replica_state"].data_class
+            request.replica_state = state(version=version, replica_id=2, replica_epoch=1)
+        found = await answer(broker, 1, version, request)
+        assert Need(CLUSTER_ACTION, CLUSTER) in broker.rules.asked
+        assert set(codes(found)) == {ErrorCode.TOPIC_AUTHORIZATION_FAILED}
+        await broker.stop()
+
+    play(scenario)
+
+
 def test_a_session_heeds_rights_that_change(tmp_path: Path) -> None:
     """A topic stays in a fetch session; each fetch asks anew."""
 

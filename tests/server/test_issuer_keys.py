@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from brokers.security.oidc_settings import OidcSettings
 from brokers.security.token_claims import TokenRules
 from brokers.server import issuer_keys
 from brokers.server.issuer_keys import IssuerKeys, KeysUnavailable, fetch_keys
+from tests.support.certificates import Authority
 from tests.support.issuer import AUDIENCE, Issuer, public_document, signed
 
 
@@ -187,6 +189,25 @@ def test_keys_in_a_file(tmp_path: Path, issuer: Issuer) -> None:
     path.write_bytes(b" " * (issuer_keys.DOCUMENT_BYTES_MAX + 1))
     with pytest.raises(OSError, match="more than"):
         fetch_keys(path.as_uri())
+
+
+def test_https_of_an_authority_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trusted by SSL_CERT_FILE, for the name that it certifies; else not."""
+    authority = Authority(tmp_path, "authority")
+    with_tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    with_tls.load_cert_chain(authority.pair("/CN=issuer").store(tmp_path / "issuer.pem"))
+    secured = Issuer(tls=with_tls)
+    try:
+        assert secured.url.startswith("https://127.0.0.1:")
+        with pytest.raises(OSError, match="CERTIFICATE_VERIFY_FAILED"):
+            fetch_keys(f"{secured.url}/keys")
+        monkeypatch.setenv("SSL_CERT_FILE", authority.file)
+        assert fetch_keys(f"{secured.url}/keys") == secured.document
+        with_tls.load_cert_chain(authority.pair("/CN=b", names="DNS:elsewhere").store(tmp_path / "elsewhere.pem"))
+        with pytest.raises(OSError, match="CERTIFICATE_VERIFY_FAILED"):
+            fetch_keys(f"{secured.url}/keys")
+    finally:
+        secured.close()
 
 
 def test_no_proxy_of_the_environment(issuer: Issuer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import ssl
 import threading
 import time
 from collections.abc import Mapping
@@ -53,7 +54,8 @@ def public_document(*keys: Any) -> bytes:
 class Issuer:
     """Serves until :meth:`close`. ``document`` and ``status`` may be set to what an issuer should not serve."""
 
-    def __init__(self, algorithm: str = "RS256") -> None:
+    def __init__(self, algorithm: str = "RS256", tls: ssl.SSLContext | None = None) -> None:
+        self.scheme = "http" if tls is None else "https"
         self.algorithm = algorithm
         self.fetches = 0
         self.status = 200
@@ -62,12 +64,14 @@ class Issuer:
         self.key = key_for(algorithm, "key-1")
         self.document = public_document(self.key)
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        if tls is not None:
+            self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
         self._thread.start()
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_address[1]}"
+        return f"{self.scheme}://127.0.0.1:{self._server.server_address[1]}"
 
     def rotate(self, key_id: str) -> None:
         """Sign by a new key from now on, and publish only that one."""

@@ -199,6 +199,8 @@ def test_what_kafkas_own_tool_writes_is_followed(fleet: Fleet) -> None:
 
 
 def test_a_session_ends_unless_it_is_renewed(fleet: Fleet) -> None:
+    users(fleet, "add", "erin", "--password-stdin", password="of-erin")
+    all_within(fleet, "erin", "of-erin", expected=True)
     port = fleet.brokers[0].port
     renewing, expiring, changing = (RawLogin(port) for _ in range(3))
     for raw in (renewing, expiring, changing):
@@ -208,8 +210,6 @@ def test_a_session_ends_unless_it_is_renewed(fleet: Fleet) -> None:
     time.sleep(REAUTH_MS / 2000)
     assert renewing.scram(USER, PASSWORD) == ErrorCode.NONE
     assert renewing.metadata()
-    users(fleet, "add", "erin", "--password-stdin", password="of-erin")
-    all_within(fleet, "erin", "of-erin", expected=True)
     assert changing.scram("erin", "of-erin") == ErrorCode.SASL_AUTHENTICATION_FAILED
     time.sleep(REAUTH_MS / 2000 + 0.2)
     assert renewing.metadata()
