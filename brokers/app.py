@@ -31,6 +31,7 @@ from brokers.peers.calls import Peers
 from brokers.security.audit_settings import audit_settings
 from brokers.security.listener_logins import LoginSettings, login_settings
 from brokers.security.listener_tls import ignored_client_auth, listener_tls
+from brokers.security.peer_tls import inter_broker_contexts
 from brokers.security.sasl import SaslListener
 from brokers.security.scram import random_text
 from brokers.security.zookeeper_settings import ZookeeperSettings
@@ -127,6 +128,7 @@ class Broker:
         """Start in the order of the module's docstring; raises StartError."""
         logins = login_settings(self.config)
         self._tls = tls_listeners(self.config, self._clock)
+        peer_contexts = inter_broker_contexts(self.config, time.time)
         unasked = ignored_client_auth(self.config)
         if unasked is not None:
             logger.warning("%s", unasked)
@@ -150,7 +152,7 @@ class Broker:
             store=self._store,
             previous_session=previous_session,
             connect_peers=lambda metadata, timers, client_id: Peers(
-                metadata, timers, listener, client_id, logins.own, new_nonce
+                metadata, timers, listener, client_id, logins.own, new_nonce, peer_contexts
             ),
             new_cluster_id=new_cluster_id,
             host=socket.gethostname(),
@@ -296,7 +298,12 @@ def check_start(config: BrokerConfig) -> None:
     """
     wrong = []
     runs = False
-    for check in (login_settings, audit_settings, lambda config: tls_listeners(config, SystemClock())):
+    for check in (
+        login_settings,
+        audit_settings,
+        lambda one: tls_listeners(one, SystemClock()),
+        lambda one: inter_broker_contexts(one, time.time),
+    ):
         try:
             check(config)
         except ConfigError as error:

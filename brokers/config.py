@@ -596,18 +596,6 @@ def _check_listeners(config: BrokerConfig) -> None:
         raise ConfigError(
             "inter.broker.listener.name", config.inter_broker_listener_name, f"must be one of {', '.join(names)}"
         )
-    _check_inter_broker_tls(config, endpoints)
-
-
-def _check_inter_broker_tls(config: BrokerConfig, endpoints: tuple[Endpoint, ...]) -> None:
-    inside = config.inter_broker_listener()
-    protocol = next(endpoint.security_protocol for endpoint in endpoints if endpoint.listener == inside)
-    if protocol in TLS_PROTOCOLS:
-        raise ConfigError(
-            "inter.broker.listener.name", config.inter_broker_listener_name,
-            f"brokers use listener {inside}, whose security protocol is {protocol}, and do not speak TLS among "
-            "themselves in this release: name one with PLAINTEXT or SASL_PLAINTEXT, in a closed network",
-        )  # fmt: skip
 
 
 def _check_inter_broker_protocol(config: BrokerConfig) -> None:

@@ -57,7 +57,6 @@ def test_the_file_format_is_javas() -> None:
         ("broker.id=2", r"f:3: broker.id='2': stands twice, first at f:1"),
         ("no equals sign", r"f:3: .*must be name=value"),
         ("listeners=127.0.0.1:9092", r"must be NAME://host:port"),
-        ("listeners=SSL://127.0.0.1:9092", r"listener SSL, whose security protocol is SSL, and do not speak TLS among"),
         ("listeners=A://h:1,A://h:2\nlistener.security.protocol.map=A:PLAINTEXT", r"must name each listener once"),
         ("advertised.listeners=PLAINTEXT://0.0.0.0:9092", r"no client can connect to that"),
         ("listeners=PLAINTEXT://0.0.0.0:9092", r"no client can connect to that"),

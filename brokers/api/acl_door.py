@@ -117,10 +117,12 @@ class Authorization:
         self._hosts = [host_as_acls_have_it(address) for address in addresses] or [""]
         self._may_replicate = True
         self._started = False
+        self._principal = ""
         settings, brokers = AuthorizerSettings.of(config), broker_principals(config)
         if settings is None and brokers:
             self.access = OpenAccess(brokers, AuthorizerLog(now_ms))
         if settings is not None:
+            self._principal = inter_broker_principal(config)
             rules = AclRules(
                 AclImage(), settings.super_users, settings.allow_if_no_acl, audited=config.audit_enable
             )  # fmt: skip
@@ -136,7 +138,7 @@ class Authorization:
             return
         await self.acls.start()
         if not self._may_replicate:
-            raise CannotReplicate(cannot_replicate(inter_broker_principal(self._config)))
+            raise CannotReplicate(cannot_replicate(self._principal))
         self._started = True
         log.info("requests are authorized by %d ACLs", sum(map(len, self.acls.image.entries.values())))
 
@@ -148,10 +150,10 @@ class Authorization:
     def _acls_changed(self) -> None:
         """Say it where the brokers cannot replicate any more, before partitions fall behind."""
         assert self.acls is not None, "its caller"
-        rules, principal, before = self.acls.rules, inter_broker_principal(self._config), self._may_replicate
+        rules, before = self.acls.rules, self._may_replicate
         self._may_replicate = any(
-            rules.allows(principal, host, AclOperation.CLUSTER_ACTION, ResourceType.CLUSTER, CLUSTER_NAME)
+            rules.allows(self._principal, host, AclOperation.CLUSTER_ACTION, ResourceType.CLUSTER, CLUSTER_NAME)
             for host in self._hosts
         )
         if self._started and before and not self._may_replicate:
-            log.error("%s", cannot_replicate(principal))
+            log.error("%s", cannot_replicate(self._principal))

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from brokers.config import BrokerConfig
 from brokers.security.listener_logins import login_settings
+from brokers.security.peer_tls import certificate_principal
 from brokers.security.principals import ANONYMOUS, USER, Principal, parse_super_users
 
 
@@ -45,12 +46,14 @@ def without_authorizer(config: BrokerConfig) -> str | None:
 
 
 def inter_broker_principal(config: BrokerConfig) -> str:
-    """The principal with which this broker connects to the others: without a login, that of all clients.
+    """The principal with which this broker connects to the others: without login and certificate, that of all clients.
 
-    Raises ConfigError.
+    Reads the certificate, if they ask for it. Raises ConfigError.
     """
     own = login_settings(config).own
-    return str(ANONYMOUS if own is None else Principal(USER, own.user))
+    if own is not None:
+        return str(Principal(USER, own.user))
+    return str(certificate_principal(config) or ANONYMOUS)
 
 
 def broker_principals(config: BrokerConfig) -> frozenset[str]:

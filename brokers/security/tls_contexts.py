@@ -114,6 +114,14 @@ def _load_own(
     return facts[0], _warnings(settings, store)
 
 
+def own_subject(settings: TlsSettings) -> str:
+    """The subject of the own certificate as it is on disk now. Raises ConfigError."""
+    if settings.keystore is None:
+        raise settings.error("ssl.keystore.location", "", "there is no certificate: name one")
+    chain, _ = _own_pair(settings, settings.keystore)
+    return _facts(settings, settings.keystore, chain[0]).subject
+
+
 def _own_pair(settings: TlsSettings, store: CertificateStore) -> tuple[list[bytes], PrivateKeyPem]:
     chain, keys = _content(settings, store)
     if not chain:

@@ -323,7 +323,6 @@ def test_a_bad_pair_is_refused_and_named(fleet: TlsFleet) -> None:
         ("ssl.keystore.location=/nowhere.pem\n", "ssl.keystore.location='/nowhere.pem': cannot be read"),
         ("ssl.keystore.type=JKS\n", "ssl.keystore.type='JKS': Java keystores"),
         ("listener.name.both.ssl.keystore.key=x\n", "listener.name.both.ssl.keystore.key"),
-        ("inter.broker.listener.name=ONEWAY\n", "do not speak TLS among themselves in this release"),
     ],
 )
 def test_half_of_tls_ends_the_start(fleet: TlsFleet, tmp_path: Path, more: str, message: str) -> None:
