@@ -20,6 +20,7 @@ from kafka.net.selector import NetworkSelector
 
 from spark_udfs.client.failures import ClientError
 from spark_udfs.client.logins import REFUSALS, Connections
+from spark_udfs.client.tls import with_context
 from wire.errors import ErrorCode
 from wire.messages import FetchRequest, ListOffsetsRequest, MetadataRequest
 from wire.types import TopicPartition
@@ -78,7 +79,7 @@ class Client:
     """Blocking calls to the brokers. A call retries retryable errors until ``timeout_ms`` has passed: ClientError."""
 
     def __init__(self, settings: Mapping[str, Any], timeout_ms: int = _DEFAULT_API_TIMEOUT_MS) -> None:
-        configs = {"client_id": "fleetlog-spark", "request_timeout_ms": 30_000, **settings}
+        configs = {"client_id": "fleetlog-spark", "request_timeout_ms": 30_000, **with_context(dict(settings))}
         # The library's bound on a frame is 1 MB, below what one fetch may bring.
         configs["receive_message_max_bytes"] = 2**31 - 1
         # Callers bound what they have in flight; the library refuses the sixth request at once.

@@ -13,6 +13,7 @@ from typing import Any
 from spark_udfs.client.failures import OptionError
 from spark_udfs.client.kafka_names import FOR_LOGINS, KAFKA_PREFIX, LIBRDKAFKA, check_names
 from spark_udfs.client.options import INT64_MAX, lowered, whole_number
+from spark_udfs.client.tls import CA_PEM, CERTIFICATE_PEM, KEY_PEM, take_java_stores
 
 # Java's name -> librdkafka's, where they differ.
 _LIBRDKAFKA_NAMES = {
@@ -36,6 +37,12 @@ _KAFKA_PYTHON_KEYWORDS: dict[str, tuple[str, type]] = {
     "ssl.certificate.location": ("ssl_certfile", str),
     "ssl.key.location": ("ssl_keyfile", str),
     "ssl.key.password": ("ssl_password", str),
+    "ssl.truststore.certificates": (CA_PEM, str),
+    "ssl.keystore.certificate.chain": (CERTIFICATE_PEM, str),
+    "ssl.keystore.key": (KEY_PEM, str),
+    "ssl.ca.pem": (CA_PEM, str),
+    "ssl.certificate.pem": (CERTIFICATE_PEM, str),
+    "ssl.key.pem": (KEY_PEM, str),
     "request.timeout.ms": ("request_timeout_ms", int),
     "reconnect.backoff.ms": ("reconnect_backoff_ms", int),
     "reconnect.backoff.max.ms": ("reconnect_backoff_max_ms", int),
@@ -80,10 +87,7 @@ def kafka_settings(options: Mapping[str, str]) -> dict[str, str]:
                 raise OptionError(f"option kafka.sasl.jaas.config has no {field}")
             quoted = found.group(1) if found.group(1) is not None else found.group(2)
             settings.setdefault(f"sasl.{field}", _JAAS_ESCAPE.sub(_jaas_character, quoted))
-    if settings.pop("ssl.truststore.type", "PEM").upper() != "PEM":
-        raise OptionError("option kafka.ssl.truststore.type: only PEM can be read; export the certificates as PEM")
-    if "ssl.truststore.location" in settings:
-        settings.setdefault("ssl.ca.location", settings.pop("ssl.truststore.location"))
+    take_java_stores(settings)
     return settings
 
 
