@@ -28,6 +28,7 @@ from brokers.metrics import Metrics
 from brokers.model import Endpoint, id_text, random_id
 from brokers.node import Node, Ports, StartError
 from brokers.peers.calls import Peers
+from brokers.security.admin_tls import admin_contexts
 from brokers.security.audit_settings import audit_settings
 from brokers.security.listener_logins import LoginSettings, login_settings
 from brokers.security.listener_tls import ignored_client_auth, listener_tls
@@ -224,8 +225,9 @@ class Broker:
 
     async def _start_admin(self) -> None:
         host, port = self.config.admin_endpoint()
+        contexts = admin_contexts(self.config, time.time)
         try:
-            await self._admin.start(host, port)
+            await self._admin.start(host, port, None if contexts is None else contexts.newest)
         except OSError as error:
             raise cannot_listen("admin.listener", error, self.config.admin_listener) from error
 
@@ -303,6 +305,7 @@ def check_start(config: BrokerConfig) -> None:
         audit_settings,
         lambda one: tls_listeners(one, SystemClock()),
         lambda one: inter_broker_contexts(one, time.time),
+        lambda one: admin_contexts(one, time.time),
     ):
         try:
             check(config)

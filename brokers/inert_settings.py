@@ -369,6 +369,28 @@ _OIDC_ROWS: dict[str, Setting] = {name: row._replace(inert=False) for name, row 
 OIDC_SETTINGS = frozenset(_OIDC_ROWS)
 """What brokers.security.oidc_settings reads."""
 
+ADMIN_TLS_PREFIX = "admin."
+_ADMIN_TLS = """
+ssl.cipher.suites list '' -
+ssl.client.auth string none required|requested|none
+ssl.enabled.protocols list TLSv1.2,TLSv1.3 -
+ssl.key.password password null -
+ssl.keystore.certificate.chain password null -
+ssl.keystore.key password null -
+ssl.keystore.location string null -
+ssl.keystore.password password null -
+ssl.keystore.type string null -
+ssl.truststore.certificates password null -
+ssl.truststore.location string null -
+ssl.truststore.password password null -
+ssl.truststore.type string null -
+"""
+_ADMIN_DOC = "TLS of admin.listener, as the setting without admin. is that of listeners; off where none of them is set."
+_ADMIN_ROWS = {
+    ADMIN_TLS_PREFIX + name: row._replace(name=ADMIN_TLS_PREFIX + name, inert=False)
+    for name, row in _rows(_ADMIN_TLS, _ADMIN_DOC, retired=True).items()
+}
+
 KAFKA_BROKER_SETTINGS: dict[str, Setting] = {
     **{row.name: row for row in _AUTHORIZATION},
     **_rows(_SECURITY, "Accepted; no effect: of security, this release has TLS, SASL and ACLs."),
@@ -379,6 +401,7 @@ KAFKA_BROKER_SETTINGS: dict[str, Setting] = {
     **_rows(_GROUPS, "Accepted; no effect: consumer groups of the classic protocol are served only."),
     **_rows(_REST, _NOT_HERE),
     **_rows(_RETIRED, _RETIRED_DOC, retired=True),
+    **_ADMIN_ROWS,
     **{name: row._replace(inert=False) for name, row in _rows(_ZOOKEEPER, _ZOOKEEPER_DOC, retired=True).items()},
 }
 """Those that are not inert are read from what was given: by brokers.security."""

@@ -17,9 +17,9 @@ from brokers.model import Endpoint
 from brokers.peers.link import PeerLink, PeerUnavailable
 from brokers.peers.login import log_in
 from brokers.peers.tls_link import TlsLink
+from brokers.security.followed_contexts import FollowedContexts
 from brokers.security.listener_logins import ClientLogin
 from brokers.security.tls import TlsFailure
-from brokers.security.tls_clients import ClientContexts
 from wire.messages import Encodable
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class PeersPort(Protocol):
 class _Peer:
     """One broker's address, connection and backoff."""
 
-    def __init__(self, broker_id: int, timers: Timers, log_in: LogIn | None, contexts: ClientContexts | None) -> None:
+    def __init__(self, broker_id: int, timers: Timers, log_in: LogIn | None, contexts: FollowedContexts | None) -> None:
         self.broker_id = broker_id
         self._timers = timers
         self._log_in = log_in
@@ -131,7 +131,7 @@ class _Peer:
             self._link = None
 
 
-async def _connected(broker_id: int, endpoint: Endpoint, timers: Timers, contexts: ClientContexts | None) -> PeerLink:
+async def _connected(broker_id: int, endpoint: Endpoint, timers: Timers, contexts: FollowedContexts | None) -> PeerLink:
     """A connection to the first of the host's addresses that accepts one; raises OSError, PeerUnavailable."""
     loop = asyncio.get_running_loop()
     link = PeerLink(broker_id, loop, timers)
@@ -178,7 +178,7 @@ class Peers:
         client_id: str,
         login: ClientLogin | None = None,
         nonce: Callable[[], str] | None = None,
-        contexts: ClientContexts | None = None,
+        contexts: FollowedContexts | None = None,
     ) -> None:
         """``login`` is this broker's own at the others; SCRAM needs a source of unpredictable texts, ``nonce``.
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from brokers.config import BrokerConfig
+from brokers.security.followed_contexts import FollowedContexts
 from brokers.security.listener_tls import listener_tls
 from brokers.security.principals import USER, NoRuleMatches, Principal
 from brokers.security.tls import TlsEngine, TlsFailure
-from brokers.security.tls_clients import ClientContexts
 from brokers.security.tls_contexts import CertificateFiles, TlsContext, client_context, own_subject, server_context
 from brokers.security.tls_settings import ClientCertificates, TlsSettings
 
@@ -24,7 +24,7 @@ def inter_broker_tls(config: BrokerConfig) -> TlsSettings | None:
     return listener_tls(config).get(config.inter_broker_listener())
 
 
-def inter_broker_contexts(config: BrokerConfig, now_s: Callable[[], float]) -> ClientContexts | None:
+def inter_broker_contexts(config: BrokerConfig, now_s: Callable[[], float]) -> FollowedContexts | None:
     """The contexts of connections to other brokers; None without TLS. Raises ConfigError.
 
     ``now_s`` is the time in seconds since 1970.
@@ -38,7 +38,7 @@ def inter_broker_contexts(config: BrokerConfig, now_s: Callable[[], float]) -> C
     def make(settings: TlsSettings, at_s: float) -> TlsContext:
         return peer_context(settings, host, at_s)
 
-    return ClientContexts(CertificateFiles(settings, make, now_s()), now_s, "connections to other brokers")
+    return FollowedContexts(CertificateFiles(settings, make, now_s()), now_s, "connections to other brokers")
 
 
 def peer_context(settings: TlsSettings, host: str, now_s: float) -> TlsContext:

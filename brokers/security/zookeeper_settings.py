@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from brokers.security.tls_clients import ClientContexts
+from brokers.security.followed_contexts import FollowedContexts
 from brokers.security.tls_contexts import CertificateFiles, TlsContext, client_context
 from brokers.security.tls_settings import TlsSettings
 from brokers.setting_kinds import HIDDEN, ConfigError, suggest
@@ -86,7 +86,7 @@ class ZookeeperSettings:
             files = CertificateFiles(self.tls, self.context, now_s())
             for warning in files.current.warnings:
                 logger.warning("%s", warning)
-            contexts = ClientContexts(files, now_s, "connections to ZooKeeper")
+            contexts = FollowedContexts(files, now_s, "connections to ZooKeeper")
         elif self.digest:
             logger.warning("%s passes the network as it is: set %s=true", _DIGEST, _ENABLE)
         logins = (("digest", self.digest),) if self.digest else ()

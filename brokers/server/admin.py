@@ -1,7 +1,8 @@
 """A small HTTP endpoint for operators: ``/metrics`` for Prometheus, ``/health/live`` and ``/health/ready``.
 
-GET only, one request per connection, loopback unless ``admin.listener`` says otherwise. It is no general web server:
-a request may be 8 KiB long and take five seconds, and 32 may be open at once.
+GET only, one request per connection, with TLS where ``admin.ssl.*`` are set, loopback unless ``admin.listener`` says
+otherwise. It is no general web server: a request may be 8 KiB long and take five seconds with its handshake, and 32 may
+be open at once.
 
 It has a thread and a loop of its own, so that ``/health/live`` answers while the broker's loop stands still, and says
 for how long. The other pages are made on the broker's loop, whose data they read.
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
@@ -58,14 +60,16 @@ class Admin:
         self._own: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._open = 0
+        self._newest_context: Callable[[], ssl.SSLContext] | None = None
 
-    async def start(self, host: str, port: int) -> int:
-        """Listen; returns the port.
+    async def start(self, host: str, port: int, newest_context: Callable[[], ssl.SSLContext] | None = None) -> int:
+        """Listen; returns the port. With ``newest_context``, which the endpoint's thread calls, connections are TLS.
 
         Raises:
             OSError: the address is taken or not ours.
 
         """
+        self._newest_context = newest_context
         self._main = asyncio.get_running_loop()
         self._own = asyncio.SelectorEventLoop()
         self._thread = threading.Thread(target=self._own.run_forever, name="admin", daemon=True)
@@ -76,7 +80,7 @@ class Admin:
             await self.close()
             raise
         chosen: int = self._server.sockets[0].getsockname()[1]
-        logger.info("metrics and health on http://%s:%d", host, chosen)
+        logger.info("metrics and health on %s://%s:%d", "https" if newest_context else "http", host, chosen)
         return chosen
 
     async def _there(self, work: Coroutine[Any, Any, _T]) -> _T:
@@ -88,13 +92,17 @@ class Admin:
         own, self._own = self._own, None
         if own is None or self._thread is None:
             return
-        own.call_soon_threadsafe(self._end, own)
+        asyncio.run_coroutine_threadsafe(self._end(own), own)
         await self._main.run_in_executor(None, self._thread.join)
         own.close()
 
-    def _end(self, own: asyncio.AbstractEventLoop) -> None:
+    async def _end(self, own: asyncio.AbstractEventLoop) -> None:
         if self._server is not None:
             self._server.close()
+        under_way = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in under_way:
+            task.cancel()
+        await asyncio.gather(*under_way, return_exceptions=True)
         own.stop()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -103,6 +111,8 @@ class Admin:
             if self._open > MAX_OPEN:
                 return
             async with asyncio.timeout(TIMEOUT_SECONDS):
+                if self._newest_context is not None:
+                    await writer.start_tls(self._newest_context())  # before the first byte is read
                 head = await reader.readuntil(b"\r\n\r\n")
                 writer.write(await self.answer(head))
                 await writer.drain()

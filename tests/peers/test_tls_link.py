@@ -18,8 +18,8 @@ import uvloop
 
 from brokers.model import BrokerId, BrokerInfo, Endpoint
 from brokers.peers.calls import Peers, PeerUnavailable
+from brokers.security.followed_contexts import FollowedContexts
 from brokers.security.tls import HANDSHAKE_BYTES_MAX
-from brokers.security.tls_clients import ClientContexts
 from brokers.security.tls_contexts import CertificateFiles, client_context, server_context
 from brokers.security.tls_settings import TlsSettings
 from coordination.ensemble import free_ports
@@ -50,7 +50,7 @@ class Fleet:
     def peers(self, port: int, own: str = "", host: str = "127.0.0.1", **more: str) -> Peers:
         files = CertificateFiles(self.settings(own or self.one, **more), client_context, time.time())
         brokers = {0: BrokerInfo(BrokerId(0), 1, 1, (Endpoint("INSIDE", host, port),))}
-        contexts = ClientContexts(files, time.time, "connections to other brokers")
+        contexts = FollowedContexts(files, time.time, "connections to other brokers")
         metadata = cast(Any, SimpleNamespace(brokers=brokers))
         return Peers(metadata, running_timers(), "INSIDE", "test", contexts=contexts)
 

@@ -9,8 +9,8 @@ import pytest
 
 from brokers.config import BrokerConfig, load_config
 from brokers.security.authorizer_settings import inter_broker_principal
+from brokers.security.followed_contexts import FollowedContexts
 from brokers.security.peer_tls import inter_broker_contexts
-from brokers.security.tls_clients import ClientContexts
 from brokers.setting_kinds import ConfigError
 from tests.support.certificates import Authority, Pair
 
@@ -38,7 +38,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
     return Files(tmp_path_factory.mktemp("files"))
 
 
-def contexts(config: BrokerConfig) -> ClientContexts | None:
+def contexts(config: BrokerConfig) -> FollowedContexts | None:
     return inter_broker_contexts(config, time.time)
 
 

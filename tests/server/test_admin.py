@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import ssl
+import time
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 import pytest
 
+from brokers.config import load_config
 from brokers.metrics import Metrics
-from brokers.server.admin import MAX_REQUEST, Admin
+from brokers.security.admin_tls import admin_contexts
+from brokers.server.admin import MAX_OPEN, MAX_REQUEST, Admin
+from brokers.setting_kinds import ConfigError
+from tests.support.tls_listeners import Certificates
 
 
 def test_pages() -> None:
@@ -65,3 +73,63 @@ def test_a_request_without_end_is_dropped() -> None:
         await admin.close()
 
     asyncio.run(run())
+
+
+BROKER = "broker.id=1\nzookeeper.connect=a:1\n"
+
+
+def test_pages_over_tls_with_certificates_that_change(tmp_path: Path) -> None:
+    made = Certificates(tmp_path)
+    config = load_config(
+        f"{BROKER}admin.listener=127.0.0.1:9644\nadmin.ssl.keystore.type=PEM\n"
+        f"admin.ssl.keystore.location={made.broker_file}\nadmin.ssl.client.auth=required\n"
+        f"admin.ssl.truststore.type=PEM\nadmin.ssl.truststore.location={made.authority.file}\n"
+    )
+    assert config.without_effect() == []
+    contexts = admin_contexts(config, time.time)
+    assert contexts is not None
+    admin = Admin(Metrics(), lambda: None)
+
+    def get(port: int, context: ssl.SSLContext) -> tuple[int, str, int]:
+        plain = socket.create_connection(("127.0.0.1", port), 10)
+        with context.wrap_socket(plain, server_hostname="localhost") as connection:
+            certificate = connection.getpeercert() or {}
+            connection.sendall(b"GET /health/ready HTTP/1.1\r\n\r\n")
+            text = b"".join(iter(lambda: connection.recv(1000), b"")).decode()
+        if not text:
+            raise ConnectionError("closed without an answer")
+        return int(text.split()[1]), text.rpartition("\r\n")[2], int(str(certificate["serialNumber"]), 16)
+
+    async def run() -> None:
+        port = await admin.start("127.0.0.1", 0, contexts.newest)
+        loop = asyncio.get_running_loop()
+        silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(MAX_OPEN // 2)]
+        alice = made.client(made.alice)
+        status, text, first = await loop.run_in_executor(None, get, port, alice)
+        assert (status, text) == (200, "ready\n")
+        made.authority.pair("/O=fleet/CN=broker").store(Path(made.broker_file))
+        assert (await loop.run_in_executor(None, get, port, alice))[2] != first
+        for refused in (made.client(), made.client(made.mallory)):
+            with pytest.raises((ssl.SSLError, ConnectionError)):
+                await loop.run_in_executor(None, get, port, refused)
+        with socket.create_connection(("127.0.0.1", port), 10) as plain:
+            plain.sendall(b"GET /health/ready HTTP/1.1\r\n\r\n")
+            assert b"ready" not in await loop.run_in_executor(None, plain.recv, 1000)
+        for one in silent:
+            one.close()
+        await admin.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("admin.listener=127.0.0.1:1\nadmin.ssl.client.auth=required\n", r"admin\.ssl\.truststore\.location"),
+        ("admin.listener=127.0.0.1:1\nadmin.ssl.enabled.protocols=TLSv1.3\n", r"admin\.ssl\.keystore\.location"),
+        ("admin.ssl.keystore.location=/x\n", r"there is no admin\.listener"),
+    ],
+)
+def test_half_of_tls_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        admin_contexts(load_config(BROKER + text), time.time)

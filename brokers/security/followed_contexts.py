@@ -1,4 +1,4 @@
-"""The TLS context with which this broker connects elsewhere, kept up to date with the files of its certificates."""
+"""A TLS context that is kept up to date with the files of its certificates, for connections that are opened rarely."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from brokers.security.tls_contexts import CertificateFiles
 logger = logging.getLogger(__name__)
 
 
-class ClientContexts:
+class FollowedContexts:
     """The context of connections that are opened from now on: made anew when the files have changed."""
 
     def __init__(self, files: CertificateFiles, now_s: Callable[[], float], connections: str) -> None:
