@@ -54,7 +54,8 @@ class ConnectionRates:
         addresses_max: int = BUCKETS_MAX,
     ) -> None:
         self._window_ms = window_ms
-        self._broker_rate = broker_rate
+        self.broker_rate = broker_rate
+        """May be changed at any time."""
         self._listener_rates = dict(listener_rates or {})
         self._broker = WindowedRate(samples, window_ms)
         self._listeners = {name: WindowedRate(samples, window_ms) for name in self._listener_rates}
@@ -79,9 +80,9 @@ class ConnectionRates:
                 of_address.record(-1, mono_ms)
                 return Acceptance(close_after_ms=throttle_ms)
         wait_ms = 0
-        if self._broker_rate is not None:
+        if self.broker_rate is not None:
             self._broker.record(1, mono_ms)
-            wait_ms = self._broker.throttle_ms(self._broker_rate * 1000, mono_ms)
+            wait_ms = self._broker.throttle_ms(self.broker_rate * 1000, mono_ms)
         listener_rate = self._listener_rates.get(listener)
         if listener_rate is not None:
             self._listeners[listener].record(1, mono_ms)

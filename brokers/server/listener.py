@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 from brokers.addresses import SASL_PROTOCOLS, TLS_PROTOCOLS
 from brokers.api.base import ClientConnection as Peer
 from brokers.api.base import Services
-from brokers.api.metering import Meter, Metering
+from brokers.api.metering import CREATED, Meter, Metering
 from brokers.model import Endpoint
 from brokers.security.principals import USER, Principal
 from brokers.security.quotas import QuotaImage
 from brokers.security.sasl import SaslListener
 from brokers.server.batching import ConnectionBatcher
 from brokers.server.connection import Connection
+from brokers.server.creation_rates import SERVE, CreationLimits, Verdict
 from brokers.server.descriptors import Descriptors
 from brokers.server.disk import ReadAhead
 from brokers.server.dispatch import Dispatcher
@@ -72,6 +73,7 @@ class Server:
         self.max_outbox = config.connection_outbox_max_bytes
         self.max_in_flight = config.max_in_flight_requests_per_connection
         self._metering: Metering | None = None
+        self._creations: CreationLimits | None = None
         self._held = 0
         self._relieving = False
         self.blocks = Blocks()
@@ -161,6 +163,7 @@ class Server:
         self.purgatory = Purgatory(self.timers)
         self._metering = services.metering
         if self._metering is not None:
+            self._creations = CreationLimits(self.config, [one.listener for one in self.endpoints], self.timers)
             self._metering.replace(services.quotas.image)
             services.quotas.on_change.append(self._quotas_changed)
         gate = LoginGate(services, self.quiet, self.config.connection_failed_authentication_delay_ms)
@@ -197,6 +200,8 @@ class Server:
             self._handshakes.close()
         self._dispatcher.close()
         self._reserve.close()
+        if self._creations is not None:
+            self._creations.close()
         for connection in list(self._connections.values()):
             connection.flush_and_close("the broker stops")
         self.read_ahead.close()
@@ -229,7 +234,11 @@ class Server:
                     self.timers.later(ACCEPT_PAUSE_MS, functools.partial(self._accept_again, endpoint, listener))
                     return
                 raise
-            self._admit(endpoint, sock, address[0])
+            wait_ms = self._admit(endpoint, sock, address[0])
+            if wait_ms:
+                self.loop.remove_reader(listener.fileno())
+                self.timers.later(wait_ms, functools.partial(self._accept_again, endpoint, listener))
+                return
 
     def _accept_again(self, endpoint: Endpoint, listener: socket.socket) -> None:
         if listener.fileno() >= 0:
@@ -243,7 +252,8 @@ class Server:
         metadata = self._services.metadata if self._services is not None else None
         return set(metadata.brokers) - {self.config.broker_id} if metadata is not None else set()
 
-    def _admit(self, endpoint: Endpoint, sock: socket.socket, host: str) -> None:
+    def _admit(self, endpoint: Endpoint, sock: socket.socket, host: str) -> int:
+        """Serve a connection, or refuse it; returns for how long (ms) its listener must accept no other one."""
         sock.setblocking(False)
         self._numbers += 1
         number = self._numbers
@@ -252,16 +262,36 @@ class Server:
             self._caps.limit(
                 config.max_connections, config.max_connections_per_ip, config.max_connections_per_ip_overrides
             )
+        verdict = self._creation(endpoint, sock, host)
+        if verdict.refused is not None:
+            self.metrics.throttled.labels(CREATED).inc()
+            self._look_for_broker(number, endpoint, sock, host, verdict.refused)
+            return 0
         cap = self._caps.admit(host) if self._counted(endpoint.listener) else None
         if cap is None:
             self._begin(number, endpoint, sock, host)
-            return
+            return verdict.wait_ms
 
         def refuse() -> None:
             self.metrics.refused.labels("connections").inc()
             self.quiet.warning("%s: refused, %s is reached", host, cap)
             sock.close()
 
+        self._look_for_broker(number, endpoint, sock, host, refuse)
+        return verdict.wait_ms
+
+    def _creation(self, endpoint: Endpoint, sock: socket.socket, host: str) -> Verdict:
+        """Whether connections are created too fast."""
+        services = self._services
+        if services is None or self._creations is None or not self._counted(endpoint.listener):
+            return SERVE
+        rate = services.metadata.effective.max_connection_creation_rate
+        return self._creations.look(sock, endpoint.listener, host, services.quotas.image, rate, self.clock.mono_ms())
+
+    def _look_for_broker(
+        self, number: int, endpoint: Endpoint, sock: socket.socket, host: str, refuse: Callable[[], None]
+    ) -> None:
+        """A connection over a bound is refused unless it is another broker's."""
         if endpoint.listener in self._tls:
             self._consider_behind_tls(number, endpoint, sock, host, refuse)
             return
