@@ -1,0 +1,104 @@
+"""``perf compaction``: passes of the cleaner over one log, with the Cython kernels and with their pure twins in turn.
+
+A log of ``--megabytes`` of updates of ``--keys`` keys is cleaned from its files, each time from the same bytes. What
+counts is MB of log (as it was before the pass) for each second of CPU; every pass must leave the same bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from types import ModuleType
+
+import brokers.log.compaction as passes
+from _native import compact_cy, compact_py
+from _native.batch import Record, encode_batch
+from brokers.config import BrokerConfig, TopicConfig
+from brokers.log import Log, Origin, RealDisk, Terms
+from brokers.log.cleaner import Cleaner, CleanerSettings
+from wire import compression
+from wire.types import TopicPartition
+
+TP = TopicPartition("changelog", 0)
+NOW_MS = 1_700_000_000_000
+BATCH_RECORDS = 100
+VALUE_BYTES = 100
+MB = 1_000_000
+
+
+def _config() -> TopicConfig:
+    return BrokerConfig(
+        broker_id=1, zookeeper_connect="none:1", log_cleanup_policy=("compact",), log_segment_bytes=64 * 1024 * 1024,
+        log_cleaner_min_cleanable_ratio=0.0,
+    ).topic_defaults()  # fmt: skip
+
+
+def fill(directory: Path, megabytes: int, keys: int, codec: int) -> None:
+    """Write the log that the passes begin with."""
+    log = _open(directory)
+    source = random.Random(1)
+    value = source.randbytes(VALUE_BYTES // 2) + b"." * (VALUE_BYTES // 2)
+    compress = (lambda payload: compression.compress(codec, payload)) if codec else None
+    written = 0
+    while written < megabytes * MB:
+        rows = [Record(-1, NOW_MS, b"key-%012d" % source.randrange(keys), value) for _ in range(BATCH_RECORDS)]
+        data = bytearray(encode_batch(rows, attributes=codec, compress=compress))
+        written += len(data)
+        log.appender.append([data], 0, NOW_MS, Terms(Origin.COORDINATOR))
+    log.appender.roll(NOW_MS)
+    log.close()
+
+
+def _open(directory: Path) -> Log:
+    return Log.open(
+        RealDisk(), str(directory / str(TP)), TP, _config(), now_ms=NOW_MS, clean=True, high_watermark=1 << 60
+    )
+
+
+def clean(directory: Path, twin: ModuleType) -> tuple[float, float, int, bytes]:
+    """One pass over a copy: MB per second of CPU, MB per second, keys, and what is left."""
+    passes.KeyMap, passes.collect_keys, passes.keep_records = twin.KeyMap, twin.collect_keys, twin.keep_records
+    with tempfile.TemporaryDirectory(dir=directory.parent) as copy:
+        shutil.copytree(directory / str(TP), Path(copy) / str(TP))
+        log = _open(Path(copy))
+        before = log.size_bytes / MB
+        cleaner = Cleaner(log.disk, {TP: log}, lambda: CleanerSettings(1 << 30, backoff_ms=0))
+        cpu, began = time.process_time(), time.perf_counter()
+        while cleaner.step(NOW_MS, 1 << 60):
+            time.sleep(0.001)
+        cpu, took = time.process_time() - cpu, time.perf_counter() - began
+        left = b"".join(segment.log.read(0, segment.size) for segment in log.segments)
+        log.close()
+        return before / cpu, before / took, cleaner.figures.last_pass_keys, left
+
+
+def main() -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(prog="python -m perf compaction", description=__doc__)
+    parser.add_argument("--megabytes", type=int, default=64)
+    parser.add_argument("--keys", type=int, default=20_000)
+    parser.add_argument("--codec", choices=sorted(compression.CODES), default="none")
+    parser.add_argument("--rounds", type=int, default=2)
+    found = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name) / "log"
+        directory.mkdir()
+        fill(directory, found.megabytes, found.keys, compression.CODES[found.codec])
+        print(f"{found.megabytes} MB of updates of {found.keys} keys, codec {found.codec}")
+        kept = set()
+        for _ in range(found.rounds):
+            for twin in (compact_cy, compact_py):
+                per_cpu, per_second, keys, left = clean(directory, twin)
+                kept.add(left)
+                print(
+                    f"  {twin.__name__.rpartition('.')[2]:<12}{per_cpu:8.1f} MB per CPU second"
+                    f"{per_second:8.1f} MB/s, {keys} keys, {len(left) / MB:.1f} MB left"
+                )
+        if len(kept) != 1:
+            print("the twins left different logs")
+            return 1
+    return 0
