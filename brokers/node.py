@@ -30,6 +30,7 @@ from brokers.groups.requests import GroupSettings
 from brokers.groups.shard import GroupShard
 from brokers.log import DiskPort, LogStore, Origin, StoreRefused
 from brokers.log.checkpoints import CleanStop
+from brokers.log.cleaner_metrics import watch_cleaner
 from brokers.metadata import znodes
 from brokers.metadata.cache import MetadataCache
 from brokers.metadata.znodes import BadZnode
@@ -265,6 +266,7 @@ class Node:
         replicas.on_unfollow(self._fetchers.unfollow)
         metadata.subscribe(replicas.apply)
         logs.broker_config = lambda: metadata.effective
+        watch_cleaner(self._metrics.watch, logs.cleaner)
         metadata.subscribe(lambda change: drop_topic_offsets(groups, [topic.name for topic in change.deleted]))
         self.services = Services(
             config=config,
@@ -478,6 +480,8 @@ class Node:
             if ticks % LOG_TICKS == 0:
                 logs.tick(clock.wall_ms(), late_ms)
                 late_ms = 0.0
+            else:
+                logs.go_on_cleaning(clock.wall_ms())
 
     def _upkeep_ended(self, task: asyncio.Task[None]) -> None:
         """A task that must not end did (a bug, or another broker with this id): stop the broker."""

@@ -416,7 +416,7 @@ class Appender:
         begun = active.first_timestamp
         if not active.size or begun is None:
             return _MAX_TIMESTAMP
-        longest = self._log._config.segment_ms - self._jitter_ms(active)
+        longest = _segment_ms(self._log._config) - self._jitter_ms(active)
         if begun >= 0:
             return begun + longest
         return _MAX_TIMESTAMP if now_ms - active.created_ms <= longest else _NO_TIMESTAMP
@@ -426,7 +426,7 @@ class Appender:
         jitter = config.segment_jitter_ms
         if not jitter:
             return 0
-        jitter = min(jitter, config.segment_ms)
+        jitter = min(jitter, _segment_ms(config))
         return crc32c(f"{self._log.directory}/{segment.base_offset}".encode()) % jitter if jitter else 0
 
     def set_high_watermark(self, offset: int) -> None:
@@ -504,3 +504,10 @@ class Appender:
             ErrorCode.NONE,
             None,
         )
+
+
+def _segment_ms(config: TopicConfig) -> int:
+    """How long a segment is appended to; in a compacted topic no longer than its records may wait for a pass."""
+    if "compact" in config.cleanup_policy:
+        return min(config.segment_ms, config.max_compaction_lag_ms)
+    return config.segment_ms

@@ -98,10 +98,29 @@ class CleanerSettings(NamedTuple):
     backoff_ms: int = 15_000
 
 
+class CleanerFigures:
+    """What the cleaner has done since the start, and found when it looked last."""
+
+    __slots__ = (
+        "bytes_after", "bytes_before", "last_pass_keys", "last_pass_ms", "max_dirty_ratio", "max_overdue_ms", "passes"
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.passes = 0
+        self.bytes_before = 0
+        self.bytes_after = 0
+        self.last_pass_ms = 0
+        self.last_pass_keys = 0
+        self.max_dirty_ratio = 0.0
+        """Of all logs, the largest dirty share."""
+        self.max_overdue_ms = 0
+        """By how much ``max.compaction.lag.ms`` is passed somewhere."""
+
+
 class _Job:
     """A pass under way: the log, the work, and what was so when it was planned."""
 
-    __slots__ = ("begun_ms", "compaction", "cuts", "forced", "log", "noted", "pending", "ready", "steps")
+    __slots__ = ("begun_ms", "compaction", "cuts", "handled_bytes", "log", "noted", "pending", "ready", "steps")
 
     def __init__(self, log: Log, compaction: Compaction, noted: PendingSync | None, now_ms: int) -> None:
         self.log = log
@@ -113,16 +132,17 @@ class _Job:
         self.steps: Iterator[int | Rewritten] = compaction.run()
         self.pending: PendingWork | None = None
         self.ready: Rewritten | None = None
+        self.handled_bytes = 0
+        """By the work that is pending or has just ended."""
 
     def advance(self, budget_bytes: int) -> None:
         """On the worker's thread: go on until enough is done, or a segment is to be swapped in."""
-        done = 0
-        while done < budget_bytes:
+        while self.handled_bytes < budget_bytes:
             found = next(self.steps)
             if isinstance(found, Rewritten):
                 self.ready = found
                 return
-            done += found
+            self.handled_bytes += found
 
 
 class Cleaner:
@@ -151,6 +171,8 @@ class Cleaner:
         self._asked: dict[TopicPartition, int] = {}
         """Partitions that are to be cleaned whatever their ratio, and how often that may still be tried."""
         self._budget_bytes = STEP_BYTES
+        self._left_bytes = 0
+        self.figures = CleanerFigures()
         self.uncleanable: dict[TopicPartition, str] = {}
         """Partitions that are left alone until the broker restarts, and what is wrong with their logs."""
 
@@ -163,11 +185,18 @@ class Cleaner:
         return dict(self._cleaned)
 
     def may_have_holes(self, log: LogState) -> None:
-        """The log gets batches of a leader that has cleaned its own."""
-        tp = log.topic_partition
-        if tp not in self._cleaned and not log.is_internal:
-            self._cleaned[tp] = log.log_start_offset
-            self._note(tp)
+        """The log gets batches of a leader that has cleaned its own. Raises DiskError."""
+        if log.topic_partition not in self._cleaned and not log.is_internal:
+            self._noted(log.topic_partition, log.log_start_offset)
+
+    def _noted(self, tp: TopicPartition, offset: int) -> PendingSync | None:
+        """Begin to make durable that the partition has an entry. Raises DiskError, and there is none then."""
+        self._cleaned[tp] = offset
+        try:
+            return self._note(tp)
+        except DiskError:
+            del self._cleaned[tp]
+            raise
 
     def was_cut(self, tp: TopicPartition, offset: int) -> None:
         """What the log gets from that offset on no pass has seen."""
@@ -211,38 +240,45 @@ class Cleaner:
 
         ``late_ms`` is how late the loop runs its timers. Raises DiskFull or LogOffline, having stopped.
         """
+        self._left_bytes = self._paced(late_ms) if budget_bytes < 0 else budget_bytes
         if self._job is None and not self._begin(now_ms):
             return False
+        self.go_on(now_ms)
+        return True
+
+    def go_on(self, now_ms: int) -> None:
+        """Between two steps: continue with what is left of the step's budget. Costs nothing if no pass is under way.
+
+        Raises as :meth:`step`.
+        """
         job = self._job
-        assert job is not None
-        if job.pending is None:
-            self._go_on(job, self._paced(late_ms) if budget_bytes < 0 else budget_bytes)
-            return True
-        if not job.pending.done:
-            return True
-        error, job.pending = job.pending.error, None
-        if job.log.offline or job.log.cuts != job.cuts:
+        if job is None:
+            return
+        overtaken = job.log.offline or job.log.cuts != job.cuts or not is_cleaned(job.log)
+        if overtaken:
+            job.compaction.stopped = True
+        error: Exception | None = None
+        if job.pending is not None:
+            if not job.pending.done:
+                return
+            error, job.pending = job.pending.error, None
+            self._left_bytes -= job.handled_bytes
+            job.handled_bytes = 0
+        if overtaken:
             error = Overtaken()
-        if error is None and job.ready is not None:
+        elif error is None and job.ready is not None:
             error = self._swap(job, now_ms)
         if error is not None:
             self._ended(job, error, now_ms)
-        else:
-            self._go_on(job, self._paced(late_ms) if budget_bytes < 0 else budget_bytes)
-        return True
+        elif job.ready is None and self._left_bytes > 0:
+            job.pending = self._disk.work_later(partial(job.advance, self._left_bytes))
 
     def _paced(self, late_ms: float) -> int:
         if late_ms > BUSY_LOOP_MS:
             self._budget_bytes = max(MIN_STEP_BYTES, self._budget_bytes // 2)
         else:
             self._budget_bytes = min(STEP_BYTES, self._budget_bytes * 2)
-        return int(min(self._budget_bytes, self._settings().max_bytes_per_second))
-
-    def _go_on(self, job: _Job, budget_bytes: int) -> None:
-        if job.ready is None:
-            job.pending = self._disk.work_later(partial(job.advance, max(1, budget_bytes)))
-        else:
-            job.pending = self._disk.work_later(_nothing)  # the note of the log is not durable yet
+        return max(1, int(min(self._budget_bytes, self._settings().max_bytes_per_second)))
 
     def _swap(self, job: _Job, now_ms: int) -> Exception | None:
         """Swap what is ready; the error if that fails."""
@@ -266,7 +302,12 @@ class Cleaner:
             self._cleaned[tp] = compaction.end
             self._asked.pop(tp, None)
             self._scan_at_ms = -1
-            figures = compaction.figures
+            figures, total = compaction.figures, self.figures
+            total.passes += 1
+            total.bytes_before += figures.bytes_before
+            total.bytes_after += figures.bytes_after
+            total.last_pass_ms = now_ms - job.begun_ms
+            total.last_pass_keys = figures.keys
             logger.info(
                 "%s: compacted %d bytes to %d, up to offset %d, %d keys", tp, figures.bytes_before,
                 figures.bytes_after, compaction.end, figures.keys,
@@ -309,14 +350,19 @@ class Cleaner:
         tp = log.topic_partition
         noted = None
         if tp not in self._cleaned:
-            self._cleaned[tp] = part.dirty_from
-            noted = self._note(tp)
+            try:
+                noted = self._noted(tp, part.dirty_from)
+            except DiskFailed as wrong:
+                log.fail(wrong)
+                raise LogOffline(log.directory, str(wrong)) from wrong
         if self._work_disk is None:
             self._work_disk = self._disk.for_work()
         self._job = _Job(log, Compaction(self._work_disk, self._plan(log, part, now_ms)), noted, now_ms)
         return True
 
     def _candidates(self, now_ms: int) -> Iterator[tuple[Log, Cleanable]]:
+        figures = self.figures
+        figures.max_dirty_ratio, figures.max_overdue_ms = 0.0, 0
         for tp, log in self._logs.items():
             if not is_cleaned(log) or log.offline or tp in self.uncleanable:
                 continue
@@ -330,6 +376,8 @@ class Cleaner:
             except DiskFailed as wrong:
                 log.fail(wrong)
                 continue
+            figures.max_dirty_ratio = max(figures.max_dirty_ratio, part.ratio)
+            figures.max_overdue_ms = max(figures.max_overdue_ms, part.overdue_ms)
             if is_due(part, _terms(log), forced=forced):
                 yield log, part
             elif forced:
@@ -397,9 +445,9 @@ class Cleaner:
         )
 
 
-def is_cleaned(log: Log) -> bool:
+def is_cleaned(log: LogState) -> bool:
     """Whether passes are made over that log."""
-    return log.is_internal
+    return log.is_internal or "compact" in log.config.cleanup_policy
 
 
 def map_size(settings: CleanerSettings, offsets: int) -> MapSize:
@@ -413,7 +461,3 @@ def map_size(settings: CleanerSettings, offsets: int) -> MapSize:
 def _terms(log: Log) -> CleaningTerms:
     config = log.config
     return CleaningTerms(config.min_cleanable_dirty_ratio, config.min_compaction_lag_ms, config.max_compaction_lag_ms)
-
-
-def _nothing() -> None:
-    pass

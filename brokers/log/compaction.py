@@ -24,7 +24,6 @@ from brokers.log.files import DiskPort
 from brokers.log.indexes import AbortedTxn
 from brokers.log.producers import admitted_of
 from brokers.log.retained import (
-    DELETE_HORIZON_BIT,
     BatchVerdict,
     KnownProducer,
     MetTransactions,
@@ -42,7 +41,7 @@ from brokers.log.segment import (
     file_stem,
 )
 from brokers.log.state import LogState
-from brokers.log.validation import CODEC_MASK, batch_records, build_batch, read_marker
+from brokers.log.validation import CODEC_MASK, DELETE_HORIZON_BIT, batch_records, build_batch, read_marker
 from wire import compression
 from wire.types import NO_TIMESTAMP
 

@@ -48,7 +48,6 @@ class Log(LogState):
         high_watermark: int = 0,
         may_have_holes: bool = False,
         on_failure: Callable[[LogState, DiskFailed], None] | None = None,
-        warned_topics: set[str] | None = None,
         checkpoint: Callable[[], None] | None = None,
     ) -> Log:
         """Load the directory (made if absent), recovering it unless it was closed ``clean``. Raises DiskError.
@@ -73,7 +72,6 @@ class Log(LogState):
         return cls(
             disk, directory, topic_partition, config, settings, loaded, topic_id=topic_id,
             recovery_point=recovery_point, now_ms=now_ms, high_watermark=high_watermark, on_failure=on_failure,
-            warned_topics=warned_topics,
             checkpoint=checkpoint,
         )  # fmt: skip
 

@@ -132,7 +132,6 @@ class LogState:
 
     __slots__ = (
         "_config",
-        "_warned_topics",
         "calls",
         "crowded",
         "cuts",
@@ -175,7 +174,6 @@ class LogState:
         high_watermark: int,
         now_ms: int,
         on_failure: Callable[[LogState, DiskFailed], None] | None = None,
-        warned_topics: set[str] | None = None,
         checkpoint: Callable[[], None] | None = None,
     ) -> None:
         self.disk = disk
@@ -210,11 +208,9 @@ class LogState:
         self.durable_epochs = self.epochs.saves
         """Which of the epochs' checkpoints is known to be on the disk: see ``EpochCache.saves``."""
         self.settled = not self.dirty_names and not loaded.report.changed
-        self._warned_topics = set() if warned_topics is None else warned_topics
         self.pending_flush: tuple[PendingSync, int, int, int] | None = None
         """A flush under way: the work, the offset it reaches, and ``cuts`` and ``epochs.saves`` when it began."""
         self._config = config
-        self.config = config
         self.producers.high_watermark_moved(self.high_watermark)
         if self.epochs.behind:
             self.save_epochs()
@@ -229,10 +225,6 @@ class LogState:
     @config.setter
     def config(self, config: TopicConfig) -> None:
         self._config = config
-        topic = self.topic_partition.topic
-        if "compact" in config.cleanup_policy and not self.is_internal and topic not in self._warned_topics:
-            self._warned_topics.add(topic)
-            logger.warning("%s: cleanup.policy=compact is accepted, but superseded records are kept for now", topic)
 
     @property
     def size_bytes(self) -> int:

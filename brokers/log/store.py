@@ -96,16 +96,15 @@ class LogStore:
             max_producers=config.producer_state_max_per_partition,
             flush_each_append=config.log_flush_policy == "ack",
         )
-        self._warned_topics: set[str] = set()
         self._retention_queue: deque[Log] = deque()
         self.directories = [LogDirectory(path.rstrip("/") or "/") for path in config.log_dirs]
         self._logs: dict[TopicPartition, Log] = {}
         self._homes: dict[TopicPartition, LogDirectory] = {}
         self.broker_config: Callable[[], BrokerConfig] = lambda: config
         """The broker's settings as they are now."""
-        self._cleaner = Cleaner(disk, self._logs, self._cleaner_settings, self._note_cleaned)
+        self.cleaner = Cleaner(disk, self._logs, self._cleaner_settings, self._note_cleaned)
         self._deletions = 0
-        self._checkpoints = Checkpoints(disk, self.directories, self._logs_of, self._cleaner.progress, self._failed)
+        self._checkpoints = Checkpoints(disk, self.directories, self._logs_of, self.cleaner.progress, self._failed)
         self._next_retention_ms = -1
         self._next_checkpoint_ms = -1
         self._next_producer_expiry_ms = -1
@@ -187,7 +186,6 @@ class LogStore:
                 high_watermark=watermarks.get(tp, 0),
                 may_have_holes=damaged or tp in cleaned,
                 on_failure=self._disk_failed,
-                warned_topics=self._warned_topics,
                 checkpoint=checkpoint,
             )
             report.recovered.append(log.recovery_report)
@@ -327,7 +325,7 @@ class LogStore:
         except DamagedFile as wrong:
             logger.warning("%s: %s; all logs are cleaned anew", directory.path, wrong)
             return {}, True
-        self._cleaner.restore(cleaned)
+        self.cleaner.restore(cleaned)
         return cleaned, False
 
     def _cleaner_settings(self) -> CleanerSettings:
@@ -345,7 +343,7 @@ class LogStore:
 
         ``live_broker`` goes into the marker: the next start is then known to have lost nothing since.
         """
-        self._cleaner.close()
+        self.cleaner.close()
         for directory in self.directories:
             if directory.offline:
                 continue
@@ -442,7 +440,6 @@ class LogStore:
             log = Log.open(
                 self._disk, path, tp, config, self._settings,
                 now_ms=self._clock.wall_ms(), clean=True, on_failure=self._disk_failed,
-                warned_topics=self._warned_topics,
                 checkpoint=partial(self._checkpoints.write_recovery_points, directory),
             )  # fmt: skip
             if topic_id is not None:
@@ -467,7 +464,7 @@ class LogStore:
         self._logs[log.topic_partition] = log
         self._homes[log.topic_partition] = directory
         log.calls.on_full = self._no_room
-        log.calls.on_cut = lambda log, offset: self._cleaner.was_cut(log.topic_partition, offset)
+        log.calls.on_cut = lambda log, offset: self.cleaner.was_cut(log.topic_partition, offset)
         log.calls.on_hole = self._hole_in
         log.calls.save_starts = partial(self._checkpoints.write_starts, directory)
 
@@ -481,7 +478,7 @@ class LogStore:
         directory.room.crowded.pop(tp, None)
         if directory.offline:
             return
-        self._cleaner.forget(tp)
+        self.cleaner.forget(tp)
         self._checkpoints.outlived.add(tp)
         log.abandon()
         try:
@@ -538,7 +535,12 @@ class LogStore:
             log.offline = True
 
     def _hole_in(self, log: LogState) -> None:
-        self._quietly(partial(self._cleaner.may_have_holes, log))
+        try:
+            self.cleaner.may_have_holes(log)
+        except DiskFull as wrong:
+            logger.warning("%s: that it may have holes is not written yet: %s", log.topic_partition, wrong)
+        except DiskFailed as wrong:
+            log.fail(wrong)
 
     def _no_room(self, log: LogState, wrong: DiskFull) -> None:
         directory = self._homes.get(log.topic_partition)
@@ -609,7 +611,7 @@ class LogStore:
                 log.producers.expire(now_ms)
                 if not log.offline:
                     self._quietly(partial(log.flusher.trim_if_idle, now_ms - _PRODUCER_EXPIRY_CHECK_MS))
-        self._quietly(lambda: self._cleaner.step(now_ms, late_ms=late_ms))
+        self._quietly(lambda: self.cleaner.step(now_ms, late_ms=late_ms))
         for log in list(self._logs.values()):
             if log.offline:
                 continue
@@ -629,6 +631,10 @@ class LogStore:
         if now_ms >= self._next_checkpoint_ms:
             self._next_checkpoint_ms = now_ms + config.log_flush_offset_checkpoint_interval_ms
             self._checkpoints.begin()
+
+    def go_on_cleaning(self, now_ms: int) -> None:
+        """Between two ticks, as often as one likes: a pass of compaction continues as far as its pace allows."""
+        self._quietly(lambda: self.cleaner.go_on(now_ms))
 
     def _flush_if_due(self, log: Log, dirty_ms: int) -> None:
         due_ms = log.config.flush_ms
@@ -651,7 +657,7 @@ class LogStore:
 
     def _enforce_retention(self, log: Log, now_ms: int) -> int:
         tp = log.topic_partition
-        if log.offline or self._logs.get(tp) is not log or self._cleaner.is_cleaning(tp):
+        if log.offline or self._logs.get(tp) is not log or self.cleaner.is_cleaning(tp):
             return 0
         try:
             return delete_old_segments(log, now_ms)

@@ -30,6 +30,8 @@ from wire.types import NO_PRODUCER_ID, NO_TIMESTAMP
 
 CODEC_MASK = 0x07
 TIMESTAMP_TYPE_BIT = 0x08
+DELETE_HORIZON_BIT = 0x40
+"""The base timestamp is the time from which on tombstones of the batch may go (KIP-534)."""
 _HEADER = struct.Struct(">qiibIhiqqqhii")
 _CRC_START = 21
 _MAGIC_AT = 16
@@ -210,6 +212,8 @@ def _check_header(header: BatchHeader, origin: Origin, config: TopicConfig, batc
         return Rejected(ErrorCode.INVALID_RECORD, f"base offset of a produced batch is 0, not {header.base_offset}")
     if header.is_control:
         return Rejected(ErrorCode.INVALID_RECORD, "clients are not allowed to write control records")
+    if header.attributes & DELETE_HORIZON_BIT:
+        return Rejected(ErrorCode.INVALID_RECORD, "a batch gets its delete horizon from compaction, not from a client")
     if header.record_count <= 0 or header.last_offset_delta + 1 != header.record_count:
         return Rejected(
             ErrorCode.INVALID_RECORD,

@@ -18,11 +18,11 @@ from brokers.log.cleanable import (
 from brokers.log.indexes import AbortedTxn
 from brokers.log.producers import BatchMeta, Marker, ProducerEntry
 from brokers.log.retained import (
-    DELETE_HORIZON_BIT,
     MetTransactions,
     verdict_on_data,
     verdict_on_marker,
 )
+from brokers.log.validation import DELETE_HORIZON_BIT
 from tests.support.logs import NOW, batch, marker, produced
 
 FOUR = [SegmentFigures(n * 10, n * 10 + 10, 100, NOW + n, NOW + n) for n in range(4)]

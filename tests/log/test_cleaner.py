@@ -10,7 +10,7 @@ import pytest
 from _native.batch import Record, encode_batch
 from brokers.log import DiskFailed, LogOffline, OffsetOutOfRange, Origin, RealDisk
 from brokers.log.cleaner import delete_old_segments
-from tests.log.compacted import COMPACT, TP, clean, cleaner_of, internal_log, last_values, put
+from tests.log.compacted import TP, clean, cleaner_of, internal_log, last_values, put
 from tests.support.faulty import Fault, FaultyDisk
 from tests.support.logs import (
     NOW,
@@ -27,7 +27,6 @@ from tests.support.logs import (
 )
 from tests.support.waiting import eventually
 from wire.errors import ErrorCode
-from wire.types import TopicPartition
 
 SIZE = len(batch(1))
 
@@ -153,15 +152,6 @@ def test_bounded_steps_and_progress(tmp_path):
     cleaner = cleaner_of(RealDisk(), log)
     assert clean(cleaner, budget_bytes=1) > len(log.segments)
     assert not cleaner.step(NOW), "clean enough now"
-
-
-def test_user_topics_are_not_touched(tmp_path):
-    tp = TopicPartition("users", 0)
-    log = open_log(tmp_path / "u-0", None, tp, config=config(segment_bytes=600, **COMPACT))
-    for i in range(50):
-        put(log, ("k", f"{i}"))
-    assert not cleaner_of(RealDisk(), log).step(NOW)
-    assert len(records(log)) == 50
 
 
 @pytest.mark.parametrize("late_ms", [0, 5000])

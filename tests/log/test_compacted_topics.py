@@ -1,0 +1,455 @@
+"""Compacted topics of users: the settings of a topic, restarts, replicas, failures and power cuts in the midst of a
+pass.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+from itertools import pairwise
+
+import pytest
+
+from _native.batch import Record, encode_batch
+from brokers.config import BrokerConfig
+from brokers.log import LogStore, Origin
+from brokers.log.checkpoints import CLEANER_CHECKPOINT, decode_offsets
+from brokers.log.cleaner import delete_old_segments, map_size
+from brokers.log.cleaner_metrics import watch_cleaner
+from brokers.metrics import Metrics
+from tests.log.compacted import COMPACT, QuickDisk, clean, cleaner_of, last_values
+from tests.support.clocks import ManualClock
+from tests.support.crashes import RecordingDisk, image
+from tests.support.faulty import Fault, FaultyDisk
+from tests.support.logs import NOW, append, append_txn, batch, config, content, end_txn, open_log, patched, records
+from wire.errors import ErrorCode
+from wire.types import TopicPartition
+
+TP = TopicPartition("users", 0)
+IMAGES = 60
+
+
+def users_log(path, disk=None, segment_bytes=700, **changes):
+    settings = {**COMPACT, "segment_bytes": segment_bytes, "min_cleanable_dirty_ratio": 0.0, **changes}
+    return open_log(path / str(TP), disk or QuickDisk(), TP, config=config(**settings))
+
+
+def write(log, *pairs, now_ms=NOW):
+    """As a client does."""
+    rows = [Record(-1, now_ms, key.encode(), None if value is None else value.encode(), ()) for key, value in pairs]
+    info = append(log, encode_batch(rows), now_ms=now_ms)
+    assert info.error == ErrorCode.NONE, info
+    return info
+
+
+def fill(log, count=50, start=0):
+    for number in range(start, start + count):
+        write(log, (f"k{number % 5}", f"{number}"))
+
+
+def test_a_users_topic_is_compacted(tmp_path):
+    log = users_log(tmp_path)
+    fill(log)
+    before = last_values(log)
+    clean(cleaner_of(QuickDisk(), log))
+    assert last_values(log) == before
+    closed = [r for r in records(log) if r.offset < log.segments.active.base_offset]
+    assert len(closed) <= 5
+
+
+def test_only_while_its_policy_says_so(tmp_path):
+    log = users_log(tmp_path, cleanup_policy=("delete",), retention_ms=-1)
+    fill(log)
+    cleaner = cleaner_of(QuickDisk(), log)
+    assert not cleaner.step(NOW)
+    assert cleaner.progress() == {}
+    compacting = config(**{**COMPACT, "segment_bytes": 700, "min_cleanable_dirty_ratio": 0.0})
+    log.config = compacting
+    clean(cleaner)
+    kept = len(records(log))
+    assert kept < 20
+    log.config = config(segment_bytes=700, retention_ms=-1)
+    fill(log, start=50)
+    assert not cleaner.step(NOW)
+    assert len(records(log)) == kept + 50
+    assert cleaner.progress()[TP] > 0, "as in Kafka, what is known of a pass outlives the policy"
+    log.config = compacting
+    clean(cleaner)
+    assert len(records(log)) < kept + 10
+    assert last_values(log) == {f"k{n % 5}".encode(): b"%d" % n for n in range(95, 100)}
+
+
+def test_a_pass_ends_with_the_policy(tmp_path):
+    log = users_log(tmp_path)
+    fill(log)
+    before = content(log)
+    cleaner = cleaner_of(QuickDisk(), log)
+    assert cleaner.step(NOW, budget_bytes=1)
+    log.config = config(segment_bytes=700)
+    assert cleaner.step(NOW, budget_bytes=1)
+    assert not cleaner.is_cleaning(TP)
+    assert content(log) == before
+    assert not list((tmp_path / str(TP)).glob("*.cleaned"))
+
+
+def test_compacted_and_deleted(tmp_path):
+    log = users_log(tmp_path, cleanup_policy=("compact", "delete"), retention_ms=5000)
+    fill(log)
+    cleaner = cleaner_of(QuickDisk(), log)
+    clean(cleaner)
+    assert delete_old_segments(log, NOW) == 0
+    assert delete_old_segments(log, NOW + 5001) > 0
+    assert log.log_start_offset == 50
+    fill(log, start=50)
+    clean(cleaner)
+    assert last_values(log) == {f"k{n % 5}".encode(): b"%d" % n for n in range(95, 100)}
+
+
+def test_records_without_a_key_go_when_a_topic_becomes_compacted(tmp_path):
+    log = users_log(tmp_path, cleanup_policy=("delete",))
+    for _ in range(20):
+        append(log, batch(1, key=None))
+    write(log, ("k", "v"))
+    log.appender.roll(NOW)
+    log.config = config(**{**COMPACT, "min_cleanable_dirty_ratio": 0.0})
+    clean(cleaner_of(QuickDisk(), log))
+    assert [r.key for r in records(log)] == [b"k"]
+    assert append(log, batch(1, key=None)).error == ErrorCode.INVALID_RECORD
+
+
+def test_young_records_stay(tmp_path):
+    log = users_log(tmp_path, min_compaction_lag_ms=1000)
+    fill(log)
+    cleaner = cleaner_of(QuickDisk(), log)
+    assert not cleaner.step(NOW + 999)
+    assert cleaner.step(NOW + 1000)
+
+
+def test_records_that_wait_for_too_long_are_compacted_whatever_the_ratio(tmp_path):
+    log = users_log(tmp_path, min_cleanable_dirty_ratio=1.0, segment_bytes=1 << 20, max_compaction_lag_ms=1000)
+    fill(log)
+    cleaner = cleaner_of(QuickDisk(), log)
+    assert not cleaner.step(NOW + 1000)
+    assert len(log.segments) == 1
+    clean(cleaner, NOW + 1001)
+    assert len(records(log)) == 5, "the active segment was closed for it"
+
+
+def test_a_segment_is_not_appended_to_for_longer_than_the_lag(tmp_path):
+    log = users_log(tmp_path, segment_bytes=1 << 20, max_compaction_lag_ms=1000)
+    for now_ms in (NOW, NOW + 1000, NOW + 1001):
+        write(log, ("k", "v"), now_ms=now_ms)
+    assert [segment.base_offset for segment in log.segments] == [0, 2]
+    log.config = config(segment_bytes=1 << 20, max_compaction_lag_ms=1000)
+    write(log, ("k", "v"), now_ms=NOW + 5000)
+    assert len(log.segments) == 2, "where nothing is compacted the lag means nothing"
+
+
+def test_a_pass_that_was_asked_for(tmp_path):
+    log = users_log(tmp_path, min_cleanable_dirty_ratio=1.0, segment_bytes=1 << 20)
+    fill(log)
+    cleaner = cleaner_of(QuickDisk(), log, backoff_ms=10_000)
+    assert not cleaner.step(NOW)
+    cleaner.ask_for(TP)
+    while cleaner.step(NOW):
+        pass
+    assert len(records(log)) == 5
+    fill(log)
+    assert not cleaner.step(NOW + 10_000), "once"
+
+
+def test_a_map_that_is_too_small_takes_several_passes(tmp_path):
+    log = users_log(tmp_path)
+    for number in range(200):
+        write(log, (f"key {number % 40}", f"{number}"))
+    before = last_values(log)
+    cleaner = cleaner_of(QuickDisk(), log, dedupe_buffer_bytes=24 * 12)
+    clean(cleaner)
+    assert last_values(log) == before
+    assert cleaner.progress()[TP] == log.segments.active.base_offset
+    closed = [r.key for r in records(log) if r.offset < log.segments.active.base_offset]
+    assert len(closed) == len(set(closed))
+
+
+def test_the_map_is_no_larger_than_its_offsets():
+    small, large = cleaner_settings(1 << 25)
+    assert small.slots < 200
+    assert large.slots == (1 << 25) // 24
+    assert large.limit == int(large.slots * 0.9)
+    assert small.secret != large.secret
+
+
+def cleaner_settings(size):
+    from brokers.log.cleaner import CleanerSettings
+
+    return map_size(CleanerSettings(size), 100), map_size(CleanerSettings(size), 10**9)
+
+
+@pytest.mark.parametrize("where", ["records", "checksum", "length"])
+def test_a_damaged_batch_stops_passes_over_that_log_alone(tmp_path, where):
+    log = users_log(tmp_path)
+    other = open_log(tmp_path / "other-0", QuickDisk(), TopicPartition("other", 0), config=log.config)
+    fill(log)
+    fill(other)
+    path = tmp_path / str(TP) / f"{0:020d}.log"
+    data = bytearray(path.read_bytes())
+    if where == "records":
+        size = len(batch(1, key=b"k0", value=b"0"))
+        data[:size] = patched(bytes(data[:size]), b"\xff" * (size - 61))
+    elif where == "checksum":
+        data[70] ^= 1
+    else:
+        del data[-3:]
+    path.write_bytes(data)
+    before = sorted(name.name for name in path.parent.iterdir())
+    cleaner = cleaner_of(QuickDisk(), log, other)
+    clean(cleaner)
+    assert list(cleaner.uncleanable) == [TP]
+    assert sorted(name.name for name in path.parent.iterdir()) == before
+    assert len(records(other)) < 20
+    assert not log.offline
+    metrics = Metrics()
+    watch_cleaner(metrics.watch, cleaner)
+    lines = metrics.render().decode().splitlines()
+    assert "fleetlog_cleaner_uncleanable_partitions 1.0" in lines
+    assert "fleetlog_cleaner_passes 1.0" in lines
+    assert "fleetlog_cleaner_last_pass_keys 5.0" in lines
+
+
+def test_a_disk_without_room_postpones_a_pass(tmp_path):
+    disk = FaultyDisk()
+    log = users_log(tmp_path, disk)
+    fill(log)
+    before = content(log)
+    cleaner = cleaner_of(disk, log, backoff_ms=1000)
+    disk.faults.append(Fault("write", ".cleaned", times=1))
+    with pytest.raises(OSError, match="space"):
+        clean(cleaner)
+    assert content(log) == before
+    assert not cleaner.step(NOW + 999), "it looks again later"
+    clean(cleaner, NOW + 1000)
+    assert len(records(log)) < 20
+
+
+def test_a_clients_batch_has_no_delete_horizon(tmp_path):
+    log = users_log(tmp_path)
+    rejected = append(log, batch(1, attributes=0x40))
+    assert rejected.error == ErrorCode.INVALID_RECORD
+    assert "delete horizon" in rejected.error_message
+
+
+def test_what_a_slice_points_into_stays(tmp_path):
+    log = users_log(tmp_path)
+    fill(log)
+    result = log.reader.read(0, 1 << 20, end_offset=50)
+    before = b"".join(part.read() for part in result.slices)
+    clean(cleaner_of(QuickDisk(), log))
+    assert b"".join(part.read() for part in result.slices) == before
+    result.release()
+
+
+def test_a_cut_makes_dirty_what_comes_after_it(tmp_path):
+    log = users_log(tmp_path)
+    fill(log)
+    cleaner = cleaner_of(QuickDisk(), log)
+    log.calls.on_cut = lambda log, offset: cleaner.was_cut(log.topic_partition, offset)
+    clean(cleaner)
+    end = cleaner.progress()[TP]
+    cut = log.truncation.truncate_to(end - 7, now_ms=NOW)
+    assert cleaner.progress()[TP] == cut < end
+    fill(log, start=50)
+    clean(cleaner)
+    closed = [r.key for r in records(log) if r.offset < log.segments.active.base_offset]
+    assert len(closed) == len(set(closed))
+
+
+# ---- stores
+
+
+def store_of(path, disk=None, **changes):
+    settings = {"log_segment_bytes": 700, "log_index_interval_bytes": 64, "log_cleaner_backoff_ms": 0, **changes}
+    broker = BrokerConfig(broker_id=1, zookeeper_connect="z:1", log_dirs=(str(path),), **settings)
+    store = LogStore(broker, disk or QuickDisk(), ManualClock(), cluster_id="c")
+    store.load()
+    return store
+
+
+def compacting(store):
+    return store.create(TP, None, config(**{**COMPACT, "segment_bytes": 700, "min_cleanable_dirty_ratio": 0.0}))
+
+
+def tick(store, times=40, now_ms=NOW):
+    for _ in range(times):
+        store.tick(now_ms)
+
+
+def test_holes_are_no_damage_after_a_crash_although_the_settings_are_not_known_yet(tmp_path):
+    """A store is loaded before the topics' settings are."""
+    store = store_of(tmp_path)
+    log = compacting(store)
+    fill(log)
+    tick(store)
+    assert len(records(log)) < 20
+    kept, end = content(log), log.log_end_offset
+    log.abandon()
+    store.close(clean=False)
+    for again in range(2):
+        store = store_of(tmp_path)
+        log = store.get(TP)
+        log.appender.set_high_watermark(1 << 40)
+        assert "compact" not in log.config.cleanup_policy
+        assert (content(log), log.log_end_offset) == (kept, end), again
+        store.close(clean=False)
+
+
+def test_a_follower_gets_holes_from_its_leader(tmp_path):
+    store = store_of(tmp_path / "leader")
+    leader = compacting(store)
+    fill(leader)
+    tick(store)
+    data = content(leader)
+    store.close()
+    store = store_of(tmp_path / "follower")
+    follower = compacting(store)
+    assert follower.appender.append_as_follower(memoryview(data), now_ms=NOW).error == ErrorCode.NONE
+    follower.appender.set_high_watermark(1 << 40)
+    assert follower.log_end_offset == 50, "the leader's end, though what was last in a segment may be gone"
+    store.close(clean=False)
+    store = store_of(tmp_path / "follower")
+    again = store.get(TP)
+    again.appender.set_high_watermark(1 << 40)
+    assert content(again) == data
+    store.close()
+
+
+def test_progress_is_checkpointed_and_outlives_neither_its_topic_nor_damage(tmp_path):
+    store = store_of(tmp_path)
+    log = compacting(store)
+    fill(log)
+    tick(store)
+    end = log.segments.active.base_offset
+    store.close()
+    path = tmp_path / CLEANER_CHECKPOINT
+    assert decode_offsets(path.read_bytes(), "") == {TP: end}
+    assert path.read_text() == f"0\n1\nusers 0 {end}\n"
+    store = store_of(tmp_path)
+    log = compacting(store)
+    log.appender.set_high_watermark(1 << 40)
+    size = log.size_bytes
+    tick(store)
+    assert log.size_bytes == size, "nothing is cleaned twice"
+    store.delete(TP)
+    store.checkpoint()
+    assert decode_offsets(path.read_bytes(), "") == {}
+    log = compacting(store)
+    fill(log)
+    tick(store)
+    kept = content(log)
+    store.close(clean=False)
+    path.write_bytes(b"damaged")
+    store = store_of(tmp_path)
+    log = store.get(TP)
+    log.appender.set_high_watermark(1 << 40)
+    assert content(log) == kept
+    store.close()
+
+
+def test_old_segments_are_not_deleted_under_a_pass(tmp_path):
+    store = store_of(tmp_path, log_retention_check_interval_ms=1)
+    log = store.create(
+        TP, None,
+        config(cleanup_policy=("compact", "delete"), segment_bytes=700, retention_ms=10, min_cleanable_dirty_ratio=0.0),
+    )  # fmt: skip
+    fill(log)
+    store.tick(NOW)
+    now_ms = NOW + 11
+    store.tick(now_ms)
+    seen = 0
+    while store.cleaner.is_cleaning(TP):
+        assert log.log_start_offset == 0
+        now_ms += 2
+        store.tick(now_ms)
+        seen += 1
+    assert seen
+    tick(store, 5, now_ms + 100)
+    assert log.log_start_offset == 50
+    store.close()
+
+
+def _history(store, rng):
+    """Writes, transactions, passes and checkpoints; yields after each with the table that must be there."""
+    log, now_ms, sequence = compacting(store), NOW, 0
+    log.config = config(
+        **{**COMPACT, "segment_bytes": 700, "min_cleanable_dirty_ratio": 0.0, "delete_retention_ms": 1000}
+    )
+    for number in range(110):
+        write(log, (f"k{rng.randrange(6)}", None if rng.random() < 0.3 else f"{number}"), now_ms=now_ms)
+        if number % 5 == 0:
+            append_txn(log, 7, 0, sequence, key=b"t", value=b"%d" % number)
+            sequence += 1
+            end_txn(log, 7, 0, commit=number % 2 == 0)
+        if number % 10 == 9:
+            now_ms += rng.choice((100, 1500))
+            log.flusher.flush()
+            yield log
+            tick(store, 30, now_ms)
+            if number % 20 == 9:
+                store.checkpoint()
+            yield log
+
+
+def _committed(log):
+    """The table, and the tombstones and last records that are there."""
+    aborted = [(entry.producer_id, entry.first_offset, entry.last_offset) for entry in log.reader.aborted_entries()]
+    table = {}
+    for record in records(log):
+        if record.key == b"t" and any(first <= record.offset <= last for _, first, last in aborted):
+            continue
+        if record.value is None:
+            table.pop(record.key, None)
+        else:
+            table[record.key] = record.value
+    return table
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_power_loss_at_any_write_of_a_pass(tmp_path, seed):
+    """What was flushed is there with the same last values, whatever part of passes and checkpoints was lost."""
+    rng = random.Random(seed)
+    disk = RecordingDisk()
+    root = tmp_path / "store"
+    root.mkdir()
+    store = store_of(root, disk)
+    moments = [(len(disk.ops), log.log_end_offset, _committed(log)) for log in _history(store, rng)]
+    assert any(op.kind == "rename" and op.to.endswith(".swap") for op in disk.ops)
+    pairs = [(before, after) for before, after in pairwise(moments) if before[1] == after[1]]
+    assert len(pairs) > 5, "between these are passes, and no appends"
+    for number in range(IMAGES):
+        (begin, end, table), (last, _, same) = rng.choice(pairs)
+        assert table == same, "a pass changes no last value"
+        crash = rng.randint(begin, last)
+        target = tmp_path / "image"
+        image(disk.ops, crash, rng, str(root), target)
+        again = store_of(target)
+        log = again.get(TP)
+        log.appender.set_high_watermark(1 << 40)
+        assert log.log_end_offset == end, (number, crash)
+        assert _committed(log) == table, (number, crash)
+        bases = [segment.base_offset for segment in log.segments]
+        ends = [max([h.last_offset for _, h in segment.headers()], default=-1) for segment in log.segments]
+        assert all(last < base for last, base in zip(ends, bases[1:], strict=False)), "two files for one range"
+        assert not list((target / str(TP)).glob("*.swap"))
+        log.config = store.get(TP).config
+        tick(again, 30, NOW + 10_000)
+        assert _committed(log) == table
+        assert append(log, batch(1), origin=Origin.COORDINATOR).first_offset == end
+        again.close(clean=False)
+        shutil.rmtree(target)
+    store.close(clean=False)
+
+
+def test_the_images_show_a_swap_that_is_not_durable(tmp_path, monkeypatch):
+    """A rewritten segment without fsync must be caught."""
+    monkeypatch.setattr("brokers.log.segment.Segment.sync", lambda self: self.flush_indexes())
+    with pytest.raises((AssertionError, KeyError)):
+        test_power_loss_at_any_write_of_a_pass(tmp_path, 0)
