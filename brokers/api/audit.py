@@ -91,17 +91,22 @@ class Audit:
 
     async def _execute(self, handler: Handler, request: Any, context: Context) -> Done:
         key, version = context.api_key, context.api_version
-        if self.must_refuse(context, count_of_changes(key, request)):
+        changes = count_of_changes(key, request)
+        if self.must_refuse(context, changes):
             context.services = replace(context.services, access=Access(_NoRights()))
             return Done(await _response(handler(request, context), context))
         context.source = None  # what is begun is done and recorded, whether the client waits for it or not
+        self.trail.reserve(changes)
         try:
-            response = await _response(handler(request, context), context)
-        except BaseException:
-            await self._record(failed_changes(key, ErrorCode.UNKNOWN_SERVER_ERROR), context)
-            raise
-        decoded = messages.decode_response(key, version, response) if isinstance(response, bytes) else response
-        await self._record(changes_of(key, request, decoded), context)
+            try:
+                response = await _response(handler(request, context), context)
+            except BaseException:
+                await self._record(failed_changes(key, ErrorCode.UNKNOWN_SERVER_ERROR), context)
+                raise
+            decoded = messages.decode_response(key, version, response) if isinstance(response, bytes) else response
+            await self._record(changes_of(key, request, decoded), context)
+        finally:
+            self.trail.reserve(-changes)
         return Done(response)
 
     def must_refuse(self, context: Context, changes: int) -> bool:

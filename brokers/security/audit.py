@@ -63,9 +63,9 @@ _TYPES_OF_APIS: Final[Mapping[EventType, tuple[int, ...]]] = {
     EventType.PRODUCE: (0, 22, 24, 25, 26, 28, 12001, 12002, 12003, 12005),
     EventType.CONSUME: (1, 8, 11, 13, 14),
     EventType.HEARTBEAT: (12, 68, 76, 12004),
-    EventType.DESCRIBE: (2, 3, 9, 10, 15, 16, 18, 23, 29, 32, 35, 46, 48, 50, 60, 61, 65, 66, 74, 75, 12006),
+    EventType.DESCRIBE: (2, 3, 9, 10, 15, 16, 18, 23, 29, 32, 35, 41, 46, 48, 50, 60, 61, 65, 66, 74, 75, 12006),
     EventType.AUTHENTICATE: (17, 36),
-    EventType.MANAGEMENT: (7, 19, 20, 21, 27, 30, 31, 33, 34, 37, 42, 43, 44, 45, 47, 49, 51, 12000, 12007),
+    EventType.MANAGEMENT: (7, 19, 20, 21, 27, 30, 31, 33, 34, 37, 38, 39, 40, 42, 43, 44, 45, 47, 49, 51, 12000, 12007),
 }
 EVENT_TYPES: Final = {key: kind for kind, keys in _TYPES_OF_APIS.items() for key in keys}
 """The type of event for each API's key."""
@@ -190,6 +190,7 @@ class AuditTrail:
         self._aggregates: dict[_Key, _Aggregate] = {}
         self._queue: deque[bytes] = deque()
         self._queued_bytes = 0
+        self._reserved = 0
         self._numbers = 0
         self._login_second = 0
         self._refused_logins = 0
@@ -229,7 +230,11 @@ class AuditTrail:
         """Whether a request with so many changes may be executed; asked before, as an event comes after."""
         if self._settings.on_full is OnFull.DROP or EventType.MANAGEMENT not in self._settings.types:
             return True
-        return self._queued_bytes + changes * EVENT_BYTES <= self._settings.queue_bytes_max
+        return self._queued_bytes + self._reserved + changes * EVENT_BYTES <= self._settings.queue_bytes_max
+
+    def reserve(self, changes: int) -> None:
+        """Keeps room for the changes of a request that is executed now; a negative number gives it back."""
+        self._reserved += changes * EVENT_BYTES
 
     def record_change(self, caller: Caller, api: str, change: Change, wall_ms: int) -> None:
         """Keeps what a management request did. What :meth:`has_room` let in has its place."""

@@ -206,6 +206,11 @@ def _alter_users(request: Any, response: Any) -> Changes:
     return _named("User", _ALTER, names, _codes(response.results, "user"))
 
 
+def _tokens(request: Any, response: Any) -> Changes:
+    kind = TYPE_NAMES.get(ResourceType.DELEGATION_TOKEN, "DelegationToken")
+    yield Change(kind, "", _ALTER, _error(response.error_code))
+
+
 # ---------------------------------------------------------------- what only brokers do
 
 
@@ -227,6 +232,9 @@ _READERS: Final[dict[int, tuple[str, _Reader]]] = {
     33: ("resources", _alter_configs),
     34: ("dirs", _move_directories),
     37: ("topics", _create_partitions),
+    38: ("", _tokens),
+    39: ("", _tokens),
+    40: ("", _tokens),
     42: ("groups_names", _delete_groups),
     43: ("topic_partitions", _elect_leaders),
     44: ("resources", _alter_configs),

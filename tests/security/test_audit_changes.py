@@ -88,6 +88,15 @@ def test_what_was_let_in_has_its_place() -> None:
     assert not trail.has_room(9)
 
 
+def test_requests_that_are_executed_together_share_the_room() -> None:
+    trail = trail_of(on_full=OnFull.REFUSE, queue_bytes_max=10_000)
+    trail.reserve(5)
+    assert not trail.has_room(5)
+    assert trail.has_room(4)
+    trail.reserve(-5)
+    assert trail.has_room(9)
+
+
 def test_names_of_events_differ() -> None:
     trail = trail_of()
     for _ in range(100):
