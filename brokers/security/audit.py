@@ -253,7 +253,7 @@ class AuditTrail:
     def record_login(
         self, principal: str, host: str, protocol: str, succeeded: bool, detail: str, wall_ms: int
     ) -> bool:
-        """Keeps a login or its failure; ``protocol`` as in ``SASL_SSL/SCRAM-SHA-256``. As :meth:`record` otherwise."""
+        """Keeps a login or its failure; ``protocol`` as in ``SSL/CERTIFICATE``. As :meth:`record` otherwise."""
         if EventType.AUTHENTICATE not in self._settings.types or principal in self._settings.excluded_principals:
             return True
         if not succeeded and not self._may_keep_refusal(wall_ms):

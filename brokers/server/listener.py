@@ -29,7 +29,7 @@ from brokers.server.login import ConnectionLogin, LoginGate
 from brokers.server.purgatory import Purgatory
 from brokers.server.reserve import MAX_WAITING, PlainFirstBytes, Reserve
 from brokers.server.tls_connection import TlsConnection
-from brokers.server.tls_handshakes import Handshake, Handshakes, Opened
+from brokers.server.tls_handshakes import CERTIFICATE_LOGIN, Handshake, Handshakes, Opened
 from brokers.server.tls_listeners import CertificateWatch, TlsListener
 from brokers.server.tls_transport import TlsBlocks, TlsTransport
 
@@ -157,6 +157,7 @@ class Server:
         self.loop = services.loop
         self.clock = services.clock
         self.metrics = services.metrics
+        self._audit = services.audit
         self.quiet = QuietLog(services.clock.mono_ms)
         self.read_ahead = ReadAhead(self.loop)
         self.timers = services.timers
@@ -181,7 +182,9 @@ class Server:
 
     def _begin_tls(self) -> None:
         self._tls_blocks = TlsBlocks()
-        self._handshakes = Handshakes(self.loop, self.timers, self.clock, self.quiet, self.metrics)
+        self._handshakes = Handshakes(
+            self.loop, self.timers, self.clock, self.quiet, self.metrics, self._audit
+        )  # fmt: skip
         self._certificates = CertificateWatch(
             self._tls, self._handshakes.workers, loop=self.loop, timers=self.timers, clock=self.clock,
             metrics=self.metrics,
@@ -361,6 +364,10 @@ class Server:
         self, sock: socket.socket, peer: Peer, login: ConnectionLogin | None, transport: TlsTransport, opened: Opened
     ) -> None:
         if opened.principal is not None:
+            if self._audit is not None and not self._audit.logged_in(peer, opened.principal, CERTIFICATE_LOGIN):
+                transport.close()  # it cannot be recorded
+                self._left(peer)
+                return
             peer = peer._replace(principal=opened.principal)
         self._connections[peer.id] = TlsConnection(self, sock, peer, login, transport)
         self.metrics.connections.set(len(self._connections))

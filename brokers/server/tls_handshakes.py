@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from brokers.api.base import ClientConnection
 from brokers.security.principals import BadPrincipal, NoRuleMatches
 from brokers.security.tls import (
     NO_TLS_ALERT,
@@ -32,6 +33,7 @@ from brokers.security.tls import (
 if TYPE_CHECKING:
     import asyncio
 
+    from brokers.api.base import Auditor
     from brokers.metrics import Metrics
     from brokers.model import Clock
     from brokers.server.limits import QuietLog
@@ -46,6 +48,11 @@ ROOM_MS: Final = 250
 WORKERS: Final = 2
 UNSENT_BYTES_MAX: Final = 64 * 1024
 """The own chain has ten certificates at most; a peer that reads nothing of a flight that long is closed."""
+
+
+CERTIFICATE_LOGIN: Final = "CERTIFICATE"
+"""How a client with a certificate logs in, beside the mechanisms of SASL, in the audit."""
+_REFUSED_LOGINS: Final = frozenset({TlsProblem.CERTIFICATE, TlsProblem.NO_CERTIFICATE})
 
 
 class Opened(NamedTuple):
@@ -91,13 +98,20 @@ class Handshakes:
     """All handshakes of a server. Loop thread only, but for the steps in workers."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, timers: Timers, clock: Clock, quiet: QuietLog, metrics: Metrics
+        self,
+        loop: asyncio.AbstractEventLoop,
+        timers: Timers,
+        clock: Clock,
+        quiet: QuietLog,
+        metrics: Metrics,
+        audit: Auditor | None,
     ) -> None:
         self._loop = loop
         self._timers = timers
         self._clock = clock
         self._quiet = quiet
         self._metrics = metrics
+        self._audit = audit
         self._under_way_max = UNDER_WAY_MAX
         self._all: set[Handshake] = set()
         self._engines = 0
@@ -282,8 +296,10 @@ class Handshakes:
         self.drop(handshake)
 
     def refused(self, listener: TlsListener, host: str, failure: TlsFailure) -> None:
-        """Count and log what ended TLS with a client."""
+        """Count and log what ended TLS with a client, and record certificates that are not accepted."""
         self._metrics.refused.labels("handshake").inc()
+        if self._audit is not None and failure.problem in _REFUSED_LOGINS:
+            self._audit.login_refused(ClientConnection(-1, listener.name, host), CERTIFICATE_LOGIN, str(failure))
         text: object = failure
         if failure.problem is TlsProblem.NOT_TLS:
             text = f"the client does not speak TLS: set security.protocol={listener.protocol} at the client"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import socket
 import ssl
@@ -15,7 +16,9 @@ from typing import Any
 import pytest
 
 import wire.messages as m
+from brokers.api.audit import Audit
 from brokers.api.base import Done
+from brokers.security.audit import AuditSettings, EventType, Source
 from brokers.server import tls_handshakes, tls_listeners
 from brokers.server.reserve import CONNECTIONS_PER_BROKER, MAX_WAITING
 from tests.server.memory import rss_mib
@@ -226,6 +229,22 @@ def test_caps_count_handshakes_and_are_given_back(certificates: Certificates) ->
         assert is_served(server, certificates)
         silent[2].close()
         server.until(lambda: server.server._caps.count == 0, "all places")
+
+
+def test_logins_by_certificate_are_audited(certificates: Certificates) -> None:
+    server = RunningServer({HEARTBEAT: beat}, tls=[certificates.listener("SSL", "required")])
+    settings = AuditSettings(types=frozenset({EventType.AUTHENTICATE}))
+    server.audit = Audit(settings, Source("cluster", 1, "1"), server.clock, "User:broker", lambda listener: listener)
+    with server:
+        assert server.client("SSL", certificates.client(certificates.alice)).ask(REQUEST, 4).error_code == 0
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            server.client("SSL", certificates.client(certificates.mallory)).ask(REQUEST, 4)
+        server.until(lambda: server.refused("handshake") == 1, "the refusal")
+        accepted, refused = (json.loads(event) for event in server.audit.trail.pending(10**6))
+    assert (accepted["user"]["name"], accepted["status_id"]) == ("CN=alice,O=fleet", 1)
+    assert (accepted["auth_protocol"], accepted["is_cleartext"]) == ("SSL/CERTIFICATE", False)
+    assert (refused["status_id"], refused["src_endpoint"]) == (2, {"ip": "127.0.0.1"})
+    assert "the peer's certificate is not accepted" in refused["status_detail"]
 
 
 def named(client_id: str) -> bytes:

@@ -14,6 +14,7 @@ from typing import Any
 import uvloop
 
 import wire.messages as m
+from brokers.api.audit import Audit
 from brokers.api.disconnects import Disconnects
 from brokers.config import load_config
 from brokers.metrics import Metrics
@@ -45,6 +46,7 @@ class RunningServer:
         self.server = Server(self.config)
         self.tls = {one.name: one for one in tls or []}
         self.logins = logins or {}
+        self.audit: Audit | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._started: Future[None] = Future()
         self.loop: asyncio.AbstractEventLoop | None = None
@@ -63,7 +65,7 @@ class RunningServer:
                 metrics=self.metrics,
                 metadata=self.metadata,
                 replicas=None,
-                audit=None,
+                audit=self.audit,
                 disconnects=Disconnects(),
                 metering=None,
             )
