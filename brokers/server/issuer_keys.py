@@ -183,7 +183,7 @@ class IssuerKeys:
                 logger.exception("following the keys of an issuer failed; fetching them again")
             waiting, self._waiting = self._waiting, []
             for resume in waiting:
-                resume()
+                asyncio.get_running_loop().call_soon(resume)  # what fails there does not end this task
 
     async def _refresh(self) -> None:
         """Raises KeysUnavailable."""

@@ -213,6 +213,22 @@ def test_librdkafka_before_2_6_1_repeats_its_nonce_once() -> None:
         assert str(refused(challenged(), proven(right.replace(b"r=" + own, wrong)))) == WRONG
 
 
+def test_a_credential_that_changes_during_the_login() -> None:
+    """Its connection would be open although those of the withdrawn credential were closed a moment before."""
+    for after in ({}, {"user": credential_of(SHA_256, "pencil", b"another salt", 4096)}):
+        users = {"user": PENCIL}
+        server = challenged(users)
+        users.clear()
+        users |= after
+        assert "changed during the login" in refused(server, CLIENT_FINAL).detail
+    assert challenged({"user": PENCIL}).evaluate(CLIENT_FINAL).authenticated
+
+
+def test_an_unknown_user_is_asked_for_as_many_iterations_as_most() -> None:
+    server = ScramServer(SHA_256, {}.get, lambda: SERVER_NONCE, b"fake", 8192)
+    assert server.evaluate(CLIENT_FIRST).response.endswith(b",i=8192")
+
+
 def test_a_recorded_login_cannot_be_replayed() -> None:
     server = server_of(nonce="another")
     server.evaluate(CLIENT_FIRST)
