@@ -99,6 +99,8 @@ class Truncation:
         log = self._log
         self._tell_of_cut(offset)
         log.log_start_offset = log.log_end_offset = log.recovery_point = log.high_watermark = offset
+        # What was saved may have been the name of a segment that is gone.
+        log.calls.saved_start = min(log.calls.saved_start, offset)
         log.epochs.clear()
         log.save_epochs()
         log.producers.clear()

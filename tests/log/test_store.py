@@ -262,6 +262,23 @@ def test_a_saved_start_outlives_a_kill_and_not_its_log(tmp_path):
     end.close()
 
 
+def test_a_start_above_the_batch_at_which_a_log_restarted_is_saved(tmp_path):
+    """A follower begins at its leader's start, and again at the batch in which that start lies."""
+    store = _started(tmp_path)
+    log = _create(store, A)
+    log.truncation.restart_at(11)
+    log.truncation.save_start()  # the name of the segment says it
+    log.truncation.restart_at(9)
+    append(log, batch(4))
+    log.appender.set_high_watermark(13)
+    log.truncation.raise_start(11)
+    log.truncation.save_start()
+    store.close(clean=False)
+    again = _started(tmp_path)
+    assert again.get(A).log_start_offset == 11
+    again.close()
+
+
 def test_a_start_that_is_saved_is_not_overtaken_by_the_checkpoint_under_way(tmp_path):
     store, log = _flushed(tmp_path)
     store.tick(NOW + 60_000)
