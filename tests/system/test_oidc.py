@@ -22,8 +22,10 @@ from kafka.net.sasl.oauth import AbstractTokenProvider
 from brokers.security.oauthbearer import VerifiedToken, token_message
 from brokers.security.token_claims import TokenRules
 from brokers.security.token_signatures import checked_token, parse_keys, token_header
+from tests.support.certificates import Authority
 from tests.support.fleet import Fleet
 from tests.support.issuer import CLIENT_ID, CLIENT_SECRET, Issuer, key_for, public_document, signed, unsigned
+from tests.support.ports import free_port
 from tests.support.sasl_wire import RawLogin
 from tests.support.secured import MECHANISMS, secured_fleet
 from tests.support.waiting import eventually
@@ -269,6 +271,29 @@ def test_a_broker_without_the_issuer_does_not_start(tmp_path: Path, issuer: Issu
         assert process is not None
         assert process.wait(60) != 0
         assert "listener INSIDE: the issuer's keys at http://127.0.0.1:1/keys cannot be" in broker.log_file.read_text()
+    finally:
+        fleet.close()
+
+
+def test_over_tls(tmp_path: Path, issuer: Issuer) -> None:
+    """A listener with SASL_SSL that takes tokens only, beside the brokers' own."""
+    authority, port = Authority(tmp_path, "authority"), free_port()
+    fleet = secured_fleet(tmp_path / "fleet", 1, **{
+        "listener.security.protocol.map": "INSIDE:SASL_PLAINTEXT,OUT:SASL_SSL", "inter.broker.listener.name": "INSIDE",
+        "listener.name.out.ssl.keystore.type": "PEM",
+        "listener.name.out.ssl.keystore.location": authority.pair("/CN=broker").store(tmp_path / "broker.pem"),
+        "listener.name.out.sasl.enabled.mechanisms": "OAUTHBEARER", **issuer.settings("out"),
+    })  # fmt: skip
+    file = fleet.brokers[0].config_file
+    inside = f"listeners=INSIDE://{fleet.brokers[0].address}"
+    file.write_text(file.read_text().replace(inside, f"{inside},OUT://127.0.0.1:{port}"))
+    try:
+        fleet.start()
+        client = {
+            **librdkafka(fleet, issuer), "bootstrap.servers": f"127.0.0.1:{port}", "security.protocol": "SASL_SSL",
+            "ssl.ca.location": authority.file,
+        }  # fmt: skip
+        assert round_trip("tls", client) == b"v"
     finally:
         fleet.close()
 
