@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from brokers.security.mechanisms import AuthenticationFailed, Deferred, Step
 from brokers.security.oauthbearer import (
@@ -144,3 +146,17 @@ def test_a_renewal_as_another_subject_fails() -> None:
     logins.sasl.handshake(1, "OAUTHBEARER")
     answer = logins.send(token_message(TOKEN), VerifiedToken("bob", WALL_MS + 7000))
     assert answer.error is ErrorCode.SASL_AUTHENTICATION_FAILED
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=120))
+def test_any_bytes_are_refused_or_a_token_but_never_a_login(message: bytes) -> None:
+    for sent in (message, b"n,,\x01auth=Bearer " + message + b"\x01\x01"):
+        try:
+            found = OauthBearerServer(lambda _token, done: done(BadToken("any"))).evaluate(sent)
+        except AuthenticationFailed:
+            continue
+        assert isinstance(found, Deferred)
+        steps: list[Step | AuthenticationFailed] = []
+        found.begin(steps.append)
+        assert steps == [Step(b'{"status": "invalid_token"}')]
