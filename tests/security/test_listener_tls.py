@@ -70,7 +70,6 @@ def test_settings_of_tls_have_an_effect_where_a_listener_has_it() -> None:
          r"^listener.name.out.ssl.keystore.password='.hidden.': a PEM store has no password"),
         (LISTENERS + STORE + "listener.name.out.ssl.enabled.protocols=TLSv1.1\n",
          r"^listener.name.out.ssl.enabled.protocols='TLSv1.1': TLSv1.1 is not served: name some of TLSv1.2, TLSv1.3"),
-        ("listeners=SSL://127.0.0.1:1\n", r"^f:4?.*brokers use listener SSL, whose security protocol is SSL, and do"),
         ("security.inter.broker.protocol=SASL_SSL\n", r"f:4: security.*none of listeners"),
     ],
 )  # fmt: skip

@@ -19,8 +19,8 @@ from tests.support.tls_fleet import TlsFleet
 from tests.support.tls_listeners import Certificates, engines, hello, waiting
 from wire.apis import APIS
 
-FRAMES = 5_000
-HANDSHAKES = 5_000
+FRAMES = 3_000
+HANDSHAKES = 3_000
 GROWTH_MIB_MAX = 64
 SLOWEST_S = 5.0
 """Of the canary, on a machine that is shared: a broker that stands still would take longer."""
