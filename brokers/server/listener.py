@@ -307,7 +307,8 @@ class Server:
         self, number: int, endpoint: Endpoint, sock: socket.socket, host: str, refuse: Callable[[], None]
     ) -> None:
         """What it says first cannot be read before a handshake, of which there are a few beside the caps."""
-        if self._handshakes is None or not self._reserve.wanted:
+        theirs = endpoint.listener == self._inter_broker_listener  # no broker comes to another one
+        if self._handshakes is None or not theirs or not self._reserve.wanted:
             refuse()
             return
         if len(self._beside_caps) >= MAX_WAITING:

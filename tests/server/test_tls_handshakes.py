@@ -247,13 +247,27 @@ def test_logins_by_certificate_are_audited(certificates: Certificates) -> None:
     assert "the peer's certificate is not accepted" in refused["status_detail"]
 
 
+def test_no_room_is_kept_where_no_broker_comes(certificates: Certificates) -> None:
+    """A handshake would cost more than to refuse the connection."""
+    with RunningServer({HEARTBEAT: beat}, {"max.connections": "1"}, [certificates.listener()]) as server:
+        server.call(lambda: setattr(server.metadata, "brokers", dict.fromkeys((1, 2, 3))))
+        first = server.client("SSL", certificates.client())
+        server.until(lambda: len(server.server) == 1, "the first")
+        with raw(server) as second:
+            assert everything(second) == b""
+        assert server.refused("connections") == 1
+        assert waiting(server) == 0
+        assert first.ask(REQUEST, 4).error_code == 0
+
+
 def named(client_id: str) -> bytes:
     return m.encode_request(HEARTBEAT, 4, 5, client_id, REQUEST)
 
 
 def test_other_brokers_have_room_beside_the_caps(certificates: Certificates) -> None:
     context = certificates.client()
-    with RunningServer({HEARTBEAT: beat}, {"max.connections": "1"}, [certificates.listener()]) as server:
+    settings = {"max.connections": "1", "listeners": "SSL://127.0.0.1:0"}
+    with RunningServer({HEARTBEAT: beat}, settings, [certificates.listener()]) as server:
         first = server.client("SSL", context)
         server.until(lambda: len(server.server) == 1, "the first")
         with raw(server) as alone:

@@ -55,8 +55,12 @@ class RunningServer:
         self.loop = uvloop.new_event_loop()
         asyncio.set_event_loop(self.loop)
         try:
-            secured = [Endpoint(one.name, "127.0.0.1", 0, one.protocol) for one in self.tls.values()]
-            self.server.bind([*self.config.listener_endpoints(), *secured])
+            configured = self.config.listener_endpoints()
+            names = {endpoint.listener for endpoint in configured}
+            secured = [
+                Endpoint(one.name, "127.0.0.1", 0, one.protocol) for one in self.tls.values() if one.name not in names
+            ]
+            self.server.bind([*configured, *secured])
             services: Any = SimpleNamespace(
                 config=self.config,
                 clock=self.clock,
