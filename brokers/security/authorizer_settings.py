@@ -50,22 +50,24 @@ def inter_broker_principal(config: BrokerConfig) -> str:
 
     Reads the certificate, if they ask for it. Raises ConfigError.
     """
+    return str(_own_principal(config) or ANONYMOUS)
+
+
+def _own_principal(config: BrokerConfig) -> Principal | None:
     own = login_settings(config).own
-    if own is not None:
-        return str(Principal(USER, own.user))
-    return str(certificate_principal(config) or ANONYMOUS)
+    return certificate_principal(config) if own is None else Principal(USER, own.user)
 
 
 def broker_principals(config: BrokerConfig) -> frozenset[str]:
-    """Without an authorizer: the principals that may do what brokers do; empty where brokers don't log in.
+    """Without an authorizer: the principals that may do what brokers do; empty where brokers are as all clients.
 
-    They are this broker's own one, and those of super.users: brokers that log in as another one are named there.
-    Raises ConfigError.
+    They are this broker's own one, of its login or certificate, and those of super.users: brokers with another one are
+    named there. Raises ConfigError.
     """
-    own = login_settings(config).own
+    own = _own_principal(config)
     if own is None:
         return frozenset()
-    return parse_super_users(dict(config.given).get("super.users", "")) | {str(Principal(USER, own.user))}
+    return parse_super_users(dict(config.given).get("super.users", "")) | {str(own)}
 
 
 def cannot_replicate(principal: str) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from brokers.config import BrokerConfig, load_config
-from brokers.security.authorizer_settings import inter_broker_principal
+from brokers.security.authorizer_settings import broker_principals, inter_broker_principal
 from brokers.security.followed_contexts import FollowedContexts
 from brokers.security.peer_tls import inter_broker_contexts
 from brokers.setting_kinds import ConfigError
@@ -51,6 +51,13 @@ def test_the_principal_is_that_of_the_own_certificate(files: Files) -> None:
     assert inter_broker_principal(files.config(files.one, ssl_client_auth="none")) == "User:ANONYMOUS"
     with pytest.raises(ConfigError, match=r"ssl.principal.mapping.rules='': has no rule for the broker's own"):
         inter_broker_principal(files.config(files.one, ssl_principal_mapping_rules="RULE:^CN=two$/$0/"))
+
+
+def test_without_an_authorizer_what_brokers_do_is_for_their_certificates(files: Files) -> None:
+    both = {"User:CN=one,O=fleet", "User:CN=two,O=fleet"}
+    assert broker_principals(files.config(files.one, super_users="User:CN=two,O=fleet")) == both
+    assert broker_principals(files.config(files.one)) == {"User:CN=one,O=fleet"}
+    assert broker_principals(files.config(files.one, ssl_client_auth="none")) == frozenset()
 
 
 def test_a_listener_without_tls_needs_none(files: Files) -> None:

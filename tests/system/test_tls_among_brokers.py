@@ -22,10 +22,11 @@ from tests.support.waiting import eventually
 pytestmark = [pytest.mark.zookeeper, pytest.mark.slow]
 
 RECORDS = 600
+AUTHORIZER = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
 
 
-def tls_fleet(directory: Path, made: Certificates, protocol: str) -> Fleet:
-    """Not started. The authorizer lets the brokers' principal and alice's do all, and no other."""
+def tls_fleet(directory: Path, made: Certificates, protocol: str, authorizer: str) -> Fleet:
+    """Not started. An authorizer lets the brokers' principal and alice's do all, and no other."""
     fleet = Fleet(directory, 0)
     own = directory / "broker.pem"
     shutil.copy(made.broker_file, own)
@@ -40,8 +41,8 @@ def tls_fleet(directory: Path, made: Certificates, protocol: str) -> Fleet:
         "inter.broker.listener.name": "INSIDE",
         "ssl.keystore.type": "PEM", "ssl.keystore.location": own,
         "ssl.truststore.type": "PEM", "ssl.truststore.location": made.authority.file,
-        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-        "super.users": principals,
+        "authorizer.class.name": authorizer,
+        **({"super.users": principals} if authorizer else {}),
     }  # fmt: skip
     fleet.brokers = [Broker(fleet, number) for number in (1, 2, 3)]
     for broker in fleet.brokers:
@@ -63,10 +64,10 @@ def client_settings(fleet: Fleet, made: Certificates, protocol: str) -> dict[str
     return found | {"sasl.mechanism": "SCRAM-SHA-512", "sasl.username": USER, "sasl.password": PASSWORD}
 
 
-@pytest.mark.parametrize("protocol", ["SSL", "SASL_SSL"])
-def test_three_brokers_secured_and_a_kill(tmp_path: Path, protocol: str) -> None:
+@pytest.mark.parametrize(("protocol", "authorizer"), [("SSL", AUTHORIZER), ("SASL_SSL", AUTHORIZER), ("SSL", "")])
+def test_three_brokers_secured_and_a_kill(tmp_path: Path, protocol: str, authorizer: str) -> None:
     made = Certificates(tmp_path)
-    fleet = tls_fleet(tmp_path / "fleet", made, protocol)
+    fleet = tls_fleet(tmp_path / "fleet", made, protocol, authorizer)
     try:
         fleet.start()
         client = client_settings(fleet, made, protocol)
