@@ -17,6 +17,8 @@ from tests.support.waiting import eventually
 pytestmark = [pytest.mark.zookeeper, pytest.mark.slow]
 
 SESSION_MS = 3_000
+CLIENT_TIMEOUTS = {"socket.timeout.ms": 5_000, "request.timeout.ms": 5_000}
+"""A request that the held broker has is sent to its successor after that time; by default after a minute."""
 
 
 @pytest.fixture
@@ -57,7 +59,8 @@ def test_a_loop_that_stands_still_loses_its_leadership_and_does_not_lead_when_it
     assert isolated.flush(30) == 0
     assert told == [None]
     hold = held.config_file.with_suffix(".hold")
-    with Load(",".join(broker.address for broker in others), "t").running() as load:
+    others_addresses = ",".join(broker.address for broker in others)
+    with Load(others_addresses, "t", **CLIENT_TIMEOUTS).running() as load:
         load.wait_acks(200, "before")
         hold.touch()
         held.signal(signal.SIGUSR1)
