@@ -67,7 +67,10 @@ def _asked(client: Client, group: str) -> tuple[ErrorCode, Fence | None]:
     for topic in one.topics if code is ErrorCode.NONE else ():
         for part in topic.partitions:
             code = ErrorCode(part.error_code)
-            return code, Fence.decode(part.committed_offset, part.metadata) if code is ErrorCode.NONE else None
+            if code is not ErrorCode.NONE:
+                return code, None
+            # librdkafka (seen in 2.16) commits metadata together with the end of its C string, and reads up to there.
+            return code, Fence.decode(part.committed_offset, (part.metadata or "").removesuffix("\0"))
     return code, None
 
 

@@ -1,0 +1,31 @@
+"""The fence of driver mode, written by librdkafka and read without it."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+
+from spark_udfs.client.failures import FenceConflict
+from spark_udfs.sink.driver_fence import begin_with_fence, fencing_producer
+from spark_udfs.sink.fence import Fence
+from spark_udfs.sink.fence_reader import read_driver_fence
+from spark_udfs.sink.modes import refuse_driver_fence
+
+pytestmark = pytest.mark.interop
+
+
+def test_a_committed_fence_is_read_and_an_open_one_is_not_waited_for(bootstrap: str) -> None:
+    settings, sink_id = {"bootstrap.servers": bootstrap}, f"sink-{uuid.uuid4().hex[:10]}"
+    assert read_driver_fence(settings, sink_id) is None
+    refuse_driver_fence(settings, sink_id)
+    with fencing_producer(settings, sink_id) as (producer, consumer):
+        begin_with_fence(producer, consumer, Fence("query", 4))
+        assert read_driver_fence(settings, sink_id) is None
+        producer.commit_transaction(30)
+        assert read_driver_fence(settings, sink_id) == Fence("query", 4)
+        begin_with_fence(producer, consumer, Fence("query", 5))
+        assert read_driver_fence(settings, sink_id) == Fence("query", 4)
+        producer.abort_transaction(30)
+    with pytest.raises(FenceConflict, match="belongs to driver mode: its fence is at batch 4 of query query"):
+        refuse_driver_fence(settings, sink_id)
