@@ -20,6 +20,7 @@ _SUBJECTS = {
     "produce": ("brokers.cli.produce", "produce", "Write records."),
     "quotas": ("brokers.cli.quotas", "quotas", "Client quotas: list, set, remove."),
     "sinks": ("brokers.cli.sinks", "sinks", "Exactly-once sinks: list, describe, reset."),
+    "spark": ("brokers.cli.spark", "spark", "Spark: pack an archive for executors."),
     "topics": ("brokers.cli.topics", "topics", "Topics: create, describe, alter, reassign, elect, delete."),
     "users": ("brokers.cli.users", "users", "Users that log in by SCRAM: add, list, remove."),
     "transactions": ("brokers.cli.transactions", "transactions", "Transactions: list, describe, producers."),

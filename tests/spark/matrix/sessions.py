@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -210,17 +210,20 @@ class Session:
 
 
 class Standalone:
-    """A standalone cluster: a master, and two workers on two loopback addresses, which Spark takes for two hosts."""
+    """A standalone cluster: a master, and two workers on two loopback addresses, which Spark takes for two hosts.
+
+    ``environment``: of its processes, otherwise one in which executors import this checkout.
+    """
 
     HOSTS = ("127.0.0.2", "127.0.0.3")
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, environment: Mapping[str, str] | None = None) -> None:
         import pyspark
 
         self.directory = directory
         directory.mkdir(parents=True, exist_ok=True)
         home = Path(pyspark.__file__).parent
-        self._env = spark_environment({**os.environ, "PYTHONPATH": PYTHONPATH})
+        self._env = dict(environment or spark_environment({**os.environ, "PYTHONPATH": PYTHONPATH}))
         java = Path(self._env["JAVA_HOME"]) / "bin" / "java" if "JAVA_HOME" in self._env else Path("java")
         self._java = [str(java), "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", f"{home}/jars/*"]
         self._env |= {"SPARK_HOME": str(home), "SPARK_SCALA_VERSION": "2.13", "SPARK_WORKER_DIR": str(directory)}

@@ -1,0 +1,36 @@
+"""``fleetlog spark``: what Spark's clusters need."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+
+@click.group()
+def spark() -> None:
+    """Spark: an archive with all that executors need."""
+
+
+@spark.command()
+@click.argument("archive", type=click.Path(path_type=Path, dir_okay=False), default="fleetlog-spark.tar.gz")
+@click.option("--add", "more", metavar="PACKAGE", multiple=True, help="One more installed package. May be repeated.")
+def pack(archive: Path, more: tuple[str, ...]) -> None:
+    """Write an ARCHIVE for `spark-submit --archives`, and print how to submit with it.
+
+    It holds this Python, fleetlog with compiled kernels, and what Spark's side of it requires: executors need nothing
+    installed but Spark. They need the operating system and the processor of this machine.
+    """
+    from spark_udfs import packing  # late: the other commands do not look for installed packages
+
+    try:
+        packed = packing.pack(archive, more)
+    except packing.PackError as problem:
+        raise click.ClickException(str(problem)) from problem
+    version = ".".join(map(str, sys.version_info[:3]))
+    click.echo(f"{archive}: Python {version}, {len(packed.packages)} packages, {packed.bytes / 2**20:.0f} MiB")
+    click.echo("To submit with the driver on this machine:")
+    click.echo(f"  mkdir -p fleetlog && tar xzf {archive} -C fleetlog")
+    click.echo(f"  PYSPARK_PYTHON=./fleetlog/bin/python spark-submit --archives {archive}#fleetlog JOB.py")
+    click.echo("With the driver in the cluster (--deploy-mode cluster) the first line is not needed.")

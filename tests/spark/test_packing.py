@@ -1,0 +1,149 @@
+"""The archive for Spark's clusters: it runs where nothing is installed, and wherever it is unpacked."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import _native
+from brokers.cli.main import cli
+from spark_udfs import packing
+from spark_udfs.java import spark_environment
+from tests.spark.conftest import Cluster
+from tests.spark.matrix.sessions import Standalone
+
+pytestmark = pytest.mark.skipif(_native.IMPLEMENTATION == "pure", reason="an archive has compiled kernels")
+
+BARE = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "LC_ALL": "C.UTF-8"}
+IMPORTS = """
+import json, sys
+import _native, click, lz4.frame, numpy, pandas, pyarrow, snappy, sqlite3, ssl, zstandard
+import spark_udfs.client.connections
+print(json.dumps([sys.prefix, _native.IMPLEMENTATION, spark_udfs.__file__, [p for p in sys.path if p]]))
+"""
+
+JOB = """
+import sys
+import pyarrow as pa
+from pyspark.sql import SparkSession
+from spark_udfs import write_stream
+bootstrap, source, target, checkpoint = sys.argv[1:]
+spark = SparkSession.builder.getOrCreate()
+
+def where(rows):
+    import _native
+    yield pa.record_batch([pa.array([f"{sys.executable} {_native.IMPLEMENTATION}"])], ["found"])
+
+for (found,) in set(spark.range(0, 4, 1, 4).mapInArrow(where, "found string").collect()):
+    print("task:", found)
+rows = (spark.readStream.format("fleetlog").option("kafka.bootstrap.servers", bootstrap).option("subscribe", source)
+    .option("startingOffsets", "earliest").load().select("value"))
+query = write_stream(rows, bootstrap_servers=bootstrap, sink_id=target, topic=target, checkpoint_location=checkpoint,
+    trigger={"availableNow": True}, by_format=True)
+query.awaitTermination()
+spark.stop()
+"""
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Made by the command, which prints how to submit with it."""
+    path = tmp_path_factory.mktemp("packed") / "fleetlog-spark.tar.gz"
+    done = CliRunner().invoke(cli, ["spark", "pack", str(path), "--add", "click"])
+    assert done.exit_code == 0, done.output
+    assert f"mkdir -p fleetlog && tar xzf {path} -C fleetlog\n" in done.output
+    assert f"PYSPARK_PYTHON=./fleetlog/bin/python spark-submit --archives {path}#fleetlog JOB.py" in done.output
+    yield path
+    path.unlink()
+
+
+def unpacked(archive: Path, directory: Path) -> Path:
+    directory.mkdir(parents=True)
+    subprocess.run(["tar", "xzf", str(archive), "-C", str(directory)], check=True)
+    return directory
+
+
+def test_it_runs_wherever_it_is_unpacked(archive: Path, tmp_path: Path) -> None:
+    first = unpacked(archive, tmp_path / "some where" / "first")
+    place = tmp_path / "another"
+    shutil.move(first, place)
+    command = [str(place / "bin" / "python"), "-c", IMPORTS]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path, env=BARE)
+    prefix, kernels, module, path = json.loads(done.stdout)
+    assert (prefix, kernels) == (str(place), "cython")
+    assert not [name for name in os.listdir(Path(module).parents[1]) if name in ("pyspark", "kazoo", "brokers")]
+    assert all(entry.startswith(f"{place}/") for entry in (module, *path)), path
+
+
+def test_its_python_finds_the_data_sources_with_sparks_own_pyspark(archive: Path, tmp_path: Path) -> None:
+    """Spark puts its PySpark on the path of executors, and looks for modules named pyspark_*."""
+    import pyspark
+
+    place = unpacked(archive, tmp_path / "fleetlog")
+    libraries = sorted(map(str, (Path(pyspark.__file__).parent / "python" / "lib").glob("*.zip")))
+    look = """
+import pkgutil, importlib
+names = [module.name for module in pkgutil.iter_modules() if module.name.startswith("pyspark_")]
+print(sorted(importlib.import_module(name).DefaultSource.name() for name in names))
+import spark_udfs.sink.writer, spark_udfs.sink.starting
+"""
+    command = [str(place / "bin" / "python"), "-c", look]
+    env = {**BARE, "PYTHONPATH": os.pathsep.join(libraries)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=env)
+    assert done.stdout == "['fleetlog', 'fleetlog_segments']\n", done.stderr
+
+
+def test_what_can_not_be_packed_says_why(tmp_path: Path) -> None:
+    with pytest.raises(packing.PackError, match="package no-such-package is not installed: pip install it"):
+        packing.pack(tmp_path / "x.tar.gz", ["no-such-package"])
+    command = [sys.executable, "-m", "brokers.cli.main", "spark", "pack", str(tmp_path / "y.tar.gz")]
+    env = {**os.environ, "FLEETLOG_NATIVE": "pure"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+    assert done.returncode == 1
+    assert "Error: the kernels are not compiled here (pure: FLEETLOG_NATIVE=pure)" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.xdist_group("spark")
+def test_a_cluster_whose_python_has_nothing_installed_runs_a_job(
+    archive: Path, cluster: Cluster, tmp_path: Path
+) -> None:
+    """As the command prints it: two workers, and a driver, that know no other Python than the archive's."""
+    import pyspark
+
+    source, target = cluster.topic(4), cluster.topic(2)
+    cluster.send(source, [{"value": f"v{n}", "partition": n % 4} for n in range(40)])
+    unpacked(archive, tmp_path / "fleetlog")
+    (tmp_path / "job.py").write_text(JOB)
+    home = Path(pyspark.__file__).parent
+    java = {name: value for name, value in spark_environment().items() if name == "JAVA_HOME"}
+    bare = {**BARE, **java, "SPARK_HOME": str(home)}
+    spark = Standalone(tmp_path / "cluster", bare)
+    try:
+        command = [
+            f"{home}/bin/spark-submit", "--master", spark.master, "--archives", f"{archive}#fleetlog",
+            "--conf", "spark.driver.host=127.0.0.1", "--conf", "spark.driver.bindAddress=127.0.0.1",
+            "--conf", "spark.executor.memory=512m", "--conf", "spark.ui.enabled=false",
+            "--conf", "spark.fleetlog.native=required",
+            "job.py", cluster.bootstrap, source, target, str(tmp_path / "checkpoint"),
+        ]  # fmt: skip
+        env = {**bare, "PYSPARK_PYTHON": "./fleetlog/bin/python", "SPARK_LOCAL_IP": "127.0.0.1"}
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=env, timeout=600)
+        assert done.returncode == 0, done.stderr[-5000:]
+    finally:
+        spark.close()
+    tasks = {line.removeprefix("task: ") for line in done.stdout.splitlines() if line.startswith("task: ")}
+    assert tasks
+    assert all(f"{tmp_path}/cluster/work-127.0.0." in task and task.endswith(" cython") for task in tasks)
+    assert cluster.values(target) == sorted(f"v{n}" for n in range(40))
