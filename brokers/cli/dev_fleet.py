@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import brokers
-from brokers.cli.dev_security import ADMIN, APP, INSIDE_ADDRESS, LISTENER, DevSecurity, write_private
+from brokers.cli.dev_security import ADMIN, APP, LISTENER, DevSecurity, write_private
 from brokers.cli.dev_state import BrokerState, DevError, FleetState, Process, end_all, forget, load, save
 from brokers.cli.interrupts import interrupts
 from brokers.cli.output import CliError
@@ -214,9 +214,7 @@ def write_config(state: FleetState, broker: BrokerState, settings: Mapping[str, 
     directory.mkdir(parents=True, exist_ok=True)
     values = {
         "broker.id": str(broker.id),
-        "listeners": f"{LISTENER}://{broker.address},{INSIDE_ADDRESS}"
-        if state.secure
-        else f"PLAINTEXT://{broker.address}",
+        "listeners": f"{LISTENER if state.secure else 'PLAINTEXT'}://{broker.address}",
         "admin.listener": f"127.0.0.1:{broker.admin_port}",
         "log.dirs": str(directory / "data"),
         "zookeeper.connect": state.zookeeper_connect,

@@ -19,10 +19,7 @@ from typing import Final
 SUBDIRECTORY: Final = "security"
 PROTOCOL: Final = "SASL_SSL"
 MECHANISM: Final = "SCRAM-SHA-512"
-LISTENER, INSIDE = "SECURE", "BROKERS"
-INSIDE_ADDRESS: Final = f"{INSIDE}://127.0.0.1:0"
-"""Brokers log in at each other, over loopback; each start takes a free port."""
-_INSIDE_PROTOCOL: Final = "SASL_PLAINTEXT"
+LISTENER: Final = "SECURE"
 BROKER, ADMIN, APP = "broker", "admin", "app"
 USERS: Final = (BROKER, ADMIN, APP)
 NAMES: Final = ("DNS:localhost", "IP:127.0.0.1", "IP:::1")
@@ -57,10 +54,10 @@ class DevSecurity:
 
     def broker_settings(self, replicas: int) -> dict[str, str]:
         """What a broker needs besides its address, which is that of the listener ``LISTENER``."""
-        login = f"listener.name.{INSIDE.lower()}.{MECHANISM.lower()}.sasl.jaas.config"
+        login = f"listener.name.{LISTENER.lower()}.{MECHANISM.lower()}.sasl.jaas.config"
         return {
-            "listener.security.protocol.map": f"{LISTENER}:{PROTOCOL},{INSIDE}:{_INSIDE_PROTOCOL}",
-            "inter.broker.listener.name": INSIDE,
+            "listener.security.protocol.map": f"{LISTENER}:{PROTOCOL}",
+            "inter.broker.listener.name": LISTENER,
             "sasl.enabled.mechanisms": MECHANISM,
             "sasl.mechanism.inter.broker.protocol": MECHANISM,
             login: self.login_line(BROKER),

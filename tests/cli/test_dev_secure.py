@@ -40,8 +40,8 @@ class Dev:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    def up(self, *words: str) -> str:
-        return self("up", "--brokers", "1", "--port", "0", "--detach", *words)
+    def up(self, *words: str, brokers: int = 1) -> str:
+        return self("up", "--brokers", str(brokers), "--port", "0", "--detach", *words)
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def properties(text: str) -> dict[str, str]:
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("kcat"), reason="kcat is missing")
 def test_clients_work_by_what_is_printed_and_it_stays(dev: Dev, tmp_path: Path) -> None:
-    printed = dev.up("--secure")
+    printed = dev.up("--secure", brokers=2)
     conf, java = tmp_path / "pasted.conf", tmp_path / "pasted.properties"
     conf.write_text(pasted(printed, "librdkafka"))
     java.write_text(pasted(printed, "Java"))
@@ -102,7 +102,7 @@ def test_clients_work_by_what_is_printed_and_it_stays(dev: Dev, tmp_path: Path) 
         assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
 
     dev("down")
-    again = dev.up()  # it stays secured
+    again = dev.up(brokers=2)  # it stays secured
     for title in ("librdkafka", "Java"):
         before, after = properties(pasted(printed, title)), properties(pasted(again, title))
         assert {name for name in before if before[name] != after[name]} <= {"bootstrap.servers"}
