@@ -681,6 +681,8 @@ def _stat(stat: Any) -> Stat:
 def _translate(error: Exception, path: str) -> StoreError:
     kind = _ERRORS.get(type(error))
     name = type(error).__name__.removesuffix("Error")
+    if isinstance(error, kz.NoAuthError):
+        return StoreError(f"ZooKeeper: {name}: {path}: it belongs to another login (zookeeper.set.acl)", path)
     return kind(f"{name}: {path}", path) if kind is not None else StoreError(f"ZooKeeper: {name}: {path}", path)
 
 

@@ -1,0 +1,65 @@
+"""A broker that reaches ZooKeeper by TLS only, and whose znodes are its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+from kazoo.client import KazooClient
+from kazoo.exceptions import NoAuthError
+
+from tests.support.fleet import Broker, Fleet
+from tests.support.secure_zookeeper import SecureZooKeeper
+
+pytestmark = [pytest.mark.zookeeper, pytest.mark.slow]
+
+ROOT = Path(__file__).parents[2]
+
+
+def add_user(address: str, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "brokers.cli.main", "users", "add", "alice", "--password-stdin"]
+    command += ["--zookeeper", f"{address}/fleet", *words]
+    return subprocess.run(command, input="secret\n", capture_output=True, text=True, timeout=60, cwd=ROOT, check=False)
+
+
+def test_a_broker_with_znodes_of_its_own(tmp_path: Path) -> None:
+    """It starts on an empty ensemble, survives a kill, and others read no credentials and change nothing."""
+    server = SecureZooKeeper(tmp_path / "zookeeper").start()
+    fleet = Fleet(tmp_path / "fleet", 0)
+    try:
+        fleet.size, fleet.zookeeper_connect = 1, f"{server.address}/fleet"
+        fleet.settings = {**server.settings(tmp_path / "own"), "zookeeper.set.acl": "true"}
+        broker = Broker(fleet, 1)
+        broker.start()
+        broker.wait_ready()
+        broker.kill()  # the next one ends the session that this one leaves
+        broker.start()
+        broker.wait_ready()
+        producer = Producer({"bootstrap.servers": broker.address, "acks": "all"})
+        failed: list[object] = []
+        producer.produce("t", b"one", on_delivery=lambda error, _: failed.append(error) if error else None)
+        assert producer.flush(30) == 0
+        assert failed == []
+        plain = server.node.address
+        assert "it belongs to another login (zookeeper.set.acl)" in add_user(plain).stderr
+        done = add_user(server.address, "--zk-tls-config-file", str(broker.config_file))
+        assert done.returncode == 0, done.stderr
+        other = KazooClient(f"{plain}/fleet")
+        other.start(10)
+        try:
+            assert other.get_children("/brokers/ids") == ["1"]
+            with pytest.raises(NoAuthError):
+                other.get("/config/users/alice")
+            for path in ("/controller", "/brokers/ids/1", "/brokers/topics/t"):
+                with pytest.raises(NoAuthError):
+                    other.set(path, b"{}")
+        finally:
+            other.stop()
+            other.close()
+        assert broker.stop() == 0
+    finally:
+        fleet.close()
+        server.stop()
