@@ -39,6 +39,7 @@ CROWD = 4
 AUTHORIZED = ("produce 1 KiB", "produce 1 KiB, 10 at once", "fetch 64 KiB", "fetch 64 KiB in a session")
 """The works that are counted with an authorizer, too."""
 ACLS = 1000
+QUOTA = 1 << 50
 SPEND, SPENT = "spend", 100
 TOPIC, TOPIC_ID = "counted", uuid.UUID(int=7)
 PARTITIONS = 4
@@ -289,6 +290,10 @@ def main() -> None:
         for frames in itertools.islice(kinds[work], PARTITIONS):  # the first decision reads the ACLs
             fixture.check(frames)
         count(f"{work}, authorized", fixture.check, _some(kinds[work]))
+    fixture.stage.limit_clients(QUOTA)
+    for work in AUTHORIZED:
+        fixture.check(next(kinds[work]))
+        count(f"{work}, authorized and measured", fixture.check, _some(kinds[work]))
     library.begin_counting()
     spend(REQUESTS * SPENT)
     library.end_counting(SPEND.encode())

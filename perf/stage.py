@@ -18,6 +18,7 @@ from brokers.api.base import Services
 from brokers.api.disconnects import Disconnects
 from brokers.api.fetch_sessions import FetchSessions
 from brokers.api.fetch_wakes import Wakes
+from brokers.api.metering import Metering
 from brokers.config import load_config
 from brokers.coordinators.runtime import CoordinatorRuntime
 from brokers.coordinators.transactions.coordinator import TransactionCoordinator
@@ -46,6 +47,7 @@ from brokers.security.acls import (
     ResourcePattern,
     ResourceType,
 )
+from brokers.security.quotas import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE
 
 ME, INCARNATION = BrokerId(1), 7
 
@@ -82,11 +84,13 @@ class LoneLeader:
             session_valid=lambda: self.lease, incarnation=lambda: INCARNATION, isr_writer=self,
             call_soon=absent,  # its topics are small: their logs are made in the turn in which they are declared
         )  # fmt: skip
+        metrics = Metrics()
         self.services = Services(
             config=self.config, clock=self.clock, loop=absent, metadata=self.metadata, replicas=self.replicas,
             store=absent, groups=absent, controller=absent, peers=absent,
-            metrics=Metrics(), transactions=absent, fetch_sessions=FetchSessions(), fetch_wakes=Wakes(),
-            disconnects=Disconnects(), access=Access(), timers=absent,
+            metrics=metrics, transactions=absent, fetch_sessions=FetchSessions(), fetch_wakes=Wakes(),
+            metering=Metering(self.config, self.clock, metrics), disconnects=Disconnects(), access=Access(),
+            timers=absent,
         )  # fmt: skip
 
     def propose(self, *_: Any) -> None:
@@ -100,6 +104,11 @@ class LoneLeader:
         self.metadata._image.topic_names[topic_id] = name
         changed = tuple(TopicPartition(name, index) for index in range(partitions))
         self.replicas.apply(MetadataChange(topics_changed=(name,), partitions_changed=changed))
+
+    def limit_clients(self, rate: int) -> None:
+        """Measure what clients use from now on: so many bytes per second they may produce and fetch."""
+        rates = {PRODUCER_BYTE_RATE.name: str(rate), CONSUMER_BYTE_RATE.name: str(rate)}
+        self.services.quotas.take({"clients/<default>": rates}, True)
 
     def authorize(self, acls: int) -> None:
         """Ask an authorizer from now on: so many topics may be written and read by the clients, those here first."""

@@ -134,7 +134,8 @@ def _measured(request: FetchRequest, meter: Meter) -> FetchRequest:
     if request.replica_id >= 0:
         meter.exempt = True
         return request
-    return request._replace(max_bytes=meter.fetch_bytes_max(request.max_bytes))
+    most = meter.fetch_bytes_max
+    return request if request.max_bytes <= most else request._replace(max_bytes=most)
 
 
 def _replica_error(request: FetchRequest, context: Context) -> ErrorCode:

@@ -38,6 +38,7 @@ _EXEMPT: Final = frozenset({7, 27})
 """ControlledShutdown and WriteTxnMarkers; AddPartitionsToTxn from version 4 on, and all internal rows of the table."""
 _ADD_PARTITIONS, _OF_BROKERS_FROM = 24, 4
 _NS: Final = 1_000_000_000
+FETCH_BYTES_MAX: Final = 2**31 - 1
 
 
 class Mutable(Protocol):
@@ -71,14 +72,16 @@ class Meter:
     """Measures the requests of one connection; those of one client id at a time."""
 
     __slots__ = (
-        "_bytes", "_metering", "_raw_client_id", "_user", "client_id", "exempt", "fetched", "produced", "time", "timed",
+        "_bytes", "_metering", "_user", "client_id", "exempt", "fetch_bytes_max", "fetched", "known",
+        "produced", "time", "timed",
     )  # fmt: skip
 
     def __init__(self, metering: Metering, user: str) -> None:
         self._metering = metering
         self._user = user
-        self._raw_client_id = b"\xff\xff"
         self._bytes = 0
+        self.known = False
+        """Whether a request has told the client id. It is that of the last one that was not executed as a run."""
         self.timed = True
         """Whether its client waits for an answer: else only its bytes are measured."""
         self.exempt = False
@@ -91,22 +94,38 @@ class Meter:
         self.produced = allowance(PRODUCER_BYTE_RATE, self._user, client_id)
         self.fetched = allowance(CONSUMER_BYTE_RATE, self._user, client_id)
         self.time = allowance(REQUEST_PERCENTAGE, self._user, client_id)
+        most = self._metering.quotas.fetch_bytes_max(self._user, client_id)
+        self.fetch_bytes_max = FETCH_BYTES_MAX if most is None else min(most, FETCH_BYTES_MAX)
+        """What one Fetch may ask for: all windows' worth at most."""
 
     def of_client(self, client_id: str) -> None:
         """What comes next is of that client id."""
-        self.exempt, self.timed = False, True
+        self.exempt, self.timed, self.known = False, True, True
         if client_id != self.client_id:
-            self._raw_client_id = b""
             self._resolve(client_id)
 
     def of_frame(self, data: memoryview, start: int) -> None:
         """What comes next is of the client id in the frame that begins there; its size and header are there."""
-        self.exempt, self.timed = False, True
-        raw, at = self._raw_client_id, start + _CLIENT_ID_AT
-        if not raw or data[at : at + len(raw)] != raw:
-            length = max(0, int.from_bytes(data[at : at + 2], "big", signed=True))
-            self._raw_client_id = bytes(data[at : at + 2 + length])
-            self._resolve(self._raw_client_id[2:].decode(errors="replace"))
+        at = start + _CLIENT_ID_AT
+        length = max(0, int.from_bytes(data[at : at + 2], "big", signed=True))
+        self.of_client(bytes(data[at + 2 : at + 2 + length]).decode(errors="replace"))
+
+    def ran(self, connection: Mutable, produced_bytes: int, started_s: float, now: Callable[[], float]) -> None:
+        """Requests were executed as a run: as :meth:`measure`, but quicker."""
+        if self.exempt:
+            self.exempt = False
+            return
+        produced = self.produced
+        if produced_bytes and produced is not None:
+            left = produced.left - produced_bytes
+            if left >= 0 and started_s < produced.until_s:
+                produced.left = left
+            else:
+                self._bytes += produced_bytes
+                self.measure(connection, started_s, now())
+                return
+        if self.time is not None:
+            self.spent(connection, started_s, now())
 
     def add(self, produced_bytes: int) -> None:
         """Bytes of requests that carry records, and are measured next."""
@@ -140,20 +159,14 @@ class Meter:
         if self.fetched is None or self.exempt:
             return True
         now_ms = self._metering.clock.mono_ms()
-        before = self.fetched.used(now_ms)
-        mute_ms = self.fetched.record(size_bytes, now_ms)
+        mute_ms = self.fetched.spend(size_bytes, now_ms / 1000, lambda: now_ms)
         if not mute_ms:
             return True
         self._mute(connection, FETCHED, mute_ms)
-        if not before:
+        if self.fetched.used(now_ms) <= size_bytes:
             return True
         self.fetched.record(-size_bytes, now_ms)
         return False
-
-    def fetch_bytes_max(self, asked: int) -> int:
-        """What one Fetch may ask for: all windows' worth at most."""
-        most = self._metering.quotas.fetch_bytes_max(self._user, self.client_id)
-        return asked if most is None or asked <= most else most
 
     def may_mutate(self, connection: Mutable, partitions: int, *, strict: bool) -> bool:
         """Counts partitions to create or to delete, a negative number takes back. False: error 89.

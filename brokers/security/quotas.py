@@ -212,43 +212,46 @@ class Allowance:
 
     Most amounts are only taken from what may be used until the newest window ends without a look at the rate. They are
     counted, in that window, by the next look. Amounts are bytes, or nanoseconds of the loop.
+
+    Before ``until_s``, on the clock that :meth:`spend` is asked with, ``left`` may be used, and be lowered by what is
+    used, without a call.
     """
 
-    __slots__ = ("_granted", "_granted_ms", "_left", "_rate", "_until_s", "rate_milli")
+    __slots__ = ("_granted", "_granted_ms", "_rate", "left", "rate_milli", "until_s")
 
     def __init__(self, rate: WindowedRate) -> None:
         self._rate = rate
         self.rate_milli = 0
-        self._granted = self._left = 0
+        self._granted = self.left = 0
         self._granted_ms = 0
-        self._until_s = _LONG_AGO
+        self.until_s = _LONG_AGO
 
     def limit(self, rate_milli: int) -> None:
         """The rate from now on, in thousandths of an amount per second."""
         if rate_milli != self.rate_milli:
             self.rate_milli = rate_milli
-            self._until_s = _LONG_AGO
+            self.until_s = _LONG_AGO
 
     def spend(self, amount: int, now_s: float, mono_ms: Callable[[], int]) -> int:
         """Counts; returns how long to mute (ms). ``now_s`` is any monotonic clock's, ``mono_ms`` the windows' clock."""
-        if now_s < self._until_s:
-            left = self._left - amount
+        if now_s < self.until_s:
+            left = self.left - amount
             if left >= 0:
-                self._left = left
+                self.left = left
                 return 0
         present_ms = mono_ms()
         throttle_ms = self.record(amount, present_ms)
         if not throttle_ms:
             total, elapsed_ms = self._rate.measure(present_ms)
-            self._granted = self._left = max(0, self.rate_milli * elapsed_ms // _MICRO - total)
+            self._granted = self.left = max(0, self.rate_milli * elapsed_ms // _MICRO - total)
             self._granted_ms = present_ms
-            self._until_s = now_s + self._rate.window_left_ms(present_ms) / 1000
+            self.until_s = now_s + self._rate.window_left_ms(present_ms) / 1000
         return throttle_ms
 
     def _settle(self) -> None:
-        spent = self._granted - self._left
-        self._granted = self._left = 0
-        self._until_s = _LONG_AGO
+        spent = self._granted - self.left
+        self._granted = self.left = 0
+        self.until_s = _LONG_AGO
         if spent:
             self._rate.record(spent, self._granted_ms)
 

@@ -25,14 +25,14 @@ HELD_MAX: Final = 1_000
 """Connections that wait for their end at once; more are closed at once."""
 
 
-class Verdict(NamedTuple):
+class CreationVerdict(NamedTuple):
     """``refused``: the connection is not served. ``wait_ms``: the listener accepts no other one for so long."""
 
     refused: Callable[[], None] | None = None
     wait_ms: int = 0
 
 
-SERVE: Final = Verdict()
+SERVE: Final = CreationVerdict()
 
 
 class CreationLimits:
@@ -50,13 +50,13 @@ class CreationLimits:
 
     def look(
         self, sock: socket.socket, listener: str, host: str, image: QuotaImage, broker_rate: int, now_ms: int
-    ) -> Verdict:
+    ) -> CreationVerdict:
         """Counts a connection that was accepted; ``broker_rate`` is the dynamic setting."""
         self._rates.broker_rate = broker_rate if broker_rate < NO_LIMIT else None
         accepted = self._rates.accept(image, listener, host, now_ms)
         if accepted.close_after_ms:
-            return Verdict(partial(self._hold, sock, accepted.close_after_ms))
-        return Verdict(None, accepted.wait_ms) if accepted.wait_ms else SERVE
+            return CreationVerdict(partial(self._hold, sock, accepted.close_after_ms))
+        return CreationVerdict(None, accepted.wait_ms) if accepted.wait_ms else SERVE
 
     def _hold(self, sock: socket.socket, close_after_ms: int) -> None:
         if len(self._held) >= HELD_MAX:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_now = time.perf_counter
 API_VERSIONS = 18
 SIZE_BYTES = 4
 SMALLEST_RUN = SIZE_BYTES + 10
@@ -65,6 +66,7 @@ class Route:
     observe: Callable[[float, int], None]
     pacing: Pacing
     batch: Batching | None
+    large: bool
 
 
 def resolve(api: Api) -> Callable[[Any, Context], Any]:
@@ -134,6 +136,7 @@ class Dispatcher:
             metrics.request_seconds.labels(api.name).observe,
             self._pacing,
             resolve_batch(api) if handlers is None else None,
+            api.large,
         )
 
     # -- a request ------------------------------------------------------------------------------------------------
@@ -231,7 +234,7 @@ class Dispatcher:
                 return start
         context = Context(self._services, connection.peer, key, run.version, run.correlation_ids[0], "", connection)
         meter = connection.meter
-        if meter is not None:
+        if meter is not None and not meter.known:
             meter.of_frame(data, start)
         try:
             (outcome,) = batch.execute((run,), (context,))
@@ -240,8 +243,9 @@ class Dispatcher:
             Reply(route, context, connection, connection.next_slot(), started=started).failed()
             return ends[-1]
         if meter is not None:
-            meter.add(ends[-1] - start if route.api.large else 0)
-            self._measure(route, connection, meter, outcome, started, run.version)
+            meter.ran(connection, ends[-1] - start if route.large else 0, started, _now)
+            if connection.muted_until_ms and type(outcome) is Done and type(outcome[0]) is list:
+                throttle(route.api.key, run.version, outcome[0], connection)
         if type(outcome) is Done and type(outcome[0]) is list and not reserved:
             connection.deliver(outcome[0])
             route.counted.value += len(ends)
@@ -272,8 +276,9 @@ class Dispatcher:
             if not reserved or self._budget.reserve(reserved):
                 found.setdefault(key, []).append((connection, run, reserved))
                 if connection.meter is not None:
-                    connection.meter.of_frame(data, start)
-                    if route.api.large:
+                    if not connection.meter.known:
+                        connection.meter.of_frame(data, start)
+                    if route.large:
                         connection.meter.add(run.ends[-1] - start)
         for key, members in found.items():
             self._execute_runs(self._routes[key], members, started)
@@ -301,24 +306,10 @@ class Dispatcher:
         shared = (time.perf_counter() - started) / len(members)
         for (connection, run, reserved), context, outcome in zip(members, contexts, outcomes, strict=True):
             if connection.meter is not None:
-                self._measure(route, connection, connection.meter, outcome, started, run.version, shared)
+                connection.meter.measure(connection, started, started + shared)
+                if connection.muted_until_ms and type(outcome) is Done and type(outcome[0]) is list:
+                    throttle(route.api.key, run.version, outcome[0], connection)
             self._answer_run(route, connection, context, outcome, len(run.ends), reserved, started)
-
-    def _measure(
-        self,
-        route: Route,
-        connection: Connection,
-        meter: Meter,
-        outcome: Any,
-        started: float,
-        version: int,
-        spent_s: float | None = None,
-    ) -> None:
-        """Requests that were executed as a run; answers that are ready say for how long they mute."""
-        ended = time.perf_counter() if spent_s is None else started + spent_s
-        meter.measure(connection, started, ended)
-        if connection.muted_until_ms and type(outcome) is Done and type(outcome[0]) is list:
-            throttle(route.api.key, version, outcome[0], connection)
 
     def _answer_run(
         self,

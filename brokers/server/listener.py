@@ -19,7 +19,7 @@ from brokers.security.quotas import QuotaImage
 from brokers.security.sasl import SaslListener
 from brokers.server.batching import ConnectionBatcher
 from brokers.server.connection import Connection
-from brokers.server.creation_rates import SERVE, CreationLimits, Verdict
+from brokers.server.creation_rates import SERVE, CreationLimits, CreationVerdict
 from brokers.server.descriptors import Descriptors
 from brokers.server.disk import ReadAhead
 from brokers.server.dispatch import Dispatcher
@@ -283,7 +283,7 @@ class Server:
         self._look_for_broker(number, endpoint, sock, host, refuse)
         return verdict.wait_ms
 
-    def _creation(self, endpoint: Endpoint, sock: socket.socket, host: str) -> Verdict:
+    def _creation(self, endpoint: Endpoint, sock: socket.socket, host: str) -> CreationVerdict:
         """Whether connections are created too fast."""
         services = self._services
         if services is None or self._creations is None or not self._counted(endpoint.listener):
