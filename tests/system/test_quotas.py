@@ -291,6 +291,23 @@ def kafka_move(fleet: Fleet, topic: str, replicas: list[int]) -> Callable[[], in
     return leader
 
 
+def test_replication_is_exempt(fleet: Fleet) -> None:
+    """Brokers have client ids, too: without a login nothing but what they ask tells them from others."""
+    name, client = f"t-{next(_numbers)}", admin(fleet)
+    client.create_topics([NewTopic(name, 1, replica_assignment=[[1, 2]])])[name].result(20)
+    everyone = (("user", None), ("client-id", None))
+    limits = {"consumer_byte_rate": 1.0, "producer_byte_rate": 1000.0 * KB, "request_percentage": 0.001}
+    assert alter(fleet.brokers[0], (everyone, limits)) == [ErrorCode.NONE]
+    wire = Wire(fleet.brokers[0], f"feeder-{name}")
+    for number in range(5):
+        wire.produce(name, 0, 50 * KB, acks=-1, correlation_id=number)
+        _, answer = wire.receive()
+        assert answer.responses[0].partition_responses[0].error_code == ErrorCode.NONE, "the follower has it"
+    for number in (1, 2):
+        for broker in fleet.brokers:
+            assert throttled_ms(broker, f"ANONYMOUS/replica-{number}") == 0
+
+
 def test_a_broker_with_muted_connections_stops(tmp_path_factory: pytest.TempPathFactory, slow_id: str) -> None:
     alone = Fleet(tmp_path_factory.mktemp("alone"), brokers=1, **{"quota.window.num": 2})
     try:
