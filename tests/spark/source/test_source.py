@@ -206,29 +206,28 @@ class Batches:
         assert query.awaitTermination(120)
 
 
-def test_a_batch_waits_for_enough_records_or_long_enough(cluster: Cluster, read_stream: Read, tmp_path: Path) -> None:
+def test_a_batch_waits_for_enough_records(cluster: Cluster, read_stream: Read, tmp_path: Path) -> None:
+    """For how long at most: test_triggers.py."""
     topic = cluster.topic()
     cluster.send(topic, numbered(10))
-    options = {"subscribe": topic, "minOffsetsPerTrigger": 30, "maxTriggerDelay": "20s"}
+    options = {"subscribe": topic, "minOffsetsPerTrigger": 30, "maxTriggerDelay": "1h"}
     sizes: list[int] = []
     writer = read_stream(**options).writeStream.foreachBatch(lambda df, _: sizes.append(df.count()))
     query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
     try:
-        eventually(lambda: sizes, "the first batch waits for nothing", good=lambda found: found == [10])
-        first = time.monotonic()
+        eventually(lambda: sizes, "the first batch waits for nothing", 200, good=lambda found: found == [10])
         cluster.send(topic, numbered(29))
-        eventually(lambda: sizes, "the few come when the delay is over", good=lambda found: found == [10, 29])
-        assert time.monotonic() - first > 15
+        time.sleep(5)  # a batch of the few would begin at once
         cluster.send(topic, numbered(31))
-        few = time.monotonic()
-        eventually(lambda: sizes, "enough records wait for nothing", good=lambda found: found == [10, 29, 31])
-        assert time.monotonic() - few < 15
+        eventually(lambda: sizes, "enough records wait for nothing", 200, good=lambda found: len(found) > 1)
+        assert sizes[0] == 10
+        assert sizes[1] >= 30
     finally:
         query.stop()
     cluster.send(topic, numbered(5))
     rest = Batches(read_stream(**options), tmp_path / "checkpoint")
     rest.run()
-    assert rest.sizes == [5]
+    assert sum(rest.sizes) >= 5  # with AvailableNow no batch waits
 
 
 def test_no_task_has_more_records_than_asked_for(cluster: Cluster, read: Read) -> None:
