@@ -29,12 +29,14 @@ from coordination.store import NoNode
 from tests.simulation.serving import INVARIANTS as SERVING
 from tests.simulation.serving import Serving
 from tests.simulation.sinks import Sinks
+from tests.simulation.tables import TABLE
 from wire.types import TopicPartition
 
 if TYPE_CHECKING:
     from tests.simulation.clients import Batch
     from tests.simulation.world import World
 
+COMPACTED_TOPICS = (*INTERNAL_TOPICS, TABLE)
 Key = tuple[Any, int]
 """A partition of a topic: (topic id, partition)."""
 Transaction = tuple[str, int]
@@ -78,8 +80,8 @@ class Truth:
 
     @property
     def exact(self) -> bool:
-        """Internal topics are compacted: batches may vanish from them."""
-        return self.tp.topic not in INTERNAL_TOPICS
+        """Batches may vanish from compacted topics."""
+        return self.tp.topic not in COMPACTED_TOPICS
 
 
 @dataclass
@@ -561,7 +563,7 @@ class Oracle:
         """The shadows are what the logs hold, so the comparisons above were about something."""
         for broker in self._world.fleet.brokers.values():
             for partition in broker.services.replicas.all() if broker.services is not None else ():
-                if partition.tp.topic not in INTERNAL_TOPICS:
+                if partition.tp.topic not in COMPACTED_TOPICS:
                     start = partition.log.log_start_offset
                     mine = [h for h in self.shadow_of(partition.log).headers if h.last_offset >= start]
                     assert [h[:5] for h in mine] == [h[:5] for h in headers_of(partition.log)], (

@@ -18,7 +18,7 @@ from brokers.controller.writes import StateWrites
 from brokers.coordinators.shard_host import ShardHost
 from brokers.coordinators.transactions.coordinator import TransactionCoordinator
 from brokers.groups.shard import GroupShard
-from brokers.log import Origin, producers
+from brokers.log import Origin, producers, retained
 from brokers.log.producers import Duplicate, ProducerState, Refusal
 from brokers.log.read import LogReader
 from brokers.log.store import LogStore
@@ -436,6 +436,8 @@ MUTATIONS = (
     Mutation("offsets of open transactions count", (
         instead(GroupShard._apply_offset, lambda original, self, key, value, producer: original(self, key, value, None)),
     ), 8),
+    # ---- compaction
+    Mutation("a deletion goes with the first pass", (instead(retained.delete_horizon, lambda header: 0),), 21),
     # ---- sinks
     Mutation("a fenced driver commits", (instead(sinks._refusal, _takes_any_driver),), 0, ("drivers", "client cut")),
     Mutation("the fence is not compared", (instead(sinks.commit_batch, _commits_without_fence),), 0, ("drivers", "client cut")),

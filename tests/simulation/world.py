@@ -38,6 +38,7 @@ from tests.simulation.inspector import Inspector
 from tests.simulation.invariants import Oracle, hooked
 from tests.simulation.pipelined import PipelinedProducer
 from tests.simulation.readers import RackReader, SessionReader
+from tests.simulation.tables import TABLE, TableWriter
 from txn.states import ENDED
 
 TRACE_LINES = 60
@@ -142,6 +143,9 @@ class World:
             settings["transaction_last_producer_epoch"] = hurry.randint(1, 4)
         if DRIVERS in kinds:
             self.cast = ["r1", "d1", "d2"]
+        tables = random.Random(f"{seed}/tables").random() < 0.3 and DRIVERS not in kinds  # other seeds stay as they are
+        if tables:
+            settings["log_cleaner_backoff_ms"] = 100
         self.minimum = 2
         """``min.insync.replicas`` of the topic."""
         self.client_crashes = rng.choice((0.0, 0.05, 0.2))
@@ -159,6 +163,7 @@ class World:
         self.zookeeper.on_commit = self._committed
         self.faults = Faults(self)
         self.clients: list[asyncio.Task[Any]] = []
+        self.table = TableWriter(self, "table writer") if tables else None
 
     # ---- what others ask
 
@@ -250,6 +255,9 @@ class World:
                     clients.append((client, client.main(partitions, groups)))
                 case Member():
                     clients.append((client, client.main("g", partitions)))
+        if self.table is not None:
+            await admin.run(admin.create(TABLE, 1, 3, self.table.settings))
+            clients.append((self.table, self.table.write()))
         self.clients = [client.run(work) for client, work in clients]
         self.note(f"clients run for {self.duration_s:.1f} s against {self.size} brokers")
         await self.faults.happen(self.duration_s)
@@ -269,6 +277,8 @@ class World:
         self.oracle.check_all(shown)
         self.oracle.check_shadows()
         self._same_everywhere()
+        if self.table is not None:
+            self.table.check(self._partitions()[TopicPartition(TABLE, 0)])
 
     # ---- the end
 
@@ -355,7 +365,7 @@ class World:
                 ]
                 for p in replicas
             ]
-            if tp.topic not in INTERNAL_TOPICS and any(log != logs[0] for log in logs):
+            if tp.topic not in (*INTERNAL_TOPICS, TABLE) and any(log != logs[0] for log in logs):
                 self.oracle.violate(f"the replicas of {tp} differ")
             low = self.oracle.deleted.get(tp, 0)
             if self.faults.keeps_starts and any(p.log.log_start_offset < low for p in replicas):
