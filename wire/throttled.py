@@ -20,6 +20,9 @@ FIRST_VERSIONS: Final = {
 }  # fmt: skip
 """The first version with the field, where that is not the lowest one that is served."""
 
+DELEGATION_TOKENS: Final = frozenset({38, 39, 40, 41})
+"""Their answers have it behind fields of any length."""
+
 _I32: Final = struct.Struct(">i")
 _SIZE: Final = 4
 _NO_TIME: Final = bytes(4)
@@ -37,6 +40,8 @@ def with_throttle_time(key: int, version: int, chunks: list[Any], throttle_ms: i
     header = len(messages.encode_response_header(key, version, 0))
     if key == PRODUCE:
         first = _produced(first, version, header, throttle_ms)
+    elif key in DELEGATION_TOKENS:
+        first = _exchanged(first, key, version, header, throttle_ms)
     else:
         at = _SIZE + header
         if key == OFFSET_DELETE:
@@ -71,10 +76,15 @@ def _produced(data: bytearray, version: int, header: int, throttle_ms: int) -> b
         if frame[time_end - 4 : time_end] == _NO_TIME and not any(frame[time_end:]):
             _I32.pack_into(frame, time_end - 4, throttle_ms)
         else:  # endpoints of leaders follow it
-            answer = messages.decode_response(PRODUCE, version, memoryview(frame)[_SIZE + header :])
-            answer.throttle_time_ms = throttle_ms
-            body = frame[_SIZE : _SIZE + header] + messages.encode_response(answer, PRODUCE, version)
-            frame = bytearray(len(body).to_bytes(_SIZE, "big")) + body
+            frame = _exchanged(frame, PRODUCE, version, header, throttle_ms)
         found += frame
         start = end
     return found
+
+
+def _exchanged(frame: bytearray, key: int, version: int, header: int, throttle_ms: int) -> bytearray:
+    """One answer, decoded and encoded again."""
+    answer = messages.decode_response(key, version, memoryview(frame)[_SIZE + header :])
+    answer.throttle_time_ms = throttle_ms
+    body = frame[_SIZE : _SIZE + header] + messages.encode_response(answer, key, version)
+    return bytearray(len(body).to_bytes(_SIZE, "big")) + body
