@@ -195,6 +195,7 @@ class Door:
         self.owner = owner
         self.loop = services.loop
         self.clock = services.clock
+        self.timers = services.timers
         self.metrics = services.metrics
         self.quiet = QuietLog(services.clock.mono_ms)
         self.read_ahead: Any = None
@@ -230,6 +231,9 @@ class Door:
         if count > 1:
             self.network.on_runs("connections together")
         return count
+
+    def meter(self, peer: Peer) -> None:
+        return None
 
     def forget(self, connection: Connection) -> None:
         self.disconnects.closed(connection.peer.id)
