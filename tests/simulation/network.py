@@ -241,6 +241,9 @@ class Door:
     def held(self, difference: int) -> None:
         pass
 
+    def meter(self, peer: Any) -> None:
+        """No quotas are set."""
+
 
 class Network:
     """All connections. ``blocked`` holds (from, to) pairs of names between which nothing passes."""
