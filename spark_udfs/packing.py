@@ -49,7 +49,7 @@ class Packed(NamedTuple):
     bytes: int
 
 
-def pack(target: Path, more: Iterable[str] = (), level: int = 3) -> Packed:
+def write_archive(target: Path, more: Iterable[str] = (), level: int = 3) -> Packed:
     """Write the archive. ``more``: further installed packages, with what they require; ``level`` of gzip.
 
     Raises PackError for a package that is not installed, and for kernels that are not compiled.

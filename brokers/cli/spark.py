@@ -25,7 +25,7 @@ def pack(archive: Path, more: tuple[str, ...]) -> None:
     from spark_udfs import packing  # late: the other commands do not look for installed packages
 
     try:
-        packed = packing.pack(archive, more)
+        packed = packing.write_archive(archive, more)
     except packing.PackError as problem:
         raise click.ClickException(str(problem)) from problem
     version = ".".join(map(str, sys.version_info[:3]))

@@ -103,7 +103,7 @@ import spark_udfs.sink.writer, spark_udfs.sink.starting
 
 def test_what_can_not_be_packed_says_why(tmp_path: Path) -> None:
     with pytest.raises(packing.PackError, match="package no-such-package is not installed: pip install it"):
-        packing.pack(tmp_path / "x.tar.gz", ["no-such-package"])
+        packing.write_archive(tmp_path / "x.tar.gz", ["no-such-package"])
     command = [sys.executable, "-m", "brokers.cli.main", "spark", "pack", str(tmp_path / "y.tar.gz")]
     env = {**os.environ, "FLEETLOG_NATIVE": "pure"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
