@@ -232,9 +232,6 @@ class Door:
             self.network.on_runs("connections together")
         return count
 
-    def meter(self, peer: Peer) -> None:
-        return None
-
     def forget(self, connection: Connection) -> None:
         self.disconnects.closed(connection.peer.id)
 
