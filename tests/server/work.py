@@ -96,6 +96,10 @@ WORK: dict[int, Entry] = {
     35: _entry(),
     36: _entry(auth_bytes=b"\0user\0password"),
     37: _entry(count=PARTITIONS_PER_TOPIC + 10, assignments=None, validate_only=True),
+    38: _entry(),
+    39: _entry(),
+    40: _entry(),
+    41: _entry(),
     42: _entry(),
     43: _entry(election_type=0),
     44: _entry(resource_type=2, config_operation=2, validate_only=True).with_deep_unknown(

@@ -381,7 +381,10 @@ def heard(name: str) -> list[str]:
     lines: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger(name).addHandler(handler)
+    logger = logging.getLogger(name)
+    logger.disabled = False  # other tests of the process may have silenced the client
+    logger.setLevel(logging.WARNING)
+    logger.addHandler(handler)
     return lines
 
 
