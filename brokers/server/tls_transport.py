@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from _native import io
-from brokers.security.tls import TlsEngine, TlsFailure, TlsProblem, TlsState
+from brokers.security.tls import RECORD_BYTES_MAX, TlsEngine, TlsFailure, TlsProblem, TlsState
 from brokers.server import disk
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ RECORD_BYTES: Final = 16 * 1024
 """The plaintext of a TLS record at most."""
 RECEIVED_BYTES_MAX: Final = 256 * 1024
 """What one call receives at most."""
+BARREN_BYTES_MAX: Final = 64 * 1024
+"""Beyond that many bytes on end without plaintext (new keys and the like), a peer is closed: a record has fewer."""
 ENCRYPTED_AT_ONCE: Final = 64 * 1024
 """What is encrypted before it is sent, so that little waits where the socket takes no more."""
 SENT_BYTES_PER_TURN: Final = 1024 * 1024
@@ -55,8 +57,8 @@ class TlsTransport:
     """
 
     __slots__ = (
-        "_again_queued", "_blocks", "_engine", "_fd", "_left_over", "_loop", "_on_failure", "_on_held", "_on_lost",
-        "_peeked", "_reader", "_sock", "_unread", "_unsent", "_watching", "_writer", "held",
+        "_again_queued", "_barren", "_blocks", "_engine", "_fd", "_left_over", "_loop", "_on_failure", "_on_held",
+        "_on_lost", "_peeked", "_reader", "_sock", "_unread", "_unsent", "_watching", "_writer", "held",
     )  # fmt: skip
 
     def __init__(
@@ -76,6 +78,7 @@ class TlsTransport:
         self._blocks = blocks
         self._peeked = b""  # decrypted, and looked at
         self._unread = b""  # received, not yet with the engine
+        self._barren = 0  # bytes that the engine was fed since the last plaintext
         self._unsent = unsent
         self._left_over = True  # requests may have come with the end of the handshake
         self._again_queued = False
@@ -181,7 +184,11 @@ class TlsTransport:
         return self._peeked
 
     def _decrypt_into(self, buffer: memoryview, filled: int) -> int:
-        """Receive, unless something waits, and decrypt as far as there is room; how much of the buffer is filled."""
+        """Receive, unless something waits, and decrypt as far as there is room; how much of the buffer is filled.
+
+        A piece has the end of a record, and of the longest ones that is plaintext for the most part. One with little
+        plaintext costs far more (new keys come in 27 bytes): what is behind it waits for the others' turn.
+        """
         engine = self._engine
         received: bytes | memoryview = self._unread
         if not received:
@@ -190,14 +197,22 @@ class TlsTransport:
             received = self._receive(max(len(buffer), RECORD_BYTES))
         at = 0
         while at < len(received) and filled < len(buffer) and engine.state is TlsState.OPEN:
-            engine.feed(received[at : at + RECORD_BYTES])
-            at += RECORD_BYTES
+            piece = received[at : at + RECORD_BYTES_MAX]
+            engine.feed(piece)
+            at += len(piece)
             try:
-                filled += engine.read_into(buffer[filled:])
+                count = engine.read_into(buffer[filled:])
             except TlsFailure:
                 if not filled:
                     raise
                 break  # the next call raises it
+            filled += count
+            self._barren = 0 if filled else self._barren + len(piece)
+            if 4 * count < len(piece):
+                break
+        if self._barren > BARREN_BYTES_MAX:
+            text = f"the peer has sent more than {BARREN_BYTES_MAX} bytes without any data in them"
+            raise TlsFailure(TlsProblem.OTHER, text)
         self._unread = bytes(received[at:])
         return filled
 
