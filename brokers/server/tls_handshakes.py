@@ -3,7 +3,8 @@
 Before its first record a connection costs its socket and what it has sent of that record. From then on it has an
 engine, and at most ``UNDER_WAY_MAX`` connections do; the next ones wait, unread, for a place. A connection that has let
 the broker wait for ``ROOM_MS`` makes room for them. Each has ``HANDSHAKE_MS`` from its acceptance on. While a step is
-in a worker, nothing else uses the engine. The first step signs, and goes to a worker always; the next ones only where a
+in a worker, nothing else uses the engine. Steps go to a worker until one has signed: the first one, unless its record
+has only a part of the client's first message or the client must send another one. The next steps go there only where a
 client's certificate is verified, else they take less than the way to a worker and back.
 """
 
@@ -46,6 +47,8 @@ HANDSHAKE_MS: Final = 10_000
 UNDER_WAY_MAX: Final = 1_000
 ROOM_MS: Final = 250
 WORKERS: Final = 2
+FLIGHT_BYTES_MIN: Final = 300
+"""A flight with a certificate and a signature has more, a request for another first message about 100."""
 UNSENT_BYTES_MAX: Final = 64 * 1024
 """The own chain has ten certificates at most; a peer that reads nothing of a flight that long is closed."""
 
@@ -70,8 +73,8 @@ class Handshake:
     """One connection that has not shaken hands yet. Exactly one of ``opened`` and ``dropped`` is called, once."""
 
     __slots__ = (
-        "closed", "dropped", "engine", "host", "listener", "opened", "reading", "received", "sock", "timer", "unsent",
-        "working", "writing",
+        "closed", "dropped", "engine", "host", "listener", "made", "opened", "reading", "received", "sock", "timer",
+        "unsent", "working", "writing",
     )  # fmt: skip
 
     def __init__(
@@ -90,6 +93,7 @@ class Handshake:
         self.engine: TlsEngine | None = None
         self.received = bytearray()
         self.unsent = b""
+        self.made = 0  # bytes for the client until now
         self.timer: Timer | None = None
         self.reading = self.writing = self.working = self.closed = False
 
@@ -212,9 +216,7 @@ class Handshakes:
                 return
             self._engines += 1
             handshake.engine = TlsEngine(handshake.listener.context, server_side=True)
-            in_worker = True
-        else:
-            in_worker = handshake.listener.verifies
+        in_worker = handshake.made < FLIGHT_BYTES_MIN or handshake.listener.verifies
         handshake.working = True
         received, handshake.received = bytes(handshake.received), bytearray()
         if in_worker:
@@ -251,7 +253,9 @@ class Handshakes:
         if handshake.closed:
             self._engine_ended()
             return
-        handshake.unsent += engine.take()
+        made = engine.take()
+        handshake.made += len(made)
+        handshake.unsent += made
         if failure is not None:
             self._fail(handshake, failure)
         elif not self._send(handshake):

@@ -19,6 +19,7 @@ import wire.messages as m
 from brokers.api.audit import Audit
 from brokers.api.base import Done
 from brokers.security.audit import AuditSettings, EventType, Source
+from brokers.security.tls import TlsEngine
 from brokers.server import tls_handshakes, tls_listeners
 from brokers.server.reserve import CONNECTIONS_PER_BROKER, MAX_WAITING
 from tests.server.memory import rss_mib
@@ -120,6 +121,45 @@ def test_a_client_that_does_not_trust_the_broker_is_named(
     server.until(lambda: server.refused("handshake") == 1, "the count")
     assert "the peer refused TLS" in caplog.text
     assert "UNKNOWN_CA" in caplog.text
+
+
+@pytest.mark.parametrize("case", ["two records", "other group", "both"])
+def test_only_workers_sign(certificates: Certificates, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+    """Also where the client's first message comes in two records, or it must send another one."""
+    steps: list[tuple[str, int]] = []
+    own_step = TlsEngine.handshake
+
+    def step(engine: TlsEngine) -> bool:
+        done = own_step(engine)
+        if engine._server_side:
+            steps.append((threading.current_thread().name, engine.outgoing_bytes))
+        return done
+
+    monkeypatch.setattr(TlsEngine, "handshake", step)
+    listener = certificates.listener()
+    if case != "two records":
+        listener.context.set_ecdh_curve("secp384r1")  # no client has a share of it at first
+    with RunningServer({HEARTBEAT: beat}, tls=[listener]) as server, raw(server) as sock:
+        client = TlsEngine(certificates.client(), server_side=False, server_name="localhost")
+        while not client.handshake():
+            message = client.take()
+            if case != "other group" and message[:1] == b"\x16":  # the first ones
+                size = 5 + int.from_bytes(message[3:5], "big")
+                behind = message[size:]
+                for part in (message[5:105], message[105:size]):
+                    sock.sendall(b"\x16\x03\x01" + len(part).to_bytes(2, "big") + part)
+                    time.sleep(0.05)
+                sock.sendall(behind)
+            else:
+                sock.sendall(message)
+            client.feed(sock.recv(65_536))
+        sock.sendall(client.take())
+        server.until(lambda: len(server.server) == 1, "the handshake")
+    signed = [thread for thread, made in steps if made >= tls_handshakes.FLIGHT_BYTES_MIN]
+    assert signed, steps
+    assert all(thread.startswith("fleetlog-tls") for thread in signed), steps
+    assert len(steps) >= (4 if case == "both" else 3), steps
+    assert not steps[-1][0].startswith("fleetlog-tls"), "the last step takes less than the way to a worker"
 
 
 @pytest.mark.parametrize("own", ["", "mallory"])
