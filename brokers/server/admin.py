@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 MAX_REQUEST = 8 * 1024
 MAX_OPEN = 32
 TIMEOUT_SECONDS = 5.0
+"""For a request and its answer, and for the end of the connection: asyncio would wait 30 s for that of TLS."""
 LOOP_SECONDS = 2.0
 """How long a page that is made on the broker's loop is waited for."""
 _PLAIN = "text/plain; charset=utf-8"
@@ -107,6 +108,7 @@ class Admin:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._open += 1
+        answered = False
         try:
             if self._open > MAX_OPEN:
                 return
@@ -116,11 +118,16 @@ class Admin:
                 head = await reader.readuntil(b"\r\n\r\n")
                 writer.write(await self.answer(head))
                 await writer.drain()
+            answered = True
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass
         finally:
-            self._open -= 1
-            writer.close()
+            try:
+                if answered:
+                    await _closed(writer)
+            finally:
+                writer.transport.abort()  # no-op where it is closed
+                self._open -= 1
 
     async def answer(self, head: bytes) -> bytes:
         """The whole HTTP answer to a request's head."""
@@ -163,6 +170,16 @@ class Admin:
         if missing is None:
             return "200 OK", _PLAIN, "\n".join(["ready", *(f"but: {one}" for one in self._troubles()), ""]).encode()
         return "503 Service Unavailable", _PLAIN, f"not ready: {missing}\n".encode()
+
+
+async def _closed(writer: asyncio.StreamWriter) -> None:
+    """Send what is left, and the end; the peer's is waited for, but not long. A slow one may still read."""
+    writer.close()
+    try:
+        async with asyncio.timeout(TIMEOUT_SECONDS):
+            await writer.wait_closed()
+    except (OSError, TimeoutError):
+        pass
 
 
 async def _called(make: Callable[[], _T]) -> _T:

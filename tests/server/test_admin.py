@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import ssl
 import time
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ import pytest
 from brokers.config import load_config
 from brokers.metrics import Metrics
 from brokers.security.admin_tls import admin_contexts
+from brokers.server import admin as admin_module
 from brokers.server.admin import MAX_OPEN, MAX_REQUEST, Admin
 from brokers.setting_kinds import ConfigError
 from tests.support.tls_listeners import Certificates
@@ -116,6 +119,54 @@ def test_pages_over_tls_with_certificates_that_change(tmp_path: Path) -> None:
             plain.sendall(b"GET /health/ready HTTP/1.1\r\n\r\n")
             assert b"ready" not in await loop.run_in_executor(None, plain.recv, 1000)
         for one in silent:
+            one.close()
+        await admin.close()
+
+    asyncio.run(run())
+
+
+def sockets() -> int:
+    """How many this process has."""
+    found = 0
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            found += os.readlink(f"/proc/self/fd/{name}").startswith("socket:")
+    return found
+
+
+@pytest.mark.parametrize("asks", [True, False], ids=["answered", "too late"])
+def test_a_peer_that_never_ends_tls_keeps_no_socket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asks: bool
+) -> None:
+    """Its place is free when its socket is closed, and that is soon."""
+    made = Certificates(tmp_path)
+    config = load_config(
+        f"{BROKER}admin.listener=127.0.0.1:9644\nadmin.ssl.keystore.type=PEM\n"
+        f"admin.ssl.keystore.location={made.broker_file}\n"
+    )
+    contexts = admin_contexts(config, time.time)
+    assert contexts is not None
+    monkeypatch.setattr(admin_module, "TIMEOUT_SECONDS", 1.0)
+    admin = Admin(Metrics(), lambda: None)
+
+    def connected(port: int) -> ssl.SSLSocket:
+        plain = socket.create_connection(("127.0.0.1", port), 10)
+        return made.client().wrap_socket(plain, server_hostname="localhost")
+
+    async def run() -> None:
+        port = await admin.start("127.0.0.1", 0, contexts.newest)
+        loop = asyncio.get_running_loop()
+        before = sockets()
+        peers = [await loop.run_in_executor(None, connected, port) for _ in range(5)]
+        for one in peers if asks else []:
+            one.sendall(b"GET /health/live HTTP/1.1\r\n\r\n")
+        await asyncio.sleep(0.3)
+        assert admin._open == 5
+        assert sockets() == before + 10
+        await asyncio.sleep(2.5)
+        assert admin._open == 0
+        assert sockets() == before + 5, "only those of the clients"
+        for one in peers:
             one.close()
         await admin.close()
 
