@@ -32,9 +32,10 @@ from brokers.security.admin_tls import admin_contexts
 from brokers.security.audit_settings import audit_settings
 from brokers.security.listener_logins import LoginSettings, login_settings
 from brokers.security.listener_tls import ignored_client_auth, listener_tls
-from brokers.security.peer_tls import inter_broker_contexts
+from brokers.security.peer_tls import inter_broker_contexts, inter_broker_server_context
 from brokers.security.sasl import SaslListener
 from brokers.security.scram import random_text
+from brokers.security.tls_contexts import server_context
 from brokers.security.zookeeper_settings import ZookeeperSettings
 from brokers.server.admin import Admin
 from brokers.server.descriptors import Descriptors
@@ -87,7 +88,12 @@ def tls_listeners(config: BrokerConfig, clock: SystemClock) -> dict[str, TlsList
     settings = listener_tls(config)
     protocols = {endpoint.listener: endpoint.security_protocol for endpoint in config.listener_endpoints()}
     now_s = clock.wall_ms() / 1000
-    return {name: TlsListener(name, protocols[name], one, now_s) for name, one in settings.items()}
+    inside = config.inter_broker_listener()
+    makers = {inside: inter_broker_server_context(config)} if inside in settings else {}
+    return {
+        name: TlsListener(name, protocols[name], one, now_s, makers.get(name, server_context))
+        for name, one in settings.items()
+    }
 
 
 def cannot_listen(setting: str, error: OSError, address: str = "") -> StartError:

@@ -32,13 +32,29 @@ def inter_broker_contexts(config: BrokerConfig, now_s: Callable[[], float]) -> F
     settings = inter_broker_tls(config)
     if settings is None:
         return None
-    inside = config.inter_broker_listener()
-    host = next(end.host for end in config.advertised_endpoints() if end.listener == inside)
+    host = _own_host(config)
 
     def make(settings: TlsSettings, at_s: float) -> TlsContext:
         return peer_context(settings, host, at_s)
 
     return FollowedContexts(CertificateFiles(settings, make, now_s()), now_s, "connections to other brokers")
+
+
+def inter_broker_server_context(config: BrokerConfig) -> Callable[[TlsSettings, float], TlsContext]:
+    """What makes the context of the listener that brokers use: as ``server_context``, of files that they accept."""
+    host = _own_host(config)
+
+    def make(settings: TlsSettings, at_s: float) -> TlsContext:
+        made = server_context(settings, at_s)
+        peer_context(settings, host, at_s)
+        return made
+
+    return make
+
+
+def _own_host(config: BrokerConfig) -> str:
+    inside = config.inter_broker_listener()
+    return next(end.host for end in config.advertised_endpoints() if end.listener == inside)
 
 
 def peer_context(settings: TlsSettings, host: str, now_s: float) -> TlsContext:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from brokers.addresses import TLS_PROTOCOLS
 from brokers.security.principals import USER, Principal
 from brokers.security.tls import TlsEngine
-from brokers.security.tls_contexts import CertificateFiles, server_context
+from brokers.security.tls_contexts import CertificateFiles, TlsContext, server_context
 from brokers.security.tls_settings import TlsSettings
 
 if TYPE_CHECKING:
@@ -31,15 +31,25 @@ CHECK_MS: Final = 3_000
 
 
 class TlsListener:
-    """TLS of one listener. Raises ConfigError where its files cannot be used; ``now_s`` as in ``server_context``."""
+    """TLS of one listener. Raises ConfigError where its files cannot be used; ``now_s`` as in ``server_context``.
 
-    def __init__(self, name: str, protocol: str, settings: TlsSettings, now_s: float) -> None:
+    ``make`` is that function, or another one that refuses more.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        protocol: str,
+        settings: TlsSettings,
+        now_s: float,
+        make: Callable[[TlsSettings, float], TlsContext] = server_context,
+    ) -> None:
         assert protocol in TLS_PROTOCOLS, "a listener without TLS"
         self.name = name
         self.protocol = protocol
         self.refusal: str | None = None
         """Why the files, as they are now, are not in use."""
-        self._files = CertificateFiles(settings, server_context, now_s)
+        self._files = CertificateFiles(settings, make, now_s)
         self._mapper = settings.mapper if protocol == "SSL" else None
         for warning in self._files.current.warnings:
             logger.warning("%s", warning)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from brokers.app import SystemClock, tls_listeners
 from brokers.config import BrokerConfig, load_config
 from brokers.security.authorizer_settings import broker_principals, inter_broker_principal
 from brokers.security.followed_contexts import FollowedContexts
@@ -97,3 +98,32 @@ def test_a_certificate_that_others_would_not_accept_is_not_taken_over(
     assert "connections to other brokers go on with the certificates of before: ssl.truststore" in caplog.text
     files.authority.pair("/O=fleet/CN=one").store(files.directory / "own.pem")
     assert found.newest() is not before
+
+
+def test_the_listener_that_brokers_use_does_not_take_it_over_either(files: Files) -> None:
+    """Else the others would not connect any more, and nothing would say so."""
+    config = files.config(files.one)
+    listener = tls_listeners(config, SystemClock())["SSL"]
+    before = listener.context
+    files.stranger.pair("/O=fleet/CN=one").store(files.directory / "own.pem")
+    told = listener.follow(time.time())
+    assert told is not None
+    assert told.startswith("listener SSL: the old certificate stays in use: ssl.truststore.location")
+    assert "brokers would not accept each other at 127.0.0.1" in told
+    assert listener.context is before
+    assert listener.refusal is not None  # which the metric says as well
+    files.authority.pair("/O=fleet/CN=one").store(files.directory / "own.pem")
+    assert listener.follow(time.time()) == "listener SSL: the certificate was replaced"
+    assert listener.context is not before
+    assert listener.refusal is None
+
+
+def test_a_listener_of_clients_only_may_have_any_certificate(files: Files) -> None:
+    inside = {
+        "listeners": "PLAINTEXT://127.0.0.1:9092,SSL://127.0.0.1:9093", "ssl_allow_dn_changes": "true",
+        "security_inter_broker_protocol": "PLAINTEXT",
+    }  # fmt: skip
+    config = files.config(files.one, **inside, ssl_client_auth="none")
+    listener = tls_listeners(config, SystemClock())["SSL"]
+    files.stranger.pair("/CN=else").store(files.directory / "own.pem")
+    assert listener.follow(time.time()) == "listener SSL: the certificate was replaced"
