@@ -258,6 +258,8 @@ class Server:
     def _admit(self, endpoint: Endpoint, sock: socket.socket, host: str) -> int:
         """Serve a connection, or refuse it; returns for how long (ms) its listener must accept no other one."""
         sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self._numbers += 1
         number = self._numbers
         if self._services is not None:
@@ -335,8 +337,6 @@ class Server:
         self._handshakes.begin(handshake)
 
     def _begin(self, number: int, endpoint: Endpoint, sock: socket.socket, host: str) -> None:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         peer, login = Peer(number, endpoint.listener, host), self._login(endpoint)
         tls = self._tls.get(endpoint.listener)
         if tls is None or self._handshakes is None:

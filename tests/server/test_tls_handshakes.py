@@ -324,6 +324,16 @@ def test_other_brokers_have_room_beside_the_caps(certificates: Certificates) -> 
             link.raw(named("broker-2") + named("broker-2"))
             for _ in range(2):
                 assert link.frame()[:4] == b"\0\0\0\x05", number
+        options = server.call(
+            lambda: [
+                (
+                    one._sock._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY),
+                    one._sock._sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE),
+                )
+                for one in server.server._connections.values()
+            ]
+        )
+        assert options == [(1, 1)] * (CONNECTIONS_PER_BROKER + 1), "no answer waits for an acknowledgement"
         more = server.client("SSL", context)
         more.raw(named("replica-2"))
         assert more.closed(), "one broker doesn't take the room of the others"
