@@ -18,7 +18,7 @@ from _native import io
 from brokers.api.base import ClientConnection as Peer
 from brokers.log import SliceGone
 from brokers.server import disk
-from brokers.server.framing import RECEIVE_BYTES, Blocks, Chunk, FrameError, Framer, Outbox, TlsHandshake
+from brokers.server.framing import LENGTH_SIZE, RECEIVE_BYTES, Blocks, Chunk, FrameError, Framer, Outbox, TlsHandshake
 from brokers.server.limits import ByteBudget, QuietLog
 
 if TYPE_CHECKING:
@@ -358,6 +358,11 @@ class Connection:
             size = framer.size()
             if size is None:
                 self._partial(framer.waiting > 0)
+                return False
+            login = self.login
+            if login is not None and login.sasl.principal is None and framer.waiting < LENGTH_SIZE + size:
+                framer.next()  # a large one gets its block; before a login a size reserves nothing, only a whole frame
+                self._partial(True)
                 return False
             if not self._env.budget.reserve(size):
                 self._held_up |= _FOR_BUDGET

@@ -17,6 +17,8 @@ from _native.io import FilePart
 from brokers.api.base import DelayedResponse, Done
 from brokers.config import ConfigError, load_config
 from brokers.metadata.cache import effective_config
+from brokers.security.plain import PlainServer, verifier
+from brokers.security.sasl import SaslListener
 from brokers.server.limits import ConnectionCaps
 from brokers.server.listener import Server
 from brokers.server.reserve import CONNECTIONS_PER_BROKER, MAX_WAITING
@@ -184,6 +186,31 @@ def test_requests_wait_while_too_many_bytes_are_in_flight() -> None:
         for number, client in enumerate(clients):
             assert client.receive()[0] == number
         assert server.call(lambda: server.server.budget.used) == 0
+
+
+def test_before_a_login_a_size_reserves_nothing() -> None:
+    """Connections that only tell a size keep no others waiting; frames that come in parts are answered as ever."""
+    sasl = SaslListener({"PLAIN": lambda: PlainServer(verifier({"bob": "secret"}))})
+    settings = {"listeners": "SASL_PLAINTEXT://127.0.0.1:0", "queued.max.request.bytes": str(MIB)}
+    versions = m.request_class(18)(version=3, client_software_name="t", client_software_version="1")
+    with RunningServer({18: lambda *_: Done(b"?")}, settings, logins={"SASL_PLAINTEXT": sasl}) as server:
+        idlers = [server.client("SASL_PLAINTEXT") for _ in range(40)]
+        for idler in idlers:
+            idler.raw((65_536).to_bytes(4, "big") + b"\0\x12")
+        begun = lambda: sum(c.frame_since_ms is not None for c in server.server._connections.values())  # noqa: E731
+        server.until(lambda: begun() == len(idlers), "their partial frames")
+        told = 6 * len(idlers)
+        assert server.call(lambda: (server.server.budget.used, server.server._held)) == (0, told)
+        for size in (1_000, 60_000, 65_536):
+            begin = m.encode_request(18, 3, 7, "c", versions)[4:-1] + b"\1\5"  # an unknown tagged field fills it
+            rest = size - len(begin) - 3
+            frame = begin + bytes([rest & 127 | 128, rest >> 7 & 127 | 128, rest >> 14]) + bytes(rest)
+            client = server.client("SASL_PLAINTEXT")
+            client.raw(size.to_bytes(4, "big") + frame[: size // 2])
+            server.until(lambda size=size: server.server._held == told + 4 + size // 2, "its first part")
+            client.raw(frame[size // 2 :])
+            assert client.frame() == b"\0\0\0\7?"
+        assert server.call(lambda: (server.server.budget.used, server.server._held)) == (0, told)
 
 
 def test_one_request_larger_than_the_budget_still_passes() -> None:
