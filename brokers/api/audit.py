@@ -95,7 +95,7 @@ class Audit:
         if self.must_refuse(context, changes):
             context.services = replace(context.services, access=Access(_NoRights()))
             return Done(await _response(handler(request, context), context))
-        context.source = None  # what is begun is done and recorded, whether the client waits for it or not
+        context.lasting = True  # what is begun is done and recorded, whether the client waits for it or not
         self.trail.reserve(changes)
         try:
             try:

@@ -258,6 +258,8 @@ class Context:
     client_id: str
     source: RequestSource | None = None
     rows: int = 0
+    lasting: bool = False
+    """Whether the request is executed to its end, also for a client that has gone."""
 
     def allows(
         self, operation: AclOperation, resource: ResourceType, name: str = CLUSTER_NAME, *, logged: bool = True
@@ -295,8 +297,8 @@ class Context:
         return source is None or source.meter is None or source.meter.may_mutate(source, partitions, strict=strict)
 
     def gone(self) -> bool:
-        """Whether the connection has closed, so that nothing waits for the answer."""
-        return self.source is not None and self.source.closed
+        """Whether the connection has closed, so that nothing waits for the answer, and the work may end."""
+        return self.source is not None and self.source.closed and not self.lasting
 
     async def yield_now(self) -> None:
         """Let the loop run now and then, between two rows of a coroutine's work; raises ClientGone."""

@@ -28,6 +28,7 @@ from tests.support.filled import SECRET, codes, filled
 from tests.support.fleet import Fleet
 from tests.support.secured import BROKER_PASSWORD, PASSWORD, USER, confluent
 from tests.support.waiting import eventually
+from wire import messages
 from wire.apis import APIS
 from wire.errors import ErrorCode
 
@@ -167,6 +168,63 @@ def test_reading_needs_an_acl(fleet: Fleet) -> None:
         assert connection.answer(3, 12).topics[0].error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED
     finally:
         connection.close()
+
+
+def creation(*names: str, partitions: int = 1) -> Any:
+    kind = messages.request_class(19)
+    rows = [
+        kind.CreatableTopic(
+            version=6, name=name, num_partitions=partitions, replication_factor=1, assignments=[], configs=[]
+        )
+        for name in names
+    ]
+    return kind(version=6, topics=rows, timeout_ms=20_000, validate_only=False)
+
+
+def limit(fleet: Fleet, controller: int, rate: float | None) -> None:
+    """How many partitions a second the operator may create."""
+    kind = messages.request_class(49)
+    row = kind.EntryData
+    entity = [row.EntityData(version=1, entity_type="user", entity_name=ADMIN)]
+    ops = [row.OpData(version=1, key="controller_mutation_rate", value=rate or 0.0, remove=rate is None)]
+    connection = logged_in(fleet.brokers[controller - 1], ADMIN, ADMIN_PASSWORD)
+    connection.send(49, 1, kind(version=1, entries=[row(version=1, entity=entity, ops=ops)], validate_only=False))
+    assert [entry.error_code for entry in connection.answer(49, 1).entries] == [ErrorCode.NONE]
+    connection.close()
+
+
+def test_a_quota_for_partitions_holds_for_what_is_recorded(
+    fleet: Fleet, admin: AdminClient, reader: AuditReader
+) -> None:
+    controller = eventually(lambda: admin.list_topics(timeout=10).controller_id, "a controller")
+    first, second = (f"t-{next(_numbers)}" for _ in range(2))
+    limit(fleet, controller, 1.0)
+    connection = logged_in(fleet.brokers[controller - 1], ADMIN, ADMIN_PASSWORD)
+    try:
+        connection.send(19, 6, creation(first, partitions=40))
+        assert [row.error_code for row in connection.answer(19, 6).topics] == [ErrorCode.NONE], "it may overdraw once"
+        connection.send(19, 6, creation(second))
+        answer = connection.answer(19, 6)
+    finally:
+        connection.close()
+        limit(fleet, controller, None)
+    assert [row.error_code for row in answer.topics] == [ErrorCode.THROTTLING_QUOTA_EXCEEDED]
+    assert answer.throttle_time_ms > 10_000
+    (event,) = reader.wait(of_api("CreateTopics", second), "the attempt")
+    assert event["status_code"] == "THROTTLING_QUOTA_EXCEEDED"
+
+
+def test_what_is_begun_for_a_client_that_leaves_is_done_and_recorded(
+    fleet: Fleet, admin: AdminClient, reader: AuditReader
+) -> None:
+    controller = eventually(lambda: admin.list_topics(timeout=10).controller_id, "a controller")
+    names = [f"t-{next(_numbers)}" for _ in range(40)]
+    connection = logged_in(fleet.brokers[controller - 1], ADMIN, ADMIN_PASSWORD)
+    connection.send(19, 6, creation(*names))
+    connection.close()
+    (event,) = reader.wait(of_api("CreateTopics", names[-1]), "the last topic's event")
+    assert event["status_code"] == "NONE"
+    assert set(admin.list_topics(timeout=10).topics) >= set(names)
 
 
 def test_no_event_has_a_secret(fleet: Fleet, reader: AuditReader) -> None:
