@@ -226,6 +226,11 @@ class Access:
             allowed = self.decisions.note(client, operation, resource, name, allowed=allowed) and allowed
         return allowed
 
+    @property
+    def tells_brokers(self) -> bool:
+        """Whether ClusterAction tells brokers from clients: without it, a client may claim to be one."""
+        return self.authorizer is not None
+
     def allows_any(self, client: Client, operation: AclOperation, resource: ResourceType) -> bool:
         """Whether the client may do the operation on some resource of that type."""
         authorizer = self.authorizer
@@ -267,6 +272,11 @@ class OpenAccess(Access):
     def __init__(self, brokers: frozenset[str], decisions: DecisionLog) -> None:
         super().__init__(None, decisions)
         self._brokers = brokers
+
+    @property
+    def tells_brokers(self) -> bool:
+        """It does: without an authorizer, too."""
+        return True
 
     def allows(
         self, client: Client, operation: AclOperation, resource: ResourceType, name: str, logged: bool = True

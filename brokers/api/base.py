@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
-from brokers.api.access import CLUSTER_NAME, Access
+from brokers.api.access import CLUSTER, CLUSTER_ACTION, CLUSTER_NAME, Access
 from brokers.api.disconnects import Disconnects
 from brokers.api.fetch_sessions import FetchSessions
 from brokers.api.fetch_wakes import Wakes
@@ -260,6 +260,8 @@ class Context:
     rows: int = 0
     lasting: bool = False
     """Whether the request is executed to its end, also for a client that has gone."""
+    exempted: bool = False
+    """Whether no quota governs the request: it is a broker's."""
 
     def allows(
         self, operation: AclOperation, resource: ResourceType, name: str = CLUSTER_NAME, *, logged: bool = True
@@ -284,17 +286,19 @@ class Context:
     @property
     def meter(self) -> Meter | None:
         """What measures the client; None if no quota can govern it."""
-        return None if self.source is None else self.source.meter
+        return None if self.source is None or self.exempted else self.source.meter
 
-    def exempt(self) -> None:
-        """The request is a broker's: no quota governs it."""
-        if self.source is not None and self.source.meter is not None:
-            self.source.meter.exempt = True
+    def acts_as_broker(self) -> bool:
+        """Whether the client may do what brokers do. If not every client may, no quota governs the request."""
+        granted = self.allows(CLUSTER_ACTION, CLUSTER, logged=False)
+        if granted and self.services.access.tells_brokers:
+            self.exempted = True
+        return granted
 
     def may_mutate(self, partitions: int, *, strict: bool) -> bool:
         """Counts partitions to create or delete, a negative number takes back; False: THROTTLING_QUOTA_EXCEEDED."""
-        source = self.source
-        return source is None or source.meter is None or source.meter.may_mutate(source, partitions, strict=strict)
+        source, meter = self.source, self.meter
+        return source is None or meter is None or meter.may_mutate(source, partitions, strict=strict)
 
     def gone(self) -> bool:
         """Whether the connection has closed, so that nothing waits for the answer, and the work may end."""

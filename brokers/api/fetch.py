@@ -69,16 +69,17 @@ def handle_fetch(request: FetchRequest, context: Context, whole: bool = False) -
     services, most = context.services, answers.LONG_PARTS
     sessions = services.fetch_sessions
     source = context.source
-    if source is not None and source.meter is not None:
-        request = _measured(request, source.meter)
     if replica_id >= 0:
         if not context.allows(CLUSTER_ACTION, CLUSTER):
             return Done(
                 encode_fetch_response(context.api_version, grouped_by_topic([(part, _DENIED) for part in parts]))
             )
+        context.exempted = True
         error = _replica_error(request, context)
         if error is not _NONE:
             return Done(refused(error, context))
+    elif source is not None and source.meter is not None:
+        request = _measured(request, source.meter)
     full = epoch in _FULL
     if not full:
         by_id = context.api_version >= TOPIC_IDS_VERSION
@@ -130,10 +131,7 @@ def execute_fetch(runs: Sequence[FetchRun], contexts: Sequence[Context]) -> list
 
 
 def _measured(request: FetchRequest, meter: Meter) -> FetchRequest:
-    """As much of it as the client's quota allows at once. What replicas fetch is exempt."""
-    if request.replica_id >= 0:
-        meter.exempt = True
-        return request
+    """As much of it as the client's quota allows at once."""
     most = meter.fetch_bytes_max
     return request if request.max_bytes <= most else request._replace(max_bytes=most)
 

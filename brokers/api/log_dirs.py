@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from brokers.api.access import ALTER, CLUSTER, CLUSTER_ACTION, DESCRIBE
+from brokers.api.access import ALTER, CLUSTER, DESCRIBE
 from brokers.api.base import Context, Done, Paced
 from brokers.api.by_topic import by_topic
 from brokers.log import Log
@@ -24,7 +24,7 @@ def handle_describe_log_dirs(request: DescribeLogDirsRequest, context: Context) 
     """
     response = messages.response_class(DESCRIBE_LOG_DIRS_KEY)
     version = context.api_version
-    if not context.allows(CLUSTER_ACTION, CLUSTER, logged=False) and (refusal := context.refusal(DESCRIBE, CLUSTER)):
+    if not context.acts_as_broker() and (refusal := context.refusal(DESCRIBE, CLUSTER)):
         return Done(response(version=version, results=[], **({"error_code": int(refusal)} if version >= 3 else {})))
     asked = None
     if request.topics is not None:

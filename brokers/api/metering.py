@@ -72,8 +72,7 @@ class Meter:
     """Measures the requests of one connection; those of one client id at a time."""
 
     __slots__ = (
-        "_bytes", "_metering", "_user", "client_id", "exempt", "fetch_bytes_max", "fetched", "known",
-        "produced", "time", "timed",
+        "_bytes", "_metering", "_user", "client_id", "fetch_bytes_max", "fetched", "known", "produced", "time", "timed",
     )  # fmt: skip
 
     def __init__(self, metering: Metering, user: str) -> None:
@@ -84,8 +83,6 @@ class Meter:
         """Whether a request has told the client id. It is that of the last one that was not executed as a run."""
         self.timed = True
         """Whether its client waits for an answer: else only its bytes are measured."""
-        self.exempt = False
-        """Whether the request that is executed is exempt; its handler says so."""
         self._resolve("")
 
     def _resolve(self, client_id: str) -> None:
@@ -100,7 +97,7 @@ class Meter:
 
     def of_client(self, client_id: str) -> None:
         """What comes next is of that client id."""
-        self.exempt, self.timed, self.known = False, True, True
+        self.timed = self.known = True
         if client_id != self.client_id:
             self._resolve(client_id)
 
@@ -112,9 +109,6 @@ class Meter:
 
     def ran(self, connection: Mutable, produced_bytes: int, started_s: float, now: Callable[[], float]) -> None:
         """Requests were executed as a run: as :meth:`measure`, but quicker."""
-        if self.exempt:
-            self.exempt = False
-            return
         produced = self.produced
         if produced_bytes and produced is not None:
             left = produced.left - produced_bytes
@@ -134,9 +128,6 @@ class Meter:
     def measure(self, connection: Mutable, started_s: float, ended_s: float) -> None:
         """A request was executed, of which :meth:`add` has the bytes."""
         produced_bytes, self._bytes = self._bytes, 0
-        if self.exempt:
-            self.exempt = False
-            return
         if produced_bytes and self.produced is not None:
             mute_ms = self.produced.spend(produced_bytes, started_s, self._metering.clock.mono_ms)
             if mute_ms:
@@ -156,7 +147,7 @@ class Meter:
 
         One answer is always given where nothing else was counted: a batch may be larger than all windows' worth.
         """
-        if self.fetched is None or self.exempt:
+        if self.fetched is None:
             return True
         now_ms = self._metering.clock.mono_ms()
         mute_ms = self.fetched.spend(size_bytes, now_ms / 1000, lambda: now_ms)

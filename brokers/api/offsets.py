@@ -284,7 +284,9 @@ def handle_offset_for_leader_epoch(request: OffsetForLeaderEpochRequest, context
     """Where an epoch ended, so that a client or a follower finds out whether its position was truncated (KIP-320)."""
     consumer = context.api_version < REPLICA_ID_VERSION or request.replica_id == CONSUMER
     denied: frozenset[str] = frozenset()
-    if not context.allows(CLUSTER_ACTION, CLUSTER, logged=False):
+    if context.allows(CLUSTER_ACTION, CLUSTER, logged=False):
+        context.exempted = not consumer and request.replica_id >= 0
+    else:
         denied = context.denied(DESCRIBE, TOPIC, (topic.topic for topic in request.topics))
     topics = []
     for topic in request.topics:

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
-from brokers.api.access import ALTER, CLUSTER, CLUSTER_ACTION, CREATE, DELETE, DESCRIBE, DESCRIBE_CONFIGS, TOPIC
+from brokers.api.access import ALTER, CLUSTER, CREATE, DELETE, DESCRIBE, DESCRIBE_CONFIGS, TOPIC
 from brokers.api.base import Context, Done
 from brokers.api.config_values import ConfigEntry, topic_entries
 from brokers.api.mutation_charges import (
@@ -48,7 +48,7 @@ async def handle_create_topics(request: CreateTopicsRequest, context: Context) -
     """CreateTopics v2-v7; from v5 the answer echoes what the topic will be like."""
     controller = context.services.controller
     denied: frozenset[str] = frozenset()
-    if not (context.allows(CREATE, CLUSTER, logged=False) or context.allows(CLUSTER_ACTION, CLUSTER, logged=False)):
+    if not (context.allows(CREATE, CLUSTER, logged=False) or context.acts_as_broker()):
         denied = context.denied(CREATE, TOPIC, (topic.name for topic in request.topics))
     denied |= _kept_for_brokers(request, context)
     allowed = [topic for topic in request.topics if topic.name not in denied]

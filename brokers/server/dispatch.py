@@ -180,7 +180,9 @@ class Dispatcher:
         meter = connection.meter
         if meter is not None:
             meter.of_client(header.client_id or "")
-            if not (api.internal or exempt_key(api.key, version)):
+            if api.internal or exempt_key(api.key, version):
+                context.exempted = True
+            else:
                 reply.meter = meter
                 if api.large:
                     meter.add(len(frame) + SIZE_BYTES)
@@ -242,7 +244,7 @@ class Dispatcher:
             self._budget.release(reserved)
             Reply(route, context, connection, connection.next_slot(), started=started).failed()
             return ends[-1]
-        if meter is not None:
+        if meter is not None and not context.exempted:
             meter.ran(connection, ends[-1] - start if route.large else 0, started, _now)
             if connection.muted_until_ms and type(outcome) is Done and type(outcome[0]) is list:
                 throttle(route.api.key, run.version, outcome[0], connection)
@@ -305,7 +307,7 @@ class Dispatcher:
             connection.executed(run.ends[-1])  # all of them, before anything else can go wrong: none comes twice
         shared = (time.perf_counter() - started) / len(members)
         for (connection, run, reserved), context, outcome in zip(members, contexts, outcomes, strict=True):
-            if connection.meter is not None:
+            if connection.meter is not None and not context.exempted:
                 connection.meter.measure(connection, started, started + shared)
                 if connection.muted_until_ms and type(outcome) is Done and type(outcome[0]) is list:
                     throttle(route.api.key, run.version, outcome[0], connection)
@@ -360,8 +362,8 @@ class Dispatcher:
     def _pace(self, work: Any, reply: Reply) -> None:
         """Not within :meth:`_settle`, which every request passes: a closure's variables would make it dearer."""
         meter = reply.connection.meter
-        if meter is not None:
-            work = timed_work(work, functools.partial(meter.spent, reply.connection), time.perf_counter)
+        if meter is not None and not reply.context.exempted:
+            work = timed_work(work, functools.partial(reply.spent, meter), time.perf_counter)
         if reply.route.api.large:
             self._pace_to_its_end(work, reply)
         else:
@@ -384,8 +386,8 @@ class Dispatcher:
 
     async def _await(self, coroutine: Any, reply: Reply) -> None:
         meter = reply.connection.meter
-        if meter is not None:
-            coroutine = TimedCoroutine(coroutine, functools.partial(meter.spent, reply.connection), time.perf_counter)
+        if meter is not None and not reply.context.exempted:
+            coroutine = TimedCoroutine(coroutine, functools.partial(reply.spent, meter), time.perf_counter)
         try:
             outcome = await coroutine
         except ClientGone:
@@ -447,8 +449,13 @@ class Reply:
     def measure(self) -> None:
         """The request is executed, or waits: measure what it has cost."""
         meter, self.meter = self.meter, None
-        if meter is not None:
+        if meter is not None and not self.context.exempted:
             meter.measure(self.connection, self.started, time.perf_counter())
+
+    def spent(self, meter: Meter, started_s: float, ended_s: float) -> None:
+        """A step of work that goes on. A broker's request costs nothing, which its handler may say in the first one."""
+        if not self.context.exempted:
+            meter.spent(self.connection, started_s, ended_s)
 
     def send(self, response: Any) -> None:
         """Encode the answer and give it to the connection."""

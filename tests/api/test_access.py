@@ -28,6 +28,7 @@ from brokers.api.access import (
     Access,
     Need,
 )
+from brokers.api.base import Context
 from brokers.api.new_topics import NewTopics
 from brokers.controller.requests import TopicOutcome
 from brokers.groups.records import CommittedOffset
@@ -401,6 +402,34 @@ def test_a_replicas_fetch_needs_its_own_right_at_every_version(tmp_path: Path, v
         found = await answer(broker, 1, version, request)
         assert Need(CLUSTER_ACTION, CLUSTER) in broker.rules.asked
         assert set(codes(found)) == {ErrorCode.TOPIC_AUTHORIZATION_FAILED}
+        await broker.stop()
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("key", [1, 19, 23, 35])
+def test_only_what_is_asked_as_a_broker_is_exempt_from_quotas(tmp_path: Path, key: int) -> None:
+    """Neither a replica's id alone is, nor what every client may do where there is no authorizer."""
+
+    async def scenario() -> None:
+        broker = await Guarded(tmp_path).furnished()
+        contexts: list[Context] = []
+        of_stage = broker.context
+        broker.context = lambda *asked: contexts.append(of_stage(*asked)) or contexts[-1]  # type: ignore[method-assign]
+        by_id = {1: {"replica_id": 2}, 23: {"replica_id": 2}}.get(key, {})
+        version = 12 if key == 1 else APIS[key].max_version
+
+        async def exempted(access: Access, **fields: int) -> bool:
+            broker.services.access = access
+            await answer(broker, key, version, request_of(broker, key, version, **by_id | fields))
+            return contexts[-1].exempted
+
+        assert not await exempted(Access(Rules((READ, TOPIC), (DESCRIBE, TOPIC), (CREATE, TOPIC), (DESCRIBE, CLUSTER))))
+        assert await exempted(Access(Rules((CLUSTER_ACTION, CLUSTER))))
+        assert await exempted(Access()) is bool(by_id), "what only replicas send"
+        if by_id:
+            rights = Rules((CLUSTER_ACTION, CLUSTER), (READ, TOPIC), (DESCRIBE, TOPIC))
+            assert not await exempted(Access(rights), replica_id=-1)
         await broker.stop()
 
     play(scenario)

@@ -308,6 +308,29 @@ def test_replication_is_exempt(fleet: Fleet) -> None:
             assert throttled_ms(broker, f"ANONYMOUS/replica-{number}") == 0
 
 
+def test_what_brokers_ask_of_each_other_is_exempt(fleet: Fleet, topic: str, slow_id: str) -> None:
+    """Without a login, and by the listener of all; a consumer's request of the same kind is measured."""
+    limit(fleet, slow_id, request_percentage=0.001)
+    broker = fleet.brokers[0]
+    wire = Wire(broker, slow_id)
+    markers, ends = m.request_class(27), m.request_class(23)
+    asked = ends.OffsetForLeaderTopic
+    rows = [
+        asked(
+            topic=topic,
+            partitions=[asked.OffsetForLeaderPartition(partition=0, current_leader_epoch=-1, leader_epoch=0)],
+        )
+    ]
+    for _ in range(5):
+        assert wire.ask(markers(version=1, markers=[]), 1).markers == []
+        answer = wire.ask(ends(version=4, replica_id=2, topics=rows), 4)
+        assert answer.topics[0].partitions[0].error_code == ErrorCode.NONE
+    assert throttled_ms(broker, f"ANONYMOUS/{slow_id}") == 0
+    for _ in range(5):
+        wire.ask(ends(version=4, replica_id=-1, topics=rows), 4)
+    assert throttled_ms(broker, f"ANONYMOUS/{slow_id}") > 0
+
+
 def test_a_broker_with_muted_connections_stops(tmp_path_factory: pytest.TempPathFactory, slow_id: str) -> None:
     alone = Fleet(tmp_path_factory.mktemp("alone"), brokers=1, **{"quota.window.num": 2})
     try:
