@@ -18,8 +18,8 @@ from brokers.setting_kinds import HIDDEN, ConfigError, suggest
 from coordination.connect import ConnectionSecurity
 
 ZOOKEEPER_PREFIX: Final = "zookeeper."
-SECRET_PATHS: Final = ("/config/users", "/config/brokers", "/delegation_token/tokens")
-"""Kafka's: the credentials of users, and settings of brokers with passwords."""
+SECRET_PATHS: Final = ("/config/users", "/config/brokers", "/delegation_token/tokens", "/fleetlog/login_secret")
+"""Kafka's, the credentials of users, and settings of brokers with passwords; and the secret of the fleet's logins."""
 
 _TLS_PREFIX: Final = "zookeeper.ssl."
 _ENABLE: Final = "zookeeper.ssl.client.enable"

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from brokers.config import load_config
+from brokers.metadata.login_secret import LOGIN_SECRET
 from brokers.security.zookeeper_settings import ZookeeperSettings
 from brokers.setting_kinds import ConfigError
 from tests.support.certificates import Authority
@@ -43,13 +44,21 @@ def test_the_kind_of_a_store_is_seen_in_its_name(tmp_path: Path) -> None:
     assert not off.tls.checks_host
 
 
-def test_secrets_are_below_the_paths_of_kafka() -> None:
+def test_secrets_are_below_the_paths_of_kafka_and_one_of_ours() -> None:
     found = ZookeeperSettings.of({"zookeeper.set.acl": "true", "zookeeper.digest.credentials": "fleet:s3cret"})
     connection = found.connection(time.time)
     assert connection.owns_znodes
     assert connection.logins == (("digest", "fleet:s3cret"),)
-    secret = {"/config/users", "/config/users/alice", "/config/brokers/1", "/delegation_token/tokens/x"}
-    readable = {"/", "/config", "/config/usersx", "/config/topics/t", "/kafka-acl/Topic/t", "/brokers/ids/1"}
+    secret = {"/config/users", "/config/users/alice", "/config/brokers/1", "/delegation_token/tokens/x", LOGIN_SECRET}
+    readable = {
+        "/",
+        "/fleetlog",
+        "/config",
+        "/config/usersx",
+        "/config/topics/t",
+        "/kafka-acl/Topic/t",
+        "/brokers/ids/1",
+    }
     assert {path for path in secret | readable if connection.is_secret(path)} == secret
     assert "s3cret" not in repr(found) + repr(connection)
 
