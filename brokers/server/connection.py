@@ -560,14 +560,15 @@ class Connection:
 
         A frame that has begun gets ``partial_ms``, and a millisecond more for every 16 bytes that did come, so that a
         slow line may send a large frame but no client keeps a connection with a byte now and then. A connection without
-        any traffic gets ``idle_ms``, unless a request of it is being worked on, or it is muted.
+        any traffic gets ``idle_ms``, unless a request of it is being worked on. Also a muted one, whose client may have
+        left: nothing is read from it, and a mute may last for days.
         """
         if self.login is not None and self.login.overdue(now_ms):
             return "no login in time"
         if self.frame_since_ms is not None and not self._stalled():
             if now_ms - self.frame_since_ms > partial_ms + self._framer.waiting // 16:
                 return f"a frame was not complete after {now_ms - self.frame_since_ms} ms"
-        elif now_ms - self.last_active_ms > idle_ms and ((self.idle and self._muted is None) or self.unsent):
+        elif now_ms - self.last_active_ms > idle_ms and (self.idle or self.unsent):
             return f"no traffic for {now_ms - self.last_active_ms} ms"
         return None
 

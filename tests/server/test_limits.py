@@ -448,6 +448,25 @@ def test_a_frame_that_never_ends_and_an_idle_connection_are_closed() -> None:
         assert server.call(lambda: len(server.server)) == 1, "a request is being worked on there"
 
 
+@pytest.mark.parametrize("leaves", [True, False])
+def test_a_muted_connection_stays_no_longer_than_an_idle_one(leaves: bool) -> None:
+    settings = {"connections.max.idle.ms": "120000"}
+    with RunningServer({HEARTBEAT: lambda _, context: beat(context)}, settings) as server:
+        client = server.client()
+        client.ask(heartbeat(), 4)
+        (connection,) = server.call(server.server._connections.values)
+        server.call(lambda: connection.mute(24 * 86_400_000))
+        if leaves:
+            client.close()
+        server.clock.ahead_ms += 119_000
+        server.call(server.server._sweep)
+        assert server.call(lambda: len(server.server)) == 1, "it is muted"
+        server.clock.ahead_ms += 2_000
+        server.call(server.server._sweep)
+        assert server.call(lambda: len(server.server)) == 0
+        assert leaves or client.closed()
+
+
 def test_a_frame_that_waited_behind_a_long_request_gets_its_full_time() -> None:
     delayed: list[DelayedResponse] = []
 
