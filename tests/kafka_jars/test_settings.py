@@ -16,6 +16,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.kafka_jars, pytest.mark.interop]
 
 OTHER_DEFAULTS = {
     "listeners": "loopback unless asked otherwise",
+    "log.cleaner.dedupe.buffer.size": "a broker takes tens of megabytes",
     "log.dir": "unset: log.dirs has a default",
     "log.dirs": "a place that survives a restart",
     "max.connections": "bounded",
