@@ -326,7 +326,12 @@ class Cleaner:
             self._asked.pop(tp, None)
             logger.error("%s is not compacted until the next start: %s", job.log.directory, error)
             return
-        raise error
+        if isinstance(error, DiskError):
+            raise error
+        # a fault of a pass is that partition's alone: the broker serves on
+        self.uncleanable[tp] = repr(error)
+        self._asked.pop(tp, None)
+        logger.error("%s is not compacted until the next start", job.log.directory, exc_info=error)
 
     def _discard(self, log: Log, rewritten: Rewritten) -> None:
         """A segment that is not swapped in after all; a restart would remove what is left of it."""

@@ -47,6 +47,7 @@ from wire.types import NO_TIMESTAMP
 
 _HEADER_SIZE = 61
 _INT32_MAX = 2**31 - 1
+_INT64_MAX = 2**63 - 1
 Batch = memoryview | bytearray
 
 
@@ -114,6 +115,7 @@ class Compaction:
         """Set from outside: the next step ends with Overtaken."""
         self._keys = KeyMap(*plan.keys)
         self._met = MetTransactions(plan.aborted)
+        self._new_horizon = min(plan.now_ms + plan.delete_retention_ms, _INT64_MAX)
         self._read = 0
 
     def run(self) -> Iterator[int | Rewritten]:
@@ -272,7 +274,7 @@ class Compaction:
         kept = keep_records(
             self._payload(batch, 0, header), header, self._keys, self.end,
             horizon is not None and horizon <= plan.now_ms,
-            plan.now_ms + plan.delete_retention_ms if horizon is None else -1,
+            self._new_horizon if horizon is None else -1,
         )  # fmt: skip
         if kept.payload is None:
             return batch
@@ -289,7 +291,7 @@ class Compaction:
         records = batch_records(batch, 0, header, self.plan.inflate_limit)
         after = header._replace(
             attributes=header.attributes | DELETE_HORIZON_BIT,
-            base_timestamp=self.plan.now_ms + self.plan.delete_retention_ms,
+            base_timestamp=self._new_horizon,
         )
         payload = encode_records(records, header.base_offset, after.base_timestamp)
         return build_batch(after, compression.compress(header.codec, payload))

@@ -216,6 +216,39 @@ def test_a_damaged_batch_stops_passes_over_that_log_alone(tmp_path, where):
     assert "fleetlog_cleaner_last_pass_keys 5.0" in lines
 
 
+def test_tombstones_that_stay_for_ever(tmp_path):
+    """delete.retention.ms may be as large as a number of 64 bits."""
+    log = users_log(tmp_path, delete_retention_ms=2**63 - 1)
+    write(log, ("gone", None))
+    end_txn(log, 7, 0, commit=True)
+    for now_ms in (NOW, NOW + 1):
+        fill(log)
+        cleaner = cleaner_of(QuickDisk(), log)
+        clean(cleaner, now_ms)
+        assert not cleaner.uncleanable
+        assert cleaner.figures.passes == 1
+    assert [(r.value, r.timestamp) for r in records(log) if r.key == b"gone"] == [(None, NOW)]
+
+
+def test_a_fault_of_a_pass_is_its_partitions_alone(tmp_path, monkeypatch, caplog):
+    log = users_log(tmp_path)
+    other = open_log(tmp_path / "other-0", QuickDisk(), TopicPartition("other", 0), config=log.config)
+    fill(log)
+    fill(other)
+    cleaner = cleaner_of(QuickDisk(), log, other)
+    plan = cleaner._plan
+
+    def wrong_plan(log, part, now_ms):
+        found = plan(log, part, now_ms)
+        return found._replace(end=2**63) if log.topic_partition == TP else found
+
+    monkeypatch.setattr(cleaner, "_plan", wrong_plan)
+    clean(cleaner)
+    assert list(cleaner.uncleanable) == [TP]
+    assert "OverflowError" in caplog.text
+    assert len(records(other)) < 20
+
+
 def test_a_disk_without_room_postpones_a_pass(tmp_path):
     disk = FaultyDisk()
     log = users_log(tmp_path, disk)
