@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
 from typing import TYPE_CHECKING, NamedTuple
 
+from brokers.log import checkpoints
 from brokers.log.full_disks import Room
 
 if TYPE_CHECKING:
     from brokers.log.background import PendingSync
     from brokers.log.background_checkpoint import BackgroundCheckpoint
     from brokers.log.checkpoints import CleanStop
-    from brokers.log.files import DiskLock
+    from brokers.log.files import DiskLock, DiskPort
     from brokers.log.log import Log
+
+logger = logging.getLogger(__name__)
 
 
 class LogDirectory:
@@ -50,3 +54,24 @@ class DirectoryUsage(NamedTuple):
     total_bytes: int
     usable_bytes: int
     logs: list[Log]
+
+
+class TopicIds:
+    """Reads ``partition.metadata``; that of all partitions of a topic is the same."""
+
+    def __init__(self, disk: DiskPort) -> None:
+        self._disk = disk
+        self._known: dict[bytes, uuid.UUID] = {}
+
+    def read(self, directory: str) -> uuid.UUID | None:
+        """The id; None where there is none, or none that can be read."""
+        data = self._disk.read(f"{directory}/{checkpoints.PARTITION_METADATA}")
+        if data is None:
+            return None
+        found = self._known.get(data)
+        if found is None:
+            try:
+                found = self._known[data] = checkpoints.decode_partition_metadata(data)
+            except checkpoints.DamagedFile as wrong:
+                logger.warning("%s: %s; ignored", directory, wrong)
+        return found

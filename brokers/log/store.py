@@ -22,7 +22,7 @@ from brokers.log.checkpointing import Checkpoints
 from brokers.log.checkpoints import CleanStop, DamagedFile
 from brokers.log.clean_stops import lost_since_stop, told_lost
 from brokers.log.cleaner import Cleaner, CleanerSettings, delete_old_segments
-from brokers.log.directories import DirectoryUsage, LogDirectory
+from brokers.log.directories import DirectoryUsage, LogDirectory, TopicIds
 from brokers.log.failures import DiskError, DiskFailed, DiskFull, ForeignDirectory, LogOffline, StoreRefused
 from brokers.log.files import DiskPort
 from brokers.log.full_disks import has_room
@@ -152,11 +152,11 @@ class LogStore:
         recovery_points = self._read_offsets(path, checkpoints.RECOVERY_POINT_CHECKPOINT)
         starts = self._read_offsets(path, checkpoints.LOG_START_CHECKPOINT)
         watermarks = self._read_offsets(path, checkpoints.HIGH_WATERMARK_CHECKPOINT)
-        cleaned, damaged = self._read_cleaned(directory)
+        cleaned = self._read_cleaned(directory, fresh)
         self._remove_clean_stop(directory)
         absent = {*recovery_points, *starts}
         checkpoint = partial(self._checkpoints.write_recovery_points, directory)
-        topic_ids = _TopicIds(disk)
+        topic_ids = TopicIds(disk)
         configs: dict[str, TopicConfig] = {}
         for name in disk.names(path):
             child = f"{path}/{name}"
@@ -184,13 +184,15 @@ class LogStore:
                 recovery_point=recovery_points.get(tp, 0),
                 log_start_offset=starts.get(tp, 0),
                 high_watermark=watermarks.get(tp, 0),
-                may_have_holes=damaged or tp in cleaned,
+                may_have_holes=cleaned is None or tp in cleaned,
                 on_failure=self._disk_failed,
                 checkpoint=checkpoint,
             )
             report.recovered.append(log.recovery_report)
             if tp not in self._logs or self._is_better(log, directory, report):
                 self._add(log, directory)
+                if cleaned is None:
+                    self.cleaner.restore({tp: 0})
         self._checkpoints.outlived |= absent
         if left is not None:
             self._compare_with_the_stop(directory, recovery_points, report)
@@ -314,19 +316,24 @@ class LogStore:
             logger.warning("%s: %s; ignored", path, wrong)
             return {}
 
-    def _read_cleaned(self, directory: LogDirectory) -> tuple[dict[TopicPartition, int], bool]:
-        """How far its logs are clean; and whether that can't be read: then each of them may have holes."""
-        data = self._disk.read(f"{directory.path}/{checkpoints.CLEANER_CHECKPOINT}")
-        if data is None:
-            return {}, False
+    def _read_cleaned(self, directory: LogDirectory, fresh: bool) -> dict[TopicPartition, int] | None:
+        """How far its logs are clean; None if that is not known: then each of them may have holes."""
+        path = f"{directory.path}/{checkpoints.CLEANER_CHECKPOINT}"
+        data = self._disk.read(path)
+        if data is None and fresh:
+            self._disk.replace(path, checkpoints.encode_offsets({}))
+            return {}
         self._checkpoints.had_cleaner_file(directory)
+        if data is None:
+            unknown = any(_PARTITION_DIRECTORY.fullmatch(name) for name in self._disk.names(directory.path))
+            return None if unknown else {}
         try:
             cleaned = checkpoints.decode_offsets(data, checkpoints.CLEANER_CHECKPOINT)
         except DamagedFile as wrong:
             logger.warning("%s: %s; all logs are cleaned anew", directory.path, wrong)
-            return {}, True
+            return None
         self.cleaner.restore(cleaned)
-        return cleaned, False
+        return cleaned
 
     def _cleaner_settings(self) -> CleanerSettings:
         config = self.broker_config()
@@ -671,27 +678,6 @@ class LogStore:
         for directory in self.directories:
             while not directory.offline and directory.doomed and directory.doomed[0][0] <= now_ms:
                 self._disk.remove_tree(directory.doomed.pop(0)[1], later=True)
-
-
-class _TopicIds:
-    """Reads ``partition.metadata``; that of all partitions of a topic is the same."""
-
-    def __init__(self, disk: DiskPort) -> None:
-        self._disk = disk
-        self._known: dict[bytes, uuid.UUID] = {}
-
-    def read(self, directory: str) -> uuid.UUID | None:
-        """The id; None where there is none, or none that can be read."""
-        data = self._disk.read(f"{directory}/{checkpoints.PARTITION_METADATA}")
-        if data is None:
-            return None
-        found = self._known.get(data)
-        if found is None:
-            try:
-                found = self._known[data] = checkpoints.decode_partition_metadata(data)
-            except DamagedFile as wrong:
-                logger.warning("%s: %s; ignored", directory, wrong)
-        return found
 
 
 def _reach(log: Log) -> tuple[int, int]:

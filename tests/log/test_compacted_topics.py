@@ -387,6 +387,42 @@ def test_progress_is_checkpointed_and_outlives_neither_its_topic_nor_damage(tmp_
     store.close()
 
 
+@pytest.mark.parametrize("how", ["damaged", "deleted"])
+def test_holes_outlive_a_checkpoint_that_cannot_be_read(tmp_path, how):
+    """Not only the first start after it must know of them: it writes a checkpoint that can be read again."""
+    store = store_of(tmp_path)
+    log = compacting(store)
+    fill(log)
+    tick(store)
+    kept, end = content(log), log.log_end_offset
+    assert len(records(log)) < 20
+    store.close(clean=False)
+    path = tmp_path / CLEANER_CHECKPOINT
+    if how == "damaged":
+        path.write_bytes(b"damaged")
+    else:
+        path.unlink()
+    for again in range(3):
+        store = store_of(tmp_path)
+        log = store.get(TP)
+        log.appender.set_high_watermark(1 << 40)
+        assert (content(log), log.log_end_offset) == (kept, end), again
+        store.checkpoint()
+        assert TP in decode_offsets(path.read_bytes(), "")
+        (tmp_path / "recovery-point-offset-checkpoint").unlink()
+        store.close(clean=False)
+
+
+def test_a_new_directory_says_that_nothing_in_it_has_holes(tmp_path):
+    store = store_of(tmp_path)
+    fill(store.create(TP, None, config()))
+    store.close(clean=False)
+    assert decode_offsets((tmp_path / CLEANER_CHECKPOINT).read_bytes(), "") == {}
+    store = store_of(tmp_path)
+    assert store.cleaner.progress() == {}, "a missing offset is a lost write there"
+    store.close()
+
+
 def test_old_segments_are_not_deleted_under_a_pass(tmp_path):
     store = store_of(tmp_path, log_retention_check_interval_ms=1)
     log = store.create(
