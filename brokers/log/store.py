@@ -191,8 +191,10 @@ class LogStore:
             report.recovered.append(log.recovery_report)
             if tp not in self._logs or self._is_better(log, directory, report):
                 self._add(log, directory)
-                if cleaned is None:
-                    self.cleaner.restore({tp: 0})
+                self.cleaner.forget(tp)  # of a copy that is set aside now
+                if cleaned is None or tp in cleaned:
+                    done = cleaned[tp] if cleaned else 0
+                    self.cleaner.restore({tp: min(done, log.log_end_offset)})
         self._checkpoints.outlived |= absent
         if left is not None:
             self._compare_with_the_stop(directory, recovery_points, report)
@@ -328,12 +330,10 @@ class LogStore:
             unknown = any(_PARTITION_DIRECTORY.fullmatch(name) for name in self._disk.names(directory.path))
             return None if unknown else {}
         try:
-            cleaned = checkpoints.decode_offsets(data, checkpoints.CLEANER_CHECKPOINT)
+            return checkpoints.decode_offsets(data, checkpoints.CLEANER_CHECKPOINT)
         except DamagedFile as wrong:
             logger.warning("%s: %s; all logs are cleaned anew", directory.path, wrong)
             return None
-        self.cleaner.restore(cleaned)
-        return cleaned
 
     def _cleaner_settings(self) -> CleanerSettings:
         config = self.broker_config()
@@ -432,6 +432,7 @@ class LogStore:
             except DiskFull as wrong:
                 full = full or wrong
                 continue
+            self.cleaner.forget(tp)
             self._add(log, directory)
             return log
         assert full is not None, "a directory was tried"
@@ -481,11 +482,11 @@ class LogStore:
         directory = self._homes.pop(tp, None)
         if log is None or directory is None:
             return
+        self.cleaner.forget(tp)
         directory.logs -= 1
         directory.room.crowded.pop(tp, None)
         if directory.offline:
             return
-        self.cleaner.forget(tp)
         self._checkpoints.outlived.add(tp)
         log.abandon()
         try:

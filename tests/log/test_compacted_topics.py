@@ -299,9 +299,9 @@ def test_a_cut_makes_dirty_what_comes_after_it(tmp_path):
 # ---- stores
 
 
-def store_of(path, disk=None, **changes):
+def store_of(path, disk=None, more=(), **changes):
     settings = {"log_segment_bytes": 700, "log_index_interval_bytes": 64, "log_cleaner_backoff_ms": 0, **changes}
-    broker = BrokerConfig(broker_id=1, zookeeper_connect="z:1", log_dirs=(str(path),), **settings)
+    broker = BrokerConfig(broker_id=1, zookeeper_connect="z:1", log_dirs=tuple(map(str, (path, *more))), **settings)
     store = LogStore(broker, disk or QuickDisk(), ManualClock(), cluster_id="c")
     store.load()
     return store
@@ -411,6 +411,71 @@ def test_holes_outlive_a_checkpoint_that_cannot_be_read(tmp_path, how):
         assert TP in decode_offsets(path.read_bytes(), "")
         (tmp_path / "recovery-point-offset-checkpoint").unlink()
         store.close(clean=False)
+
+
+def test_progress_is_of_the_log_that_is_kept(tmp_path):
+    """Of two copies in two directories; the other is set aside."""
+    disks = [tmp_path / "one", tmp_path / "two"]
+    ends = []
+    for number, disk in enumerate(disks):
+        store = store_of(disk)
+        log = compacting(store)
+        fill(log, 60 if number == 0 else 30)
+        tick(store)
+        ends.append(store.cleaner.progress()[TP])
+        store.close()
+    assert ends[0] > ends[1]
+    store = store_of(disks[0], more=disks[1:])
+    assert store.get(TP).directory.startswith(str(disks[0]))
+    assert store.cleaner.progress() == {TP: ends[0]}
+    store.close()
+
+
+def test_progress_ends_with_a_log_that_recovery_cuts(tmp_path):
+    store = store_of(tmp_path)
+    log = compacting(store)
+    fill(log)
+    tick(store)
+    assert store.cleaner.progress()[TP] > 30
+    store.close(clean=False)
+    store = store_of(tmp_path)
+    store.cleaner.restore({TP: 49})
+    store.checkpoint()
+    store.close(clean=False)
+    (tmp_path / "recovery-point-offset-checkpoint").unlink()
+    path = tmp_path / str(TP)
+    for name in path.glob("*.log"):
+        if int(name.stem) > 0:
+            name.unlink()
+    store = store_of(tmp_path)
+    log = store.get(TP)
+    assert log.log_end_offset < 49
+    assert store.cleaner.progress() == {TP: log.log_end_offset}
+    store.close()
+
+
+@pytest.mark.parametrize("how", ["its directory is gone", "its disk is offline", "the entry came with a disk"])
+def test_a_new_log_has_no_progress(tmp_path, how):
+    """What an older log of that name had says nothing of it."""
+    disks = [tmp_path / "one", tmp_path / "two"]
+    store = store_of(disks[0], more=disks[1:])
+    log = compacting(store)
+    fill(log)
+    tick(store)
+    assert TP in store.cleaner.progress()
+    if how == "its disk is offline":
+        store.take_offline(store._homes[TP])
+        store.delete(TP)
+    elif how == "its directory is gone":
+        store.close()
+        shutil.rmtree(log.directory)
+        store = store_of(disks[0], more=disks[1:])
+    else:
+        store.delete(TP)
+        store.cleaner.restore({TP: 40})
+    assert compacting(store).log_end_offset == 0
+    assert store.cleaner.progress() == {}
+    store.close()
 
 
 def test_a_new_directory_says_that_nothing_in_it_has_holes(tmp_path):
