@@ -199,10 +199,14 @@ class Cleaner:
             raise
 
     def was_cut(self, tp: TopicPartition, offset: int) -> None:
-        """What the log gets from that offset on no pass has seen."""
+        """What the log gets from that offset on no pass has seen. Raises DiskFailed."""
         known = self._cleaned.get(tp)
         if known is not None and known > offset:
             self._cleaned[tp] = offset
+            try:
+                self._note(tp)  # a killed process must not find the offset of before the cut
+            except DiskFull as wrong:
+                logger.warning("%s: that it was cut is not written yet: %s", tp, wrong)
 
     def forget(self, tp: TopicPartition) -> None:
         """The partition is deleted."""

@@ -454,6 +454,22 @@ def test_progress_ends_with_a_log_that_recovery_cuts(tmp_path):
     store.close()
 
 
+def test_a_killed_process_finds_no_progress_from_before_a_cut(tmp_path):
+    store = store_of(tmp_path)
+    log = compacting(store)
+    fill(log)
+    tick(store)
+    assert store.cleaner.progress()[TP] > 30
+    store.checkpoint()
+    log.truncation.truncate_to(30, now_ms=NOW)
+    fill(log)
+    store.close(clean=False)
+    store = store_of(tmp_path)
+    assert store.get(TP).log_end_offset > 50
+    assert store.cleaner.progress()[TP] <= 30
+    store.close()
+
+
 @pytest.mark.parametrize("how", ["its directory is gone", "its disk is offline", "the entry came with a disk"])
 def test_a_new_log_has_no_progress(tmp_path, how):
     """What an older log of that name had says nothing of it."""
