@@ -19,7 +19,7 @@ from _native.batch import Admitted, BatchHeader, encode_records, parse_header, v
 from _native.compact import KeyMap, collect_keys, keep_records
 from _native.errors import CorruptBatch
 from brokers.log import recovery
-from brokers.log.failures import DiskFailed, DiskFull
+from brokers.log.failures import DiskError, DiskFailed, DiskFull
 from brokers.log.files import DiskPort
 from brokers.log.indexes import AbortedTxn
 from brokers.log.producers import admitted_of
@@ -322,8 +322,12 @@ def swap_in(log: LogState, rewritten: Rewritten, now_ms: int) -> None:
     group = [segment for segment in log.segments if segment.base_offset in bases]
     assert len(group) == len(bases), "the log was cut"
     cleaned = Segment(log.disk, log.directory, base, create=False, now_ms=now_ms, suffix=CLEANED_SUFFIX)
-    cleaned.change_suffix(SWAP_SUFFIX)
-    log.disk.sync_directory(log.directory)
+    try:
+        cleaned.change_suffix(SWAP_SUFFIX)
+        log.disk.sync_directory(log.directory)
+    except DiskFull as wrong:
+        _undo(log, cleaned, wrong)
+        raise
     try:
         for segment in group:
             log.take_out(segment)
@@ -336,3 +340,11 @@ def swap_in(log: LogState, rewritten: Rewritten, now_ms: int) -> None:
     log.dirty_names = True
     for segment in group[1:]:
         log.disk.remove(recovery.snapshot_path(log.directory, segment.base_offset))
+
+
+def _undo(log: LogState, cleaned: Segment, wrong: DiskFull) -> None:
+    """Nothing is swapped: a ``.swap`` that stayed would be taken for the newer data at some later start."""
+    try:
+        cleaned.change_suffix(CLEANED_SUFFIX)
+    except DiskError as again:
+        raise DiskFailed(log.directory, f"compaction's swap: {wrong.reason}, then {again.reason}") from again

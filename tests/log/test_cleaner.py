@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import random
 
 import pytest
 
 from _native.batch import Record, encode_batch
-from brokers.log import DiskFailed, LogOffline, OffsetOutOfRange, Origin, RealDisk
+from brokers.log import DiskFailed, DiskFull, LogOffline, OffsetOutOfRange, Origin, RealDisk
 from brokers.log.cleaner import delete_old_segments
 from tests.log.compacted import TP, clean, cleaner_of, internal_log, last_values, put
 from tests.support.faulty import Fault, FaultyDisk
@@ -297,6 +298,37 @@ def test_a_crash_at_any_step_of_the_swap(tmp_path, at):
     assert again.log_end_offset == 60
     assert append(again, produced(1, 0, 0)).first_offset == 60
     assert append_txn(again, 2, 0, 0).first_offset == 61
+
+
+@pytest.mark.parametrize("op", ["rename", "sync_directory"])
+@pytest.mark.parametrize("back", [True, False])
+def test_no_room_for_a_swap_leaves_none_behind(tmp_path, op, back):
+    """A later start would take it for newer than what has been compacted, cut or appended since."""
+    disk = FaultyDisk()
+    log = internal_log(tmp_path, disk)
+    for i in range(100):
+        put(log, (f"k{i % 3}", f"{i}"))
+    want = last_values(log)
+    full = Fault(op, times=1)
+    later = [] if back else [Fault("rename", "", error=errno.EIO)]
+
+    def fault(called, path):
+        if called == op and full.times and (op != "rename" or path.endswith(".timeindex.cleaned")):
+            full.times -= 1
+            disk.faults += later
+            return full
+        return next((one for one in disk.faults if one.op == called), None)
+
+    disk.fault = fault
+    cleaner = cleaner_of(disk, log)
+    with pytest.raises(DiskFull if back else LogOffline):
+        _clean(log, disk, cleaner=cleaner)
+    assert not full.times
+    assert log.offline is not back
+    if back:
+        assert not [*(tmp_path / "c-0").glob("*.swap"), *(tmp_path / "c-0").glob("*.cleaned")]
+        _clean(log, disk, cleaner=cleaner)
+        assert last_values(log) == want
 
 
 def test_a_large_active_segment_is_closed_early(tmp_path, monkeypatch):
