@@ -70,9 +70,15 @@ class PendingWork:
         try:
             self._work()
         except Exception as wrong:  # its owner decides what that means
-            self.error = wrong
+            # its frames refer to this one: what they hold would wait for the garbage collector
+            self.error = wrong.with_traceback(None)
         finally:
+            self._work = _nothing
             self._ended.set()
+
+
+def _nothing() -> None:
+    """Of work that is done nothing is kept."""
 
 
 def new_secret() -> bytes:

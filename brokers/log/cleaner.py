@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from inspect import GEN_CLOSED, getgeneratorstate
 from typing import NamedTuple
 
 from _native.compact import SLOT_BYTES
@@ -39,6 +40,8 @@ BUSY_LOOP_MS = 5
 """A loop that runs its timers later than this gets a cleaner that does half as much in its next step."""
 ROLL_BYTES = 8 * 1024 * 1024
 _STOP_S = 10.0
+_KNOWN = (Overtaken, DiskError, CorruptBatch, CodecError)
+"""What ends a pass, but for its end."""
 _TRIES = 4
 _LOAD_FACTOR = 0.9
 _MAX_MAP_BYTES = 2**31 - 1
@@ -129,7 +132,7 @@ class _Job:
         self.noted = noted
         """That the log may have holes is being made durable: nothing is swapped before."""
         self.begun_ms = now_ms
-        self.steps: Iterator[int | Rewritten] = compaction.run()
+        self.steps = compaction.run()
         self.pending: PendingWork | None = None
         self.ready: Rewritten | None = None
         self.handled_bytes = 0
@@ -137,12 +140,18 @@ class _Job:
 
     def advance(self, budget_bytes: int) -> None:
         """On the worker's thread: go on until enough is done, or a segment is to be swapped in."""
-        while self.handled_bytes < budget_bytes:
-            found = next(self.steps)
-            if isinstance(found, Rewritten):
-                self.ready = found
-                return
-            self.handled_bytes += found
+        try:
+            while self.handled_bytes < budget_bytes:
+                found = next(self.steps)
+                if isinstance(found, Rewritten):
+                    self.ready = found
+                    return
+                self.handled_bytes += found
+        except (StopIteration, *_KNOWN):
+            raise
+        except Exception:
+            logger.exception("%s: a fault of compaction", self.log.directory)
+            raise
 
 
 class Cleaner:
@@ -228,14 +237,19 @@ class Cleaner:
     def close(self) -> None:
         """Stop; returns when the worker does nothing more."""
         job = self._job
-        self._stop()
-        if job is not None and job.pending is not None and not job.pending.wait(_STOP_S):
-            logger.warning("%s: its pass of compaction does not stop", job.log.topic_partition)
+        if job is not None and (job.pending is None or job.pending.done):
+            PendingWork(job.steps.close).run()
+        stopping = self._stop()
+        if stopping is not None and not stopping.wait(_STOP_S):
+            logger.warning("a pass of compaction does not stop")
 
-    def _stop(self) -> None:
-        if self._job is not None:
-            self._job.compaction.stopped = True
-            self._job = None
+    def _stop(self) -> PendingWork | None:
+        job, self._job = self._job, None
+        if job is None:
+            return None
+        job.compaction.stopped = True
+        # What it has begun to write goes by its name: before the worker begins another pass, never after that.
+        return None if getgeneratorstate(job.steps) == GEN_CLOSED else self._disk.work_later(job.steps.close)
 
     # ---- a step
 
@@ -335,7 +349,7 @@ class Cleaner:
         # a fault of a pass is that partition's alone: the broker serves on
         self.uncleanable[tp] = repr(error)
         self._asked.pop(tp, None)
-        logger.error("%s is not compacted until the next start", job.log.directory, exc_info=error)
+        logger.error("%s is not compacted until the next start: %r", job.log.directory, error)
 
     def _discard(self, log: Log, rewritten: Rewritten) -> None:
         """A segment that is not swapped in after all; a restart would remove what is left of it."""

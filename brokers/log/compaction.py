@@ -12,7 +12,7 @@ segment stays, if need be without records: the next segment's base then follows 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from typing import NamedTuple
 
 from _native.batch import Admitted, BatchHeader, encode_records, parse_header, validate_batch
@@ -118,14 +118,17 @@ class Compaction:
         self._new_horizon = min(plan.now_ms + plan.delete_retention_ms, _INT64_MAX)
         self._read = 0
 
-    def run(self) -> Iterator[int | Rewritten]:
+    def run(self) -> Generator[int | Rewritten, None, None]:
         """Do it. Raises Overtaken, DiskFull, DiskFailed, CorruptBatch or CodecError, after which nothing is left over
         but what was handed out as :class:`Rewritten`.
         """
-        yield from self._collect()
-        self.figures.keys = len(self._keys)
-        for group in self._groups():
-            yield from self._rewrite(group)
+        try:
+            yield from self._collect()
+            self.figures.keys = len(self._keys)
+            for group in self._groups():
+                yield from self._rewrite(group)
+        finally:
+            del self._keys  # the most of the pass's memory, whatever still refers to the pass
 
     # ---- which record of a key is the last
 

@@ -1,13 +1,15 @@
 """What is done on the disk's threads: removed files go away there, and checkpoints wait there for their fsync."""
 
+import gc
 import os
 import threading
+import weakref
 
 import pytest
 
 from _native.files import FileSlice
 from brokers.log import DiskFailed, RealDisk
-from brokers.log.background import LARGE
+from brokers.log.background import LARGE, PendingWork
 from tests.support.waiting import eventually
 
 
@@ -142,3 +144,27 @@ def test_a_file_that_is_gone_already(tmp_path):
     (tmp_path / "a").unlink()
     file.remove()
     assert disk.removals.hold(str(tmp_path / "a")) == -1
+
+
+def test_what_failed_work_held_is_freed_with_it():
+    """Not by the next run of the garbage collector, which may be far off."""
+
+    class Held:
+        pass
+
+    seen = []
+
+    def work():
+        held = Held()
+        seen.append(weakref.ref(held))
+        raise ValueError("no")
+
+    gc.disable()
+    try:
+        pending = PendingWork(work)
+        pending.run()
+        assert isinstance(pending.error, ValueError)
+        del pending
+        assert seen[0]() is None
+    finally:
+        gc.enable()

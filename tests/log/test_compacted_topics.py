@@ -4,8 +4,10 @@ pass.
 
 from __future__ import annotations
 
+import gc
 import random
 import shutil
+import weakref
 from itertools import pairwise
 
 import pytest
@@ -169,6 +171,54 @@ def test_a_map_that_is_too_small_takes_several_passes(tmp_path):
     assert cleaner.progress()[TP] == log.segments.active.base_offset
     closed = [r.key for r in records(log) if r.offset < log.segments.active.base_offset]
     assert len(closed) == len(set(closed))
+
+
+@pytest.mark.parametrize("how", ["deleted", "cut", "stopped"])
+def test_a_pass_that_stops_removes_what_it_began_before_the_next_one_begins(tmp_path, how):
+    """By its name, which may be that of a file of a new topic's pass."""
+    log = users_log(tmp_path)
+    fill(log)
+    cleaner = cleaner_of(QuickDisk(), log)
+    begun = tmp_path / str(TP) / f"{0:020d}.log.cleaned"
+    while not begun.exists():
+        assert cleaner.step(NOW, 1)
+    job = cleaner._job
+    if how == "deleted":
+        cleaner.forget(TP)
+    elif how == "cut":
+        log.truncation.truncate_to(49, now_ms=NOW)
+        cleaner.step(NOW, 1)
+    else:
+        cleaner.close()
+    assert not cleaner.is_cleaning(TP)
+    assert not begun.exists()
+    begun.write_bytes(b"of another pass")
+    del job
+    gc.collect()
+    assert begun.exists()
+
+
+@pytest.mark.parametrize("how", ["ends", "is stopped"])
+def test_the_map_goes_with_the_pass(tmp_path, how):
+    """However long a pass is referred to by what failed, or by a frame."""
+    log = users_log(tmp_path)
+    fill(log)
+    cleaner = cleaner_of(QuickDisk(), log)
+    cleaner.step(NOW, 1)
+    compaction = cleaner._job.compaction
+    assert hasattr(compaction, "_keys")
+    gone = weakref.ref(compaction)
+    gc.disable()
+    try:
+        if how == "ends":
+            clean(cleaner)
+        else:
+            cleaner.forget(TP)
+        assert not hasattr(compaction, "_keys")
+        del compaction
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_the_map_is_no_larger_than_its_offsets():
