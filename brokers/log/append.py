@@ -309,7 +309,10 @@ class Appender:
                         ErrorCode.OFFSET_OUT_OF_RANGE, f"batch at {header.base_offset} where {expected} was expected"
                     )
                 if header.base_offset > expected and log.calls.on_hole is not None:
-                    log.calls.on_hole(log)
+                    try:
+                        log.calls.on_hole(log)
+                    except (DiskFull, DiskFailed) as wrong:
+                        return self._unwritten(wrong)
                 placed.append(admitted_of(header))
                 epochs.append((header.partition_leader_epoch, header.base_offset))
                 if header.producer_id != NO_PRODUCER_ID and header.is_control:

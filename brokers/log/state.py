@@ -120,7 +120,7 @@ class Calls:
         self.on_cut: Callable[[LogState, int], None] | None = None
         """The log was cut at that offset."""
         self.on_hole: Callable[[LogState], None] | None = None
-        """The log is about to get batches with a hole between them, as compaction leaves it."""
+        """The log is about to get batches with a hole between them, as compaction leaves it. Raises DiskError."""
         self.saved_start = saved_start
         """The start that the directory's checkpoint or the first segment says."""
 

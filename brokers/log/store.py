@@ -343,7 +343,10 @@ class LogStore:
         )  # fmt: skip
 
     def _note_cleaned(self, tp: TopicPartition) -> PendingSync:
-        return self._checkpoints.write_cleaned(self._homes[tp])
+        directory = self._homes[tp]
+        sync = self._checkpoints.write_cleaned(directory)
+        directory.syncs.append(sync)
+        return sync
 
     def close(self, *, clean: bool = True, broker_epoch: int = -1, live_broker: LiveBroker | None = None) -> None:
         """Close all logs; when ``clean``, flushed, checkpointed and marked so: the next start needn't check them.
@@ -473,7 +476,7 @@ class LogStore:
         self._homes[log.topic_partition] = directory
         log.calls.on_full = self._no_room
         log.calls.on_cut = lambda log, offset: self.cleaner.was_cut(log.topic_partition, offset)
-        log.calls.on_hole = self._hole_in
+        log.calls.on_hole = self.cleaner.may_have_holes
         log.calls.save_starts = partial(self._checkpoints.write_starts, directory)
 
     def delete(self, tp: TopicPartition) -> None:
@@ -541,14 +544,6 @@ class LogStore:
         )
         for log in self._logs_of(directory):
             log.offline = True
-
-    def _hole_in(self, log: LogState) -> None:
-        try:
-            self.cleaner.may_have_holes(log)
-        except DiskFull as wrong:
-            logger.warning("%s: that it may have holes is not written yet: %s", log.topic_partition, wrong)
-        except DiskFailed as wrong:
-            log.fail(wrong)
 
     def _no_room(self, log: LogState, wrong: DiskFull) -> None:
         directory = self._homes.get(log.topic_partition)

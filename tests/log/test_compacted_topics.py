@@ -4,6 +4,7 @@ pass.
 
 from __future__ import annotations
 
+import errno
 import gc
 import random
 import shutil
@@ -402,6 +403,39 @@ def test_a_follower_gets_holes_from_its_leader(tmp_path):
     again = store.get(TP)
     again.appender.set_high_watermark(1 << 40)
     assert content(again) == data
+    store.close()
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+def test_a_hole_of_which_no_note_can_be_made_is_refused(tmp_path, code):
+    """After a crash it would be damage, and all behind it cut off."""
+    leader = users_log(tmp_path)
+    fill(leader)
+    clean(cleaner_of(QuickDisk(), leader))
+    data = memoryview(content(leader))
+    disk = FaultyDisk()
+    store = store_of(tmp_path / "follower", disk)
+    follower = compacting(store)
+    disk.faults.append(Fault("replace", CLEANER_CHECKPOINT, error=code, times=1))
+    assert follower.appender.append_as_follower(data, now_ms=NOW).error == ErrorCode.KAFKA_STORAGE_ERROR
+    assert (follower.log_end_offset, follower.offline) == (0, code == errno.EIO)
+    if not follower.offline:
+        assert follower.appender.append_as_follower(data, now_ms=NOW).error == ErrorCode.NONE
+        assert store.cleaner.progress() == {TP: 0}
+    store.close()
+
+
+def test_a_note_that_is_not_durable_takes_the_directory_offline(tmp_path):
+    leader = users_log(tmp_path)
+    fill(leader)
+    clean(cleaner_of(QuickDisk(), leader))
+    disk = FaultyDisk()
+    store = store_of(tmp_path / "follower", disk)
+    follower = compacting(store)
+    disk.faults.append(Fault("sync_later", CLEANER_CHECKPOINT, error=errno.EIO))
+    follower.appender.append_as_follower(memoryview(content(leader)), now_ms=NOW)
+    store.tick(NOW)
+    assert follower.offline
     store.close()
 
 
