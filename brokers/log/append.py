@@ -421,7 +421,7 @@ class Appender:
             return _MAX_TIMESTAMP
         longest = _segment_ms(self._log._config) - self._jitter_ms(active)
         if begun >= 0:
-            return begun + longest
+            return min(begun + longest, _MAX_TIMESTAMP)
         return _MAX_TIMESTAMP if now_ms - active.created_ms <= longest else _NO_TIMESTAMP
 
     def _jitter_ms(self, segment: Segment) -> int:

@@ -129,6 +129,16 @@ def test_rolls_when_an_index_is_full(tmp_path):
     assert len(records(log)) == 30
 
 
+def test_endless_segments_and_any_timestamp(tmp_path):
+    """Each setting may be as large as a number of 64 bits."""
+    endless = config(segment_ms=2**63 - 1, message_timestamp_after_max_ms=2**63 - 1)
+    log = open_log(tmp_path / "e-0", config=endless)
+    for number in range(3):
+        assert append(log, batch(1, timestamp=NOW + number)).first_offset == number
+    assert append(log, batch(1, timestamp=2**63 - 1)).first_offset == 3
+    assert len(log.segments) == 1
+
+
 def test_offsets_too_far_apart_for_one_segment(tmp_path):
     log = open_log(tmp_path / "e-0")
     append(log, batch(1))
