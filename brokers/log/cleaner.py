@@ -179,6 +179,8 @@ class Cleaner:
         self._scan_at_ms = -1
         self._asked: dict[TopicPartition, int] = {}
         """Partitions that are to be cleaned whatever their ratio, and how often that may still be tried."""
+        self._full: dict[str, int] = {}
+        """Log directories without room, and until when their logs wait. Those of other directories do not."""
         self._budget_bytes = STEP_BYTES
         self._left_bytes = 0
         self.figures = CleanerFigures()
@@ -344,6 +346,8 @@ class Cleaner:
             self._asked.pop(tp, None)
             logger.error("%s is not compacted until the next start: %s", job.log.directory, error)
             return
+        if isinstance(error, DiskFull):
+            self._wait_for_room(job.log, now_ms)
         if isinstance(error, DiskError):
             raise error
         # a fault of a pass is that partition's alone: the broker serves on
@@ -359,15 +363,20 @@ class Cleaner:
         except DiskError as wrong:
             logger.warning("%s: a rewritten segment is left behind: %s", log.directory, wrong)
 
+    def _wait_for_room(self, log: Log, now_ms: int) -> None:
+        self._full[_parent(log)] = now_ms + self._settings().backoff_ms
+        self._scan_at_ms = -1
+
     # ---- the next pass
 
     def _begin(self, now_ms: int) -> bool:
         """Choose the log with the largest dirty share among those that are due."""
         if now_ms < self._scan_at_ms:
             return False
+        self._full = {path: until_ms for path, until_ms in self._full.items() if until_ms > now_ms}
         found = dirtiest(self._candidates(now_ms))
         if found is None:
-            self._scan_at_ms = now_ms + self._settings().backoff_ms
+            self._scan_at_ms = min([now_ms + self._settings().backoff_ms, *self._full.values()])
             return False
         log, part = found
         tp = log.topic_partition
@@ -375,6 +384,9 @@ class Cleaner:
         if tp not in self._cleaned:
             try:
                 noted = self._noted(tp, part.dirty_from)
+            except DiskFull:
+                self._wait_for_room(log, now_ms)
+                raise
             except DiskFailed as wrong:
                 log.fail(wrong)
                 raise LogOffline(log.directory, str(wrong)) from wrong
@@ -387,7 +399,7 @@ class Cleaner:
         figures = self.figures
         figures.max_dirty_ratio, figures.max_overdue_ms = 0.0, 0
         for tp, log in self._logs.items():
-            if not is_cleaned(log) or log.offline or tp in self.uncleanable:
+            if not is_cleaned(log) or log.offline or tp in self.uncleanable or _parent(log) in self._full:
                 continue
             forced = tp in self._asked
             try:
@@ -466,6 +478,10 @@ class Cleaner:
             inflate_limit=log.settings.inflate_limit,
             keys=map_size(self._settings(), part.end - part.dirty_from),
         )
+
+
+def _parent(log: LogState) -> str:
+    return log.directory.rpartition("/")[0]
 
 
 def is_cleaned(log: LogState) -> bool:

@@ -1,21 +1,24 @@
-"""A compacted log, what is put into it, and the table that it keeps."""
+"""Compacted logs, what is put into them, the table that each keeps, and stores with one."""
 
 from __future__ import annotations
 
 import time
 
 from _native.batch import Record, encode_batch
-from brokers.log import Origin
+from brokers.config import BrokerConfig
+from brokers.log import LogStore, Origin
 from brokers.log.background import PendingSync, PendingWork
 from brokers.log.cleaner import Cleaner, CleanerSettings
 from brokers.log.files import RealDisk, RealFile
 from brokers.model import GROUP_METADATA_TOPIC
+from tests.support.clocks import ManualClock
 from tests.support.logs import NOW, append, config, open_log, records
 from wire import compression
 from wire.errors import ErrorCode
 from wire.types import TopicPartition
 
 TP = TopicPartition(GROUP_METADATA_TOPIC, 0)
+USERS = TopicPartition("users", 0)
 COMPACT = {"cleanup_policy": ("compact",), "index_interval_bytes": 64}
 """Settings of a compacted topic."""
 
@@ -87,3 +90,38 @@ def clean(cleaner, now_ms=NOW, budget_bytes=1 << 20):
         assert steps < 1_000_000
         time.sleep(0.0002)  # the worker's turn
     return steps
+
+
+def users_log(path, disk=None, segment_bytes=700, **changes):
+    settings = {**COMPACT, "segment_bytes": segment_bytes, "min_cleanable_dirty_ratio": 0.0, **changes}
+    return open_log(path / str(USERS), disk or QuickDisk(), USERS, config=config(**settings))
+
+
+def write(log, *pairs, now_ms=NOW):
+    """As a client does."""
+    rows = [Record(-1, now_ms, key.encode(), None if value is None else value.encode(), ()) for key, value in pairs]
+    info = append(log, encode_batch(rows), now_ms=now_ms)
+    assert info.error == ErrorCode.NONE, info
+    return info
+
+
+def fill(log, count=50, start=0):
+    for number in range(start, start + count):
+        write(log, (f"k{number % 5}", f"{number}"))
+
+
+def store_of(path, disk=None, more=(), **changes):
+    settings = {"log_segment_bytes": 700, "log_index_interval_bytes": 64, "log_cleaner_backoff_ms": 0, **changes}
+    broker = BrokerConfig(broker_id=1, zookeeper_connect="z:1", log_dirs=tuple(map(str, (path, *more))), **settings)
+    store = LogStore(broker, disk or QuickDisk(), ManualClock(), cluster_id="c")
+    store.load()
+    return store
+
+
+def compacting(store):
+    return store.create(USERS, None, config(**{**COMPACT, "segment_bytes": 700, "min_cleanable_dirty_ratio": 0.0}))
+
+
+def tick(store, times=40, now_ms=NOW):
+    for _ in range(times):
+        store.tick(now_ms)

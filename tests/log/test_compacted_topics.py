@@ -4,7 +4,6 @@ pass.
 
 from __future__ import annotations
 
-import errno
 import gc
 import random
 import shutil
@@ -13,41 +12,31 @@ from itertools import pairwise
 
 import pytest
 
-from _native.batch import Record, encode_batch
-from brokers.config import BrokerConfig
-from brokers.log import LogStore, Origin
-from brokers.log.checkpoints import CLEANER_CHECKPOINT, decode_offsets
-from brokers.log.cleaner import Cleaner, delete_old_segments, map_size
+from brokers.log import DiskFull, Origin
+from brokers.log.cleaner import Cleaner, CleanerSettings, delete_old_segments, map_size
 from brokers.log.cleaner_metrics import watch_cleaner
 from brokers.metrics import Metrics
-from tests.log.compacted import COMPACT, QuickDisk, clean, cleaner_of, last_values
-from tests.support.clocks import ManualClock
+from tests.log.compacted import (
+    COMPACT,
+    QuickDisk,
+    clean,
+    cleaner_of,
+    compacting,
+    fill,
+    last_values,
+    store_of,
+    tick,
+    users_log,
+    write,
+)
+from tests.log.compacted import USERS as TP
 from tests.support.crashes import RecordingDisk, image
 from tests.support.faulty import Fault, FaultyDisk
 from tests.support.logs import NOW, append, append_txn, batch, config, content, end_txn, open_log, patched, records
 from wire.errors import ErrorCode
 from wire.types import TopicPartition
 
-TP = TopicPartition("users", 0)
 IMAGES = 12
-
-
-def users_log(path, disk=None, segment_bytes=700, **changes):
-    settings = {**COMPACT, "segment_bytes": segment_bytes, "min_cleanable_dirty_ratio": 0.0, **changes}
-    return open_log(path / str(TP), disk or QuickDisk(), TP, config=config(**settings))
-
-
-def write(log, *pairs, now_ms=NOW):
-    """As a client does."""
-    rows = [Record(-1, now_ms, key.encode(), None if value is None else value.encode(), ()) for key, value in pairs]
-    info = append(log, encode_batch(rows), now_ms=now_ms)
-    assert info.error == ErrorCode.NONE, info
-    return info
-
-
-def fill(log, count=50, start=0):
-    for number in range(start, start + count):
-        write(log, (f"k{number % 5}", f"{number}"))
 
 
 def test_a_users_topic_is_compacted(tmp_path):
@@ -315,6 +304,36 @@ def test_a_disk_without_room_postpones_a_pass(tmp_path):
     assert len(records(log)) < 20
 
 
+@pytest.mark.parametrize("what", ["the pass", "its note"])
+def test_a_directory_without_room_does_not_hold_up_the_others(tmp_path, what):
+    """Its log is the dirtiest, and would be the first again after each pause."""
+    disk = FaultyDisk()
+    full = open_log(tmp_path / "full" / str(TP), disk, TP, config=users_log(tmp_path / "any").config)
+    other = open_log(tmp_path / "other" / "b-0", disk, TopicPartition("b", 0), config=full.config)
+    fill(full)
+    fill(other)
+    cleaner = Cleaner(
+        disk, {log.topic_partition: log for log in (full, other)}, lambda: CleanerSettings(backoff_ms=1000),
+        lambda tp: disk.check("replace", f"{tp}-note"),
+    )  # fmt: skip
+    if what == "the pass":
+        disk.faults.append(Fault("write", "full/"))
+    else:
+        disk.faults.append(Fault("replace", f"{TP}-note"))
+    refused = 0
+    for now_ms in range(NOW, NOW + 900, 10):
+        try:
+            cleaner.step(now_ms)
+        except DiskFull:
+            refused += 1
+    assert refused == 1, "it is not tried before the pause is over"
+    assert len(records(other)) < 20
+    assert len(records(full)) == 50
+    disk.faults.clear()
+    clean(cleaner, NOW + 2000)
+    assert len(records(full)) < 20
+
+
 def test_a_clients_batch_has_no_delete_horizon(tmp_path):
     log = users_log(tmp_path)
     rejected = append(log, batch(1, attributes=0x40))
@@ -348,23 +367,6 @@ def test_a_cut_makes_dirty_what_comes_after_it(tmp_path):
 
 
 # ---- stores
-
-
-def store_of(path, disk=None, more=(), **changes):
-    settings = {"log_segment_bytes": 700, "log_index_interval_bytes": 64, "log_cleaner_backoff_ms": 0, **changes}
-    broker = BrokerConfig(broker_id=1, zookeeper_connect="z:1", log_dirs=tuple(map(str, (path, *more))), **settings)
-    store = LogStore(broker, disk or QuickDisk(), ManualClock(), cluster_id="c")
-    store.load()
-    return store
-
-
-def compacting(store):
-    return store.create(TP, None, config(**{**COMPACT, "segment_bytes": 700, "min_cleanable_dirty_ratio": 0.0}))
-
-
-def tick(store, times=40, now_ms=NOW):
-    for _ in range(times):
-        store.tick(now_ms)
 
 
 def test_holes_are_no_damage_after_a_crash_although_the_settings_are_not_known_yet(tmp_path):
@@ -403,188 +405,6 @@ def test_a_follower_gets_holes_from_its_leader(tmp_path):
     again = store.get(TP)
     again.appender.set_high_watermark(1 << 40)
     assert content(again) == data
-    store.close()
-
-
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
-def test_a_hole_of_which_no_note_can_be_made_is_refused(tmp_path, code):
-    """After a crash it would be damage, and all behind it cut off."""
-    leader = users_log(tmp_path)
-    fill(leader)
-    clean(cleaner_of(QuickDisk(), leader))
-    data = memoryview(content(leader))
-    disk = FaultyDisk()
-    store = store_of(tmp_path / "follower", disk)
-    follower = compacting(store)
-    disk.faults.append(Fault("replace", CLEANER_CHECKPOINT, error=code, times=1))
-    assert follower.appender.append_as_follower(data, now_ms=NOW).error == ErrorCode.KAFKA_STORAGE_ERROR
-    assert (follower.log_end_offset, follower.offline) == (0, code == errno.EIO)
-    if not follower.offline:
-        assert follower.appender.append_as_follower(data, now_ms=NOW).error == ErrorCode.NONE
-        assert store.cleaner.progress() == {TP: 0}
-    store.close()
-
-
-def test_a_note_that_is_not_durable_takes_the_directory_offline(tmp_path):
-    leader = users_log(tmp_path)
-    fill(leader)
-    clean(cleaner_of(QuickDisk(), leader))
-    disk = FaultyDisk()
-    store = store_of(tmp_path / "follower", disk)
-    follower = compacting(store)
-    disk.faults.append(Fault("sync_later", CLEANER_CHECKPOINT, error=errno.EIO))
-    follower.appender.append_as_follower(memoryview(content(leader)), now_ms=NOW)
-    store.tick(NOW)
-    assert follower.offline
-    store.close()
-
-
-def test_progress_is_checkpointed_and_outlives_neither_its_topic_nor_damage(tmp_path):
-    store = store_of(tmp_path)
-    log = compacting(store)
-    fill(log)
-    tick(store)
-    end = log.segments.active.base_offset
-    store.close()
-    path = tmp_path / CLEANER_CHECKPOINT
-    assert decode_offsets(path.read_bytes(), "") == {TP: end}
-    assert path.read_text() == f"0\n1\nusers 0 {end}\n"
-    store = store_of(tmp_path)
-    log = compacting(store)
-    log.appender.set_high_watermark(1 << 40)
-    size = log.size_bytes
-    tick(store)
-    assert log.size_bytes == size, "nothing is cleaned twice"
-    store.delete(TP)
-    store.checkpoint()
-    assert decode_offsets(path.read_bytes(), "") == {}
-    log = compacting(store)
-    fill(log)
-    tick(store)
-    kept = content(log)
-    store.close(clean=False)
-    path.write_bytes(b"damaged")
-    store = store_of(tmp_path)
-    log = store.get(TP)
-    log.appender.set_high_watermark(1 << 40)
-    assert content(log) == kept
-    store.close()
-
-
-@pytest.mark.parametrize("how", ["damaged", "deleted"])
-def test_holes_outlive_a_checkpoint_that_cannot_be_read(tmp_path, how):
-    """Not only the first start after it must know of them: it writes a checkpoint that can be read again."""
-    store = store_of(tmp_path)
-    log = compacting(store)
-    fill(log)
-    tick(store)
-    kept, end = content(log), log.log_end_offset
-    assert len(records(log)) < 20
-    store.close(clean=False)
-    path = tmp_path / CLEANER_CHECKPOINT
-    if how == "damaged":
-        path.write_bytes(b"damaged")
-    else:
-        path.unlink()
-    for again in range(3):
-        store = store_of(tmp_path)
-        log = store.get(TP)
-        log.appender.set_high_watermark(1 << 40)
-        assert (content(log), log.log_end_offset) == (kept, end), again
-        store.checkpoint()
-        assert TP in decode_offsets(path.read_bytes(), "")
-        (tmp_path / "recovery-point-offset-checkpoint").unlink()
-        store.close(clean=False)
-
-
-def test_progress_is_of_the_log_that_is_kept(tmp_path):
-    """Of two copies in two directories; the other is set aside."""
-    disks = [tmp_path / "one", tmp_path / "two"]
-    ends = []
-    for number, disk in enumerate(disks):
-        store = store_of(disk)
-        log = compacting(store)
-        fill(log, 60 if number == 0 else 30)
-        tick(store)
-        ends.append(store.cleaner.progress()[TP])
-        store.close()
-    assert ends[0] > ends[1]
-    store = store_of(disks[0], more=disks[1:])
-    assert store.get(TP).directory.startswith(str(disks[0]))
-    assert store.cleaner.progress() == {TP: ends[0]}
-    store.close()
-
-
-def test_progress_ends_with_a_log_that_recovery_cuts(tmp_path):
-    store = store_of(tmp_path)
-    log = compacting(store)
-    fill(log)
-    tick(store)
-    assert store.cleaner.progress()[TP] > 30
-    store.close(clean=False)
-    store = store_of(tmp_path)
-    store.cleaner.restore({TP: 49})
-    store.checkpoint()
-    store.close(clean=False)
-    (tmp_path / "recovery-point-offset-checkpoint").unlink()
-    path = tmp_path / str(TP)
-    for name in path.glob("*.log"):
-        if int(name.stem) > 0:
-            name.unlink()
-    store = store_of(tmp_path)
-    log = store.get(TP)
-    assert log.log_end_offset < 49
-    assert store.cleaner.progress() == {TP: log.log_end_offset}
-    store.close()
-
-
-def test_a_killed_process_finds_no_progress_from_before_a_cut(tmp_path):
-    store = store_of(tmp_path)
-    log = compacting(store)
-    fill(log)
-    tick(store)
-    assert store.cleaner.progress()[TP] > 30
-    store.checkpoint()
-    log.truncation.truncate_to(30, now_ms=NOW)
-    fill(log)
-    store.close(clean=False)
-    store = store_of(tmp_path)
-    assert store.get(TP).log_end_offset > 50
-    assert store.cleaner.progress()[TP] <= 30
-    store.close()
-
-
-@pytest.mark.parametrize("how", ["its directory is gone", "its disk is offline", "the entry came with a disk"])
-def test_a_new_log_has_no_progress(tmp_path, how):
-    """What an older log of that name had says nothing of it."""
-    disks = [tmp_path / "one", tmp_path / "two"]
-    store = store_of(disks[0], more=disks[1:])
-    log = compacting(store)
-    fill(log)
-    tick(store)
-    assert TP in store.cleaner.progress()
-    if how == "its disk is offline":
-        store.take_offline(store._homes[TP])
-        store.delete(TP)
-    elif how == "its directory is gone":
-        store.close()
-        shutil.rmtree(log.directory)
-        store = store_of(disks[0], more=disks[1:])
-    else:
-        store.delete(TP)
-        store.cleaner.restore({TP: 40})
-    assert compacting(store).log_end_offset == 0
-    assert store.cleaner.progress() == {}
-    store.close()
-
-
-def test_a_new_directory_says_that_nothing_in_it_has_holes(tmp_path):
-    store = store_of(tmp_path)
-    fill(store.create(TP, None, config()))
-    store.close(clean=False)
-    assert decode_offsets((tmp_path / CLEANER_CHECKPOINT).read_bytes(), "") == {}
-    store = store_of(tmp_path)
-    assert store.cleaner.progress() == {}, "a missing offset is a lost write there"
     store.close()
 
 
