@@ -170,7 +170,7 @@ def _alter(cluster: Cluster, topic: str, **config: str) -> None:
 
 
 COMPACTED: dict[str, Any] = {
-    "cleanup_policy": "compact", "segment_bytes": 100_000, "min_cleanable_dirty_ratio": 0.1, "min_insync_replicas": 2,
+    "cleanup_policy": "compact", "segment_bytes": 300_000, "min_cleanable_dirty_ratio": 0.1, "min_insync_replicas": 2,
     "delete_retention_ms": 600_000,
 }  # fmt: skip
 
