@@ -148,8 +148,9 @@ async def register(
     ``details`` is called again. ``process`` is unique to this process.
 
     Waits while an ephemeral of another session exists, for as long as that session could last without a heartbeat
-    (calls ``on_waiting`` once); then raises DuplicateBroker. Raises SessionExpired if the session ends meanwhile:
-    register again in the next one.
+    (calls ``on_waiting`` once); then raises DuplicateBroker. Where the last registration is this process's it waits on:
+    a ZooKeeper that was starved takes longer to end a session than it says. Raises SessionExpired if the session ends
+    meanwhile: register again in the next one.
     """
     broker_id = advertisement.broker_id
     session = store.session()
@@ -176,7 +177,8 @@ async def register(
         mine = await _find(store, broker_id, session.session_id)
         if mine is not None:
             return mine
-        await _wait_for_other(store, broker_id, session.session_id, mono_ms, on_waiting)
+        own = bool(process) and last.process == process
+        await _wait_for_other(store, broker_id, session.session_id, mono_ms, on_waiting, own=own)
     raise StoreError(f"registering broker {broker_id} failed {_ATTEMPTS} times", broker_path(broker_id))
 
 
@@ -234,8 +236,15 @@ async def _find(store: Store, broker_id: int, session_id: int) -> Registered | N
 
 
 async def _wait_for_other(
-    store: Store, broker_id: int, session_id: int, mono_ms: Callable[[], int], on_waiting: Callable[[str], None]
+    store: Store,
+    broker_id: int,
+    session_id: int,
+    mono_ms: Callable[[], int],
+    on_waiting: Callable[[str], None],
+    *,
+    own: bool,
 ) -> None:
+    """Wait until the ephemeral is gone; ``own``: it is of an earlier session of this process, which has ended."""
     path = broker_path(broker_id)
     owner, patience_ms, address = await _other(store, broker_id)
     if owner is None:
@@ -253,7 +262,7 @@ async def _wait_for_other(
     while (present := await store.exists(path, changed)) is not None:
         if present.ephemeral_owner in (session_id, 0):
             return
-        if present.ephemeral_owner != owner or mono_ms() > deadline_ms:
+        if present.ephemeral_owner != owner or (mono_ms() > deadline_ms and not own):
             raise DuplicateBroker(
                 f"broker id {broker_id} is in use by a live broker at {address} (session"
                 f" {present.ephemeral_owner:#x}): give this one another broker.id, or stop that one",

@@ -33,9 +33,13 @@ ROOT = Path(__file__).parents[2]
 ONE = Advertisement(1, [ListenerAddress("PLAINTEXT", "h1", 9092), ListenerAddress("IN", "::1", 9093)], rack="r")
 
 
-async def enlist(store: ZookeeperStore, what: Advertisement = ONE, waiting: list[str] | None = None) -> Registered:
+async def enlist(
+    store: ZookeeperStore, what: Advertisement = ONE, waiting: list[str] | None = None, process: str = ""
+) -> Registered:
     on_waiting = waiting.append if waiting is not None else lambda message: None
-    return await register(store, what, wall_ms=RealClock().wall_ms, mono_ms=boot_ms, on_waiting=on_waiting)
+    return await register(
+        store, what, wall_ms=RealClock().wall_ms, mono_ms=boot_ms, on_waiting=on_waiting, process=process
+    )
 
 
 # --- the tree ---
@@ -171,6 +175,20 @@ async def test_a_live_twin_is_refused_with_its_address(connect: str) -> None:
         assert stat.czxid == holder.broker_epoch
         other = Advertisement(2, ONE.listeners)
         assert (await enlist(second, other)).incarnation == 1
+
+
+@on_loop
+async def test_an_earlier_session_of_the_process_is_waited_for_however_long_it_stands(connect: str) -> None:
+    """A starved ZooKeeper ends a session later than it says: the broker must not take itself for another one."""
+    async with Stores() as stores:
+        first, second = await stores.open(connect, timeout_ms=1000), await stores.open(connect)
+        await adopt(first, lambda: "c")
+        await enlist(first, process="p")
+        again = asyncio.ensure_future(enlist(second, process="p"))
+        await asyncio.sleep(4.5)  # a twin is refused after 2.5 s
+        assert not again.done()
+        await first.close()
+        assert (await again).incarnation == 2
 
 
 _CRASHING = """
