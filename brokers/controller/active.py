@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 from brokers.controller import plans
 from brokers.controller.context import RETRY_SECONDS, ControllerContext, StaleState
+from brokers.controller.deletions import UnconfirmedDeletions
 from brokers.controller.elections import is_led
 from brokers.controller.leader_commands import LeaderCommands
 from brokers.controller.log_end_probes import LogEndProbes
@@ -52,7 +53,8 @@ class ActiveController:
     ) -> None:
         self.context = context
         self.probes = LogEndProbes(context, self.settle, peers, broker_id, replicas)
-        self.topics = TopicCommands(context, self.settle, new_id, clock.wall_ms)
+        unconfirmed = UnconfirmedDeletions(context, peers, broker_id)
+        self.topics = TopicCommands(context, self.settle, new_id, clock.wall_ms, unconfirmed)
         self.leaders = LeaderCommands(context, self.settle, self.probes)
         self.moves = MoveCommands(context, self.settle, self.probes, self.leaders)
         self._touched: set[TopicPartition] = set()

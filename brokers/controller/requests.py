@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import uuid
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -126,7 +126,7 @@ def plan_topic(
     new: NewTopic,
     image: MetadataImage,
     *,
-    deleting: Collection[str],
+    deleting: Container[str],
     brokers: Mapping[int, BrokerInfo],
     defaults: Defaults,
     start: int,
@@ -162,7 +162,7 @@ def _check_count(partitions: int) -> None:
         )
 
 
-def _check_new_name(name: str, image: MetadataImage, deleting: Collection[str]) -> None:
+def _check_new_name(name: str, image: MetadataImage, deleting: Container[str]) -> None:
     wrong = check_name(name)
     if wrong is not None:
         raise Refused(ErrorCode.INVALID_TOPIC_EXCEPTION, wrong)

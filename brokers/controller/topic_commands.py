@@ -16,6 +16,7 @@ from brokers.config import TOPIC_SETTINGS
 from brokers.controller import plans
 from brokers.controller.absent import read_absent
 from brokers.controller.context import ControllerContext, Settle, StaleState
+from brokers.controller.deletions import UnconfirmedDeletions
 from brokers.controller.requests import (
     MAX_NEW_PARTITIONS,
     Defaults,
@@ -74,9 +75,11 @@ class TopicCommands:
         settle: Settle,
         new_id: Callable[[], uuid.UUID],
         wall_ms: Callable[[], int],
+        unconfirmed: UnconfirmedDeletions,
     ) -> None:
         self._context = context
         self._settle = settle
+        self._unconfirmed = unconfirmed
         self._new_id = new_id
         self._wall_ms = wall_ms
         self._absent: list[BrokerInfo] | None = None
@@ -135,7 +138,7 @@ class TopicCommands:
                 lambda absent: plan_topic(
                     new,
                     context.image,
-                    deleting=context.deleting,
+                    deleting=self._unconfirmed,
                     brokers=context.metadata.brokers,
                     defaults=self._defaults(),
                     start=sum(len(topic.partitions) for topic in context.image.topics.values()),
@@ -225,11 +228,16 @@ class TopicCommands:
         return outcome or TopicOutcome(new.name, ErrorCode.REQUEST_TIMED_OUT, KEPT_CHANGING)
 
     async def delete(self, topics: Sequence[str | uuid.UUID], gone: Gone = lambda: False) -> list[TopicOutcome]:
-        """One outcome per topic (by name or id), in order; raises NotController.
+        """One outcome per topic (by name or id), in order, when former leaders have confirmed; raises NotController.
 
         None is started once the client is ``gone()``.
         """
-        outcomes = []
+        outcomes: list[TopicOutcome] = []
+        await self._delete_each(topics, gone, outcomes)
+        await self._unconfirmed.confirmed([done.topic for done in outcomes if done.ok and done.topic is not None])
+        return outcomes
+
+    async def _delete_each(self, topics: Sequence[str | uuid.UUID], gone: Gone, outcomes: list[TopicOutcome]) -> None:
         for number, wanted in enumerate(topics):
             if number % UNKNOWN_PER_TURN == 0:
                 await asyncio.sleep(0)
@@ -239,7 +247,6 @@ class TopicCommands:
                 continue
             async with self._context.lock:
                 outcomes.append(await self._delete(wanted))
-        return outcomes
 
     async def _delete(self, wanted: str | uuid.UUID) -> TopicOutcome:
         image = self._context.image
@@ -264,6 +271,7 @@ class TopicCommands:
         else:
             has_config = (znodes.CONFIG_TOPICS, name) in image.config_versions
             await self._context.perform(plans.delete_topic(now, image.topic_versions[name], has_config))
+        self._unconfirmed.add(topic)
         return TopicOutcome(name, ErrorCode.NONE, None, topic, topic.id)
 
     async def finish_deletions(self) -> None:

@@ -145,7 +145,8 @@ class Node:
                 tp = TopicPartition(name, index)
                 state = self.metadata.partition(tp)
                 if state is None:
-                    end = ReplicaEnd(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+                    known = topic.topic_id in self.metadata.topic_names
+                    end = ReplicaEnd(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if known else ErrorCode.UNKNOWN_TOPIC_ID)
                 else:
                     end = ReplicaEnd(ErrorCode.NONE, state.leader_epoch, self.log_ends.get(tp, LogEnd(0, 0)))
                 found.setdefault(topic.topic_id, {})[index] = end

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         for broker in fleet.brokers:
             broker.wait_ready()
         first = admin_of(fleet)
-        create(first, *(binding(*acl, host=HERE) for acl in TESTS_ACLS))
+        write(first, *(binding(*acl, host=HERE) for acl in TESTS_ACLS))
         for broker in fleet.brokers:
             broker.stop()
         yield fleet.start()
@@ -79,12 +79,38 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         fleet.close()
 
 
-def admin_of(fleet: Fleet) -> AdminClient:
-    return AdminClient({"bootstrap.servers": fleet.bootstrap, "socket.timeout.ms": 10_000, "log_level": 0})
+class FleetAdmin(AdminClient):
+    """A client for ACLs that can ask each broker of the fleet what it has read."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        super().__init__({"bootstrap.servers": fleet.bootstrap, "socket.timeout.ms": 10_000, "log_level": 0})
+        self._fleet = fleet
+
+    def followed(self, asked: AclBindingFilter, good: Callable[[int], bool]) -> None:
+        """Wait until the number of ACLs that match is good on every broker."""
+        request = m.request_class(29)(
+            version=3, resource_type_filter=asked.restype.value, resource_name_filter=asked.name,
+            pattern_type_filter=asked.resource_pattern_type.value, principal_filter=asked.principal,
+            host_filter=asked.host, operation=asked.operation.value, permission_type=asked.permission_type.value,
+        )  # fmt: skip
+        for broker in self._fleet.brokers:
+            client = Client(broker.port, HERE)
+
+            def count(client: Client = client) -> int:
+                answer = client.ask(request, 3)
+                assert answer.error_code == 0, answer.error_message
+                return sum(len(resource.acls) for resource in answer.resources)
+
+            eventually(count, f"broker {broker.id} has read the change", good=good)
+            client.close()
+
+
+def admin_of(fleet: Fleet) -> FleetAdmin:
+    return FleetAdmin(fleet)
 
 
 @pytest.fixture(scope="module")
-def admin(guarded: Fleet) -> AdminClient:
+def admin(guarded: Fleet) -> FleetAdmin:
     return admin_of(guarded)
 
 
@@ -98,18 +124,38 @@ def of_topic(name: str, pattern: Any = LITERAL, host: str | None = None) -> AclB
     return AclBindingFilter(ResourceType.TOPIC, name, pattern, None, host, AclOperation.ANY, AclPermissionType.ANY)
 
 
-def create(admin: AdminClient, *bindings: AclBinding) -> None:
+def write(admin: AdminClient, *bindings: AclBinding) -> None:
+    """Create ACLs. Brokers other than the one that was asked follow soon after the answer."""
     for future in admin.create_acls(list(bindings)).values():
         future.result(20)
 
 
-def delete(admin: AdminClient, asked: AclBindingFilter) -> list[AclBinding]:
+def create(admin: FleetAdmin, *bindings: AclBinding) -> None:
+    """Create ACLs, and wait until every broker has read them."""
+    write(admin, *bindings)
+    for one in bindings:
+        asked = AclBindingFilter(
+            one.restype, one.name, one.resource_pattern_type, one.principal, one.host, one.operation,
+            one.permission_type,
+        )  # fmt: skip
+        admin.followed(asked, lambda found: found > 0)
+
+
+def remove(admin: AdminClient, asked: AclBindingFilter) -> list[AclBinding]:
+    """Delete ACLs. Brokers other than the one that was asked follow soon after the answer."""
     (future,) = admin.delete_acls([asked]).values()
     return list(future.result(20))
 
 
+def delete(admin: FleetAdmin, asked: AclBindingFilter) -> list[AclBinding]:
+    """Delete ACLs, and wait until every broker has read that."""
+    found = remove(admin, asked)
+    admin.followed(asked, lambda left: left == 0)
+    return found
+
+
 @pytest.fixture
-def topic(admin: AdminClient) -> str:
+def topic(admin: FleetAdmin) -> str:
     """A topic of three partitions, each of which has another leader."""
     name = f"t-{next(_numbers)}"
     (future,) = admin.create_topics([NewTopic(name, 3, 3)]).values()
@@ -158,7 +204,7 @@ def takes_effect(fleet: Fleet, topic: str, wanted: bool, host: str = ELSEWHERE) 
 
 
 def test_brokers_with_cluster_action_alone_replicate_and_coordinate(
-    guarded: Fleet, admin: AdminClient, topic: str
+    guarded: Fleet, admin: FleetAdmin, topic: str
 ) -> None:
     """Internal topics are created, all replicas acknowledge, and a transaction's markers reach other brokers."""
     assert produced(guarded, topic) is None
@@ -182,7 +228,7 @@ def test_brokers_with_cluster_action_alone_replicate_and_coordinate(
     assert sorted(seen) == [b"together"] * 3 + [b"value"]
 
 
-def test_the_recipe_for_a_spark_job_is_enough(guarded: Fleet, admin: AdminClient) -> None:
+def test_the_recipe_for_a_spark_job_is_enough(guarded: Fleet, admin: FleetAdmin) -> None:
     """docs/security.md: Read on what is read, Write on what is written and on the sink's name."""
     name, sink = f"job-{next(_numbers)}", f"sink-{next(_numbers)}"
     making = binding(ResourceType.TOPIC, name, LITERAL, AclOperation.CREATE, host=HERE)
@@ -215,7 +261,7 @@ def test_the_recipe_for_a_spark_job_is_enough(guarded: Fleet, admin: AdminClient
     assert message.value() == b"total"
 
 
-def test_acls_are_created_described_and_deleted(admin: AdminClient) -> None:
+def test_acls_are_created_described_and_deleted(admin: FleetAdmin) -> None:
     name = f"t-acl-{next(_numbers)}"
     exact = binding(ResourceType.TOPIC, name, LITERAL, AclOperation.READ, host="10.0.0.7")
     prefix = binding(ResourceType.TOPIC, name[:-1], PREFIXED, AclOperation.WRITE, DENY, host="10.0.0.7")
@@ -230,7 +276,7 @@ def test_acls_are_created_described_and_deleted(admin: AdminClient) -> None:
 
 
 def test_a_denied_client_neither_produces_nor_fetches_nor_sees_the_topic(
-    guarded: Fleet, admin: AdminClient, topic: str
+    guarded: Fleet, admin: FleetAdmin, topic: str
 ) -> None:
     assert produced(guarded, topic) is None
     create(admin, binding(ResourceType.TOPIC, topic, LITERAL, AclOperation.WRITE, DENY))
@@ -253,17 +299,17 @@ def test_a_denied_client_neither_produces_nor_fetches_nor_sees_the_topic(
     assert produced(guarded, topic) is None
 
 
-def test_a_change_has_effect_on_every_broker_within_a_second(guarded: Fleet, admin: AdminClient, topic: str) -> None:
+def test_a_change_has_effect_on_every_broker_within_a_second(guarded: Fleet, admin: FleetAdmin, topic: str) -> None:
     for broker in guarded.brokers:
         assert not may(broker, topic, ELSEWHERE)
     for _ in range(5):
-        create(admin, binding(ResourceType.TOPIC, topic, LITERAL, AclOperation.READ, host=ELSEWHERE))
+        write(admin, binding(ResourceType.TOPIC, topic, LITERAL, AclOperation.READ, host=ELSEWHERE))
         takes_effect(guarded, topic, True)
-        delete(admin, of_topic(topic, host=ELSEWHERE))
+        remove(admin, of_topic(topic, host=ELSEWHERE))
         takes_effect(guarded, topic, False)
 
 
-def test_a_client_is_told_what_it_may_do(guarded: Fleet, admin: AdminClient, topic: str) -> None:
+def test_a_client_is_told_what_it_may_do(guarded: Fleet, admin: FleetAdmin, topic: str) -> None:
     create(admin, binding(ResourceType.TOPIC, topic, LITERAL, AclOperation.READ, host=ELSEWHERE))
     takes_effect(guarded, topic, True)
     client = Client(guarded.brokers[0].port, ELSEWHERE)
@@ -275,7 +321,7 @@ def test_a_client_is_told_what_it_may_do(guarded: Fleet, admin: AdminClient, top
     delete(admin, of_topic(topic, host=ELSEWHERE))
 
 
-def test_what_no_acl_can_be_is_refused(guarded: Fleet, admin: AdminClient) -> None:
+def test_what_no_acl_can_be_is_refused(guarded: Fleet, admin: FleetAdmin) -> None:
     client = Client(guarded.brokers[0].port)
     creation = m.request_class(30).AclCreation
     fields = {
@@ -300,7 +346,7 @@ def test_what_no_acl_can_be_is_refused(guarded: Fleet, admin: AdminClient) -> No
     client.close()
 
 
-def test_many_acls_at_once(guarded: Fleet, admin: AdminClient) -> None:
+def test_many_acls_at_once(guarded: Fleet, admin: FleetAdmin) -> None:
     """More patterns than one write of ZooKeeper's takes, and change nodes that are removed again."""
     names = [f"t-many-{number}" for number in range(300)]
     create(admin, *(binding(ResourceType.TOPIC, one, LITERAL, AclOperation.READ, host=ELSEWHERE) for one in names))
@@ -321,7 +367,7 @@ TOLD = {int(key) for key, needs in NEEDS.items() if not needs}
 
 
 @pytest.mark.parametrize("key", sorted(APIS))
-def test_a_client_without_rights_is_refused_by_every_api(guarded: Fleet, admin: AdminClient, key: int) -> None:
+def test_a_client_without_rights_is_refused_by_every_api(guarded: Fleet, admin: FleetAdmin, key: int) -> None:
     """At each version; what it named does not come into being."""
     row = APIS[key]
     for version in range(row.lowest, row.max_version + 1):
@@ -422,10 +468,10 @@ def test_a_broker_that_could_not_replicate_does_not_start(tmp_path: Path) -> Non
         broker.start("allow.everyone.if.no.acl.found=true")
         broker.wait_ready()
         admin = admin_of(fleet)
-        create(admin, binding(*BROKER_ACL[:3], AclOperation.ALL, host="10.0.0.1"))
+        write(admin, binding(*BROKER_ACL[:3], AclOperation.ALL, host="10.0.0.1"))
         eventually(lambda: "ERROR brokers.api.acl_door the authorizer does not let" in broker.output(), "it is said")
         with pytest.raises(KafkaException) as denied:
-            create(admin, binding(*BROKER_ACL))
+            write(admin, binding(*BROKER_ACL))
         assert denied.value.args[0].code() == KafkaError.CLUSTER_AUTHORIZATION_FAILED
     finally:
         fleet.close()
@@ -434,7 +480,7 @@ def test_a_broker_that_could_not_replicate_does_not_start(tmp_path: Path) -> Non
 def test_without_an_authorizer_nothing_is_authorized_and_it_is_said(fleet: Fleet, tmp_path: Path) -> None:
     admin = admin_of(fleet)
     with pytest.raises(KafkaException) as refused:
-        create(admin, binding(*BROKER_ACL))
+        write(admin, binding(*BROKER_ACL))
     assert refused.value.args[0].code() == KafkaError.SECURITY_DISABLED
     alone = Fleet(tmp_path, brokers=1, super_users="User:admin")
     try:
@@ -449,7 +495,7 @@ def test_without_zookeeper_the_last_acls_decide(tmp_path: Path) -> None:
     try:
         (broker,) = fleet.start().brokers
         admin = admin_of(fleet)
-        create(admin, binding(ResourceType.TOPIC, "t-closed", LITERAL, AclOperation.READ, host=HERE))
+        write(admin, binding(ResourceType.TOPIC, "t-closed", LITERAL, AclOperation.READ, host=HERE))
         assert not may(broker, "t-closed", ELSEWHERE)
         fleet.zookeeper.kill()
         changes = admin.create_acls([binding(ResourceType.TOPIC, "t-closed", LITERAL, AclOperation.READ)])
