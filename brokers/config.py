@@ -97,6 +97,9 @@ class BrokerConfig:
     admin_listener: str = setting(
         STRING, "", "host:port of the HTTP endpoint for /metrics, /health/live and /health/ready; empty: none."
     )
+    log_format: str = setting(
+        STRING, "text", "How log lines look: text, or json with one object in each line.", choices=("text", "json")
+    )
 
     # ZooKeeper
     zookeeper_connect: str = setting(STRING, "", "ZooKeeper's host:port list, with an optional /chroot; required.")

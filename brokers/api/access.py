@@ -209,6 +209,10 @@ class Access:
         authorizer = self.authorizer
         self._verdicts: Mapping[Question, bool] = authorizer.verdicts if authorizer is not None and self._quiet else {}
 
+    def levels_changed(self) -> None:
+        """Log levels have: ask again what is kept of what is allowed."""
+        self.keep_decisions(self.decisions)
+
     def allows(
         self, client: Client, operation: AclOperation, resource: ResourceType, name: str, logged: bool = True
     ) -> bool:

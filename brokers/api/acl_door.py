@@ -65,9 +65,13 @@ class AuthorizerLog:
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
         self._now_ms = now_ms
-        self.keeps_allowed = decisions_log.isEnabledFor(logging.DEBUG)
         self._second = -1
         self._lines = 0
+
+    @property
+    def keeps_allowed(self) -> bool:
+        """Whether what is allowed is written, too: at the level DEBUG."""
+        return decisions_log.isEnabledFor(logging.DEBUG)
 
     def note(
         self, client: Client, operation: AclOperation, resource: ResourceType, name: str, *, allowed: bool

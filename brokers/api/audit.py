@@ -216,9 +216,13 @@ class Decisions:
     """Keeps decisions in the authorizer's log and in the audit."""
 
     def __init__(self, lines: DecisionLog, audit: Audit) -> None:
-        self.keeps_allowed = lines.keeps_allowed or audit.records_data
         self._lines = lines
         self._audit = audit
+
+    @property
+    def keeps_allowed(self) -> bool:
+        """Whether it is told of what is allowed, too."""
+        return self._lines.keeps_allowed or self._audit.records_data
 
     def note(
         self, client: Client, operation: AclOperation, resource: ResourceType, name: str, *, allowed: bool

@@ -33,6 +33,7 @@ from brokers.api.config_values import (
     group_entries,
     topic_entries,
 )
+from brokers.api.logger_levels import alter_levels, logger_entries
 from brokers.config import BROKER_SETTINGS, TOPIC_SETTINGS
 from brokers.controller.requests import Refused, check_name
 from brokers.metadata import znodes
@@ -178,7 +179,7 @@ def _entries(kind: int, name: str, metadata: MetadataCache) -> list[ConfigEntry]
         case Resource.CLIENT_METRICS:
             return []
         case Resource.BROKER_LOGGER:
-            raise Refused(ErrorCode.INVALID_REQUEST, "Loggers can't be changed through the protocol here.")
+            return logger_entries(name, metadata.static.broker_id)
     raise Refused(ErrorCode.INVALID_REQUEST, f"Unsupported resource type: {kind}")
 
 
@@ -264,10 +265,13 @@ async def _alter(plans: Sequence[ConfigPlan], context: Context, key: int, valida
             _check_access(ALTER_CONFIGS, kind, name, context)
             if seen[kind, name] > 1:
                 raise Refused(ErrorCode.INVALID_REQUEST, f"Each resource must appear at most once: {name}")
-            settings = await _settings(plan, unknown, context)
+            settings = await _settings(plan, unknown, context, keep=keep)
             if kind == Resource.TOPIC:
                 await topics.await_new(name)
-            await _alter_one(plan, settings, context, keep=keep, validate_only=validate_only)
+            if kind == Resource.BROKER_LOGGER:
+                alter_levels(name, plan.alterations, context, validate_only=validate_only)
+            else:
+                await _alter_one(plan, settings, context, keep=keep, validate_only=validate_only)
         except Refused as refused:
             error, message = refused.error, refused.message
         except EntityGone:
@@ -310,12 +314,16 @@ class _Topics:
             raise self._problem
 
 
-async def _settings(plan: ConfigPlan, unknown: Unknown, context: Context) -> dict[str, Setting]:
+async def _settings(plan: ConfigPlan, unknown: Unknown, context: Context, *, keep: bool) -> dict[str, Setting]:
     """What the request's names mean. All that can be said without the present configuration is refused here.
 
     Raises Refused, before anything is waited for.
     """
-    if plan.kind not in _KINDS:
+    if plan.kind == Resource.BROKER_LOGGER and not keep:
+        raise Refused(
+            ErrorCode.INVALID_REQUEST, "AlterConfigs is deprecated and does not support the resource type BROKER_LOGGER"
+        )
+    if plan.kind not in _KINDS and plan.kind != Resource.BROKER_LOGGER:
         raise Refused(ErrorCode.INVALID_REQUEST, f"Unsupported resource type: {plan.kind}")
     resource = Resource(plan.kind)
     if plan.size > MAX_ALTERATIONS:
@@ -326,7 +334,9 @@ async def _settings(plan: ConfigPlan, unknown: Unknown, context: Context) -> dic
     twice = [one for one, count in Counter(a.name for a in plan.alterations).items() if count > 1]
     if twice:
         raise Refused(ErrorCode.INVALID_REQUEST, f"Error due to duplicate config keys: {','.join(sorted(twice))}")
-    found = {}
+    found: dict[str, Setting] = {}
+    if resource is Resource.BROKER_LOGGER:
+        return found
     for alteration in plan.alterations:
         await context.yield_now()
         row = setting_of(alteration, _TABLES[resource], resource, unknown)
@@ -400,7 +410,7 @@ def handle_list_config_resources(request: ListConfigResourcesRequest, context: C
     names = {
         Resource.TOPIC: sorted(metadata.topics),
         Resource.BROKER: [str(broker_id) for broker_id in sorted(metadata.brokers)],
-        Resource.BROKER_LOGGER: [],
+        Resource.BROKER_LOGGER: [str(broker_id) for broker_id in sorted(metadata.brokers)],
         Resource.CLIENT_METRICS: [],
         Resource.GROUP: metadata.config_entities(znodes.CONFIG_GROUPS),
     }

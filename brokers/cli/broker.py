@@ -11,8 +11,11 @@ from typing import Any, NoReturn
 
 import click
 
+from brokers.cli.log_lines import start_logging
 from brokers.cli.options import pairs
 from brokers.config import BROKER_SETTINGS, TOPIC_SETTINGS, ConfigError, Setting, load_config
+
+logger = logging.getLogger(__name__)
 
 EXIT_CONFIG = 2
 EXIT_START = 1
@@ -37,10 +40,6 @@ def broker(config_file: Path, override: dict[str, str], log_level: str, check: b
 
     Every setting may also come from the environment: log.dirs is FLEETLOG_CONFIG_LOG_DIRS.
     """
-    logging.basicConfig(
-        level=log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
-    )
-    logging.getLogger("kazoo").setLevel(logging.ERROR)
     try:
         config = load_config(config_file.read_text("utf-8"), str(config_file), os.environ, override)
     except ConfigError as error:
@@ -49,6 +48,7 @@ def broker(config_file: Path, override: dict[str, str], log_level: str, check: b
         _refuse(f"{config_file}: not a text file in UTF-8 (byte {error.start})")
     except OSError as error:
         _refuse(f"{config_file}: {error.strerror}")
+    start_logging(config.log_format, config.broker_id, log_level)
     from brokers import app
     from brokers.app import StartError
 
@@ -59,7 +59,10 @@ def broker(config_file: Path, override: dict[str, str], log_level: str, check: b
         else:
             app.run(config)
     except StartError as error:
-        click.echo(f"fleetlog: broker {config.broker_id} cannot start: {error}", err=True)
+        if config.log_format == "json":
+            logger.critical("broker %d cannot start: %s", config.broker_id, error)
+        else:
+            click.echo(f"fleetlog: broker {config.broker_id} cannot start: {error}", err=True)
         sys.exit(EXIT_START)
 
 

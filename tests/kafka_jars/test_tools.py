@@ -43,6 +43,14 @@ def test_configs(tools: Tools, topic: str) -> None:
     assert "max.message.bytes=12345" not in tools(command, "--describe", *entity)
 
 
+def test_loggers(tools: Tools) -> None:
+    command, entity = "kafka.admin.ConfigCommand", ("--entity-type", "broker-loggers", "--entity-name", "1")
+    tools(command, "--alter", *entity, "--add-config", "brokers.peers=DEBUG")
+    assert "brokers.peers.calls=DEBUG" in tools(command, "--describe", *entity)
+    tools(command, "--alter", *entity, "--delete-config", "brokers.peers")
+    assert "brokers.peers.calls=INFO" in tools(command, "--describe", *entity)
+
+
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
 def test_the_java_producer_and_consumer(tools: Tools, topic: str, codec: str) -> None:
     lines = [f"k{n}:value {n}" for n in range(50)]
