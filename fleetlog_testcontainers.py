@@ -9,9 +9,11 @@ import contextlib
 import io
 import os
 import tarfile
+import tempfile
 import time
 import urllib.request
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Self
 from urllib.error import URLError
 
@@ -19,12 +21,16 @@ from testcontainers.core.container import DockerContainer
 from testcontainers.core.exceptions import ContainerStartException
 from testcontainers.core.network import Network
 
+from brokers.cli.dev_security import ADMIN, APP, LISTENER, NAMES, PROTOCOL, DevSecurity, load_or_make
+
 __all__ = ["FleetlogContainer"]
 
 OUTSIDE_PORT = 9094
 INSIDE_PORT = 9092
 ADMIN_PORT = 9644
 _START_SCRIPT = "/tmp/fleetlog-start.sh"
+_SECURITY = "/tmp/fleetlog-security"
+_SECURE_PROPERTIES = "/tmp/fleetlog-secure.properties"
 _LOG_LINES = 40
 
 
@@ -38,6 +44,7 @@ class FleetlogContainer(DockerContainer):
         image: fleetlog's image; default ``$FLEETLOG_IMAGE``, else ``fleetlog:latest`` (built by ``deploy/build.sh``).
         zookeeper_image: default ``$ZOOKEEPER_IMAGE``, else the official ``zookeeper:3.9``.
         settings: the broker's settings, by their names: ``{"num.partitions": 3}``.
+        secure: TLS, logins and ACLs; :meth:`client_settings` has what clients need. Takes the ``openssl`` command.
         start_timeout_s: how long :meth:`start` waits until the broker is ready, in seconds.
         kwargs: what testcontainers' ``DockerContainer`` takes.
 
@@ -49,6 +56,7 @@ class FleetlogContainer(DockerContainer):
         *,
         zookeeper_image: str | None = None,
         settings: Mapping[str, object] | None = None,
+        secure: bool = False,
         start_timeout_s: float = 60.0,
         **kwargs: Any,
     ) -> None:
@@ -57,11 +65,16 @@ class FleetlogContainer(DockerContainer):
         self._start_timeout_s = start_timeout_s
         self._zookeeper: DockerContainer | None = None
         self._own_network: Network | None = None
+        self._secure = secure
+        self._directory: tempfile.TemporaryDirectory[str] | None = None
+        self._security: DevSecurity | None = None
         self.with_exposed_ports(OUTSIDE_PORT, ADMIN_PORT)
         self.with_setting("broker.id", 1)
-        self.with_setting("listeners", f"INSIDE://0.0.0.0:{INSIDE_PORT},OUTSIDE://0.0.0.0:{OUTSIDE_PORT}")
-        self.with_setting("listener.security.protocol.map", "INSIDE:PLAINTEXT,OUTSIDE:PLAINTEXT")
-        self.with_setting("inter.broker.listener.name", "INSIDE")
+        self._inside = LISTENER if secure else "INSIDE"
+        protocol = PROTOCOL if secure else "PLAINTEXT"
+        self.with_setting("listeners", f"{self._inside}://0.0.0.0:{INSIDE_PORT},OUTSIDE://0.0.0.0:{OUTSIDE_PORT}")
+        self.with_setting("listener.security.protocol.map", f"{self._inside}:{protocol},OUTSIDE:{protocol}")
+        self.with_setting("inter.broker.listener.name", self._inside)
         self.with_setting("admin.listener", f"0.0.0.0:{ADMIN_PORT}")
         self.with_setting("zookeeper.connection.timeout.ms", 60_000)
         # One broker, and a test that wants to be quick.
@@ -86,6 +99,21 @@ class FleetlogContainer(DockerContainer):
     def get_internal_bootstrap_server(self) -> str:
         """``host:port`` for clients in containers on the same network."""
         return f"{self._inside_name()}:{INSIDE_PORT}"
+
+    def client_settings(self, user: str = APP) -> dict[str, str]:
+        """Settings of librdkafka for clients on this machine: ``app`` may use all topics, ``admin`` may do everything.
+
+        Of a container that is not secured these are the servers alone.
+        """
+        if self._security is None:
+            return {"bootstrap.servers": self.get_bootstrap_server()}
+        return self._security.librdkafka(self.get_bootstrap_server(), user)
+
+    def java_settings(self, user: str = APP) -> dict[str, str]:
+        """The same by the names that Java's clients use, and Spark behind ``kafka.``."""
+        if self._security is None:
+            return {"bootstrap.servers": self.get_bootstrap_server()}
+        return self._security.java(self.get_bootstrap_server(), user)
 
     def start(self) -> Self:
         """Start both containers and wait until the broker is ready.
@@ -113,6 +141,9 @@ class FleetlogContainer(DockerContainer):
         network, self._own_network = self._own_network, None
         if network is not None:
             network.remove()
+        directory, self._directory = self._directory, None
+        if directory is not None:
+            directory.cleanup()
 
     def _start(self) -> None:
         if self._network is None:
@@ -125,18 +156,55 @@ class FleetlogContainer(DockerContainer):
         zookeeper = DockerContainer(self._zookeeper_image).with_env("ZOO_TICK_TIME", "500")
         self._zookeeper = zookeeper.with_network(self._network).with_network_aliases(zookeeper_name)
         self._zookeeper.start()
-        self.with_setting("zookeeper.connect", f"{zookeeper_name}:2181")
+        connect = f"{zookeeper_name}:2181"
+        self.with_setting("zookeeper.connect", connect)
         # The address that clients are told has the port on this machine, which is known once the container runs.
         self.with_kwargs(**{**self._kwargs, "entrypoint": ["sh", "-c"]})
         self.with_command([f"while [ ! -s {_START_SCRIPT} ]; do sleep 0.05; done; . {_START_SCRIPT}"])
         super().start()
-        advertised = f"INSIDE://{self.get_internal_bootstrap_server()},OUTSIDE://{self.get_bootstrap_server()}"
+        advertised = f"{self._inside}://{self.get_internal_bootstrap_server()},OUTSIDE://{self.get_bootstrap_server()}"
+        before = self._put_security(connect) if self._secure else ""
+        file = _SECURE_PROPERTIES if self._secure else "/etc/fleetlog/broker.properties"
         self._put(
             _START_SCRIPT,
-            f"export FLEETLOG_CONFIG_ADVERTISED_LISTENERS='{advertised}'\n"
-            "exec fleetlog broker /etc/fleetlog/broker.properties\n",
+            f"export FLEETLOG_CONFIG_ADVERTISED_LISTENERS='{advertised}'\n{before}exec fleetlog broker {file}\n",
         )
         self._wait_ready()
+        if self._secure:
+            self._allow_programs()
+
+    def _put_security(self, zookeeper: str) -> str:
+        """Put certificates and settings into the container; returns what adds the users before the broker starts."""
+        host = self.get_container_host_ip()
+        kind = "IP" if host.replace(".", "").isdigit() or ":" in host else "DNS"
+        self._directory = tempfile.TemporaryDirectory()
+        names = dict.fromkeys((*NAMES, f"{kind}:{host}", f"DNS:{self._inside_name()}"))
+        security = self._security = load_or_make(Path(self._directory.name), tuple(names))
+        # The listeners' names and protocols stand in the environment, which counts first.
+        text = "".join(f"{name}={value}\n" for name, value in security.broker_settings(replicas=1).items())
+        self._put(f"{_SECURITY}/secure.properties", text.replace(str(security.directory), _SECURITY))
+        for name in ("ca.pem", "broker.pem"):
+            self._put(f"{_SECURITY}/{name}", (security.directory / name).read_text())
+        admin = security.java(f"127.0.0.1:{INSIDE_PORT}", ADMIN)
+        text = "".join(f"{name}={value}\n" for name, value in admin.items())
+        self._put(f"{_SECURITY}/admin.properties", text.replace(str(security.directory), _SECURITY))
+        users = "".join(
+            f"printf '%s\\n' '{password}' | fleetlog users add {user} --zookeeper {zookeeper} --password-stdin\n"
+            for user, password in security.passwords.items()
+        )
+        return f"cat /etc/fleetlog/broker.properties {_SECURITY}/secure.properties > {_SECURE_PROPERTIES}\n{users}"
+
+    def _allow_programs(self) -> None:
+        """``User:app`` may use all topics, groups and transactional ids, and describe the cluster."""
+        every = "--topic '*' --group '*' --transactional-id '*'"
+        for operation, resources in (("All", every), ("Describe", "--cluster")):
+            command = (
+                f"fleetlog acls add --allow --principal User:{APP} --operation {operation} {resources}"
+                f" -b 127.0.0.1:{INSIDE_PORT} --command-config {_SECURITY}/admin.properties"
+            )
+            done = self.exec(["sh", "-c", command])
+            if done.exit_code != 0:
+                raise ContainerStartException(f"the ACLs cannot be made: {done.output.decode(errors='replace')}")
 
     def _inside_name(self) -> str:
         if not self._network_aliases:

@@ -10,6 +10,15 @@ from pathlib import Path
 
 import docker
 import pytest
+from confluent_kafka import Consumer, KafkaException, Producer
+from confluent_kafka.admin import (
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+)
 from testcontainers.core.container import DockerContainer
 from testcontainers.core.exceptions import ContainerStartException
 from testcontainers.core.network import Network
@@ -57,6 +66,35 @@ def test_settings_groups_and_transactions(images: Images) -> None:
             (found,) = client.consume(bootstrap, topic, 1, partition=3, isolation="read_committed")
             assert found.value == b"2"
             assert client.committed(bootstrap, "group", topic) == 1
+
+
+def test_secured(images: Images) -> None:
+    """Clients on this machine and inside use what the container tells; without it they are not served."""
+    with Network() as network:
+        fleetlog = FleetlogContainer(secure=True).with_network(network).with_network_aliases("kafka")
+        with fleetlog:
+            settings = fleetlog.client_settings()
+            assert settings["security.protocol"] == "SASL_SSL"
+            producer = Producer({**settings, "acks": "all"})
+            producer.produce("orders", b"one")
+            assert producer.flush(60) == 0
+            consumer = Consumer({**settings, "group.id": "shop", "auto.offset.reset": "earliest"})
+            consumer.subscribe(["orders"])
+            message = consumer.poll(60)
+            assert message is not None
+            assert message.value() == b"one"
+            consumer.close()
+            with pytest.raises(KafkaException):
+                AdminClient({"bootstrap.servers": settings["bootstrap.servers"]}).list_topics(timeout=5)
+            admin = AdminClient(fleetlog.client_settings("admin"))
+            all_of = AclBindingFilter(
+                ResourceType.ANY, None, ResourcePatternType.ANY, "User:app", None, AclOperation.ANY,
+                AclPermissionType.ANY,
+            )  # fmt: skip
+            assert len(admin.describe_acls(all_of).result(30)) == 4
+            config = "--command-config /tmp/fleetlog-security/admin.properties"
+            listed = fleetlog.exec(["sh", "-c", f"fleetlog topics list -b kafka:9092 {config}"])
+            assert b"orders" in listed.output
 
 
 def test_containers_beside_it(images: Images) -> None:
