@@ -39,6 +39,7 @@ from brokers.security.tls_contexts import server_context
 from brokers.security.zookeeper_settings import ZookeeperSettings
 from brokers.server.admin import Admin
 from brokers.server.descriptors import Descriptors
+from brokers.server.dynamic_tls import DynamicTls
 from brokers.server.issuer_keys import IssuerKeys, KeysUnavailable
 from brokers.server.listener import Server
 from brokers.server.login import sasl_listener
@@ -172,6 +173,9 @@ class Broker:
         # Only now: recovery may block the loop for minutes, but no registration depends on the loop until here.
         self._watch.start()
         self._store.heartbeats_prove(self._watch.standing_ms)
+        if self._tls:
+            services.certificates = certificates = DynamicTls(self.config, self._tls, peer_contexts, self._clock)
+            await certificates.start(services.metadata)
         self._server.serve(services, logins=await self._follow_clients(services, logins), tls=self._tls)
         self._lag_probe = self._loop.create_task(self._probe_loop_lag(), name="loop lag")
 

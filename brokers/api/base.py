@@ -205,6 +205,18 @@ class Auditor(Protocol):
         ...
 
 
+class ListenerCertificates(Protocol):
+    """The certificates of this broker's listeners, which settings change while it runs."""
+
+    async def check(self, own: Mapping[str, str]) -> None:
+        """Try what the broker's dynamic settings ``own`` would give. Raises ConfigError."""
+        ...
+
+    async def applied(self) -> None:
+        """Wait until what was stored before is in use, or refused."""
+        ...
+
+
 @dataclass(slots=True)
 class Services:
     """Everything a handler may use. Built by ``brokers.app`` only."""
@@ -229,6 +241,8 @@ class Services:
     client_configs: ClientConfigs | None = None
     """What the quotas are taken from, once the broker follows it."""
     audit: Auditor | None = None
+    certificates: ListenerCertificates | None = None
+    """Certificates of this broker's listeners, where some have TLS."""
     fetch_sessions: FetchSessions = field(default_factory=FetchSessions)
     fetch_wakes: Wakes = field(default_factory=Wakes)
     new_topics: NewTopics = field(default_factory=NewTopics)

@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
-from brokers.config import ConfigError
+from brokers.config import BROKER_SETTINGS, ConfigError
 from brokers.controller.requests import Refused
+from brokers.security.dynamic_tls import of_tls, refused_change
 from brokers.setting_kinds import Setting, SettingType, resembling, suggest
 from wire.errors import ErrorCode
 
@@ -61,14 +62,21 @@ class Unknown:
 
 
 def setting_of(
-    alteration: Alteration, table: Mapping[str, Setting], resource: Resource, unknown: Unknown
+    alteration: Alteration,
+    table: Mapping[str, Setting],
+    resource: Resource,
+    unknown: Unknown,
+    *,
+    of_all_brokers: bool = False,
 ) -> Setting | None:
     """What an alteration sets, None if it deletes; raises Refused for what can't be, whatever is set now. Pure."""
     name, operation, value = alteration
     if operation == Operation.DELETE:
         return None  # an unknown setting may be deleted
     row = table.get(name)
-    if row is None:
+    if resource is Resource.BROKER and of_tls(name):
+        row = _of_tls(name, of_all_brokers)
+    elif row is None:
         row = _unknown(name, table, resource, unknown)
     elif resource is Resource.BROKER and not row.live:
         raise Refused(ErrorCode.INVALID_CONFIG, f"Cannot update these configs dynamically: {name}")
@@ -124,6 +132,13 @@ def _unknown(name: str, table: Mapping[str, Setting], resource: Resource, unknow
     if meant is not None:
         raise Refused(ErrorCode.INVALID_CONFIG, f"Unknown configuration '{name[:100]}'; did you mean {meant}?")
     return Setting(name, SettingType.STRING, None, "No setting of fleetlog.", live=True, inert=True)
+
+
+def _of_tls(name: str, of_all_brokers: bool) -> Setting:
+    refused = refused_change(name, of_all_brokers=of_all_brokers)
+    if refused is not None:
+        raise Refused(ErrorCode.INVALID_CONFIG, refused)
+    return BROKER_SETTINGS[of_tls(name)]._replace(name=name, inert=False)
 
 
 def _check_list(row: Setting, operation: int) -> None:

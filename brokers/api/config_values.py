@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from brokers.config import BROKER_SETTINGS, FALLBACKS, TOPIC_SETTINGS, BrokerConfig, TopicConfig
 from brokers.metadata.cache import MetadataCache
 from brokers.metadata.znodes import CONFIG_BROKERS, DEFAULT_ENTITY
+from brokers.security.dynamic_tls import of_tls
 from brokers.setting_kinds import Setting, SettingType, attribute
 
 
@@ -122,9 +123,13 @@ def default_broker_entries(metadata: MetadataCache) -> list[ConfigEntry]:
 
 
 def _foreign_entry(name: str, value: str, source: Source) -> ConfigEntry:
-    """A setting of a broker that is not ours: as Kafka, which does not know what a plugin's setting holds."""
+    """A setting of one listener, or a broker's that is not ours: Kafka does not know what a plugin's setting holds."""
+    synonyms = [Synonym(name, value, source)]
+    known = BROKER_SETTINGS.get(of_tls(name))
+    if known is not None:
+        return _entry(known._replace(name=name), value, synonyms, read_only=False)
     row = Setting(name, SettingType.UNKNOWN, None, "")
-    return _entry(row, value, [Synonym(name, value, source)], read_only=False, sensitive=True)
+    return _entry(row, value, synonyms, read_only=False, sensitive=True)
 
 
 def group_entries(stored: Mapping[str, str]) -> list[ConfigEntry]:

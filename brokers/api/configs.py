@@ -22,7 +22,7 @@ from brokers.api.access import (
     GROUP,
     TOPIC,
 )
-from brokers.api.base import Context, Done, Paced
+from brokers.api.base import Context, Done, ListenerCertificates, Paced
 from brokers.api.config_alterations import Alteration, Operation, Resource, Unknown, altered, setting_of
 from brokers.api.config_values import (
     GROUP_SETTINGS,
@@ -42,7 +42,8 @@ from brokers.metadata.config_writes import METADATA_WAIT_MS, Contended, EntityGo
 from brokers.model import AUDIT_TOPIC
 from brokers.security.acls import AclOperation
 from brokers.security.audit_settings import refused_alteration
-from brokers.setting_kinds import Setting, without_effect
+from brokers.security.dynamic_tls import of_tls
+from brokers.setting_kinds import ConfigError, Setting, without_effect
 from coordination.store import StoreError, TooLarge
 from wire import messages
 from wire.admin_requests import (
@@ -339,7 +340,7 @@ async def _settings(plan: ConfigPlan, unknown: Unknown, context: Context, *, kee
         return found
     for alteration in plan.alterations:
         await context.yield_now()
-        row = setting_of(alteration, _TABLES[resource], resource, unknown)
+        row = setting_of(alteration, _TABLES[resource], resource, unknown, of_all_brokers=not plan.name)
         if row is not None:
             found[alteration.name] = row
     return found
@@ -363,15 +364,42 @@ async def _alter_one(
                 raise Refused(ErrorCode.POLICY_VIOLATION, refused)
         return wanted
 
+    certificates = None
+    if resource is Resource.BROKER and name and any(of_tls(one.name) != "" for one in alterations):
+        certificates = _certificates(name, context)
+        await _check_certificates(certificates, alteration(metadata.dynamic_config(_KINDS[resource], entity)))
     if validate_only:
         alteration(metadata.dynamic_config(_KINDS[resource], entity))
     else:
         await alter_config(context.services.store, metadata, _KINDS[resource], entity, alteration)
-        changed = {one.name: one.value for one in alterations if one.operation != Operation.DELETE}
+        if certificates is not None:
+            await certificates.applied()
+        wanted = [one for one in alterations if one.operation != Operation.DELETE and not of_tls(one.name)]
+        changed = {one.name: one.value for one in wanted}
         inert = without_effect(changed, _TABLES[resource])
         if inert:
             entity = f"{resource.name.lower()} {name or 'defaults'}"
             log.warning("%s: settings are stored, but without effect here: %s", entity, ", ".join(inert))
+
+
+def _certificates(name: str, context: Context) -> ListenerCertificates:
+    """What tries certificates: only a broker itself can read its files. Raises Refused."""
+    own = str(context.services.metadata.static.broker_id)
+    if name != own:
+        raise Refused(
+            ErrorCode.INVALID_REQUEST, f"Unexpected broker id, expected {own} or empty string, but received {name}"
+        )
+    if context.services.certificates is None:
+        raise Refused(ErrorCode.INVALID_CONFIG, "This broker has no listener with TLS.")
+    return context.services.certificates
+
+
+async def _check_certificates(certificates: ListenerCertificates, wanted: Mapping[str, str]) -> None:
+    """Raises Refused where the broker's files cannot be used by the settings ``wanted``; the old ones stay then."""
+    try:
+        await certificates.check(wanted)
+    except ConfigError as problem:
+        raise Refused(ErrorCode.INVALID_CONFIG, str(problem)) from problem
 
 
 def _alterable(kind: int, name: str, metadata: MetadataCache) -> Resource:

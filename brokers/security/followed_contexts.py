@@ -7,6 +7,7 @@ import ssl
 from collections.abc import Callable
 
 from brokers.security.tls_contexts import CertificateFiles
+from brokers.security.tls_settings import TlsSettings
 
 logger = logging.getLogger(__name__)
 
@@ -20,6 +21,10 @@ class FollowedContexts:
         self._now_s = now_s
         self._connections = connections
         self._refused = ""
+
+    def want(self, settings: TlsSettings) -> None:
+        """Use these settings for the next connection, if they can be used."""
+        self._files.want(settings)
 
     def newest(self) -> ssl.SSLContext:
         """Looks at the files, and reads them where they are others: for a worker. The old ones stay if they are bad."""

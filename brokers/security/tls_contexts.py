@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -274,6 +274,12 @@ def _shown(store: CertificateStore) -> str:
 # ---------------------------------------------------------------- reload
 
 
+def _stamps(settings: TlsSettings) -> list[FileStamp | None]:
+    """Of the files that the settings name."""
+    stores = (settings.keystore, settings.truststore)
+    return [file_stamp(store.location) for store in stores if store is not None and store.location]
+
+
 class CertificateFiles:
     """A context and the files that it was made of. The owner asks from time to time whether they have changed.
 
@@ -282,34 +288,39 @@ class CertificateFiles:
     """
 
     def __init__(self, settings: TlsSettings, make: Callable[[TlsSettings, float], TlsContext], now_s: float) -> None:
-        self._settings = settings
+        self._settings = self._wanted = settings
         self._make = make
-        stores = (settings.keystore, settings.truststore)
-        self._paths: Sequence[str] = [store.location for store in stores if store is not None and store.location]
-        self._stamps = self._stamps_now()  # before reading: a file that changes meanwhile has changed since
+        self._stamps = _stamps(settings)  # before reading: a file that changes meanwhile has changed since
         self.current = make(settings, now_s)
 
-    def _stamps_now(self) -> list[FileStamp | None]:
-        return [file_stamp(path) for path in self._paths]
+    def want(self, settings: TlsSettings) -> None:
+        """Make the next context by these settings: the next ``reloaded`` tries them."""
+        self._wanted = settings
 
     def changed(self) -> bool:
         """Whether the files are others than those in use; after a refused reload that stays so until it succeeds."""
-        return self._stamps_now() != self._stamps
+        return self._wanted is not self._settings or _stamps(self._settings) != self._stamps
+
+    def check(self, settings: TlsSettings, now_s: float) -> TlsContext:
+        """Make a context by these settings, which is not used. Raises ConfigError where it would be refused."""
+        made = self._make(settings, now_s)
+        self._check_same_owner(made.certificate, settings)
+        return made
 
     def reloaded(self, now_s: float) -> TlsContext | str:
         """Make a context of the files as they are now: that one, in use from now on; or why the old one stays."""
-        stamps = self._stamps_now()
+        wanted = self._wanted
+        stamps = _stamps(wanted)
         try:
-            made = self._make(self._settings, now_s)
-            self._check_same_owner(made.certificate)
+            made = self.check(wanted, now_s)
         except ConfigError as error:
             return str(error)
-        self._stamps, self.current = stamps, made
+        self._settings, self._stamps, self.current = wanted, stamps, made
         return made
 
-    def _check_same_owner(self, new: CertificateFacts | None) -> None:
+    def _check_same_owner(self, new: CertificateFacts | None, settings: TlsSettings) -> None:
         """Raises ConfigError where the new certificate is another broker's, unless that is allowed; as Kafka does."""
-        old, settings = self.current.certificate, self._settings
+        old = self.current.certificate
         if old is None or new is None or settings.keystore is None:
             return
         setting, shown = settings.keystore.certificates_setting, _shown(settings.keystore)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import ssl
+import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Final
@@ -50,6 +51,7 @@ class TlsListener:
         self.refusal: str | None = None
         """Why the files, as they are now, are not in use."""
         self._files = CertificateFiles(settings, make, now_s)
+        self._followed = threading.Lock()
         self._mapper = settings.mapper if protocol == "SSL" else None
         for warning in self._files.current.warnings:
             logger.warning("%s", warning)
@@ -83,6 +85,18 @@ class TlsListener:
 
     def follow(self, now_s: float) -> str | None:
         """Take over files that have changed, if they can be used; a line for the log, if there is news. In a worker."""
+        with self._followed:
+            return self._follow(now_s)
+
+    def want(self, settings: TlsSettings) -> None:
+        """Let the next :meth:`follow` take over the files of these settings."""
+        self._files.want(settings)
+
+    def check(self, settings: TlsSettings, now_s: float) -> None:
+        """Try files of other settings. Raises ConfigError where they would be refused. In a worker."""
+        self._files.check(settings, now_s)
+
+    def _follow(self, now_s: float) -> str | None:
         if not self._files.changed():
             self.refusal = None  # the old files are back
             return None

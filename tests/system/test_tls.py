@@ -17,7 +17,8 @@ from typing import Any
 from urllib.request import urlopen
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 
 import wire.messages as m
 from tests.support.certificates import replaced
@@ -30,7 +31,7 @@ from tests.support.waiting import eventually
 pytestmark = [pytest.mark.zookeeper, pytest.mark.slow]
 
 LARGE = [os.urandom(900_000) for _ in range(12)]
-ROTATIONS = 8
+ROTATIONS = int(os.environ.get("FLEETLOG_ROTATIONS", "8"))
 
 
 @pytest.fixture(scope="module")
@@ -209,8 +210,6 @@ def test_clients_that_do_not_fit_their_listener(fleet: TlsFleet) -> None:
 
 
 def test_no_secret_is_described_or_logged(fleet: TlsFleet) -> None:
-    from confluent_kafka.admin import AdminClient, ConfigResource
-
     resource = ConfigResource(ConfigResource.Type.BROKER, "1")
     admin = AdminClient(fleet.confluent("ONEWAY"))
     (future,) = admin.describe_configs([resource]).values()
@@ -312,6 +311,79 @@ def test_a_bad_pair_is_refused_and_named(fleet: TlsFleet) -> None:
     assert "listener ONEWAY" in page
     replaced(fleet.store, good)
     eventually(lambda: metric(broker, refused) == 0, "the good one")
+
+
+def alter(fleet: TlsFleet, name: str, value: str | None) -> str:
+    """Set one of the broker's settings, or delete it with None; the error, or nothing."""
+    operation = AlterConfigOpType.SET if value is not None else AlterConfigOpType.DELETE
+    entry = ConfigEntry(name, value, incremental_operation=operation)
+    resource = ConfigResource(ConfigResource.Type.BROKER, "1", incremental_configs=[entry])
+    admin = AdminClient({"bootstrap.servers": fleet.bootstrap})
+    (future,) = admin.incremental_alter_configs([resource]).values()
+    try:
+        future.result(30)
+    except KafkaException as error:
+        return str(error.args[0].str())
+    return ""
+
+
+def test_a_listener_gets_another_pair_by_an_alteration(fleet: TlsFleet, tmp_path: Path) -> None:
+    broker, first = fleet.brokers[0], serial(fleet)
+    location = "listener.name.oneway.ssl.keystore.location"
+    other = fleet.certificates.authority.pair("/O=fleet/CN=broker").store(tmp_path / "other.pem")
+    stranger = fleet.certificates.authority.pair("/CN=somebody").store(tmp_path / "stranger.pem")
+    half = tmp_path / "half.pem"
+    half.write_text(Path(stranger).read_text() + Path(other).read_text())
+    for bad, said in (
+        (str(tmp_path / "none.pem"), "cannot be read"),
+        (stranger, "its subject is now"),
+        (str(half), "has several private keys"),
+    ):
+        assert said in alter(fleet, location, bad)
+        assert serial(fleet) == first
+    assert alter(fleet, location, other) == ""
+    second = serial(fleet)
+    assert second != first, "in use when it is answered"
+    assert metric(broker, 'fleetlog_certificate_refused{listener="ONEWAY"}') == 0
+    admin = AdminClient({"bootstrap.servers": fleet.bootstrap})
+    (future,) = admin.describe_configs([ConfigResource(ConfigResource.Type.BROKER, "1")]).values()
+    assert future.result(30)[location].value == other
+    broker.stop()
+    broker.start()
+    broker.wait_ready(60)
+    assert serial(fleet) == second
+    assert alter(fleet, location, None) == ""
+    assert serial(fleet) == first
+
+
+def test_a_stored_pair_that_is_gone_leaves_the_one_of_the_file(fleet: TlsFleet, tmp_path: Path) -> None:
+    broker, first = fleet.brokers[0], serial(fleet)
+    location = "listener.name.oneway.ssl.keystore.location"
+    other = fleet.certificates.authority.pair("/O=fleet/CN=broker").store(tmp_path / "other.pem")
+    assert alter(fleet, location, other) == ""
+    broker.stop()
+    Path(other).unlink()
+    broker.start()
+    broker.wait_ready(60)
+    assert serial(fleet) == first
+    assert metric(broker, 'fleetlog_certificate_refused{listener="ONEWAY"}') == 1
+    assert alter(fleet, location, None) == ""
+    assert metric(broker, 'fleetlog_certificate_refused{listener="ONEWAY"}') == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("ssl.keystore.location", "only per-listener using the listener prefix"),
+        ("listener.name.oneway.ssl.keystore.key", "is a secret, which is not kept in ZooKeeper"),
+        ("listener.name.oneway.ssl.key.password", "is a secret, which is not kept in ZooKeeper"),
+        ("listener.name.oneway.ssl.client.auth", "Cannot update these configs dynamically"),
+        ("listener.name.nowhere.ssl.keystore.location", "there is no listener 'nowhere'"),
+        ("listener.name.inside.ssl.keystore.location", "which has no TLS"),
+    ],
+)
+def test_alterations_that_are_refused(fleet: TlsFleet, name: str, said: str) -> None:
+    assert said in alter(fleet, name, fleet.store)
 
 
 # ---- the start
