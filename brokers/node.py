@@ -31,6 +31,7 @@ from brokers.groups.shard import GroupShard
 from brokers.log import DiskPort, LogStore, Origin, StoreRefused
 from brokers.log.checkpoints import CleanStop
 from brokers.log.cleaner_metrics import watch_cleaner
+from brokers.log.cleaner_pace import LONGEST_MS, CleaningPace
 from brokers.metadata import znodes
 from brokers.metadata.cache import MetadataCache
 from brokers.metadata.znodes import BadZnode
@@ -471,17 +472,31 @@ class Node:
         assert self._room is not None, "built with the services"
         ticks, late_ms, clock = 0, 0.0, self._ports.clock
         while True:
-            begun_ms = clock.mono_ms()
-            await asyncio.sleep(TICK_S)
-            late_ms = max(late_ms, clock.mono_ms() - begun_ms - TICK_S * 1000)
+            late_ms = max(late_ms, await self._pause(logs))
             self.services.replicas.tick(self._ports.clock.mono_ms())
             self._room.tick(self._ports.clock.mono_ms())
             ticks += 1
             if ticks % LOG_TICKS == 0:
                 logs.tick(clock.wall_ms(), late_ms)
                 late_ms = 0.0
-            else:
-                logs.go_on_cleaning(clock.wall_ms())
+
+    async def _pause(self, logs: LogStore) -> float:
+        """Until the next tick, while a pass of compaction goes on. Returns by how many ms a timer was late at most."""
+        clock, pace = self._ports.clock, CleaningPace()
+        now_ms = clock.mono_ms()
+        end_ms, most_ms = now_ms + int(TICK_S * 1000), 0.0
+        while now_ms < end_ms:
+            begun_ms = now_ms
+            wait_ms = min(end_ms - now_ms, pace.wait_ms if logs.cleaner.goes_on else LONGEST_MS)
+            await asyncio.sleep(wait_ms / 1000)
+            woke_ms = now_ms = clock.mono_ms()
+            late_ms = now_ms - begun_ms - wait_ms
+            most_ms = max(most_ms, late_ms)
+            if logs.cleaner.goes_on:
+                moved = logs.go_on_cleaning(clock.wall_ms())
+                now_ms = clock.mono_ms()
+                pace.continued(moved=moved, took_ms=now_ms - woke_ms, late_ms=late_ms)
+        return most_ms
 
     def _upkeep_ended(self, task: asyncio.Task[None]) -> None:
         """A task that must not end did (a bug, or another broker with this id): stop the broker."""

@@ -97,9 +97,9 @@ def is_due(part: Cleanable, terms: CleaningTerms, *, forced: bool = False) -> bo
     return forced or part.overdue_ms > 0 or part.ratio > terms.min_dirty_ratio
 
 
-def dirtiest(candidates: Iterable[tuple[T, Cleanable]]) -> tuple[T, Cleanable] | None:
-    """Of logs that are due, the one with the largest dirty share; the first of equals. None if there is none."""
-    return max(candidates, key=lambda candidate: candidate[1].ratio, default=None)
+def dirtiest_first(candidates: Iterable[tuple[T, Cleanable]]) -> list[tuple[T, Cleanable]]:
+    """Logs that are due, by falling dirty share; equals stay in their order."""
+    return sorted(candidates, key=lambda candidate: candidate[1].ratio, reverse=True)
 
 
 def roll_due(first_timestamp: int, now_ms: int, max_lag_ms: int) -> bool:

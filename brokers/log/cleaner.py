@@ -1,8 +1,9 @@
-"""What makes logs smaller: retention by time, size and start offset; in compacted topics, one record per key."""
+"""Keeps one record of each key in compacted topics: which log is next, and passes over it at a bounded pace."""
 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from inspect import GEN_CLOSED, getgeneratorstate
@@ -17,7 +18,7 @@ from brokers.log.cleanable import (
     CleaningTerms,
     SegmentFigures,
     cleanable_part,
-    dirtiest,
+    dirtiest_first,
     first_dirty_offset,
     is_due,
     roll_due,
@@ -45,52 +46,6 @@ _KNOWN = (Overtaken, DiskError, CorruptBatch, CodecError)
 _TRIES = 4
 _LOAD_FACTOR = 0.9
 _MAX_MAP_BYTES = 2**31 - 1
-
-
-def delete_old_segments(log: Log, now_ms: int) -> int:
-    """Delete segments that ``retention.ms``, ``retention.bytes`` or the log's start offset allow. Returns how many.
-
-    Only segments wholly below the high watermark go. If all of them are due, a new empty one is begun first, so that
-    the log keeps its end. Topics that are only compacted lose nothing but what DeleteRecords released. Raises DiskFull,
-    LogOffline.
-    """
-    if log.offline:
-        raise LogOffline(log.directory)
-    try:
-        due = _due(log, now_ms)
-    except (DiskFailed, CorruptBatch, CodecError) as wrong:
-        raise log.failure(wrong) from wrong
-    if not due:
-        return 0
-    if len(due) == len(log.segments):
-        log.appender.roll(now_ms)
-    log.truncation.remove_segments(due, now_ms)
-    log.truncation.raise_start(log.segments.first.base_offset)
-    logger.info("%s: deleted %d segment(s), starts at %d", log.topic_partition, len(due), log.log_start_offset)
-    return len(due)
-
-
-def _due(log: Log, now_ms: int) -> list[Segment]:
-    config = log.config
-    # The coordinators' topics are their memory: whatever their settings say, age and size delete nothing there.
-    by_policy = "delete" in config.cleanup_policy and not log.is_internal
-    excess = log.size_bytes - config.retention_bytes if by_policy and config.retention_bytes >= 0 else 0
-    due: list[Segment] = []
-    for index, segment in enumerate(log.segments):
-        end = log.segments.end_of(index, log.log_end_offset)
-        active = segment is log.segments.active
-        if end > log.high_watermark or (active and not segment.size):
-            break
-        released = end <= log.log_start_offset and not active
-        too_old = (
-            by_policy and config.retention_ms >= 0 and now_ms - segment.retention_timestamp() > config.retention_ms
-        )
-        too_much = excess >= segment.size > 0
-        if not (released or too_old or too_much):
-            break
-        excess -= segment.size
-        due.append(segment)
-    return due
 
 
 class CleanerSettings(NamedTuple):
@@ -177,6 +132,8 @@ class Cleaner:
         self._cleaned: dict[TopicPartition, int] = {}
         self._job: _Job | None = None
         self._scan_at_ms = -1
+        self._due: deque[TopicPartition] = deque()
+        """What else was worth a pass when all logs were looked at last, the dirtiest first."""
         self._asked: dict[TopicPartition, int] = {}
         """Partitions that are to be cleaned whatever their ratio, and how often that may still be tried."""
         self._full: dict[str, int] = {}
@@ -256,31 +213,42 @@ class Cleaner:
     # ---- a step
 
     def step(self, now_ms: int, budget_bytes: int = -1, *, late_ms: float = 0) -> bool:
-        """Advance; returns whether a pass is under way. Call about every second.
+        """Look for a log that is worth a pass unless one is under way, and advance; returns whether one is.
 
-        ``late_ms`` is how late the loop runs its timers. Raises DiskFull or LogOffline, having stopped.
+        Call about every second. ``late_ms`` is how late the loop runs its timers. Raises DiskFull or LogOffline, having
+        stopped.
         """
-        self._left_bytes = self._paced(late_ms) if budget_bytes < 0 else budget_bytes
+        # What was done beyond the last second's budget is this one's.
+        self._left_bytes = min(0, self._left_bytes) + self._paced(late_ms) if budget_bytes < 0 else budget_bytes
+        self._due.clear()
         if self._job is None and not self._begin(now_ms):
             return False
         self.go_on(now_ms)
         return True
 
-    def go_on(self, now_ms: int) -> None:
-        """Between two steps: continue with what is left of the step's budget. Costs nothing if no pass is under way.
+    @property
+    def goes_on(self) -> bool:
+        """Whether :meth:`go_on` may have something to do before the next step."""
+        job = self._job
+        if job is None:
+            return self._left_bytes > 0 and bool(self._due)
+        return self._left_bytes > 0 or job.pending is not None or job.ready is not None
 
-        Raises as :meth:`step`.
+    def go_on(self, now_ms: int) -> bool:
+        """Between two steps: continue with what is left of the step's budget, with the next pass if one has ended.
+
+        Returns whether anything could be done; if not, the disk's thread is at work. Raises as :meth:`step`.
         """
         job = self._job
         if job is None:
-            return
+            return self._left_bytes > 0 and self._begin_next(now_ms)
         overtaken = job.log.offline or job.log.cuts != job.cuts or not is_cleaned(job.log)
         if overtaken:
             job.compaction.stopped = True
         error: Exception | None = None
         if job.pending is not None:
             if not job.pending.done:
-                return
+                return False
             error, job.pending = job.pending.error, None
             self._left_bytes -= job.handled_bytes
             job.handled_bytes = 0
@@ -292,6 +260,7 @@ class Cleaner:
             self._ended(job, error, now_ms)
         elif job.ready is None and self._left_bytes > 0:
             job.pending = self._disk.work_later(partial(job.advance, self._left_bytes))
+        return job.ready is None
 
     def _paced(self, late_ms: float) -> int:
         if late_ms > BUSY_LOOP_MS:
@@ -322,6 +291,7 @@ class Cleaner:
             self._cleaned[tp] = compaction.end
             self._asked.pop(tp, None)
             self._scan_at_ms = -1
+            self._due.append(tp)  # the map may have been full
             figures, total = compaction.figures, self.figures
             total.passes += 1
             total.bytes_before += figures.bytes_before
@@ -374,11 +344,24 @@ class Cleaner:
         if now_ms < self._scan_at_ms:
             return False
         self._full = {path: until_ms for path, until_ms in self._full.items() if until_ms > now_ms}
-        found = dirtiest(self._candidates(now_ms))
-        if found is None:
-            self._scan_at_ms = min([now_ms + self._settings().backoff_ms, *self._full.values()])
-            return False
-        log, part = found
+        self._due.extend(log.topic_partition for log, _ in dirtiest_first(self._candidates(now_ms)))
+        if self._begin_next(now_ms):
+            return True
+        self._scan_at_ms = min([now_ms + self._settings().backoff_ms, *self._full.values()])
+        return False
+
+    def _begin_next(self, now_ms: int) -> bool:
+        """A pass over the first of those that were due and still are."""
+        while self._due:
+            tp = self._due.popleft()
+            log = self._logs.get(tp)
+            part = None if log is None or self._is_left_alone(log) else self._look(log, now_ms)
+            if log is not None and part is not None and is_due(part, _terms(log), forced=tp in self._asked):
+                self._begin_pass(log, part, now_ms)
+                return True
+        return False
+
+    def _begin_pass(self, log: Log, part: Cleanable, now_ms: int) -> None:
         tp = log.topic_partition
         noted = None
         if tp not in self._cleaned:
@@ -393,23 +376,35 @@ class Cleaner:
         if self._work_disk is None:
             self._work_disk = self._disk.for_work()
         self._job = _Job(log, Compaction(self._work_disk, self._plan(log, part, now_ms)), noted, now_ms)
-        return True
+
+    def _is_left_alone(self, log: Log) -> bool:
+        tp = log.topic_partition
+        return not is_cleaned(log) or log.offline or tp in self.uncleanable or _parent(log) in self._full
+
+    def _look(self, log: Log, now_ms: int, *, forced: bool | None = None) -> Cleanable | None:
+        """What a pass over the log would find; None if its disk does not let that be known.
+
+        ``forced`` says that an active segment may be closed for it, and whether it is in any case.
+        """
+        try:
+            if forced is not None:
+                self._roll_early(log, now_ms, forced)
+            return self.dirt(log, now_ms)
+        except (DiskFull, LogOffline) as wrong:
+            logger.warning("%s: compaction postponed: %s", log.topic_partition, wrong)
+        except DiskFailed as wrong:
+            log.fail(wrong)
+        return None
 
     def _candidates(self, now_ms: int) -> Iterator[tuple[Log, Cleanable]]:
         figures = self.figures
         figures.max_dirty_ratio, figures.max_overdue_ms = 0.0, 0
         for tp, log in self._logs.items():
-            if not is_cleaned(log) or log.offline or tp in self.uncleanable or _parent(log) in self._full:
+            if self._is_left_alone(log):
                 continue
             forced = tp in self._asked
-            try:
-                self._roll_early(log, now_ms, forced)
-                part = self.dirt(log, now_ms)
-            except (DiskFull, LogOffline) as wrong:
-                logger.warning("%s: compaction postponed: %s", tp, wrong)
-                continue
-            except DiskFailed as wrong:
-                log.fail(wrong)
+            part = self._look(log, now_ms, forced=forced)
+            if part is None:
                 continue
             figures.max_dirty_ratio = max(figures.max_dirty_ratio, part.ratio)
             figures.max_overdue_ms = max(figures.max_overdue_ms, part.overdue_ms)

@@ -21,13 +21,14 @@ from brokers.log.background import PendingSync
 from brokers.log.checkpointing import Checkpoints
 from brokers.log.checkpoints import CleanStop, DamagedFile
 from brokers.log.clean_stops import lost_since_stop, told_lost
-from brokers.log.cleaner import Cleaner, CleanerSettings, delete_old_segments
+from brokers.log.cleaner import Cleaner, CleanerSettings
 from brokers.log.directories import DirectoryUsage, LogDirectory, TopicIds
 from brokers.log.failures import DiskError, DiskFailed, DiskFull, ForeignDirectory, LogOffline, StoreRefused
 from brokers.log.files import DiskPort
 from brokers.log.full_disks import has_room
 from brokers.log.log import Log
 from brokers.log.recovery import RecoveryReport
+from brokers.log.retention import delete_old_segments
 from brokers.log.state import LogSettings, LogState
 from brokers.model import Clock, LiveBroker, id_text
 from wire.types import TopicPartition
@@ -635,9 +636,12 @@ class LogStore:
             self._next_checkpoint_ms = now_ms + config.log_flush_offset_checkpoint_interval_ms
             self._checkpoints.begin()
 
-    def go_on_cleaning(self, now_ms: int) -> None:
-        """Between two ticks, as often as one likes: a pass of compaction continues as far as its pace allows."""
-        self._quietly(lambda: self.cleaner.go_on(now_ms))
+    def go_on_cleaning(self, now_ms: int) -> bool:
+        """Between two ticks, as often as one likes: a pass of compaction continues as far as its budget allows.
+
+        Returns whether that was of use now.
+        """
+        return bool(self._quietly(lambda: self.cleaner.go_on(now_ms)))
 
     def _flush_if_due(self, log: Log, dirty_ms: int) -> None:
         due_ms = log.config.flush_ms
@@ -649,14 +653,15 @@ class LogStore:
             # Closed segments are fsynced soon, so that a crash has only the active one to check.
             log.flusher.begin_flush(active=False)
 
-    def _quietly(self, action: Callable[[], object]) -> None:
-        """Upkeep finds a full or failed disk: a line in the log, and another try the next time."""
+    def _quietly(self, action: Callable[[], object]) -> object:
+        """Upkeep finds a full or failed disk: a line in the log, None, and another try the next time."""
         try:
-            action()
+            return action()
         except DiskFull as wrong:
             logger.warning("upkeep postponed: %s", wrong)
         except LogOffline as wrong:
             logger.error("%s", wrong)
+        return None
 
     def _enforce_retention(self, log: Log, now_ms: int) -> int:
         tp = log.topic_partition

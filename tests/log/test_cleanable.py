@@ -10,7 +10,7 @@ from brokers.log.cleanable import (
     CleaningTerms,
     SegmentFigures,
     cleanable_part,
-    dirtiest,
+    dirtiest_first,
     first_dirty_offset,
     is_due,
     roll_due,
@@ -88,9 +88,9 @@ def test_what_is_due():
 
 def test_the_dirtiest_log_is_next():
     logs = [("a", Cleanable(0, 1, 10, 90, 0)), ("b", Cleanable(0, 1, 5, 95, 0)), ("c", Cleanable(0, 1, 0, 1, 0))]
-    assert dirtiest(logs) == logs[2]
-    assert dirtiest(logs[:2]) == logs[1]
-    assert dirtiest([]) is None
+    assert dirtiest_first(logs)[0] == logs[2]
+    assert dirtiest_first(logs[:2])[0] == logs[1]
+    assert dirtiest_first([]) == []
 
 
 def test_when_an_active_segment_is_closed_for_a_pass():

@@ -10,7 +10,7 @@ import pytest
 
 from _native.batch import Record, encode_batch
 from brokers.log import DiskFailed, DiskFull, LogOffline, OffsetOutOfRange, Origin, RealDisk
-from brokers.log.cleaner import delete_old_segments
+from brokers.log.retention import delete_old_segments
 from tests.log.compacted import TP, clean, cleaner_of, internal_log, last_values, put
 from tests.support.faulty import Fault, FaultyDisk
 from tests.support.logs import (

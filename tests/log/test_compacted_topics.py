@@ -13,8 +13,9 @@ from itertools import pairwise
 import pytest
 
 from brokers.log import DiskFull, Origin
-from brokers.log.cleaner import Cleaner, CleanerSettings, delete_old_segments, map_size
+from brokers.log.cleaner import Cleaner, CleanerSettings, map_size
 from brokers.log.cleaner_metrics import watch_cleaner
+from brokers.log.retention import delete_old_segments
 from brokers.metrics import Metrics
 from tests.log.compacted import (
     COMPACT,

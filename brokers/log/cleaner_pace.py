@@ -1,0 +1,27 @@
+"""How often the loop looks after a pass of compaction: at once while there is work, at a small share of its time."""
+
+from __future__ import annotations
+
+from brokers.log.cleaner import BUSY_LOOP_MS
+
+SHORTEST_MS = 5.0
+LONGEST_MS = 250.0
+_SHARE = 5
+"""Of the loop's time, a pass gets one part in so many at most: swaps are renames and an fsync."""
+_LATE_FACTOR = 10
+
+
+class CleaningPace:
+    """The time until a pass is continued next. Times are in ms."""
+
+    __slots__ = ("wait_ms",)
+
+    def __init__(self) -> None:
+        self.wait_ms = SHORTEST_MS
+
+    def continued(self, *, moved: bool, took_ms: float, late_ms: float) -> None:
+        """A pass was continued: whether that was of use, how long the loop stood still for it, how late it was."""
+        wait_ms = max(SHORTEST_MS, (_SHARE - 1) * took_ms) if moved else self.wait_ms * 2
+        if late_ms > BUSY_LOOP_MS:
+            wait_ms = max(wait_ms, _LATE_FACTOR * late_ms)
+        self.wait_ms = min(LONGEST_MS, wait_ms)
