@@ -41,7 +41,7 @@ BUSY_LOOP_MS = 5
 """A loop that runs its timers later than this gets a cleaner that does half as much in its next step."""
 ROLL_BYTES = 8 * 1024 * 1024
 _STOP_S = 10.0
-_KNOWN = (Overtaken, DiskError, CorruptBatch, CodecError)
+_KNOWN = (Overtaken, DiskError, CorruptBatch, CodecError, MemoryError)
 """What ends a pass, but for its end."""
 _TRIES = 4
 _LOAD_FACTOR = 0.9
@@ -316,6 +316,9 @@ class Cleaner:
             self._asked.pop(tp, None)
             logger.error("%s is not compacted until the next start: %s", job.log.directory, error)
             return
+        if isinstance(error, MemoryError):
+            self._no_memory(compaction)
+            return
         if isinstance(error, DiskFull):
             self._wait_for_room(job.log, now_ms)
         if isinstance(error, DiskError):
@@ -324,6 +327,15 @@ class Cleaner:
         self.uncleanable[tp] = repr(error)
         self._asked.pop(tp, None)
         logger.error("%s is not compacted until the next start: %r", job.log.directory, error)
+
+    def _no_memory(self, compaction: Compaction) -> None:
+        plan = compaction.plan
+        self._due.clear()
+        logger.error(
+            "%s is not compacted now, there is no memory for it: the map of keys takes %d bytes"
+            " (log.cleaner.dedupe.buffer.size). Lower that setting or give the broker more; tried again in %d ms",
+            plan.directory, plan.keys.slots * SLOT_BYTES, self._settings().backoff_ms,
+        )  # fmt: skip
 
     def _discard(self, log: Log, rewritten: Rewritten) -> None:
         """A segment that is not swapped in after all; a restart would remove what is left of it."""
@@ -464,7 +476,7 @@ class Cleaner:
             dirty_from=part.dirty_from,
             end=part.end,
             now_ms=now_ms,
-            aborted=tuple(log.reader.aborted_entries()),
+            aborted=log.reader.aborted_indexes(),
             producers=dict(log.producers.entries),
             segment_bytes=config.segment_bytes,
             segment_index_bytes=config.segment_index_bytes,

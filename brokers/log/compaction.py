@@ -21,7 +21,7 @@ from _native.errors import CorruptBatch
 from brokers.log import recovery
 from brokers.log.failures import DiskError, DiskFailed, DiskFull
 from brokers.log.files import DiskPort
-from brokers.log.indexes import AbortedTxn
+from brokers.log.indexes import AbortedTxn, aborted_in
 from brokers.log.producers import admitted_of
 from brokers.log.retained import (
     BatchVerdict,
@@ -72,7 +72,8 @@ class PassPlan(NamedTuple):
     dirty_from: int
     end: int
     now_ms: int
-    aborted: tuple[AbortedTxn, ...]
+    aborted: tuple[bytes | str, ...]
+    """Of each segment that has one its transaction index: the bytes, or the path of a file that nothing changes."""
     producers: Mapping[int, KnownProducer]
     segment_bytes: int
     segment_index_bytes: int
@@ -113,17 +114,19 @@ class Compaction:
         self.figures = Figures()
         self.stopped = False
         """Set from outside: the next step ends with Overtaken."""
-        self._keys = KeyMap(*plan.keys)
-        self._met = MetTransactions(plan.aborted)
         self._new_horizon = min(plan.now_ms + plan.delete_retention_ms, _INT64_MAX)
         self._read = 0
 
     def run(self) -> Generator[int | Rewritten, None, None]:
-        """Do it. Raises Overtaken, DiskFull, DiskFailed, CorruptBatch or CodecError, after which nothing is left over
-        but what was handed out as :class:`Rewritten`.
+        """Do it. Raises Overtaken, DiskFull, DiskFailed, CorruptBatch, CodecError or MemoryError, after which nothing
+        is left over but what was handed out as :class:`Rewritten`.
         """
+        self._keys = KeyMap(*self.plan.keys)
         try:
-            yield from self._collect()
+            aborted: list[AbortedTxn] = []
+            yield from self._read_aborted(aborted)
+            self._met = MetTransactions(aborted)
+            yield from self._collect(aborted)
             self.figures.keys = len(self._keys)
             for group in self._groups():
                 yield from self._rewrite(group)
@@ -132,9 +135,18 @@ class Compaction:
 
     # ---- which record of a key is the last
 
-    def _collect(self) -> Iterator[int]:
+    def _read_aborted(self, found: list[AbortedTxn]) -> Iterator[int]:
+        for index in self.plan.aborted:
+            if self.stopped:
+                raise Overtaken
+            data = index if isinstance(index, bytes) else self.disk.read(index)
+            if data:
+                found.extend(aborted_in(data))
+                yield len(data)
+
+    def _collect(self, aborted: list[AbortedTxn]) -> Iterator[int]:
         plan, keys = self.plan, self._keys
-        met = MetTransactions(entry for entry in plan.aborted if entry.last_offset >= plan.dirty_from)
+        met = MetTransactions(entry for entry in aborted if entry.last_offset >= plan.dirty_from)
         for base, end in plan.segments:
             if end <= plan.dirty_from:
                 continue

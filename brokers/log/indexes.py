@@ -340,8 +340,7 @@ class TransactionIndex(_IndexFile):
         self._append(_TXN_ENTRY.pack(TXN_INDEX_VERSION, *aborted))
 
     def __iter__(self) -> Iterator[AbortedTxn]:
-        for _, *fields in _TXN_ENTRY.iter_unpack(bytes(self.data)):
-            yield AbortedTxn(*fields)
+        yield from aborted_in(self.data)
 
     def truncate(self, offset: int) -> None:
         """Drop the transactions whose marker is at or above ``offset``."""
@@ -366,3 +365,10 @@ class TransactionIndex(_IndexFile):
             version == TXN_INDEX_VERSION and last >= self.base_offset and first <= last
             for version, _, first, last, _ in _TXN_ENTRY.iter_unpack(bytes(self.data))
         )
+
+
+def aborted_in(data: Buffer) -> Iterator[AbortedTxn]:
+    """The entries of a transaction index's bytes; a torn last one is left out."""
+    whole = len(data) - len(data) % _TXN_ENTRY.size
+    for _, *fields in _TXN_ENTRY.iter_unpack(bytes(memoryview(data)[:whole])):
+        yield AbortedTxn(*fields)

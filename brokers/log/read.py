@@ -79,6 +79,11 @@ class LogReader:
         """All entries of all transaction indexes."""
         return [entry for segment in self._log.segments for entry in segment.txn_index]
 
+    def aborted_indexes(self) -> tuple[bytes | str, ...]:
+        """All transaction indexes, for another thread: their bytes where these are in memory, else the files' paths."""
+        indexes = [segment.txn_index for segment in self._log.segments]
+        return tuple(index.path if index.kept is None else bytes(index.kept) for index in indexes)
+
     @guarded
     def offset_for_timestamp(self, timestamp: int) -> tuple[int, int, int] | None:
         """(offset, timestamp, leader epoch) of the first record with at least that timestamp, None if there is none."""

@@ -15,6 +15,7 @@ import pytest
 from brokers.log import DiskFull, Origin
 from brokers.log.cleaner import Cleaner, CleanerSettings, map_size
 from brokers.log.cleaner_metrics import watch_cleaner
+from brokers.log.compaction import MapSize
 from brokers.log.retention import delete_old_segments
 from brokers.metrics import Metrics
 from tests.log.compacted import (
@@ -288,6 +289,62 @@ def test_a_fault_of_a_pass_is_its_partitions_alone(tmp_path, monkeypatch, caplog
     assert list(cleaner.uncleanable) == [TP]
     assert "OverflowError" in caplog.text
     assert len(records(other)) < 20
+
+
+def test_a_pass_without_memory_for_its_map_is_tried_again_later(tmp_path, monkeypatch, caplog):
+    log = users_log(tmp_path)
+    fill(log)
+    before = content(log)
+    cleaner = cleaner_of(QuickDisk(), log, backoff_ms=1000)
+    plan = cleaner._plan
+
+    def large_plan(log, part, now_ms):
+        return plan(log, part, now_ms)._replace(keys=MapSize(2**58, 2**57, bytes(16)))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cleaner, "_plan", large_plan)
+        assert cleaner.step(NOW)
+        while cleaner.goes_on:
+            cleaner.go_on(NOW)
+        assert not cleaner.step(NOW + 999)
+    assert content(log) == before
+    assert not cleaner.uncleanable
+    (line,) = [one.getMessage() for one in caplog.records if one.levelname == "ERROR"]
+    assert "no memory" in line
+    assert "log.cleaner.dedupe.buffer.size" in line
+    clean(cleaner, NOW + 1000)
+    assert len(records(log)) < 20
+
+
+def test_transaction_indexes_are_read_by_the_disks_thread(tmp_path):
+    """From their files where they are not in memory, also those of segments that end behind the pass."""
+    seen = []
+
+    class WatchedDisk(QuickDisk):
+        def read(self, path):
+            seen.append(path.rpartition(".")[2])
+            return super().read(path)
+
+        def for_work(self):
+            return QuickDisk()
+
+    log = users_log(tmp_path, WatchedDisk(), segment_bytes=400)
+    for number in range(20):
+        append_txn(log, 7, 0, number, key=b"k", value=b"aborted")
+        end_txn(log, 7, 0, commit=False)
+    write(log, ("k", "kept"))
+    log.appender.roll(NOW)
+    assert len(log.reader.aborted_entries()) == 20
+    for segment in log.segments:
+        segment.txn_index.unload()
+    seen.clear()
+    cleaner = cleaner_of(log.disk, log)
+    cleaner.step(NOW, 1)
+    assert cleaner.is_cleaning(TP)
+    assert "txnindex" not in seen
+    clean(cleaner)
+    assert b"aborted" not in [record.value for record in records(log)]
+    assert last_values(log)[b"k"] == b"kept"
 
 
 def test_a_disk_without_room_postpones_a_pass(tmp_path):
