@@ -20,6 +20,7 @@ SHARED = sorted((ROOT / "harness").rglob("*.py"))
 RIM = (
     "brokers/server/",
     "brokers/cli/",
+    "brokers/console/",
     "brokers/app.py",
     "brokers/log/background.py",
     "brokers/log/files.py",

@@ -45,7 +45,7 @@ def describe_cluster(target: Target, out: Output) -> None:
         overview = fetch_overview(client)
         read_incarnations(client, overview)
     if out.as_json:
-        out.value(_value(overview))
+        out.value(overview_value(overview))
         return
     _print(overview)
 
@@ -130,7 +130,8 @@ def _load(overview: Overview, broker: BrokerOverview) -> dict[str, int]:
     }
 
 
-def _value(overview: Overview) -> dict[str, Any]:
+def overview_value(overview: Overview) -> dict[str, Any]:
+    """The fleet as JSON: counts, brokers with their log directories, troubles, partitions with problems, moves."""
     return {
         "cluster_id": overview.cluster_id,
         "controller": overview.controller,

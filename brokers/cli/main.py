@@ -14,6 +14,7 @@ _SUBJECTS = {
     "cluster": ("brokers.cli.cluster", "cluster", "The fleet: describe, rebalance."),
     "completion": ("brokers.cli.completion", "completion", "Print the shell completion script."),
     "config": ("brokers.cli.broker", "config", "List every setting of a broker or a topic."),
+    "console": ("brokers.console.command", "console", "A console for browsers: fleet, topics, messages, groups."),
     "consume": ("brokers.cli.consume", "consume", "Read records."),
     "dev": ("brokers.cli.dev", "dev", "A local fleet with a ZooKeeper server: up, status, kill, add, down."),
     "groups": ("brokers.cli.groups", "groups", "Consumer groups: list, describe, reset, delete."),

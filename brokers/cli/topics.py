@@ -126,8 +126,8 @@ def describe_topics(target: Target, out: Output, names: tuple[str, ...]) -> None
         ids = {topic["name"]: topic.get("topic_id") for topic in client.describe_topics(list(names))}
         overview = fetch_overview(client, list(dict.fromkeys(names)), directories=False)
         read_directories(client, overview, overview.partitions)
-        ends = _ends(client, list(overview.partitions.values()))
-        described = [_describe_one(client, name, overview, ids.get(name), ends) for name in names]
+        ends = fetch_ends(client, list(overview.partitions.values()))
+        described = [topic_value(client, name, overview, ids.get(name), ends) for name in names]
     if out.as_json:
         out.value(described)
         return
@@ -145,7 +145,7 @@ def describe_topics(target: Target, out: Output, names: tuple[str, ...]) -> None
 Ends = dict[tuple[str, int], tuple[int | None, int | None]]
 
 
-def _ends(client: AdminClient, partitions: list[PartitionOverview]) -> Ends:
+def fetch_ends(client: AdminClient, partitions: list[PartitionOverview]) -> Ends:
     """First and end offset of each partition whose leader answers now."""
     asked = []
     for spec in (OffsetSpec.EARLIEST, OffsetSpec.LATEST):
@@ -165,7 +165,8 @@ def _ends(client: AdminClient, partitions: list[PartitionOverview]) -> Ends:
     return {(tp.topic, tp.partition): (first.get(tp), end.get(tp)) for tp in tps}
 
 
-def _describe_one(client: AdminClient, name: str, overview: Overview, topic_id: Any, ends: Ends) -> dict[str, Any]:
+def topic_value(client: AdminClient, name: str, overview: Overview, topic_id: Any, ends: Ends) -> dict[str, Any]:
+    """A topic as JSON: settings that differ from the default, partitions, troubles of the brokers that hold it."""
     partitions = overview.of_topic(name)
     holding = {b for p in partitions for b in p.replicas}
     resource = ConfigResource(ConfigResourceType.TOPIC, name)

@@ -1,0 +1,69 @@
+"""What a page gets to answer from: a client, the names in its address, and the values of its form."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from brokers.cli.client import Target
+from brokers.cli.output import CliError
+
+_STATUS = {
+    "UNKNOWN_TOPIC_OR_PARTITION": 404,
+    "GROUP_ID_NOT_FOUND": 404,
+    "TRANSACTIONAL_ID_NOT_FOUND": 404,
+    "INVALID_TOPIC_EXCEPTION": 404,
+}
+
+
+class PageError(Exception):
+    """A page that cannot be shown: ``status`` is HTTP's, the text says what to do."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+    @classmethod
+    def of(cls, error: CliError) -> PageError:
+        """The fleet's refusal, with the status that says the same."""
+        text = error.format_message()
+        named = re.search(r"\(([A-Z_]+)\)", text)
+        name = named[1] if named else ""
+        return cls(_STATUS.get(name, 403 if name.endswith("AUTHORIZATION_FAILED") else 502), text)
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """One page that is asked for."""
+
+    client: Any
+    target: Target
+    params: Mapping[str, str] = field(default_factory=dict)
+    name: str = ""
+
+    def text(self, name: str, default: str = "") -> str:
+        """A value of the form, without spaces at its ends."""
+        return self.params.get(name, default).strip()
+
+    def number(self, name: str, default: int, low: int, high: int) -> int:
+        """A whole number of the form; raises PageError."""
+        text = self.text(name)
+        if not text:
+            return default
+        if re.fullmatch("-?[0-9]{1,19}", text) is None or not low <= int(text) <= high:
+            raise PageError(400, f"{name} must be a whole number from {low} to {high}, not {text[:40]!r}")
+        return int(text)
+
+    def choice(self, name: str, allowed: tuple[str, ...]) -> str:
+        """One of the values, by default the first; raises PageError."""
+        text = self.text(name, allowed[0]) or allowed[0]
+        if text not in allowed:
+            raise PageError(400, f"{name} must be one of {', '.join(allowed)}, not {text[:40]!r}")
+        return text
+
+
+Answer = dict[str, Any]
+"""What a page shows. All of it is in the page's JSON twin."""
+PageFunction = Callable[[Asking], Answer]

@@ -1,0 +1,117 @@
+"""``fleetlog console``: the command. It fails closed: on other addresses than loopback only with login and TLS."""
+
+from __future__ import annotations
+
+import importlib.util
+import ipaddress
+import logging
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from brokers.cli.client import Target, client_options
+from brokers.cli.command_config import JAAS, MECHANISM, PROTOCOL
+from brokers.cli.output import CliError, Output
+from brokers.security.listener_logins import PASSWORD_MECHANISMS
+
+DEFAULT_PORT: Final = 9696
+NEEDED: Final = ("starlette", "jinja2", "uvicorn")
+STOP_S: Final = 3
+
+
+@click.command()
+@click.option("--listen", "host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Where to listen.")
+@click.option("--port", "-p", type=click.IntRange(0, 65535), default=DEFAULT_PORT, show_default=True, help="0: any.")
+@click.option(
+    "--login", type=click.Choice(list(PASSWORD_MECHANISMS)),
+    help="Users log in with their user and password of the fleet, by this mechanism, and see what its ACLs let them.",
+)  # fmt: skip
+@click.option(
+    "--tls-certificate", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE",
+    help="The console's own certificate, in PEM.",
+)  # fmt: skip
+@click.option(
+    "--tls-key", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE", help="Its key."
+)
+@click.option("--behind-tls-proxy", is_flag=True, help="A proxy in front of the console has TLS.")
+@click.option(
+    "--host-name", "names", multiple=True, metavar="NAME",
+    help="A name by which browsers know the console, besides its address; may be repeated.",
+)  # fmt: skip
+@client_options
+def console(
+    *,
+    target: Target,
+    out: Output,
+    host: str,
+    port: int,
+    login: str | None,
+    tls_certificate: Path | None,
+    tls_key: Path | None,
+    behind_tls_proxy: bool,
+    names: tuple[str, ...],
+) -> None:
+    """Show the fleet in a browser, until Ctrl-C.
+
+    Without --login any browser that reaches the address has the rights of --command-config: so it is on loopback only.
+    """
+    address = _listen_address(host)
+    _check(target, address, login, tls_certificate, tls_key, behind_tls_proxy)
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise CliError(f"the console needs {', '.join(missing)}: pip install 'fleetlog[console]'")
+    from brokers.console.serving import serve
+
+    has_tls = tls_certificate is not None or behind_tls_proxy
+    hosts = {str(address), *(("localhost",) if address.is_loopback else ()), *(name.lower() for name in names)}
+    shown = f"[{address}]" if address.version == 6 else str(address)
+
+    def ready(at: int) -> None:
+        url = f"{'https' if tls_certificate is not None else 'http'}://{shown}:{at}/"
+        out.done(f"console of {target.bootstrap} at {url} (Ctrl-C ends it)", {"url": url})
+
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    serve(
+        target=target,
+        hosts=frozenset(hosts),
+        login=login,
+        secure_cookie=has_tls,
+        host=str(address),
+        port=port,
+        certificate=(str(tls_certificate), str(tls_key)) if tls_certificate is not None else None,
+        stop_s=STOP_S,
+        ready=ready,
+    )
+
+
+def _listen_address(host: str) -> Any:
+    try:
+        return ipaddress.ip_address("127.0.0.1" if host == "localhost" else host.strip("[]"))
+    except ValueError:
+        raise click.BadParameter(f"{host!r} is not an IP address", param_hint="--listen") from None
+
+
+def _check(
+    target: Target, address: Any, login: str | None, certificate: Path | None, key: Path | None, behind_proxy: bool
+) -> None:
+    """Raise UsageError where the console would be open, or is half configured."""
+    if (certificate is None) != (key is None):
+        raise click.UsageError("--tls-certificate and --tls-key go together")
+    if certificate is not None and behind_proxy:
+        raise click.UsageError("--behind-tls-proxy is for a console without --tls-certificate")
+    if not address.is_loopback and login is None:
+        raise click.UsageError(
+            f"{address} is reached from other machines: give --login, by which users log in as themselves, "
+            "or listen on 127.0.0.1"
+        )
+    if not address.is_loopback and certificate is None and not behind_proxy:
+        raise click.UsageError(
+            f"{address} is reached from other machines, and passwords would cross the network as they are: "
+            "give --tls-certificate and --tls-key, or --behind-tls-proxy"
+        )
+    protocol = target.properties.get(PROTOCOL, "")
+    if login is not None and not protocol.startswith("SASL_"):
+        raise click.UsageError(
+            f"--login needs brokers that know users: --command-config with {PROTOCOL}=SASL_SSL, {MECHANISM} and {JAAS}"
+        )

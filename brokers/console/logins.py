@@ -1,0 +1,84 @@
+"""Browser sessions: the cookie, the token of its forms, and the login by which the console asks the brokers."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from brokers.console.clients import UserLogin
+
+SESSIONS_MAX: Final = 1_000
+IDLE_SESSION_S: Final = 30 * 60.0
+LONGEST_SESSION_S: Final = 12 * 3600.0
+WARNINGS_KEPT: Final = 5
+
+
+@dataclass(slots=True)
+class BrowserSession:
+    """One browser. ``login`` is None before a login, and always where none is wanted."""
+
+    key: str
+    begun_s: float
+    used_s: float
+    login: UserLogin | None = None
+    notices: list[str] = field(default_factory=list)
+
+    def notify(self, text: str) -> None:
+        """Show the text on the next page."""
+        self.notices = [*self.notices, text][-WARNINGS_KEPT:]
+
+    def noticed(self) -> list[str]:
+        """What is to be shown, once."""
+        found, self.notices = self.notices, []
+        return found
+
+
+class BrowserSessions:
+    """In memory: they, and the passwords in them, end with the process."""
+
+    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._now_s = now_s
+        self._secret = secrets.token_bytes(32)
+        self._open: dict[str, BrowserSession] = {}
+
+    def find(self, key: str | None) -> BrowserSession | None:
+        """The session of a cookie, unless it has ended."""
+        found = self._open.get(key or "")
+        if found is None:
+            return None
+        now_s = self._now_s()
+        if now_s - found.used_s > IDLE_SESSION_S or now_s - found.begun_s > LONGEST_SESSION_S:
+            del self._open[found.key]
+            return None
+        found.used_s = now_s
+        return found
+
+    def begin(self, login: UserLogin | None = None) -> BrowserSession:
+        """A new session, with a key that was not used before. The one that rested longest makes way."""
+        while len(self._open) >= SESSIONS_MAX:
+            del self._open[min(self._open.values(), key=lambda one: one.used_s).key]
+        now_s = self._now_s()
+        session = BrowserSession(secrets.token_urlsafe(32), now_s, now_s, login)
+        self._open[session.key] = session
+        return session
+
+    def end(self, session: BrowserSession) -> None:
+        """Log out."""
+        self._open.pop(session.key, None)
+
+    def logged_in(self, login: UserLogin) -> bool:
+        """Whether another session still has that login."""
+        return any(one.login == login for one in self._open.values())
+
+    def form_token(self, session: BrowserSession) -> str:
+        """What a form of this session must send back, so that no other site's form is obeyed."""
+        return hmac.new(self._secret, session.key.encode(), hashlib.sha256).hexdigest()
+
+    def accepts(self, session: BrowserSession | None, token: str) -> bool:
+        """Whether the token is the session's."""
+        return session is not None and hmac.compare_digest(self.form_token(session).encode(), token.encode())

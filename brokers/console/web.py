@@ -1,0 +1,283 @@
+"""The console as an ASGI application: routes, pages in HTML and JSON, login."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, Final, TypeVar
+from urllib.parse import quote, urlsplit
+
+import anyio.to_thread
+import click
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from brokers.cli.client import Target
+from brokers.cli.output import CliError, bytes_text, iso
+from brokers.console import charts, fleet_pages, topic_pages
+from brokers.console.asking import Asking, PageError, PageFunction
+from brokers.console.clients import FleetClients, UserLogin
+from brokers.console.guard import Guard, read_form
+from brokers.console.logins import BrowserSession, BrowserSessions
+
+logger = logging.getLogger(__name__)
+HERE: Final = Path(__file__).parent
+COOKIE: Final = "fleetlog_console"
+THREADS: Final = 16
+"""Pages that are answered at the same time; the others wait."""
+NAVIGATION: Final = (
+    ("/", "Fleet"),
+    ("/topics", "Topics"),
+    ("/controller", "Controller"),
+)
+
+PAGES: Final[tuple[tuple[str, str, PageFunction], ...]] = (
+    ("/", "fleet.html", fleet_pages.fleet_page),
+    ("/controller", "controller.html", fleet_pages.controller_page),
+    ("/topics", "topics.html", topic_pages.topics_page),
+    ("/topics/{name}", "topic.html", topic_pages.topic_page),
+)
+"""Address, template and function of each page that only reads."""
+
+_Value = TypeVar("_Value")
+
+
+@dataclass(frozen=True, slots=True)
+class ConsoleSettings:
+    """How the console is started. ``login`` names the mechanism of its users' logins; None: no login."""
+
+    target: Target
+    hosts: frozenset[str]
+    login: str | None = None
+    secure_cookie: bool = False
+
+
+class LoginNeeded(Exception):
+    """The page is for users that are logged in."""
+
+
+class Console:
+    """The console's state, which is its sessions and clients, and what answers requests."""
+
+    def __init__(self, settings: ConsoleSettings) -> None:
+        self.settings = settings
+        self.sessions = BrowserSessions()
+        self.clients = FleetClients(settings.target)
+        self._threads = anyio.CapacityLimiter(THREADS)
+        self._templates = Environment(
+            loader=PackageLoader("brokers.console"), autoescape=True, undefined=StrictUndefined,
+            trim_blocks=True, lstrip_blocks=True,
+        )  # fmt: skip
+        self._templates.filters |= {"bytes": _bytes_filter, "iso": _iso_filter, "q": lambda text: quote(str(text), "")}
+        self._templates.globals |= {"share_bar": charts.share_bar, "bars": charts.bars, "navigation": NAVIGATION}
+
+    # ---- pages -----------------------------------------------------------------------------------------------------
+
+    async def run(self, work: Callable[[], _Value]) -> _Value:
+        """Work that waits for brokers, on a thread."""
+        return await anyio.to_thread.run_sync(work, limiter=self._threads)
+
+    def session(self, request: Request) -> BrowserSession:
+        """The request's session, a new one where no login is wanted; raises LoginNeeded."""
+        found = self.sessions.find(request.cookies.get(COOKIE))
+        if self.settings.login is not None:
+            if found is None or found.login is None:
+                raise LoginNeeded
+            return found
+        return found if found is not None else self.sessions.begin()
+
+    def page(self, template: str, function: PageFunction) -> Callable[[Request], Any]:
+        """The endpoint of a page that only reads."""
+
+        async def endpoint(request: Request) -> Response:
+            session = self.session(request)
+            name, params = request.path_params.get("name", ""), dict(request.query_params)
+            answer = await self.run(lambda: self.ask(session, function, params, name))
+            return self.render(request, session, template, answer)
+
+        return endpoint
+
+    def ask(self, session: BrowserSession, function: PageFunction, params: Mapping[str, str], name: str) -> Any:
+        """What the function answers by a client with the session's login."""
+        try:
+            with self.clients.lend(session.login) as client:
+                return function(Asking(client, self.settings.target, params, name))
+        except CliError as error:
+            raise PageError.of(error) from error
+        except click.UsageError as error:
+            raise PageError(400, error.format_message()) from error
+
+    def render(
+        self,
+        request: Request,
+        session: BrowserSession | None,
+        template: str,
+        answer: Mapping[str, Any],
+        status: int = 200,
+    ) -> Response:
+        """The page in HTML, or its JSON twin."""
+        if wants_json(request):
+            token = {"form_token": self.sessions.form_token(session)} if session is not None else {}
+            response: Response = JSONResponse({**answer, **token}, status, headers={"Vary": "Accept"})
+        else:
+            html = self._templates.get_template(template).render(
+                page=answer,
+                path=request.url.path,
+                query=dict(request.query_params),
+                twin=_twin(request),
+                user=session.login.user if session is not None and session.login is not None else None,
+                token=self.sessions.form_token(session) if session is not None else "",
+                notices=session.noticed() if session is not None else [],
+                wants_login=self.settings.login is not None,
+            )
+            response = HTMLResponse(html, status, headers={"Vary": "Accept"})
+        if session is not None:
+            self._remember(response, session)
+        return response
+
+    def _remember(self, response: Response, session: BrowserSession) -> None:
+        response.set_cookie(
+            COOKIE, session.key, httponly=True, samesite="strict", secure=self.settings.secure_cookie, path="/"
+        )
+
+    async def checked_form(self, request: Request) -> tuple[BrowserSession, dict[str, str]]:
+        """Session and fields of a form that this session was given; raises PageError, LoginNeeded."""
+        session = self.session(request)
+        form = await read_form(request)
+        if not self.sessions.accepts(session, form.pop("form_token", "")):
+            raise PageError(403, "the form is too old, or of another session; go back, reload the page and try again")
+        return session, form
+
+    # ---- login -----------------------------------------------------------------------------------------------------
+
+    async def login(self, request: Request) -> Response:
+        """The form, and what becomes of it."""
+        if self.settings.login is None:
+            return RedirectResponse("/", 303)
+        found = self.sessions.find(request.cookies.get(COOKIE))
+        session = found if found is not None and found.login is None else self.sessions.begin()
+        onward = local_path(request.query_params.get("next", "/"))
+        if request.method == "GET":
+            return self.render(request, session, "login.html", {"next": onward, "error": ""})
+        form = await read_form(request)
+        if found is not session or not self.sessions.accepts(session, form.get("form_token", "")):
+            error = "the form was too old; try again"
+            return self.render(request, session, "login.html", {"next": onward, "error": error}, 403)
+        login = UserLogin(form.get("user", ""), form.get("password", ""), self.settings.login)
+        try:
+            if not login.user or not login.password:
+                raise PageError(403, "give a user and a password")
+            await self.run(lambda: self._try(login))
+        except PageError as error:
+            logger.warning("login refused: user %r", login.user[:200])
+            return self.render(request, session, "login.html", {"next": onward, "error": str(error)}, 403)
+        self.sessions.end(session)
+        response = RedirectResponse(onward, 303)
+        self._remember(response, self.sessions.begin(login))
+        return response
+
+    def _try(self, login: UserLogin) -> None:
+        try:
+            with self.clients.lend(login) as client:
+                client.describe_cluster()
+        except click.ClickException as error:
+            raise PageError(403, error.format_message()) from error
+        except ValueError as error:  # a user or password that no login line can hold
+            raise PageError(403, "the brokers refuse this login") from error
+
+    async def logout(self, request: Request) -> Response:
+        """End the session, and the connections of its user."""
+        session, _ = await self.checked_form(request)
+        self.sessions.end(session)
+        login = session.login
+        if login is not None and not self.sessions.logged_in(login):
+            await self.run(lambda: self.clients.drop(login))
+        response = RedirectResponse("/", 303)
+        response.delete_cookie(COOKIE, path="/")
+        return response
+
+    # ---- errors ----------------------------------------------------------------------------------------------------
+
+    async def refuse(self, request: Request, error: Exception) -> Response:
+        """A page that says what is wrong."""
+        if isinstance(error, LoginNeeded):
+            if wants_json(request):
+                return JSONResponse({"error": "log in first, by /login"}, 401)
+            return RedirectResponse(f"/login?next={quote(_address(request), '')}", 303)
+        status = error.status if isinstance(error, PageError) else getattr(error, "status_code", 500)
+        text = str(error) if isinstance(error, PageError) else HTTPStatus(status).phrase
+        session = self.sessions.find(request.cookies.get(COOKIE))
+        answer = {"error": text, "status": status, "title": HTTPStatus(status).phrase}
+        return self.render(request, session, "error.html", answer, status)
+
+
+def wants_json(request: Request) -> bool:
+    """By ``?format=json``, or by Accept where HTML is not wanted."""
+    if "format" in request.query_params:
+        return request.query_params["format"] == "json"
+    accepted = request.headers.get("accept", "")
+    return "application/json" in accepted and "text/html" not in accepted
+
+
+def _address(request: Request) -> str:
+    query = request.url.query
+    return request.url.path + (f"?{query}" if query else "")
+
+
+def _twin(request: Request) -> str:
+    """The address of the page's JSON twin."""
+    return str(request.url.include_query_params(format="json").replace(scheme="", netloc=""))
+
+
+def local_path(text: str) -> str:
+    """The path if it is one of the console's, else the first page: a link to a login leads nowhere else."""
+    parts = urlsplit(text)
+    local = text.startswith("/") and not text.startswith(("//", "/\\")) and not parts.scheme and not parts.netloc
+    return text if local and text.isprintable() else "/"
+
+
+def _bytes_filter(size: int | None) -> str:
+    return "–" if size is None or size < 0 else bytes_text(size)
+
+
+def _iso_filter(timestamp_ms: int | None) -> str:
+    return "–" if timestamp_ms is None else iso(timestamp_ms) or "–"
+
+
+async def _alive(_: Request) -> Response:
+    return JSONResponse({"alive": True})
+
+
+def create_console(settings: ConsoleSettings) -> Starlette:
+    """The application, for uvicorn."""
+    console = Console(settings)
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        yield
+        console.clients.close()
+
+    routes: list[BaseRoute] = [Route(path, console.page(template, page)) for path, template, page in PAGES]
+    routes += [
+        Route("/login", console.login, methods=["GET", "POST"]),
+        Route("/logout", console.logout, methods=["POST"]),
+        Route("/alive", _alive),
+        Mount("/static", StaticFiles(directory=HERE / "static")),
+    ]
+    handlers = dict.fromkeys((LoginNeeded, PageError, HTTPException), console.refuse)
+    return Starlette(
+        routes=routes,
+        middleware=[Middleware(Guard, hosts=settings.hosts)],
+        exception_handlers=handlers,
+        lifespan=lifespan,
+    )

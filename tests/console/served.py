@@ -1,0 +1,107 @@
+"""A console as a process of its own, and a client of HTTP that keeps its cookies."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from html import unescape
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlencode, urlsplit
+
+ROOT = Path(__file__).parents[2]
+TIMEOUT_S = 60
+
+
+class Got(NamedTuple):
+    """One answer."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def text(self) -> str:
+        return self.body.decode()
+
+    @property
+    def value(self) -> Any:
+        return json.loads(self.body)
+
+
+class Served:
+    """``fleetlog console`` at any free port, with the options given."""
+
+    def __init__(self, bootstrap: str, *options: str) -> None:
+        command = [sys.executable, "-m", "brokers.cli.main", "console", "--port", "0", "--json", *options]
+        environment = {**os.environ, "FLEETLOG_BOOTSTRAP": bootstrap}
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, cwd=ROOT)
+        assert self.process.stdout is not None
+        head = b""
+        while not head.rstrip().endswith(b"}"):
+            line = self.process.stdout.readline()
+            assert line, f"the console ended with {self.process.wait()}"
+            head += line
+        self.url = json.loads(head)["url"]
+
+    def close(self) -> int:
+        """SIGINT, as from the keyboard; returns the exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+        try:
+            return self.process.wait(20)
+        finally:
+            self.process.kill()
+
+
+class Visitor:
+    """A browser without JavaScript: cookies, forms, redirects only where they are followed."""
+
+    def __init__(self, served: Served) -> None:
+        self.address = urlsplit(served.url).netloc
+        self.cookies: dict[str, str] = {}
+
+    def send(self, method: str, path: str, body: bytes | None = None, **headers: str) -> Got:
+        sent = {"Host": self.address, **{name.replace("_", "-"): value for name, value in headers.items()}}
+        if self.cookies:
+            sent["Cookie"] = "; ".join(f"{name}={value}" for name, value in self.cookies.items())
+        connection = http.client.HTTPConnection(self.address, timeout=TIMEOUT_S)
+        try:
+            connection.request(method, path, body, sent)
+            answer = connection.getresponse()
+            for cookie in answer.headers.get_all("set-cookie") or ():
+                name, _, value = cookie.split(";")[0].partition("=")
+                self.cookies[name] = value
+            return Got(answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read())
+        finally:
+            connection.close()
+
+    def get(self, path: str, **headers: str) -> Got:
+        return self.send("GET", path, **headers)
+
+    def page(self, path: str) -> str:
+        """The page's HTML; it must be there."""
+        got = self.get(path)
+        assert got.status == 200, f"{path}: {got.status} {got.text[:2000]}"
+        return got.text
+
+    def json(self, path: str) -> Any:
+        """The page's JSON twin."""
+        got = self.get(path, Accept="application/json")
+        assert got.status == 200, f"{path}: {got.status} {got.text[:2000]}"
+        return got.value
+
+    def post(self, path: str, fields: dict[str, str], **headers: str) -> Got:
+        kind = {"Content_Type": "application/x-www-form-urlencoded", **headers}
+        return self.send("POST", path, urlencode(fields).encode(), **kind)
+
+    def token(self, page: str) -> str:
+        """The token in a page's form."""
+        found = re.search(r'name="form_token" value="([0-9a-f]+)"', page)
+        assert found is not None, page[:2000]
+        return unescape(found[1])

@@ -1,0 +1,147 @@
+"""The console's pages over HTTP, on three brokers: HTML and its JSON twin."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.shell import Shell
+from tests.console.served import Served, Visitor
+from tests.support.fleet import Fleet
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.zookeeper
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def topic(fleet: Fleet) -> Iterator[str]:
+    name = f"console-{uuid.uuid4().hex[:8]}"
+    shell = Shell(fleet)
+    shell.run("topics", "create", name, "-p", "3", "-r", "3", "-c", "retention.ms=3600000")
+    shell.run("produce", name, stdin="one\ntwo\nthree\n")
+    yield name
+    shell.run("topics", "delete", name, "--yes", "--if-exists")
+
+
+def test_the_fleet_page_and_its_twin_say_the_same(visitor: Visitor, topic: str) -> None:
+    value = eventually(lambda: visitor.json("/"), "health", good=lambda found: found["health"]["level"] == "good")
+    assert [broker["state"] for broker in value["brokers"]] == ["up"] * 3
+    assert value["controller"] in {1, 2, 3}
+    html = visitor.page("/")
+    assert "Healthy" in html
+    assert value["cluster_id"] in html
+    assert visitor.get("/?format=json").value["cluster_id"] == value["cluster_id"]
+    assert all(broker["log_dirs"][0]["path"] in html for broker in value["brokers"])
+
+
+def test_topics_are_found_by_a_part_of_their_name(visitor: Visitor, topic: str) -> None:
+    value = visitor.json(f"/topics?name={topic[:-1].upper()}")
+    (row,) = value["topics"]
+    assert (row["topic"], row["partitions"], row["replication"]) == (topic, 3, 3)
+    assert row["bytes"] > 0
+    assert f'href="/topics/{topic}"' in visitor.page(f"/topics?name={topic}")
+    assert topic not in visitor.page("/topics?name=no-topic-has-this")
+
+
+def test_a_topic_shows_its_partitions_and_where_its_settings_come_from(visitor: Visitor, topic: str) -> None:
+    value = visitor.json(f"/topics/{topic}")
+    assert [p["partition"] for p in value["partitions"]] == [0, 1, 2]
+    assert sum(p["end_offset"] for p in value["partitions"]) == 3
+    assert all(p["leader"] in p["isr"] and len(p["replicas"]) == 3 for p in value["partitions"])
+    settings = {row["name"]: row for row in value["settings"]}
+    assert (settings["retention.ms"]["value"], settings["retention.ms"]["origin"]) == ("3600000", "this topic")
+    assert settings["retention.ms"]["synonyms"][0]["origin"] == "this topic"
+    assert settings["segment.ms"]["origin"] == "default"
+    html = visitor.page(f"/topics/{topic}")
+    assert "retention.ms" in html
+    assert "3600000" in html
+
+
+def test_the_controller_page_counts_led_partitions(visitor: Visitor, topic: str) -> None:
+    value = visitor.json("/controller")
+    assert sum(row["partitions"] for row in value["leads"]) >= 3
+    assert "Partitions led" in visitor.page("/controller")
+
+
+def test_what_is_not_there_is_said_in_both_forms(visitor: Visitor) -> None:
+    for path in ("/topics/no-such-topic", "/topics/%22%3E%3Cscript%3E", "/nowhere"):
+        got = visitor.get(path)
+        assert got.status == 404, path
+        assert "<script>" not in got.text
+        assert visitor.get(path, Accept="application/json").value["status"] == 404
+    assert visitor.get("/topics?start=x").status == 400
+
+
+def test_headers_are_strict_and_static_files_are_there(visitor: Visitor) -> None:
+    got = visitor.get("/")
+    policy = got.headers["content-security-policy"]
+    assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self'")
+    assert "unsafe" not in policy
+    assert " style=" not in got.text
+    assert (got.headers["x-content-type-options"], got.headers["cache-control"]) == ("nosniff", "no-store")
+    (cookie,) = [v for k, v in got.headers.items() if k == "set-cookie"]
+    assert "HttpOnly" in cookie
+    assert "samesite=strict" in cookie.lower()
+    for name in ("htmx.min.js", "console.js", "console.css", "icon.svg", "htmx.LICENSE.txt"):
+        assert visitor.get(f"/static/{name}").status == 200, name
+    assert visitor.get("/static/../web.py").status == 404
+
+
+def test_another_name_for_loopback_and_another_sites_forms_are_refused(visitor: Visitor) -> None:
+    port = visitor.address.rpartition(":")[2]
+    assert visitor.get("/", Host=f"evil.example:{port}").status == 403
+    assert visitor.get("/", Host=f"localhost:{port}").status == 200
+    token = visitor.json("/")["form_token"]
+    assert visitor.post("/logout", {"form_token": token}, Origin="http://evil.example").status == 403
+    assert visitor.post("/logout", {"form_token": token}, Sec_Fetch_Site="cross-site").status == 403
+    assert visitor.post("/logout", {"form_token": "0" * 64}).status == 403
+    assert visitor.post("/logout", {}).status == 403
+    assert visitor.post("/logout", {"form_token": token}, Origin=f"http://{visitor.address}").status == 303
+
+
+def test_a_fleet_that_is_gone_is_said_at_once_and_a_broker_that_is_down_by_its_number(own_fleet: Fleet) -> None:
+    own_fleet.start()
+    console = Served(own_fleet.bootstrap)
+    try:
+        visitor = Visitor(console)
+        eventually(lambda: visitor.json("/")["health"]["level"], "health", good=lambda level: level == "good")
+        Shell(own_fleet).run("topics", "create", "watched", "-p", "3", "-r", "3")
+        own_fleet.brokers[1].kill()
+        value = eventually(
+            lambda: visitor.json("/"), "a broker down",
+            good=lambda found: any("broker 2" in text for text in found["health"]["words"]) and found["problems"],
+        )  # fmt: skip
+        assert value["health"]["level"] in {"warning", "bad"}
+        assert "Healthy" not in visitor.page("/")
+        for broker in own_fleet.brokers:
+            broker.kill()
+        assert visitor.get("/").status == 502
+        got = eventually(lambda: visitor.get("/"), "a new client", good=lambda found: "no broker answers" in found.text)
+        assert got.status == 502
+    finally:
+        assert console.close() == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--listen", "0.0.0.0"], "give --login"),
+        (["--listen", "0.0.0.0", "--behind-tls-proxy"], "give --login"),
+        (["--listen", "0.0.0.0", "--login", "PLAIN"], "--tls-certificate"),
+        (["--listen", "0.0.0.0", "--login", "PLAIN", "--behind-tls-proxy"], "--command-config"),
+        (["--login", "SCRAM-SHA-512"], "--command-config"),
+        (["--listen", "somewhere"], "is not an IP address"),
+        (["--tls-key", "pyproject.toml"], "go together"),
+    ],
+)
+def test_half_a_configuration_does_not_start(options: list[str], reason: str) -> None:
+    command = [sys.executable, "-m", "brokers.cli.main", "console", "--port", "0", *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT)
+    assert done.returncode == 2
+    assert reason in done.stderr
