@@ -28,6 +28,7 @@ from brokers.metrics import Metrics
 from brokers.model import Endpoint, id_text, random_id
 from brokers.node import Node, Ports, StartError
 from brokers.peers.calls import Peers
+from brokers.replication.rolling import held_back, not_in_sync, some_of
 from brokers.security.admin_tls import admin_contexts
 from brokers.security.audit_settings import audit_settings
 from brokers.security.listener_logins import LoginSettings, login_settings
@@ -43,6 +44,7 @@ from brokers.server.dynamic_tls import DynamicTls
 from brokers.server.issuer_keys import IssuerKeys, KeysUnavailable
 from brokers.server.listener import Server
 from brokers.server.login import sasl_listener
+from brokers.server.service_manager import service_manager
 from brokers.server.tls_listeners import TlsListener
 from brokers.server.watchdog import LoopWatch
 from coordination.previous_session import FILE_NAME, PreviousSession
@@ -121,6 +123,7 @@ class Broker:
             self._troubles,
             standing_ms=self._watch.standing_ms,
             dead_ms=2 * config.zookeeper_session_timeout_ms,
+            more={b"/health/caught-up": self._not_caught_up, b"/health/stoppable": self._not_stoppable},
         )
         self._store: ZookeeperStore | None = None
         self._node: Node | None = None
@@ -128,6 +131,7 @@ class Broker:
         self._issuers: dict[str, IssuerKeys] = {}
         self._client_configs: ClientConfigs | None = None
         self._stopping = False
+        self._caught_up = False
         self._lag_probe: asyncio.Task[None] | None = None
 
     # ---- start -----------------------------------------------------------------------------------------------------
@@ -263,6 +267,29 @@ class Broker:
             return "starting"
         return self._node.not_ready()
 
+    def _not_caught_up(self) -> str | None:
+        """Why not ready, or which replicas have not been in sync once since the start; None if there are none."""
+        missing = self._not_ready()
+        if missing is not None or self._caught_up or self._node is None or self._node.services is None:
+            return missing
+        behind = not_in_sync(self._node.services.metadata.topics.values(), self.config.broker_id)
+        self._caught_up = not behind
+        return f"replicas are not in sync: {some_of(behind)}" if behind else None
+
+    def _not_stoppable(self) -> str | None:
+        """Which partitions would fall below min.insync.replicas without this broker; None if there are none."""
+        if self._node is None or self._node.services is None:
+            return "starting"
+        metadata = self._node.services.metadata
+        if not metadata.ready:
+            return "the cluster's metadata is not read yet"
+        held = held_back(
+            metadata.topics.values(),
+            self.config.broker_id,
+            lambda topic: metadata.topic_config(topic).min_insync_replicas,
+        )
+        return f"too few replicas in sync without this broker: {some_of(held)}" if held else None
+
     def _troubles(self) -> list[str]:
         certificates = [f"listener {one.name}: {one.refusal}" for one in self._tls.values() if one.refusal is not None]
         return [
@@ -389,6 +416,7 @@ def run(config: BrokerConfig) -> None:
 async def _run(config: BrokerConfig) -> None:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
+    manager = service_manager(os.environ)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     broker = Broker(config, loop)
@@ -402,6 +430,8 @@ async def _run(config: BrokerConfig) -> None:
         gc.freeze()  # the start's objects are permanent: full collections can skip them
         gc.enable()
         logger.info("broker %d is ready", config.broker_id)
+        manager.ready(f"broker {config.broker_id} serves")
+        manager.feed_watchdog(loop)
         failing = loop.create_task(broker.failed(), name="failure")
         await asyncio.wait({failing, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if failing.done():
@@ -411,6 +441,7 @@ async def _run(config: BrokerConfig) -> None:
     except ConfigError as error:
         raise StartError(str(error)) from error
     finally:
+        manager.stopping()
         starting.cancel()
         stopping.cancel()
         await asyncio.gather(starting, stopping, return_exceptions=True)

@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -291,6 +291,23 @@ def four_letters(port: int, word: str) -> str:
         return ""
 
 
+def ends_with_parent(number: signal.Signals) -> Callable[[], None]:
+    """What a child runs before it executes its program: the kernel sends it the signal when its parent ends.
+
+    The parent is the *thread* that starts it: start it from the main thread. Without an effect but on Linux.
+    """
+    parent = os.getpid()
+    libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+
+    def before_exec() -> None:
+        if libc is not None:
+            libc.prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
+            if os.getppid() != parent:  # the parent died before the prctl
+                os._exit(1)
+
+    return before_exec
+
+
 def spawn(
     command: Sequence[str],
     directory: Path,
@@ -303,15 +320,6 @@ def spawn(
 
     With ``die_with_parent`` the kernel kills it when the *thread* that called this ends: call it from the main thread.
     """
-    parent = os.getpid()
-    libc = ctypes.CDLL(None, use_errno=True) if die_with_parent and sys.platform == "linux" else None
-
-    def before_exec() -> None:
-        if libc is not None:
-            libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-            if os.getppid() != parent:  # the parent died before the prctl
-                os._exit(1)
-
     return subprocess.Popen(
         list(command),
         cwd=directory,
@@ -319,6 +327,7 @@ def spawn(
         stdout=log,
         stderr=subprocess.STDOUT,
         start_new_session=True,
-        preexec_fn=before_exec,  # noqa: PLW1509  (two system calls, no locks: safe between fork and exec)
+        # two system calls, no locks: safe between fork and exec
+        preexec_fn=ends_with_parent(signal.SIGKILL) if die_with_parent else None,  # noqa: PLW1509
         env=environment,
     )

@@ -18,6 +18,7 @@ _SUBJECTS = {
     "consume": ("brokers.cli.consume", "consume", "Read records."),
     "dev": ("brokers.cli.dev", "dev", "A local fleet with a ZooKeeper server: up, status, kill, add, down."),
     "groups": ("brokers.cli.groups", "groups", "Consumer groups: list, describe, reset, delete."),
+    "host": ("brokers.cli.host", "host", "All brokers of one machine as one unit: run, restart, status."),
     "log": ("brokers.cli.logs", "log", "Read the files of log directories."),
     "produce": ("brokers.cli.produce", "produce", "Write records."),
     "quotas": ("brokers.cli.quotas", "quotas", "Client quotas: list, set, remove."),

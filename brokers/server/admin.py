@@ -11,10 +11,12 @@ for how long. The other pages are made on the broker's loop, whose data they rea
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import ssl
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from brokers.metrics import Metrics
@@ -41,6 +43,8 @@ class Admin:
 
     ``standing_ms`` says for how long the broker's loop has not moved, on any thread; ``dead_ms`` is how long that may
     be until the broker isn't live any more: by then it has lost its session and leads nothing.
+
+    ``more`` are further health pages by their paths: each says None for 200, or the reason of a 503.
     """
 
     def __init__(
@@ -51,12 +55,14 @@ class Admin:
         *,
         standing_ms: Callable[[], int] = lambda: 0,
         dead_ms: int = 60_000,
+        more: Mapping[bytes, Callable[[], str | None]] = MappingProxyType({}),
     ) -> None:
         self._metrics = metrics
         self._ready = ready
         self._troubles = troubles
         self._standing_ms = standing_ms
         self._dead_ms = dead_ms
+        self._more = more
         self._server: asyncio.Server | None = None
         self._own: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -121,6 +127,8 @@ class Admin:
             answered = True
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass
+        except asyncio.CancelledError:
+            pass  # by _end; asyncio's streams would log it as an error
         finally:
             try:
                 if answered:
@@ -143,8 +151,14 @@ class Admin:
         if path == b"/health/live":
             return self._live()
         make = {b"/metrics": self._metrics_page, b"/health/ready": self._ready_page}.get(path)
+        if make is None and path in self._more:
+            make = functools.partial(_verdict, self._more[path])
         if make is None:
-            return "404 Not Found", _PLAIN, b"there are /metrics, /health/live and /health/ready\n"
+            return (
+                "404 Not Found",
+                _PLAIN,
+                b"there are /metrics, /health/live, /health/ready, /health/caught-up and /health/stoppable\n",
+            )
         made = asyncio.run_coroutine_threadsafe(_called(make), self._main)
         try:
             return await asyncio.wait_for(asyncio.wrap_future(made), LOOP_SECONDS)
@@ -170,6 +184,13 @@ class Admin:
         if missing is None:
             return "200 OK", _PLAIN, "\n".join(["ready", *(f"but: {one}" for one in self._troubles()), ""]).encode()
         return "503 Service Unavailable", _PLAIN, f"not ready: {missing}\n".encode()
+
+
+def _verdict(reason: Callable[[], str | None]) -> tuple[str, str, bytes]:
+    missing = reason()
+    if missing is None:
+        return "200 OK", _PLAIN, b"yes\n"
+    return "503 Service Unavailable", _PLAIN, f"no: {missing}\n".encode()
 
 
 async def _closed(writer: asyncio.StreamWriter) -> None:

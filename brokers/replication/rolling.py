@@ -1,0 +1,43 @@
+"""What a rolling restart asks before it stops a broker, and after it has started it again. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from brokers.model import PartitionState, TopicInfo, TopicPartition
+
+NAMED = 3
+
+
+def not_in_sync(topics: Iterable[TopicInfo], broker_id: int) -> list[TopicPartition]:
+    """The partitions that have a replica on this broker which is not in their in-sync set."""
+    return [tp for tp, state in _replicas(topics, broker_id) if broker_id not in state.isr]
+
+
+def held_back(topics: Iterable[TopicInfo], broker_id: int, min_isr: Callable[[str], int]) -> list[TopicPartition]:
+    """The partitions that would fall below min.insync.replicas, or have no replica in sync, without this broker.
+
+    Not those that need all their replicas (one replica, or min.insync.replicas of them): their writes stop with any
+    broker, whenever it stops. ``min_isr`` gives min.insync.replicas of a topic.
+    """
+    found = []
+    for tp, state in _replicas(topics, broker_id):
+        if broker_id not in state.isr:
+            continue
+        needed = max(1, min_isr(tp.topic))
+        if len(state.replicas) > needed and len(state.isr) - 1 < needed:
+            found.append(tp)
+    return found
+
+
+def _replicas(topics: Iterable[TopicInfo], broker_id: int) -> Iterator[tuple[TopicPartition, PartitionState]]:
+    for topic in topics:
+        for index, state in enumerate(topic.partitions):
+            if broker_id in state.replicas and broker_id not in state.removing:
+                yield TopicPartition(topic.name, index), state
+
+
+def some_of(partitions: list[TopicPartition]) -> str:
+    """How many there are and the first ones, as text."""
+    named = ", ".join(map(str, sorted(partitions)[:NAMED]))
+    return f"{len(partitions)} partition(s): {named}{', ...' if len(partitions) > NAMED else ''}"

@@ -1,0 +1,108 @@
+"""The unit files, by systemd's own checker, and what a broker tells the service manager."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.fleet import Fleet
+from tests.support.waiting import eventually
+
+ROOT = Path(__file__).parents[2]
+UNITS = ROOT / "deploy" / "systemd"
+EXPOSURE_MAX = 2.0
+"""Of 10, by `systemd-analyze security`: below 2 it says OK."""
+
+needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze here")
+
+
+def analyze(*arguments: str) -> str:
+    done = subprocess.run(["systemd-analyze", *arguments], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.fixture
+def units(tmp_path: Path) -> Path:
+    """The unit files with this environment's command, which a machine under test need not have installed."""
+    command = Path(sys.executable).with_name("fleetlog")
+    for path in UNITS.iterdir():
+        (tmp_path / path.name).write_text(path.read_text().replace("/usr/bin/fleetlog", str(command)))
+    return tmp_path
+
+
+@needs_systemd
+@pytest.mark.parametrize("name", ["fleetlog@1.service", "fleetlog-host.service", "fleetlog.slice"])
+def test_systemd_finds_no_fault(units: Path, name: str) -> None:
+    if "@" in name:
+        (units / name).write_text((units / "fleetlog@.service").read_text())
+    said = analyze("verify", "--man=no", str(units / name))
+    assert [line for line in said.splitlines() if "fleetlog" in line] == []
+
+
+@needs_systemd
+@pytest.mark.parametrize("name", ["fleetlog@.service", "fleetlog-host.service"])
+def test_little_of_the_system_is_exposed(units: Path, name: str) -> None:
+    said = analyze(
+        "security", "--offline=true", f"--threshold={int(EXPOSURE_MAX * 10)}", "--no-pager", str(units / name)
+    )
+    found = re.search(r"Overall exposure level for \S+: ([0-9.]+)", said)
+    assert found is not None, said
+    assert float(found[1]) <= EXPOSURE_MAX
+
+
+def test_both_services_are_hardened_alike() -> None:
+    one, other = ((UNITS / name).read_text() for name in ("fleetlog@.service", "fleetlog-host.service"))
+    assert one.partition("# Hardening")[2] == other.partition("# Hardening")[2] != ""
+
+
+def fed_again(inbox: socket.socket) -> bool:
+    """Whether a datagram comes in the socket's time."""
+    try:
+        inbox.recv(4096)
+    except TimeoutError:
+        return False
+    return True
+
+
+@pytest.mark.zookeeper
+def test_a_broker_tells_the_service_manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "notify"
+    fleet = Fleet(tmp_path / "fleet", brokers=1)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as inbox:
+        inbox.bind(str(path))
+        inbox.settimeout(60)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(path))
+        monkeypatch.setenv("WATCHDOG_USEC", "300000")
+        try:
+            (broker,) = fleet.brokers
+            broker.start()
+            assert inbox.recv(4096) == b"READY=1\nSTATUS=broker 1 serves"
+            with socket.create_connection(("127.0.0.1", broker.port), timeout=10):
+                pass
+            assert [inbox.recv(4096) for _ in range(3)] == [b"WATCHDOG=1"] * 3
+
+            broker.signal(signal.SIGSTOP)
+            inbox.settimeout(1.0)
+            eventually(lambda: fed_again(inbox), "what is under way has come", good=lambda fed: not fed)
+            assert not fed_again(inbox)
+            broker.signal(signal.SIGCONT)
+            inbox.settimeout(60)
+            assert inbox.recv(4096) == b"WATCHDOG=1"
+            broker.signal(signal.SIGTERM)
+            while (told := inbox.recv(4096)) == b"WATCHDOG=1":
+                pass
+            assert told == b"STOPPING=1\nSTATUS=stopping"
+            assert broker.process is not None
+            assert broker.process.wait(60) == 0
+            inbox.settimeout(0.1)
+            assert not fed_again(inbox)
+        finally:
+            fleet.close()
