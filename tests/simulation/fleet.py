@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 from brokers.config import BrokerConfig
+from brokers.metadata.client_configs import ClientConfigs
 from brokers.model import Endpoint
 from brokers.node import Node, Ports, StartError
 from coordination.connect import CannotConnect
@@ -58,6 +59,9 @@ class _NoMetrics:
 
     def __call__(self, *args: Any, **options: Any) -> _NoMetrics:
         return self
+
+    def __contains__(self, name: object) -> bool:
+        return True
 
     def __iadd__(self, more: float) -> _NoMetrics:
         return self
@@ -154,6 +158,8 @@ class SimBroker:
         try:
             await store.start(self.config.zookeeper_connection_timeout_ms)
             services = await node.start()
+            if services.acls is not None:
+                await self._follow_clients(services, store)
         except (StartError, CannotConnect, TimeoutError) as problem:
             fleet.note(f"{owner.name} does not start: {problem}")
             self._gone(owner)
@@ -168,6 +174,13 @@ class SimBroker:
             fleet.note(f"{owner.name} failed: {problem}")
             self.kill()
             loop.call_later(1.0, self.start, context=loop.world.context)
+
+    @staticmethod
+    async def _follow_clients(services: Services, store: SimStore) -> None:
+        """Quotas, as the process around the node follows them."""
+        services.client_configs = ClientConfigs(store)
+        services.client_configs.subscribe(services.quotas.take)
+        await services.client_configs.start()
 
     def _peers(self, owner: Owner, metadata: MetadataCache) -> SimPeers:
         return SimPeers(self._fleet.network, owner, self.name, metadata)

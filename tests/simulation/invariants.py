@@ -26,6 +26,7 @@ from brokers.replication import isr
 from brokers.replication.partition import Partition
 from coordination.registration import broker_path, incarnation_path
 from coordination.store import NoNode
+from tests.simulation.rights import INVARIANTS as RIGHTS
 from tests.simulation.serving import INVARIANTS as SERVING
 from tests.simulation.serving import Serving
 from tests.simulation.sinks import Sinks
@@ -46,7 +47,7 @@ INVARIANTS = (
     "latest offsets", "group offsets", "fences", "batches", "read of batches", "nothing left open",
     "answers to tools", *SERVING, "fetches of sessions", "reads of followers", "in flight together", "runs of requests",
     "connections together", "records deleted", "earliest offsets", "moves to further brokers", "changes pruned",
-    "changes missed", "metadata compared", "loops held",
+    "changes missed", "metadata compared", "loops held", *RIGHTS,
 )  # fmt: skip
 """What is counted as checked, and what must have happened for it."""
 OPEN, COMMITTING, ABORTING, COMMITTED, ABORTED = "open", "committing", "aborting", "committed", "aborted"
@@ -111,6 +112,8 @@ class Oracle:
         # what clients know
         self.sent: dict[str, tuple[TopicPartition, Transaction | None]] = {}
         self.acked: dict[str, TopicPartition] = {}
+        self.refused: set[str] = set()
+        """Values that their sender had no right to write."""
         self.transactions: dict[Transaction, str] = {}
         self._acked_end: Counter[TopicPartition] = Counter()
         self._latest: Counter[tuple[TopicPartition, bool]] = Counter()
@@ -523,6 +526,8 @@ class Oracle:
         for value, count in counts.items():
             if count > 1:
                 self.violate(f"{value} stands {count} times in the log")
+            if value in self.refused:
+                self.violate(f"{value} was refused for lack of a right, and is in the log")
         self.sinks.check_all([self.sent[value][1] for value in counts if value in self.sent])
         fates: dict[Transaction, set[bool]] = {}
         for value, (tp, transaction) in self.sent.items():

@@ -24,6 +24,7 @@ from brokers.log.read import LogReader
 from brokers.log.store import LogStore
 from brokers.log.truncate import Truncation
 from brokers.metadata import znodes
+from brokers.metadata.acl_cache import AclCache
 from brokers.metadata.cache import MetadataCache
 from brokers.model import LiveBroker
 from brokers.replication import continuity, isr
@@ -31,6 +32,7 @@ from brokers.replication.follower_progress import Follower
 from brokers.replication.isr_writer import ZooKeeperIsrWriter
 from brokers.replication.partition import Partition
 from brokers.replication.replicas import ReplicaManager
+from brokers.security.acl_rules import AclRules
 from coordination.election import CONTROLLER_EPOCH, Leadership
 from coordination.store import Check
 from coordination.zookeeper import ZookeeperStore
@@ -346,6 +348,16 @@ def _takes_older_epochs(original: Any, self: Any, entry: Any, header: Any, origi
     return None if old and header.producer_epoch < entry.epoch else found
 
 
+async def _decides_later(self: Any) -> None:
+    """What was written reaches this broker like any other."""
+
+
+def _keeps_its_verdicts(original: Any, self: Any, image: Any) -> None:
+    kept = dict(self.verdicts)
+    original(self, image)
+    self.verdicts.update(kept)
+
+
 # Safeguards that no history among hundreds of seeds needs any more, and the unit tests that fail without them:
 # a follower joins only from the leader's log start on (test_partition: test_no_follower_joins_that_starts_below_the_leaders_log);
 # a planned move waits for the leader's waiver (test_moves: test_another_leads_only_when_a_live_leader_has_waived_its_lease);
@@ -438,6 +450,9 @@ MUTATIONS = (
     ), 8),
     # ---- compaction
     Mutation("a deletion goes with the first pass", (instead(retained.delete_horizon, lambda header: 0),), 21),
+    # ---- rights
+    Mutation("a change of ACLs is acknowledged before its broker decides by it", (instead(AclCache.refresh, _decides_later),), 0, ("rights", "slow")),
+    Mutation("what was decided counts after a change of ACLs", (instead(AclRules.replace, _keeps_its_verdicts),), 0, ("rights", "slow")),
     # ---- sinks
     Mutation("a fenced driver commits", (instead(sinks._refusal, _takes_any_driver),), 0, ("drivers", "client cut")),
     Mutation("the fence is not compared", (instead(sinks.commit_batch, _commits_without_fence),), 0, ("drivers", "client cut")),

@@ -30,6 +30,7 @@ from tests.simulation.loop import Owner, SimLoop
 from wire import messages
 
 if TYPE_CHECKING:
+    from brokers.api.metering import Meter
     from brokers.metadata.cache import MetadataCache
 
 REFUSED, CLOSED = "connection refused", "connection reset"
@@ -44,6 +45,7 @@ class Wire:
 
     def __init__(self, network: Network, client: Owner, name: str, server: str) -> None:
         self.client, self.name, self.server = client, name, server
+        self.principal = network.principals.get(name, "User:ANONYMOUS")
         self.open = True
         self.end: ServerEnd | None = None
         self.refused = False
@@ -141,7 +143,9 @@ class ServerEnd(Connection):
         self._wire = wire
         self._incoming = _Socket(wire)
         self._looks = False
-        super().__init__(door, self._incoming, Peer(door.next_number(), door.listener, wire.name))  # type: ignore[arg-type]
+        peer = Peer(door.next_number(), door.listener, wire.name, wire.principal)
+        door.connections.append(self)
+        super().__init__(door, self._incoming, peer)  # type: ignore[arg-type]
 
     def arrived(self, frame: bytes | None) -> None:
         """Bytes of the peer, or their end. What comes before the broker's next turn is received at once."""
@@ -168,6 +172,10 @@ class ServerEnd(Connection):
 
     def _mute(self) -> None:
         self._reading = False
+
+    def mute(self, mute_ms: int) -> None:
+        self.door.network.on_runs("mutes")
+        super().mute(mute_ms)
 
     def _send(self) -> None:
         outbox = self._outbox
@@ -215,6 +223,12 @@ class Door:
         self.dispatch = self._dispatcher.dispatch
         self.join_batch = ConnectionBatcher(self.loop, self._together).join_batch
 
+        self.connections: list[Connection] = []
+        self._metering = services.metering if services.client_configs is not None else None
+        if self._metering is not None:
+            self._metering.replace(services.quotas.image)
+            services.quotas.on_change.append(self._quotas_changed)
+
     def next_number(self) -> int:
         self._numbers += 1
         return self._numbers
@@ -238,8 +252,16 @@ class Door:
     def held(self, difference: int) -> None:
         pass
 
-    def meter(self, peer: Any) -> None:
-        """No quotas are set."""
+    def meter(self, peer: Any) -> Meter | None:
+        """As the listener: where quotas are followed."""
+        return self._metering.meter(peer) if self._metering is not None else None
+
+    def _quotas_changed(self, image: Any) -> None:
+        assert self._metering is not None, "else nothing follows the quotas"
+        self._metering.replace(image)
+        self.connections = [one for one in self.connections if not one.closed]
+        for connection in self.connections:
+            connection.measure_anew()
 
 
 class Network:
@@ -254,6 +276,8 @@ class Network:
         self.on_request: Callable[[str, str, int], None] = lambda client, server, api_key: None
         self.on_runs: Callable[[str], None] = lambda what: None
         """Called when a broker has executed requests together."""
+        self.principals: dict[str, str] = {}
+        """Of the clients that are not ``User:ANONYMOUS``, for the connections that they open from now on."""
         self._turn_us = self.rng.choice((1, 300, 2_000, 2_000))
         """What comes to a broker within a turn of its loop is there at once at its end."""
         self._wires: list[Wire] = []

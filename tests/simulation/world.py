@@ -38,6 +38,8 @@ from tests.simulation.inspector import Inspector
 from tests.simulation.invariants import Oracle, hooked
 from tests.simulation.pipelined import PipelinedProducer
 from tests.simulation.readers import RackReader, SessionReader
+from tests.simulation.rights import SETTINGS as RIGHTS_SETTINGS
+from tests.simulation.rights import Officer
 from tests.simulation.tables import TABLE, TableWriter
 from txn.states import ENDED
 
@@ -48,7 +50,7 @@ BOOT_S, HEAL_S = 30.0, 60.0
 OPEN_S = 20.0
 """Transactions time out after 2.5 s."""
 TOPIC = "t"
-OPERATOR, DRIVERS, HURRY = "operator", "drivers", "hurry"
+OPERATOR, DRIVERS, HURRY, RIGHTS = "operator", "drivers", "hurry", "rights"
 TOPICS = "/brokers/topics/"
 CHANGE = f"{changes.CHANGES}/{changes.PREFIX}"
 RACK_AWARE = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
@@ -106,13 +108,13 @@ class World:
     """Runs one seed.
 
     ``kinds`` restricts the faults to some of ``faults.WEIGHTS``; "operator" asks for one, "drivers" for two drivers of
-    a sink and a reader, and no other client; "hurry" adds the producers of ``hurried``.
+    a sink and a reader, and no other client; "hurry" adds the producers of ``hurried``, "rights" those of ``rights``.
     """
 
     def __init__(self, seed: int, *, verbose: bool = False, kinds: Sequence[str] = ()) -> None:
         self.seed = seed
         self.asked = tuple(kinds)
-        self.kinds = [kind for kind in kinds if kind not in (OPERATOR, DRIVERS, HURRY)]
+        self.kinds = [kind for kind in kinds if kind not in (OPERATOR, DRIVERS, HURRY, RIGHTS)]
         self.verbose = verbose
         self.errors: list[str] = []
         self.closing = False
@@ -146,6 +148,10 @@ class World:
         tables = random.Random(f"{seed}/tables").random() < 0.3 and DRIVERS not in kinds  # other seeds stay as they are
         if tables:
             settings["log_cleaner_backoff_ms"] = 100
+        rights = RIGHTS in kinds or random.Random(f"{seed}/rights").random() < 0.2
+        rights = rights and DRIVERS not in kinds
+        if rights:
+            settings |= RIGHTS_SETTINGS
         self.minimum = 2
         """``min.insync.replicas`` of the topic."""
         self.client_crashes = rng.choice((0.0, 0.05, 0.2))
@@ -164,6 +170,7 @@ class World:
         self.faults = Faults(self)
         self.clients: list[asyncio.Task[Any]] = []
         self.table = TableWriter(self, "table writer") if tables else None
+        self.officer = Officer(self, "officer") if rights else None
 
     # ---- what others ask
 
@@ -258,6 +265,8 @@ class World:
         if self.table is not None:
             await admin.run(admin.create(TABLE, 1, 3, self.table.settings))
             clients.append((self.table, self.table.write()))
+        if self.officer is not None:
+            clients.append((self.officer, self.officer.main(partitions)))
         self.clients = [client.run(work) for client, work in clients]
         self.note(f"clients run for {self.duration_s:.1f} s against {self.size} brokers")
         await self.faults.happen(self.duration_s)
@@ -341,6 +350,12 @@ class World:
                     return
             await asyncio.sleep(0.1)
         self.oracle.checked["nothing left open"] += 1
+        while self.officer is not None and (wrong := self.officer.wrong()):
+            if self.loop.time() > deadline:
+                self.oracle.violate(f"{OPEN_S:.0f} s after all clients had gone: {wrong}")
+                return
+            await asyncio.sleep(0.1)
+        self.oracle.checked["rights in the end"] += self.officer is not None
 
     async def _read_all(self, partitions: list[TopicPartition]) -> dict[TopicPartition, list[str]]:
         """What a read_committed consumer shows from start to end."""
