@@ -33,9 +33,15 @@ start() {
   if [ "$(id -u)" != 0 ]; then say "starting an engine takes root"; exit 1; fi
   mkdir -p "$data" "$run"
   rm -f "$run/docker.pid"
-  setsid nohup dockerd -H "$own" --data-root "$data" --exec-root "$run/exec" --pidfile "$run/docker.pid" \
-    --iptables=false --ip6tables=false --ip-forward=false --ip-masq=false --bridge=none --ip 127.0.0.1 \
-    --default-address-pool base=10.231.0.0/16,size=24 >"$data/dockerd.log" 2>&1 </dev/null &
+  ( # it outlives its caller: a lock of the caller's that it inherited would never be free again
+    for descriptor in /proc/self/fd/*; do
+      descriptor=${descriptor##*/}
+      if [ "$descriptor" -gt 2 ]; then eval "exec $descriptor>&-"; fi
+    done
+    exec setsid nohup dockerd -H "$own" --data-root "$data" --exec-root "$run/exec" --pidfile "$run/docker.pid" \
+      --iptables=false --ip6tables=false --ip-forward=false --ip-masq=false --bridge=none --ip 127.0.0.1 \
+      --default-address-pool base=10.231.0.0/16,size=24
+  ) >"$data/dockerd.log" 2>&1 </dev/null &
   for _ in $(seq 150); do
     if answers "$own"; then echo "$own"; return; fi
     sleep 0.2
