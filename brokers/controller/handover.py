@@ -29,6 +29,9 @@ CONTROLLED_SHUTDOWN, VERSION = 7, 3
 CALL_MS = 10_000
 FIRST_PAUSE_S = 0.05
 METADATA_WAIT_MS = 2_000
+LAST_ATTEMPT_S = 15.0
+"""No attempt begins later: with ZooKeeper away each takes CALL_MS in vain, and 30 seconds are what a stop is often
+given before SIGKILL makes it an unclean one."""
 
 
 async def hand_over(
@@ -45,8 +48,11 @@ async def hand_over(
         return
     # Until this broker knows of a move it must not answer from memory, nor acknowledge a record that only it has.
     await ends.drained(replicas.waive_leases())
+    last_attempt = asyncio.get_running_loop().time() + LAST_ATTEMPT_S
     for attempt in range(config.controlled_shutdown_max_retries + 1):
         if attempt:
+            if asyncio.get_running_loop().time() > last_attempt:
+                break
             await asyncio.sleep(min(FIRST_PAUSE_S * 4**attempt, config.controlled_shutdown_retry_backoff_ms / 1000))
         error, remaining = await _ask(config.broker_id, broker_epoch, metadata, controller, peers)
         if error is ErrorCode.NONE and not remaining:

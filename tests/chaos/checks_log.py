@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from tests.chaos.history import RC, RU, TELLERS, Send
+from tests.chaos.history import RC, RU, TELLERS, Op, Send
 from tests.chaos.logs import Logs
 from tests.chaos.report import Report
 
@@ -27,8 +27,30 @@ def phantoms(logs: Logs, report: Report) -> None:
                     report.bad("read-from-future", f"{key} offset {offset}: {poll.proc} read {value} before {found.op}")
 
 
+GAVE_UP = "Local: Message timed out"
+
+
+def _given_up(logs: Logs) -> dict[str, list[Op]]:
+    """The records that librdkafka gave up, by process."""
+    found = defaultdict(list)
+    for op in logs.history.ops:
+        if op.kind == "send" and op.error == GAVE_UP:
+            found[op.proc].append(op)
+    return found
+
+
+def _sent_again(op: Op, copies: int, given_up: dict[str, list[Op]]) -> bool:
+    """Whether librdkafka itself wrote the record so often, each time in another epoch of its producer.
+
+    It raises its epoch when it gives a record up, and sends what was in flight at that time again: to the broker these
+    are new records.
+    """
+    return sum(op.t0 < other.ended < op.ended for other in given_up[op.proc] if other is not op) >= copies - 1
+
+
 def conflicts(logs: Logs, report: Report) -> None:
     """Two values at one offset; one value at two offsets."""
+    given_up = _given_up(logs)
     for key, cells in logs.cells.items():
         for offset, values in cells.items():
             if len(values) > 1:
@@ -39,6 +61,8 @@ def conflicts(logs: Logs, report: Report) -> None:
                 send = logs.writer[key].get(value)
                 if send is not None and not send.op.idempotent:
                     report.notes["duplicate of a producer without idempotence"] += 1
+                elif send is not None and _sent_again(send.op, len(offsets), given_up):
+                    report.notes["duplicate of a producer that gave up another record"] += 1
                 else:
                     report.bad("duplicate", f"{key} {value} lies at offsets {offsets}, written by {send and send.op}")
 

@@ -75,13 +75,14 @@ class Poll:
 
 @dataclass(slots=True)
 class Op:
-    """A send or a transaction: one thing with one outcome."""
+    """A send or a transaction: one thing with one outcome. Without a certain one ``t1`` is never, ``ended`` is not."""
 
     proc: str
     number: int
     kind: str
     t0: int
     t1: int = FOREVER
+    ended: int = FOREVER
     outcome: str = "info"
     idempotent: bool = True
     instance: int = 0
@@ -280,7 +281,7 @@ class Parser:
         op.doubtful = bool(event.get("doubtful"))
         if op.doubtful and outcome == "fail" and not self.strict:
             outcome = "info"
-        op.outcome, op.error = outcome, event.get("error", "")
+        op.outcome, op.error, op.ended = outcome, event.get("error", ""), event["t"]
         if outcome != "ok":
             self.history.errors[f"{op.kind} {outcome}: {op.error[:60]}"] += 1
         if outcome != "info":

@@ -34,12 +34,12 @@ class Tale:
 
     def send(
         self, value: str, offset: int | None = None, *, key: str = "t/0", proc: str = "w", outcome: str = "ok",
-        at: int | None = None, idem: bool = True, doubtful: bool = False,
+        at: int | None = None, idem: bool = True, doubtful: bool = False, error: str = "",
     ) -> None:  # fmt: skip
         """One record, sent and ended."""
         name = {"f": "send", "p": proc, "n": self.number()}
         self.events.append({"e": "invoke", "t": at or self.tick(), "k": key, "v": value, "idem": idem, **name})
-        end = {"e": outcome, "t": self.tick(), "doubtful": doubtful, **name}
+        end = {"e": outcome, "t": self.tick(), "doubtful": doubtful, "error": error, **name}
         self.events.append(end | ({"o": offset} if outcome == "ok" else {}))
 
     def txn(

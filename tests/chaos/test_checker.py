@@ -12,6 +12,7 @@ import pytest
 from tests.chaos import corrupt
 from tests.chaos.checker import check, check_events
 from tests.chaos.checks_liveness import Demands, longest_gaps
+from tests.chaos.checks_log import GAVE_UP
 from tests.chaos.history import HistoryError, parse, read
 from tests.chaos.tale import Tale
 
@@ -112,6 +113,35 @@ def acknowledged_at_one_offset_read_at_another(tale: Tale) -> None:
 @story()
 def duplicate_without_idempotence(tale: Tale) -> None:
     tale.send("a", 1, idem=False)
+    tale.poll(A, (1, "a"))
+
+
+@story()
+def duplicate_of_what_was_in_flight_when_another_record_was_given_up(tale: Tale) -> None:
+    start = tale.tick()
+    tale.send("b", outcome="info", error=GAVE_UP)
+    tale.send("a", 1, at=start)
+    tale.poll(A, (1, "a"))
+
+
+@story("duplicate")
+def duplicate_of_what_was_sent_after_another_record_was_given_up(tale: Tale) -> None:
+    tale.send("b", outcome="info", error=GAVE_UP)
+    tale.send("a", 1)
+    tale.poll(A, (1, "a"))
+
+
+@story("duplicate")
+def more_duplicates_than_records_that_were_given_up(tale: Tale) -> None:
+    start = tale.tick()
+    tale.send("b", outcome="info", error=GAVE_UP)
+    tale.send("a", 2, at=start)
+    tale.poll(A, (1, "a"), (2, "a"))
+
+
+@story("duplicate")
+def duplicate_of_a_record_that_was_given_up_itself(tale: Tale) -> None:
+    tale.send("a", outcome="info", error=GAVE_UP)
     tale.poll(A, (1, "a"))
 
 
