@@ -217,7 +217,7 @@ def _decoder(file: Path, decode: str) -> Callable[[Any], Row]:
     if decode == "auto":
         topic = file.resolve().parent.name.rpartition("-")[0]
         decode = {"__consumer_offsets": "offsets", "__transaction_state": "transactions"}.get(topic, "none")
-    return {"none": _plain, "offsets": _offsets, "transactions": _transactions}[decode]
+    return {"none": _plain, "offsets": offsets_row, "transactions": transactions_row}[decode]
 
 
 def _text(raw: bytes | None) -> str | None:
@@ -229,7 +229,8 @@ def _plain(record: Any) -> Row:
     return {"key": _text(record.key), "value": _text(record.value)}
 
 
-def _offsets(record: Any) -> Row:
+def offsets_row(record: Any) -> Row:
+    """A record of ``__consumer_offsets`` in words."""
     try:
         key = group_records.decode_group_key(record.key or b"")
         if isinstance(key, group_records.UnknownKey):
@@ -266,7 +267,8 @@ def _fields(value: Any) -> Row:
     return shown
 
 
-def _transactions(record: Any) -> Row:
+def transactions_row(record: Any) -> Row:
+    """A record of ``__transaction_state`` in words."""
     try:
         name = transaction_records.decode_transaction_key(record.key or b"")
         if name is None:

@@ -24,7 +24,7 @@ from starlette.staticfiles import StaticFiles
 
 from brokers.cli.client import Target
 from brokers.cli.output import CliError, bytes_text, iso
-from brokers.console import charts, fleet_pages, topic_pages
+from brokers.console import charts, fleet_pages, message_pages, topic_pages
 from brokers.console.asking import Asking, PageError, PageFunction
 from brokers.console.clients import FleetClients, UserLogin
 from brokers.console.guard import Guard, read_form
@@ -46,6 +46,7 @@ PAGES: Final[tuple[tuple[str, str, PageFunction], ...]] = (
     ("/controller", "controller.html", fleet_pages.controller_page),
     ("/topics", "topics.html", topic_pages.topics_page),
     ("/topics/{name}", "topic.html", topic_pages.topic_page),
+    ("/topics/{name}/messages", "messages.html", message_pages.messages_page),
 )
 """Address, template and function of each page that only reads."""
 
@@ -107,7 +108,9 @@ class Console:
 
         return endpoint
 
-    def ask(self, session: BrowserSession, function: PageFunction, params: Mapping[str, str], name: str) -> Any:
+    def ask(
+        self, session: BrowserSession, function: Callable[[Asking], Any], params: Mapping[str, str], name: str
+    ) -> Any:
         """What the function answers by a client with the session's login."""
         try:
             with self.clients.lend(session.login) as client:
@@ -149,6 +152,13 @@ class Console:
         response.set_cookie(
             COOKIE, session.key, httponly=True, samesite="strict", secure=self.settings.secure_cookie, path="/"
         )
+
+    async def export(self, request: Request) -> Response:
+        """The records of a browse as a file."""
+        session, name = self.session(request), request.path_params["name"]
+        params = dict(request.query_params)
+        contents, media, file = await self.run(lambda: self.ask(session, message_pages.export_file, params, name))
+        return Response(contents, media_type=media, headers={"Content-Disposition": f'attachment; filename="{file}"'})
 
     async def checked_form(self, request: Request) -> tuple[BrowserSession, dict[str, str]]:
         """Session and fields of a form that this session was given; raises PageError, LoginNeeded."""
@@ -269,6 +279,7 @@ def create_console(settings: ConsoleSettings) -> Starlette:
 
     routes: list[BaseRoute] = [Route(path, console.page(template, page)) for path, template, page in PAGES]
     routes += [
+        Route("/topics/{name}/export", console.export),
         Route("/login", console.login, methods=["GET", "POST"]),
         Route("/logout", console.logout, methods=["POST"]),
         Route("/alive", _alive),

@@ -1,0 +1,97 @@
+"""Keys and values as text: JSON, strings, numbers, bytes, and the internal topics' own records."""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+from brokers.cli.logdump import offsets_row, transactions_row
+from brokers.console.reading import StoredRecord
+
+DECODERS: Final = ("auto", "json", "text", "number", "hex", "base64")
+SHOWN_MAX: Final = 4_000
+"""Characters of a key or value that a page shows; an export has all."""
+INTERNAL: Final[dict[str, Callable[[Any], dict[str, Any]]]] = {
+    "__consumer_offsets": offsets_row,
+    "__transaction_state": transactions_row,
+}
+_NUMBERS: Final = {1: ">b", 2: ">h", 4: ">i", 8: ">q"}
+
+
+class ShownBytes(NamedTuple):
+    """``kind`` is what the bytes were taken for; ``text`` is None for a null."""
+
+    kind: str
+    text: str | None
+    size: int
+    cut: bool = False
+
+
+def decode_bytes(raw: bytes | None, how: str, limit: int = SHOWN_MAX) -> ShownBytes:
+    """The bytes as that decoder shows them; as hexadecimal digits where it cannot."""
+    if raw is None:
+        return ShownBytes("null", None, 0)
+    for kind in ("json", "text", "hex") if how == "auto" else (how, "hex"):
+        text = _AS[kind](raw)
+        if text is not None:
+            cut = len(text) > limit
+            return ShownBytes(kind, text[:limit] if cut else text, len(raw), cut)
+    raise AssertionError("hexadecimal digits show everything")
+
+
+def _json(raw: bytes) -> str | None:
+    if raw[:1].strip() not in {b"{", b"[", b'"', b""} and not raw[:1].isdigit() and raw[:1] not in b"-tfn":
+        return None
+    try:
+        return json.dumps(json.loads(raw), ensure_ascii=False, indent=1)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _text(raw: bytes) -> str | None:
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError:
+        return None
+    readable = sum(character.isprintable() or character in "\t\r\n" for character in text)
+    return text if readable == len(text) else None
+
+
+def _number(raw: bytes) -> str | None:
+    layout = _NUMBERS.get(len(raw))
+    return None if layout is None else str(struct.unpack(layout, raw)[0])
+
+
+_AS: Final[dict[str, Callable[[bytes], str | None]]] = {
+    "json": _json,
+    "text": _text,
+    "number": _number,
+    "hex": lambda raw: raw.hex(" "),
+    "base64": lambda raw: base64.b64encode(raw).decode(),
+}
+
+
+def record_row(topic: str, record: StoredRecord, key_how: str, value_how: str) -> dict[str, Any]:
+    """A record as a page shows it. A record of an internal topic has ``meaning``."""
+    row: dict[str, Any] = {
+        "partition": record.partition,
+        "offset": record.offset,
+        "timestamp": record.timestamp_ms,
+        "key": decode_bytes(record.key, key_how)._asdict(),
+        "value": decode_bytes(record.value, value_how)._asdict(),
+        "headers": [{"name": name, **decode_bytes(value, "auto")._asdict()} for name, value in record.headers],
+        "size": record.size,
+        "state": record.state,
+        "marker": record.marker,
+        "producer_id": record.producer_id,
+        "producer_epoch": record.producer_epoch,
+        "sequence": record.sequence,
+        "leader_epoch": record.leader_epoch,
+        "codec": record.codec,
+    }
+    if topic in INTERNAL and not record.marker:
+        row["meaning"] = json.dumps(INTERNAL[topic](record), ensure_ascii=False, default=str)[:SHOWN_MAX]
+    return row

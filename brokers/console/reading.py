@@ -1,0 +1,214 @@
+"""Records of a topic as they stand in the log: raw batches, so that transactions and markers can be shown, too."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, Final, NamedTuple
+
+from kafka import TopicPartition
+from kafka.protocol.consumer import OffsetSpec
+
+from _native.batch import HEADER_SIZE, BatchHeader, CorruptBatch, decode_records, scan
+from brokers.cli.client import PartitionsOf, explain, known_partitions
+from brokers.cli.output import CliError
+from wire.compression import NAMES, CodecError, decompress
+from wire.messages import request_class
+
+FETCH: Final = 1
+COMMITTED, UNCOMMITTED = 1, 0
+PATIENCE_S: Final = 4.0
+ROUND_BYTES: Final = 4 * 1024 * 1024
+PARTITION_BYTES: Final = 1024 * 1024
+INFLATED_BYTES_MAX: Final = 64 * 1024 * 1024
+"""A compressed batch that is larger is shown as damaged."""
+_MARKER = struct.Struct(">hh")
+_MARKERS: Final = {0: "abort marker", 1: "commit marker"}
+_FETCH_VERSION: Final = 12
+"""The last one that names topics."""
+
+
+class StoredRecord(NamedTuple):
+    """A record with what its batch says. ``state``: committed, aborted, undecided, or empty without a transaction;
+    ``marker`` is empty for data."""
+
+    partition: int
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...]
+    state: str
+    marker: str
+    producer_id: int
+    producer_epoch: int
+    sequence: int
+    leader_epoch: int
+    codec: str
+
+    @property
+    def size(self) -> int:
+        """Bytes of key, value and headers."""
+        headers = sum(len(name) + len(value or b"") for name, value in self.headers)
+        return len(self.key or b"") + len(self.value or b"") + headers
+
+
+class PartitionBounds(NamedTuple):
+    """Offsets of one partition: the first, the end of what is decided, and the end of what is replicated."""
+
+    first: int
+    stable: int
+    end: int
+
+
+class FetchedPart(NamedTuple):
+    """What one fetch gave for a partition, and where the next one begins."""
+
+    records: list[StoredRecord]
+    next_offset: int
+    size: int
+
+
+class TopicReader:
+    """Reads partitions from their leaders. A leader that does not answer in time is left out and named."""
+
+    def __init__(self, client: Any, topic: str, partitions: Collection[int] | None = None) -> None:
+        self._client, self.topic = client, topic
+        wanted = None if partitions is None else tuple(sorted(partitions))
+        found = known_partitions(client, [PartitionsOf(topic, wanted)])[topic]
+        self.leaders: dict[int, int] = {row["partition_index"]: row["leader_id"] for row in found}
+        self.silent = {partition for partition, leader in self.leaders.items() if leader < 0}
+
+    def bounds(self) -> dict[int, PartitionBounds]:
+        """Of each partition whose leader answers."""
+        first = self.offsets(OffsetSpec.EARLIEST, COMMITTED)
+        stable = self.offsets(OffsetSpec.LATEST, COMMITTED)
+        end = self.offsets(OffsetSpec.LATEST, UNCOMMITTED)
+        known = sorted(first.keys() & stable.keys() & end.keys())
+        return {p: PartitionBounds(first[p], stable[p], end[p]) for p in known}
+
+    def offsets(self, moment: int, isolation: int) -> dict[int, int]:
+        """The offset at a time in ms, or at an OffsetSpec; -1 where no record is that new."""
+        requests = []
+        for leader in {self.leaders[p] for p in self.leaders if p not in self.silent}:
+            led = {TopicPartition(self.topic, p): moment for p, by in self.leaders.items() if by == leader}
+            requests.append((leader, self._client._list_partition_offsets_request(led, isolation)))
+        found: dict[int, int] = {}
+        for (leader, _), answer in zip(requests, self._client.ask_all(requests, PATIENCE_S), strict=True):
+            if answer is None:
+                self.silent |= {p for p, by in self.leaders.items() if by == leader}
+                continue
+            for row in answer.topics[0].partitions:
+                if row.error_code:
+                    self.silent.add(row.partition_index)
+                else:
+                    found[row.partition_index] = row.offset
+        return found
+
+    def fetch(self, positions: Mapping[int, int], isolation: int, records_max: int) -> dict[int, FetchedPart]:
+        """Records from the positions on, of each partition that has some; raises CliError for what is refused."""
+        by_leader: dict[int, list[int]] = {}
+        for partition in positions:
+            if partition not in self.silent:
+                by_leader.setdefault(self.leaders[partition], []).append(partition)
+        requests = [(leader, self._request(ps, positions, isolation)) for leader, ps in by_leader.items()]
+        found: dict[int, FetchedPart] = {}
+        for (leader, _), answer in zip(requests, self._client.ask_all(requests, PATIENCE_S), strict=True):
+            if answer is None:
+                self.silent |= set(by_leader[leader])
+                continue
+            for row in answer.responses[0].partitions if answer.responses else ():
+                partition = row.partition_index
+                if row.error_code:
+                    text = explain(row.error_code)
+                    raise CliError(f"topic {self.topic}, partition {partition}: {text}")
+                aborted = [(one.producer_id, one.first_offset) for one in row.aborted_transactions or ()]
+                data = row.records
+                if data:
+                    found[partition] = decode_part(
+                        bytes(data), partition, positions[partition], isolation, aborted, records_max
+                    )
+        return found
+
+    def _request(self, partitions: list[int], positions: Mapping[int, int], isolation: int) -> Any:
+        kind = request_class(FETCH)
+        rows = [
+            kind.FetchTopic.FetchPartition(
+                version=_FETCH_VERSION, partition=p, current_leader_epoch=-1, fetch_offset=positions[p],
+                last_fetched_epoch=-1, log_start_offset=-1, partition_max_bytes=PARTITION_BYTES,
+            )
+            for p in partitions
+        ]  # fmt: skip
+        return kind(
+            version=_FETCH_VERSION, replica_id=-1, max_wait_ms=0, min_bytes=0, max_bytes=ROUND_BYTES,
+            isolation_level=isolation, session_id=0, session_epoch=-1, forgotten_topics_data=[], rack_id="",
+            topics=[kind.FetchTopic(version=_FETCH_VERSION, topic=self.topic, partitions=rows)],
+        )  # fmt: skip
+
+
+class _Aborted:
+    """Follows the aborted transactions of one answer through its batches, in the order of offsets (KIP-98)."""
+
+    def __init__(self, listed: Iterable[tuple[int, int]]) -> None:
+        self._coming = sorted(((first, producer) for producer, first in listed), reverse=True)
+        self._open: set[int] = set()
+
+    def has(self, header: BatchHeader) -> bool:
+        while self._coming and self._coming[-1][0] <= header.last_offset:
+            self._open.add(self._coming.pop()[1])
+        return header.is_transactional and header.producer_id in self._open
+
+    def end(self, producer_id: int) -> None:
+        self._open.discard(producer_id)
+
+
+def decode_part(
+    data: bytes, partition: int, start: int, isolation: int, aborted: Iterable[tuple[int, int]], records_max: int
+) -> FetchedPart:
+    """The records from ``start`` on. Batches beyond ``records_max`` are left for the next fetch; one is decoded."""
+    runs = _Aborted(aborted)
+    found: list[StoredRecord] = []
+    next_offset, size = start, 0
+    for position, header in scan(data):
+        if found and len(found) >= records_max:
+            break
+        lost = runs.has(header)
+        state = ""
+        if header.is_transactional:
+            state = "undecided" if isolation == UNCOMMITTED else "aborted" if lost else "committed"
+        records = _records(data, position, header, partition, "" if header.is_control else state)
+        if header.is_control and records and records[0].marker == _MARKERS[0]:
+            runs.end(header.producer_id)
+        found += [record for record in records if record.offset >= start]
+        next_offset = max(next_offset, header.last_offset + 1)
+        size += header.size
+    return FetchedPart(found, next_offset, size)
+
+
+def _records(data: bytes, position: int, header: BatchHeader, partition: int, state: str) -> list[StoredRecord]:
+    codec = NAMES.get(header.codec, str(header.codec))
+    payload: bytes | memoryview = memoryview(data)[position + HEADER_SIZE : position + header.size]
+    try:
+        if header.codec:
+            payload = decompress(header.codec, payload, INFLATED_BYTES_MAX)
+        decoded = decode_records(payload, header)
+    except (CorruptBatch, CodecError) as error:
+        raise CliError(
+            f"partition {partition}: the batch at offset {header.base_offset} is damaged: {error}; "
+            f"continue from offset {header.last_offset + 1}"
+        ) from None
+    common = header.producer_id, header.producer_epoch
+    return [
+        StoredRecord(
+            partition, offset, timestamp, key, value, headers, state, _marker(key) if header.is_control else "",
+            *common, -1 if header.base_sequence < 0 else (header.base_sequence + offset - header.base_offset) % 2**31,
+            header.partition_leader_epoch, codec,
+        )
+        for offset, timestamp, key, value, headers in decoded
+    ]  # fmt: skip
+
+
+def _marker(key: bytes | None) -> str:
+    if key is None or len(key) < _MARKER.size:
+        return "control record"
+    return _MARKERS.get(_MARKER.unpack_from(key)[1], "control record")

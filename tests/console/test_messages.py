@@ -1,0 +1,214 @@
+"""Messages of real topics over HTTP: each record once, page by page; transactions; filters; decoders; exports."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import struct
+import time
+import uuid
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlencode
+
+import pyarrow.parquet as pq
+import pytest
+from confluent_kafka import Producer
+
+from tests.cli.shell import Shell
+from tests.console.served import Visitor
+from tests.support.fleet import Fleet
+
+pytestmark = pytest.mark.zookeeper
+RECORDS = 120
+
+
+@pytest.fixture(scope="module")
+def shell(fleet: Fleet) -> Shell:
+    return Shell(fleet)
+
+
+@pytest.fixture(scope="module")
+def filled(shell: Shell, fleet: Fleet) -> str:
+    """Three partitions of numbered records, a second apart."""
+    name = f"console-{uuid.uuid4().hex[:8]}"
+    shell.run("topics", "create", name, "-p", "3", "-r", "3")
+    producer = Producer({"bootstrap.servers": fleet.bootstrap, "linger.ms": 20})
+    for number in range(RECORDS):
+        value = json.dumps({"number": number, "even": number % 2 == 0})
+        producer.produce(
+            name, value, f"key-{number}", partition=number % 3, timestamp=1_700_000_000_000 + number * 1000,
+            headers=[("source", f"s{number % 5}".encode())],
+        )  # fmt: skip
+    assert producer.flush(30) == 0
+    return name
+
+
+@pytest.fixture(scope="module")
+def transactional(shell: Shell, fleet: Fleet) -> Iterator[str]:
+    """Committed, aborted, committed, and one that stays open until the tests are over."""
+    name = f"console-{uuid.uuid4().hex[:8]}"
+    shell.run("topics", "create", name, "-p", "1", "-r", "3")
+    producer = Producer({"bootstrap.servers": fleet.bootstrap, "transactional.id": name})
+    producer.init_transactions(30)
+    for commits, value in ((True, "first"), (False, "lost"), (True, "second")):
+        producer.begin_transaction()
+        producer.produce(name, value)
+        assert producer.flush(30) == 0
+        producer.commit_transaction(30) if commits else producer.abort_transaction(30)
+    producer.begin_transaction()
+    producer.produce(name, "open")
+    assert producer.flush(30) == 0
+    yield name
+    producer.abort_transaction(30)
+
+
+def numbers(messages: list[Any]) -> list[int]:
+    return [json.loads(one["value"]["text"])["number"] for one in messages]
+
+
+def pages(visitor: Visitor, topic: str, **query: Any) -> Iterator[dict[str, Any]]:
+    while True:
+        page = visitor.json(f"/topics/{topic}/messages?{urlencode(query)}")
+        yield page
+        if page["following"] is None:
+            return
+        query["cursor"] = page["following"]
+
+
+@pytest.mark.parametrize("count", [1, 7, 50, 500])
+def test_the_newest_come_first_and_older_pages_show_every_record_once(
+    visitor: Visitor, filled: str, count: int
+) -> None:
+    found: list[int] = []
+    for page in pages(visitor, filled, count=count):
+        found += numbers(page["messages"])
+        if count == 1 and len(found) == 10:
+            break
+    assert found == list(reversed(range(RECORDS)))[: len(found)]
+    assert len(found) == (10 if count == 1 else RECORDS)
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ({"from": "beginning"}, range(RECORDS)),
+        ({"from": "offset", "offset": 30}, range(90, RECORDS)),
+        ({"from": "time", "time": "@1700000100000"}, range(100, RECORDS)),
+        ({"from": "time", "time": "2023-11-14T22:15:00"}, range(100, RECORDS)),
+        ({"from": "time", "time": "@1800000000000"}, range(0)),
+        ({"from": "beginning", "partitions": "0,2"}, [n for n in range(RECORDS) if n % 3 != 1]),
+        ({"from": "beginning", "contains": "KEY-11"}, [11, *range(110, RECORDS)]),
+        ({"from": "beginning", "contains": "key-11", "where": "value"}, range(0)),
+        ({"from": "beginning", "contains": "source=s4", "where": "headers"}, range(4, RECORDS, 5)),
+        ({"from": "newest", "contains": '"number": 3,'}, [3]),
+    ],
+)
+def test_a_start_and_a_filter_select(visitor: Visitor, filled: str, query: dict[str, Any], expected: Any) -> None:
+    found = [n for page in pages(visitor, filled, count=13, **query) for n in numbers(page["messages"])]
+    assert found == list(expected)
+
+
+def test_uncommitted_records_are_shown_only_on_demand(visitor: Visitor, transactional: str) -> None:
+    def shown(**query: str) -> list[tuple[str, str]]:
+        found = visitor.json(f"/topics/{transactional}/messages?{urlencode({'from': 'beginning', **query})}")
+        return [(one["value"]["text"], one["state"]) if not one["marker"] else ("", one["marker"])
+                for one in found["messages"]]  # fmt: skip
+
+    assert shown() == [("first", "committed"), ("second", "committed")]
+    assert shown(show="everything") == [
+        ("first", "committed"), ("", "commit marker"), ("lost", "aborted"), ("", "abort marker"),
+        ("second", "committed"), ("", "commit marker"), ("open", "undecided"),
+    ]  # fmt: skip
+    newest = visitor.json(f"/topics/{transactional}/messages?count=1")["messages"]
+    assert [one["value"]["text"] for one in newest] == ["second"]
+    html = visitor.page(f"/topics/{transactional}/messages?show=everything")
+    assert 'class="unseen"' in html
+
+
+def test_bytes_are_decoded_as_asked_and_always_escaped(visitor: Visitor, shell: Shell, fleet: Fleet) -> None:
+    name = f"console-{uuid.uuid4().hex[:8]}"
+    shell.run("topics", "create", name, "-p", "1")
+    producer = Producer({"bootstrap.servers": fleet.bootstrap})
+    script = "<script>alert(1)</script>"
+    values = [b'{"a":[1,2]}', script.encode(), struct.pack(">q", 2**40), b"\xff\x00\x01", None, b"x" * 9000]
+    for value in values:
+        producer.produce(name, value, key=script, partition=0, headers=[(script, script.encode())])
+        assert producer.flush(30) == 0
+
+    def shown(how: str) -> list[tuple[str, str | None]]:
+        found = visitor.json(f"/topics/{name}/messages?from=beginning&value_as={how}")["messages"]
+        return [(one["value"]["kind"], one["value"]["text"]) for one in found]
+
+    auto = shown("auto")
+    assert [kind for kind, _ in auto] == ["json", "text", "hex", "hex", "null", "text"]
+    assert json.loads(auto[0][1] or "") == {"a": [1, 2]}
+    assert shown("number")[2] == ("number", str(2**40))
+    assert shown("hex")[3] == ("hex", "ff 00 01")
+    assert shown("base64")[3] == ("base64", "/wAB")
+    assert len(auto[5][1] or "") == 4000
+    html = visitor.page(f"/topics/{name}/messages?from=beginning&contains={script}")
+    assert script not in html
+    assert "&lt;script&gt;" in html
+
+
+def test_internal_topics_are_shown_in_words(visitor: Visitor, shell: Shell, filled: str) -> None:
+    group = f"console-{uuid.uuid4().hex[:8]}"
+    shell.run("consume", filled, "-g", group, "-n", "5")
+    found = visitor.json(f"/topics/__consumer_offsets/messages?count=500&contains={group}")["messages"]
+    meanings = [json.loads(one["meaning"]) for one in found]
+    assert any(one.get("group") == group and one.get("partition", "").startswith(filled) for one in meanings)
+
+
+def test_exports_hold_what_the_browse_shows(visitor: Visitor, shell: Shell, filled: str) -> None:
+    address = f"/topics/{filled}/export?from=beginning&contains=key-1"
+    wanted = [n for n in range(RECORDS) if str(n).startswith("1")]
+    got = visitor.get(f"{address}&to=ndjson")
+    assert got.headers["content-disposition"] == f'attachment; filename="{filled}.ndjson"'
+    assert [json.loads(json.loads(line)["value"])["number"] for line in got.text.splitlines()] == wanted
+    rows = list(csv.DictReader(io.StringIO(visitor.get(f"{address}&to=csv").text)))
+    assert [json.loads(row["value"])["number"] for row in rows] == wanted
+    table = pq.read_table(io.BytesIO(visitor.get(f"{address}&to=parquet").body))
+    assert [json.loads(value)["number"] for value in table["value"].to_pylist()] == wanted
+    assert table["timestamp"].to_pylist()[0].timestamp() == 1_700_000_001
+    copy = f"console-{uuid.uuid4().hex[:8]}"
+    shell.run("topics", "create", copy, "-p", "3")
+    shell.run("produce", copy, "--format", "json", stdin=got.text)
+    again = visitor.get(f"/topics/{copy}/export?from=beginning&to=ndjson").text
+    assert [json.loads(line)["value"] for line in again.splitlines()] == [
+        json.loads(line)["value"] for line in got.text.splitlines()
+    ]
+
+
+def test_a_page_of_ten_thousand_scanned_records_ends_in_time_and_goes_on(
+    visitor: Visitor, shell: Shell, fleet: Fleet
+) -> None:
+    name = f"console-{uuid.uuid4().hex[:8]}"
+    shell.run("topics", "create", name, "-p", "3")
+    producer = Producer({"bootstrap.servers": fleet.bootstrap, "linger.ms": 50})
+    for number in range(12_000):
+        producer.produce(name, b"%06d" % number + b"x" * 1000, partition=number % 3)
+        producer.poll(0)
+    assert producer.flush(60) == 0
+    begun_s = time.monotonic()
+    first = visitor.json(f"/topics/{name}/messages?from=beginning&contains=011999x")
+    assert time.monotonic() - begun_s < 10
+    assert first["cut_short"] is True
+    assert first["messages"] == []
+    assert first["scanned"] >= 10_000
+    second = visitor.json(f"/topics/{name}/messages?from=beginning&contains=011999x&cursor={first['following']}")
+    assert [one["value"]["text"][:6] for one in second["messages"]] == ["011999"]
+    assert second["following"] is None
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["count=0", "count=501", "from=nowhere", "from=time&time=soon", "from=offset&offset=-1", "partitions=a",
+     "partitions=9", "cursor=%00", "cursor=MC4x4", "value_as=groovy", "show=all"],
+)  # fmt: skip
+def test_what_cannot_be_asked_is_said(visitor: Visitor, filled: str, query: str) -> None:
+    got = visitor.get(f"/topics/{filled}/messages?{query}", Accept="application/json")
+    assert 400 <= got.status < 600
+    assert got.status != 500
+    assert got.value["error"]
