@@ -6,26 +6,17 @@ it) fetches the jars and fails when it can't. FLEETLOG_KAFKA_JARS may hold a cla
 
 from __future__ import annotations
 
-import os
 import subprocess
-from pathlib import Path
 
 import pytest
 
+from tests.kafka_jars.programs import kafka_classpath
 from tests.support.fleet import Fleet
-
-GOAL = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:build-classpath"
 
 
 @pytest.fixture(scope="session")
 def classpath(tmp_path_factory: pytest.TempPathFactory) -> str:
-    given = os.environ.get("FLEETLOG_KAFKA_JARS")
-    if given:
-        return given
-    target = tmp_path_factory.mktemp("jars") / "classpath"
-    pom = Path(__file__).parent / "pom.xml"
-    subprocess.run(["mvn", "-q", "-B", "-f", str(pom), GOAL, f"-Dmdep.outputFile={target}"], check=True, timeout=280)
-    return target.read_text().strip()
+    return kafka_classpath(tmp_path_factory.mktemp("jars") / "classpath")
 
 
 class Tools:
@@ -37,7 +28,8 @@ class Tools:
 
     def __call__(self, name: str, *arguments: str, text: str = "", bootstrap: bool = True, code: int = 0) -> str:
         """Run a tool to its end, which must be the exit code ``code``; what it printed."""
-        command = ["java", "-Xmx256m", "-XX:TieredStopAtLevel=1", "-cp", self.classpath, name]
+        command = ["java", "-Xmx256m", "-XX:TieredStopAtLevel=1", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"]
+        command += ["-cp", self.classpath, name]
         done = subprocess.run(
             [*command, *(("--bootstrap-server", self.bootstrap) if bootstrap else ()), *arguments],
             input=text, capture_output=True, text=True, timeout=120, check=False,
