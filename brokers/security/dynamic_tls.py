@@ -51,7 +51,7 @@ def refused_change(name: str, *, of_all_brokers: bool) -> str | None:
     return None
 
 
-def changes_of(own: Mapping[str, str]) -> dict[str, str]:
+def tls_changes(own: Mapping[str, str]) -> dict[str, str]:
     """Those of a broker's dynamic settings that are TLS of a listener; others, as of another program, are left out."""
     return {
         name: text for name, text in own.items() if of_tls(name) in _DYNAMIC and name.startswith(LISTENER_PREFIX)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from brokers.metadata.znodes import CONFIG_BROKERS
-from brokers.security.dynamic_tls import changes_of, overridden
+from brokers.security.dynamic_tls import tls_changes, overridden
 from brokers.security.listener_tls import listener_tls
 from brokers.setting_kinds import ConfigError
 
@@ -52,7 +52,7 @@ class DynamicTls:
 
     async def check(self, own: Mapping[str, str]) -> None:
         """Try the certificates that the broker's dynamic settings would give. Raises ConfigError."""
-        settings = self._settings(changes_of(own))
+        settings = self._settings(tls_changes(own))
         now_s = self._clock.wall_ms() / 1000
 
         def tried() -> None:
@@ -82,7 +82,7 @@ class DynamicTls:
             self._take(metadata)
 
     def _take(self, metadata: MetadataCache) -> None:
-        changes = changes_of(metadata.dynamic_config(CONFIG_BROKERS, str(self._config.broker_id)))
+        changes = tls_changes(metadata.dynamic_config(CONFIG_BROKERS, str(self._config.broker_id)))
         if changes == self._changes:
             return
         try:

@@ -7,7 +7,7 @@ import pytest
 from brokers.api.config_alterations import Alteration, Operation, Resource, Unknown, setting_of
 from brokers.config import BROKER_SETTINGS, BrokerConfig
 from brokers.controller.requests import Refused
-from brokers.security.dynamic_tls import changes_of, of_tls, overridden, refused_change
+from brokers.security.dynamic_tls import tls_changes, of_tls, overridden, refused_change
 from brokers.security.listener_tls import listener_tls
 
 LOCATION = "listener.name.outside.ssl.keystore.location"
@@ -69,9 +69,9 @@ def test_what_changes_while_brokers_run(name: str, all_brokers: bool, said: str 
 
 def test_changes_count_before_the_file_and_leave_all_else() -> None:
     own = {LOCATION: "/new.pem", "listener.name.outside.ssl.client.auth": "required", "ssl.keystore.location": "/x.pem"}
-    changes = changes_of(own)
+    changes = tls_changes(own)
     assert changes == {LOCATION: "/new.pem"}
-    assert changes_of({"num.io.threads": "1", "listener.name.outside.sasl.jaas.config": "x"}) == {}
+    assert tls_changes({"num.io.threads": "1", "listener.name.outside.sasl.jaas.config": "x"}) == {}
 
     def location(config: BrokerConfig) -> str:
         store = listener_tls(config)["OUTSIDE"].keystore
