@@ -26,6 +26,8 @@ class Options:
     tree: Path = ROOT
     """``peers`` compares it with this one; the other suites measure it."""
     directory: Path | None = None
+    tls: bool = False
+    sasl: bool = False
 
     @property
     def pace(self) -> Pace:
@@ -39,7 +41,12 @@ class Options:
     @property
     def keeps(self) -> bool:
         """Whether the results are written: a part, or another tree's, would take the place of the whole."""
-        return not self.only and not self.compares_trees
+        return not (self.only or self.compares_trees or self.secured)
+
+    @property
+    def secured(self) -> bool:
+        """Whether ``peers`` measures what TLS or logins cost."""
+        return self.tls or self.sasl
 
     @property
     def compares_trees(self) -> bool:
@@ -68,6 +75,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=ROOT,
         help="another source tree, with compiled kernels: its brokers are measured (peers: beside those of this tree)",
     )
+    argument("--tls", action="store_true", help="peers: what TLS costs the brokers; nothing is written")
+    argument("--sasl", action="store_true", help="peers: what logins cost the brokers; nothing is written")
     argument("--dir", type=Path, default=None, help="where the servers keep their data (default: the temporary files)")
 
 
@@ -90,4 +99,6 @@ def options_of(found: argparse.Namespace) -> Options:
         only=found.only,
         tree=found.tree,
         directory=found.dir,
+        tls=found.tls,
+        sasl=found.sasl,
     )

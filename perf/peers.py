@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from perf import clients
+from perf import clients, secured
 from perf.build import ROOT
 from perf.load import KIB, Load, Pace, Prepared, numbers
 from perf.options import Options
@@ -42,6 +42,8 @@ PACED = Load("paced produce 16 KiB", batch_bytes=16 * KIB, connections=16)
 
 def run(options: Options) -> Results:
     """Everything that ``--only`` does not leave out."""
+    if options.secured:
+        return secured.run(options)
     replicas = options.brokers
     suite = "peers" if replicas == 1 else f"peers-{replicas}"
     about = {} if options.compares_trees else {"kafka": version()}

@@ -38,7 +38,7 @@ class Fleetlog(Cluster):
         self.tree, self.native = tree, native
         self.zookeeper: ensemble.ZooKeeperNode | None = None
         self._admin_ports = dict(enumerate(ensemble.free_ports(brokers), start=1))
-        self._settings = {name.replace("_", "."): value for name, value in settings.items()}
+        self.settings: dict[str, object] = {name.replace("_", "."): value for name, value in settings.items()}
 
     def start(self) -> None:
         """ZooKeeper first, then the brokers."""
@@ -70,7 +70,7 @@ class Fleetlog(Cluster):
             "log.segment.delete.delay.ms": 0,
             "auto.create.topics.enable": "false",
             "admin.listener": f"{HOST}:{self._admin_ports[broker.number]}",
-            **self._settings,
+            **self.settings,
         }
         text = "".join(f"{name}={value}\n" for name, value in settings.items())
         (broker.directory / "broker.properties").write_text(text)

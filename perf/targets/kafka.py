@@ -72,8 +72,8 @@ class Kafka(Cluster):
     def __init__(self, brokers: int = 1, directory: Path | None = None, **settings: object) -> None:
         self._classpath = classpath()
         super().__init__(brokers, directory)
-        self._controllers = free_ports(brokers)
-        self._settings = {name.replace("_", "."): value for name, value in settings.items()}
+        self.controllers = free_ports(brokers)
+        self.settings: dict[str, object] = {name.replace("_", "."): value for name, value in settings.items()}
 
     def start(self) -> None:
         """Format the directories, start all, wait for all."""
@@ -99,8 +99,8 @@ class Kafka(Cluster):
 
     def _write_config(self, broker: Broker) -> None:
         replicas = min(3, len(self.brokers))
-        control = self._controllers[broker.number - 1]
-        voters = ",".join(f"{number}@{HOST}:{port}" for number, port in enumerate(self._controllers, start=1))
+        control = self.controllers[broker.number - 1]
+        voters = ",".join(f"{number}@{HOST}:{port}" for number, port in enumerate(self.controllers, start=1))
         settings: dict[str, object] = {
             "process.roles": "broker,controller",
             "node.id": broker.number,
@@ -119,7 +119,7 @@ class Kafka(Cluster):
             "group.initial.rebalance.delay.ms": 0,
             "log.segment.delete.delay.ms": 0,
             "auto.create.topics.enable": "false",
-            **self._settings,
+            **self.settings,
         }
         text = "".join(f"{name}={value}\n" for name, value in settings.items())
         (broker.directory / "server.properties").write_text(text)
