@@ -28,6 +28,7 @@ from spark_udfs.sink.fence import FENCE_TOPIC
 from spark_udfs.sink.modes import executor_fence
 from tests.spark.conftest import Cluster, run_to_end
 from tests.support.fleet import Fleet
+from tests.support.ports import free_port
 from tests.support.secured import (
     BROKER_PASSWORD,
     BROKER_USER,
@@ -38,6 +39,7 @@ from tests.support.secured import (
     jaas,
     secured_fleet,
 )
+from tests.support.tls_listeners import Certificates
 
 pytestmark = [pytest.mark.spark, pytest.mark.zookeeper, pytest.mark.xdist_group("spark")]
 
@@ -56,8 +58,9 @@ SOON_S = 25.0
 class Secured(Cluster):
     """The fleet as its super user sees it, and the rights of alice."""
 
-    def __init__(self, bootstrap: str) -> None:
+    def __init__(self, bootstrap: str, tls_bootstrap: str, authority: str) -> None:
         super().__init__(bootstrap)
+        self.tls_bootstrap, self.authority = tls_bootstrap, authority
         self.operator = confluent(MECHANISM, BROKER_USER, BROKER_PASSWORD)
         self.admin = AdminClient({"bootstrap.servers": bootstrap, **self.operator})
         self.orders = self.made("orders")
@@ -84,6 +87,15 @@ class Secured(Cluster):
             self.allow((SINK, sink, DESCRIBE), (TOPIC, FENCE_TOPIC, CREATE), (TOPIC, FENCE_TOPIC, READ))
             self.allow((SINK, "spark-sink", WRITE), (GROUP, "spark-sink", READ), prefixed=True)
 
+    def tls_options(self) -> dict[str, str]:
+        """The same user over TLS: the authority's file is on each machine."""
+        return self.options() | {
+            "kafka.bootstrap.servers": self.tls_bootstrap,
+            "kafka.security.protocol": "SASL_SSL",
+            "kafka.ssl.truststore.type": "PEM",
+            "kafka.ssl.truststore.location": self.authority,
+        }
+
     def options(self, password: str = PASSWORD) -> dict[str, str]:
         return {
             "kafka.bootstrap.servers": self.bootstrap,
@@ -94,10 +106,33 @@ class Secured(Cluster):
 
 
 @pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    authorizer = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
-    named = {"authorizer.class.name": authorizer, "super.users": f"User:{BROKER_USER}"}
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return Certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module")
+def tls_port() -> int:
+    return free_port()
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory, certificates: Certificates, tls_port: int) -> Iterator[Fleet]:
+    """One listener without TLS, which brokers use, too, and one with it."""
+    named = {
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "super.users": f"User:{BROKER_USER}",
+        "listener.security.protocol.map": "INSIDE:SASL_PLAINTEXT,TLS:SASL_SSL",
+        "inter.broker.listener.name": "INSIDE",
+        "listener.name.tls.sasl.enabled.mechanisms": MECHANISM,
+        "ssl.keystore.type": "PEM",
+        "ssl.keystore.location": certificates.broker_file,
+    }
     found = secured_fleet(tmp_path_factory.mktemp("secured"), 1, **named)
+    (broker,) = found.brokers
+    inside = f"listeners=INSIDE://127.0.0.1:{broker.port}"
+    text = broker.config_file.read_text()
+    assert inside in text
+    broker.config_file.write_text(text.replace(inside, f"{inside},TLS://127.0.0.1:{tls_port}"))
     try:
         yield found.start()
     finally:
@@ -105,8 +140,8 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 
 @pytest.fixture(scope="module")
-def secured(fleet: Fleet) -> Secured:
-    cluster = Secured(fleet.bootstrap)
+def secured(fleet: Fleet, certificates: Certificates, tls_port: int) -> Secured:
+    cluster = Secured(fleet.bootstrap, f"127.0.0.1:{tls_port}", certificates.authority.file)
     cluster.allow((TOPIC, cluster.orders, READ))
     return cluster
 
@@ -132,15 +167,16 @@ def read(spark: Any, options: dict[str, str], topic: str) -> list[str]:
 def pipeline(
     spark: Any, secured: Secured, sink: str, target: str, mode: str, directory: Path, options: dict[str, str]
 ) -> Callable[[], Any]:
-    source = spark.readStream.format("fleetlog").options(**secured.options(), subscribe=secured.orders)
+    given_to_source = {**secured.options(), **{n: v for n, v in options.items() if "jaas" not in n}}
+    source = spark.readStream.format("fleetlog").options(**given_to_source, subscribe=secured.orders)
     rows = source.option("startingOffsets", "earliest").load().select("key", "value")
     checkpoint, once = str(directory / "checkpoint"), {"availableNow": True}
     if mode == EXECUTOR:
         given = {**options, "topic": target, "sinkId": sink, "checkpointLocation": checkpoint}
         return lambda: rows.writeStream.format("fleetlog").options(**given).trigger(**once).start()
     return lambda: write_stream(
-        rows, bootstrap_servers=secured.bootstrap, sink_id=sink, checkpoint_location=checkpoint, topic=target,
-        trigger=once, options={**options, "sink.mode": DRIVER},
+        rows, bootstrap_servers=options["kafka.bootstrap.servers"], sink_id=sink, checkpoint_location=checkpoint,
+        topic=target, trigger=once, options={**options, "sink.mode": DRIVER},
     )  # fmt: skip
 
 
@@ -156,18 +192,20 @@ def failure(call: Callable[[], Any]) -> str:
     return text
 
 
+@pytest.mark.parametrize("tls", [False, True], ids=["SASL_PLAINTEXT", "SASL_SSL"])
 @pytest.mark.parametrize("mode", [EXECUTOR, DRIVER])
-def test_exactly_once_from_topic_to_topic(spark: Any, secured: Secured, tmp_path: Path, mode: str) -> None:
-    sink, target = f"sink-{mode}", secured.made("totals")
+def test_exactly_once_from_topic_to_topic(spark: Any, secured: Secured, tmp_path: Path, mode: str, tls: bool) -> None:
+    sink, target = f"sink-{mode}{'-tls' if tls else ''}", secured.made("totals")
+    options = secured.tls_options() if tls else secured.options()
     secured.allow_sink(sink, mode)
     secured.allow((TOPIC, target, WRITE))
-    start = pipeline(spark, secured, sink, target, mode, tmp_path, secured.options())
+    start = pipeline(spark, secured, sink, target, mode, tmp_path, options)
     run_to_end(start)
     for commit in (tmp_path / "checkpoint" / "commits").glob("*0*"):
         commit.unlink()  # the batch is done again, and counts once
     run_to_end(start)
     secured.allow((TOPIC, target, READ))
-    assert read(spark, secured.options(), target) == VALUES
+    assert read(spark, options, target) == VALUES
 
 
 def test_the_source_without_its_acl_names_the_topic(spark: Any, secured: Secured) -> None:
