@@ -3,9 +3,9 @@
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_FromStringAndSize
-from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t, uint64_t
+from libc.stdint cimport INT32_MAX, INT64_MAX, int32_t, int64_t, uint8_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
-from libc.string cimport memcpy
+from libc.string cimport memcmp, memcpy
 
 cimport cython
 
@@ -411,4 +411,116 @@ def keep_records(payload, header, KeyMap keys not None, int64_t end, bint tombst
     finally:
         free(kept)
         free(out)
+        PyBuffer_Release(&view)
+
+
+# ---- positions of deduplicating topics
+
+
+cdef int64_t _digits(const uint8_t *p, Py_ssize_t size, int most) noexcept nogil:
+    """The number that decimal digits say, -1 if they are none, more than ``most`` or beyond 63 bits."""
+    cdef uint64_t value = 0
+    cdef Py_ssize_t i
+    if size < 1 or size > most:
+        return -1
+    for i in range(size):
+        if p[i] < 48 or p[i] > 57:
+            return -1
+        value = value * 10 + (p[i] - 48)  # 19 digits fit into 64 bits
+    return -1 if value > <uint64_t>INT64_MAX else <int64_t>value
+
+
+cdef Py_ssize_t _named_header(
+    const uint8_t *p, Span *s, const uint8_t *name, Py_ssize_t name_size, int64_t *value_size
+) noexcept nogil:
+    """Where the value of a sound record's only header of that name begins; -1 if there is none or more than one."""
+    cdef Py_ssize_t at = s.rest, start = 0, found = -1
+    cdef int64_t skipped = 0, size = 0, names = 0, _n
+    cdef bint same
+    _signed(p, &at, s.end, 32, &skipped)
+    _run(p, &at, s.end, &start, &size)
+    _run(p, &at, s.end, &start, &size)
+    _signed(p, &at, s.end, 32, &names)
+    for _n in range(names):
+        _run(p, &at, s.end, &start, &size)
+        same = size == name_size and memcmp(p + start, name, <size_t>name_size) == 0
+        _run(p, &at, s.end, &start, &size)
+        if same:
+            if found >= 0:
+                return -1
+            found = start
+            value_size[0] = size
+    return found
+
+
+cdef object _position(const uint8_t *p, int64_t size):
+    cdef Py_ssize_t second = <Py_ssize_t>size - 1, first
+    cdef int64_t position, ordinal
+    while second >= 0 and p[second] != 58:
+        second -= 1
+    first = second - 1
+    while first >= 0 and p[first] != 58:
+        first -= 1
+    if first < 1 or first > 255:
+        return None
+    ordinal = _digits(p + second + 1, <Py_ssize_t>size - second - 1, 10)
+    position = _digits(p + first + 1, second - first - 1, 19)
+    if position < 0 or ordinal < 0 or ordinal > INT32_MAX:
+        return None
+    return PyBytes_FromStringAndSize(<const char *>p, first), position, ordinal
+
+
+def read_positions(payload, header, bytes name not None):
+    cdef Py_buffer view
+    cdef Walk w
+    cdef Span s
+    cdef int64_t count = max(0, header.record_count), size = 0, _n
+    cdef bint sound = True
+    cdef Py_ssize_t at
+    cdef const uint8_t *wanted = name
+    cdef list found = []
+    PyObject_GetBuffer(payload, &view, PyBUF_SIMPLE)
+    try:
+        _begin(&w, &view, header)
+        if count > view.len // 7:
+            validate_records(payload, header)
+        for _n in range(count):
+            sound = _next(&w, &s)
+            if not sound:
+                break
+            at = _named_header(w.p, &s, wanted, len(name), &size)
+            found.append(None if at < 0 or size < 0 else _position(w.p + at, size))
+        _check_end(&w, sound, payload, header)
+        return found
+    finally:
+        PyBuffer_Release(&view)
+
+
+def leave_out(payload, header, set gone not None):
+    cdef Py_buffer view
+    cdef Walk w
+    cdef Span s
+    cdef int64_t count = max(0, header.record_count), n, kept = 0, largest = 0
+    cdef bint sound = True
+    cdef bytearray out = bytearray()
+    PyObject_GetBuffer(payload, &view, PyBUF_SIMPLE)
+    try:
+        _begin(&w, &view, header)
+        if count > view.len // 7:
+            validate_records(payload, header)
+        for n in range(count):
+            sound = _next(&w, &s)
+            if not sound:
+                break
+            if n in gone:
+                continue
+            if not kept or s.timestamp > largest:
+                largest = s.timestamp
+            kept += 1
+            out += PyBytes_FromStringAndSize(<const char *>w.p + s.start, s.end - s.start)
+        _check_end(&w, sound, payload, header)
+        if not kept or header.is_log_append_time:
+            largest = header.max_timestamp
+        return Kept(bytes(out), kept, header.base_timestamp, largest)
+    finally:
         PyBuffer_Release(&view)

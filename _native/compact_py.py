@@ -1,5 +1,7 @@
 """The specification of the compaction kernel: which record of a key is the last, and which records of a batch stay.
 
+It also reads the positions that records of deduplicating topics have in a header, and leaves duplicates out.
+
 The map is one block of slots of 24 bytes: a keyed hash of the key (16 bytes, SipHash-2-4 with 128 bits, under a secret
 of the pass) and the record's offset plus one, little-endian; zero is an empty slot. Open addressing, linear probing.
 Keys whose hashes are equal count as one key, and the older record of one of them is lost: hence 128 bits, and a secret
@@ -11,10 +13,13 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-from _native.batch_py import BatchHeader, _RecordReader, validate_records
+from _native.batch_py import BatchHeader, _RecordReader, decode_records, validate_records
 from _native.byte_reader import put_varint, zigzag
 
-__all__ = ["SLOT_BYTES", "Kept", "KeyMap", "collect_keys", "keep_records", "siphash128"]
+__all__ = [
+    "SLOT_BYTES", "Kept", "KeyMap", "collect_keys", "keep_records", "leave_out", "read_positions",
+    "siphash128",
+]  # fmt: skip
 
 Buffer = bytes | bytearray | memoryview
 
@@ -208,3 +213,56 @@ def _body_at(view: memoryview, start: int) -> int:
     while view[start] >= 0x80:
         start += 1
     return start + 1
+
+
+# ---- positions of deduplicating topics
+
+_MAX_SOURCE_BYTES = 255
+_INT32_MAX = 2**31 - 1
+
+
+def _parse_position(value: Buffer | None) -> tuple[bytes, int, int] | None:
+    """Source id, position and ordinal of a header's value ``source:position:ordinal``; None if it is no such text.
+
+    The source id is 1 to 255 bytes, colons among them if need be; the numbers are decimal digits and fit into 64 and 32
+    signed bits.
+    """
+    if value is None:
+        return None
+    fields = bytes(value).rsplit(b":", 2)
+    if len(fields) != 3 or not 0 < len(fields[0]) <= _MAX_SOURCE_BYTES:
+        return None
+    source, position, ordinal = fields
+    if not (position.isdigit() and ordinal.isdigit() and len(position) <= 19 and len(ordinal) <= 10):
+        return None
+    if int(position) > _INT64_MAX or int(ordinal) > _INT32_MAX:
+        return None
+    return source, int(position), int(ordinal)
+
+
+def read_positions(payload: Buffer, header: BatchHeader, name: bytes) -> list[tuple[bytes, int, int] | None]:
+    """What each record of a batch says in its header ``name``: source id, position and ordinal.
+
+    None where there is no such header, more than one, or no such text in it. Raises CorruptBatch. ``payload`` is
+    decompressed.
+    """
+    wanted = name.decode()
+    found = []
+    for record in decode_records(payload, header):
+        values = [value for known, value in record.headers if known == wanted]
+        found.append(_parse_position(values[0]) if len(values) == 1 else None)
+    return found
+
+
+def leave_out(payload: Buffer, header: BatchHeader, gone: set[int]) -> Kept:
+    """The records of a batch but those with the indexes in ``gone``, their bytes as they are. Raises CorruptBatch.
+
+    ``payload`` is decompressed.
+    """
+    view = memoryview(payload)
+    kept = [span for index, span in enumerate(_spans(view, header)) if index not in gone]
+    largest = max((span.timestamp for span in kept), default=header.max_timestamp)
+    if header.is_log_append_time:
+        largest = header.max_timestamp
+    out = b"".join(view[span.start : span.end] for span in kept)
+    return Kept(out, len(kept), header.base_timestamp, largest)

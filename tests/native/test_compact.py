@@ -250,3 +250,78 @@ def test_a_header_name_that_is_no_utf_8(compact: ModuleType) -> None:
         compact.collect_keys(broken, header, filled(compact, {}), 0)
     with pytest.raises(CorruptBatch, match=re.escape("a header name is not UTF-8")):
         compact.keep_records(broken, header, filled(compact, {}), 0, False, -1)
+
+
+# ---- positions of deduplicating topics
+
+HEADER = b"fleetlog.source"
+digits = st.integers(0, 2**64).map(lambda number: b"%d" % number)
+position_values = (
+    st.none()
+    | st.binary(max_size=12)
+    | st.tuples(st.sampled_from([b"q", b"a:b", b":", b"", b"x" * 255, b"x" * 256]), digits, digits | st.just(b"0")).map(
+        b":".join
+    )
+)
+position_headers = st.lists(
+    st.tuples(st.sampled_from(["fleetlog.source", "fleetlog.sourc", "é"]), position_values), max_size=3
+)
+
+
+@given(st.lists(position_headers, min_size=1, max_size=6))
+def test_both_twins_read_the_same_positions(rows: list[list[tuple[str, bytes | None]]]) -> None:
+    records = [Record(at, NOW, None, b"v" * at, tuple(headers)) for at, headers in enumerate(rows)]
+    payload, header = batch_of(records)
+    found = compact_py.read_positions(payload, header, HEADER)
+    assert compact_cy.read_positions(payload, header, HEADER) == found
+    assert len(found) == len(rows)
+
+
+@pytest.mark.parametrize(
+    ("value", "position"),
+    [
+        (b"orders-3:1234:0", (b"orders-3", 1234, 0)),
+        (b"a:b:5:6", (b"a:b", 5, 6)),
+        (b"\xff:007:1", (b"\xff", 7, 1)),
+        (b"q:9223372036854775807:2147483647", (b"q", 2**63 - 1, 2**31 - 1)),
+        (b"q:9223372036854775808:0", None),
+        (b"q:1:2147483648", None),
+        (b"q:1", None),
+        (b":1:0", None),
+        (b"q::0", None),
+        (b"q:1:", None),
+        (b"q:-1:0", None),
+        (b"q:+1:0", None),
+        (b"q: 1:0", None),
+        (b"q:00000000000000000001:0", None),
+        (None, None),
+    ],
+)
+def test_what_is_a_position(compact: ModuleType, value: bytes | None, position: tuple[bytes, int, int] | None) -> None:
+    payload, header = batch_of([Record(0, NOW, b"k", b"v", (("a", None), (HEADER.decode(), value), ("b", b"x:1:0")))])
+    assert compact.read_positions(payload, header, HEADER) == [position]
+
+
+@given(
+    st.lists(st.tuples(st.binary(max_size=5), st.integers(-(2**62), 2**62)), min_size=1, max_size=8),
+    st.sets(st.integers(0, 9)),
+)
+def test_what_is_left_out_is_gone(rows: list[tuple[bytes, int]], gone: set[int]) -> None:
+    records = [Record(at, shift, b"k", value, (("h", value),)) for at, (value, shift) in enumerate(rows)]
+    payload, header = batch_of(records)
+    kept = compact_py.leave_out(payload, header, gone)
+    assert compact_cy.leave_out(payload, header, gone) == kept
+    stay = [record for at, record in enumerate(records) if at not in gone]
+    assert decode_records(kept.payload, header._replace(record_count=kept.record_count)) == stay
+    assert kept.max_timestamp == max((record.timestamp for record in stay), default=header.max_timestamp)
+
+
+def test_records_that_can_not_be_read_have_no_positions(compact: ModuleType) -> None:
+    payload, header = batch_of([row(0, b"k"), row(1, b"k")])
+    for damaged in (payload[:-1], payload + b"\0", b"\xff" * len(payload)):
+        for call in (
+            lambda bad: compact.read_positions(bad, header, HEADER),
+            lambda bad: compact.leave_out(bad, header, {0}),
+        ):
+            with pytest.raises(CorruptBatch):
+                call(damaged)

@@ -1,0 +1,279 @@
+"""The set of accepted positions: whatever writers send, repeat and leave out, each record is accepted once."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from brokers.log.position_snapshot import (
+    decode_dedup_file,
+    encode_dedup_file,
+    encode_positions,
+    load_positions,
+    split_positions,
+)
+from brokers.log.positions import (
+    LEADERS_SHARE,
+    PAGE_COST,
+    PAGE_POSITIONS,
+    SOURCE_COST,
+    BelowFloor,
+    NoRoom,
+    Position,
+    PositionSets,
+    Sifted,
+)
+
+WINDOW_MS = 60_000
+A, B = b"a", b"b"
+
+
+def sets_of(max_bytes: int = 16 * 1024 * 1024, window_ms: int = WINDOW_MS) -> PositionSets:
+    return PositionSets(window_ms=window_ms, max_bytes=max_bytes)
+
+
+class Leader:
+    """Accepts batches into sets and keeps what it accepted, as a log does."""
+
+    def __init__(self, sets: PositionSets | None = None) -> None:
+        self.sets = sets or sets_of()
+        self.log: list[Position] = []
+        self.batches = 0
+
+    def write(self, batch: list[Position], now_ms: int = 0) -> Sifted | BelowFloor | NoRoom:
+        outcome = self.sets.sift(batch, now_ms)
+        if isinstance(outcome, Sifted):
+            self.sets.accept(outcome.fresh, self.batches, now_ms, exact=True)
+            self.log += outcome.fresh
+            self.batches += 1
+        return outcome
+
+    def copy(self) -> PositionSets:
+        """A follower's sets: made of the log alone, at some other time."""
+        sets = sets_of(self.sets.max_bytes)
+        for offset, one in enumerate(self.log):
+            sets.accept([one], offset, 1_000_000, exact=False)
+        return sets
+
+
+positions = st.tuples(
+    st.sampled_from([A, B, b"longer:name"]),
+    st.integers(0, 3 * PAGE_POSITIONS) | st.integers(0, 40) | st.sampled_from([2**63 - 1, 2**40]),
+    st.sampled_from([0, 0, 0, 1, 2**31 - 1]),
+)
+writings = st.lists(st.lists(positions, max_size=8), max_size=40)
+
+
+@settings(max_examples=40)
+@given(writings)
+def test_each_position_is_accepted_once(batches: list[list[Position]]) -> None:
+    leader = Leader()
+    for batch in batches:
+        outcome = leader.write(batch)
+        assert isinstance(outcome, Sifted)
+        assert len(outcome.duplicates) + len(outcome.fresh) == len(batch)
+        assert [one for index, one in enumerate(batch) if index not in outcome.duplicates] == outcome.fresh
+    assert sorted(leader.log) == sorted({one for batch in batches for one in batch})
+
+
+@st.composite
+def interleavings(draw: st.DrawFn) -> tuple[list[list[Position]], set[Position]]:
+    """What several writers of one source send: each its own part, skipping batches and repeating from before them."""
+    sent: list[list[list[Position]]] = []
+    for _ in range(draw(st.integers(1, 3))):
+        row = [(A, at, 0) for at in range(draw(st.integers(0, 50)), draw(st.integers(50, 120)))]
+        size = draw(st.integers(1, 7))
+        batches = [row[at : at + size] for at in range(0, len(row), size)]
+        for _ in range(draw(st.integers(0, 4))):  # a batch that is given up, then perhaps all from somewhere again
+            if batches and draw(st.booleans()):
+                del batches[draw(st.integers(0, len(batches) - 1))]
+            back = draw(st.integers(0, len(row)))
+            batches += [row[at : at + size] for at in range(back, len(row), size)]
+        sent.append(batches)
+    order = draw(st.permutations([number for number, batches in enumerate(sent) for _ in batches]))
+    queues = [iter(batches) for batches in sent]
+    mixed = [next(queues[number]) for number in order]
+    return mixed, {one for batch in mixed for one in batch}
+
+
+@settings(max_examples=30)
+@given(interleavings(), st.data())
+def test_any_writers_in_any_order_over_changing_leaders(
+    sent: tuple[list[list[Position]], set[Position]], data: st.DataObject
+) -> None:
+    batches, union = sent
+    leader = Leader()
+    for batch in batches:
+        change = data.draw(st.sampled_from(["none", "none", "follower", "restart"]))
+        if change == "follower":
+            leader.sets = leader.copy()
+        elif change == "restart":
+            body, rest = split_positions(memoryview(encode_positions(leader.sets)))
+            assert body is not None
+            assert not len(rest)
+            leader.sets = sets_of()
+            load_positions(leader.sets, body)
+        assert isinstance(leader.write(batch), Sifted)
+    assert len(leader.log) == len(set(leader.log))
+    assert set(leader.log) == union
+
+
+@settings(max_examples=40)
+@given(writings)
+def test_a_snapshot_says_everything(batches: list[list[Position]]) -> None:
+    leader = Leader()
+    for number, batch in enumerate(batches):
+        leader.write(batch, now_ms=number)
+    data = encode_positions(leader.sets)
+    loaded = sets_of()
+    body, rest = split_positions(memoryview(data + b"tail"))
+    assert body is not None
+    assert bytes(rest) == b"tail"
+    load_positions(loaded, body)
+    assert encode_positions(loaded) == data
+    assert loaded.cost == leader.sets.cost
+    for one in {one for batch in batches for one in batch}:
+        assert loaded.sift([one], 0) == Sifted([0], [])
+
+
+@pytest.mark.parametrize("cut", [1, 5, 30, 36, 60])
+def test_half_a_snapshot_is_refused(cut: int) -> None:
+    leader = Leader()
+    leader.write([(A, at, at % 2) for at in range(30)])
+    body, _ = split_positions(memoryview(encode_positions(leader.sets)))
+    assert body is not None
+    sets = sets_of()
+    with pytest.raises(ValueError, match="accepted positions"):
+        load_positions(sets, body[:-cut])
+    assert not sets.sources
+    with pytest.raises(ValueError, match="accepted positions"):
+        load_positions(sets, memoryview(bytes(body) + b"\0"))
+    with pytest.raises(ValueError, match="need"):
+        split_positions(memoryview(encode_positions(leader.sets))[:-1])
+
+
+def test_the_file_of_a_log_keeps_its_settings() -> None:
+    again = decode_dedup_file(encode_dedup_file(PositionSets(window_ms=5, max_bytes=7)))
+    assert (again.window_ms, again.max_bytes) == (5, 7)
+    for damaged in (b"", b"1\n5\n7\n", b"0\n5\n"):
+        assert decode_dedup_file(damaged).window_ms > 10**15
+
+
+# ---- the floor
+
+
+def test_a_gap_is_filled_later() -> None:
+    leader = Leader()
+    leader.write([(A, 10, 0), (A, 30_000, 0)])
+    assert leader.write([(A, 9, 0), (A, 10, 0), (A, 11, 0)]) == Sifted([1], [(A, 9, 0), (A, 11, 0)])
+
+
+def test_the_floor_passes_only_what_was_quiet_for_the_window() -> None:
+    leader = Leader()
+    leader.write([(A, 5, 0)], now_ms=0)
+    leader.write([(A, PAGE_POSITIONS, 0)], now_ms=WINDOW_MS)
+    assert leader.write([(A, 5, 0), (A, 4, 0)], now_ms=WINDOW_MS) == Sifted([0], [(A, 4, 0)])
+    leader.write([(A, PAGE_POSITIONS + 1, 0)], now_ms=2 * WINDOW_MS + 1)
+    outcome = leader.write([(A, PAGE_POSITIONS + 2, 0), (A, 6, 0)], now_ms=2 * WINDOW_MS + 1)
+    assert outcome == BelowFloor(1, (A, 6, 0), PAGE_POSITIONS)
+    assert leader.sets.refused == 1
+    assert leader.write([(A, PAGE_POSITIONS + 2, 0), (A, PAGE_POSITIONS + 1, 0)]) == Sifted(
+        [1], [(A, PAGE_POSITIONS + 2, 0)]
+    )
+
+
+def test_a_page_above_a_live_one_stays() -> None:
+    leader = Leader()
+    leader.write([(A, PAGE_POSITIONS, 0)], now_ms=0)
+    leader.write([(A, 1, 0)], now_ms=WINDOW_MS)
+    leader.write([(A, 9 * PAGE_POSITIONS, 0)], now_ms=WINDOW_MS + 1)
+    assert leader.write([(A, PAGE_POSITIONS, 0)], now_ms=WINDOW_MS + 1) == Sifted([0], [])
+
+
+def test_an_idle_source_is_known_after_any_time() -> None:
+    leader = Leader()
+    leader.write([(A, 7, 0)], now_ms=0)
+    leader.write([(B, 7, 0)], now_ms=100 * WINDOW_MS)
+    assert leader.write([(A, 7, 0), (A, 8, 0)], now_ms=100 * WINDOW_MS) == Sifted([0], [(A, 8, 0)])
+
+
+# ---- memory
+
+
+def small(pages: int, sources: int = 1) -> PositionSets:
+    """Sets with room at the leader for so many pages of so many sources with names of one byte."""
+    return sets_of(int((pages * PAGE_COST + sources * (SOURCE_COST + 1)) / LEADERS_SHARE) + 1)
+
+
+def pages(source: bytes, *numbers: int) -> list[Position]:
+    return [(source, number * PAGE_POSITIONS, 0) for number in numbers]
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    leader = Leader(small(3))
+    assert isinstance(leader.write(pages(A, 0, 1, 2)), Sifted)
+    refused = leader.write(pages(A, 3))
+    assert isinstance(refused, NoRoom)
+    assert refused.needed > refused.limit
+    assert leader.write(pages(A, 0, 1, 2)) == Sifted([0, 1, 2], [])
+    assert isinstance(leader.write([(A, 1, 0)]), Sifted)
+    assert isinstance(leader.write([(B, 1, 0)]), NoRoom)
+    assert leader.sets.refused == 2
+
+
+def test_ordinals_count_too() -> None:
+    leader = Leader(small(1))
+    outcome = leader.write([(A, 0, ordinal) for ordinal in range(1, 50)])
+    assert isinstance(outcome, NoRoom)
+
+
+def test_idle_pages_make_room_and_leave_their_floor() -> None:
+    leader = Leader(small(3, sources=2))
+    leader.write(pages(A, 0, 1), now_ms=0)
+    leader.write(pages(B, 0), now_ms=WINDOW_MS)
+    outcome = leader.write(pages(B, 1), now_ms=WINDOW_MS + 1)
+    assert isinstance(outcome, Sifted)
+    assert leader.write([(A, 5, 0)], now_ms=WINDOW_MS + 1) == BelowFloor(0, (A, 5, 0), PAGE_POSITIONS)
+    assert leader.write(pages(A, 1), now_ms=WINDOW_MS + 1) == Sifted([0], [])
+
+
+def test_a_source_goes_last() -> None:
+    leader = Leader(small(1, sources=2))
+    leader.write(pages(A, 0), now_ms=0)
+    leader.write(pages(B, 0), now_ms=WINDOW_MS + 1)
+    assert leader.sets.sources[A].floor == PAGE_POSITIONS
+    assert isinstance(leader.write(pages(B, 1), now_ms=WINDOW_MS + 1), NoRoom)
+    assert A not in leader.sets.sources  # that gave too little room
+
+
+def test_replayed_pages_make_room_for_new_ones() -> None:
+    leader = Leader(small(3))
+    leader.sets.accept(pages(A, 0, 1, 2), 0, 0, exact=False)
+    assert isinstance(leader.write(pages(A, 3)), Sifted)
+    assert isinstance(leader.write(pages(A, 0)), BelowFloor)
+    assert leader.write(pages(A, 1, 2, 3)) == Sifted([0, 1, 2], [])
+
+
+@settings(max_examples=30)
+@given(st.data())
+def test_a_follower_that_catches_up_knows_the_window(data: st.DataObject) -> None:
+    """It reads a long log at once, by its own clock: what it forgets for want of room is older than the window."""
+    leader, log = Leader(small(12, sources=3)), list[tuple[list[Position], int]]()
+    now_ms, front = 0, {A: 0, B: 0, b"c": 0}
+    for _ in range(data.draw(st.integers(10, 60))):
+        now_ms += data.draw(st.integers(0, WINDOW_MS // 3))
+        source = data.draw(st.sampled_from(sorted(front)))
+        front[source] += data.draw(st.integers(0, 2))
+        batch = pages(source, max(0, front[source] - data.draw(st.integers(0, 3))))
+        batch = [(one, at + data.draw(st.integers(0, 99)), 0) for one, at, _ in batch]
+        outcome = leader.write(batch, now_ms)
+        if isinstance(outcome, Sifted):
+            log.append((outcome.fresh, now_ms))
+    follower = sets_of(leader.sets.max_bytes)
+    for offset, (fresh, _) in enumerate(log):
+        follower.accept(fresh, offset, 10**9, exact=False)
+        assert follower.cost <= follower.max_bytes
+    for fresh, then_ms in log:
+        if then_ms + WINDOW_MS >= now_ms:
+            assert follower.sift(fresh, 10**9) == Sifted(list(range(len(fresh))), [])
