@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from brokers.metadata.znodes import CONFIG_BROKERS
-from brokers.security.dynamic_tls import tls_changes, overridden
+from brokers.security.dynamic_tls import overridden, tls_changes
 from brokers.security.listener_tls import listener_tls
 from brokers.setting_kinds import ConfigError
 

@@ -7,7 +7,7 @@ import pytest
 from brokers.api.config_alterations import Alteration, Operation, Resource, Unknown, setting_of
 from brokers.config import BROKER_SETTINGS, BrokerConfig
 from brokers.controller.requests import Refused
-from brokers.security.dynamic_tls import tls_changes, of_tls, overridden, refused_change
+from brokers.security.dynamic_tls import of_tls, overridden, refused_change, tls_changes
 from brokers.security.listener_tls import listener_tls
 
 LOCATION = "listener.name.outside.ssl.keystore.location"
