@@ -46,7 +46,6 @@ from wire.hot import (
 )
 
 if TYPE_CHECKING:
-    from brokers.api.metering import Meter
     from brokers.replication.partition import Partition
     from brokers.timers import Timer
 
@@ -65,7 +64,7 @@ def handle_fetch(request: FetchRequest, context: Context, whole: bool = False) -
 
     ``whole``: an answer that is given at once has its size and header.
     """
-    replica_id, _, wait_ms, _, _, isolation_level, session_id, epoch, parts, forgotten, _, _ = request
+    replica_id, _, wait_ms, _, max_bytes, isolation_level, session_id, epoch, parts, forgotten, _, _ = request
     services, most = context.services, answers.LONG_PARTS
     sessions = services.fetch_sessions
     source = context.source
@@ -78,8 +77,8 @@ def handle_fetch(request: FetchRequest, context: Context, whole: bool = False) -
         error = _replica_error(request, context)
         if error is not _NONE:
             return Done(refused(error, context))
-    elif source is not None and source.meter is not None:
-        request = _measured(request, source.meter)
+    elif source is not None and source.meter is not None and max_bytes > source.meter.fetch_bytes_max:
+        request = request._replace(max_bytes=source.meter.fetch_bytes_max)  # what the client's quota allows at once
     full = epoch in _FULL
     if not full:
         by_id = context.api_version >= TOPIC_IDS_VERSION
@@ -128,12 +127,6 @@ def execute_fetch(runs: Sequence[FetchRun], contexts: Sequence[Context]) -> list
     if len(runs) == 1:
         return [handle_fetch(runs[0][0], contexts[0], True)]
     return [handle_fetch(run.request, context, True) for run, context in zip(runs, contexts, strict=True)]
-
-
-def _measured(request: FetchRequest, meter: Meter) -> FetchRequest:
-    """As much of it as the client's quota allows at once."""
-    most = meter.fetch_bytes_max
-    return request if request.max_bytes <= most else request._replace(max_bytes=most)
 
 
 def _replica_error(request: FetchRequest, context: Context) -> ErrorCode:
@@ -298,7 +291,7 @@ class Fetch:
         if self._timers is not None:
             self.end_wait()
         source = context.source
-        if source is not None and source.meter is not None and self.total and self.over_quota():
+        if self.total and source is not None and source.meter is not None and self.over_quota():
             return self.empty_answer(whole)
         found, self.found = self.found or [], None
         pairs: list[tuple[FetchPart, FetchOutcome]] = []
@@ -338,7 +331,7 @@ class Fetch:
         """Whether the client may not have what was found now. If it may, that is counted."""
         source = self.context.source
         meter = None if source is None else source.meter
-        if meter is None or source is None or self.request.replica_id >= 0:
+        if meter is None or source is None or meter.fetched is None or self.request.replica_id >= 0:
             return False
         return not meter.may_fetch(source, self.total)
 

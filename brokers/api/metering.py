@@ -147,16 +147,21 @@ class Meter:
 
         One answer is always given where nothing else was counted: a batch may be larger than all windows' worth.
         """
-        if self.fetched is None:
+        fetched = self.fetched
+        if fetched is None:
             return True
         now_ms = self._metering.clock.mono_ms()
-        mute_ms = self.fetched.spend(size_bytes, now_ms / 1000, lambda: now_ms)
+        left = fetched.left - size_bytes
+        if left >= 0 and now_ms < fetched.until_s * 1000:
+            fetched.left = left
+            return True
+        mute_ms = fetched.spend(size_bytes, now_ms / 1000, lambda: now_ms)
         if not mute_ms:
             return True
         self._mute(connection, FETCHED, mute_ms)
-        if self.fetched.used(now_ms) <= size_bytes:
+        if fetched.used(now_ms) <= size_bytes:
             return True
-        self.fetched.record(-size_bytes, now_ms)
+        fetched.record(-size_bytes, now_ms)
         return False
 
     def may_mutate(self, connection: Mutable, partitions: int, *, strict: bool) -> bool:
