@@ -277,6 +277,13 @@ class BrokerConfig:
         LONG, 128 * MIB, "Subscriptions of all members of a broker's groups, in bytes: above it none joins.",
         low=MIB,
     )  # fmt: skip
+    group_lag_interval_ms: int = setting(
+        INT, 5_000, "How often a coordinator computes how far its groups are behind, in ms; 0: never.", low=0
+    )
+    group_lag_series_max: int = setting(
+        INT, 10_000, "Partitions, and partitions of groups, of which a broker's /metrics has series of their own; above"
+        " it sums alone.", low=0,
+    )  # fmt: skip
 
     # transactions
     transaction_state_log_num_partitions: int = setting(INT, 50, "Partitions of __transaction_state.", low=1)

@@ -136,6 +136,8 @@ class Metrics:
             ("fleetlog_loop_lag_seconds", "How late the event loop runs a timer.", "", {"": self.loop_lag_seconds}),
         ]  # fmt: skip
         self.registry.register(self._numbers)
+        self.group_families: Callable[[], bytes] = bytes
+        """More families as text, made elsewhere: groups and their partitions."""
 
     def watch(self, name: str, doc: str, read: Callable[[], float]) -> None:
         """Add a gauge whose value ``read`` gives at scrape time."""
@@ -149,4 +151,4 @@ class Metrics:
         """The text exposition of all metrics."""
         from prometheus_client.exposition import generate_latest  # with it comes a whole web server
 
-        return generate_latest(self.registry)
+        return generate_latest(self.registry) + self.group_families()

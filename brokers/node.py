@@ -23,6 +23,8 @@ from brokers.api.metering import Metering
 from brokers.config import BrokerConfig
 from brokers.controller.controller import Controller
 from brokers.controller.handover import hand_over
+from brokers.coordinators.lag_families import LagFamilies
+from brokers.coordinators.lags import LagWatch
 from brokers.coordinators.runtime import CoordinatorRuntime
 from brokers.coordinators.transactions.coordinator import TransactionCoordinator, partition_count_of
 from brokers.groups.member_memory import MemberRoom
@@ -176,6 +178,8 @@ class Node:
         self._upkeep(self._tick(logs), "upkeep")
         if self._audit_writer is not None:
             self._upkeep(self._audit_writer.run(), "audit")
+        if services.lags is not None:
+            self._upkeep(services.lags.run(), "lag")
         # librdkafka's admin calls hang on Metadata without a controller: serve clients once there is one
         if not await metadata.wait_until(
             lambda: metadata.controller_id >= 0, 2 * self.config.zookeeper_session_timeout_ms
@@ -296,10 +300,24 @@ class Node:
                 "fleetlog_audit", "Audit events, by what became of them.", "what", writer.metrics
             )
             self._audit_writer = writer
+        if config.group_lag_interval_ms:
+            self._watch_lag(self.services, ports.connect_peers(metadata, timers, f"lag-{config.broker_id}"))
         sessions = self.services.fetch_sessions
         replicas.on_leader(lambda partition: sessions.expect(partition.state.replicas, clock.mono_ms()))
         self._watch_gauges(self.services)
         return self.services
+
+    def _watch_lag(self, services: Services, peers: PeersPort) -> None:
+        """Compute the lag of the groups, and tell it in the metrics. Connections of its own: old brokers close them."""
+        config, metadata, replicas = self.config, services.metadata, services.replicas
+        lags = services.lags = LagWatch(
+            config.broker_id, config.group_lag_interval_ms, services.groups, metadata, replicas, peers, services.clock
+        )
+        families = LagFamilies(
+            config.broker_id, version("fleetlog"), config.group_lag_series_max, lags, metadata, replicas
+        )  # fmt: skip
+        lags.after_round(families.make)
+        self._metrics.group_families = families.page
 
     def _watch_gauges(self, services: Services) -> None:
         watch = self._metrics.watch
@@ -553,6 +571,8 @@ class Node:
             await services.metadata.stop()
             services.replicas.close()
             await services.peers.close()
+            if services.lags is not None:
+                await services.lags.close()
             if self._audit_writer is not None:
                 await self._audit_writer.close()
         self._timers.close()

@@ -377,3 +377,21 @@ class ReplicaEndsRequest(Protocol):
 
 class DescribeSinksRequest(Protocol):
     sink_ids: list[str] | None
+
+
+class LogPositionsTopicsPartitions(Protocol):
+    partition_index: int
+    offset: int
+
+
+class LogPositionsTopics(Protocol):
+    name: str
+    partitions: list[LogPositionsTopicsPartitions]
+
+
+class LogPositionsRequest(Protocol):
+    topics: list[LogPositionsTopics]
+
+
+class DescribeLagRequest(Protocol):
+    group_ids: list[str] | None

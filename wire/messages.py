@@ -150,6 +150,22 @@ class ReplicaEndsResponse(_ApiMessage, load_json=wire.schemas):  # type: ignore[
     """Key 12000."""
 
 
+class LogPositionsRequest(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+    """Key 12010, fleetlog's, between brokers: where a leader's logs end, and how long a record at an offset waits."""
+
+
+class LogPositionsResponse(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+    """Key 12010."""
+
+
+class DescribeLagRequest(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+    """Key 12011, fleetlog's: how far consumer groups are behind, by their coordinator (docs/lag.md)."""
+
+
+class DescribeLagResponse(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+    """Key 12011."""
+
+
 class BeginBatchRequest(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
     """Key 12001, fleetlog's: begin a micro-batch of a sink (docs/protocol.md)."""
 
@@ -241,6 +257,10 @@ _OWN = (
     ControlledShutdownResponse,
     ReplicaEndsRequest,
     ReplicaEndsResponse,
+    LogPositionsRequest,
+    LogPositionsResponse,
+    DescribeLagRequest,
+    DescribeLagResponse,
 )
 
 

@@ -126,6 +126,8 @@ NEEDS: dict[int, tuple[Need, ...]] = {
     12005: _ON_TRANSACTION,
     12006: _needs((DESCRIBE, TRANSACTIONAL_ID)),
     12007: _needs((WRITE, TRANSACTIONAL_ID), (ALTER, CLUSTER)),  # rows may be written twice: an operator's decision
+    12010: _needs((CLUSTER_ACTION, CLUSTER)),
+    12011: _needs((DESCRIBE, GROUP)),
 }
 """By API key. Operations that Metadata and others look up only to tell a client what it may do are not listed."""
 

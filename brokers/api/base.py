@@ -29,6 +29,7 @@ from wire.types import TopicPartition
 if TYPE_CHECKING:
     from brokers.config import BrokerConfig
     from brokers.controller.handle import ControllerHandle
+    from brokers.coordinators.lags import LagWatch
     from brokers.coordinators.runtime import CoordinatorRuntime
     from brokers.coordinators.transactions.coordinator import TransactionCoordinator
     from brokers.groups.shard import GroupShard
@@ -247,6 +248,8 @@ class Services:
     fetch_wakes: Wakes = field(default_factory=Wakes)
     new_topics: NewTopics = field(default_factory=NewTopics)
     disconnects: Disconnects = field(default_factory=Disconnects)
+    lags: LagWatch | None = None
+    """How far the groups are behind, where that is computed."""
     process_troubles: Callable[[], list[str]] = list
     """What the process lacks, in words."""
 

@@ -1,4 +1,4 @@
-"""``fleetlog groups``: list, describe with lag, reset offsets, delete."""
+"""``fleetlog groups``: list, lag, describe, reset offsets, delete."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from brokers.cli.client import (
     reworded,
     topic_partitions,
 )
-from brokers.cli.output import CliError, Output, confirm, table
+from brokers.cli.group_lags import lag_of_groups
+from brokers.cli.output import CliError, Output, confirm, table, warn
 from brokers.cli.times import DurationType, TimeType
 from wire.errors import ErrorCode
 
@@ -33,7 +34,7 @@ MEMBERLESS = {"Empty", "Dead"}
 
 @click.group()
 def groups() -> None:
-    """Consumer groups: list, describe, reset, delete."""
+    """Consumer groups: list, lag, describe, reset, delete."""
 
 
 @groups.command("list")
@@ -50,6 +51,36 @@ def list_groups(target: Target, out: Output, states: tuple[str, ...]) -> None:
         if not wanted or g.get("group_state", "").lower() in wanted
     ]
     out.rows(["group", "state", "type", "protocol"], rows)
+
+
+# --- lag --------------------------------------------------------------------------------------------------------
+
+
+@groups.command("lag")
+@click.argument("names", nargs=-1, metavar="[GROUP...]", shell_complete=complete_groups)
+@client_options
+def group_lag(target: Target, out: Output, names: tuple[str, ...]) -> None:
+    """Show how far groups are behind, in records and in seconds, and whether they make progress.
+
+    The fleet's coordinators compute this every few seconds, by Burrow's rules: OK, WARN (consumes, but falls
+    behind), ERR (stopped, stalled or rewound). With names each partition is shown.
+    """
+    with admin(target, " ".join(names)) as client:
+        found, unknown = lag_of_groups(client, names)
+    for text in unknown:
+        warn(text)
+    if out.as_json:
+        out.value(found)
+    elif names:
+        columns = ["group", "topic", "partition", "status", "committed", "end", "lag", "seconds"]
+        rows = [{"group": one["group"], **row} for one in found for row in one["partitions"]]
+        table(columns, [[row[column] for column in columns] for row in rows])
+    else:
+        columns = ["group", "status", "lag", "seconds", "worst"]
+        table(columns, [[one[column] for column in columns] for one in found])
+    missing = set(names) - {one["group"] for one in found}
+    if missing:
+        raise CliError(f"no coordinator knows {', '.join(sorted(missing))}")
 
 
 # --- describe ---------------------------------------------------------------------------------------------------

@@ -167,6 +167,8 @@ class Group:
     durable: GroupRecord | None = None
     offsets: dict[TopicPartition, tuple[int, CommittedOffset]] = field(default_factory=dict)
     pending_offsets: dict[int, dict[TopicPartition, tuple[int, CommittedOffset]]] = field(default_factory=dict)
+    commits: int = 0
+    """Offsets committed since the coordinator loaded the group, and those that it found in the log."""
 
     def enter(self, state: GroupState, now: Now) -> None:
         """Change the state; the transition must be in the table."""

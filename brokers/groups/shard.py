@@ -215,6 +215,7 @@ class GroupShard:
         group = self.groups.setdefault(key.group_id, Group(key.group_id))
         self._fleeting.pop(group.id, None)
         self._sequence += 1
+        group.commits += 1
         if producer is None:
             group.offsets[key.partition] = (self._sequence, committed)
             return

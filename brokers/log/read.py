@@ -120,6 +120,20 @@ class LogReader:
         return segment.position_of(max(segment.base_offset, self._log.log_start_offset))
 
     @guarded
+    def timestamp_from(self, offset: int) -> int:
+        """The time of the batch that holds the first record from ``offset`` on, in ms; -1 if there is none.
+
+        It is that of the batch's first record, or of its append: the record's own is not much younger, and would have
+        to be unpacked.
+        """
+        for segment in self._log.segments.from_offset(offset):
+            position = segment.position_of(offset)
+            if position is not None:
+                header = parse_header(segment.log.read(position, HEADER_SIZE))
+                return header.max_timestamp if header.is_log_append_time else header.base_timestamp
+        return -1
+
+    @guarded
     def max_timestamp(self) -> tuple[int, int, int] | None:
         """(offset, timestamp, leader epoch) of the record with the largest timestamp (KIP-734)."""
         best: Segment | None = None

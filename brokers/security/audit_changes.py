@@ -247,7 +247,7 @@ _READERS: Final[dict[int, tuple[str, _Reader]]] = {
 }
 """By API key: the list of the request that names the resources, and how its changes are read."""
 MANAGEMENT_APIS: Final = frozenset(_READERS)
-BETWEEN_BROKERS: Final = frozenset({7, 19, 27, 12000})
+BETWEEN_BROKERS: Final = frozenset({7, 19, 27, 12000, 12010})
 """What brokers ask of each other on their own account; the topics among it that a client named in Metadata."""
 
 

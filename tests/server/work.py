@@ -128,6 +128,8 @@ WORK: dict[int, Entry] = {
     12005: _entry(),
     12006: _entry(),
     12007: _entry(),
+    12010: _entry(),
+    12011: _entry(),
 }
 """An API without an entry fails the test: think about what its requests may cost, and say it here."""
 

@@ -35,6 +35,7 @@ SETTINGS: dict[str, Any] = {
     "replica_fetch_wait_max_ms": 900,
     "default_replication_factor": 3,
     "min_insync_replicas": 2,
+    "group_lag_interval_ms": 0,
     "offsets_topic_num_partitions": 1,
     "offsets_topic_replication_factor": 3,
     "transaction_state_log_num_partitions": 1,

@@ -13,6 +13,7 @@ from typing import Any
 
 import wire.messages as m
 from brokers.api.base import DelayedResponse, Done, through
+from brokers.coordinators.lags import LagWatch
 from brokers.coordinators.runtime import CoordinatorRuntime
 from brokers.coordinators.transactions.coordinator import TransactionCoordinator, partition_count_of
 from brokers.groups.requests import GroupSettings
@@ -62,6 +63,16 @@ class Broker(Stage):
         self.services.loop = loop
         self.services.groups = groups
         self.services.transactions = self.transactions
+        no_peers = SimpleNamespace()
+        self.services.lags = LagWatch(
+            ME,
+            5_000,
+            groups,
+            self.metadata,
+            self.replicas,
+            no_peers,
+            self.clock,  # type: ignore[arg-type]
+        )
         for runtime in (groups, self.transactions):
             self.replicas.on_leader(runtime.partition_elected)
             self.replicas.on_resigned(runtime.partition_resigned)

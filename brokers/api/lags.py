@@ -1,0 +1,94 @@
+"""The lag of consumer groups: what brokers ask of each other for it (LogPositions), and the result (DescribeLag)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import wire.messages as m
+from brokers.api.access import DESCRIBE, GROUP, TOPIC
+from brokers.api.base import Context, Done, Paced
+from brokers.coordinators.lags import GroupLag, LagWatch
+from brokers.groups.lag import LogPosition
+from brokers.model import TopicPartition
+from brokers.replication.positions import own_position
+from wire.admin_requests import DescribeLagRequest, LogPositionsRequest
+from wire.errors import ErrorCode
+
+
+def handle_log_positions(request: LogPositionsRequest, context: Context) -> Paced:
+    """LogPositions v0 (ours): ends of the logs led here, and the times of records at offsets."""
+    services, kind = context.services, m.LogPositionsResponse
+    granted = context.acts_as_broker()
+    if not granted or context.connection.listener != services.config.inter_broker_listener():
+        return Done(kind(version=0, throttle_time_ms=0, error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED, topics=[]))
+    topics = []
+    for topic in request.topics:
+        rows = []
+        for one in topic.partitions:
+            yield
+            found = own_position(TopicPartition(topic.name, one.partition_index), one.offset, services.replicas)
+            rows.append(_position_row(kind.TopicPositions, one, found))
+        topics.append(kind.TopicPositions(version=0, name=topic.name, partitions=rows))
+    return Done(kind(version=0, throttle_time_ms=0, error_code=0, topics=topics))
+
+
+def _position_row(kind: Any, asked: Any, found: LogPosition | ErrorCode) -> Any:
+    row = kind.FoundPosition(version=0, partition_index=asked.partition_index, offset=asked.offset, error_code=0)
+    if isinstance(found, LogPosition):
+        row.start_offset, row.end_offset, row.stable_offset, row.waiting_since_ms = found
+    else:
+        row.error_code = int(found)
+    return row
+
+
+def handle_describe_lag(request: DescribeLagRequest, context: Context) -> Paced:
+    """DescribeLag v0 (ours): groups that this broker coordinates, all of them or those named.
+
+    INVALID_CONFIG where ``group.lag.interval.ms`` is 0; a group of which nothing was computed yet has no topics.
+    """
+    lags, kind = context.services.lags, m.DescribeLagResponse
+    if lags is None:
+        return Done(kind(version=0, throttle_time_ms=0, error_code=ErrorCode.INVALID_CONFIG, groups=[]))
+    rows = []
+    if request.group_ids is None:
+        for group_id in list(lags.groups):
+            yield
+            if context.allows(DESCRIBE, GROUP, group_id, logged=False):
+                rows.append((yield from _described(group_id, lags, context)))
+    else:
+        for group_id in dict.fromkeys(request.group_ids):
+            yield
+            rows.append((yield from _described(group_id, lags, context)))
+    return Done(kind(version=0, throttle_time_ms=0, error_code=0, groups=rows))
+
+
+def _described(group_id: str, lags: LagWatch, context: Context) -> Any:
+    kind = m.DescribeLagResponse.GroupLagRow
+    error = context.refusal(DESCRIBE, GROUP, group_id)
+    if error is ErrorCode.NONE:
+        error, shard = context.services.groups.shard_for(group_id)
+        if shard is not None and group_id not in shard.groups:
+            error = ErrorCode.GROUP_ID_NOT_FOUND
+    found = lags.groups.get(group_id)
+    if error is not ErrorCode.NONE or found is None:
+        return kind(version=0, error_code=error, group_id=group_id, status="", topics=[])
+    denied = context.denied(DESCRIBE, TOPIC, {tp.topic for tp in found.partitions}, logged=False)
+    topics = yield from _topics(kind.TopicLag, found, denied)
+    age_ms = context.services.clock.mono_ms() - found.at_ms
+    status = found.progress.group_status
+    return kind(version=0, error_code=0, group_id=group_id, status=status, age_ms=age_ms, topics=topics)
+
+
+def _topics(kind: Any, found: GroupLag, denied: frozenset[str]) -> Any:
+    topics: dict[str, list[Any]] = {}
+    for tp, one in sorted(found.partitions.items()):
+        yield
+        if tp.topic not in denied:
+            topics.setdefault(tp.topic, []).append(
+                kind.LagOfPartition(
+                    version=0, partition_index=tp.partition, committed_offset=one.committed, end_offset=one.end,
+                    lag=one.records, stable_lag=one.stable_records, lag_ms=round(one.seconds * 1000),
+                    status=one.progress.name,
+                )
+            )  # fmt: skip
+    return [kind(version=0, name=name, partitions=rows) for name, rows in topics.items()]

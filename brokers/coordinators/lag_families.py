@@ -1,0 +1,279 @@
+"""Groups, topics and partitions as text for ``/metrics``: our own families, kafka_exporter's and kminion's.
+
+A broker has the groups that it coordinates and the partitions that it leads, so sums over all brokers count nothing
+twice; what is of the whole fleet is told by the controller alone. The text is made after each round of the lag watch,
+in slices: a scrape only sends it. Above ``series_max`` partitions (or partitions of groups) there are sums alone.
+
+Names and labels are those of kafka_exporter 1.9 and kminion 2; ``kafka_consumergroup_uncommitted_offsets`` and
+``kafka_consumer_lag_millis`` are those of Grafana's fork of the former.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from brokers.coordinators.lags import GroupLag, LagWatch
+from brokers.groups.members import GroupState
+from brokers.metadata.cache import MetadataCache
+from brokers.model import BrokerInfo
+from brokers.replication.replicas import ReplicaManager
+
+_ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+SAMPLES_PER_TURN = 1_000
+
+_FAMILIES: dict[str, str] = {
+    "fleetlog_group_lag_records": "Records that a group has not consumed, by topic.",
+    "fleetlog_group_lag_seconds": "Age of the oldest record that a group has not consumed, by topic.",
+    "fleetlog_group_state": "0 OK, 1 WARN, 2 STOP, 3 STALL, 4 REWIND: the worst of a group's partitions.",
+    "fleetlog_group_members": "Members of a group.",
+    "fleetlog_group_commits_total": "Offsets that a group committed.",
+    "fleetlog_lag_series_left_out": "Partitions without series of their own: group.lag.series.max.",
+    "kafka_brokers": "Brokers of the fleet.",
+    "kafka_broker_info": "1 for each broker.",
+    "kafka_topic_partitions": "Partitions of a topic.",
+    "kafka_topic_partition_current_offset": "End of a partition.",
+    "kafka_topic_partition_oldest_offset": "Start of a partition.",
+    "kafka_topic_partition_in_sync_replica": "Replicas in sync.",
+    "kafka_topic_partition_leader": "Broker that leads a partition.",
+    "kafka_topic_partition_leader_is_preferred": "1 if the first replica leads.",
+    "kafka_topic_partition_replicas": "Replicas of a partition.",
+    "kafka_topic_partition_under_replicated_partition": "1 if a replica is not in sync.",
+    "kafka_consumergroup_current_offset": "Offset that a group committed.",
+    "kafka_consumergroup_lag": "Records that a group has not consumed.",
+    "kafka_consumergroup_uncommitted_offsets": "The same.",
+    "kafka_consumer_lag_millis": "Age of the first record that a group has not consumed, in ms.",
+    "kafka_consumergroup_current_offset_sum": "Offsets that a group committed, added up over a topic.",
+    "kafka_consumergroup_lag_sum": "Records that a group has not consumed, of a topic.",
+    "kafka_consumergroup_members": "Members of a group.",
+    "kminion_exporter_up": "1 if every leader answered when lag was last computed.",
+    "kminion_kafka_cluster_info": "1, with labels of the fleet.",
+    "kminion_kafka_broker_info": "1 for each broker.",
+    "kminion_kafka_broker_log_dir_size_total_bytes": "Bytes of a broker's logs.",
+    "kminion_kafka_topic_info": "1 for each topic.",
+    "kminion_kafka_topic_partition_high_water_mark": "End of a partition.",
+    "kminion_kafka_topic_partition_low_water_mark": "Start of a partition.",
+    "kminion_kafka_topic_high_water_mark_sum": "Ends of the partitions, added up over a topic.",
+    "kminion_kafka_topic_low_water_mark_sum": "Starts of the partitions, added up over a topic.",
+    "kminion_kafka_topic_log_dir_size_total_bytes": "Bytes of a topic's replicas on this broker.",
+    "kminion_kafka_consumer_group_info": "1 if the group is stable, else 0.",
+    "kminion_kafka_consumer_group_members": "Members of a group.",
+    "kminion_kafka_consumer_group_empty_members": "Members of a group without a partition.",
+    "kminion_kafka_consumer_group_topic_members": "Members of a group with partitions of a topic.",
+    "kminion_kafka_consumer_group_topic_assigned_partitions": "Partitions of a topic assigned to a group's members.",
+    "kminion_kafka_consumer_group_topic_offset_sum": "Offsets that a group committed, added up over a topic.",
+    "kminion_kafka_consumer_group_topic_partition_lag": "Records that a group has not consumed.",
+    "kminion_kafka_consumer_group_topic_lag": "Records that a group has not consumed, of a topic.",
+    "kminion_kafka_consumer_group_offset_commits_total": "Offsets that a group committed.",
+}
+"""Every family of this page with its help."""
+
+
+class _Page:
+    """Samples by family, in slices of the loop's time."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, list[str]] = {name: [] for name in _FAMILIES}
+        self._samples = 0
+
+    def add(self, name: str, value: float, **labels: object) -> None:
+        """One sample; a label that is None is left out."""
+        told = ",".join(f'{label}="{str(one).translate(_ESCAPES)}"' for label, one in labels.items() if one is not None)
+        self._rows[name].append(f"{name}{{{told}}} {value}" if told else f"{name} {value}")
+        self._samples += 1
+
+    async def turn(self) -> None:
+        """Let the loop run now and then."""
+        if self._samples >= SAMPLES_PER_TURN:
+            self._samples = 0
+            await asyncio.sleep(0)
+
+    async def text(self) -> bytes:
+        """All families that have samples."""
+        blocks: list[bytes] = []
+        for name, rows in self._rows.items():
+            if rows:
+                kind = "counter" if name.endswith("_total") else "gauge"
+                blocks.append(f"# HELP {name} {_FAMILIES[name]}\n# TYPE {name} {kind}\n".encode())
+                for begin in range(0, len(rows), SAMPLES_PER_TURN):
+                    blocks.append(("\n".join(rows[begin : begin + SAMPLES_PER_TURN]) + "\n").encode())
+                    await asyncio.sleep(0)
+        return b"".join(blocks)
+
+
+class LagFamilies:
+    """Makes the text; :attr:`text` is the last one."""
+
+    def __init__(
+        self,
+        broker_id: int,
+        version: str,
+        series_max: int,
+        lags: LagWatch,
+        metadata: MetadataCache,
+        replicas: ReplicaManager,
+    ) -> None:
+        self.text = b""
+        self._broker_id = broker_id
+        self._version = version
+        self._series_max = series_max
+        self._lags = lags
+        self._metadata = metadata
+        self._replicas = replicas
+
+    def page(self) -> bytes:
+        """The last text."""
+        return self.text
+
+    async def make(self) -> None:
+        """Make the text anew."""
+        page = _Page()
+        page.add("kminion_exporter_up", int(self._lags.complete), version=self._version)
+        if self._metadata.controller_id == self._broker_id:
+            await self._fleet(page)
+        left_out = await self._partitions(page) + await self._groups(page)
+        page.add("fleetlog_lag_series_left_out", left_out)
+        self.text = await page.text()
+
+    # ---- the fleet, told by its controller -------------------------------------------------------------------------
+
+    async def _fleet(self, page: _Page) -> None:
+        metadata = self._metadata
+        count = len(metadata.brokers)
+        page.add("kafka_brokers", count)
+        page.add(
+            "kminion_kafka_cluster_info", 1, broker_count=count, cluster_id=metadata.cluster_id,
+            cluster_version=f"fleetlog {self._version}", controller_id=metadata.controller_id,
+        )  # fmt: skip
+        for broker_id, broker in sorted(metadata.brokers.items()):
+            labels = _address(broker)
+            page.add("kafka_broker_info", 1, id=broker_id, address=f"{labels['address']}:{labels['port']}")
+            controls = str(broker_id == metadata.controller_id).lower()
+            page.add("kminion_kafka_broker_info", 1, **labels, is_controller=controls)
+        for name, topic in list(metadata.topics.items()):
+            partitions = len(topic.partitions)
+            page.add("kafka_topic_partitions", partitions, topic=name)
+            factor = len(topic.partitions[0].replicas) if topic.partitions else 0
+            page.add(
+                "kminion_kafka_topic_info", 1, cleanup_policy=",".join(metadata.topic_config(name).cleanup_policy),
+                partition_count=partitions, replication_factor=factor, topic_name=name,
+            )  # fmt: skip
+            await page.turn()
+
+    # ---- partitions led here, logs kept here -----------------------------------------------------------------------
+
+    async def _partitions(self, page: _Page) -> int:
+        replicas = list(self._replicas.all())
+        led = [one for one in replicas if one.is_leader]
+        single = len(led) <= self._series_max
+        ends: dict[str, int] = {}
+        starts: dict[str, int] = {}
+        for one in led:
+            (topic, index), log, state = one.tp, one.log, one.state
+            ends[topic] = ends.get(topic, 0) + log.high_watermark
+            starts[topic] = starts.get(topic, 0) + log.log_start_offset
+            await page.turn()
+            if not single:
+                continue
+            missing = len(state.isr) < len(state.target)
+            preferred = bool(state.target) and state.target[0] == self._broker_id
+            for name, value in (
+                ("current_offset", log.high_watermark),
+                ("oldest_offset", log.log_start_offset),
+                ("in_sync_replica", len(state.isr)),
+                ("leader", self._broker_id),
+                ("leader_is_preferred", int(preferred)),
+                ("replicas", len(state.target)),
+                ("under_replicated_partition", int(missing)),
+            ):
+                page.add(f"kafka_topic_partition_{name}", value, topic=topic, partition=index)
+            for name, value in (("high", log.high_watermark), ("low", log.log_start_offset)):
+                page.add(
+                    f"kminion_kafka_topic_partition_{name}_water_mark", value, topic_name=topic, partition_id=index
+                )
+        for name, sums in (("high", ends), ("low", starts)):
+            for topic, value in sums.items():
+                page.add(f"kminion_kafka_topic_{name}_water_mark_sum", value, topic_name=topic)
+        sizes: dict[str, int] = {}
+        for one in replicas:
+            sizes[one.tp.topic] = sizes.get(one.tp.topic, 0) + one.log.size_bytes
+        for topic, size in sizes.items():
+            page.add("kminion_kafka_topic_log_dir_size_total_bytes", size, topic_name=topic)
+        own = self._metadata.brokers.get(self._broker_id)
+        if own is not None:
+            page.add("kminion_kafka_broker_log_dir_size_total_bytes", sum(sizes.values()), **_address(own))
+        return 0 if single else len(led)
+
+    # ---- groups coordinated here -----------------------------------------------------------------------------------
+
+    async def _groups(self, page: _Page) -> int:
+        groups = self._lags.groups
+        rows = sum(len(group.partitions) for group in groups.values())
+        single = rows <= self._series_max
+        for group in groups.values():
+            self._group(page, group)
+            if single:
+                _group_partitions(page, group)
+            await page.turn()
+        return 0 if single else rows
+
+    def _group(self, page: _Page, group: GroupLag) -> None:
+        name = group.group_id
+        page.add("fleetlog_group_state", int(group.progress), group=name)
+        page.add("fleetlog_group_members", group.members, group=name)
+        page.add("fleetlog_group_commits_total", group.commits, group=name)
+        page.add("kafka_consumergroup_members", group.members, consumergroup=name)
+        page.add(
+            "kminion_kafka_consumer_group_info", int(group.state == GroupState.STABLE.value),
+            coordinator_id=self._broker_id, group_id=name, member_count=group.members, protocol=group.protocol,
+            protocol_type=group.protocol_type, state=group.state,
+        )  # fmt: skip
+        page.add("kminion_kafka_consumer_group_members", group.members, group_id=name)
+        page.add("kminion_kafka_consumer_group_offset_commits_total", group.commits, group_id=name)
+        idle = sum(not any(one.values()) for one in group.assignments)
+        page.add("kminion_kafka_consumer_group_empty_members", idle, group_id=name)
+        for topic in sorted({topic for one in group.assignments for topic in one}):
+            counts = [one[topic] for one in group.assignments if one.get(topic)]
+            page.add("kminion_kafka_consumer_group_topic_members", len(counts), group_id=name, topic_name=topic)
+            page.add(
+                "kminion_kafka_consumer_group_topic_assigned_partitions", sum(counts), group_id=name, topic_name=topic
+            )
+        for topic, (offsets, records, seconds) in _by_topic(group).items():
+            page.add("fleetlog_group_lag_records", records, group=name, topic=topic)
+            page.add("fleetlog_group_lag_seconds", seconds, group=name, topic=topic)
+            page.add("kafka_consumergroup_current_offset_sum", offsets, consumergroup=name, topic=topic)
+            page.add("kafka_consumergroup_lag_sum", records, consumergroup=name, topic=topic)
+            page.add("kminion_kafka_consumer_group_topic_offset_sum", offsets, group_id=name, topic_name=topic)
+            page.add("kminion_kafka_consumer_group_topic_lag", records, group_id=name, topic_name=topic)
+
+
+def _group_partitions(page: _Page, group: GroupLag) -> None:
+    for (topic, index), one in group.partitions.items():
+        labels = {"consumergroup": group.group_id, "topic": topic, "partition": index}
+        page.add("kafka_consumergroup_current_offset", one.committed, **labels)
+        page.add("kafka_consumergroup_lag", one.records, **labels)
+        page.add("kafka_consumergroup_uncommitted_offsets", one.records, **labels)
+        page.add("kafka_consumer_lag_millis", round(one.seconds * 1000), **labels)
+        page.add(
+            "kminion_kafka_consumer_group_topic_partition_lag", one.records,
+            group_id=group.group_id, partition_id=index, topic_name=topic,
+        )  # fmt: skip
+
+
+def _by_topic(group: GroupLag) -> Mapping[str, tuple[int, int, float]]:
+    """Sums of offsets and of records, and the longest time, by topic."""
+    found: dict[str, tuple[int, int, float]] = {}
+    for tp, one in group.partitions.items():
+        offsets, records, seconds = found.get(tp.topic, (0, 0, 0.0))
+        found[tp.topic] = (offsets + one.committed, records + one.records, max(seconds, one.seconds))
+    return found
+
+
+def _address(broker: BrokerInfo) -> dict[str, object]:
+    endpoint = broker.endpoints[0] if broker.endpoints else None
+    return {
+        "broker_id": broker.id,
+        "address": endpoint.host if endpoint is not None else "",
+        "port": endpoint.port if endpoint is not None else 0,
+        "rack_id": broker.rack or "",
+    }

@@ -1,0 +1,91 @@
+"""Where offsets lie in logs: a leader's answer to brokers that compute the lag of their consumer groups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from brokers.groups.lag import LogPosition
+from brokers.log import DiskError, LogOffline
+from brokers.model import TopicPartition
+from brokers.peers.calls import PeerUnavailable
+from brokers.replication.partition import Partition
+from brokers.replication.serving import Serve
+from wire import messages
+from wire.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from brokers.peers.calls import PeersPort
+    from brokers.replication.replicas import ReplicaManager
+
+LOG_POSITIONS_KEY = 12010
+PAIRS_PER_REQUEST = 2_000
+ASK_MS = 3_000
+NO_OFFSET = -1
+"""Instead of an offset: only the ends of the log are asked for, which reads nothing."""
+
+Asked = tuple[TopicPartition, int]
+"""A partition and an offset in it, or NO_OFFSET."""
+
+
+def own_position(tp: TopicPartition, offset: int, replicas: ReplicaManager) -> LogPosition | ErrorCode:
+    """This leader's answer, or why it has none. With an offset that has a record behind it, one header is read."""
+    partition, error = replicas.leader(tp)
+    if partition is None:
+        return error
+    error = partition.may_serve(Serve.LIST_OFFSETS)
+    if error is not ErrorCode.NONE:
+        return error
+    try:
+        return _position(partition, offset)
+    except (LogOffline, DiskError):
+        return ErrorCode.KAFKA_STORAGE_ERROR
+
+
+def _position(partition: Partition, offset: int) -> LogPosition:
+    log = partition.log
+    start, end = log.log_start_offset, log.high_watermark
+    since_ms = -1
+    if offset >= 0 and max(offset, start) < end:
+        since_ms = log.reader.timestamp_from(max(offset, start))
+    return LogPosition(start, end, log.last_stable_offset, since_ms)
+
+
+async def ask_positions(peers: PeersPort, broker_id: int, asked: Iterable[Asked]) -> dict[Asked, LogPosition]:
+    """A leader's answers, without those that it could not give. Raises PeerUnavailable, also for a refusal."""
+    found: dict[Asked, LogPosition] = {}
+    for chunk in _chunks(asked):
+        request = messages.LogPositionsRequest
+        topics = [
+            request.TopicPositions(
+                name=name,
+                partitions=[request.TopicPositions.AskedPosition(partition_index=i, offset=at) for i, at in pairs],
+            )
+            for name, pairs in chunk.items()
+        ]
+        answer = await peers.call(broker_id, LOG_POSITIONS_KEY, 0, request(version=0, topics=topics), ASK_MS)
+        if answer.error_code:
+            raise PeerUnavailable(broker_id, f"log positions: error {answer.error_code}")
+        found.update(_rows(answer))
+    return found
+
+
+def _rows(answer: Any) -> Iterator[tuple[Asked, LogPosition]]:
+    for topic in answer.topics:
+        for row in topic.partitions:
+            if not row.error_code:
+                position = LogPosition(row.start_offset, row.end_offset, row.stable_offset, row.waiting_since_ms)
+                yield (TopicPartition(topic.name, row.partition_index), row.offset), position
+
+
+def _chunks(asked: Iterable[Asked]) -> Iterator[Mapping[str, list[tuple[int, int]]]]:
+    chunk: dict[str, list[tuple[int, int]]] = {}
+    count = 0
+    for tp, offset in asked:
+        chunk.setdefault(tp.topic, []).append((tp.partition, offset))
+        count += 1
+        if count == PAIRS_PER_REQUEST:
+            yield chunk
+            chunk, count = {}, 0
+    if chunk:
+        yield chunk

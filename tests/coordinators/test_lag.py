@@ -1,0 +1,119 @@
+"""The lag of groups through the handlers: what a leader says of its logs, and what a coordinator makes of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import wire.messages as m
+from tests.support.coordinator_broker import Broker, play
+from tests.support.one_znode import OneZnode
+from wire.errors import ErrorCode as E
+
+
+async def furnished(tmp_path: Path) -> Broker:
+    """Five records in t, of which the group g has committed two."""
+    broker = await Broker(tmp_path, OneZnode()).ready()
+    for sequence in range(5):
+        assert await produced(broker, sequence) == 0
+    kind = m.OffsetCommitRequest.OffsetCommitRequestTopic
+    part = kind.OffsetCommitRequestPartition(version=8, partition_index=0, committed_offset=2)
+    topic = kind(version=8, name="t", partitions=[part])
+    request = m.OffsetCommitRequest(version=8, group_id="g", generation_id_or_member_epoch=-1, topics=[topic])
+    (answer,) = (await broker.call(8, 8, request)).topics[0].partitions
+    assert answer.error_code == 0
+    return broker
+
+
+async def produced(broker: Broker, sequence: int) -> int:
+    from wire import hot
+
+    data = broker.batch()
+    request = hot.ProduceRequest(None, -1, 1_000, [hot.ProducePart("t", None, 0, memoryview(bytearray(data)))])
+    encoded = await broker.outcome(0, 9, request)
+    response = m.decode_response(0, 9, b"".join(bytes(chunk) for chunk in encoded.chunks))
+    return int(response.responses[0].partition_responses[0].error_code)
+
+
+def positions(*asked: tuple[str, int, int]) -> Any:
+    kind = m.LogPositionsRequest
+    topics = [
+        kind.TopicPositions(
+            version=0, name=name,
+            partitions=[kind.TopicPositions.AskedPosition(version=0, partition_index=index, offset=offset)],
+        )
+        for name, index, offset in asked
+    ]  # fmt: skip
+    return kind(version=0, topics=topics)
+
+
+async def lag_of(broker: Broker, *names: str) -> Any:
+    request = m.DescribeLagRequest(version=0, group_ids=list(names) or None)
+    return await broker.call(12011, 0, request)
+
+
+def test_a_leader_says_where_its_logs_end_and_since_when_a_record_waits(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        broker = await furnished(tmp_path)
+        log = broker.partition("t", 0).log
+        found = await broker.call(12010, 0, positions(("t", 0, 2), ("t", 0, 5), ("t", 0, -1), ("t", 9, 0), ("x", 0, 0)))
+        rows = [topic.partitions[0] for topic in found.topics]
+        assert [row.error_code for row in rows] == [0, 0, 0, E.UNKNOWN_TOPIC_OR_PARTITION, E.UNKNOWN_TOPIC_OR_PARTITION]
+        assert [(row.start_offset, row.end_offset, row.stable_offset) for row in rows[:3]] == [(0, 5, 5)] * 3
+        assert rows[0].waiting_since_ms == log.reader.max_timestamp()[1] >= 0
+        assert [row.waiting_since_ms for row in rows[1:3]] == [-1, -1]
+        await broker.stop()
+
+    play(scenario)
+
+
+def test_a_coordinator_says_what_its_groups_lack(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        broker = await furnished(tmp_path)
+        assert (await lag_of(broker)).groups == []
+        (row,) = (await lag_of(broker, "g")).groups
+        assert (row.error_code, row.topics) == (0, []), "nothing is computed yet"
+        await broker.services.lags.round()
+        (row,) = (await lag_of(broker)).groups
+        ((one,),) = [topic.partitions for topic in row.topics]
+        assert (row.group_id, row.status, row.topics[0].name) == ("g", "OK", "t")
+        assert (one.committed_offset, one.end_offset, one.lag, one.stable_lag, one.status) == (2, 5, 3, 3, "OK")
+        assert one.lag_ms > 0
+        (row,) = (await lag_of(broker, "unknown")).groups
+        assert row.error_code == E.GROUP_ID_NOT_FOUND
+        await broker.stop()
+
+    play(scenario)
+
+
+def test_known_times_are_not_asked_for_again_unless_the_record_is_gone(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        broker = await furnished(tmp_path)
+        lags = broker.services.lags
+        await lags.round()
+        log = broker.partition("t", 0).log
+        kept = lags._since
+        assert kept == {(broker.partition("t", 0).tp, 2): log.reader.timestamp_from(2)}
+        first = lags.groups["g"].partitions
+        await lags.round()
+        assert lags._since == kept
+        assert lags.groups["g"].partitions == {tp: one._replace(seconds=lags.groups["g"].partitions[tp].seconds)
+                                               for tp, one in first.items()}  # fmt: skip
+        log.truncation.delete_records_before(4)
+        await lags.round()
+        await lags.round()
+        (one,) = lags.groups["g"].partitions.values()
+        assert one.records == 1, "what is deleted is no lag"
+        await broker.stop()
+
+    play(scenario)
+
+
+def test_switched_off_it_says_so(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        broker = await furnished(tmp_path)
+        broker.services.lags = None
+        assert (await lag_of(broker)).error_code == E.INVALID_CONFIG
+        await broker.stop()
+
+    play(scenario)
