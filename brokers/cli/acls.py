@@ -145,7 +145,7 @@ def acls() -> None:
 def list_acls(target: Target, out: Output, **options: Any) -> None:
     """List ACLs: all, or those that the options name. --pattern match: all that apply to a resource of that name."""
     with admin(target) as client:
-        out.rows(COLUMNS, _found(client, Wanted.of(options)))
+        out.rows(COLUMNS, acl_rows(client, Wanted.of(options)))
 
 
 @acls.command("add")
@@ -202,7 +202,7 @@ def remove_acls(target: Target, out: Output, yes: bool, **options: Any) -> None:
         raise click.UsageError("name a resource, a principal, a host or an operation: without one all ACLs would go")
     kind = request_class(DELETE_ACLS)
     with admin(target) as client:
-        rows = _found(client, wanted)
+        rows = acl_rows(client, wanted)
         if not rows:
             raise CliError("no ACL matches; see `fleetlog acls list`")
         confirm(f"Remove {len(rows)} ACLs?", yes)
@@ -217,7 +217,7 @@ def remove_acls(target: Target, out: Output, yes: bool, **options: Any) -> None:
     out.rows(COLUMNS, _each_once(removed), title="removed")
 
 
-def _found(client: Any, wanted: Wanted) -> list[list[str]]:
+def acl_rows(client: Any, wanted: Wanted) -> list[list[str]]:
     """The rows of the ACLs that are asked for."""
     rows = []
     for one in wanted.filters():

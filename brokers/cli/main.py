@@ -9,6 +9,7 @@ import click
 # Subjects are imported on first use: `fleetlog broker` must not pay for the tables and clients of the others.
 _SUBJECTS = {
     "acls": ("brokers.cli.acls", "acls", "Access control lists: list, add, remove."),
+    "apply": ("brokers.cli.apply", "apply", "Make the fleet what a file says: topics, users, ACLs, quotas."),
     "broker": ("brokers.cli.broker", "broker", "Run one broker from a properties file."),
     "brokers": ("brokers.cli.fleet_brokers", "brokers", "Single brokers: levels of their loggers."),
     "cluster": ("brokers.cli.cluster", "cluster", "The fleet: describe, rebalance."),

@@ -87,7 +87,7 @@ def list_quotas(target: Target, out: Output, **options: Any) -> None:
     """List quotas: all, or those of what the options name, and of nothing else."""
     named = _entity(options)
     with admin(target) as client:
-        out.rows(COLUMNS, _listed(client, named))
+        out.rows(COLUMNS, quota_rows(client, named))
 
 
 @quotas.command("set")
@@ -97,8 +97,8 @@ def set_quotas(rates: dict[str, float], target: Target, out: Output, **options: 
     """Set quotas, for example: fleetlog quotas set --user alice producer_byte_rate=1048576."""
     named = _needed(options)
     with admin(target) as client:
-        _alter(client, named, [{"key": key, "value": value, "remove": False} for key, value in rates.items()])
-        out.rows(COLUMNS, _listed(client, named), title="now")
+        alter_quotas(client, named, [{"key": key, "value": value, "remove": False} for key, value in rates.items()])
+        out.rows(COLUMNS, quota_rows(client, named), title="now")
 
 
 @quotas.command("remove")
@@ -109,16 +109,17 @@ def remove_quotas(names: tuple[str, ...], yes: bool, target: Target, out: Output
     """Remove quotas of a user, client id or address; without names: all that it has."""
     named = _needed(options)
     with admin(target) as client:
-        present = [row[3] for row in _listed(client, named)]
+        present = [row[3] for row in quota_rows(client, named)]
         gone = [name for name in names or present if name in present]
         if not gone:
             raise CliError("there is no such quota; see `fleetlog quotas list`")
         confirm(f"Remove {', '.join(gone)}?", yes)
-        _alter(client, named, [{"key": key, "value": 0.0, "remove": True} for key in gone])
-        out.rows(COLUMNS, _listed(client, named), title="left")
+        alter_quotas(client, named, [{"key": key, "value": 0.0, "remove": True} for key in gone])
+        out.rows(COLUMNS, quota_rows(client, named), title="left")
 
 
-def _listed(client: Any, named: _Named) -> list[list[Any]]:
+def quota_rows(client: Any, named: _Named) -> list[list[Any]]:
+    """The rows of the list: of what is named and of nothing else, or of all. Raises CliError."""
     kind = request_class(DESCRIBE_QUOTAS)
     components = [
         kind.ComponentData(
@@ -141,7 +142,8 @@ def _number(value: float) -> int | float:
     return int(value) if value == int(value) else value
 
 
-def _alter(client: Any, named: _Named, operations: list[dict[str, Any]]) -> None:
+def alter_quotas(client: Any, named: _Named, operations: list[dict[str, Any]]) -> None:
+    """Change quotas of one entity; an operation has key, value and remove. Raises CliError."""
     kind = request_class(ALTER_QUOTAS)
     entity = [kind.EntryData.EntityData(entity_type=one, entity_name=name) for one, name in named]
     ops = [kind.EntryData.OpData(**one) for one in operations]

@@ -1,0 +1,252 @@
+"""``fleetlog apply``: makes a fleet what ``fleet.yaml`` says, or tells how it differs."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from kafka.admin import AlterConfigOp, ConfigResource, ConfigResourceType
+
+from brokers.cli.acls import CREATE_ACLS, DELETE_ACLS, Wanted, acl_rows
+from brokers.cli.client import Target, admin, client_options, raise_for_code, reworded, wait_for_topics
+from brokers.cli.fleet_changes import (
+    AddPartitions,
+    AlterAcl,
+    AlterQuota,
+    AlterTopic,
+    CreateTopic,
+    FleetChange,
+    FleetFound,
+    Impossible,
+    SetPassword,
+    TopicFound,
+    differences,
+)
+from brokers.cli.fleet_file import AclRow, Entity, FleetFile, UserWanted, read_fleet
+from brokers.cli.output import CliError, Output, confirm
+from brokers.cli.quotas import ALL_OTHERS, alter_quotas, quota_rows
+from brokers.security.acl_znodes import OPERATION_NAMES, PERMISSION_NAMES, TYPE_NAMES
+from brokers.security.acls import PatternType, Permission
+from brokers.security.scram import ScramMechanism, random_text, salted_password
+from wire.errors import ErrorCode
+from wire.messages import request_class
+
+DESCRIBE_SCRAM, ALTER_SCRAM = 50, 51
+DRIFT = 3
+"""The exit code of --check when the fleet differs."""
+_MECHANISMS = {mechanism.value: mechanism for mechanism in ScramMechanism}
+_TYPES = {name: kind for kind, name in TYPE_NAMES.items()}
+_OPERATIONS = {name: operation for operation, name in OPERATION_NAMES.items()}
+_PERMISSIONS = {name: permission for permission, name in PERMISSION_NAMES.items()}
+
+
+@click.command()
+@click.option(
+    "--file", "-f", "file", required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Topics, users, ACLs and quotas, as YAML or (NAME.json) JSON.",
+)  # fmt: skip
+@click.option("--check", is_flag=True, help=f"Only tell what differs: exit code {DRIFT} if something does, 0 if not.")
+@click.option(
+    "--prune", is_flag=True,
+    help="Also remove settings of topics, ACLs of principals and quotas of entities that the file names, but not has.",
+)  # fmt: skip
+@click.option("--yes", "-y", is_flag=True, help="Don't ask.")
+@client_options
+def apply(file: Path, check: bool, prune: bool, yes: bool, target: Target, out: Output) -> None:
+    """Make the fleet what a file says: topics, users, ACLs, quotas.
+
+    Shows what it will do, and asks. What the file doesn't name stays as it is; no topic and no user is ever deleted.
+    A second run finds nothing to do.
+    """
+    try:
+        wanted = read_fleet(file.read_text("utf-8"), str(file))
+    except (OSError, UnicodeDecodeError) as error:
+        raise CliError(f"{file}: {getattr(error, 'strerror', None) or 'no text in UTF-8'}") from error
+    with admin(target) as client:
+        changes = differences(wanted, found_in(client, wanted), prune)
+        lines = [str(change) for change in changes]
+        if check or not changes:
+            out.done("\n".join(lines) or "nothing to do", {"changes": lines, "applied": False})
+            sys.exit(DRIFT if changes else 0)
+        impossible = [str(change) for change in changes if isinstance(change, Impossible)]
+        if impossible:
+            raise CliError("nothing was changed: " + "; ".join(impossible).replace("! ", ""))
+        passwords = {one.name: password_of(one.name, one.wanted) for one in changes if isinstance(one, SetPassword)}
+        if not out.as_json:
+            click.echo("\n".join(lines))
+        confirm(f"Make {len(changes)} change(s)?", yes)
+        make(client, changes, passwords, target)
+    out.done(f"made {len(changes)} change(s)", {"changes": lines, "applied": True})
+
+
+def password_of(name: str, wanted: UserWanted) -> str:
+    """The password of a user that needs one; raises CliError."""
+    if wanted.password_env is not None:
+        password = os.environ.get(wanted.password_env, "")
+        where = f"the variable {wanted.password_env}"
+    else:
+        where = str(wanted.password_file)
+        try:
+            password = Path(where).read_text("utf-8").split("\n", 1)[0].rstrip("\r")
+        except (OSError, UnicodeDecodeError) as error:
+            raise CliError(f"user {name}: no password in {where}: {error}") from error
+    if not password or "\0" in password:
+        raise CliError(f"user {name}: no password in {where}")
+    return password
+
+
+# ---- what there is ----------------------------------------------------------------------------------------------
+
+
+def found_in(client: Any, wanted: FleetFile) -> FleetFound:
+    """What the fleet has of the sections that are in the file. Raises CliError."""
+    return FleetFound(
+        _topics_found(client, list(wanted.topics)) if wanted.topics else {},
+        _users_found(client, list(wanted.users)) if wanted.users else {},
+        _acls_found(client) if wanted.acls is not None else (),
+        _quotas_found(client) if wanted.quotas is not None else {},
+    )
+
+
+def _topics_found(client: Any, names: list[str]) -> dict[str, TopicFound]:
+    found = {}
+    for topic in client.describe_topics(names):
+        if topic["error_code"] == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            continue
+        raise_for_code(f"topic {topic['name']}", topic["error_code"])
+        resource = ConfigResource(ConfigResourceType.TOPIC, topic["name"])
+        configs = client.describe_configs([resource], config_filter="modified").get("topic", {}).get(topic["name"], {})
+        own = {key: row["value"] for key, row in configs.items() if "TOPIC" in str(row.get("config_source", "TOPIC"))}
+        factors = frozenset(len(partition["replica_nodes"]) for partition in topic["partitions"])
+        found[topic["name"]] = TopicFound(len(topic["partitions"]), factors, own)
+    return found
+
+
+def _users_found(client: Any, names: list[str]) -> dict[str, dict[str, int]]:
+    kind = request_class(DESCRIBE_SCRAM)
+    answer = client.ask_any(kind(users=[kind.UserName(name=name) for name in names]))
+    raise_for_code("users", answer.error_code, answer.error_message)
+    by_code = {mechanism.code: mechanism.value for mechanism in ScramMechanism}
+    found = {}
+    for result in answer.results:
+        if result.error_code == ErrorCode.RESOURCE_NOT_FOUND:
+            continue
+        raise_for_code(f"user {result.user}", result.error_code, result.error_message)
+        found[result.user] = {by_code[one.mechanism]: one.iterations for one in result.credential_infos}
+    return found
+
+
+def _acls_found(client: Any) -> list[AclRow]:
+    everything = Wanted([], PatternType.ANY, (), (), [], Permission.ANY)
+    return [(row[0], row[1], row[2], row[3], row[4], row[5], row[6]) for row in acl_rows(client, everything)]
+
+
+def _quotas_found(client: Any) -> dict[Entity, dict[str, float]]:
+    found: dict[Entity, dict[str, float]] = defaultdict(dict)
+    for user, client_id, address, key, value in quota_rows(client, []):
+        found[user, client_id, address][key] = float(value)
+    return dict(found)
+
+
+# ---- making it so -----------------------------------------------------------------------------------------------
+
+
+def make(client: Any, changes: Sequence[FleetChange], passwords: dict[str, str], target: Target) -> None:
+    """Make the changes in their order. Raises CliError at the first one that fails: a second run does the rest."""
+    created = []
+    for change in changes:
+        match change:
+            case CreateTopic():
+                _create_topic(client, change, target)
+                created.append(change.name)
+            case AddPartitions():
+                answer = client.create_partitions({change.name: change.wanted}, target.timeout_ms, raise_errors=False)
+                for one in answer.results:
+                    raise_for_code(f"topic {change.name}", one.error_code, one.error_message)
+            case AlterTopic():
+                _alter_topic(client, change)
+            case SetPassword():
+                _set_password(client, change, passwords[change.name])
+            case AlterAcl():
+                _alter_acl(client, change)
+            case AlterQuota():
+                _alter_quota(client, change)
+            case Impossible():
+                raise CliError(str(change))
+    if created:
+        wait_for_topics(client, created, target.timeout_s)
+
+
+def _create_topic(client: Any, change: CreateTopic, target: Target) -> None:
+    spec = {
+        "num_partitions": change.wanted.partitions or -1, "replication_factor": change.wanted.replication or -1,
+        "configs": change.wanted.config,
+    }  # fmt: skip
+    answer = client.create_topics({change.name: spec}, target.timeout_ms, raise_errors=False)
+    for topic in answer["topics"]:
+        raise_for_code(f"topic {change.name}", topic["error_code"], topic.get("error_message"))
+
+
+def _alter_topic(client: Any, change: AlterTopic) -> None:
+    operation = AlterConfigOp.DELETE if change.wanted is None else AlterConfigOp.SET
+    resource = ConfigResource(
+        ConfigResourceType.TOPIC, change.name, configs={change.setting: (operation, change.wanted)}
+    )
+    answer = client.alter_configs([resource], raise_on_unknown=False, incremental=True)
+    result = answer.get("topic", {}).get(change.name, "no answer")
+    if result != "OK":
+        raise CliError(f"topic {change.name}: {reworded(result)}")
+
+
+def _set_password(client: Any, change: SetPassword, password: str) -> None:
+    kind = request_class(ALTER_SCRAM)
+    upsertions = []
+    for mechanism in map(_MECHANISMS.__getitem__, change.mechanisms):
+        salt = random_text(secrets.randbits).encode()
+        hashed = salted_password(mechanism, password, salt, change.wanted.iterations)
+        upsertions.append(
+            kind.ScramCredentialUpsertion(
+                name=change.name, mechanism=mechanism.code, iterations=change.wanted.iterations, salt=salt,
+                salted_password=hashed,
+            )
+        )  # fmt: skip
+    for result in client.ask_any(kind(deletions=[], upsertions=upsertions)).results:
+        raise_for_code(f"user {result.user}", result.error_code, result.error_message)
+
+
+def _alter_acl(client: Any, change: AlterAcl) -> None:
+    kind_name, name, pattern, verdict, operation, principal, host = change.row
+    kind, pattern_type = int(_TYPES[kind_name]), int(PatternType[pattern.upper()])
+    rest = {"operation": int(_OPERATIONS[operation]), "permission_type": int(_PERMISSIONS[verdict])}
+    if change.removed:
+        request = request_class(DELETE_ACLS)
+        one = request.DeleteAclsFilter(
+            resource_type_filter=kind, resource_name_filter=name, pattern_type_filter=pattern_type,
+            principal_filter=principal, host_filter=host, **rest,
+        )  # fmt: skip
+        results = client.ask_any(request(filters=[one])).filter_results
+    else:
+        request = request_class(CREATE_ACLS)
+        created = request.AclCreation(
+            resource_type=kind, resource_name=name, resource_pattern_type=pattern_type, principal=principal, host=host,
+            **rest,
+        )  # fmt: skip
+        results = client.ask_any(request(creations=[created])).results
+    for result in results:
+        raise_for_code(str(change)[2:], result.error_code, result.error_message)
+
+
+def _alter_quota(client: Any, change: AlterQuota) -> None:
+    named = [
+        (kind, None if name == ALL_OTHERS else name)
+        for kind, name in zip(("user", "client-id", "ip"), change.entity, strict=True)
+        if name
+    ]
+    removed = change.wanted is None
+    alter_quotas(client, named, [{"key": change.key, "value": change.wanted or 0.0, "remove": removed}])
