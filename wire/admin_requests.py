@@ -379,6 +379,25 @@ class DescribeSinksRequest(Protocol):
     sink_ids: list[str] | None
 
 
+class CompactTopicsTopics(Protocol):
+    name: str
+    partitions: list[int]
+
+
+class CompactTopicsRequest(Protocol):
+    now: bool
+    topics: list[CompactTopicsTopics]
+
+
+class DescribeCompactionTopics(Protocol):
+    name: str
+    partitions: list[int]
+
+
+class DescribeCompactionRequest(Protocol):
+    topics: list[DescribeCompactionTopics]
+
+
 class LogPositionsTopicsPartitions(Protocol):
     partition_index: int
     offset: int

@@ -111,6 +111,8 @@ _ROWS = (
     Api(12005, "AbortBatch", 0, 0, Cost.CHEAP, "sinks:handle_abort_batch"),
     Api(12006, "DescribeSinks", 0, 0, Cost.ADMIN, "sinks:handle_describe_sinks"),
     Api(12007, "ResetSink", 0, 0, Cost.CHEAP, "sinks:handle_reset_sink"),
+    Api(12008, "CompactTopics", 0, 0, Cost.ADMIN, "compaction:handle_compact_topics"),
+    Api(12009, "DescribeCompaction", 0, 0, Cost.ADMIN, "compaction:handle_describe_compaction"),
     Api(12010, "LogPositions", 0, 0, Cost.ADMIN, "lags:handle_log_positions", internal=True),
     Api(12011, "DescribeLag", 0, 0, Cost.ADMIN, "lags:handle_describe_lag"),
 )

@@ -222,6 +222,22 @@ class ResetSinkResponse(_ApiMessage, load_json=wire.schemas):  # type: ignore[ca
     """Key 12007."""
 
 
+class CompactTopicsRequest(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+    """Key 12008, fleetlog's: compact the broker's copies of partitions soon (docs/protocol.md)."""
+
+
+class CompactTopicsResponse(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+    """Key 12008."""
+
+
+class DescribeCompactionRequest(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+    """Key 12009, fleetlog's: how far the broker's copies of partitions are compacted (docs/protocol.md)."""
+
+
+class DescribeCompactionResponse(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+    """Key 12009."""
+
+
 _OWN = (
     CreateDelegationTokenRequest,
     CreateDelegationTokenResponse,
@@ -252,6 +268,10 @@ _OWN = (
     DescribeSinksResponse,
     ResetSinkRequest,
     ResetSinkResponse,
+    CompactTopicsRequest,
+    CompactTopicsResponse,
+    DescribeCompactionRequest,
+    DescribeCompactionResponse,
     DescribeLogDirsResponse,
     ControlledShutdownRequest,
     ControlledShutdownResponse,

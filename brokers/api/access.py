@@ -126,6 +126,8 @@ NEEDS: dict[int, tuple[Need, ...]] = {
     12005: _ON_TRANSACTION,
     12006: _needs((DESCRIBE, TRANSACTIONAL_ID)),
     12007: _needs((WRITE, TRANSACTIONAL_ID), (ALTER, CLUSTER)),  # rows may be written twice: an operator's decision
+    12008: _needs((ALTER, TOPIC)),
+    12009: _needs((DESCRIBE, TOPIC)),
     12010: _needs((CLUSTER_ACTION, CLUSTER)),
     12011: _needs((DESCRIBE, GROUP)),
 }

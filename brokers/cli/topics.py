@@ -1,4 +1,4 @@
-"""``fleetlog topics``: create, list, describe, alter, delete."""
+"""``fleetlog topics``: create, list, describe, alter, compact, delete."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from brokers.cli.client import (
     reworded,
     wait_for_topics,
 )
+from brokers.cli.compact import COLUMNS, OFF, Figures, compact_topics, compaction_of, figure_rows
 from brokers.cli.options import PARTITION_COUNT, REPLICA_COUNT, pairs
 from brokers.cli.output import CliError, Output, confirm, table, warn
 from brokers.cli.overview import PATIENCE_S, Overview, PartitionOverview, fetch_overview, read_directories
@@ -32,9 +33,10 @@ READ_UNCOMMITTED = 0
 
 @click.group()
 def topics() -> None:
-    """Topics: create, list, describe, alter, reassign, elect, delete."""
+    """Topics: create, list, describe, alter, compact, reassign, elect, delete."""
 
 
+topics.add_command(compact_topics)
 topics.add_command(reassign)
 topics.add_command(elect_leaders)
 
@@ -118,6 +120,8 @@ def create_topics(
 def describe_topics(target: Target, out: Output, names: tuple[str, ...]) -> None:
     """Show partitions, leaders, replicas, offsets and settings that differ from the default.
 
+    Of a compacted topic each broker's copy is shown, too: brokers compact their own.
+
     ISR are the replicas in sync; ELR, while fewer than min.insync.replicas are in sync, those that may lead as well
     without loss. Offsets come from the leader; a leader that does not answer is not waited for.
     """
@@ -127,7 +131,8 @@ def describe_topics(target: Target, out: Output, names: tuple[str, ...]) -> None
         overview = fetch_overview(client, list(dict.fromkeys(names)), directories=False)
         read_directories(client, overview, overview.partitions)
         ends = fetch_ends(client, list(overview.partitions.values()))
-        described = [topic_value(client, name, overview, ids.get(name), ends) for name in names]
+        figures = compaction_of(client, overview)
+        described = [topic_value(client, name, overview, ids.get(name), ends, figures) for name in names]
     if out.as_json:
         out.value(described)
         return
@@ -137,6 +142,8 @@ def describe_topics(target: Target, out: Output, names: tuple[str, ...]) -> None
             click.echo(f"  {setting}={value}")
         columns = ["partition", "leader", "replicas", "isr", "elr", "first_offset", "end_offset", "records", "problem"]
         table([c.replace("_", " ") for c in columns], [[p[c] for c in columns] for p in topic["partitions"]])
+        if topic["compaction"]:
+            table(COLUMNS, figure_rows(figures, topic["topic"]))
         for trouble in topic["troubles"]:
             click.echo(f"  broker {trouble['broker']}: {trouble['trouble']}")
         click.echo()
@@ -165,7 +172,9 @@ def fetch_ends(client: AdminClient, partitions: list[PartitionOverview]) -> Ends
     return {(tp.topic, tp.partition): (first.get(tp), end.get(tp)) for tp in tps}
 
 
-def topic_value(client: AdminClient, name: str, overview: Overview, topic_id: Any, ends: Ends) -> dict[str, Any]:
+def topic_value(
+    client: AdminClient, name: str, overview: Overview, topic_id: Any, ends: Ends, figures: Figures
+) -> dict[str, Any]:
     """A topic as JSON: settings that differ from the default, partitions, troubles of the brokers that hold it."""
     partitions = overview.of_topic(name)
     holding = {b for p in partitions for b in p.replicas}
@@ -199,6 +208,11 @@ def topic_value(client: AdminClient, name: str, overview: Overview, topic_id: An
         "topic_id": str(topic_id) if topic_id else None,
         "configs": overrides,
         "partitions": rows,
+        "compaction": [
+            {"partition": copy.partition, "broker": copy.broker, **found._asdict()}
+            for copy, found in sorted(figures.items())
+            if copy.topic == name and found.state != OFF
+        ],
         "troubles": troubles,
     }
 

@@ -8,6 +8,7 @@ from kafka.admin import ConfigResource, ConfigResourceType
 
 from brokers.cli.client import PartitionsOf, known_partitions
 from brokers.cli.overview import fetch_overview, read_directories
+from brokers.cli.compact import compaction_of
 from brokers.cli.topics import fetch_ends, topic_value
 from brokers.console.asking import Answer, Asking
 
@@ -50,7 +51,7 @@ def topic_page(asking: Asking) -> Answer:
     overview = fetch_overview(client, [name], directories=False)
     read_directories(client, overview, overview.partitions)
     ends = fetch_ends(client, list(overview.partitions.values()))
-    value = topic_value(client, name, overview, ids.get(name), ends)
+    value = topic_value(client, name, overview, ids.get(name), ends, compaction_of(client, overview))
     for row, partition in zip(value["partitions"], overview.of_topic(name), strict=True):
         row["bytes"] = overview.size_of(partition)
         row["leader_epoch"] = partition.leader_epoch

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from enum import IntEnum
 from functools import partial
 from inspect import GEN_CLOSED, getgeneratorstate
 from typing import NamedTuple
@@ -44,6 +45,8 @@ _STOP_S = 10.0
 _KNOWN = (Overtaken, DiskError, CorruptBatch, CodecError, MemoryError)
 """What ends a pass, but for its end."""
 _TRIES = 4
+_ASKED_BACKOFF_MS = 1000
+"""Between two looks for what was asked for."""
 _LOAD_FACTOR = 0.9
 _MAX_MAP_BYTES = 2**31 - 1
 
@@ -75,18 +78,56 @@ class CleanerFigures:
         """By how much ``max.compaction.lag.ms`` is passed somewhere."""
 
 
+class CleaningState(IntEnum):
+    """Of one log."""
+
+    IDLE = 0
+    ASKED = 1
+    CLEANING = 2
+    STOPPED = 3
+    OFF = 4
+
+
+class CleaningReport(NamedTuple):
+    """How far a log is clean: offsets of records, bytes."""
+
+    state: CleaningState
+    clean_offset: int
+    end_offset: int
+    size_bytes: int
+    dirty_ratio: float
+    trouble: str | None
+    """Why it is not compacted."""
+
+
+class _Wish:
+    """That a partition is cleaned soon."""
+
+    __slots__ = ("tries", "young")
+
+    def __init__(self, young: bool) -> None:
+        self.young = young
+        """Also records that are younger than ``min.compaction.lag.ms``."""
+        self.tries = _TRIES
+        """How often it may still be found that nothing can be done."""
+
+
 class _Job:
     """A pass under way: the log, the work, and what was so when it was planned."""
 
-    __slots__ = ("begun_ms", "compaction", "cuts", "handled_bytes", "log", "noted", "pending", "ready", "steps")
+    __slots__ = ("begun_ms", "compaction", "cuts", "handled_bytes", "log", "noted", "pending", "ready", "steps", "wish")
 
-    def __init__(self, log: Log, compaction: Compaction, noted: PendingSync | None, now_ms: int) -> None:
+    def __init__(
+        self, log: Log, compaction: Compaction, noted: PendingSync | None, now_ms: int, wish: _Wish | None
+    ) -> None:
         self.log = log
         self.cuts = log.cuts
         self.compaction = compaction
         self.noted = noted
         """That the log may have holes is being made durable: nothing is swapped before."""
         self.begun_ms = now_ms
+        self.wish = wish
+        """What the pass fulfils; a later one needs another."""
         self.steps = compaction.run()
         self.pending: PendingWork | None = None
         self.ready: Rewritten | None = None
@@ -134,8 +175,8 @@ class Cleaner:
         self._scan_at_ms = -1
         self._due: deque[TopicPartition] = deque()
         """What else was worth a pass when all logs were looked at last, the dirtiest first."""
-        self._asked: dict[TopicPartition, int] = {}
-        """Partitions that are to be cleaned whatever their ratio, and how often that may still be tried."""
+        self._asked: dict[TopicPartition, _Wish] = {}
+        """Partitions that are to be cleaned whatever their ratio."""
         self._full: dict[str, int] = {}
         """Log directories without room, and until when their logs wait. Those of other directories do not."""
         self._budget_bytes = STEP_BYTES
@@ -188,10 +229,34 @@ class Cleaner:
         """Whether a pass over it is under way: its old segments are not to be deleted now."""
         return self._job is not None and self._job.log.topic_partition == tp
 
-    def ask_for(self, tp: TopicPartition) -> None:
-        """Clean the partition soon, however little of it is dirty."""
-        self._asked[tp] = _TRIES
+    def ask_for(self, tp: TopicPartition, *, young: bool = False) -> None:
+        """Clean the partition soon, however little of it is dirty. Its active segment is closed for that.
+
+        ``young``: also records that ``min.compaction.lag.ms`` would keep. The rest of the rules stands: what is not
+        replicated, or in an open transaction, waits, and tombstones stay for ``delete.retention.ms``.
+        """
+        self._asked[tp] = _Wish(young)
         self._scan_at_ms = -1
+
+    def report(self, log: Log, now_ms: int) -> CleaningReport:
+        """How far the log is clean. Raises DiskFull or DiskFailed."""
+        tp = log.topic_partition
+        trouble = self.uncleanable.get(tp)
+        if log.offline:
+            trouble = "its log directory is offline"
+        elif trouble is None and _parent(log) in self._full:
+            trouble = "its log directory has no room"
+        if not is_cleaned(log):
+            state, trouble = CleaningState.OFF, "its cleanup.policy does not contain compact"
+        elif trouble is not None:
+            state = CleaningState.STOPPED
+        elif self.is_cleaning(tp):
+            state = CleaningState.CLEANING
+        else:
+            state = CleaningState.ASKED if tp in self._asked else CleaningState.IDLE
+        clean = first_dirty_offset(self._cleaned.get(tp), log.log_start_offset, log.log_end_offset)
+        ratio = 0.0 if log.offline else self.dirt(log, now_ms).ratio
+        return CleaningReport(state, clean, log.log_end_offset, log.size_bytes, ratio, trouble)
 
     def close(self) -> None:
         """Stop; returns when the worker does nothing more."""
@@ -289,7 +354,8 @@ class Cleaner:
         self._stop()
         if isinstance(error, StopIteration):
             self._cleaned[tp] = compaction.end
-            self._asked.pop(tp, None)
+            if compaction.end == compaction.plan.end and self._asked.get(tp) is job.wish:
+                self._asked.pop(tp, None)
             self._scan_at_ms = -1
             self._due.append(tp)  # the map may have been full
             figures, total = compaction.figures, self.figures
@@ -359,7 +425,10 @@ class Cleaner:
         self._due.extend(log.topic_partition for log, _ in dirtiest_first(self._candidates(now_ms)))
         if self._begin_next(now_ms):
             return True
-        self._scan_at_ms = min([now_ms + self._settings().backoff_ms, *self._full.values()])
+        backoff_ms = self._settings().backoff_ms
+        if self._asked:
+            backoff_ms = min(backoff_ms, _ASKED_BACKOFF_MS)
+        self._scan_at_ms = min([now_ms + backoff_ms, *self._full.values()])
         return False
 
     def _begin_next(self, now_ms: int) -> bool:
@@ -367,7 +436,7 @@ class Cleaner:
         while self._due:
             tp = self._due.popleft()
             log = self._logs.get(tp)
-            part = None if log is None or self._is_left_alone(log) else self._look(log, now_ms)
+            part = None if log is None or self._is_left_alone(log) else self._look(log, now_ms, roll=False)
             if log is not None and part is not None and is_due(part, _terms(log), forced=tp in self._asked):
                 self._begin_pass(log, part, now_ms)
                 return True
@@ -387,20 +456,21 @@ class Cleaner:
                 raise LogOffline(log.directory, str(wrong)) from wrong
         if self._work_disk is None:
             self._work_disk = self._disk.for_work()
-        self._job = _Job(log, Compaction(self._work_disk, self._plan(log, part, now_ms)), noted, now_ms)
+        compaction = Compaction(self._work_disk, self._plan(log, part, now_ms))
+        self._job = _Job(log, compaction, noted, now_ms, self._asked.get(tp))
 
     def _is_left_alone(self, log: Log) -> bool:
         tp = log.topic_partition
         return not is_cleaned(log) or log.offline or tp in self.uncleanable or _parent(log) in self._full
 
-    def _look(self, log: Log, now_ms: int, *, forced: bool | None = None) -> Cleanable | None:
+    def _look(self, log: Log, now_ms: int, *, roll: bool) -> Cleanable | None:
         """What a pass over the log would find; None if its disk does not let that be known.
 
-        ``forced`` says that an active segment may be closed for it, and whether it is in any case.
+        With ``roll`` an active segment that waits for a pass is closed.
         """
         try:
-            if forced is not None:
-                self._roll_early(log, now_ms, forced)
+            if roll:
+                self._roll_early(log, now_ms)
             return self.dirt(log, now_ms)
         except (DiskFull, LogOffline) as wrong:
             logger.warning("%s: compaction postponed: %s", log.topic_partition, wrong)
@@ -415,7 +485,7 @@ class Cleaner:
             if self._is_left_alone(log):
                 continue
             forced = tp in self._asked
-            part = self._look(log, now_ms, forced=forced)
+            part = self._look(log, now_ms, roll=True)
             if part is None:
                 continue
             figures.max_dirty_ratio = max(figures.max_dirty_ratio, part.ratio)
@@ -423,15 +493,16 @@ class Cleaner:
             if is_due(part, _terms(log), forced=forced):
                 yield log, part
             elif forced:
-                self._tried_in_vain(tp)
+                self._tried_in_vain(log, part)
 
-    def _tried_in_vain(self, tp: TopicPartition) -> None:
-        """Its records may not be replicated yet, or in an open transaction."""
-        self._asked[tp] -= 1
-        if not self._asked[tp]:
+    def _tried_in_vain(self, log: Log, part: Cleanable) -> None:
+        """It is clean, or its records are not replicated yet, or in an open transaction, or too young."""
+        tp = log.topic_partition
+        self._asked[tp].tries -= 1
+        if not self._asked[tp].tries or part.end == log.log_end_offset:
             del self._asked[tp]
 
-    def _roll_early(self, log: Log, now_ms: int, forced: bool) -> None:
+    def _roll_early(self, log: Log, now_ms: int) -> None:
         """Close an active segment that a pass must reach now; what isn't closed can't be compacted.
 
         Also one of an internal topic that outweighs all others: a coordinator reads all of it when it loads.
@@ -442,12 +513,17 @@ class Cleaner:
         max_lag_ms = log.config.max_compaction_lag_ms
         late = max_lag_ms < FOREVER_MS and roll_due(active.first_timestamp or -1, now_ms, max_lag_ms)
         heavy = log.is_internal and active.size >= ROLL_BYTES and active.size > log.size_bytes - active.size
-        if late or heavy or forced:
+        wish = self._asked.get(log.topic_partition)
+        asked = wish is not None and (wish.young or _is_old_enough(log, now_ms))
+        if late or heavy or asked:
             log.appender.roll(now_ms)
 
     def dirt(self, log: Log, now_ms: int) -> Cleanable:
         """What a pass over the log would find now. Raises DiskFull or DiskFailed."""
         terms = _terms(log)
+        wish = self._asked.get(log.topic_partition)
+        if wish is not None and wish.young:
+            terms = terms._replace(min_lag_ms=0)
         dated, lagging = terms.min_lag_ms > 0, terms.max_lag_ms < FOREVER_MS
         closed = [
             SegmentFigures(
@@ -494,6 +570,12 @@ def _parent(log: LogState) -> str:
 def is_cleaned(log: LogState) -> bool:
     """Whether passes are made over that log."""
     return log.is_internal or "compact" in log.config.cleanup_policy
+
+
+def _is_old_enough(log: Log, now_ms: int) -> bool:
+    """Whether a pass would reach the active segment if that were closed."""
+    min_lag_ms = log.config.min_compaction_lag_ms
+    return min_lag_ms <= 0 or log.segments.active.max_timestamp[0] <= now_ms - min_lag_ms
 
 
 def map_size(settings: CleanerSettings, offsets: int) -> MapSize:

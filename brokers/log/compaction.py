@@ -21,7 +21,7 @@ from _native.errors import CorruptBatch
 from brokers.log import recovery
 from brokers.log.failures import DiskError, DiskFailed, DiskFull
 from brokers.log.files import DiskPort
-from brokers.log.indexes import AbortedTxn, aborted_in
+from brokers.log.indexes import AbortedTxn, unpack_aborted
 from brokers.log.producers import admitted_of
 from brokers.log.retained import (
     BatchVerdict,
@@ -141,7 +141,7 @@ class Compaction:
                 raise Overtaken
             data = index if isinstance(index, bytes) else self.disk.read(index)
             if data:
-                found.extend(aborted_in(data))
+                found.extend(unpack_aborted(data))
                 yield len(data)
 
     def _collect(self, aborted: list[AbortedTxn]) -> Iterator[int]:

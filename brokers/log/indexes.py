@@ -340,7 +340,7 @@ class TransactionIndex(_IndexFile):
         self._append(_TXN_ENTRY.pack(TXN_INDEX_VERSION, *aborted))
 
     def __iter__(self) -> Iterator[AbortedTxn]:
-        yield from aborted_in(self.data)
+        yield from unpack_aborted(self.data)
 
     def truncate(self, offset: int) -> None:
         """Drop the transactions whose marker is at or above ``offset``."""
@@ -367,7 +367,7 @@ class TransactionIndex(_IndexFile):
         )
 
 
-def aborted_in(data: Buffer) -> Iterator[AbortedTxn]:
+def unpack_aborted(data: Buffer) -> Iterator[AbortedTxn]:
     """The entries of a transaction index's bytes; a torn last one is left out."""
     whole = len(data) - len(data) % _TXN_ENTRY.size
     for _, *fields in _TXN_ENTRY.iter_unpack(bytes(memoryview(data)[:whole])):

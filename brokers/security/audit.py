@@ -59,37 +59,18 @@ class EventType(Enum):
 DEFAULT_TYPES: Final = frozenset({EventType.MANAGEMENT, EventType.AUTHENTICATE, EventType.ADMIN})
 _AGGREGATED: Final = frozenset({EventType.PRODUCE, EventType.CONSUME, EventType.DESCRIBE, EventType.HEARTBEAT})
 
-_OURS: Final = (12006, 12010, 12011)
+_OURS: Final = (12006, 12009, 12010, 12011)
+_OUR_CHANGES: Final = (12000, 12007, 12008)
 _TYPES_OF_APIS: Final[Mapping[EventType, tuple[int, ...]]] = {
     EventType.PRODUCE: (0, 22, 24, 25, 26, 28, 12001, 12002, 12003, 12005),
     EventType.CONSUME: (1, 8, 11, 13, 14),
     EventType.HEARTBEAT: (12, 68, 76, 12004),
-    EventType.DESCRIBE: (
-        2,
-        3,
-        9,
-        10,
-        15,
-        16,
-        18,
-        23,
-        29,
-        32,
-        35,
-        41,
-        46,
-        48,
-        50,
-        60,
-        61,
-        65,
-        66,
-        74,
-        75,
-        *_OURS,
-    ),
+    EventType.DESCRIBE: (2, 3, 9, 10, 15, 16, 18, 23, 29, 32, 35, 41, 46, 48, 50, 60, 61, 65, 66, 74, 75, *_OURS),
     EventType.AUTHENTICATE: (17, 36),
-    EventType.MANAGEMENT: (7, 19, 20, 21, 27, 30, 31, 33, 34, 37, 38, 39, 40, 42, 43, 44, 45, 47, 49, 51, 12000, 12007),
+    EventType.MANAGEMENT: (
+        *(7, 19, 20, 21, 27, 30, 31, 33, 34, 37, 38, 39, 40, 42, 43, 44, 45, 47, 49, 51),
+        *_OUR_CHANGES,
+    ),
 }
 EVENT_TYPES: Final = {key: kind for kind, keys in _TYPES_OF_APIS.items() for key in keys}
 """The type of event for each API's key."""

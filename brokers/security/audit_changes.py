@@ -91,6 +91,12 @@ def _delete_records(request: Any, response: Any) -> Changes:
     return _named("Topic", _DELETE, names(), _codes(response.topics, "name"))
 
 
+def _compact_topics(request: Any, response: Any) -> Changes:
+    verb = "compact at once" if request.now else "compact"
+    names = ((topic.name, _listed(verb, topic.partitions)) for topic in request.topics)
+    return _named("Topic", _ALTER, names, _codes(response.topics, "name"))
+
+
 def _create_partitions(request: Any, response: Any) -> Changes:
     names = ((topic.name, f"{topic.count} partitions") for topic in request.topics)
     return _named("Topic", _ALTER, names, _codes(response.results, "name"))
@@ -244,6 +250,7 @@ _READERS: Final[dict[int, tuple[str, _Reader]]] = {
     51: ("upsertions", _alter_users),
     12000: ("", _of_brokers),
     12007: ("", _reset_sink),
+    12008: ("topics", _compact_topics),
 }
 """By API key: the list of the request that names the resources, and how its changes are read."""
 MANAGEMENT_APIS: Final = frozenset(_READERS)

@@ -58,6 +58,32 @@ def test_a_topic_from_its_creation_to_its_deletion(shell: Shell) -> None:
     assert name in shell.fails("topics", "describe", name)
 
 
+def test_a_topic_is_compacted_at_once(shell: Shell, topic: str) -> None:
+    """The command waits for all copies; what its setting keeps only goes with ``--now``."""
+    assert "cleanup.policy" in shell.fails("topics", "compact", topic)
+    (described,) = shell.json("topics", "describe", topic)
+    assert described["compaction"] == []
+    name = f"{topic}-compacted"
+    settings = ("cleanup.policy=compact", "min.cleanable.dirty.ratio=1", "min.compaction.lag.ms=3600000")
+    shell.run("topics", "create", name, "-p", "2", *(word for one in settings for word in ("-c", one)))
+    shell.run("produce", name, "-K", ":", stdin="".join(f"k{i % 10}:value {i}\n" for i in range(500)))
+    rows = shell.json("topics", "compact", name)
+    assert rows
+    assert {row["clean_up_to"] for row in rows} == {0}
+    assert "min.compaction.lag.ms" in rows[0]["note"]
+    rows = shell.json("topics", "compact", name, "--now")
+    assert [row["note"] for row in rows] == [None] * len(rows)
+    assert all(row["after"] < row["before"] / 5 for row in rows)
+    values = [line.split()[-1] for line in shell.lines("consume", name, "--to", "end")]
+    assert sorted(map(int, values)) == list(range(490, 500))
+    (described,) = shell.json("topics", "describe", name)
+    figures = described["compaction"]
+    assert {(row["partition"], row["broker"]) for row in figures} == {(row["partition"], row["broker"]) for row in rows}
+    assert {(row["state"], row["dirty_ratio"], row["trouble"]) for row in figures} == {(0, 0.0, None)}
+    assert "clean up to" in shell.run("topics", "describe", name).stdout
+    assert shell.json("topics", "compact", name, "--no-wait")["asked"] == len(rows)
+
+
 def test_nothing_is_deleted_unasked(shell: Shell, topic: str) -> None:
     assert "--yes" in shell.fails("topics", "delete", topic)
     assert "--yes" in shell.fails("groups", "delete", topic)

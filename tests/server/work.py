@@ -128,6 +128,8 @@ WORK: dict[int, Entry] = {
     12005: _entry(),
     12006: _entry(),
     12007: _entry(),
+    12008: _entry(),
+    12009: _entry(),
     12010: _entry(),
     12011: _entry(),
 }

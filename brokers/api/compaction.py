@@ -1,0 +1,95 @@
+"""CompactTopics and DescribeCompaction (keys 12008 and 12009, ours): the cleaner's work on this broker's copies."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable
+from typing import Any
+
+import wire.messages as m
+from brokers.api.access import ALTER, DESCRIBE, TOPIC
+from brokers.api.base import Context, Done, Paced, named_once
+from brokers.api.by_topic import by_topic
+from brokers.log import DiskError, Log, LogStore
+from brokers.log.cleaner import CleaningReport, CleaningState
+from brokers.model import TopicPartition
+from brokers.security.acls import AclOperation
+from wire.admin_requests import CompactTopicsRequest, DescribeCompactionRequest
+from wire.errors import ErrorCode
+
+Asked = list[tuple[TopicPartition, Log | ErrorCode]]
+_UNKNOWN = CleaningReport(CleaningState.STOPPED, -1, -1, -1, 0.0, None)
+
+
+def handle_compact_topics(request: CompactTopicsRequest, context: Context) -> Paced:
+    """CompactTopics: this broker's copies are cleaned soon, whatever their dirty ratio. Answered before that is done.
+
+    A topic that is not compacted is INVALID_REQUEST, a partition without a replica here REPLICA_NOT_AVAILABLE.
+    """
+    store = context.services.replicas.logs
+    now_ms = context.services.clock.wall_ms()
+    answers = []
+    for tp, log in (yield from _named(((topic.name, topic.partitions) for topic in request.topics), context, ALTER)):
+        yield
+        code, message = ErrorCode.NONE, None
+        if isinstance(log, ErrorCode):
+            code = log
+        else:
+            report = _report(store, log, now_ms)
+            if report is None or report.state >= CleaningState.STOPPED:
+                code = ErrorCode.KAFKA_STORAGE_ERROR if report is None or log.offline else ErrorCode.INVALID_REQUEST
+                message = None if report is None else report.trouble
+            else:
+                store.cleaner.ask_for(tp, young=request.now)
+        answers.append((tp, {"error_code": int(code), "error_message": message}))
+    kind = m.CompactTopicsResponse.CompactedTopic
+    return Done(m.CompactTopicsResponse(version=0, topics=_rows(kind, kind.CompactedPartition, answers)))
+
+
+def handle_describe_compaction(request: DescribeCompactionRequest, context: Context) -> Paced:
+    """DescribeCompaction: how far this broker's copies of the partitions are clean, and what the cleaner does."""
+    store = context.services.replicas.logs
+    now_ms = context.services.clock.wall_ms()
+    answers = []
+    for tp, log in (yield from _named(((topic.name, topic.partitions) for topic in request.topics), context, DESCRIBE)):
+        yield
+        code, report = ErrorCode.NONE, None
+        if isinstance(log, ErrorCode):
+            code = log
+        else:
+            report = _report(store, log, now_ms)
+            code = ErrorCode.KAFKA_STORAGE_ERROR if report is None else code
+        answers.append((tp, {"error_code": int(code), **(report or _UNKNOWN)._asdict()}))
+    kind = m.DescribeCompactionResponse.DescribedCompaction
+    return Done(m.DescribeCompactionResponse(version=0, topics=_rows(kind, kind.CompactionOfPartition, answers)))
+
+
+def _named(
+    topics: Iterable[tuple[str, Iterable[int]]], context: Context, operation: AclOperation
+) -> Generator[None, None, Asked]:
+    """The partitions with their logs, or what is wrong with them."""
+    found: Asked = []
+    logs = context.services.replicas.logs
+    for tp in (yield from named_once(topics)):
+        yield
+        refusal = context.refusal(operation, TOPIC, tp.topic)
+        found.append((tp, refusal or logs.get(tp) or ErrorCode.REPLICA_NOT_AVAILABLE))
+    return found
+
+
+def _report(store: LogStore, log: Log, now_ms: int) -> CleaningReport | None:
+    """None if the disk does not let it be known; then the next step of the cleaner deals with that."""
+    try:
+        return store.cleaner.report(log, now_ms)
+    except DiskError:
+        return None
+
+
+def _rows(kind: Any, part: Any, answers: list[tuple[TopicPartition, dict[str, Any]]]) -> list[Any]:
+    return [
+        kind(
+            version=0,
+            name=name,
+            partitions=[part(version=0, partition_index=tp.partition, **fields) for tp, fields in those],
+        )
+        for name, those in by_topic(answers)
+    ]
