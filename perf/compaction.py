@@ -19,7 +19,8 @@ from _native import compact_cy, compact_py
 from _native.batch import Record, encode_batch
 from brokers.config import BrokerConfig, TopicConfig
 from brokers.log import Log, Origin, RealDisk, Terms
-from brokers.log.cleaner import Cleaner, CleanerSettings
+from brokers.log.cleaner import Cleaner
+from brokers.log.cleaner_figures import CleanerSettings
 from wire import compression
 from wire.types import TopicPartition
 

@@ -10,7 +10,7 @@ from brokers.api.access import ALTER, DESCRIBE, TOPIC
 from brokers.api.base import Context, Done, Paced, named_once
 from brokers.api.by_topic import by_topic
 from brokers.log import DiskError, Log, LogStore
-from brokers.log.cleaner import CleaningReport, CleaningState
+from brokers.log.cleaner_figures import CleaningReport, CleaningState
 from brokers.model import TopicPartition
 from brokers.security.acls import AclOperation
 from wire.admin_requests import CompactTopicsRequest, DescribeCompactionRequest

@@ -19,6 +19,7 @@ import click
 
 from _native.batch import BatchHeader, decode_records, parse_header, validate_batch
 from _native.errors import CorruptBatch
+from brokers.cli.logduplicates import NotReadable, duplicate_rows
 from brokers.cli.output import CliError, iso, text, warn
 from brokers.groups import records as group_records
 from brokers.log import checkpoints
@@ -52,12 +53,27 @@ class Damaged(Exception):
 )
 @click.option("--offset", type=click.IntRange(min=0), help="Only batches that end at or after this offset.")
 @click.option("--count", "-n", type=click.IntRange(min=1), help="At most this many rows of each file.")
+@click.option(
+    "--duplicates",
+    is_flag=True,
+    help="Of partitions' directories, count instead how many records a later one with the same key supersedes.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line, for programs.")
 def dump(
-    *, paths: tuple[Path, ...], records: bool, decode: str, offset: int | None, count: int | None, as_json: bool
+    *,
+    paths: tuple[Path, ...],
+    records: bool,
+    decode: str,
+    offset: int | None,
+    count: int | None,
+    duplicates: bool,
+    as_json: bool,
 ) -> None:
     """Dump segments (.log), indexes, producer snapshots and checkpoints; of a directory all files."""
     damaged = False
+    if duplicates:
+        _dump_duplicates(paths, as_json)
+        return
     files = [file for path in paths for file in _files(path)]
     if not files:
         raise CliError(f"{paths[0]} contains no file of a log directory")
@@ -79,6 +95,21 @@ def dump(
             raise CliError(f"{file}: {error.strerror or error}") from error
     if damaged:
         sys.exit(1)
+
+
+def _dump_duplicates(paths: tuple[Path, ...], as_json: bool) -> None:
+    for path in paths:
+        if not path.is_dir() or not any(path.glob("*.log")):
+            raise CliError(f"{path} is not the directory of a partition: --duplicates reads all segments of a log")
+        if not as_json:
+            click.echo(str(path))
+        try:
+            for row in duplicate_rows(path):
+                click.echo(json.dumps({"directory": str(path), **row}) if as_json else _line(row))
+        except NotReadable as error:
+            raise CliError(str(error)) from error
+        except OSError as error:
+            raise CliError(f"{path}: {error.strerror or error}") from error
 
 
 def _files(path: Path) -> list[Path]:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from enum import IntEnum
 from functools import partial
 from inspect import GEN_CLOSED, getgeneratorstate
-from typing import NamedTuple
 
 from _native.compact import SLOT_BYTES
 from _native.errors import CorruptBatch
@@ -24,6 +22,8 @@ from brokers.log.cleanable import (
     is_due,
     roll_due,
 )
+from brokers.log.cleaner_figures import CleanerFigures, CleanerSettings, CleaningReport, CleaningState
+from brokers.log.cleaner_job import CleaningJob, CleaningWish
 from brokers.log.compaction import Compaction, MapSize, Overtaken, PassPlan, Rewritten, swap_in
 from brokers.log.failures import DiskError, DiskFailed, DiskFull, LogOffline
 from brokers.log.files import DiskPort
@@ -42,112 +42,10 @@ BUSY_LOOP_MS = 5
 """A loop that runs its timers later than this gets a cleaner that does half as much in its next step."""
 ROLL_BYTES = 8 * 1024 * 1024
 _STOP_S = 10.0
-_KNOWN = (Overtaken, DiskError, CorruptBatch, CodecError, MemoryError)
-"""What ends a pass, but for its end."""
-_TRIES = 4
 _ASKED_BACKOFF_MS = 1000
 """Between two looks for what was asked for."""
 _LOAD_FACTOR = 0.9
 _MAX_MAP_BYTES = 2**31 - 1
-
-
-class CleanerSettings(NamedTuple):
-    """The broker's settings of the cleaner: sizes in bytes, times in ms."""
-
-    dedupe_buffer_bytes: int = 32 * 1024 * 1024
-    max_bytes_per_second: float = float("inf")
-    backoff_ms: int = 15_000
-
-
-class CleanerFigures:
-    """What the cleaner has done since the start, and found when it looked last."""
-
-    __slots__ = (
-        "bytes_after", "bytes_before", "last_pass_keys", "last_pass_ms", "max_dirty_ratio", "max_overdue_ms", "passes"
-    )  # fmt: skip
-
-    def __init__(self) -> None:
-        self.passes = 0
-        self.bytes_before = 0
-        self.bytes_after = 0
-        self.last_pass_ms = 0
-        self.last_pass_keys = 0
-        self.max_dirty_ratio = 0.0
-        """Of all logs, the largest dirty share."""
-        self.max_overdue_ms = 0
-        """By how much ``max.compaction.lag.ms`` is passed somewhere."""
-
-
-class CleaningState(IntEnum):
-    """Of one log."""
-
-    IDLE = 0
-    ASKED = 1
-    CLEANING = 2
-    STOPPED = 3
-    OFF = 4
-
-
-class CleaningReport(NamedTuple):
-    """How far a log is clean: offsets of records, bytes."""
-
-    state: CleaningState
-    clean_offset: int
-    end_offset: int
-    size_bytes: int
-    dirty_ratio: float
-    trouble: str | None
-    """Why it is not compacted."""
-
-
-class _Wish:
-    """That a partition is cleaned soon."""
-
-    __slots__ = ("tries", "young")
-
-    def __init__(self, young: bool) -> None:
-        self.young = young
-        """Also records that are younger than ``min.compaction.lag.ms``."""
-        self.tries = _TRIES
-        """How often it may still be found that nothing can be done."""
-
-
-class _Job:
-    """A pass under way: the log, the work, and what was so when it was planned."""
-
-    __slots__ = ("begun_ms", "compaction", "cuts", "handled_bytes", "log", "noted", "pending", "ready", "steps", "wish")
-
-    def __init__(
-        self, log: Log, compaction: Compaction, noted: PendingSync | None, now_ms: int, wish: _Wish | None
-    ) -> None:
-        self.log = log
-        self.cuts = log.cuts
-        self.compaction = compaction
-        self.noted = noted
-        """That the log may have holes is being made durable: nothing is swapped before."""
-        self.begun_ms = now_ms
-        self.wish = wish
-        """What the pass fulfils; a later one needs another."""
-        self.steps = compaction.run()
-        self.pending: PendingWork | None = None
-        self.ready: Rewritten | None = None
-        self.handled_bytes = 0
-        """By the work that is pending or has just ended."""
-
-    def advance(self, budget_bytes: int) -> None:
-        """On the worker's thread: go on until enough is done, or a segment is to be swapped in."""
-        try:
-            while self.handled_bytes < budget_bytes:
-                found = next(self.steps)
-                if isinstance(found, Rewritten):
-                    self.ready = found
-                    return
-                self.handled_bytes += found
-        except (StopIteration, *_KNOWN):
-            raise
-        except Exception:
-            logger.exception("%s: a fault of compaction", self.log.directory)
-            raise
 
 
 class Cleaner:
@@ -171,11 +69,11 @@ class Cleaner:
         self._settings = settings
         self._note = note
         self._cleaned: dict[TopicPartition, int] = {}
-        self._job: _Job | None = None
+        self._job: CleaningJob | None = None
         self._scan_at_ms = -1
         self._due: deque[TopicPartition] = deque()
         """What else was worth a pass when all logs were looked at last, the dirtiest first."""
-        self._asked: dict[TopicPartition, _Wish] = {}
+        self._asked: dict[TopicPartition, CleaningWish] = {}
         """Partitions that are to be cleaned whatever their ratio."""
         self._full: dict[str, int] = {}
         """Log directories without room, and until when their logs wait. Those of other directories do not."""
@@ -217,6 +115,11 @@ class Cleaner:
             except DiskFull as wrong:
                 logger.warning("%s: that it was cut is not written yet: %s", tp, wrong)
 
+    @property
+    def uncleanable_bytes(self) -> int:
+        """Size of the logs that are left alone."""
+        return sum(self._logs[tp].size_bytes for tp in self.uncleanable if tp in self._logs)
+
     def forget(self, tp: TopicPartition) -> None:
         """The partition is deleted."""
         self._cleaned.pop(tp, None)
@@ -235,7 +138,7 @@ class Cleaner:
         ``young``: also records that ``min.compaction.lag.ms`` would keep. The rest of the rules stands: what is not
         replicated, or in an open transaction, waits, and tombstones stay for ``delete.retention.ms``.
         """
-        self._asked[tp] = _Wish(young)
+        self._asked[tp] = CleaningWish(young)
         self._scan_at_ms = -1
 
     def report(self, log: Log, now_ms: int) -> CleaningReport:
@@ -286,6 +189,7 @@ class Cleaner:
         # What was done beyond the last second's budget is this one's.
         self._left_bytes = min(0, self._left_bytes) + self._paced(late_ms) if budget_bytes < 0 else budget_bytes
         self._due.clear()
+        self.figures.looked_ms = now_ms
         if self._job is None and not self._begin(now_ms):
             return False
         self.go_on(now_ms)
@@ -334,7 +238,7 @@ class Cleaner:
             self._budget_bytes = min(STEP_BYTES, self._budget_bytes * 2)
         return max(1, int(min(self._budget_bytes, self._settings().max_bytes_per_second)))
 
-    def _swap(self, job: _Job, now_ms: int) -> Exception | None:
+    def _swap(self, job: CleaningJob, now_ms: int) -> Exception | None:
         """Swap what is ready; the error if that fails."""
         assert job.ready is not None
         if job.noted is not None:
@@ -349,7 +253,7 @@ class Cleaner:
         job.ready = None
         return None
 
-    def _ended(self, job: _Job, error: Exception, now_ms: int) -> None:
+    def _ended(self, job: CleaningJob, error: Exception, now_ms: int) -> None:
         tp, compaction = job.log.topic_partition, job.compaction
         self._stop()
         if isinstance(error, StopIteration):
@@ -364,6 +268,8 @@ class Cleaner:
             total.bytes_after += figures.bytes_after
             total.last_pass_ms = now_ms - job.begun_ms
             total.last_pass_keys = figures.keys
+            total.last_map_percent = 100 * figures.keys * SLOT_BYTES / self._settings().dedupe_buffer_bytes
+            total.last_end_ms = now_ms
             logger.info(
                 "%s: compacted %d bytes to %d, up to offset %d, %d keys", tp, figures.bytes_before,
                 figures.bytes_after, compaction.end, figures.keys,
@@ -457,7 +363,7 @@ class Cleaner:
         if self._work_disk is None:
             self._work_disk = self._disk.for_work()
         compaction = Compaction(self._work_disk, self._plan(log, part, now_ms))
-        self._job = _Job(log, compaction, noted, now_ms, self._asked.get(tp))
+        self._job = CleaningJob(log, compaction, noted, now_ms, self._asked.get(tp))
 
     def _is_left_alone(self, log: Log) -> bool:
         tp = log.topic_partition

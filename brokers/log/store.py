@@ -21,7 +21,8 @@ from brokers.log.background import PendingSync
 from brokers.log.checkpointing import Checkpoints
 from brokers.log.checkpoints import CleanStop, DamagedFile
 from brokers.log.clean_stops import lost_since_stop, told_lost
-from brokers.log.cleaner import Cleaner, CleanerSettings
+from brokers.log.cleaner import Cleaner
+from brokers.log.cleaner_figures import CleanerSettings
 from brokers.log.directories import DirectoryUsage, LogDirectory, TopicIds
 from brokers.log.failures import DiskError, DiskFailed, DiskFull, ForeignDirectory, LogOffline, StoreRefused
 from brokers.log.files import DiskPort

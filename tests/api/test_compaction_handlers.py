@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import wire.messages as m
-from brokers.log.cleaner import CleaningState
+from brokers.log.cleaner_figures import CleaningState
 from brokers.model import TopicPartition
 from tests.support.coordinator_broker import Broker, play
 from tests.support.one_znode import OneZnode

@@ -209,3 +209,34 @@ def test_small_files_and_directories(tmp_path: Path, segment: Path) -> None:
     epochs.write_bytes(b"nonsense")
     dump(epochs, code=1)
     assert "notes.txt" in CliRunner().invoke(log, ["dump", str(tmp_path / "notes.txt")]).output
+
+
+def test_duplicates(tmp_path: Path) -> None:
+    """Records that a later one supersedes; those of an aborted transaction neither count nor supersede."""
+    directory = tmp_path / "t-0"
+    directory.mkdir()
+    sole = batch(3, b"2", key=b"b", attributes=1 << 4, producer_id=5, producer_epoch=1, base_sequence=0)
+    first = batch(0, b"a", b"b") + batch(2, b"1", key=b"b") + sole
+    (directory / f"{0:020d}.log").write_bytes(first)
+    zstd = 4
+    second = batch(4, b"c", None, attributes=zstd, compress=lambda raw: compress(zstd, raw)) + batch(6, b"x", key=None)
+    (directory / f"{4:020d}.log").write_bytes(second + bytes(100))
+    (directory / f"{0:020d}.txnindex").write_bytes(struct.pack(">hqqqq", 0, 5, 3, 4, 4))
+    (tmp_path / checkpoints.CLEANER_CHECKPOINT).write_text("0\n1\nt 0 4\n")
+    rows = [{k: v for k, v in row.items() if k != "directory"} for row in dump("--duplicates", directory)]
+    assert rows == [
+        {"segment": 0, "records": 4, "last_values": 1, "tombstones": 0, "superseded": 2, "aborted": 1,
+         "without_key": 0, "compacted": True},
+        {"segment": 4, "records": 3, "last_values": 0, "tombstones": 1, "superseded": 1, "aborted": 0,
+         "without_key": 1, "compacted": False},
+        {"all": 2, "records": 7, "last_values": 1, "tombstones": 1, "superseded": 3, "aborted": 1, "without_key": 1,
+         "keys": 2, "clean_up_to": 4},
+        {"key": "k", "records": 4, "last_offset": 5},
+    ]  # fmt: skip
+    result = CliRunner().invoke(log, ["dump", "--duplicates", str(tmp_path)])
+    assert result.exit_code == 1
+    assert "partition" in result.output
+    (directory / f"{4:020d}.log").write_bytes(second[:70] + b"?" + second[71:])
+    result = CliRunner().invoke(log, ["dump", "--duplicates", str(directory)])
+    assert result.exit_code == 1
+    assert "position 0" in result.output

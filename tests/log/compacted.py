@@ -8,7 +8,8 @@ from _native.batch import Record, encode_batch
 from brokers.config import BrokerConfig
 from brokers.log import LogStore, Origin
 from brokers.log.background import PendingSync, PendingWork
-from brokers.log.cleaner import Cleaner, CleanerSettings
+from brokers.log.cleaner import Cleaner
+from brokers.log.cleaner_figures import CleanerSettings
 from brokers.log.files import RealDisk, RealFile
 from brokers.model import GROUP_METADATA_TOPIC
 from tests.support.clocks import ManualClock

@@ -13,7 +13,8 @@ from itertools import pairwise
 import pytest
 
 from brokers.log import DiskFull, Origin
-from brokers.log.cleaner import Cleaner, CleanerSettings, map_size
+from brokers.log.cleaner import Cleaner, map_size
+from brokers.log.cleaner_figures import CleanerSettings
 from brokers.log.cleaner_metrics import watch_cleaner
 from brokers.log.compaction import MapSize
 from brokers.log.retention import delete_old_segments
@@ -222,7 +223,7 @@ def test_the_map_is_no_larger_than_its_offsets():
 
 
 def cleaner_settings(size):
-    from brokers.log.cleaner import CleanerSettings
+    from brokers.log.cleaner_figures import CleanerSettings
 
     return map_size(CleanerSettings(size), 100), map_size(CleanerSettings(size), 10**9)
 
@@ -256,6 +257,10 @@ def test_a_damaged_batch_stops_passes_over_that_log_alone(tmp_path, where):
     assert "fleetlog_cleaner_uncleanable_partitions 1.0" in lines
     assert "fleetlog_cleaner_passes 1.0" in lines
     assert "fleetlog_cleaner_last_pass_keys 5.0" in lines
+    assert f"fleetlog_cleaner_uncleanable_bytes {float(log.size_bytes)}" in lines
+    assert "fleetlog_cleaner_time_since_last_run_seconds 0.0" in lines
+    (used,) = [line.split()[1] for line in lines if line.startswith("fleetlog_cleaner_max_buffer_utilization_percent")]
+    assert float(used) == 100 * 5 * 24 / (32 << 20)
 
 
 def test_tombstones_that_stay_for_ever(tmp_path):
