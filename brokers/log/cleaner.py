@@ -93,7 +93,7 @@ class Cleaner:
 
     def may_have_holes(self, log: LogState) -> None:
         """The log gets batches of a leader that has cleaned its own. Raises DiskError."""
-        if log.topic_partition not in self._cleaned and not log.is_internal:
+        if log.topic_partition not in self._cleaned:
             self._noted(log.topic_partition, log.log_start_offset)
 
     def _noted(self, tp: TopicPartition, offset: int) -> PendingSync | None:
