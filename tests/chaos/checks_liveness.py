@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tests.chaos.history import FOREVER, RC, RU, TELLERS, Fault, History
+from tests.chaos.history import COMPACTED, FOREVER, RC, RU, TELLERS, Fault, History
 from tests.chaos.logs import Logs
 from tests.chaos.report import Report
 
@@ -48,12 +48,27 @@ def successes(history: History) -> Counter[str]:
     counts["transfer ok"] = sum(
         op.outcome == "ok" and any(group == TELLERS for group, _ in op.offsets) for op in history.ops
     )
+    counts["record compacted"] = _compacted(history)
     for answer in history.ends:
         counts[f"ends {answer.isolation}"] += 1
     counts["rebalance"] = sum(
         not hasattr(event, "records") and bool(event.group) for events in history.consumers.values() for event in events
     )
     return counts
+
+
+def _compacted(history: History) -> int:
+    """Acknowledged records of the compacted topic that a full read does not show any more."""
+    shown = {
+        value
+        for final in history.finals[:1]
+        for key, records in final.records.items() if key.startswith(COMPACTED)
+        for _, value in records
+    }  # fmt: skip
+    sent = [
+        send for op in history.ops for send in op.sends if send.key.startswith(COMPACTED) and send.offset is not None
+    ]
+    return sum(send.value not in shown for send in sent) if shown else 0
 
 
 def ends_of_success(history: History) -> list[int]:

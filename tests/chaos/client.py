@@ -17,15 +17,27 @@ from tests.chaos import (
     workload_hurried,
     workload_produce,
     workload_read,
+    workload_table,
     workload_topics,
     workload_txn,
 )
-from tests.chaos.history import TELLERS
+from tests.chaos.history import COMPACTED, TELLERS
 from tests.chaos.recorder import Recorder, RoleControl
 
 TRIMMED = "trimmed"
 """The topic whose records are deleted now and then."""
-TOPICS = {"plain": 2, "idem": 3, "txn": 3, "in": 2, "out": 2, "sink": 3, "orders": 2, "bank": 3, TRIMMED: 2}
+TOPICS = {
+    "plain": 2,
+    "idem": 3,
+    "txn": 3,
+    "in": 2,
+    "out": 2,
+    "sink": 3,
+    "orders": 2,
+    "bank": 3,
+    TRIMMED: 2,
+    COMPACTED: 2,
+}
 """Topic -> partitions."""
 READERS, WORKERS = "readers", "workers"
 GROUPS = {READERS: "idem", WORKERS: "in", TELLERS: "orders"}
@@ -63,6 +75,7 @@ ROLES: dict[str, tuple[dict[str, str], Role]] = {
         lambda r, li, b, slot: workload_txn.teller(r, li, b, "orders", "bank", TOPICS["bank"], slot, TELLERS),
     ),
     "trimmed": ({}, _produce(workload_produce.confluent, TRIMMED, 10)),
+    "table": ({}, _produce(workload_table.table, COMPACTED, 30)),
     "again": ({}, lambda r, li, b, _: workload_topics.again(r, li, b)),
     "reader-rc": ({"iso": "rc"}, _read(workload_read.confluent, "rc")),
     "reader-rack": ({"iso": "rc"}, _read(workload_read.confluent_rack, "rc", "idem", "txn")),

@@ -134,6 +134,7 @@ class ChaosBroker(Machine):
             "group.initial.rebalance.delay.ms": 0,
             "log.segment.bytes": 1 << 17,
             "log.flush.offset.checkpoint.interval.ms": 15_000,
+            "log.cleaner.backoff.ms": 500,
         }
         self.config_file.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
 

@@ -97,7 +97,7 @@ def _confluent(bootstrap: str, ends: Mapping[str, int], level: str, deadline: fl
         for message in consumer.consume(500, 0.5):
             key, error = f"{message.topic()}/{message.partition()}", message.error()
             if error is None:
-                records[key].append((message.offset() or 0, unpack(message.value())))
+                records[key].append((message.offset() or 0, unpack(message.value(), message.headers())))
             elif error.code() == KafkaError._PARTITION_EOF and (message.offset() or 0) >= ends[key]:
                 missing.discard(key)
         if time.monotonic() > deadline:
@@ -124,7 +124,7 @@ def _kafka_python(bootstrap: str, ends: Mapping[str, int], level: str, deadline:
     while missing:
         found: dict[Any, Any] = consumer.poll(timeout_ms=500, max_records=500)
         for part, messages in found.items():
-            records[f"{part.topic}/{part.partition}"] += [(m.offset, unpack(m.value)) for m in messages]
+            records[f"{part.topic}/{part.partition}"] += [(m.offset, unpack(m.value, m.headers)) for m in messages]
         missing = {key for key in missing if consumer.position(parts[key]) < ends[key]}
         if time.monotonic() > deadline:
             raise Unfinished(f"kafka-python did not reach the ends of {sorted(missing)} ({level})")

@@ -42,6 +42,9 @@ RC, RU = "rc", "ru"
 TELLERS = "tellers"
 """The group whose members write two outputs for each input: the two sides of a transfer."""
 
+COMPACTED = "table"
+"""The compacted topic. Its values' names end with ``@`` and the record's key."""
+
 
 class HistoryError(Exception):
     """The history cannot be read; the message names file and line."""

@@ -6,7 +6,7 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterator
 
-from tests.chaos.history import RC, RU, History, Op, Records, Send
+from tests.chaos.history import COMPACTED, RC, RU, History, Op, Records, Send
 
 
 class Logs:
@@ -45,6 +45,8 @@ class Logs:
         """Records below this offset of a key may be gone: DeleteRecords was asked for."""
         for trim in history.trims:
             self.trimmed[trim.key] = max(self.trimmed[trim.key], trim.offset)
+        self.superseded = {key: _superseded(cells, key) for key, cells in self.cells.items()}
+        """Offsets of a compacted topic with a later record of the same key: those may be gone."""
         self.disagreeing: list[str] = []
         self.visible = {RC: self._visible(RC), RU: self._visible(RU)}
         self.final = {isolation: self._final(isolation) for isolation in (RC, RU)}
@@ -74,7 +76,7 @@ class Logs:
             writers = self.writer[key]
             found[key] = [
                 offset
-                for offset in sorted(cells)
+                for offset in sorted(cells.keys() - self.superseded[key])
                 if isolation == RU
                 or any((send := writers.get(value)) is not None and self.committed(send.op) for value in cells[offset])
             ]
@@ -89,9 +91,16 @@ class Logs:
                     values: dict[str, list[int]] = defaultdict(list)
                     for offset, value in records:
                         values[value].append(offset)
-                    if found.setdefault(key, values) != values:
+                    if self._lasting(key, found.setdefault(key, values)) != self._lasting(key, values):
                         self.disagreeing.append(f"{key}: {final.proc} and another reader ({isolation}) differ")
         return found
+
+    def _lasting(self, key: str, values: dict[str, list[int]]) -> dict[str, list[int]]:
+        """Without what a pass of compaction may have removed between two reads."""
+        superseded = self.superseded.get(key)
+        if not superseded:
+            return values
+        return {value: offsets for value, offsets in values.items() if not superseded.issuperset(offsets)}
 
     def between(self, isolation: str, key: str, low: int, high: int) -> list[int]:
         """Offsets that a reader must be shown strictly between two offsets."""
@@ -100,11 +109,23 @@ class Logs:
         return visible[bisect_right(visible, low) : bisect_left(visible, high)]
 
     def may_be_gone(self, key: str, value: str) -> bool:
-        """Whether all that is known of where a value lies is below what DeleteRecords was asked to remove."""
+        """Whether all that is known of where a value lies is below what DeleteRecords was asked to remove, or has a
+        later record of the same key in a compacted topic.
+        """
         offsets = self.offsets[key].get(value, [])
-        return bool(offsets) and offsets[-1] < self.trimmed.get(key, 0)
+        if not offsets:
+            return False
+        return offsets[-1] < self.trimmed.get(key, 0) or offsets[-1] in self.superseded.get(key, ())
 
     def values_at(self, key: str, offsets: list[int]) -> str:
         """Some of the offsets with what lies there, for a message."""
         shown = [f"{offset}={'|'.join(self.cells[key][offset])}" for offset in offsets[:5]]
         return ", ".join(shown) + (f" and {len(offsets) - 5} more" if len(offsets) > 5 else "")
+
+
+def _superseded(cells: dict[int, dict[str, str]], key: str) -> set[int]:
+    """Offsets with a later record of the same key, by the names of the values."""
+    if key.rpartition("/")[0] != COMPACTED:
+        return set()
+    last = {value.rpartition("@")[2]: offset for offset in sorted(cells) for value in cells[offset]}
+    return {offset for offset, values in cells.items() if all(last[v.rpartition("@")[2]] > offset for v in values)}

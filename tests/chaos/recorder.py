@@ -8,13 +8,15 @@ import os
 import random
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tests.chaos.history import Records
 
 _FILL_MAX = 300
+NAME_HEADER = "name"
+"""Of a record without a value: its name."""
 
 
 def pack(value: str) -> bytes:
@@ -23,10 +25,11 @@ def pack(value: str) -> bytes:
     return f"{value} {(digest * 10)[: int(digest[:4], 16) % _FILL_MAX]}".encode()
 
 
-def unpack(payload: bytes | None) -> str:
-    """The name in a record's bytes; a damaged record gets a name that no client wrote."""
+def unpack(payload: bytes | None, headers: Sequence[tuple[str, Any]] | None = None) -> str:
+    """The name in a record's bytes, or that of a deletion; a damaged record gets a name that no client wrote."""
     if payload is None:
-        return "damaged: null"
+        name = dict(headers or ()).get(NAME_HEADER)
+        return "damaged: null" if name is None else bytes(name).decode(errors="replace")
     value = payload.split(b" ", 1)[0].decode(errors="replace")
     return value if pack(value) == payload else f"damaged: {payload[:60]!r}"
 

@@ -35,10 +35,11 @@ from tests.chaos.clocks import ClockError
 from tests.chaos.cluster import CLIENT_HOSTS, MIN_INSYNC, REPLICATION, Cluster
 from tests.chaos.faults import Fault, Grip, NoTarget, Stage
 from tests.chaos.faults_data import FAULTS
-from tests.chaos.history import read, read_events
+from tests.chaos.history import COMPACTED, read, read_events
 from tests.chaos.network import NetworkError
 from tests.chaos.supervisor import Clients
 from tests.chaos.tables import tables
+from tests.chaos.workload_table import SETTINGS
 
 CI_MINUTES = 3.5
 CLEAN, NOT_CLEAN, NOT_STARTED, UNKNOWN, NOT_JUDGED, BLIND = range(6)
@@ -48,6 +49,7 @@ QUIET = 0.25
 ROLES = (
     "plain", "idem", "idem-aio", "input", "txn", "txn", "txn-kp", "txn-raw", "sink", "worker", "worker", "reader-rc",
     "reader-ru", "reader-kp", "reader-rack", "member", "member-kp", "asker", "orders", "teller", "trimmed", "again",
+    "table",
 )  # fmt: skip
 logger = logging.getLogger("chaos")
 
@@ -175,7 +177,9 @@ def set_up(cluster: Cluster) -> None:
     wait_for(cluster.brokers, 60)
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
     config = {"min.insync.replicas": str(MIN_INSYNC)}
-    made = admin.create_topics([NewTopic(t, n, REPLICATION, config=config) for t, n in TOPICS.items()])
+    made = admin.create_topics(
+        [NewTopic(t, n, REPLICATION, config=config | (SETTINGS if t == COMPACTED else {})) for t, n in TOPICS.items()]
+    )
     for result in made.values():
         result.result(30)
 
@@ -253,7 +257,7 @@ def demands(minutes: float, kinds: Sequence[str]) -> Demands:
             "read-process-write ok": int(8 * minutes), "poll group": int(9 * minutes), "poll assign": int(60 * minutes),
             "commit ok": int(10 * minutes), "committed": int(10 * minutes), "ends rc": int(10 * minutes),
             "ends ru": int(10 * minutes), "rebalance": int(minutes), "batch ok": int(3 * minutes),
-            "transfer ok": int(4 * minutes), "topic again": int(minutes),
+            "transfer ok": int(4 * minutes), "topic again": int(minutes), "record compacted": int(50 * minutes),
         },
         faults=dict.fromkeys(kinds, rounds_of(minutes)),
         during_faults=int(100 * minutes),

@@ -675,6 +675,59 @@ def a_member_resumes_where_it_was_though_it_lost_the_partition(tale: Tale) -> No
     tale.poll(B, C, proc="m1")
 
 
+# ---- a compacted topic ---------------------------------------------------------------------------------------------
+
+A1, B1, A2, A3 = (0, "w.1@a"), (1, "w.2@b"), (2, "w.3@a"), (3, "w.4@a")
+
+
+def updated(tale: Tale, key: str = "table/0") -> None:
+    for offset, value in (A1, B1, A2, A3):
+        tale.send(value, offset, key=key)
+
+
+@story()
+def updates_are_compacted(tale: Tale) -> None:
+    updated(tale)
+    tale.poll(A1, B1, A3, key="table/0")
+    tale.poll(B1, A2, A3, key="table/0", proc="another")
+    tale.final({"table/0": [B1, A3]}, {"table/0": [B1, A2, A3]})
+    tale.final({"table/0": [B1, A3]})
+
+
+@story("lost-write", "skip-poll")
+def the_last_record_of_a_key_is_gone(tale: Tale) -> None:
+    updated(tale)
+    tale.final({"table/0": [A1, A2, A3]})
+
+
+@story("unseen")
+def the_newest_record_of_a_key_is_gone_and_an_older_one_is_not(tale: Tale) -> None:
+    updated(tale)
+    tale.final({"table/0": [A1, B1, A2]}, ends={"table/0": (4, 4)})
+    tale.final({"table/0": [B1, A2]}, ends={"table/0": (4, 4)})
+
+
+@story("skip-poll")
+def a_reader_is_not_shown_the_last_record_of_a_key(tale: Tale) -> None:
+    updated(tale)
+    tale.poll(A1, A2, A3, key="table/0")
+    tale.final({"table/0": [B1, A3]})
+
+
+@story("lost-write", "skip-poll")
+def a_topic_that_is_not_compacted_is(tale: Tale) -> None:
+    updated(tale, "t/0")
+    tale.final({"t/0": [B1, A3]})
+
+
+@story("vanished-read")
+def a_record_was_read_that_superseded_and_is_gone(tale: Tale) -> None:
+    updated(tale)
+    tale.send("w.5@a", key="table/0", outcome="info")
+    tale.poll(B1, A3, (4, "w.5@a"), key="table/0")
+    tale.final({"table/0": [B1, A3]}, ends={"table/0": (5, 5)})
+
+
 # ---- batches of a sink ---------------------------------------------------------------------------------------------
 
 

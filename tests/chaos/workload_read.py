@@ -32,7 +32,7 @@ def records_of(recorder: Recorder, messages: Iterable[Any]) -> dict[str, Records
             recorder.single("poll", recorder.now(), e="info", error=str(message.error())[:120])
             continue
         key = f"{message.topic()}/{message.partition()}"
-        found.setdefault(key, []).append((message.offset(), unpack(message.value())))
+        found.setdefault(key, []).append((message.offset(), unpack(message.value(), message.headers())))
     return found
 
 
@@ -131,7 +131,7 @@ def kafka_python(
 def _by_key(found: dict[Any, Any]) -> dict[str, Records]:
     """What kafka-python and aiokafka return, by key."""
     return {
-        f"{part.topic}/{part.partition}": [(message.offset, unpack(message.value)) for message in messages]
+        f"{part.topic}/{part.partition}": [(m.offset, unpack(m.value, m.headers)) for m in messages]
         for part, messages in found.items() if messages
     }  # fmt: skip
 
