@@ -1,0 +1,181 @@
+"""Alert rules and dashboards: against the pages of a real broker, against the runbook, and by Prometheus' own tools."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from urllib.request import urlopen
+
+import pytest
+import yaml
+
+from tests.support.fleet import Fleet
+
+ROOT = Path(__file__).parents[2]
+MONITORING = ROOT / "deploy" / "monitoring"
+RULES = MONITORING / "fleetlog.rules.yaml"
+PROMTOOL = os.environ.get("FLEETLOG_PROMTOOL") or shutil.which("promtool")
+NOT_OF_EVERY_BROKER = {
+    "fleetlog_audit": "audit.enable",
+    "fleetlog_certificate_refused": "a listener with TLS",
+    "fleetlog_certificate_seconds": "a listener with TLS",
+    "fleetlog_host_broker_starts_total": "`fleetlog host`",
+}
+"""Families that a broker with default settings does not have, and what they come with."""
+
+NAME = re.compile(r"\bfleetlog_\w+")
+SELECTOR = re.compile(r"\b(fleetlog_\w+)\{([^}]*)\}")
+
+
+def rules() -> list[dict[str, Any]]:
+    (group,) = yaml.safe_load(RULES.read_text())["groups"]
+    found: list[dict[str, Any]] = group["rules"]
+    return found
+
+
+def dashboards() -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in sorted((MONITORING / "dashboards").glob("*.json"))]
+
+
+def expressions() -> list[str]:
+    shown = [target["expr"] for one in dashboards() for panel in one["panels"] for target in panel["targets"]]
+    return [*(rule["expr"] for rule in rules()), *shown]
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    fleet = Fleet(tmp_path_factory.mktemp("fleet"), brokers=1)
+    try:
+        fleet.start()
+        yield urlopen(f"http://127.0.0.1:{fleet.brokers[0].admin_port}/metrics", timeout=30).read().decode()
+    finally:
+        fleet.close()
+
+
+def names_on(page: str) -> set[str]:
+    """Names of samples that the page has, or has a family for."""
+    found = set()
+    for name, kind in re.findall(r"^# TYPE (\S+) (\S+)$", page, re.MULTILINE):
+        found |= {name, *(f"{name}{end}" for end in ("_bucket", "_sum", "_count") if kind == "histogram")}
+    return found
+
+
+@pytest.mark.zookeeper
+def test_what_rules_and_dashboards_ask_for_is_there(page: str) -> None:
+    asked = {name for expression in expressions() for name in NAME.findall(expression)}
+    assert len(asked) > 20
+    assert asked - names_on(page) - set(NOT_OF_EVERY_BROKER) == set()
+    assert set(NOT_OF_EVERY_BROKER) <= asked
+    assert not set(NOT_OF_EVERY_BROKER) & names_on(page)
+
+
+@pytest.mark.zookeeper
+def test_the_values_of_labels_are_there(page: str) -> None:
+    checked = 0
+    for expression in expressions():
+        for name, labels in SELECTOR.findall(expression):
+            for label, value in re.findall(r'\b(what|api)="(\w+)"', labels):
+                if name not in NOT_OF_EVERY_BROKER:
+                    assert re.search(rf'^{name}{{.*{label}="{value}"', page, re.MULTILINE), (name, label, value)
+                    checked += 1
+    assert checked > 5
+
+
+@pytest.mark.parametrize("name", sorted(NOT_OF_EVERY_BROKER))
+def test_a_family_that_comes_with_a_setting_stands_in_the_code(name: str) -> None:
+    sources = [*(ROOT / "brokers").rglob("*.py")]
+    assert any(f'"{name}"' in path.read_text() for path in sources)
+
+
+def sections() -> dict[str, str]:
+    """The runbook's pages by their headings."""
+    parts = re.split(r"^## (\w+)$", (ROOT / "docs" / "runbook.md").read_text(), flags=re.MULTILINE)[1:]
+    return dict(zip(parts[::2], parts[1::2], strict=True))
+
+
+def test_each_alert_has_its_page() -> None:
+    names = [rule["alert"] for rule in rules()]
+    assert sorted(sections()) == sorted(set(names))
+    assert len(set(names)) == len(names)
+    for rule in rules():
+        assert rule["labels"]["severity"] in ("page", "warn", "info")
+        assert rule["annotations"]["runbook"] == f"docs/runbook.md#{rule['alert'].lower()}"
+        assert rule["annotations"]["summary"]
+
+
+@pytest.mark.parametrize("name", sorted(sections()))
+def test_a_page_says_what_to_do(name: str) -> None:
+    for part in ("**Users feel**", "**See more**", "**Do**"):
+        assert part in sections()[name]
+
+
+def test_each_alert_is_tested() -> None:
+    tests = yaml.safe_load((MONITORING / "fleetlog.rules.test.yaml").read_text())["tests"]
+    assert [f"Fleetlog{one['name']}" for one in tests] == [rule["alert"] for rule in rules()]
+    for one in tests:
+        values = [sample["value"] for asked in one["promql_expr_test"] for sample in asked["exp_samples"]]
+        assert values[-1] == 0, f"{one['name']} goes away"
+        assert 1 in values, f"{one['name']} fires"
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="no promtool: Debian's package prometheus has it (FLEETLOG_PROMTOOL=path)")
+def test_prometheus_evaluates_the_rules() -> None:
+    assert PROMTOOL is not None
+    for words in (("check", "rules", RULES.name), ("test", "rules", "fleetlog.rules.test.yaml")):
+        done = subprocess.run(
+            [PROMTOOL, *words], cwd=MONITORING, capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def generator() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("dashboards", MONITORING / "dashboards.py")
+    assert spec is not None
+    assert spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made
+
+
+def test_dashboards_are_as_their_script_writes_them() -> None:
+    written = {path.name: path.read_text() for path in (MONITORING / "dashboards").iterdir()}
+    assert written == generator().files(), "run python deploy/monitoring/dashboards.py"
+
+
+def test_panels_lie_beside_each_other() -> None:
+    for one in dashboards():
+        taken: set[tuple[int, int]] = set()
+        for panel in one["panels"]:
+            place = panel["gridPos"]
+            cells = {
+                (x, y)
+                for x in range(place["x"], place["x"] + place["w"])
+                for y in range(place["y"], place["y"] + place["h"])
+            }
+            assert not cells & taken, panel["title"]
+            assert place["x"] + place["w"] <= 24
+            taken |= cells
+        assert len({panel["id"] for panel in one["panels"]}) == len(one["panels"])
+
+
+def test_compose_mounts_what_is_there() -> None:
+    services = yaml.safe_load((MONITORING / "compose.yaml").read_text())["services"]
+    for service in services.values():
+        assert service["profiles"] == ["monitoring"]
+        for volume in service["volumes"]:
+            source = volume.split(":")[0]
+            if source.startswith("."):
+                assert (ROOT / "deploy" / source).exists(), "paths are from the first file's directory"
+    targets = yaml.safe_load((MONITORING / "prometheus.yaml").read_text())["scrape_configs"][0]["static_configs"][0][
+        "targets"
+    ]
+    fleet = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text())["services"]
+    assert {target.split(":")[0] for target in targets} == {name for name in fleet if name.startswith("broker-")}
