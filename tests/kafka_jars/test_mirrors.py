@@ -131,7 +131,12 @@ def test_topics_and_groups_are_mirrored_both_ways(kafka: Kafka, fleet: Fleet, mi
             lambda target=target, copy=copy, group=group: client.committed(target, group, copy),
             f"the offset of {group} stands", LIMIT_S, good=lambda offset: offset is not None and offset > 0, pause_s=1,
         )  # fmt: skip
-    for _, _, group, target, copy in ways:
+    for source, topic, group, target, copy in ways:
         translated = client.committed(target, group, copy)
         assert translated is not None
         assert translated <= READ, "a translated offset never skips a record"
+        client.alter_topic(source, topic, True, **{"retention.ms": "123456789"})
+        eventually(
+            lambda target=target, copy=copy: client.topic_config(target, copy)["retention.ms"],
+            f"a changed setting of {copy} is mirrored", LIMIT_S, good="123456789".__eq__, pause_s=0.5,
+        )  # fmt: skip
