@@ -25,7 +25,7 @@ from brokers.metadata.login_secret import login_secret
 from brokers.metadata.users import ScramUsers
 from brokers.metadata.znodes import BadZnode
 from brokers.metrics import Metrics
-from brokers.model import Endpoint, id_text, random_id
+from brokers.model import CertificateState, Endpoint, ProcessHealth, id_text, random_id
 from brokers.node import Node, Ports, StartError
 from brokers.peers.calls import Peers
 from brokers.replication.rolling import held_back, not_in_sync, offline_count, some_of
@@ -39,7 +39,7 @@ from brokers.security.scram import random_text
 from brokers.security.tls_contexts import server_context
 from brokers.security.zookeeper_settings import ZookeeperSettings
 from brokers.server.admin import Admin
-from brokers.server.descriptors import Descriptors
+from brokers.server.descriptors import Descriptors, in_use
 from brokers.server.dynamic_tls import DynamicTls
 from brokers.server.issuer_keys import IssuerKeys, KeysUnavailable
 from brokers.server.listener import Server
@@ -170,6 +170,7 @@ class Broker:
             host=socket.gethostname(),
             listen=self._listen,
             process_troubles=self._descriptors.troubles,
+            process_health=self._health,
             addresses=await self._addresses(advertised, listener),
         )
         self._node = Node(self.config, ports, advertised, self._metrics)
@@ -300,6 +301,13 @@ class Broker:
         return [
             *(self._node.troubles() if self._node is not None else ()), *self._descriptors.troubles(), *certificates,
         ]  # fmt: skip
+
+    def _health(self) -> ProcessHealth:
+        used, limit = in_use()
+        states = [
+            CertificateState(one.name, round(one.valid_until_s * 1000), one.refusal) for one in self._tls.values()
+        ]
+        return ProcessHealth(used, limit, tuple(states))
 
     async def _probe_loop_lag(self) -> None:
         while True:

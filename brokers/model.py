@@ -181,6 +181,22 @@ class TopicInfo:
     configs: dict[str, str] = field(default_factory=dict)
 
 
+class CertificateState(NamedTuple):
+    """The certificate that a listener uses; ``refusal`` says why the one on disk, if it differs, cannot be used."""
+
+    listener: str
+    valid_until_ms: int
+    refusal: str | None
+
+
+class ProcessHealth(NamedTuple):
+    """What a broker's process uses and has; ``file_limit`` is None where there is none, -1 stands for unknown."""
+
+    open_files: int = -1
+    file_limit: int | None = None
+    certificates: tuple[CertificateState, ...] = ()
+
+
 class LogEnd(NamedTuple):
     """How far a replica's log reaches; the larger one knows more, epoch first (Kafka compares logs like this, too).
 

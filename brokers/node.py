@@ -38,7 +38,7 @@ from brokers.metadata import znodes
 from brokers.metadata.cache import MetadataCache
 from brokers.metadata.znodes import BadZnode
 from brokers.metrics import Metrics
-from brokers.model import GROUP_METADATA_TOPIC, Clock, Endpoint, LiveBroker
+from brokers.model import GROUP_METADATA_TOPIC, Clock, Endpoint, LiveBroker, ProcessHealth
 from brokers.peers.calls import PeersPort
 from brokers.replication.continuity import intact_since, stale_directories
 from brokers.replication.fetcher import ReplicaFetchers
@@ -111,6 +111,7 @@ class Ports:
     host: str = ""
     listen: Callable[[], None] = lambda: None
     process_troubles: Callable[[], list[str]] = list
+    process_health: Callable[[], ProcessHealth] = ProcessHealth
     addresses: tuple[str, ...] = ()
     """Those from which the other brokers see this one, as far as that is known."""
 
@@ -287,6 +288,7 @@ class Node:
             peers=peers,
             metrics=self._metrics,
             process_troubles=ports.process_troubles,
+            process_health=ports.process_health,
             access=self._authorization.access,
             acls=self._authorization.acls,
             audit=self._audit,

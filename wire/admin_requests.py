@@ -414,3 +414,7 @@ class LogPositionsRequest(Protocol):
 
 class DescribeLagRequest(Protocol):
     group_ids: list[str] | None
+
+
+class DescribeHealthRequest(Protocol):
+    read_store: bool

@@ -115,6 +115,7 @@ _ROWS = (
     Api(12009, "DescribeCompaction", 0, 0, Cost.ADMIN, "compaction:handle_describe_compaction"),
     Api(12010, "LogPositions", 0, 0, Cost.ADMIN, "lags:handle_log_positions", internal=True),
     Api(12011, "DescribeLag", 0, 0, Cost.ADMIN, "lags:handle_describe_lag"),
+    Api(12012, "DescribeHealth", 0, 0, Cost.ADMIN, "health:handle_describe_health"),
 )
 
 APIS: dict[int, Api] = {row.key: row for row in _ROWS}

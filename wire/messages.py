@@ -166,6 +166,14 @@ class DescribeLagResponse(_ApiMessage, load_json=wire.schemas):  # type: ignore[
     """Key 12011."""
 
 
+class DescribeHealthRequest(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+    """Key 12012, fleetlog's: what only the broker knows of its process and of its connection to ZooKeeper."""
+
+
+class DescribeHealthResponse(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+    """Key 12012."""
+
+
 class BeginBatchRequest(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
     """Key 12001, fleetlog's: begin a micro-batch of a sink (docs/protocol.md)."""
 
@@ -281,6 +289,8 @@ _OWN = (
     LogPositionsResponse,
     DescribeLagRequest,
     DescribeLagResponse,
+    DescribeHealthRequest,
+    DescribeHealthResponse,
 )
 
 

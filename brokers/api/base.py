@@ -21,6 +21,7 @@ from brokers.api.fetch_wakes import Wakes
 from brokers.api.metering import Meter, Metering
 from brokers.api.new_topics import NewTopics
 from brokers.metadata.quota_cache import QuotaCache
+from brokers.model import ProcessHealth
 from brokers.pending import Pending
 from brokers.security.acls import AclOperation, ResourceType
 from wire.errors import ErrorCode
@@ -252,6 +253,7 @@ class Services:
     """How far the groups are behind, where that is computed."""
     process_troubles: Callable[[], list[str]] = list
     """What the process lacks, in words."""
+    process_health: Callable[[], ProcessHealth] = ProcessHealth
 
 
 class ClientConnection(NamedTuple):

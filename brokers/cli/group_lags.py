@@ -12,16 +12,20 @@ from wire.errors import ErrorCode
 DESCRIBE_LAG_KEY = 12011
 
 
-def lag_of_groups(client: Any, names: Sequence[str] = ()) -> tuple[list[dict[str, Any]], list[str]]:
+def lag_of_groups(
+    client: Any, names: Sequence[str] = (), brokers: Sequence[int] | None = None
+) -> tuple[list[dict[str, Any]], list[str]]:
     """The groups, the one that is behind by the longest time first, and what could not be asked, as texts.
 
-    All that the client may describe, or those named. ``seconds`` is the age of the oldest record not consumed.
+    All that the client may describe, or those named; of these brokers, or of all. ``seconds`` is the age of the oldest
+    record not consumed.
     """
     request = messages.request_class(DESCRIBE_LAG_KEY)(version=0, group_ids=None)
-    live = sorted(row["broker_id"] for row in client.describe_cluster()["brokers"])
+    if brokers is None:
+        brokers = sorted(row["broker_id"] for row in client.describe_cluster()["brokers"])
     found: list[dict[str, Any]] = []
     unknown: list[str] = []
-    for broker_id, answer in client.ask_each(dict.fromkeys(live, request), PATIENCE_S).items():
+    for broker_id, answer in client.ask_each(dict.fromkeys(brokers, request), PATIENCE_S).items():
         if answer is None:
             unknown.append(f"broker {broker_id} does not answer; the groups that it coordinates are left out")
         elif answer.error_code == ErrorCode.INVALID_CONFIG:

@@ -7,8 +7,8 @@ from typing import Any
 from kafka.admin import ConfigResource, ConfigResourceType
 
 from brokers.cli.client import PartitionsOf, known_partitions
-from brokers.cli.overview import fetch_overview, read_directories
 from brokers.cli.compact import compaction_of
+from brokers.cli.overview import fetch_overview, read_directories
 from brokers.cli.topics import fetch_ends, topic_value
 from brokers.console.asking import Answer, Asking
 

@@ -1,0 +1,56 @@
+"""DescribeHealth (ours): what only the broker itself knows of its process and of its connection to ZooKeeper."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+
+import wire.messages as m
+from brokers.api.access import CLUSTER, DESCRIBE
+from brokers.api.base import Context, Done
+from brokers.metadata import znodes
+from coordination.store import StoreError
+from wire.admin_requests import DescribeHealthRequest
+from wire.errors import ErrorCode
+
+READS = 3
+READ_TIMEOUT_S = 1.2
+"""For all reads together; an answer should come before the patience of those that ask ends."""
+
+
+async def handle_describe_health(request: DescribeHealthRequest, context: Context) -> Done:
+    """DescribeHealth v0: the wall clock, how long ZooKeeper takes to answer a read, descriptors, certificates.
+
+    ``zoo_keeper_micros`` is the median of a few reads made now, -1 if they took too long or
+    ``read_store`` is not set.
+    """
+    kind, services = m.DescribeHealthResponse, context.services
+    refusal = context.refusal(DESCRIBE, CLUSTER)
+    if refusal is not ErrorCode.NONE:
+        return Done(kind(version=0, throttle_time_ms=0, error_code=refusal, certificates=[]))
+    wall_ms, lease_ms = services.clock.wall_ms(), services.store.lease.remaining_ms()
+    health, micros = services.process_health(), await _read_micros(context) if request.read_store else -1
+    certificates = [
+        kind.CertificateHealth(version=0, listener=one.listener, valid_until_ms=one.valid_until_ms, refusal=one.refusal)
+        for one in health.certificates
+    ]
+    return Done(
+        kind(
+            version=0, throttle_time_ms=0, error_code=0, wall_ms=wall_ms, zoo_keeper_micros=micros,
+            lease_ms=max(0, round(lease_ms)), open_files=health.open_files,
+            file_limit=-1 if health.file_limit is None else health.file_limit, certificates=certificates,
+        )
+    )  # fmt: skip
+
+
+async def _read_micros(context: Context) -> int:
+    now, taken = asyncio.get_running_loop().time, []
+    try:
+        async with asyncio.timeout(READ_TIMEOUT_S):
+            for _ in range(READS):
+                begun = now()
+                await context.services.store.exists(znodes.CONTROLLER_EPOCH)
+                taken.append(now() - begun)
+    except (StoreError, TimeoutError):
+        return -1
+    return round(statistics.median(taken) * 1_000_000)

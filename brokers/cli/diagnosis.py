@@ -1,0 +1,383 @@
+"""What is wrong with a fleet, why, and what to do: checks over facts that were gathered before. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+from brokers.cli.overview import Overview, PartitionOverview
+from brokers.model import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC
+
+NAMED = 5
+"""Partitions, groups or topics that a finding names; the rest is counted."""
+DAY_MS = 86_400_000
+FEW_FILES = 4_096
+FULL_SHARE = 0.8
+
+
+class Severity(IntEnum):
+    """How bad a finding is."""
+
+    NOTE = 0
+    """Works as it is, but will not survive what a fleet should."""
+    WARNING = 1
+    """Nothing fails yet, or clients are slowed down."""
+    ERROR = 2
+    """Clients fail, or records may be lost."""
+
+
+class Finding(NamedTuple):
+    """One trouble: ``check`` is the kind, ``where`` a broker, partition, group or setting."""
+
+    severity: Severity
+    check: str
+    where: str
+    what: str
+    why: str
+    todo: str
+
+
+class Thresholds(NamedTuple):
+    """From when on something counts as a trouble."""
+
+    clock_ms: int = 500
+    zookeeper_ms: int = 100
+    transaction_s: float = 900.0
+    lag_s: float = 600.0
+    certificate_days: int = 14
+
+
+class OpenTransaction(NamedTuple):
+    """A transaction under way: for how long, and what its producer asked for."""
+
+    transactional_id: str
+    state: str
+    open_s: float
+    timeout_s: float
+    partitions: tuple[str, ...]
+
+
+class ListenerCertificate(NamedTuple):
+    """A listener's certificate, as its broker tells it."""
+
+    listener: str
+    valid_until_ms: int
+    refusal: str | None
+
+
+class BrokerHealth(NamedTuple):
+    """What a broker says of itself; ``read_micros`` is -1 where ZooKeeper did not answer, ``file_limit`` where
+    there is none."""
+
+    wall_ms: int
+    read_micros: int
+    lease_ms: int
+    open_files: int
+    file_limit: int
+    certificates: tuple[ListenerCertificate, ...]
+
+
+@dataclass(slots=True)
+class FleetFacts:
+    """Everything that the checks look at. ``now_ms`` is this machine's wall clock.
+
+    ``health`` lacks brokers that did not answer. ``settings`` are each broker's by name. ``untold`` says what could not
+    be asked.
+    """
+
+    overview: Overview
+    now_ms: int
+    health: dict[int, BrokerHealth] = field(default_factory=dict)
+    settings: dict[int, dict[str, str | None]] = field(default_factory=dict)
+    unclean_topics: list[str] = field(default_factory=list)
+    groups: list[dict[str, Any]] = field(default_factory=list)
+    transactions: list[OpenTransaction] = field(default_factory=list)
+    untold: list[tuple[str, str]] = field(default_factory=list)
+
+
+def findings_of(facts: FleetFacts, limits: Thresholds) -> list[Finding]:
+    """All findings, the worst first."""
+    checks: tuple[Callable[[FleetFacts, Thresholds], Iterable[Finding]], ...] = (
+        _controller, _brokers, _partitions, _zookeeper, _clocks, _files, _certificates, _transactions, _groups,
+        _same_settings, _safe_settings, _domains, _untold,
+    )  # fmt: skip
+    found = [one for check in checks for one in check(facts, limits)]
+    return sorted(found, key=lambda one: -one.severity)
+
+
+def _listed(names: Iterable[str]) -> str:
+    every = list(names)
+    more = f" and {len(every) - NAMED} more" if len(every) > NAMED else ""
+    return ", ".join(every[:NAMED]) + more
+
+
+def _untold(facts: FleetFacts, _limits: Thresholds) -> Iterator[Finding]:
+    for subject, reason in facts.untold:
+        yield Finding(
+            Severity.WARNING, "unknown", subject, f"{subject} could not be examined", reason,
+            "see the other findings first; then run this command again",
+        )  # fmt: skip
+
+
+def _controller(facts: FleetFacts, _limits: Thresholds) -> Iterator[Finding]:
+    if facts.overview.controller < 0:
+        yield Finding(
+            Severity.ERROR, "controller", "fleet", "there is no controller",
+            "no broker holds /controller in ZooKeeper: leaders are not replaced, topics cannot be changed",
+            "look after ZooKeeper, then at the brokers' logs for `controller`",
+        )  # fmt: skip
+
+
+# ---------------------------------------------------------------- brokers and partitions
+
+
+_TROUBLES = (
+    ("not registered", Severity.ERROR, "broker", "start it, or replace it: fleetlog brokers replace"),
+    ("does not answer", Severity.ERROR, "broker", "see its log and whether its process runs; restart it if it hangs"),
+    ("file descriptors", Severity.ERROR, "files", "raise LimitNOFILE (ulimit -n) and restart the broker"),
+    ("is offline", Severity.ERROR, "disk", "repair or replace the disk, then restart the broker"),
+    ("is full", Severity.ERROR, "disk", "free space, shorten retention.ms, or move replicas: fleetlog brokers drain"),
+    ("nearly full", Severity.WARNING, "disk", "shorten retention.ms of large topics, add room, or move replicas"),
+    ("no log of", Severity.ERROR, "replica", "see the broker's log; restart it once its disk works"),
+)
+
+
+def _brokers(facts: FleetFacts, _limits: Thresholds) -> Iterator[Finding]:
+    for broker_id, text in facts.overview.troubles():
+        severity, check, todo = next(
+            ((one, kind, todo) for part, one, kind, todo in _TROUBLES if part in text),
+            (Severity.WARNING, "broker", "see the broker's log"),
+        )
+        what, _, why = text.partition(": ")
+        yield Finding(severity, check, f"broker {broker_id}", what, why or "told by the broker itself", todo)
+
+
+def _partitions(facts: FleetFacts, _limits: Thresholds) -> Iterator[Finding]:
+    kinds = (
+        ("offline", Severity.ERROR, "cannot be read or written",
+         "bring one of its replicas back; only if all are lost: fleetlog topics elect --unclean"),
+        ("under min ISR", Severity.ERROR, "refuse writes with acks=all",
+         "bring the missing replicas back, or move them: fleetlog brokers replace"),
+        ("under-replicated", Severity.WARNING, "have fewer copies than they should",
+         "bring the missing replicas back, or move them: fleetlog brokers replace"),
+    )  # fmt: skip
+    for problem, severity, effect, todo in kinds:
+        troubled = [p for _, p in sorted(facts.overview.partitions.items()) if p.problem == problem]
+        if troubled:
+            what = f"{len(troubled)} partition(s) {effect}: {_listed(str(p.tp) for p in troubled)}"
+            yield Finding(severity, "partitions", problem, what, _missing(facts, troubled), todo)
+
+
+def _missing(facts: FleetFacts, troubled: list[PartitionOverview]) -> str:
+    lacking = Counter(b for p in troubled for b in p.settled if b not in p.isr)
+    causes = []
+    for broker_id, count in sorted(lacking.items()):
+        broker = facts.overview.brokers.get(broker_id)
+        if broker is None or not broker.alive:
+            state = "which is not registered"
+        elif broker.directories is None:
+            state = "which does not answer"
+        elif any(d.trouble for d in broker.directories):
+            state = "which has a log directory in trouble"
+        else:
+            state = "which runs, and is catching up or cut off from the leaders"
+        causes.append(f"{count} lack the replica on broker {broker_id}, {state}")
+    return "; ".join(causes) or "no replica of the in-sync set is alive"
+
+
+# ---------------------------------------------------------------- processes
+
+
+def _zookeeper(facts: FleetFacts, limits: Thresholds) -> Iterator[Finding]:
+    for broker_id, health in sorted(facts.health.items()):
+        where = f"broker {broker_id}"
+        if health.read_micros < 0:
+            lease = f"its lease runs out in {health.lease_ms} ms" if health.lease_ms else "its lease has run out"
+            yield Finding(
+                Severity.ERROR, "zookeeper", where, "ZooKeeper does not answer this broker",
+                f"no read came back; {lease}",
+                "see whether the ZooKeeper servers run, have a majority and can be reached from the broker",
+            )  # fmt: skip
+        elif health.read_micros > limits.zookeeper_ms * 1000:
+            yield Finding(
+                Severity.WARNING, "zookeeper", where, f"a read of ZooKeeper takes {health.read_micros / 1000:.0f} ms",
+                f"more than {limits.zookeeper_ms} ms: a slow disk or network of the servers, or too many on one host",
+                "give ZooKeeper's transaction log a disk of its own; see its `mntr` for latencies",
+            )  # fmt: skip
+
+
+def _clocks(facts: FleetFacts, limits: Thresholds) -> Iterator[Finding]:
+    """With three brokers or more a wrong clock is told from the right ones; with two, this machine's is the third."""
+    walls = {broker_id: one.wall_ms for broker_id, one in facts.health.items()}
+    reference = statistics.median_low(sorted([*walls.values(), *([facts.now_ms] if len(walls) < 3 else [])] or [0]))
+    for broker_id, wall_ms in sorted(walls.items()):
+        off_ms = wall_ms - reference
+        if abs(off_ms) > limits.clock_ms:
+            direction = "ahead" if off_ms > 0 else "behind"
+            yield Finding(
+                Severity.WARNING, "clock", f"broker {broker_id}",
+                f"its clock is {abs(off_ms) / 1000:.1f} s {direction}",
+                "compared with the other brokers; timestamps, retention, and lag in seconds are wrong by as much",
+                "see chronyc tracking or timedatectl on its host, and start time synchronization",
+            )  # fmt: skip
+
+
+def _files(facts: FleetFacts, _limits: Thresholds) -> Iterator[Finding]:
+    todo = "raise LimitNOFILE (ulimit -n), 100000 or more, and restart the broker"
+    for broker_id, health in sorted(facts.health.items()):
+        used, limit = health.open_files, health.file_limit
+        if 0 < limit <= used / FULL_SHARE:
+            yield Finding(
+                Severity.ERROR, "files", f"broker {broker_id}", f"{used} of {limit} file descriptors are in use",
+                "without one no connection is accepted and no segment opened", todo,
+            )  # fmt: skip
+        elif 0 < limit < FEW_FILES:
+            yield Finding(
+                Severity.WARNING, "files", f"broker {broker_id}", f"it may open {limit} files only",
+                "each segment takes three and each connection one", todo,
+            )  # fmt: skip
+
+
+def _certificates(facts: FleetFacts, limits: Thresholds) -> Iterator[Finding]:
+    for broker_id, health in sorted(facts.health.items()):
+        for one in health.certificates:
+            where = f"broker {broker_id}, listener {one.listener}"
+            left_days = (one.valid_until_ms - health.wall_ms) / DAY_MS
+            if one.refusal is not None:
+                yield Finding(
+                    Severity.ERROR, "certificate", where, "the certificate on disk cannot be used", one.refusal,
+                    "correct the files; the old certificate stays in use until then, and a restart would fail",
+                )  # fmt: skip
+            if left_days < limits.certificate_days:
+                severity = Severity.ERROR if left_days < 2 else Severity.WARNING
+                what = (
+                    f"its certificate expires in {left_days:.1f} days" if left_days > 0 else "its certificate expired"
+                )
+                yield Finding(
+                    severity, "certificate", where, what, "clients refuse an expired certificate",
+                    "replace the file; brokers take it over within seconds, without a restart",
+                )  # fmt: skip
+
+
+# ---------------------------------------------------------------- clients
+
+
+def _transactions(facts: FleetFacts, limits: Thresholds) -> Iterator[Finding]:
+    for one in facts.transactions:
+        if one.open_s <= limits.transaction_s:
+            continue
+        ending = one.state.startswith("Prepare")
+        why = (
+            "its outcome is decided, but a partition has not taken the marker: its leader is away"
+            if ending
+            else f"its producer has not ended it; it may take {one.timeout_s:.0f} s (transaction.timeout.ms)"
+        )
+        todo = (
+            "bring the leaders of its partitions back; see the other findings"
+            if ending
+            else "see whether the producer lives; stop it, or start it anew: its first call ends the transaction"
+        )
+        what = (
+            f"open for {one.open_s:.0f} s: read_committed consumers wait at {_listed(one.partitions) or 'nothing yet'}"
+        )
+        yield Finding(Severity.WARNING, "transaction", one.transactional_id, what, why, todo)
+
+
+_PROGRESS = {
+    "STOP": ("has stopped committing", "see whether its consumers run and are stuck in one record"),
+    "STALL": ("commits the same offset again and again", "look at the record at that offset: fleetlog consume"),
+    "REWIND": ("went back to an older offset", "see whether its offsets were reset on purpose"),
+    "WARN": ("consumes more slowly than records come", "add members, up to one for each partition, or speed them up"),
+    "OK": ("is far behind, but gets on", "wait, or add members, up to one for each partition"),
+}
+
+
+def _groups(facts: FleetFacts, limits: Thresholds) -> Iterator[Finding]:
+    for group in facts.groups:
+        late = group["seconds"] > limits.lag_s
+        if group["status"] != "ERR" and not late:
+            continue
+        order = list(_PROGRESS)
+        behind = [one for one in group["partitions"] if one["lag"]]
+        worst = min(behind, key=lambda one: (order.index(one["status"]), -one["seconds"]), default=None)
+        if worst is None:
+            continue
+        what, todo = _PROGRESS[worst["status"]]
+        yield Finding(
+            Severity.WARNING, "group", group["group"],
+            f"it {what}: {group['lag']} records, {group['seconds']:.0f} s behind",
+            f"worst is {worst['topic']}:{worst['partition']}, committed {worst['committed']} of {worst['end']}", todo,
+        )  # fmt: skip
+
+
+# ---------------------------------------------------------------- settings
+
+
+ALIKE = (
+    "auto.create.topics.enable", "default.replication.factor", "min.insync.replicas", "num.partitions",
+    "message.max.bytes", "unclean.leader.election.enable", "offsets.retention.minutes", "log.retention.ms",
+    "log.flush.policy", "zookeeper.session.timeout.ms", "replica.lag.time.max.ms", "transaction.max.timeout.ms",
+    "group.max.session.timeout.ms", "authorizer.class.name", "audit.enable", "group.lag.interval.ms",
+)  # fmt: skip
+"""Settings that should be the same on all brokers: else what happens depends on which broker leads."""
+
+
+def _same_settings(facts: FleetFacts, _limits: Thresholds) -> Iterator[Finding]:
+    for name in ALIKE:
+        values = {b: rows[name] for b, rows in facts.settings.items() if name in rows}
+        if len(set(values.values())) > 1:
+            told = ", ".join(f"{value} on broker {b}" for b, value in sorted(values.items()))
+            yield Finding(
+                Severity.WARNING, "settings", name, f"{name} differs between brokers", told,
+                "set it alike in all properties files, or for all at run time, and restart what needs it",
+            )  # fmt: skip
+
+
+def _safe_settings(facts: FleetFacts, _limits: Thresholds) -> Iterator[Finding]:
+    partitions, live = facts.overview.partitions.values(), len(facts.overview.live_brokers())
+    factors = {p.topic: len(p.target) for p in partitions}
+    minimum = {p.topic: p.min_in_sync for p in partitions}
+    lone = sorted(topic for topic, factor in factors.items() if factor == 1)
+    if lone and live > 1:
+        inner = [topic for topic in lone if topic in (GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC)]
+        severity = Severity.WARNING if inner else Severity.NOTE
+        yield Finding(
+            severity, "settings", "replication factor", f"{len(lone)} topic(s) with one replica: {_listed(lone)}",
+            "a broker that stops takes them away, a disk that fails loses them",
+            "fleetlog topics reassign TOPIC --replication-factor 3",
+        )  # fmt: skip
+    brittle = sorted(t for t, factor in factors.items() if factor > 1 and minimum[t] >= factor)
+    if brittle:
+        yield Finding(
+            Severity.WARNING, "settings", "min.insync.replicas",
+            f"{len(brittle)} topic(s) need every replica for a write: {_listed(brittle)}",
+            "min.insync.replicas is not below the replication factor: one broker that stops refuses writes",
+            "lower min.insync.replicas to one less than the factor: fleetlog topics alter",
+        )  # fmt: skip
+    weak = sorted(t for t, factor in factors.items() if factor > 2 and minimum[t] == 1)
+    if weak:
+        yield Finding(
+            Severity.NOTE, "settings", "min.insync.replicas",
+            f"{len(weak)} topic(s) take writes with one replica in sync: {_listed(weak)}",
+            "with acks=all a record may then be on one disk only", "set min.insync.replicas=2: fleetlog topics alter",
+        )  # fmt: skip
+    if facts.unclean_topics:
+        yield Finding(
+            Severity.WARNING, "settings", "unclean.leader.election.enable",
+            f"{len(facts.unclean_topics)} topic(s) allow unclean elections: {_listed(facts.unclean_topics)}",
+            "a replica that lacks acknowledged records may lead", "set unclean.leader.election.enable=false",
+        )  # fmt: skip
+
+
+def _domains(facts: FleetFacts, _limits: Thresholds) -> Iterator[Finding]:
+    brokers = facts.overview.live_brokers()
+    if len(brokers) > 1 and len({broker.place.domain for broker in brokers}) == 1:
+        yield Finding(
+            Severity.NOTE, "settings", "failure.domain", "all brokers share one failure domain",
+            f"replicas fail together with {brokers[0].place.domain}",
+            "set failure.domain or broker.rack if they stand on different hosts; else add hosts",
+        )  # fmt: skip

@@ -1,0 +1,170 @@
+"""``fleetlog doctor``: what is wrong with a fleet, why, and what to do. Facts are gathered with deadlines."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import click
+import kafka.errors as kafka_errors
+from kafka.admin import ConfigResource, ConfigResourceType
+from kafka.protocol.admin import DescribeConfigsRequest, DescribeTransactionsRequest, ListTransactionsRequest
+
+from brokers.cli.admin_client import AdminClient
+from brokers.cli.client import Target, admin, client_options, first_line
+from brokers.cli.diagnosis import (
+    ALIKE,
+    BrokerHealth,
+    Finding,
+    FleetFacts,
+    ListenerCertificate,
+    OpenTransaction,
+    Severity,
+    Thresholds,
+    findings_of,
+)
+from brokers.cli.group_lags import lag_of_groups
+from brokers.cli.output import CliError, Output
+from brokers.cli.overview import PATIENCE_S, fetch_overview, read_domains
+from wire import messages
+
+DESCRIBE_HEALTH_KEY = 12012
+UNCLEAN_SETTING = "unclean.leader.election.enable"
+EXIT_WARNINGS, EXIT_ERRORS = 3, 4
+UNDER_WAY = ("Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence")
+TRANSACTIONS_ASKED = 200
+"""Open transactions that are looked at."""
+_DEFAULTS = Thresholds()
+
+
+@click.command()
+@click.option("--clock-ms", type=click.IntRange(1), default=_DEFAULTS.clock_ms, show_default=True,
+              help="How far apart clocks may be.")  # fmt: skip
+@click.option("--zookeeper-ms", type=click.IntRange(1), default=_DEFAULTS.zookeeper_ms, show_default=True,
+              help="How long a read of ZooKeeper may take.")  # fmt: skip
+@click.option("--transaction-s", type=click.FloatRange(0), default=_DEFAULTS.transaction_s, show_default=True,
+              help="How long a transaction may be open.")  # fmt: skip
+@click.option("--lag-s", type=click.FloatRange(0), default=_DEFAULTS.lag_s, show_default=True,
+              help="How far behind a group that gets on may be.")  # fmt: skip
+@click.option("--certificate-days", type=click.IntRange(1), default=_DEFAULTS.certificate_days, show_default=True,
+              help="How long a certificate must last.")  # fmt: skip
+@client_options
+def doctor(target: Target, out: Output, **limits: Any) -> None:
+    """Say what is wrong with the fleet, why, and what to do.
+
+    Looks at brokers, partitions, disks, ZooKeeper, clocks, file limits, certificates, transactions, groups and
+    settings. Exit code: 0 if nothing but notes was found, 3 with warnings, 4 with errors, 1 if no broker answers.
+    """
+    with admin(target) as client:
+        facts = gathered(client)
+    found = findings_of(facts, Thresholds(**limits))
+    if out.as_json:
+        out.value([one._asdict() | {"severity": one.severity.name.lower()} for one in found])
+    else:
+        _print(found, facts)
+    worst = max((one.severity for one in found), default=Severity.NOTE)
+    if worst > Severity.NOTE:
+        sys.exit(EXIT_ERRORS if worst is Severity.ERROR else EXIT_WARNINGS)
+
+
+def _print(found: list[Finding], facts: FleetFacts) -> None:
+    brokers, partitions = facts.overview.live_brokers(), facts.overview.partitions
+    click.echo(f"{len(brokers)} broker(s) and {len(partitions)} partition(s) examined")
+    for one in found:
+        click.echo(f"\n{one.severity.name}  {one.check}: {one.where}")
+        click.echo(f"  what    {one.what}\n  why     {one.why}\n  do      {one.todo}")
+    if not found:
+        click.echo("nothing is wrong")
+
+
+# ---------------------------------------------------------------- gathering
+
+
+def gathered(client: AdminClient) -> FleetFacts:
+    """Ask the fleet. What cannot be asked is noted, not waited for."""
+    overview = fetch_overview(client)
+    facts = FleetFacts(overview, time.time_ns() // 1_000_000)
+    steps: dict[str, Callable[[AdminClient, FleetFacts], None]] = {
+        "clocks, ZooKeeper and certificates": _health, "settings": _settings, "failure domains": _read_domains,
+        "groups": _groups, "transactions": _transactions, "topic settings": _topics,
+    }  # fmt: skip
+    for subject, gather in steps.items():
+        try:
+            gather(client, facts)
+        except (kafka_errors.KafkaError, CliError, OSError) as error:
+            facts.untold.append((subject, first_line(error) or type(error).__name__))
+    return facts
+
+
+def _health(client: AdminClient, facts: FleetFacts) -> None:
+    request = messages.request_class(DESCRIBE_HEALTH_KEY)(version=0)
+    facts.now_ms = time.time_ns() // 1_000_000
+    for broker_id, row in client.ask_each(dict.fromkeys(_answering(facts), request), PATIENCE_S).items():
+        if row is None:
+            facts.untold.append((f"broker {broker_id}", "it does not know DescribeHealth, or is too slow"))
+        elif row.error_code:
+            facts.untold.append((f"broker {broker_id}", "this needs the right to describe the cluster"))
+        else:
+            facts.health[broker_id] = BrokerHealth(
+                row.wall_ms, row.zoo_keeper_micros, row.lease_ms, row.open_files, row.file_limit,
+                tuple(ListenerCertificate(one.listener, one.valid_until_ms, one.refusal) for one in row.certificates),
+            )  # fmt: skip
+
+
+def _settings(client: AdminClient, facts: FleetFacts) -> None:
+    kind = ConfigResourceType.BROKER.value
+    requests = {b: DescribeConfigsRequest(resources=[(kind, str(b), list(ALIKE))]) for b in _answering(facts)}
+    for broker_id, answer in client.ask_each(requests, PATIENCE_S).items():
+        if answer is not None:
+            facts.settings[broker_id] = {one.name: one.value for one in answer.results[0].configs}
+
+
+def _read_domains(client: AdminClient, facts: FleetFacts) -> None:
+    read_domains(client, facts.overview)
+
+
+def _groups(client: AdminClient, facts: FleetFacts) -> None:
+    facts.groups, unknown = lag_of_groups(client, brokers=_answering(facts))
+    if unknown:
+        facts.untold.append(("groups", "; ".join(unknown)))
+
+
+def _transactions(client: AdminClient, facts: FleetFacts) -> None:
+    """Each coordinator is asked for its transactions under way, then for these by name."""
+    now_ms = time.time_ns() // 1_000_000
+    listing = ListTransactionsRequest(state_filters=list(UNDER_WAY), producer_id_filters=[])
+    named: dict[int, Any] = {}
+    for broker_id, answer in client.ask_each(dict.fromkeys(_answering(facts), listing), PATIENCE_S).items():
+        if answer is None or answer.error_code:
+            facts.untold.append((f"transactions of broker {broker_id}", "it did not list them"))
+        elif answer.transaction_states:
+            names = [one.transactional_id for one in answer.transaction_states][:TRANSACTIONS_ASKED]
+            named[broker_id] = DescribeTransactionsRequest(transactional_ids=names)
+    for answer in client.ask_each(named, PATIENCE_S).values():
+        for one in answer.transaction_states if answer is not None else ():
+            if one.transaction_start_time_ms >= 0 and one.transaction_state in UNDER_WAY:
+                facts.transactions.append(_open_transaction(one, now_ms))
+
+
+def _open_transaction(row: Any, now_ms: int) -> OpenTransaction:
+    partitions = tuple(f"{topic.topic}:{index}" for topic in row.topics for index in sorted(topic.partitions))
+    open_s = (now_ms - row.transaction_start_time_ms) / 1000
+    return OpenTransaction(
+        row.transactional_id, row.transaction_state, open_s, row.transaction_timeout_ms / 1000, partitions
+    )  # fmt: skip
+
+
+def _answering(facts: FleetFacts) -> list[int]:
+    """The brokers that have answered before: the others are told already, and are not waited for again."""
+    return [broker.id for broker in facts.overview.live_brokers() if broker.directories is not None]
+
+
+def _topics(client: AdminClient, facts: FleetFacts) -> None:
+    topics = sorted({p.topic for p in facts.overview.partitions.values()})
+    resources = [ConfigResource(ConfigResourceType.TOPIC, name, configs={UNCLEAN_SETTING: None}) for name in topics]
+    found = client.describe_configs(resources, config_filter="all").get("topic", {}) if resources else {}
+    facts.unclean_topics = [
+        name for name, rows in found.items() if rows.get(UNCLEAN_SETTING, {}).get("value") == "true"
+    ]  # fmt: skip
