@@ -34,6 +34,7 @@ from brokers.log import DiskPort, LogStore, Origin, StoreRefused
 from brokers.log.checkpoints import CleanStop
 from brokers.log.cleaner_metrics import watch_cleaner
 from brokers.log.cleaner_pace import LONGEST_MS, CleaningPace
+from brokers.log.dedup_metrics import watch_dedup
 from brokers.metadata import znodes
 from brokers.metadata.cache import MetadataCache
 from brokers.metadata.znodes import BadZnode
@@ -273,6 +274,7 @@ class Node:
         metadata.subscribe(replicas.apply)
         logs.broker_config = lambda: metadata.effective
         watch_cleaner(self._metrics.watch, logs.cleaner)
+        watch_dedup(self._metrics.watch_family, lambda: (partition.log for partition in replicas.all()))
         metadata.subscribe(lambda change: drop_topic_offsets(groups, [topic.name for topic in change.deleted]))
         self.services = Services(
             config=config,

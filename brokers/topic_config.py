@@ -59,6 +59,17 @@ class TopicConfig:
         LONG, FOREVER, "Longest time a record stays without fsync, in ms.", low=0, live=True,
         synonym="log.flush.interval.ms",
     )  # fmt: skip
+    fleetlog_dedup: str = setting(
+        STRING, "none", "Whether records are dropped whose position in their source was accepted before; set with the "
+        "topic's creation.", choices=("none", "source"),
+    )  # fmt: skip
+    fleetlog_dedup_max_bytes: int = setting(
+        LONG, 16 * MIB, "Memory of a partition's accepted positions, in bytes; what does not fit is refused.",
+        low=64 * 1024, live=True,
+    )  # fmt: skip
+    fleetlog_dedup_window_ms: int = setting(
+        LONG, 1_800_000, "How long accepted positions are known at least, in ms.", low=1000, live=True
+    )  # fmt: skip
     index_interval_bytes: int = setting(
         INT, 4096, "Bytes of log per index entry.", low=0, live=True, synonym="log.index.interval.bytes"
     )
@@ -146,6 +157,21 @@ class TopicConfig:
             if name not in KAFKA_TOPIC_SETTINGS:
                 values[attribute(name)] = value
         return dataclasses.replace(base, **values) if values else base
+
+    def check_together(self) -> None:
+        """Raises ConfigError where settings that are right by themselves contradict each other."""
+        if self.fleetlog_dedup == "none":
+            return
+        if "compact" in self.cleanup_policy:
+            raise ConfigError(
+                "fleetlog.dedup", self.fleetlog_dedup, "is not possible with cleanup.policy=compact: a repeat that is "
+                "forgotten would replace a later value of its key",
+            )  # fmt: skip
+        if 0 <= self.retention_ms < self.fleetlog_dedup_window_ms:
+            raise ConfigError(
+                "retention.ms", str(self.retention_ms), "must be at least fleetlog.dedup.window.ms "
+                f"({self.fleetlog_dedup_window_ms}): a new replica learns of accepted positions from records",
+            )  # fmt: skip
 
 
 TOPIC_SETTINGS: dict[str, Setting] = table_of(TopicConfig) | KAFKA_TOPIC_SETTINGS

@@ -265,3 +265,24 @@ def test_topic_settings_without_effect_leave_the_others_alone() -> None:
         "local.retention.bytes", "message.downconversion.enable", "remote.storage.enable",
     ]  # fmt: skip
     assert without_effect({"local.retention.ms": "-2", "retention.ms": "1"}, TOPIC_SETTINGS) == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "wrong"),
+    [
+        ({"cleanup.policy": "compact,delete"}, "is not possible with cleanup.policy=compact"),
+        ({"retention.ms": "1799999"}, r"must be at least fleetlog.dedup.window.ms \(1800000\)"),
+        ({"fleetlog.dedup.window.ms": "604800001"}, "retention.ms='604800000': must be at least"),
+        ({"retention.ms": "1800000"}, ""),
+        ({"retention.ms": "-1", "fleetlog.dedup.window.ms": "1000000000000"}, ""),
+    ],
+)
+def test_settings_that_a_deduplicating_topic_can_not_have(overrides: dict[str, str], wrong: str) -> None:
+    base = BrokerConfig(broker_id=1, zookeeper_connect="none:1").topic_defaults()
+    TopicConfig.parse(overrides, base).check_together()  # elsewhere they are right
+    topic = TopicConfig.parse(overrides | {"fleetlog.dedup": "source"}, base)
+    if not wrong:
+        topic.check_together()
+        return
+    with pytest.raises(ConfigError, match=wrong):
+        topic.check_together()

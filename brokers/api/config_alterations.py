@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
-from brokers.config import BROKER_SETTINGS, ConfigError
+from brokers.config import BROKER_SETTINGS, ConfigError, TopicConfig
 from brokers.controller.requests import Refused
 from brokers.security.dynamic_tls import of_tls, refused_change
 from brokers.setting_kinds import Setting, SettingType, resembling, suggest
@@ -59,6 +59,23 @@ class Unknown:
         """Whether this one is."""
         self.left -= 1
         return self.left >= 0
+
+
+def check_topic(present: Mapping[str, str], wanted: Mapping[str, str], base: TopicConfig) -> None:
+    """Refuse settings of a topic that contradict each other or can't be changed any more: INVALID_CONFIG."""
+    if not any(name.startswith("fleetlog.dedup") for name in (*present, *wanted)):
+        return
+    before = present.get("fleetlog.dedup", base.fleetlog_dedup)
+    try:
+        after = TopicConfig.parse(wanted, base)
+        if after.fleetlog_dedup != before:
+            raise ConfigError(
+                "fleetlog.dedup", after.fleetlog_dedup, f"is set when a topic is created, this one has {before}: "
+                "create another topic",
+            )  # fmt: skip
+        after.check_together()
+    except ConfigError as wrong:
+        raise Refused(ErrorCode.INVALID_CONFIG, str(wrong)) from wrong
 
 
 def setting_of(

@@ -23,7 +23,7 @@ from brokers.api.access import (
     TOPIC,
 )
 from brokers.api.base import Context, Done, ListenerCertificates, Paced
-from brokers.api.config_alterations import Alteration, Operation, Resource, Unknown, altered, setting_of
+from brokers.api.config_alterations import Alteration, Operation, Resource, Unknown, altered, check_topic, setting_of
 from brokers.api.config_values import (
     GROUP_SETTINGS,
     ConfigEntry,
@@ -358,6 +358,8 @@ async def _alter_one(
 
     def alteration(present: Mapping[str, str]) -> dict[str, str]:
         wanted = altered(present if keep else {}, alterations, settings, defaults)
+        if resource is Resource.TOPIC:
+            check_topic(present, wanted, metadata.effective.topic_defaults())
         if resource is Resource.TOPIC and name == AUDIT_TOPIC and metadata.static.audit_enable:
             refused = refused_alteration(present, wanted, metadata.static.audit_topic_retention_ms)
             if refused is not None:

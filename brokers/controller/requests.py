@@ -182,7 +182,7 @@ def check_configs(configs: Mapping[str, str | None], base: TopicConfig) -> dict[
         raise Refused(ErrorCode.INVALID_CONFIG, f"Null value not supported for topic configs: {','.join(nulls)}")
     overrides = {name: value for name, value in configs.items() if value is not None}
     try:
-        TopicConfig.parse(overrides, base)
+        TopicConfig.parse(overrides, base).check_together()
     except ConfigError as problem:
         raise Refused(ErrorCode.INVALID_CONFIG, str(problem)) from problem
     return overrides

@@ -19,9 +19,11 @@ from _native.errors import CorruptBatch
 from brokers.config import TopicConfig
 from brokers.log import recovery
 from brokers.log.admission import COORDINATOR, Order, Terms
+from brokers.log.dedup import Kept, accept, keep_new, positions_of, refused_transaction
 from brokers.log.failures import DiskFailed, DiskFull, LogOffline
 from brokers.log.files import Buffer
 from brokers.log.flush import Flusher
+from brokers.log.positions import Position
 from brokers.log.producers import NO_MARKERS, Duplicate, Marker, ProducerEntry, Refusal, admitted_of
 from brokers.log.segment import MAX_POSITION, Segment
 from brokers.log.state import AppendInfo, LogState, guarded
@@ -65,7 +67,8 @@ class SegmentRoom:
         "own_max_bytes", "segment", "steady",
     )  # fmt: skip
 
-    def __init__(self, active: Segment, config: TopicConfig, newest: int) -> None:
+    def __init__(self, active: Segment, config: TopicConfig, newest: int, *, sifts: bool = False) -> None:
+        """``sifts``: the topic drops duplicates, so that each batch of a client needs a closer look."""
         self.segment = active
         self.config = config
         self.end_position = min(config.segment_bytes, MAX_POSITION)
@@ -78,7 +81,7 @@ class SegmentRoom:
         self.before_ms = config.message_timestamp_before_max_ms  # below, the earliest timestamp is before the epoch
         own = self.steady and self.batches and takes_as_they_are(config)
         self.own_max_bytes = min(config.max_message_bytes, config.segment_bytes) if own else -1
-        self.max_bytes = -1 if "compact" in config.cleanup_policy else self.own_max_bytes
+        self.max_bytes = -1 if sifts or "compact" in config.cleanup_policy else self.own_max_bytes
 
     def takes(self, size: int, last_offset: int, newest: int) -> bool:
         """Whether batches of so many bytes, up to that offset and timestamp, still go into the segment."""
@@ -157,7 +160,8 @@ class Appender:
         active, config = log.segments.active, log._config
         room = self._room
         if room is None or room.segment is not active or room.config is not config or room.batches < len(batches):
-            room = self._room = SegmentRoom(active, config, self._newest_for(active, now_ms))
+            newest, sifts = self._newest_for(active, now_ms), log.producers.positions is not None
+            room = self._room = SegmentRoom(active, config, newest, sifts=sifts)
             if room.batches < len(batches):
                 batches = batches[: room.batches]
         client = terms.client
@@ -197,6 +201,8 @@ class Appender:
         header = check_request(batch, terms)
         if isinstance(header, Rejected):
             return self.refused(header.error, header.message)
+        if header.is_transactional and self._log.producers.positions is not None:
+            return self.refused(refused_transaction().error, refused_transaction().message)
         if (
             header.is_transactional
             and terms.guards is None
@@ -261,18 +267,47 @@ class Appender:
                 return self._duplicate(outcome, append_time)
             if isinstance(outcome, Refusal):
                 return self.refused(outcome.error, outcome.message)
-        for (position, _, _), header in zip(checked.batches, headers, strict=True):
+        places = [position for position, _, _ in checked.batches]
+        kept: Kept | None = None
+        if log.producers.positions is not None and terms.client:
+            sifted = self._sift(buffer, places, headers, now_ms, append_time, terms)
+            if isinstance(sifted, Rejected):
+                return self.refused(sifted.error, sifted.message, sifted.record_errors)
+            kept, buffer, headers, places = sifted, sifted.buffer, sifted.headers, sifted.places
+        for position, header in zip(places, headers, strict=True):
             stamp(buffer, position, header.base_offset, leader_epoch, -1 if header.is_control else append_time)
         placed = [admitted_of(header) for header in headers]
         markers = {header.base_offset: marker for header, marker in touched if header.is_control}
         epochs = ((leader_epoch, placed[0].first_offset),)
         failed = self._write((buffer,), placed, len(touched), now_ms, markers, epochs)
+        if kept is not None and log.log_end_offset > placed[-1].last_offset:  # also if only its flush failed
+            accept(log.producers.positions, kept, now_ms)
         if failed is not None:
             return failed
         if len(placed) == 1 and append_time < 0:
             return placed[0]
         records_in = sum(header.record_count for header in headers)
         return self._info(placed[0].first_offset, records_in, len(buffer), append_time)
+
+    def _sift(
+        self,
+        buffer: bytearray | memoryview,
+        places: Sequence[int],
+        headers: Sequence[BatchHeader],
+        now_ms: int,
+        append_time: int,
+        terms: Terms,
+    ) -> Kept | Rejected:
+        """The batches without the records that were accepted before."""
+        sets, limit = self._log.producers.positions, self._log.settings.inflate_limit
+        assert sets is not None
+        try:
+            return keep_new(
+                sets, buffer, places, headers, now_ms,
+                stamped=append_time >= 0, inflate_limit=limit, explain=terms.explain,
+            )  # fmt: skip
+        except (CorruptBatch, CodecError) as wrong:
+            return Rejected(ErrorCode.CORRUPT_MESSAGE, str(wrong))
 
     def _place(self, checked: Checked, leader_epoch: int, append_time: int) -> list[BatchHeader]:
         """The batches' final headers."""
@@ -297,6 +332,8 @@ class Appender:
         if log.offline:
             return self.refused(ErrorCode.KAFKA_STORAGE_ERROR, "the log directory is offline")
         now_ms = log.last_now_ms if now_ms is None else now_ms
+        sets = log.producers.positions
+        accepted: list[tuple[int, list[Position]]] = []
         placed: list[Admitted] = []
         epochs: list[tuple[int, int]] = []
         markers: dict[int, Marker | None] = {}
@@ -317,6 +354,8 @@ class Appender:
                 epochs.append((header.partition_leader_epoch, header.base_offset))
                 if header.producer_id != NO_PRODUCER_ID and header.is_control:
                     markers[header.base_offset] = read_marker(records, position, header)
+                if sets is not None:
+                    accepted.append((header.base_offset, positions_of(records, position, header)))
                 expected = header.last_offset + 1
                 position += header.size
                 count += header.record_count
@@ -326,6 +365,9 @@ class Appender:
             return self._info(log.log_end_offset, 0, 0)
         # the next fetch tells the leader what is safe here, so it is flushed as an append of the leader's
         failed = self._write((memoryview(records)[:position],), placed, len(placed), now_ms, markers, epochs)
+        if sets is not None and log.log_end_offset == expected:  # also if only its flush failed
+            for offset, mine in accepted:
+                sets.accept(mine, offset, now_ms, exact=False)
         return self._info(placed[0].first_offset, count, position) if failed is None else failed
 
     # ---- writing

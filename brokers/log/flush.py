@@ -91,7 +91,7 @@ class Flusher:
         if log.epochs.behind:
             raise DiskFull(f"{log.directory}/{LEADER_EPOCH_CHECKPOINT}", "no room for the leader epochs")
         path = recovery.snapshot_path(log.directory, log.log_end_offset)
-        if log.producers.entries:
+        if log.producers.entries or log.producers.positions is not None:
             log.disk.replace(path, log.producers.to_snapshot(), durable=False)
         else:
             log.disk.remove(path)

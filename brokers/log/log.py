@@ -69,11 +69,14 @@ class Log(LogState):
             or topic_partition.topic in INTERNAL_TOPICS
             or "compact" in config.cleanup_policy,
         )
-        return cls(
+        log = cls(
             disk, directory, topic_partition, config, settings, loaded, topic_id=topic_id,
             recovery_point=recovery_point, now_ms=now_ms, high_watermark=high_watermark, on_failure=on_failure,
             checkpoint=checkpoint,
         )  # fmt: skip
+        if config.fleetlog_dedup != "none":
+            log.deduplicate(config)
+        return log
 
     __slots__ = ("appender", "flusher", "reader", "truncation")
 

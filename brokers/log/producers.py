@@ -25,6 +25,8 @@ from typing import NamedTuple
 from _native.batch import Admitted, BatchHeader, CorruptBatch, Record, crc32c, encode_batch, parse_header
 from brokers.log.files import Buffer
 from brokers.log.indexes import AbortedTxn
+from brokers.log.position_snapshot import encode_positions, load_positions, split_positions
+from brokers.log.positions import PositionSets
 from brokers.log.snapshot_tail import decode_tail, encode_tail
 from wire.errors import ErrorCode
 from wire.types import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE
@@ -218,6 +220,8 @@ class ProducerState:
         self._verifications: OrderedDict[int, _Verification] = OrderedDict()
         self.first_unstable_offset: int | None = None
         """The lowest offset of a transaction that is open, or whose marker is not below the high watermark yet."""
+        self.positions: PositionSets | None = None
+        """What was accepted of each source, where the topic drops duplicates."""
 
     # ---- questions
 
@@ -440,16 +444,28 @@ class ProducerState:
         self.unreplicated.clear()
         self._verifications.clear()
         self.first_unstable_offset = None
+        if self.positions is not None:
+            self.positions.clear()
 
     # ---- snapshots
 
     def to_snapshot(self) -> bytes:
-        """Kafka's producer snapshot, version 1, and behind it all remembered batches."""
-        return encode_snapshot(self.entries.values())
+        """Kafka's producer snapshot, version 1, and behind it accepted positions and all remembered batches."""
+        positions = b"" if self.positions is None else encode_positions(self.positions)
+        return encode_snapshot(self.entries.values(), positions)
 
-    def load_snapshot(self, entries: Iterable[ProducerEntry], now_ms: int) -> None:
-        """Replace all state by a snapshot's. What was idle before counts as seen now."""
+    def load_snapshot(self, data: bytes, now_ms: int) -> None:
+        """Replace all state by a snapshot's; raises DamagedSnapshot. What was idle before counts as seen now."""
         self.clear()
+        entries = decode_snapshot(data)
+        if self.positions is not None:
+            body, _ = split_positions(_behind_entries(data))
+            if body is None:
+                raise DamagedSnapshot("it has no accepted positions")
+            try:
+                load_positions(self.positions, body)
+            except ValueError as wrong:
+                raise DamagedSnapshot(str(wrong)) from wrong
         for entry in entries:
             self.entries[entry.producer_id] = entry._replace(last_seen_ms=now_ms)
         opened = sorted((e.txn_first_offset, e.producer_id) for e in self.entries.values() if e.txn_first_offset >= 0)
@@ -546,12 +562,21 @@ def _check_sequence(entry: ProducerEntry, header: BatchHeader, verification: _Ve
     return Refusal(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, f"{name}: sequence {first} after {last}")
 
 
+def _behind_entries(data: bytes) -> memoryview:
+    """What follows the entries of a sound snapshot."""
+    _, _, count = _SNAPSHOT_HEAD.unpack_from(data)
+    return memoryview(data)[_SNAPSHOT_HEAD.size + count * _SNAPSHOT_ENTRY.size :]
+
+
 class DamagedSnapshot(ValueError):
     """A producer snapshot whose checksum, version or size is wrong; it is dropped and the log replayed instead."""
 
 
-def encode_snapshot(entries: Iterable[ProducerEntry]) -> bytes:
-    """Kafka's ``.snapshot`` file, version 1: of each producer its last batch; then what that has no room for."""
+def encode_snapshot(entries: Iterable[ProducerEntry], positions: bytes = b"") -> bytes:
+    """Kafka's ``.snapshot`` file, version 1: of each producer its last batch; then what that has no room for.
+
+    ``positions`` are accepted ones, as :func:`encode_positions` writes them.
+    """
     packed: list[bytes] = []
     more: list[tuple[int, tuple[BatchMeta, ...]]] = []
     for entry in entries:
@@ -571,7 +596,7 @@ def encode_snapshot(entries: Iterable[ProducerEntry]) -> bytes:
         # a marker's timestamp stands in the place of the batch's
         if last is not None and (len(entry.batches) > 1 or last.timestamp != entry.timestamp):
             more.append((entry.producer_id, entry.batches))
-    body = struct.pack(">i", len(packed)) + b"".join(packed) + encode_tail(more)
+    body = struct.pack(">i", len(packed)) + b"".join(packed) + positions + encode_tail(more)
     return struct.pack(">hI", SNAPSHOT_VERSION, crc32c(body)) + body
 
 
@@ -588,7 +613,7 @@ def decode_snapshot(data: bytes) -> list[ProducerEntry]:
     if count < 0 or len(data) < end:
         raise DamagedSnapshot(f"{count} entries don't fit {len(data)} bytes")
     try:
-        remembered = decode_tail(memoryview(data)[end:])
+        remembered = decode_tail(split_positions(memoryview(data)[end:])[1])
     except ValueError as wrong:
         raise DamagedSnapshot(str(wrong)) from wrong
     entries = []

@@ -16,16 +16,18 @@ from dataclasses import dataclass, field
 from _native.batch import HEADER_SIZE, Admitted, BatchHeader, parse_header, validate_batch
 from _native.errors import CorruptBatch
 from brokers.log.checkpoints import LEADER_EPOCH_CHECKPOINT, DamagedFile
+from brokers.log.dedup import note
 from brokers.log.epochs import EpochCache
 from brokers.log.files import DiskPort
 from brokers.log.indexes import AbortedTxn
+from brokers.log.position_snapshot import DEDUP_FILE, decode_dedup_file
+from brokers.log.positions import PositionSets
 from brokers.log.producers import (
     SNAPSHOT_SUFFIX,
     DamagedSnapshot,
     Marker,
     ProducerState,
     admitted_of,
-    decode_snapshot,
 )
 from brokers.log.segment import (
     CLEANED_SUFFIX,
@@ -139,6 +141,8 @@ def load_log(
     if any(map(_is_unfinished, names)):
         swapped = _finish_what_was_begun(disk, directory, names, report)
         names = disk.names(directory)
+    if DEDUP_FILE in names:
+        producers.positions = decode_dedup_file(disk.read(f"{directory}/{DEDUP_FILE}") or b"")
     segments = _open_segments(disk, directory, names, report, now_ms)
     if not len(segments):
         segments.add(Segment(disk, directory, max(0, log_start_offset), create=True, now_ms=now_ms))
@@ -217,7 +221,7 @@ def restore_producers(
             continue
         path = snapshot_path(directory, offset)
         try:
-            producers.load_snapshot(decode_snapshot(disk.read(path) or b""), now_ms)
+            producers.load_snapshot(disk.read(path) or b"", now_ms)
         except DamagedSnapshot as wrong:
             logger.warning("%s: %s; removed", path, wrong)
             disk.remove(path)
@@ -248,6 +252,17 @@ def replay(segments: Segments, producers: ProducerState, start: int, end: int, n
             logger.error("%s: %s: what its producers did after that is not known", segment.log.path, wrong)
 
 
+def replay_positions(segments: Segments, sets: PositionSets, now_ms: int) -> None:
+    """Accept what all records of a log say of their sources: for a log that has not dropped duplicates before."""
+    for segment in segments:
+        try:
+            for _, data, found in segment.chunks():
+                for at, header in found:
+                    note(sets, data, at, header, now_ms)
+        except (CorruptBatch, CodecError) as wrong:
+            logger.error("%s: %s: which positions it has after that is not known", segment.log.path, wrong)
+
+
 def apply_batches(
     producers: ProducerState, data: bytes, batches: Sequence[tuple[int, BatchHeader]], now_ms: int
 ) -> list[AbortedTxn]:
@@ -255,6 +270,8 @@ def apply_batches(
     touched: list[Admitted] = []
     markers: dict[int, Marker | None] = {}
     for at, header in batches:
+        if producers.positions is not None:
+            note(producers.positions, data, at, header, now_ms)
         if header.producer_id != NO_PRODUCER_ID:
             touched.append(admitted_of(header))
             if header.is_control:

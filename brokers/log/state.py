@@ -16,6 +16,8 @@ from brokers.log.background import PendingSync
 from brokers.log.checkpoints import LEADER_EPOCH_CHECKPOINT
 from brokers.log.failures import DiskFailed, DiskFull, LogOffline
 from brokers.log.files import DiskPort
+from brokers.log.position_snapshot import DEDUP_FILE, encode_dedup_file
+from brokers.log.positions import PositionSets
 from brokers.log.producers import ProducerState
 from brokers.log.recovery import RecoveryReport
 from brokers.log.segment import Segment
@@ -225,6 +227,28 @@ class LogState:
     @config.setter
     def config(self, config: TopicConfig) -> None:
         self._config = config
+        if config.fleetlog_dedup != "none":
+            self.deduplicate(config)
+
+    def deduplicate(self, config: TopicConfig) -> None:
+        """Drop duplicates from now on, by those settings; accepted positions are made from what the log has.
+
+        Once a log does, it does until it is deleted. Raises DiskFull, LogOffline.
+        """
+        sets, path = self.producers.positions, f"{self.directory}/{DEDUP_FILE}"
+        window_ms, max_bytes = config.fleetlog_dedup_window_ms, config.fleetlog_dedup_max_bytes
+        if sets is not None and (sets.window_ms, sets.max_bytes) == (window_ms, max_bytes):
+            return
+        before, sets = sets, sets or PositionSets(window_ms=window_ms, max_bytes=max_bytes)
+        sets.window_ms, sets.max_bytes = window_ms, max_bytes
+        try:
+            self.disk.replace(path, encode_dedup_file(sets), durable=True)
+            if before is None:
+                self.producers.positions = sets
+                self.settled = False
+                recovery.replay_positions(self.segments, sets, self.last_now_ms)
+        except DiskFailed as wrong:
+            raise self.failure(wrong) from wrong
 
     @property
     def size_bytes(self) -> int:

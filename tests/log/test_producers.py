@@ -367,7 +367,7 @@ def test_snapshot_bytes():
             " ", ""
         )
     )
-    state.load_snapshot(decode_snapshot(data), NOW)
+    state.load_snapshot(data, NOW)
     assert state.to_snapshot() == data
     assert state.first_unstable_offset == 105
 

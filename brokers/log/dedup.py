@@ -1,0 +1,176 @@
+"""Dropping duplicates from the batches of a topic with ``fleetlog.dedup=source``: what a leader appends of a batch, and
+what follows for the partition's accepted positions from batches that are in its log.
+
+A batch with duplicates is rewritten as the cleaner rewrites one: same base offset, last offset and sequences, fewer
+records, none if need be. So the answer's offsets, the producer's sequences, followers and consumers see nothing new.
+ADR 0021.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from _native.batch import HEADER_SIZE, BatchHeader, parse_header
+from _native.compact import leave_out, read_positions
+from brokers.log.files import Buffer
+from brokers.log.positions import BelowFloor, NoRoom, Position, PositionSets
+from brokers.log.validation import CODEC_MASK, MAX_EXPLAINED_RECORDS, Rejected, build_batch
+from wire import compression
+from wire.errors import ErrorCode
+from wire.types import NO_TIMESTAMP
+
+SOURCE_HEADER = b"fleetlog.source"
+"""Name of the header with ``source:position:ordinal``."""
+_INFLATE_LIMIT = 2**31 - 1
+"""Of batches that a leader has taken: its limit was another one, perhaps."""
+_NAME = SOURCE_HEADER.decode()
+_FORM = f"a header {_NAME} with source:position:ordinal, as in orders-3:1234:0"
+
+
+class Kept(NamedTuple):
+    """What a leader appends: the batches with their final headers, and the positions that are new, by batch offset."""
+
+    buffer: bytearray | memoryview
+    headers: list[BatchHeader]
+    places: list[int]
+    """Where each batch stands in the buffer."""
+    fresh: list[tuple[int, list[Position]]]
+    dropped: int
+
+
+def refused_transaction() -> Rejected:
+    """The answer to a transactional batch: whether its records count is decided after its duplicates are dropped."""
+    return Rejected(
+        ErrorCode.INVALID_RECORD,
+        "a topic with fleetlog.dedup=source takes no transactional batches: write without a transactional id",
+    )
+
+
+def positions_of(records: Buffer, at: int, header: BatchHeader) -> list[Position]:
+    """What records of a batch that a leader has appended say of their sources; none of a control batch.
+
+    Records without a position are from before their topic dropped duplicates. Raises CorruptBatch or CodecError.
+    """
+    if header.is_control or not header.record_count:
+        return []
+    found = read_positions(_payload(records, at, header, _INFLATE_LIMIT), header, SOURCE_HEADER)
+    return [one for one in found if one is not None]
+
+
+def _payload(records: Buffer, at: int, header: BatchHeader, inflate_limit: int) -> Buffer:
+    payload: Buffer = memoryview(records)[at + HEADER_SIZE : at + header.size]
+    return compression.decompress(header.codec, payload, inflate_limit) if header.codec else payload
+
+
+def keep_new(
+    sets: PositionSets,
+    buffer: bytearray | memoryview,
+    places: Sequence[int],
+    headers: Sequence[BatchHeader],
+    now_ms: int,
+    *,
+    stamped: bool,
+    inflate_limit: int,
+    explain: int = MAX_EXPLAINED_RECORDS,
+) -> Kept | Rejected:
+    """Leave out of sound batches what was accepted before; the sets stay as they are.
+
+    ``headers`` are final, offsets included; ``stamped`` if their timestamps are the append's.
+    Raises CorruptBatch or CodecError.
+    """
+    found: list[list[Position]] = []
+    for at, header in zip(places, headers, strict=True):
+        if header.is_transactional:
+            return refused_transaction()
+        mine = read_positions(_payload(buffer, at, header, inflate_limit), header, SOURCE_HEADER)
+        missing = [index for index, position in enumerate(mine) if position is None]
+        if missing:
+            return _without_position(missing, header, explain)
+        found.append([position for position in mine if position is not None])
+    sifted = sets.sift([position for mine in found for position in mine], now_ms)
+    if isinstance(sifted, BelowFloor):
+        return _below_floor(sifted, sets)
+    if isinstance(sifted, NoRoom):
+        return Rejected(
+            ErrorCode.POLICY_VIOLATION,
+            f"the accepted positions of this partition would take {sifted.needed} bytes of {sifted.limit}: set "
+            "fleetlog.dedup.max.bytes higher or fleetlog.dedup.window.ms lower, or write denser positions",
+        )
+    if not sifted.duplicates:
+        fresh = [(header.base_offset, mine) for header, mine in zip(headers, found, strict=True)]
+        return Kept(buffer, list(headers), list(places), fresh, 0)
+    return _rewritten(buffer, places, headers, found, set(sifted.duplicates), stamped, inflate_limit)
+
+
+def _rewritten(
+    buffer: bytearray | memoryview,
+    places: Sequence[int],
+    headers: Sequence[BatchHeader],
+    found: Sequence[list[Position]],
+    duplicates: set[int],
+    stamped: bool,
+    inflate_limit: int,
+) -> Kept:
+    out = bytearray()
+    after: list[BatchHeader] = []
+    starts: list[int] = []
+    fresh: list[tuple[int, list[Position]]] = []
+    before = 0
+    for at, header, mine in zip(places, headers, found, strict=True):
+        gone = {index for index in range(len(mine)) if before + index in duplicates}
+        before += len(mine)
+        starts.append(len(out))
+        if gone:
+            batch = _without(buffer, at, header, gone, stamped, inflate_limit)
+            after.append(parse_header(batch))
+            out += batch
+        else:
+            after.append(header)
+            out += memoryview(buffer)[at : at + header.size]
+        fresh.append((header.base_offset, [one for index, one in enumerate(mine) if index not in gone]))
+    return Kept(out, after, starts, fresh, len(duplicates))
+
+
+def _without(
+    buffer: Buffer, at: int, header: BatchHeader, gone: set[int], stamped: bool, inflate_limit: int
+) -> bytearray:
+    if len(gone) == header.record_count:
+        attributes = header.attributes & ~CODEC_MASK
+        return build_batch(header._replace(attributes=attributes, base_timestamp=NO_TIMESTAMP, record_count=0), b"")
+    kept = leave_out(_payload(buffer, at, header, inflate_limit), header, gone)
+    assert kept.payload is not None
+    largest = header.max_timestamp if stamped else kept.max_timestamp
+    after = header._replace(record_count=kept.record_count, max_timestamp=largest)
+    return build_batch(after, compression.compress(header.codec, kept.payload))
+
+
+def _without_position(missing: Sequence[int], header: BatchHeader, explain: int) -> Rejected:
+    why = f"a topic with fleetlog.dedup=source takes no record without {_FORM}"
+    if header.record_count > explain:
+        return Rejected(ErrorCode.INVALID_RECORD, why)
+    return Rejected(ErrorCode.INVALID_RECORD, why, tuple((index, None) for index in missing))
+
+
+def _below_floor(wrong: BelowFloor, sets: PositionSets) -> Rejected:
+    source, position, _ = wrong.position
+    return Rejected(
+        ErrorCode.INVALID_RECORD,
+        f"position {position} of source {source.decode(errors='replace')} is below {wrong.floor}: what was accepted "
+        f"there is not known any more (fleetlog.dedup.window.ms {sets.window_ms}); write again under another source",
+    )
+
+
+def accept(sets: PositionSets | None, kept: Kept, now_ms: int) -> None:
+    """What a leader kept of its batches is in the log now."""
+    assert sets is not None, "its batches were sifted"
+    sets.dropped += kept.dropped
+    for offset, positions in kept.fresh:
+        sets.accept(positions, offset, now_ms, exact=True)
+
+
+def note(sets: PositionSets, records: Buffer, at: int, header: BatchHeader, now_ms: int) -> None:
+    """The batch at ``at`` is in the log, and was not appended now. Raises CorruptBatch or CodecError."""
+    found = positions_of(records, at, header)
+    if found:
+        sets.accept(found, header.base_offset, now_ms, exact=False)

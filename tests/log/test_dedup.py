@@ -1,0 +1,295 @@
+"""A log that drops duplicates: what leaders append of batches, and that followers, recovery, cuts and snapshots know
+what was accepted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from pathlib import Path
+
+import pytest
+
+from _native.batch import Record, encode_batch
+from brokers.log import Log
+from brokers.log.position_snapshot import DEDUP_FILE, encode_positions
+from brokers.log.positions import PAGE_POSITIONS, PositionSets
+from tests.support.crashes import RecordingDisk, image
+from tests.support.logs import NOW, append, append_txn, batch, config, end_txn, open_log, records
+from wire import compression
+from wire.errors import ErrorCode
+
+DEDUP = config(fleetlog_dedup="source")
+TRANSACTIONAL = 0x10
+
+
+def sourced(*positions: int, source: bytes = b"q:1", ordinal: int = 0, codec: int = 0, **fields) -> bytes:
+    """A batch whose records have these positions; their values say which."""
+    rows = [
+        Record(
+            -1,
+            NOW + at,
+            b"k",
+            b"%d" % one,
+            (("other", None), ("fleetlog.source", b"%s:%d:%d" % (source, one, ordinal))),
+        )
+        for at, one in enumerate(positions)
+    ]
+    compress = (lambda payload: compression.compress(codec, payload)) if codec else None
+    return encode_batch(rows, attributes=codec | fields.pop("attributes", 0), compress=compress, **fields)
+
+
+def values(log: Log) -> list[tuple[int, bytes | None]]:
+    return [(record.offset, record.value) for record in records(log)]
+
+
+def sets_of(log: Log) -> PositionSets:
+    assert log.producers.positions is not None
+    return log.producers.positions
+
+
+def known(log: Log) -> dict[bytes, tuple[int, dict[int, bytes]]]:
+    """What is accepted, without the times of it."""
+    return {
+        name: (source.floor, {number: bytes(page.bits) for number, page in source.pages.items()})
+        for name, source in sets_of(log).sources.items()
+    }
+
+
+def accepted(log: Log) -> set[int]:
+    """The accepted positions, all of them of one source and below those of the first page."""
+    pages = [page for _, its in known(log).values() for page in its.values()]
+    return {place for page in pages for place in range(PAGE_POSITIONS) if page[place >> 3] >> (place & 7) & 1}
+
+
+def replicate(leader: Log, follower: Log) -> None:
+    for segment in leader.segments:
+        for _, data, found in segment.chunks():
+            for at, header in found:
+                if header.base_offset >= follower.log_end_offset:
+                    info = follower.appender.append_as_follower(data[at : at + header.size], now_ms=NOW)
+                    assert info.error is ErrorCode.NONE
+
+
+@pytest.mark.parametrize("codec", [0, compression.GZIP, compression.ZSTD])
+def test_what_was_accepted_is_left_out(tmp_path: Path, codec: int) -> None:
+    log = open_log(tmp_path / "events-0", config=DEDUP)
+    first = append(log, sourced(1, 2, 3, codec=codec))
+    assert (first.first_offset, first.last_offset) == (0, 2)
+    some = append(log, sourced(2, 3, 4, 4, codec=codec))
+    assert (some.first_offset, some.last_offset, some.error) == (3, 6, ErrorCode.NONE)
+    none = append(log, sourced(1, 4, codec=codec))
+    assert (none.first_offset, none.last_offset, none.error) == (7, 8, ErrorCode.NONE)
+    assert log.log_end_offset == 9
+    assert values(log) == [(0, b"1"), (1, b"2"), (2, b"3"), (5, b"4")]
+    headers = [header for segment in log.segments for _, header in segment.headers()]
+    assert [(h.base_offset, h.last_offset_delta, h.record_count) for h in headers] == [(0, 2, 3), (3, 3, 1), (7, 1, 0)]
+    assert headers[1].max_timestamp == NOW + 2
+    assert headers[1].codec == codec
+    assert headers[2].size == 61
+    assert sets_of(log).dropped == 5
+
+
+def test_sequences_go_on_over_what_was_dropped(tmp_path: Path) -> None:
+    log = open_log(tmp_path / "events-0", config=DEDUP)
+    sequence = 0
+    for positions in ((1, 2), (1, 2), (2, 3), (2, 3), (5,)):
+        data = sourced(*positions, producer_id=7, producer_epoch=0, base_sequence=sequence)
+        assert append(log, data).error is ErrorCode.NONE
+        assert append(log, data).duplicate
+        sequence += len(positions)
+    out_of_order = append(log, sourced(9, producer_id=7, producer_epoch=0, base_sequence=sequence + 1))
+    assert out_of_order.error is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert [value for _, value in values(log)] == [b"1", b"2", b"3", b"5"]
+    assert append(log, sourced(9)).error is ErrorCode.NONE
+    assert values(log)[-1][1] == b"9"
+
+
+def test_the_appends_time_counts_where_the_topic_says_so(tmp_path: Path) -> None:
+    changed = dataclasses.replace(DEDUP, message_timestamp_type="LogAppendTime")
+    log = open_log(tmp_path / "events-0", config=changed)
+    append(log, sourced(1, 2), now_ms=NOW + 500)
+    info = append(log, sourced(2, 3), now_ms=NOW + 900)
+    assert info.log_append_time_ms == NOW + 900
+    assert [record.timestamp - NOW for record in records(log)] == [500, 500, 900]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [(), (("fleetlog.source", None),), (("fleetlog.source", b"q:1"),), (("fleetlog.source", b"q:1:0"),) * 2],
+)
+def test_a_record_without_its_position_is_refused(
+    tmp_path: Path, headers: tuple[tuple[str, bytes | None], ...]
+) -> None:
+    log = open_log(tmp_path / "events-0", config=DEDUP)
+    rows = [Record(-1, NOW, b"k", b"v", (("fleetlog.source", b"q:1:0"),)), Record(-1, NOW, b"k", b"v", headers)]
+    info = append(log, encode_batch(rows))
+    assert info.error is ErrorCode.INVALID_RECORD
+    assert [index for index, _ in info.record_errors] == [1]
+    assert info.error_message is not None
+    assert "source:position:ordinal" in info.error_message
+    assert log.log_end_offset == 0
+    assert append(log, sourced(1)).error is ErrorCode.NONE
+    assert len(values(log)) == 1, "the refused batch left nothing behind"
+
+
+def test_a_transactional_batch_is_refused(tmp_path: Path) -> None:
+    log = open_log(tmp_path / "events-0", config=DEDUP)
+    data = sourced(1, producer_id=7, producer_epoch=0, base_sequence=0, attributes=TRANSACTIONAL)
+    info = append(log, data, whole_request=True)
+    assert info.error is ErrorCode.INVALID_RECORD
+    assert "takes no transactional batches" in (info.error_message or "")
+
+
+def test_a_position_below_the_floor_is_refused(tmp_path: Path) -> None:
+    log = open_log(tmp_path / "events-0", config=dataclasses.replace(DEDUP, fleetlog_dedup_window_ms=1000))
+    append(log, sourced(1), now_ms=NOW)
+    append(log, sourced(PAGE_POSITIONS), now_ms=NOW + 900)
+    append(log, sourced(PAGE_POSITIONS + 1), now_ms=NOW + 1001)
+    info = append(log, sourced(2), now_ms=NOW + 1001)
+    assert info.error is ErrorCode.INVALID_RECORD
+    assert f"position 2 of source q:1 is below {PAGE_POSITIONS}" in (info.error_message or "")
+
+
+def test_beyond_its_memory_a_partition_refuses(tmp_path: Path) -> None:
+    log = open_log(tmp_path / "events-0", config=dataclasses.replace(DEDUP, fleetlog_dedup_max_bytes=64 * 1024))
+    far = 0
+    while (info := append(log, sourced(far))).error is ErrorCode.NONE:
+        far += PAGE_POSITIONS
+        assert far < 200 * PAGE_POSITIONS
+    assert info.error is ErrorCode.POLICY_VIOLATION
+    assert "fleetlog.dedup.max.bytes" in (info.error_message or "")
+    assert append(log, sourced(*range(10, 20))).error is ErrorCode.NONE
+    log.config = dataclasses.replace(DEDUP, fleetlog_dedup_max_bytes=1024 * 1024)
+    assert append(log, sourced(far)).error is ErrorCode.NONE
+
+
+@pytest.mark.parametrize("how", ["clean", "killed"])
+def test_a_log_that_is_opened_again_knows_what_it_accepted(tmp_path: Path, how: str) -> None:
+    path, rng = tmp_path / "events-0", random.Random(how)
+    log = open_log(path, config=dataclasses.replace(DEDUP, segment_bytes=900))
+    for start in range(0, 400, 10):
+        append(log, sourced(*rng.sample(range(start, start + 40), 10), codec=rng.choice((0, compression.GZIP))))
+    before, content = known(log), values(log)
+    assert len(log.segments) > 3
+    if how == "clean":
+        log.close()
+    else:
+        log.abandon()
+    again = open_log(path, clean=how == "clean")  # its topic's settings are not known yet
+    assert known(again) == before
+    assert sets_of(again).max_bytes == DEDUP.fleetlog_dedup_max_bytes
+    again.config = DEDUP
+    append(again, sourced(*range(440)))
+    assert values(again)[: len(content)] == content
+    assert sorted(int(value or b"") for _, value in values(again)) == list(range(440))
+
+
+def test_a_lost_snapshot_is_made_up_for_by_the_log(tmp_path: Path) -> None:
+    path = tmp_path / "events-0"
+    log = open_log(path, config=dataclasses.replace(DEDUP, segment_bytes=500))
+    for start in range(0, 200, 10):
+        append(log, sourced(*range(start, start + 10)))
+    before = known(log)
+    log.close()
+    for number, snapshot in enumerate(sorted(path.glob("*.snapshot"))):
+        if number % 2:
+            snapshot.unlink()
+        else:
+            snapshot.write_bytes(snapshot.read_bytes()[:-1])
+    again = open_log(path, clean=True)
+    assert known(again) == before
+
+
+def test_what_retention_has_deleted_is_still_known_after_a_crash(tmp_path: Path) -> None:
+    path = tmp_path / "events-0"
+    log = open_log(path, config=dataclasses.replace(DEDUP, segment_bytes=500))
+    for start in range(0, 200, 10):
+        append(log, sourced(*range(start, start + 10)))
+    closed = list(log.segments)[:-1]
+    log.truncation.delete_records_before(log.segments.active.base_offset)
+    log.truncation.remove_segments(closed, NOW)
+    log.flusher.flush()
+    before = known(log)
+    log.abandon()
+    again = open_log(path, recovery_point=log.recovery_point, log_start_offset=log.log_start_offset)
+    assert known(again) == before
+
+
+def test_a_follower_accepts_what_its_leader_did(tmp_path: Path) -> None:
+    leader, follower = (open_log(tmp_path / name, config=DEDUP) for name in ("a", "b"))
+    rng = random.Random(3)
+    for _ in range(40):
+        append(leader, sourced(*[rng.randrange(90) for _ in range(6)], ordinal=rng.randrange(2)))
+        if rng.random() < 0.3:
+            replicate(leader, follower)
+        if rng.random() < 0.1:
+            leader, follower = follower, leader
+            leader.truncation.truncate_to(min(leader.log_end_offset, follower.log_end_offset))
+            follower.truncation.truncate_to(leader.log_end_offset)
+    replicate(leader, follower)
+    assert values(leader) == values(follower)
+    assert known(leader) == known(follower)
+    seen = [(record.value, dict(record.headers)["fleetlog.source"]) for record in records(leader)]
+    assert len(seen) == len(set(seen))
+
+
+def test_a_cut_makes_unknown_what_it_takes_away(tmp_path: Path) -> None:
+    log = open_log(tmp_path / "events-0", config=DEDUP)
+    append(log, sourced(1, 2))
+    append(log, sourced(2, 3))
+    log.truncation.truncate_to(2)
+    append(log, sourced(1, 2, 3))
+    assert [value for _, value in values(log)] == [b"1", b"2", b"3"]
+    log.truncation.restart_at(50)
+    append(log, sourced(1))
+    assert values(log) == [(50, b"1")]
+
+
+def test_after_a_power_cut_what_is_there_is_what_is_known(tmp_path: Path) -> None:
+    disk = RecordingDisk()
+    root = tmp_path / "disk"
+    log = open_log(root / "events-0", disk, config=dataclasses.replace(DEDUP, segment_bytes=700))
+    rng = random.Random(11)
+    for number in range(40):
+        append(log, sourced(*[rng.randrange(200) for _ in range(5)]))
+        if number % 9 == 0:
+            log.flusher.flush()
+    for number in range(8):
+        target = tmp_path / f"image{number}"
+        image(disk.ops, rng.randrange(40, len(disk.ops)), rng, str(root), target)
+        cut = open_log(target / "events-0")
+        assert accepted(cut) == {int(record.value or b"") for record in records(cut)}
+
+
+def test_a_log_that_begins_to_drop_duplicates_knows_its_records(tmp_path: Path) -> None:
+    log = open_log(tmp_path / "events-0")
+    append(log, sourced(1, 2))
+    append(log, sourced(2))
+    append(log, batch(3))
+    log.config = DEDUP
+    append(log, sourced(1, 2, 3))
+    assert [value for _, value in values(log)] == [b"1", b"2", b"2", b"v", b"v", b"v", b"3"]
+
+
+def test_a_coordinator_ends_a_transaction_of_before(tmp_path: Path) -> None:
+    log = open_log(tmp_path / "events-0")
+    append_txn(log, 7, 0, 0)
+    log.config = DEDUP
+    assert end_txn(log, 7, 0, commit=True).error is ErrorCode.NONE
+    assert log.last_stable_offset == log.log_end_offset
+
+
+def test_other_topics_have_nothing_of_it(tmp_path: Path) -> None:
+    log = open_log(tmp_path / "events-0")
+    append(log, sourced(1, 1))
+    assert len(values(log)) == 2
+    assert log.producers.positions is None
+    log.close()
+    assert not (tmp_path / "events-0" / DEDUP_FILE).exists()
+
+
+def test_a_snapshot_is_as_large_as_what_it_knows() -> None:
+    sets = PositionSets(window_ms=1000, max_bytes=1 << 30)
+    sets.accept([(b"q", at, 0) for at in range(100 * PAGE_POSITIONS)], 0, 0, exact=True)
+    assert len(encode_positions(sets)) < 100 * (PAGE_POSITIONS // 8 + 40)
