@@ -168,6 +168,8 @@ class Node:
         source = Source(cluster_id, self.config.broker_id, version("fleetlog"), self._process)
         self._audit = started_audit(self.config, self._authorization.access, source, self._ports.clock)
         services = self._build(metadata, logs)
+        if self.config.group_lag_interval_ms:
+            self._watch_lag(services)
         self._ports.listen()
         await self._register()
         if not await metadata.wait_until(self.known, METADATA_WAIT_MS):
@@ -304,16 +306,15 @@ class Node:
                 "fleetlog_audit", "Audit events, by what became of them.", "what", writer.metrics
             )
             self._audit_writer = writer
-        if config.group_lag_interval_ms:
-            self._watch_lag(self.services, ports.connect_peers(metadata, timers, f"lag-{config.broker_id}"))
         sessions = self.services.fetch_sessions
         replicas.on_leader(lambda partition: sessions.expect(partition.state.replicas, clock.mono_ms()))
         self._watch_gauges(self.services)
         return self.services
 
-    def _watch_lag(self, services: Services, peers: PeersPort) -> None:
+    def _watch_lag(self, services: Services) -> None:
         """Compute the lag of the groups, and tell it in the metrics. Connections of its own: old brokers close them."""
         config, metadata, replicas = self.config, services.metadata, services.replicas
+        peers = self._ports.connect_peers(metadata, self._timers, f"lag-{config.broker_id}")
         lags = services.lags = LagWatch(
             config.broker_id, config.group_lag_interval_ms, services.groups, metadata, replicas, peers, services.clock
         )
