@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
 from kafka.protocol.admin import DescribeConfigsRequest, IncrementalAlterConfigsRequest
 
 from brokers.cli.client import Target, admin, client_options, raise_for_code
+from brokers.cli.handing_over import Assigned, away_from, taken_over, without_source
+from brokers.cli.moves import moves_to
 from brokers.cli.options import pairs
-from brokers.cli.output import CliError, Output
-from brokers.cli.overview import PATIENCE_S
+from brokers.cli.output import CliError, Output, warn
+from brokers.cli.overview import PATIENCE_S, Overview, fetch_overview, read_domains
+from brokers.cli.reassign import at_once_option, execute, throttle_option, yes_option
 
 BROKER_LOGGER = 8
+dry_run_option = click.option("--plan", "dry_run", is_flag=True, help="Only show what would move.")
 SET, DELETE = 0, 1
 
 
 @click.group()
 def brokers() -> None:
-    """Single brokers: levels of their loggers."""
+    """Single brokers: drain, replace, levels of their loggers."""
 
 
 @brokers.command("loggers")
@@ -55,6 +59,77 @@ def broker_loggers(
         if (one.name in changed if changed else everything or one.name.partition(".")[0] in own)
     ]
     out.rows(["logger", "level"], rows)
+
+
+# ---------------------------------------------------------------- draining and replacing
+
+
+@brokers.command("drain")
+@click.argument("broker_id", type=click.IntRange(0, 2**31 - 1), metavar="BROKER")
+@dry_run_option
+@throttle_option
+@at_once_option
+@yes_option
+@client_options
+def drain_broker(*, target: Target, out: Output, broker_id: int, **how: Any) -> None:
+    """Move all replicas of a broker to the others, so that it can be taken away for good.
+
+    Replicas go where racks, failure domains and load leave most room; what has no replica there does not move. The
+    broker may be dead: then the copies come from the other replicas. Producers and consumers keep working.
+
+    \b
+      fleetlog brokers drain 3 --plan
+      fleetlog brokers drain 3 --throttle 20MB
+    """
+    _hand_over(target, out, broker_id, lambda overview: away_from(overview, broker_id), **how)
+
+
+@brokers.command("replace")
+@click.argument("broker_id", type=click.IntRange(0, 2**31 - 1), metavar="BROKER")
+@click.option("--with", "new", type=click.IntRange(0, 2**31 - 1), required=True, metavar="BROKER",
+              help="The broker that takes its place; it must be alive.")  # fmt: skip
+@dry_run_option
+@throttle_option
+@at_once_option
+@yes_option
+@client_options
+def replace_broker(*, target: Target, out: Output, broker_id: int, new: int, **how: Any) -> None:
+    """Give all replicas of a broker, alive or dead, to a new one, which leads where the old one should.
+
+    \b
+      fleetlog brokers replace 3 --with 7 --plan
+      fleetlog brokers replace 3 --with 7 --throttle 20MB
+    """
+    if new == broker_id:
+        raise click.UsageError("--with must name another broker")
+    _hand_over(target, out, broker_id, lambda overview: taken_over(overview, broker_id, new), **how)
+
+
+def _hand_over(
+    target: Target,
+    out: Output,
+    broker_id: int,
+    plan: Callable[[Overview], Assigned],
+    *,
+    throttle: int | None,
+    at_once: int,
+    dry_run: bool,
+    yes: bool,
+) -> None:
+    with admin(target, f"broker {broker_id}") as client:
+        overview = fetch_overview(client)
+        if broker_id not in overview.brokers:
+            known = ", ".join(map(str, sorted(overview.brokers)))
+            raise CliError(f"there is no broker {broker_id}, alive or with replicas; there are {known}")
+        read_domains(client, overview)
+        listed = moves_to(overview, plan(overview))
+        stuck = without_source(overview, broker_id)
+        execute(client, target, out, overview, listed, throttle=throttle, at_once=at_once, dry_run=dry_run, yes=yes)
+    if stuck:
+        warn(f"{len(stuck)} partition(s), such as {stuck[0].tp}, have no leader to copy from, and stay: see doctor")
+
+
+# ---------------------------------------------------------------- levels
 
 
 def _answer(client: Any, broker_id: int, request: Any) -> Any:

@@ -11,7 +11,7 @@ _SUBJECTS = {
     "acls": ("brokers.cli.acls", "acls", "Access control lists: list, add, remove."),
     "apply": ("brokers.cli.apply", "apply", "Make the fleet what a file says: topics, users, ACLs, quotas."),
     "broker": ("brokers.cli.broker", "broker", "Run one broker from a properties file."),
-    "brokers": ("brokers.cli.fleet_brokers", "brokers", "Single brokers: levels of their loggers."),
+    "brokers": ("brokers.cli.fleet_brokers", "brokers", "Single brokers: drain, replace, levels of their loggers."),
     "cluster": ("brokers.cli.cluster", "cluster", "The fleet: describe, rebalance."),
     "completion": ("brokers.cli.completion", "completion", "Print the shell completion script."),
     "config": ("brokers.cli.broker", "config", "List every setting of a broker or a topic."),
