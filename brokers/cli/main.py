@@ -28,7 +28,7 @@ _SUBJECTS = {
     "spark": ("brokers.cli.spark", "spark", "Spark: pack an archive for executors."),
     "topics": ("brokers.cli.topics", "topics", "Topics: create, describe, alter, reassign, elect, delete."),
     "users": ("brokers.cli.users", "users", "Users that log in by SCRAM: add, list, remove."),
-    "transactions": ("brokers.cli.transactions", "transactions", "Transactions: list, describe, producers."),
+    "transactions": ("brokers.cli.transactions", "transactions", "Transactions: list, describe, fence, producers."),
 }
 
 

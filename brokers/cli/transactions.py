@@ -1,4 +1,4 @@
-"""``fleetlog transactions``: list, describe, and the producers of a partition (KIP-664)."""
+"""``fleetlog transactions``: list, describe, fence, and the producers of a partition (KIP-664)."""
 
 from __future__ import annotations
 
@@ -8,16 +8,32 @@ from typing import Any
 import click
 from kafka import TopicPartition
 
-from brokers.cli.client import PartitionsOf, Target, admin, client_options, known_partitions, topic_partitions
-from brokers.cli.output import Output, iso, table
+from brokers.cli.admin_client import COORDINATOR_MOVES, PAUSE_S, TRANSACTION, AdminClient
+from brokers.cli.client import (
+    PartitionsOf,
+    Target,
+    admin,
+    client_options,
+    known_partitions,
+    raise_for_code,
+    topic_partitions,
+)
+from brokers.cli.output import CliError, Output, confirm, iso, table
 from brokers.cli.times import DurationType
+from wire.errors import ErrorCode
+from wire.messages import request_class
+
+INIT_PRODUCER_ID = 22
+FENCED_MS = 60_000
+"""The transaction timeout of a fenced id, until its next producer says its own."""
+_WAIT = COORDINATOR_MOVES | {ErrorCode.CONCURRENT_TRANSACTIONS}
 
 STATES = ["Empty", "Ongoing", "PrepareCommit", "PrepareAbort", "CompleteCommit", "CompleteAbort", "PrepareEpochFence"]
 
 
 @click.group()
 def transactions() -> None:
-    """Transactions: list, describe, producers."""
+    """Transactions: list, describe, fence, producers."""
 
 
 @transactions.command("list")
@@ -100,6 +116,44 @@ def _description(name: str, found: Any) -> dict[str, Any]:
         "open_s": open_for,
         "partitions": [f"{tp.topic}:{tp.partition}" for tp in sorted(found.topic_partitions)],
     }
+
+
+@transactions.command("fence")
+@click.argument("name", metavar="TRANSACTIONAL_ID")
+@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@client_options
+def fence_transaction(target: Target, out: Output, name: str, yes: bool) -> None:
+    """Abort the open transaction of TRANSACTIONAL_ID, and fence its producer: its next request fails.
+
+    For a producer that hangs. One that is alive stops with an error, and its application must start it again.
+    """
+    with admin(target, f"transactional id {name}") as client:
+        before = client.describe_transactions([name])[name]
+        confirm(f"{name} is {before.state.value}. Abort what is open and fence its producer?", yes)
+        answer = _init_producer(client, target, name)
+    raise_for_code(f"transactional id {name}", answer.error_code)
+    state = before.state.value
+    out.done(
+        f"{name} was {state}; its producer is fenced",
+        {"transactional_id": name, "state_before": state, "epoch": answer.producer_epoch},
+    )
+
+
+def _init_producer(client: AdminClient, target: Target, name: str) -> Any:
+    """The answer of the coordinator once nothing is open any more; the last one at the deadline."""
+    deadline = time.monotonic() + target.timeout_s
+    request = request_class(INIT_PRODUCER_ID)(transactional_id=name, transaction_timeout_ms=FENCED_MS, max_version=4)
+    while True:
+        answer = None
+        for coordinator in client.find_coordinators(name, target.timeout_s, TRANSACTION)[:1]:
+            if coordinator.error_code == ErrorCode.NONE:
+                (answer,) = client.ask_all([(coordinator.node_id, request)], target.timeout_s)
+        late = time.monotonic() + PAUSE_S >= deadline
+        if answer is not None and (late or answer.error_code not in _WAIT):
+            return answer
+        if late:
+            raise CliError(f"transactional id {name}: its coordinator does not answer; try again in a moment")
+        time.sleep(PAUSE_S)
 
 
 @transactions.command("producers")

@@ -24,8 +24,9 @@ from starlette.staticfiles import StaticFiles
 
 from brokers.cli.client import Target
 from brokers.cli.output import CliError, bytes_text, iso
-from brokers.console import charts, fleet_pages, message_pages, topic_pages
+from brokers.console import charts, fleet_pages, group_pages, message_pages, security_pages, topic_pages
 from brokers.console.asking import Asking, PageError, PageFunction
+from brokers.console.changes import plan_change, previewed
 from brokers.console.clients import FleetClients, UserLogin
 from brokers.console.guard import Guard, read_form
 from brokers.console.logins import BrowserSession, BrowserSessions
@@ -38,6 +39,9 @@ THREADS: Final = 16
 NAVIGATION: Final = (
     ("/", "Fleet"),
     ("/topics", "Topics"),
+    ("/groups", "Groups"),
+    ("/transactions", "Transactions"),
+    ("/security", "Security"),
     ("/controller", "Controller"),
 )
 
@@ -47,6 +51,10 @@ PAGES: Final[tuple[tuple[str, str, PageFunction], ...]] = (
     ("/topics", "topics.html", topic_pages.topics_page),
     ("/topics/{name}", "topic.html", topic_pages.topic_page),
     ("/topics/{name}/messages", "messages.html", message_pages.messages_page),
+    ("/groups", "groups.html", group_pages.groups_page),
+    ("/group", "group.html", group_pages.group_page),
+    ("/transactions", "transactions.html", group_pages.transactions_page),
+    ("/security", "security.html", security_pages.security_page),
 )
 """Address, template and function of each page that only reads."""
 
@@ -112,13 +120,12 @@ class Console:
         self, session: BrowserSession, function: Callable[[Asking], Any], params: Mapping[str, str], name: str
     ) -> Any:
         """What the function answers by a client with the session's login."""
-        try:
+
+        def lent() -> Any:
             with self.clients.lend(session.login) as client:
-                return function(Asking(client, self.settings.target, params, name))
-        except CliError as error:
-            raise PageError.of(error) from error
-        except click.UsageError as error:
-            raise PageError(400, error.format_message()) from error
+                return function(Asking(client, self.clients.target_of(session.login), params, name))
+
+        return refusable(lent)
 
     def render(
         self,
@@ -167,6 +174,27 @@ class Console:
         if not self.sessions.accepts(session, form.pop("form_token", "")):
             raise PageError(403, "the form is too old, or of another session; go back, reload the page and try again")
         return session, form
+
+    async def change(self, request: Request) -> Response:
+        """Ask once more, with the command that does the same; perform it when that was answered."""
+        session, form = await self.checked_form(request)
+        planned, target = plan_change(request.path_params["kind"], form), self.clients.target_of(session.login)
+        command = planned.command.shown(self.settings.target)
+        if form.pop("confirm", "") != "yes":
+            rows = await self.run(lambda: refusable(lambda: previewed(planned, target)))
+            answer = {
+                "title": planned.title, "warning": planned.warning, "command": command, "preview": rows,
+                "back": planned.back, "fields": form, "done": False,
+            }  # fmt: skip
+            return self.render(request, session, "confirm.html", answer)
+        _, text = await self.run(lambda: refusable(lambda: planned.command.run(target)))
+        logger.warning("%s did: %s", session.login.user if session.login is not None else "a visitor", command)
+        if wants_json(request):
+            return self.render(request, session, "confirm.html", {"done": True, "command": command, "text": text})
+        session.notify(text or f"{planned.title}: done")
+        response = RedirectResponse(planned.back, 303)
+        self._remember(response, session)
+        return response
 
     # ---- login -----------------------------------------------------------------------------------------------------
 
@@ -231,6 +259,16 @@ class Console:
         return self.render(request, session, "error.html", answer, status)
 
 
+def refusable(work: Callable[[], _Value]) -> _Value:
+    """Do the work; what the fleet or the command refuses becomes a PageError."""
+    try:
+        return work()
+    except CliError as error:
+        raise PageError.of(error) from error
+    except click.UsageError as error:
+        raise PageError(400, error.format_message()) from error
+
+
 def wants_json(request: Request) -> bool:
     """By ``?format=json``, or by Accept where HTML is not wanted."""
     if "format" in request.query_params:
@@ -280,6 +318,7 @@ def create_console(settings: ConsoleSettings) -> Starlette:
     routes: list[BaseRoute] = [Route(path, console.page(template, page)) for path, template, page in PAGES]
     routes += [
         Route("/topics/{name}/export", console.export),
+        Route("/change/{kind}", console.change, methods=["POST"]),
         Route("/login", console.login, methods=["GET", "POST"]),
         Route("/logout", console.logout, methods=["POST"]),
         Route("/alive", _alive),

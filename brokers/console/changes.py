@@ -1,0 +1,196 @@
+"""What the console changes: each change is one command, shown before it is performed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+from urllib.parse import quote
+
+from brokers.cli.client import Target
+from brokers.console.asking import PageError
+from brokers.console.commands import CommandLine
+
+RESETS: Final = ("to-earliest", "to-latest", "to-offset", "to-datetime", "by-duration", "shift-by")
+
+Form = Mapping[str, str]
+
+
+class PlannedChange(NamedTuple):
+    """A change to be confirmed. ``preview`` is the command that shows what it would do, if there is one."""
+
+    title: str
+    command: CommandLine
+    back: str
+    preview: CommandLine | None = None
+    warning: str = ""
+
+
+def _needed(form: Form, name: str) -> str:
+    text = form.get(name, "").strip()
+    if not text:
+        raise PageError(400, f"{name.replace('_', ' ')} is missing")
+    return text
+
+
+def _pairs(text: str, option: str) -> tuple[str, ...]:
+    return tuple(f"--{option}={line.strip()}" for line in text.splitlines() if line.strip())
+
+
+def _option(form: Form, field: str, option: str) -> tuple[str, ...]:
+    text = form.get(field, "").strip()
+    return (f"--{option}={text}",) if text else ()
+
+
+def _create_topic(form: Form) -> PlannedChange:
+    name = _needed(form, "topic")
+    options = _option(form, "partitions", "partitions") + _option(form, "replication", "replication-factor")
+    command = CommandLine("topics", "create", options + _pairs(form.get("configs", ""), "config"), (name,))
+    return PlannedChange(f"Create the topic {name}", command, f"/topics/{quote(name, '')}", command.also("--dry-run"))
+
+
+def _alter_topic(form: Form) -> PlannedChange:
+    name = _needed(form, "topic")
+    options = _option(form, "partitions", "partitions") + _pairs(form.get("configs", ""), "set")
+    options += _pairs(form.get("unset", ""), "unset")
+    command = CommandLine("topics", "alter", options, (name,))
+    warning = "More partitions: keys move to other partitions, and partitions cannot be taken away again."
+    return PlannedChange(
+        f"Change the topic {name}", command, f"/topics/{quote(name, '')}", command.also("--dry-run"),
+        warning if form.get("partitions", "").strip() else "",
+    )  # fmt: skip
+
+
+def _delete_topic(form: Form) -> PlannedChange:
+    name = _needed(form, "topic")
+    return PlannedChange(
+        f"Delete the topic {name}", CommandLine("topics", "delete", ("--yes",), (name,)), "/topics",
+        warning="All of its records are gone then.",
+    )  # fmt: skip
+
+
+def _reset_group(form: Form) -> PlannedChange:
+    name, how = _needed(form, "group"), _needed(form, "how")
+    if how not in RESETS:
+        raise PageError(400, f"how must be one of {', '.join(RESETS)}")
+    options: tuple[str, ...] = (f"--{how}",)
+    if how not in {"to-earliest", "to-latest"}:
+        options = (f"--{how}={_needed(form, 'value')}",)
+    options += _option(form, "topic", "topic")
+    plan = CommandLine("groups", "reset", options, (name,))
+    return PlannedChange(
+        f"Move the offsets of group {name}", plan.also("--execute"), _group(name), plan,
+        "The group's members must have stopped.",
+    )  # fmt: skip
+
+
+def _delete_group(form: Form) -> PlannedChange:
+    name = _needed(form, "group")
+    return PlannedChange(
+        f"Delete the group {name}", CommandLine("groups", "delete", ("--yes",), (name,)), "/groups",
+        CommandLine("groups", "describe", (), (name,)), "Its committed offsets are gone then.",
+    )  # fmt: skip
+
+
+def _fence_transaction(form: Form) -> PlannedChange:
+    name = _needed(form, "id")
+    return PlannedChange(
+        f"Abort the transaction of {name}", CommandLine("transactions", "fence", ("--yes",), (name,)), "/transactions",
+        CommandLine("transactions", "describe", (), (name,)),
+        "What it has written is never seen by read_committed; its producer stops with an error.",
+    )  # fmt: skip
+
+
+def _reset_sink(form: Form) -> PlannedChange:
+    name, query = _needed(form, "sink"), _needed(form, "query")
+    options = _option(form, "new_query", "query") + _option(form, "batch", "batch")
+    return PlannedChange(
+        f"Move the fence of sink {name}", CommandLine("sinks", "reset", options, (name, query)), "/transactions",
+        CommandLine("sinks", "describe", (), (name,)),
+        "Stop the query first. Without a new query the fence is removed.",
+    )  # fmt: skip
+
+
+def _add_acl(form: Form) -> PlannedChange:
+    return PlannedChange("Add an ACL", CommandLine("acls", "add", _acl(form)), "/security")
+
+
+def _remove_acl(form: Form) -> PlannedChange:
+    options = _acl(form)
+    return PlannedChange(
+        "Remove an ACL", CommandLine("acls", "remove", (*options, "--yes")), "/security",
+        CommandLine("acls", "list", options),
+    )  # fmt: skip
+
+
+_RESOURCES: Final = {"topic": "topic", "group": "group", "transactionalid": "transactional-id"}
+
+
+def _acl(form: Form) -> tuple[str, ...]:
+    kind = re.sub("[^a-z]", "", _needed(form, "resource").lower())
+    if kind == "cluster":
+        options: tuple[str, ...] = ("--cluster",)
+    elif kind in _RESOURCES:
+        options = (f"--{_RESOURCES[kind]}={_needed(form, 'name')}", f"--pattern={form.get('pattern') or 'literal'}")
+    else:
+        raise PageError(400, "resource must be topic, group, transactional-id or cluster")
+    permission = _needed(form, "permission").lower()
+    if permission not in {"allow", "deny"}:
+        raise PageError(400, "permission must be allow or deny")
+    options += (f"--principal={_needed(form, 'principal')}", f"--operation={_needed(form, 'operation')}")
+    return (*options, *_option(form, "host", "host"), f"--{permission}")
+
+
+def _set_quota(form: Form) -> PlannedChange:
+    rate = f"{_needed(form, 'quota')}={_needed(form, 'value')}"
+    return PlannedChange("Set a quota", CommandLine("quotas", "set", _entity(form), (rate,)), "/security")
+
+
+def _remove_quota(form: Form) -> PlannedChange:
+    command = CommandLine("quotas", "remove", (*_entity(form), "--yes"), (_needed(form, "quota"),))
+    return PlannedChange("Remove a quota", command, "/security", CommandLine("quotas", "list", _entity(form)))
+
+
+def _entity(form: Form) -> tuple[str, ...]:
+    options: tuple[str, ...] = ()
+    for field, option in (("user", "user"), ("client_id", "client-id"), ("address", "ip")):
+        text = form.get(field, "").strip()
+        if text:
+            options += (f"--{option}-default",) if text == "<default>" else (f"--{option}={text}",)
+    return options
+
+
+CHANGES: Final[dict[str, Callable[[Form], PlannedChange]]] = {
+    "create-topic": _create_topic,
+    "alter-topic": _alter_topic,
+    "delete-topic": _delete_topic,
+    "reset-group": _reset_group,
+    "delete-group": _delete_group,
+    "fence-transaction": _fence_transaction,
+    "reset-sink": _reset_sink,
+    "add-acl": _add_acl,
+    "remove-acl": _remove_acl,
+    "set-quota": _set_quota,
+    "remove-quota": _remove_quota,
+}
+
+
+def plan_change(kind: str, form: Form) -> PlannedChange:
+    """The change of that kind; raises PageError where the form lacks something."""
+    if kind not in CHANGES:
+        raise PageError(404, "there is no such change")
+    return CHANGES[kind](form)
+
+
+def previewed(change: PlannedChange, target: Target) -> list[dict[str, Any]]:
+    """What the command would do, as rows; raises what the command refuses. Nothing is changed."""
+    change.command.check()
+    if change.preview is None:
+        return []
+    found, _ = change.preview.run(target)
+    rows = found if isinstance(found, list) else [found]
+    return [row for row in rows if isinstance(row, dict)]
+
+
+def _group(name: str) -> str:
+    return f"/group?name={quote(name, '')}"

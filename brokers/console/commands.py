@@ -1,0 +1,85 @@
+"""Runs ``fleetlog``'s own commands with a user's login: what a page does is by construction what the command does.
+
+Values from forms are arguments only: options are written as ``--name=value``, and names stand behind ``--``. The
+address and the login are those of the session, whatever the arguments say.
+"""
+
+from __future__ import annotations
+
+import inspect
+import shlex
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import click
+
+from brokers.cli.client import DEFAULT_BOOTSTRAP, Target
+from brokers.cli.main import cli
+from brokers.cli.output import Output
+
+_CONNECTION = ("bootstrap", "timeout", "command_config", "as_json")
+
+
+class _Collected(Output):
+    """Keeps what a command puts out."""
+
+    def __init__(self) -> None:
+        super().__init__(as_json=True)
+        self.found: Any = None
+        self.text = ""
+
+    def value(self, value: Any) -> None:
+        self.found = value
+
+    def done(self, text: str, value: Any) -> None:
+        self.text, self.found = text, value
+
+
+class CommandLine(NamedTuple):
+    """One command: subject and verb, options, and what stands behind ``--``."""
+
+    subject: str
+    verb: str
+    options: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+
+    def also(self, *options: str) -> CommandLine:
+        """The same with more options."""
+        return self._replace(options=self.options + options)
+
+    def shown(self, target: Target) -> str:
+        """As one types it."""
+        where = () if target.bootstrap == DEFAULT_BOOTSTRAP else (f"--bootstrap={target.bootstrap}",)
+        words: Iterable[str] = ("fleetlog", self.subject, self.verb, *where, *self.options)
+        return shlex.join([*words, *(("--", *self.names) if self.names else ())])
+
+    def check(self) -> None:
+        """Raise click.UsageError where the command would refuse its arguments; nothing is asked of the fleet."""
+        command = self._command()
+        with self._parsed(command):
+            pass
+
+    def run(self, target: Target) -> tuple[Any, str]:
+        """Its JSON, and its text where it has one. Raises CliError, click.UsageError."""
+        command = self._command()
+        assert command.callback is not None, self.verb
+        with self._parsed(command) as context:
+            given = {name: value for name, value in context.params.items() if name not in _CONNECTION}
+            out = _Collected()
+            inspect.unwrap(command.callback)(target=target, out=out, **given)
+        return out.found, out.text
+
+    def _command(self) -> click.Command:
+        group = cli.get_command(click.Context(cli), self.subject)
+        assert isinstance(group, click.Group), self.subject
+        command = group.get_command(click.Context(group), self.verb)
+        assert command is not None, self.verb
+        return command
+
+    def _parsed(self, command: click.Command) -> click.Context:
+        return command.make_context(self.verb, [*self.options, *(("--", *self.names) if self.names else ())])
+
+
+def listed(target: Target, subject: str, verb: str = "list", *options: str, names: tuple[str, ...] = ()) -> Any:
+    """The JSON of a command that only reads."""
+    return CommandLine(subject, verb, options, names).run(target)[0]

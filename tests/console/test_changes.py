@@ -1,0 +1,182 @@
+"""Changes by the console's forms: shown first, with the command that does the same; nothing without a token."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import uuid
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaException, Producer
+
+from tests.cli.shell import Shell
+from tests.console.served import Visitor
+from tests.support.fleet import Fleet
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.zookeeper
+
+
+@pytest.fixture(scope="module")
+def shell(fleet: Fleet) -> Shell:
+    return Shell(fleet)
+
+
+@pytest.fixture
+def name() -> str:
+    return f"console-{uuid.uuid4().hex[:8]}"
+
+
+def asked(visitor: Visitor, kind: str, **form: str) -> Any:
+    """What the console says before it changes anything."""
+    token = visitor.json("/topics")["form_token"]
+    got = visitor.post(f"/change/{kind}", {"form_token": token, **form}, Accept="application/json")
+    assert got.status == 200, got.text
+    assert got.value["done"] is False
+    return got.value
+
+
+def done(visitor: Visitor, kind: str, **form: str) -> Any:
+    token = visitor.json("/topics")["form_token"]
+    form |= {"form_token": token, "confirm": "yes"}
+    got = visitor.post(f"/change/{kind}", form, Accept="application/json")
+    assert got.status == 200, got.text
+    assert got.value["done"] is True
+    return got.value
+
+
+def typed(shell: Shell, command: str) -> None:
+    """The command that was shown, as it stands."""
+    program, *words = shlex.split(command)
+    assert program == "fleetlog"
+    shell.run(*words)
+
+
+def test_a_topic_is_created_changed_and_deleted_after_one_more_question(
+    visitor: Visitor, shell: Shell, name: str
+) -> None:
+    form = {"topic": name, "partitions": "2", "replication": "3", "configs": "retention.ms=1000\nsegment.ms=60000"}
+    shown = asked(visitor, "create-topic", **form)
+    assert shown["preview"][0]["partitions"] == 2
+    assert name not in {row["topic"] for row in shell.json("topics", "list")}
+    assert done(visitor, "create-topic", **form)["command"] == shown["command"]
+    (described,) = shell.json("topics", "describe", name)
+    assert described["configs"] == {"retention.ms": "1000", "segment.ms": "60000"}
+    done(visitor, "alter-topic", topic=name, configs="retention.ms=-1", unset="segment.ms", partitions="3")
+    (described,) = shell.json("topics", "describe", name)
+    assert (described["configs"], len(described["partitions"])) == ({"retention.ms": "-1"}, 3)
+    command = asked(visitor, "delete-topic", topic=name)["command"]
+    assert name in {row["topic"] for row in shell.json("topics", "list")}
+    typed(shell, command)
+    assert name not in {row["topic"] for row in shell.json("topics", "list")}
+    typed(shell, shown["command"])
+    done(visitor, "delete-topic", topic=name)
+    assert name not in {row["topic"] for row in shell.json("topics", "list")}
+
+
+def test_a_form_in_a_page_leads_to_a_question_and_back(visitor: Visitor, shell: Shell, name: str) -> None:
+    token = visitor.token(visitor.page("/topics"))
+    form = {"form_token": token, "topic": name, "partitions": "1"}
+    page = visitor.post("/change/create-topic", form).text
+    assert f"Create the topic {name}?" in page
+    assert "fleetlog topics create" in page
+    got = visitor.post("/change/create-topic", form | {"confirm": "yes"})
+    assert (got.status, got.headers["location"]) == (303, f"/topics/{name}")
+    assert "created" in visitor.page(f"/topics/{name}")
+    assert 'class="notice"' not in visitor.page(f"/topics/{name}")
+    shell.run("topics", "delete", name, "--yes")
+
+
+def test_nothing_changes_without_the_sessions_token(visitor: Visitor, shell: Shell, name: str) -> None:
+    other = visitor.json("/topics")["form_token"]
+    visitor.cookies.clear()
+    visitor.page("/topics")
+    form = {"topic": name, "confirm": "yes"}
+    for token in ({}, {"form_token": ""}, {"form_token": other}):
+        assert visitor.post("/change/create-topic", form | token).status == 403
+    assert visitor.get("/change/create-topic").status == 405
+    assert name not in {row["topic"] for row in shell.json("topics", "list")}
+
+
+def test_what_the_brokers_refuse_is_said_before_the_question(visitor: Visitor) -> None:
+    token = visitor.json("/topics")["form_token"]
+    for kind, form in (
+        ("create-topic", {"topic": "no/such/name"}),
+        ("create-topic", {"topic": ""}),
+        ("create-topic", {"topic": "a", "partitions": "many"}),
+        ("create-topic", {"topic": "--bootstrap=192.0.2.1:9092"}),
+        ("create-topic", {"topic": "a", "configs": "no.such.setting=1"}),
+        ("alter-topic", {"topic": "no-such-topic", "configs": "retention.ms=1"}),
+        ("reset-group", {"group": "no-such-group", "how": "to-earliest"}),
+        ("reset-group", {"group": "g", "how": "execute"}),
+        ("reset-group", {"group": "g", "how": "to-offset"}),
+        ("fence-transaction", {"id": "no-such-id"}),
+        ("set-quota", {"quota": "no_such_quota", "value": "1", "user": "a"}),
+        ("add-acl", {"resource": "world"}),
+        ("no-such-change", {}),
+    ):
+        for confirm in ({}, {"confirm": "yes"}):
+            form = {"form_token": token, **form, **confirm}
+            got = visitor.post(f"/change/{kind}", form, Accept="application/json")
+            assert 400 <= got.status < 600, (kind, form)
+            assert got.status != 500, (kind, form)
+
+
+def test_a_groups_lag_is_shown_and_its_offsets_move(visitor: Visitor, shell: Shell, name: str) -> None:
+    shell.run("topics", "create", name, "-p", "1")
+    shell.run("produce", name, stdin="\n".join(str(n) for n in range(10)) + "\n")
+    group = f"group of/{name} \u00e9&?"
+    shell.run("consume", name, "-g", group, "-n", "4")
+    (row,) = visitor.json(f"/groups?name={name}")["groups"]
+    assert (row["group"], row["lag"]) == (group, 6)
+    (href,) = [part for part in visitor.page(f"/groups?name={name}").split('"') if part.startswith("/group?")]
+    found = visitor.json(href)
+    assert (found["group"], found["lag"], found["members"]) == (group, 6, [])
+    assert [(o["committed"], o["end"], o["lag"]) for o in found["offsets"]] == [(4, 10, 6)]
+    shown = asked(visitor, "reset-group", group=group, how="shift-by", value="-3")
+    assert [(move["committed"], move["new"]) for move in shown["preview"]] == [(4, 1)]
+    assert visitor.json(href)["lag"] == 6
+    done(visitor, "reset-group", group=group, how="shift-by", value="-3")
+    assert visitor.json(href)["lag"] == 9
+    done(visitor, "delete-group", group=group)
+    assert visitor.get(href).status == 404
+
+
+def test_an_open_transaction_is_shown_with_its_age_and_aborted(visitor: Visitor, fleet: Fleet, name: str) -> None:
+    shell = Shell(fleet)
+    shell.run("topics", "create", name, "-p", "1")
+    producer = Producer({"bootstrap.servers": fleet.bootstrap, "transactional.id": name})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    producer.produce(name, "open")
+    assert producer.flush(30) == 0
+    (one,) = [row for row in visitor.json("/transactions")["open"] if row["transactional_id"] == name]
+    assert (one["state"], one["partitions"]) == ("Ongoing", [f"{name}:0"])
+    assert one["open_s"] >= 0
+    assert name in visitor.page("/transactions")
+    assert asked(visitor, "fence-transaction", id=name)["preview"][0]["state"] == "Ongoing"
+    done(visitor, "fence-transaction", id=name)
+    eventually(
+        lambda: [row for row in visitor.json("/transactions")["open"] if row["transactional_id"] == name],
+        "nothing open", good=lambda rows: rows == [],
+    )  # fmt: skip
+    with pytest.raises(KafkaException):
+        producer.commit_transaction(30)
+    everything = visitor.json(f"/topics/{name}/messages?show=everything&from=beginning")["messages"]
+    assert [row["marker"] or row["state"] for row in everything] == ["aborted", "abort marker"]
+
+
+def test_quotas_are_set_and_removed(visitor: Visitor, shell: Shell, name: str) -> None:
+    form = {"user": name, "quota": "producer_byte_rate", "value": "1000000"}
+    done(visitor, "set-quota", **form)
+    rows = visitor.json("/security")["quotas"]["rows"]
+    assert {"user": name, "client_id": "", "address": "", "quota": "producer_byte_rate", "value": 1_000_000} in rows
+    assert name in visitor.page("/security")
+    done(visitor, "remove-quota", **form)
+    assert name not in json.dumps(visitor.json("/security")["quotas"])
+
+
+def test_acls_say_why_there_are_none_without_an_authorizer(visitor: Visitor) -> None:
+    assert "SECURITY_DISABLED" in visitor.json("/security")["acls"]["error"]
+    assert "SECURITY_DISABLED" in visitor.page("/security")
