@@ -15,6 +15,7 @@ from urllib.request import urlopen
 from coordination.ensemble import ZooKeeperNode, find_classpath, find_java, spawn
 from tests.chaos.clocks import HostClock
 from tests.chaos.clocks import build as build_shim
+from tests.chaos.login import broker_settings, make
 from tests.chaos.network import Network, isolate, open_network
 
 REPLICATION = 3
@@ -114,7 +115,7 @@ class ChaosBroker(Machine):
             "broker.id": number,
             "broker.rack": f"rack-{number}",
             "replica.selector.class": "RackAwareReplicaSelector",
-            "listeners": f"PLAINTEXT://{self.address}:{KAFKA_PORT}",
+            **broker_settings(f"{self.address}:{KAFKA_PORT}", REPLICATION),
             "admin.listener": f"{self.address}:{ADMIN_PORT}",
             "log.dirs": self.disk / "data",
             "zookeeper.connect": zookeeper,
@@ -243,7 +244,7 @@ def mount_disk(where: Path) -> None:
 class Cluster:
     """Everything under test, by name."""
 
-    def __init__(self, directory: Path, network: str = "auto", zookeepers: int = 3) -> None:
+    def __init__(self, directory: Path, network: str = "auto", zookeepers: int = 3, *, secure: bool = False) -> None:
         isolate()
         self.directory = directory
         directory.mkdir(parents=True, exist_ok=True)
@@ -252,7 +253,10 @@ class Cluster:
         hosts = [RUNNER, *CLIENT_HOSTS, *map(broker_host, BROKERS), *names]
         self.network = open_network(network, hosts, directory / "network.log", (KAFKA_PORT, *ZOOKEEPER_PORTS), library)
         clocks = {name: HostClock(library, directory / f"{name}.clock") for name in self.network.hosts}
-        connect = ",".join(f"{self.network.address(name)}:{ZOOKEEPER_PORT}" for name in names)
+        if secure:
+            names_of = [f"IP:{self.network.address(broker_host(number))}" for number in BROKERS]
+            make(directory / "security", names_of, HostClock(library, directory / "authority.clock"))
+        self.zookeeper_connect = connect = ",".join(f"{self.network.address(name)}:{ZOOKEEPER_PORT}" for name in names)
         self.zookeepers = [
             ChaosZooKeeper(number, self.network, clocks[name], directory, zookeepers)
             for number, name in enumerate(names, 1)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 from typing import Any
 
+from brokers.cli.dev_security import ADMIN
 from tests.chaos.cluster import (
     CLIENT_HOSTS,
     KAFKA_PORT,
@@ -25,6 +26,7 @@ from tests.chaos.cluster import (
     Cluster,
     Machine,
 )
+from tests.chaos.login import confluent
 from tests.chaos.supervisor import Clients, Slot
 
 Outcome = tuple[str, Any]
@@ -61,7 +63,7 @@ class Stage:
         from confluent_kafka.admin import AdminClient
 
         try:
-            client = AdminClient({"bootstrap.servers": self.cluster.bootstrap, "log_level": 0})
+            client = AdminClient({**confluent(self.cluster.bootstrap, ADMIN), "log_level": 0})
             return client.list_topics(timeout=timeout_s)
         except KafkaException:
             return None

@@ -12,10 +12,12 @@ import time
 from collections.abc import Callable, Generator
 from typing import Any
 
+from brokers.cli.dev_security import ADMIN
 from tests.chaos import faults, tails
 from tests.chaos.client import TOPICS, TRIMMED
 from tests.chaos.cluster import LAG_MS, REPLICATION, SESSION_MS, ChaosBroker
 from tests.chaos.faults import LOOK_S, READY_S, SESSION_S, Fault, Grip, NoTarget, aside
+from tests.chaos.login import python
 
 logger = logging.getLogger("chaos")
 
@@ -151,7 +153,7 @@ def clock_jump(grip: Grip, rng: random.Random) -> Fault:
 def _admin(grip: Grip, what: Callable[[Any], Any]) -> Any:
     from kafka import KafkaAdminClient
 
-    admin = KafkaAdminClient(bootstrap_servers=grip.cluster.bootstrap.split(","), request_timeout_ms=5_000)
+    admin = KafkaAdminClient(**python(grip.cluster.bootstrap, ADMIN), request_timeout_ms=5_000)
     try:
         return what(admin)
     finally:
@@ -222,7 +224,7 @@ def _ends(grip: Grip, part: Any) -> tuple[int, int]:
     """A partition's first offset and its high watermark."""
     from kafka import KafkaConsumer
 
-    consumer = KafkaConsumer(bootstrap_servers=grip.cluster.bootstrap.split(","), group_id=None)
+    consumer = KafkaConsumer(**python(grip.cluster.bootstrap, ADMIN), group_id=None)
     try:
         first, last = consumer.beginning_offsets([part]), consumer.end_offsets([part])
         return first[part], last[part]

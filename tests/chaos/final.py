@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from tests.chaos.history import Records
+from tests.chaos.login import confluent as confluent_login
+from tests.chaos.login import python as python_login
 from tests.chaos.recorder import Recorder, RoleControl, unpack
 from tests.chaos.workload_read import CONSUMER
 
@@ -41,7 +43,7 @@ def _settled(bootstrap: str, topics: Mapping[str, int], deadline: float) -> dict
     parts = [TopicPartition(topic, p) for topic, count in topics.items() for p in range(count)]
     patience = min(deadline, time.monotonic() + DEADLINE_S / 2)
     consumers = {
-        iso: KafkaConsumer(bootstrap_servers=bootstrap.split(","), isolation_level=level, group_id=None)
+        iso: KafkaConsumer(**python_login(bootstrap), isolation_level=level, group_id=None)
         for iso, level in LEVELS.items()
     }
     while True:
@@ -64,7 +66,7 @@ def _committed(recorder: Recorder, bootstrap: str, group: str, topic: str, parti
     from confluent_kafka import Consumer, KafkaException, TopicPartition
 
     consumer = Consumer(
-        {"bootstrap.servers": bootstrap, "group.id": group, "isolation.level": "read_committed", **CONSUMER}
+        {**confluent_login(bootstrap), "group.id": group, "isolation.level": "read_committed", **CONSUMER}
     )
     while True:
         start = recorder.now()
@@ -87,7 +89,7 @@ def _confluent(bootstrap: str, ends: Mapping[str, int], level: str, deadline: fl
     from confluent_kafka import Consumer, KafkaError, TopicPartition
 
     consumer = Consumer(
-        {"bootstrap.servers": bootstrap, "group.id": "unused", "isolation.level": level, "enable.partition.eof": True,
+        {**confluent_login(bootstrap), "group.id": "unused", "isolation.level": level, "enable.partition.eof": True,
          **CONSUMER}
     )  # fmt: skip
     missing = {key for key, end in ends.items() if end}
@@ -112,7 +114,7 @@ def _kafka_python(bootstrap: str, ends: Mapping[str, int], level: str, deadline:
     from kafka.structs import TopicPartition
 
     consumer = KafkaConsumer(
-        bootstrap_servers=bootstrap.split(","), isolation_level=level, enable_auto_commit=False, group_id=None,
+        **python_login(bootstrap), isolation_level=level, enable_auto_commit=False, group_id=None,
         fetch_max_wait_ms=100, auto_offset_reset="earliest",
     )  # fmt: skip
     parts = {key: TopicPartition(*_part(key)) for key, end in ends.items() if end}

@@ -27,6 +27,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from brokers.cli.dev_security import ADMIN
 from tests.chaos import corrupt
 from tests.chaos.checker import check
 from tests.chaos.checks_liveness import Demands
@@ -36,6 +37,7 @@ from tests.chaos.cluster import CLIENT_HOSTS, MIN_INSYNC, REPLICATION, Cluster
 from tests.chaos.faults import Fault, Grip, NoTarget, Stage
 from tests.chaos.faults_data import FAULTS
 from tests.chaos.history import COMPACTED, read, read_events
+from tests.chaos.login import add_users, allow_programs, confluent
 from tests.chaos.network import NetworkError
 from tests.chaos.supervisor import Clients
 from tests.chaos.tables import tables
@@ -51,6 +53,8 @@ ROLES = (
     "reader-ru", "reader-kp", "reader-rack", "member", "member-kp", "asker", "orders", "teller", "trimmed", "again",
     "table",
 )  # fmt: skip
+WITHOUT_LOGIN = ("txn-raw",)
+"""Those that speak to a socket by themselves."""
 logger = logging.getLogger("chaos")
 
 
@@ -172,10 +176,12 @@ def set_up(cluster: Cluster) -> None:
     for node in cluster.zookeepers:
         node.start()
     wait_for(cluster.zookeepers, 60)
+    add_users(cluster.zookeeper_connect)
     for broker in cluster.brokers:
         broker.start()
     wait_for(cluster.brokers, 60)
-    admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
+    allow_programs(cluster.bootstrap)
+    admin = AdminClient(confluent(cluster.bootstrap, ADMIN))
     config = {"min.insync.replicas": str(MIN_INSYNC)}
     made = admin.create_topics(
         [NewTopic(t, n, REPLICATION, config=config | (SETTINGS if t == COMPACTED else {})) for t, n in TOPICS.items()]
@@ -207,9 +213,11 @@ def heal(stage: Stage) -> None:
         stage.problems.append(str(problem))
 
 
-def play(directory: Path, minutes: float, seed: int, kinds: Sequence[str], network: str) -> tuple[list[str], Clients]:
+def play(
+    directory: Path, minutes: float, seed: int, kinds: Sequence[str], network: str, *, secure: bool
+) -> tuple[list[str], Clients]:
     """The whole run up to the final reads; returns the problems that no client can see."""
-    cluster = Cluster(directory, network)
+    cluster = Cluster(directory, network, secure=secure)
     clients = Clients(cluster.network, cluster.bootstrap, directory, str(seed))
     stage = Stage(cluster, clients)
     try:
@@ -218,7 +226,7 @@ def play(directory: Path, minutes: float, seed: int, kinds: Sequence[str], netwo
         except Exception as problem:
             raise Missing(f"the fleet did not come up: {type(problem).__name__}: {problem}") from problem
         seen: dict[str, int] = {}
-        for number, role in enumerate(ROLES):
+        for number, role in enumerate(role for role in ROLES if not (secure and role in WITHOUT_LOGIN)):
             seen[role] = seen.get(role, 0) + 1
             clients.add(f"{role}-{seen[role]}", role, CLIENT_HOSTS[number % len(CLIENT_HOSTS)])
         director = Director(stage, random.Random(seed), directory / "history" / "faults.jsonl", kinds)
@@ -318,10 +326,12 @@ def judge(directory: Path, minutes: float, seed: int, kinds: Sequence[str], prob
     return CLEAN if report.ok else NOT_CLEAN if report.anomalies else UNKNOWN
 
 
-def tried(directory: Path, minutes: float, seed: int, kinds: Sequence[str], network: str) -> tuple[int, str]:
+def tried(
+    directory: Path, minutes: float, seed: int, kinds: Sequence[str], network: str, *, secure: bool
+) -> tuple[int, str]:
     """Run and judge: the exit code, and what it means in words."""
     try:
-        problems, clients = play(directory, minutes, seed, kinds, network)
+        problems, clients = play(directory, minutes, seed, kinds, network, secure=secure)
     except (Missing, NetworkError, ClockError) as problem:
         return NOT_STARTED, f"NOT STARTED: {problem}"
     except (OSError, subprocess.SubprocessError) as problem:
@@ -348,6 +358,7 @@ def main() -> int:
     arguments.add_argument("--directory", type=Path, help="where the run is kept; default: below build/chaos")
     arguments.add_argument("--faults", help="only these kinds, with commas: " + ", ".join(FAULTS))
     arguments.add_argument("--network", choices=("auto", "namespaces", "relays"), default="auto")
+    arguments.add_argument("--secure", action="store_true", help="with TLS, logins, ACLs and the audit topic")
     options = arguments.parse_args()
     kinds = options.faults.split(",") if options.faults else list(FAULTS)
     if unknown := sorted(set(kinds) - set(FAULTS)):
@@ -363,7 +374,7 @@ def main() -> int:
     if os.geteuid() != 0:
         print("chaos needs root: namespaces, mounts and TUN devices")
         return NOT_STARTED
-    outcome, said = tried(directory, minutes, options.seed, kinds, options.network)
+    outcome, said = tried(directory, minutes, options.seed, kinds, options.network, secure=options.secure)
     if outcome == CLEAN:
         for data in directory.glob("data-*"):
             shutil.rmtree(data)

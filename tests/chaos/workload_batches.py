@@ -8,6 +8,7 @@ from spark_udfs.client.connections import Client
 from spark_udfs.client.failures import ClientError, FenceConflict, TaskFenced
 from spark_udfs.client.producer import MemberProducer, TaskMember, WriteSettings
 from spark_udfs.sink.batch_transactions import BatchTransactions, OpenBatch
+from tests.chaos.login import python as python_login
 from tests.chaos.outcomes import text_of
 from tests.chaos.recorder import Recorder, RoleControl, pack
 
@@ -28,7 +29,7 @@ class Driver:
     ) -> None:
         self._recorder, self._control = recorder, control
         self._topic, self._partitions, self._name = topic, partitions, sink
-        self._client = Client({"bootstrap_servers": bootstrap.split(",")}, CALL_MS)
+        self._client = Client(python_login(bootstrap), CALL_MS)
         self._sink = BatchTransactions(self._client, sink, CALL_MS)
         self._settings = WriteSettings(topic, delivery_timeout_ms=TRANSACTION_TIMEOUT_MS)
 

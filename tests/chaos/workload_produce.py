@@ -6,6 +6,8 @@ import asyncio
 import os
 from typing import Any
 
+from tests.chaos.login import confluent as confluent_login
+from tests.chaos.login import python as python_login
 from tests.chaos.outcomes import code_of, end_of, text_of
 from tests.chaos.recorder import Recorder, RoleControl, pack
 
@@ -30,7 +32,7 @@ def confluent(
     from confluent_kafka import KafkaException, Producer
 
     producer = Producer(
-        {"bootstrap.servers": bootstrap, "enable.idempotence": True, "acks": "all", "linger.ms": 2, **CONFLUENT}
+        {**confluent_login(bootstrap), "enable.idempotence": True, "acks": "all", "linger.ms": 2, **CONFLUENT}
     )
     open_ = set()
     fatal: list[Any] = []
@@ -69,7 +71,7 @@ def kafka_python(
     from kafka import KafkaProducer
 
     producer = KafkaProducer(
-        bootstrap_servers=bootstrap.split(","), acks="all", enable_idempotence=False, retries=100, linger_ms=0,
+        **python_login(bootstrap), acks="all", enable_idempotence=False, retries=100, linger_ms=0,
         request_timeout_ms=5_000, delivery_timeout_ms=DELIVERY_MS, max_block_ms=DELIVERY_MS, retry_backoff_ms=100,
         max_in_flight_requests_per_connection=1, metadata_max_age_ms=5_000, reconnect_backoff_max_ms=1_000,
     )  # fmt: skip
@@ -99,7 +101,7 @@ async def _aiokafka(
     from aiokafka import AIOKafkaProducer
 
     producer = AIOKafkaProducer(
-        bootstrap_servers=bootstrap, enable_idempotence=True, acks="all", request_timeout_ms=5_000, linger_ms=2,
+        **python_login(bootstrap), enable_idempotence=True, acks="all", request_timeout_ms=5_000, linger_ms=2,
         retry_backoff_ms=100, metadata_max_age_ms=5_000,
     )  # fmt: skip
     await producer.start()

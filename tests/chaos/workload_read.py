@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from tests.chaos.history import Records
+from tests.chaos.login import confluent as confluent_login
+from tests.chaos.login import python as python_login
 from tests.chaos.outcomes import code_of, end_of, text_of
 from tests.chaos.recorder import Recorder, RoleControl, unpack
 
@@ -52,7 +54,7 @@ def confluent(
     level = "read_committed" if isolation == "rc" else "read_uncommitted"
     consumer = Consumer(
         {
-            "bootstrap.servers": bootstrap,
+            **confluent_login(bootstrap),
             "group.id": "unused",
             "isolation.level": level,
             "client.rack": rack,
@@ -79,7 +81,7 @@ async def _aiokafka(
     from aiokafka import AIOKafkaConsumer, TopicPartition
 
     consumer = AIOKafkaConsumer(
-        bootstrap_servers=bootstrap, enable_auto_commit=False, fetch_max_wait_ms=100, auto_offset_reset="earliest",
+        **python_login(bootstrap), enable_auto_commit=False, fetch_max_wait_ms=100, auto_offset_reset="earliest",
         isolation_level="read_committed" if isolation == "rc" else "read_uncommitted", request_timeout_ms=8_000,
         metadata_max_age_ms=5_000,
     )  # fmt: skip
@@ -108,7 +110,7 @@ def kafka_python(
     from kafka.structs import TopicPartition
 
     consumer = KafkaConsumer(
-        bootstrap_servers=bootstrap.split(","), enable_auto_commit=False, fetch_max_wait_ms=100,
+        **python_login(bootstrap), enable_auto_commit=False, fetch_max_wait_ms=100,
         isolation_level="read_committed" if isolation == "rc" else "read_uncommitted", request_timeout_ms=8_000,
         metadata_max_age_ms=5_000, auto_offset_reset="earliest",
     )  # fmt: skip
@@ -141,7 +143,7 @@ def confluent_member(recorder: Recorder, control: RoleControl, bootstrap: str, t
     from confluent_kafka import Consumer, KafkaException, TopicPartition
 
     consumer = Consumer(
-        {"bootstrap.servers": bootstrap, "group.id": group, "isolation.level": "read_committed", **CONSUMER, **MEMBER}
+        {**confluent_login(bootstrap), "group.id": group, "isolation.level": "read_committed", **CONSUMER, **MEMBER}
     )
 
     def assigned(_: Any, parts: Any) -> None:
@@ -187,7 +189,7 @@ def kafka_python_member(recorder: Recorder, control: RoleControl, bootstrap: str
             pass
 
     consumer = KafkaConsumer(
-        bootstrap_servers=bootstrap.split(","), group_id=group, auto_offset_reset="earliest", enable_auto_commit=False,
+        **python_login(bootstrap), group_id=group, auto_offset_reset="earliest", enable_auto_commit=False,
         isolation_level="read_committed", session_timeout_ms=6_000, heartbeat_interval_ms=1_000,
         metadata_max_age_ms=5_000, request_timeout_ms=8_000, fetch_max_wait_ms=100,
     )  # fmt: skip
@@ -234,14 +236,14 @@ def asker(
     parts = [TopicPartition(topic, p) for topic, count in topics.items() for p in range(count)]
     levels = {
         short: KafkaConsumer(
-            bootstrap_servers=bootstrap.split(","), isolation_level=level, request_timeout_ms=5_000,
+            **python_login(bootstrap), isolation_level=level, request_timeout_ms=5_000,
             metadata_max_age_ms=5_000, enable_auto_commit=False, group_id=None,
         )
         for short, level in (("rc", "read_committed"), ("ru", "read_uncommitted"))
     }  # fmt: skip
     members = {
         group: Consumer(
-            {"bootstrap.servers": bootstrap, "group.id": group, "isolation.level": "read_committed", **CONSUMER}
+            {**confluent_login(bootstrap), "group.id": group, "isolation.level": "read_committed", **CONSUMER}
         )
         for group in groups
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.chaos.login import confluent as confluent_login
 from tests.chaos.outcomes import end_of, text_of
 from tests.chaos.recorder import NAME_HEADER, Recorder, RoleControl, pack
 from tests.chaos.workload_produce import CONFLUENT, DELIVERY_MS, IN_FLIGHT_MAX
@@ -21,7 +22,7 @@ def table(recorder: Recorder, control: RoleControl, bootstrap: str, topic: str, 
     from confluent_kafka import KafkaException, Producer
 
     producer = Producer(
-        {"bootstrap.servers": bootstrap, "enable.idempotence": True, "acks": "all", "linger.ms": 2, **CONFLUENT}
+        {**confluent_login(bootstrap), "enable.idempotence": True, "acks": "all", "linger.ms": 2, **CONFLUENT}
     )
     open_ = set()
     fatal: list[Any] = []

@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from tests.chaos.cluster import MIN_INSYNC, REPLICATION
+from tests.chaos.login import confluent as confluent_login
 from tests.chaos.recorder import Recorder, RoleControl, pack, unpack
 from tests.chaos.workload_produce import CONFLUENT
 from tests.chaos.workload_read import CONSUMER
@@ -24,7 +25,7 @@ class _Topic:
         from confluent_kafka.admin import AdminClient
 
         self._error = KafkaException
-        self._admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 2})
+        self._admin = AdminClient({**confluent_login(bootstrap), "log_level": 2})
 
     def id(self) -> str | None:
         """Its id, "" when there is none, None when no broker says."""
@@ -88,7 +89,7 @@ def _write(recorder: Recorder, control: RoleControl, bootstrap: str) -> tuple[li
     """Some records by an idempotent producer of their own: all that were sent, and those that were acknowledged."""
     from confluent_kafka import Producer
 
-    producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 2, **CONFLUENT})
+    producer = Producer({**confluent_login(bootstrap), "enable.idempotence": True, "linger.ms": 2, **CONFLUENT})
     sent: list[str] = []
     acked: list[str] = []
     start = recorder.now()
@@ -129,9 +130,7 @@ def _read_to_end(bootstrap: str, deadline: float) -> list[str] | None:
     """What one fresh consumer reads up to the first end that it is told; None when it is told none in time."""
     from confluent_kafka import Consumer, KafkaError, TopicPartition
 
-    consumer = Consumer(
-        {"bootstrap.servers": bootstrap, "group.id": "unused", "enable.partition.eof": True, **CONSUMER}
-    )
+    consumer = Consumer({**confluent_login(bootstrap), "group.id": "unused", "enable.partition.eof": True, **CONSUMER})
     consumer.assign([TopicPartition(TOPIC, 0, 0)])
     values: list[str] = []
     try:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from tests.chaos.login import confluent as confluent_login
+from tests.chaos.login import python as python_login
 from tests.chaos.outcomes import text_of
 from tests.chaos.recorder import Recorder, RoleControl, pack
 from tests.chaos.workload_produce import CONFLUENT
@@ -32,7 +34,7 @@ class Transactions:
         self._recorder = recorder
         self._control = control
         settings = {
-            "bootstrap.servers": bootstrap, "transactional.id": transactional_id, "linger.ms": 2, **CONFLUENT,
+            **confluent_login(bootstrap), "transactional.id": transactional_id, "linger.ms": 2, **CONFLUENT,
             "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS, "message.timeout.ms": TRANSACTION_TIMEOUT_MS,
         }  # fmt: skip
         self.producer = Producer(settings)
@@ -125,7 +127,7 @@ def mixed(
     rng = control.rng
     work = Transactions(recorder, control, bootstrap, slot)
     consumer = Consumer(
-        {"bootstrap.servers": bootstrap, "group.id": "unused", "isolation.level": "read_committed", **CONSUMER}
+        {**confluent_login(bootstrap), "group.id": "unused", "isolation.level": "read_committed", **CONSUMER}
     )
     positions = {}
     for partition in range(partitions):
@@ -188,7 +190,7 @@ def kafka_python(
 
     rng = control.rng
     producer = KafkaProducer(
-        bootstrap_servers=bootstrap.split(","), transactional_id=slot, transaction_timeout_ms=TRANSACTION_TIMEOUT_MS,
+        **python_login(bootstrap), transactional_id=slot, transaction_timeout_ms=TRANSACTION_TIMEOUT_MS,
         acks="all", linger_ms=2, request_timeout_ms=5_000, delivery_timeout_ms=TRANSACTION_TIMEOUT_MS,
         max_block_ms=int(INITIALISE_S * 1000), retry_backoff_ms=100, metadata_max_age_ms=5_000,
     )  # fmt: skip
@@ -279,7 +281,7 @@ def _process(
     rng = control.rng
     work = Transactions(recorder, control, bootstrap, slot)
     consumer = Consumer(
-        {"bootstrap.servers": bootstrap, "group.id": group, "isolation.level": "read_committed", **CONSUMER,
+        {**confluent_login(bootstrap), "group.id": group, "isolation.level": "read_committed", **CONSUMER,
          "auto.offset.reset": "earliest", "session.timeout.ms": 6_000, "heartbeat.interval.ms": 1_000}
     )  # fmt: skip
 
