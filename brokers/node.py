@@ -276,7 +276,6 @@ class Node:
         metadata.subscribe(replicas.apply)
         logs.broker_config = lambda: metadata.effective
         watch_cleaner(self._metrics.watch, logs.cleaner)
-        watch_dedup(self._metrics.watch_family, lambda: (partition.log for partition in replicas.all()))
         metadata.subscribe(lambda change: drop_topic_offsets(groups, [topic.name for topic in change.deleted]))
         self.services = Services(
             config=config,
@@ -326,6 +325,7 @@ class Node:
 
     def _watch_gauges(self, services: Services) -> None:
         watch = self._metrics.watch
+        watch_dedup(self._metrics.watch_family, lambda: (partition.log for partition in services.replicas.all()))
         watch("fleetlog_partitions", "Replicas on this broker.", lambda: len(list(services.replicas.all())))
         watch(
             "fleetlog_leaders",

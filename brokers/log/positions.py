@@ -56,7 +56,7 @@ class Sifted(NamedTuple):
     fresh: list[Position]
 
 
-class Page:
+class PositionPage:
     """Positions of one source that were accepted: a bit for ordinal 0, a set for others."""
 
     __slots__ = ("bits", "exact", "more", "touched_ms", "touched_offset")
@@ -88,12 +88,12 @@ class Source:
         self.floor = floor
         self.last_ms = last_ms
         self.last_offset = last_offset
-        self.pages: dict[int, Page] = {}
+        self.pages: dict[int, PositionPage] = {}
         self.numbers: list[int] = []
 
-    def add(self, number: int) -> Page:
+    def add(self, number: int) -> PositionPage:
         """A page that was not there."""
-        page = self.pages[number] = Page()
+        page = self.pages[number] = PositionPage()
         heapq.heappush(self.numbers, number)
         return page
 
@@ -133,7 +133,7 @@ class PositionSets:
         new_pages: set[tuple[bytes, int]] = set()
         ordinals = 0
         name: bytes | None = None
-        pages: dict[int, Page] = {}
+        pages: dict[int, PositionPage] = {}
         floor = 0
         for index, one in enumerate(positions):
             source, position, ordinal = one
@@ -173,6 +173,7 @@ class PositionSets:
         source, name = _NO_SOURCE, b""
         for source_id, position, ordinal in positions:
             if source is _NO_SOURCE or source_id != name:
+                self._expire(source)
                 name, source = source_id, self._source(source_id)
                 source.last_offset, source.last_ms = offset, max(source.last_ms, now_ms)
             number = position >> PAGE_BITS
@@ -189,8 +190,7 @@ class PositionSets:
                 page.more.add((place, ordinal))
                 self.cost += ORDINAL_COST
             page.touched_offset, page.touched_ms, page.exact = offset, source.last_ms, exact
-            if source.numbers and source.pages[source.numbers[0]].touched_ms + self.window_ms < source.last_ms:
-                self._expire(source)
+        self._expire(source)
         if self.cost > self.max_bytes:
             self.make_room(int(self.max_bytes * LEADERS_SHARE), now_ms, pressed=True)
 
