@@ -99,6 +99,16 @@ REPLICATION = [
 ]  # fmt: skip
 
 CLIENTS = [
+    Panel("Lag of groups in records", "none",
+          [('sum by (group, topic) (fleetlog_group_lag_records{job="fleetlog"})', "{{group}} {{topic}}")]),
+    Panel("Lag of groups in seconds", "s",
+          [('max by (group, topic) (fleetlog_group_lag_seconds{job="fleetlog"})', "{{group}} {{topic}}")],
+          "Age of the first record that is not consumed."),
+    Panel("State of groups", "none", [('max by (group) (fleetlog_group_state{job="fleetlog"})', "{{group}}")],
+          "0 well, 1 falls behind, 2 stopped, 3 stalled, 4 set back."),
+    Panel("Commits of groups", "cps",
+          [('sum by (group) (rate(fleetlog_group_commits_total{job="fleetlog"}[$__rate_interval]))', "{{group}}")]),
+    Panel("Members of groups", "none", [('sum by (group) (fleetlog_group_members{job="fleetlog"})', "{{group}}")]),
     Panel("Groups and transactions", "none", [(gauge("fleetlog_coordinators"), "{{what}} " + EACH)],
           "What this broker coordinates."),
     Panel("Requests of groups", "reqps",

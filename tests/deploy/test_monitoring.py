@@ -16,8 +16,11 @@ from urllib.request import urlopen
 
 import pytest
 import yaml
+from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.support.fleet import Fleet
+from tests.support.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
 MONITORING = ROOT / "deploy" / "monitoring"
@@ -31,7 +34,7 @@ NOT_OF_EVERY_BROKER = {
 }
 """Families that a broker with default settings does not have, and what they come with."""
 
-NAME = re.compile(r"\bfleetlog_\w+")
+NAME = re.compile(r"\b(?:fleetlog|kafka)_\w+")
 SELECTOR = re.compile(r"\b(fleetlog_\w+)\{([^}]*)\}")
 
 
@@ -52,10 +55,19 @@ def expressions() -> list[str]:
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    fleet = Fleet(tmp_path_factory.mktemp("fleet"), brokers=1)
+    fleet = Fleet(tmp_path_factory.mktemp("fleet"), brokers=1, **{"group.lag.interval.ms": 200})
+    address = f"http://127.0.0.1:{fleet.brokers[0].admin_port}/metrics"
     try:
         fleet.start()
-        yield urlopen(f"http://127.0.0.1:{fleet.brokers[0].admin_port}/metrics", timeout=30).read().decode()
+        admin = AdminClient({"bootstrap.servers": fleet.bootstrap})
+        admin.create_topics([NewTopic("t", 1)])["t"].result(30)
+        consumer = Consumer({"bootstrap.servers": fleet.bootstrap, "group.id": "g"})
+        consumer.commit(offsets=[TopicPartition("t", 0, 0)], asynchronous=False)
+        consumer.close()
+        yield eventually(
+            lambda: urlopen(address, timeout=30).read().decode(), "the lag of the group is known",
+            good=lambda page: "\nfleetlog_group_lag_records{" in page,
+        )  # fmt: skip
     finally:
         fleet.close()
 
