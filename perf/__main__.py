@@ -28,7 +28,7 @@ SUITES = {
     "scale": "partitions, connections, sizes, brokers: how cost grows",
 }
 OWN = {
-    "compaction": "MB per CPU second of a pass, Cython against its pure twin",
+    "compaction": "MB per CPU second of a pass, Cython against its pure twin; --kafka: beside Apache Kafka",
     "failover": "how long a partition has no leader after a broker's death",
     "spark": "rows per second of source and sink",
 }

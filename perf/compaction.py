@@ -2,6 +2,7 @@
 
 A log of ``--megabytes`` of updates of ``--keys`` keys is cleaned from its files, each time from the same bytes. What
 counts is MB of log (as it was before the pass) for each second of CPU; every pass must leave the same bytes.
+``--kafka`` compares whole brokers.
 """
 
 from __future__ import annotations
@@ -84,7 +85,14 @@ def main() -> int:
     parser.add_argument("--keys", type=int, default=20_000)
     parser.add_argument("--codec", choices=sorted(compression.CODES), default="none")
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--kafka", action="store_true", help="whole brokers beside Apache Kafka instead")
+    parser.add_argument("--rate", type=float, default=300.0, help="requests/s of the paced produce beside a pass")
     found = parser.parse_args()
+    if found.kafka:
+        from perf.compaction_peers import compare
+
+        compare(found.megabytes, found.keys, found.rate)
+        return 0
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name) / "log"
         directory.mkdir()
