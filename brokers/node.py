@@ -203,6 +203,7 @@ class Node:
         except StoreRefused as error:
             raise StartError(str(error)) from error
         self._logs = logs
+        watch_cleaner(self._metrics.watch, logs.cleaner)
         self._stopped = report.stopped
         for line in report.lines():
             logger.info("%s", line)
@@ -275,7 +276,6 @@ class Node:
         replicas.on_unfollow(self._fetchers.unfollow)
         metadata.subscribe(replicas.apply)
         logs.broker_config = lambda: metadata.effective
-        watch_cleaner(self._metrics.watch, logs.cleaner)
         metadata.subscribe(lambda change: drop_topic_offsets(groups, [topic.name for topic in change.deleted]))
         self.services = Services(
             config=config,
