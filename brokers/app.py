@@ -44,9 +44,11 @@ from brokers.server.dynamic_tls import DynamicTls
 from brokers.server.issuer_keys import IssuerKeys, KeysUnavailable
 from brokers.server.listener import Server
 from brokers.server.login import sasl_listener
+from brokers.server.process_figures import ProcessFigures
 from brokers.server.service_manager import service_manager
 from brokers.server.tls_listeners import TlsListener
 from brokers.server.watchdog import LoopWatch
+from brokers.server.zookeeper_figures import watch_zookeeper
 from coordination.previous_session import FILE_NAME, PreviousSession
 from coordination.store import StoreError
 from coordination.zookeeper import ZookeeperStore
@@ -114,6 +116,9 @@ class Broker:
         self._loop = loop
         self._clock = SystemClock()
         self._metrics = Metrics()
+        self._metrics.enabled = config.metrics_enable
+        counts = config.metrics_enable and config.admin_listener
+        self._process = ProcessFigures(self._metrics) if counts else None
         self._descriptors = Descriptors(self._clock.mono_ms)
         self._server = Server(config, self._descriptors)
         self._watch = LoopWatch(loop)
@@ -174,6 +179,7 @@ class Broker:
             addresses=await self._addresses(advertised, listener),
         )
         self._node = Node(self.config, ports, advertised, self._metrics)
+        watch_zookeeper(self._metrics, self._store)
         services = await self._node.start()
         self._metrics.watch(
             "fleetlog_offline_partitions",
@@ -340,6 +346,8 @@ class Broker:
         elif self._store is not None:
             await self._store.close()
         await self._admin.close()
+        if self._process is not None:
+            self._process.stop()
         logger.info("broker %d has stopped", self.config.broker_id)
 
 

@@ -100,6 +100,15 @@ class BrokerConfig:
     log_format: str = setting(
         STRING, "text", "How log lines look: text, or json with one object in each line.", choices=("text", "json")
     )
+    metrics_enable: bool = setting(
+        BOOLEAN, True, "Whether admin.listener serves metrics; false: nothing is counted by topic or size either."
+    )
+    metrics_topics_max: int = setting(
+        INT, 1_000, "Topics that metrics name, the first that this broker has; the rest are counted as _other.", low=0
+    )
+    metrics_partitions_enable: bool = setting(
+        BOOLEAN, True, "Whether /metrics/partitions and /metrics/kafka have figures of each partition."
+    )
 
     # ZooKeeper
     zookeeper_connect: str = setting(STRING, "", "ZooKeeper's host:port list, with an optional /chroot; required.")

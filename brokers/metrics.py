@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from prometheus_client.metrics import Gauge
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
+
+from brokers.exposition import (
+    BROKER_PAGE,
+    KAFKA_PAGE,
+    PARTITION_PAGE,
+    Exposition,
+    MetricSource,
+    exposition_text,
+)
+from wire.errors import ErrorCode
 
 LATENCY_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _BOUNDS = (*(str(bound) for bound in LATENCY_SECONDS), "+Inf")
@@ -43,7 +53,22 @@ class Histogram:
         self.total += seconds * count
 
 
-T = TypeVar("T", Counter, Histogram)
+class DelayedTimes:
+    """The times of requests whose answer waited: for replicas, for data, for a coordinator."""
+
+    __slots__ = ("local", "remote", "total")
+
+    def __init__(self) -> None:
+        self.local, self.remote, self.total = Histogram(), Histogram(), Histogram()
+
+    def observe(self, local: float, remote: float, count: int) -> None:
+        """Count requests: seconds until they waited, and for how long."""
+        self.local.observe(local, count)
+        self.remote.observe(remote, count)
+        self.total.observe(local + remote, count)
+
+
+T = TypeVar("T", Counter, Histogram, DelayedTimes)
 
 
 class Labelled(Generic[T]):
@@ -83,16 +108,21 @@ class _Numbers(Collector):
             yield observed
 
 
-class _Family(Collector):
-    """A gauge whose label values are known only when it is read."""
+Reader = Callable[[], Mapping[Any, float]]
+"""Gives numbers by their labels' values, a tuple of strings."""
 
-    def __init__(self, name: str, doc: str, label: str, read: Callable[[], Mapping[str, float]]) -> None:
-        self._name, self._doc, self._label, self._read = name, doc, label, read
+
+class _Family(Collector):
+    """A gauge or counter whose label values are known only when it is read."""
+
+    def __init__(self, name: str, doc: str, labels: Sequence[str], read: Reader, kind: str) -> None:
+        self._name, self._doc, self._labels, self._read, self._kind = name, doc, labels, read, kind
 
     def collect(self) -> Iterator[Metric]:
-        family = GaugeMetricFamily(self._name, self._doc, labels=[self._label])
-        for value, number in sorted(self._read().items()):
-            family.add_metric([value], number)
+        kind = GaugeMetricFamily if self._kind == "gauge" else CounterMetricFamily
+        family = kind(self._name, self._doc, labels=self._labels)
+        for values, number in sorted(self._read().items()):
+            family.add_metric(values, number)
         yield family
 
 
@@ -101,12 +131,23 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self.enabled = True
+        """Whether the endpoint serves the pages."""
+        self.pages = {page: Exposition() for page in (BROKER_PAGE, PARTITION_PAGE, KAFKA_PAGE)}
+        """What each path of the operators' endpoint shows, by path."""
+        self.pages[BROKER_PAGE].sources.append(self.registry.collect)
         self._numbers = _Numbers()
+        self.errors: dict[tuple[str, str], int] = {}
+        """Answers with an error, by API and the error's name: see :meth:`failed`."""
         self.requests = Labelled(Counter)
         self.request_seconds = Labelled(Histogram)
+        self.delayed = Labelled(DelayedTimes)
+        """Of requests whose answer waited."""
+        self.throttle_seconds = Labelled(Histogram)
+        """For how long answers said that their connection is muted, where it is."""
+        self.queue_seconds, self.send_seconds = Histogram(), Histogram()
         self.refused = Labelled(Counter)
         self.bytes_in, self.bytes_out = Counter(), Counter()
-        self.records_in, self.appended_bytes = Counter(), Counter()
         self.throttled, self.throttle_ms = Labelled(Counter), Labelled(Counter)
         self.throttle_ms_by_client = Labelled(Counter)
         """Its labels are bounded by what counts them."""
@@ -117,8 +158,6 @@ class Metrics:
             ("fleetlog_refused_requests", "Frames or connections refused, by reason.", "reason", self.refused.children),
             ("fleetlog_received_bytes", "Bytes received from clients and brokers.", "", {"": self.bytes_in}),
             ("fleetlog_sent_bytes", "Bytes sent to clients and brokers.", "", {"": self.bytes_out}),
-            ("fleetlog_appended_records", "Records appended by producers.", "", {"": self.records_in}),
-            ("fleetlog_appended_bytes", "Bytes appended by producers.", "", {"": self.appended_bytes}),
         ]
         self._numbers.counters += [
             ("fleetlog_throttled", "Mutings of connections over a quota, by quota.", "quota", self.throttled.children),
@@ -133,11 +172,78 @@ class Metrics:
                 "fleetlog_request_seconds", "From a request's last byte to its answer in the outbox, delays included.",
                 "api", self.request_seconds.children,
             ),
+            (
+                "fleetlog_queue_seconds", "How long requests that were not executed at once waited, of any API.", "",
+                {"": self.queue_seconds},
+            ),
+            (
+                "fleetlog_send_seconds", "How long answers that could not leave at once took, of any API.", "",
+                {"": self.send_seconds},
+            ),
             ("fleetlog_loop_lag_seconds", "How late the event loop runs a timer.", "", {"": self.loop_lag_seconds}),
         ]  # fmt: skip
         self.registry.register(self._numbers)
         self.group_families: Callable[[], bytes] = bytes
         """More families as text, made elsewhere: groups and their partitions."""
+        self.register(BROKER_PAGE, lambda: (self.group_families(),))
+        self.watch_counters(
+            "fleetlog_errors", "Errors in answers, by API and code: of Produce and Fetch one for each partition.",
+            ("api", "error"), lambda: self.errors,
+        )  # fmt: skip
+        self.register(BROKER_PAGE, self._parts)
+
+    def failed(self, api: str, error: int, count: int = 1) -> None:
+        """Count errors that answers have; NONE is none."""
+        if error:
+            key = api, error_name(error)
+            self.errors[key] = self.errors.get(key, 0) + count
+
+    def request_parts(self) -> dict[str, dict[str, Histogram]]:
+        """The parts of request times by Kafka's names, by API. Parts that took no time are counted as 0 seconds.
+
+        What did not wait was local from its beginning to its end, so only delayed requests are measured in parts.
+        """
+        parts: dict[str, dict[str, Histogram]] = {"totaltimems": {}, "localtimems": {}, "remotetimems": {}}
+        parts["throttletimems"] = {}
+        for api, total in self.request_seconds.children.items():
+            local, remote, count = Histogram(), Histogram(), sum(total.counts)
+            delayed = self.delayed.children.get(api) or DelayedTimes()
+            local.counts = [
+                whole - waited + before
+                for whole, waited, before in zip(total.counts, delayed.total.counts, delayed.local.counts, strict=True)
+            ]
+            local.total = total.total - delayed.total.total + delayed.local.total
+            remote.counts = [count - sum(delayed.remote.counts) + delayed.remote.counts[0], *delayed.remote.counts[1:]]
+            remote.total = delayed.remote.total
+            throttled = self.throttle_seconds.children.get(api) or Histogram()
+            throttle = Histogram()
+            throttle.counts = [max(0, count - sum(throttled.counts)) + throttled.counts[0], *throttled.counts[1:]]
+            throttle.total = throttled.total
+            for part, histogram in zip(parts, (total, local, remote, throttle), strict=True):
+                parts[part][api] = histogram
+        return parts
+
+    def _parts(self) -> Iterator[Metric]:
+        family = HistogramMetricFamily(
+            "fleetlog_request_part_seconds", "Parts of fleetlog_request_seconds; APIs that only work here have none.",
+            labels=["api", "part"],
+        )  # fmt: skip
+        for part, histograms in self.request_parts().items():
+            for api in sorted(histograms):
+                waits = self.delayed.children.get(api)
+                if part != "totaltimems" and ((waits and waits.total.total) or api in self.throttle_seconds.children):
+                    histogram = histograms[api]
+                    buckets = list(zip(_BOUNDS, map(float, accumulate(histogram.counts)), strict=True))
+                    family.add_metric([api, part.removesuffix("timems")], buckets, histogram.total)
+        yield family
+
+    def watch_histogram(self, name: str, doc: str, histogram: Histogram) -> None:
+        """Add a histogram that is kept elsewhere."""
+        self._numbers.histograms.append((name, doc, "", {"": histogram}))
+
+    def register(self, page: str, source: MetricSource) -> None:
+        """Add a source of families to the page of that path: see :mod:`brokers.exposition` for what it may hold up."""
+        self.pages[page].sources.append(source)
 
     def watch(self, name: str, doc: str, read: Callable[[], float]) -> None:
         """Add a gauge whose value ``read`` gives at scrape time."""
@@ -145,10 +251,24 @@ class Metrics:
 
     def watch_family(self, name: str, doc: str, label: str, read: Callable[[], Mapping[str, float]]) -> None:
         """Add a gauge with one label, whose values ``read`` gives at scrape time by the label's value."""
-        self.registry.register(_Family(name, doc, label, read))
+        self.watch_gauges(name, doc, (label,), lambda: {(value,): number for value, number in read().items()})
+
+    def watch_gauges(self, name: str, doc: str, labels: Sequence[str], read: Reader) -> None:
+        """Add a gauge with these labels, whose values ``read`` gives at scrape time by the labels' values."""
+        self.registry.register(_Family(name, doc, labels, read, "gauge"))
+
+    def watch_counters(self, name: str, doc: str, labels: Sequence[str], read: Reader) -> None:
+        """The same for a counter, whose name is told without ``_total``."""
+        self.registry.register(_Family(name, doc, labels, read, "counter"))
 
     def render(self) -> bytes:
-        """The text exposition of all metrics."""
-        from prometheus_client.exposition import generate_latest  # with it comes a whole web server
+        """The text exposition of the broker's page, made at once."""
+        return exposition_text(self.pages[BROKER_PAGE].collect_now())
 
-        return generate_latest(self.registry) + self.group_families()
+
+def error_name(code: int) -> str:
+    """The name of a protocol's error code, for a label."""
+    try:
+        return ErrorCode(code).name
+    except ValueError:
+        return str(code)

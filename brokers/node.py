@@ -20,6 +20,7 @@ from brokers.api.audit_writer import AuditWriter
 from brokers.api.base import Services
 from brokers.api.groups import drop_topic_offsets
 from brokers.api.metering import Metering
+from brokers.broker_figures import counted_topics, watch_broker
 from brokers.config import BrokerConfig
 from brokers.controller.controller import Controller
 from brokers.controller.handover import hand_over
@@ -34,7 +35,6 @@ from brokers.log import DiskPort, LogStore, Origin, StoreRefused
 from brokers.log.checkpoints import CleanStop
 from brokers.log.cleaner_metrics import watch_cleaner
 from brokers.log.cleaner_pace import LONGEST_MS, CleaningPace
-from brokers.log.dedup_metrics import watch_dedup
 from brokers.metadata import znodes
 from brokers.metadata.cache import MetadataCache
 from brokers.metadata.znodes import BadZnode
@@ -231,7 +231,7 @@ class Node:
         )
         replicas = ReplicaManager(
             config.broker_id, metadata, logs, clock, session_valid=store.lease.valid, incarnation=self._incarnation,
-            isr_writer=self._isr_writer, call_soon=ports.loop.call_soon,
+            isr_writer=self._isr_writer, call_soon=ports.loop.call_soon, topic_figures=counted_topics(config),
         )  # fmt: skip
         self._room = RoomKeeper(config.broker_id, replicas, peers, ports.loop)
         settings = GroupSettings.of(config)
@@ -307,7 +307,7 @@ class Node:
             self._audit_writer = writer
         sessions = self.services.fetch_sessions
         replicas.on_leader(lambda partition: sessions.expect(partition.state.replicas, clock.mono_ms()))
-        self._watch_gauges(self.services)
+        watch_broker(self.services, store.lease.remaining_ms)
         return self.services
 
     def _watch_lag(self, services: Services) -> None:
@@ -322,51 +322,6 @@ class Node:
         )  # fmt: skip
         lags.after_round(families.make)
         self._metrics.group_families = families.page
-
-    def _watch_gauges(self, services: Services) -> None:
-        watch = self._metrics.watch
-        watch_dedup(self._metrics.watch_family, lambda: (partition.log for partition in services.replicas.all()))
-        watch("fleetlog_partitions", "Replicas on this broker.", lambda: len(list(services.replicas.all())))
-        watch(
-            "fleetlog_leaders",
-            "Partitions this broker leads.",
-            lambda: sum(partition.is_leader for partition in services.replicas.all()),
-        )
-        watch(
-            "fleetlog_under_replicated_partitions",
-            "Partitions led by this broker whose in-sync set lacks a replica.",
-            lambda: sum(p.is_leader and len(p.state.isr) < len(p.state.target) for p in services.replicas.all()),
-        )
-        watch(
-            "fleetlog_lost_commits",
-            "Truncations below the high watermark: only an unclean election may cause one.",
-            lambda: sum(partition.lost_commits for partition in services.replicas.all()),
-        )
-        watch(
-            "fleetlog_troubles",
-            "Log directories that are full or failed, replicas without a log, a lack of file descriptors;"
-            " /health/ready names them.",
-            lambda: len(services.replicas.troubles()) + len(services.process_troubles()),
-        )
-        watch("fleetlog_controller", "1 on the controller.", lambda: float(services.controller.is_active))
-        watch(
-            "fleetlog_unclean_elections",
-            "Unclean leader elections of this broker as controller: the leader may lack acknowledged records.",
-            lambda: getattr(services.controller, "unclean_elections", 0),
-        )
-        self._metrics.watch_family(
-            "fleetlog_coordinators",
-            "State of this broker's group and transaction coordinators.",
-            "what",
-            lambda: {**services.groups.metrics(), **services.transactions.metrics()},
-        )
-        self._metrics.watch_family(
-            "fleetlog_fetch_sessions",
-            "Fetch sessions of consumers and followers, the partitions they name, and how many were evicted.",
-            "what",
-            services.fetch_sessions.metrics,
-        )
-        watch("fleetlog_lease_seconds", "Time left on the lease.", lambda: services.store.lease.remaining_ms() / 1000)
 
     # ---- registration ----------------------------------------------------------------------------------------------
 

@@ -34,6 +34,7 @@ from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE, READ_ACL_UNSAFE
 from coordination.connect import CannotConnect, ConnectionSecurity, ConnectString, diagnose, parse_connect
 from coordination.loop_handler import LoopHandler
 from coordination.multi_read import GetMany
+from coordination.request_times import RequestTimes
 from coordination.session import SessionLease
 from coordination.store import (
     MAX_GET_MANY,
@@ -258,6 +259,7 @@ class _Session:
         future: asyncio.Future[Any] = self.store.loop.create_future()
         self.pending.add(future)
         future.add_done_callback(self.pending.discard)
+        self.store.times.measure(future)
         try:
             request(self.client).rawlink(partial(_settle, future))
         except BaseException:
@@ -323,6 +325,7 @@ class ZookeeperStore:
         self.loop = asyncio.get_running_loop()
         self._lease = SessionLease(boot_ms)
         self.lease = self._lease
+        self.times = RequestTimes(boot_ms)
         self._session: _Session | None = None
         self._listeners: list[Callable[[SessionEvent], None]] = []
         self._heartbeat: asyncio.Task[None] | None = None

@@ -48,6 +48,7 @@ from brokers.security.acls import (
     ResourceType,
 )
 from brokers.security.quotas import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE
+from brokers.topic_figures import TopicTable
 
 ME, INCARNATION = BrokerId(1), 7
 
@@ -83,6 +84,7 @@ class LoneLeader:
             ME, self.metadata, logs, self.clock,
             session_valid=lambda: self.lease, incarnation=lambda: INCARNATION, isr_writer=self,
             call_soon=absent,  # its topics are small: their logs are made in the turn in which they are declared
+            topic_figures=TopicTable(100),
         )  # fmt: skip
         metrics = Metrics()
         self.services = Services(

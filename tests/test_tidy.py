@@ -25,6 +25,7 @@ RIM = (
     "brokers/log/background.py",
     "brokers/log/files.py",
     "brokers/log/preallocation.py",
+    "brokers/log/sync_times.py",
     "brokers/security/key_files.py",
     "coordination/zookeeper.py",
     "coordination/ensemble.py",

@@ -173,6 +173,7 @@ class RequestSource(Protocol):
 
     closed: bool
     meter: Meter | None
+    software: tuple[str, str]
 
     def mute(self, mute_ms: int) -> None:
         """Read and execute nothing for so long."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from _native.tally import count_fetched
 from brokers.api import fetch_answers as answers
 from brokers.api.access import CLUSTER, CLUSTER_ACTION
 from brokers.api.base import Batching, Context, DelayedResponse, Done, Outcome, Paced
@@ -294,6 +295,8 @@ class Fetch:
         if self.total and source is not None and source.meter is not None and self.over_quota():
             return self.empty_answer(whole)
         found, self.found = self.found or [], None
+        if context.services.replicas.topic_figures is not None:
+            self.count(found)
         pairs: list[tuple[FetchPart, FetchOutcome]] = []
         session_id, dirty = session.id, session.dirty
         for part, outcome in found:
@@ -350,6 +353,16 @@ class Fetch:
         if whole:
             return encode_fetch_answer(context.api_version, context.correlation_id, [], session_id, ())
         return encode_fetch_response(context.api_version, [], session_id=session_id)
+
+    def count(self, found: Sequence[Found]) -> None:
+        """Count what is answered, by topic, and its errors."""
+        if not count_fetched(found, self.session.replica is not None):
+            return
+        for part, outcome in found:
+            if outcome.error is not _NONE:
+                self.context.services.metrics.failed("Fetch", outcome.error)
+                if part.partition is not None and part.partition.figures is not None:
+                    part.partition.figures.failed_fetches += 1
 
     def count_sent(self, found: list[Found]) -> None:
         """What a follower gets: its throttle counts it, and when it acknowledges it, it has followed until now."""

@@ -17,7 +17,7 @@ from wire.errors import ErrorCode
 from wire.hot import Encoded, FetchOutcome, encode_fetch_response
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable
+    from collections.abc import Generator, Iterable, Sequence
 
     from brokers.api.base import Context, DelayedResponse
     from brokers.api.fetch_reads import PartitionReader
@@ -77,6 +77,10 @@ class SlicedFetch(Protocol):
 
     def count_sent(self, found: list[Found]) -> None:
         """What a follower gets."""
+        ...
+
+    def count(self, found: Sequence[Found]) -> None:
+        """What is answered, by topic."""
         ...
 
     def wait(self) -> DelayedResponse:
@@ -235,7 +239,10 @@ def _answer(fetch: SlicedFetch) -> Generator[None, None, Encoded]:
         return answer
     session, found = fetch.session, fetch.found or []
     pairs = []
+    counts = fetch.context.services.replicas.topic_figures is not None
     for some in slices_of(found):
+        if counts:
+            fetch.count(some)
         for part, outcome in some:
             if part.tell(outcome) and not session.closed:
                 session.served(part)

@@ -17,9 +17,9 @@ from brokers.api.access import TOPIC, TRANSACTIONAL_ID, WRITE
 from brokers.api.base import CLOSE, Context, DelayedResponse, Done, Outcome
 from brokers.api.leaders import current_leader, endpoints_of
 from brokers.log import Appended, AppendInfo, Origin, Terms
-from brokers.metrics import Metrics
 from brokers.model import AUDIT_TOPIC, PROTECTED_TOPICS, TopicPartition
 from brokers.replication.partition import Partition
+from brokers.topic_figures import TopicFigures
 from wire.errors import ErrorCode
 from wire.hot import (
     Encoded,
@@ -76,15 +76,16 @@ def run_of(request: ProduceRequest, context: Context) -> ProduceRun:
     )  # fmt: skip
 
 
-def count(metrics: Metrics, appended: Appended) -> None:
-    """What of it is in the log now, and of duplicates the records."""
+def count(figures: TopicFigures, appended: Appended) -> None:
+    """Count what of it is in the log now, and duplicates."""
     for outcome in appended[0]:
         if isinstance(outcome, Admitted):
-            metrics.records_in.value += outcome.last_offset + 1 - outcome.first_offset
-            metrics.appended_bytes.value += outcome.size
+            figures.appended((outcome,))
         elif outcome.error is ErrorCode.NONE:
-            metrics.records_in.value += outcome.record_count
-            metrics.appended_bytes.value += outcome.size
+            if outcome.duplicate:
+                figures.duplicates += 1
+            else:
+                figures.appended_records(outcome.record_count, outcome.size)
 
 
 class Work:
@@ -169,17 +170,19 @@ class Work:
 
     def append(self) -> None:
         """Append what there is for each partition."""
-        acks, batches, metrics = self.acks, self.run.batches, self.context.services.metrics
+        acks, batches = self.acks, self.run.batches
         for group, partition in enumerate(self.partitions):
             if partition is not None:
                 some = batches[group]
                 outcomes, plain = appended = partition.append_batches(some, acks, self.terms)
                 if plain and len(outcomes) == len(some):  # as below, but quicker
                     self.outcomes[group] = outcomes
-                    metrics.records_in.value += outcomes[-1][1] + 1 - outcomes[0][0]
-                    metrics.appended_bytes.value += sum(map(len, some))
+                    figures = partition.figures
+                    if figures is not None:
+                        figures.appended(outcomes)
                 else:
-                    count(metrics, appended)
+                    if partition.figures is not None:
+                        count(partition.figures, appended)
                     self.appended(group, outcomes, plain)
 
     def appended(self, group: int, outcomes: list[Any], plain: bool) -> None:
@@ -242,7 +245,8 @@ class Work:
                     found.append(ProduceOutcome(partition.order.answer(header, error), error_message=message))
                     continue
                 outcomes, plain = appended = partition.append_batches([bytearray(batch)], run.acks, terms)
-                count(context.services.metrics, appended)
+                if partition.figures is not None:
+                    count(partition.figures, appended)
                 found += outcomes
                 self.plain = self.plain and plain
             self.plain = self.plain and not refused
@@ -335,6 +339,7 @@ class Work:
             return [encode_produce_run(run, starts, self.outcomes)]
         turns = [iter(found) for found in self.outcomes]
         outcomes = [self.answer_of(group, next(turns[group]), errors.get(group)) for group in run.groups]
+        self._count_errors(outcomes)
         parts = [(run.parts[group], outcome) for group, outcome in zip(run.groups, outcomes, strict=True)]
         if not run.ends:
             return self.one_response(parts)
@@ -343,6 +348,19 @@ class Work:
             body = encode_produce_response(run.version, [one], endpoints=self._endpoints([one]))
             frames += framed(encode_response_header(PRODUCE, run.version, correlation_id), [body])
         return [b"".join(frames)]
+
+    def _count_errors(self, outcomes: list[ProduceOutcome]) -> None:
+        services, run = self.context.services, self.run
+        for group, outcome in zip(run.groups, outcomes, strict=True):
+            if outcome.error is not _NONE:
+                services.metrics.failed("Produce", outcome.error)
+                partition = self.partitions[group]
+                figures = None if partition is None else partition.figures
+                if figures is None and services.replicas.topic_figures is not None:
+                    figures = services.replicas.topic_figures.known(run.parts[group].topic)
+                if figures is not None:
+                    figures.failed_produces += 1
+                    figures.damaged += outcome.error is ErrorCode.CORRUPT_MESSAGE
 
     def one_response(self, parts: list[tuple[ProducePart, ProduceOutcome]]) -> Any:
         """The answer to a request of several partitions."""
@@ -406,7 +424,11 @@ def _append_together(works: list[Work]) -> None:
     for (partition, acks, terms), members in together.items():
         batches = [batch for work, group in members for batch in work.run.batches[group]]
         outcomes, plain = appended = partition.append_batches(batches, acks, terms)
-        count(members[0][0].context.services.metrics, appended)
+        if partition.figures is not None:
+            if plain:
+                partition.figures.appended(outcomes)
+            else:
+                count(partition.figures, appended)
         begin = 0
         for work, group in members:
             end = begin + len(work.run.batches[group])

@@ -23,6 +23,8 @@ def handle_api_versions(request: ApiVersionsRequest, context: Context) -> Done:
         _SOFTWARE.fullmatch(request.client_software_name) and _SOFTWARE.fullmatch(request.client_software_version)
     ):
         return Done(ApiVersionsResponse(version=version, error_code=ErrorCode.INVALID_REQUEST))
+    if version >= 3 and context.source is not None:
+        context.source.software = request.client_software_name, request.client_software_version
     metadata = context.services.metadata
     response = ApiVersionsResponse(
         version=version,

@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from brokers.log.failures import DiskError, disk_error
+from brokers.log.sync_times import timed_fsync
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +93,7 @@ def _sync_path(path: str) -> None:
     except FileNotFoundError:
         return
     try:
-        os.fsync(fd)
+        timed_fsync(fd)
     finally:
         os.close(fd)
 

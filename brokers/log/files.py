@@ -24,6 +24,7 @@ from brokers.log import preallocation
 from brokers.log.background import LARGE, PendingSync, PendingWork, Removals, Worker, remove_file, remove_tree
 from brokers.log.failures import DirectoryInUse, DiskError, DiskFailed, DiskFull, disk_error
 from brokers.log.mappings import Mappings
+from brokers.log.sync_times import timed_fsync
 
 Buffer = bytes | bytearray | memoryview
 
@@ -274,7 +275,7 @@ class RealFile(OpenFile):
 
     def sync(self) -> None:
         with _Translate(self.path):
-            os.fsync(self.fileno())
+            timed_fsync(self.fileno())
 
     def window(self, position: int) -> Mapping | None:
         mappings = self._disk.mappings
@@ -415,7 +416,7 @@ class RealDisk:
                 if os.write(fd, data) != len(data):
                     raise DiskFull(temporary, "short write")
                 if durable:
-                    os.fsync(fd)
+                    timed_fsync(fd)
             finally:
                 os.close(fd)
             os.replace(temporary, path)
@@ -462,7 +463,7 @@ class RealDisk:
         with _Translate(path):
             fd = os.open(path, _DIRECTORY_FLAGS)
             try:
-                os.fsync(fd)
+                timed_fsync(fd)
             finally:
                 os.close(fd)
 

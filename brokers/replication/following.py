@@ -19,6 +19,8 @@ from wire.errors import ErrorCode
 if TYPE_CHECKING:
     import uuid
 
+    from brokers.topic_figures import TopicFigures
+
 logger = logging.getLogger(__name__)
 
 
@@ -45,6 +47,8 @@ class Following:
         self.deleted = False
         self.lost_commits = 0
         """The number of truncations below the high watermark: only an unclean election may cause one."""
+        self.figures: TopicFigures | None = None
+        """What its topic's partitions are counted in, if that is done."""
         self._broker_id = broker_id
         self._clock = clock
 
@@ -84,6 +88,8 @@ class Following:
                     self.tp, self.state.leader, log.log_end_offset, info.error_message,
                 )  # fmt: skip
                 return info.error
+            if self.figures is not None:
+                self.figures.replicated_in += info.size
         watermark = min(high_watermark, log.log_end_offset)
         rises = watermark > log.high_watermark
         starts_later = log.log_start_offset < log_start_offset <= log.log_end_offset

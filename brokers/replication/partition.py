@@ -373,6 +373,9 @@ class Partition(Following):
         if self.lease.state_written():
             self._confirm()
         if self.is_leader and state.partition_epoch > self.state.partition_epoch:
+            if self.figures is not None:
+                self.figures.isr_shrinks += len(state.isr) < len(self.state.isr)
+                self.figures.isr_expands += len(state.isr) > len(self.state.isr)
             self._take(replace(state, replicas=self.state.replicas, adding=self.state.adding,
                                removing=self.state.removing))  # fmt: skip
 

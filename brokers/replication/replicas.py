@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import uuid
 
     from brokers.metadata.cache import MetadataCache, MetadataChange
+    from brokers.topic_figures import TopicTable
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +58,10 @@ class ReplicaManager:
         incarnation: Callable[[], int],
         isr_writer: IsrWriter,
         call_soon: CallSoon,
+        topic_figures: TopicTable | None = None,
     ) -> None:
+        self.topic_figures = topic_figures
+        """What is counted by topic; None if nothing is."""
         self._broker_id = broker_id
         self._metadata = metadata
         self._logs = logs
@@ -239,6 +243,8 @@ class ReplicaManager:
         for topic in change.deleted:
             deleted = [TopicPartition(topic.name, index) for index in range(len(topic.partitions))]
             self._to_remove.add([tp for tp in deleted if self._forget(tp, topic.id)])
+            if self.topic_figures is not None:
+                self.topic_figures.forget(topic.name)
         if change.reloaded:
             self.reconcile()
             return
@@ -408,6 +414,8 @@ class ReplicaManager:
             isr_writer=self._isr_writer,
         )  # fmt: skip
         partition.order.follow(self.before_leading)
+        if self.topic_figures is not None:
+            partition.figures = self.topic_figures.of(tp.topic)
         self._partitions[tp] = partition
         return partition
 

@@ -1,17 +1,19 @@
-"""A small HTTP endpoint for operators: ``/metrics`` for Prometheus, ``/health/live`` and ``/health/ready``.
+"""A small HTTP endpoint for operators: ``/health/live``, ``/health/ready``, and the pages of metrics for Prometheus.
 
 GET only, one request per connection, with TLS where ``admin.ssl.*`` are set, loopback unless ``admin.listener`` says
 otherwise. It is no general web server: a request may be 8 KiB long and take five seconds with its handshake, and 32 may
 be open at once.
 
 It has a thread and a loop of its own, so that ``/health/live`` answers while the broker's loop stands still, and says
-for how long. The other pages are made on the broker's loop, whose data they read.
+for how long. The other pages read the data of the broker's loop, and on it: metrics a slice at a time, and their text
+is made here. Scrapes of a page that overlap share what was read.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import gzip
 import logging
 import ssl
 import threading
@@ -19,6 +21,8 @@ from collections.abc import Callable, Coroutine, Mapping
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+from brokers.exposition import Exposition, exposition_text
+from brokers.kafka_names import RENAMED, renamed_text
 from brokers.metrics import Metrics
 
 logger = logging.getLogger(__name__)
@@ -29,7 +33,14 @@ TIMEOUT_SECONDS = 5.0
 """For a request and its answer, and for the end of the connection: asyncio would wait 30 s for that of TLS."""
 LOOP_SECONDS = 2.0
 """How long a page that is made on the broker's loop is waited for."""
+METRICS_SECONDS = 4.0
+"""The same for a page of metrics, which is read in many turns of it."""
+COMPRESSED_BYTES = 16 * 1024
+"""Longer pages are compressed for those that take it."""
 _PLAIN = "text/plain; charset=utf-8"
+
+Page = tuple[str, str, bytes]
+"""Status, content type, body."""
 
 
 _T = TypeVar("_T")
@@ -67,6 +78,8 @@ class Admin:
         self._own: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._open = 0
+        self._scrapes: dict[Exposition, asyncio.Future[bytes]] = {}
+        """The scrapes under way."""
         self._newest_context: Callable[[], ssl.SSLContext] | None = None
 
     async def start(self, host: str, port: int, newest_context: Callable[[], ssl.SSLContext] | None = None) -> int:
@@ -139,58 +152,99 @@ class Admin:
 
     async def answer(self, head: bytes) -> bytes:
         """The whole HTTP answer to a request's head."""
-        words = head.split(b"\r\n", 1)[0].split(b" ")
+        line, _, fields = head.partition(b"\r\n")
+        words = line.split(b" ")
         if len(words) != 3 or words[0] not in (b"GET", b"HEAD"):
             status, kind, body = "405 Method Not Allowed", _PLAIN, b"only GET\n"
         else:
-            status, kind, body = await self._page(words[1].split(b"?", 1)[0])
-        top = f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+            status, kind, body = await self._page(*words[1].split(b"?", 1)[:2])
+        coding = ""
+        if len(body) > COMPRESSED_BYTES and _takes_gzip(fields):
+            body, coding = gzip.compress(body, 1), "Content-Encoding: gzip\r\n"
+        top = (
+            f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\n{coding}Content-Length: {len(body)}\r\n"
+            "Connection: close\r\n\r\n"
+        )
         return top.encode() + (b"" if words[0] == b"HEAD" else body)
 
-    async def _page(self, path: bytes) -> tuple[str, str, bytes]:
+    async def _page(self, path: bytes, query: bytes = b"") -> Page:
         if path == b"/health/live":
             return self._live()
-        make = {b"/metrics": self._metrics_page, b"/health/ready": self._ready_page}.get(path)
-        if make is None and path in self._more:
-            make = functools.partial(_verdict, self._more[path])
-        if make is None:
-            return (
-                "404 Not Found",
-                _PLAIN,
-                b"there are /metrics, /health/live, /health/ready, /health/caught-up and /health/stoppable\n",
-            )
-        made = asyncio.run_coroutine_threadsafe(_called(make), self._main)
+        exposition = self._metrics.pages.get(path.decode("latin-1"))
         try:
-            return await asyncio.wait_for(asyncio.wrap_future(made), LOOP_SECONDS)
+            if exposition is not None and self._metrics.enabled:
+                return self._renamed(await self._metrics_page(exposition), query)
+            make = self._ready_page if path == b"/health/ready" else None
+            if path in self._more:
+                make = functools.partial(_verdict, self._more[path])
+            if make is not None:
+                return await self._made(_called(make), LOOP_SECONDS)
         except TimeoutError:
             standing_s = max(self._standing_ms() / 1000, LOOP_SECONDS)
             text = f"not ready: the event loop has stood still for {standing_s:.1f} s\n"
             return "503 Service Unavailable", _PLAIN, text.encode()
+        if exposition is not None:
+            return "404 Not Found", _PLAIN, b"there are no metrics: metrics.enable is false\n"
+        pages = ", ".join([*self._metrics.pages, "/health/live", "/health/ready", "/health/caught-up"])
+        return "404 Not Found", _PLAIN, f"there are {pages} and /health/stoppable\n".encode()
 
-    def _live(self) -> tuple[str, str, bytes]:
+    @staticmethod
+    def _renamed(page: Page, query: bytes) -> Page:
+        """The page in the spelling that ``names=`` of the query asks for."""
+        name, _, names = query.decode("latin-1").partition("=")
+        if name != "names" or names == "strimzi":
+            return page
+        if names not in RENAMED:
+            text = f"names= is one of strimzi, {', '.join(RENAMED)}\n"
+            return "400 Bad Request", _PLAIN, text.encode()
+        return page[0], page[1], renamed_text(page[2].decode(), names).encode()
+
+    async def _made(self, work: Coroutine[Any, Any, _T], limit_s: float) -> _T:
+        """What is made on the broker's loop. Raises TimeoutError."""
+        made = asyncio.run_coroutine_threadsafe(work, self._main)
+        return await asyncio.wait_for(asyncio.wrap_future(made), limit_s)
+
+    def _live(self) -> Page:
         standing_ms = self._standing_ms()
         if standing_ms < 1000:
             return "200 OK", _PLAIN, b"live\n"
         status = "200 OK" if standing_ms < self._dead_ms else "503 Service Unavailable"
         return status, _PLAIN, f"the event loop has stood still for {standing_ms / 1000:.1f} s\n".encode()
 
-    def _metrics_page(self) -> tuple[str, str, bytes]:
+    async def _metrics_page(self, exposition: Exposition) -> Page:
         from prometheus_client.exposition import CONTENT_TYPE_LATEST  # imported with the first page
 
-        return "200 OK", CONTENT_TYPE_LATEST, self._metrics.render()
+        under_way = self._scrapes.get(exposition)
+        if under_way is None:
+            under_way = asyncio.ensure_future(self._text_of(exposition))
+            self._scrapes[exposition] = under_way
+            under_way.add_done_callback(lambda _: self._scrapes.pop(exposition))
+        return "200 OK", CONTENT_TYPE_LATEST, await asyncio.shield(under_way)
 
-    def _ready_page(self) -> tuple[str, str, bytes]:
+    async def _text_of(self, exposition: Exposition) -> bytes:
+        return exposition_text(await self._made(exposition.collect(), METRICS_SECONDS))
+
+    def _ready_page(self) -> Page:
         missing = self._ready()
         if missing is None:
             return "200 OK", _PLAIN, "\n".join(["ready", *(f"but: {one}" for one in self._troubles()), ""]).encode()
         return "503 Service Unavailable", _PLAIN, f"not ready: {missing}\n".encode()
 
 
-def _verdict(reason: Callable[[], str | None]) -> tuple[str, str, bytes]:
+def _verdict(reason: Callable[[], str | None]) -> Page:
     missing = reason()
     if missing is None:
         return "200 OK", _PLAIN, b"yes\n"
     return "503 Service Unavailable", _PLAIN, f"no: {missing}\n".encode()
+
+
+def _takes_gzip(fields: bytes) -> bool:
+    """Whether an HTTP request's header says that the answer may be compressed."""
+    for line in fields.lower().split(b"\r\n"):
+        name, _, value = line.partition(b":")
+        if name == b"accept-encoding":
+            return any(one.strip().split(b";")[0] == b"gzip" for one in value.split(b",") if b"q=0" not in one)
+    return False
 
 
 async def _closed(writer: asyncio.StreamWriter) -> None:

@@ -20,6 +20,7 @@ from brokers.log import SliceGone
 from brokers.server import disk
 from brokers.server.framing import LENGTH_SIZE, RECEIVE_BYTES, Blocks, Chunk, FrameError, Framer, Outbox, TlsHandshake
 from brokers.server.limits import ByteBudget, QuietLog
+from wire.apis import APIS
 
 if TYPE_CHECKING:
     import asyncio
@@ -125,6 +126,8 @@ class Connection:
         """What decides about requests until the login is done, or, where sessions end, always; else None."""
         self.mechanism = ""
         """By which SASL mechanism it logged in; empty before, and without a login."""
+        self.software = ("unknown", "unknown")
+        """The client's name and version, once it has said them (KIP-511)."""
         self.closed = False
         self.last_active_ms = environment.clock.mono_ms()
         self.frame_since_ms: int | None = None
@@ -144,6 +147,9 @@ class Connection:
         self._held_up = 0
         self._pumping = False
         self._disk_pending = False
+        self._queued_ms: int | None = None
+        """Since when a request that is here is not executed; of what is sent, since when it has not left."""
+        self._unsent_ms: int | None = None
         self._missed: tuple[int, int] | None = None
         self.batchable = False
         """Whether it is worth while to execute what it sends with what others do: small Produce requests."""
@@ -202,6 +208,10 @@ class Connection:
         if self.login is None or self.login.sasl.principal is not None:
             self.meter = self._env.meter(self.peer)
         self.end_mute()
+
+    def count_throttled(self, api_key: int, left_ms: int) -> None:
+        """An answer says that the connection is muted for so long."""
+        self._env.metrics.throttle_seconds.labels(APIS[api_key].name).observe(left_ms / 1000)
 
     @property
     def mute_left_ms(self) -> int:
@@ -282,6 +292,9 @@ class Connection:
         if self._pumping or self.awaits_batch:
             return
         self._pumping = True
+        if self._queued_ms is not None and not self._stalled():
+            self._env.metrics.queue_seconds.observe((self._env.clock.mono_ms() - self._queued_ms) / 1000)
+            self._queued_ms = None
         more = True
         try:
             for _ in range(REQUESTS_PER_TURN):
@@ -303,6 +316,8 @@ class Connection:
         if self._outbox.pending and not self._writing and not self._disk_pending:
             self._send()
         self._account()
+        if more and self._queued_ms is None and self._framer.waiting:
+            self._queued_ms = self._env.clock.mono_ms()
         if more and not self.closed and not self._stalled():
             self._env.loop.call_soon(self.pump)  # the others' turn first
         if self._reading or self._held_up:
@@ -459,6 +474,11 @@ class Connection:
         elif self._writing and not wanted:
             self._loop.remove_writer(self._fd)
         self._writing = wanted
+        if wanted:
+            self._unsent_ms = self._env.clock.mono_ms() if self._unsent_ms is None else self._unsent_ms
+        elif self._unsent_ms is not None and not self._outbox.pending:
+            self._env.metrics.send_seconds.observe((self._env.clock.mono_ms() - self._unsent_ms) / 1000)
+            self._unsent_ms = None
 
     def _read_ahead(self) -> None:
         """The file part at the head is not in memory: a worker reads it in.

@@ -64,6 +64,7 @@ class Route:
     decode: Callable[[int, memoryview], Any]
     counted: Counter
     observe: Callable[[float, int], None]
+    delayed: Callable[[float, float, int], None]
     pacing: Pacing
     batch: Batching | None
     large: bool
@@ -134,6 +135,7 @@ class Dispatcher:
             hot.DECODERS.get(api.key) or _library_decoder(api.key),
             metrics.requests.labels(api.name),
             metrics.request_seconds.labels(api.name).observe,
+            metrics.delayed.labels(api.name).observe,
             self._pacing,
             resolve_batch(api) if handlers is None else None,
             api.large,
@@ -347,6 +349,7 @@ class Dispatcher:
             reply.send(outcome.response)
         elif isinstance(outcome, DelayedResponse):
             reply.slot.serial = outcome.serial
+            reply.delayed_s = time.perf_counter()
             self._purgatory.delay(outcome, reply.slot, reply.send, reply.failed)
             reply.connection.pump()  # a request that may run beside this one has perhaps arrived already
         elif inspect.isgenerator(outcome):
@@ -425,7 +428,7 @@ class Dispatcher:
 class Reply:
     """Where one request's answer goes."""
 
-    __slots__ = ("connection", "context", "meter", "requests", "route", "slot", "started")
+    __slots__ = ("connection", "context", "delayed_s", "meter", "requests", "route", "slot", "started")
 
     def __init__(
         self,
@@ -443,6 +446,8 @@ class Reply:
         self.connection = connection
         self.slot = slot
         self.started = started
+        self.delayed_s = 0.0
+        """When it began to wait; 0 if it did not."""
         self.meter: Meter | None = None
         """What measures the request, until it has: before the answer, which says for how long it mutes."""
 
@@ -462,7 +467,10 @@ class Reply:
         if self.meter is not None:
             self.measure()
         self.route.counted.value += self.requests
-        self.route.observe(time.perf_counter() - self.started, self.requests)
+        now = time.perf_counter()
+        self.route.observe(now - self.started, self.requests)
+        if self.delayed_s:
+            self.route.delayed(self.delayed_s - self.started, now - self.delayed_s, self.requests)
         if response is CLOSE:
             self.refuse()
             return
@@ -548,6 +556,7 @@ def throttle(key: int, version: int, chunks: list[Chunk], connection: Connection
     """The answers of a muted connection say for how long it is muted; their first byte run is exchanged."""
     left_ms = connection.mute_left_ms
     if left_ms:
+        connection.count_throttled(key, left_ms)
         chunks[:1] = with_throttle_time(key, version, chunks[:1], left_ms)
 
 

@@ -19,6 +19,7 @@ from brokers.security.quotas import QuotaImage
 from brokers.security.sasl import SaslListener
 from brokers.server.batching import ConnectionBatcher
 from brokers.server.connection import Connection
+from brokers.server.connection_figures import watch_connections
 from brokers.server.creation_rates import SERVE, CreationLimits, CreationVerdict
 from brokers.server.descriptors import Descriptors
 from brokers.server.disk import ReadAhead
@@ -154,6 +155,7 @@ class Server:
                 raise RuntimeError(f"listener {listener} is {protocol}, but its TLS is not")
         self.listen()
         self._services = services
+        watch_connections(services.metrics, self._connections, [one.listener for one in self.endpoints])
         self.loop = services.loop
         self.clock = services.clock
         self.metrics = services.metrics

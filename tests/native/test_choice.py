@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-KERNELS = ("batch", "columns", "compact", "files", "io", "wire")
+KERNELS = ("batch", "columns", "compact", "files", "io", "tally", "wire")
 SHOW = "import importlib, _native; [importlib.import_module('_native.' + k) for k in {!r}]; print(_native.REASONS)"
 
 

@@ -112,7 +112,7 @@ def test_what_several_connections_send_is_written_together(tmp_path: Path, write
     for n, base in enumerate((1, 2, 4)):
         assert crowd.told(n, 2) == [(10 * n, 0, base), (10 * n + 1, 0, base)]
     metrics = crowd.stage.services.metrics
-    assert (metrics.requests.labels("Produce").value, metrics.records_in.value) == (8, 14)
+    assert (metrics.requests.labels("Produce").value, crowd.stage.counted.total("records_in")) == (8, 14)
     assert sum(metrics.request_seconds.labels("Produce").counts) == 8
     assert crowd.server.budget.used == 0
     crowd.close()
@@ -334,8 +334,7 @@ def _outcome(crowd: Crowd, rounds: list[list[tuple[int, str]]], version: int) ->
         found.append(sorted((one.producer_id, one.base_sequence, one.record_count, one.size) for one in batches))
         found.append(sorted((key, e.epoch, e.last_sequence) for key, e in log.producers.entries.items()))
         found.append((log.log_end_offset, log.high_watermark, sorted(log.producers.open)))
-    metrics = crowd.stage.services.metrics
-    return [*found, metrics.records_in.value, metrics.appended_bytes.value]
+    return [*found, crowd.stage.counted.total("records_in"), crowd.stage.counted.total("bytes_in")]
 
 
 def _after(crowd: Crowd, kind: str) -> None:

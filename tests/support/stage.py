@@ -26,6 +26,7 @@ from brokers.replication.follower_progress import ReplicaSession
 from brokers.replication.partition import Partition
 from brokers.replication.replicas import ReplicaManager
 from brokers.timers import Timers
+from brokers.topic_figures import TopicTable
 from tests.support.clocks import ManualClock
 from wire.errors import ErrorCode
 
@@ -82,10 +83,11 @@ class Stage:
         self.held = False
         self.logs = LogStore(self.config, RealDisk(), self.clock)
         self.report = self.logs.load()
+        self.counted = TopicTable(3)
         self.replicas = ReplicaManager(
             ME, self.metadata, self.logs, self.clock,
             session_valid=lambda: self.lease, incarnation=lambda: self.incarnation, isr_writer=self,
-            call_soon=self._next_turn,
+            call_soon=self._next_turn, topic_figures=self.counted,
         )  # fmt: skip
         self.proposals: list[tuple[Partition, PartitionState]] = []
         self._soon: list[Any] = []

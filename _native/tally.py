@@ -1,0 +1,11 @@
+"""Counting batches. ``tally_py`` documents it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from _native import names_of
+from _native.tally_py import *
+
+if not TYPE_CHECKING:
+    globals().update(names_of("tally"))

@@ -1,0 +1,90 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""The fast twin of ``tally_py``: same class, same numbers."""
+
+from cpython.tuple cimport PyTuple_GET_ITEM
+from libc.stdint cimport int64_t, uint64_t
+
+cdef enum:
+    CLASSES = 33
+SIZE_CLASSES = CLASSES
+
+
+cdef class Tally:
+    """See ``tally_py``."""
+
+    cdef public int64_t records_in, bytes_in, batches_in, fetches, bytes_out, replicated_out
+    cdef int64_t[CLASSES] _sizes
+
+    @property
+    def sizes(self):
+        """The batches that were appended, by the number of bits of their size."""
+        cdef int n
+        return [self._sizes[n] for n in range(CLASSES)]
+
+    cdef inline void _count(self, int64_t records, int64_t size) noexcept:
+        cdef int bits = 0
+        cdef uint64_t left = <uint64_t>size
+        while left:
+            bits += 1
+            left >>= 1
+        self.records_in += records
+        self.bytes_in += size
+        self.batches_in += 1
+        self._sizes[bits if bits < CLASSES else CLASSES - 1] += 1
+
+    def appended(self, batches):
+        """Count batches of producers that are in a log."""
+        cdef int64_t first, last, size
+        for batch in batches:
+            if not isinstance(batch, tuple) or len(batch) < 4:
+                raise TypeError(f"no batch: {batch!r}")
+            first, last = <object>PyTuple_GET_ITEM(batch, 0), <object>PyTuple_GET_ITEM(batch, 1)
+            size = <object>PyTuple_GET_ITEM(batch, 3)
+            self._count(last + 1 - first, size)
+
+    def appended_records(self, int64_t records, int64_t size):
+        """Count one batch of that many records and bytes."""
+        self._count(records, size)
+
+    cdef inline void _fetched(self, int64_t size, bint follower) noexcept:
+        if follower:
+            self.replicated_out += size
+        elif size:
+            self.bytes_out += size
+            self.fetches += 1
+
+    def fetched(self, int64_t size, bint follower):
+        """Count an answer with bytes of a partition, to a follower or a consumer; without bytes it is none."""
+        self._fetched(size, follower)
+
+    def add(self, Tally other not None):
+        """Add what another one has counted."""
+        cdef int n
+        self.records_in += other.records_in
+        self.bytes_in += other.bytes_in
+        self.batches_in += other.batches_in
+        self.fetches += other.fetches
+        self.bytes_out += other.bytes_out
+        self.replicated_out += other.replicated_out
+        for n in range(CLASSES):
+            self._sizes[n] += other._sizes[n]
+
+
+def count_fetched(found, bint follower):
+    """See ``tally_py``."""
+    cdef Py_ssize_t failed = 0
+    for pair in found:
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            raise TypeError(f"no part with its outcome: {pair!r}")
+        outcome = <object>PyTuple_GET_ITEM(pair, 1)
+        if not isinstance(outcome, tuple) or len(outcome) < 7:
+            raise TypeError(f"no outcome: {outcome!r}")
+        if <object>PyTuple_GET_ITEM(outcome, 0):
+            failed += 1
+            continue
+        partition = (<object>PyTuple_GET_ITEM(pair, 0)).partition
+        if partition is not None:
+            figures = partition.figures
+            if figures is not None:
+                (<Tally?>figures)._fetched(<object>PyTuple_GET_ITEM(outcome, 6), follower)
+    return failed

@@ -1,0 +1,225 @@
+"""The broker's figures by the names that Kafka's dashboards query: the page /metrics/kafka.
+
+The names are those of Strimzi's configuration of the JMX exporter, whose dashboards are the most used. Other
+configurations spell the same numbers differently; :data:`RENAMED` has their rows, and ``?names=confluent`` or
+``?names=bitnami`` applies them. Source: Strimzi's examples/metrics, jmx-monitoring-stacks, Bitnami's chart.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from functools import cache
+
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from brokers.api.base import Services
+from brokers.exposition import SLICE, RowFamily, Rows, in_slices
+from brokers.metrics import LATENCY_SECONDS, Histogram
+from brokers.model import NO_LEADER
+from brokers.replication.figures import PARTITION_LABELS, ReplicaLook, looks
+
+QUANTILES = (0.5, 0.75, 0.95, 0.98, 0.99, 0.999)
+WINDOW_MS = 60_000
+_TOPIC_METRICS = (
+    ("messagesin", "records_in"),
+    ("bytesin", "bytes_in"),
+    ("bytesout", "bytes_out"),
+    ("totalproducerequests", "batches_in"),
+    ("failedproducerequests", "failed_produces"),
+    ("totalfetchrequests", "fetches"),
+    ("failedfetchrequests", "failed_fetches"),
+    ("replicationbytesin", "replicated_in"),
+    ("replicationbytesout", "replicated_out"),
+)
+_REPLICA_MANAGER: tuple[tuple[str, Callable[[ReplicaLook], int]], ...] = (
+    ("partitioncount", lambda look: 1),
+    ("leadercount", lambda look: look.leads),
+    ("underreplicatedpartitions", lambda look: look.under_replicated),
+    ("underminisrpartitioncount", lambda look: look.under_minimum),
+    ("atminisrpartitioncount", lambda look: look.at_minimum),
+)
+_PARTITION_FAMILIES = tuple(
+    RowFamily(f"kafka_{name}", "gauge", doc)
+    for name, doc in (
+        ("log_log_size", "Size of the log, in bytes."),
+        ("log_log_logstartoffset", "First offset of the log."),
+        ("log_log_logendoffset", "Offset of the next record."),
+        ("log_log_numlogsegments", "Segments of the log."),
+        ("cluster_partition_replicascount", "Replicas, at the leader."),
+        ("cluster_partition_insyncreplicascount", "In-sync replicas, at the leader."),
+        ("cluster_partition_underreplicated", "1 where the in-sync set lacks a replica."),
+        ("cluster_partition_underminisr", "1 where acks=all gets errors."),
+        ("cluster_partition_atminisr", "1 where acks=all has no replica to spare."),
+    )
+)
+
+RENAMED: dict[str, tuple[tuple[str, str], ...]] = {
+    "confluent": (
+        (r"(kafka_server_brokertopicmetrics_\w+)_total", r"\1persec"),
+        (r"(kafka_server_replicamanager_isr(?:shrinks|expands))_total", r"\1persec"),
+        (r"(kafka_controller_controllerstats_uncleanleaderelections)_total", r"\1persec"),
+        (r"(kafka_network_socketserver_networkprocessoravgidle)_percent", r"\1percent"),
+        (r"(kafka_server_kafkarequesthandlerpool_requesthandleravgidle)_percent", r"\1percent"),
+    ),
+    "bitnami": (
+        (r"(kafka_server_brokertopicmetrics_\w+)_total", r"\1persec_count"),
+        (r"(kafka_server_replicamanager_isr(?:shrinks|expands))_total", r"\1persec_count"),
+        (r"(kafka_controller_controllerstats_uncleanleaderelections)_total", r"\1persec_count"),
+        (r"(kafka_network_socketserver_networkprocessoravgidle)_percent", r"\1percent_value"),
+        (r"(kafka_server_kafkarequesthandlerpool_requesthandleravgidle)_percent", r"\1percent_count"),
+        (r"(kafka_server_replicamanager_\w+(?:count|partitions))", r"\1_value"),
+        (r"(kafka_controller_kafkacontroller_\w+count)", r"\1_value"),
+        (r"(kafka_cluster_partition_\w+)", r"\1_value"),
+        (r"(kafka_log_log_\w+)", r"\1_value"),
+    ),
+}
+"""By the family of names: patterns of whole names in Strimzi's spelling, and what they become."""
+
+
+def renamed_text(text: str, names: str) -> str:
+    """A page with the names of another family; raises KeyError if there is none of that name."""
+    rules = [(re.compile(pattern), to) for pattern, to in RENAMED[names]]
+
+    @cache
+    def spelled(name: str) -> str:
+        return next((rule.sub(to, name) for rule, to in rules if rule.fullmatch(name)), name)
+
+    return _NAME.sub(lambda found: found[1] + spelled(found[2]), text)
+
+
+_NAME = re.compile(r"^((?:# (?:HELP|TYPE) )?)(kafka_\w+)", re.MULTILINE)
+
+
+class RecentTimes:
+    """Quantiles of what histograms counted in the last minute, or since the scrape before if that is longer ago."""
+
+    def __init__(self) -> None:
+        self._before: dict[tuple[str, str], list[tuple[int, list[int]]]] = {}
+
+    def quantiles(self, key: tuple[str, str], histogram: Histogram, now_ms: int) -> list[float]:
+        """The ``QUANTILES`` in milliseconds, between bounds in proportion; 0 where nothing was counted."""
+        kept = self._before.setdefault(key, [])
+        while len(kept) > 1 and kept[1][0] <= now_ms - WINDOW_MS:
+            kept.pop(0)
+        before = kept[0][1] if kept else [0] * len(histogram.counts)
+        if not kept or now_ms - kept[-1][0] >= WINDOW_MS // 12:
+            kept.append((now_ms, list(histogram.counts)))
+        return quantiles_of([now - then for now, then in zip(histogram.counts, before, strict=True)])
+
+
+def quantiles_of(counts: list[int]) -> list[float]:
+    """``QUANTILES`` of the seconds that a histogram's counts stand for, in milliseconds."""
+    total, found = sum(counts), []
+    for quantile in QUANTILES:
+        left, value = quantile * total, 0.0
+        for index, count in enumerate(counts):
+            if count and left <= count:
+                low = LATENCY_SECONDS[index - 1] if index else 0.0
+                high = LATENCY_SECONDS[min(index, len(LATENCY_SECONDS) - 1)]
+                value = low + (high - low) * left / count
+                break
+            left -= count
+        found.append(value * 1000)
+    return found
+
+
+class KafkaPage:
+    """The source of the page. ``partitions``: whether it has figures of each partition."""
+
+    def __init__(self, services: Services, *, partitions: bool) -> None:
+        self._services = services
+        self._partitions = partitions
+        self._recent = RecentTimes()
+
+    def collect(self) -> Iterator[Metric | Rows | None]:
+        """All families that need no process or sockets."""
+        yield from self._replicas()
+        yield from self._topics()
+        yield from self._controller()
+        yield from self._requests()
+
+    def _replicas(self) -> Iterator[Metric | Rows | None]:
+        totals = [0] * len(_REPLICA_MANAGER)
+        rows = Rows(PARTITION_LABELS, _PARTITION_FAMILIES)
+        for some in looks(self._services.replicas):
+            for look in some:
+                totals = [total + read(look) for total, (_, read) in zip(totals, _REPLICA_MANAGER, strict=True)]
+                if self._partitions:
+                    led = (
+                        (look.wanted, look.in_sync, int(look.under_replicated), int(look.under_minimum),
+                         int(look.at_minimum))
+                        if look.leads else (None,) * 5
+                    )  # fmt: skip
+                    numbers = (look.size_bytes, look.start, look.end, look.segments, *led)
+                    rows.rows.append(((look.topic, str(look.partition)), numbers))
+            yield None
+        for (name, _), total in zip(_REPLICA_MANAGER, totals, strict=True):
+            yield GaugeMetricFamily(f"kafka_server_replicamanager_{name}", "Of this broker's replicas.", total)
+        yield rows
+
+    def _topics(self) -> Iterator[Metric | Rows | None]:
+        topics = self._services.replicas.topic_figures
+        if topics is None:
+            return
+        for change in ("shrinks", "expands"):
+            yield CounterMetricFamily(
+                f"kafka_server_replicamanager_isr{change}", "Of in-sync sets led here.", topics.total(f"isr_{change}")
+            )
+        yield None
+        families = [
+            RowFamily(f"kafka_server_brokertopicmetrics_{name}_total", "counter", "By topic, and without a label.")
+            for name, _ in _TOPIC_METRICS
+        ]
+        rows, totals = Rows(("topic",), families), [0] * len(_TOPIC_METRICS)
+        for some in in_slices(topics.all().items(), SLICE):
+            for topic, figures in some:
+                numbers = [getattr(figures, attribute) for _, attribute in _TOPIC_METRICS]
+                totals = [total + number for total, number in zip(totals, numbers, strict=True)]
+                rows.rows.append(((topic,), numbers))
+            yield None
+        rows.rows.append(((), totals))
+        yield rows
+
+    def _controller(self) -> Iterator[Metric | Rows | None]:
+        services = self._services
+        active = services.controller.is_active
+        offline = imbalanced = 0
+        for some in in_slices(services.metadata.topics.values() if active else ()):
+            for topic in some:
+                for index, state in enumerate(topic.partitions):
+                    offline += state.leader == NO_LEADER
+                    imbalanced += bool(state.replicas) and state.leader != state.replicas[0]
+                    if index % SLICE == SLICE - 1:
+                        yield None
+            yield None
+        for name, value in (
+            ("activecontrollercount", int(active)),
+            ("offlinepartitionscount", offline),
+            ("preferredreplicaimbalancecount", imbalanced),
+            ("globaltopiccount", len(services.metadata.topics) if active else 0),
+        ):
+            yield GaugeMetricFamily(
+                f"kafka_controller_kafkacontroller_{name}", "Of the fleet, at the controller.", value
+            )
+        yield CounterMetricFamily(
+            "kafka_controller_controllerstats_uncleanleaderelections", "By this broker as controller.",
+            getattr(services.controller, "unclean_elections", 0),
+        )  # fmt: skip
+        yield GaugeMetricFamily("kafka_server_kafkaserver_brokerstate", "3: it serves.", 3)
+
+    def _requests(self) -> Iterator[Metric | Rows | None]:
+        metrics, now_ms = self._services.metrics, self._services.clock.mono_ms()
+        for part, histograms in metrics.request_parts().items():
+            name = f"kafka_network_requestmetrics_{part}"
+            times = GaugeMetricFamily(name, "Milliseconds, of the last minute.", labels=["request", "quantile"])
+            for api, histogram in histograms.items():
+                if any(histogram.counts):
+                    found = self._recent.quantiles((part, api), histogram, now_ms)
+                    for quantile, value in zip(QUANTILES, found, strict=True):
+                        times.add_metric([api, f"{quantile:.2f}" if quantile != 0.999 else "0.999"], value)
+            yield times
+        family = CounterMetricFamily("kafka_network_requestmetrics_requests", "Answered.", labels=["request"])
+        for api, counter in metrics.requests.children.items():
+            family.add_metric([api], counter.value)
+        yield family

@@ -1,0 +1,155 @@
+"""This broker's replicas in numbers: read a slice at a time when they are asked for, and kept nowhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+
+from brokers.exposition import RowFamily, Rows, in_slices
+from brokers.replication.partition import Partition
+from brokers.replication.replicas import ReplicaManager
+
+PARTITION_LABELS = ("topic", "partition")
+
+
+class ReplicaLook(NamedTuple):
+    """What there is to say of one replica. In-sync sets are a leader's; without one they are 0."""
+
+    topic: str
+    partition: int
+    leads: bool
+    preferred: bool
+    """Whether this broker is the first of the partition's replicas."""
+    in_sync: int
+    wanted: int
+    """Replicas that should be in sync."""
+    minimum: int
+    """In-sync replicas that a producer with acks=all needs."""
+    start: int
+    end: int
+    high_watermark: int
+    last_stable: int
+    size_bytes: int
+    segments: int
+    lost_commits: int
+
+    @property
+    def under_replicated(self) -> bool:
+        """Whether the in-sync set lacks a replica."""
+        return self.in_sync < self.wanted
+
+    @property
+    def under_minimum(self) -> bool:
+        """Whether producers with acks=all get errors."""
+        return self.in_sync < self.minimum
+
+    @property
+    def at_minimum(self) -> bool:
+        """Whether the next replica that is lost makes producers with acks=all get errors."""
+        return self.leads and self.in_sync == self.minimum
+
+
+def look_at(partition: Partition) -> ReplicaLook:
+    """Read one replica."""
+    tp, log, state, leads = partition.tp, partition.log, partition.state, partition.is_leader
+    replicas = state.replicas
+    return ReplicaLook(
+        tp.topic, tp.partition, leads, leads and replicas[0] == state.leader,
+        len(state.isr) if leads else 0, len(state.target) if leads else 0, partition.effective_min_isr if leads else 0,
+        log.log_start_offset, log.log_end_offset, log.high_watermark, log.last_stable_offset, log.size_bytes,
+        len(log.segments), partition.lost_commits,
+    )  # fmt: skip
+
+
+def looks(replicas: ReplicaManager) -> Iterator[list[ReplicaLook]]:
+    """All replicas, as many at a time as one turn of the loop may read."""
+    for some in in_slices(replicas.all()):
+        yield [look_at(partition) for partition in some if not partition.deleted]
+
+
+PARTITION_FAMILIES = tuple(
+    RowFamily(f"fleetlog_partition_{name}", "gauge", doc)
+    for name, doc in (
+        ("log_start_offset", "First offset of the log."),
+        ("log_end_offset", "Offset of the next record."),
+        ("high_watermark", "Offset below which records are committed."),
+        ("last_stable_offset", "Offset below which no transaction is open."),
+        ("log_bytes", "Size of the log."),
+        ("log_segments", "Segments of the log."),
+        ("leader", "1 where this broker leads."),
+        ("in_sync_replicas", "In-sync replicas, at the leader."),
+        ("replicas", "Replicas that should be in sync, at the leader."),
+        ("under_min_isr", "1 where acks=all gets errors, at the leader."),
+    )
+)
+
+
+def partition_rows(replicas: ReplicaManager) -> Iterator[Rows | None]:
+    """The families of the partitions' page."""
+    found = Rows(PARTITION_LABELS, PARTITION_FAMILIES)
+    for some in looks(replicas):
+        for look in some:
+            led = (look.in_sync, look.wanted, int(look.under_minimum)) if look.leads else (None, None, None)
+            numbers = (
+                look.start, look.end, look.high_watermark, look.last_stable, look.size_bytes, look.segments,
+                int(look.leads), *led,
+            )  # fmt: skip
+            found.rows.append(((look.topic, str(look.partition)), numbers))
+        yield None
+    yield found
+
+
+def replica_families(replicas: ReplicaManager, label: Callable[[str], str]) -> Iterator[Metric | None]:
+    """The replicas added up for the broker, and by topic; ``label`` is a topic's label."""
+    total = dict.fromkeys(_BROKER_GAUGES, 0)
+    topics: dict[str, list[int]] = {}
+    lost = 0
+    for some in looks(replicas):
+        for look in some:
+            total["partitions"] += 1
+            total["leaders"] += look.leads
+            total["preferred_leaders"] += look.leads and look.preferred
+            total["under_replicated_partitions"] += look.under_replicated
+            total["missing_in_sync_replicas"] += max(0, look.wanted - look.in_sync)
+            total["under_min_isr_partitions"] += look.under_minimum
+            total["at_min_isr_partitions"] += look.at_minimum
+            total["log_bytes"] += look.size_bytes
+            total["log_segments"] += look.segments
+            lost += look.lost_commits
+            row = topics.setdefault(label(look.topic), [0, 0, 0, 0])
+            row[0] += 1
+            row[1] += look.leads
+            row[2] += look.under_replicated
+            row[3] += look.size_bytes
+        yield None
+    for name, doc in _BROKER_GAUGES.items():
+        yield GaugeMetricFamily(f"fleetlog_{name}", doc, value=total[name])
+    yield GaugeMetricFamily(
+        "fleetlog_lost_commits", "Truncations below the high watermark: only an unclean election may cause one.", lost
+    )
+    for index, (name, doc) in enumerate(_TOPIC_GAUGES):
+        family = GaugeMetricFamily(f"fleetlog_topic_{name}", doc, labels=["topic"])
+        for topic, row in sorted(topics.items()):
+            family.add_metric([topic], row[index])
+        yield family
+
+
+_BROKER_GAUGES = {
+    "partitions": "Replicas on this broker.",
+    "leaders": "Partitions this broker leads.",
+    "preferred_leaders": "Partitions this broker leads as their first replica.",
+    "under_replicated_partitions": "Partitions led by this broker whose in-sync set lacks a replica.",
+    "missing_in_sync_replicas": "Replicas that the in-sync sets of the partitions led by this broker lack.",
+    "under_min_isr_partitions": "Partitions led by this broker with fewer in-sync replicas than acks=all needs.",
+    "at_min_isr_partitions": "Partitions led by this broker with just as many in-sync replicas as acks=all needs.",
+    "log_bytes": "Size of this broker's logs.",
+    "log_segments": "Segments of this broker's logs.",
+}
+_TOPIC_GAUGES = (
+    ("replicas", "Replicas of the topic on this broker."),
+    ("leaders", "Partitions of the topic that this broker leads."),
+    ("under_replicated_partitions", "Those of them whose in-sync set lacks a replica."),
+    ("log_bytes", "Size of the topic's logs on this broker."),
+)

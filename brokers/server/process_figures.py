@@ -1,0 +1,77 @@
+"""What the process uses, for the pages of metrics: CPU, memory, descriptors, disk, garbage collection, the loop."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from prometheus_client.gc_collector import GCCollector
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.process_collector import ProcessCollector
+
+from brokers.exposition import KAFKA_PAGE
+from brokers.metrics import Counter, Metrics
+
+_IO = Path("/proc/self/io")
+
+
+class ProcessFigures:
+    """Measures between one scrape and the next, and how long garbage collections take. :meth:`stop` once."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._collections, self._pause_ns = Counter(), Counter()
+        self._began_ns = 0
+        self._last = (time.perf_counter(), time.process_time())
+        self._busy = 0.0
+        ProcessCollector(registry=metrics.registry)
+        GCCollector(registry=metrics.registry)
+        metrics.watch_counters(
+            "fleetlog_gc_pauses", "Garbage collections, each of which held the loop.", (),
+            lambda: {(): self._collections.value},
+        )  # fmt: skip
+        metrics.watch_counters(
+            "fleetlog_gc_pause_seconds", "How long garbage collections held the loop.", (),
+            lambda: {(): self._pause_ns.value / 1e9},
+        )  # fmt: skip
+        metrics.watch(
+            "fleetlog_cpu_busy", "Share of one core that the broker used since the scrape before: 1 is all.", self.busy
+        )
+        metrics.register(KAFKA_PAGE, self.kafka_families)
+        gc.callbacks.append(self._collected)
+
+    def stop(self) -> None:
+        """Measure garbage collections no longer."""
+        if self._collected in gc.callbacks:
+            gc.callbacks.remove(self._collected)
+
+    def _collected(self, phase: str, _: object) -> None:
+        if phase == "start":
+            self._began_ns = time.perf_counter_ns()
+        else:
+            self._collections.value += 1
+            self._pause_ns.value += time.perf_counter_ns() - self._began_ns
+
+    def busy(self) -> float:
+        """The share of one core used since the last call; calls within a second get the same answer."""
+        now, used = time.perf_counter(), time.process_time()
+        before, used_before = self._last
+        if now - before >= 1.0:
+            self._last = now, used
+            self._busy = min(1.0, max(0.0, (used - used_before) / (now - before)))
+        return self._busy
+
+    def kafka_families(self) -> Iterator[Metric]:
+        """The same as Kafka's dashboards name it: one loop is all network threads and request handlers."""
+        idle = 1.0 - self.busy()
+        for name in (
+            "kafka_network_socketserver_networkprocessoravgidle_percent",
+            "kafka_server_kafkarequesthandlerpool_requesthandleravgidle_percent",
+        ):
+            yield GaugeMetricFamily(name, "Share of time in which the broker's loop is idle, 0 to 1.", idle)
+        counted = dict(line.split(": ") for line in _IO.read_text().splitlines()) if _IO.exists() else {}
+        for what in ("read", "write"):
+            family = GaugeMetricFamily(f"kafka_server_kafkaserver_linux_disk_{what}_bytes", f"Bytes of disk {what}s.")
+            family.add_metric([], float(counted.get(f"{what}_bytes", 0)))
+            yield family
