@@ -72,12 +72,13 @@ class ScanBudget:
 class BrowsedPage(NamedTuple):
     """Records in the order shown, the offsets where the next page begins, and whether the budget ended this one.
 
-    ``following`` is None where there is nothing more in this direction.
+    ``following`` is None where there is nothing more in this direction; ``reached`` is where the page ends.
     """
 
     records: list[StoredRecord]
     following: Positions | None
     cut_short: bool
+    reached: Positions
 
 
 class Browse:
@@ -116,7 +117,7 @@ class Browse:
             taken = number.get(p, 0)
             following[p] = rows[taken].offset if taken < len(rows) else at[p]
         at_end = all(following[p] >= stop[p] for p in following)
-        return BrowsedPage(shown, None if at_end else following, self.budget.exhausted)
+        return BrowsedPage(shown, None if at_end else following, self.budget.exhausted, following)
 
     def newest(self, before: Positions | None = None) -> BrowsedPage:
         """The newest records below these offsets, the newest first."""
@@ -155,7 +156,7 @@ class Browse:
             taken = number.get(p, 0)
             following[p] = low[p] if taken == len(rows) else rows[len(rows) - taken].offset if taken else stop[p]
         at_start = all(following[p] <= self._bounds[p].first for p in following)
-        return BrowsedPage(shown, None if at_start else following, self.budget.exhausted)
+        return BrowsedPage(shown, None if at_start else following, self.budget.exhausted, following)
 
     def _scan(
         self, at: Positions, stop: Positions, found: dict[int, list[StoredRecord]], enough: Callable[[int], bool]

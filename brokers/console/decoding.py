@@ -14,6 +14,8 @@ from brokers.console.reading import StoredRecord
 DECODERS: Final = ("auto", "json", "text", "number", "hex", "base64")
 SHOWN_MAX: Final = 4_000
 """Characters of a key or value that a page shows; an export has all."""
+ON_A_LINE: Final = 120
+"""Characters of JSON that stand on one line."""
 INTERNAL: Final[dict[str, Callable[[Any], dict[str, Any]]]] = {
     "__consumer_offsets": offsets_row,
     "__transaction_state": transactions_row,
@@ -46,7 +48,9 @@ def _json(raw: bytes) -> str | None:
     if raw[:1].strip() not in {b"{", b"[", b'"', b""} and not raw[:1].isdigit() and raw[:1] not in b"-tfn":
         return None
     try:
-        return json.dumps(json.loads(raw), ensure_ascii=False, indent=1)
+        value = json.loads(raw)
+        line = json.dumps(value, ensure_ascii=False)
+        return line if len(line) <= ON_A_LINE else json.dumps(value, ensure_ascii=False, indent=1)
     except (ValueError, RecursionError):
         return None
 

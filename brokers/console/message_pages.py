@@ -16,7 +16,7 @@ from brokers.console.browsing import Browse, BrowsedPage, Matches, Positions, de
 from brokers.console.decoding import DECODERS, record_row
 from brokers.console.reading import COMMITTED, PartitionBounds, StoredRecord, TopicReader
 
-FROM: Final = ("newest", "beginning", "offset", "time")
+FROM: Final = ("newest", "beginning", "offset", "time", "end")
 WHERE: Final = ("anywhere", "key", "value", "headers")
 SHOW: Final = ("committed", "everything")
 FORMATS: Final = ("ndjson", "csv", "parquet")
@@ -35,6 +35,7 @@ def messages_page(asking: Asking) -> Answer:
         "mode": mode,
         "messages": [record_row(asking.name, record, key_how, value_how) for record in page.records],
         "following": following,
+        "reached": encode_cursor(page.reached),
         "cut_short": page.cut_short,
         "scanned": budget.scanned,
         "scanned_bytes": budget.scanned_bytes,
@@ -68,6 +69,8 @@ def _start(
 ) -> Positions:
     if mode == "beginning":
         return {p: one.first for p, one in bounds.items()}
+    if mode == "end":
+        return {p: browse.end(p) for p in bounds}
     if mode == "offset":
         return dict.fromkeys(bounds, asking.number("offset", 0, 0, 2**63 - 1))
     text = asking.text("time")

@@ -19,4 +19,55 @@
       document.querySelector("footer").scrollIntoView();
     }
   });
+
+  // Follow live: the records behind the page's end, once a second, at most 50 at a time. Those are left out that come
+  // faster than that, and the page says so.
+  const tail = document.querySelector("[data-tail]");
+  const rows = document.querySelector("#messages tbody");
+  if (tail === null || rows === null) return;
+  const [button, status] = [tail.querySelector("button"), tail.querySelector("span")];
+  const KEPT = 500;
+  let following = false, cursor = "", shown = 0;
+  const cell = (row, text, numeric) => {
+    const one = row.insertCell();
+    one.textContent = text;
+    if (numeric) one.className = "n";
+  };
+  const add = (message) => {
+    const row = rows.insertRow(0);
+    const text = (part) => (part.text === null ? "null" : part.text);
+    if (message.marker || message.state === "aborted" || message.state === "undecided") row.className = "unseen";
+    cell(row, message.partition, true);
+    cell(row, message.offset, true);
+    cell(row, new Date(message.timestamp).toISOString());
+    cell(row, message.marker ? "" : text(message.key));
+    cell(row, message.marker || message.meaning || text(message.value));
+    cell(row, message.headers.map((one) => `${one.name} ${text(one)}`).join(", "));
+    cell(row, message.state || "\u2013");
+    while (rows.rows.length > KEPT) rows.deleteRow(-1);
+  };
+  const look = async () => {
+    if (!following) return;
+    const form = new URLSearchParams(new FormData(document.querySelector("main form.search")));
+    for (const [name, value] of Object.entries({ from: "end", count: "50", cursor, format: "json" })) form.set(name, value);
+    try {
+      const page = await (await fetch(`${tail.dataset.tail}?${form}`, { headers: { Accept: "application/json" } })).json();
+      if (page.error) throw new Error(page.error);
+      if (shown === 0 && page.messages.length) rows.querySelectorAll(".none").forEach((one) => one.closest("tr").remove());
+      page.messages.forEach(add);
+      shown += page.messages.length;
+      status.textContent = page.following ? `${shown} followed; others came too fast and are left out` : `${shown} followed`;
+      cursor = page.following ? "" : page.reached;
+    } catch (error) {
+      status.textContent = `${error.message}; trying again`;
+    }
+    setTimeout(look, 1000);
+  };
+  tail.hidden = false;
+  button.addEventListener("click", () => {
+    following = !following;
+    button.setAttribute("aria-pressed", String(following));
+    button.textContent = following ? "Stop following" : "Follow live";
+    if (following) { cursor = ""; look(); }
+  });
 })();
