@@ -51,6 +51,7 @@ def main() -> int:
         _measured("alone", one, frame, options.seconds)
         with _silent(one.address, silent) as opened:
             _measured(f"{opened} silent connections", one, frame, options.seconds)
+        _measured("these are closed", one, frame, options.seconds)
         with _garbage(one.address, options.garbage) as sent:
             seconds = _measured(f"garbage, {options.garbage} per second asked for", one, frame, options.seconds)
         print(f"  garbage handshakes per second: {sent() / seconds:.0f}")
@@ -63,7 +64,7 @@ def _measured(what: str, one: Secured, frame: Frame, seconds: float) -> float:
     before, started = one.cpu_s(), time.monotonic()
     latencies = _latencies(one.door, frame, seconds)
     took = time.monotonic() - started
-    percentiles = statistics.quantiles(latencies, n=100)
+    percentiles = statistics.quantiles(latencies, n=100, method="inclusive")
     print(
         f"{what:<50} p50 {percentiles[49] * 1e3:7.2f} ms  p99 {percentiles[98] * 1e3:7.2f} ms"
         f"  max {max(latencies) * 1e3:7.2f} ms  broker {(one.cpu_s() - before) / took:.2f} cores"
