@@ -47,7 +47,7 @@ INVARIANTS = (
     "latest offsets", "group offsets", "fences", "batches", "read of batches", "nothing left open",
     "answers to tools", *SERVING, "fetches of sessions", "reads of followers", "in flight together", "runs of requests",
     "connections together", "records deleted", "earliest offsets", "moves to further brokers", "changes pruned",
-    "changes missed", "metadata compared", "loops held", *RIGHTS,
+    "changes missed", "metadata compared", "loops held", *RIGHTS, "batches given up", "repeats",
 )  # fmt: skip
 """What is counted as checked, and what must have happened for it."""
 OPEN, COMMITTING, ABORTING, COMMITTED, ABORTED = "open", "committing", "aborting", "committed", "aborted"
@@ -231,7 +231,7 @@ class Oracle:
         expected = sequence if header.producer_epoch == epoch else 0
         if header.base_sequence != expected:
             self.violate(f"{what} sequence {header.base_sequence} where {expected} was due")
-        truth.producers[header.producer_id] = header.producer_epoch, header.base_sequence + header.record_count
+        truth.producers[header.producer_id] = header.producer_epoch, header.base_sequence + header.last_offset_delta + 1
 
     def led(self, partition: Partition, epoch: int) -> None:
         """A broker begins to lead: no other in this epoch, and it has all that was committed in earlier ones.

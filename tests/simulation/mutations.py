@@ -18,7 +18,8 @@ from brokers.controller.writes import StateWrites
 from brokers.coordinators.shard_host import ShardHost
 from brokers.coordinators.transactions.coordinator import TransactionCoordinator
 from brokers.groups.shard import GroupShard
-from brokers.log import Origin, producers, retained
+from brokers.log import Origin, dedup, producers, retained
+from brokers.log.positions import PAGE_POSITIONS, PositionPage, PositionSets, Sifted
 from brokers.log.producers import Duplicate, ProducerState, Refusal
 from brokers.log.read import LogReader
 from brokers.log.store import LogStore
@@ -167,6 +168,35 @@ def _confirms_without_lease(self: Any, callback: Any) -> None:
 def _accepts_duplicates(original: Any, self: Any, entry: Any, header: Any, origin: Any, guard: Any) -> Any:
     found = original(self, entry, header, origin, guard)
     return None if isinstance(found, Duplicate) else found
+
+
+# ---- topics that drop duplicates
+
+REPEATS = ("repeats", "kill", "cut", "power")
+
+
+def _forgets_all_but_the_newest_page(self: Any, source: Any) -> None:
+    while len(source.numbers) > 1:
+        self.cost -= source.drop_lowest()
+
+
+def _keeps_the_highest_position(self: Any, positions: Any, now_ms: Any) -> Any:
+    highest = {
+        name: max(
+            ((number, place) for number, page in source.pages.items() for place in _places(page)), default=(-1, 0)
+        )
+        for name, source in self.sources.items()
+    }
+    gone = [
+        index
+        for index, (source, position, _) in enumerate(positions)
+        if divmod(position, PAGE_POSITIONS) <= highest.get(source, (-1, 0))
+    ]
+    return Sifted(gone, [one for index, one in enumerate(positions) if index not in gone])
+
+
+def _places(page: Any) -> list[int]:
+    return [place for place in range(PAGE_POSITIONS) if page.bits[place >> 3] >> (place & 7) & 1]
 
 
 # ---- what consumers are served
@@ -453,6 +483,11 @@ MUTATIONS = (
     # ---- rights
     Mutation("a change of ACLs is acknowledged before its broker decides by it", (instead(AclCache.refresh, _decides_later),), 0, ("rights", "slow")),
     Mutation("what was decided counts after a change of ACLs", (instead(AclRules.replace, _keeps_its_verdicts),), 0, ("rights", "slow")),
+    # ---- topics that drop duplicates
+    Mutation("the floor moves too far", (instead(PositionSets._expire, _forgets_all_but_the_newest_page),), 0, REPEATS),
+    Mutation("a new leader knows no positions", (instead(dedup.positions_of, lambda records, at, header: []),), 0, REPEATS),
+    Mutation("ordinals are ignored", (instead(PositionPage.has, lambda self, place, ordinal: bool(self.bits[place >> 3] >> (place & 7) & 1)),), 0, REPEATS),
+    Mutation("the highest position counts, not the set", (instead(PositionSets.sift, _keeps_the_highest_position),), 0, REPEATS),
     # ---- sinks
     Mutation("a fenced driver commits", (instead(sinks._refusal, _takes_any_driver),), 0, ("drivers", "client cut")),
     Mutation("the fence is not compared", (instead(sinks.commit_batch, _commits_without_fence),), 0, ("drivers", "client cut")),

@@ -18,6 +18,7 @@ from brokers.model import INTERNAL_TOPICS, TRANSACTION_STATE_TOPIC, TopicPartiti
 from brokers.peers.calls import PeerUnavailable
 from coordination import changes
 from coordination.store import StoreError
+from tests.simulation import repeating
 from tests.simulation.admin import Admin
 from tests.simulation.batches import Driver
 from tests.simulation.clients import (
@@ -50,7 +51,9 @@ BOOT_S, HEAL_S = 30.0, 60.0
 OPEN_S = 20.0
 """Transactions time out after 2.5 s."""
 TOPIC = "t"
-OPERATOR, DRIVERS, HURRY, RIGHTS = "operator", "drivers", "hurry", "rights"
+OPERATOR, DRIVERS, HURRY, RIGHTS, REPEATS = "operator", "drivers", "hurry", "rights", "repeats"
+NOTED_SEEDS = 1_000
+"""Seeds below are noted with mutations and courses: their histories stay as they are."""
 TOPICS = "/brokers/topics/"
 CHANGE = f"{changes.CHANGES}/{changes.PREFIX}"
 RACK_AWARE = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
@@ -108,13 +111,14 @@ class World:
     """Runs one seed.
 
     ``kinds`` restricts the faults to some of ``faults.WEIGHTS``; "operator" asks for one, "drivers" for two drivers of
-    a sink and a reader, and no other client; "hurry" adds the producers of ``hurried``, "rights" those of ``rights``.
+    a sink and a reader, and no other client; "hurry" adds the producers of ``hurried``, "rights" those of ``rights``,
+    "repeats" the writers of ``repeating``.
     """
 
     def __init__(self, seed: int, *, verbose: bool = False, kinds: Sequence[str] = ()) -> None:
         self.seed = seed
         self.asked = tuple(kinds)
-        self.kinds = [kind for kind in kinds if kind not in (OPERATOR, DRIVERS, HURRY, RIGHTS)]
+        self.kinds = [kind for kind in kinds if kind not in (OPERATOR, DRIVERS, HURRY, RIGHTS, REPEATS)]
         self.verbose = verbose
         self.errors: list[str] = []
         self.closing = False
@@ -171,6 +175,10 @@ class World:
         self.clients: list[asyncio.Task[Any]] = []
         self.table = TableWriter(self, "table writer") if tables else None
         self.officer = Officer(self, "officer") if rights else None
+        repeats = REPEATS in kinds or (
+            seed >= NOTED_SEEDS and random.Random(f"{seed}/repeats").random() < 0.25 and DRIVERS not in kinds
+        )
+        self.repeating = repeating.writers(self) if repeats else []
 
     # ---- what others ask
 
@@ -267,6 +275,10 @@ class World:
             clients.append((self.table, self.table.write()))
         if self.officer is not None:
             clients.append((self.officer, self.officer.main(partitions)))
+        if self.repeating:
+            await admin.run(admin.create(repeating.ONCE, 1, 3, repeating.SETTINGS))
+            clients += [(writer, writer.write()) for writer in self.repeating]
+            partitions = [*partitions, repeating.TP]
         self.clients = [client.run(work) for client, work in clients]
         self.note(f"clients run for {self.duration_s:.1f} s against {self.size} brokers")
         await self.faults.happen(self.duration_s)
