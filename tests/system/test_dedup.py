@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import subprocess
 import sys
 import time
@@ -24,6 +25,7 @@ from tests.support.waiting import PATIENCE_S, eventually
 pytestmark = [pytest.mark.zookeeper, pytest.mark.slow]
 
 TOPIC = "once"
+PAGE = Path(__file__).parents[2] / "docs" / "deduplicating-topics.md"
 TURNS = int(os.environ.get("DEDUP_TURNS", "1"))
 """How often writers and a leader are killed."""
 DEDUP: dict[str, Any] = {"fleetlog_dedup": "source", "min_insync_replicas": 2, "segment_bytes": 200_000}
@@ -49,7 +51,7 @@ def _finish(writers: list[subprocess.Popen[bytes]]) -> None:
         assert writer.returncode == 0, said.decode()
 
 
-def _read(cluster: Cluster, partitions: int) -> list[bytes]:
+def _read(cluster: Cluster, partitions: int, topic: str = TOPIC) -> list[bytes]:
     """The header of each record, read to the end that is committed now."""
     from confluent_kafka import Consumer, TopicPartition
 
@@ -57,7 +59,7 @@ def _read(cluster: Cluster, partitions: int) -> list[bytes]:
         {"bootstrap.servers": cluster.fleet.bootstrap, "group.id": "reader", "enable.auto.commit": False,
          "auto.offset.reset": "error", "enable.partition.eof": True}
     )  # fmt: skip
-    consumer.assign([TopicPartition(TOPIC, number, 0) for number in range(partitions)])
+    consumer.assign([TopicPartition(topic, number, 0) for number in range(partitions)])
     found: list[bytes] = []
     ended = set[int]()
     until = time.monotonic() + PATIENCE_S
@@ -68,7 +70,8 @@ def _read(cluster: Cluster, partitions: int) -> list[bytes]:
                 ended.add(message.partition() or 0)
                 continue
             headers = dict(message.headers() or [])
-            assert headers["fleetlog.source"].split(b":")[-2] == message.value()
+            if topic == TOPIC:
+                assert headers["fleetlog.source"].split(b":")[-2] == message.value()
             found.append(headers["fleetlog.source"])
     consumer.close()
     return found
@@ -113,12 +116,29 @@ def test_killed_writers_and_brokers_leave_each_position_once(cluster: Cluster, t
     assert cluster.mistakes() == []
 
 
-def test_what_such_a_topic_refuses(tmp_path: Path) -> None:
+def test_what_such_a_topic_refuses_and_the_recipe_of_the_page(tmp_path: Path) -> None:
     fleet = Fleet(tmp_path, brokers=1)
     try:
-        _refusals(Cluster(fleet.start()))
+        cluster = Cluster(fleet.start())
+        _refusals(cluster)
+        _recipe(cluster, tmp_path)
     finally:
         fleet.close()
+
+
+def _recipe(cluster: Cluster, directory: Path) -> None:
+    """The page's script, run again without what it has saved, as after a crash."""
+    recipe = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[0]
+    assert recipe.count("localhost:9092") == recipe.count('"once"') == 1
+    script = recipe.replace("localhost:9092", cluster.fleet.bootstrap).replace('"once"', '"recipe"')
+    cluster.create("recipe", partitions=8, replicas=1, fleetlog_dedup="source")
+    log = directory / "input.log"
+    for lines in (100, 150):
+        log.write_text("".join(f"line {number}\n" for number in range(lines)))
+        subprocess.run([sys.executable, "-c", script], cwd=directory, check=True, timeout=PATIENCE_S)
+        assert (directory / "done").read_text() == str(log.stat().st_size)
+        (directory / "done").unlink()
+    assert len(_read(cluster, 8, "recipe")) == 150
 
 
 def _refusals(cluster: Cluster) -> None:
