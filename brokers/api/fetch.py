@@ -295,8 +295,9 @@ class Fetch:
         if self.total and source is not None and source.meter is not None and self.over_quota():
             return self.empty_answer(whole)
         found, self.found = self.found or [], None
-        if context.services.replicas.topic_figures is not None:
-            self.count(found)
+        counts = context.services.replicas.topic_figures is not None
+        if counts and count_fetched(found, session.replica is not None):
+            self.count_errors(found)
         pairs: list[tuple[FetchPart, FetchOutcome]] = []
         session_id, dirty = session.id, session.dirty
         for part, outcome in found:
@@ -356,8 +357,11 @@ class Fetch:
 
     def count(self, found: Sequence[Found]) -> None:
         """Count what is answered, by topic, and its errors."""
-        if not count_fetched(found, self.session.replica is not None):
-            return
+        if count_fetched(found, self.session.replica is not None):
+            self.count_errors(found)
+
+    def count_errors(self, found: Sequence[Found]) -> None:
+        """Count errors that are answered, by topic and code."""
         for part, outcome in found:
             if outcome.error is not _NONE:
                 self.context.services.metrics.failed("Fetch", outcome.error)
