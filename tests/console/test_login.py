@@ -1,0 +1,100 @@
+"""Login: the user's own identity of the fleet, by which the console asks the brokers; their ACLs decide."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+
+from tests.console.served import Got, Served, Visitor
+from tests.support.fleet import Fleet
+from tests.support.secured import BROKER_PASSWORD, BROKER_USER, PASSWORD, USER, confluent, secured_fleet
+
+pytestmark = pytest.mark.zookeeper
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """One broker with an authorizer, whose super user is the broker's; alice may describe one topic."""
+    authorizer = {
+        "authorizer.class.name": "kafka.security.authorizer.AclAuthorizer",
+        "super.users": f"User:{BROKER_USER}",
+    }
+    fleet = secured_fleet(tmp_path_factory.mktemp("guarded"), **authorizer)
+    try:
+        yield fleet.start()
+    finally:
+        fleet.close()
+
+
+@pytest.fixture
+def console(guarded: Fleet, tmp_path: Path) -> Iterator[Served]:
+    file = tmp_path / "command.properties"
+    login = 'org.apache.kafka.common.security.scram.ScramLoginModule required username="none" password="none";'
+    file.write_text(
+        f"security.protocol=SASL_PLAINTEXT\nsasl.mechanism=SCRAM-SHA-256\nsasl.jaas.config={login}\n", "utf-8"
+    )
+    served = Served(guarded.bootstrap, "--login", "SCRAM-SHA-256", "--command-config", str(file))
+    yield served
+    assert served.close() == 0
+
+
+def log_in(visitor: Visitor, user: str, password: str, onward: str = "/topics") -> Got:
+    token = visitor.token(visitor.page(f"/login?next={onward}"))
+    return visitor.post(f"/login?next={onward}", {"form_token": token, "user": user, "password": password})
+
+
+def test_each_user_sees_and_changes_what_the_acls_let_them(guarded: Fleet, console: Served) -> None:
+    stranger = Visitor(console)
+    got = stranger.get("/topics?name=a")
+    assert (got.status, got.headers["location"]) == (303, "/login?next=%2Ftopics%3Fname%3Da")
+    assert stranger.get("/topics", Accept="application/json").status == 401
+    assert stranger.post("/change/create-topic", {"topic": "a", "confirm": "yes"}).status == 303
+    refused = log_in(stranger, USER, "wrong")
+    assert refused.status == 403
+    assert "wrong" not in refused.text
+    assert stranger.get("/topics").status == 303
+    before = stranger.cookies.copy()
+    assert log_in(stranger, USER, PASSWORD).headers["location"] == "/topics"
+    assert stranger.cookies != before, "a login begins a session with another key"
+
+    admin = Visitor(console)
+    assert log_in(admin, BROKER_USER, BROKER_PASSWORD, "//evil.example/").headers["location"] == "/"
+    assert BROKER_USER in admin.page("/")
+    for kind, form in (
+        ("create-topic", {"topic": "secret", "partitions": "1"}),
+        ("create-topic", {"topic": "shared", "partitions": "1"}),
+        ("add-acl", {"resource": "topic", "name": "shared", "operation": "Describe", "permission": "allow",
+                     "principal": f"User:{USER}"}),
+    ):  # fmt: skip
+        token = admin.json("/topics")["form_token"]
+        got = admin.post(f"/change/{kind}", {"form_token": token, "confirm": "yes", **form}, Accept="application/json")
+        assert got.status == 200, got.text
+    assert {row["topic"] for row in admin.json("/topics")["topics"]} == {"secret", "shared"}
+    assert {row["user"] for row in admin.json("/security")["users"]["rows"]} == {BROKER_USER, USER}
+    assert [row["principal"] for row in admin.json("/security")["acls"]["rows"]] == [f"User:{USER}"]
+
+    login = confluent("SCRAM-SHA-256", BROKER_USER, BROKER_PASSWORD)
+    producer = Producer({"bootstrap.servers": guarded.bootstrap, **login})
+    producer.produce("shared", "for some eyes")
+    assert producer.flush(30) == 0
+    assert "for some eyes" in admin.page("/topics/shared/messages")
+
+    alice = stranger
+    assert {row["topic"] for row in alice.json("/topics")["topics"]} == {"shared"}
+    assert alice.get("/topics/secret").status in {403, 404}
+    assert alice.get("/topics/shared/messages", Accept="application/json").status == 403
+    assert "AUTHORIZATION_FAILED" in alice.json("/security")["acls"]["error"]
+    token = alice.json("/topics")["form_token"]
+    form = {"form_token": token, "topic": "shared", "confirm": "yes"}
+    assert alice.post("/change/delete-topic", form, Accept="application/json").status == 403
+
+    token = alice.token(alice.page("/topics"))
+    old = alice.cookies.copy()
+    assert alice.post("/logout", {"form_token": token}).status == 303
+    alice.cookies = old
+    assert alice.get("/topics").status == 303, "the session has ended on the server, too"
+    for page in (admin.page("/"), admin.page("/security")):
+        assert BROKER_PASSWORD not in page
