@@ -26,7 +26,7 @@ from typing import Any
 from urllib.request import urlopen
 
 import yaml
-from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import (
     AdminClient,
     AlterConfigOpType,
@@ -48,7 +48,7 @@ SHORTEST = "1s"
 
 def faster(rules: str) -> str:
     """The rules with each minute as a second, and nothing below a second."""
-    return re.sub(r"\b\d+s\b(?! *\*)", SHORTEST, re.sub(r"\b(\d+)m\b", r"\1_seconds_", rules)).replace("_seconds_", "s")
+    return re.sub(r"\b\d+s\b(?! *\*)", SHORTEST, re.sub(r"\b(\d+)m\b", r"\1§", rules)).replace("§", "s")
 
 
 class Prometheus:
@@ -127,8 +127,16 @@ class Stage:
     def topic(self, name: str, replicas: list[int], **config: str) -> None:
         """A topic of one partition with these replicas."""
         given = {key.replace("_", "."): value for key, value in config.items()}
-        made = self.admin.create_topics([NewTopic(name, 1, replica_assignment=[replicas], config=given)])
-        made[name].result(30)
+        deadline = time.monotonic() + PATIENCE_S
+        while True:  # after a fault the client may not know the controller yet
+            made = self.admin.create_topics([NewTopic(name, 1, replica_assignment=[replicas], config=given)])
+            try:
+                made[name].result(30)
+                return
+            except KafkaException as error:
+                if error.args[0].code() != KafkaError.NOT_CONTROLLER or time.monotonic() > deadline:
+                    raise
+            time.sleep(0.5)
 
     def alter(self, kind: Any, name: str, key: str, value: str | None) -> None:
         """Set a dynamic setting, or remove it."""
@@ -233,7 +241,7 @@ def slow_follower(stage: Stage) -> Iterator[Callable[[], None]]:
         stage.produce("slow", 5)
         time.sleep(0.1)
 
-    with stuttering(stage.fleet.brokers[2], 1.6, 0.1):
+    with stuttering(stage.fleet.brokers[2], 1.0, 0.3):
         yield write
     stage.flush()
 
@@ -392,6 +400,7 @@ def run_fault(stage: Stage, prometheus: Prometheus, fault: Callable[[Stage], Any
         seen.update(firing)
         return alerts <= seen
 
+    prometheus.wait(lambda firing: not firing, f"before {fault.__name__} nothing fires", nothing)
     work = fault(stage)
     step = next(work)
     fired_s = prometheus.wait(all_seen, f"{fault.__name__}: {sorted(alerts)} must fire", step)
