@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,8 +45,8 @@ SETTINGS = {
     "topic.min.cleanable.dirty.ratio": 0.01,
     "metadata.max.age.ms": 5000,
 }
-START_MS = 1_760_000_000_000
-"""The first record's timestamp: a multiple of the window."""
+BEFORE_S = 3600
+"""The first record is an hour old: retention goes by timestamps, and nothing is to be deleted in a long run."""
 
 
 class Inputs:
@@ -54,7 +55,7 @@ class Inputs:
     def __init__(self, bootstrap: str) -> None:
         self._bootstrap = bootstrap
         self._rng = random.Random(11)
-        self._time_ms = START_MS
+        self._time_ms = int(time.time() - BEFORE_S) * 1000
         self.written: dict[str, list[Message]] = {topic: [] for topic in INPUTS}
 
     def write(self, count: int = 300) -> None:
