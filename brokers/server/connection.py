@@ -69,6 +69,20 @@ class Slot:
         self.connection.answered(self)
 
 
+class _Marks:
+    """What is seldom asked, by itself: with more than 30 attributes each look at a connection's becomes dearer.
+
+    ``queued_ms``: since when a request that is here is not executed; ``unsent_ms``: since when an answer has not left.
+    """
+
+    __slots__ = ("queued_ms", "software", "unsent_ms")
+
+    def __init__(self) -> None:
+        self.software = ("unknown", "unknown")
+        self.queued_ms: int | None = None
+        self.unsent_ms: int | None = None
+
+
 class Environment(Protocol):
     """What the connections of a broker share."""
 
@@ -126,8 +140,6 @@ class Connection:
         """What decides about requests until the login is done, or, where sessions end, always; else None."""
         self.mechanism = ""
         """By which SASL mechanism it logged in; empty before, and without a login."""
-        self.software = ("unknown", "unknown")
-        """The client's name and version, once it has said them (KIP-511)."""
         self.closed = False
         self.last_active_ms = environment.clock.mono_ms()
         self.frame_since_ms: int | None = None
@@ -147,9 +159,7 @@ class Connection:
         self._held_up = 0
         self._pumping = False
         self._disk_pending = False
-        self._queued_ms: int | None = None
-        """Since when a request that is here is not executed; of what is sent, since when it has not left."""
-        self._unsent_ms: int | None = None
+        self._marks = _Marks()
         self._missed: tuple[int, int] | None = None
         self.batchable = False
         """Whether it is worth while to execute what it sends with what others do: small Produce requests."""
@@ -175,6 +185,15 @@ class Connection:
     def principal(self, principal: str) -> None:
         self.peer = self.peer._replace(principal=principal)
         self.meter = self._env.meter(self.peer)
+
+    @property
+    def software(self) -> tuple[str, str]:
+        """The client's name and version, once it has said them (KIP-511)."""
+        return self._marks.software
+
+    @software.setter
+    def software(self, software: tuple[str, str]) -> None:
+        self._marks.software = software
 
     # -- muting ---------------------------------------------------------------------------------------------------
 
@@ -292,9 +311,9 @@ class Connection:
         if self._pumping or self.awaits_batch:
             return
         self._pumping = True
-        if self._queued_ms is not None and not self._stalled():
-            self._env.metrics.queue_seconds.observe((self._env.clock.mono_ms() - self._queued_ms) / 1000)
-            self._queued_ms = None
+        if self._marks.queued_ms is not None and not self._stalled():
+            self._env.metrics.queue_seconds.observe((self._env.clock.mono_ms() - self._marks.queued_ms) / 1000)
+            self._marks.queued_ms = None
         more = True
         try:
             for _ in range(REQUESTS_PER_TURN):
@@ -316,8 +335,8 @@ class Connection:
         if self._outbox.pending and not self._writing and not self._disk_pending:
             self._send()
         self._account()
-        if more and self._queued_ms is None and self._framer.waiting:
-            self._queued_ms = self._env.clock.mono_ms()
+        if more and self._marks.queued_ms is None and self._framer.waiting:
+            self._marks.queued_ms = self._env.clock.mono_ms()
         if more and not self.closed and not self._stalled():
             self._env.loop.call_soon(self.pump)  # the others' turn first
         if self._reading or self._held_up:
@@ -475,10 +494,12 @@ class Connection:
             self._loop.remove_writer(self._fd)
         self._writing = wanted
         if wanted:
-            self._unsent_ms = self._env.clock.mono_ms() if self._unsent_ms is None else self._unsent_ms
-        elif self._unsent_ms is not None and not self._outbox.pending:
-            self._env.metrics.send_seconds.observe((self._env.clock.mono_ms() - self._unsent_ms) / 1000)
-            self._unsent_ms = None
+            self._marks.unsent_ms = (
+                self._env.clock.mono_ms() if self._marks.unsent_ms is None else self._marks.unsent_ms
+            )
+        elif self._marks.unsent_ms is not None and not self._outbox.pending:
+            self._env.metrics.send_seconds.observe((self._env.clock.mono_ms() - self._marks.unsent_ms) / 1000)
+            self._marks.unsent_ms = None
 
     def _read_ahead(self) -> None:
         """The file part at the head is not in memory: a worker reads it in.
