@@ -24,6 +24,7 @@ _MODULES = {
     ),
     "functions.registry": ("RegistryError",),
     "functions.routing": ("repartition_by_key", "split_bad"),
+    "functions.sources": ("with_source",),
     "java": ("spark_environment",),
     "sink.administration": ("move_sink", "read_fence", "reset_fence"),
     "sink.events": ("BatchFigures", "SinkEvent"),
