@@ -52,13 +52,17 @@ class UnconfirmedDeletions(Container[str]):
                 if state.leader in live_brokers and state.leader != self._broker_id:
                     led.setdefault(BrokerId(state.leader), {}).setdefault(topic.id, []).append(index)
         try:
-            await asyncio.gather(*(self._broker_confirms(broker_id, asked) for broker_id, asked in led.items()))
+            await asyncio.gather(
+                *(
+                    self._broker_confirms(broker_id, live_brokers[broker_id].incarnation, asked)
+                    for broker_id, asked in led.items()
+                )
+            )
         finally:
             self._topics.difference_update(topic.name for topic in topics)
 
-    async def _broker_confirms(self, broker_id: BrokerId, asked: dict[uuid.UUID, list[int]]) -> None:
+    async def _broker_confirms(self, broker_id: BrokerId, incarnation: int, asked: dict[uuid.UUID, list[int]]) -> None:
         loop = asyncio.get_running_loop()
-        incarnation = self._context.live_brokers[broker_id].incarnation
         give_up, pause = loop.time() + LONGEST_S, FIRST_PAUSE_S
         while asked and loop.time() < give_up:
             known = self._context.live_brokers.get(broker_id)
