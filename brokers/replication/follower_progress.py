@@ -27,7 +27,7 @@ class ReplicaSession:
         self.broker_epoch = broker_epoch
         self.last_fetch_ms = now_ms
         self.proven_ms = NEVER
-        self._listeners: list[Callable[[], None]] = []
+        self._listeners: dict[Callable[[], None], None] = {}
 
     def fetched(self, now_ms: int, proven_ms: int) -> None:
         """Note a fetch of the session, after its forgotten partitions were handled."""
@@ -35,13 +35,17 @@ class ReplicaSession:
         if proven_ms > self.proven_ms:
             self.proven_ms = proven_ms
             if self._listeners:
-                listeners, self._listeners = self._listeners, []
+                listeners, self._listeners = self._listeners, {}
                 for listener in listeners:
                     listener()
 
     def on_proof(self, listener: Callable[[], None]) -> None:
-        """Call ``listener`` once, at the next rise of ``proven_ms``."""
-        self._listeners.append(listener)
+        """Call ``listener`` once, at the next rise of ``proven_ms``, however often it was added before.
+
+        A listener that waits for several sessions adds itself to all of them whenever one rises: kept twice, it would
+        be twice as many with each rise.
+        """
+        self._listeners[listener] = None
 
 
 class Follower:

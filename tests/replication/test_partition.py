@@ -386,6 +386,28 @@ def test_a_follower_that_fetches_again_confirms_what_was_asked_before(trio: Trio
     assert told == [E.NONE]
 
 
+def test_a_question_that_waits_for_two_followers_is_looked_at_once_for_each_fetch(
+    trio: Trio, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits for both again after each of their fetches; kept twice, it would be looked at 2^n times."""
+    for broker in (OTHER, THIRD):
+        trio.fetch(broker, 0)
+    trio.lease = False
+    trio.clock.now_ms += 1_000
+    told: list[E] = []
+    for _ in range(3):
+        trio.p.when_confirmed(told.append)
+    looks: list[None] = []
+    look = Partition.confirmed_ms
+    monkeypatch.setattr(Partition, "confirmed_ms", lambda partition: looks.append(None) or look(partition))
+    asked = trio.clock.mono_ms()
+    for late_ms in range(16, 0, -1):
+        for session in trio.sessions.values():
+            session.fetched(asked, asked - late_ms)
+    assert told == []
+    assert len(looks) == 2 * 16
+
+
 def test_a_lease_that_comes_back_confirms_what_was_asked_without_it(trio: Trio) -> None:
     trio.lease = False
     told: list[E] = []
