@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import multiprocessing
+import signal
+import traceback
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
@@ -15,10 +18,38 @@ ENOUGH, FIRED, CHECKED = 2_000, 10, 100
 """From so many runs on, each kind of fault must have happened, and each invariant been checked, so often."""
 
 
+CPU_S = 120.0
+"""What one history may take, a hundred times what most do: virtual time stands still in a callback that never ends."""
+
+
+class Endless(BaseException):
+    """A history that takes too long, raised where it is: no handler of the code under test takes it for its own."""
+
+
+@contextlib.contextmanager
+def bounded(cpu_s: float) -> Iterator[None]:
+    """Raises :class:`Endless` in the block after so much of this process's CPU time. Main thread only."""
+
+    def stop(_signal: int, _frame: object) -> None:
+        raise Endless(f"this history has taken {cpu_s:g} s of CPU, and a callback of it does not end")
+
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, cpu_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+
+
 def run_seed(seed: int) -> Report:
     """One seed, on this process."""
     gc.disable()
-    report = World(seed).run()
+    try:
+        with bounded(CPU_S):
+            report = World(seed).run()
+    except Endless:  # between two callbacks; one that does not end is among the world's errors
+        report = Report(seed, errors=[traceback.format_exc()])
     gc.enable()
     gc.collect()  # a world is one heap of cycles
     return report

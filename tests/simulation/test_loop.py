@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.simulation.loop import SimLoop, Stuck
+from tests.simulation.runs import bounded
 
 ROOT = Path(__file__).parents[2]
 
@@ -154,3 +155,19 @@ def test_neither_addresses_nor_hash_seeds_show() -> None:
         for seed in (1, 2, 3)
     }  # fmt: skip
     assert len(outputs) == 1
+
+
+def test_a_callback_that_does_not_end_is_an_error_of_its_history() -> None:
+    """Virtual time stands still in it, so that no deadline of the run is ever reached."""
+    loop = SimLoop(1)
+    with bounded(0.05):
+        loop.call_soon(_for_ever)
+        loop.run_until(lambda: bool(loop.errors), 1_000_000)
+    assert "a callback of it does not end" in loop.errors[0]
+    assert "test_loop.py" in loop.errors[0]
+    loop.close()
+
+
+def _for_ever() -> None:
+    while True:
+        pass
