@@ -138,9 +138,12 @@ def test_each_alert_is_tested() -> None:
         assert 1 in values, f"{one['name']} fires"
 
 
-@pytest.mark.skipif(PROMTOOL is None, reason="no promtool: Debian's package prometheus has it (FLEETLOG_PROMTOOL=path)")
+@pytest.mark.skipif(
+    PROMTOOL is None and "CI" not in os.environ,
+    reason="no promtool: Debian's package prometheus has it (FLEETLOG_PROMTOOL=path)",
+)
 def test_prometheus_evaluates_the_rules() -> None:
-    assert PROMTOOL is not None
+    assert PROMTOOL is not None, "Debian's package prometheus has promtool"
     for words in (("check", "rules", RULES.name), ("test", "rules", "fleetlog.rules.test.yaml")):
         done = subprocess.run(
             [PROMTOOL, *words], cwd=MONITORING, capture_output=True, text=True, timeout=60, check=False
