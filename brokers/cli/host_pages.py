@@ -47,7 +47,7 @@ def join_metrics(pages: Mapping[int, str]) -> str:
     families: dict[str, _Joined] = {}
     for broker_id, text in pages.items():
         family, name = _Joined(), ""
-        for line in text.splitlines():
+        for line in text.split("\n"):  # what else ends a line in Python may stand in a label: U+2028 in a group's id
             if line.startswith(("# HELP ", "# TYPE ")):
                 _, kind, name, _ = (*line.split(" ", 3), "")[:4]
                 family = families.setdefault(name, _Joined())

@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from brokers.cli.host_pages import join_metrics
 from brokers.cli.host_plan import HostPlan, plan_host, same_unit
 from brokers.config import ConfigError
+from brokers.exposition import RowFamily, Rows, exposition_text
 
 
 def plan(
@@ -113,3 +114,11 @@ def test_metrics_are_joined() -> None:
         ("c", {"broker": "2", "exported_broker": "8", "x": "y"}, 6.0),
     ]
     assert samples["lonely"] == [("lonely", {"broker": "2"}, 1.0)]
+
+
+@pytest.mark.parametrize("end", ["\u2028", "\u2029", "\x85", "\r", "\x0b", "\x0c", "\x1c", "\n"])
+def test_a_label_may_have_what_ends_a_line_elsewhere(end: str) -> None:
+    group = f"a{end}b 1.0"
+    rows = Rows(("group",), [RowFamily("lag", "gauge", "Lag.")], [((group,), (2.0,))])
+    (family,) = text_string_to_metric_families(join_metrics({1: exposition_text([rows]).decode()}))
+    assert [(one.labels, one.value) for one in family.samples] == [({"broker": "1", "group": group}, 2.0)]
