@@ -211,9 +211,16 @@ def _zookeeper(facts: FleetFacts, limits: Thresholds) -> Iterator[Finding]:
 
 
 def _clocks(facts: FleetFacts, limits: Thresholds) -> Iterator[Finding]:
-    """With three brokers or more a wrong clock is told from the right ones; with two, this machine's is the third."""
+    """With three brokers or more a wrong clock is told from the right ones; with two, this machine's is the third.
+
+    One broker's is compared with this machine's.
+    """
     walls = {broker_id: one.wall_ms for broker_id, one in facts.health.items()}
-    reference = statistics.median_low(sorted([*walls.values(), *([facts.now_ms] if len(walls) < 3 else [])] or [0]))
+    if len(walls) > 1:
+        compared, clocks = "the other brokers", [*walls.values(), *([facts.now_ms] if len(walls) == 2 else [])]
+    else:
+        compared, clocks = "this machine's clock", [facts.now_ms]
+    reference = statistics.median_low(clocks)
     for broker_id, wall_ms in sorted(walls.items()):
         off_ms = wall_ms - reference
         if abs(off_ms) > limits.clock_ms:
@@ -221,7 +228,7 @@ def _clocks(facts: FleetFacts, limits: Thresholds) -> Iterator[Finding]:
             yield Finding(
                 Severity.WARNING, "clock", f"broker {broker_id}",
                 f"its clock is {abs(off_ms) / 1000:.1f} s {direction}",
-                "compared with the other brokers; timestamps, retention, and lag in seconds are wrong by as much",
+                f"compared with {compared}; timestamps, retention, and lag in seconds are wrong by as much",
                 "see chronyc tracking or timedatectl on its host, and start time synchronization",
             )  # fmt: skip
 
