@@ -160,6 +160,10 @@ def _quotas_found(client: Any) -> dict[Entity, dict[str, float]]:
 def make(client: Any, changes: Sequence[FleetChange], passwords: dict[str, str], target: Target) -> None:
     """Make the changes in their order. Raises CliError at the first one that fails: a second run does the rest."""
     created = []
+    settings: dict[str, list[AlterTopic]] = defaultdict(list)
+    for one in changes:
+        if isinstance(one, AlterTopic):
+            settings[one.name].append(one)
     for change in changes:
         match change:
             case CreateTopic():
@@ -167,10 +171,10 @@ def make(client: Any, changes: Sequence[FleetChange], passwords: dict[str, str],
                 created.append(change.name)
             case AddPartitions():
                 answer = client.create_partitions({change.name: change.wanted}, target.timeout_ms, raise_errors=False)
-                for one in answer.results:
-                    raise_for_code(f"topic {change.name}", one.error_code, one.error_message)
+                for result in answer.results:
+                    raise_for_code(f"topic {change.name}", result.error_code, result.error_message)
             case AlterTopic():
-                _alter_topic(client, change)
+                _alter_topic(client, change.name, settings.pop(change.name, []))
             case SetPassword():
                 _set_password(client, change, passwords[change.name])
             case AlterAcl():
@@ -193,15 +197,18 @@ def _create_topic(client: Any, change: CreateTopic, target: Target) -> None:
         raise_for_code(f"topic {change.name}", topic["error_code"], topic.get("error_message"))
 
 
-def _alter_topic(client: Any, change: AlterTopic) -> None:
-    operation = AlterConfigOp.DELETE if change.wanted is None else AlterConfigOp.SET
-    resource = ConfigResource(
-        ConfigResourceType.TOPIC, change.name, configs={change.setting: (operation, change.wanted)}
-    )
+def _alter_topic(client: Any, name: str, changes: Sequence[AlterTopic]) -> None:
+    """All settings of the topic in one request: some are only allowed together. Nothing, if they are made already."""
+    if not changes:
+        return
+    configs = {
+        one.setting: (AlterConfigOp.DELETE if one.wanted is None else AlterConfigOp.SET, one.wanted) for one in changes
+    }
+    resource = ConfigResource(ConfigResourceType.TOPIC, name, configs=configs)
     answer = client.alter_configs([resource], raise_on_unknown=False, incremental=True)
-    result = answer.get("topic", {}).get(change.name, "no answer")
+    result = answer.get("topic", {}).get(name, "no answer")
     if result != "OK":
-        raise CliError(f"topic {change.name}: {reworded(result)}")
+        raise CliError(f"topic {name}: {reworded(result)}")
 
 
 def _set_password(client: Any, change: SetPassword, password: str) -> None:

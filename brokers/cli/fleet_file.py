@@ -28,6 +28,8 @@ _ACL: Final = (*_RESOURCES, "pattern", "principal", "host", "allow", "deny")
 _ENTITY: Final = ("user", "client_id", "ip")
 _QUOTAS: Final = {**CLIENT_KEYS, **IP_KEYS}
 _PATTERNS: Final = ("literal", "prefixed")
+RATE_END: Final = 2**63
+"""Brokers refuse a quota of this much; infinity and what is no number are not below it."""
 MECHANISMS: Final = tuple(mechanism.value for mechanism in ScramMechanism)
 
 
@@ -269,8 +271,8 @@ def _quotas(place: _Place, value: Any) -> dict[Entity, dict[str, float]]:
         for key, number in rates.items():
             if key not in allowed:
                 raise here.at(key).wrong(f"is no quota of such an entity; there are {', '.join(allowed)}")
-            if not isinstance(number, int | float) or isinstance(number, bool) or number <= 0:
-                raise here.at(key).wrong(f"{number!r} must be a number above 0")
+            if not isinstance(number, int | float) or isinstance(number, bool) or not 0 < number < RATE_END:
+                raise here.at(key).wrong(f"{number!r} must be a number above 0 and below 2^63")
         if not rates:
             raise here.wrong(f"names no quota; there are {', '.join(allowed)}")
         entity = (user, client_id, address)

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.zookeeper
 FILE = """
 topics:
   orders: {partitions: 3, replication: 1, config: {retention.ms: 3600000}}
+  sources: {partitions: 1, replication: 1, config: {retention.ms: 1900000, fleetlog.dedup: source}}
 users:
   carol: {password_env: CAROL_PASSWORD, mechanisms: [SCRAM-SHA-512]}
 acls:
@@ -54,6 +55,7 @@ def test_a_file_is_applied_once(fleet: Fleet, tmp_path: Path) -> None:
 
     plan = [
         "+ topic orders: 3 partitions, 1 replicas, retention.ms=3600000",
+        "+ topic sources: 1 partitions, 1 replicas, retention.ms=1900000, fleetlog.dedup=source",
         "+ user carol: SCRAM-SHA-512 with 4096 iterations",
         "+ acl: Allow Write on literal Topic orders for User:carol",
         "+ quota of user carol: producer_byte_rate=1e+06",
@@ -62,7 +64,7 @@ def test_a_file_is_applied_once(fleet: Fleet, tmp_path: Path) -> None:
     assert "needs --yes. Nothing was changed" in run(code=1).stderr
     assert "no password in the variable CAROL_PASSWORD" in run("--yes", code=1, password="").stderr
     assert run("--check", code=3).stdout.splitlines() == plan
-    assert run("--yes").stdout.splitlines() == [*plan, "made 4 change(s)"]
+    assert run("--yes").stdout.splitlines() == [*plan, "made 5 change(s)"]
     assert run("--check").stdout == "nothing to do\n"
     assert run("--yes").stdout == "nothing to do\n"
 
@@ -78,15 +80,18 @@ def test_a_file_is_applied_once(fleet: Fleet, tmp_path: Path) -> None:
 
     file.write_text(
         FILE.replace("partitions: 3", "partitions: 5").replace("3600000", "7200000")
+        .replace("1900000", "6000000, fleetlog.dedup.window.ms: 5400000")
         .replace("[Write]", "[Describe]").replace("1000000", "2000000")
     )  # fmt: skip
     assert run("--yes", "--prune").stdout.splitlines() == [
         "~ topic orders: 5 partitions instead of 3",
         "~ topic orders: retention.ms=7200000 instead of 3600000",
+        "~ topic sources: fleetlog.dedup.window.ms=5400000",  # not allowed with the retention.ms before
+        "~ topic sources: retention.ms=6000000 instead of 1900000",
         "+ acl: Allow Describe on literal Topic orders for User:carol",
         "- acl: Allow Write on literal Topic orders for User:carol",
         "~ quota of user carol: producer_byte_rate=2e+06 instead of 1e+06",
-        "made 5 change(s)",
+        "made 7 change(s)",
     ]
     assert run("--check", "--prune").stdout == "nothing to do\n"
     producer.produce("orders", b"x", on_delivery=lambda error, _: failed.append(error) if error else None)
