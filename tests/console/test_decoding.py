@@ -1,0 +1,53 @@
+"""Keys and values of any bytes become text that a page can send, at a bounded cost."""
+
+from __future__ import annotations
+
+import json
+import time
+import tracemalloc
+
+import pytest
+
+from brokers.console.decoding import READ_MAX, SHOWN_MAX, decode_bytes
+
+
+@pytest.mark.parametrize("how", ["auto", "json"])
+@pytest.mark.parametrize("padding", ["", "x" * 200])
+def test_half_a_surrogate_pair_is_shown_as_it_was_escaped(how: str, padding: str) -> None:
+    raw = b'{"a\\ud800":"\\udfff%s","b":"\\ud83d\\ude00"}' % padding.encode()
+    shown = decode_bytes(raw, how)
+    assert shown.kind == "json"
+    assert shown.text is not None
+    assert shown.text.encode().count(b"\\u") == 2
+    assert json.loads(shown.text) == json.loads(raw)
+    assert "\N{GRINNING FACE}" in shown.text
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"[1," * 900 + b",".join([b"1"] * 6_000) + b"]" * 900,
+        b"[" + b",".join([b"1"] * 500_000) + b"]",
+        b"[1," * 200_000 + b"1" + b"]" * 200_000,
+    ],
+    ids=["deep", "large", "both"],
+)
+def test_a_value_costs_what_is_shown_of_it(raw: bytes) -> None:
+    tracemalloc.start()
+    try:
+        begun_s = time.thread_time()
+        shown = decode_bytes(raw, "json")
+        used_s, peak = time.thread_time() - begun_s, tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert shown.text is not None
+    assert (len(shown.text), shown.cut, shown.size) == (SHOWN_MAX, True, len(raw))
+    assert shown.text.startswith("[")
+    assert used_s < 0.5
+    assert peak < 2_000_000
+
+
+def test_a_cut_in_the_middle_of_a_character_leaves_text() -> None:
+    raw = b"x" + "é".encode() * READ_MAX
+    assert decode_bytes(raw, "auto").text == "x" + "é" * (SHOWN_MAX - 1)
+    assert decode_bytes(raw[: READ_MAX // 2 * 2], "auto").kind == "hex"
