@@ -57,7 +57,7 @@ def console(
     Without --login any browser that reaches the address has the rights of --command-config: so it is on loopback only.
     """
     address = _listen_address(host)
-    _check(target, address, login, tls_certificate, tls_key, behind_tls_proxy)
+    _check(target, address, login, tls_certificate, tls_key, behind_tls_proxy, names)
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise CliError(f"the console needs {', '.join(missing)}: pip install 'fleetlog[console]'")
@@ -92,8 +92,21 @@ def _listen_address(host: str) -> Any:
         raise click.BadParameter(f"{host!r} is not an IP address", param_hint="--listen") from None
 
 
+def _is_loopback_name(name: str) -> bool:
+    try:
+        return ipaddress.ip_address(name.strip("[]")).is_loopback
+    except ValueError:
+        return name.lower() == "localhost" or name.lower().endswith(".localhost")
+
+
 def _check(
-    target: Target, address: Any, login: str | None, certificate: Path | None, key: Path | None, behind_proxy: bool
+    target: Target,
+    address: Any,
+    login: str | None,
+    certificate: Path | None,
+    key: Path | None,
+    behind_proxy: bool,
+    names: tuple[str, ...],
 ) -> None:
     """Raise UsageError where the console would be open, or is half configured."""
     if (certificate is None) != (key is None):
@@ -104,6 +117,13 @@ def _check(
         raise click.UsageError(
             f"{address} is reached from other machines: give --login, by which users log in as themselves, "
             "or listen on 127.0.0.1"
+        )
+    others = ["--behind-tls-proxy"] if behind_proxy else []
+    others += [f"--host-name {name}" for name in names if not _is_loopback_name(name)]
+    if others and login is None:
+        raise click.UsageError(
+            f"{others[0]} says that browsers of other machines reach this console: give --login, by which users log "
+            "in as themselves, or leave it out"
         )
     if not address.is_loopback and certificate is None and not behind_proxy:
         raise click.UsageError(

@@ -133,6 +133,8 @@ def test_a_fleet_that_is_gone_is_said_at_once_and_a_broker_that_is_down_by_its_n
     [
         (["--listen", "0.0.0.0"], "give --login"),
         (["--listen", "0.0.0.0", "--behind-tls-proxy"], "give --login"),
+        (["--behind-tls-proxy"], "give --login"),
+        (["--host-name", "localhost", "--host-name", "fleet.example"], "--host-name fleet.example"),
         (["--listen", "0.0.0.0", "--login", "PLAIN"], "--tls-certificate"),
         (["--listen", "0.0.0.0", "--login", "PLAIN", "--behind-tls-proxy"], "--command-config"),
         (["--login", "SCRAM-SHA-512"], "--command-config"),
