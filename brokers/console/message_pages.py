@@ -102,7 +102,7 @@ def _cursor(text: str) -> Positions | None:
 
 def _filter(asking: Asking) -> Matches:
     """Whether the text is in the key, the value, or a header; letters of ASCII in either case."""
-    wanted, where = asking.text("contains").lower().encode(), asking.choice("where", WHERE)
+    wanted, where = asking.text("contains").encode().lower(), asking.choice("where", WHERE)
     if not wanted:
         return lambda record: True
 

@@ -110,6 +110,15 @@ def test_a_start_and_a_filter_select(visitor: Visitor, filled: str, query: dict[
     assert found == list(expected)
 
 
+def test_a_text_beyond_ascii_finds_itself(visitor: Visitor, shell: Shell) -> None:
+    name = f"console-{uuid.uuid4().hex[:8]}"
+    shell.run("topics", "create", name, "-p", "1")
+    shell.run("produce", name, stdin="Ärger\nAnger\n")
+    for text, found in (("Ärger", 1), ("ÄRGER", 1), ("ärger", 0), ("anger", 1)):
+        page = visitor.json(f"/topics/{name}/messages?{urlencode({'contains': text})}")
+        assert len(page["messages"]) == found, text
+
+
 def test_uncommitted_records_are_shown_only_on_demand(visitor: Visitor, transactional: str) -> None:
     def shown(**query: str) -> list[tuple[str, str]]:
         found = visitor.json(f"/topics/{transactional}/messages?{urlencode({'from': 'beginning', **query})}")
