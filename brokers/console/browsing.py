@@ -29,7 +29,9 @@ Matches = Callable[[StoredRecord], bool]
 class RecordSource(Protocol):
     """What records come from: a TopicReader, in short."""
 
-    def fetch(self, positions: Mapping[int, int], isolation: int, records_max: int) -> dict[int, FetchedPart]:
+    def fetch(
+        self, positions: Mapping[int, int], isolation: int, records_max: int, bytes_max: int
+    ) -> dict[int, FetchedPart]:
         """Records of partitions, from these offsets on."""
         ...  # pragma: no cover
 
@@ -62,11 +64,16 @@ class ScanBudget:
         return max(self.records - self.scanned, 0)
 
     @property
+    def left_bytes(self) -> int:
+        """Bytes, inflated, that may still be scanned."""
+        return max(self.size - self.scanned_bytes, 0)
+
+    @property
     def exhausted(self) -> bool:
         """Whether the page must end."""
         if self.now_s() - self._begun_s >= self.seconds:
             return True
-        return not self.only_time and (not self.left or self.scanned_bytes >= self.size)
+        return not self.only_time and (not self.left or not self.left_bytes)
 
 
 class BrowsedPage(NamedTuple):
@@ -181,7 +188,7 @@ class Browse:
     def _fetched(self, asked: Positions, isolation: int) -> dict[int, FetchedPart]:
         if not asked:
             return {}
-        return self._source.fetch(asked, isolation, max(self.budget.left // len(asked), 1))
+        return self._source.fetch(asked, isolation, max(self.budget.left // len(asked), 1), self.budget.left_bytes)
 
     def _shown(self, record: StoredRecord) -> bool:
         if not self._everything and (record.marker or record.state not in {"", "committed"}):

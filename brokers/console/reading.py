@@ -22,6 +22,8 @@ ROUND_BYTES: Final = 4 * 1024 * 1024
 PARTITION_BYTES: Final = 1024 * 1024
 INFLATED_BYTES_MAX: Final = 64 * 1024 * 1024
 """A compressed batch that is larger is shown as damaged."""
+DECODED_BYTES_MIN: Final = ROUND_BYTES
+"""Inflated bytes that one fetch decodes, however little is left to scan: it must come forward."""
 _MARKER = struct.Struct(">hh")
 _MARKERS: Final = {0: "abort marker", 1: "commit marker"}
 _FETCH_VERSION: Final = 12
@@ -62,7 +64,7 @@ class PartitionBounds(NamedTuple):
 
 
 class FetchedPart(NamedTuple):
-    """What one fetch gave for a partition, and where the next one begins."""
+    """What one fetch gave for a partition, and where the next one begins. ``size`` counts inflated bytes."""
 
     records: list[StoredRecord]
     next_offset: int
@@ -105,14 +107,18 @@ class TopicReader:
                     found[row.partition_index] = row.offset
         return found
 
-    def fetch(self, positions: Mapping[int, int], isolation: int, records_max: int) -> dict[int, FetchedPart]:
-        """Records from the positions on, of each partition that has some; raises CliError for what is refused."""
+    def fetch(
+        self, positions: Mapping[int, int], isolation: int, records_max: int, bytes_max: int
+    ) -> dict[int, FetchedPart]:
+        """Records from the positions on, of partitions that have some, until ``bytes_max`` inflated bytes are passed;
+        raises CliError for what is refused."""
         by_leader: dict[int, list[int]] = {}
         for partition in positions:
             if partition not in self.silent:
                 by_leader.setdefault(self.leaders[partition], []).append(partition)
         requests = [(leader, self._request(ps, positions, isolation)) for leader, ps in by_leader.items()]
         found: dict[int, FetchedPart] = {}
+        bytes_left = max(bytes_max, DECODED_BYTES_MIN)
         for (leader, _), answer in zip(requests, self._client.ask_all(requests, PATIENCE_S), strict=True):
             if answer is None:
                 self.silent |= set(by_leader[leader])
@@ -124,10 +130,11 @@ class TopicReader:
                     raise CliError(f"topic {self.topic}, partition {partition}: {text}")
                 aborted = [(one.producer_id, one.first_offset) for one in row.aborted_transactions or ()]
                 data = row.records
-                if data:
+                if data and bytes_left > 0:
                     found[partition] = decode_part(
-                        bytes(data), partition, positions[partition], isolation, aborted, records_max
+                        bytes(data), partition, positions[partition], isolation, aborted, records_max, bytes_left
                     )
+                    bytes_left -= found[partition].size
         return found
 
     def _request(self, partitions: list[int], positions: Mapping[int, int], isolation: int) -> Any:
@@ -163,29 +170,39 @@ class _Aborted:
 
 
 def decode_part(
-    data: bytes, partition: int, start: int, isolation: int, aborted: Iterable[tuple[int, int]], records_max: int
+    data: bytes,
+    partition: int,
+    start: int,
+    isolation: int,
+    aborted: Iterable[tuple[int, int]],
+    records_max: int,
+    bytes_max: int,
 ) -> FetchedPart:
-    """The records from ``start`` on. Batches beyond ``records_max`` are left for the next fetch; one is decoded."""
+    """The records from ``start`` on. Batches beyond ``records_max`` records, or ``bytes_max`` inflated bytes, are left
+    for the next fetch; one is decoded."""
     runs = _Aborted(aborted)
     found: list[StoredRecord] = []
     next_offset, size = start, 0
     for position, header in scan(data):
-        if found and len(found) >= records_max:
+        if found and (len(found) >= records_max or size >= bytes_max):
             break
         lost = runs.has(header)
         state = ""
         if header.is_transactional:
             state = "undecided" if isolation == UNCOMMITTED else "aborted" if lost else "committed"
-        records = _records(data, position, header, partition, "" if header.is_control else state)
+        records, inflated = _records(data, position, header, partition, "" if header.is_control else state)
         if header.is_control and records and records[0].marker == _MARKERS[0]:
             runs.end(header.producer_id)
         found += [record for record in records if record.offset >= start]
         next_offset = max(next_offset, header.last_offset + 1)
-        size += header.size
+        size += max(header.size, inflated)
     return FetchedPart(found, next_offset, size)
 
 
-def _records(data: bytes, position: int, header: BatchHeader, partition: int, state: str) -> list[StoredRecord]:
+def _records(
+    data: bytes, position: int, header: BatchHeader, partition: int, state: str
+) -> tuple[list[StoredRecord], int]:
+    """The records of a batch, and the bytes that they have when they are inflated."""
     codec = NAMES.get(header.codec, str(header.codec))
     payload: bytes | memoryview = memoryview(data)[position + HEADER_SIZE : position + header.size]
     try:
@@ -198,7 +215,7 @@ def _records(data: bytes, position: int, header: BatchHeader, partition: int, st
             f"continue from offset {header.last_offset + 1}"
         ) from None
     common = header.producer_id, header.producer_epoch
-    return [
+    records = [
         StoredRecord(
             partition, offset, timestamp, key, value, headers, state, _marker(key) if header.is_control else "",
             *common, -1 if header.base_sequence < 0 else (header.base_sequence + offset - header.base_offset) % 2**31,
@@ -206,6 +223,7 @@ def _records(data: bytes, position: int, header: BatchHeader, partition: int, st
         )
         for offset, timestamp, key, value, headers in decoded
     ]  # fmt: skip
+    return records, len(payload)
 
 
 def _marker(key: bytes | None) -> str:

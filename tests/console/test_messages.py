@@ -211,6 +211,25 @@ def test_a_page_of_ten_thousand_scanned_records_ends_in_time_and_goes_on(
     assert second["following"] is None
 
 
+def test_a_pages_budget_counts_bytes_as_they_are_inflated(visitor: Visitor, shell: Shell, fleet: Fleet) -> None:
+    name = f"console-{uuid.uuid4().hex[:8]}"
+    shell.run("topics", "create", name, "-p", "2")
+    producer = Producer({"bootstrap.servers": fleet.bootstrap, "compression.type": "gzip", "linger.ms": 50})
+    for number in range(60):
+        producer.produce(name, b"%02d" % number + b"x" * 900_000, partition=number % 2)
+        producer.poll(0)
+    assert producer.flush(60) == 0
+    for query in ({"from": "beginning"}, {"from": "newest"}):
+        found, cut, largest = 0, 0, 0
+        for page in pages(visitor, name, count=50, contains="absent", **query):
+            found, cut, largest = found + page["scanned"], cut + page["cut_short"], max(largest, page["scanned_bytes"])
+        assert found >= 60
+        assert cut >= 2
+        assert largest < 40_000_000
+    newest = [one["value"]["text"][:2] for page in pages(visitor, name, count=50) for one in page["messages"]]
+    assert sorted(newest) == [f"{number:02}" for number in range(60)]
+
+
 @pytest.mark.parametrize(
     "query",
     ["count=0", "count=501", "from=nowhere", "from=time&time=soon", "from=offset&offset=-1", "partitions=a",
