@@ -2,19 +2,66 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 from collections.abc import Callable
+from typing import Final
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from brokers.cli.client import Target
 from brokers.cli.output import CliError
 from brokers.console.web import ConsoleSettings, create_console
 
-OPEN_MAX = 200
-"""Requests that are open at the same time; more are answered with 503."""
-BACKLOG = 64
+OPEN_MAX: Final = 200
+"""Connections that are open at the same time; more are answered with 503."""
+BACKLOG: Final = 64
+REQUEST_S: Final = 10.0
+"""A connection that has not sent the head of a request by then is closed: it would count among the open ones."""
+
+
+class TimedConnection(H11Protocol):
+    """A connection whose requests must arrive in time, the first one, too."""
+
+    _waiting: asyncio.Task[None] | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """By asyncio."""
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        """By asyncio."""
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """By asyncio."""
+        super().connection_lost(exc)
+        self._stop_watching()
+
+    @property
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _watch(self) -> None:
+        if self._is_answering:
+            self._stop_watching()
+        elif self._waiting is None:
+            self._waiting = self.loop.create_task(self._close_when_late())
+
+    def _stop_watching(self) -> None:
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = None
+
+    async def _close_when_late(self) -> None:
+        await asyncio.sleep(REQUEST_S)
+        self._waiting = None
+        if not self._is_answering:
+            self.transport.close()
 
 
 def serve(
@@ -41,6 +88,7 @@ def serve(
         raise CliError(f"cannot listen on {host}:{port}: {error.strerror or error}; choose another --port") from None
     config = uvicorn.Config(
         create_console(ConsoleSettings(target, hosts, login, secure_cookie)),
+        http=TimedConnection,
         log_level="warning",
         access_log=False,
         server_header=False,
