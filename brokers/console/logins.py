@@ -67,6 +67,23 @@ class BrowserSessions:
         self._open[session.key] = session
         return session
 
+    def visitor(self, key: str | None) -> BrowserSession:
+        """The session of a browser that is about to log in: the cookie's, else a new one.
+
+        It is in no table, so that visitors drive out nothing: its key says when it began, and is signed.
+        """
+        now_s = self._now_s()
+        named, _, signature = (key or "").rpartition(".")
+        begun = named.partition(".")[0]
+        if named and hmac.compare_digest(self._signature(named).encode(), signature.encode()):
+            if 0 <= now_s - int(begun) <= IDLE_SESSION_S:
+                return BrowserSession(key or "", int(begun), now_s)
+        named = f"{int(now_s)}.{secrets.token_urlsafe(32)}"
+        return BrowserSession(f"{named}.{self._signature(named)}", int(now_s), now_s)
+
+    def _signature(self, named: str) -> str:
+        return hmac.new(self._secret, b"visitor " + named.encode(), hashlib.sha256).hexdigest()
+
     def end(self, session: BrowserSession) -> None:
         """Log out."""
         self._open.pop(session.key, None)

@@ -202,13 +202,12 @@ class Console:
         """The form, and what becomes of it."""
         if self.settings.login is None:
             return RedirectResponse("/", 303)
-        found = self.sessions.find(request.cookies.get(COOKIE))
-        session = found if found is not None and found.login is None else self.sessions.begin()
+        session = self.sessions.visitor(request.cookies.get(COOKIE))
         onward = local_path(request.query_params.get("next", "/"))
         if request.method == "GET":
             return self.render(request, session, "login.html", {"next": onward, "error": ""})
         form = await read_form(request)
-        if found is not session or not self.sessions.accepts(session, form.get("form_token", "")):
+        if not self.sessions.accepts(session, form.get("form_token", "")):
             error = "the form was too old; try again"
             return self.render(request, session, "login.html", {"next": onward, "error": error}, 403)
         login = UserLogin(form.get("user", ""), form.get("password", ""), self.settings.login)
@@ -219,7 +218,6 @@ class Console:
         except PageError as error:
             logger.warning("login refused: user %r", login.user[:200])
             return self.render(request, session, "login.html", {"next": onward, "error": str(error)}, 403)
-        self.sessions.end(session)
         response = RedirectResponse(onward, 303)
         self._remember(response, self.sessions.begin(login))
         return response

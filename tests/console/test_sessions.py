@@ -1,0 +1,34 @@
+"""Which sessions the console keeps, and how long."""
+
+from __future__ import annotations
+
+from brokers.console.clients import UserLogin
+from brokers.console.logins import IDLE_SESSION_S, SESSIONS_MAX, BrowserSessions
+
+LOGIN = UserLogin("alice", "secret", "SCRAM-SHA-256")
+
+
+def test_a_visitors_key_is_its_session_until_it_is_too_old() -> None:
+    now_s = [1000.5]
+    sessions = BrowserSessions(lambda: now_s[0])
+    visitor = sessions.visitor(None)
+    token = sessions.form_token(visitor)
+    now_s[0] += IDLE_SESSION_S - 1
+    assert sessions.visitor(visitor.key).key == visitor.key
+    assert sessions.accepts(sessions.visitor(visitor.key), token)
+    assert sessions.find(visitor.key) is None, "a visitor is not logged in"
+    for forged in ("", ".", "1000.x.y", f"1001.{visitor.key}", visitor.key[:-1], f"{visitor.key}é", "é.é"):
+        assert not sessions.accepts(sessions.visitor(forged), token), forged
+    assert not sessions.accepts(BrowserSessions(lambda: now_s[0]).visitor(visitor.key), token)
+    now_s[0] += 2
+    assert not sessions.accepts(sessions.visitor(visitor.key), token)
+    logged_in = sessions.begin(LOGIN)
+    assert sessions.visitor(logged_in.key).key != logged_in.key
+
+
+def test_visitors_drive_out_no_session() -> None:
+    sessions = BrowserSessions()
+    session = sessions.begin(LOGIN)
+    for _ in range(SESSIONS_MAX + 1):
+        sessions.visitor(None)
+    assert sessions.find(session.key) is session
