@@ -31,6 +31,7 @@ from kazoo.protocol.serialization import Connect
 from kazoo.protocol.states import EventType, KazooState, KeeperState
 from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE, READ_ACL_UNSAFE
 
+from coordination.client_log import client_log
 from coordination.connect import CannotConnect, ConnectionSecurity, ConnectString, diagnose, parse_connect
 from coordination.loop_handler import LoopHandler
 from coordination.multi_read import GetMany
@@ -66,8 +67,7 @@ from coordination.store import (
 )
 
 _log = logging.getLogger(__name__)
-_kazoo_log = logging.getLogger(__name__ + ".kazoo")
-_kazoo_log.setLevel(logging.ERROR)  # it warns at every attempt to connect; this module logs once per session change
+_kazoo_log = client_log(__name__ + ".kazoo")  # nearly silent: this module logs once per session change
 
 DEFAULT_SESSION_TIMEOUT_MS = 18_000
 DEFAULT_CONNECT_TIMEOUT_MS = 6_000

@@ -216,3 +216,23 @@ async def test_a_new_certificate_is_taken_at_the_next_connection(
     said = [one.getMessage() for one in caplog.records if one.name == "brokers.security.followed_contexts"]
     assert said[0] == "connections to ZooKeeper use the new certificates from now on"
     assert said[1].startswith("connections to ZooKeeper go on with the certificates of before: zookeeper.ssl.keystore")
+
+
+@on_loop
+async def test_no_level_shows_what_is_secret(server: SecureZooKeeper, caplog: pytest.LogCaptureFixture) -> None:
+    """Logins, the session's own password, and what is written and read, by each kind of request."""
+    name = "coordination.zookeeper.kazoo"
+    caplog.set_level(1, logger=name)
+    store = await opened(f"{server.node.address}/silent", security({"zookeeper.digest.credentials": "fleet:s3cret"}))
+    await store.create("/a", b"h1dden")
+    await store.set("/a", b"h1dden too")
+    await store.multi([SetData("/a", b"h1dden"), Create("/b", b"h1dden")])
+    assert (await store.get("/a"))[0] == b"h1dden"
+    assert await store.get_many(["/a", "/b"])
+    credentials = store.credentials()
+    assert credentials is not None
+    await store.close()
+    lines = [one.getMessage() for one in caplog.records if one.name == name]
+    assert any("SetData /silent/a" in line for line in lines), "requests are in the log, by their kind and path"
+    for secret in ("s3cret", "h1dden", credentials[1].hex(), repr(credentials[1])[2:-1]):
+        assert not [line for line in lines if secret in line]
