@@ -9,6 +9,7 @@ Source: KIP-412, Kafka's LoggingController and RuntimeLoggerManager.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterable
 
 from brokers.model import BrokerId
@@ -61,10 +62,10 @@ def check_broker(name: str, broker_id: BrokerId | int) -> None:
     """Whether a resource's name is that of this broker: levels are its process's own. Raises WrongLoggerRequest."""
     if not name:
         raise WrongLoggerRequest("Broker id must not be empty")
-    if not (name.isascii() and name.lstrip("-").isdigit()):
+    if not re.fullmatch("-?[0-9]{1,10}", name):
         raise WrongLoggerRequest(f"Node id must be an integer, but it is: {name[:40]}")
-    if int(name[:20]) != broker_id:
-        raise WrongLoggerRequest(f"Unexpected broker id, expected {broker_id}, but received {name[:40]}")
+    if int(name) != broker_id:
+        raise WrongLoggerRequest(f"Unexpected broker id, expected {broker_id}, but received {name}")
 
 
 def check_set(name: str, level: str) -> None:

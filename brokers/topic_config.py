@@ -14,7 +14,7 @@ LONG, DOUBLE, LIST = SettingType.LONG, SettingType.DOUBLE, SettingType.LIST
 
 MIB, DAY_MS = 1024 * 1024, 24 * 3600 * 1000
 FOREVER = 2**63 - 1
-THROTTLED = r"\*|none|\d+:\d+"
+THROTTLED = r"\*|none|[0-9]{1,10}:[0-9]{1,10}"
 CODECS = ("producer", "uncompressed", "gzip", "snappy", "lz4", "zstd")
 GZIP_LEVELS = "-1|[1-9]"
 

@@ -10,6 +10,7 @@ Source: KIP-133, KIP-226, KIP-339 (incremental), KIP-1142 (ListConfigResources).
 from __future__ import annotations
 
 import logging
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -410,7 +411,7 @@ def _alterable(kind: int, name: str, metadata: MetadataCache) -> Resource:
         _topic(name, metadata)
     elif resource is Resource.GROUP:
         _check_group(name)
-    elif name and not (name.isascii() and name.isdigit() and int(name) < 2**31 and name == str(int(name))):
+    elif name and not (re.fullmatch("0|[1-9][0-9]{0,9}", name) and int(name) < 2**31):
         raise Refused(ErrorCode.INVALID_REQUEST, f"Broker resource name must be a broker id or empty: {name[:40]}")
     return resource
 

@@ -9,6 +9,7 @@ Source: KIP-73, with a budget instead of its sliding window, which large fetches
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 ALL = "*"
 LOOK_AGAIN_MS = 1_000
+_PAIR = re.compile(r"\s*([0-9]{1,10})\s*:\s*([0-9]{1,10})\s*")
 
 Side = Literal["leader", "follower"]
 
@@ -65,12 +67,8 @@ def throttled_replicas(items: tuple[str, ...]) -> frozenset[tuple[int, int]] | N
     """
     if ALL in items:
         return None
-    pairs = (item.partition(":") for item in items)
-    return frozenset(
-        (int(partition), int(broker_id))
-        for partition, _, broker_id in pairs
-        if partition.strip().isdecimal() and broker_id.strip().isdecimal()
-    )
+    pairs = (_PAIR.fullmatch(item) for item in items)
+    return frozenset((int(pair[1]), int(pair[2])) for pair in pairs if pair is not None)
 
 
 class ReplicationThrottle:

@@ -47,7 +47,7 @@ def test_whom_a_setting_names() -> None:
     assert throttled_replicas(()) == frozenset()
     assert throttled_replicas(("none",)) == frozenset()
     assert throttled_replicas(("*",)) is None
-    assert throttled_replicas(("0:1", "3:2", "x:1", "4", "-1:2", "5:")) == {(0, 1), (3, 2)}
+    assert throttled_replicas(("0:1", "3:2", "x:1", "4", "-1:2", "5:", "1" * 5_000 + ":1")) == {(0, 1), (3, 2)}
 
 
 @pytest.mark.parametrize("name", [name for name in TOPIC_SETTINGS if "throttled" in name])

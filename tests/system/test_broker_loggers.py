@@ -16,7 +16,7 @@ from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.interop, pytest.mark.zookeeper]
 
-LOGGER, SET, DELETE, APPEND = 8, 0, 1, 2
+BROKER, LOGGER, SET, DELETE, APPEND = 4, 8, 0, 1, 2
 INVALID_CONFIG, INVALID_REQUEST = 40, 42
 ROOM, MODULE = "brokers.peers", "brokers.peers.calls"
 
@@ -115,7 +115,16 @@ def test_what_cannot_be_changes_nothing(admin: KafkaAdminClient, changes: list[A
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("", "must not be empty"), ("2", "expected 1, but received 2"), ("one", "must be an integer, but it is: one")],
+    [
+        ("", "must not be empty"),
+        ("2", "expected 1, but received 2"),
+        ("-1", "expected 1, but received -1"),
+        ("one", "must be an integer, but it is: one"),
+        ("--5", "must be an integer"),
+        ("-", "must be an integer"),
+        ("1\n", "must be an integer"),
+        ("1" * 5_000, "must be an integer"),
+    ],
 )
 def test_levels_are_of_the_broker_that_is_asked(admin: KafkaAdminClient, name: str, said: str) -> None:
     (row,) = sent(admin, DescribeConfigsRequest(resources=[(LOGGER, name, None)])).results
@@ -131,6 +140,14 @@ def test_the_old_request_has_no_loggers(admin: KafkaAdminClient) -> None:
     (row,) = sent(admin, request).responses
     assert row.error_code == INVALID_REQUEST
     assert "does not support the resource type BROKER_LOGGER" in row.error_message
+
+
+@pytest.mark.parametrize("name", ["1" * 5_000, "01", "-1", "2147483648", "1\n"])
+def test_a_broker_has_a_number(admin: KafkaAdminClient, name: str) -> None:
+    request = IncrementalAlterConfigsRequest(resources=[(BROKER, name, [])], validate_only=True)
+    (row,) = sent(admin, request).responses
+    assert row.error_code == INVALID_REQUEST
+    assert "must be a broker id or empty" in row.error_message
 
 
 def test_the_command_line(broker: Fleet) -> None:
