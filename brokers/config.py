@@ -290,8 +290,8 @@ class BrokerConfig:
         INT, 5_000, "How often a coordinator computes how far its groups are behind, in ms; 0: never.", low=0
     )
     group_lag_series_max: int = setting(
-        INT, 10_000, "Partitions, and partitions of groups, of which a broker's /metrics has series of their own; above"
-        " it sums alone.", low=0,
+        INT, 10_000, "Partitions, partitions of groups, groups with their topics, and topics of which a broker's"
+        " /metrics has series of their own; above it sums alone.", low=0,
     )  # fmt: skip
 
     # transactions

@@ -24,7 +24,7 @@ from brokers.broker_figures import counted_topics, watch_broker
 from brokers.config import BrokerConfig
 from brokers.controller.controller import Controller
 from brokers.controller.handover import hand_over
-from brokers.coordinators.lag_families import LagFamilies
+from brokers.coordinators.lag_families import serve_lags
 from brokers.coordinators.lags import LagWatch
 from brokers.coordinators.runtime import CoordinatorRuntime
 from brokers.coordinators.transactions.coordinator import TransactionCoordinator, partition_count_of
@@ -317,11 +317,7 @@ class Node:
         lags = services.lags = LagWatch(
             config.broker_id, config.group_lag_interval_ms, services.groups, metadata, replicas, peers, services.clock
         )
-        families = LagFamilies(
-            config.broker_id, version("fleetlog"), config.group_lag_series_max, lags, metadata, replicas
-        )  # fmt: skip
-        lags.after_round(families.make)
-        self._metrics.group_families = families.page
+        serve_lags(config, version("fleetlog"), lags, metadata, replicas, self._metrics)
 
     # ---- registration ----------------------------------------------------------------------------------------------
 

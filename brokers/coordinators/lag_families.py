@@ -2,7 +2,8 @@
 
 A broker has the groups that it coordinates and the partitions that it leads, so sums over all brokers count nothing
 twice; what is of the whole fleet is told by the controller alone. The text is made after each round of the lag watch,
-in slices: a scrape only sends it. Above ``series_max`` partitions (or partitions of groups) there are sums alone.
+in slices: a scrape only sends it. Above ``series_max`` partitions, topics, partitions of groups, or groups with their
+topics there are sums alone; then groups that are behind have series of their own before the others.
 
 Names and labels are those of kafka_exporter 1.9 and kminion 2; ``kafka_consumergroup_uncommitted_offsets`` and
 ``kafka_consumer_lag_millis`` are those of Grafana's fork of the former.
@@ -13,14 +14,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
+from brokers.config import BrokerConfig
 from brokers.coordinators.lags import GroupLag, LagWatch
+from brokers.groups.lag import Progress
 from brokers.groups.members import GroupState
 from brokers.metadata.cache import MetadataCache
+from brokers.metrics import Metrics
 from brokers.model import BrokerInfo
 from brokers.replication.replicas import ReplicaManager
 
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 SAMPLES_PER_TURN = 1_000
+BEHIND_S = 60
+"""From this lag on a group has series of its own before groups that get on."""
 
 _FAMILIES: dict[str, str] = {
     "fleetlog_group_lag_records": "Records that a group has not consumed, by topic.",
@@ -28,7 +34,12 @@ _FAMILIES: dict[str, str] = {
     "fleetlog_group_state": "0 OK, 1 WARN, 2 STOP, 3 STALL, 4 REWIND: the worst of a group's partitions.",
     "fleetlog_group_members": "Members of a group.",
     "fleetlog_group_commits_total": "Offsets that a group committed.",
+    "fleetlog_groups": "Groups, by the worst state of their partitions.",
+    "fleetlog_groups_lag_records": "Records that groups have not consumed, added up over all groups.",
+    "fleetlog_groups_lag_seconds": "Age of the oldest record that some group has not consumed.",
     "fleetlog_lag_series_left_out": "Partitions without series of their own: group.lag.series.max.",
+    "fleetlog_lag_groups_left_out": "Groups without series of their own: group.lag.series.max.",
+    "fleetlog_lag_topics_left_out": "Topics without series of their own: group.lag.series.max.",
     "kafka_brokers": "Brokers of the fleet.",
     "kafka_broker_info": "1 for each broker.",
     "kafka_topic_partitions": "Partitions of a topic.",
@@ -82,8 +93,9 @@ class _Page:
         self._rows[name].append(f"{name}{{{told}}} {value}" if told else f"{name} {value}")
         self._samples += 1
 
-    async def turn(self) -> None:
-        """Let the loop run now and then."""
+    async def turn(self, looked_at: int = 0) -> None:
+        """Let the loop run now and then; ``looked_at`` are rows that became no samples."""
+        self._samples += looked_at
         if self._samples >= SAMPLES_PER_TURN:
             self._samples = 0
             await asyncio.sleep(0)
@@ -150,7 +162,8 @@ class LagFamilies:
             page.add("kafka_broker_info", 1, id=broker_id, address=f"{labels['address']}:{labels['port']}")
             controls = str(broker_id == metadata.controller_id).lower()
             page.add("kminion_kafka_broker_info", 1, **labels, is_controller=controls)
-        for name, topic in list(metadata.topics.items()):
+        topics = list(metadata.topics.items())
+        for name, topic in topics if len(topics) <= self._series_max else ():
             partitions = len(topic.partitions)
             page.add("kafka_topic_partitions", partitions, topic=name)
             factor = len(topic.partitions[0].replicas) if topic.partitions else 0
@@ -191,14 +204,20 @@ class LagFamilies:
                 page.add(
                     f"kminion_kafka_topic_partition_{name}_water_mark", value, topic_name=topic, partition_id=index
                 )
-        for name, sums in (("high", ends), ("low", starts)):
-            for topic, value in sums.items():
-                page.add(f"kminion_kafka_topic_{name}_water_mark_sum", value, topic_name=topic)
         sizes: dict[str, int] = {}
         for one in replicas:
             sizes[one.tp.topic] = sizes.get(one.tp.topic, 0) + one.log.size_bytes
-        for topic, size in sizes.items():
-            page.add("kminion_kafka_topic_log_dir_size_total_bytes", size, topic_name=topic)
+            await page.turn(1)
+        told = len(sizes) <= self._series_max
+        page.add("fleetlog_lag_topics_left_out", 0 if told else len(sizes))
+        for name, sums in (
+            ("high_water_mark_sum", ends),
+            ("low_water_mark_sum", starts),
+            ("log_dir_size_total_bytes", sizes),
+        ):
+            for topic, value in sums.items() if told else ():
+                page.add(f"kminion_kafka_topic_{name}", value, topic_name=topic)
+                await page.turn()
         own = self._metadata.brokers.get(self._broker_id)
         if own is not None:
             page.add("kminion_kafka_broker_log_dir_size_total_bytes", sum(sizes.values()), **_address(own))
@@ -210,12 +229,45 @@ class LagFamilies:
         groups = self._lags.groups
         rows = sum(len(group.partitions) for group in groups.values())
         single = rows <= self._series_max
-        for group in groups.values():
+        shown = await self._shown(page, groups)
+        page.add("fleetlog_lag_groups_left_out", len(groups) - len(shown))
+        told = 0
+        for group in shown:
             self._group(page, group)
             if single:
                 _group_partitions(page, group)
+                told += len(group.partitions)
             await page.turn()
-        return 0 if single else rows
+        return rows - told
+
+    async def _shown(self, page: _Page, groups: Mapping[str, GroupLag]) -> list[GroupLag]:
+        """The groups that have series of their own, those behind first; adds the sums over all."""
+        states = dict.fromkeys(Progress, 0)
+        records, longest, wanted = 0, 0.0, 0
+        ranked: list[tuple[bool, str, int]] = []
+        for group in groups.values():
+            topics = {tp.topic for tp in group.partitions} | {topic for one in group.assignments for topic in one}
+            late, progress = max((one.seconds for one in group.partitions.values()), default=0.0), group.progress
+            records += sum(one.records for one in group.partitions.values())
+            longest = max(longest, late)
+            states[progress] += 1
+            series = 1 + len(topics)
+            wanted += series
+            ranked.append((progress < Progress.STOP and late < BEHIND_S, group.group_id, series))
+            await page.turn(len(group.partitions) + 1)
+        for progress, count in states.items():
+            page.add("fleetlog_groups", count, state=progress.name)
+        page.add("fleetlog_groups_lag_records", records)
+        page.add("fleetlog_groups_lag_seconds", longest)
+        if wanted <= self._series_max:
+            return list(groups.values())
+        shown: list[GroupLag] = []
+        room = self._series_max
+        for _, group_id, series in sorted(ranked):
+            if series <= room:
+                room -= series
+                shown.append(groups[group_id])
+        return shown
 
     def _group(self, page: _Page, group: GroupLag) -> None:
         name = group.group_id
@@ -245,6 +297,21 @@ class LagFamilies:
             page.add("kafka_consumergroup_lag_sum", records, consumergroup=name, topic=topic)
             page.add("kminion_kafka_consumer_group_topic_offset_sum", offsets, group_id=name, topic_name=topic)
             page.add("kminion_kafka_consumer_group_topic_lag", records, group_id=name, topic_name=topic)
+
+
+def serve_lags(
+    config: BrokerConfig,
+    version: str,
+    lags: LagWatch,
+    metadata: MetadataCache,
+    replicas: ReplicaManager,
+    metrics: Metrics,
+) -> None:
+    """Make the text after each round of ``lags``, for the page of ``metrics``: only if some scrape can read that."""
+    if config.admin_listener and config.metrics_enable:
+        families = LagFamilies(config.broker_id, version, config.group_lag_series_max, lags, metadata, replicas)
+        lags.after_round(families.make)
+        metrics.group_families = families.page
 
 
 def _group_partitions(page: _Page, group: GroupLag) -> None:

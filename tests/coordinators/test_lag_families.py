@@ -1,0 +1,88 @@
+"""How large the page of groups becomes, and when it is made at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from brokers.config import BrokerConfig
+from brokers.coordinators.lag_families import LagFamilies, serve_lags
+from brokers.coordinators.lags import GroupLag
+from brokers.groups.lag import PartitionLag, Progress
+from brokers.metrics import Metrics
+from tests.support.coordinator_broker import Broker, play
+from tests.support.one_znode import OneZnode
+from wire.types import TopicPartition
+
+CAP = 10
+
+
+def group(name: str, records: int, seconds: float, progress: Progress = Progress.OK) -> GroupLag:
+    row = PartitionLag(0, records, records, seconds, progress)
+    return GroupLag(name, "Empty", "", "", 0, [], 1, {TopicPartition("t", 0): row}, 0)
+
+
+async def page_of(tmp_path: Path, groups: list[GroupLag]) -> dict[tuple[str, str], float]:
+    """Values by family, and by group or state."""
+    broker = await Broker(tmp_path, OneZnode()).ready()
+    lags: Any = broker.services.lags
+    lags.groups = {one.group_id: one for one in groups}
+    families = LagFamilies(1, "1", CAP, lags, broker.metadata, broker.replicas)
+    await families.make()
+    await broker.stop()
+    return {
+        (sample.name, sample.labels.get("group", sample.labels.get("state", ""))): sample.value
+        for family in text_string_to_metric_families(families.text.decode())
+        for sample in family.samples
+    }
+
+
+def test_series_of_groups_have_a_limit_and_those_behind_come_first(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        calm = [group(f"calm-{number}", 1, 0.1) for number in range(20)]
+        found = await page_of(tmp_path, [*calm, group("late", 7, 90.0), group("stopped", 5, 3.0, Progress.STOP)])
+        shown = {name for family, name in found if family == "fleetlog_group_state"}
+        assert shown == {"late", "stopped", "calm-0", "calm-1", "calm-10"}, "five groups with a topic each are ten"
+        assert {name for family, name in found if family == "fleetlog_group_lag_records"} == shown
+        assert found["fleetlog_lag_groups_left_out", ""] == 17
+        assert found["fleetlog_groups_lag_records", ""] == 32
+        assert found["fleetlog_groups_lag_seconds", ""] == 90.0
+        assert (found["fleetlog_groups", "OK"], found["fleetlog_groups", "STOP"]) == (21, 1)
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(("count", "left_out"), [(CAP // 2, 0), (CAP // 2 + 1, 1)])
+def test_below_the_limit_each_group_has_its_own(tmp_path: Path, count: int, left_out: int) -> None:
+    async def scenario() -> None:
+        found = await page_of(tmp_path, [group(f"g{number}", 1, 1.0) for number in range(count)])
+        assert found["fleetlog_lag_groups_left_out", ""] == left_out
+        assert found["fleetlog_lag_series_left_out", ""] == left_out
+        assert len([1 for family, _ in found if family == "fleetlog_group_state"]) == count - left_out
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("settings", "made"),
+    [
+        ({"admin_listener": "127.0.0.1:1"}, True),
+        ({"admin_listener": "127.0.0.1:1", "metrics_enable": False}, False),
+        ({"admin_listener": ""}, False),
+    ],
+)
+def test_the_text_is_made_where_metrics_are_served(tmp_path: Path, settings: dict[str, Any], made: bool) -> None:
+    async def scenario() -> None:
+        broker = await Broker(tmp_path, OneZnode()).ready()
+        lags, metrics = broker.services.lags, Metrics()
+        assert lags is not None
+        serve_lags(BrokerConfig(broker_id=1, **settings), "1", lags, broker.metadata, broker.replicas, metrics)
+        await lags.round()
+        assert (b"kminion_exporter_up" in metrics.group_families()) is made
+        assert bool(lags._after_round) is made
+        await broker.stop()
+
+    play(scenario)
