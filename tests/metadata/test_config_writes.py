@@ -93,8 +93,8 @@ WORKS = {
     "a broker's, inert": (
         Resource.BROKER,
         {},
-        [("log.cleaner.threads", SET, "2"), ("max.connections", SET, "7"), ("ssl.keystore.location", SET, "/k")],
-        {"log.cleaner.threads": "2", "max.connections": "7", "ssl.keystore.location": "/k"},
+        [("log.cleaner.threads", SET, "2"), ("max.connections", SET, "7"), ("num.io.threads", SET, "9")],
+        {"log.cleaner.threads": "2", "max.connections": "7", "num.io.threads": "9"},
     ),
     "a plugin's on a broker": (Resource.BROKER, {}, [("my.plugin.level", SET, "2")], {"my.plugin.level": "2"}),
     "group": (
