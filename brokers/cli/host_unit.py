@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -88,6 +89,8 @@ class Unit:
         self._pages = PageServer(self._page)
         self._stopping = asyncio.Event()
         self._exit_code = 0
+        self._lost = 0
+        """Lines of brokers that the log has not taken."""
         self._rolling: asyncio.Task[None] | None = None
         self._rolls = 0
         self._roll_said = "none yet"
@@ -98,7 +101,9 @@ class Unit:
         loop = asyncio.get_running_loop()
         await self._pages.start(*self._plan.admin)
         self._tasks = [loop.create_task(self._keep(child), name=f"broker {child.plan.id}") for child in self._children]
-        self._tasks.append(loop.create_task(self._watch(manager), name="watch"))
+        self._tasks.append(loop.create_task(self._watch(manager), name="all brokers"))
+        for task in self._tasks:
+            task.add_done_callback(self._on_task_end)
         await self._stopping.wait()
         manager.stopping()
         if self._rolling is not None:
@@ -123,11 +128,8 @@ class Unit:
     async def _keep(self, child: Child) -> None:
         """Start the broker; start it again when it ends, later each time."""
         while not self._stopping.is_set():
-            await self._start(child)
-            assert child.process is not None
-            await asyncio.gather(child.process.wait(), self._relay(child, child.process))
-            code, child.ready = child.process.returncode, False
-            child.said = f"ended with {code}"
+            code, child.said = await self._one_run(child)
+            child.ready = False
             child.changed.set()
             if self._stopping.is_set():
                 return
@@ -143,8 +145,24 @@ class Unit:
                 child.failures = 0
             pause_s = BACKOFF_S[min(child.failures, len(BACKOFF_S) - 1)]
             child.failures += 1
-            logger.error("broker %d ended with %s; it is started again in %g s", child.plan.id, code, pause_s)
+            logger.error("broker %d %s; it is started again in %g s", child.plan.id, child.said, pause_s)
             await self._pause(pause_s)
+
+    async def _one_run(self, child: Child) -> tuple[int | None, str]:
+        """From the start of a process to its end: the exit code, None if there was no process, and what to say."""
+        try:
+            process = await self._start(child)
+        except (OSError, subprocess.SubprocessError) as error:  # too many processes, no memory
+            return None, f"could not be started: {error}"
+        await asyncio.gather(process.wait(), self._relay(child, process))
+        return process.returncode, f"ended with {process.returncode}"
+
+    def _on_task_end(self, task: asyncio.Task[None]) -> None:
+        """Brokers that nothing looks after are worse than a unit that is started anew."""
+        if not self._stopping.is_set() and not task.cancelled():
+            logger.error("nothing looks after %s any more: the unit stops", task.get_name(), exc_info=task.exception())
+            self._exit_code = 1
+            self.stop()
 
     async def _pause(self, seconds: float) -> None:
         try:
@@ -153,13 +171,13 @@ class Unit:
         except TimeoutError:
             pass
 
-    async def _start(self, child: Child) -> None:
+    async def _start(self, child: Child) -> asyncio.subprocess.Process:
         root = str(Path(brokers.__file__).parents[1])
         environment = dict(os.environ)
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [root, environment.get("PYTHONPATH")]))
         child.ready_since, child.ready, child.said = 0.0, False, "starting"
         child.starts += 1
-        child.process = await asyncio.create_subprocess_exec(
+        child.process = process = await asyncio.create_subprocess_exec(
             *self._command(child.plan),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
@@ -168,7 +186,8 @@ class Unit:
             preexec_fn=ends_with_parent(signal.SIGTERM),
             env=environment,
         )
-        logger.info("broker %d has process %d", child.plan.id, child.process.pid)
+        logger.info("broker %d has process %d", child.plan.id, process.pid)
+        return process
 
     async def _relay(self, child: Child, process: asyncio.subprocess.Process) -> None:
         """Copy the broker's output, each line behind its name, so that lines of two brokers stay apart."""
@@ -178,11 +197,21 @@ class Unit:
             *lines, rest = (rest + data).split(b"\n")
             if len(rest) > LINE_MAX:
                 lines, rest = [*lines, rest], b""
-            self._out.write(b"".join(name + line + b"\n" for line in lines))
-            self._out.flush()
+            self._write(b"".join(name + line + b"\n" for line in lines))
         if rest:
-            self._out.write(name + rest + b"\n")
+            self._write(name + rest + b"\n")
+
+    def _write(self, lines: bytes) -> None:
+        """A log that takes nothing (full disk, closed pipe) costs lines, not brokers: their pipes are read on."""
+        try:
+            self._out.write(lines)
             self._out.flush()
+        except OSError:
+            self._lost += lines.count(b"\n")
+            return
+        if self._lost:
+            logger.warning("the log took no lines for a while: about %d are lost", self._lost)
+            self._lost = 0
 
     async def _ended(self, child: Child, patience_s: float) -> bool:
         """Wait for the end of the process; kill it when it takes too long. Whether that was not necessary."""

@@ -1,0 +1,105 @@
+"""What a unit does for its brokers when the machine refuses it something, with programs in the brokers' place."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+from brokers.cli.host_plan import HostPlan, PlannedBroker, plan_host
+from brokers.cli.host_unit import Unit
+from brokers.server.service_manager import ServiceManager
+from coordination.ensemble import free_ports
+from tests.support.waiting import eventually_async
+
+TALKS = [sys.executable, "-c", "import sys; sys.stderr.write(('x' * 99 + chr(10)) * 20_000)"]
+"""Writes far more than a pipe holds, then ends."""
+RUNS = [sys.executable, "-c", "import time; time.sleep(600)"]
+
+
+def planned(directory: Path, count: int) -> HostPlan:
+    (port,) = free_ports(1)
+    text = f"broker.id=1\nlog.dirs={directory}\nzookeeper.connect=127.0.0.1:1\nlisteners=PLAINTEXT://127.0.0.1:0\n"
+    return plan_host(f"{text}admin.listener=127.0.0.1:{port}\n", "f.properties", {}, {}, count, 1)
+
+
+def run_unit(
+    plan: HostPlan,
+    command: Callable[[PlannedBroker], list[str]],
+    out: IO[bytes],
+    good: Callable[[Unit], bool] | None = None,
+) -> int:
+    """The unit's exit code; it is stopped once it is good."""
+
+    async def work() -> int:
+        unit = Unit(plan, command, lambda: plan, out)
+        running = asyncio.create_task(unit.run(ServiceManager({}, os.getpid())))
+        if good is not None:
+            await eventually_async(lambda: good(unit), "the unit is well", 20)
+            unit.stop()
+        return await asyncio.wait_for(running, 20)
+
+    return asyncio.run(work())
+
+
+def started_again(unit: Unit) -> bool:
+    return bool(unit.state()["brokers"][0]["starts"] > 1)
+
+
+def test_a_log_that_takes_no_lines_stops_no_broker(tmp_path: Path) -> None:
+    with open("/dev/full", "wb", buffering=0) as full:
+        code = run_unit(planned(tmp_path, 1), lambda _: TALKS, full, started_again)
+    assert code == 0
+
+
+def test_lost_lines_are_counted_when_the_log_takes_lines_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = tmp_path / "log"
+    os.mkfifo(log)
+    reader = os.open(log, os.O_RDONLY | os.O_NONBLOCK)
+    with log.open("wb", buffering=0) as out:
+        os.close(reader)  # from now on each write is EPIPE
+
+        def good(unit: Unit) -> bool:
+            nonlocal reader
+            if started_again(unit) and not again:
+                reader = os.open(log, os.O_RDONLY | os.O_NONBLOCK)
+                again.append(reader)
+            return "the log took no lines for a while: about" in caplog.text
+
+        again: list[int] = []
+        run_unit(planned(tmp_path, 1), lambda _: [sys.executable, "-c", "print('x')"], out, good)
+        assert os.read(reader, 100).startswith(b"[broker 1] x\n")
+        os.close(reader)
+
+
+def test_a_broker_that_the_machine_cannot_start_is_tried_again(tmp_path: Path) -> None:
+    program = tmp_path / "program"
+
+    def good(unit: Unit) -> bool:
+        (row,) = unit.state()["brokers"]
+        if row["said"].startswith("could not be started: ") and not program.exists():
+            program.symlink_to("/bin/sleep")
+        return row["process"] is not None
+
+    with (tmp_path / "log").open("wb") as out:
+        code = run_unit(planned(tmp_path, 1), lambda _: [str(program), "600"], out, good)
+    assert code == 0
+
+
+def test_a_unit_that_cannot_look_after_its_brokers_ends(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def command(broker: PlannedBroker) -> list[str]:
+        if broker.id == 2:
+            raise RuntimeError("can't start new thread")
+        return RUNS
+
+    with (tmp_path / "log").open("wb") as out:
+        assert run_unit(planned(tmp_path, 2), command, out) == 1
+    assert "nothing looks after broker 2 any more: the unit stops" in caplog.text
+    assert "can't start new thread" in caplog.text
