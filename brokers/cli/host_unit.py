@@ -229,20 +229,27 @@ class Unit:
     # ---- health ----------------------------------------------------------------------------------------------------
 
     async def _watch(self, manager: ServiceManager) -> None:
-        """See which brokers are ready, and kill one whose loop stands still for too long."""
+        """See which brokers are ready, and kill one whose loop stands still for too long.
+
+        The start is complete when each broker was ready or has failed: those that serve don't depend on the others.
+        """
         manager.feed_watchdog(asyncio.get_running_loop())
-        told, looks = "", 0
+        told, looks, complete = "", 0, False
         while True:
             looks += 1
             await asyncio.gather(*(self._look(child, looks % LIVE_EVERY == 0) for child in self._children))
             count = sum(child.ready for child in self._children)
+            failing = [str(child.plan.id) for child in self._children if child.failures and not child.ready]
             status = f"{count} of {len(self._children)} brokers ready"
+            if failing:
+                status += f"; failed, and started again: broker {', '.join(failing)}"
+            if not complete and all(child.ever_ready or child.failures for child in self._children):
+                complete = True
+                manager.ready(status)
+            elif status != told:
+                manager.status(status)
             if status != told:
                 logger.info("%s", status)
-                if told.startswith("ready:") or count < len(self._children):
-                    manager.status(status)
-                else:
-                    manager.ready(status)
                 told = status
             await asyncio.sleep(WATCH_S if count == len(self._children) else LOOK_S)
 

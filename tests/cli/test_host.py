@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -63,10 +64,10 @@ class Host:
         values = {**self.settings, **{name.replace("_", "."): value for name, value in settings.items()}}
         self.config.write_text("".join(f"{name}={value}\n" for name, value in values.items()))
 
-    def start(self) -> None:
+    def start(self, **environment: str) -> None:
         command = [sys.executable, "-m", "brokers.cli.main", "host", str(self.config), "--brokers", str(self.count)]
         with self.log.open("ab") as out:
-            self.process = subprocess.Popen(command, stdout=out, stderr=out, cwd=ROOT)
+            self.process = subprocess.Popen(command, stdout=out, stderr=out, cwd=ROOT, env=os.environ | environment)
 
     def page(self, path: str) -> tuple[int, str]:
         try:
@@ -231,3 +232,29 @@ def test_a_broker_that_cannot_start_is_tried_again(tmp_path: Path) -> None:
         assert made.process.wait(60) == 0
     finally:
         made.close()
+
+
+def test_the_start_is_complete_without_a_broker_that_fails(tmp_path: Path) -> None:
+    made = Host(tmp_path, 2)
+    path = tmp_path / "notify"
+    told: list[str] = []
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as inbox, socket.socket() as other:
+        inbox.bind(str(path))
+        inbox.settimeout(60)
+        other.bind(("127.0.0.1", made.port + 1))  # the second broker's
+        other.listen(1)
+        try:
+            made.start(NOTIFY_SOCKET=str(path))
+            while "READY=1" not in (told or [""])[-1]:
+                told.append(inbox.recv(4096).decode())
+            while not told[-1].endswith("STATUS=1 of 2 brokers ready; failed, and started again: broker 2"):
+                told.append(inbox.recv(4096).decode())
+            other.close()
+            while not told[-1].endswith("STATUS=2 of 2 brokers ready"):
+                told.append(inbox.recv(4096).decode())
+            assert sum("READY=1" in one for one in told) == 1
+            assert made.process is not None
+            made.process.terminate()
+            assert made.process.wait(90) == 0
+        finally:
+            made.close()
