@@ -36,6 +36,10 @@ HERE: Final = Path(__file__).parent
 COOKIE: Final = "fleetlog_console"
 THREADS: Final = 16
 """Pages that are answered at the same time; the others wait."""
+LOGINS: Final = 4
+"""Logins that are tried at the same time, apart from the pages."""
+LOGINS_WAITING_MAX: Final = 16
+"""Logins that wait for their turn; more are refused at once."""
 NAVIGATION: Final = (
     ("/", "Fleet"),
     ("/topics", "Topics"),
@@ -83,6 +87,7 @@ class Console:
         self.sessions = BrowserSessions()
         self.clients = FleetClients(settings.target)
         self._threads = anyio.CapacityLimiter(THREADS)
+        self._logins = anyio.CapacityLimiter(LOGINS)
         self._templates = Environment(
             loader=PackageLoader("brokers.console"), autoescape=True, undefined=StrictUndefined,
             trim_blocks=True, lstrip_blocks=True,
@@ -214,10 +219,12 @@ class Console:
         try:
             if not login.user or not login.password:
                 raise PageError(403, "give a user and a password")
-            await self.run(lambda: self._try(login))
+            if self._logins.statistics().tasks_waiting >= LOGINS_WAITING_MAX:
+                raise PageError(503, "too many logins are being tried; try again in a few seconds")
+            await anyio.to_thread.run_sync(self._try, login, limiter=self._logins)
         except PageError as error:
             logger.warning("login refused: user %r", login.user[:200])
-            return self.render(request, session, "login.html", {"next": onward, "error": str(error)}, 403)
+            return self.render(request, session, "login.html", {"next": onward, "error": str(error)}, error.status)
         response = RedirectResponse(onward, 303)
         self._remember(response, self.sessions.begin(login))
         return response

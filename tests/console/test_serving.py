@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -20,7 +21,7 @@ def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         f"security.protocol=SASL_PLAINTEXT\nsasl.mechanism=SCRAM-SHA-256\nsasl.jaas.config={login}\n", "utf-8"
     )
     with socket.create_server(("127.0.0.1", 0), backlog=128) as silent:
-        options = ("--login", "SCRAM-SHA-256", "--command-config", str(file), "--timeout", "2")
+        options = ("--login", "SCRAM-SHA-256", "--command-config", str(file), "--timeout", "1")
         served = Served(f"127.0.0.1:{silent.getsockname()[1]}", *options)
         yield served
         served.close()
@@ -46,3 +47,17 @@ def test_connections_that_send_no_request_are_closed(console: Served) -> None:
     finally:
         for connection in connections:
             connection.close()
+
+
+def test_logins_beyond_those_that_wait_are_refused_at_once(console: Served) -> None:
+    visitor = Visitor(console)
+    token = visitor.token(visitor.page("/login"))
+
+    def attempt(number: int) -> int:
+        return visitor.post("/login", {"form_token": token, "user": f"user-{number}", "password": "x"}).status
+
+    with ThreadPoolExecutor(40) as pool:
+        statuses = list(pool.map(attempt, range(40)))
+    assert set(statuses) == {403, 503}
+    assert statuses.count(403) >= 20
+    assert attempt(40) == 403
