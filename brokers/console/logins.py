@@ -75,9 +75,9 @@ class BrowserSessions:
         now_s = self._now_s()
         named, _, signature = (key or "").rpartition(".")
         begun = named.partition(".")[0]
-        if named and hmac.compare_digest(self._signature(named).encode(), signature.encode()):
-            if 0 <= now_s - int(begun) <= IDLE_SESSION_S:
-                return BrowserSession(key or "", int(begun), now_s)
+        is_ours = hmac.compare_digest(self._signature(named).encode(), signature.encode())
+        if is_ours and 0 <= now_s - int(begun) <= IDLE_SESSION_S:
+            return BrowserSession(key or "", int(begun), now_s)
         named = f"{int(now_s)}.{secrets.token_urlsafe(32)}"
         return BrowserSession(f"{named}.{self._signature(named)}", int(now_s), now_s)
 
