@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
@@ -52,10 +52,16 @@ class _Idle(NamedTuple):
 
 
 class FleetClients:
-    """A pool: a page has a client to itself, since a client's requests wait for each other."""
+    """A pool: a page has a client to itself, since a client's requests wait for each other.
 
-    def __init__(self, target: Target) -> None:
+    Clients rest only for logins of which ``is_open`` says that a session has them, and for none at all.
+    """
+
+    def __init__(
+        self, target: Target, is_open: Callable[[UserLogin], bool], now_s: Callable[[], float] = time.monotonic
+    ) -> None:
         self.target = target
+        self._is_open, self._now_s = is_open, now_s
         self._idle: dict[UserLogin | None, list[_Idle]] = {}
         self._lock = threading.Lock()
 
@@ -72,7 +78,7 @@ class FleetClients:
         lent = self._rested(login)
         if lent is None:
             stack = ExitStack()
-            lent = _Idle(stack.enter_context(admin(target, about)), stack, time.monotonic())
+            lent = _Idle(stack.enter_context(admin(target, about)), stack, self._now_s())
         try:
             with explained(target, about):
                 yield lent.client
@@ -94,7 +100,7 @@ class FleetClients:
                 found = idle.pop() if idle else None
             if found is None:
                 return None
-            rested_s = time.monotonic() - found.since_s
+            rested_s = self._now_s() - found.since_s
             if rested_s < FRESH_S:
                 return found
             try:
@@ -107,11 +113,33 @@ class FleetClients:
 
     def _give_back(self, login: UserLogin | None, lent: _Idle) -> None:
         with self._lock:
-            idle = self._idle.setdefault(login, [])
-            if len(idle) < IDLE_MAX:
-                idle.append(lent._replace(since_s=time.monotonic()))
+            if len(self._idle.get(login, ())) < IDLE_MAX and self._may_rest(login):
+                self._idle.setdefault(login, []).append(lent._replace(since_s=self._now_s()))
                 return
         lent.stack.close()
+
+    def _may_rest(self, login: UserLogin | None) -> bool:
+        return login is None or self._is_open(login)
+
+    def resting(self) -> dict[UserLogin | None, int]:
+        """How many clients rest, by login."""
+        with self._lock:
+            return {login: len(idle) for login, idle in self._idle.items()}
+
+    def sweep(self) -> None:
+        """Close the clients that rested for too long, and those of users that have no session any more."""
+        ended: list[_Idle] = []
+        with self._lock:
+            oldest_s = self._now_s() - IDLE_S
+            for login, idle in list(self._idle.items()):
+                kept = [one for one in idle if one.since_s > oldest_s] if self._may_rest(login) else []
+                ended += [one for one in idle if one not in kept]
+                if kept:
+                    self._idle[login] = kept
+                else:
+                    del self._idle[login]
+        for one in ended:
+            one.stack.close()
 
     def drop(self, login: UserLogin | None) -> None:
         """Close the idle clients of a user that logged out."""

@@ -46,17 +46,26 @@ class BrowserSessions:
         self._secret = secrets.token_bytes(32)
         self._open: dict[str, BrowserSession] = {}
 
-    def find(self, key: str | None) -> BrowserSession | None:
-        """The session of a cookie, unless it has ended."""
+    def find(self, key: str | None, *, renews: bool = True) -> BrowserSession | None:
+        """The session of a cookie, unless it has ended. ``renews``: a person asks, not the page by itself."""
         found = self._open.get(key or "")
         if found is None:
             return None
-        now_s = self._now_s()
-        if now_s - found.used_s > IDLE_SESSION_S or now_s - found.begun_s > LONGEST_SESSION_S:
+        if self._is_over(found):
             del self._open[found.key]
             return None
-        found.used_s = now_s
+        if renews:
+            found.used_s = self._now_s()
         return found
+
+    def _is_over(self, session: BrowserSession) -> bool:
+        now_s = self._now_s()
+        return now_s - session.used_s > IDLE_SESSION_S or now_s - session.begun_s > LONGEST_SESSION_S
+
+    def forget_ended(self) -> None:
+        """Drop the sessions whose time is over, with their passwords."""
+        for session in [one for one in self._open.values() if self._is_over(one)]:
+            self.end(session)
 
     def begin(self, login: UserLogin | None = None) -> BrowserSession:
         """A new session, with a key that was not used before. The one that rested longest makes way."""
@@ -89,8 +98,8 @@ class BrowserSessions:
         self._open.pop(session.key, None)
 
     def logged_in(self, login: UserLogin) -> bool:
-        """Whether another session still has that login."""
-        return any(one.login == login for one in self._open.values())
+        """Whether a session has that login. From any thread."""
+        return any(one.login == login for one in list(self._open.values()))
 
     def form_token(self, session: BrowserSession) -> str:
         """What a form of this session must send back, so that no other site's form is obeyed."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import quote, urlsplit
 
+import anyio
 import anyio.to_thread
 import click
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -34,6 +35,10 @@ from brokers.console.logins import BrowserSession, BrowserSessions
 logger = logging.getLogger(__name__)
 HERE: Final = Path(__file__).parent
 COOKIE: Final = "fleetlog_console"
+HTMX: Final = "hx-request"
+AUTOMATIC: Final = "fleetlog-automatic"
+"""Headers of the requests that a page makes by itself: its parts that renew themselves, and the live tail."""
+SWEEP_S: Final = 60.0
 THREADS: Final = 16
 """Pages that are answered at the same time; the others wait."""
 LOGINS: Final = 4
@@ -85,7 +90,7 @@ class Console:
     def __init__(self, settings: ConsoleSettings) -> None:
         self.settings = settings
         self.sessions = BrowserSessions()
-        self.clients = FleetClients(settings.target)
+        self.clients = FleetClients(settings.target, self.sessions.logged_in)
         self._threads = anyio.CapacityLimiter(THREADS)
         self._logins = anyio.CapacityLimiter(LOGINS)
         self._templates = Environment(
@@ -95,6 +100,16 @@ class Console:
         self._templates.filters |= {"bytes": _bytes_filter, "iso": _iso_filter, "q": lambda text: quote(str(text), "")}
         self._templates.globals |= {"share_bar": charts.share_bar, "bars": charts.bars, "navigation": NAVIGATION}
 
+    async def sweep(self) -> None:
+        """Each minute, end the sessions whose time is over, and close what nothing uses."""
+        while True:
+            await anyio.sleep(SWEEP_S)
+            self.sessions.forget_ended()
+            try:
+                await anyio.to_thread.run_sync(self.clients.sweep)
+            except Exception:  # whatever a connection says when it is closed, the console goes on
+                logger.exception("cannot close idle connections to the brokers")
+
     # ---- pages -----------------------------------------------------------------------------------------------------
 
     async def run(self, work: Callable[[], _Value]) -> _Value:
@@ -103,7 +118,7 @@ class Console:
 
     def session(self, request: Request) -> BrowserSession:
         """The request's session, a new one where no login is wanted; raises LoginNeeded."""
-        found = self.sessions.find(request.cookies.get(COOKIE))
+        found = self.sessions.find(request.cookies.get(COOKIE), renews=not is_automatic(request))
         if self.settings.login is not None:
             if found is None or found.login is None:
                 raise LoginNeeded
@@ -254,12 +269,14 @@ class Console:
     async def refuse(self, request: Request, error: Exception) -> Response:
         """A page that says what is wrong."""
         if isinstance(error, LoginNeeded):
+            if HTMX in request.headers:
+                return Response(status_code=401, headers={"HX-Refresh": "true"})  # the whole page, not a part of it
             if wants_json(request):
                 return JSONResponse({"error": "log in first, by /login"}, 401)
             return RedirectResponse(f"/login?next={quote(_address(request), '')}", 303)
         status = error.status if isinstance(error, PageError) else getattr(error, "status_code", 500)
         text = str(error) if isinstance(error, PageError) else HTTPStatus(status).phrase
-        session = self.sessions.find(request.cookies.get(COOKIE))
+        session = self.sessions.find(request.cookies.get(COOKIE), renews=not is_automatic(request))
         answer = {"error": text, "status": status, "title": HTTPStatus(status).phrase}
         return self.render(request, session, "error.html", answer, status)
 
@@ -272,6 +289,11 @@ def refusable(work: Callable[[], _Value]) -> _Value:
         raise PageError.of(error) from error
     except click.UsageError as error:
         raise PageError(400, error.format_message()) from error
+
+
+def is_automatic(request: Request) -> bool:
+    """Whether the page asks by itself: such requests keep no session from ending."""
+    return HTMX in request.headers or AUTOMATIC in request.headers
 
 
 def wants_json(request: Request) -> bool:
@@ -317,7 +339,10 @@ def create_console(settings: ConsoleSettings) -> Starlette:
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        yield
+        async with anyio.create_task_group() as group:
+            group.start_soon(console.sweep)
+            yield
+            group.cancel_scope.cancel()
         console.clients.close()
 
     routes: list[BaseRoute] = [Route(path, console.page(template, page)) for path, template, page in PAGES]

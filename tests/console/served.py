@@ -18,6 +18,16 @@ ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 60
 
 
+def scram_config(directory: Path) -> Path:
+    """A --command-config whose own login is not used: users log in."""
+    file = directory / "command.properties"
+    login = 'org.apache.kafka.common.security.scram.ScramLoginModule required username="none" password="none";'
+    file.write_text(
+        f"security.protocol=SASL_PLAINTEXT\nsasl.mechanism=SCRAM-SHA-256\nsasl.jaas.config={login}\n", "utf-8"
+    )
+    return file
+
+
 class Got(NamedTuple):
     """One answer."""
 

@@ -8,7 +8,11 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer
 
-from tests.console.served import Got, Served, Visitor
+from brokers.cli.client import Target
+from brokers.cli.command_config import read_command_config
+from brokers.console.clients import IDLE_S, FleetClients, UserLogin
+from brokers.console.logins import BrowserSessions
+from tests.console.served import Got, Served, Visitor, scram_config
 from tests.support.fleet import Fleet
 from tests.support.secured import BROKER_PASSWORD, BROKER_USER, PASSWORD, USER, confluent, secured_fleet
 
@@ -31,11 +35,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 @pytest.fixture
 def console(guarded: Fleet, tmp_path: Path) -> Iterator[Served]:
-    file = tmp_path / "command.properties"
-    login = 'org.apache.kafka.common.security.scram.ScramLoginModule required username="none" password="none";'
-    file.write_text(
-        f"security.protocol=SASL_PLAINTEXT\nsasl.mechanism=SCRAM-SHA-256\nsasl.jaas.config={login}\n", "utf-8"
-    )
+    file = scram_config(tmp_path)
     served = Served(guarded.bootstrap, "--login", "SCRAM-SHA-256", "--command-config", str(file))
     yield served
     assert served.close() == 0
@@ -98,3 +98,37 @@ def test_each_user_sees_and_changes_what_the_acls_let_them(guarded: Fleet, conso
     assert alice.get("/topics").status == 303, "the session has ended on the server, too"
     for page in (admin.page("/"), admin.page("/security")):
         assert BROKER_PASSWORD not in page
+
+
+def test_no_connection_rests_for_a_user_without_a_session(guarded: Fleet, tmp_path: Path) -> None:
+    target = Target(guarded.bootstrap, 20.0, read_command_config(scram_config(tmp_path)))
+    sessions, now_s = BrowserSessions(), [0.0]
+    clients = FleetClients(target, sessions.logged_in, lambda: now_s[0])
+    login = UserLogin(USER, PASSWORD, "SCRAM-SHA-256")
+
+    def asked() -> None:
+        with clients.lend(login) as client:
+            client.describe_cluster()
+        assert clients.resting() == {login: 1}
+
+    session = sessions.begin(login)
+    asked()
+    with clients.lend(login) as client:
+        sessions.end(session)
+        clients.drop(login)
+        client.describe_cluster()
+    assert clients.resting() == {}, "a page that ends after the logout gives nothing back"
+
+    session = sessions.begin(login)
+    asked()
+    clients.sweep()
+    assert clients.resting() == {login: 1}
+    sessions.end(session)
+    clients.sweep()
+    assert clients.resting() == {}
+
+    sessions.begin(login)
+    asked()
+    now_s[0] += IDLE_S + 1
+    clients.sweep()
+    assert clients.resting() == {}

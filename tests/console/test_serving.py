@@ -9,17 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.console.served import Served, Visitor
+from tests.console.served import Served, Visitor, scram_config
 
 
 @pytest.fixture(scope="module")
 def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """With login, at a broker that takes connections and never answers."""
-    file = tmp_path_factory.mktemp("console") / "command.properties"
-    login = 'org.apache.kafka.common.security.scram.ScramLoginModule required username="none" password="none";'
-    file.write_text(
-        f"security.protocol=SASL_PLAINTEXT\nsasl.mechanism=SCRAM-SHA-256\nsasl.jaas.config={login}\n", "utf-8"
-    )
+    file = scram_config(tmp_path_factory.mktemp("console"))
     with socket.create_server(("127.0.0.1", 0), backlog=128) as silent:
         options = ("--login", "SCRAM-SHA-256", "--command-config", str(file), "--timeout", "1")
         served = Served(f"127.0.0.1:{silent.getsockname()[1]}", *options)

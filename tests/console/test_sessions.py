@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+from starlette.requests import Request
+
+from brokers.cli.client import Target
 from brokers.console.clients import UserLogin
 from brokers.console.logins import IDLE_SESSION_S, SESSIONS_MAX, BrowserSessions
+from brokers.console.web import COOKIE, Console, ConsoleSettings, LoginNeeded
 
 LOGIN = UserLogin("alice", "secret", "SCRAM-SHA-256")
 
@@ -32,3 +37,33 @@ def test_visitors_drive_out_no_session() -> None:
     for _ in range(SESSIONS_MAX + 1):
         sessions.visitor(None)
     assert sessions.find(session.key) is session
+
+
+def test_a_session_whose_time_is_over_is_forgotten_with_its_login() -> None:
+    now_s = [0.0]
+    sessions = BrowserSessions(lambda: now_s[0])
+    sessions.begin(LOGIN)
+    now_s[0] = IDLE_SESSION_S
+    sessions.forget_ended()
+    assert sessions.logged_in(LOGIN)
+    now_s[0] += 1
+    sessions.forget_ended()
+    assert not sessions.logged_in(LOGIN)
+
+
+@pytest.mark.parametrize(("header", "lasts"), [("hx-request", False), ("fleetlog-automatic", False), ("accept", True)])
+def test_what_a_page_asks_by_itself_keeps_no_session(header: str, lasts: bool) -> None:
+    now_s = [0.0]
+    console = Console(ConsoleSettings(Target("127.0.0.1:1", 1.0), frozenset(), "SCRAM-SHA-256"))
+    console.sessions = BrowserSessions(lambda: now_s[0])
+    session = console.sessions.begin(LOGIN)
+    headers = [(b"cookie", f"{COOKIE}={session.key}".encode()), (header.encode(), b"true")]
+    request = Request({"type": "http", "headers": headers})
+    now_s[0] = IDLE_SESSION_S - 1
+    assert console.session(request) is session
+    now_s[0] += 2
+    if lasts:
+        assert console.session(request) is session
+    else:
+        with pytest.raises(LoginNeeded):
+            console.session(request)

@@ -51,7 +51,8 @@
     const form = new URLSearchParams(new FormData(document.querySelector("main form.search")));
     for (const [name, value] of Object.entries({ from: "end", count: "50", cursor, format: "json" })) form.set(name, value);
     try {
-      const page = await (await fetch(`${tail.dataset.tail}?${form}`, { headers: { Accept: "application/json" } })).json();
+      const headers = { Accept: "application/json", "Fleetlog-Automatic": "true" };
+      const page = await (await fetch(`${tail.dataset.tail}?${form}`, { headers })).json();
       if (page.error) throw new Error(page.error);
       if (shown === 0 && page.messages.length) rows.querySelectorAll(".none").forEach((one) => one.closest("tr").remove());
       page.messages.forEach(add);
