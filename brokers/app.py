@@ -133,6 +133,7 @@ class Broker:
         self._store: ZookeeperStore | None = None
         self._node: Node | None = None
         self._tls: dict[str, TlsListener] = {}
+        self._certificates: DynamicTls | None = None
         self._issuers: dict[str, IssuerKeys] = {}
         self._client_configs: ClientConfigs | None = None
         self._stopping = False
@@ -190,8 +191,9 @@ class Broker:
         self._watch.start()
         self._store.heartbeats_prove(self._watch.standing_ms)
         if self._tls:
-            services.certificates = certificates = DynamicTls(self.config, self._tls, peer_contexts, self._clock)
-            await certificates.start(services.metadata)
+            self._certificates = DynamicTls(self.config, self._tls, peer_contexts, self._clock)
+            services.certificates = self._certificates
+            await self._certificates.start(services.metadata)
         self._server.serve(services, logins=await self._follow_clients(services, logins), tls=self._tls)
         self._lag_probe = self._loop.create_task(self._probe_loop_lag(), name="loop lag")
 
@@ -304,6 +306,8 @@ class Broker:
 
     def _troubles(self) -> list[str]:
         certificates = [f"listener {one.name}: {one.refusal}" for one in self._tls.values() if one.refusal is not None]
+        if self._certificates is not None and self._certificates.left_over is not None:
+            certificates.append(self._certificates.left_over)
         return [
             *(self._node.troubles() if self._node is not None else ()), *self._descriptors.troubles(), *certificates,
         ]  # fmt: skip

@@ -174,6 +174,10 @@ class Handshakes:
             handshake.unsent = NO_TLS_ALERT
             self._fail(handshake, not_tls())
             return
+        if handshake.engine is None and handshake.listener.withheld:
+            text = f"it serves none until what is stored for it can be used: {handshake.listener.refusal}"
+            self._fail(handshake, TlsFailure(TlsProblem.OTHER, text))
+            return
         size = first_record_bytes(received)
         if size is not None and size > RECORD_BYTES_MAX:
             self._fail(handshake, TlsFailure(TlsProblem.TOO_LONG, f"the peer's first record has {size} bytes"))

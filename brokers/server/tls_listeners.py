@@ -50,6 +50,9 @@ class TlsListener:
         self.protocol = protocol
         self.refusal: str | None = None
         """Why the files, as they are now, are not in use."""
+        self.withheld = False
+        """Whether no connection is served, since what is in use is older than what should be."""
+        self._unusable: str | None = None
         self._files = CertificateFiles(settings, make, now_s)
         self._followed = threading.Lock()
         self._mapper = settings.mapper if protocol == "SSL" else None
@@ -90,22 +93,29 @@ class TlsListener:
 
     def want(self, settings: TlsSettings) -> None:
         """Let the next :meth:`follow` take over the files of these settings."""
+        self._unusable = None
         self._files.want(settings)
+
+    def refuse(self, why: str) -> None:
+        """What was wanted gives no settings: what is in use stays until the next :meth:`want`."""
+        self._unusable = why
 
     def check(self, settings: TlsSettings, now_s: float) -> None:
         """Try files of other settings. Raises ConfigError where they would be refused. In a worker."""
         self._files.check(settings, now_s)
 
     def _follow(self, now_s: float) -> str | None:
-        if not self._files.changed():
-            self.refusal = None  # the old files are back
-            return None
-        found = self._files.reloaded(now_s)
-        before = self.refusal
-        if isinstance(found, str):
-            self.refusal = found
+        before, found = self.refusal, self._unusable
+        if found is None:
+            if not self._files.changed():
+                self.refusal = None  # the old files are back
+                return None
+            made = self._files.reloaded(now_s)
+            found = made if isinstance(made, str) else None
+        self.refusal = found
+        if found is not None:
             return None if found == before else f"listener {self.name}: the old certificate stays in use: {found}"
-        self.refusal = None
+        self.withheld = False
         return f"listener {self.name}: the certificate was replaced"
 
 

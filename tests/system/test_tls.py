@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -356,19 +357,29 @@ def test_a_listener_gets_another_pair_by_an_alteration(fleet: TlsFleet, tmp_path
     assert serial(fleet) == first
 
 
-def test_a_stored_pair_that_is_gone_leaves_the_one_of_the_file(fleet: TlsFleet, tmp_path: Path) -> None:
+def test_a_listener_whose_stored_pair_is_gone_serves_none(fleet: TlsFleet, tmp_path: Path) -> None:
+    """The file's own pair may be what was replaced."""
     broker, first = fleet.brokers[0], serial(fleet)
     location = "listener.name.oneway.ssl.keystore.location"
     other = fleet.certificates.authority.pair("/O=fleet/CN=broker").store(tmp_path / "other.pem")
     assert alter(fleet, location, other) == ""
-    broker.stop()
-    Path(other).unlink()
-    broker.start()
-    broker.wait_ready(60)
-    assert serial(fleet) == first
-    assert metric(broker, 'fleetlog_certificate_refused{listener="ONEWAY"}') == 1
+    second, kept = serial(fleet), Path(other).read_text()
+    for back in (True, False):
+        broker.stop()
+        Path(other).unlink()
+        broker.start()
+        broker.wait_ready(60)
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            serial(fleet)
+        assert metric(broker, 'fleetlog_certificate_refused{listener="ONEWAY"}') == 1
+        assert "listener ONEWAY serves no connection" in broker.log_file.read_text()
+        if back:
+            replaced(other, kept)
+            eventually(lambda: metric(broker, 'fleetlog_certificate_refused{listener="ONEWAY"}') == 0, "it is back")
+            assert serial(fleet) == second
     assert alter(fleet, location, None) == ""
     assert metric(broker, 'fleetlog_certificate_refused{listener="ONEWAY"}') == 0
+    assert serial(fleet) == first
 
 
 @pytest.mark.parametrize(
