@@ -465,7 +465,7 @@ cdef object _position(const uint8_t *p, int64_t size):
         return None
     ordinal = _digits(p + second + 1, <Py_ssize_t>size - second - 1, 10)
     position = _digits(p + first + 1, second - first - 1, 19)
-    if position < 0 or ordinal < 0 or ordinal > INT32_MAX:
+    if position < 0 or position > INT64_MAX - 4096 or ordinal < 0 or ordinal > INT32_MAX:
         return None
     return PyBytes_FromStringAndSize(<const char *>p, first), position, ordinal
 

@@ -218,14 +218,16 @@ def _body_at(view: memoryview, start: int) -> int:
 # ---- positions of deduplicating topics
 
 _MAX_SOURCE_BYTES = 255
+_MAX_POSITION = _INT64_MAX - 4096
+"""The first position behind a page of 4,096 fits into 64 signed bits, too."""
 _INT32_MAX = 2**31 - 1
 
 
 def _parse_position(value: Buffer | None) -> tuple[bytes, int, int] | None:
     """Source id, position and ordinal of a header's value ``source:position:ordinal``; None if it is no such text.
 
-    The source id is 1 to 255 bytes, colons among them if need be; the numbers are decimal digits and fit into 64 and 32
-    signed bits.
+    The source id is 1 to 255 bytes, colons among them if need be; the numbers are decimal digits, up to
+    2^63 - 4097 and 2^31 - 1.
     """
     if value is None:
         return None
@@ -235,7 +237,7 @@ def _parse_position(value: Buffer | None) -> tuple[bytes, int, int] | None:
     source, position, ordinal = fields
     if not (position.isdigit() and ordinal.isdigit() and len(position) <= 19 and len(ordinal) <= 10):
         return None
-    if int(position) > _INT64_MAX or int(ordinal) > _INT32_MAX:
+    if int(position) > _MAX_POSITION or int(ordinal) > _INT32_MAX:
         return None
     return source, int(position), int(ordinal)
 
@@ -246,6 +248,7 @@ def read_positions(payload: Buffer, header: BatchHeader, name: bytes) -> list[tu
     None where there is no such header, more than one, or no such text in it. Raises CorruptBatch. ``payload`` is
     decompressed.
     """
+    validate_records(payload, header)
     wanted = name.decode()
     found = []
     for record in decode_records(payload, header):

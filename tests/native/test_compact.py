@@ -283,7 +283,9 @@ def test_both_twins_read_the_same_positions(rows: list[list[tuple[str, bytes | N
         (b"orders-3:1234:0", (b"orders-3", 1234, 0)),
         (b"a:b:5:6", (b"a:b", 5, 6)),
         (b"\xff:007:1", (b"\xff", 7, 1)),
-        (b"q:9223372036854775807:2147483647", (b"q", 2**63 - 1, 2**31 - 1)),
+        (b"q:9223372036854771711:2147483647", (b"q", 2**63 - 4097, 2**31 - 1)),
+        (b"q:9223372036854771712:0", None),
+        (b"q:9223372036854775807:0", None),
         (b"q:9223372036854775808:0", None),
         (b"q:1:2147483648", None),
         (b"q:1", None),
@@ -325,3 +327,14 @@ def test_records_that_can_not_be_read_have_no_positions(compact: ModuleType) -> 
         ):
             with pytest.raises(CorruptBatch):
                 call(damaged)
+
+
+def test_offsets_that_do_not_rise_are_no_records(compact: ModuleType) -> None:
+    (first, _), (second, header) = (batch_of([row(0, b"k")]), batch_of([row(0, b"k"), row(1, b"k")]))
+    for call in (
+        lambda bad: compact.read_positions(bad, header, HEADER),
+        lambda bad: compact.leave_out(bad, header, {0}),
+    ):
+        call(second)
+        with pytest.raises(CorruptBatch, match="offset delta 0 after 0"):
+            call(first + first)
