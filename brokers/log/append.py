@@ -284,7 +284,7 @@ class Appender:
             accept(log.producers.positions, kept, now_ms)
         if failed is not None:
             return failed
-        if len(placed) == 1 and append_time < 0:
+        if len(placed) == 1 and append_time < 0 and (kept is None or not kept.dropped):
             return placed[0]
         records_in = sum(header.record_count for header in headers)
         return self._info(placed[0].first_offset, records_in, len(buffer), append_time)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from _native.batch import HEADER_SIZE, BatchHeader, parse_header
 from _native.compact import leave_out, read_positions
 from brokers.log.files import Buffer
-from brokers.log.positions import BelowFloor, NoRoom, Position, PositionSets
+from brokers.log.positions import PAGE_BITS, BelowFloor, NoRoom, Position, PositionSets
 from brokers.log.validation import CODEC_MASK, MAX_EXPLAINED_RECORDS, Rejected, build_batch
 from wire import compression
 from wire.errors import ErrorCode
@@ -24,6 +24,8 @@ SOURCE_HEADER = b"fleetlog.source"
 """Name of the header with ``source:position:ordinal``."""
 _INFLATE_LIMIT = 2**31 - 1
 """Of batches that a leader has taken: its limit was another one, perhaps."""
+_MAX_RECORDS = 50_000
+"""Of what a client appends at once: a record takes a microsecond or more, in which nothing else is served."""
 _NAME = SOURCE_HEADER.decode()
 _FORM = f"a header {_NAME} with source:position:ordinal, as in orders-3:1234:0"
 
@@ -36,7 +38,9 @@ class Kept(NamedTuple):
     places: list[int]
     """Where each batch stands in the buffer."""
     fresh: list[tuple[int, list[Position]]]
-    dropped: int
+    dropped: int = 0
+    repeated: frozenset[tuple[bytes, int]] = frozenset()
+    """Where the dropped ones are known: source and page."""
 
 
 def refused_transaction() -> Rejected:
@@ -79,6 +83,13 @@ def keep_new(
     ``headers`` are final, offsets included; ``stamped`` if their timestamps are the append's.
     Raises CorruptBatch or CodecError.
     """
+    records = sum(header.record_count for header in headers)
+    if records > _MAX_RECORDS:
+        return Rejected(
+            ErrorCode.RECORD_LIST_TOO_LARGE,
+            f"a topic with fleetlog.dedup=source takes {_MAX_RECORDS} records in a batch, not {records}: set the "
+            "producer's batch.size lower",
+        )
     found: list[list[Position]] = []
     for at, header in zip(places, headers, strict=True):
         if header.is_transactional:
@@ -88,19 +99,23 @@ def keep_new(
         if missing:
             return _without_position(missing, header, explain)
         found.append([position for position in mine if position is not None])
-    sifted = sets.sift([position for mine in found for position in mine], now_ms)
+    positions = [position for mine in found for position in mine]
+    sifted = sets.sift(positions, now_ms)
     if isinstance(sifted, BelowFloor):
         return _below_floor(sifted, sets)
     if isinstance(sifted, NoRoom):
         return Rejected(
             ErrorCode.POLICY_VIOLATION,
             f"the accepted positions of this partition would take {sifted.needed} bytes of {sifted.limit}: set "
-            "fleetlog.dedup.max.bytes higher or fleetlog.dedup.window.ms lower, or write denser positions",
+            "fleetlog.dedup.max.bytes higher or fleetlog.dedup.window.ms lower, or write denser positions of fewer "
+            "sources",
         )
     if not sifted.duplicates:
         fresh = [(header.base_offset, mine) for header, mine in zip(headers, found, strict=True)]
-        return Kept(buffer, list(headers), list(places), fresh, 0)
-    return _rewritten(buffer, places, headers, found, set(sifted.duplicates), stamped, inflate_limit)
+        return Kept(buffer, list(headers), list(places), fresh)
+    kept = _rewritten(buffer, places, headers, found, set(sifted.duplicates), stamped, inflate_limit)
+    repeated = {(positions[index][0], positions[index][1] >> PAGE_BITS) for index in sifted.duplicates}
+    return kept._replace(repeated=frozenset(repeated))
 
 
 def _rewritten(
@@ -165,6 +180,7 @@ def accept(sets: PositionSets | None, kept: Kept, now_ms: int) -> None:
     """What a leader kept of its batches is in the log now."""
     assert sets is not None, "its batches were sifted"
     sets.dropped += kept.dropped
+    sets.touch(kept.repeated, now_ms)
     for offset, positions in kept.fresh:
         sets.accept(positions, offset, now_ms, exact=True)
 

@@ -11,6 +11,7 @@ import struct
 
 from brokers.log.positions import (
     DEFAULT_MAX_BYTES,
+    FLOOR_COST,
     ORDINAL_COST,
     PAGE_BITS,
     PAGE_COST,
@@ -26,13 +27,14 @@ _MAGIC = b"flp1"
 _HEAD = struct.Struct(">4sI")
 _COUNT = struct.Struct(">I")
 _SOURCE = struct.Struct(">BqqqI")
+_FLOOR = struct.Struct(">Bq")
 _PAGE = struct.Struct(">qqqBHI")
 _PLACE = struct.Struct(">H")
 _MORE = struct.Struct(">Hi")
 _RAW = 0xFFFF
 _PAGE_BYTES = 1 << PAGE_BITS >> 3
-_LISTED = _PAGE_BYTES // _PLACE.size // 2
-"""Up to so many positions of a page are listed; more are written as the page's bits."""
+_LISTED = 8
+"""Up to so many positions of a page are listed; more are written as the page's bits, which is quicker."""
 
 
 def encode_positions(sets: PositionSets) -> bytes:
@@ -59,6 +61,9 @@ def encode_positions(sets: PositionSets) -> bytes:
                 out.append(_PLACE.pack(lowest.bit_length() - 1))
                 whole ^= lowest
             out += [_MORE.pack(place, ordinal) for place, ordinal in sorted(page.more)]
+    if sets.floors:
+        out.append(_COUNT.pack(len(sets.floors)))
+        out += [_FLOOR.pack(len(source_id), floor) + source_id for source_id, floor in sets.floors.items()]
     body = b"".join(out)
     return _HEAD.pack(_MAGIC, len(body)) + body
 
@@ -112,6 +117,18 @@ def _load(sets: PositionSets, body: memoryview) -> int:
             page.more = set(_MORE.iter_unpack(body[at : at + more * _MORE.size]))
             at += more * _MORE.size
             sets.cost += PAGE_COST + ORDINAL_COST * len(page.more)
+    return at if at == len(body) else _load_floors(sets, body, at)
+
+
+def _load_floors(sets: PositionSets, body: memoryview, at: int) -> int:
+    (count,) = _COUNT.unpack_from(body, at)
+    at += _COUNT.size
+    for _ in range(count):
+        length, floor = _FLOOR.unpack_from(body, at)
+        at += _FLOOR.size
+        sets.floors[bytes(body[at : at + length])] = floor
+        sets.cost += FLOOR_COST + length
+        at += length
     return at
 
 

@@ -8,14 +8,14 @@ accepted.
 A set is pages of :data:`PAGE_POSITIONS` bits above a floor. Everything at or above the floor is known; below it nothing
 is, so a position there is refused, never dropped and never accepted. The floor passes only the lowest page of a source,
 and only if nothing was accepted in it for the window, as of the source's own last record: a source that was idle for a
-day still knows what it had accepted. Memory is bounded; see :meth:`PositionSets.make_room` for what goes first.
-ADR 0021.
+day still knows what it had accepted. Replayed batches age nothing: when they were appended is not known. Memory is
+bounded: what has no room leaves its floor behind it, also a source of which nothing else is left. ADR 0021.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 PAGE_BITS = 12
@@ -24,11 +24,14 @@ _MASK = PAGE_POSITIONS - 1
 _PAGE_BYTES = PAGE_POSITIONS // 8
 _EMPTY = bytes(_PAGE_BYTES)
 
-PAGE_COST, ORDINAL_COST, SOURCE_COST = _PAGE_BYTES + 256, 96, 512
-"""Bytes that a page, an ordinal above 0 and a source count, without the source's name; alike on all replicas."""
+PAGE_COST, ORDINAL_COST, SOURCE_COST, FLOOR_COST = _PAGE_BYTES + 256, 96, 512, 160
+"""Bytes that a page, an ordinal above 0, a source with pages, and one of which only the floor is left count; without
+the source's name; alike on all replicas."""
 DEFAULT_WINDOW_MS, DEFAULT_MAX_BYTES = 1_800_000, 16 * 1024 * 1024
 LEADERS_SHARE = 7 / 8
 """Of the bytes that a partition may use, what a leader fills; a follower then never lacks room for the same pages."""
+_FREED_SHARE = 15 / 16
+"""Of a leader's share, what is in use after pages went: not each batch looks for the next ones."""
 
 Position = tuple[bytes, int, int]
 """Source id, position, ordinal."""
@@ -68,9 +71,9 @@ class PositionPage:
         self.touched_offset = -1
         """The last batch that set something here."""
         self.touched_ms = 0
-        """By the source's clock, which never goes back."""
+        """When it was, or a duplicate was dropped here as the leader; by the source's clock, which never goes back."""
         self.exact = False
-        """Whether ``touched_ms`` is when that batch was appended; else it may be much later: it was replayed."""
+        """Whether ``touched_ms`` is that time; else it may be much later: the batch was replayed."""
 
     def has(self, place: int, ordinal: int) -> bool:
         """Whether that position was accepted."""
@@ -100,9 +103,22 @@ class Source:
     def drop_lowest(self) -> int:
         """Forget the lowest page; the floor passes it. Returns the bytes that this gives back."""
         number = heapq.heappop(self.numbers)
-        page = self.pages.pop(number)
         self.floor = (number + 1) << PAGE_BITS
-        return PAGE_COST + ORDINAL_COST * len(page.more)
+        return _cost_of(self.pages.pop(number))
+
+
+def _cost_of(page: PositionPage) -> int:
+    return PAGE_COST + ORDINAL_COST * len(page.more)
+
+
+class _Vain(NamedTuple):
+    """A search for room that found ``found`` bytes; while the rest stands, another one finds no more."""
+
+    cost: int
+    max_bytes: int
+    window_ms: int
+    until_ms: float
+    found: int
 
 
 _NO_SOURCE = Source()
@@ -111,14 +127,17 @@ _NO_SOURCE = Source()
 class PositionSets:
     """The accepted positions of one partition. ``window_ms`` and ``max_bytes`` are the topic's settings."""
 
-    __slots__ = ("cost", "dropped", "max_bytes", "refused", "sources", "window_ms")
+    __slots__ = ("_vain", "cost", "dropped", "floors", "max_bytes", "refused", "sources", "window_ms")
 
     def __init__(self, *, window_ms: int, max_bytes: int) -> None:
         self.window_ms = window_ms
         self.max_bytes = max_bytes
         self.sources: dict[bytes, Source] = {}
+        self.floors: dict[bytes, int] = {}
+        """Of sources of which all pages had to go. They stay: what such a source repeats must not be accepted."""
         self.cost = 0
         """Bytes in use, as counted by :data:`PAGE_COST` and its like."""
+        self._vain: _Vain | None = None
         self.dropped = 0
         """Records that were dropped as duplicates here, as the leader."""
         self.refused = 0
@@ -139,7 +158,7 @@ class PositionSets:
             source, position, ordinal = one
             if source != name:
                 name, known = source, self.sources.get(source)
-                pages, floor = ({}, 0) if known is None else (known.pages, known.floor)
+                pages, floor = ({}, self.floors.get(source, 0)) if known is None else (known.pages, known.floor)
             if position < floor:
                 self.refused += 1
                 return BelowFloor(index, one, floor)
@@ -154,26 +173,42 @@ class PositionSets:
                 ordinals += 1
         needed = len(new_pages) * PAGE_COST + ordinals * ORDINAL_COST
         for source in {source for source, _ in new_pages}:
-            if source not in self.sources:
+            if source in self.floors:
+                needed += SOURCE_COST - FLOOR_COST
+            elif source not in self.sources:
                 needed += SOURCE_COST + len(source)
-        limit = int(self.max_bytes * LEADERS_SHARE)
-        if needed and self.cost + needed > limit:
-            using = {source for source, _, _ in fresh}
-            self.make_room(limit - needed, now_ms, using=using)
-            if self.cost + needed > limit:
-                self.refused += 1
-                return NoRoom(self.cost + needed, limit)
-            return self.sift(positions, now_ms)  # a page of these sources may have gone
+        if needed and self.cost + needed > self._limit and not self._make_room(needed, positions, now_ms):
+            self.refused += 1
+            return NoRoom(self.cost + needed, self._limit)
         return Sifted(duplicates, list(fresh))
+
+    @property
+    def _limit(self) -> int:
+        return int(self.max_bytes * LEADERS_SHARE)
+
+    def touch(self, pages: Iterable[tuple[bytes, int]], now_ms: int) -> None:
+        """Duplicates were dropped in these pages (source and number) of a batch that is in the log: a writer repeats.
+
+        So what it may repeat once more does not get old by what it writes next. Followers do not know of it.
+        """
+        for source_id, number in pages:
+            source = self.sources.get(source_id)
+            page = None if source is None else source.pages.get(number)
+            if source is not None and page is not None:
+                page.touched_ms, page.exact = max(source.last_ms, page.touched_ms, now_ms), True
 
     # ---- of what is in the log
 
     def accept(self, positions: Iterable[Position], offset: int, now_ms: int, *, exact: bool) -> None:
-        """These are in the log, in the batch at ``offset``; ``exact`` if that was appended now, not earlier."""
+        """These are in the log, in the batch at ``offset``; ``exact`` if that was appended now, not earlier.
+
+        Only then do pages get old by it: between batches that are replayed at once an hour may have passed, or none.
+        """
         source, name = _NO_SOURCE, b""
         for source_id, position, ordinal in positions:
             if source is _NO_SOURCE or source_id != name:
-                self._expire(source)
+                if exact:
+                    self._expire(source)
                 name, source = source_id, self._source(source_id)
                 source.last_offset, source.last_ms = offset, max(source.last_ms, now_ms)
             number = position >> PAGE_BITS
@@ -190,61 +225,100 @@ class PositionSets:
                 page.more.add((place, ordinal))
                 self.cost += ORDINAL_COST
             page.touched_offset, page.touched_ms, page.exact = offset, source.last_ms, exact
-        self._expire(source)
+        if exact:
+            self._expire(source)
+        else:
+            self._vain = None  # a page of which only this is known may go
         if self.cost > self.max_bytes:
-            self.make_room(int(self.max_bytes * LEADERS_SHARE), now_ms, pressed=True)
+            self._make_room(0, (), now_ms, pressed=True)
 
     def _source(self, source_id: bytes) -> Source:
         source = self.sources.get(source_id)
         if source is None:
-            source = self.sources[source_id] = Source()
-            self.cost += SOURCE_COST + len(source_id)
+            floor = self.floors.pop(source_id, None)
+            self.cost += SOURCE_COST + (len(source_id) if floor is None else -FLOOR_COST)
+            source = self.sources[source_id] = Source(floor or 0)
         return source
 
     def _expire(self, source: Source) -> None:
         while source.numbers and source.pages[source.numbers[0]].touched_ms + self.window_ms < source.last_ms:
             self.cost -= source.drop_lowest()
 
-    def make_room(self, wanted: int, now_ms: int, *, pressed: bool = False, using: Iterable[bytes] = ()) -> None:
-        """Forget what was not touched for the longest, until ``wanted`` bytes are in use.
+    # ---- memory
+
+    def _make_room(self, needed: int, positions: Sequence[Position], now_ms: int, *, pressed: bool = False) -> bool:
+        """Forget the pages that were not touched for the longest, so that a leader has room for ``needed`` bytes.
 
         What may go: pages without a new record for the window; pages of which nothing more is known than that they
-        were replayed; with ``pressed`` any page. Then sources that are left without pages and were idle for the window,
-        but those in ``using``. A page leaves the floor behind it: its positions are refused from then on. Only with its
-        floor, which goes last, a source is forgotten as if it had never sent anything.
+        were replayed; with ``pressed`` any page. None that ``positions``, the batch that needs the room, reaches. If
+        that is not enough nothing goes, unless ``pressed``: False.
         """
-        for source in self.sources.values():
-            self._expire(source)
-        waiting = [
-            (source.pages[source.numbers[0]].touched_offset, source_id)
-            for source_id, source in self.sources.items()
-            if source.numbers
-        ]
-        heapq.heapify(waiting)
-        while self.cost > wanted and waiting:
-            _, source_id = heapq.heappop(waiting)
+        for source_id in [source_id for source_id, source in self.sources.items() if not source.numbers]:
+            self._keep_floor(source_id)
+        too_much = self.cost + needed - self._limit
+        vain = self._vain
+        same = vain is not None and not pressed and vain[:3] == (self.cost, self.max_bytes, self.window_ms)
+        if vain is not None and same and now_ms < vain.until_ms and vain.found < too_much:
+            return False
+        reached: dict[bytes, int] = {}
+        for source_id, position, _ in positions:
+            number = position >> PAGE_BITS
+            reached[source_id] = min(number, reached.get(source_id, number))
+        enough = too_much if pressed else self.cost + needed - int(self._limit * _FREED_SHARE)
+        going, found, until_ms = self._going(enough, reached, now_ms, pressed=pressed)
+        if found < too_much and not pressed:
+            self._vain = _Vain(self.cost, self.max_bytes, self.window_ms, until_ms, found)
+            return False
+        for source_id in going:
             source = self.sources[source_id]
-            page = source.pages[source.numbers[0]]
-            if not pressed and page.exact and page.touched_ms + self.window_ms >= now_ms:
-                continue
             self.cost -= source.drop_lowest()
+            if not source.numbers and source_id not in reached:
+                self._keep_floor(source_id)
+        return True
+
+    def _going(
+        self, enough: int, reached: Mapping[bytes, int], now_ms: int, *, pressed: bool
+    ) -> tuple[list[bytes], int, float]:
+        """Sources whose lowest pages go, once for each; what that gives back; and until when no other page may go."""
+        waiting: list[tuple[int, bytes, int]] = []
+        until_ms = float("inf")
+
+        def consider(source_id: bytes, at: int) -> None:
+            nonlocal until_ms
+            source = self.sources[source_id]
+            page = source.pages[source.numbers[at]]
+            if source.numbers[at] >= reached.get(source_id, 1 << 63):
+                until_ms = now_ms  # another batch may find it
+            elif pressed or not page.exact or page.touched_ms + self.window_ms < now_ms:
+                heapq.heappush(waiting, (page.touched_offset, source_id, at))
+            else:
+                until_ms = min(until_ms, page.touched_ms + self.window_ms + 1)
+
+        for source_id, source in self.sources.items():
             if source.numbers:
-                heapq.heappush(waiting, (source.pages[source.numbers[0]].touched_offset, source_id))
-        if self.cost <= wanted:
-            return
-        kept = set(using)
-        idle = [
-            (source.last_offset, source_id)
-            for source_id, source in self.sources.items()
-            if not source.numbers and source_id not in kept and (pressed or source.last_ms + self.window_ms < now_ms)
-        ]
-        for _, source_id in sorted(idle):
-            if self.cost <= wanted:
-                return
-            del self.sources[source_id]
-            self.cost -= SOURCE_COST + len(source_id)
+                consider(source_id, 0)
+        going, found = list[bytes](), 0
+        while found < enough and waiting:
+            _, source_id, at = heapq.heappop(waiting)
+            source = self.sources[source_id]
+            if not at:
+                source.numbers.sort()  # is a heap, too
+            going.append(source_id)
+            found += _cost_of(source.pages[source.numbers[at]])
+            if at + 1 < len(source.numbers):
+                consider(source_id, at + 1)
+            elif source_id not in reached:
+                found += SOURCE_COST - FLOOR_COST
+        return going, found, until_ms
+
+    def _keep_floor(self, source_id: bytes) -> None:
+        """Of a source without pages only the floor is known: it takes less then."""
+        self.floors[source_id] = self.sources.pop(source_id).floor
+        self.cost += FLOOR_COST - SOURCE_COST
 
     def clear(self) -> None:
         """Forget everything."""
         self.sources.clear()
+        self.floors.clear()
         self.cost = 0
+        self._vain = None

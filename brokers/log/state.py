@@ -221,7 +221,10 @@ class LogState:
 
     @property
     def config(self) -> TopicConfig:
-        """The topic's settings; assigning new ones takes effect with the next append or upkeep."""
+        """The topic's settings; assigning new ones takes effect with the next append or upkeep.
+
+        Raises DiskFull, LogOffline if those of accepted positions can't be written: they stay as they were.
+        """
         return self._config
 
     @config.setter
@@ -235,18 +238,18 @@ class LogState:
 
         Once a log does, it does until it is deleted. Raises DiskFull, LogOffline.
         """
-        sets, path = self.producers.positions, f"{self.directory}/{DEDUP_FILE}"
-        window_ms, max_bytes = config.fleetlog_dedup_window_ms, config.fleetlog_dedup_max_bytes
-        if sets is not None and (sets.window_ms, sets.max_bytes) == (window_ms, max_bytes):
+        known, path = self.producers.positions, f"{self.directory}/{DEDUP_FILE}"
+        sets = PositionSets(window_ms=config.fleetlog_dedup_window_ms, max_bytes=config.fleetlog_dedup_max_bytes)
+        if known is not None and (known.window_ms, known.max_bytes) == (sets.window_ms, sets.max_bytes):
             return
-        before, sets = sets, sets or PositionSets(window_ms=window_ms, max_bytes=max_bytes)
-        sets.window_ms, sets.max_bytes = window_ms, max_bytes
         try:
             self.disk.replace(path, encode_dedup_file(sets), durable=True)
-            if before is None:
+            if known is None:
                 self.producers.positions = sets
                 self.settled = False
                 recovery.replay_positions(self.segments, sets, self.last_now_ms)
+            else:
+                known.window_ms, known.max_bytes = sets.window_ms, sets.max_bytes
         except DiskFailed as wrong:
             raise self.failure(wrong) from wrong
 

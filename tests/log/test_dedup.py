@@ -11,9 +11,12 @@ from pathlib import Path
 import pytest
 
 from _native.batch import Record, encode_batch
-from brokers.log import Log
+from brokers.api.produce_work import count
+from brokers.log import DiskFull, Log, Origin, RealDisk
+from brokers.log.admission import Terms
 from brokers.log.position_snapshot import DEDUP_FILE, encode_positions
 from brokers.log.positions import PAGE_POSITIONS, PositionSets
+from brokers.topic_figures import TopicFigures
 from tests.support.crashes import RecordingDisk, image
 from tests.support.logs import NOW, append, append_txn, batch, config, end_txn, open_log, records
 from wire import compression
@@ -21,6 +24,17 @@ from wire.errors import ErrorCode
 
 DEDUP = config(fleetlog_dedup="source")
 TRANSACTIONAL = 0x10
+
+
+class FullDisk(RealDisk):
+    """Has no room for new files while ``full``."""
+
+    full = False
+
+    def replace(self, path: str, data: bytes, *, durable: bool = True) -> None:
+        if self.full:
+            raise DiskFull(path, "No space left on device")
+        super().replace(path, data, durable=durable)
 
 
 def sourced(*positions: int, source: bytes = b"q:1", ordinal: int = 0, codec: int = 0, **fields) -> bytes:
@@ -162,6 +176,83 @@ def test_beyond_its_memory_a_partition_refuses(tmp_path: Path) -> None:
     assert append(log, sourced(*range(10, 20))).error is ErrorCode.NONE
     log.config = dataclasses.replace(DEDUP, fleetlog_dedup_max_bytes=1024 * 1024)
     assert append(log, sourced(far)).error is ErrorCode.NONE
+
+
+def test_a_batch_has_no_more_records_than_are_looked_at_in_a_short_time(tmp_path: Path) -> None:
+    log = open_log(tmp_path / "events-0", config=DEDUP)
+    info = append(log, sourced(*range(50_001), codec=compression.ZSTD))
+    assert info.error is ErrorCode.RECORD_LIST_TOO_LARGE
+    assert "takes 50000 records in a batch, not 50001" in (info.error_message or "")
+    assert log.log_end_offset == 0
+
+
+@pytest.mark.parametrize("stamped", ["CreateTime", "LogAppendTime"])
+def test_what_is_dropped_does_not_count_as_appended(tmp_path: Path, stamped: str) -> None:
+    log = open_log(tmp_path / "events-0", config=dataclasses.replace(DEDUP, message_timestamp_type=stamped))
+    figures = TopicFigures()
+    for positions in (range(100), range(50, 150), range(100)):
+        terms = Terms(Origin.CLIENT, whole_request=True)
+        count(figures, log.appender.append([bytearray(sourced(*positions))], 0, NOW, terms))
+    assert figures.records_in == len(records(log)) == 150
+    assert figures.bytes_in == log.size_bytes
+
+
+def test_a_writer_that_crashes_twice_goes_on(tmp_path: Path) -> None:
+    log = open_log(tmp_path / "events-0", config=DEDUP)
+    for at in range(0, 4 * PAGE_POSITIONS, 512):
+        append(log, sourced(*range(at, at + 512)))
+    later = NOW + 10 * DEDUP.fleetlog_dedup_window_ms
+    repeats = [range(at, at + 512) for at in range(2 * PAGE_POSITIONS, 4 * PAGE_POSITIONS, 512)]
+    for crash in range(2):
+        for positions in (*repeats, range(4 * PAGE_POSITIONS, 4 * PAGE_POSITIONS + 9)):
+            info = append(log, sourced(*positions), now_ms=later + crash)
+            assert info.error is ErrorCode.NONE
+    assert len(values(log)) == 4 * PAGE_POSITIONS + 9
+    assert append(log, sourced(5), now_ms=later + 9).error is ErrorCode.INVALID_RECORD
+
+
+def test_an_idle_source_is_known_after_a_killed_broker_starts_again(tmp_path: Path) -> None:
+    path = tmp_path / "events-0"
+    log = open_log(path, config=DEDUP)
+    for at in range(0, 3 * PAGE_POSITIONS, 512):
+        append(log, sourced(*range(at, at + 512)))
+    log.appender.roll(NOW)
+    append(log, sourced(3 * PAGE_POSITIONS))
+    log.flusher.flush()
+    log.abandon()
+    later = NOW + 86_400_000
+    again = open_log(path, config=DEDUP, now_ms=later, recovery_point=log.recovery_point)
+    assert sets_of(again).sources[b"q:1"].pages[3].touched_ms == later, "it was replayed"
+    assert append(again, sourced(100), now_ms=later).error is ErrorCode.NONE
+    assert len(values(again)) == 3 * PAGE_POSITIONS + 1
+
+
+def test_the_last_position_does_not_stop_a_log(tmp_path: Path) -> None:
+    last = 2**63 - 4097
+    settings = dataclasses.replace(DEDUP, fleetlog_dedup_max_bytes=64 * 1024, fleetlog_dedup_window_ms=1000)
+    log = open_log(tmp_path / "events-0", config=settings)
+    assert append(log, sourced(last + 1, source=b"x")).error is ErrorCode.INVALID_RECORD
+    append(log, sourced(last, source=b"x"))
+    for number in range(90):
+        append(log, sourced(number * PAGE_POSITIONS), now_ms=NOW + 5000)
+    assert sets_of(log).floors == {b"x": last + 1}
+    log.appender.roll(NOW + 6000)
+    log.close()
+    again = open_log(tmp_path / "events-0", clean=True)
+    assert sets_of(again).floors == {b"x": last + 1}
+
+
+def test_settings_that_are_not_written_do_not_count(tmp_path: Path) -> None:
+    disk = FullDisk()
+    log = open_log(tmp_path / "events-0", disk, config=DEDUP)
+    disk.full = True
+    other = dataclasses.replace(DEDUP, fleetlog_dedup_window_ms=1000)
+    with pytest.raises(DiskFull):
+        log.config = other
+    assert sets_of(log).window_ms == DEDUP.fleetlog_dedup_window_ms
+    disk.full = False
+    log.config = other
+    assert sets_of(log).window_ms == 1000
 
 
 @pytest.mark.parametrize("how", ["clean", "killed"])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import struct
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,6 +17,7 @@ from brokers.log.position_snapshot import (
     split_positions,
 )
 from brokers.log.positions import (
+    FLOOR_COST,
     LEADERS_SHARE,
     PAGE_COST,
     PAGE_POSITIONS,
@@ -27,6 +31,8 @@ from brokers.log.positions import (
 
 WINDOW_MS = 60_000
 A, B = b"a", b"b"
+LAST = 2**63 - 4097
+"""The largest position that a record may have."""
 
 
 def sets_of(max_bytes: int = 16 * 1024 * 1024, window_ms: int = WINDOW_MS) -> PositionSets:
@@ -59,7 +65,7 @@ class Leader:
 
 positions = st.tuples(
     st.sampled_from([A, B, b"longer:name"]),
-    st.integers(0, 3 * PAGE_POSITIONS) | st.integers(0, 40) | st.sampled_from([2**63 - 1, 2**40]),
+    st.integers(0, 3 * PAGE_POSITIONS) | st.integers(0, 40) | st.sampled_from([LAST, 2**40]),
     st.sampled_from([0, 0, 0, 1, 2**31 - 1]),
 )
 writings = st.lists(st.lists(positions, max_size=8), max_size=40)
@@ -230,7 +236,8 @@ def test_ordinals_count_too() -> None:
 
 def test_idle_pages_make_room_and_leave_their_floor() -> None:
     leader = Leader(small(3, sources=2))
-    leader.write(pages(A, 0, 1), now_ms=0)
+    leader.write(pages(A, 0), now_ms=0)
+    leader.write(pages(A, 1), now_ms=WINDOW_MS)
     leader.write(pages(B, 0), now_ms=WINDOW_MS)
     outcome = leader.write(pages(B, 1), now_ms=WINDOW_MS + 1)
     assert isinstance(outcome, Sifted)
@@ -238,21 +245,149 @@ def test_idle_pages_make_room_and_leave_their_floor() -> None:
     assert leader.write(pages(A, 1), now_ms=WINDOW_MS + 1) == Sifted([0], [])
 
 
-def test_a_source_goes_last() -> None:
+def reloaded(sets: PositionSets) -> PositionSets:
+    """What a snapshot of them says."""
+    again = sets_of(sets.max_bytes)
+    body, _ = split_positions(memoryview(encode_positions(sets)))
+    assert body is not None
+    load_positions(again, body)
+    assert again.cost == sets.cost
+    return again
+
+
+def test_of_a_source_without_pages_the_floor_stays() -> None:
     leader = Leader(small(1, sources=2))
     leader.write(pages(A, 0), now_ms=0)
-    leader.write(pages(B, 0), now_ms=WINDOW_MS + 1)
-    assert leader.sets.sources[A].floor == PAGE_POSITIONS
+    assert isinstance(leader.write(pages(B, 0), now_ms=WINDOW_MS + 1), Sifted)
+    assert leader.sets.floors == {A: PAGE_POSITIONS}
     assert isinstance(leader.write(pages(B, 1), now_ms=WINDOW_MS + 1), NoRoom)
-    assert A not in leader.sets.sources  # that gave too little room
+    leader.sets = reloaded(leader.sets)
+    assert leader.write(pages(A, 0), now_ms=9 * WINDOW_MS) == BelowFloor(0, (A, 0, 0), PAGE_POSITIONS)
+    assert isinstance(leader.write(pages(A, 1), now_ms=9 * WINDOW_MS), Sifted)
+    assert leader.sets.floors == {B: PAGE_POSITIONS}
+    assert leader.sets.cost == PAGE_COST + SOURCE_COST + 1 + FLOOR_COST + 1
+    assert isinstance(leader.write(pages(A, 0), now_ms=9 * WINDOW_MS), BelowFloor)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("wanted", [20, 90])
+def test_a_batch_that_is_refused_takes_nothing_away(exact: bool, wanted: int) -> None:
+    sets = small(50, sources=2)
+    sets.accept(pages(A, *range(40)), 0, 0, exact=True)
+    sets.accept(pages(A, 0) if exact else pages(A, *range(5)), 1, 0, exact=exact)
+    before, now_ms = encode_positions(sets), 0 if not exact or wanted == 20 else 2 * WINDOW_MS
+    assert isinstance(sets.sift(pages(b"x", *range(wanted)), now_ms), NoRoom)
+    assert encode_positions(sets) == before
+    assert sets.sift(pages(A, *range(40)), now_ms) == Sifted(list(range(40)), [])
+
+
+def test_a_batch_that_repeats_what_might_go_is_no_less_a_repeat() -> None:
+    sets = small(3)
+    sets.accept(pages(A, 0, 1, 2), 0, 0, exact=False)
+    before = encode_positions(sets)
+    assert isinstance(sets.sift(pages(A, 3, 0), 0), NoRoom)
+    assert encode_positions(sets) == before
+    assert sets.sift(pages(A, 3, 1), 0) == Sifted([1], pages(A, 3))
+    assert sets.sources[A].floor == PAGE_POSITIONS
 
 
 def test_replayed_pages_make_room_for_new_ones() -> None:
     leader = Leader(small(3))
     leader.sets.accept(pages(A, 0, 1, 2), 0, 0, exact=False)
     assert isinstance(leader.write(pages(A, 3)), Sifted)
-    assert isinstance(leader.write(pages(A, 0)), BelowFloor)
-    assert leader.write(pages(A, 1, 2, 3)) == Sifted([0, 1, 2], [])
+    assert isinstance(leader.write(pages(A, 1)), BelowFloor), "a sixteenth more than is needed went"
+    assert leader.write(pages(A, 2, 3)) == Sifted([0, 1], [])
+
+
+class Counting(PositionSets):
+    """Counts how often all sources are looked at."""
+
+    searches = 0
+
+    def _going(self, *given: Any, **options: Any) -> Any:
+        self.searches += 1
+        return super()._going(*given, **options)
+
+
+def test_the_limit_is_not_searched_for_by_each_batch() -> None:
+    sets = Counting(window_ms=WINDOW_MS, max_bytes=1 << 20)
+    leader = Leader(sets)
+    at = 0
+    while isinstance(leader.write([(b"job%d" % at, 0, 0)], now_ms=at), Sifted):
+        at += 1
+    assert sets.searches == 1
+    for again in range(50):
+        assert isinstance(leader.write([(b"new%d" % again, 0, 0)], now_ms=at + again), NoRoom)
+    assert sets.searches == 1, "until the first page may go nothing has changed"
+    for again in range(50):
+        now_ms = 2 * WINDOW_MS + again
+        assert isinstance(leader.write([(b"new%d" % again, 0, 0)], now_ms=now_ms), Sifted)
+    assert sets.searches <= 3
+    assert isinstance(leader.write([(b"job0", 0, 0)], now_ms=2 * WINDOW_MS), BelowFloor)
+
+
+def test_a_follower_keeps_what_is_live_among_sources_that_ended() -> None:
+    leader, follower = sets_of(1 << 18), sets_of(1 << 18)
+    full = False
+    for at in range(1500):
+        for batch in ([(b"job-%08d" % at, 0, 0)], [(b"steady", at, 0)]):
+            outcome = leader.sift(batch, at * 1000)
+            full = full or isinstance(outcome, NoRoom)
+            if isinstance(outcome, Sifted):
+                leader.accept(outcome.fresh, at, at * 1000, exact=True)
+                follower.accept(outcome.fresh, at, at * 1000, exact=False)
+        assert follower.sift([(b"steady", at, 0)], at * 1000) == Sifted([0], [])
+        assert follower.cost <= follower.max_bytes
+    assert full, "even floors take room"
+    assert isinstance(follower.sift([(b"job-%08d" % 0, 0, 0)], 0), BelowFloor)
+
+
+def test_the_floor_behind_the_last_position_fits_into_a_snapshot() -> None:
+    leader = Leader(small(1, sources=2))
+    leader.write([(A, LAST, 0)], now_ms=0)
+    leader.write(pages(B, 0), now_ms=WINDOW_MS + 1)
+    assert reloaded(leader.sets).floors == {A: LAST + 1}
+
+
+# ---- time
+
+
+def test_what_is_replayed_makes_nothing_old() -> None:
+    """An idle source is replayed an hour later, from a snapshot on."""
+    leader = Leader()
+    leader.write([(A, at, 0) for at in range(5 * PAGE_POSITIONS)], now_ms=0)
+    sets = reloaded(leader.sets)
+    sets.accept([(A, 5 * PAGE_POSITIONS, 0)], 1, 60 * WINDOW_MS, exact=False)
+    assert sets.sift([(A, 7, 0)], 60 * WINDOW_MS) == Sifted([0], [])
+    sets.accept([(A, 5 * PAGE_POSITIONS + 1, 0)], 2, 62 * WINDOW_MS, exact=True)
+    assert isinstance(sets.sift([(A, 7, 0)], 62 * WINDOW_MS), BelowFloor)
+
+
+def test_what_is_repeated_stays_known_to_be_repeated_again() -> None:
+    leader, now_ms = Leader(), 60 * WINDOW_MS
+    rows = [(A, at, 0) for at in range(5 * PAGE_POSITIONS)]
+    leader.write(rows, now_ms=0)
+    again = rows[2 * PAGE_POSITIONS :]
+    leader.sets.touch({(A, number) for number in (2, 3, 4, 9)} | {(B, 0)}, now_ms)
+    leader.write([(A, 5 * PAGE_POSITIONS, 0)], now_ms=now_ms)
+    assert leader.write(again, now_ms=now_ms + 1) == Sifted(list(range(len(again))), [])
+    assert isinstance(leader.write(rows[:1], now_ms=now_ms + 1), BelowFloor)
+
+
+# ---- snapshots
+
+
+def test_a_snapshot_with_many_listed_positions_is_read() -> None:
+    """As versions before wrote them: up to 128 of a page."""
+    places = range(0, 4096, 32)
+    body = struct.pack(">IBqqqI", 1, 1, 0, 5, 6, 1) + A
+    body += struct.pack(">qqqBHI", 0, 6, 5, 1, len(places), 0) + struct.pack(f">{len(places)}H", *places)
+    sets = sets_of()
+    load_positions(sets, memoryview(body))
+    assert sets.sift([(A, place, 0) for place in places], 0) == Sifted(list(range(128)), [])
+    again = encode_positions(sets)
+    assert len(again) > PAGE_POSITIONS // 8, "such a page is written as its bits"
+    assert reloaded(sets).sift([(A, 31, 0)], 0) == Sifted([], [(A, 31, 0)])
 
 
 @settings(max_examples=30)
