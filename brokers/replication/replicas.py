@@ -489,9 +489,15 @@ class ReplicaManager:
         config = self._metadata.topic_config(topic)
         for index in range(len(info.partitions)):
             partition = self._partitions.get(TopicPartition(topic, index))
-            if partition is not None:
+            if partition is None:
+                continue
+            try:
                 partition.log.config = config
-                partition.advance()
+            except (DiskError, LogOffline) as wrong:  # a failed disk has taken the log offline
+                logger.error(
+                    "%s: new settings of its accepted positions count after a restart: %s", partition.tp, wrong
+                )
+            partition.advance()
 
 
 def _call(listener: Callable[[Any], None], argument: Any) -> None:

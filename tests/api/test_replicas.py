@@ -289,3 +289,19 @@ def test_a_log_without_its_topics_id_is_kept_only_where_a_state_counts_on_it(
     log = stage.partition("t").log
     assert (log.log_end_offset, log.topic_id) == (kept, info.id)
     assert metadata.exists(), "the next start knows"
+
+
+def test_settings_that_a_log_can_not_write_stop_no_other_log(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage.topic("t", partitions=2, fleetlog_dedup="source")
+    first, second = (stage.partition("t", index) for index in range(2))
+    replace = first.log.disk.replace
+
+    def full(path: str, data: bytes, *, durable: bool = True) -> None:
+        if path.startswith(first.log.directory):
+            raise DiskFull(path, "No space left on device")
+        replace(path, data, durable=durable)
+
+    monkeypatch.setattr(first.log.disk, "replace", full)
+    stage.topic("t", partitions=2, fleetlog_dedup="source", fleetlog_dedup_window_ms="60000")
+    windows = [log.producers.positions.window_ms for log in (first.log, second.log) if log.producers.positions]
+    assert windows == [1_800_000, 60_000]
