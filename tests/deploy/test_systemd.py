@@ -29,13 +29,45 @@ def analyze(*arguments: str) -> str:
     return done.stdout + done.stderr
 
 
+def printed() -> str:
+    """The commands that docs/running.md has for systemd."""
+    text = (ROOT / "docs" / "running.md").read_text()
+    found = re.search(r"^## systemd\n.*?^```\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    assert found is not None
+    return found[1]
+
+
 @pytest.fixture
 def units(tmp_path: Path) -> Path:
-    """The unit files with this environment's command, which a machine under test need not have installed."""
-    command = Path(sys.executable).with_name("fleetlog")
+    """The unit files as a machine has them after the printed commands, with its root here.
+
+    This environment stands for the one that is made there; the link is the printed command's.
+    """
+    link = re.search(r"^ln -s (\S+) (\S+)", printed(), re.MULTILINE)
+    assert link is not None, "nothing makes the command that the units start"
+    root = tmp_path / "root"
+    (root / link[2][1:]).parent.mkdir(parents=True)
+    (root / link[1][1:]).parent.parent.mkdir(parents=True)
+    (root / link[1][1:]).parent.symlink_to(Path(sys.executable).parent)
+    command = ["ln", "-s", f"{root}{link[1]}", f"{root}{link[2]}"]
+    subprocess.run(command, check=True, timeout=60)
     for path in UNITS.iterdir():
-        (tmp_path / path.name).write_text(path.read_text().replace("/usr/bin/fleetlog", str(command)))
+        (tmp_path / path.name).write_text(path.read_text().replace("ExecStart=/", f"ExecStart={root}/"))
     return tmp_path
+
+
+def test_the_printed_commands_make_what_the_units_start(units: Path) -> None:
+    venv = re.search(r"-m venv (\S+) && (\S+)/bin/pip install ", printed())
+    link = re.search(r"^ln -s (\S+)/bin/fleetlog ", printed(), re.MULTILINE)
+    assert venv is not None
+    assert link is not None
+    assert {venv[1], venv[2], link[1]} == {venv[1]}
+    assert not venv[1].startswith(("/home", "/root", "/tmp")), "the services don't see it"
+    for name in ("fleetlog@.service", "fleetlog-host.service"):
+        started = re.search(r"^ExecStart=(\S+)", (units / name).read_text(), re.MULTILINE)
+        assert started is not None
+        done = subprocess.run([started[1], "--version"], capture_output=True, text=True, timeout=60, check=True)
+        assert done.stdout.startswith("fleetlog, version ")
 
 
 @needs_systemd
