@@ -390,6 +390,7 @@ class Cleaner:
         figures.max_dirty_ratio, figures.max_overdue_ms = 0.0, 0
         for tp, log in self._logs.items():
             if self._is_left_alone(log):
+                self._asked.pop(tp, None)  # it would be looked for each second
                 continue
             forced = tp in self._asked
             part = self._look(log, now_ms, roll=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from brokers.log.cleaner_figures import CleaningState
 from tests.log.compacted import USERS, QuickDisk, clean, cleaner_of, fill, users_log, write
 from tests.support.logs import NOW, append_txn, end_txn, records
@@ -83,4 +85,16 @@ def test_what_is_clean_is_not_waited_for(tmp_path):
         assert cleaner.report(log, NOW).clean_offset == 50
     cleaner.ask_for(USERS)
     assert not cleaner.step(NOW)
+    assert not _asked(cleaner, log)
+
+
+def test_a_log_that_is_left_alone_is_not_waited_for(tmp_path):
+    log = users_log(tmp_path)
+    fill(log)
+    cleaner = cleaner_of(QuickDisk(), log, backoff_ms=15_000)
+    compacted = log.config
+    log.config = dataclasses.replace(compacted, cleanup_policy=frozenset({"delete"}))
+    cleaner.ask_for(USERS)
+    assert not cleaner.step(NOW)
+    log.config = compacted
     assert not _asked(cleaner, log)
