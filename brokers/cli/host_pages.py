@@ -98,7 +98,7 @@ async def fetch_page(address: tuple[str, int], path: str, timeout_s: float = FET
                 writer.write(f"GET {path} HTTP/1.1\r\nHost: {address[0]}\r\nConnection: close\r\n\r\n".encode())
                 head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
                 fields = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:])}
-                length = int(fields.get("content-length", "0"))
+                status, length = int(head[0].split(" ")[1]), int(fields.get("content-length", "0"))
                 if length > PAGE_MAX:
                     raise OSError(f"a page of {length} bytes")
                 body = await reader.readexactly(length)
@@ -106,7 +106,7 @@ async def fetch_page(address: tuple[str, int], path: str, timeout_s: float = FET
                 writer.transport.abort()
     except (TimeoutError, EOFError, ValueError, IndexError, asyncio.LimitOverrunError) as error:
         raise OSError(f"no whole answer from {address[0]}:{address[1]}: {error or type(error).__name__}") from error
-    return Page(int(head[0].split(" ")[1]), fields.get("content-type", TEXT), body)
+    return Page(status, fields.get("content-type", TEXT), body)
 
 
 class PageServer:

@@ -11,6 +11,7 @@ from typing import IO
 
 import pytest
 
+from brokers.cli.host_pages import fetch_page
 from brokers.cli.host_plan import HostPlan, PlannedBroker, plan_host
 from brokers.cli.host_unit import Unit
 from brokers.server.service_manager import ServiceManager
@@ -103,3 +104,20 @@ def test_a_unit_that_cannot_look_after_its_brokers_ends(tmp_path: Path, caplog: 
         assert run_unit(planned(tmp_path, 2), command, out) == 1
     assert "nothing looks after broker 2 any more: the unit stops" in caplog.text
     assert "can't start new thread" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "said", [b"", b"hello\r\n\r\n", b"HTTP/1.1 fine\r\n\r\n", b"HTTP/1.1 200\r\nContent-Length: x\r\n\r\n"]
+)
+def test_what_else_answers_at_a_brokers_address_is_no_page(said: bytes) -> None:
+    async def work() -> None:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(said)
+            writer.close()
+
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+            with pytest.raises(OSError, match="no whole answer from"):
+                await fetch_page(server.sockets[0].getsockname(), "/health/ready", 5)
+
+    asyncio.run(work())
