@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import codecs
 import json
 import struct
 from collections.abc import Callable
@@ -14,6 +15,8 @@ from brokers.console.reading import StoredRecord
 DECODERS: Final = ("auto", "json", "text", "number", "hex", "base64")
 SHOWN_MAX: Final = 4_000
 """Characters of a key or value that a page shows; an export has all."""
+READ_MAX: Final = 16 * 1024
+"""Bytes of a key or value that are decoded for a page. JSON that is larger is shown as it stands."""
 ON_A_LINE: Final = 120
 """Characters of JSON that stand on one line."""
 INTERNAL: Final[dict[str, Callable[[Any], dict[str, Any]]]] = {
@@ -36,45 +39,62 @@ def decode_bytes(raw: bytes | None, how: str, limit: int = SHOWN_MAX) -> ShownBy
     """The bytes as that decoder shows them; as hexadecimal digits where it cannot."""
     if raw is None:
         return ShownBytes("null", None, 0)
-    for kind in ("json", "text", "hex") if how == "auto" else (how, "hex"):
-        text = _AS[kind](raw)
+    large = len(raw) > READ_MAX
+    for kind in ("json", "text", "hex") if how == "auto" or (how == "json" and large) else (how, "hex"):
+        text = _AS[kind](raw[:READ_MAX], large, limit)
         if text is not None:
-            cut = len(text) > limit
-            return ShownBytes(kind, text[:limit] if cut else text, len(raw), cut)
+            return ShownBytes(kind, text[:limit], len(raw), large or len(text) > limit)
     raise AssertionError("hexadecimal digits show everything")
 
 
-def _json(raw: bytes) -> str | None:
+def _json(raw: bytes, large: bool, limit: int) -> str | None:
+    if large:
+        return None
     if raw[:1].strip() not in {b"{", b"[", b'"', b""} and not raw[:1].isdigit() and raw[:1] not in b"-tfn":
         return None
     try:
         value = json.loads(raw)
-        line = json.dumps(value, ensure_ascii=False)
-        return line if len(line) <= ON_A_LINE else json.dumps(value, ensure_ascii=False, indent=1)
+        text = json.dumps(value, ensure_ascii=False)
+        if len(text) > ON_A_LINE:
+            text = _indented(value, limit)
     except (ValueError, RecursionError):
         return None
+    return text.encode(
+        errors="backslashreplace"
+    ).decode()  # half of a surrogate pair is no character: as it was escaped
 
 
-def _text(raw: bytes) -> str | None:
+def _indented(value: Any, limit: int) -> str:
+    """JSON on many lines, made only until it is longer than the limit: deep values are mostly indentation."""
+    parts, size = [], 0
+    for part in json.JSONEncoder(ensure_ascii=False, indent=1).iterencode(value):
+        parts.append(part)
+        size += len(part)
+        if size > limit:
+            break
+    return "".join(parts)
+
+
+def _text(raw: bytes, large: bool, _: int) -> str | None:
     try:
-        text = raw.decode()
+        text = codecs.utf_8_decode(raw, "strict", not large)[0]  # a cut may be in the middle of a character
     except UnicodeDecodeError:
         return None
     readable = sum(character.isprintable() or character in "\t\r\n" for character in text)
     return text if readable == len(text) else None
 
 
-def _number(raw: bytes) -> str | None:
+def _number(raw: bytes, _large: bool, _limit: int) -> str | None:
     layout = _NUMBERS.get(len(raw))
     return None if layout is None else str(struct.unpack(layout, raw)[0])
 
 
-_AS: Final[dict[str, Callable[[bytes], str | None]]] = {
+_AS: Final[dict[str, Callable[[bytes, bool, int], str | None]]] = {
     "json": _json,
     "text": _text,
     "number": _number,
-    "hex": lambda raw: raw.hex(" "),
-    "base64": lambda raw: base64.b64encode(raw).decode(),
+    "hex": lambda raw, *_: raw.hex(" "),
+    "base64": lambda raw, *_: base64.b64encode(raw).decode(),
 }
 
 
