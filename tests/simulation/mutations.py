@@ -401,7 +401,7 @@ MUTATIONS = (
     Mutation("a follower joins before it has caught up", (instead(Partition._expand, _joins_before_it_has_caught_up),), 1, ("cut", "slow", "kill", "isolate")),
     Mutation("a shrunk in-sync set counts before it is written", (instead(Partition._propose, _counts_before_it_is_written),), 3, ("cut", "isolate", "lose an answer")),
     Mutation("an unknown outcome of an in-sync change is taken for a failure", (instead(ZooKeeperIsrWriter._decide, _takes_an_unknown_outcome_for_a_failure),), 35, ("lose an answer", "zookeeper lag", "isolate")),
-    Mutation("a member that leaves a small in-sync set is not eligible", (instead(isr._with, lambda original, state, isr, elr, min_isr: original(state, isr, [], min_isr)),), 140, ("isolate", "power", "stop", "pause", "kill")),
+    Mutation("a member that leaves a small in-sync set is not eligible", (instead(isr._with, lambda original, state, isr, elr, min_isr: original(state, isr, [], min_isr)),), 832, ("isolate", "power", "stop", "pause", "kill")),
     # ---- epochs, incarnations, elections
     Mutation("a leader counts fetches of other epochs", (
         instead(PartitionReader.refusal, _counts_fetches_of_any_epoch),
