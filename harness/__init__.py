@@ -1,1 +1,1 @@
-"""What tests and measurements drive parts of a broker with; neither imports the other."""
+"""What both tests and measurements use; neither imports the other."""

@@ -23,11 +23,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from harness.spark_connector import NoConnector, connector
 from perf import machine
 from perf.build import ROOT
 from perf.clients import cpu_s
 from perf.results import Results
-from perf.spark_connector import connector
 from perf.spark_driver import TUNED
 from perf.targets import Cluster, TargetError
 from perf.targets.fleetlog import Fleetlog
@@ -412,7 +412,7 @@ def main() -> int:
     started = time.monotonic()
     try:
         results = run(given)
-    except TargetError as error:
+    except (NoConnector, TargetError) as error:
         print(f"perf spark: {error}", file=sys.stderr)
         return 1
     results.about["took_s"] = round(time.monotonic() - started, 1)

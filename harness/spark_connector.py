@@ -12,10 +12,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from perf.build import TARGET
-from perf.targets import TargetError
-from perf.targets.kafka import GOAL
-
+GOAL = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:build-classpath"
+TARGET = Path(__file__).parents[1] / "build" / "spark"
 POM = Path(__file__).with_name("spark.pom.xml")
 KNOWN = (("4.2.0", "4.0.0"),)
 """Connector and token provider that were found together and run on the PySpark of today."""
@@ -26,13 +24,17 @@ MIRROR = """<settings><mirrors><mirror><id>central-only</id><mirrorOf>*</mirrorO
 <url>https://repo.maven.apache.org/maven2</url></mirror></mirrors></settings>"""
 
 
+class NoConnector(Exception):
+    """Maven is not installed, or it can't fetch the connector; the message says which."""
+
+
 def connector() -> tuple[str, str]:
-    """(jars with commas between them, what they are). Raises TargetError, saying what to do."""
+    """(jars with commas between them, what they are). Raises NoConnector, saying what to do."""
     import pyspark
 
     problem = ""
     for versions in ((pyspark.__version__, pyspark.__version__), *KNOWN):
-        cached = TARGET / f"spark-connector-{versions[0]}"
+        cached = TARGET / f"connector-{versions[0]}"
         if not cached.exists():
             problem = _resolve(cached, *versions)
         if cached.exists():
@@ -40,7 +42,7 @@ def connector() -> tuple[str, str]:
             if len(jars) == len(WANTED) and all(Path(jar).exists() for jar in jars):
                 return ",".join(jars), ", ".join(sorted(Path(jar).stem for jar in jars))
             cached.unlink()
-    raise TargetError(f"Spark's own connector can't be had: {problem}")
+    raise NoConnector(f"Spark's own connector can't be had: {problem}")
 
 
 def _resolve(target: Path, version: str, provider: str) -> str:
@@ -48,7 +50,7 @@ def _resolve(target: Path, version: str, provider: str) -> str:
     if shutil.which("mvn") is None:
         return "install Maven, which fetches it"
     TARGET.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="perf-maven-") as name:
+    with tempfile.TemporaryDirectory(prefix="maven-") as name:
         settings = Path(name) / "settings.xml"
         settings.write_text(MIRROR)
         command = ["mvn", "-q", "-B", "-s", str(settings), "-f", str(POM), GOAL, f"-Dmdep.outputFile={target}"]
