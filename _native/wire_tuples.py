@@ -135,6 +135,15 @@ class FetchRun(NamedTuple):
     ends: list[int]
 
 
+class HeldBytes(bytes):
+    """Bytes in memory that stand where slices of files do."""
+
+    __slots__ = ()
+
+    def release(self) -> None:
+        """Nothing is open."""
+
+
 class FetchOutcome(NamedTuple):
     """One partition's answer. ``aborted`` is None for read_uncommitted; ``slices`` are sent unchanged."""
 
@@ -143,7 +152,7 @@ class FetchOutcome(NamedTuple):
     last_stable_offset: int = -1
     log_start_offset: int = -1
     aborted: Sequence[tuple[int, int]] | None = None
-    slices: Sequence[Slice] = ()
+    slices: Sequence[Slice | HeldBytes] = ()
     size: int = 0
     diverging: tuple[int, int] | None = None
     current_leader: tuple[int, int] | None = None

@@ -148,6 +148,10 @@ class PartitionReader:
                 self.out_of_turn = not first
                 return self.state(partition)
             aborted = aborted_in(log, found) if committed_only else None
+            if log.producers.positions is not None and replica is None:
+                passed = log.reader.passing(found)
+                if passed is not None:
+                    return FetchOutcome(_NONE, watermark, stable, start, aborted, (passed,), len(passed))
         except OffsetOutOfRange:
             return FetchOutcome(self._nowhere(partition))
         except (LogOffline, DiskError):

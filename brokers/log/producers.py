@@ -44,7 +44,7 @@ _RUN_REMAINING = struct.Struct(">i")
 _ABORT, _COMMIT = 0, 1
 _producer_id = itemgetter(4)
 _new = tuple.__new__  # a named tuple without the Python function that its own constructor is
-_TRANSACTIONAL, _CONTROL = 0x10, 0x20
+_TRANSACTIONAL, CONTROL = 0x10, 0x20
 
 
 class Origin(Enum):
@@ -200,9 +200,14 @@ def encode_marker_run(markers: Sequence[tuple[int, int, bool]], coordinator_epoc
             value += _RUN_REMAINING.pack(remaining)
         record = Record(-1, timestamp, _MARKER_KEY.pack(0, _COMMIT if commit else _ABORT), value)
         batches.append(
-            encode_batch([record], attributes=_TRANSACTIONAL | _CONTROL, producer_id=producer_id, producer_epoch=epoch)
+            encode_batch([record], attributes=_TRANSACTIONAL | CONTROL, producer_id=producer_id, producer_epoch=epoch)
         )
     return b"".join(batches)
+
+
+def marker_of_nothing(timestamp: int) -> Record:
+    """A control record that readers pass over: it is stored nowhere, and no producer's."""
+    return Record(-1, timestamp, _MARKER_KEY.pack(0, _COMMIT), _MARKER_VALUE.pack(0, 0))
 
 
 class ProducerState:
@@ -338,13 +343,13 @@ class ProducerState:
         while begin < count:
             first, end = batches[begin], begin + 1
             producer_id, marker = first.producer_id, None
-            control = first.attributes & _CONTROL
+            control = first.attributes & CONTROL
             if alike:
                 end = count
             elif control:
                 marker = markers.get(first.first_offset)
             else:
-                while end < count and batches[end][4] == producer_id and not batches[end][7] & _CONTROL:
+                while end < count and batches[end][4] == producer_id and not batches[end][7] & CONTROL:
                     end += 1
             if producer_id != NO_PRODUCER_ID and (marker is not None or not control):
                 entry = self.entries.get(producer_id)

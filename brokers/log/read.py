@@ -5,8 +5,10 @@ from __future__ import annotations
 from _native.batch import HEADER_SIZE, parse_header
 from _native.errors import CorruptBatch
 from _native.files import FileSlice
+from _native.wire_tuples import HeldBytes
 from brokers.log.failures import DiskFailed, LogOffline, OffsetOutOfRange
 from brokers.log.indexes import AbortedTxn
+from brokers.log.passing import passed_over
 from brokers.log.segment import Segment
 from brokers.log.state import AbortedTransaction, LogState, ReadResult, guarded
 from brokers.log.validation import batch_records
@@ -62,6 +64,11 @@ class LogReader:
         if next_offset > end_offset:
             next_offset = end_offset if end_offset > offset else offset
         return _result(ReadResult, (slices, max_bytes - room, offset, next_offset))
+
+    @guarded
+    def passing(self, found: ReadResult) -> HeldBytes | None:
+        """What a consumer gets instead of batches without records, which are released; None if there are records."""
+        return passed_over(found)
 
     @guarded
     def aborted_transactions(self, start: int, end: int) -> list[AbortedTransaction]:

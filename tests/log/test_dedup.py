@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from _native.batch import Record, encode_batch
+from _native.batch import BatchHeader, Record, encode_batch, scan
 from brokers.api.produce_work import count
 from brokers.log import DiskFull, Log, Origin, RealDisk
 from brokers.log.admission import Terms
+from brokers.log.passing import MOST_BATCHES
 from brokers.log.position_snapshot import DEDUP_FILE, encode_positions
 from brokers.log.positions import PAGE_POSITIONS, PositionSets
+from brokers.log.validation import read_marker
 from brokers.topic_figures import TopicFigures
 from tests.support.crashes import RecordingDisk, image
 from tests.support.logs import NOW, append, append_txn, batch, config, end_txn, open_log, records
@@ -384,3 +386,32 @@ def test_a_snapshot_is_as_large_as_what_it_knows() -> None:
     sets = PositionSets(window_ms=1000, max_bytes=1 << 30)
     sets.accept([(b"q", at, 0) for at in range(100 * PAGE_POSITIONS)], 0, 0, exact=True)
     assert len(encode_positions(sets)) < 100 * (PAGE_POSITIONS // 8 + 40)
+
+
+def test_a_reader_passes_over_batches_without_records(tmp_path: Path) -> None:
+    log = open_log(tmp_path / "events-0", config=DEDUP)
+    for position in [7, *[7, 7] * 200, 8]:
+        append(log, sourced(position))
+
+    def answer(offset: int, limit: int = 1 << 20) -> BatchHeader | None:
+        found = log.reader.read(offset, limit, log.log_end_offset)
+        passed = log.reader.passing(found)
+        if passed is None:
+            found.release()
+            return None
+        ((at, header),) = scan(passed)
+        assert (at, header.is_control, header.is_transactional, header.producer_id) == (0, True, False, -1)
+        assert header.size == len(passed)
+        assert read_marker(passed, 0, header) is not None
+        return header
+
+    def last(header: BatchHeader | None) -> int:
+        assert header is not None
+        assert header.record_count == 1
+        return header.last_offset
+
+    assert answer(0) is None, "a record is the first"
+    assert last(answer(1)) == MOST_BATCHES, "no more are looked at"
+    assert answer(MOST_BATCHES + 1) is None, "a record follows"
+    assert last(answer(1, limit=150)) == 2, "two of 61 bytes"
+    assert answer(log.log_end_offset - 1) is None

@@ -122,6 +122,7 @@ def test_what_such_a_topic_refuses_and_the_recipe_of_the_page(tmp_path: Path) ->
         cluster = Cluster(fleet.start())
         _refusals(cluster)
         _recipe(cluster, tmp_path)
+        _repeats_in_front_of_a_reader(cluster)
     finally:
         fleet.close()
 
@@ -139,6 +140,31 @@ def _recipe(cluster: Cluster, directory: Path) -> None:
         assert (directory / "done").read_text() == str(log.stat().st_size)
         (directory / "done").unlink()
     assert len(_read(cluster, 8, "recipe")) == 150
+
+
+def _repeats_in_front_of_a_reader(cluster: Cluster) -> None:
+    """It is told of no error, though answers have batches without records only: 512 MiB is a limit that librdkafka
+    raises once before it complains of a record that is too large.
+    """
+    from confluent_kafka import Consumer, Producer, TopicPartition
+
+    cluster.create("passed", replicas=1, fleetlog_dedup="source")
+    producer = Producer({"bootstrap.servers": cluster.alive, "linger.ms": 0})
+    reader = Consumer(
+        {"bootstrap.servers": cluster.alive, "group.id": "passing", "enable.auto.commit": False,
+         "fetch.message.max.bytes": 1 << 29, "fetch.wait.max.ms": 100}
+    )  # fmt: skip
+    reader.assign([TopicPartition("passed", 0, 0)])
+    found: list[Any] = []
+    for position in (1, 1, 1, 1, 1, 1, 1, 1, 2):
+        producer.produce("passed", b"%d" % position, headers=[("fleetlog.source", b"q:%d:0" % position)])
+        assert producer.flush(PATIENCE_S) == 0
+        found += reader.consume(10, 0.25)
+    until = time.monotonic() + PATIENCE_S
+    while len(found) < 2 and time.monotonic() < until:
+        found += reader.consume(10, 0.25)
+    reader.close()
+    assert [(one.error(), one.offset(), one.value()) for one in found] == [(None, 0, b"1"), (None, 8, b"2")]
 
 
 def _refusals(cluster: Cluster) -> None:

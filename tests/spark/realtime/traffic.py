@@ -73,22 +73,23 @@ def read(bootstrap: str, topic: str, figures: Path) -> None:
     partitions = consumer.list_topics(topic, timeout=30).topics[topic].partitions
     consumer.assign([TopicPartition(topic, number, 0) for number in partitions])
     ended, found, distinct = _until_input_ends(), array("q"), set[tuple[int, int]]()
-    say_at = time.monotonic()
+    say_at, errors = time.monotonic(), 0
     while not ended.is_set():
         messages: list[Any] = consumer.consume(1000, 0.001)
         now = time.time_ns() // 1000
         for message in messages:
             if message.error() is not None:
-                if message.error().retriable() or message.error().code() < 0:
-                    continue
-                sys.exit(f"the reader fails: {message.error()}")
+                if not message.error().retriable() and message.error().code() > 0:
+                    print(message.error(), file=sys.stderr, flush=True)
+                    errors += 1
+                continue
             row, _, ordinal = message.value().partition(b":")
             number, _, sent = row.partition(b",")
             found.extend((int(number), int(ordinal), int(sent), now))
             distinct.add((int(number), int(ordinal)))
         if time.monotonic() >= say_at:
             say_at += 1
-            print(json.dumps({"records": len(found) // 4, "distinct": len(distinct)}), flush=True)
+            print(json.dumps({"records": len(found) // 4, "distinct": len(distinct), "errors": errors}), flush=True)
     consumer.close()
     figures.write_bytes(found.tobytes())
 
