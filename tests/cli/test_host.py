@@ -241,6 +241,7 @@ def test_the_start_is_complete_without_a_broker_that_fails(tmp_path: Path) -> No
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as inbox, socket.socket() as other:
         inbox.bind(str(path))
         inbox.settimeout(60)
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of before may rest there
         other.bind(("127.0.0.1", made.port + 1))  # the second broker's
         other.listen(1)
         try:

@@ -43,7 +43,13 @@ def run_unit(
         if good is not None:
             await eventually_async(lambda: good(unit), "the unit is well", 20)
             unit.stop()
-        return await asyncio.wait_for(running, 20)
+        try:
+            return await asyncio.wait_for(running, 20)
+        finally:  # a unit that has failed leaves its children to the kernel; their pipes end with this loop
+            for child in unit._children:
+                if child.process is not None:
+                    child.process._transport.close()  # type: ignore[attr-defined]
+            await asyncio.sleep(0.1)
 
     return asyncio.run(work())
 
