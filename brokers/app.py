@@ -77,6 +77,10 @@ class SystemClock:
         """Milliseconds since boot."""
         return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
 
+    def mono_us(self) -> int:
+        """Microseconds since boot."""
+        return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000
+
 
 def new_cluster_id() -> str:
     """A fresh cluster id, 22 characters of base64url as Kafka writes it."""

@@ -67,6 +67,10 @@ class Clock(Protocol):
         """Milliseconds of a clock that never goes back and counts suspended time (CLOCK_BOOTTIME)."""
         ...
 
+    def mono_us(self) -> int:
+        """Microseconds of the same clock, to measure with: the loop's own clock stands still within a turn."""
+        ...
+
 
 class Endpoint(NamedTuple):
     """One listener of one broker."""

@@ -65,6 +65,9 @@ class StandingClock:
     def mono_ms(self) -> int:
         return self.now_ms
 
+    def mono_us(self) -> int:
+        return self.now_ms * 1000
+
 
 class LoneLeader:
     """``services`` are the broker's, without a loop: the one that measures puts its own there."""

@@ -44,13 +44,13 @@ async def handle_describe_health(request: DescribeHealthRequest, context: Contex
 
 
 async def _read_micros(context: Context) -> int:
-    now, taken = asyncio.get_running_loop().time, []
+    services, taken = context.services, []
     try:
         async with asyncio.timeout(READ_TIMEOUT_S):
             for _ in range(READS):
-                begun = now()
-                await context.services.store.exists(znodes.CONTROLLER_EPOCH)
-                taken.append(now() - begun)
+                begun = services.clock.mono_us()
+                await services.store.exists(znodes.CONTROLLER_EPOCH)
+                taken.append(services.clock.mono_us() - begun)
     except (StoreError, TimeoutError):
         return -1
-    return round(statistics.median(taken) * 1_000_000)
+    return round(statistics.median(taken))

@@ -44,6 +44,9 @@ class VirtualLoop:
     def mono_ms(self) -> int:
         return self.ms
 
+    def mono_us(self) -> int:
+        return self.ms * 1000
+
     def call_soon(self, callback: Callable[..., Any], *args: Any) -> Call:
         call = Call(callback, args)
         self._soon.append(call)

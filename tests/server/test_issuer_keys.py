@@ -29,7 +29,10 @@ class Clock:
         return time.time_ns() // 1_000_000
 
     def mono_ms(self) -> int:
-        return time.monotonic_ns() // 1_000_000 + self.later_ms
+        return self.mono_us() // 1000
+
+    def mono_us(self) -> int:
+        return time.monotonic_ns() // 1000 + self.later_ms * 1000
 
 
 @pytest.fixture

@@ -84,6 +84,9 @@ class SimClock:
     def mono_ms(self) -> int:
         return self._loop.now_us // 1000
 
+    def mono_us(self) -> int:
+        return self._loop.now_us
+
 
 class KeptSession:
     """The session's credentials beside the logs; lost with the power like any file, or not."""

@@ -22,6 +22,9 @@ class ManualClock:
     def mono_ms(self) -> int:
         return self.now_ms
 
+    def mono_us(self) -> int:
+        return self.now_ms * 1000
+
 
 class RealClock:
     """The machine's time plus ``ahead_ms``, which a test may change at any moment."""
@@ -33,7 +36,10 @@ class RealClock:
         return time.time_ns() // 1_000_000 + self.ahead_ms
 
     def mono_ms(self) -> int:
-        return time.monotonic_ns() // 1_000_000 + self.ahead_ms
+        return self.mono_us() // 1000
+
+    def mono_us(self) -> int:
+        return time.monotonic_ns() // 1000 + self.ahead_ms * 1000
 
 
 def running_timers() -> Timers:
