@@ -189,6 +189,16 @@ def test_the_floor_passes_only_what_was_quiet_for_the_window() -> None:
     )
 
 
+def test_a_clock_that_is_ahead_by_more_than_the_window_ends_in_refusals_not_in_duplicates() -> None:
+    leader = Leader()
+    leader.write([(A, 5, 0)], now_ms=0)
+    leader.write([(A, PAGE_POSITIONS, 0)], now_ms=2 * WINDOW_MS)
+    assert leader.write([(A, 5, 0)], now_ms=1) == BelowFloor(0, (A, 5, 0), PAGE_POSITIONS)
+    assert leader.write([(A, PAGE_POSITIONS, 0), (A, PAGE_POSITIONS + 1, 0)], now_ms=1) == Sifted(
+        [0], [(A, PAGE_POSITIONS + 1, 0)]
+    )
+
+
 def test_a_page_above_a_live_one_stays() -> None:
     leader = Leader()
     leader.write([(A, PAGE_POSITIONS, 0)], now_ms=0)

@@ -15,9 +15,10 @@ if TYPE_CHECKING:
 ONCE = "once"
 TP = TopicPartition(ONCE, 0)
 SETTINGS = {
-    "fleetlog.dedup": "source", "fleetlog.dedup.window.ms": "600000", "min.insync.replicas": "2",
+    "fleetlog.dedup": "source", "fleetlog.dedup.window.ms": "10800000", "min.insync.replicas": "2",
     "segment.bytes": "1500",
 }  # fmt: skip
+"""The window is longer than the clocks of two leaders are ever apart: behind it a repeat is refused, rightly."""
 STEP = 700
 """Between two positions of a source, so that some records reach the next page."""
 Place = tuple[int, int]

@@ -135,8 +135,7 @@ class Officer(Client):
         while not self.world.closing:
             broker = self.any_broker()
             answer = await self.ask(broker, request, ACL_VERSION, 3.0)
-            rows = () if answer is None else getattr(answer, "results", None) or answer.filter_results
-            if rows and rows[0].error_code == OK:
+            if answer is not None and _acknowledged(answer):
                 return broker, lost
             lost = True
             await self.pause(0.05, 0.3)
@@ -194,3 +193,12 @@ class Officer(Client):
             if allowed is not None and (f"User:{user}" in having) is not allowed:
                 found.append(f"{user} {'lacks' if allowed else 'has'} the right, against what was acknowledged")
         return found
+
+
+def _acknowledged(answer: Any) -> bool:
+    """Whether an ACL was made, or all that a filter found were deleted: a deletion that failed is told by its ACL."""
+    made = getattr(answer, "results", None)
+    if made is not None:
+        return bool(made[0].error_code == OK)
+    (filtered,) = answer.filter_results
+    return filtered.error_code == OK and all(acl.error_code == OK for acl in filtered.matching_acls)
