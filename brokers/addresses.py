@@ -33,6 +33,11 @@ def parse_address(name: str, item: str, address: str, form: str, *, low: int) ->
     return host.strip("[]"), int(port)
 
 
+def address_text(host: str, port: int) -> str:
+    """``host:port`` as settings and URLs have it, with the brackets of IPv6."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def parse_listener(name: str, item: str, protocol_of: Callable[[str], str]) -> Endpoint:
     """One listener with its security protocol; raises ConfigError, also for protocols that are not served."""
     listener, mark, address = item.partition("://")

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import click
 
 from brokers.cli.log_lines import start_logging
-from brokers.cli.options import pairs
+from brokers.cli.options import config_file_argument, log_level_option, override_option
 from brokers.config import BROKER_SETTINGS, TOPIC_SETTINGS, ConfigError, Setting, load_config
 
 logger = logging.getLogger(__name__)
@@ -22,18 +22,9 @@ EXIT_START = 1
 
 
 @click.command()
-@click.argument("config_file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option(
-    "--override",
-    "-o",
-    multiple=True,
-    callback=pairs,
-    metavar="NAME=VALUE",
-    help="A setting that overrides CONFIG_FILE.",
-)
-@click.option(
-    "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
-)
+@config_file_argument
+@override_option
+@log_level_option
 @click.option("--check", is_flag=True, help="Only check what a start needs; change nothing.")
 def broker(config_file: Path, override: dict[str, str], log_level: str, check: bool) -> None:
     """Run one broker with the properties of CONFIG_FILE, until SIGTERM or Ctrl-C.

@@ -301,7 +301,7 @@ def check_with_client(
     try:
         if security is not None:
             settings = security.librdkafka(state.bootstrap)
-            _allow_programs(security.librdkafka(state.bootstrap, ADMIN), timeout_s)
+            grant_programs(security.librdkafka(state.bootstrap, ADMIN), timeout_s)
         admin = AdminClient({**settings, "logger": _quiet()})
         _create_topic(admin, name, len(state.brokers), deadline)
         try:
@@ -340,7 +340,7 @@ def _create_topic(admin: Any, topic: str, partitions: int, deadline: float) -> N
             time.sleep(0.1)
 
 
-def _allow_programs(settings: dict[str, str], timeout_s: float) -> None:
+def grant_programs(settings: dict[str, str], timeout_s: float) -> None:
     """Programs may do everything with topics, groups and transactional ids, and describe the cluster."""
     from confluent_kafka.admin import (  # type: ignore[attr-defined]
         AclBinding,

@@ -16,14 +16,13 @@ from typing import Any
 
 import click
 
-from brokers.cli.host_plan import HostPlan, plan_host
+from brokers.addresses import address_text
+from brokers.cli.host_plan import HostPlan, local_address, plan_host
 from brokers.cli.host_unit import EXIT_CONFIG, Unit, broker_command, lock, running_unit
-from brokers.cli.options import pairs
+from brokers.cli.options import config_file_argument, log_level_option, override_option
 from brokers.cli.output import CliError
 from brokers.config import ConfigError
 from brokers.server.service_manager import service_manager
-
-LEVELS = click.Choice(["debug", "info", "warning", "error"])
 
 
 class _RunFirst(click.Group):
@@ -40,16 +39,7 @@ def host() -> None:
     """All brokers of one machine as one unit: `fleetlog host CONFIG --brokers N`, restart, status."""
 
 
-_config_file = click.argument("config_file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 _brokers = click.option("--brokers", "count", type=int, required=True, help="How many; one for each core.")
-_override = click.option(
-    "--override",
-    "-o",
-    multiple=True,
-    callback=pairs,
-    metavar="NAME=VALUE",
-    help="A setting that overrides CONFIG_FILE.",
-)
 _step = click.option(
     "--port-step", type=click.IntRange(1, 1000), default=1, show_default=True,
     help="By how much the ports of a broker's listeners differ from those of the one before.",
@@ -57,11 +47,11 @@ _step = click.option(
 
 
 @host.command("run")
-@_config_file
+@config_file_argument
 @_brokers
-@_override
+@override_option
 @_step
-@click.option("--log-level", type=LEVELS, default="info", show_default=True)
+@log_level_option
 @click.option("--check", is_flag=True, help="Only derive and check the brokers, and print them.")
 def run_unit(
     config_file: Path, count: int, override: dict[str, str], port_step: int, log_level: str, check: bool
@@ -124,9 +114,9 @@ def _running(config_file: Path, override: dict[str, str]) -> tuple[HostPlan, int
 
 
 def _state(plan: HostPlan) -> dict[str, Any]:
-    host_name = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(plan.admin[0], plan.admin[0])
+    address = address_text(*local_address(*plan.admin))
     try:
-        with urllib.request.urlopen(f"http://{host_name}:{plan.admin[1]}/brokers", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://{address}/brokers", timeout=10) as answer:
             found: dict[str, Any] = json.load(answer)
             return found
     except (OSError, ValueError) as error:
@@ -134,8 +124,8 @@ def _state(plan: HostPlan) -> dict[str, Any]:
 
 
 @host.command("status")
-@_config_file
-@_override
+@config_file_argument
+@override_option
 def unit_status(config_file: Path, override: dict[str, str]) -> None:
     """Print the brokers of the unit that runs with CONFIG_FILE."""
     plan, process = _running(config_file, override)
@@ -147,8 +137,8 @@ def unit_status(config_file: Path, override: dict[str, str]) -> None:
 
 
 @host.command("restart")
-@_config_file
-@_override
+@config_file_argument
+@override_option
 @click.option("--timeout", type=click.FloatRange(min=1), default=3600, show_default=True, help="Seconds to wait.")
 def restart_unit(config_file: Path, override: dict[str, str], timeout: float) -> None:
     """Restart the brokers one at a time, and wait for the end.

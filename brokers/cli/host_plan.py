@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from brokers.addresses import address_text
 from brokers.config import BrokerConfig, ConfigError, load_config
 from brokers.inert_settings import ADMIN_TLS_PREFIX
 
@@ -20,6 +21,11 @@ BROKERS_MAX = 64
 _LISTENER = re.compile(r"(.*://.*:)(\d+)")
 _DIRECTORY = re.compile(r"broker-(\d+)")
 _WILDCARDS = ("0.0.0.0", "::", "")
+
+
+def local_address(host: str, port: int) -> tuple[str, int]:
+    """Where this machine reaches what is bound to that address."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port
 
 
 class PlannedBroker(NamedTuple):
@@ -31,8 +37,7 @@ class PlannedBroker(NamedTuple):
 
     def admin_address(self) -> tuple[str, int]:
         """Where its own pages are read from this machine."""
-        host, port = self.config.admin_endpoint()
-        return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port
+        return local_address(*self.config.admin_endpoint())
 
 
 class HostPlan(NamedTuple):
@@ -82,11 +87,10 @@ def plan_host(
 
 def _derived(base: BrokerConfig, admin: tuple[str, int], index: int, step: int) -> dict[str, str]:
     broker_id = base.broker_id + index
-    host = f"[{admin[0]}]" if ":" in admin[0] else admin[0]
     own = {
         "broker.id": str(broker_id),
         "listeners": _moved("listeners", base.listeners, index * step),
-        "admin.listener": f"{host}:{admin[1] + 1 + index}",
+        "admin.listener": address_text(admin[0], admin[1] + 1 + index),
         "log.dirs": ",".join(str(Path(path) / f"broker-{broker_id}") for path in base.log_dirs),
     }
     if base.advertised_listeners:

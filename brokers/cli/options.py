@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import click
 
@@ -45,3 +46,18 @@ def numbers(_: click.Context, __: click.Parameter, value: str | None) -> tuple[i
     if not all(item.isdecimal() for item in items) or len(set(items)) < len(items):
         raise click.BadParameter(f"{value!r} must be a list like 1,2,3, each broker once")
     return tuple(int(item) for item in items)
+
+
+config_file_argument = click.argument("config_file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+"""The properties file of what runs brokers."""
+override_option = click.option(
+    "--override",
+    "-o",
+    multiple=True,
+    callback=pairs,
+    metavar="NAME=VALUE",
+    help="A setting that overrides CONFIG_FILE.",
+)
+log_level_option = click.option(
+    "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
+)

@@ -6,6 +6,8 @@ import socket
 import ssl
 from typing import Final
 
+from brokers.addresses import address_text
+
 _SETTINGS: Final = "in the file of --command-config"
 _UNTRUSTED_CODES: Final = frozenset({2, 18, 19, 20, 21, 26})
 """OpenSSL's X509_V_ERR codes of a chain that ends at no trusted certificate, or at one that may not sign."""
@@ -26,7 +28,7 @@ def tls_connection(connection: socket.socket, address: tuple[str, int], context:
     except ssl.SSLError as error:
         raise tls_refusal(error, address) from None
     except ValueError:  # a name that no certificate can have
-        raise TlsRefused(f"{_spelled(address)} cannot be checked: connect by a host's name or address") from None
+        raise TlsRefused(f"{address_text(*address)} cannot be checked: connect by a host's name or address") from None
     except TimeoutError:
         raise
     except OSError:  # an end within the handshake
@@ -42,11 +44,11 @@ def without_tls(first: bytes, address: tuple[str, int]) -> TlsRefused | None:
     """What it means that the first byte of an answer over a connection without TLS is an alert of TLS; else None."""
     if first != _ALERT:
         return None
-    return TlsRefused(f"{_spelled(address)} speaks TLS: set security.protocol=SSL, or SASL_SSL, {_SETTINGS}")
+    return TlsRefused(f"{address_text(*address)} speaks TLS: set security.protocol=SSL, or SASL_SSL, {_SETTINGS}")
 
 
 def _explained(error: ssl.SSLError, address: tuple[str, int]) -> str:
-    where, reason = _spelled(address), error.reason or ""
+    where, reason = address_text(*address), error.reason or ""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"the certificate of {where} {_rejected(error, address[0])}"
     if isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):
@@ -87,11 +89,6 @@ def _rejected(error: ssl.SSLCertVerificationError, host: str) -> str:
 
 def _ended(address: tuple[str, int]) -> str:
     return (
-        f"{_spelled(address)} ended the connection within the TLS handshake, as a listener without TLS does: connect to"
-        " one with TLS, or set security.protocol=PLAINTEXT, or SASL_PLAINTEXT"
+        f"{address_text(*address)} ended the connection within the TLS handshake, as a listener without TLS does: "
+        "connect to one with TLS, or set security.protocol=PLAINTEXT, or SASL_PLAINTEXT"
     )
-
-
-def _spelled(address: tuple[str, int]) -> str:
-    host, port = address
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

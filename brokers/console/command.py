@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import click
 
+from brokers.addresses import address_text
 from brokers.cli.client import Target, client_options
 from brokers.cli.command_config import JAAS, MECHANISM, PROTOCOL
 from brokers.cli.output import CliError, Output
@@ -65,10 +66,9 @@ def console(
 
     has_tls = tls_certificate is not None or behind_tls_proxy
     hosts = {str(address), *(("localhost",) if address.is_loopback else ()), *(name.lower() for name in names)}
-    shown = f"[{address}]" if address.version == 6 else str(address)
 
     def ready(at: int) -> None:
-        url = f"{'https' if tls_certificate is not None else 'http'}://{shown}:{at}/"
+        url = f"{'https' if tls_certificate is not None else 'http'}://{address_text(str(address), at)}/"
         out.done(f"console of {target.bootstrap} at {url} (Ctrl-C ends it)", {"url": url})
 
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s")

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from brokers.model import BrokerId, LogEnd, PartitionState, TopicPartition
 from brokers.peers.calls import PeerUnavailable
+from brokers.replication.chunks import in_chunks
 from wire import messages
 from wire.errors import ErrorCode
 
@@ -142,7 +143,8 @@ async def ask(
     """
     found: dict[uuid.UUID, dict[int, ReplicaEnd]] = {}
     incarnation = -1
-    for chunk in _chunks(asked):
+    pairs = ((topic_id, index) for topic_id, indexes in asked.items() for index in indexes)
+    for chunk in in_chunks(pairs, PARTITIONS_PER_REQUEST):
         version = WAIVE_VERSION if waive_lease else 0
         response = await peers.call(broker_id, REPLICA_ENDS_KEY, version, _request(chunk, version), ASK_MS)
         if response.error_code != ErrorCode.NONE or incarnation not in (-1, response.incarnation):
@@ -152,20 +154,6 @@ async def ask(
             answers = found.setdefault(topic.topic_id, {})
             answers.update((one.partition_index, _end_from(one)) for one in topic.partitions)
     return incarnation, found
-
-
-def _chunks(asked: Mapping[uuid.UUID, Sequence[int]]) -> Iterable[dict[uuid.UUID, list[int]]]:
-    chunk: dict[uuid.UUID, list[int]] = {}
-    count = 0
-    for topic_id, indexes in asked.items():
-        for index in indexes:
-            chunk.setdefault(topic_id, []).append(index)
-            count += 1
-            if count == PARTITIONS_PER_REQUEST:
-                yield chunk
-                chunk, count = {}, 0
-    if chunk:
-        yield chunk
 
 
 def _request(asked: Mapping[uuid.UUID, Sequence[int]], version: int) -> Any:

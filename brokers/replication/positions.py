@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from brokers.groups.lag import LogPosition
 from brokers.log import DiskError, LogOffline
 from brokers.model import TopicPartition
 from brokers.peers.calls import PeerUnavailable
+from brokers.replication.chunks import in_chunks
 from brokers.replication.partition import Partition
 from brokers.replication.serving import Serve
 from wire import messages
@@ -54,7 +55,7 @@ def _position(partition: Partition, offset: int) -> LogPosition:
 async def ask_positions(peers: PeersPort, broker_id: int, asked: Iterable[Asked]) -> dict[Asked, LogPosition]:
     """A leader's answers, without those that it could not give. Raises PeerUnavailable, also for a refusal."""
     found: dict[Asked, LogPosition] = {}
-    for chunk in _chunks(asked):
+    for chunk in in_chunks(((tp.topic, (tp.partition, offset)) for tp, offset in asked), PAIRS_PER_REQUEST):
         request = messages.LogPositionsRequest
         topics = [
             request.TopicPositions(
@@ -76,16 +77,3 @@ def _rows(answer: Any) -> Iterator[tuple[Asked, LogPosition]]:
             if not row.error_code:
                 position = LogPosition(row.start_offset, row.end_offset, row.stable_offset, row.waiting_since_ms)
                 yield (TopicPartition(topic.name, row.partition_index), row.offset), position
-
-
-def _chunks(asked: Iterable[Asked]) -> Iterator[Mapping[str, list[tuple[int, int]]]]:
-    chunk: dict[str, list[tuple[int, int]]] = {}
-    count = 0
-    for tp, offset in asked:
-        chunk.setdefault(tp.topic, []).append((tp.partition, offset))
-        count += 1
-        if count == PAIRS_PER_REQUEST:
-            yield chunk
-            chunk, count = {}, 0
-    if chunk:
-        yield chunk

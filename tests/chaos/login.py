@@ -61,25 +61,11 @@ def add_users(zookeeper: str) -> None:
 
 def allow_programs(bootstrap: str) -> None:
     """``User:app`` may use all topics, groups and transactional ids."""
-    from confluent_kafka.admin import (
-        AclBinding,
-        AclOperation,
-        AclPermissionType,
-        AdminClient,
-        ResourcePatternType,
-        ResourceType,
-    )
-
     if security() is None:
         return
-    kinds = [(kind, "*", AclOperation.ALL) for kind in (ResourceType.TOPIC, ResourceType.GROUP)]
-    kinds += [(ResourceType.TRANSACTIONAL_ID, "*", AclOperation.ALL)]
-    kinds += [(ResourceType.BROKER, "kafka-cluster", AclOperation.DESCRIBE)]
-    literal, allow = ResourcePatternType.LITERAL, AclPermissionType.ALLOW
-    acls = [AclBinding(kind, name, literal, f"User:{APP}", "*", right, allow) for kind, name, right in kinds]
-    admin = AdminClient(confluent(bootstrap, ADMIN))
-    for made in admin.create_acls(acls).values():
-        made.result(60)
+    from brokers.cli.dev_fleet import grant_programs  # late: a workload starts without it
+
+    grant_programs(confluent(bootstrap, ADMIN), 60)
 
 
 def confluent(bootstrap: str, user: str = APP) -> dict[str, Any]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from typing import Any
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from tests.chaos.login import confluent as confluent_login
 from tests.chaos.login import python as python_login
@@ -25,10 +27,30 @@ CONFLUENT = {
 """Impatient settings: a producer that waits minutes for a silent broker tests little."""
 
 
+class Drawn(NamedTuple):
+    """A record to send: its unique name among the values of its log, and what ``produce`` is called with."""
+
+    partition: int
+    name: str
+    payload: bytes | None
+    more: Mapping[str, Any] = MappingProxyType({})
+
+
 def confluent(
     recorder: Recorder, control: RoleControl, bootstrap: str, topic: str, partitions: int, rate: float
 ) -> None:
     """librdkafka, idempotent, several records in flight."""
+
+    def draw(value: str) -> Drawn:
+        return Drawn(control.rng.randrange(partitions), value, pack(value))
+
+    several_in_flight(recorder, control, bootstrap, topic, rate, draw)
+
+
+def several_in_flight(
+    recorder: Recorder, control: RoleControl, bootstrap: str, topic: str, rate: float, draw: Callable[[str], Drawn]
+) -> None:
+    """Sends what ``draw`` makes of a new name, by an idempotent producer of librdkafka."""
     from confluent_kafka import KafkaException, Producer
 
     producer = Producer(
@@ -51,12 +73,13 @@ def confluent(
 
     while control.on and not fatal:
         if len(open_) < IN_FLIGHT_MAX:
-            partition = control.rng.randrange(partitions)
-            value = f"{recorder.proc}.{recorder.next}"
-            name = recorder.begin("send", k=f"{topic}/{partition}", v=value)
+            drawn = draw(f"{recorder.proc}.{recorder.next}")
+            name = recorder.begin("send", k=f"{topic}/{drawn.partition}", v=drawn.name)
             open_.add(name["n"])
             try:
-                producer.produce(topic, pack(value), partition=partition, on_delivery=report(name))
+                producer.produce(
+                    topic, drawn.payload, partition=drawn.partition, on_delivery=report(name), **drawn.more
+                )
             except (KafkaException, BufferError) as error:  # not even queued
                 open_.discard(name["n"])
                 recorder.then(name, "fail", error=text_of(error))

@@ -72,11 +72,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """Brokers 1 to 3 run; the fourth joins when the others have replicas."""
     fleet = Fleet(tmp_path_factory.mktemp("draining"), 4)
     try:
-        for broker in fleet.brokers[:3]:
-            broker.start()
-        for broker in fleet.brokers[:3]:
-            broker.wait_ready()
-        yield fleet
+        yield fleet.start(3)
     finally:
         fleet.close()
 

@@ -42,11 +42,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         transaction_state_log_min_isr=2,
     )
     try:
-        for broker in fleet.brokers[:3]:
-            broker.start()
-        for broker in fleet.brokers[:3]:
-            broker.wait_ready()
-        yield fleet
+        yield fleet.start(3)
     finally:
         fleet.close()
 

@@ -19,8 +19,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 import wire.messages as m
 from tests.support.clients import Confluent
-from tests.support.copies import Cluster
-from tests.support.fleet import Fleet
+from tests.support.copies import Cluster, quick_cleaning
 from tests.support.raw_transactions import Wire
 from tests.support.waiting import PATIENCE_S, eventually
 from wire.errors import ErrorCode
@@ -141,11 +140,8 @@ def schema(subject: int, version: int) -> str:
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    fleet = Fleet(tmp_path, log_cleaner_backoff_ms=100, log_flush_offset_checkpoint_interval_ms=500)
-    try:
-        yield Cluster(fleet.start())
-    finally:
-        fleet.close()
+    with quick_cleaning(tmp_path) as found:
+        yield found
 
 
 def test_schemas_are_registered_compacted_and_read_back(cluster: Cluster) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,17 @@ def java(classpath: str, name: str, *args: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return done.stdout
+
+
+DAMAGE = re.compile(r"mismatch|corrupt|isvalid: false|exception|not found|out of order", re.IGNORECASE)
+"""What Kafka's dump tool prints where files are not as it expects them."""
+
+
+def dumped(classpath: str, folder: Path) -> str:
+    """What Kafka's dump tool prints of a log's files."""
+    kinds = (".log", ".index", ".timeindex", ".txnindex", ".snapshot")
+    names = [str(file) for file in sorted(folder.iterdir()) if file.suffix in kinds]
+    return java(classpath, "kafka.tools.DumpLogSegments", "--deep-iteration", "--files", ",".join(names))
 
 
 class Kafka:
@@ -83,3 +96,15 @@ class Kafka:
             self.process.send_signal(sig)
             self.process.wait(60)
             self.process = None
+
+
+@contextmanager
+def formatted(classpath: str, home: Path, *, properties: Mapping[str, object] = {}) -> Iterator[Kafka]:
+    """A Kafka with a formatted directory, for the test to start; killed at the end."""
+    home.mkdir()
+    kafka = Kafka(classpath, home, properties=properties)
+    kafka.format()
+    try:
+        yield kafka
+    finally:
+        kafka.stop(signal.SIGKILL)

@@ -6,9 +6,7 @@ Not part of ``make test``: see ``conftest.py``.
 from __future__ import annotations
 
 import random
-import re
 import shutil
-import signal
 import time
 import uuid
 from collections.abc import Iterator
@@ -21,7 +19,7 @@ from _native.batch import Record, encode_batch
 from brokers.config import BrokerConfig
 from brokers.log import LogStore, RealDisk
 from brokers.log.checkpoints import CLEANER_CHECKPOINT, decode_offsets
-from tests.kafka_jars.kafka import Kafka, java
+from tests.kafka_jars.kafka import DAMAGE, Kafka, dumped, formatted
 from tests.log.compacted import clean, cleaner_of, last_values
 from tests.support.clocks import ManualClock
 from tests.support.logs import append, append_txn, config, end_txn, open_log
@@ -32,7 +30,6 @@ from wire.types import TopicPartition
 pytestmark = [pytest.mark.slow, pytest.mark.kafka_jars]
 
 TP = TopicPartition("state", 0)
-DAMAGE = re.compile(r"mismatch|corrupt|isvalid: false|exception|not found|out of order", re.IGNORECASE)
 SETTINGS = {
     "cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01", "segment.ms": "400", "delete.retention.ms": "1000"
 }  # fmt: skip
@@ -41,21 +38,9 @@ Table = dict[bytes, bytes]
 
 @pytest.fixture
 def kafka(tmp_path: Path, classpath: str) -> Iterator[Kafka]:
-    home = tmp_path / "kafka"
-    home.mkdir()
-    kafka = Kafka(classpath, home, properties={"log.cleaner.backoff.ms": 200, "log.initial.task.delay.ms": 0})
-    kafka.format()
-    try:
-        yield kafka
-    finally:
-        if kafka.process is not None:
-            kafka.stop(signal.SIGKILL)
-
-
-def _dump(classpath: str, folder: Path) -> str:
-    kinds = (".log", ".index", ".timeindex", ".txnindex", ".snapshot")
-    names = [str(file) for file in sorted(folder.iterdir()) if file.suffix in kinds]
-    return java(classpath, "kafka.tools.DumpLogSegments", "--deep-iteration", "--files", ",".join(names))
+    properties = {"log.cleaner.backoff.ms": 200, "log.initial.task.delay.ms": 0}
+    with formatted(classpath, tmp_path / "kafka", properties=properties) as made:
+        yield made
 
 
 def _create(admin: Any) -> None:
@@ -177,7 +162,7 @@ def test_kafkas_tool_and_cleaner_go_on_with_what_we_cleaned(tmp_path: Path, kafk
     want, end = last_values(log), cleaner.progress()[TP]
     store.checkpoint()
     store.close()
-    text = _dump(classpath, tmp_path / "ours" / str(TP))
+    text = dumped(classpath, tmp_path / "ours" / str(TP))
     assert not DAMAGE.findall(text), DAMAGE.search(text)
     assert "deleteHorizonMs: OptionalLong[" in text
     metadata = (target / "partition.metadata").read_bytes()
@@ -190,7 +175,7 @@ def test_kafkas_tool_and_cleaner_go_on_with_what_we_cleaned(tmp_path: Path, kafk
     _cleaned_beyond(kafka, table, end + 50)
     assert _table(kafka.bootstrap) == table
     kafka.stop()
-    text = _dump(classpath, target)
+    text = dumped(classpath, target)
     assert not DAMAGE.findall(text), DAMAGE.search(text)
 
 
@@ -217,7 +202,7 @@ def test_we_clean_what_kafka_wrote_and_cleaned(kafka: Kafka, classpath: str) -> 
         assert last_values(log) == table
     assert log.size_bytes < size
     log.close()
-    text = _dump(classpath, folder)
+    text = dumped(classpath, folder)
     assert not DAMAGE.findall(text), DAMAGE.search(text)
     kafka.start()
     assert _table(kafka.bootstrap) == table

@@ -18,7 +18,7 @@ import pytest
 
 from brokers.config import BrokerConfig
 from brokers.log import LogStore, Origin, RealDisk
-from tests.kafka_jars.kafka import Kafka, java
+from tests.kafka_jars.kafka import DAMAGE, dumped, formatted
 from tests.support.clocks import ManualClock
 from tests.support.logs import NOW, append, append_txn, batch, config, end_txn, open_log, produced, records
 from tests.support.waiting import eventually
@@ -27,7 +27,6 @@ from wire.types import TopicPartition
 pytestmark = [pytest.mark.slow, pytest.mark.kafka_jars]
 
 TP = TopicPartition("events", 0)
-DAMAGE = re.compile(r"mismatch|corrupt|isvalid: false|exception|not found|out of order", re.IGNORECASE)
 
 
 def _write_everything(log) -> None:
@@ -60,22 +59,13 @@ def _ours(path: Path, tp: TopicPartition = TP, **changes):
     return store, log
 
 
-def _dump(classpath: str, folder: Path) -> str:
-    names = [
-        str(file)
-        for file in sorted(folder.iterdir())
-        if file.suffix in (".log", ".index", ".timeindex", ".txnindex", ".snapshot")
-    ]
-    return java(classpath, "kafka.tools.DumpLogSegments", "--deep-iteration", "--files", ",".join(names))
-
-
 def test_kafkas_dump_tool_reads_our_files(tmp_path, classpath):
     store, log = _ours(tmp_path)
     _write_everything(log)
     end, segments = log.log_end_offset, len(log.segments)
     rows = records(log)
     store.close()
-    text = _dump(classpath, tmp_path / str(TP))
+    text = dumped(classpath, tmp_path / str(TP))
     assert not DAMAGE.findall(text), DAMAGE.search(text)
     assert text.count("Log starting offset") == segments > 10
     assert text.count("| offset:") == len(rows) + 121
@@ -119,22 +109,15 @@ def test_kafkas_dump_tool_reads_a_compacted_log(tmp_path, classpath):
     clean(cleaner_of(RealDisk(), log))
     assert len(records(log)) < 100
     store.close()
-    text = _dump(classpath, tmp_path / str(tp))
+    text = dumped(classpath, tmp_path / str(tp))
     assert not DAMAGE.findall(text), DAMAGE.search(text)
     assert "deleteHorizonMs: OptionalLong[" in text
 
 
 @pytest.fixture
 def kafka(tmp_path, classpath):
-    home = tmp_path / "kafka"
-    home.mkdir()
-    kafka = Kafka(classpath, home)
-    kafka.format()
-    try:
-        yield kafka
-    finally:
-        if kafka.process is not None:
-            kafka.stop(signal.SIGKILL)
+    with formatted(classpath, tmp_path / "kafka") as made:
+        yield made
 
 
 def _create_topic(admin, name: str, **settings) -> None:

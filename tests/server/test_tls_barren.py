@@ -7,32 +7,21 @@ import socket
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 import uvloop
 
 import wire.messages as m
-from brokers.api.base import Done
 from brokers.security.tls import RECORD_BYTES_MAX, TlsEngine
 from brokers.security.tls_contexts import server_context
 from brokers.security.tls_settings import TlsSettings
 from brokers.server.tls_transport import BARREN_BYTES_MAX, TlsBlocks, TlsTransport
-from tests.support.harness import Client, RunningServer
+from tests.support.harness import Client, RunningServer, beat
 from tests.support.key_updates import SUITE, KeyUpdates, logs_keys
 from tests.support.tls_listeners import Certificates
 
 HEARTBEAT = 12
 KIB = 1024
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    return Certificates(tmp_path_factory.mktemp("certificates"))
-
-
-def beat(_: Any, context: Any) -> Done:
-    return Done(m.HeartbeatResponse(version=context.api_version, error_code=0))
 
 
 def request(number: int, padding: int = 0) -> bytes:

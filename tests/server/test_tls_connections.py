@@ -22,7 +22,7 @@ from brokers.security.tls import TlsEngine
 from brokers.server import disk
 from brokers.server.listener import Server
 from brokers.server.login import PlainServer, verifier
-from tests.support.harness import RunningServer
+from tests.support.harness import RunningServer, beat
 from tests.support.tls_listeners import Certificates
 from wire import hot
 
@@ -31,17 +31,8 @@ MIB = 1024 * 1024
 VERSIONS = ["TLSv1.2", "TLSv1.3"]
 
 
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    return Certificates(tmp_path_factory.mktemp("certificates"))
-
-
 def heartbeat(number: int = 1, padding: int = 0) -> Any:
     return m.HeartbeatRequest(group_id="g" * padding, generation_id=number, member_id="m")
-
-
-def beat(_: Any, context: Any) -> Done:
-    return Done(m.HeartbeatResponse(version=context.api_version, error_code=0))
 
 
 def principal(_: Any, context: Any) -> Done:

@@ -26,11 +26,6 @@ SLOWEST_S = 5.0
 """Of the canary, on a machine that is shared: a broker that stands still would take longer."""
 
 
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    return Certificates(tmp_path_factory.mktemp("certificates"))
-
-
 def empty(_: Any, context: Any) -> Done:
     return Done(m.response_class(context.api_key)(version=context.api_version))
 

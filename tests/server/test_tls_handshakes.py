@@ -11,34 +11,23 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import wire.messages as m
 from brokers.api.audit import Audit
-from brokers.api.base import Done
 from brokers.security.audit import AuditSettings, EventType, Source
 from brokers.security.tls import TlsEngine
 from brokers.server import tls_handshakes, tls_listeners
 from brokers.server.reserve import CONNECTIONS_PER_BROKER, MAX_WAITING
 from tests.server.memory import rss_mib
 from tests.support.certificates import replaced
-from tests.support.harness import RunningServer
+from tests.support.harness import RunningServer, beat
 from tests.support.tls_listeners import Certificates, engines, handshakes, hello, waiting
 
 HEARTBEAT = 12
 REQUEST = m.HeartbeatRequest(group_id="g", generation_id=1, member_id="m")
 CLIENTS = 150
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    return Certificates(tmp_path_factory.mktemp("certificates"))
-
-
-def beat(_: Any, context: Any) -> Done:
-    return Done(m.HeartbeatResponse(version=context.api_version, error_code=0))
 
 
 @pytest.fixture

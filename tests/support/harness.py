@@ -15,6 +15,7 @@ import uvloop
 
 import wire.messages as m
 from brokers.api.audit import Audit
+from brokers.api.base import Done
 from brokers.api.disconnects import Disconnects
 from brokers.config import load_config
 from brokers.metrics import Metrics
@@ -25,6 +26,11 @@ from brokers.server.tls_listeners import TlsListener
 from brokers.timers import Timers
 from tests.support.clocks import RealClock
 from tests.support.waiting import eventually
+
+
+def beat(_: Any, context: Any) -> Done:
+    """A handler of Heartbeat: an answer without an error, at once."""
+    return Done(m.HeartbeatResponse(version=context.api_version, error_code=0))
 
 
 class RunningServer:

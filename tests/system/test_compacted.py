@@ -16,8 +16,8 @@ import pytest
 from _native.batch import scan
 from brokers.log.checkpoints import CLEANER_CHECKPOINT, decode_offsets
 from brokers.log.validation import batch_records
-from tests.support.copies import Cluster
-from tests.support.fleet import Broker, Fleet
+from tests.support.copies import Cluster, quick_cleaning
+from tests.support.fleet import Broker
 from tests.support.waiting import PATIENCE_S, eventually
 from wire.types import TopicPartition
 
@@ -29,11 +29,8 @@ TOPIC = "state"
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    fleet = Fleet(tmp_path, log_cleaner_backoff_ms=100, log_flush_offset_checkpoint_interval_ms=500)
-    try:
-        yield Cluster(fleet.start())
-    finally:
-        fleet.close()
+    with quick_cleaning(tmp_path) as found:
+        yield found
 
 
 class Writer:
