@@ -26,13 +26,16 @@ class Interrupts:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Delay signals: between the start of a process and its entry in the state file it would be left behind."""
+        """Delay signals: between the start of a process and its entry in the state file it would be left behind.
+
+        A signal counts more than an error within: Ctrl-C ends the process that is being started, too.
+        """
         self._held += 1
         try:
             yield
         finally:
             self._held -= 1
-        self.check()
+            self.check()
 
     def check(self) -> None:
         """Raise if a signal has come that could not be raised (held, or swallowed by a finalizer)."""

@@ -377,8 +377,8 @@ def test_ctrl_c_during_the_start_leaves_nothing_behind(dev: Dev, detach: bool) -
     log = dev.directory / "broker-1" / "broker.log"
     eventually(log.exists, "the first broker starts", pause_s=0.01)
     os.killpg(process.pid, signal.SIGINT)
-    process.communicate(timeout=LIMIT_S)
-    assert process.returncode == 130
+    said, _ = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 130, said
     assert dev.processes() == []
 
 

@@ -203,7 +203,7 @@ async def test_the_same_operations_have_the_same_results(connect: str) -> None:
     for seed in range(SEQUENCES):
 
         async def open_store(chroot: str = f"{connect}/{seed}") -> ZookeeperStore:
-            store = ZookeeperStore(chroot, session_timeout_ms=10_000)
+            store = ZookeeperStore(chroot, session_timeout_ms=40_000)
             await store.start(20_000)
             return store
 
