@@ -60,21 +60,32 @@ async def edit_acls(
 ) -> dict[ResourcePattern, EditedEntries | Failure]:
     """Apply the edits, and wait until this broker decides by what was written; the outcome of each pattern.
 
-    Patterns are written some at a time, each some at once or not at all.
+    Patterns are written some at a time, each some at once or not at all. It ends only when this broker has read them:
+    the caller brings a deadline.
     """
     patterns = list(edits)
     outcomes: dict[ResourcePattern, EditedEntries | Failure] = {}
     for start in range(0, len(patterns), PATTERNS_PER_MULTI):
         some = {pattern: edits[pattern] for pattern in patterns[start : start + PATTERNS_PER_MULTI]}
         outcomes |= await _edit_some(store, some)
+    if any(isinstance(outcome, EditedEntries) for outcome in outcomes.values()):
+        await _taken_over(cache)
     try:
-        await cache.refresh()
         for root in (LITERAL_CHANGES, EXTENDED_CHANGES):
             if cache.outdated_changes(root, CHANGES_MOST):
                 await _delete_changes(store, cache.outdated_changes(root, CHANGES_KEPT))
     except StoreError:
-        pass  # it is written: the cache and the next writer make up for it
+        pass  # it is written: the next writer makes up for it
     return outcomes
+
+
+async def _taken_over(cache: AclCache) -> None:
+    """Until this broker decides by what was written, however long its connection is away: no answer goes ahead."""
+    while True:
+        try:
+            return await cache.refresh()
+        except StoreError:
+            await asyncio.sleep(RETRY_SECONDS)
 
 
 async def _edit_some(

@@ -32,7 +32,7 @@ from brokers.security.acls import (
     ResourceType,
 )
 from brokers.security.documents import BadDocument
-from coordination.store import Create, Store, TooLarge
+from coordination.store import Create, SessionExpired, Store, TooLarge
 from tests.support.nodes import Meddled, lose_the_answer
 from tests.support.stores import Proxy, Stores, on_loop
 from tests.support.waiting import eventually_async
@@ -233,6 +233,29 @@ async def test_after_a_reconnect_all_are_read(connect: str) -> None:
             proxy.accepting = True
             await eventually_async(lambda: ORDERS not in follower.image.entries, "it follows again", 30)
             assert follower.image.entries[ORDERS._replace(name="by-hand")] == {entry()}
+
+
+@on_loop
+async def test_a_change_is_told_when_this_broker_decides_by_it_not_before(
+    connect: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Stores() as stores:
+        port = await stores.open(connect)
+        async with caches(port) as (broker,):
+            refresh, failed = broker.refresh, []
+
+            async def failing_twice() -> None:
+                if len(failed) < 2:
+                    failed.append(broker.image.entries.get(ORDERS))
+                    raise SessionExpired("the session is over")
+                await refresh()
+
+            monkeypatch.setattr(broker, "refresh", failing_twice)
+            monkeypatch.setattr(broker._watcher, "read_soon", lambda: None)
+            monkeypatch.setattr(broker._watcher, "watch", lambda _event: None)
+            await edit_acls(port, broker, {ORDERS: adding(entry())})
+            assert broker.image.entries[ORDERS] == {entry()}
+            assert len(failed) == 2
 
 
 @on_loop
