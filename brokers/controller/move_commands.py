@@ -83,7 +83,7 @@ class MoveCommands:
                 done = tp in tried and refused.error is ErrorCode.NO_REASSIGNMENT_IN_PROGRESS
                 results[tp] = DONE if done else (refused.error, refused.message)
                 continue
-            moves = step is not None and step.state is not None and step.state.leader_epoch != state.leader_epoch
+            moves = step is not None and step.state is not None and step.state.leader != state.leader
             if moves and is_led(state, context.live_brokers) and not self._probes.may_move(tp, state):
                 results[tp] = leader_is_silent(state)
                 continue

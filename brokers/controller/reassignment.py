@@ -6,9 +6,10 @@ in-sync set as they catch up. When the whole target is in sync, leadership moves
 other replicas are removed. No step makes an in-sync set smaller than ``min.insync.replicas``.
 
 When a replica leaves the assignment, the partition's state is written in the same multi: a leader that concurrently
-adds the replica to the in-sync set fails on the znode's version.
+adds the replica to the in-sync set fails on the znode's version. Its leader epoch rises, too, though the leader stays:
+what the replica has fetched does not count when it is added again, because its log is deleted meanwhile.
 
-Source: KIP-455; the error texts follow Kafka's, because tools show them.
+Source: KIP-455; Kafka's PartitionChangeBuilder for the epoch; the error texts follow Kafka's, because tools show them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import NamedTuple
 from brokers.controller.elections import handed_over, is_led, led_by, moves_in_steps, released, successor
 from brokers.controller.requests import Refused
 from brokers.metadata.image import NO_STATE_EPOCH
-from brokers.model import BrokerId, PartitionState, TopicPartition
+from brokers.model import NO_LEADER, BrokerId, PartitionState, TopicPartition
 from brokers.replication import isr
 from brokers.replication.isr import LiveBrokers
 from wire.errors import ErrorCode
@@ -136,7 +137,11 @@ def without_replicas(state: PartitionState, gone: Collection[int], min_isr: int)
 
 
 def _next(new: PartitionState, old: PartitionState, controller_epoch: int) -> PartitionState:
-    return replace(new, partition_epoch=old.partition_epoch + 1, controller_epoch=controller_epoch)
+    """The state that follows the old one, with the same leader, if there is one, in a new epoch."""
+    return replace(
+        new, leader_epoch=old.leader_epoch + (old.leader != NO_LEADER), partition_epoch=old.partition_epoch + 1,
+        controller_epoch=controller_epoch,
+    )  # fmt: skip
 
 
 def _caught_up(target: Collection[BrokerId], in_sync: set[BrokerId]) -> bool:

@@ -521,11 +521,15 @@ class Partition(Following):
     # ---- roles -----------------------------------------------------------------------------------------------------
 
     def become_leader(self, state: PartitionState) -> None:
-        """Lead in the state's epoch."""
+        """Lead in the state's epoch. What waits in the epoch just before waits on: no other broker led between."""
         if self.leader_epoch == state.leader_epoch and self.is_leader:
             self.update_state(state)
             return
-        self._stop_leading()
+        if self.is_leader and state.leader_epoch == self.leader_epoch + 1:
+            self._pending = None
+            self.lease.new_epoch()
+        else:
+            self._stop_leading()
         self.leader_epoch = state.leader_epoch
         self._epoch_start = self.log.log_end_offset
         self.log.assign_epoch(state.leader_epoch)

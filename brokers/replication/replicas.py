@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from brokers.log import DiskError, DiskFull, Log, LogOffline, LogStore
 from brokers.log.rejected import BeforeLeading
-from brokers.model import NO_LEADER, BrokerInfo, Clock, PartitionState, TopicPartition
+from brokers.model import INTERNAL_TOPICS, NO_LEADER, BrokerInfo, Clock, PartitionState, TopicPartition
 from brokers.replication import full_disks, isr
 from brokers.replication.backlog import PER_TURN, Backlog, CallSoon
 from brokers.replication.partition import Partition
@@ -350,8 +350,7 @@ class ReplicaManager:
                 partition.update_state(state)
                 return
             if partition.is_leader:
-                # another epoch of this broker: requests that wait in the old one must not be answered from the new one
-                self._resign(partition, state)
+                self._begin_epoch(partition, state)
             for unfollow in self._unfollow_listeners:
                 _call(unfollow, tp)
             partition.become_leader(state)
@@ -454,6 +453,13 @@ class ReplicaManager:
         if not self._is_counted_on(state):
             return True
         return state.leader_epoch == 0 and state.leader_incarnation == self._incarnation()
+
+    def _begin_epoch(self, partition: Partition, state: PartitionState) -> None:
+        """Another epoch of this leader: requests of the old one must not be answered from it if another broker led
+        between, nor those of a coordinator, whose state is loaded again.
+        """
+        if state.leader_epoch != partition.leader_epoch + 1 or partition.tp.topic in INTERNAL_TOPICS:
+            self._resign(partition, state)
 
     def _resign(self, partition: Partition, state: PartitionState | None) -> None:
         partition.resign(state)

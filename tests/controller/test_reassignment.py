@@ -131,15 +131,15 @@ def test_a_move_waits_for_the_whole_target_and_a_leader() -> None:
     )
     done = onward(whole)
     assert (done.replicas, done.adding, done.removing) == ((4, 5, 6), (), ())
-    assert (done.leader, done.leader_epoch, set(done.isr)) == (4, 5, {4, 5, 6})
+    assert (done.leader, done.leader_epoch, set(done.isr)) == (4, 6, {4, 5, 6})
     assert done.partition_epoch > whole.partition_epoch
 
 
-def test_a_leader_that_stays_keeps_its_epoch_but_not_its_state() -> None:
-    """The state's version changes with every replica that goes: a leader just taking it in must lose that race."""
+def test_a_leader_that_stays_begins_an_epoch_with_every_replica_that_goes() -> None:
+    """A leader just taking it in must lose the race, and what the replica fetched must not count when it comes back."""
     whole = caught_up(begin(partition(1, 2, 3), 1, 2, 4), 4)
     done = onward(whole)
-    assert (done.leader, done.leader_epoch, set(done.isr)) == (1, 4, {1, 2, 4})
+    assert (done.leader, done.leader_epoch, set(done.isr)) == (1, 5, {1, 2, 4})
     assert done.partition_epoch == whole.partition_epoch + 1
     more = caught_up(begin(partition(1), 1, 2), 2)
     assert onward(more) == replace(more, adding=())
@@ -183,7 +183,7 @@ def test_a_cancelled_move_leaves_what_was() -> None:
     moving = caught_up(begin(before, 4, 5, 6), 4)
     back = applied(moving, cancel_move(TP, moving, LIVE, EPOCH, min_isr=2))
     assert (back.replicas, back.adding, back.removing) == ((1, 2, 3), (), ())
-    assert (back.leader, back.leader_epoch, back.isr) == (1, 4, (1, 2, 3))
+    assert (back.leader, back.leader_epoch, back.isr) == (1, 5, (1, 2, 3))
     assert back.partition_epoch == moving.partition_epoch + 1
     with pytest.raises(Refused) as refused:
         cancel_move(TP, back, LIVE, EPOCH, min_isr=2)

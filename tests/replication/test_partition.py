@@ -318,6 +318,21 @@ def test_a_wait_ends_once_also_if_another_one_ends_the_leadership(trio: Trio) ->
     assert told == [E.NOT_LEADER_OR_FOLLOWER]
 
 
+@pytest.mark.parametrize(("later", "told"), [(1, [E.NONE]), (2, [E.NOT_LEADER_OR_FOLLOWER])])
+def test_a_wait_outlasts_an_epoch_only_if_no_other_broker_led_between(trio: Trio, later: int, told: list[E]) -> None:
+    answers: list[E] = []
+    trio.append("t")
+    trio.fetch(OTHER, 1)
+    trio.p.wait_for(0, answers.append)
+    trio.topic("t", epoch=later, replicas=ALL)
+    assert (trio.p.is_leader, trio.p.leader_epoch) == (True, later)
+    trio.fetch(THIRD, 1)
+    assert trio.watermark == 0, "what was fetched in the epoch before does not count"
+    trio.fetch(OTHER, 1)
+    assert trio.watermark == 1
+    assert answers == told
+
+
 # ---- without a lease -------------------------------------------------------------------------------------------------
 
 
