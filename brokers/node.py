@@ -172,13 +172,13 @@ class Node:
             self._watch_lag(services)
         self._ports.listen()
         await self._register()
+        self._upkeep(self._keep_registered(), "registration")  # the session may expire before it is visible
         if not await metadata.wait_until(self.known, METADATA_WAIT_MS):
             raise StartError("the broker's registration is not visible in ZooKeeper after 30 s")
         services.replicas.reconcile()
         controller = services.controller
         assert isinstance(controller, Controller)
         controller.start()
-        self._upkeep(self._keep_registered(), "registration")
         self._upkeep(self._tick(logs), "upkeep")
         if self._audit_writer is not None:
             self._upkeep(self._audit_writer.run(), "audit")

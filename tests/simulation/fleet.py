@@ -166,6 +166,8 @@ class SimBroker:
                 await self._follow_clients(services, store)
         except (StartError, CannotConnect, TimeoutError) as problem:
             fleet.note(f"{owner.name} does not start: {problem}")
+            if "is not visible" in str(problem):
+                fleet.invisible.append(owner.name)
             self._gone(owner)
             loop.call_later(1.0, self.start, context=loop.world.context)
             return
@@ -242,6 +244,8 @@ class Fleet:
         self.loop = SimLoop(seed)
         self.zookeeper = SimZooKeeper(self.loop, seed, tick_ms=200)
         self.network = Network(self.loop, seed)
+        self.invisible: list[str] = []
+        """Brokers whose start waited for a registration that was never shown: they did not register again."""
         self._ids = random.Random(f"{seed}/ids")
         self.brokers = {
             broker_id: SimBroker(self, broker_id, f"r{broker_id % 2}" if racks else None, settings or {})

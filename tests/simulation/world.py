@@ -50,6 +50,8 @@ THE_WORLD = (DiskError, LogOffline, StoreError, PeerUnavailable)
 BOOT_S, HEAL_S = 30.0, 60.0
 OPEN_S = 20.0
 """Transactions time out after 2.5 s."""
+SEEN_S = 5.0
+"""Until what a broker's start has changed is known everywhere."""
 TOPIC = "t"
 OPERATOR, DRIVERS, HURRY, RIGHTS, REPEATS = "operator", "drivers", "hurry", "rights", "repeats"
 NOTED_SEEDS = 1_000
@@ -295,6 +297,8 @@ class World:
             self.oracle.violate(f"not healed within {HEAL_S:.0f} s: {self._what_is_wrong()}")
         if self.stopped:
             return
+        if self.fleet.invisible:
+            self.oracle.violate(f"waited in vain for their registrations: {self.fleet.invisible}")
         self.oracle.check_all(shown)
         self.oracle.check_shadows()
         self._same_everywhere()
@@ -351,9 +355,12 @@ class World:
     async def _whole(self) -> None:
         """Wait until the fleet is as it should be. No transaction may stay open for much longer than its timeout."""
         deadline = self.loop.time() + OPEN_S
+        away_s = 0.0
         while (left := self._open()) or self._broken() or self.oracle.stale_metadata():
+            if not self.fleet.serving():
+                away_s = self.loop.time()
             if self.loop.time() > deadline:
-                stale = self.oracle.stale_metadata() if self.fleet.serving() else []
+                stale = self.oracle.stale_metadata() if self.loop.time() > away_s + SEEN_S else []
                 if left:
                     self.oracle.violate(f"open {OPEN_S:.0f} s after all clients had gone: {left}")
                     return
