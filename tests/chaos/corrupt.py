@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.chaos.checks_log import GAVE_UP
 from tests.chaos.history import Event
 
 KEYS = ("t/0", "t/1")
@@ -410,8 +411,14 @@ def a_value_gone_at_the_end(rng: random.Random, events: list[Event]) -> set[str]
 
 @corruption
 def a_value_at_two_offsets(rng: random.Random, events: list[Event]) -> set[str] | None:
-    """A retry was appended again."""
-    key, value = _pick(rng, sorted(_shown(events)))
+    """A retry was appended again, of a producer that never repeats anything itself."""
+    gave_up = {event["p"] for event in events if event.get("error") == GAVE_UP}
+    repeated = {
+        (event["k"], event["v"])
+        for event in events
+        if "v" in event and "k" in event and (event["p"] in gave_up or not event.get("idem", True))
+    }
+    key, value = _pick(rng, sorted(_shown(events) - repeated))
     for iso in ("rc", "ru"):
         final = _final(events, iso)
         final["r"][key].append([final["end"][key], value])
