@@ -13,7 +13,7 @@ SAMPLE_SEED ?= $(shell git rev-parse --short HEAD 2>/dev/null || date +%F)
 NATIVE_SOURCES := $(wildcard _native/*.pyx _native/*.pxi)
 PACKAGES := wire _native coordination txn brokers spark_udfs
 
-.PHONY: help quickstart test test-jars test-mutations simulate test-containers lint chaos spark-chaos spark-chaos-sample perf format setup clean
+.PHONY: help quickstart test test-jars test-mutations simulate test-containers lint chaos spark-chaos spark-chaos-sample spark-versions perf format setup clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,6 +52,9 @@ spark-chaos: $(READY) ## all failure scenarios of the Spark sink and their negat
 
 spark-chaos-sample: $(READY) ## a sample of these scenarios, drawn by the commit (SAMPLE_SEED=text; begins none after 4 minutes)
 	@$(BIN)/python -m tests.spark.matrix --sample 8 --seed $(SAMPLE_SEED) --minutes 4 --directory build/spark-chaos-$(SAMPLE_SEED)
+
+spark-versions: $(READY) ## every PySpark that is supported, each in an environment of its own (VERSIONS="4.0 3.5")
+	@$(BIN)/python -m tests.spark.versions $(or $(VERSIONS),--all)
 
 perf: $(READY) ## a short pass of all suites but Spark's: kernels, the C program, Apache Kafka, scale (under 30 minutes)
 	@$(BIN)/python -m perf all --short

@@ -1,5 +1,9 @@
 """``format("fleetlog_segments")``: Spark registers the ``DefaultSource`` of every module named ``pyspark_*``."""
 
-from spark_udfs.source.segments import SegmentsSource as DefaultSource
+from spark_udfs.versions import require_data_sources
+
+require_data_sources()
+
+from spark_udfs.source.segments import SegmentsSource as DefaultSource  # noqa: E402
 
 __all__ = ["DefaultSource"]

@@ -29,8 +29,8 @@ MAX_SESSION_TIMEOUT_MS = 60_000
 _MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 _JAR_STEMS = (
     "zookeeper-3.", "zookeeper-jute-", "slf4j-api-", "metrics-core-", "snappy-java-", "commons-cli-", "commons-io-",
-    "netty-buffer-", "netty-codec-base-", "netty-common-", "netty-handler-4", "netty-resolver-", "netty-transport-4",
-    "netty-transport-native-unix-common-", "log4j-api-", "log4j-core-", "log4j-slf4j2-impl-",
+    "netty-buffer-", "netty-codec-4", "netty-codec-base-", "netty-common-", "netty-handler-4", "netty-resolver-",
+    "netty-transport-4", "netty-transport-native-unix-common-", "log4j-api-", "log4j-core-", "log4j-slf4j2-impl-",
 )  # fmt: skip
 _JVM_OPTIONS = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData", "-Xshare:auto", "-Xss512k")
 _LOG_SETTINGS = """\

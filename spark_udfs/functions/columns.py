@@ -11,13 +11,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import Column
 from pyspark.sql import functions as f
-from pyspark.sql.functions import arrow_udf  # type: ignore[attr-defined]
 from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import IntegerType
 
 from _native.batch import CorruptBatch, decode_records, parse_header, validate_batch
 from _native.columns import murmur2, partitions_for_keys
 from spark_udfs.client.records import HEADERS_TYPE, TIMESTAMP_TYPE, batch_payload
+from spark_udfs.versions import arrow_function
 from wire.compression import CodecError
 
 ColumnOrName = Column | str
@@ -103,12 +103,12 @@ def decode_record_batch(batch: ColumnOrName) -> Column:
     return described
 
 
-@arrow_udf(IntegerType())  # type: ignore[untyped-decorator]
+@arrow_function(IntegerType())
 def _hashes(keys: pa.Array) -> pa.Array:
     return pa.array([None if key is None else murmur2(key) for key in keys.to_pylist()], pa.int32())
 
 
-@arrow_udf(IntegerType())  # type: ignore[untyped-decorator]
+@arrow_function(IntegerType())
 def _partitions(keys: pa.Array, count: pa.Array) -> pa.Array:
     if len(keys) == 0:
         return pa.array([], pa.int32())
@@ -116,7 +116,7 @@ def _partitions(keys: pa.Array, count: pa.Array) -> pa.Array:
     return pc.if_else(keys.is_null(), pa.scalar(None, pa.int32()), found)
 
 
-@arrow_udf(from_arrow_type(BATCH_TYPE))  # type: ignore[untyped-decorator]
+@arrow_function(from_arrow_type(BATCH_TYPE))
 def _batch(batches: pa.Array) -> pa.Array:
     return pa.array([None if item is None else describe_batch(item) for item in batches.to_pylist()], BATCH_TYPE)
 

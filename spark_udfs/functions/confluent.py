@@ -16,8 +16,6 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import Column
 from pyspark.sql import functions as f
-from pyspark.sql.functions import arrow_udf  # type: ignore[attr-defined]
-from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -39,6 +37,7 @@ from pyspark.sql.types import (
 from spark_udfs.client.failures import OptionError
 from spark_udfs.functions.columns import ColumnOrName, as_column
 from spark_udfs.functions.registry import RegistryError, Schema, UnknownSchema, frame, shared_registry, split_frame
+from spark_udfs.versions import ARROW_FUNCTIONS, arrow_function, arrow_type, require
 
 PERMISSIVE, FAILFAST, DROPMALFORMED = "PERMISSIVE", "FAILFAST", "DROPMALFORMED"
 AVRO, JSON = "AVRO", "JSON"
@@ -181,10 +180,11 @@ def _decoded(
     finish: Callable[[Column], Column] = lambda column: column,
 ) -> Column:
     """A column of each value decoded by ``decode``, then by Spark's expression ``finish``."""
+    _require_arrays()
     result = StructType([StructField("ok", BooleanType()), StructField("value", kind)])
-    arrow = to_arrow_type(result, timezone="UTC")
+    arrow = arrow_type(result)
 
-    @arrow_udf(result)  # type: ignore[untyped-decorator]
+    @arrow_function(result)
     def run(values: pa.Array) -> pa.Array:
         rows = []
         for data in values.to_pylist():
@@ -202,13 +202,19 @@ def _decoded(
 
 
 def _encoded(value: ColumnOrName, encode: Callable[[Any], bytes]) -> Column:
-    @arrow_udf(BinaryType())  # type: ignore[untyped-decorator]
+    _require_arrays()
+
+    @arrow_function(BinaryType())
     def run(values: pa.Array) -> pa.Array:
         items = values.to_pylist(maps_as_pydicts="lossy")
         return pa.array([None if item is None else encode(item) for item in items], pa.binary())
 
     found: Column = run(as_column(value))
     return found
+
+
+def _require_arrays() -> None:
+    require("a function of a schema registry", ARROW_FUNCTIONS, "decode and encode in a function of your own")
 
 
 def _framed(data: bytes, registry: str, settings: Mapping[str, str], kind: str) -> tuple[Schema, memoryview]:

@@ -9,6 +9,7 @@ from pyspark.sql import functions as f
 
 from spark_udfs.client.failures import OptionError
 from spark_udfs.functions.columns import ColumnOrName, as_column, kafka_partition
+from spark_udfs.versions import repartition_by_number
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -78,4 +79,4 @@ def repartition_by_key(df: DataFrame, partitions: int) -> DataFrame:
         place = f.coalesce(kafka_partition(f.col(f"`{names['key']}`"), partitions), place)
     if "partition" in names:
         place = f.coalesce(f.pmod(f.col(f"`{names['partition']}`"), f.lit(partitions)).cast("int"), place)
-    return df.repartitionById(partitions, place)
+    return repartition_by_number(df, partitions, place)

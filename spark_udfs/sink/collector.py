@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from spark_udfs.versions import arrow_schema
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
@@ -34,8 +36,6 @@ class Collector:
         None for several partitions. Spark's take() on them runs one job after the other, and may stop at some of them:
         stateful operators of the query need all of theirs to be computed.
         """
-        from pyspark.sql.pandas.types import to_arrow_schema
-
         conf = rows.sparkSession._jconf
         if not self._rows_max < conf.arrowMaxRecordsPerBatch():
             return None
@@ -44,6 +44,8 @@ class Collector:
         self._single_partition = parts.getNumPartitions() <= 1
         if not self._single_partition:
             return None
-        schema = to_arrow_schema(rows.schema, timezone="UTC", prefers_large_types=large)
+        schema = arrow_schema(rows.schema, large)
+        if schema is None:
+            return None
         messages = parts.take(_ARROW_BATCHES_MAX)
         return [pa.ipc.read_record_batch(pa.py_buffer(message), schema) for message in messages]

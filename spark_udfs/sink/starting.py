@@ -9,6 +9,7 @@ from spark_udfs.client.failures import OptionError
 from spark_udfs.sink.events import SinkEvent
 from spark_udfs.sink.foreach_batch import exactly_once_batch, is_connect, prepared_rows, refuse_connect
 from spark_udfs.sink.options import WriteOptions
+from spark_udfs.versions import require_data_sources, session_class
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -24,8 +25,7 @@ def use_in_thread(spark: SparkSession) -> None:
     """
     if is_connect(spark):
         return
-    jvm: Any = spark._jvm
-    jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(spark._jsparkSession)
+    session_class(spark._jvm).setActiveSession(spark._jsparkSession)
 
 
 def write_stream(
@@ -63,6 +63,7 @@ def write_stream(
         **({} if topic is None else {"topic": topic}),
     }
     if by_format:
+        require_data_sources()
         writer = _format_writer(df, every, output_mode, on_event)
     else:
         writer = df.writeStream.foreachBatch(exactly_once_batch(every, on_event=on_event))

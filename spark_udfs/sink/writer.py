@@ -19,7 +19,6 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from spark_udfs.client.connections import shared_client
 from spark_udfs.client.failures import FenceConflict, FenceError
@@ -31,6 +30,7 @@ from spark_udfs.sink.fence import decide
 from spark_udfs.sink.handover import hand_over_figures
 from spark_udfs.sink.modes import refuse_driver_fence
 from spark_udfs.sink.options import WriteOptions
+from spark_udfs.versions import ArrowWriter, StreamArrowWriter, WriterCommitMessage
 
 BATCH_JOB = "batch"
 """The query id of batch jobs in a fence: they have none of their own."""
@@ -152,7 +152,7 @@ class _BatchHolder:
         return self._batch
 
 
-class StreamWriter(_BatchHolder, DataSourceStreamArrowWriter):
+class StreamWriter(_BatchHolder, StreamArrowWriter):
     """``writeStream.format("fleetlog")``."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskResult:
@@ -182,7 +182,7 @@ class StreamWriter(_BatchHolder, DataSourceStreamArrowWriter):
         _abort(self._options, messages)
 
 
-class BatchWriter(_BatchHolder, DataSourceArrowWriter):
+class BatchWriter(_BatchHolder, ArrowWriter):
     """``write.format("fleetlog")``: all rows of the job, or none. With ``batchToken`` a repeated job writes nothing."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskResult:

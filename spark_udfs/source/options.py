@@ -14,6 +14,7 @@ from spark_udfs.client.settings import CLIENT_NAMES, kafka_python_settings, kafk
 from spark_udfs.source import offsets
 from spark_udfs.source.offsets import Bound
 from spark_udfs.source.triggers import DEFAULT_MAX_DELAY_MS, duration_ms
+from spark_udfs.versions import READ_LIMITS, require
 
 SCHEMA = "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, timestampType INT"
 HEADERS_SCHEMA = ", headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
@@ -95,6 +96,8 @@ class ReadOptions:
         least, most = values["minOffsetsPerTrigger"], values["maxOffsetsPerTrigger"]
         if least is not None and most is not None and least > most:
             raise OptionError(f"option minOffsetsPerTrigger: {least} is above maxOffsetsPerTrigger, which is {most}")
+        if streaming:
+            _check_limits(values)
         starting, ending = _bounds(values, streaming)
         return cls(
             settings=kafka_python_settings(kafka),
@@ -114,6 +117,13 @@ class ReadOptions:
             isolation=READ_COMMITTED if values["kafka.isolation.level"] == "read_committed" else READ_UNCOMMITTED,
             fetch_bytes=values["kafka.max.partition.fetch.bytes"],
         )
+
+
+def _check_limits(values: Mapping[str, Any]) -> None:
+    """Raises OptionError where Spark takes no limit of a source: it would end, with AvailableNow, after one batch."""
+    for name in ("maxOffsetsPerTrigger", "minOffsetsPerTrigger"):
+        if values[name] is not None:
+            require(f"option {name}", READ_LIMITS, "leave it out, or read with Spark's own format('kafka')")
 
 
 def _bounds(values: Mapping[str, Any], streaming: bool | None) -> tuple[Bound, Bound]:

@@ -10,32 +10,29 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pyspark.sql.datasource import (
-    DataSourceReader,
-    EqualNullSafe,
-    EqualTo,
-    Filter,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
-    LessThan,
-    LessThanOrEqual,
-)
+from pyspark.sql.datasource import DataSourceReader
 
 from spark_udfs.source.offsets import Range
 
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import Filter
+
 _FAR = 2**63 - 1
-_BOUNDS: dict[type[Filter], Callable[[int], tuple[int, int]]] = {
-    EqualTo: lambda n: (n, n + 1),
-    EqualNullSafe: lambda n: (n, n + 1),
-    GreaterThan: lambda n: (n + 1, _FAR),
-    GreaterThanOrEqual: lambda n: (n, _FAR),
-    LessThan: lambda n: (0, n),
-    LessThanOrEqual: lambda n: (0, n + 1),
+_EQUAL, _AT_LEAST = ("EqualTo", "EqualNullSafe"), ("GreaterThan", "GreaterThanOrEqual")
+_BOUNDS: dict[str, Callable[[int], tuple[int, int]]] = {
+    "EqualTo": lambda n: (n, n + 1),
+    "EqualNullSafe": lambda n: (n, n + 1),
+    "GreaterThan": lambda n: (n + 1, _FAR),
+    "GreaterThanOrEqual": lambda n: (n, _FAR),
+    "LessThan": lambda n: (0, n),
+    "LessThanOrEqual": lambda n: (0, n + 1),
 }
-"""From a filter on a whole number: the lowest that passes, and the lowest above that does not."""
+"""From a filter on a whole number: the lowest that passes, and the lowest above that does not.
+
+By the names of PySpark's classes, which its older versions don't have.
+"""
 
 
 @dataclass
@@ -51,26 +48,23 @@ class Narrowing:
 
     def add(self, one: Filter) -> None:
         """Narrow by a filter; one on other columns changes nothing."""
+        kind = type(one).__name__
         value: Any = getattr(one, "value", None)
         column = getattr(one, "attribute", ())
-        if column == ("topic",) and isinstance(one, EqualTo | EqualNullSafe | In):
-            names = set(value) if isinstance(one, In) else {value}
+        if column == ("topic",) and kind in (*_EQUAL, "In"):
+            names = set(value) if kind == "In" else {value}
             self.topics = names if self.topics is None else self.topics & names
-        elif column == ("partition",) and isinstance(one, In):
+        elif column == ("partition",) and kind == "In":
             self.chosen = set(value) if self.chosen is None else self.chosen & set(value)
-        elif column in (("partition",), ("offset",)) and type(one) in _BOUNDS and isinstance(value, int):
-            low, high = _BOUNDS[type(one)](value)
+        elif column in (("partition",), ("offset",)) and kind in _BOUNDS and isinstance(value, int):
+            low, high = _BOUNDS[kind](value)
             before = self.partitions if column == ("partition",) else self.offsets
             both = max(before[0], low), min(before[1], high)
             if column == ("partition",):
                 self.partitions = both
             else:
                 self.offsets = both
-        elif (
-            column == ("timestamp",)
-            and isinstance(one, EqualTo | EqualNullSafe | GreaterThan | GreaterThanOrEqual)
-            and isinstance(value, datetime)
-        ):
+        elif column == ("timestamp",) and kind in (*_EQUAL, *_AT_LEAST) and isinstance(value, datetime):
             since = value.astimezone(UTC) - datetime.fromtimestamp(0, UTC)  # without a zone it is this process's time
             self.since_ms = max(self.since_ms or 0, since // timedelta(milliseconds=1))
         else:
@@ -99,10 +93,12 @@ class FilterPushdown:
     attribute of the reader and no override: with the setting filters narrow the read, without it they don't.
     """
 
-    __func__ = staticmethod(DataSourceReader.pushFilters)
-
     def __init__(self) -> None:
         self.narrowing = Narrowing()
+
+    @property
+    def __func__(self) -> Any:
+        return DataSourceReader.pushFilters
 
     def __call__(self, filters: list[Filter]) -> Iterable[Filter]:
         """Narrow by these filters; all of them, for Spark to evaluate."""

@@ -15,7 +15,6 @@ from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from spark_udfs.client.connections import EARLIEST, READ_COMMITTED, Client, shared_client
 from spark_udfs.client.failures import DataLoss
@@ -24,8 +23,9 @@ from spark_udfs.source import decode, offsets
 from spark_udfs.source.offsets import Json, Offsets, Range, TopicIds
 from spark_udfs.source.options import ReadOptions
 from spark_udfs.source.planner import Planner, RangePartition, planned_tasks, report_loss
-from spark_udfs.source.pushdown import FilterPushdown, Narrowing
+from spark_udfs.source.pushdown import FilterPushdown
 from spark_udfs.source.triggers import TriggerDelay
+from spark_udfs.versions import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow, has_filters
 from wire.errors import ErrorCode
 
 _STALLED_S = 60.0  # a new leader may lag for a while; an end that never arrives was truncated
@@ -98,7 +98,9 @@ class BatchReader(DataSourceReader):
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
-        self.pushFilters = FilterPushdown()  # type: ignore[method-assign]
+        self._pushdown = FilterPushdown()
+        if has_filters():
+            self.pushFilters = self._pushdown  # type: ignore[method-assign]
 
     def partitions(self) -> Sequence[InputPartition]:
         """One range per partition, more with ``minPartitions``; narrower ones where filters were pushed down."""
@@ -106,7 +108,7 @@ class BatchReader(DataSourceReader):
         named = planner.partitions(strict=True)
         start = planner.resolve(self._options.starting, named, "starting")
         end = planner.resolve(self._options.ending, named, "ending")
-        narrowing: Narrowing = self.pushFilters.narrowing  # type: ignore[attr-defined]
+        narrowing = self._pushdown.narrowing
         topic_ids = planner.topic_ids(named)
         whole = [Range(*tp, start[tp], end[tp], topic_ids.get(tp.topic)) for tp in named if narrowing.keeps(*tp)]
         ranges = [narrowing.cut(item) for item in whole]
@@ -132,6 +134,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._initial: Json | None = None
         self._target: tuple[Offsets, TopicIds] | None = None
+        self._position: Json | None = None
         least = options.min_per_trigger
         self._delay = None if least is None else TriggerDelay(least, options.max_trigger_delay_ms)
 
@@ -153,12 +156,21 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Fix the offsets at which this run ends."""
         self._target = _ends(Planner(self._options))
 
-    def latestOffset(self, start: Json, limit: ReadLimit) -> Json:  # noqa: N802
+    def latestOffset(self, start: Json | None = None, limit: ReadLimit | None = None) -> Json:  # noqa: N802
         """How far the next batch goes: the last stable offsets, cut to the limit.
 
         Never behind ``start``, except where the records below ``start`` are gone and others are there: in a log that
         ends before it, and in a topic that was created again. These are read from the log's start.
+
+        Before 4.2 Spark calls it without arguments: the start is where the batch before ended.
         """
+        if start is None:
+            start = self._position or self.initialOffset()
+            self._position = self._next(start, limit)
+            return self._position
+        return self._next(start, limit)
+
+    def _next(self, start: Json, limit: ReadLimit | None) -> Json:
         planner = Planner(self._options)
         begin = offsets.from_json(start)
         latest, topic_ids = _ends(planner) if self._target is None else self._target
@@ -200,7 +212,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return offsets.to_json(planner.latest(planner.partitions()))
 
     def partitions(self, start: Json, end: Json) -> Sequence[InputPartition]:
-        """The ranges between two offsets."""
+        """The ranges between two offsets. A restarted query asks for its last batch again, or for none after it."""
+        self._position = end
         planner = Planner(self._options)
         low, high = offsets.from_json(start), offsets.from_json(end)
         topic_ids = offsets.topic_ids_of(end)

