@@ -13,6 +13,33 @@ from spark_udfs.source.options import ReadOptions
 from spark_udfs.source.segments import SegmentsReader
 
 READ = {"kafka.bootstrap.servers": "h:1", "subscribe": "t"}
+PAGES = [Path(__file__).parents[3] / "docs" / name for name in ("spark-connector.md", "spark.md")]
+
+# Spark 4.3's KafkaSourceProvider: every option of its source
+OF_SPARKS_OWN_SOURCE = {
+    "assign": '{"t": [0]}',
+    "subscribe": "t",
+    "subscribePattern": "t",
+    "failOnDataLoss": "false",
+    "fetchOffset.numRetries": "3",
+    "fetchOffset.retryIntervalMs": "10",
+    "groupIdPrefix": "p",
+    "includeHeaders": "true",
+    "kafka.group.id": "g",
+    "kafkaConsumer.pollTimeoutMs": "5",
+    "maxOffsetsPerTrigger": "9",
+    "maxRecordsPerPartition": "9",
+    "maxTriggerDelay": "1m",
+    "minOffsetsPerTrigger": "9",
+    "minPartitions": "9",
+    "startingOffsets": "earliest",
+    "startingOffsetsByTimestamp": '{"t": {"0": 5}}',
+    "startingOffsetsByTimestampStrategy": "latest",
+    "startingTimestamp": "5",
+    "endingOffsets": "latest",
+    "endingOffsetsByTimestamp": '{"t": {"0": 5}}',
+    "endingTimestamp": "5",
+}
 
 
 def test_defaults_of_a_batch_and_of_a_stream() -> None:
@@ -73,3 +100,19 @@ def test_the_source_refuses(change: dict[str, str], streaming: bool, message: st
 def test_a_read_of_segments_refuses(change: dict[str, str], message: str, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=message):
         SegmentsReader({"path": str(tmp_path), **change})
+
+
+@pytest.mark.parametrize("name", OF_SPARKS_OWN_SOURCE)
+def test_no_option_of_sparks_own_source_is_unknown(name: str) -> None:
+    """It works, or the error says what to do instead; and the docs name it."""
+    options = {"kafka.bootstrap.servers": "h:1", name: OF_SPARKS_OWN_SOURCE[name]}
+    if name not in ("assign", "subscribe", "subscribePattern"):
+        options["subscribe"] = "t"
+    of_streams = name in ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
+    refused = ""
+    try:
+        ReadOptions.parse(options, streaming=of_streams)
+    except OptionError as problem:
+        refused = str(problem)
+    assert not refused or f"option {name} can't be set: " in refused
+    assert any(f"`{name}`" in page.read_text() for page in PAGES), f"no page names {name}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -12,8 +13,11 @@ from typing import Any
 import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import NewPartitions, NewTopic
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from spark_udfs import lag
+from spark_udfs.source.options import ReadOptions
+from spark_udfs.source.readers import StreamReader
 from tests.spark.conftest import Cluster
 from tests.support.waiting import eventually
 
@@ -330,6 +334,25 @@ def test_a_topic_that_was_created_again_without_records_yet(
     cluster.send(topic, numbered(30, first=1000, partitions=1))
     batches.run()
     assert sorted(batches.values[100:]) == sorted(f"v{n}" for n in range(1000, 1030))
+
+
+@pytest.mark.parametrize("again", [0, 30, 300])
+def test_a_loss_that_is_accepted_is_warned_of_once(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture, again: int
+) -> None:
+    topic = cluster.topic(partitions=1)
+    cluster.send(topic, numbered(100, partitions=1))
+    options = {"kafka.bootstrap.servers": cluster.bootstrap, "subscribe": topic, "failOnDataLoss": "false"}
+    reader = StreamReader(ReadOptions.parse({**options, "startingOffsets": "earliest"}, streaming=True))
+    position = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    recreate(cluster, topic)
+    cluster.send(topic, numbered(again, first=1000, partitions=1))
+    caplog.set_level(logging.WARNING)
+    for _ in range(4):
+        position = reader.latestOffset(position, ReadAllAvailable())
+    said = [record.getMessage() for record in caplog.records if record.name.startswith("spark_udfs")]
+    assert said == [f"{topic} was deleted and created again: its log is read from the start"]
+    assert position[topic] == {"0": again}
 
 
 def test_progress_has_the_lag(cluster: Cluster, read_stream: Read, tmp_path: Path) -> None:
