@@ -43,7 +43,10 @@ LOOP_TIMERS = {
 }
 
 DOCUMENTS = [
-    *(ROOT / path for path in ("README.md", "deploy/README.md", "perf/notes.md", "tests/golden/README.md")),
+    *(
+        ROOT / path
+        for path in ("README.md", "deploy/README.md", "examples/README.md", "perf/notes.md", "tests/golden/README.md")
+    ),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 _FOLDERS = "|".join((*PACKAGES, "deploy", "docs", "examples", "harness", "perf", "tests"))
