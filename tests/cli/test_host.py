@@ -24,7 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from brokers.cli.main import cli
 from coordination import ensemble
-from coordination.ensemble import is_free
+from tests.support.ports import first_free
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.zookeeper
@@ -33,21 +33,13 @@ ROOT = Path(__file__).parents[2]
 COUNT = 3
 
 
-def free_range(count: int) -> int:
-    """The first of so many free ports in a row."""
-    for first in range(20_000 + os.getpid() % 5_000, 32_000, 2 * count):
-        if all(is_free(first + index) for index in range(2 * count)):
-            return first
-    raise AssertionError("no free ports in a row")
-
-
 class Host:
     """A unit beside its ZooKeeper."""
 
     def __init__(self, directory: Path, count: int = COUNT) -> None:
         self.count = count
         self.zookeeper = ensemble.start_local(directory / "zookeeper")
-        self.port = free_range(count + 2)
+        self.port = first_free(2 * (count + 2))
         self.admin = self.port + count
         self.config = directory / "host.properties"
         self.log = directory / "host.out"

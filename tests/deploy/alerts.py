@@ -1,7 +1,7 @@
 """Fires the alerts by real faults on a real fleet, and sees them go away: ``python -m tests.deploy.alerts``.
 
 Run by hand; it takes some minutes and a Prometheus (``--prometheus PATH``; Debian's package has one). The rules are
-those of the tree with minutes as seconds.
+those of the tree with minutes as seconds, or longer ones (``--minute 3``) where much else runs.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import resource
 import shutil
 import signal
@@ -17,184 +16,25 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
-import yaml
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import (
-    AdminClient,
-    AlterConfigOpType,
-    ConfigEntry,
-    ConfigResource,
-    ConfigSource,
-    NewTopic,
-)
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient, ConfigResource
 
-from coordination.ensemble import free_ports
-from tests.support.certificates import Authority, replaced
-from tests.support.fleet import Broker, Fleet
+from brokers.model import AUDIT_TOPIC
+from tests.deploy.alert_stage import PATIENCE_S, Stage, damaged, start_patiently, stuttering
+from tests.support.audited import audited_fleet, client, flood
+from tests.support.certificates import replaced
+from tests.support.ports import first_free
+from tests.support.quotas import alter
+from tests.support.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
-RULES = ROOT / "deploy" / "monitoring" / "fleetlog.rules.yaml"
-PATIENCE_S = 120.0
-SHORTEST = "1s"
-
-
-def faster(rules: str) -> str:
-    """The rules with each minute as a second, and nothing below a second."""
-    return re.sub(r"\b\d+s\b(?! *\*)", SHORTEST, re.sub(r"\b(\d+)m\b", r"\1§", rules)).replace("§", "s")
-
-
-class Prometheus:
-    """A Prometheus that scrapes the fleet each second."""
-
-    def __init__(self, program: str, directory: Path, targets: list[str]) -> None:
-        directory.mkdir()
-        (directory / "rules.yaml").write_text(faster(RULES.read_text()))
-        config = {
-            "global": {"scrape_interval": "1s", "evaluation_interval": "1s", "scrape_timeout": "1s"},
-            "rule_files": ["rules.yaml"],
-            "scrape_configs": [{"job_name": "fleetlog", "static_configs": [{"targets": targets}]}],
-        }
-        (directory / "prometheus.yaml").write_text(yaml.safe_dump(config))
-        (port,) = free_ports(1)
-        self.address = f"http://127.0.0.1:{port}"
-        self.log = directory / "prometheus.log"
-        with self.log.open("wb") as out:
-            self.process = subprocess.Popen(
-                [program, "--config.file=prometheus.yaml", "--storage.tsdb.path=data",
-                 f"--web.listen-address=127.0.0.1:{port}"],
-                cwd=directory, stdout=out, stderr=out,
-            )  # fmt: skip
-
-    def firing(self) -> set[str]:
-        """Names of the alerts that fire now."""
-        try:
-            with urlopen(f"{self.address}/api/v1/alerts", timeout=10) as answer:
-                alerts = json.load(answer)["data"]["alerts"]
-        except OSError:
-            return set()
-        return {one["labels"]["alertname"].removeprefix("Fleetlog") for one in alerts if one["state"] == "firing"}
-
-    def wait(self, condition: Callable[[set[str]], bool], what: str, step: Callable[[], None]) -> float:
-        """Wait, and take ``step`` meanwhile; returns the seconds. Raises AssertionError."""
-        started = time.monotonic()
-        while not condition(firing := self.firing()):
-            took_s = time.monotonic() - started
-            assert took_s < PATIENCE_S, f"{what}; after {took_s:.0f} s these fire: {sorted(firing)}"
-            step()
-        return time.monotonic() - started
-
-    def close(self) -> None:
-        self.process.terminate()
-        self.process.wait()
-
-
-class Stage:
-    """The fleet with what faults need."""
-
-    def __init__(self, directory: Path) -> None:
-        self.authority = Authority(directory, "authority")
-        self.certificate = directory / "listener.pem"
-        self.short, self.long = (self._pem(days) for days in (1, 30))
-        replaced(str(self.certificate), self.long)
-        self.fleet = Fleet(
-            directory / "fleet", 3,
-            **{"zookeeper.session.timeout.ms": 3000, "group.lag.interval.ms": 500},
-        )  # fmt: skip
-        (tls,) = free_ports(1)
-        first = self.fleet.brokers[0].config_file
-        listeners = f"listeners=PLAINTEXT://{self.fleet.brokers[0].address}"
-        first.write_text(
-            first.read_text().replace(listeners, f"{listeners},S://127.0.0.1:{tls}")
-            + "listener.security.protocol.map=PLAINTEXT:PLAINTEXT,S:SSL\nssl.keystore.type=PEM\n"
-            f"ssl.keystore.location={self.certificate}\ninter.broker.listener.name=PLAINTEXT\n"
-        )
-        self.fleet.start()
-        self.admin = AdminClient({"bootstrap.servers": self.fleet.bootstrap})
-        self.producers: dict[str, Producer] = {}
-
-    def _pem(self, days: int) -> str:
-        pair = self.authority.pair("/O=fleet/CN=broker", days=days)
-        return pair.key + pair.chain
-
-    def topic(self, name: str, replicas: list[int], **config: str) -> None:
-        """A topic of one partition with these replicas."""
-        given = {key.replace("_", "."): value for key, value in config.items()}
-        deadline = time.monotonic() + PATIENCE_S
-        while True:  # after a fault the client may not know the controller yet
-            made = self.admin.create_topics([NewTopic(name, 1, replica_assignment=[replicas], config=given)])
-            try:
-                made[name].result(30)
-                return
-            except KafkaException as error:
-                if error.args[0].code() != KafkaError.NOT_CONTROLLER or time.monotonic() > deadline:
-                    raise
-            time.sleep(0.5)
-
-    def alter(self, kind: Any, name: str, key: str, value: str | None) -> None:
-        """Set a dynamic setting, or remove it."""
-        operation = AlterConfigOpType.DELETE if value is None else AlterConfigOpType.SET
-        entry = ConfigEntry(key, value or "", source=ConfigSource.DYNAMIC_TOPIC_CONFIG, incremental_operation=operation)
-        resource_ = ConfigResource(kind, name, incremental_configs=[entry])
-        self.admin.incremental_alter_configs([resource_])[resource_].result(30)
-
-    def produce(self, topic: str, count: int = 1, acks: str = "all", client: str = "writer") -> None:
-        """Write records; what cannot be written for now is left to the client."""
-        key = f"{client} {acks}"
-        producer = self.producers.get(key)
-        if producer is None:
-            settings = {"bootstrap.servers": self.fleet.bootstrap, "acks": acks, "client.id": client, "linger.ms": 5,
-                        "queue.buffering.max.messages": 1_000_000, "log_level": 0}  # fmt: skip
-            producer = self.producers[key] = Producer(settings)
-        for _ in range(count):
-            with suppress(BufferError):
-                producer.produce(topic, b"x" * 64)
-        producer.poll(0)
-
-    def writer(self) -> Producer:
-        """The producer with acks=all."""
-        return self.producers["writer all"]
-
-    def flush(self) -> None:
-        """Wait until all that was produced is acknowledged."""
-        for producer in self.producers.values():
-            assert producer.flush(60) == 0
-
-    def close(self) -> None:
-        for broker in self.fleet.brokers:
-            if broker.process is not None:
-                with suppress(ProcessLookupError):
-                    broker.signal(signal.SIGCONT)
-        self.fleet.close()
-
-
-@contextmanager
-def stuttering(broker: Broker, stopped_s: float, running_s: float) -> Iterator[None]:
-    """Stop and continue the process again and again."""
-    done = threading.Event()
-
-    def work() -> None:
-        while not done.is_set():
-            broker.signal(signal.SIGSTOP)
-            time.sleep(stopped_s)
-            broker.signal(signal.SIGCONT)
-            time.sleep(running_s)
-
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
-
 
 Fault = tuple[set[str], Iterator[Callable[[], None]]]
 """Alerts that must fire, and a generator: what it yields is called while they are awaited, its rest ends the fault."""
@@ -290,17 +130,9 @@ def damaged_batch(stage: Stage) -> Iterator[Callable[[], None]]:
     time.sleep(6)
     stage.produce("damaged", 500)
     stage.flush()
-    (log,) = (stage.fleet.brokers[0].directory / "data").glob("damaged-0/*.log")
-    with log.open("r+b") as file:
-        file.seek(-40, os.SEEK_END)
-        whole = file.read(4)
-        file.seek(-4, os.SEEK_CUR)
-        file.write(bytes(byte ^ 0xFF for byte in whole))
-    three.start()
-    yield nothing
-    with log.open("r+b") as file:
-        file.seek(-40, os.SEEK_END)
-        file.write(whole)
+    with damaged(stage.log_of(stage.fleet.brokers[0], "damaged")):
+        three.start()
+        yield nothing
 
 
 def late_follower(stage: Stage) -> Iterator[Callable[[], None]]:
@@ -318,7 +150,6 @@ def late_follower(stage: Stage) -> Iterator[Callable[[], None]]:
 
 def idle_group(stage: Stage) -> Iterator[Callable[[], None]]:
     stage.topic("backlog", [1])
-    stage.produce("backlog", 0)
     hour_ago = int(time.time() * 1000) - 3_600_000
     for _ in range(11):
         for _ in range(10_000):
@@ -331,6 +162,128 @@ def idle_group(stage: Stage) -> Iterator[Callable[[], None]]:
     yield nothing
     consumer.commit(offsets=[TopicPartition("backlog", 0, 110_000)], asynchronous=False)
     consumer.close()
+
+
+def unclean_election(stage: Stage) -> Iterator[Callable[[], None]]:
+    two, three = stage.fleet.brokers[1:]
+    stage.topic("unclean", [2, 3], unclean_leader_election_enable="true")
+    stage.produce("unclean", 10)
+    stage.flush()
+    three.kill()
+    stage.wait_in_sync("unclean", {2})
+    stage.produce("unclean", 100)
+    stage.flush()
+    assert two.stop(PATIENCE_S) == 0  # it notes how far its records were committed
+    three.start()
+    stage.wait_leader("unclean", 3)
+    two.start()
+    yield nothing
+    stage.wait_in_sync("unclean", {2, 3})
+    stage.prefer()
+
+
+def tight_quota(stage: Stage) -> Iterator[Callable[[], None]]:
+    stage.topic("metered", [1])
+    client = [("client-id", "greedy")]
+    assert alter(stage.fleet.brokers[0], (client, {"producer_byte_rate": 10_000.0})) == [0]
+
+    def write() -> None:
+        stage.produce("metered", 500, "1", "greedy")
+        time.sleep(0.2)
+
+    yield write
+    stage.producers.pop("greedy 1").purge()
+    assert alter(stage.fleet.brokers[0], (client, {"producer_byte_rate": None})) == [0]
+
+
+def damaged_compacted_log(stage: Stage) -> Iterator[Callable[[], None]]:
+    stage.topic("broken", [1, 3], cleanup_policy="compact")
+    for number in range(1_000):
+        stage.writer().produce("broken", b"x", key=b"%d" % (number % 10))
+    stage.flush()
+    stage.wait_in_sync("broken", {1, 3})
+    three = stage.fleet.brokers[2]
+    with damaged(stage.log_of(three, "broken")):
+        stage.alter(ConfigResource.Type.TOPIC, "broken", "max.compaction.lag.ms", "1")
+        yield nothing
+        assert three.stop() == 0
+    shutil.rmtree(three.directory / "data" / "broken-0")
+    three.start()
+    three.wait_ready()
+    stage.wait_in_sync("broken", {1, 3})
+
+
+def slow_cleaner(stage: Stage) -> Iterator[Callable[[], None]]:
+    throttle = (ConfigResource.Type.BROKER, "1", "log.cleaner.io.max.bytes.per.second")
+    stage.alter(*throttle, "1000")
+    stage.topic("late", [1], cleanup_policy="compact", max_compaction_lag_ms="1000")
+    long_ago = int(time.time() * 1000) - 2 * 3_600_000
+    for number in range(10_000):
+        stage.writer().produce("late", b"x" * 100, key=b"%d" % number, timestamp=long_ago)
+    stage.flush()
+    yield nothing
+    stage.alter(*throttle, None)
+
+
+def full_audit_queue(stage: Stage) -> Iterator[Callable[[], None]]:
+    fleet = audited_fleet(stage.directory / "audited", 2, **{"audit.queue.max.bytes": 65_536})
+    try:
+        start_patiently(fleet)
+        first, second = fleet.brokers
+        with stage.instead(f"127.0.0.1:{first.admin_port}"):
+            eventually(
+                lambda: AUDIT_TOPIC in AdminClient(client(fleet)).list_topics(timeout=30).topics, "the audit topic"
+            )
+            second.kill()  # events are written to two replicas, and wait meanwhile
+            flood(first, 20)
+            yield nothing
+            second.start()
+            second.wait_ready()
+            stage.prometheus.wait(lambda firing: "AuditLoss" not in firing, "AuditLoss goes away", nothing)
+    finally:
+        fleet.close()
+
+
+def tilted_leaders(stage: Stage) -> Iterator[Callable[[], None]]:
+    three = stage.fleet.brokers[2]
+    stage.topic("tilted", [3, 1])
+    assert three.stop() == 0
+    three.start()
+    three.wait_ready()
+    stage.wait_in_sync("tilted", {1, 3})
+    yield nothing
+    stage.prefer()
+
+
+def crashing_broker(stage: Stage) -> Iterator[Callable[[], None]]:
+    """A unit of two brokers, one of which is killed whenever it runs."""
+    port = first_free(5)
+    page = port + 2
+    directory = stage.directory / "host"
+    directory.mkdir()
+    config = directory / "host.properties"
+    config.write_text(
+        f"broker.id=11\nlisteners=PLAINTEXT://127.0.0.1:{port}\nlog.dirs={directory / 'data'}\n"
+        f"admin.listener=127.0.0.1:{page}\nzookeeper.connect={stage.fleet.zookeeper_connect}/host\n"
+    )
+    command = [sys.executable, "-m", "brokers.cli.main", "host", str(config), "--brokers", "2"]
+
+    def kill() -> None:
+        time.sleep(0.5)
+        with suppress(OSError), urlopen(f"http://127.0.0.1:{page}/brokers", timeout=10) as answer:
+            process = json.load(answer)["brokers"][0]["process"]
+            if process:
+                os.kill(process, signal.SIGKILL)
+
+    with (directory / "host.out").open("wb") as out:
+        unit = subprocess.Popen(command, stdout=out, stderr=out, cwd=ROOT)
+    try:
+        with stage.instead(f"127.0.0.1:{page}"):
+            yield kill
+            stage.prometheus.wait(lambda firing: "BrokerRestarts" not in firing, "BrokerRestarts goes away", nothing)
+    finally:
+        unit.terminate()
+        assert unit.wait(90) == 0
 
 
 FAULTS: dict[Callable[[Stage], Iterator[Callable[[], None]]], set[str]] = {
@@ -346,22 +299,19 @@ FAULTS: dict[Callable[[Stage], Iterator[Callable[[], None]]], set[str]] = {
     damaged_batch: {"DamagedData"},
     late_follower: {"FollowerBehind"},
     idle_group: {"GroupLag", "GroupLagHigh", "GroupLate", "GroupStopped"},
+    unclean_election: {"UncleanElection", "LostCommits"},
+    tight_quota: {"Throttled"},
+    damaged_compacted_log: {"UncleanablePartitions"},
+    slow_cleaner: {"CompactionLate"},
+    full_audit_queue: {"AuditLoss"},
+    tilted_leaders: {"LeaderImbalance"},
+    crashing_broker: {"BrokerRestarts"},
 }
-NOT_FIRED = {
-    "UncleanElection": "no fault here has made one in time",
-    "LostCommits": "follows an unclean election",
-    "Throttled": "no quota here has held a client back for long enough",
-    "UncleanablePartitions": "needs a damaged batch below the cleaner's point of a compacted log",
-    "CompactionLate": "needs an hour",
-    "AuditLoss": "needs an audit topic without a leader",
-    "LeaderImbalance": "needs half an hour without auto.leader.rebalance.enable",
-    "BrokerRestarts": "is of `fleetlog host`",
-}
-"""Alerts that have no fault here, and why."""
 
 
-def run_fault(stage: Stage, prometheus: Prometheus, fault: Callable[[Stage], Any], alerts: set[str]) -> str:
+def run_fault(stage: Stage, fault: Callable[[Stage], Any], alerts: set[str]) -> str:
     """One line of the report. Raises AssertionError."""
+    prometheus = stage.prometheus
     seen: set[str] = set()
 
     def all_seen(firing: set[str]) -> bool:
@@ -383,25 +333,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("faults", nargs="*", help=f"default: all of {', '.join(one.__name__ for one in FAULTS)}")
     parser.add_argument("--prometheus", default=shutil.which("prometheus"))
+    parser.add_argument("--minute", type=int, default=1, help="seconds that a minute of the rules takes")
     options = parser.parse_args()
     if options.prometheus is None:
         parser.error("no prometheus found: give --prometheus PATH")
     failed = 0
     with tempfile.TemporaryDirectory(prefix="fleetlog-alerts-") as name:
-        stage = Stage(Path(name))
-        targets = [f"127.0.0.1:{broker.admin_port}" for broker in stage.fleet.brokers]
-        prometheus = Prometheus(options.prometheus, Path(name) / "prometheus", targets)
+        stage = Stage(Path(name), options.prometheus, options.minute)
         try:
             for fault, alerts in FAULTS.items():
                 if options.faults and fault.__name__ not in options.faults:
                     continue
                 try:
-                    print(run_fault(stage, prometheus, fault, alerts), flush=True)
+                    print(run_fault(stage, fault, alerts), flush=True)
                 except (AssertionError, KafkaException, subprocess.CalledProcessError) as error:
                     failed += 1
                     print(f"FAILED {fault.__name__}: {error}", flush=True)
+                    stage.heal()
         finally:
-            prometheus.close()
             stage.close()
     sys.exit(1 if failed else 0)
 

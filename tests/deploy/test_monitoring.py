@@ -19,6 +19,7 @@ import yaml
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from tests.deploy.alerts import FAULTS
 from tests.support.fleet import Fleet
 from tests.support.waiting import eventually
 
@@ -136,6 +137,12 @@ def test_each_alert_is_tested() -> None:
         values = [sample["value"] for asked in one["promql_expr_test"] for sample in asked["exp_samples"]]
         assert values[-1] == 0, f"{one['name']} goes away"
         assert 1 in values, f"{one['name']} fires"
+
+
+def test_each_alert_is_fired_by_a_fault() -> None:
+    """By hand: ``python -m tests.deploy.alerts``."""
+    fired = [f"Fleetlog{name}" for alerts in FAULTS.values() for name in alerts]
+    assert sorted(fired) == sorted(rule["alert"] for rule in rules())
 
 
 @pytest.mark.skipif(

@@ -12,8 +12,9 @@ from confluent_kafka import Consumer, TopicPartition
 from brokers.model import AUDIT_TOPIC
 from tests.support.fleet import Broker, Fleet
 from tests.support.sasl_wire import RawLogin
-from tests.support.secured import confluent, secured_fleet, users
+from tests.support.secured import PASSWORD, USER, confluent, secured_fleet, users
 from tests.support.waiting import eventually
+from wire import messages
 
 ADMIN, ADMIN_PASSWORD = "admin", "of-the-operator-9"
 AUTHORIZER = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
@@ -90,3 +91,18 @@ def logged_in(broker: Broker, user: str, password: str) -> RawLogin:
     connection = RawLogin(broker.port)
     assert connection.scram(user, password) == 0
     return connection
+
+
+def flood(broker: Broker, requests: int, topics: int = 50) -> None:
+    """Requests to delete so many topics each, which are refused one by one."""
+    connection = logged_in(broker, USER, PASSWORD)
+    try:
+        kind = messages.request_class(20)
+        names = [
+            kind.DeleteTopicState(version=6, name=f"{'x' * 200}-{number}", topic_id=None) for number in range(topics)
+        ]
+        for _ in range(requests):
+            connection.send(20, 6, kind(version=6, topics=names, timeout_ms=1000))
+            assert {row.error_code for row in connection.answer(20, 6).responses} == {29}
+    finally:
+        connection.close()

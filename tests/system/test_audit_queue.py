@@ -19,9 +19,9 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from tests.support.audited import ADMIN, ADMIN_PASSWORD, AuditReader, audited_fleet, client, logged_in, of_api
+from tests.support.audited import ADMIN, ADMIN_PASSWORD, AuditReader, audited_fleet, client, flood, logged_in, of_api
 from tests.support.fleet import Broker, Fleet
-from tests.support.secured import PASSWORD, USER, confluent
+from tests.support.secured import USER, confluent
 from tests.support.waiting import eventually
 from wire import messages
 from wire.errors import ErrorCode
@@ -90,21 +90,6 @@ def test_data_requests_are_counted(fleet: Fleet) -> None:
     lifecycle = [event["activity_id"] for event in reader.events if event["class_uid"] == 6002]
     assert sorted(lifecycle) == [3, 3, 3, 3, 4, 4], "two brokers started twice and stopped once"
     reader.close()
-
-
-def flood(broker: Broker, requests: int, topics: int = 50) -> None:
-    """Requests to delete so many topics each, which are refused one by one."""
-    connection = logged_in(broker, USER, PASSWORD)
-    try:
-        kind = messages.request_class(20)
-        names = [
-            kind.DeleteTopicState(version=6, name=f"{'x' * 200}-{number}", topic_id=None) for number in range(topics)
-        ]
-        for _ in range(requests):
-            connection.send(20, 6, kind(version=6, topics=names, timeout_ms=1000))
-            assert {row.error_code for row in connection.answer(20, 6).responses} == {29}
-    finally:
-        connection.close()
 
 
 def test_a_full_queue_drops_then_refuses_and_recovers(fleet: Fleet) -> None:
