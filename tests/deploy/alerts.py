@@ -318,7 +318,7 @@ def run_fault(stage: Stage, fault: Callable[[Stage], Any], alerts: set[str]) -> 
         seen.update(firing)
         return alerts <= seen
 
-    prometheus.wait(lambda firing: not firing, f"before {fault.__name__} nothing fires", nothing)
+    prometheus.wait(lambda firing: not alerts & firing, f"before {fault.__name__} {sorted(alerts)} are silent", nothing)
     work = fault(stage)
     step = next(work)
     fired_s = prometheus.wait(all_seen, f"{fault.__name__}: {sorted(alerts)} must fire", step)
