@@ -178,7 +178,9 @@ class Fleet:
         container.ports.update(service.ports)  # type: ignore[arg-type]  # (address, port), as the Docker API takes it
         for volume, path in service.volumes.items():
             container.with_volume_mapping(self._volume(volume), path, "rw")
-        further: dict[str, Any] = {"restart_policy": {"Name": service.restart}}
+        for path in service.tmpfs:
+            container.with_tmpfs_mount(path)
+        further: dict[str, Any] = {"restart_policy": {"Name": service.restart}, **service.confined}
         if service.healthcheck is not None:
             further["healthcheck"] = service.healthcheck
         self._containers[name] = container.with_kwargs(**further)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -60,8 +61,7 @@ def build_all() -> Images:
             base = _debian(python)
             zookeeper = _zookeeper(base)
         for tag, wheels in contexts:
-            with wheels.result() as context:
-                _run("docker", "build", "-q", "--build-arg", f"BASE={base}", "-t", tag, context)
+            _run("docker", "build", "-q", "--build-arg", f"BASE={base}", "-t", tag, wheels.result().name)
     return Images(broker, previous, zookeeper)
 
 
@@ -77,8 +77,22 @@ def _digest() -> str:
     return digest.hexdigest()[:12]
 
 
+def debian() -> str:
+    """The image of a Debian whose own Python is the one of these tests."""
+    return _debian(f"{sys.version_info.major}.{sys.version_info.minor}")
+
+
+def package() -> Path:
+    """The Debian package of what is tested."""
+    directory = _wheels(os.environ.get("FLEETLOG_TEST_COMMIT", "")).name
+    _run("bash", ROOT / "deploy/debian/build.sh", "--wheels", directory, "--out", directory)
+    (found,) = Path(directory).glob("*.deb")
+    return found
+
+
+@lru_cache
 def _wheels(commit: str) -> tempfile.TemporaryDirectory[str]:
-    """The build context of an image: of a commit, or of the checkout as it stands."""
+    """The build context of an image, of a commit or of the checkout as it stands; it lasts as long as the process."""
     context = tempfile.TemporaryDirectory(prefix="fleetlog-image-")
     _run("bash", ROOT / "deploy/build.sh", "--wheels", context.name, *(("--commit", commit) if commit else ()))
     return context

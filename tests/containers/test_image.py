@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
 
 import docker
 import pytest
@@ -13,6 +14,16 @@ from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.containers
 SIZE_MAX_MB = 300
+COMPRESSED_MAX_MB = 120
+WRITES = """
+import os, pathlib
+for path in ("/opt/x", "/var/lib/fleetlog/x", "/tmp/x"):
+    try:
+        pathlib.Path(path).touch()
+        print("written")
+    except OSError as error:
+        print(os.strerror(error.errno))
+"""
 
 
 @pytest.fixture
@@ -41,12 +52,27 @@ def python(fleet: Fleet, program: str) -> tuple[int, bytes]:
     )
 
 
-def test_it_is_small_and_not_root(client: docker.DockerClient, images: Images, fleet: Fleet) -> None:
+def test_it_is_small_and_not_root(
+    client: docker.DockerClient, images: Images, fleet: Fleet, say: Callable[[str], None]
+) -> None:
     image = client.images.get(images.broker)
     assert image.attrs["Size"] < SIZE_MAX_MB * 10**6, f"{image.attrs['Size'] / 10**6:.0f} MB"
+    packed = zlib.compressobj(1)
+    size = sum(len(packed.compress(part)) for part in image.save()) + len(packed.flush())
+    say(f"the image has {size / 10**6:.0f} MB compressed")
+    assert size <= COMPRESSED_MAX_MB * 10**6, f"{size / 10**6:.0f} MB compressed"
     assert image.attrs["Config"]["User"] == "10001:10001"
     code, output = python(fleet, "import os; print(os.getuid(), os.access('/opt/fleetlog', os.W_OK))")
     assert (code, output.decode().split()) == (0, ["10001", "False"]), output
+
+
+def test_a_broker_cannot_write_outside_its_volume(fleet: Fleet) -> None:
+    config = fleet.container("broker-1").attrs["HostConfig"]
+    assert config["ReadonlyRootfs"]
+    assert config["CapDrop"] == ["ALL"]
+    assert config["SecurityOpt"] == ["no-new-privileges:true"]
+    code, output = python(fleet, WRITES)
+    assert (code, output.decode().splitlines()) == (0, ["Read-only file system", "written", "written"]), output
 
 
 def test_the_kernels_in_it_are_the_compiled_ones(fleet: Fleet) -> None:

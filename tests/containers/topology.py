@@ -12,6 +12,7 @@ import yaml
 COMPOSE_FILE = Path(__file__).parents[2] / "deploy" / "compose.yaml"
 SERVICE_KEYS = {
     "image", "restart", "networks", "healthcheck", "environment", "ports", "volumes", "depends_on", "stop_grace_period",
+    "read_only", "tmpfs", "cap_drop", "security_opt",
 }  # fmt: skip
 NANOSECONDS = {"ms": 10**6, "s": 10**9, "m": 60 * 10**9}
 
@@ -34,6 +35,10 @@ class Service(NamedTuple):
     """In the API's form; None: the image's own."""
     restart: str
     stop_grace_s: int
+    confined: dict[str, Any]
+    """What is taken from the container: ``read_only``, ``cap_drop``, ``security_opt``."""
+    tmpfs: tuple[str, ...]
+    """Directories in memory."""
 
     def host_port(self, container_port: int) -> int:
         return self.ports[f"{container_port}/tcp"][1]
@@ -107,6 +112,8 @@ def _service(name: str, entry: Mapping[str, Any]) -> Service:
         healthcheck=_healthcheck(entry["healthcheck"]) if "healthcheck" in entry else None,
         restart=entry.get("restart", "no"),
         stop_grace_s=_duration(entry.get("stop_grace_period", "10s")) // 10**9,
+        confined={key: entry[key] for key in ("read_only", "cap_drop", "security_opt") if key in entry},
+        tmpfs=tuple(entry.get("tmpfs", [])),
     )
 
 
