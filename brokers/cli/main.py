@@ -24,6 +24,7 @@ _SUBJECTS = {
     "log": ("brokers.cli.logs", "log", "Read the files of log directories."),
     "produce": ("brokers.cli.produce", "produce", "Write records."),
     "quotas": ("brokers.cli.quotas", "quotas", "Client quotas: list, set, remove."),
+    "records": ("brokers.cli.records", "records", "Single records: write one, copy one."),
     "sinks": ("brokers.cli.sinks", "sinks", "Exactly-once sinks: list, describe, reset."),
     "spark": ("brokers.cli.spark", "spark", "Spark: pack an archive for executors."),
     "topics": ("brokers.cli.topics", "topics", "Topics: create, describe, alter, reassign, elect, delete."),

@@ -9,12 +9,14 @@ from typing import Any
 
 from brokers.cli.client import Target
 from brokers.cli.output import CliError
+from brokers.console.schemas import SchemaRegistry
 
 _STATUS = {
     "UNKNOWN_TOPIC_OR_PARTITION": 404,
     "GROUP_ID_NOT_FOUND": 404,
     "TRANSACTIONAL_ID_NOT_FOUND": 404,
     "INVALID_TOPIC_EXCEPTION": 404,
+    "OFFSET_OUT_OF_RANGE": 404,
 }
 
 
@@ -42,6 +44,7 @@ class Asking:
     target: Target
     params: Mapping[str, str] = field(default_factory=dict)
     name: str = ""
+    registry: SchemaRegistry | None = None
 
     def text(self, name: str, default: str = "") -> str:
         """A value of the form, without spaces at its ends."""

@@ -11,6 +11,8 @@ from brokers.cli.client import Target
 from brokers.console.asking import PageError
 from brokers.console.commands import CommandLine
 
+VALUE_CHARS_MAX: Final = 100_000
+"""A command line takes no longer argument, and the command that is shown must do the same."""
 RESETS: Final = ("to-earliest", "to-latest", "to-offset", "to-datetime", "by-duration", "shift-by")
 
 Form = Mapping[str, str]
@@ -67,6 +69,46 @@ def _delete_topic(form: Form) -> PlannedChange:
         f"Delete the topic {name}", CommandLine("topics", "delete", ("--yes",), (name,)), "/topics",
         warning="All of its records are gone then.",
     )  # fmt: skip
+
+
+def _write_record(form: Form) -> PlannedChange:
+    name = _needed(form, "topic")
+    options = _option(form, "partition", "partition")
+    if form.get("key"):
+        options += (f"--key={_lines(form['key'])}",)
+    value = _lines(form.get("value", ""))
+    if len(value) > VALUE_CHARS_MAX:
+        raise PageError(
+            413, f"a value may have {VALUE_CHARS_MAX} characters here; larger: fleetlog produce --whole-file"
+        )
+    options += ("--null-value",) if form.get("null_value") == "yes" else (f"--value={value}",)
+    options += ("--base64",) if form.get("base64") == "yes" else ()
+    command = CommandLine("records", "write", options + _pairs(form.get("headers", ""), "header"), (name,))
+    return PlannedChange(
+        f"Write a record to {name}", command, _messages(name), command.also("--dry-run"),
+        "Every consumer of the topic will read it. It cannot be taken back.",
+    )  # fmt: skip
+
+
+def _copy_record(form: Form) -> PlannedChange:
+    origin = ":".join(_needed(form, name) for name in ("origin_topic", "origin_partition", "origin_offset"))
+    name = _needed(form, "topic")
+    options = _option(form, "partition", "partition")
+    options += ("--keep-time",) if form.get("keep_time") == "yes" else ()
+    command = CommandLine("records", "copy", options, (origin, name))
+    return PlannedChange(
+        f"Copy the record {origin} to {name}", command, _messages(name), command.also("--dry-run"),
+        "Every consumer of the topic will read it. It cannot be taken back.",
+    )  # fmt: skip
+
+
+def _lines(text: str) -> str:
+    """A field's text with the ends of lines that its author typed: browsers send others."""
+    return text.replace("\r\n", "\n")
+
+
+def _messages(topic: str) -> str:
+    return f"/topics/{quote(topic, '')}/messages"
 
 
 def _reset_group(form: Form) -> PlannedChange:
@@ -164,6 +206,8 @@ CHANGES: Final[dict[str, Callable[[Form], PlannedChange]]] = {
     "create-topic": _create_topic,
     "alter-topic": _alter_topic,
     "delete-topic": _delete_topic,
+    "write-record": _write_record,
+    "copy-record": _copy_record,
     "reset-group": _reset_group,
     "delete-group": _delete_group,
     "fence-transaction": _fence_transaction,

@@ -14,10 +14,13 @@ from brokers.addresses import address_text
 from brokers.cli.client import Target, client_options
 from brokers.cli.command_config import JAAS, MECHANISM, PROTOCOL
 from brokers.cli.output import CliError, Output
+from brokers.config import ConfigError, parse_properties
+from brokers.console.schemas import SchemaRegistry
 from brokers.security.listener_logins import PASSWORD_MECHANISMS
 
 DEFAULT_PORT: Final = 9696
 NEEDED: Final = ("starlette", "jinja2", "uvicorn")
+REGISTRY_USER: Final = "basic.auth.user.info"
 STOP_S: Final = 3
 
 
@@ -40,6 +43,15 @@ STOP_S: Final = 3
     "--host-name", "names", multiple=True, metavar="NAME",
     help="A name by which browsers know the console, besides its address; may be repeated.",
 )  # fmt: skip
+@click.option(
+    "--schema-registry", "registry_url", metavar="URL",
+    help="A schema registry: values that carry the id of one of its schemas are shown by it.",
+)  # fmt: skip
+@click.option(
+    "--schema-registry-config", "registry_config", metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Properties by which the console logs in there: basic.auth.user.info=USER:PASSWORD.",
+)  # fmt: skip
 @client_options
 def console(
     *,
@@ -52,6 +64,8 @@ def console(
     tls_key: Path | None,
     behind_tls_proxy: bool,
     names: tuple[str, ...],
+    registry_url: str | None,
+    registry_config: Path | None,
 ) -> None:
     """Show the fleet in a browser, until Ctrl-C.
 
@@ -63,7 +77,9 @@ def console(
     if missing:
         raise CliError(f"the console needs {', '.join(missing)}: pip install 'fleetlog[console]'")
     from brokers.console.serving import serve
+    from brokers.console.web import ConsoleSettings
 
+    registry = _registry(registry_url, registry_config)
     has_tls = tls_certificate is not None or behind_tls_proxy
     hosts = {str(address), *(("localhost",) if address.is_loopback else ()), *(name.lower() for name in names)}
 
@@ -73,16 +89,37 @@ def console(
 
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     serve(
-        target=target,
-        hosts=frozenset(hosts),
-        login=login,
-        secure_cookie=has_tls,
+        settings=ConsoleSettings(target, frozenset(hosts), login, has_tls, registry),
         host=str(address),
         port=port,
         certificate=(str(tls_certificate), str(tls_key)) if tls_certificate is not None else None,
         stop_s=STOP_S,
         ready=ready,
     )
+
+
+def _registry(url: str | None, file: Path | None) -> SchemaRegistry | None:
+    """The registry of the options; raises click.UsageError."""
+    if url is None:
+        if file is not None:
+            raise click.UsageError("--schema-registry-config goes with --schema-registry URL")
+        return None
+    user = ""
+    if file is not None:
+        try:
+            found = {name: value for name, (value, _) in parse_properties(file.read_text("utf-8"), str(file)).items()}
+        except (ConfigError, OSError, UnicodeDecodeError) as error:
+            raise click.BadParameter(str(error), param_hint="--schema-registry-config") from None
+        user = found.pop(REGISTRY_USER, "")
+        if found or ":" not in user:
+            raise click.BadParameter(
+                f"{file} must have {REGISTRY_USER}=USER:PASSWORD and nothing else",
+                param_hint="--schema-registry-config",
+            )
+    try:
+        return SchemaRegistry(url, user)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--schema-registry") from None
 
 
 def _listen_address(host: str) -> Any:

@@ -1,4 +1,4 @@
-"""Keys and values as text: JSON, strings, numbers, bytes, and the internal topics' own records."""
+"""Keys and values as text: JSON, Avro by a registry, strings, numbers, bytes, and the internal topics' own records."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from brokers.cli.logdump import offsets_row, transactions_row
-from brokers.console.reading import StoredRecord
+from brokers.cli.topic_reader import StoredRecord
+from brokers.console.schemas import PREFIX_BYTES, PageSchemas, SchemaProblem, schema_id
 
 DECODERS: Final = ("auto", "json", "text", "number", "hex", "base64")
+REGISTRY: Final = "registry"
+"""The decoder of a console that was started with a schema registry."""
 SHOWN_MAX: Final = 4_000
 """Characters of a key or value that a page shows; an export has all."""
 READ_MAX: Final = 16 * 1024
@@ -27,18 +30,29 @@ _NUMBERS: Final = {1: ">b", 2: ">h", 4: ">i", 8: ">q"}
 
 
 class ShownBytes(NamedTuple):
-    """``kind`` is what the bytes were taken for; ``text`` is None for a null."""
+    """``kind`` is what the bytes were taken for; ``text`` is None for a null.
+
+    ``schema`` is the id in a registry by which they were decoded; ``problem`` says why they were not.
+    """
 
     kind: str
     text: str | None
     size: int
     cut: bool = False
+    schema: int | None = None
+    problem: str = ""
 
 
-def decode_bytes(raw: bytes | None, how: str, limit: int = SHOWN_MAX) -> ShownBytes:
+def decode_bytes(raw: bytes | None, how: str, limit: int = SHOWN_MAX, schemas: PageSchemas | None = None) -> ShownBytes:
     """The bytes as that decoder shows them; as hexadecimal digits where it cannot."""
     if raw is None:
         return ShownBytes("null", None, 0)
+    if how == REGISTRY or (how == "auto" and schemas is not None and schema_id(raw) is not None):
+        return _by_schema(raw, how, limit, schemas)
+    return _without_schema(raw, how, limit)
+
+
+def _without_schema(raw: bytes, how: str, limit: int) -> ShownBytes:
     large = len(raw) > READ_MAX
     for kind in ("json", "text", "hex") if how == "auto" or (how == "json" and large) else (how, "hex"):
         text = _AS[kind](raw[:READ_MAX], large, limit)
@@ -47,27 +61,55 @@ def decode_bytes(raw: bytes | None, how: str, limit: int = SHOWN_MAX) -> ShownBy
     raise AssertionError("hexadecimal digits show everything")
 
 
+def _by_schema(raw: bytes, how: str, limit: int, schemas: PageSchemas | None) -> ShownBytes:
+    """By the schema whose id comes first. Bytes that may have that look by chance are shown as others."""
+    try:
+        if schemas is None:
+            raise SchemaProblem("the console was started without --schema-registry")
+        found = schemas.avro(raw)
+    except SchemaProblem as problem:
+        if how == "auto":
+            shown = _without_schema(raw, how, limit)
+            return shown if problem.unknown else shown._replace(problem=str(problem))
+        return _without_schema(raw, "hex", limit)._replace(problem=str(problem))
+    number = schema_id(raw)
+    if found is None:
+        shown = _without_schema(raw[PREFIX_BYTES : PREFIX_BYTES + READ_MAX + 1], "json", limit)
+        wrong = "" if shown.kind == "json" or shown.cut else f"schema {number} is one of JSON, and the value is not"
+        return shown._replace(size=len(raw), schema=number, problem=wrong)
+    text = _as_json(found[1], limit)
+    return ShownBytes("avro", text[:limit], len(raw), len(text) > limit, number)
+
+
 def _json(raw: bytes, large: bool, limit: int) -> str | None:
     if large:
         return None
     if raw[:1].strip() not in {b"{", b"[", b'"', b""} and not raw[:1].isdigit() and raw[:1] not in b"-tfn":
         return None
     try:
-        value = json.loads(raw)
-        text = json.dumps(value, ensure_ascii=False)
-        if len(text) > ON_A_LINE:
-            text = _indented(value, limit)
+        return _as_json(json.loads(raw), limit)
     except (ValueError, RecursionError):
         return None
+
+
+def _as_json(value: Any, limit: int) -> str:
+    text = json.dumps(value, ensure_ascii=False, default=_bytes_in_json)
+    if len(text) > ON_A_LINE:
+        text = _indented(value, limit)
     return text.encode(
         errors="backslashreplace"
     ).decode()  # half of a surrogate pair is no character: as it was escaped
 
 
+def _bytes_in_json(value: bytes) -> str:
+    """Avro's bytes, as text where they are."""
+    return _text(value, False, 0) or value.hex(" ")
+
+
 def _indented(value: Any, limit: int) -> str:
     """JSON on many lines, made only until it is longer than the limit: deep values are mostly indentation."""
     parts, size = [], 0
-    for part in json.JSONEncoder(ensure_ascii=False, indent=1).iterencode(value):
+    for part in json.JSONEncoder(ensure_ascii=False, indent=1, default=_bytes_in_json).iterencode(value):
         parts.append(part)
         size += len(part)
         if size > limit:
@@ -98,14 +140,16 @@ _AS: Final[dict[str, Callable[[bytes, bool, int], str | None]]] = {
 }
 
 
-def record_row(topic: str, record: StoredRecord, key_how: str, value_how: str) -> dict[str, Any]:
+def record_row(
+    topic: str, record: StoredRecord, key_how: str, value_how: str, schemas: PageSchemas | None = None
+) -> dict[str, Any]:
     """A record as a page shows it. A record of an internal topic has ``meaning``."""
     row: dict[str, Any] = {
         "partition": record.partition,
         "offset": record.offset,
         "timestamp": record.timestamp_ms,
-        "key": decode_bytes(record.key, key_how)._asdict(),
-        "value": decode_bytes(record.value, value_how)._asdict(),
+        "key": decode_bytes(record.key, key_how, schemas=schemas)._asdict(),
+        "value": decode_bytes(record.value, value_how, schemas=schemas)._asdict(),
         "headers": [{"name": name, **decode_bytes(value, "auto")._asdict()} for name, value in record.headers],
         "size": record.size,
         "state": record.state,

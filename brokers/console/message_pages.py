@@ -10,11 +10,13 @@ from typing import Any, Final
 
 from brokers.cli.consume import json_line
 from brokers.cli.output import iso
+from brokers.cli.records import RecordPlace, stored_record
 from brokers.cli.times import parse_time
+from brokers.cli.topic_reader import COMMITTED, PartitionBounds, StoredRecord, TopicReader
 from brokers.console.asking import Answer, Asking, PageError
 from brokers.console.browsing import Browse, BrowsedPage, Matches, Positions, decode_cursor, encode_cursor
-from brokers.console.decoding import DECODERS, record_row
-from brokers.console.reading import COMMITTED, PartitionBounds, StoredRecord, TopicReader
+from brokers.console.decoding import DECODERS, REGISTRY, record_row
+from brokers.console.schemas import PageSchemas
 
 FROM: Final = ("newest", "beginning", "offset", "time", "end")
 WHERE: Final = ("anywhere", "key", "value", "headers")
@@ -25,7 +27,9 @@ COUNT_MAX, EXPORT_MAX = 500, 10_000
 
 def messages_page(asking: Asking) -> Answer:
     """A page of records, and the cursors of the one before and behind."""
-    key_how, value_how = asking.choice("key_as", DECODERS), asking.choice("value_as", DECODERS)
+    decoders = DECODERS if asking.registry is None else (*DECODERS, REGISTRY)
+    key_how, value_how = asking.choice("key_as", decoders), asking.choice("value_as", decoders)
+    schemas = None if asking.registry is None else PageSchemas(asking.registry)
     reader, page, budget, mode = _browse(asking, asking.number("count", 50, 1, COUNT_MAX))
     following = encode_cursor(page.following) if page.following is not None else None
     return {
@@ -33,13 +37,24 @@ def messages_page(asking: Asking) -> Answer:
         "partitions": sorted(reader.leaders),
         "silent": sorted(reader.silent),
         "mode": mode,
-        "messages": [record_row(asking.name, record, key_how, value_how) for record in page.records],
+        "messages": [record_row(asking.name, one, key_how, value_how, schemas) for one in page.records],
+        "decoders": decoders,
         "following": following,
         "reached": encode_cursor(page.reached),
         "cut_short": page.cut_short,
         "scanned": budget.scanned,
         "scanned_bytes": budget.scanned_bytes,
     }
+
+
+def copy_page(asking: Asking) -> Answer:
+    """One committed record, and where it may be copied to."""
+    place = RecordPlace(
+        asking.name, asking.number("partition", 0, 0, 2**31 - 1), asking.number("offset", 0, 0, 2**63 - 1)
+    )
+    schemas = None if asking.registry is None else PageSchemas(asking.registry)
+    row = record_row(asking.name, stored_record(asking.client, place), "auto", "auto", schemas)
+    return {"topic": asking.name, "record": row}
 
 
 def export_file(asking: Asking) -> tuple[bytes, str, str]:

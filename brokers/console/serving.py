@@ -11,7 +11,6 @@ from typing import Final
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from brokers.cli.client import Target
 from brokers.cli.output import CliError
 from brokers.console.web import ConsoleSettings, create_console
 
@@ -66,10 +65,7 @@ class TimedConnection(H11Protocol):
 
 def serve(
     *,
-    target: Target,
-    hosts: frozenset[str],
-    login: str | None,
-    secure_cookie: bool,
+    settings: ConsoleSettings,
     host: str,
     port: int,
     certificate: tuple[str, str] | None,
@@ -87,7 +83,7 @@ def serve(
         listening.close()
         raise CliError(f"cannot listen on {host}:{port}: {error.strerror or error}; choose another --port") from None
     config = uvicorn.Config(
-        create_console(ConsoleSettings(target, hosts, login, secure_cookie)),
+        create_console(settings),
         http=TimedConnection,
         log_level="warning",
         access_log=False,

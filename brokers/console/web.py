@@ -31,6 +31,7 @@ from brokers.console.changes import plan_change, previewed
 from brokers.console.clients import FleetClients, UserLogin
 from brokers.console.guard import Guard, read_form
 from brokers.console.logins import BrowserSession, BrowserSessions
+from brokers.console.schemas import SchemaRegistry
 
 logger = logging.getLogger(__name__)
 HERE: Final = Path(__file__).parent
@@ -60,6 +61,7 @@ PAGES: Final[tuple[tuple[str, str, PageFunction], ...]] = (
     ("/topics", "topics.html", topic_pages.topics_page),
     ("/topics/{name}", "topic.html", topic_pages.topic_page),
     ("/topics/{name}/messages", "messages.html", message_pages.messages_page),
+    ("/topics/{name}/copy", "copy.html", message_pages.copy_page),
     ("/groups", "groups.html", group_pages.groups_page),
     ("/group", "group.html", group_pages.group_page),
     ("/transactions", "transactions.html", group_pages.transactions_page),
@@ -78,6 +80,7 @@ class ConsoleSettings:
     hosts: frozenset[str]
     login: str | None = None
     secure_cookie: bool = False
+    registry: SchemaRegistry | None = None
 
 
 class LoginNeeded(Exception):
@@ -143,7 +146,8 @@ class Console:
 
         def lent() -> Any:
             with self.clients.lend(session.login) as client:
-                return function(Asking(client, self.clients.target_of(session.login), params, name))
+                target = self.clients.target_of(session.login)
+                return function(Asking(client, target, params, name, self.settings.registry))
 
         return refusable(lent)
 

@@ -112,6 +112,10 @@ def test_what_the_brokers_refuse_is_said_before_the_question(visitor: Visitor) -
         ("reset-group", {"group": "g", "how": "execute"}),
         ("reset-group", {"group": "g", "how": "to-offset"}),
         ("fence-transaction", {"id": "no-such-id"}),
+        ("write-record", {"topic": "no-such-topic", "value": "a"}),
+        ("write-record", {"topic": "__consumer_offsets", "value": "a" * 100_001}),
+        ("copy-record", {"topic": "no-such-topic", "origin_topic": "a", "origin_partition": "0", "origin_offset": "0"}),
+        ("copy-record", {"topic": "a", "origin_topic": "a", "origin_partition": "x", "origin_offset": "0"}),
         ("set-quota", {"quota": "no_such_quota", "value": "1", "user": "a"}),
         ("add-acl", {"resource": "world"}),
         ("no-such-change", {}),
@@ -165,6 +169,33 @@ def test_an_open_transaction_is_shown_with_its_age_and_aborted(visitor: Visitor,
         producer.commit_transaction(30)
     everything = visitor.json(f"/topics/{name}/messages?show=everything&from=beginning")["messages"]
     assert [row["marker"] or row["state"] for row in everything] == ["aborted", "abort marker"]
+
+
+def test_a_record_is_written_and_copied_after_one_more_question(visitor: Visitor, shell: Shell, name: str) -> None:
+    shell.run("topics", "create", name, "-p", "2")
+    form = {"topic": name, "key": "k", "value": "first\r\nsecond", "headers": "a=b", "partition": "1"}
+    shown = asked(visitor, "write-record", **form)
+    assert [shown["preview"][0][column] for column in ("partition", "key", "value")] == [1, "k", "first\nsecond"]
+    assert "cannot be taken back" in shown["warning"]
+    assert visitor.json(f"/topics/{name}/messages")["messages"] == []
+    assert done(visitor, "write-record", **form)["command"] == shown["command"]
+    typed(shell, shown["command"])
+    page = visitor.page(f"/topics/{name}/messages")
+    assert f'href="/topics/{name}/copy?partition=1&amp;offset=1"' in page
+    record = visitor.json(f"/topics/{name}/copy?partition=1&offset=1")["record"]
+    assert (record["key"]["text"], record["value"]["text"]) == ("k", "first\nsecond")
+    assert "Copy a record" in visitor.page(f"/topics/{name}/copy?partition=1&offset=1")
+    form = {"origin_topic": name, "origin_partition": "1", "origin_offset": "1", "topic": name, "partition": "0"}
+    shown = asked(visitor, "copy-record", **form)
+    assert shown["preview"][0]["origin"] == f"{name}:1:1"
+    done(visitor, "copy-record", **form)
+    typed(shell, shown["command"])
+    found = visitor.json(f"/topics/{name}/messages?from=beginning")["messages"]
+    assert [(one["partition"], one["value"]["text"]) for one in found if one["partition"] == 0] == [
+        (0, "first\nsecond")
+    ] * 2
+    assert [one["headers"][0]["name"] for one in found] == ["a"] * 4
+    assert visitor.get(f"/topics/{name}/copy?partition=1&offset=9").status == 404
 
 
 def test_quotas_are_set_and_removed(visitor: Visitor, shell: Shell, name: str) -> None:

@@ -44,6 +44,13 @@
     cell(row, message.marker || message.meaning || text(message.value));
     cell(row, message.headers.map((one) => `${one.name} ${text(one)}`).join(", "));
     cell(row, message.state || "\u2013");
+    const last = row.insertCell();
+    if (!message.marker && (message.state === "" || message.state === "committed")) {
+      const link = document.createElement("a");
+      link.href = `${tail.dataset.tail.replace(/messages$/, "copy")}?partition=${message.partition}&offset=${message.offset}`;
+      link.textContent = "Copy\u2026";
+      last.append(link);
+    }
     while (rows.rows.length > KEPT) rows.deleteRow(-1);
   };
   const look = async () => {

@@ -23,7 +23,7 @@ from spark_udfs import (
 )
 from spark_udfs.functions.confluent import spark_type
 from spark_udfs.functions.registry import Registry, UnknownSchema, frame, split_frame
-from tests.spark.functions.registry import FakeRegistry
+from tests.support.schema_registry import FakeRegistry
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]  # never two Sparks side by side
 

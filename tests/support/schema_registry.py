@@ -1,4 +1,4 @@
-"""A schema registry small enough to read: the calls of Confluent's REST interface that the column functions use."""
+"""A schema registry small enough to read: the calls of Confluent's REST interface that readers and writers use."""
 
 from __future__ import annotations
 

@@ -1,0 +1,184 @@
+"""``fleetlog records``: single records: write one, copy one to another topic or partition."""
+
+from __future__ import annotations
+
+import base64
+import re
+from typing import Any, NamedTuple
+
+import click
+
+from _native.columns import partition_for_key
+from brokers.cli.client import PartitionsOf, Target, admin, client_options, complete_topics, known_partitions
+from brokers.cli.output import CliError, Output, iso
+from brokers.cli.sender import InputRecord, Sender
+from brokers.cli.topic_reader import COMMITTED, StoredRecord, TopicReader
+
+READ_BYTES = 1
+"""Inflated bytes after which reading may stop: the batch with the record is always decoded."""
+
+
+class RecordPlace(NamedTuple):
+    """Where a record stands."""
+
+    topic: str
+    partition: int
+    offset: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}:{self.partition}:{self.offset}"
+
+
+def _place(_: click.Context, __: click.Parameter, value: str) -> RecordPlace:
+    """Callback of an argument like ``TOPIC:PARTITION:OFFSET``."""
+    found = re.fullmatch(r"([^:]+):([0-9]{1,9}):([0-9]{1,18})", value)
+    if found is None:
+        raise click.BadParameter(f"{value!r} must be TOPIC:PARTITION:OFFSET")
+    return RecordPlace(found[1], int(found[2]), int(found[3]))
+
+
+_partition_option = click.option(
+    "--partition", "-p", type=click.IntRange(0, 2**31 - 1), help="Write to this partition instead of the key's."
+)
+_dry_run_option = click.option("--dry-run", is_flag=True, help="Show the record; write nothing.")
+
+
+def _headers(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> tuple[tuple[str, bytes], ...]:
+    """Callback of an option that takes NAME=VALUE several times; a name may come again."""
+    found = []
+    for value in values:
+        name, mark, rest = value.partition("=")
+        if not mark or not name:
+            raise click.BadParameter(f"{value!r} must be NAME=VALUE")
+        found.append((name, rest.encode()))
+    return tuple(found)
+
+
+@click.group()
+def records() -> None:
+    """Single records: write, copy."""
+
+
+@records.command("write")
+@click.argument("topic", metavar="TOPIC", shell_complete=complete_topics)
+@click.option("--key", "-k", help="Its key; without it the record has none.")
+@click.option("--value", "-v", help="Its value.")
+@click.option("--null-value", is_flag=True, help="Instead of --value: the record is a tombstone.")
+@click.option("--base64", "in_base64", is_flag=True, help="Key and value are given in base64.")
+@click.option("--header", "-H", "headers", multiple=True, callback=_headers, metavar="NAME=VALUE")
+@_partition_option
+@_dry_run_option
+@client_options
+def write_record(
+    *,
+    target: Target,
+    out: Output,
+    topic: str,
+    key: str | None,
+    value: str | None,
+    null_value: bool,
+    in_base64: bool,
+    headers: tuple[tuple[str, bytes], ...],
+    partition: int | None,
+    dry_run: bool,
+) -> None:
+    """Write one record to TOPIC, which must exist."""
+    if (value is None) is not null_value:
+        raise click.UsageError("give either --value or --null-value")
+    if null_value and key is None:
+        raise click.UsageError("a tombstone needs --key: it deletes that key's records in a compacted topic")
+    record = InputRecord(_raw("--value", value, in_base64), _raw("--key", key, in_base64), headers, partition)
+    _write(target, out, topic, record, dry_run, "")
+
+
+@records.command("copy")
+@click.argument("origin", callback=_place, metavar="TOPIC:PARTITION:OFFSET")
+@click.argument("topic", metavar="TOPIC", shell_complete=complete_topics)
+@_partition_option
+@click.option("--keep-time", is_flag=True, help="The copy has the record's time instead of the present one.")
+@_dry_run_option
+@client_options
+def copy_record(
+    *,
+    target: Target,
+    out: Output,
+    origin: RecordPlace,
+    topic: str,
+    partition: int | None,
+    keep_time: bool,
+    dry_run: bool,
+) -> None:
+    """Write a committed record again, to TOPIC: key, value and headers as they are."""
+    with admin(target, f"record {origin}") as client:
+        found = stored_record(client, origin)
+    time_ms = found.timestamp_ms if keep_time else None
+    record = InputRecord(found.value, found.key, found.headers, partition, time_ms)
+    _write(target, out, topic, record, dry_run, str(origin))
+
+
+def stored_record(client: Any, place: RecordPlace) -> StoredRecord:
+    """The committed record there. Raises CliError if there is none, or its leader does not answer."""
+    reader = TopicReader(client, place.topic, [place.partition])
+    bounds = reader.bounds().get(place.partition)
+    if bounds is None:
+        raise CliError(f"topic {place.topic}, partition {place.partition}: its leader does not answer; try again")
+    if bounds.first <= place.offset < bounds.stable:
+        part = reader.fetch({place.partition: place.offset}, COMMITTED, 1, READ_BYTES).get(place.partition)
+        for one in part.records if part is not None else ():
+            if one.offset == place.offset and not one.marker and one.state in {"", "committed"}:
+                return one
+    raise CliError(
+        f"there is no committed record at {place}: the partition has offsets {bounds.first} to {bounds.stable}, "
+        "without those of markers, aborted transactions and what compaction removed (OFFSET_OUT_OF_RANGE)"
+    )
+
+
+def _raw(option: str, text: str | None, in_base64: bool) -> bytes | None:
+    if text is None:
+        return None
+    if not in_base64:
+        return text.encode(errors="surrogateescape")
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError:
+        raise click.BadParameter("it is not base64", param_hint=option) from None
+
+
+def _write(target: Target, out: Output, topic: str, record: InputRecord, dry_run: bool, origin: str) -> None:
+    with admin(target, f"topic {topic}") as client:
+        named = None if record.partition is None else (record.partition,)
+        count = len(known_partitions(client, [PartitionsOf(topic, None)])[topic])
+        known_partitions(client, [PartitionsOf(topic, named)])
+        partition = record.partition
+        if partition is None and record.key is not None:
+            partition = partition_for_key(record.key, count)
+        if dry_run:
+            _show(out, topic, partition, record, origin)
+            return
+        sender = Sender(client, topic, acks="all", codec="none", timeout_s=target.timeout_s)
+        sender.send([record])
+    ((written, offset),) = sender.last.items()
+    value = {"topic": topic, "partition": written, "offset": offset, **({"origin": origin} if origin else {})}
+    out.done(f"{'copied' if origin else 'written'} to {topic}:{written}:{offset}", value)
+
+
+def _show(out: Output, topic: str, partition: int | None, record: InputRecord, origin: str) -> None:
+    headers = [f"{name}={_text(value)}" for name, value in record.headers]
+    size = len(record.key or b"") + len(record.value or b"")
+    row = {
+        "topic": topic, "partition": "any" if partition is None else partition, "key": _text(record.key),
+        "value": _text(record.value), "headers": headers, "bytes": size,
+        "time": "now" if record.timestamp_ms is None else iso(record.timestamp_ms), "origin": origin or None,
+    }  # fmt: skip
+    out.rows(list(row), [list(row.values())])
+
+
+def _text(raw: bytes | None) -> str:
+    """As far as it is shown: text, else hexadecimal digits."""
+    if raw is None:
+        return "null"
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError:
+        text = raw[:1_000].hex(" ")
+    return text[:2_000]

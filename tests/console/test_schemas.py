@@ -1,0 +1,287 @@
+"""Values that carry a schema's id: by another implementation's bytes, by bytes of strangers, and on a page."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import random
+import struct
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import fastavro
+import pytest
+from confluent_kafka import Producer
+
+from brokers.console.avro import AvroError, AvroSchema, FieldBudget
+from brokers.console.decoding import decode_bytes
+from brokers.console.schemas import PAGE_IDS, PageSchemas, SchemaRegistry
+from tests.cli.shell import Shell
+from tests.console.served import Served, Visitor
+from tests.support.fleet import Fleet
+from tests.support.schema_registry import FakeRegistry
+
+ORDER = {
+    "type": "record", "name": "Order", "namespace": "shop",
+    "fields": [
+        {"name": "id", "type": "long"},
+        {"name": "note", "type": ["null", "string"]},
+        {"name": "price", "type": {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}},
+        {"name": "day", "type": {"type": "int", "logicalType": "date"}},
+        {"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}},
+        {"name": "raw", "type": {"type": "fixed", "name": "Two", "size": 2}},
+        {"name": "state", "type": {"type": "enum", "name": "State", "symbols": ["OPEN", "PAID"]}},
+        {"name": "before", "type": "State"},
+        {"name": "lines", "type": {"type": "array", "items": {"type": "map", "values": ["double", "boolean"]}}},
+        {"name": "parent", "type": ["null", "Order"]},
+    ],
+}  # fmt: skip
+
+
+def written(schema: Any, value: Any) -> bytes:
+    out = io.BytesIO()
+    fastavro.schemaless_writer(out, fastavro.parse_schema(schema), value)
+    return out.getvalue()
+
+
+def framed(number: int, value: bytes) -> bytes:
+    return struct.pack(">bI", 0, number) + value
+
+
+@pytest.fixture
+def registry() -> Iterator[FakeRegistry]:
+    found = FakeRegistry()
+    yield found
+    found.close()
+
+
+def order(number: int, parent: Any = None) -> dict[str, Any]:
+    return {
+        "id": number, "note": None if number % 2 else "é", "price": Decimal("-12.50"), "day": date(2026, 1, 31),
+        "at": datetime(2026, 1, 31, 12, tzinfo=UTC), "raw": b"\xff\0", "state": "PAID", "before": "OPEN",
+        "lines": [{"a": 1.5}, {"b": True, "c": 2.25}], "parent": parent,
+    }  # fmt: skip
+
+
+def test_what_another_implementation_wrote_is_read() -> None:
+    schema = AvroSchema(json.dumps(ORDER))
+    found = schema.decode(written(ORDER, order(-(2**62), order(3))), FieldBudget(1000))
+    assert found == {
+        "id": -(2**62), "note": "é", "price": "-12.50", "day": "2026-01-31", "at": "2026-01-31T12:00:00+00:00",
+        "raw": b"\xff\0", "state": "PAID", "before": "OPEN", "lines": [{"a": 1.5}, {"b": True, "c": 2.25}],
+        "parent": {**found["parent"]},
+    }  # fmt: skip
+    assert (found["parent"]["id"], found["parent"]["note"], found["parent"]["parent"]) == (3, None, None)
+
+
+def schema_of(rng: random.Random, names: list[str], depth: int = 0) -> Any:
+    """Any schema, and names that later ones may use."""
+    kinds = ["null", "boolean", "int", "long", "double", "bytes", "string"]
+    if depth < 4:
+        kinds += ["record", "array", "map", "union", "enum", "fixed"]
+    kind = rng.choice(kinds)
+    if kind == "record":
+        name = f"R{len(names)}"
+        names.append(name)
+        fields = [{"name": f"f{n}", "type": schema_of(rng, names, depth + 1)} for n in range(rng.randrange(4))]
+        return {"type": "record", "name": name, "namespace": rng.choice(["", "a.b"]), "fields": fields}
+    if kind in {"array", "map"}:
+        return {"type": kind, {"array": "items", "map": "values"}[kind]: schema_of(rng, names, depth + 1)}
+    if kind == "union":
+        return ["null", schema_of(rng, names, 9)] if rng.random() < 0.5 else ["long", "string"]
+    names.append("x")
+    if kind == "enum":
+        return {"type": "enum", "name": f"E{len(names)}", "symbols": ["A", "B", "C"]}
+    return {"type": "fixed", "name": f"F{len(names)}", "size": rng.randrange(5)} if kind == "fixed" else kind
+
+
+def value_of(schema: Any, rng: random.Random) -> Any:
+    if isinstance(schema, list):
+        return value_of(rng.choice(schema), rng)
+    kind = schema if isinstance(schema, str) else schema["type"]
+    many = range(rng.randrange(4))
+    return {
+        "null": lambda: None, "boolean": lambda: rng.random() < 0.5, "int": lambda: rng.randrange(-(2**31), 2**31),
+        "long": lambda: rng.randrange(-(2**63), 2**63), "double": rng.random,
+        "bytes": lambda: rng.randbytes(rng.randrange(200)), "string": lambda: "é" * rng.randrange(100),
+        "record": lambda: {f["name"]: value_of(f["type"], rng) for f in schema["fields"]},
+        "array": lambda: [value_of(schema["items"], rng) for _ in many],
+        "map": lambda: {str(n): value_of(schema["values"], rng) for n in many},
+        "enum": lambda: rng.choice(schema["symbols"]), "fixed": lambda: rng.randbytes(schema["size"]),
+    }[kind]()  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_any_schema_and_value_are_read_as_they_were_written(seed: int) -> None:
+    rng = random.Random(seed)
+    schema = schema_of(rng, [])
+    value = None
+    for _ in range(5):
+        try:
+            value = value_of(schema, rng)
+            data = written(schema, value)
+        except fastavro.schema.SchemaParseException:
+            return  # ["null", "null"] is no union
+        reader = AvroSchema(json.dumps(schema))
+        assert reader.decode(data, FieldBudget(100_000)) == value
+        for _ in range(20):  # whatever else is in the bytes is read or refused
+            torn = bytearray(data[: rng.randrange(len(data) + 1)])
+            if torn:
+                torn[rng.randrange(len(torn))] ^= 1 << rng.randrange(8)
+            with contextlib.suppress(AvroError):
+                reader.decode(bytes(torn), FieldBudget(10_000))
+
+
+NULLS = {"type": "array", "items": "null"}
+DEEP = {"type": "record", "name": "Deep", "fields": [{"name": "next", "type": ["null", "Deep"]}]}
+ENDLESS = {"type": "record", "name": "Endless", "fields": [{"name": "a", "type": "Endless"}]}
+DOUBLING: Any = {"type": "record", "name": "D0", "fields": []}
+for _level in range(1, 40):
+    DOUBLING = {
+        "type": "record", "name": f"D{_level}",
+        "fields": [{"name": "a", "type": DOUBLING}, {"name": "b", "type": f"D{_level - 1}"}],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("schema", "data", "reason"),
+    [
+        (NULLS, written("long", 2**60) + b"\0", "too many fields"),
+        (DEEP, b"\2" * 50_000, "nested deeper"),
+        (ENDLESS, b"", "nested deeper"),
+        (DOUBLING, b"", "too many fields"),
+        ("bytes", written("long", 2**60), "bytes wanted"),
+        ("bytes", b"\1", "bytes wanted"),
+        ("long", b"\xff" * 11, "too long"),
+        (["null"], b"\4", "no branch"),
+        ({"type": "fixed", "name": "F", "size": -1}, b"", "bytes wanted"),
+        ({"type": "fixed", "name": "F", "size": "x"}, b"", "not of its schema"),
+        ({"type": "enum", "name": "E", "symbols": ["A"]}, b"\1", "no symbol"),
+        ({"type": "array", "items": "Nowhere"}, b"\2", "no type 'Nowhere'"),
+        ("string", b"\2\xff", "not of its schema"),
+        ("null", b"\0", "left over"),
+    ],
+)
+def test_bytes_of_strangers_end_soon(schema: Any, data: bytes, reason: str) -> None:
+    begun_s = time.monotonic()
+    with pytest.raises(AvroError, match=reason):
+        AvroSchema(json.dumps(schema)).decode(data, FieldBudget(50_000))
+    assert time.monotonic() - begun_s < 10
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[" * 100_000, '{"type": "record"}', '{"name": "a"}', "3", "{}", '[{"type": []}']
+)
+def test_a_schema_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(AvroError):
+        AvroSchema(text)
+
+
+def test_a_timestamp_that_no_calendar_has_is_a_number() -> None:
+    schema = {"type": "long", "logicalType": "timestamp-micros"}
+    assert AvroSchema(json.dumps(schema)).decode(written("long", 2**62), FieldBudget(9)) == 2**62
+    odd = {"type": "string", "logicalType": "timestamp-millis"}
+    assert AvroSchema(json.dumps(odd)).decode(written("string", "a"), FieldBudget(9)) == "a"
+
+
+def test_values_are_shown_by_their_schema_with_its_id(registry: FakeRegistry) -> None:
+    avro = registry.add("order-value", json.dumps(ORDER))
+    as_json = registry.add("j-value", '{"type": "object"}', "JSON")
+    protobuf = registry.add("p-value", 'syntax = "proto3";', "PROTOBUF")
+    schemas = PageSchemas(SchemaRegistry(registry.url))
+    shown = decode_bytes(framed(avro, written(ORDER, order(7))), "auto", schemas=schemas)
+    assert (shown.kind, shown.schema, json.loads(shown.text or "")["raw"]) == ("avro", avro, "ff 00")
+    shown = decode_bytes(framed(as_json, b'{"a": 1}'), "auto", schemas=schemas)
+    assert shown[:2] + shown[4:] == ("json", '{"a": 1}', as_json, "")
+    assert "is not" in decode_bytes(framed(as_json, b"a"), "registry", schemas=schemas).problem
+    shown = decode_bytes(framed(protobuf, b"\1"), "registry", schemas=schemas)
+    assert (shown.kind, shown.text) == ("hex", "00 00 00 00 03 01")
+    assert "PROTOBUF" in shown.problem
+    shown = decode_bytes(framed(avro, b"\0"), "auto", schemas=schemas)
+    assert (shown.kind, shown.schema) == ("hex", None)
+    assert f"schema {avro}" in shown.problem
+    by_chance = decode_bytes(framed(77, b"abc"), "auto", schemas=schemas)
+    assert (by_chance.kind, by_chance.problem) == ("hex", "")
+    assert "no schema 77" in decode_bytes(framed(77, b"abc"), "registry", schemas=schemas).problem
+    assert "zero byte" in decode_bytes(b"abc", "registry", schemas=schemas).problem
+    assert decode_bytes(b"abc", "auto", schemas=schemas).text == "abc"
+    assert set(registry.calls.values()) == {1}, "each id is asked for once"
+
+
+def test_a_page_asks_for_a_few_ids_and_stops_at_a_registry_that_is_silent(registry: FakeRegistry) -> None:
+    kept = SchemaRegistry(registry.url)
+    schemas = PageSchemas(kept)
+    problems = [decode_bytes(framed(n, b""), "registry", schemas=schemas).problem for n in range(100, 150)]
+    assert sum("not asked for" in one for one in problems) == 50 - PAGE_IDS
+    assert len(registry.calls) == PAGE_IDS
+    number = registry.add("s", '"long"')
+    assert decode_bytes(framed(number, b"\2"), "auto", schemas=PageSchemas(kept)).text == "1"
+    registry.broken = 10
+    schemas = PageSchemas(SchemaRegistry(registry.url))
+    shown = [decode_bytes(framed(n, b"\2"), "auto", schemas=schemas) for n in (number, 8, 9)]
+    assert {(one.kind, one.problem) for one in shown} == {("hex", f"the registry answers 503 for schema {number}")}
+    assert registry.broken == 9, "one silence is enough for a page"
+    registry.broken = 0
+    registry.close()
+    gone = decode_bytes(framed(number, b"\2"), "auto", schemas=PageSchemas(SchemaRegistry(registry.url)))
+    assert "does not answer" in gone.problem
+    assert decode_bytes(framed(number, b"\2"), "auto", schemas=PageSchemas(kept)).text == "1", "schemas do not change"
+
+
+@pytest.mark.zookeeper
+def test_a_page_shows_avro_by_a_registry_that_asks_for_a_login(fleet: Fleet, tmp_path: Path) -> None:
+    name = f"console-{uuid.uuid4().hex[:8]}"
+    Shell(fleet).run("topics", "create", name, "-p", "1")
+    registry = FakeRegistry(user="me:secret")
+    number = registry.add(f"{name}-value", json.dumps(ORDER))
+    producer = Producer({"bootstrap.servers": fleet.bootstrap})
+    for value in (framed(number, written(ORDER, order(7))), framed(number, b"<b>torn</b>")):
+        producer.produce(name, value, "key")
+    assert producer.flush(30) == 0
+    file = tmp_path / "registry.properties"
+    file.write_text("basic.auth.user.info=me:secret\n")
+    console = Served(fleet.bootstrap, "--schema-registry", registry.url, "--schema-registry-config", str(file))
+    try:
+        visitor = Visitor(console)
+        value = visitor.json(f"/topics/{name}/messages?from=beginning")
+        assert "registry" in value["decoders"]
+        good, torn = (one["value"] for one in value["messages"])
+        assert (good["kind"], good["schema"], json.loads(good["text"])["price"]) == ("avro", number, "-12.50")
+        assert torn["kind"] == "hex"
+        assert f"schema {number}" in torn["problem"]
+        page = visitor.page(f"/topics/{name}/messages?from=beginning&value_as=registry&key_as=registry")
+        assert f"schema {number}</span>" in page
+        assert "zero byte" in page
+        assert "secret" not in page
+        assert visitor.json(f"/topics/{name}/copy?offset=0")["record"]["value"]["schema"] == number
+    finally:
+        registry.close()
+        assert console.close() == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--schema-registry", "registry:8081"], "not the address"),
+        (["--schema-registry", "http://me:secret@registry:8081"], "--schema-registry-config"),
+        (["--schema-registry-config", "FILE"], "goes with --schema-registry"),
+        (["--schema-registry", "http://registry:8081", "--schema-registry-config", "FILE"], "USER:PASSWORD"),
+    ],
+)
+def test_half_a_registry_does_not_start(tmp_path: Path, options: list[str], reason: str) -> None:
+    file = tmp_path / "registry.properties"
+    file.write_text("user=me\n")
+    words = [str(file) if word == "FILE" else word for word in options]
+    command = [sys.executable, "-m", "brokers.cli.main", "console", "--port", "0", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert reason in done.stderr
+    assert "secret" not in done.stderr.replace("http://me:secret@", "")
