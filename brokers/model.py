@@ -201,6 +201,14 @@ class ProcessHealth(NamedTuple):
     certificates: tuple[CertificateState, ...] = ()
 
 
+class Carried(NamedTuple):
+    """What a connection has carried, as the kernel counts it; -1 where it does not."""
+
+    bytes_in: int = -1
+    bytes_out: int = -1
+    round_trip_micros: int = -1
+
+
 class LogEnd(NamedTuple):
     """How far a replica's log reaches; the larger one knows more, epoch first (Kafka compares logs like this, too).
 

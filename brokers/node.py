@@ -37,6 +37,7 @@ from brokers.log.cleaner_metrics import watch_cleaner
 from brokers.log.cleaner_pace import LONGEST_MS, CleaningPace
 from brokers.metadata import znodes
 from brokers.metadata.cache import MetadataCache
+from brokers.metadata.leader_history import LeaderHistory
 from brokers.metadata.znodes import BadZnode
 from brokers.metrics import Metrics
 from brokers.model import GROUP_METADATA_TOPIC, Clock, Endpoint, LiveBroker, ProcessHealth
@@ -296,6 +297,7 @@ class Node:
             acls=self._authorization.acls,
             audit=self._audit,
             metering=Metering(config, clock, self._metrics),
+            history=LeaderHistory(metadata, clock.wall_ms),
         )
         if self._audit is not None:
             writer = AuditWriter(

@@ -418,3 +418,13 @@ class DescribeLagRequest(Protocol):
 
 class DescribeHealthRequest(Protocol):
     read_store: bool
+
+
+class DescribeConnectionsRequest(Protocol):
+    after_id: int
+    limit: int
+
+
+class DescribeElectionsRequest(Protocol):
+    topic: str | None
+    limit: int

@@ -116,6 +116,8 @@ _ROWS = (
     Api(12010, "LogPositions", 0, 0, Cost.ADMIN, "lags:handle_log_positions", internal=True),
     Api(12011, "DescribeLag", 0, 0, Cost.ADMIN, "lags:handle_describe_lag"),
     Api(12012, "DescribeHealth", 0, 0, Cost.ADMIN, "health:handle_describe_health"),
+    Api(12013, "DescribeConnections", 0, 0, Cost.ADMIN, "connections:handle_describe_connections"),
+    Api(12014, "DescribeElections", 0, 0, Cost.ADMIN, "history:handle_describe_elections"),
 )
 
 APIS: dict[int, Api] = {row.key: row for row in _ROWS}

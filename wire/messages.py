@@ -174,6 +174,22 @@ class DescribeHealthResponse(_ApiMessage, load_json=wire.schemas):  # type: igno
     """Key 12012."""
 
 
+class DescribeConnectionsRequest(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+    """Key 12013, fleetlog's: the open connections of a broker."""
+
+
+class DescribeConnectionsResponse(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+    """Key 12013."""
+
+
+class DescribeElectionsRequest(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+    """Key 12014, fleetlog's: which leaders, controllers and registrations a broker has seen change."""
+
+
+class DescribeElectionsResponse(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
+    """Key 12014."""
+
+
 class BeginBatchRequest(_ApiMessage, load_json=wire.schemas):  # type: ignore[call-arg, misc]
     """Key 12001, fleetlog's: begin a micro-batch of a sink (docs/protocol.md)."""
 
@@ -291,6 +307,10 @@ _OWN = (
     DescribeLagResponse,
     DescribeHealthRequest,
     DescribeHealthResponse,
+    DescribeConnectionsRequest,
+    DescribeConnectionsResponse,
+    DescribeElectionsRequest,
+    DescribeElectionsResponse,
 )
 
 

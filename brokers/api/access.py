@@ -131,6 +131,8 @@ NEEDS: dict[int, tuple[Need, ...]] = {
     12010: _needs((CLUSTER_ACTION, CLUSTER)),
     12011: _needs((DESCRIBE, GROUP)),  # topics that may not be described are left out
     12012: _needs((DESCRIBE, CLUSTER)),
+    12013: _needs((DESCRIBE, CLUSTER)),
+    12014: _needs((DESCRIBE, CLUSTER)),
 }
 """By API key. Operations that Metadata and others look up only to tell a client what it may do are not listed."""
 

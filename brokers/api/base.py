@@ -21,7 +21,7 @@ from brokers.api.fetch_wakes import Wakes
 from brokers.api.metering import Meter, Metering
 from brokers.api.new_topics import NewTopics
 from brokers.metadata.quota_cache import QuotaCache
-from brokers.model import ProcessHealth
+from brokers.model import Carried, ProcessHealth
 from brokers.pending import Pending
 from brokers.security.acls import AclOperation, ResourceType
 from wire.errors import ErrorCode
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from brokers.metadata.acl_cache import AclCache
     from brokers.metadata.cache import MetadataCache
     from brokers.metadata.client_configs import ClientConfigs
+    from brokers.metadata.leader_history import LeaderHistory
     from brokers.metrics import Metrics
     from brokers.model import Clock
     from brokers.peers.calls import PeersPort
@@ -174,9 +175,43 @@ class RequestSource(Protocol):
     closed: bool
     meter: Meter | None
     software: tuple[str, str]
+    client_id: str
 
     def mute(self, mute_ms: int) -> None:
         """Read and execute nothing for so long."""
+        ...
+
+
+class OpenConnection(Protocol):
+    """A connection, as it is described to administrators."""
+
+    closed: bool
+    mechanism: str
+    last_active_ms: int
+    peer: ClientConnection
+
+    @property
+    def software(self) -> tuple[str, str]:
+        """The client's name and version, once it has said them."""
+        ...
+
+    @property
+    def client_id(self) -> str:
+        """The client id of its last ApiVersions request; empty before."""
+        ...
+
+    @property
+    def since_ms(self) -> int:
+        """When it was accepted, by the monotonic clock."""
+        ...
+
+    @property
+    def unsent(self) -> int:
+        """Answer bytes that have not left yet."""
+        ...
+
+    def carried(self) -> Carried:
+        """What it has carried."""
         ...
 
 
@@ -252,6 +287,10 @@ class Services:
     disconnects: Disconnects = field(default_factory=Disconnects)
     lags: LagWatch | None = None
     """How far the groups are behind, where that is computed."""
+    history: LeaderHistory | None = None
+    """What has changed since the start."""
+    connections: Mapping[int, OpenConnection] = field(default_factory=dict)
+    """Those that are open, by their ids, which grow."""
     process_troubles: Callable[[], list[str]] = list
     """What the process lacks, in words."""
     process_health: Callable[[], ProcessHealth] = ProcessHealth

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import click
+from kafka.net.sasl.oauth import AbstractTokenProvider
 
 from brokers.addresses import PLAINTEXT, SASL_PLAINTEXT
 from brokers.config import ConfigError, parse_properties
 from brokers.security.jaas import BadJaasLine, LoginModule, parse_jaas
-from brokers.security.listener_logins import PASSWORD_MECHANISMS
+from brokers.security.listener_logins import MECHANISMS
+from brokers.security.oauthbearer import OAUTHBEARER
 from brokers.security.plain import PLAIN
 from brokers.security.tls_contexts import client_context
 from brokers.security.tls_settings import TlsSettings
@@ -26,6 +29,21 @@ TLS_CONTEXT: Final = "ssl_context"
 
 _SSL, _SASL_SSL = "SSL", "SASL_SSL"
 _PROTOCOLS: Final = (PLAINTEXT, _SSL, SASL_PLAINTEXT, _SASL_SSL)
+
+
+_MODULES: Final = {PLAIN: LoginModule.PLAIN, OAUTHBEARER: LoginModule.OAUTHBEARER}
+
+
+class FixedToken(AbstractTokenProvider):  # type: ignore[misc]
+    """A token that was given, for kafka-python; it is not renewed."""
+
+    def __init__(self, token: str) -> None:
+        super().__init__()
+        self._token = token
+
+    def token(self) -> str:
+        """By kafka-python."""
+        return self._token
 
 
 def read_command_config(path: Path) -> dict[str, str]:
@@ -61,15 +79,20 @@ def client_security(properties: Mapping[str, str]) -> dict[str, Any]:
 
 def _login(properties: Mapping[str, str]) -> dict[str, Any]:
     mechanism = properties.get(MECHANISM, "")
-    if mechanism not in PASSWORD_MECHANISMS:
-        raise ConfigError(MECHANISM, mechanism, f"must be one of {', '.join(PASSWORD_MECHANISMS)}")
+    if mechanism not in MECHANISMS:
+        raise ConfigError(MECHANISM, mechanism, f"must be one of {', '.join(MECHANISMS)}")
     try:
         line = parse_jaas(properties.get(JAAS, ""))
     except BadJaasLine as error:
         raise ConfigError(JAAS, HIDDEN if properties.get(JAAS) else "", f"is no JAAS line: {error}") from None
-    wanted = LoginModule.PLAIN if mechanism == PLAIN else LoginModule.SCRAM
+    wanted = _MODULES.get(mechanism, LoginModule.SCRAM)
     if line.module is not wanted:
         raise ConfigError(JAAS, HIDDEN, f"has the login module of another mechanism: {mechanism} has {wanted.value}")
+    if mechanism == OAUTHBEARER:
+        token = line.options.get("token", "")
+        if not re.fullmatch(r"[A-Za-z0-9_.-]+", token):
+            raise ConfigError(JAAS, HIDDEN, 'must have token="...", a token of the issuer')
+        return {"sasl_mechanism": mechanism, "sasl_oauth_token_provider": FixedToken(token)}
     if line.login is None:
         raise ConfigError(JAAS, HIDDEN, 'must have username="..." and password="..."')
     user, password = line.login

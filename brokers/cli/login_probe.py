@@ -11,6 +11,7 @@ from typing import Any, Final
 from brokers.cli.output import CliError
 from brokers.security.listener_logins import SCRAM_MECHANISMS
 from brokers.security.mechanisms import AuthenticationFailed
+from brokers.security.oauthbearer import OAUTHBEARER, token_message
 from brokers.security.plain import plain_message
 from brokers.security.sasl import SASL_AUTHENTICATE, SASL_HANDSHAKE
 from brokers.security.scram import ScramClient, random_text
@@ -24,14 +25,18 @@ _ANSWER_BYTES_MAX: Final = 65_536
 
 def probe_login(connection: socket.socket, security: Mapping[str, Any]) -> None:
     """Log in over a connection. Raises CliError where the broker refuses it, OSError where it does not answer."""
-    mechanism, user = str(security["sasl_mechanism"]), str(security["sasl_plain_username"])
-    password = str(security["sasl_plain_password"])
+    mechanism = str(security["sasl_mechanism"])
+    user, password = str(security.get("sasl_plain_username", "")), str(security.get("sasl_plain_password", ""))
     try:
         handshake = messages.request_class(SASL_HANDSHAKE)(version=_HANDSHAKE_VERSION, mechanism=mechanism)
         answer = _ask(connection, SASL_HANDSHAKE, _HANDSHAKE_VERSION, handshake)
         if answer.error_code:
             listed = ", ".join(answer.mechanisms)
             raise AuthenticationFailed(f"the listener has {listed or 'no SASL'}; see listener.security.protocol.map")
+        if mechanism == OAUTHBEARER:
+            if _exchange(connection, token_message(security["sasl_oauth_token_provider"].token())):
+                raise AuthenticationFailed("the brokers do not accept the token: it has expired, or is of another")
+            return
         scram = SCRAM_MECHANISMS.get(mechanism)
         if scram is None:
             _exchange(connection, plain_message(user, password))
@@ -39,7 +44,8 @@ def probe_login(connection: socket.socket, security: Mapping[str, Any]) -> None:
         client = ScramClient(scram, user, password, random_text(secrets.randbits))
         client.check(_exchange(connection, client.final(_exchange(connection, client.first()))))
     except AuthenticationFailed as error:
-        raise CliError(f"the login of user {user} by {mechanism} failed: {error}") from None
+        who = f"of user {user} " if user else ""
+        raise CliError(f"the login {who}by {mechanism} failed: {error}") from None
 
 
 def _exchange(connection: socket.socket, token: bytes) -> bytes:

@@ -15,6 +15,7 @@ from brokers.cli.client import Target, admin, explained
 from brokers.cli.command_config import JAAS, MECHANISM
 from brokers.cli.output import CliError
 from brokers.security.jaas import LoginModule
+from brokers.security.oauthbearer import OAUTHBEARER
 from brokers.security.plain import PLAIN
 
 IDLE_MAX: Final = 4
@@ -25,7 +26,10 @@ FRESH_S: Final = 2.0
 
 
 class UserLogin(NamedTuple):
-    """The identity by which the console asks the brokers. Held in memory only, and not shown."""
+    """The identity by which the console asks the brokers. Held in memory only, and not shown.
+
+    With OAUTHBEARER ``password`` is the token, and ``user`` what the token calls its subject.
+    """
 
     user: str
     password: str
@@ -36,6 +40,9 @@ class UserLogin(NamedTuple):
 
     def properties(self, base: Mapping[str, str]) -> dict[str, str]:
         """The properties of a client that logs in as this user; those of the connection stay."""
+        if self.mechanism == OAUTHBEARER:
+            line = f'{LoginModule.OAUTHBEARER.value} required token="{_quoted(self.password)}";'
+            return {**base, MECHANISM: self.mechanism, JAAS: line}
         module = LoginModule.PLAIN if self.mechanism == PLAIN else LoginModule.SCRAM
         line = f'{module.value} required username="{_quoted(self.user)}" password="{_quoted(self.password)}";'
         return {**base, MECHANISM: self.mechanism, JAAS: line}

@@ -15,8 +15,10 @@ from brokers.cli.client import Target, client_options
 from brokers.cli.command_config import JAAS, MECHANISM, PROTOCOL
 from brokers.cli.output import CliError, Output
 from brokers.config import ConfigError, parse_properties
+from brokers.console.oidc import IssuerError, IssuerOptions, OidcLogin
 from brokers.console.schemas import SchemaRegistry
-from brokers.security.listener_logins import PASSWORD_MECHANISMS
+from brokers.security.listener_logins import MECHANISMS
+from brokers.security.oauthbearer import OAUTHBEARER
 
 DEFAULT_PORT: Final = 9696
 NEEDED: Final = ("starlette", "jinja2", "uvicorn")
@@ -28,9 +30,17 @@ STOP_S: Final = 3
 @click.option("--listen", "host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Where to listen.")
 @click.option("--port", "-p", type=click.IntRange(0, 65535), default=DEFAULT_PORT, show_default=True, help="0: any.")
 @click.option(
-    "--login", type=click.Choice(list(PASSWORD_MECHANISMS)),
-    help="Users log in with their user and password of the fleet, by this mechanism, and see what its ACLs let them.",
+    "--login", type=click.Choice(list(MECHANISMS)),
+    help="Users log in with their user and password of the fleet, by this mechanism, and see what its ACLs let them. "
+    "OAUTHBEARER: they log in at the issuer of --oidc-issuer.",
 )  # fmt: skip
+@click.option("--oidc-issuer", metavar="URL", help="The issuer whose tokens the brokers accept.")
+@click.option("--oidc-client-id", metavar="ID", help="By which the issuer knows the console.")
+@click.option(
+    "--oidc-client-secret-file", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE",
+    help="A file with the console's secret at the issuer; without it the console is a public client.",
+)  # fmt: skip
+@click.option("--oidc-scope", default="openid", show_default=True, help="What is asked for, divided by spaces.")
 @click.option(
     "--tls-certificate", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE",
     help="The console's own certificate, in PEM.",
@@ -66,6 +76,7 @@ def console(
     names: tuple[str, ...],
     registry_url: str | None,
     registry_config: Path | None,
+    **oidc: Any,
 ) -> None:
     """Show the fleet in a browser, until Ctrl-C.
 
@@ -80,6 +91,7 @@ def console(
     from brokers.console.web import ConsoleSettings
 
     registry = _registry(registry_url, registry_config)
+    issuer = _issuer(login, **oidc)
     has_tls = tls_certificate is not None or behind_tls_proxy
     hosts = {str(address), *(("localhost",) if address.is_loopback else ()), *(name.lower() for name in names)}
 
@@ -89,13 +101,41 @@ def console(
 
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     serve(
-        settings=ConsoleSettings(target, frozenset(hosts), login, has_tls, registry),
+        settings=ConsoleSettings(target, frozenset(hosts), login, has_tls, registry, issuer),
         host=str(address),
         port=port,
         certificate=(str(tls_certificate), str(tls_key)) if tls_certificate is not None else None,
         stop_s=STOP_S,
         ready=ready,
     )
+
+
+def _issuer(
+    login: str | None,
+    oidc_issuer: str | None,
+    oidc_client_id: str | None,
+    oidc_client_secret_file: Path | None,
+    oidc_scope: str,
+) -> OidcLogin | None:
+    """The issuer of the options. Raises click.UsageError, and CliError where it cannot be used."""
+    if login != OAUTHBEARER:
+        if oidc_issuer or oidc_client_id or oidc_client_secret_file:
+            raise click.UsageError("--oidc-issuer and the others go with --login OAUTHBEARER")
+        return None
+    if not oidc_issuer or not oidc_client_id:
+        raise click.UsageError("--login OAUTHBEARER needs --oidc-issuer URL and --oidc-client-id ID")
+    secret = ""
+    if oidc_client_secret_file is not None:
+        try:
+            secret = oidc_client_secret_file.read_text("utf-8").strip()
+        except (OSError, UnicodeDecodeError):
+            secret = ""
+        if not secret:
+            raise click.BadParameter("it has no text in UTF-8", param_hint="--oidc-client-secret-file")
+    try:
+        return OidcLogin(IssuerOptions(oidc_issuer, oidc_client_id, secret, oidc_scope))
+    except IssuerError as error:
+        raise CliError(str(error)) from None
 
 
 def _registry(url: str | None, file: Path | None) -> SchemaRegistry | None:

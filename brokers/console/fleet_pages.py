@@ -8,6 +8,9 @@ from brokers.cli.cluster import overview_value
 from brokers.cli.overview import Overview, fetch_overview, read_incarnations
 from brokers.cli.reassign import describe_moves
 from brokers.console.asking import Answer, Asking
+from brokers.console.timeline import read_timeline
+
+ELECTIONS_SHOWN = 100
 
 
 def fleet_page(asking: Asking) -> Answer:
@@ -67,10 +70,14 @@ def controller_page(asking: Asking) -> Answer:
     for p in partitions:
         if not p.offline:
             leads[p.leader] = leads.get(p.leader, 0) + 1
+    timeline = read_timeline(asking.client, [one.id for one in overview.live_brokers()], None, ELECTIONS_SHOWN)
     elected = sorted(partitions, key=lambda p: -p.leader_epoch)[:20]
     return {
         "controller": overview.controller,
         "moves": [dict(zip(columns, row, strict=True)) for row in describe_moves(overview)],
+        "offline": sum(p.offline for p in partitions),
+        "timeline": timeline,
+        "events": _events(timeline),
         "led_elsewhere": elsewhere[:200],
         "led_elsewhere_count": len(elsewhere),
         "leads": [{"broker": broker_id, "partitions": count} for broker_id, count in sorted(leads.items())],
@@ -79,3 +86,15 @@ def controller_page(asking: Asking) -> Answer:
             for p in elected
         ],
     }
+
+
+def _events(timeline: dict[str, Any]) -> list[dict[str, Any]]:
+    """Controllers and registrations as one list of sentences, the newest first."""
+    found = [
+        {"at": one["at"], "text": f"broker {one['broker']} {'registered' if one['registered'] else 'was gone'}"}
+        for one in timeline["registrations"]
+    ]
+    for one in timeline["controllers"]:
+        text = f"broker {one['controller']} is the controller" if one["controller"] >= 0 else "there is no controller"
+        found.append({"at": one["at"], "text": text})
+    return sorted(found, key=lambda one: -one["at"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import math
 import secrets
 import time
 from collections.abc import Callable
@@ -20,12 +21,13 @@ WARNINGS_KEPT: Final = 5
 
 @dataclass(slots=True)
 class BrowserSession:
-    """One browser. ``login`` is None before a login, and always where none is wanted."""
+    """One browser. ``login`` is None before a login, and always where none is wanted; it is good until ``ends_s``."""
 
     key: str
     begun_s: float
     used_s: float
     login: UserLogin | None = None
+    ends_s: float = math.inf
     notices: list[str] = field(default_factory=list)
 
     def notify(self, text: str) -> None:
@@ -60,19 +62,23 @@ class BrowserSessions:
 
     def _is_over(self, session: BrowserSession) -> bool:
         now_s = self._now_s()
-        return now_s - session.used_s > IDLE_SESSION_S or now_s - session.begun_s > LONGEST_SESSION_S
+        idle_s, age_s = now_s - session.used_s, now_s - session.begun_s
+        return idle_s > IDLE_SESSION_S or age_s > LONGEST_SESSION_S or now_s >= session.ends_s
 
     def forget_ended(self) -> None:
         """Drop the sessions whose time is over, with their passwords."""
         for session in [one for one in self._open.values() if self._is_over(one)]:
             self.end(session)
 
-    def begin(self, login: UserLogin | None = None) -> BrowserSession:
-        """A new session, with a key that was not used before. The one that rested longest makes way."""
+    def begin(self, login: UserLogin | None = None, lasts_s: float = math.inf) -> BrowserSession:
+        """A new session, with a key that was not used before. The one that rested longest makes way.
+
+        ``lasts_s`` is how long the login is good for.
+        """
         while len(self._open) >= SESSIONS_MAX:
             del self._open[min(self._open.values(), key=lambda one: one.used_s).key]
         now_s = self._now_s()
-        session = BrowserSession(secrets.token_urlsafe(32), now_s, now_s, login)
+        session = BrowserSession(secrets.token_urlsafe(32), now_s, now_s, login, now_s + lasts_s)
         self._open[session.key] = session
         return session
 

@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 from brokers.console.avro import AvroError, AvroSchema, FieldBudget
+from brokers.console.outside import direct_opener
 
 _PREFIX: Final = struct.Struct(">bI")
 PREFIX_BYTES: Final = _PREFIX.size
@@ -52,14 +53,6 @@ class RegisteredSchema(NamedTuple):
     avro: AvroSchema | None
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A registry that points elsewhere is not followed: the address is the console's own setting."""
-
-    def redirect_request(self, *_: Any, **__: Any) -> None:
-        """By urllib."""
-        return
-
-
 class SchemaRegistry:
     """One registry, for all pages. ``user`` is ``name:password``, or empty. From any thread."""
 
@@ -73,7 +66,7 @@ class SchemaRegistry:
         self._headers = {"Accept": CONTENT}
         if user:
             self._headers["Authorization"] = "Basic " + base64.b64encode(user.encode()).decode()
-        self._opener = urllib.request.build_opener(_NoRedirect())
+        self._opener = direct_opener()
         self._known: OrderedDict[int, RegisteredSchema] = OrderedDict()
         self._failed: OrderedDict[int, tuple[float, SchemaProblem]] = OrderedDict()
         self._lock = threading.Lock()

@@ -11,8 +11,10 @@ from brokers.cli.compact import compaction_of
 from brokers.cli.overview import fetch_overview, read_directories
 from brokers.cli.topics import fetch_ends, topic_value
 from brokers.console.asking import Answer, Asking
+from brokers.console.timeline import read_timeline
 
 PAGE_ROWS = 200
+ELECTIONS_SHOWN = 50
 
 
 def topics_page(asking: Asking) -> Answer:
@@ -57,7 +59,14 @@ def topic_page(asking: Asking) -> Answer:
         row["leader_epoch"] = partition.leader_epoch
     sizes = [row["bytes"] for row in value["partitions"] if row["bytes"] is not None]
     internal = any(p.internal for p in overview.partitions.values())
-    return {**value, "internal": internal, "bytes": sum(sizes) if sizes else None, "settings": _settings(client, name)}
+    timeline = read_timeline(client, [broker.id for broker in overview.live_brokers()], name, ELECTIONS_SHOWN)
+    return {
+        **value,
+        "internal": internal,
+        "bytes": sum(sizes) if sizes else None,
+        "timeline": timeline,
+        "settings": _settings(client, name),
+    }
 
 
 def _settings(client: Any, name: str) -> list[dict[str, Any]]:

@@ -25,17 +25,27 @@ from starlette.staticfiles import StaticFiles
 
 from brokers.cli.client import Target
 from brokers.cli.output import CliError, bytes_text, iso
-from brokers.console import charts, fleet_pages, group_pages, message_pages, security_pages, topic_pages
+from brokers.console import (
+    charts,
+    connection_pages,
+    fleet_pages,
+    group_pages,
+    message_pages,
+    security_pages,
+    topic_pages,
+)
 from brokers.console.asking import Asking, PageError, PageFunction
 from brokers.console.changes import plan_change, previewed
 from brokers.console.clients import FleetClients, UserLogin
 from brokers.console.guard import Guard, read_form
 from brokers.console.logins import BrowserSession, BrowserSessions
+from brokers.console.oidc import CALLBACK, LOGIN_S, OidcLogin, TokenLogin
 from brokers.console.schemas import SchemaRegistry
 
 logger = logging.getLogger(__name__)
 HERE: Final = Path(__file__).parent
 COOKIE: Final = "fleetlog_console"
+LOGIN_COOKIE: Final = "fleetlog_console_login"
 HTMX: Final = "hx-request"
 AUTOMATIC: Final = "fleetlog-automatic"
 """Headers of the requests that a page makes by itself: its parts that renew themselves, and the live tail."""
@@ -51,6 +61,7 @@ NAVIGATION: Final = (
     ("/topics", "Topics"),
     ("/groups", "Groups"),
     ("/transactions", "Transactions"),
+    ("/connections", "Connections"),
     ("/security", "Security"),
     ("/controller", "Controller"),
 )
@@ -65,6 +76,7 @@ PAGES: Final[tuple[tuple[str, str, PageFunction], ...]] = (
     ("/groups", "groups.html", group_pages.groups_page),
     ("/group", "group.html", group_pages.group_page),
     ("/transactions", "transactions.html", group_pages.transactions_page),
+    ("/connections", "connections.html", connection_pages.connections_page),
     ("/security", "security.html", security_pages.security_page),
 )
 """Address, template and function of each page that only reads."""
@@ -81,6 +93,7 @@ class ConsoleSettings:
     login: str | None = None
     secure_cookie: bool = False
     registry: SchemaRegistry | None = None
+    oidc: OidcLogin | None = None
 
 
 class LoginNeeded(Exception):
@@ -229,24 +242,77 @@ class Console:
         session = self.sessions.visitor(request.cookies.get(COOKIE))
         onward = local_path(request.query_params.get("next", "/"))
         if request.method == "GET":
-            return self.render(request, session, "login.html", {"next": onward, "error": ""})
+            return self._login_page(request, session, onward)
+        if self.settings.oidc is not None:
+            raise PageError(405, "log in at the issuer, by /login/oidc")
         form = await read_form(request)
         if not self.sessions.accepts(session, form.get("form_token", "")):
-            error = "the form was too old; try again"
-            return self.render(request, session, "login.html", {"next": onward, "error": error}, 403)
+            return self._login_page(request, session, onward, PageError(403, "the form was too old; try again"))
         login = UserLogin(form.get("user", ""), form.get("password", ""), self.settings.login)
         try:
             if not login.user or not login.password:
                 raise PageError(403, "give a user and a password")
-            if self._logins.statistics().tasks_waiting >= LOGINS_WAITING_MAX:
-                raise PageError(503, "too many logins are being tried; try again in a few seconds")
-            await anyio.to_thread.run_sync(self._try, login, limiter=self._logins)
+            await self._in_turn(lambda: self._try(login))
         except PageError as error:
             logger.warning("login refused: user %r", login.user[:200])
-            return self.render(request, session, "login.html", {"next": onward, "error": str(error)}, error.status)
+            return self._login_page(request, session, onward, error)
         response = RedirectResponse(onward, 303)
         self._remember(response, self.sessions.begin(login))
         return response
+
+    def _login_page(
+        self, request: Request, session: BrowserSession, onward: str, error: PageError | None = None
+    ) -> Response:
+        issuer = self.settings.oidc.issuer if self.settings.oidc is not None else None
+        answer = {"next": onward, "error": str(error or ""), "issuer": issuer}
+        return self.render(request, session, "login.html", answer, error.status if error is not None else 200)
+
+    async def _in_turn(self, work: Callable[[], _Value]) -> _Value:
+        """A login's work, on a thread; raises PageError when too many wait."""
+        if self._logins.statistics().tasks_waiting >= LOGINS_WAITING_MAX:
+            raise PageError(503, "too many logins are being tried; try again in a few seconds")
+        return await anyio.to_thread.run_sync(work, limiter=self._logins)
+
+    async def login_elsewhere(self, request: Request) -> Response:
+        """To the issuer."""
+        oidc = self._issuer()
+        cookie, address = oidc.begin(local_path(request.query_params.get("next", "/")), self._callback(request))
+        response = RedirectResponse(address, 303)
+        response.set_cookie(  # lax: the issuer's page leads back
+            LOGIN_COOKIE, cookie, max_age=int(LOGIN_S), httponly=True, samesite="lax",
+            secure=self.settings.secure_cookie, path=CALLBACK,
+        )  # fmt: skip
+        return response
+
+    async def login_returned(self, request: Request) -> Response:
+        """Back from the issuer. The answer is a page that goes on by itself: a redirect would still be the issuer's
+        navigation, in which browsers keep the session's strict cookie to themselves."""
+        oidc, params, redirect = self._issuer(), dict(request.query_params), self._callback(request)
+        visitor = self.sessions.visitor(request.cookies.get(COOKIE))
+
+        def finish() -> TokenLogin:
+            found = oidc.finish(request.cookies.get(LOGIN_COOKIE, ""), params, redirect)
+            self._try(found.login)
+            return found
+
+        try:
+            found = await self._in_turn(finish)
+        except PageError as error:
+            logger.warning("login refused: %s", error)
+            return self._login_page(request, visitor, "/", error)
+        session = self.sessions.begin(found.login, found.lasts_s)
+        response = self.render(request, session, "continue.html", {"next": local_path(found.onward)})
+        response.delete_cookie(LOGIN_COOKIE, path=CALLBACK)
+        return response
+
+    def _issuer(self) -> OidcLogin:
+        if self.settings.oidc is None:
+            raise PageError(404, "this console has no login at an issuer")
+        return self.settings.oidc
+
+    def _callback(self, request: Request) -> str:
+        """Where the issuer leads back to: by the name that the browser used, which the guard has let in."""
+        return f"{'https' if self.settings.secure_cookie else 'http'}://{request.headers.get('host', '')}{CALLBACK}"
 
     def _try(self, login: UserLogin) -> None:
         try:
@@ -353,6 +419,8 @@ def create_console(settings: ConsoleSettings) -> Starlette:
     routes += [
         Route("/topics/{name}/export", console.export),
         Route("/change/{kind}", console.change, methods=["POST"]),
+        Route("/login/oidc", console.login_elsewhere),
+        Route(CALLBACK, console.login_returned),
         Route("/login", console.login, methods=["GET", "POST"]),
         Route("/logout", console.logout, methods=["POST"]),
         Route("/alive", _alive),

@@ -23,6 +23,7 @@ from brokers.controller.handle import (
     DEPOSED,
     NOT_CONTROLLER_TEXT,
     TIMED_OUT,
+    ControllerWork,
     Gone,
     RequestFailed,
     Result,
@@ -81,6 +82,7 @@ class Controller:
         self._halted = False
         self._active: ActiveController | None = None
         self._caught_up = False
+        self._elected_ms = -1
         self._stopped = False
         self._poked = asyncio.Event()
         self._active_task: asyncio.Task[None] | None = None
@@ -124,8 +126,18 @@ class Controller:
         present = self._active.probes.unclean_elections if self._active is not None else 0
         return self._previous_unclean_elections + present
 
+    def work(self) -> ControllerWork:
+        """See :class:`ControllerHandle`."""
+        active = self._active
+        if active is None or not self.is_active:
+            return ControllerWork(unclean_elections=self.unclean_elections)
+        requests = sum(task is not self._active_task for task in self._jobs)
+        asked, silent = active.probes.waits_for()
+        return ControllerWork(active.context.epoch, self._elected_ms, requests, asked, silent, self.unclean_elections)
+
     def _elected(self, leadership: Leadership) -> None:
         log.info("elected controller with epoch %d", leadership.epoch)
+        self._elected_ms = self._clock.wall_ms()
         self._active = ActiveController(
             ControllerContext(self._store, self._metadata, leadership), self._peers, broker_id=self._broker_id,
             clock=self._clock, new_id=self._new_id, replicas=self._replicas,

@@ -34,12 +34,31 @@ TIMED_OUT = RequestFailed(ErrorCode.REQUEST_TIMED_OUT, "The request timed out.")
 DEPOSED = RequestFailed(ErrorCode.NOT_CONTROLLER, NOT_CONTROLLER_TEXT)
 
 
+class ControllerWork(NamedTuple):
+    """What the active controller is doing; on other brokers the defaults.
+
+    ``silent_brokers`` do not answer how far their logs reach, which elections wait for; ``leaders_asked_to_move`` is
+    the number of partitions whose leader is asked to let another one follow. ``since_ms`` is by the wall clock.
+    """
+
+    epoch: int = -1
+    since_ms: int = -1
+    admin_requests: int = 0
+    leaders_asked_to_move: int = 0
+    silent_brokers: tuple[int, ...] = ()
+    unclean_elections: int = 0
+
+
 class ControllerHandle(Protocol):
     """See the module."""
 
     @property
     def is_active(self) -> bool:
         """Whether this broker is the active controller, and ready."""
+        ...
+
+    def work(self) -> ControllerWork:
+        """What this broker does as the active controller."""
         ...
 
     async def create_topics(

@@ -63,6 +63,10 @@ class LogEndProbes:
         self._silent: set[BrokerId] = set()
         self.unclean_elections = 0
 
+    def waits_for(self) -> tuple[int, tuple[BrokerId, ...]]:
+        """How many leaders are asked to let another one follow, and which brokers do not answer."""
+        return len(self._wanted), tuple(sorted(self._silent))
+
     def wake(self) -> None:
         """Check for new probes."""
         self._wake.set()

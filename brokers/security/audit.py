@@ -59,7 +59,7 @@ class EventType(Enum):
 DEFAULT_TYPES: Final = frozenset({EventType.MANAGEMENT, EventType.AUTHENTICATE, EventType.ADMIN})
 _AGGREGATED: Final = frozenset({EventType.PRODUCE, EventType.CONSUME, EventType.DESCRIBE, EventType.HEARTBEAT})
 
-_OURS: Final = (12006, 12009, 12010, 12011, 12012)
+_OURS: Final = (12006, 12009, 12010, 12011, 12012, 12013, 12014)
 _OUR_CHANGES: Final = (12000, 12007, 12008)
 _TYPES_OF_APIS: Final[Mapping[EventType, tuple[int, ...]]] = {
     EventType.PRODUCE: (0, 22, 24, 25, 26, 28, 12001, 12002, 12003, 12005),

@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 from _native import io
 from brokers.api.base import ClientConnection as Peer
 from brokers.log import SliceGone
+from brokers.model import Carried
 from brokers.server import disk
 from brokers.server.framing import LENGTH_SIZE, RECEIVE_BYTES, Blocks, Chunk, FrameError, Framer, Outbox, TlsHandshake
+from brokers.server.kernel_figures import carried_by
 from brokers.server.limits import ByteBudget, QuietLog
 from wire.apis import APIS
 
@@ -75,10 +77,12 @@ class _Marks:
     ``queued_ms``: since when a request that is here is not executed; ``unsent_ms``: since when an answer has not left.
     """
 
-    __slots__ = ("queued_ms", "software", "unsent_ms")
+    __slots__ = ("client_id", "queued_ms", "since_ms", "software", "unsent_ms")
 
-    def __init__(self) -> None:
+    def __init__(self, since_ms: int) -> None:
+        self.since_ms = since_ms
         self.software = ("unknown", "unknown")
+        self.client_id = ""
         self.queued_ms: int | None = None
         self.unsent_ms: int | None = None
 
@@ -159,7 +163,7 @@ class Connection:
         self._held_up = 0
         self._pumping = False
         self._disk_pending = False
-        self._marks = _Marks()
+        self._marks = _Marks(self.last_active_ms)
         self._missed: tuple[int, int] | None = None
         self.batchable = False
         """Whether it is worth while to execute what it sends with what others do: small Produce requests."""
@@ -194,6 +198,24 @@ class Connection:
     @software.setter
     def software(self, software: tuple[str, str]) -> None:
         self._marks.software = software
+
+    @property
+    def client_id(self) -> str:
+        """The client id with which it asked for the APIs; empty before."""
+        return self._marks.client_id
+
+    @client_id.setter
+    def client_id(self, client_id: str) -> None:
+        self._marks.client_id = client_id
+
+    @property
+    def since_ms(self) -> int:
+        """When it was accepted, by the monotonic clock."""
+        return self._marks.since_ms
+
+    def carried(self) -> Carried:
+        """What it has carried, as the kernel counts it."""
+        return carried_by(self._fd)
 
     # -- muting ---------------------------------------------------------------------------------------------------
 

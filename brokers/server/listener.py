@@ -155,6 +155,7 @@ class Server:
                 raise RuntimeError(f"listener {listener} is {protocol}, but its TLS is not")
         self.listen()
         self._services = services
+        services.connections = self._connections
         watch_connections(services.metrics, self._connections, [one.listener for one in self.endpoints])
         self.loop = services.loop
         self.clock = services.clock

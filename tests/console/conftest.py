@@ -1,4 +1,4 @@
-"""One console on the shared fleet."""
+"""One console on the shared fleet, and one broker with logins and rights."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import pytest
 
 from tests.console.served import Served, Visitor
 from tests.support.fleet import Fleet
+from tests.support.issuer import Issuer
+from tests.support.secured import BROKER_USER, MECHANISMS, secured_fleet
 
 
 @pytest.fixture(scope="session")
@@ -20,3 +22,25 @@ def served(fleet: Fleet) -> Iterator[Served]:
 @pytest.fixture
 def visitor(served: Served) -> Visitor:
     return Visitor(served)
+
+
+@pytest.fixture(scope="session")
+def issuer() -> Iterator[Issuer]:
+    found = Issuer()
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="session")
+def guarded(tmp_path_factory: pytest.TempPathFactory, issuer: Issuer) -> Iterator[Fleet]:
+    """One broker with an authorizer, whose super user is the broker's; users log in by passwords, or at the issuer."""
+    authorizer = {
+        "authorizer.class.name": "kafka.security.authorizer.AclAuthorizer",
+        "super.users": f"User:{BROKER_USER}",
+        "sasl.enabled.mechanisms": ",".join((*MECHANISMS, "OAUTHBEARER")),
+    }
+    fleet = secured_fleet(tmp_path_factory.mktemp("guarded"), **authorizer, **issuer.settings())
+    try:
+        yield fleet.start()
+    finally:
+        fleet.close()

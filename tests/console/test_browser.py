@@ -110,7 +110,9 @@ def _every_page(browser: Browser, url: str, topic: str) -> None:
     pages = {
         "": "Brokers", "topics": topic, f"topics/{topic}": "retention.ms", f"topics/{topic}/messages": '"order": 39',
         "groups": "billing", "group?name=billing": "Lag in records", "transactions": "No transaction is open",
-        "security": "producer_byte_rate", "controller": "Partitions led", "topics/no-such": "there is no such topic",
+        "security": "producer_byte_rate", "controller": "Timeline of elections", "connections": "kafka-python",
+        f"topics/{topic}/copy?partition=0&offset=0": "keep the record's time",
+        "topics/no-such": "there is no such topic",
     }  # fmt: skip
     for path, words in pages.items():
         name = path.replace("/", "-").replace("?", "-").replace(topic, "topic") or "fleet"

@@ -14,23 +14,9 @@ from brokers.console.clients import IDLE_S, FleetClients, UserLogin
 from brokers.console.logins import BrowserSessions
 from tests.console.served import Got, Served, Visitor, scram_config
 from tests.support.fleet import Fleet
-from tests.support.secured import BROKER_PASSWORD, BROKER_USER, PASSWORD, USER, confluent, secured_fleet
+from tests.support.secured import BROKER_PASSWORD, BROKER_USER, PASSWORD, USER, confluent
 
 pytestmark = pytest.mark.zookeeper
-
-
-@pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """One broker with an authorizer, whose super user is the broker's; alice may describe one topic."""
-    authorizer = {
-        "authorizer.class.name": "kafka.security.authorizer.AclAuthorizer",
-        "super.users": f"User:{BROKER_USER}",
-    }
-    fleet = secured_fleet(tmp_path_factory.mktemp("guarded"), **authorizer)
-    try:
-        yield fleet.start()
-    finally:
-        fleet.close()
 
 
 @pytest.fixture
@@ -81,11 +67,15 @@ def test_each_user_sees_and_changes_what_the_acls_let_them(guarded: Fleet, conso
     producer.produce("shared", "for some eyes")
     assert producer.flush(30) == 0
     assert "for some eyes" in admin.page("/topics/shared/messages")
+    mine = admin.json("/connections")["connections"]
+    assert (f"User:{BROKER_USER}", "SCRAM-SHA-256") in {(one["principal"], one["mechanism"]) for one in mine}
 
     alice = stranger
     assert {row["topic"] for row in alice.json("/topics")["topics"]} == {"shared"}
     assert alice.get("/topics/secret").status in {403, 404}
     assert alice.get("/topics/shared/messages", Accept="application/json").status == 403
+    assert alice.get("/connections", Accept="application/json").status == 403
+    assert "right to describe" in alice.json("/topics/shared")["timeline"]["untold"][0]["trouble"]
     assert "AUTHORIZATION_FAILED" in alice.json("/security")["acls"]["error"]
     token = alice.json("/topics")["form_token"]
     form = {"form_token": token, "topic": "shared", "confirm": "yes"}

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Producer
 
+import wire.messages as m
 from tests.cli.shell import Shell
 from tests.console.served import Served, Visitor
 from tests.support.fleet import Fleet
+from tests.support.harness import Client
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.zookeeper
@@ -69,6 +73,52 @@ def test_the_controller_page_counts_led_partitions(visitor: Visitor, topic: str)
     assert "Partitions led" in visitor.page("/controller")
 
 
+def test_connections_are_shown_with_their_software_and_what_they_carried(
+    visitor: Visitor, fleet: Fleet, topic: str
+) -> None:
+    name = f"producer-of-{topic}"
+    producer = Producer({"bootstrap.servers": fleet.bootstrap, "client.id": name})
+    for _ in range(20):
+        producer.produce(topic, b"x" * 50_000, partition=0)
+    assert producer.flush(30) == 0
+    value = visitor.json(f"/connections?contains={name}")
+    rows = value["connections"]
+    assert {row["software"] for row in rows} == {"confluent-kafka-python"}
+    assert {(row["client_id"], row["principal"], row["mechanism"]) for row in rows} == {(name, "User:ANONYMOUS", "")}
+    largest = max(rows, key=lambda row: row["bytes_in"])
+    assert 1_000_000 <= largest["bytes_in"] < 1_200_000
+    assert 0 < largest["bytes_out"] < 100_000
+    assert rows[0] == largest
+    assert 0 <= largest["idle_ms"] <= largest["age_ms"] < 300_000
+    assert value["software"][0]["connections"] == value["matching"] == len(rows)
+    assert value["total"] > len(rows), "those of the console, and of the brokers"
+    everyone = {row["software"] for row in visitor.json("/connections")["connections"]}
+    assert {"confluent-kafka-python", "kafka-python"} <= everyone
+    page = visitor.page(f"/connections?contains={name}&order=idle")
+    assert name in page
+    assert "confluent-kafka-python" in page
+    del producer
+
+
+def test_connections_are_told_in_parts(fleet: Fleet) -> None:
+    client, kind = Client(fleet.brokers[0].port), m.DescribeConnectionsRequest
+    try:
+        whole = client.ask(kind(version=0), 0)
+        assert whole.total == len(whole.connections) >= 1
+        ids, after = [], -1
+        while part := client.ask(kind(version=0, after_id=after, limit=1), 0).connections:
+            assert len(part) == 1
+            ids.append(part[0].id)
+            after = part[0].id
+        assert {row.id for row in whole.connections} & set(ids)
+        assert ids == sorted(set(ids))
+        seen = client.ask(m.DescribeElectionsRequest(version=0, topic="no-such", limit=2**31 - 1), 0)
+        assert (seen.error_code, seen.elections) == (0, [])
+        assert 0 < seen.since_ms <= time.time() * 1000
+    finally:
+        client.close()
+
+
 def test_what_is_not_there_is_said_in_both_forms(visitor: Visitor) -> None:
     for path in ("/topics/no-such-topic", "/topics/%22%3E%3Cscript%3E", "/nowhere"):
         got = visitor.get(path)
@@ -118,6 +168,19 @@ def test_a_fleet_that_is_gone_is_said_at_once_and_a_broker_that_is_down_by_its_n
             good=lambda found: any("broker 2" in text for text in found["health"]["words"]) and found["problems"],
         )  # fmt: skip
         assert value["health"]["level"] in {"warning", "bad"}
+        led = eventually(
+            lambda: visitor.json("/topics/watched")["timeline"]["elections"], "elections",
+            good=lambda rows: any(row["previous"] == 2 and row["leader"] in {1, 3} for row in rows),
+        )  # fmt: skip
+        assert not any(row["unclean"] for row in led)
+        assert len({(row["partition"], row["leader_epoch"]) for row in led}) == len(led), "three brokers, one timeline"
+        timeline = visitor.json("/controller")
+        assert timeline["timeline"]["work"]["epoch"] >= 1
+        assert {one["broker"] for one in timeline["timeline"]["since"]} == {1, 3}
+        assert "broker 2 was gone" in [one["text"] for one in timeline["events"]]
+        assert [one for one in timeline["timeline"]["elections"] if one["topic"] == "watched"] == led
+        assert "broker 2 was gone" in visitor.page("/controller")
+        assert "2 →" in visitor.page("/topics/watched")
         assert "Healthy" not in visitor.page("/")
         for broker in own_fleet.brokers:
             broker.kill()

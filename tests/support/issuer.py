@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
+import secrets
 import ssl
 import threading
 import time
 from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from joserfc import jws
 from joserfc.jwk import ECKey, OKPKey, RSAKey
@@ -61,6 +64,10 @@ class Issuer:
         self.status = 200
         self.drips = False
         self.lifetime_s = 300.0
+        self.user = "alice"
+        self.says: dict[str, Any] = {}
+        self.identity: dict[str, Any] = {}
+        self._codes: dict[str, dict[str, str]] = {}
         self.key = key_for(algorithm, "key-1")
         self.document = public_document(self.key)
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
@@ -103,6 +110,34 @@ class Issuer:
             prefix + "expected.audience": f"another fleet, {AUDIENCE}",
         }
 
+    def discovery(self) -> dict[str, Any]:
+        """What it says of itself."""
+        return {
+            "issuer": self.url, "authorization_endpoint": f"{self.url}/authorize",
+            "token_endpoint": f"{self.url}/token", "jwks_uri": f"{self.url}/keys",
+            "code_challenge_methods_supported": ["S256"], **self.says,
+        }  # fmt: skip
+
+    def authorize(self, query: dict[str, str]) -> str:
+        """A browser comes: ``user`` is logged in without a question. Where it is sent, with a code for one use."""
+        assert (query["response_type"], query["code_challenge_method"]) == ("code", "S256")
+        assert query["client_id"] == CLIENT_ID
+        code = secrets.token_urlsafe(8)
+        self._codes[code] = query
+        return f"{query['redirect_uri']}?{urlencode({'code': code, 'state': query['state'], 'iss': self.url})}"
+
+    def exchanged(self, form: dict[str, str]) -> dict[str, Any] | None:
+        """The tokens of a code; None if anything is not as it was when the code was given."""
+        query = self._codes.pop(form.get("code", ""), None)
+        proof = hashlib.sha256(form.get("code_verifier", "").encode()).digest()
+        challenge = base64.urlsafe_b64encode(proof).rstrip(b"=").decode()
+        if query is None or query["redirect_uri"] != form.get("redirect_uri") or query["code_challenge"] != challenge:
+            return None
+        return {
+            "access_token": self.token(sub=self.user), "token_type": "Bearer", "expires_in": int(self.lifetime_s),
+            "id_token": self.token(**{"sub": self.user, "aud": CLIENT_ID, "nonce": query["nonce"], **self.identity}),
+        }  # fmt: skip
+
     def close(self) -> None:
         self._server.shutdown()
         self._server.server_close()
@@ -113,6 +148,16 @@ class Issuer:
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
+                parts = urlsplit(self.path)
+                if parts.path == "/.well-known/openid-configuration":
+                    self._answer(json.dumps(issuer.discovery()).encode(), 200)
+                    return
+                if parts.path == "/authorize":
+                    self.send_response(302)
+                    self.send_header("Location", issuer.authorize(dict(parse_qsl(parts.query))))
+                    self.send_header("Content-Length", "0")
+                    self.end_headers()
+                    return
                 if self.path != "/keys":
                     self.send_error(404)
                     return
@@ -120,11 +165,16 @@ class Issuer:
                 self._answer(issuer.document, issuer.status)
 
             def do_POST(self) -> None:
-                """The token endpoint, for client credentials."""
-                self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                """The token endpoint, for client credentials and for codes."""
+                form = dict(parse_qsl(self.rfile.read(int(self.headers.get("Content-Length", 0))).decode()))
                 wanted = base64.b64encode(f"{CLIENT_ID}:{CLIENT_SECRET}".encode()).decode()
                 if self.path != "/token" or self.headers.get("Authorization") != f"Basic {wanted}":
                     self._answer(b'{"error":"invalid_client"}', 401)
+                    return
+                if form.get("grant_type") == "authorization_code":
+                    found = issuer.exchanged(form)
+                    status = 200 if found is not None else 400
+                    self._answer(json.dumps(found or {"error": "invalid_grant"}).encode(), status)
                     return
                 answer = {
                     "access_token": issuer.token(sub=CLIENT_ID), "token_type": "Bearer",

@@ -1,0 +1,43 @@
+"""DescribeConnections (ours): who is connected to this broker, by which client software, and how much was carried."""
+
+from __future__ import annotations
+
+import wire.messages as m
+from brokers.api.access import CLUSTER, DESCRIBE
+from brokers.api.base import Context, Done, Paced
+from wire.admin_requests import DescribeConnectionsRequest
+from wire.errors import ErrorCode
+
+ROWS_MAX = 1_000
+
+
+def handle_describe_connections(request: DescribeConnectionsRequest, context: Context) -> Paced:
+    """DescribeConnections v0: the open connections behind an id, the oldest first, at most ``limit``, 1,000 at most.
+
+    Bytes and the round trip are the kernel's, with the overhead of TLS; -1 where it does not count them.
+    """
+    kind, services = m.DescribeConnectionsResponse, context.services
+    refusal = context.refusal(DESCRIBE, CLUSTER)
+    if refusal is not ErrorCode.NONE:
+        return Done(kind(version=0, error_code=refusal, connections=[]))
+    limit, now_ms = min(max(request.limit, 1), ROWS_MAX), services.clock.mono_ms()
+    rows = []
+    for connection in list(services.connections.values()):
+        yield
+        if connection.peer.id <= request.after_id or connection.closed:
+            continue
+        carried, (name, version) = connection.carried(), connection.software
+        rows.append(
+            kind.OpenConnection(
+                version=0, id=connection.peer.id, listener=connection.peer.listener, host=connection.peer.peer_host,
+                principal=connection.peer.principal, mechanism=connection.mechanism, client_id=connection.client_id,
+                software_name=name, software_version=version, age_ms=max(0, now_ms - connection.since_ms),
+                idle_ms=max(0, now_ms - connection.last_active_ms), bytes_in=carried.bytes_in,
+                bytes_out=carried.bytes_out, round_trip_micros=carried.round_trip_micros,
+                unsent_bytes=connection.unsent,
+            )
+        )  # fmt: skip
+        if len(rows) >= limit:
+            break
+    total = len(services.connections)
+    return Done(kind(version=0, throttle_time_ms=0, error_code=0, total=total, connections=rows))
