@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from brokers.cli.client import explain
 from wire.errors import ErrorCode
@@ -10,6 +10,11 @@ from wire.messages import request_class
 
 DESCRIBE_ELECTIONS_KEY: Final = 12014
 PATIENCE_S: Final = 4.0
+SHOWN_MAX: Final = 100
+NEAR_MS: Final = 15_000
+"""Brokers see one change at different moments, by different clocks: equal ones within so long are one."""
+
+_Change = TypeVar("_Change")
 
 
 def read_timeline(client: Any, broker_ids: list[int], topic: str | None, limit: int) -> dict[str, Any]:
@@ -19,8 +24,8 @@ def read_timeline(client: Any, broker_ids: list[int], topic: str | None, limit: 
     """
     request = request_class(DESCRIBE_ELECTIONS_KEY)(version=0, topic=topic, limit=limit)
     elections: dict[tuple[str, int, int], dict[str, Any]] = {}
-    controllers: dict[tuple[int, int], int] = {}
-    brokers: dict[tuple[int, bool, int], int] = {}
+    controllers: list[tuple[int, int]] = []
+    brokers: list[tuple[int, tuple[int, bool]]] = []
     since, untold, work = [], [], None
     for broker_id, answer in client.ask_each(dict.fromkeys(broker_ids, request), PATIENCE_S).items():
         if answer is None:
@@ -34,25 +39,22 @@ def read_timeline(client: Any, broker_ids: list[int], topic: str | None, limit: 
         since.append({"broker": broker_id, "since": answer.since_ms})
         for one in answer.elections:
             _keep_first(elections, one)
-        _merge(controllers, [((one.broker_id,), one.at_ms) for one in answer.controllers])
-        _merge(brokers, [((one.broker_id, one.registered), one.at_ms) for one in answer.brokers])
+        controllers += [(one.at_ms, one.broker_id) for one in answer.controllers]
+        brokers += [(one.at_ms, (one.broker_id, one.registered)) for one in answer.brokers]
         if answer.controller_epoch >= 0:
             work = _work(broker_id, answer)
     rows = sorted(elections.values(), key=lambda one: (-one["at"], one["topic"], one["partition"]))
     return {
         "elections": rows[:limit],
-        "controllers": _newest([{"at": at, "controller": key[0]} for key, at in controllers.items()]),
-        "registrations": _newest(
-            [{"at": at, "broker": key[0], "registered": key[1]} for key, at in brokers.items()]
-        ),
+        "controllers": [{"at": at, "controller": broker_id} for at, broker_id in merged_changes(controllers)],
+        "registrations": [
+            {"at": at, "broker": broker_id, "registered": registered}
+            for at, (broker_id, registered) in merged_changes(brokers)
+        ],
         "since": since,
         "untold": untold,
         "work": work,
     }  # fmt: skip
-
-
-NEAR_MS: Final = 15_000
-"""Brokers see one change at different moments, by different clocks: equal ones within so long are one."""
 
 
 def _keep_first(found: dict[tuple[str, int, int], dict[str, Any]], one: Any) -> None:
@@ -65,18 +67,15 @@ def _keep_first(found: dict[tuple[str, int, int], dict[str, Any]], one: Any) -> 
         }  # fmt: skip
 
 
-def _merge(found: dict[Any, int], seen: list[tuple[tuple[Any, ...], int]]) -> None:
-    """Add what was seen, each change once: under its values and its time."""
-    known: dict[tuple[Any, ...], list[int]] = {}
-    for (*values, _), at in found.items():
-        known.setdefault(tuple(values), []).append(at)
-    for values, at in seen:
-        if not any(abs(at - other) <= NEAR_MS for other in known.get(values, ())):
-            found[(*values, at)] = at
-
-
-def _newest(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return sorted(rows, key=lambda one: -one["at"])[:100]
+def merged_changes(seen: list[tuple[int, _Change]]) -> list[tuple[int, _Change]]:
+    """What several brokers saw, each change once at the first time that it was seen; the newest first."""
+    found: list[tuple[int, _Change]] = []
+    latest: dict[_Change, int] = {}
+    for at, change in sorted(seen, key=lambda one: one[0]):
+        if change not in latest or at - latest[change] > NEAR_MS:
+            found.append((at, change))
+            latest[change] = at
+    return found[::-1][:SHOWN_MAX]
 
 
 def _work(broker_id: int, answer: Any) -> dict[str, Any]:

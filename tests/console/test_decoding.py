@@ -9,6 +9,7 @@ import tracemalloc
 import pytest
 
 from brokers.console.decoding import READ_MAX, SHOWN_MAX, decode_bytes
+from brokers.console.timeline import merged_changes
 
 
 @pytest.mark.parametrize("how", ["auto", "json"])
@@ -51,3 +52,8 @@ def test_a_cut_in_the_middle_of_a_character_leaves_text() -> None:
     raw = b"x" + "é".encode() * READ_MAX
     assert decode_bytes(raw, "auto").text == "x" + "é" * (SHOWN_MAX - 1)
     assert decode_bytes(raw[: READ_MAX // 2 * 2], "auto").kind == "hex"
+
+
+def test_what_several_brokers_saw_is_one_change() -> None:
+    seen = [(31_000, 2), (5_000, 1), (25_600, 2), (25_600, -1), (5_200, 1), (60_000, 1), (90_000, 2)]
+    assert merged_changes(seen) == [(90_000, 2), (60_000, 1), (25_600, -1), (25_600, 2), (5_000, 1)]
