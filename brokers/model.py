@@ -201,6 +201,15 @@ class ProcessHealth(NamedTuple):
     certificates: tuple[CertificateState, ...] = ()
 
 
+FREE_SHARE, FREE_BYTES_MOST = 20, 256 * 1024 * 1024
+"""A directory has room with a twentieth of its volume free, or with so many bytes where that is less."""
+
+
+def has_room(total_bytes: int, usable_bytes: int) -> bool:
+    """Whether a volume has enough to be written to for a while; not if it can't tell (-1)."""
+    return total_bytes > 0 and usable_bytes >= min(total_bytes // FREE_SHARE, FREE_BYTES_MOST)
+
+
 class Carried(NamedTuple):
     """What a connection has carried, as the kernel counts it; -1 where it does not."""
 

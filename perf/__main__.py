@@ -28,6 +28,7 @@ SUITES = {
     "scale": "partitions, connections, sizes, brokers: how cost grows",
 }
 OWN = {
+    "console": "pages, searches and memory of a console on 1,000 topics, and what its users cost the brokers",
     "compaction": "MB per CPU second of a pass, Cython against its pure twin; --kafka: beside Apache Kafka",
     "failover": "how long a partition has no leader after a broker's death",
     "spark": "rows per second of source and sink",

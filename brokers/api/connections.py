@@ -8,11 +8,11 @@ from brokers.api.base import Context, Done, Paced
 from wire.admin_requests import DescribeConnectionsRequest
 from wire.errors import ErrorCode
 
-ROWS_MAX = 1_000
+ROWS_MAX = 500
 
 
 def handle_describe_connections(request: DescribeConnectionsRequest, context: Context) -> Paced:
-    """DescribeConnections v0: the open connections behind an id, the oldest first, at most ``limit``, 1,000 at most.
+    """DescribeConnections v0: the open connections behind an id, the oldest first, at most ``limit``, 500 at most.
 
     Bytes and the round trip are the kernel's, with the overhead of TLS; -1 where it does not count them.
     """

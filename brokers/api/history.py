@@ -10,7 +10,7 @@ from brokers.api.base import Context, Done, Paced
 from wire.admin_requests import DescribeElectionsRequest
 from wire.errors import ErrorCode
 
-ROWS_MAX = 1_000
+ROWS_MAX = 500
 
 
 def handle_describe_elections(request: DescribeElectionsRequest, context: Context) -> Paced:

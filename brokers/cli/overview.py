@@ -17,8 +17,7 @@ from kafka.protocol.admin import DescribeConfigsRequest, DescribeLogDirsRequest
 from brokers.cli.admin_client import AdminClient
 from brokers.cli.output import bytes_text
 from brokers.controller.placement import Place
-from brokers.log.full_disks import has_room
-from brokers.model import TopicPartition
+from brokers.model import TopicPartition, has_room
 from wire import messages
 
 PATIENCE_S = 2.0

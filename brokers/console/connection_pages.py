@@ -11,7 +11,7 @@ from wire.errors import ErrorCode
 from wire.messages import request_class
 
 DESCRIBE_CONNECTIONS_KEY: Final = 12013
-PER_BROKER: Final = 1_000
+PER_BROKER: Final = 500
 SHOWN: Final = 300
 PATIENCE_S: Final = 4.0
 ORDERS: Final = ("bytes", "age", "idle")

@@ -9,7 +9,6 @@ import struct
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-from brokers.cli.logdump import offsets_row, transactions_row
 from brokers.cli.topic_reader import StoredRecord
 from brokers.console.schemas import PREFIX_BYTES, PageSchemas, SchemaProblem, schema_id
 
@@ -22,10 +21,7 @@ READ_MAX: Final = 16 * 1024
 """Bytes of a key or value that are decoded for a page. JSON that is larger is shown as it stands."""
 ON_A_LINE: Final = 120
 """Characters of JSON that stand on one line."""
-INTERNAL: Final[dict[str, Callable[[Any], dict[str, Any]]]] = {
-    "__consumer_offsets": offsets_row,
-    "__transaction_state": transactions_row,
-}
+INTERNAL: Final = ("__consumer_offsets", "__transaction_state")
 _NUMBERS: Final = {1: ">b", 2: ">h", 4: ">i", 8: ">q"}
 
 
@@ -161,5 +157,12 @@ def record_row(
         "codec": record.codec,
     }
     if topic in INTERNAL and not record.marker:
-        row["meaning"] = json.dumps(INTERNAL[topic](record), ensure_ascii=False, default=str)[:SHOWN_MAX]
+        row["meaning"] = json.dumps(_meaning(topic, record), ensure_ascii=False, default=str)[:SHOWN_MAX]
     return row
+
+
+def _meaning(topic: str, record: StoredRecord) -> dict[str, Any]:
+    """In words. What reads them is imported when it is wanted: it brings the brokers' logs along, and their memory."""
+    from brokers.cli.logdump import offsets_row, transactions_row
+
+    return (offsets_row if topic == INTERNAL[0] else transactions_row)(record)

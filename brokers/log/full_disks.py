@@ -9,16 +9,9 @@ from __future__ import annotations
 
 from wire.types import TopicPartition
 
-SHARE, MOST_BYTES = 20, 256 * 1024 * 1024
-"""A directory has room with a twentieth of its volume free, or with so many bytes where that is less."""
 FIRST_PAUSE_MS, LONGEST_PAUSE_MS = 1_000, 60_000
 CALM_MS = 300_000
 """A directory that had room for so long begins with the first pause again."""
-
-
-def has_room(total_bytes: int, usable_bytes: int) -> bool:
-    """Whether a volume has enough to be written to for a while; not if it can't tell (-1)."""
-    return total_bytes > 0 and usable_bytes >= min(total_bytes // SHARE, MOST_BYTES)
 
 
 class Room:

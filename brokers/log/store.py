@@ -26,12 +26,11 @@ from brokers.log.cleaner_figures import CleanerSettings
 from brokers.log.directories import DirectoryUsage, LogDirectory, TopicIds
 from brokers.log.failures import DiskError, DiskFailed, DiskFull, ForeignDirectory, LogOffline, StoreRefused
 from brokers.log.files import DiskPort
-from brokers.log.full_disks import has_room
 from brokers.log.log import Log
 from brokers.log.recovery import RecoveryReport
 from brokers.log.retention import delete_old_segments
 from brokers.log.state import LogSettings, LogState
-from brokers.model import Clock, LiveBroker, id_text
+from brokers.model import Clock, LiveBroker, has_room, id_text
 from wire.types import TopicPartition
 
 logger = logging.getLogger(__name__)

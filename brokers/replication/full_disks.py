@@ -20,8 +20,7 @@ import logging
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Protocol
 
-from brokers.log.full_disks import has_room
-from brokers.model import NO_LEADER, PartitionState, TopicPartition
+from brokers.model import NO_LEADER, PartitionState, TopicPartition, has_room
 from brokers.peers.calls import PeersPort, PeerUnavailable
 from brokers.replication import isr
 from wire import messages

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from brokers.log.full_disks import CALM_MS, FIRST_PAUSE_MS, LONGEST_PAUSE_MS, MOST_BYTES, Room, has_room
+from brokers.log.full_disks import CALM_MS, FIRST_PAUSE_MS, LONGEST_PAUSE_MS, Room
+from brokers.model import FREE_BYTES_MOST, has_room
 from wire.types import TopicPartition
 
 A, B = TopicPartition("a", 0), TopicPartition("b", 0)
@@ -12,7 +13,7 @@ A, B = TopicPartition("a", 0), TopicPartition("b", 0)
 
 @pytest.mark.parametrize(
     ("total", "usable", "enough"),
-    [(1000, 49, False), (1000, 50, True), (1 << 50, MOST_BYTES - 1, False), (1 << 50, MOST_BYTES, True),
+    [(1000, 49, False), (1000, 50, True), (1 << 50, FREE_BYTES_MOST - 1, False), (1 << 50, FREE_BYTES_MOST, True),
      (-1, -1, False), (0, 0, False)],
 )  # fmt: skip
 def test_how_much_room_is_enough(total: int, usable: int, enough: bool) -> None:
