@@ -87,7 +87,7 @@ def test_connections_are_shown_with_their_software_and_what_they_carried(
     assert {(row["client_id"], row["principal"], row["mechanism"]) for row in rows} == {(name, "User:ANONYMOUS", "")}
     largest = max(rows, key=lambda row: row["bytes_in"])
     assert 1_000_000 <= largest["bytes_in"] < 1_200_000
-    assert 0 < largest["bytes_out"] < 100_000
+    assert 0 < largest["bytes_out"] < largest["bytes_in"]
     assert rows[0] == largest
     assert 0 <= largest["idle_ms"] <= largest["age_ms"] < 300_000
     assert value["software"][0]["connections"] == value["matching"] == len(rows)
@@ -174,11 +174,17 @@ def test_a_fleet_that_is_gone_is_said_at_once_and_a_broker_that_is_down_by_its_n
         )  # fmt: skip
         assert not any(row["unclean"] for row in led)
         assert len({(row["partition"], row["leader_epoch"]) for row in led}) == len(led), "three brokers, one timeline"
-        timeline = visitor.json("/controller")
-        assert timeline["timeline"]["work"]["epoch"] >= 1
-        assert {one["broker"] for one in timeline["timeline"]["since"]} == {1, 3}
-        assert "broker 2 was gone" in [one["text"] for one in timeline["events"]]
-        assert [one for one in timeline["timeline"]["elections"] if one["topic"] == "watched"] == led
+        shown = eventually(
+            lambda: visitor.json("/controller"), "both brokers answer",
+            good=lambda found: len(found["timeline"]["since"]) == 2 and found["timeline"]["work"],
+        )  # fmt: skip
+        assert shown["timeline"]["work"]["epoch"] >= 1
+        assert {one["broker"] for one in shown["timeline"]["since"]} == {1, 3}
+        assert "broker 2 was gone" in [one["text"] for one in shown["events"]]
+        everywhere = {
+            (row["topic"], row["partition"], row["leader_epoch"]) for row in shown["timeline"]["elections"]
+        }  # fmt: skip
+        assert {("watched", row["partition"], row["leader_epoch"]) for row in led} <= everywhere
         assert "broker 2 was gone" in visitor.page("/controller")
         assert "2 →" in visitor.page("/topics/watched")
         assert "Healthy" not in visitor.page("/")
