@@ -1,8 +1,10 @@
 """``python -m perf.hostile``: what clients that never log in do to one that has, by hand.
 
-A broker with a SASL_SSL listener; a client that is logged in produces 1 KiB every few ms, alone; then while silent
-connections are open (``--silent``, as many as the limit of open files allows); then while garbage comes instead of
-handshakes (``--garbage`` per second). Its latencies are printed each time, with the CPU and memory of the broker.
+A broker with a listener of ``--protocol``; a client that is logged in produces 1 KiB every few ms, alone; then while
+silent connections are open (``--silent``, as many as the limit of open files allows); then while handshakes come that
+end with their first message (``--half-open`` connections, each again when the broker has closed it); then while garbage
+comes instead of handshakes (``--garbage`` per second, by ``--senders`` processes). Its latencies are printed each time,
+with the CPU and memory of the broker, and what a connection costs it: on a busy machine only that can be compared.
 """
 
 from __future__ import annotations
@@ -12,12 +14,14 @@ import contextlib
 import multiprocessing
 import random
 import resource
+import selectors
 import socket
+import ssl
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 from perf.generator.frames import Frame, batch_of, produce_frame
 from perf.load import KIB
@@ -38,39 +42,61 @@ def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m perf.hostile", description="clients that never log in")
     parser.add_argument("--silent", type=int, default=20_000, help="silent connections")
+    parser.add_argument("--half-open", type=int, default=500, help="handshakes that are begun, at a time")
     parser.add_argument("--garbage", type=int, default=5_000, help="garbage handshakes per second")
+    parser.add_argument("--senders", type=int, default=1, help="processes that send garbage")
+    parser.add_argument("--protocol", choices=("SASL_SSL", "SASL_PLAINTEXT"), default="SASL_SSL")
     parser.add_argument("--seconds", type=float, default=5.0, help="how long each part is measured")
     options = parser.parse_args()
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     silent = options.silent if hard == resource.RLIM_INFINITY else min(options.silent, hard - FILES_LEFT)
-    one = Secured(Fleetlog(1), "SASL_SSL")
+    one = Secured(Fleetlog(1), options.protocol)
     with one.cluster.running():
         one.cluster.create_topic("t")
         frame = produce_frame("t", 0, batch_of(KIB, KIB)[0])
-        _measured("alone", one, frame, options.seconds)
+        alone = _measured("alone", one, frame, options.seconds)
         with _silent(one.address, silent) as opened:
             _measured(f"{opened} silent connections", one, frame, options.seconds)
         _measured("these are closed", one, frame, options.seconds)
-        with _garbage(one.address, options.garbage) as sent:
-            seconds = _measured(f"garbage, {options.garbage} per second asked for", one, frame, options.seconds)
-        print(f"  garbage handshakes per second: {sent() / seconds:.0f}")
+        if "SSL" in options.protocol:
+            with _senders(1, _begin_handshakes, one.address, options.half_open) as sent:
+                found = _measured(f"{options.half_open} half-open handshakes", one, frame, options.seconds)
+                _cost(sent(), found, alone)
+        rate = options.garbage / options.senders
+        with _senders(options.senders, _send_garbage, one.address, rate) as sent:
+            found = _measured(f"garbage, {options.garbage} per second asked for", one, frame, options.seconds)
+            _cost(sent(), found, alone)
         _measured("alone again", one, frame, options.seconds)
     return 0
 
 
-def _measured(what: str, one: Secured, frame: Frame, seconds: float) -> float:
-    """Print the latencies of a client that is logged in; returns how long that took, in seconds."""
+class Spent(NamedTuple):
+    """How long a part took, and the broker's CPU time in it."""
+
+    seconds: float
+    cpu_s: float
+
+
+def _measured(what: str, one: Secured, frame: Frame, seconds: float) -> Spent:
+    """Print the latencies of a client that is logged in."""
     before, started = one.cpu_s(), time.monotonic()
     latencies = _latencies(one.door, frame, seconds)
-    took = time.monotonic() - started
+    spent = Spent(time.monotonic() - started, one.cpu_s() - before)
     percentiles = statistics.quantiles(latencies, n=100, method="inclusive")
     print(
         f"{what:<50} p50 {percentiles[49] * 1e3:7.2f} ms  p99 {percentiles[98] * 1e3:7.2f} ms"
-        f"  max {max(latencies) * 1e3:7.2f} ms  broker {(one.cpu_s() - before) / took:.2f} cores"
+        f"  max {max(latencies) * 1e3:7.2f} ms  broker {spent.cpu_s / spent.seconds:.2f} cores"
         f"  {one.rss_kib() / 1024:.0f} MiB", flush=True,
     )  # fmt: skip
-    return took
+    return spent
+
+
+def _cost(connections: int, spent: Spent, alone: Spent) -> None:
+    """Print what each of the connections has cost the broker, beside what its client costs it."""
+    more_s = spent.cpu_s - alone.cpu_s / alone.seconds * spent.seconds
+    each_us = more_s / connections * 1e6 if connections else float("nan")
+    print(f"  {connections / spent.seconds:.0f} connections per second, {each_us:.0f} us of CPU each", flush=True)
 
 
 def _latencies(door: Door, frame: Frame, seconds: float) -> list[float]:
@@ -105,22 +131,23 @@ def _silent(address: Address, count: int) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def _garbage(address: Address, rate: int) -> Iterator[Callable[[], int]]:
-    """Another process that opens connections, sends garbage and closes them. Yields what counts them."""
-    count: Any = multiprocessing.get_context("fork").Value("q", 0)
-    process = multiprocessing.get_context("fork").Process(
-        target=_send_garbage, args=(address, rate, count), daemon=True
-    )
-    process.start()
-    before = count.value
+def _senders(count: int, act: Callable[[Address, Any, Any], None], *what: Any) -> Iterator[Callable[[], int]]:
+    """Processes that open connections. Yields what counts these since then."""
+    context = multiprocessing.get_context("fork")
+    counts: list[Any] = [context.Value("q", 0) for _ in range(count)]
+    processes = [context.Process(target=act, args=(*what, one), daemon=True) for one in counts]
+    for process in processes:
+        process.start()
+    before = sum(one.value for one in counts)
     try:
-        yield lambda: int(count.value - before)
+        yield lambda: sum(one.value for one in counts) - before
     finally:
-        process.terminate()
-        process.join()
+        for process in processes:
+            process.terminate()
+            process.join()
 
 
-def _send_garbage(address: Address, rate: int, count: Any) -> None:
+def _send_garbage(address: Address, rate: float, count: Any) -> None:
     noise, started, sent = random.Random(1), time.monotonic(), 0
     while True:
         due = int((time.monotonic() - started) * rate)
@@ -132,6 +159,31 @@ def _send_garbage(address: Address, rate: int, count: Any) -> None:
             sent += 1
             count.value = sent
         time.sleep(BATCH_S)
+
+
+def _begin_handshakes(address: Address, most: int, count: Any) -> None:
+    """The first message of a client, and no other one; so many connections at a time."""
+    wire = ssl.MemoryBIO()
+    client = ssl.create_default_context().wrap_bio(ssl.MemoryBIO(), wire, server_hostname=address.host)
+    with contextlib.suppress(ssl.SSLWantReadError):
+        client.do_handshake()
+    hello, opened = wire.read(), selectors.DefaultSelector()
+    while True:
+        while len(opened.get_map()) < most:
+            with contextlib.suppress(OSError):
+                sock = socket.create_connection(address, timeout=5)
+                sock.sendall(hello)
+                opened.register(sock, selectors.EVENT_READ)
+                count.value += 1
+        for key, _ in opened.select(BATCH_S):
+            sock = cast("socket.socket", key.fileobj)
+            try:
+                gone = not sock.recv(KIB * 16)
+            except OSError:
+                gone = True
+            if gone:
+                opened.unregister(sock)
+                sock.close()
 
 
 if __name__ == "__main__":

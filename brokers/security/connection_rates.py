@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from brokers.security.quotas import BUCKETS_MAX, SAMPLES, WINDOW_MS, LeastRecentlyUsed, QuotaImage, WindowedRate
+from brokers.security.quotas import (
+    BUCKETS_MAX,
+    CONNECTION_CREATION_RATE,
+    SAMPLES,
+    WINDOW_MS,
+    LeastRecentlyUsed,
+    QuotaImage,
+    WindowedRate,
+)
+
+ADDRESSES_KNOWN = 4096
+"""Addresses that need not be read again."""
 
 
 class Acceptance(NamedTuple):
@@ -25,6 +37,7 @@ class _Address(NamedTuple):
     bucket: str
 
 
+@functools.lru_cache(ADDRESSES_KNOWN)
 def _address(ip: str) -> _Address:
     """An address as quotas name it, and what counts as one: an IPv4 address, mapped ones too, or a /64 of IPv6."""
     try:
@@ -70,8 +83,10 @@ class ConnectionRates:
 
     def accept(self, quotas: QuotaImage, listener: str, ip: str, mono_ms: int) -> Acceptance:
         """Counts one connection. One that is closed for its address counts for nothing."""
-        address = _address(ip)
-        rate_milli = quotas.connection_rate_milli(address.text)
+        rate_milli = None
+        if quotas.has(CONNECTION_CREATION_RATE):
+            address = _address(ip)
+            rate_milli = quotas.connection_rate_milli(address.text)
         if rate_milli is not None:
             of_address = self._addresses.of(address.bucket)
             of_address.record(1, mono_ms)

@@ -29,6 +29,11 @@ _HANDSHAKE_RECORD: Final = 0x16
 _ALERT_RECORD: Final = 0x15
 _VERSION_MAJOR: Final = 0x03
 NO_TLS_ALERT: Final = bytes.fromhex("15030300020246")  # fatal, protocol_version
+NO_HELLO_ALERT: Final = bytes.fromhex("1503030002020a")  # fatal, unexpected_message
+_CLIENT_HELLO: Final = b"\x01"
+_HELLO_HEAD_BYTES: Final = 4 + 2 + 32 + 1
+"""Kind and size of the message, version, random bytes, the length of the session's id."""
+_SESSION_ID_BYTES_MAX: Final = 32
 
 
 class TlsState(Enum):
@@ -93,6 +98,23 @@ def _failure(error: ssl.SSLError) -> TlsFailure:
 def begins_tls(first: bytes | bytearray | memoryview) -> bool:
     """Whether the first bytes of a client may be those of TLS; two of them decide."""
     return first[:1] in (b"", b"\x16") and first[1:2] in (b"", b"\x03")
+
+
+def begins_hello(first: bytes | bytearray) -> bool:
+    """Whether the first bytes of a client, which begin TLS, may be those of a ClientHello, as far as they are there.
+
+    A ClientHello may have several records, but no record has more than the message (RFC 8446, sections 4.1.2 and 5.1).
+    """
+    record_bytes = int.from_bytes(first[3:5], "big")
+    message = first[RECORD_HEAD_BYTES : RECORD_HEAD_BYTES + record_bytes]
+    if len(message) < _HELLO_HEAD_BYTES:
+        return message[:1] in (b"", _CLIENT_HELLO)
+    return (
+        message[0] == _CLIENT_HELLO[0]
+        and record_bytes - 4 <= int.from_bytes(message[1:4], "big") <= HANDSHAKE_BYTES_MAX
+        and message[4] == _VERSION_MAJOR
+        and message[_HELLO_HEAD_BYTES - 1] <= _SESSION_ID_BYTES_MAX
+    )
 
 
 def not_tls() -> TlsFailure:

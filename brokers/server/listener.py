@@ -14,7 +14,6 @@ from brokers.api.base import ClientConnection as Peer
 from brokers.api.base import Services
 from brokers.api.metering import CREATED, Meter, Metering
 from brokers.model import Endpoint
-from brokers.security.principals import USER, Principal
 from brokers.security.quotas import QuotaImage
 from brokers.security.sasl import SaslListener
 from brokers.server.batching import ConnectionBatcher
@@ -26,7 +25,7 @@ from brokers.server.disk import ReadAhead
 from brokers.server.dispatch import Dispatcher
 from brokers.server.framing import Blocks
 from brokers.server.limits import ByteBudget, ConnectionCaps, QuietLog
-from brokers.server.login import ConnectionLogin, LoginGate
+from brokers.server.login import ConnectionLogin, LoginGate, close_logins
 from brokers.server.purgatory import Purgatory
 from brokers.server.reserve import MAX_WAITING, PlainFirstBytes, Reserve
 from brokers.server.tls_connection import TlsConnection
@@ -45,6 +44,8 @@ SWEEP_MS = 1_000
 PARTIAL_FRAME_MS = 30_000
 ACCEPT_PAUSE_MS = 200
 METERED_PER_TURN = 500
+INHERITED = ((socket.IPPROTO_TCP, socket.TCP_NODELAY), (socket.SOL_SOCKET, socket.SO_KEEPALIVE))
+"""Switched on for listeners: the connections that they accept have them, too, without a call for each."""
 
 
 class Server:
@@ -96,6 +97,8 @@ class Server:
                 sock = socket.socket(family, socket.SOCK_STREAM)
                 self._listeners.append((endpoint, sock))
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                for level, option in INHERITED:
+                    sock.setsockopt(level, option, 1)
                 sock.setblocking(False)
                 try:
                     sock.bind((endpoint.host, endpoint.port))
@@ -261,8 +264,6 @@ class Server:
     def _admit(self, endpoint: Endpoint, sock: socket.socket, host: str) -> int:
         """Serve a connection, or refuse it; returns for how long (ms) its listener must accept no other one."""
         sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self._numbers += 1
         number = self._numbers
         if self._services is not None:
@@ -409,12 +410,7 @@ class Server:
 
     def close_logins(self, withdrawn: frozenset[tuple[str, str]]) -> None:
         """Close the connections that logged in with credentials, as (mechanism, user), that do not count any more."""
-        gone = {(mechanism, str(Principal(USER, user))) for mechanism, user in withdrawn}
-        found = [one for one in self._connections.values() if one.mechanism and (one.mechanism, one.principal) in gone]
-        for connection in found:
-            connection.close("its user was removed, or has another password")
-        if found:
-            logger.info("%d connections closed: their users were removed, or have other passwords", len(found))
+        close_logins(self._connections.values(), withdrawn)
 
     def held(self, difference: int) -> None:
         """Connections hold more or less. Above ``queued.max.request.bytes`` the one that holds most is closed.

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -19,6 +19,7 @@ from brokers.security.listener_logins import SCRAM_MECHANISMS, ListenerLogins
 from brokers.security.mechanisms import AuthenticationFailed, Deferred, ServerMechanism, Step
 from brokers.security.oauthbearer import OAUTHBEARER, OauthBearerServer, TokenVerifier
 from brokers.security.plain import PLAIN, PlainServer, verifier
+from brokers.security.principals import USER, Principal
 from brokers.security.sasl import (
     SASL_AUTHENTICATE,
     SASL_HANDSHAKE,
@@ -111,6 +112,34 @@ def sasl_listener(
         else:
             makers[name] = partial(scram, SCRAM_MECHANISMS[name])
     return SaslListener(makers, logins.reauth_ms)
+
+
+class LoggedIn(Protocol):
+    """A connection that has logged in, or not."""
+
+    @property
+    def principal(self) -> str:
+        """As ``Type:name``."""
+        ...
+
+    @property
+    def mechanism(self) -> str:
+        """By which it has logged in; empty before."""
+        ...
+
+    def close(self, reason: str) -> None:
+        """Close it."""
+        ...
+
+
+def close_logins(connections: Iterable[LoggedIn], withdrawn: frozenset[tuple[str, str]]) -> None:
+    """Close those that logged in with credentials, as (mechanism, user), that do not count any more."""
+    gone = {(mechanism, str(Principal(USER, user))) for mechanism, user in withdrawn}
+    found = [one for one in connections if one.mechanism and (one.mechanism, one.principal) in gone]
+    for connection in found:
+        connection.close("its user was removed, or has another password")
+    if found:
+        logger.info("%d connections closed: their users were removed, or have other passwords", len(found))
 
 
 class ConnectionLogin:

@@ -1,11 +1,13 @@
 """Handshakes of TLS: each begins when a whole first record is here, and takes its long steps in a worker.
 
-Before its first record a connection costs its socket and what it has sent of that record. From then on it has an
-engine, and at most ``UNDER_WAY_MAX`` connections do; the next ones wait, unread, for a place. A connection that has let
-the broker wait for ``ROOM_MS`` makes room for them. Each has ``HANDSHAKE_MS`` from its acceptance on. While a step is
-in a worker, nothing else uses the engine. Steps go to a worker until one has signed: the first one, unless its record
-has only a part of the client's first message or the client must send another one. The next steps go there only where a
-client's certificate is verified, else they take less than the way to a worker and back.
+A connection is looked at in the turn after the one in which it was accepted, when most clients have sent that record:
+what is no TLS then, or no ClientHello, is closed before anything was set up for it. Before its first record a
+connection costs its socket and what it has sent of that record. From then on it has an engine, and at most
+``UNDER_WAY_MAX`` connections do; the next ones wait, unread, for a place. A connection that has let the broker wait for
+``ROOM_MS`` makes room for them. Each has ``HANDSHAKE_MS`` from its acceptance on. While a step is in a worker, nothing
+else uses the engine. Steps go to a worker until one has signed: the first one, unless its record has only a part of the
+client's first message or the client must send another one. The next steps go there only where a client's certificate is
+verified, else they take less than the way to a worker and back.
 """
 
 from __future__ import annotations
@@ -21,11 +23,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from brokers.api.base import ClientConnection
 from brokers.security.principals import BadPrincipal, NoRuleMatches
 from brokers.security.tls import (
+    NO_HELLO_ALERT,
     NO_TLS_ALERT,
     RECORD_BYTES_MAX,
     TlsEngine,
     TlsFailure,
     TlsProblem,
+    begins_hello,
     begins_tls,
     first_record_bytes,
     not_tls,
@@ -118,6 +122,7 @@ class Handshakes:
         self._audit = audit
         self._under_way_max = UNDER_WAY_MAX
         self._all: set[Handshake] = set()
+        self._new: list[Handshake] = []
         self._engines = 0
         self._idle: dict[Handshake, int] = {}  # with an engine, since when the peer's next bytes are waited for
         self._queue: deque[Handshake] = deque()
@@ -129,10 +134,21 @@ class Handshakes:
         return len(self._all)
 
     def begin(self, handshake: Handshake) -> None:
-        """Wait for the client's first record; its socket does not block."""
+        """Look for the client's first record in the loop's next turn, and wait for it; its socket does not block."""
         self._all.add(handshake)
-        handshake.timer = self._timers.later(HANDSHAKE_MS, partial(self._expired, handshake))
-        self._read_on(handshake)
+        if not self._new:
+            self._loop.call_soon(self._look_at_new)
+        self._new.append(handshake)
+
+    def _look_at_new(self) -> None:
+        """Of those that were accepted in one turn."""
+        new, self._new = self._new, []
+        for handshake in new:
+            if handshake.closed:
+                continue
+            self._receive(handshake)
+            if not handshake.closed:
+                handshake.timer = self._timers.later(HANDSHAKE_MS, partial(self._expired, handshake))
 
     def close(self) -> None:
         """Drop all, and wait for the workers."""
@@ -156,12 +172,16 @@ class Handshakes:
             self._loop.remove_reader(handshake.sock.fileno())
 
     def _on_readable(self, handshake: Handshake) -> None:
-        if not handshake.reading:
-            return
+        if handshake.reading:
+            self._receive(handshake)
+
+    def _receive(self, handshake: Handshake) -> None:
+        """Take the next step if all that it needs is here, else wait for the rest."""
         received = handshake.received
         try:
             count = handshake.sock.recv_into(self._block[: RECORD_BYTES_MAX - len(received)])
         except (BlockingIOError, InterruptedError):
+            self._read_on(handshake)
             return
         except OSError:
             count = 0
@@ -170,20 +190,33 @@ class Handshakes:
             return
         self._metrics.bytes_in.value += count
         received += self._block[:count]
-        if handshake.engine is None and not begins_tls(received):
-            handshake.unsent = NO_TLS_ALERT
-            self._fail(handshake, not_tls())
-            return
-        if handshake.engine is None and handshake.listener.withheld:
-            text = f"it serves none until what is stored for it can be used: {handshake.listener.refusal}"
-            self._fail(handshake, TlsFailure(TlsProblem.OTHER, text))
-            return
         size = first_record_bytes(received)
-        if size is not None and size > RECORD_BYTES_MAX:
-            self._fail(handshake, TlsFailure(TlsProblem.TOO_LONG, f"the peer's first record has {size} bytes"))
+        failure = self._refusal(handshake, size)
+        if failure is not None:
+            self._fail(handshake, failure)
         elif size is not None and len(received) >= size:
             self._pause(handshake)
             self._step(handshake)
+        else:
+            self._read_on(handshake)
+
+    @staticmethod
+    def _refusal(handshake: Handshake, size: int | None) -> TlsFailure | None:
+        """Why what was received needs no engine, if it does not; ``size`` is that of the record at its begin."""
+        received, listener = handshake.received, handshake.listener
+        if handshake.engine is None:
+            if not begins_tls(received):
+                handshake.unsent = NO_TLS_ALERT
+                return not_tls()
+            if not begins_hello(received):
+                handshake.unsent = NO_HELLO_ALERT
+                return TlsFailure(TlsProblem.OTHER, "the peer's first message is no ClientHello")
+            if listener.withheld:
+                text = f"it serves none until what is stored for it can be used: {listener.refusal}"
+                return TlsFailure(TlsProblem.OTHER, text)
+        if size is not None and size > RECORD_BYTES_MAX:
+            return TlsFailure(TlsProblem.TOO_LONG, f"the peer's first record has {size} bytes")
+        return None
 
     def _send(self, handshake: Handshake) -> bool:
         """Send what the engine has made; False: the peer has gone, or does not read."""

@@ -23,6 +23,7 @@ from brokers.security.tls import (
     TlsFailure,
     TlsProblem,
     TlsState,
+    begins_hello,
 )
 from brokers.security.tls_contexts import CertificateFiles, client_context, server_context
 from brokers.security.tls_settings import TlsSettings
@@ -233,6 +234,31 @@ def test_a_session_is_resumed_with_its_subject(side: Side) -> None:
 
 
 # ---------------------------------------------------------------- peers that speak something else, or nothing
+
+
+@pytest.mark.parametrize("version", ["TLSv1.2", "TLSv1.3"])
+@pytest.mark.parametrize("record_bytes", [1, 3, 4, 38, 39, 40, 100, 16_384])
+def test_every_part_of_a_client_hello_may_be_one(side: Side, version: str, record_bytes: int) -> None:
+    client = side.client(enabled_protocols=version)
+    client.handshake()
+    message = client.take()[5:]
+    parts = [message[at : at + record_bytes] for at in range(0, len(message), record_bytes)]
+    data = b"".join(b"\x16\x03\x01" + len(part).to_bytes(2, "big") + part for part in parts)
+    assert all(begins_hello(data[:size]) for size in range(len(data) + 1))
+
+
+@pytest.mark.parametrize(
+    ("at", "wrong"),
+    [(5, b"\2"), (6, b"\1"), (6, b"\0\0\1"), (9, b"\2"), (43, b"\x21")],
+    ids=["kind", "long", "short", "version", "session"],
+)  # fmt: skip
+def test_what_no_client_hello_has_is_seen(side: Side, at: int, wrong: bytes) -> None:
+    client = side.client()
+    client.handshake()
+    data = bytearray(client.take())
+    assert begins_hello(data)
+    data[at : at + len(wrong)] = wrong
+    assert not begins_hello(data)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -100,6 +101,37 @@ def test_a_peer_without_tls_is_closed_with_an_alert_and_one_line(
         )
         assert server.refused("handshake") == 4
     assert is_served(server, certificates)
+
+
+def test_garbage_gets_no_engine(
+    server: RunningServer, certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What begins like TLS, too: it costs the socket, one look at it and an alert."""
+    made: list[bool] = []
+    own_init = TlsEngine.__init__
+
+    def init(engine: TlsEngine, context: ssl.SSLContext, **sides: Any) -> None:
+        made.append(sides["server_side"])
+        own_init(engine, context, **sides)
+
+    monkeypatch.setattr(TlsEngine, "__init__", init)
+    head = b"\x16\x03\x01\x00\xc3"
+    for number, data in enumerate([os.urandom(200), head + b"\x02" + os.urandom(199), head + b"\x01" + bytes(199)], 1):
+        with raw(server, data) as sock:
+            assert everything(sock)[:2] in (b"\x15\x03", b"")
+        server.until(lambda number=number: server.refused("handshake") == number, "the count")
+    assert made == []
+    assert is_served(server, certificates)
+    assert made == [True]
+
+
+def test_accepted_connections_have_the_options_of_their_listener(server: RunningServer) -> None:
+    """They inherit them: TCP_NODELAY, so that answers do not wait, and SO_KEEPALIVE, so that dead peers are noticed."""
+    with raw(server):
+        server.until(lambda: waiting(server) == 1, "the connection")
+        (handshake,) = handshakes(server)._all
+        assert handshake.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        assert handshake.sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
 
 
 def test_a_client_that_does_not_trust_the_broker_is_named(
