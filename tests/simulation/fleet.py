@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 from brokers.config import BrokerConfig
 from brokers.metadata.client_configs import ClientConfigs
+from brokers.metadata.users import ScramUsers
 from brokers.model import Endpoint
 from brokers.node import Node, Ports, StartError
+from brokers.server import login
 from coordination.connect import CannotConnect
 from tests.simulation.disk import Medium, SimDisk
+from tests.simulation.logins import logins_of
 from tests.simulation.loop import Owner, SimLoop
 from tests.simulation.network import Network, SimPeers
 from tests.simulation.store import SimStore
@@ -122,6 +125,7 @@ class SimBroker:
         self.store: SimStore | None = None
         self.node: Node | None = None
         self.services: Services | None = None
+        self.users = ScramUsers(self._withdrawn)
         self.starts = 0
         self.stopping = False
         self._fleet = fleet
@@ -162,7 +166,7 @@ class SimBroker:
         try:
             await store.start(self.config.zookeeper_connection_timeout_ms)
             services = await node.start()
-            if services.acls is not None:
+            if services.acls is not None or fleet.logs_in:
                 await self._follow_clients(services, store)
         except (StartError, CannotConnect, TimeoutError) as problem:
             fleet.note(f"{owner.name} does not start: {problem}")
@@ -172,7 +176,7 @@ class SimBroker:
             loop.call_later(1.0, self.start, context=loop.world.context)
             return
         self.services = services
-        fleet.network.open_door(self.name, owner, services)
+        fleet.network.open_door(self.name, owner, services, logins_of(self.users) if fleet.logs_in else None)
         fleet.note(f"{owner.name} serves")
         try:
             await node.failed()
@@ -181,12 +185,18 @@ class SimBroker:
             self.kill()
             loop.call_later(1.0, self.start, context=loop.world.context)
 
-    @staticmethod
-    async def _follow_clients(services: Services, store: SimStore) -> None:
-        """Quotas, as the process around the node follows them."""
+    async def _follow_clients(self, services: Services, store: SimStore) -> None:
+        """Quotas and users, as the process around the node follows them."""
+        self.users = ScramUsers(self._withdrawn)
         services.client_configs = ClientConfigs(store)
         services.client_configs.subscribe(services.quotas.take)
+        services.client_configs.subscribe(self.users.take)
         await services.client_configs.start()
+
+    def _withdrawn(self, credentials: frozenset[tuple[str, str]]) -> None:
+        door = self._fleet.network.doors.get(self.name)
+        if door is not None:
+            login.close_logins(door.connections, credentials)
 
     def _peers(self, owner: Owner, metadata: MetadataCache) -> SimPeers:
         return SimPeers(self._fleet.network, owner, self.name, metadata)
@@ -238,9 +248,12 @@ class Fleet:
         note: Callable[[str], None] = lambda text: None,
         settings: dict[str, Any] | None = None,
         racks: bool = False,
+        logs_in: bool = False,
     ) -> None:
         self.seed = seed
         self.note = note
+        self.logs_in = logs_in
+        """Whether some clients log in."""
         self.loop = SimLoop(seed)
         self.zookeeper = SimZooKeeper(self.loop, seed, tick_ms=200)
         self.network = Network(self.loop, seed)

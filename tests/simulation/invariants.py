@@ -26,6 +26,7 @@ from brokers.replication import isr
 from brokers.replication.partition import Partition
 from coordination.registration import broker_path, incarnation_path
 from coordination.store import NoNode
+from tests.simulation.logins import INVARIANTS as LOGINS
 from tests.simulation.rights import INVARIANTS as RIGHTS
 from tests.simulation.serving import INVARIANTS as SERVING
 from tests.simulation.serving import Serving
@@ -48,6 +49,7 @@ INVARIANTS = (
     "answers to tools", *SERVING, "fetches of sessions", "reads of followers", "in flight together", "runs of requests",
     "connections together", "records deleted", "earliest offsets", "moves to further brokers", "changes pruned",
     "changes missed", "metadata compared", "loops held", *RIGHTS, "batches given up", "repeats",
+    *LOGINS,
 )  # fmt: skip
 """What is counted as checked, and what must have happened for it."""
 OPEN, COMMITTING, ABORTING, COMMITTED, ABORTED = "open", "committing", "aborting", "committed", "aborted"

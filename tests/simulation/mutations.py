@@ -34,6 +34,9 @@ from brokers.replication.isr_writer import ZooKeeperIsrWriter
 from brokers.replication.partition import Partition
 from brokers.replication.replicas import ReplicaManager
 from brokers.security.acl_rules import AclRules
+from brokers.security.sasl import Admission, SaslLogin
+from brokers.security.scram import ScramServer
+from brokers.server import login
 from coordination.election import CONTROLLER_EPOCH, Leadership
 from coordination.store import Check
 from coordination.zookeeper import ZookeeperStore
@@ -382,10 +385,30 @@ async def _decides_later(self: Any) -> None:
     """What was written reaches this broker like any other."""
 
 
+LOGINS = ("logins", "slow")
+
+
 def _keeps_its_verdicts(original: Any, self: Any, image: Any) -> None:
     kept = dict(self.verdicts)
     original(self, image)
     self.verdicts.update(kept)
+
+
+def _takes_the_credential_of_the_first_message(original: Any, self: Any, final: Any) -> Any:
+    present, self._credentials = self._credentials, lambda user: self._credential
+    try:
+        return original(self, final)
+    finally:
+        self._credentials = present
+
+
+def _closes_none(original: Any, connections: Any, withdrawn: Any) -> None:
+    original((), withdrawn)
+
+
+def _sessions_have_no_end(original: Any, self: Any, api_key: int, mono_ms: int) -> Any:
+    found = original(self, api_key, mono_ms)
+    return Admission.SERVE if found is Admission.EXPIRED else found
 
 
 # Safeguards that no history among hundreds of seeds needs any more, and the unit tests that fail without them:
@@ -483,6 +506,10 @@ MUTATIONS = (
     # ---- rights
     Mutation("a change of ACLs is acknowledged before its broker decides by it", (instead(AclCache.refresh, _decides_later),), 0, ("rights", "slow")),
     Mutation("what was decided counts after a change of ACLs", (instead(AclRules.replace, _keeps_its_verdicts),), 0, ("rights", "slow")),
+    # ---- logins
+    Mutation("a login counts though its password has gone since its first message", (instead(ScramServer._verdict, _takes_the_credential_of_the_first_message),), 0, LOGINS),
+    Mutation("connections stay when their password goes", (instead(login.close_logins, _closes_none),), 0, LOGINS),
+    Mutation("sessions do not end", (instead(SaslLogin._admit_after_login, _sessions_have_no_end),), 3, LOGINS),
     # ---- topics that drop duplicates
     Mutation("the floor moves too far", (instead(PositionSets._expire, _forgets_all_but_the_newest_page),), 0, REPEATS),
     Mutation("a new leader knows no positions", (instead(dedup.positions_of, lambda records, at, header: []),), 0, REPEATS),

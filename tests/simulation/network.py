@@ -25,6 +25,7 @@ from brokers.server.connection import Connection
 from brokers.server.dispatch import Dispatcher
 from brokers.server.framing import Blocks
 from brokers.server.limits import ByteBudget, QuietLog
+from brokers.server.login import ConnectionLogin, LoginGate
 from brokers.server.purgatory import Purgatory
 from tests.simulation.loop import Owner, SimLoop
 from wire import messages
@@ -32,6 +33,7 @@ from wire import messages
 if TYPE_CHECKING:
     from brokers.api.metering import Meter
     from brokers.metadata.cache import MetadataCache
+    from brokers.security.sasl import SaslListener
 
 REFUSED, CLOSED = "connection refused", "connection reset"
 
@@ -46,6 +48,7 @@ class Wire:
     def __init__(self, network: Network, client: Owner, name: str, server: str) -> None:
         self.client, self.name, self.server = client, name, server
         self.principal = network.principals.get(name, "User:ANONYMOUS")
+        self.logs_in = name in network.logging_in
         self.open = True
         self.end: ServerEnd | None = None
         self.refused = False
@@ -145,7 +148,9 @@ class ServerEnd(Connection):
         self._looks = False
         peer = Peer(door.next_number(), door.listener, wire.name, wire.principal)
         door.connections.append(self)
-        super().__init__(door, self._incoming, peer)  # type: ignore[arg-type]
+        logins = door.logins if wire.logs_in else None
+        login = None if logins is None else ConnectionLogin(logins, door.clock.mono_ms())
+        super().__init__(door, self._incoming, peer, login)  # type: ignore[arg-type]
 
     def arrived(self, frame: bytes | None) -> None:
         """Bytes of the peer, or their end. What comes before the broker's next turn is received at once."""
@@ -198,9 +203,10 @@ class Door:
     It is the ``Environment`` of the production connections, which the listener is outside the simulation.
     """
 
-    def __init__(self, network: Network, owner: Owner, services: Services) -> None:
+    def __init__(self, network: Network, owner: Owner, services: Services, logins: SaslListener | None) -> None:
         self.network = network
         self.owner = owner
+        self.logins = logins
         self.loop = services.loop
         self.clock = services.clock
         self.timers = services.timers
@@ -219,7 +225,10 @@ class Door:
         self.disconnects = services.disconnects
         purgatory = Purgatory(services.timers)
         ticks = count()
-        self._dispatcher = Dispatcher(services, purgatory, self.budget, self.quiet, now=lambda: next(ticks) * ROW_S)
+        gate = LoginGate(services, self.quiet, config.connection_failed_authentication_delay_ms)
+        self._dispatcher = Dispatcher(
+            services, purgatory, self.budget, self.quiet, now=lambda: next(ticks) * ROW_S, gate=gate
+        )
         self.dispatch = self._dispatcher.dispatch
         self.join_batch = ConnectionBatcher(self.loop, self._together).join_batch
 
@@ -278,6 +287,8 @@ class Network:
         """Called when a broker has executed requests together."""
         self.principals: dict[str, str] = {}
         """Of the clients that are not ``User:ANONYMOUS``, for the connections that they open from now on."""
+        self.logging_in: set[str] = set()
+        """The clients that must log in."""
         self._turn_us = self.rng.choice((1, 300, 2_000, 2_000))
         """What comes to a broker within a turn of its loop is there at once at its end."""
         self._wires: list[Wire] = []
@@ -285,9 +296,9 @@ class Network:
 
     # ---- ends
 
-    def open_door(self, name: str, owner: Owner, services: Services) -> None:
-        """The broker answers from now on."""
-        self.doors[name] = Door(self, owner, services)
+    def open_door(self, name: str, owner: Owner, services: Services, logins: SaslListener | None = None) -> None:
+        """The broker answers from now on; ``logins`` is for the clients that log in."""
+        self.doors[name] = Door(self, owner, services, logins)
 
     def close_door(self, name: str) -> None:
         """The broker stops answering and closes its connections."""

@@ -37,6 +37,7 @@ from tests.simulation.fleet import Fleet
 from tests.simulation.hurried import ForgetfulProducer, HurriedProducer
 from tests.simulation.inspector import Inspector
 from tests.simulation.invariants import Oracle, hooked
+from tests.simulation.logins import Registrar
 from tests.simulation.pipelined import PipelinedProducer
 from tests.simulation.readers import RackReader, SessionReader
 from tests.simulation.rights import SETTINGS as RIGHTS_SETTINGS
@@ -54,6 +55,8 @@ SEEN_S = 5.0
 """Until what a broker's start has changed is known everywhere."""
 TOPIC = "t"
 OPERATOR, DRIVERS, HURRY, RIGHTS, REPEATS = "operator", "drivers", "hurry", "rights", "repeats"
+LOGINS = "logins"
+ASKED_FOR = (OPERATOR, DRIVERS, HURRY, RIGHTS, REPEATS, LOGINS)
 NOTED_SEEDS = 1_000
 """Seeds below are noted with mutations and courses: their histories stay as they are."""
 TOPICS = "/brokers/topics/"
@@ -114,13 +117,13 @@ class World:
 
     ``kinds`` restricts the faults to some of ``faults.WEIGHTS``; "operator" asks for one, "drivers" for two drivers of
     a sink and a reader, and no other client; "hurry" adds the producers of ``hurried``, "rights" those of ``rights``,
-    "repeats" the writers of ``repeating``.
+    "repeats" the writers of ``repeating``, "logins" the lodgers of ``logins``.
     """
 
     def __init__(self, seed: int, *, verbose: bool = False, kinds: Sequence[str] = ()) -> None:
         self.seed = seed
         self.asked = tuple(kinds)
-        self.kinds = [kind for kind in kinds if kind not in (OPERATOR, DRIVERS, HURRY, RIGHTS, REPEATS)]
+        self.kinds = [kind for kind in kinds if kind not in ASKED_FOR]
         self.verbose = verbose
         self.errors: list[str] = []
         self.closing = False
@@ -162,7 +165,10 @@ class World:
         """``min.insync.replicas`` of the topic."""
         self.client_crashes = rng.choice((0.0, 0.05, 0.2))
         self.duration_s = rng.uniform(1.5, 4.5)
-        self.fleet = Fleet(seed, self.size, note=self.note, settings=settings, racks=racks)
+        logins = LOGINS in kinds or (
+            seed >= NOTED_SEEDS and random.Random(f"{seed}/logins").random() < 0.25 and DRIVERS not in kinds
+        )
+        self.fleet = Fleet(seed, self.size, note=self.note, settings=settings, racks=racks, logs_in=logins)
         self.loop = self.fleet.loop
         self.network = self.fleet.network
         self.zookeeper = self.fleet.zookeeper
@@ -177,6 +183,7 @@ class World:
         self.clients: list[asyncio.Task[Any]] = []
         self.table = TableWriter(self, "table writer") if tables else None
         self.officer = Officer(self, "officer") if rights else None
+        self.registrar = Registrar(self, "registrar") if logins else None
         repeats = REPEATS in kinds or (
             seed >= NOTED_SEEDS and random.Random(f"{seed}/repeats").random() < 0.25 and DRIVERS not in kinds
         )
@@ -277,6 +284,8 @@ class World:
             clients.append((self.table, self.table.write()))
         if self.officer is not None:
             clients.append((self.officer, self.officer.main(partitions)))
+        if self.registrar is not None:
+            clients.append((self.registrar, self.registrar.main()))
         if self.repeating:
             await admin.run(admin.create(repeating.ONCE, 1, 3, repeating.SETTINGS))
             clients += [(writer, writer.write()) for writer in self.repeating]
@@ -369,12 +378,13 @@ class World:
                     return
             await asyncio.sleep(0.1)
         self.oracle.checked["nothing left open"] += 1
-        while self.officer is not None and (wrong := self.officer.wrong()):
-            if self.loop.time() > deadline:
-                self.oracle.violate(f"{OPEN_S:.0f} s after all clients had gone: {wrong}")
-                return
-            await asyncio.sleep(0.1)
-        self.oracle.checked["rights in the end"] += self.officer is not None
+        for watched, what in ((self.officer, "rights in the end"), (self.registrar, "passwords in the end")):
+            while watched is not None and (wrong := watched.wrong()):
+                if self.loop.time() > deadline:
+                    self.oracle.violate(f"{OPEN_S:.0f} s after all clients had gone: {wrong}")
+                    return
+                await asyncio.sleep(0.1)
+            self.oracle.checked[what] += watched is not None
 
     async def _read_all(self, partitions: list[TopicPartition]) -> dict[TopicPartition, list[str]]:
         """What a read_committed consumer shows from start to end."""
