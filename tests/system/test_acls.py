@@ -36,6 +36,7 @@ from spark_udfs.client.producer import MemberProducer, WriteSettings
 from spark_udfs.sink.batch_transactions import BatchTransactions
 from tests.support.filled import SECRET, codes, filled
 from tests.support.fleet import Broker, Fleet
+from tests.support.footprint import footprint_of, settled
 from tests.support.harness import Client
 from tests.support.waiting import eventually
 from wire.apis import APIS
@@ -390,6 +391,41 @@ def test_a_client_without_rights_is_refused_by_every_api(guarded: Fleet, admin: 
             lists = [value for name, value in answer.to_dict().items() if isinstance(value, list) and name != "brokers"]
             assert not any(lists), f"version {version}"
     assert SECRET not in admin.list_topics(timeout=10).topics
+
+
+def test_what_a_client_without_rights_asks_leaves_no_trace(guarded: Fleet, admin: FleetAdmin) -> None:
+    """Each API in each version at each broker, where what it names exists: logs, offsets and znodes stay."""
+    kinds = (ResourceType.GROUP, ResourceType.TRANSACTIONAL_ID)
+    create(admin, *(binding(kind, SECRET, LITERAL, AclOperation.ALL, host=HERE) for kind in kinds))
+    (made,) = admin.create_topics([NewTopic(SECRET, 1, 3)]).values()
+    made.result(20)
+    try:
+        assert produced(guarded, SECRET) is None
+        Producer({"bootstrap.servers": guarded.bootstrap, "transactional.id": SECRET}).init_transactions(30)
+        consumer = Consumer({"bootstrap.servers": guarded.bootstrap, "group.id": SECRET, "log_level": 0})
+        consumer.commit(offsets=[TopicPartition(SECRET, 0, 1)], asynchronous=False)
+        consumer.close()
+        before = settled(guarded, SECRET)
+        assert before.offsets == {(SECRET, 0): 1}
+        assert all(before.logs[broker.id, SECRET, 0] for broker in guarded.brokers)
+        assert f"/brokers/topics/{SECRET}" in before.znodes
+        for broker in guarded.brokers:
+            for key, row in sorted(APIS.items()):
+                client = Client(broker.port, ELSEWHERE)
+                for version in range(row.lowest, row.max_version + 1):
+                    client.ask(filled(key, version), version)
+                client.close()
+        after = footprint_of(guarded, SECRET)
+        assert after.logs == before.logs
+        assert after.offsets == before.offsets
+        assert after.znodes == before.znodes
+        assert produced(guarded, SECRET) is None
+        assert footprint_of(guarded, SECRET).logs != before.logs, "what a client with rights does is seen"
+    finally:
+        (deleted,) = admin.delete_topics([SECRET]).values()
+        deleted.result(20)
+        for kind in kinds:
+            delete(admin, AclBindingFilter(kind, SECRET, LITERAL, None, HERE, AclOperation.ANY, AclPermissionType.ANY))
 
 
 def _by_id(key: int, version: int) -> bool:
