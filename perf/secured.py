@@ -7,6 +7,7 @@ CPU of the brokers' processes: per GB of records over TLS and without it, per 1,
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -26,7 +27,10 @@ from perf.targets.fleetlog import Fleetlog
 from perf.targets.kafka import Kafka
 
 HANDSHAKES, AT_ONCE, IDLE = 1_000, 8, 1_000
-ENOUGH, WARM_UP_S = 20_000, 15.0
+ENOUGH, WARM_UP_S = 20_000, (15.0, 90.0)
+"""Answers before a load is measured, and the least and the most seconds that these may take."""
+STEADY, LOOK_S = 0.03, 5.0
+"""A broker is warm when a look of so many seconds costs no less CPU per answer, but this share, than the one before."""
 PARTITIONS, DEPTH, FILL_BYTES = 4, 8, 4 * MIB
 LISTENER = "SECURE"
 _MODULE = "org.apache.kafka.common.security.plain.PlainLoginModule"
@@ -124,7 +128,7 @@ def _measure(results: Results, options: Options, clusters: list[Secured], protoc
     for one in clusters:
         for door in (one.door, one.plain):
             for _, frames, depth, _ in loads:
-                _warm(door, frames, depth)
+                _warm(one, door, frames, depth)
     for round_ in range(options.rounds):
         for name, frames, depth, payload in loads:
             for one in clusters:
@@ -139,11 +143,18 @@ def _measure(results: Results, options: Options, clusters: list[Secured], protoc
                 results.add(case, one.cluster.label, row, round_=round_)
 
 
-def _warm(door: Door, frames: list[Frame], depth: int) -> None:
-    """A JVM compiles what is used often: so many answers, or so long."""
-    done, until = 0, time.monotonic() + WARM_UP_S
-    while done < ENOUGH and time.monotonic() < until:
-        done += load(door, frames, depth, 1.0)
+def _warm(one: Secured, door: Door, frames: list[Frame], depth: int) -> None:
+    """A JVM compiles what is used often, TLS among the last: until an answer costs what it did a while before."""
+    done, best, began = 0, math.inf, time.monotonic()
+    least_s, most_s = WARM_UP_S
+    while time.monotonic() < began + most_s:
+        before = one.cpu_s()
+        answers = load(door, frames, depth, LOOK_S)
+        done += answers
+        each = (one.cpu_s() - before) / answers
+        if each >= (1 - STEADY) * best and (done >= ENOUGH or time.monotonic() >= began + least_s):
+            return
+        best = min(best, each)
 
 
 def _load(
