@@ -2,7 +2,9 @@
 
 A log of ``--megabytes`` of updates of ``--keys`` keys is cleaned from its files, each time from the same bytes. What
 counts is MB of log (as it was before the pass) for each second of CPU; every pass must leave the same bytes.
-``--kafka`` compares whole brokers.
+
+Whole brokers, with ``--kafka`` beside Apache Kafka's: ``--kafka`` alone for speed, ``--produce`` for the latency of
+produce beside passes (:mod:`perf.compaction_beside`), ``--updates`` for a large table (:mod:`perf.compaction_table`).
 """
 
 from __future__ import annotations
@@ -78,6 +80,27 @@ def clean(directory: Path, twin: ModuleType) -> tuple[float, float, int, bytes]:
         return before / cpu, before / took, cleaner.figures.last_pass_keys, left
 
 
+def _whole_brokers(found: argparse.Namespace) -> bool:
+    """Whether that was what was asked for; it is done then."""
+    if found.updates is not None:
+        from perf.compaction_table import compare_tables
+
+        compare_tables(found.updates, kafka=found.kafka)
+    elif found.produce:
+        from perf.compaction_beside import compare_produce
+
+        compare_produce(
+            found.megabytes, found.keys, found.rate, found.rounds, found.window, kafka=found.kafka, trees=found.tree
+        )
+    elif found.kafka:
+        from perf.compaction_peers import compare
+
+        compare(found.megabytes, found.keys)
+    else:
+        return False
+    return True
+
+
 def main() -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m perf compaction", description=__doc__)
@@ -86,12 +109,13 @@ def main() -> int:
     parser.add_argument("--codec", choices=sorted(compression.CODES), default="none")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--kafka", action="store_true", help="whole brokers beside Apache Kafka instead")
-    parser.add_argument("--rate", type=float, default=300.0, help="requests/s of the paced produce beside a pass")
+    parser.add_argument("--produce", action="store_true", help="p99 of produce beside passes of whole brokers")
+    parser.add_argument("--rate", type=float, default=300.0, help="requests/s of that produce")
+    parser.add_argument("--window", type=float, default=3.0, metavar="SECONDS", help="how long produce is measured")
+    parser.add_argument("--tree", type=Path, action="append", default=[], help="another source tree beside; repeatable")
+    parser.add_argument("--updates", type=int, help="a pass over so many updates of a million keys, e.g. 100000000")
     found = parser.parse_args()
-    if found.kafka:
-        from perf.compaction_peers import compare
-
-        compare(found.megabytes, found.keys, found.rate)
+    if _whole_brokers(found):
         return 0
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name) / "log"

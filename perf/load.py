@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import socket
+from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,24 +118,29 @@ class Prepared:
             send_all(address, produce_frame(self._topic, partition, self._batch), self._filled())
 
 
-def send_all(address: Address, frame: Frame, count: int, window: int = 4) -> None:
+def send_all(address: Address, frame: Frame, count: int) -> None:
     """Send a frame ``count`` times and read every answer. Raises TargetError for an answer with an error."""
+    send_frames(address, itertools.repeat(frame, count))
+
+
+def send_frames(address: Address, frames: Iterable[Frame], window: int = 4) -> None:
+    """Send each and read every answer, so many under way. Raises TargetError for an answer with an error."""
+    waiting: deque[Frame] = deque()
     with socket.create_connection(address, timeout=60) as sock, sock.makefile("rb") as answers:
 
-        def read() -> int:
-            size = int.from_bytes(answers.read(4), "big")
-            return int.from_bytes(answers.read(size)[frame.error_at : frame.error_at + 2], "big")
-
         def expect_none() -> None:
-            error = read()
+            at = waiting.popleft().error_at
+            size = int.from_bytes(answers.read(4), "big")
+            error = int.from_bytes(answers.read(size)[at : at + 2], "big")
             if error:
                 raise TargetError(f"a Produce was answered with error code {error}")
 
-        for number in range(count):
+        for frame in frames:
             sock.sendall(frame.data)
-            if number >= window:
+            waiting.append(frame)
+            if len(waiting) > window:
                 expect_none()
-        for _ in range(min(window, count)):
+        while waiting:
             expect_none()
 
 
