@@ -15,11 +15,13 @@ from _native.batch import HEADER_SIZE, Record, crc32c, encode_batch
 from perf.compaction_peers import EAGER, SEGMENT_BYTES, TOPIC, alter, measure_pass, print_pass
 from perf.generator.frames import Frame, produce_frame
 from perf.load import send_frames
-from perf.targets import Cluster
+from perf.targets import Cluster, TargetError
 from perf.targets.fleetlog import Fleetlog
 from perf.targets.kafka import Kafka
 
 KEYS = 1 << 20
+LEAST = 8
+"""Updates of each key."""
 BATCH_RECORDS = 8192
 _SHORT = 64
 """Records of a batch whose offset delta takes one byte."""
@@ -34,6 +36,8 @@ _LIMIT_S = 1500.0
 
 def compare_tables(updates: int, *, kafka: bool) -> None:
     """Measure and print. Raises TargetError."""
+    if updates < LEAST * KEYS:
+        raise TargetError(f"{updates} updates of {KEYS} keys are too few: give {LEAST * KEYS} or more")
     clusters: list[Cluster] = [Fleetlog(**EAGER)]
     if kafka:
         clusters.append(Kafka(**EAGER))

@@ -9,6 +9,8 @@ LONGEST_MS = 250.0
 _SHARE = 5
 """Of the loop's time, a pass gets one part in so many at most: swaps are renames and an fsync."""
 _LATE_FACTOR = 10
+SLICE_MS = 50.0
+"""The longest wait between two slices of work: beside a loop that is always late, ``MIN_STEP_BYTES`` in a second."""
 
 
 class CleaningPace:
@@ -21,7 +23,7 @@ class CleaningPace:
 
     def continued(self, *, moved: bool, took_ms: float, late_ms: float) -> None:
         """A pass was continued: whether that was of use, how long the loop stood still for it, how late it was."""
-        wait_ms = max(SHORTEST_MS, (_SHARE - 1) * took_ms) if moved else self.wait_ms * 2
+        wait_ms = SHORTEST_MS if moved else min(SLICE_MS, self.wait_ms * 2)
         if late_ms > BUSY_LOOP_MS:
-            wait_ms = max(wait_ms, _LATE_FACTOR * late_ms)
-        self.wait_ms = min(LONGEST_MS, wait_ms)
+            wait_ms = max(wait_ms, min(SLICE_MS, _LATE_FACTOR * late_ms))
+        self.wait_ms = min(LONGEST_MS, max(wait_ms, (_SHARE - 1) * took_ms))
