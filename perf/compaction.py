@@ -29,6 +29,7 @@ from wire.types import TopicPartition
 
 TP = TopicPartition("changelog", 0)
 NOW_MS = 1_700_000_000_000
+KEYS = 20_000
 BATCH_RECORDS = 100
 VALUE_BYTES = 100
 MB = 1_000_000
@@ -83,19 +84,25 @@ def clean(directory: Path, twin: ModuleType) -> tuple[float, float, int, bytes]:
 def _whole_brokers(found: argparse.Namespace) -> bool:
     """Whether that was what was asked for; it is done then."""
     if found.updates is not None:
-        from perf.compaction_table import compare_tables
+        from perf.compaction_table import TABLE_KEYS, compare_tables
 
-        compare_tables(found.updates, kafka=found.kafka)
+        compare_tables(found.updates, found.keys or TABLE_KEYS, kafka=found.kafka)
     elif found.produce:
         from perf.compaction_beside import compare_produce
 
         compare_produce(
-            found.megabytes, found.keys, found.rate, found.rounds, found.window, kafka=found.kafka, trees=found.tree
+            found.megabytes,
+            found.keys or KEYS,
+            found.rate,
+            found.rounds,
+            found.window,
+            kafka=found.kafka,
+            trees=found.tree,
         )
     elif found.kafka:
         from perf.compaction_peers import compare
 
-        compare(found.megabytes, found.keys)
+        compare(found.megabytes, found.keys or KEYS)
     else:
         return False
     return True
@@ -105,7 +112,7 @@ def main() -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m perf compaction", description=__doc__)
     parser.add_argument("--megabytes", type=int, default=64)
-    parser.add_argument("--keys", type=int, default=20_000)
+    parser.add_argument("--keys", type=int, help="20,000; with --updates 1,048,576")
     parser.add_argument("--codec", choices=sorted(compression.CODES), default="none")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--kafka", action="store_true", help="whole brokers beside Apache Kafka instead")
@@ -113,23 +120,24 @@ def main() -> int:
     parser.add_argument("--rate", type=float, default=300.0, help="requests/s of that produce")
     parser.add_argument("--window", type=float, default=3.0, metavar="SECONDS", help="how long produce is measured")
     parser.add_argument("--tree", type=Path, action="append", default=[], help="another source tree beside; repeatable")
-    parser.add_argument("--updates", type=int, help="a pass over so many updates of a million keys, e.g. 100000000")
+    parser.add_argument("--updates", type=int, help="a pass over so many small updates, e.g. 100000000")
     found = parser.parse_args()
     if _whole_brokers(found):
         return 0
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name) / "log"
         directory.mkdir()
-        fill(directory, found.megabytes, found.keys, compression.CODES[found.codec])
-        print(f"{found.megabytes} MB of updates of {found.keys} keys, codec {found.codec}")
+        keys = found.keys or KEYS
+        fill(directory, found.megabytes, keys, compression.CODES[found.codec])
+        print(f"{found.megabytes} MB of updates of {keys} keys, codec {found.codec}")
         kept = set()
         for _ in range(found.rounds):
             for twin in (compact_cy, compact_py):
-                per_cpu, per_second, keys, left = clean(directory, twin)
+                per_cpu, per_second, mapped, left = clean(directory, twin)
                 kept.add(left)
                 print(
                     f"  {twin.__name__.rpartition('.')[2]:<12}{per_cpu:8.1f} MB per CPU second"
-                    f"{per_second:8.1f} MB/s, {keys} keys, {len(left) / MB:.1f} MB left"
+                    f"{per_second:8.1f} MB/s, {mapped} keys, {len(left) / MB:.1f} MB left"
                 )
         if len(kept) != 1:
             print("the twins left different logs")

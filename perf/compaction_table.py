@@ -1,4 +1,4 @@
-"""``perf compaction --updates``: a pass over so many updates of a million keys, as a changelog of a large store has.
+"""``perf compaction --updates``: a pass over so many updates of many keys, as a changelog of a large store has.
 
 The updates are small, at random, and the same for each server. They are made by columns of bytes, as records one by
 one would take longer than the pass. What is asked for: the bytes that are left, the broker's memory, and the time.
@@ -19,7 +19,8 @@ from perf.targets import Cluster, TargetError
 from perf.targets.fleetlog import Fleetlog
 from perf.targets.kafka import Kafka
 
-KEYS = 1 << 20
+TABLE_KEYS = 1 << 20
+KEYS_STEP = 1 << 16
 LEAST = 8
 """Updates of each key."""
 BATCH_RECORDS = 8192
@@ -30,26 +31,27 @@ _KEY_AT, _KEY_BYTES = 5, 8
 """Where the key begins in a short record; in others it is a byte later."""
 _SHORT_BYTES = 1 + 1 + 1 + 1 + 1 + _KEY_BYTES + 1 + _VALUE_BYTES + 1
 _CRC_AT, _CRC_FROM = 17, 21
-_HIGH = bytes(byte % (KEYS >> 16) for byte in range(256))
 _LIMIT_S = 1500.0
 
 
-def compare_tables(updates: int, *, kafka: bool) -> None:
+def compare_tables(updates: int, keys: int, *, kafka: bool) -> None:
     """Measure and print. Raises TargetError."""
-    if updates < LEAST * KEYS:
-        raise TargetError(f"{updates} updates of {KEYS} keys are too few: give {LEAST * KEYS} or more")
+    if keys % KEYS_STEP or not 0 < keys <= 256 * KEYS_STEP:
+        raise TargetError(f"{keys} keys: give a multiple of {KEYS_STEP}, up to {256 * KEYS_STEP}")
+    if updates < LEAST * keys:
+        raise TargetError(f"{updates} updates of {keys} keys are too few: give {LEAST * keys} or more")
     clusters: list[Cluster] = [Fleetlog(**EAGER)]
     if kafka:
         clusters.append(Kafka(**EAGER))
-    print(f"{updates} updates of {KEYS} keys, records of {_SHORT_BYTES + 1} bytes, segments of 16 MiB")
+    print(f"{updates} updates of {keys} keys, records of {_SHORT_BYTES + 1} bytes, segments of 16 MiB")
     sizes = []
     for cluster in clusters:
         with cluster.running():
             cluster.create_topic(TOPIC, cleanup_policy="delete", segment_bytes=SEGMENT_BYTES)
             began = time.monotonic()
-            send_frames(cluster.leaders(TOPIC)[0], _frames(updates))
+            send_frames(cluster.leaders(TOPIC)[0], _frames(updates, keys))
             print(f"  {cluster.label:<10} filled in {time.monotonic() - began:.0f} s", flush=True)
-            found = measure_pass(cluster, 3 * KEYS * _SHORT_BYTES, _LIMIT_S)
+            found = measure_pass(cluster, 3 * keys * _SHORT_BYTES, _LIMIT_S)
             print_pass(cluster.label, "pass", found)
             sizes.append(found.after)
             alter(cluster, "delete")
@@ -57,13 +59,14 @@ def compare_tables(updates: int, *, kafka: bool) -> None:
         print(f"  what is left here, of what is left by Apache Kafka: {100 * sizes[0] / sizes[1]:.3f} %")
 
 
-def _frames(updates: int) -> Iterator[Frame]:
-    return (produce_frame(TOPIC, 0, batch) for batch in update_batches(updates))
+def _frames(updates: int, keys: int) -> Iterator[Frame]:
+    return (produce_frame(TOPIC, 0, batch) for batch in update_batches(updates, keys))
 
 
-def update_batches(updates: int, seed: int = 1) -> Iterator[bytes]:
+def update_batches(updates: int, keys: int = TABLE_KEYS) -> Iterator[bytes]:
     """Batches of updates of keys at random, at least so many, the same each time."""
-    rng = random.Random(seed)
+    rng = random.Random(1)
+    high = bytes(byte % (keys // KEYS_STEP) for byte in range(256))
     now_ms = 1_700_000_000_000
     rows = [Record(-1, now_ms, bytes(_KEY_BYTES), b"." * _VALUE_BYTES, ())] * BATCH_RECORDS
     batch = bytearray(encode_batch(rows))
@@ -72,7 +75,7 @@ def update_batches(updates: int, seed: int = 1) -> Iterator[bytes]:
     long = (long_from + _KEY_AT + 1, len(batch), _SHORT_BYTES + 1, _SHORT, BATCH_RECORDS)
     for _ in range(0, updates, BATCH_RECORDS):
         columns = [rng.randbytes(BATCH_RECORDS) for _ in range(4)]
-        columns[0] = columns[0].translate(_HIGH)
+        columns[0] = columns[0].translate(high)
         for place, column in zip((5, 6, 7, 8 + _VALUE_BYTES), columns, strict=True):
             for start, stop, step, first, last in (short, long):
                 batch[start + place : stop : step] = column[first:last]
