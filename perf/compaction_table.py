@@ -64,10 +64,10 @@ def _frames(updates: int, keys: int) -> Iterator[Frame]:
 
 
 def update_batches(updates: int, keys: int = TABLE_KEYS) -> Iterator[bytes]:
-    """Batches of updates of keys at random, at least so many, the same each time."""
+    """Batches of updates of keys at random, at least so many, the same each time but for the timestamp."""
     rng = random.Random(1)
     high = bytes(byte % (keys // KEYS_STEP) for byte in range(256))
-    now_ms = 1_700_000_000_000
+    now_ms = time.time_ns() // 1_000_000  # retention goes by it
     rows = [Record(-1, now_ms, bytes(_KEY_BYTES), b"." * _VALUE_BYTES, ())] * BATCH_RECORDS
     batch = bytearray(encode_batch(rows))
     long_from = HEADER_SIZE + _SHORT * _SHORT_BYTES
