@@ -599,9 +599,9 @@ cdef int _known(object producers, dict seen, Sequences *s, int64_t producer_id, 
 
 cdef int _admit(
     uint8_t *p, Py_ssize_t size, int64_t base_offset, int32_t leader_epoch, int64_t latest, int64_t max_records,
-    object producers, bint transactional, bint unknown, dict seen, Sequences *s, Taken *taken,
+    object producers, bint transactional, bint unknown, dict seen, Sequences *s, Taken *taken, bint walked,
 ) except -1:
-    """Check and stamp one batch; 0 if it needs a closer look."""
+    """Check and stamp one batch; 0 if it needs a closer look. ``walked``: its records were, ``largest`` is known."""
     cdef int32_t delta, count
     cdef uint32_t sequence = 0
     cdef int64_t producer_id, epoch = -1
@@ -634,10 +634,11 @@ cdef int _admit(
                 return 0
         elif epoch != s.epoch or (attributes != 0) != s.open or sequence != ((s.last + 1) & 0x7FFFFFFF):
             return 0
-    taken.largest = -1
     try:
         _check_batch(p, size, 0)
-        _walk(p + HEADER, size - HEADER, <int64_t>_u64(p + 27), delta, count, &taken.largest, &keyed)
+        if not walked:
+            taken.largest = -1
+            _walk(p + HEADER, size - HEADER, <int64_t>_u64(p + 27), delta, count, &taken.largest, &keyed)
     except CorruptBatch:
         return 0
     if taken.largest != <int64_t>_u64(p + 35) or taken.largest > latest:
@@ -680,7 +681,7 @@ cdef object _admitted(int64_t base_offset, int64_t size, Taken *t):
 
 def admit(
     batches, int64_t base_offset, int32_t leader_epoch, int64_t latest, int64_t max_records, int64_t max_bytes,
-    int64_t room, producers, bint transactional, bint unknown
+    int64_t room, producers, bint transactional, bint unknown, walked=None
 ):
     cdef Py_buffer view
     cdef int ready
@@ -694,9 +695,11 @@ def admit(
         try:
             ready = 0
             if not view.readonly and HEADER <= view.len <= max_bytes and view.len <= room:
+                if walked is not None:
+                    t.largest = walked[len(admitted)]
                 ready = _admit(
                     <uint8_t *>view.buf, view.len, base_offset, leader_epoch, latest, max_records, producers,
-                    transactional, unknown, seen, &s, &t,
+                    transactional, unknown, seen, &s, &t, walked is not None,
                 )
             if not ready:
                 break

@@ -352,6 +352,7 @@ def admit(
     producers: Mapping[int, _Producer],
     transactional: bool,
     unknown: bool,
+    walked: Sequence[int] | None = None,
 ) -> tuple[list[Admitted], int]:
     """Check and stamp what most producers send, a batch each, up to the first that needs a closer look.
 
@@ -363,7 +364,8 @@ def admit(
     transaction if its producer has one open, and then only if ``transactional`` allows it. Those before it are
     remembered in order, and none of them is 2^30 records away. With ``unknown`` it may be the first of a producer that
     is not in ``producers``, outside of transactions. Batches of the same producer continue each other's sequences. All
-    together have ``room`` bytes at most. What is not admitted is left as it was.
+    together have ``room`` bytes at most. What is not admitted is left as it was. ``walked``: the largest timestamp
+    that ``validate_records`` has found in each batch; their records are not validated again.
     """
     admitted: list[Admitted] = []
     produced = 0
@@ -372,7 +374,8 @@ def admit(
         size = memoryview(batch).nbytes
         if size > max_bytes or size > room:
             break
-        found = _admit(batch, base_offset, leader_epoch, latest, max_records, sequences)
+        largest = None if walked is None else walked[len(admitted)]
+        found = _admit(batch, base_offset, leader_epoch, latest, max_records, sequences, largest)
         if found is None:
             break
         admitted.append(found)
@@ -383,7 +386,13 @@ def admit(
 
 
 def _admit(
-    buf: Buffer, base_offset: int, leader_epoch: int, latest: int, max_records: int, sequences: _Sequences
+    buf: Buffer,
+    base_offset: int,
+    leader_epoch: int,
+    latest: int,
+    max_records: int,
+    sequences: _Sequences,
+    largest: int | None,
 ) -> Admitted | None:
     if memoryview(buf).readonly:
         return None
@@ -401,7 +410,8 @@ def _admit(
         elif header.attributes not in (0, TRANSACTIONAL) or not sequences.continued_by(header):
             return None
         validate_batch(buf)
-        largest, _ = validate_records(memoryview(buf)[HEADER_SIZE:], header)
+        if largest is None:
+            largest, _ = validate_records(memoryview(buf)[HEADER_SIZE:], header)
     except CorruptBatch:
         return None
     if largest != header.max_timestamp or largest > latest:

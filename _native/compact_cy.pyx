@@ -4,18 +4,22 @@
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stdint cimport INT32_MAX, INT64_MAX, int32_t, int64_t, uint8_t, uint64_t
-from libc.stdlib cimport calloc, free, malloc
-from libc.string cimport memcmp, memcpy
+from libc.stdlib cimport calloc, free, malloc, realloc
+from libc.string cimport memcmp, memcpy, memset
 
 cimport cython
 
 from _native.batch import validate_records
-from _native.compact_py import Kept
+from _native.compact_py import Gathered, Kept, PagePositions
 from _native.errors import CorruptBatch
 
 include "varints.pxi"
 
 SLOT_BYTES = 24
+PAGE_BITS = 12
+cdef enum:
+    PAGE_SHIFT = 12
+    PAGE_BYTES = 512
 
 cdef extern from *:
     """
@@ -184,6 +188,11 @@ cdef struct Walk:
     int64_t previous
     int32_t last
     bint named  # a header's name has bytes that may be no UTF-8
+    const uint8_t *wanted  # the name of a header that is looked for, ASCII, or NULL
+    Py_ssize_t wanted_size
+    int64_t found  # how many headers of the last record have that name
+    Py_ssize_t value  # where the value of the last of them begins
+    int64_t value_size
 
 
 cdef struct Span:
@@ -248,9 +257,15 @@ cdef bint _next(Walk *w, Span *s) noexcept nogil:
     s.has_value = size >= 0
     if not _signed(p, &at, stop, 32, &names) or names < 0 or names > (stop - at) // 2:
         return False
+    w.found = 0
     for _n in range(names):
         if not _run(p, &at, stop, &start, &size) or size < 0:
             return False
+        if w.wanted != NULL and size == w.wanted_size and memcmp(p + start, w.wanted, <size_t>size) == 0:
+            w.found += 1
+            if not _run(p, &at, stop, &w.value, &w.value_size):
+                return False
+            continue
         for i in range(start, start + <Py_ssize_t>size):
             if p[i] >= 0x80:
                 w.named = True
@@ -262,7 +277,7 @@ cdef bint _next(Walk *w, Span *s) noexcept nogil:
     return at == stop
 
 
-cdef int _begin(Walk *w, Py_buffer *view, header) except -1:
+cdef int _begin(Walk *w, Py_buffer *view, header, bytes wanted=None) except -1:
     w.p = <const uint8_t *>view.buf
     w.size = view.len
     w.position = 0
@@ -271,6 +286,14 @@ cdef int _begin(Walk *w, Py_buffer *view, header) except -1:
     w.previous = -1
     w.last = header.last_offset_delta
     w.named = False
+    w.wanted = NULL
+    w.wanted_size = 0
+    if wanted is not None:
+        w.wanted = wanted
+        w.wanted_size = len(wanted)
+    w.found = 0
+    w.value = 0
+    w.value_size = -1
     return 0
 
 
@@ -417,82 +440,207 @@ def keep_records(payload, header, KeyMap keys not None, int64_t end, bint tombst
 # ---- positions of deduplicating topics
 
 
-cdef int64_t _digits(const uint8_t *p, Py_ssize_t size, int most) noexcept nogil:
-    """The number that decimal digits say, -1 if they are none, more than ``most`` or beyond 63 bits."""
-    cdef uint64_t value = 0
-    cdef Py_ssize_t i
-    if size < 1 or size > most:
-        return -1
-    for i in range(size):
-        if p[i] < 48 or p[i] > 57:
+cdef inline int64_t _digits(const uint8_t *p, Py_ssize_t *end, int most) noexcept nogil:
+    """The number that the digits before ``end`` say, which moves to the first; -1 for none, or more than ``most``."""
+    cdef uint64_t value = 0, unit = 1
+    cdef Py_ssize_t at = end[0]
+    while at and 48 <= p[at - 1] <= 57:
+        if end[0] - at == most:
             return -1
-        value = value * 10 + (p[i] - 48)  # 19 digits fit into 64 bits
-    return -1 if value > <uint64_t>INT64_MAX else <int64_t>value
+        at -= 1
+        value += (p[at] - 48) * unit  # 19 digits fit into 64 bits
+        unit *= 10
+    if at == end[0] or value > <uint64_t>INT64_MAX:
+        return -1
+    end[0] = at
+    return <int64_t>value
 
 
-cdef Py_ssize_t _named_header(
-    const uint8_t *p, Span *s, const uint8_t *name, Py_ssize_t name_size, int64_t *value_size
-) noexcept nogil:
-    """Where the value of a sound record's only header of that name begins; -1 if there is none or more than one."""
-    cdef Py_ssize_t at = s.rest, start = 0, found = -1
-    cdef int64_t skipped = 0, size = 0, names = 0, _n
-    cdef bint same
-    _signed(p, &at, s.end, 32, &skipped)
-    _run(p, &at, s.end, &start, &size)
-    _run(p, &at, s.end, &start, &size)
-    _signed(p, &at, s.end, 32, &names)
-    for _n in range(names):
-        _run(p, &at, s.end, &start, &size)
-        same = size == name_size and memcmp(p + start, name, <size_t>name_size) == 0
-        _run(p, &at, s.end, &start, &size)
-        if same:
-            if found >= 0:
-                return -1
-            found = start
-            value_size[0] = size
-    return found
+cdef struct Place:
+    Py_ssize_t source_size  # the source id stands where the value begins
+    int64_t position
+    int64_t ordinal
 
 
-cdef object _position(const uint8_t *p, int64_t size):
-    cdef Py_ssize_t second = <Py_ssize_t>size - 1, first
-    cdef int64_t position, ordinal
-    while second >= 0 and p[second] != 58:
-        second -= 1
-    first = second - 1
-    while first >= 0 and p[first] != 58:
-        first -= 1
-    if first < 1 or first > 255:
-        return None
-    ordinal = _digits(p + second + 1, <Py_ssize_t>size - second - 1, 10)
-    position = _digits(p + first + 1, second - first - 1, 19)
-    if position < 0 or position > INT64_MAX - 4096 or ordinal < 0 or ordinal > INT32_MAX:
-        return None
-    return PyBytes_FromStringAndSize(<const char *>p, first), position, ordinal
+cdef bint _place(Walk *w, Place *place) noexcept nogil:
+    """What the one header of the last record says; False if there is no such header, or it says no position."""
+    cdef const uint8_t *p = w.p + w.value
+    cdef Py_ssize_t at = <Py_ssize_t>w.value_size
+    if w.found != 1 or at < 5:
+        return False
+    place.ordinal = _digits(p, &at, 10)
+    if place.ordinal < 0 or place.ordinal > INT32_MAX or not at or p[at - 1] != 58:
+        return False
+    at -= 1
+    place.position = _digits(p, &at, 19)
+    if place.position < 0 or place.position > INT64_MAX - 4096 or not at or p[at - 1] != 58:
+        return False
+    place.source_size = at - 1
+    return 1 <= place.source_size <= 255
 
 
 def read_positions(payload, header, bytes name not None):
     cdef Py_buffer view
     cdef Walk w
     cdef Span s
-    cdef int64_t count = max(0, header.record_count), size = 0, _n
+    cdef Place place
+    cdef int64_t count = max(0, header.record_count), _n
     cdef bint sound = True
-    cdef Py_ssize_t at
-    cdef const uint8_t *wanted = name
     cdef list found = []
     PyObject_GetBuffer(payload, &view, PyBUF_SIMPLE)
     try:
-        _begin(&w, &view, header)
+        _begin(&w, &view, header, name)
         if count > view.len // 7:
             validate_records(payload, header)
         for _n in range(count):
             sound = _next(&w, &s)
             if not sound:
                 break
-            at = _named_header(w.p, &s, wanted, len(name), &size)
-            found.append(None if at < 0 or size < 0 else _position(w.p + at, size))
+            if not _place(&w, &place):
+                found.append(None)
+                continue
+            source = PyBytes_FromStringAndSize(<const char *>w.p + w.value, place.source_size)
+            found.append((source, place.position, place.ordinal))
         _check_end(&w, sound, payload, header)
         return found
     finally:
+        PyBuffer_Release(&view)
+
+
+def page_positions(positions):
+    cdef dict pages = {}
+    cdef int64_t position, ordinal, place
+    cdef bytearray bits
+    cdef set more
+    for source, position, ordinal in positions:
+        key = (source, position >> PAGE_SHIFT)
+        found = pages.get(key)
+        if found is None:
+            found = pages[key] = (bytearray(PAGE_BYTES), set())
+        bits, more = found
+        place = position & ((1 << PAGE_SHIFT) - 1)
+        if ordinal:
+            more.add((place, ordinal))
+        else:
+            bits[place >> 3] |= <uint8_t>(1 << (place & 7))
+    return [
+        PagePositions(source, number, int.from_bytes(bits, "little"), frozenset(more))
+        for (source, number), (bits, more) in pages.items()
+    ]
+
+
+cdef struct Page:
+    Py_ssize_t source  # where its id stands in the payload
+    Py_ssize_t source_size
+    int64_t number
+    uint8_t bits[PAGE_BYTES]
+
+
+cdef struct Pages:
+    Page *all
+    Py_ssize_t used
+    Py_ssize_t room
+    Py_ssize_t most
+    Py_ssize_t last  # the page of the record before
+
+
+cdef Py_ssize_t _page_of(Pages *pages, const uint8_t *p, Py_ssize_t at, Place *place) except -2:
+    """The index of the position's page, a new one if need be; -1 if there are too many."""
+    cdef int64_t number = place.position >> PAGE_SHIFT
+    cdef Py_ssize_t index = pages.last, _n
+    cdef Page *page
+    cdef Page *grown
+    for _n in range(pages.used):
+        page = &pages.all[index]
+        if (
+            page.number == number
+            and page.source_size == place.source_size
+            and memcmp(p + page.source, p + at, <size_t>place.source_size) == 0
+        ):
+            pages.last = index
+            return index
+        index = index + 1 if index + 1 < pages.used else 0
+    if pages.used == pages.most:
+        return -1
+    if pages.used == pages.room:
+        grown = <Page *>realloc(pages.all, <size_t>max(2, 2 * pages.room) * sizeof(Page))
+        if grown == NULL:
+            raise MemoryError()
+        pages.all = grown
+        pages.room = max(2, 2 * pages.room)
+    page = &pages.all[pages.used]
+    page.source = at
+    page.source_size = place.source_size
+    page.number = number
+    memset(page.bits, 0, PAGE_BYTES)
+    pages.last = pages.used
+    pages.used += 1
+    return pages.last
+
+
+cdef bint _add_place(Pages *pages, const uint8_t *p, Py_ssize_t at, Place *place, dict more) except -1:
+    """Note a position; False if it is there already, or if there are too many pages."""
+    cdef Py_ssize_t index = _page_of(pages, p, at, place)
+    cdef int64_t bit = place.position & ((1 << PAGE_SHIFT) - 1)
+    cdef uint8_t *byte
+    cdef set others
+    if index < 0:
+        return False
+    if place.ordinal:
+        others = more.setdefault(index, set())
+        index = len(others)
+        others.add((bit, place.ordinal))
+        return len(others) > index
+    byte = &pages.all[index].bits[bit >> 3]
+    if byte[0] >> (bit & 7) & 1:
+        return False
+    byte[0] |= <uint8_t>(1 << (bit & 7))
+    return True
+
+
+cdef list _listed(Pages *pages, const uint8_t *p, dict more):
+    cdef list found = []
+    cdef Page *page
+    cdef Py_ssize_t index
+    cdef bytes source = None
+    for index in range(pages.used):
+        page = &pages.all[index]
+        if (
+            source is None
+            or len(source) != page.source_size
+            or memcmp(<const uint8_t *>source, p + page.source, <size_t>page.source_size)
+        ):
+            source = PyBytes_FromStringAndSize(<const char *>p + page.source, page.source_size)
+        bits = int.from_bytes(PyBytes_FromStringAndSize(<const char *>page.bits, PAGE_BYTES), "little")
+        found.append(PagePositions(source, page.number, bits, frozenset(more.get(index, ()))))
+    return found
+
+
+def gather_positions(payload, header, bytes name not None, Py_ssize_t most):
+    cdef Py_buffer view
+    cdef Walk w
+    cdef Span s
+    cdef Place place
+    cdef Pages pages = Pages(NULL, 0, 0, most, 0)
+    cdef int64_t count = max(0, header.record_count), largest = -1, _n
+    cdef bint sound = True, plain = True
+    cdef dict more = {}
+    PyObject_GetBuffer(payload, &view, PyBUF_SIMPLE)
+    try:
+        _begin(&w, &view, header, name)
+        if count > view.len // 7:
+            validate_records(payload, header)
+        for _n in range(count):
+            sound = _next(&w, &s)
+            if not sound:
+                break
+            if s.timestamp > largest:
+                largest = s.timestamp
+            plain = plain and _place(&w, &place) and _add_place(&pages, w.p, w.value, &place, more)
+        _check_end(&w, sound, payload, header)
+        return Gathered(_listed(&pages, w.p, more), largest) if plain else None
+    finally:
+        free(pages.all)
         PyBuffer_Release(&view)
 
 

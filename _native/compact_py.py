@@ -11,14 +11,15 @@ that a producer does not know (ADR 0020).
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from _native.batch_py import BatchHeader, _RecordReader, decode_records, validate_records
 from _native.byte_reader import put_varint, zigzag
 
 __all__ = [
-    "SLOT_BYTES", "Kept", "KeyMap", "collect_keys", "keep_records", "leave_out", "read_positions",
-    "siphash128",
+    "PAGE_BITS", "SLOT_BYTES", "Gathered", "Kept", "KeyMap", "PagePositions", "Position", "collect_keys",
+    "gather_positions", "keep_records", "leave_out", "page_positions", "read_positions", "siphash128",
 ]  # fmt: skip
 
 Buffer = bytes | bytearray | memoryview
@@ -221,9 +222,31 @@ _MAX_SOURCE_BYTES = 255
 _MAX_POSITION = _INT64_MAX - 4096
 """The first position behind a page of 4,096 fits into 64 signed bits, too."""
 _INT32_MAX = 2**31 - 1
+PAGE_BITS = 12
+"""Positions of a source are kept in pages of 2^12."""
+_PAGE_MASK = (1 << PAGE_BITS) - 1
+
+Position = tuple[bytes, int, int]
+"""Source id, position, ordinal."""
 
 
-def _parse_position(value: Buffer | None) -> tuple[bytes, int, int] | None:
+class PagePositions(NamedTuple):
+    """Positions of one page of a source: bit n of ``bits`` for place n with ordinal 0, else (place, ordinal)."""
+
+    source: bytes
+    number: int
+    bits: int
+    more: frozenset[tuple[int, int]]
+
+
+class Gathered(NamedTuple):
+    """The positions of a batch's records, by page, and what ``validate_records`` says of their timestamps."""
+
+    pages: list[PagePositions]
+    max_timestamp: int
+
+
+def _parse_position(value: Buffer | None) -> Position | None:
     """Source id, position and ordinal of a header's value ``source:position:ordinal``; None if it is no such text.
 
     The source id is 1 to 255 bytes, colons among them if need be; the numbers are decimal digits, up to
@@ -242,7 +265,7 @@ def _parse_position(value: Buffer | None) -> tuple[bytes, int, int] | None:
     return source, int(position), int(ordinal)
 
 
-def read_positions(payload: Buffer, header: BatchHeader, name: bytes) -> list[tuple[bytes, int, int] | None]:
+def read_positions(payload: Buffer, header: BatchHeader, name: bytes) -> list[Position | None]:
     """What each record of a batch says in its header ``name``: source id, position and ordinal.
 
     None where there is no such header, more than one, or no such text in it. Raises CorruptBatch. ``payload`` is
@@ -255,6 +278,35 @@ def read_positions(payload: Buffer, header: BatchHeader, name: bytes) -> list[tu
         values = [value for known, value in record.headers if known == wanted]
         found.append(_parse_position(values[0]) if len(values) == 1 else None)
     return found
+
+
+def page_positions(positions: Iterable[Position]) -> list[PagePositions]:
+    """Positions by page, in the order of the first of each; one that is there twice counts once."""
+    pages: dict[tuple[bytes, int], tuple[set[int], set[tuple[int, int]]]] = {}
+    for source, position, ordinal in positions:
+        places, more = pages.setdefault((source, position >> PAGE_BITS), (set(), set()))
+        place = position & _PAGE_MASK
+        if ordinal:
+            more.add((place, ordinal))
+        else:
+            places.add(place)
+    return [
+        PagePositions(source, number, sum(1 << place for place in places), frozenset(more))
+        for (source, number), (places, more) in pages.items()
+    ]
+
+
+def gather_positions(payload: Buffer, header: BatchHeader, name: bytes, most: int) -> Gathered | None:
+    """What the records of a batch say in their headers ``name``, by page, if all is as it mostly is.
+
+    None if a record has no such position, if two have the same one, and for more than ``most`` pages:
+    :func:`read_positions` says more. Raises CorruptBatch. ``payload`` is decompressed.
+    """
+    largest, _ = validate_records(payload, header)
+    found = read_positions(payload, header, name)
+    pages = page_positions(one for one in found if one is not None)
+    distinct = sum(page.bits.bit_count() + len(page.more) for page in pages)
+    return Gathered(pages, largest) if distinct == len(found) and len(pages) <= most else None
 
 
 def leave_out(payload: Buffer, header: BatchHeader, gone: set[int]) -> Kept:

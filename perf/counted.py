@@ -22,7 +22,7 @@ from typing import Any
 from _native.batch import scan
 from brokers.timers import Timers
 from harness.turns import TurnClient, TurnLoop
-from perf.generator.frames import Frame, batch_of, fetch_frame, produce_frame
+from perf.generator.frames import Frame, batch_of, fetch_frame, produce_frame, sourced_batch
 
 KIB = 1024
 LENGTH = 4
@@ -42,6 +42,9 @@ ACLS = 1000
 QUOTA = 1 << 50
 SPEND, SPENT = "spend", 100
 TOPIC, TOPIC_ID = "counted", uuid.UUID(int=7)
+ONCE, ONCE_ID = "once", uuid.UUID(int=8)
+"""A topic that drops duplicates."""
+SMALL_RECORDS = 200
 PARTITIONS = 4
 IN_TRANSACTION, TRANSACTIONAL = 3, 0x10
 """A producer id, and the attribute of its batches."""
@@ -92,6 +95,7 @@ class Fixture:
 
         self.stage = stage = LoneLeader(directory, NOW_MS)
         stage.topic(TOPIC, 2 * PARTITIONS, topic_id=TOPIC_ID)
+        stage.topic(ONCE, PARTITIONS, topic_id=ONCE_ID, settings={"fleetlog.dedup": "source"})
         for index in range(PARTITIONS, 2 * PARTITIONS):  # a transaction that goes on: sequence 0 is the next one
             stage.append(
                 TOPIC, index=index, producer_id=IN_TRANSACTION, producer_epoch=0, base_sequence=2**31 - 1,
@@ -181,6 +185,8 @@ def works() -> dict[str, Iterator[list[Frame]]]:
         "produce 1 KiB, first of its producer": firsts(),
         "produce 1 KiB, 10 at once, idempotent": _of_producer(2, AT_ONCE),
         "produce 1 KiB, 10 at once, transactional": _of_producer(IN_TRANSACTION, AT_ONCE, "counted"),
+        f"produce {SMALL_RECORDS} records": _with_positions(TOPIC),
+        f"produce {SMALL_RECORDS} records, each once": _with_positions(ONCE),
     }
 
 
@@ -200,6 +206,14 @@ def firsts() -> Iterator[list[Frame]]:
         producer_id, number = FIRST_PRODUCER + turn, PARTITIONS + turn % PARTITIONS
         batch, _ = batch_of(KIB, KIB, NOW_MS, producer_id=producer_id, producer_epoch=0, base_sequence=0)
         yield [produce_frame(TOPIC, number, batch)]
+
+
+def _with_positions(topic: str) -> Iterator[list[Frame]]:
+    """Small records that say where they come from, always new ones."""
+    for turn in itertools.count():
+        number = turn % PARTITIONS
+        batch = sourced_batch(SMALL_RECORDS, 100, turn // PARTITIONS * SMALL_RECORDS, NOW_MS, step=PARTITIONS)
+        yield [produce_frame(topic, number, batch)]
 
 
 def _of_producer(producer_id: int, at_once: int, transactional_id: str | None = None) -> Iterator[list[Frame]]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -102,10 +103,10 @@ class LoneLeader:
         """A lone leader has no in-sync set to change."""
         raise AssertionError("no change was expected")
 
-    def topic(self, name: str, partitions: int, topic_id: uuid.UUID) -> None:
+    def topic(self, name: str, partitions: int, topic_id: uuid.UUID, settings: Mapping[str, str] = {}) -> None:
         """A new topic whose partitions this broker leads."""
         state = PartitionState((ME,), ME, 0, (ME,), 0, 1, INCARNATION, (INCARNATION,))
-        self.metadata._image.topics[name] = TopicInfo(name, topic_id, (state,) * partitions, {})
+        self.metadata._image.topics[name] = TopicInfo(name, topic_id, (state,) * partitions, dict(settings))
         self.metadata._image.topic_names[topic_id] = name
         changed = tuple(TopicPartition(name, index) for index in range(partitions))
         self.replicas.apply(MetadataChange(topics_changed=(name,), partitions_changed=changed))

@@ -15,15 +15,15 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from _native.batch import HEADER_SIZE, Admitted, BatchHeader, admit, crc32c, parse_header, stamp, validate_batch
+from _native.compact import Gathered, PagePositions
 from _native.errors import CorruptBatch
 from brokers.config import TopicConfig
 from brokers.log import recovery
 from brokers.log.admission import COORDINATOR, Order, Terms
-from brokers.log.dedup import Kept, accept, keep_new, positions_of, refused_transaction
+from brokers.log.dedup import Kept, accept, all_new, keep_new, positions_of, refused_transaction
 from brokers.log.failures import DiskFailed, DiskFull, LogOffline
 from brokers.log.files import Buffer
 from brokers.log.flush import Flusher
-from brokers.log.positions import Position
 from brokers.log.producers import NO_MARKERS, Duplicate, Marker, ProducerEntry, Refusal, admitted_of
 from brokers.log.segment import MAX_POSITION, Segment
 from brokers.log.state import AppendInfo, LogState, guarded
@@ -67,8 +67,7 @@ class SegmentRoom:
         "own_max_bytes", "segment", "steady",
     )  # fmt: skip
 
-    def __init__(self, active: Segment, config: TopicConfig, newest: int, *, sifts: bool = False) -> None:
-        """``sifts``: the topic drops duplicates, so that each batch of a client needs a closer look."""
+    def __init__(self, active: Segment, config: TopicConfig, newest: int) -> None:
         self.segment = active
         self.config = config
         self.end_position = min(config.segment_bytes, MAX_POSITION)
@@ -81,7 +80,7 @@ class SegmentRoom:
         self.before_ms = config.message_timestamp_before_max_ms  # below, the earliest timestamp is before the epoch
         own = self.steady and self.batches and takes_as_they_are(config)
         self.own_max_bytes = min(config.max_message_bytes, config.segment_bytes) if own else -1
-        self.max_bytes = -1 if sifts or "compact" in config.cleanup_policy else self.own_max_bytes
+        self.max_bytes = -1 if "compact" in config.cleanup_policy else self.own_max_bytes
 
     def takes(self, size: int, last_offset: int, newest: int) -> bool:
         """Whether batches of so many bytes, up to that offset and timestamp, still go into the segment."""
@@ -117,12 +116,17 @@ class Appender:
         log = self._log
         outcomes: list[Admitted | AppendInfo] = []
         plain = True
+        sets = log.producers.positions if terms.client else None
+        fresh: list[Gathered] = []
         while True:
             calm = order is None or not (order.refused or order.refused_early)
             ready: list[Admitted] = []
             produced = 0
             if refusal is _NONE and not log.offline:
-                ready, produced = self._ready(batches, leader_epoch, now_ms, terms, calm)
+                if sets is None:
+                    ready, produced = self._ready(batches, leader_epoch, now_ms, terms, calm)
+                elif fresh := all_new(sets, batches, now_ms):
+                    ready, produced = self._ready(batches[: len(fresh)], leader_epoch, now_ms, terms, calm, fresh)
             if not ready:
                 outcome = self._look_closer(batches[0], leader_epoch, now_ms, terms, order, refusal)
                 if outcome is None:
@@ -136,6 +140,9 @@ class Appender:
                 if batches:
                     some = some[: len(ready)]
                 failed = self._write(some, ready, produced, now_ms, NO_MARKERS, None)
+                if sets is not None and log.log_end_offset > ready[-1].last_offset:  # also if only its flush failed
+                    for admitted, gathered in zip(ready, fresh, strict=False):
+                        sets.accept(gathered.pages, admitted.first_offset, now_ms, exact=True)
                 if order is not None and not (calm and failed is None):
                     error = ErrorCode.NONE if failed is None else failed.error
                     for batch in some:
@@ -149,19 +156,24 @@ class Appender:
                 return outcomes, plain
 
     def _ready(
-        self, batches: Sequence[Buffer], leader_epoch: int, now_ms: int, terms: Terms, unknown: bool
+        self,
+        batches: Sequence[Buffer],
+        leader_epoch: int,
+        now_ms: int,
+        terms: Terms,
+        unknown: bool,
+        gathered: Sequence[Gathered] | None = None,
     ) -> tuple[list[Admitted], int]:
         """Those batches, from the first on, that need no closer look, and how many of them have a producer id.
 
         They are stamped, to be written next. With ``unknown`` the first ones of producers that the log does not know
-        are among them.
+        are among them. ``gathered`` are their positions, if their records were looked at for those.
         """
         log = self._log
         active, config = log.segments.active, log._config
         room = self._room
         if room is None or room.segment is not active or room.config is not config or room.batches < len(batches):
-            newest, sifts = self._newest_for(active, now_ms), log.producers.positions is not None
-            room = self._room = SegmentRoom(active, config, newest, sifts=sifts)
+            room = self._room = SegmentRoom(active, config, self._newest_for(active, now_ms))
             if room.batches < len(batches):
                 batches = batches[: room.batches]
         client = terms.client
@@ -187,7 +199,7 @@ class Appender:
                 producers, batches = begins, batches[:1]
         return admit(
             batches, end, leader_epoch, latest, MAX_BATCH_RECORDS, max_bytes, space, producers, terms.transactional,
-            unknown and client,
+            unknown and client, None if gathered is None else [one.max_timestamp for one in gathered],
         )  # fmt: skip
 
     # ---- a closer look
@@ -233,6 +245,8 @@ class Appender:
         if log.offline:
             return self.refused(ErrorCode.KAFKA_STORAGE_ERROR, f"{log.directory} is offline")
         config = log._config
+        sets = log.producers.positions if terms.client else None
+        payloads: list[Buffer] | None = None if sets is None else []
         checked = check_for_leader(
             records,
             origin=terms.origin,
@@ -241,6 +255,7 @@ class Appender:
             inflate_limit=log.settings.inflate_limit,
             compacted="compact" in config.cleanup_policy,
             explain=terms.explain,
+            payloads=payloads,
         )
         if isinstance(checked, Rejected):
             return self.refused(checked.error, checked.message, checked.record_errors)
@@ -269,8 +284,14 @@ class Appender:
                 return self.refused(outcome.error, outcome.message)
         places = [position for position, _, _ in checked.batches]
         kept: Kept | None = None
-        if log.producers.positions is not None and terms.client:
-            sifted = self._sift(buffer, places, headers, now_ms, append_time, terms)
+        if sets is not None and payloads is not None:
+            stamped = append_time >= 0
+            try:
+                sifted = keep_new(
+                    sets, buffer, places, headers, payloads, now_ms, stamped=stamped, explain=terms.explain
+                )
+            except CorruptBatch as wrong:
+                return self.refused(ErrorCode.CORRUPT_MESSAGE, str(wrong))
             if isinstance(sifted, Rejected):
                 return self.refused(sifted.error, sifted.message, sifted.record_errors)
             kept, buffer, headers, places = sifted, sifted.buffer, sifted.headers, sifted.places
@@ -288,26 +309,6 @@ class Appender:
             return placed[0]
         records_in = sum(header.record_count for header in headers)
         return self._info(placed[0].first_offset, records_in, len(buffer), append_time)
-
-    def _sift(
-        self,
-        buffer: bytearray | memoryview,
-        places: Sequence[int],
-        headers: Sequence[BatchHeader],
-        now_ms: int,
-        append_time: int,
-        terms: Terms,
-    ) -> Kept | Rejected:
-        """The batches without the records that were accepted before."""
-        sets, limit = self._log.producers.positions, self._log.settings.inflate_limit
-        assert sets is not None
-        try:
-            return keep_new(
-                sets, buffer, places, headers, now_ms,
-                stamped=append_time >= 0, inflate_limit=limit, explain=terms.explain,
-            )  # fmt: skip
-        except (CorruptBatch, CodecError) as wrong:
-            return Rejected(ErrorCode.CORRUPT_MESSAGE, str(wrong))
 
     def _place(self, checked: Checked, leader_epoch: int, append_time: int) -> list[BatchHeader]:
         """The batches' final headers."""
@@ -333,7 +334,7 @@ class Appender:
             return self.refused(ErrorCode.KAFKA_STORAGE_ERROR, "the log directory is offline")
         now_ms = log.last_now_ms if now_ms is None else now_ms
         sets = log.producers.positions
-        accepted: list[tuple[int, list[Position]]] = []
+        accepted: list[tuple[int, list[PagePositions]]] = []
         placed: list[Admitted] = []
         epochs: list[tuple[int, int]] = []
         markers: dict[int, Marker | None] = {}

@@ -8,13 +8,23 @@ ADR 0021.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from _native.batch import HEADER_SIZE, BatchHeader, parse_header
-from _native.compact import leave_out, read_positions
+from _native.compact import (
+    PAGE_BITS,
+    Gathered,
+    PagePositions,
+    Position,
+    gather_positions,
+    leave_out,
+    page_positions,
+    read_positions,
+)
+from _native.errors import CorruptBatch
 from brokers.log.files import Buffer
-from brokers.log.positions import PAGE_BITS, BelowFloor, NoRoom, Position, PositionSets
+from brokers.log.positions import BelowFloor, NoRoom, PositionSets
 from brokers.log.validation import CODEC_MASK, MAX_EXPLAINED_RECORDS, Rejected, build_batch
 from wire import compression
 from wire.errors import ErrorCode
@@ -26,6 +36,8 @@ _INFLATE_LIMIT = 2**31 - 1
 """Of batches that a leader has taken: its limit was another one, perhaps."""
 _MAX_RECORDS = 50_000
 """Of what a client appends at once: a record takes a microsecond or more, in which nothing else is served."""
+_MAX_PAGES = 256
+"""Of a batch whose positions are gathered by page; if there are more, each record is looked at by itself."""
 _NAME = SOURCE_HEADER.decode()
 _FORM = f"a header {_NAME} with source:position:ordinal, as in orders-3:1234:0"
 
@@ -37,7 +49,7 @@ class Kept(NamedTuple):
     headers: list[BatchHeader]
     places: list[int]
     """Where each batch stands in the buffer."""
-    fresh: list[tuple[int, list[Position]]]
+    fresh: list[tuple[int, list[PagePositions]]]
     dropped: int = 0
     repeated: frozenset[tuple[bytes, int]] = frozenset()
     """Where the dropped ones are known: source and page."""
@@ -51,18 +63,47 @@ def refused_transaction() -> Rejected:
     )
 
 
-def positions_of(records: Buffer, at: int, header: BatchHeader) -> list[Position]:
+def positions_of(records: Buffer, at: int, header: BatchHeader) -> list[PagePositions]:
     """What records of a batch that a leader has appended say of their sources; none of a control batch.
 
     Records without a position are from before their topic dropped duplicates. Raises CorruptBatch or CodecError.
     """
     if header.is_control or not header.record_count:
         return []
-    found = read_positions(_payload(records, at, header, _INFLATE_LIMIT), header, SOURCE_HEADER)
-    return [one for one in found if one is not None]
+    payload = records_of(records, at, header, _INFLATE_LIMIT)
+    gathered = gather_positions(payload, header, SOURCE_HEADER, _MAX_PAGES)
+    if gathered is not None:
+        return gathered.pages
+    return page_positions(one for one in read_positions(payload, header, SOURCE_HEADER) if one is not None)
 
 
-def _payload(records: Buffer, at: int, header: BatchHeader, inflate_limit: int) -> Buffer:
+def all_new(sets: PositionSets, batches: Sequence[Buffer], now_ms: int) -> list[Gathered]:
+    """What the first batches have of positions, as long as none was accepted before; the others need a closer look.
+
+    Their records are sound; the batches may not be. The sets stay as they are.
+    """
+    found: list[Gathered] = []
+
+    def gathered() -> Iterator[list[PagePositions]]:
+        """Up to the first batch that is not as most are: without codec and flags, and each position once."""
+        for batch in batches:
+            try:
+                header = parse_header(batch)
+                if header.attributes or header.base_offset or header.record_count > _MAX_RECORDS:
+                    return
+                one = gather_positions(memoryview(batch)[HEADER_SIZE:], header, SOURCE_HEADER, _MAX_PAGES)
+            except CorruptBatch:
+                return
+            if one is None:
+                return
+            found.append(one)
+            yield one.pages
+
+    return found[: sets.takes(gathered(), now_ms)]
+
+
+def records_of(records: Buffer, at: int, header: BatchHeader, inflate_limit: int) -> Buffer:
+    """The batch's records, decompressed. Raises CodecError."""
     payload: Buffer = memoryview(records)[at + HEADER_SIZE : at + header.size]
     return compression.decompress(header.codec, payload, inflate_limit) if header.codec else payload
 
@@ -72,16 +113,16 @@ def keep_new(
     buffer: bytearray | memoryview,
     places: Sequence[int],
     headers: Sequence[BatchHeader],
+    payloads: Sequence[Buffer],
     now_ms: int,
     *,
     stamped: bool,
-    inflate_limit: int,
     explain: int = MAX_EXPLAINED_RECORDS,
 ) -> Kept | Rejected:
     """Leave out of sound batches what was accepted before; the sets stay as they are.
 
-    ``headers`` are final, offsets included; ``stamped`` if their timestamps are the append's.
-    Raises CorruptBatch or CodecError.
+    ``headers`` are final, offsets included; ``payloads`` are the batches' records, decompressed; ``stamped`` if their
+    timestamps are the append's. Raises CorruptBatch.
     """
     records = sum(header.record_count for header in headers)
     if records > _MAX_RECORDS:
@@ -90,11 +131,19 @@ def keep_new(
             f"a topic with fleetlog.dedup=source takes {_MAX_RECORDS} records in a batch, not {records}: set the "
             "producer's batch.size lower",
         )
+    if any(header.is_transactional for header in headers):
+        return refused_transaction()
+    gathered = [
+        gather_positions(payload, header, SOURCE_HEADER, _MAX_PAGES)
+        for payload, header in zip(payloads, headers, strict=True)
+    ]
+    pages = [one.pages for one in gathered if one is not None]
+    if len(pages) == len(headers) == sets.takes(pages, now_ms):
+        offsets = (header.base_offset for header in headers)
+        return Kept(buffer, list(headers), list(places), list(zip(offsets, pages, strict=True)))
     found: list[list[Position]] = []
-    for at, header in zip(places, headers, strict=True):
-        if header.is_transactional:
-            return refused_transaction()
-        mine = read_positions(_payload(buffer, at, header, inflate_limit), header, SOURCE_HEADER)
+    for payload, header in zip(payloads, headers, strict=True):
+        mine = read_positions(payload, header, SOURCE_HEADER)
         missing = [index for index, position in enumerate(mine) if position is None]
         if missing:
             return _without_position(missing, header, explain)
@@ -111,9 +160,9 @@ def keep_new(
             "sources",
         )
     if not sifted.duplicates:
-        fresh = [(header.base_offset, mine) for header, mine in zip(headers, found, strict=True)]
+        fresh = [(header.base_offset, page_positions(mine)) for header, mine in zip(headers, found, strict=True)]
         return Kept(buffer, list(headers), list(places), fresh)
-    kept = _rewritten(buffer, places, headers, found, set(sifted.duplicates), stamped, inflate_limit)
+    kept = _rewritten(buffer, places, headers, payloads, found, set(sifted.duplicates), stamped)
     repeated = {(positions[index][0], positions[index][1] >> PAGE_BITS) for index in sifted.duplicates}
     return kept._replace(repeated=frozenset(repeated))
 
@@ -122,38 +171,37 @@ def _rewritten(
     buffer: bytearray | memoryview,
     places: Sequence[int],
     headers: Sequence[BatchHeader],
+    payloads: Sequence[Buffer],
     found: Sequence[list[Position]],
     duplicates: set[int],
     stamped: bool,
-    inflate_limit: int,
 ) -> Kept:
     out = bytearray()
     after: list[BatchHeader] = []
     starts: list[int] = []
-    fresh: list[tuple[int, list[Position]]] = []
+    fresh: list[tuple[int, list[PagePositions]]] = []
     before = 0
-    for at, header, mine in zip(places, headers, found, strict=True):
+    for at, header, payload, mine in zip(places, headers, payloads, found, strict=True):
         gone = {index for index in range(len(mine)) if before + index in duplicates}
         before += len(mine)
         starts.append(len(out))
         if gone:
-            batch = _without(buffer, at, header, gone, stamped, inflate_limit)
+            batch = _without(payload, header, gone, stamped)
             after.append(parse_header(batch))
             out += batch
         else:
             after.append(header)
             out += memoryview(buffer)[at : at + header.size]
-        fresh.append((header.base_offset, [one for index, one in enumerate(mine) if index not in gone]))
+        new = page_positions(one for index, one in enumerate(mine) if index not in gone)
+        fresh.append((header.base_offset, new))
     return Kept(out, after, starts, fresh, len(duplicates))
 
 
-def _without(
-    buffer: Buffer, at: int, header: BatchHeader, gone: set[int], stamped: bool, inflate_limit: int
-) -> bytearray:
+def _without(payload: Buffer, header: BatchHeader, gone: set[int], stamped: bool) -> bytearray:
     if len(gone) == header.record_count:
         attributes = header.attributes & ~CODEC_MASK
         return build_batch(header._replace(attributes=attributes, base_timestamp=NO_TIMESTAMP, record_count=0), b"")
-    kept = leave_out(_payload(buffer, at, header, inflate_limit), header, gone)
+    kept = leave_out(payload, header, gone)
     assert kept.payload is not None
     largest = header.max_timestamp if stamped else kept.max_timestamp
     after = header._replace(record_count=kept.record_count, max_timestamp=largest)
@@ -181,8 +229,8 @@ def accept(sets: PositionSets | None, kept: Kept, now_ms: int) -> None:
     assert sets is not None, "its batches were sifted"
     sets.dropped += kept.dropped
     sets.touch(kept.repeated, now_ms)
-    for offset, positions in kept.fresh:
-        sets.accept(positions, offset, now_ms, exact=True)
+    for offset, pages in kept.fresh:
+        sets.accept(pages, offset, now_ms, exact=True)
 
 
 def note(sets: PositionSets, records: Buffer, at: int, header: BatchHeader, now_ms: int) -> None:

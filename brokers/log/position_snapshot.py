@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import struct
 
+from _native.compact import PAGE_BITS
 from brokers.log.positions import (
     DEFAULT_MAX_BYTES,
     FLOOR_COST,
     ORDINAL_COST,
-    PAGE_BITS,
     PAGE_COST,
     SOURCE_COST,
     PositionSets,
@@ -46,7 +46,7 @@ def encode_positions(sets: PositionSets) -> bytes:
             + source_id
         )
         for number, page in source.pages.items():
-            whole = int.from_bytes(page.bits, "little")
+            whole = page.bits
             count = whole.bit_count()
             listed = count <= _LISTED
             out.append(
@@ -55,7 +55,7 @@ def encode_positions(sets: PositionSets) -> bytes:
                 )
             )
             if not listed:
-                out.append(bytes(page.bits))
+                out.append(whole.to_bytes(_PAGE_BYTES, "little"))
             while listed and whole:
                 lowest = whole & -whole
                 out.append(_PLACE.pack(lowest.bit_length() - 1))
@@ -112,7 +112,7 @@ def _load(sets: PositionSets, body: memoryview) -> int:
                 at += _PAGE_BYTES
             else:
                 for (place,) in _PLACE.iter_unpack(body[at : at + count * _PLACE.size]):
-                    page.bits[place >> 3] |= 1 << (place & 7)
+                    page.bits |= 1 << place
                 at += count * _PLACE.size
             page.more = set(_MORE.iter_unpack(body[at : at + more * _MORE.size]))
             at += more * _MORE.size
@@ -132,11 +132,11 @@ def _load_floors(sets: PositionSets, body: memoryview, at: int) -> int:
     return at
 
 
-def _raw(body: memoryview, at: int) -> bytearray:
-    bits = bytearray(body[at : at + _PAGE_BYTES])
+def _raw(body: memoryview, at: int) -> int:
+    bits = body[at : at + _PAGE_BYTES]
     if len(bits) != _PAGE_BYTES:
         raise IndexError(f"half a page at {at}")
-    return bits
+    return int.from_bytes(bits, "little")
 
 
 def encode_dedup_file(sets: PositionSets) -> bytes:

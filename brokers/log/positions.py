@@ -18,13 +18,12 @@ import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-PAGE_BITS = 12
+from _native.compact import PAGE_BITS, PagePositions, Position
+
 PAGE_POSITIONS = 1 << PAGE_BITS
 _MASK = PAGE_POSITIONS - 1
-_PAGE_BYTES = PAGE_POSITIONS // 8
-_EMPTY = bytes(_PAGE_BYTES)
 
-PAGE_COST, ORDINAL_COST, SOURCE_COST, FLOOR_COST = _PAGE_BYTES + 256, 96, 512, 160
+PAGE_COST, ORDINAL_COST, SOURCE_COST, FLOOR_COST = PAGE_POSITIONS // 8 + 256, 96, 512, 160
 """Bytes that a page, an ordinal above 0, a source with pages, and one of which only the floor is left count; without
 the source's name; alike on all replicas."""
 DEFAULT_WINDOW_MS, DEFAULT_MAX_BYTES = 1_800_000, 16 * 1024 * 1024
@@ -32,9 +31,6 @@ LEADERS_SHARE = 7 / 8
 """Of the bytes that a partition may use, what a leader fills; a follower then never lacks room for the same pages."""
 _FREED_SHARE = 15 / 16
 """Of a leader's share, what is in use after pages went: not each batch looks for the next ones."""
-
-Position = tuple[bytes, int, int]
-"""Source id, position, ordinal."""
 
 
 class BelowFloor(NamedTuple):
@@ -65,7 +61,7 @@ class PositionPage:
     __slots__ = ("bits", "exact", "more", "touched_ms", "touched_offset")
 
     def __init__(self) -> None:
-        self.bits = bytearray(_EMPTY)
+        self.bits = 0
         self.more: set[tuple[int, int]] = set()
         """(Place in the page, ordinal) where the ordinal is above 0."""
         self.touched_offset = -1
@@ -79,7 +75,11 @@ class PositionPage:
         """Whether that position was accepted."""
         if ordinal:
             return (place, ordinal) in self.more
-        return bool(self.bits[place >> 3] >> (place & 7) & 1)
+        return bool(self.bits >> place & 1)
+
+    def has_any(self, positions: PagePositions) -> bool:
+        """Whether one of those of this page was accepted."""
+        return bool(self.bits & positions.bits) or not self.more.isdisjoint(positions.more)
 
 
 class Source:
@@ -121,9 +121,6 @@ class _Vain(NamedTuple):
     found: int
 
 
-_NO_SOURCE = Source()
-
-
 class PositionSets:
     """The accepted positions of one partition. ``window_ms`` and ``max_bytes`` are the topic's settings."""
 
@@ -144,6 +141,40 @@ class PositionSets:
         """Batches that were refused for want of room, or for a position below the floor."""
 
     # ---- as the leader
+
+    def takes(self, batches: Iterable[list[PagePositions]], now_ms: int) -> int:
+        """Of how many batches, from the first on, everything is new, also of each other, and has room as it is.
+
+        One behind which a floor will move is the last. What :meth:`sift` says of the others is not known by that.
+        """
+        taken = 0
+        seen: dict[tuple[bytes, int], PagePositions] = {}
+        new_sources, needed = set[bytes](), 0
+        for batch in batches:
+            for page in batch:
+                source_id, number, bits, more = page
+                source = self.sources.get(source_id)
+                known = None if source is None else source.pages.get(number)
+                earlier = seen.get((source_id, number))
+                if number << PAGE_BITS < (self.floors.get(source_id, 0) if source is None else source.floor):
+                    return taken
+                if (known is not None and known.has_any(page)) or (taken and self._gets_old(source, now_ms)):
+                    return taken
+                if earlier is None:
+                    needed += PAGE_COST if known is None else 0
+                    seen[source_id, number] = page
+                elif earlier.bits & bits or not earlier.more.isdisjoint(more):
+                    return taken
+                else:
+                    seen[source_id, number] = PagePositions(source_id, number, earlier.bits | bits, earlier.more | more)
+                needed += ORDINAL_COST * len(more)
+                if source is None and source_id not in new_sources:
+                    new_sources.add(source_id)
+                    needed += self._cost_of_source(source_id)
+            if needed and self.cost + needed > self._limit:
+                return taken
+            taken += 1
+        return taken
 
     def sift(self, positions: Sequence[Position], now_ms: int) -> Sifted | BelowFloor | NoRoom:
         """Tell the duplicates of a batch, also of each other, from the rest. What is accepted changes nothing yet."""
@@ -172,15 +203,16 @@ class PositionSets:
             if ordinal:
                 ordinals += 1
         needed = len(new_pages) * PAGE_COST + ordinals * ORDINAL_COST
-        for source in {source for source, _ in new_pages}:
-            if source in self.floors:
-                needed += SOURCE_COST - FLOOR_COST
-            elif source not in self.sources:
-                needed += SOURCE_COST + len(source)
+        new_sources = {source for source, _ in new_pages if source not in self.sources}
+        needed += sum(map(self._cost_of_source, new_sources))
         if needed and self.cost + needed > self._limit and not self._make_room(needed, positions, now_ms):
             self.refused += 1
             return NoRoom(self.cost + needed, self._limit)
         return Sifted(duplicates, list(fresh))
+
+    def _cost_of_source(self, source_id: bytes) -> int:
+        """What a source takes that has no pages yet; its floor may be known."""
+        return SOURCE_COST + (-FLOOR_COST if source_id in self.floors else len(source_id))
 
     @property
     def _limit(self) -> int:
@@ -199,34 +231,32 @@ class PositionSets:
 
     # ---- of what is in the log
 
-    def accept(self, positions: Iterable[Position], offset: int, now_ms: int, *, exact: bool) -> None:
+    def accept(self, pages: Iterable[PagePositions], offset: int, now_ms: int, *, exact: bool) -> None:
         """These are in the log, in the batch at ``offset``; ``exact`` if that was appended now, not earlier.
 
         Only then do pages get old by it: between batches that are replayed at once an hour may have passed, or none.
         """
-        source, name = _NO_SOURCE, b""
-        for source_id, position, ordinal in positions:
-            if source is _NO_SOURCE or source_id != name:
-                if exact:
-                    self._expire(source)
+        source: Source | None = None
+        name, reached = b"", list[Source]()
+        for source_id, number, bits, more in pages:
+            if source is None or source_id != name:
                 name, source = source_id, self._source(source_id)
                 source.last_offset, source.last_ms = offset, max(source.last_ms, now_ms)
-            number = position >> PAGE_BITS
-            if position < source.floor:
+                reached.append(source)
+            if number << PAGE_BITS < source.floor:
                 continue  # forgotten for want of room, or by a leader whose log this is
             page = source.pages.get(number)
             if page is None:
                 page = source.add(number)
                 self.cost += PAGE_COST
-            place = position & _MASK
-            if not ordinal:
-                page.bits[place >> 3] |= 1 << (place & 7)
-            elif (place, ordinal) not in page.more:
-                page.more.add((place, ordinal))
-                self.cost += ORDINAL_COST
+            page.bits |= bits
+            if more:
+                self.cost += ORDINAL_COST * len(more - page.more)
+                page.more |= more
             page.touched_offset, page.touched_ms, page.exact = offset, source.last_ms, exact
         if exact:
-            self._expire(source)
+            for one in reached:
+                self._expire(one)
         else:
             self._vain = None  # a page of which only this is known may go
         if self.cost > self.max_bytes:
@@ -235,14 +265,19 @@ class PositionSets:
     def _source(self, source_id: bytes) -> Source:
         source = self.sources.get(source_id)
         if source is None:
-            floor = self.floors.pop(source_id, None)
-            self.cost += SOURCE_COST + (len(source_id) if floor is None else -FLOOR_COST)
-            source = self.sources[source_id] = Source(floor or 0)
+            self.cost += self._cost_of_source(source_id)
+            source = self.sources[source_id] = Source(self.floors.pop(source_id, 0))
         return source
 
     def _expire(self, source: Source) -> None:
         while source.numbers and source.pages[source.numbers[0]].touched_ms + self.window_ms < source.last_ms:
             self.cost -= source.drop_lowest()
+
+    def _gets_old(self, source: Source | None, now_ms: int) -> bool:
+        """Whether the source's lowest page may go when the source writes again."""
+        if source is None or not source.numbers:
+            return False
+        return source.pages[source.numbers[0]].touched_ms + self.window_ms < max(source.last_ms, now_ms)
 
     # ---- memory
 

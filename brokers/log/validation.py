@@ -155,12 +155,13 @@ def check_for_leader(
     inflate_limit: int,
     compacted: bool,
     explain: int = MAX_EXPLAINED_RECORDS,
+    payloads: list[Buffer] | None = None,
 ) -> Checked | Rejected:
     """Check what a leader is asked to append, and put it into the form the topic wants (codec, true timestamps).
 
     ``compacted`` says that records without a key are refused. ``explain`` is the number of records up to which the bad
-    ones of a batch are named. The buffer returned is the given one if it is writable
-    and nothing had to change, else a new one. Offsets are not assigned yet.
+    ones of a batch are named. ``payloads`` gets each batch's records, decompressed. The buffer returned is the given
+    one if it is writable and nothing had to change, else a new one. Offsets are not assigned yet.
     """
     if not len(records):
         return Rejected(ErrorCode.INVALID_RECORD, "no record batch")
@@ -175,7 +176,12 @@ def check_for_leader(
             rejected = _check_header(header, origin, config, len(found))
             if rejected is not None:
                 return rejected
-            batch = _check_records(records, position, header, origin, config, now_ms, inflate_limit, compacted, explain)
+            payload: Buffer = memoryview(records)[position + HEADER_SIZE : position + header.size]
+            if header.codec:
+                payload = compression.decompress(header.codec, payload, inflate_limit)
+            if payloads is not None:
+                payloads.append(payload)
+            batch = _check_records(records, position, header, payload, origin, config, now_ms, compacted, explain)
             if isinstance(batch, Rejected):
                 return batch
             changed = changed or batch is not None
@@ -236,17 +242,14 @@ def _check_records(
     records: Buffer,
     position: int,
     header: BatchHeader,
+    payload: Buffer,
     origin: Origin,
     config: TopicConfig,
     now_ms: int,
-    inflate_limit: int,
     compacted: bool,
     explain: int,
 ) -> bytearray | Rejected | None:
     """Check the records; returns the batch in its new form, or None if it stays as it is."""
-    payload: Buffer = memoryview(records)[position + HEADER_SIZE : position + header.size]
-    if header.codec:
-        payload = compression.decompress(header.codec, payload, inflate_limit)
     max_timestamp, all_have_keys = validate_records(payload, header)
     if origin is Origin.CLIENT:
         rejected = None

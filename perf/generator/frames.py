@@ -21,6 +21,7 @@ PRODUCE_VERSION, FETCH_VERSION = 11, 12
 OFFSET_COMMIT, OFFSET_COMMIT_VERSION = 8, 8
 END_TXN, END_TXN_VERSION = 26, 3
 CLIENT_ID = "perf"
+SOURCE = "fleetlog.source"
 ALL = -1
 _HEAD = struct.Struct("<6I2Q")
 _OFFSET_MARK = 0x0123456789ABCDEF
@@ -57,6 +58,19 @@ def batch_of(batch_bytes: int, record_bytes: int, now_ms: int = 0, **producer: i
         value = value[: -(excess // count + 1)]
         batch = bytes(encode_batch([Record(-1, now, None, value)] * count, **producer))
     return batch, count
+
+
+def sourced_batch(count: int, value_bytes: int, first: int, now_ms: int, step: int = 1) -> bytes:
+    """A batch whose records name their positions in a source, as a topic that drops duplicates wants them.
+
+    They are ``step`` apart, as records are that a key has sent to one of so many partitions.
+    """
+    value = random.Random(value_bytes).randbytes(value_bytes)
+    rows = [
+        Record(-1, now_ms, b"k%d" % (first + n), value, ((SOURCE, b"enrich:orders-3:%d:0" % ((first + n) * step)),))
+        for n in range(count)
+    ]
+    return bytes(encode_batch(rows))
 
 
 def produce_frame(

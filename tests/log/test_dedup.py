@@ -6,11 +6,16 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from _native.batch import BatchHeader, Record, encode_batch, scan
+from _native.compact import page_positions
 from brokers.api.produce_work import count
 from brokers.log import DiskFull, Log, Origin, RealDisk
 from brokers.log.admission import Terms
@@ -20,7 +25,21 @@ from brokers.log.positions import PAGE_POSITIONS, PositionSets
 from brokers.log.validation import read_marker
 from brokers.topic_figures import TopicFigures
 from tests.support.crashes import RecordingDisk, image
-from tests.support.logs import NOW, append, append_txn, batch, config, end_txn, open_log, records
+from tests.support.logs import (
+    NOW,
+    append,
+    append_together,
+    append_txn,
+    batch,
+    config,
+    content,
+    end_txn,
+    files,
+    look_at_all,
+    looked_at,
+    open_log,
+    records,
+)
 from wire import compression
 from wire.errors import ErrorCode
 
@@ -64,10 +83,10 @@ def sets_of(log: Log) -> PositionSets:
     return log.producers.positions
 
 
-def known(log: Log) -> dict[bytes, tuple[int, dict[int, bytes]]]:
+def known(log: Log) -> dict[bytes, tuple[int, dict[int, int]]]:
     """What is accepted, without the times of it."""
     return {
-        name: (source.floor, {number: bytes(page.bits) for number, page in source.pages.items()})
+        name: (source.floor, {number: page.bits for number, page in source.pages.items()})
         for name, source in sets_of(log).sources.items()
     }
 
@@ -75,7 +94,7 @@ def known(log: Log) -> dict[bytes, tuple[int, dict[int, bytes]]]:
 def accepted(log: Log) -> set[int]:
     """The accepted positions, all of them of one source and below those of the first page."""
     pages = [page for _, its in known(log).values() for page in its.values()]
-    return {place for page in pages for place in range(PAGE_POSITIONS) if page[place >> 3] >> (place & 7) & 1}
+    return {place for page in pages for place in range(PAGE_POSITIONS) if page >> place & 1}
 
 
 def replicate(leader: Log, follower: Log) -> None:
@@ -104,6 +123,59 @@ def test_what_was_accepted_is_left_out(tmp_path: Path, codec: int) -> None:
     assert headers[1].codec == codec
     assert headers[2].size == 61
     assert sets_of(log).dropped == 5
+
+
+def test_what_is_new_needs_no_closer_look(tmp_path: Path) -> None:
+    log = open_log(tmp_path / "events-0", config=DEDUP)
+    append(log, sourced(0))  # the first of a segment does
+    closer = looked_at(log)
+    assert append(log, sourced(1, 2)).last_offset == 2
+    assert append(log, sourced(3, producer_id=9, producer_epoch=0, base_sequence=0)).last_offset == 3
+    found = append_together(log, [sourced(4), sourced(5, 6), sourced(6, 7), sourced(7, 8), sourced(9, 9), sourced(10)])
+    assert [(info.error, *info[:2]) for info in found] == [
+        (ErrorCode.NONE, first, last) for first, last in ((4, 4), (5, 6), (7, 8), (9, 10), (11, 12), (13, 13))
+    ]
+    assert closer == [sourced(6, 7), sourced(7, 8), sourced(9, 9)]
+    assert [value for _, value in values(log)] == [b"%d" % one for one in range(11)]
+    assert sets_of(log).dropped == 3
+
+
+SENT = st.builds(
+    lambda source, positions, ordinal, codec, producer: sourced(
+        *positions, source=source, ordinal=ordinal, codec=codec, **producer
+    ),
+    st.sampled_from([b"a", b"a", b"b:0"]),
+    st.lists(st.integers(0, 9) | st.integers(PAGE_POSITIONS - 2, PAGE_POSITIONS + 2), min_size=1, max_size=4),
+    st.sampled_from([0, 0, 0, 1, 7]),
+    st.sampled_from([0, 0, 0, 0, compression.GZIP]),
+    st.sampled_from([{}, {}, *({"producer_id": 5, "producer_epoch": 0, "base_sequence": at} for at in (0, 1, 2))]),
+)
+TOPICS: list[dict[str, Any]] = [
+    {}, {}, {"segment_bytes": 700}, {"message_timestamp_type": "LogAppendTime"}, {"fleetlog_dedup_window_ms": 50},
+    {"compression_type": "gzip"}, {"fleetlog_dedup_max_bytes": 4000}, {"max_message_bytes": 150},
+]  # fmt: skip
+
+
+@given(st.sampled_from(TOPICS), st.lists(st.lists(SENT, min_size=1, max_size=4), max_size=8), st.integers(0, 90))
+@settings(max_examples=100, deadline=None)
+def test_a_run_ends_as_a_closer_look_at_each_of_its_batches(
+    topic: dict[str, Any], runs: list[list[bytes]], later_ms: int
+) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        settings = dataclasses.replace(DEDUP, **topic)
+        quick, thorough = (open_log(Path(name) / f"{way}-0", config=settings) for way in ("quick", "thorough"))
+        look_at_all(thorough)
+        for number, run in enumerate(runs):
+            now_ms = NOW + number * later_ms
+            expected = [append(thorough, data, now_ms=now_ms) for data in run]
+            assert append_together(quick, run, now_ms=now_ms) == expected
+        assert content(quick) == content(thorough)
+        assert encode_positions(sets_of(quick)) == encode_positions(sets_of(thorough))
+        assert sets_of(quick).cost == sets_of(thorough).cost
+        assert sets_of(quick).dropped == sets_of(thorough).dropped
+        for log in (quick, thorough):
+            log.close()
+        assert files(Path(quick.directory)) == files(Path(thorough.directory))
 
 
 def test_sequences_go_on_over_what_was_dropped(tmp_path: Path) -> None:
@@ -384,7 +456,7 @@ def test_other_topics_have_nothing_of_it(tmp_path: Path) -> None:
 
 def test_a_snapshot_is_as_large_as_what_it_knows() -> None:
     sets = PositionSets(window_ms=1000, max_bytes=1 << 30)
-    sets.accept([(b"q", at, 0) for at in range(100 * PAGE_POSITIONS)], 0, 0, exact=True)
+    sets.accept(page_positions((b"q", at, 0) for at in range(100 * PAGE_POSITIONS)), 0, 0, exact=True)
     assert len(encode_positions(sets)) < 100 * (PAGE_POSITIONS // 8 + 40)
 
 

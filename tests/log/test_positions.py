@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from _native.compact import Position, page_positions
 from brokers.log.position_snapshot import (
     decode_dedup_file,
     encode_dedup_file,
@@ -24,7 +25,6 @@ from brokers.log.positions import (
     SOURCE_COST,
     BelowFloor,
     NoRoom,
-    Position,
     PositionSets,
     Sifted,
 )
@@ -50,7 +50,7 @@ class Leader:
     def write(self, batch: list[Position], now_ms: int = 0) -> Sifted | BelowFloor | NoRoom:
         outcome = self.sets.sift(batch, now_ms)
         if isinstance(outcome, Sifted):
-            self.sets.accept(outcome.fresh, self.batches, now_ms, exact=True)
+            self.sets.accept(page_positions(outcome.fresh), self.batches, now_ms, exact=True)
             self.log += outcome.fresh
             self.batches += 1
         return outcome
@@ -59,7 +59,7 @@ class Leader:
         """A follower's sets: made of the log alone, at some other time."""
         sets = sets_of(self.sets.max_bytes)
         for offset, one in enumerate(self.log):
-            sets.accept([one], offset, 1_000_000, exact=False)
+            sets.accept(page_positions([one]), offset, 1_000_000, exact=False)
         return sets
 
 
@@ -81,6 +81,32 @@ def test_each_position_is_accepted_once(batches: list[list[Position]]) -> None:
         assert len(outcome.duplicates) + len(outcome.fresh) == len(batch)
         assert [one for index, one in enumerate(batch) if index not in outcome.duplicates] == outcome.fresh
     assert sorted(leader.log) == sorted({one for batch in batches for one in batch})
+
+
+@settings(max_examples=100)
+@given(writings, st.integers(0, 3), st.sampled_from([2, 3, 9]))
+def test_what_is_taken_at_once_is_what_a_look_at_each_record_takes(
+    batches: list[list[Position]], at_once: int, room: int
+) -> None:
+    """A run of batches, with little memory: none is taken at once that is not all new, and all that are."""
+    sets, now_ms = small(room, sources=3), 0
+    batches = [list(dict.fromkeys(batch)) for batch in batches]
+    while batches:
+        run, batches = batches[: at_once + 1], batches[at_once + 1 :]
+        now_ms += WINDOW_MS // 3
+        before = encode_positions(sets)
+        taken = sets.takes(map(page_positions, run), now_ms)
+        assert encode_positions(sets) == before
+        for number, batch in enumerate(run):
+            before = encode_positions(sets)
+            outcome = sets.sift(batch, now_ms)
+            forgot = encode_positions(sets) != before
+            if number < taken:
+                assert (outcome, forgot) == (Sifted([], batch), False)
+            elif number == 0:
+                assert outcome != Sifted([], batch) or forgot
+            if isinstance(outcome, Sifted):
+                sets.accept(page_positions(outcome.fresh), 0, now_ms, exact=True)
 
 
 @st.composite
@@ -283,8 +309,8 @@ def test_of_a_source_without_pages_the_floor_stays() -> None:
 @pytest.mark.parametrize("wanted", [20, 90])
 def test_a_batch_that_is_refused_takes_nothing_away(exact: bool, wanted: int) -> None:
     sets = small(50, sources=2)
-    sets.accept(pages(A, *range(40)), 0, 0, exact=True)
-    sets.accept(pages(A, 0) if exact else pages(A, *range(5)), 1, 0, exact=exact)
+    sets.accept(page_positions(pages(A, *range(40))), 0, 0, exact=True)
+    sets.accept(page_positions(pages(A, 0) if exact else pages(A, *range(5))), 1, 0, exact=exact)
     before, now_ms = encode_positions(sets), 0 if not exact or wanted == 20 else 2 * WINDOW_MS
     assert isinstance(sets.sift(pages(b"x", *range(wanted)), now_ms), NoRoom)
     assert encode_positions(sets) == before
@@ -293,7 +319,7 @@ def test_a_batch_that_is_refused_takes_nothing_away(exact: bool, wanted: int) ->
 
 def test_a_batch_that_repeats_what_might_go_is_no_less_a_repeat() -> None:
     sets = small(3)
-    sets.accept(pages(A, 0, 1, 2), 0, 0, exact=False)
+    sets.accept(page_positions(pages(A, 0, 1, 2)), 0, 0, exact=False)
     before = encode_positions(sets)
     assert isinstance(sets.sift(pages(A, 3, 0), 0), NoRoom)
     assert encode_positions(sets) == before
@@ -303,7 +329,7 @@ def test_a_batch_that_repeats_what_might_go_is_no_less_a_repeat() -> None:
 
 def test_replayed_pages_make_room_for_new_ones() -> None:
     leader = Leader(small(3))
-    leader.sets.accept(pages(A, 0, 1, 2), 0, 0, exact=False)
+    leader.sets.accept(page_positions(pages(A, 0, 1, 2)), 0, 0, exact=False)
     assert isinstance(leader.write(pages(A, 3)), Sifted)
     assert isinstance(leader.write(pages(A, 1)), BelowFloor), "a sixteenth more than is needed went"
     assert leader.write(pages(A, 2, 3)) == Sifted([0, 1], [])
@@ -344,8 +370,8 @@ def test_a_follower_keeps_what_is_live_among_sources_that_ended() -> None:
             outcome = leader.sift(batch, at * 1000)
             full = full or isinstance(outcome, NoRoom)
             if isinstance(outcome, Sifted):
-                leader.accept(outcome.fresh, at, at * 1000, exact=True)
-                follower.accept(outcome.fresh, at, at * 1000, exact=False)
+                leader.accept(page_positions(outcome.fresh), at, at * 1000, exact=True)
+                follower.accept(page_positions(outcome.fresh), at, at * 1000, exact=False)
         assert follower.sift([(b"steady", at, 0)], at * 1000) == Sifted([0], [])
         assert follower.cost <= follower.max_bytes
     assert full, "even floors take room"
@@ -367,9 +393,9 @@ def test_what_is_replayed_makes_nothing_old() -> None:
     leader = Leader()
     leader.write([(A, at, 0) for at in range(5 * PAGE_POSITIONS)], now_ms=0)
     sets = reloaded(leader.sets)
-    sets.accept([(A, 5 * PAGE_POSITIONS, 0)], 1, 60 * WINDOW_MS, exact=False)
+    sets.accept(page_positions([(A, 5 * PAGE_POSITIONS, 0)]), 1, 60 * WINDOW_MS, exact=False)
     assert sets.sift([(A, 7, 0)], 60 * WINDOW_MS) == Sifted([0], [])
-    sets.accept([(A, 5 * PAGE_POSITIONS + 1, 0)], 2, 62 * WINDOW_MS, exact=True)
+    sets.accept(page_positions([(A, 5 * PAGE_POSITIONS + 1, 0)]), 2, 62 * WINDOW_MS, exact=True)
     assert isinstance(sets.sift([(A, 7, 0)], 62 * WINDOW_MS), BelowFloor)
 
 
@@ -417,7 +443,7 @@ def test_a_follower_that_catches_up_knows_the_window(data: st.DataObject) -> Non
             log.append((outcome.fresh, now_ms))
     follower = sets_of(leader.sets.max_bytes)
     for offset, (fresh, _) in enumerate(log):
-        follower.accept(fresh, offset, 10**9, exact=False)
+        follower.accept(page_positions(fresh), offset, 10**9, exact=False)
         assert follower.cost <= follower.max_bytes
     for fresh, then_ms in log:
         if then_ms + WINDOW_MS >= now_ms:

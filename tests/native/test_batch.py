@@ -320,6 +320,19 @@ def test_as_many_are_admitted_as_there_is_room_for(batch: ModuleType) -> None:
     assert sent[2] == sent[3] == a_batch(1)
 
 
+def test_records_that_were_validated_before_are_not_validated_again(batch: ModuleType) -> None:
+    def admitted(walked: list[int] | None) -> Any:
+        sent = [bytearray(data) for data in (a_batch(1), a_batch(3), a_batch(2))]
+        return batch.admit(sent, 5, 1, 1002, 3, 1000, 10_000, {}, False, False, walked)
+
+    assert admitted([1000, 1002, 1001]) == admitted(None)
+    assert len(admitted(None)[0]) == 3
+    assert len(admitted([1000, 1002, 7])[0]) == 2, "it is what the header has to say"
+    damaged = bytearray(a_batch(3))
+    damaged[-1] ^= 1
+    assert batch.admit([damaged], 5, 1, 1002, 3, 1000, 10_000, {}, False, False, [1002])[0] == []
+
+
 def of_producer(producer_id: int, epoch: int, sequence: int, count: int = 1, *, txn: bool = False) -> bytearray:
     return bytearray(
         a_batch(

@@ -12,7 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from _native import compact_cy, compact_py
-from _native.batch import HEADER_SIZE, BatchHeader, Record, decode_records, encode_batch, encode_records, parse_header
+from _native.batch import (
+    HEADER_SIZE,
+    BatchHeader,
+    Record,
+    decode_records,
+    encode_batch,
+    encode_records,
+    parse_header,
+    validate_records,
+)
 from _native.errors import CorruptBatch
 
 SECRET = bytes(range(16))
@@ -26,6 +35,7 @@ VECTORS = {  # of the reference implementation (veorq/SipHash, vectors_sip128)
 }
 NOW = 1_700_000_000_000
 TWINS: list[Any] = [compact_py, compact_cy]
+HEADER = b"fleetlog.source"
 
 
 def batch_of(records: list[Record], **fields: Any) -> tuple[bytes, BatchHeader]:
@@ -217,11 +227,20 @@ def _kept(twin: Any, payload: bytes, header: BatchHeader) -> Any:
         return str(wrong), wrong.position
 
 
+def _gathered_of(twin: Any, payload: bytes, header: BatchHeader) -> Any:
+    try:
+        return twin.gather_positions(payload, header, HEADER, 3), twin.read_positions(payload, header, HEADER)
+    except CorruptBatch as wrong:
+        return str(wrong), wrong.position
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_hostile_bytes(seed: int) -> None:
     """Bytes changed anywhere, cut anywhere, counts that lie: both twins find the same, and nothing else happens."""
     rng = random.Random(seed)
-    whole, header = batch_of([row(n, b"key%d" % (n % 3), b"v" * n if n % 4 else None) for n in range(8)])
+    rows = [row(n, b"key%d" % (n % 3), b"v" * n if n % 4 else None) for n in range(8)]
+    rows = [one._replace(headers=(*one.headers, (HEADER.decode(), b"q:%d:0" % at))) for at, one in enumerate(rows)]
+    whole, header = batch_of(rows)
     refused = 0
     for _ in range(300):
         payload = bytearray(whole)
@@ -236,6 +255,8 @@ def test_hostile_bytes(seed: int) -> None:
         data = bytes(payload)
         collected = [_collected(twin, data, lying) for twin in TWINS]
         kept = [_kept(twin, data, lying) for twin in TWINS]
+        gathered = [_gathered_of(twin, data, lying) for twin in TWINS]
+        assert gathered[0] == gathered[1], (data, lying)
         assert collected[0] == collected[1], (data, lying)
         assert kept[0] == kept[1], (data, lying)
         refused += isinstance(collected[0], tuple)
@@ -254,7 +275,6 @@ def test_a_header_name_that_is_no_utf_8(compact: ModuleType) -> None:
 
 # ---- positions of deduplicating topics
 
-HEADER = b"fleetlog.source"
 digits = st.integers(0, 2**64).map(lambda number: b"%d" % number)
 position_values = (
     st.none()
@@ -275,6 +295,53 @@ def test_both_twins_read_the_same_positions(rows: list[list[tuple[str, bytes | N
     found = compact_py.read_positions(payload, header, HEADER)
     assert compact_cy.read_positions(payload, header, HEADER) == found
     assert len(found) == len(rows)
+    for most in (0, 1, 2, 99):
+        gathered = compact_py.gather_positions(payload, header, HEADER, most)
+        assert compact_cy.gather_positions(payload, header, HEADER, most) == gathered
+
+
+spots = st.tuples(
+    st.sampled_from([b"a", b"a", b"b:1", b"longer" * 40]),
+    st.integers(0, 9) | st.integers(4090, 4100) | st.sampled_from([2**63 - 4097, 2**40]),
+    st.sampled_from([0, 0, 0, 0, 1, 2**31 - 1]),
+)
+
+
+@given(st.lists(spots, min_size=1, max_size=20), st.integers(1, 6))
+def test_both_twins_gather_the_same_pages(found: list[tuple[bytes, int, int]], most: int) -> None:
+    records = [
+        Record(at, NOW, None, b"v" * at, ((HEADER.decode(), b"%s:%d:%d" % one),)) for at, one in enumerate(found)
+    ]
+    payload, header = batch_of(records)
+    gathered = compact_py.gather_positions(payload, header, HEADER, most)
+    assert compact_cy.gather_positions(memoryview(payload), header, HEADER, most) == gathered
+    distinct = list(dict.fromkeys((source, position >> 12) for source, position, _ in found))
+    assert (gathered is None) == (len(set(found)) < len(found) or len(distinct) > most)
+    if gathered is not None:
+        said = [
+            (page.source, page.number << 12 | place, ordinal)
+            for page in gathered.pages
+            for place, ordinal in (*((at, 0) for at in range(4096) if page.bits >> at & 1), *page.more)
+        ]
+        assert sorted(said) == sorted(found)
+        assert [(page.source, page.number) for page in gathered.pages] == distinct
+        assert gathered.max_timestamp == validate_records(payload, header)[0]
+    for twin in TWINS:
+        pages = twin.page_positions(found)
+        assert pages == compact_py.page_positions(dict.fromkeys(found))
+        assert gathered is None or pages == gathered.pages
+
+
+def test_a_batch_over_many_pages_is_gathered(compact: ModuleType) -> None:
+    records = [
+        Record(at, NOW, None, None, ((HEADER.decode(), b"%d:%d:0" % (at % 3, (at * 37 % 90) * 4096 + at)),))
+        for at in range(900)
+    ]
+    payload, header = batch_of(records)
+    pages = compact.gather_positions(payload, header, HEADER, 256).pages
+    assert sum(page.bits.bit_count() for page in pages) == 900
+    assert len(pages) == 90
+    assert compact.gather_positions(payload, header, HEADER, 89) is None
 
 
 @pytest.mark.parametrize(
@@ -323,6 +390,7 @@ def test_records_that_can_not_be_read_have_no_positions(compact: ModuleType) -> 
     for damaged in (payload[:-1], payload + b"\0", b"\xff" * len(payload)):
         for call in (
             lambda bad: compact.read_positions(bad, header, HEADER),
+            lambda bad: compact.gather_positions(bad, header, HEADER, 9),
             lambda bad: compact.leave_out(bad, header, {0}),
         ):
             with pytest.raises(CorruptBatch):
@@ -333,6 +401,7 @@ def test_offsets_that_do_not_rise_are_no_records(compact: ModuleType) -> None:
     (first, _), (second, header) = (batch_of([row(0, b"k")]), batch_of([row(0, b"k"), row(1, b"k")]))
     for call in (
         lambda bad: compact.read_positions(bad, header, HEADER),
+        lambda bad: compact.gather_positions(bad, header, HEADER, 9),
         lambda bad: compact.leave_out(bad, header, {0}),
     ):
         call(second)

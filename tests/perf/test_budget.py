@@ -24,6 +24,10 @@ def test_requests_stay_within_their_budget(counted: dict[str, int]) -> None:
     assert not lines, "\n".join(["", *lines, "if it must be so: python -m perf.budget --write, and say why"])
 
 
+def test_a_topic_that_drops_duplicates_costs_little_more(counted: dict[str, int]) -> None:
+    assert counted["produce 200 records, each once"] < 1.6 * counted["produce 200 records"]
+
+
 def test_the_budget_is_not_wider_than_needed(counted: dict[str, int]) -> None:
     """What became cheaper is written down, or the next regression hides in what was saved."""
     allowed = budget.load()["instructions"]

@@ -198,8 +198,12 @@ def _keeps_the_highest_position(self: Any, positions: Any, now_ms: Any) -> Any:
     return Sifted(gone, [one for index, one in enumerate(positions) if index not in gone])
 
 
+def _ignores_ordinals(self: Any, positions: Any) -> bool:
+    return any(self.bits >> place & 1 for place in (*_places(positions), *(place for place, _ in positions.more)))
+
+
 def _places(page: Any) -> list[int]:
-    return [place for place in range(PAGE_POSITIONS) if page.bits[place >> 3] >> (place & 7) & 1]
+    return [place for place in range(PAGE_POSITIONS) if page.bits >> place & 1]
 
 
 # ---- what consumers are served
@@ -513,8 +517,15 @@ MUTATIONS = (
     # ---- topics that drop duplicates
     Mutation("the floor moves too far", (instead(PositionSets._expire, _forgets_all_but_the_newest_page),), 0, REPEATS),
     Mutation("a new leader knows no positions", (instead(dedup.positions_of, lambda records, at, header: []),), 0, REPEATS),
-    Mutation("ordinals are ignored", (instead(PositionPage.has, lambda self, place, ordinal: bool(self.bits[place >> 3] >> (place & 7) & 1)),), 0, REPEATS),
-    Mutation("the highest position counts, not the set", (instead(PositionSets.sift, _keeps_the_highest_position),), 0, REPEATS),
+    Mutation("ordinals are ignored", (
+        instead(PositionPage.has, lambda self, place, ordinal: bool(self.bits >> place & 1)),
+        instead(PositionPage.has_any, _ignores_ordinals),
+    ), 0, REPEATS),
+    Mutation("what was accepted is not looked at in a batch that is all new by itself", (instead(PositionPage.has_any, lambda self, positions: False),), 0, REPEATS),
+    Mutation("the highest position counts, not the set", (
+        instead(PositionSets.takes, lambda self, batches, now_ms: []),
+        instead(PositionSets.sift, _keeps_the_highest_position),
+    ), 0, REPEATS),
     # ---- sinks
     Mutation("a fenced driver commits", (instead(sinks._refusal, _takes_any_driver),), 0, ("drivers", "client cut")),
     Mutation("the fence is not compared", (instead(sinks.commit_batch, _commits_without_fence),), 0, ("drivers", "client cut")),
