@@ -523,7 +523,7 @@ MUTATIONS = (
     ), 0, REPEATS),
     Mutation("what was accepted is not looked at in a batch that is all new by itself", (instead(PositionPage.has_any, lambda self, positions: False),), 0, REPEATS),
     Mutation("the highest position counts, not the set", (
-        instead(PositionSets.takes, lambda self, batches, now_ms: []),
+        instead(PositionSets.takes, lambda self, batches, now_ms: 0),
         instead(PositionSets.sift, _keeps_the_highest_position),
     ), 0, REPEATS),
     # ---- sinks
