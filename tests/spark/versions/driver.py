@@ -14,6 +14,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+STARTS = 8
+TOO_BUSY = 7
+"""Exit status: no query could be started, because no Python worker did within Spark's ten seconds."""
 LIMITED = 1500
 """Rows of a micro-batch where a source may limit it."""
 
@@ -92,13 +95,13 @@ def too_slow(problem: Any) -> bool:
 
 def in_time(spark: Any, given: dict[str, Any], way: str) -> Any:
     """A query that runs, or has run to its end. One whose worker was too slow is started again, as the docs say."""
-    for _ in range(8):
+    for _ in range(STARTS):
         query = start(spark, given, way)
         while query.isActive and (given["once"] or query.lastProgress is None):
             time.sleep(0.05)
         if not too_slow(query.exception()):
-            break
-    return query
+            return query
+    sys.exit(TOO_BUSY)
 
 
 def batch_jobs(spark: Any, given: dict[str, Any]) -> dict[str, Any]:

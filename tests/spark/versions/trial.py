@@ -18,6 +18,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.spark.matrix.reader import consumer
 from tests.spark.matrix.sessions import signal_all
+from tests.spark.versions.driver import TOO_BUSY
 from tests.spark.versions.environments import ROOT
 
 RATE = 300
@@ -30,7 +31,7 @@ CONNECTOR = "org.apache.spark:spark-sql-kafka-0-10_2.12:3.5.7"
 
 
 class NoFault(Exception):
-    """No driver was killed inside a micro-batch of the way that was asked for."""
+    """Nothing was found out: no driver was killed inside a micro-batch, or none came so far."""
 
 
 class Traffic(threading.Thread):
@@ -92,6 +93,8 @@ class Driver:
             found = next((line for line in self.lines if line["event"] == event), None)
             if found is not None:
                 return found
+            if ended and self.process.returncode == TOO_BUSY:
+                raise NoFault("the machine was too busy: no Python worker of Spark's started within ten seconds")
             assert not ended, f"the driver ended with {self.process.returncode}: {self.tail()}"
             assert time.monotonic() < deadline, f"no {event} after {timeout_s:.0f} s: {self.tail()}"
             time.sleep(0.05)
