@@ -140,6 +140,9 @@ def _recipe(cluster: Cluster, directory: Path) -> None:
         assert (directory / "done").read_text() == str(log.stat().st_size)
         (directory / "done").unlink()
     assert len(_read(cluster, 8, "recipe")) == 150
+    script = script.replace("position % 8", "8")
+    assert subprocess.run([sys.executable, "-c", script], cwd=directory, timeout=PATIENCE_S, check=False).returncode
+    assert not (directory / "done").exists(), "nothing was written, so no progress is saved"
 
 
 def _repeats_in_front_of_a_reader(cluster: Cluster) -> None:
