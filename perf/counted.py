@@ -42,8 +42,9 @@ ACLS = 1000
 QUOTA = 1 << 50
 SPEND, SPENT = "spend", 100
 TOPIC, TOPIC_ID = "counted", uuid.UUID(int=7)
-ONCE, ONCE_ID = "once", uuid.UUID(int=8)
-"""A topic that drops duplicates."""
+SOURCED = {"": {}, ", each once": {"fleetlog.dedup": "source"}}
+"""Topics for records that say where they come from, by how their work is called: a plain one, and one that drops
+duplicates."""
 SMALL_RECORDS = 200
 PARTITIONS = 4
 IN_TRANSACTION, TRANSACTIONAL = 3, 0x10
@@ -95,7 +96,6 @@ class Fixture:
 
         self.stage = stage = LoneLeader(directory, NOW_MS)
         stage.topic(TOPIC, 2 * PARTITIONS, topic_id=TOPIC_ID)
-        stage.topic(ONCE, PARTITIONS, topic_id=ONCE_ID, settings={"fleetlog.dedup": "source"})
         for index in range(PARTITIONS, 2 * PARTITIONS):  # a transaction that goes on: sequence 0 is the next one
             stage.append(
                 TOPIC, index=index, producer_id=IN_TRANSACTION, producer_epoch=0, base_sequence=2**31 - 1,
@@ -185,8 +185,6 @@ def works() -> dict[str, Iterator[list[Frame]]]:
         "produce 1 KiB, first of its producer": firsts(),
         "produce 1 KiB, 10 at once, idempotent": _of_producer(2, AT_ONCE),
         "produce 1 KiB, 10 at once, transactional": _of_producer(IN_TRANSACTION, AT_ONCE, "counted"),
-        f"produce {SMALL_RECORDS} records": _with_positions(TOPIC),
-        f"produce {SMALL_RECORDS} records, each once": _with_positions(ONCE),
     }
 
 
@@ -206,6 +204,16 @@ def firsts() -> Iterator[list[Frame]]:
         producer_id, number = FIRST_PRODUCER + turn, PARTITIONS + turn % PARTITIONS
         batch, _ = batch_of(KIB, KIB, NOW_MS, producer_id=producer_id, producer_epoch=0, base_sequence=0)
         yield [produce_frame(TOPIC, number, batch)]
+
+
+def sourced(fixture: Fixture) -> dict[str, Iterator[list[Frame]]]:
+    """Writing of records with positions: name, and requests without end. The topics are made for them."""
+    found = {}
+    for number, (name, settings) in enumerate(SOURCED.items()):
+        topic = f"sourced-{number}"
+        fixture.stage.topic(topic, PARTITIONS, topic_id=uuid.UUID(int=8 + number), settings=settings)
+        found[f"produce {SMALL_RECORDS} records{name}"] = _with_positions(topic)
+    return found
 
 
 def _with_positions(topic: str) -> Iterator[list[Frame]]:
@@ -299,6 +307,10 @@ def main() -> None:
         for frames in itertools.islice(rounds, WARMUP):
             fixture.check_crowd(frames)
         count(work, fixture.check_crowd, _some(rounds, CROWD))
+    for work, rounds in sourced(fixture).items():
+        for frames in itertools.islice(rounds, WARMUP):
+            fixture.check(frames)
+        count(work, fixture.check, _some(rounds))
     fixture.stage.authorize(ACLS)
     for work in AUTHORIZED:
         for frames in itertools.islice(kinds[work], PARTITIONS):  # the first decision reads the ACLs
