@@ -25,6 +25,8 @@ from perf.counted import REQUESTS, SPEND, SPENT
 FILE = Path(__file__).parent / "budget.json"
 SOURCE = Path(__file__).parent / "counting.c"
 LIMIT_S = 240
+SECURED, SECURED_MAX = ", authorized and measured", 0.035
+"""Works with an authorizer and quotas, and how much more they may cost than without."""
 HASH_SEED = "0"
 
 
@@ -99,6 +101,18 @@ def over(counted: dict[str, int], budget: dict[str, int], tolerance: float) -> l
     ]
 
 
+def dearer(counted: dict[str, int]) -> list[str]:
+    """Lines about the works that cost too much more with an authorizer and quotas."""
+    shares = {
+        work: counted[work] / counted[work.removesuffix(SECURED)] - 1 for work in counted if work.endswith(SECURED)
+    }
+    return [
+        f"{work}: {share:+.1%} of what it costs without (allowed: {SECURED_MAX:+.1%})"
+        for work, share in shares.items()
+        if share > SECURED_MAX
+    ]
+
+
 def write(counted: dict[str, int]) -> None:
     """Make it the budget."""
     everything = json.loads(FILE.read_text()) if FILE.exists() else {"tolerance": 0.02, "instructions": {}}
@@ -122,7 +136,7 @@ def main() -> int:
         return 2
     for work, allowed in budget["instructions"].items():
         print(f"{work:<42}{counted[work]:>12,}{allowed:>12,}{counted[work] / allowed - 1:>+9.1%}")
-    lines = over(counted, budget["instructions"], budget["tolerance"])
+    lines = over(counted, budget["instructions"], budget["tolerance"]) + dearer(counted)
     print("\n".join(lines), file=sys.stderr)
     return 1 if lines else 0
 

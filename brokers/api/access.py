@@ -203,7 +203,7 @@ class Access:
     ``decisions`` keeps what was decided, but for questions that only filter what an answer shows (``logged=False``).
     """
 
-    __slots__ = ("_quiet", "_verdicts", "authorizer", "decisions")
+    __slots__ = ("_quiet", "authorizer", "decisions", "granted")
 
     def __init__(self, authorizer: Authorizer | None = None, decisions: DecisionLog | None = None) -> None:
         self.authorizer = authorizer
@@ -214,7 +214,8 @@ class Access:
         self.decisions = decisions
         self._quiet = decisions is None or not decisions.keeps_allowed
         authorizer = self.authorizer
-        self._verdicts: Mapping[Question, bool] = authorizer.verdicts if authorizer is not None and self._quiet else {}
+        self.granted: Mapping[Question, bool] = authorizer.verdicts if authorizer is not None and self._quiet else {}
+        """What was decided before, where nothing is kept of what is allowed: True there needs no further question."""
 
     def levels_changed(self) -> None:
         """Log levels have: ask again what is kept of what is allowed."""
@@ -228,7 +229,7 @@ class Access:
         if authorizer is None:
             return True
         login = client.connection
-        if self._verdicts.get((login.principal, login.peer_host, operation, resource, name)):
+        if self.granted.get((login.principal, login.peer_host, operation, resource, name)):
             return True  # as decided before, and not kept in the log
         allowed = authorizer.allows(client, operation, resource, name)
         if allowed and self._quiet:

@@ -292,7 +292,12 @@ class Fetch:
         if self._timers is not None:
             self.end_wait()
         source = context.source
-        if self.total and source is not None and source.meter is not None and self.over_quota():
+        if (
+            source is not None
+            and source.meter is not None
+            and self.total
+            and not (context.exempted or source.meter.may_fetch(source, self.total))
+        ):
             return self.empty_answer(whole)
         found, self.found = self.found or [], None
         counts = context.services.replicas.topic_figures is not None
@@ -333,11 +338,11 @@ class Fetch:
 
     def over_quota(self) -> bool:
         """Whether the client may not have what was found now. If it may, that is counted."""
-        source = self.context.source
-        meter = None if source is None else source.meter
-        if meter is None or source is None or meter.fetched is None or self.request.replica_id >= 0:
+        context = self.context
+        source = context.source
+        if source is None or source.meter is None or context.exempted:
             return False
-        return not meter.may_fetch(source, self.total)
+        return not source.meter.may_fetch(source, self.total)
 
     def empty_answer(self, whole: bool) -> Encoded | list[Any]:
         """Nothing, and the session is as it was (KIP-219); one that began with this fetch ends."""

@@ -120,8 +120,11 @@ class PartitionReader:
             error = self.refusal(partition, part)
             if error is not _NONE:
                 return self._error(error, partition.tp)
-        elif access.authorizer is not None and not access.allows(context, READ, TOPIC, partition.tp.topic):
-            return _DENIED  # a leader refuses no other consumer that names no epoch
+        elif access.authorizer is not None:  # a leader refuses no other consumer that names no epoch
+            client, topic = context.connection, partition.tp.topic
+            granted = access.granted.get((client.principal, client.peer_host, READ, TOPIC, topic))
+            if not granted and not access.allows(context, READ, TOPIC, topic):
+                return _DENIED
         if context.api_version < ZSTD_VERSION and log.config.compression_type == "zstd":
             return FetchOutcome(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE)
         start, watermark = log.log_start_offset, log.high_watermark

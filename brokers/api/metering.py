@@ -19,6 +19,7 @@ from brokers.security.quotas import (
     CONSUMER_BYTE_RATE,
     PRODUCER_BYTE_RATE,
     REQUEST_PERCENTAGE,
+    Allowance,
     ClientQuotas,
     QuotaImage,
 )
@@ -72,11 +73,13 @@ class Meter:
     """Measures the requests of one connection; those of one client id at a time."""
 
     __slots__ = (
-        "_bytes", "_metering", "_user", "client_id", "fetch_bytes_max", "fetched", "known", "produced", "time", "timed",
+        "_bytes", "_metering", "_mono_ms", "_user", "client_id", "fetch_bytes_max", "fetched", "known", "produced",
+        "time", "timed",
     )  # fmt: skip
 
     def __init__(self, metering: Metering, user: str) -> None:
         self._metering = metering
+        self._mono_ms = metering.clock.mono_ms
         self._user = user
         self._bytes = 0
         self.known = False
@@ -107,20 +110,6 @@ class Meter:
         length = max(0, int.from_bytes(data[at : at + 2], "big", signed=True))
         self.of_client(bytes(data[at + 2 : at + 2 + length]).decode(errors="replace"))
 
-    def ran(self, connection: Mutable, produced_bytes: int, started_s: float, now: Callable[[], float]) -> None:
-        """Requests were executed as a run: as :meth:`measure`, but quicker."""
-        produced = self.produced
-        if produced_bytes and produced is not None:
-            left = produced.left - produced_bytes
-            if left >= 0 and started_s < produced.until_s:
-                produced.left = left
-            else:
-                self._bytes += produced_bytes
-                self.measure(connection, started_s, now())
-                return
-        if self.time is not None:
-            self.spent(connection, started_s, now())
-
     def add(self, produced_bytes: int) -> None:
         """Bytes of requests that carry records, and are measured next."""
         self._bytes += produced_bytes
@@ -150,11 +139,15 @@ class Meter:
         fetched = self.fetched
         if fetched is None:
             return True
-        now_ms = self._metering.clock.mono_ms()
         left = fetched.left - size_bytes
-        if left >= 0 and now_ms < fetched.until_s * 1000:
+        if left >= 0 and self._mono_ms() < fetched.until_ms:
             fetched.left = left
             return True
+        return self._may_fetch(connection, fetched, size_bytes)
+
+    def _may_fetch(self, connection: Mutable, fetched: Allowance, size_bytes: int) -> bool:
+        """After a look at the rate."""
+        now_ms = self._mono_ms()
         mute_ms = fetched.spend(size_bytes, now_ms / 1000, lambda: now_ms)
         if not mute_ms:
             return True

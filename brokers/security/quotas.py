@@ -213,24 +213,24 @@ class Allowance:
     Most amounts are only taken from what may be used until the newest window ends without a look at the rate. They are
     counted, in that window, by the next look. Amounts are bytes, or nanoseconds of the loop.
 
-    Before ``until_s``, on the clock that :meth:`spend` is asked with, ``left`` may be used, and be lowered by what is
-    used, without a call.
+    Before ``until_s``, on the clock that :meth:`spend` is asked with, and before ``until_ms``, on that of the windows,
+    ``left`` may be used, and be lowered by what is used, without a call.
     """
 
-    __slots__ = ("_granted", "_granted_ms", "_rate", "left", "rate_milli", "until_s")
+    __slots__ = ("_granted", "_granted_ms", "_rate", "left", "rate_milli", "until_ms", "until_s")
 
     def __init__(self, rate: WindowedRate) -> None:
         self._rate = rate
         self.rate_milli = 0
         self._granted = self.left = 0
-        self._granted_ms = 0
+        self._granted_ms = self.until_ms = 0
         self.until_s = _LONG_AGO
 
     def limit(self, rate_milli: int) -> None:
         """The rate from now on, in thousandths of an amount per second."""
         if rate_milli != self.rate_milli:
             self.rate_milli = rate_milli
-            self.until_s = _LONG_AGO
+            self._end_grant()
 
     def spend(self, amount: int, now_s: float, mono_ms: Callable[[], int]) -> int:
         """Counts; returns how long to mute (ms). ``now_s`` is any monotonic clock's, ``mono_ms`` the windows' clock."""
@@ -245,13 +245,17 @@ class Allowance:
             total, elapsed_ms = self._rate.measure(present_ms)
             self._granted = self.left = max(0, self.rate_milli * elapsed_ms // _MICRO - total)
             self._granted_ms = present_ms
-            self.until_s = now_s + self._rate.window_left_ms(present_ms) / 1000
+            left_ms = self._rate.window_left_ms(present_ms)
+            self.until_s, self.until_ms = now_s + left_ms / 1000, present_ms + left_ms
         return throttle_ms
+
+    def _end_grant(self) -> None:
+        self.until_s, self.until_ms = _LONG_AGO, 0
 
     def _settle(self) -> None:
         spent = self._granted - self.left
         self._granted = self.left = 0
-        self.until_s = _LONG_AGO
+        self._end_grant()
         if spent:
             self._rate.record(spent, self._granted_ms)
 

@@ -247,7 +247,16 @@ class Dispatcher:
             Reply(route, context, connection, connection.next_slot(), started=started).failed()
             return ends[-1]
         if meter is not None and not context.exempted:
-            meter.ran(connection, ends[-1] - start if route.large else 0, started, _now)
+            allowed = meter.produced if route.large else None
+            if allowed is not None:
+                used = ends[-1] - start
+                if meter.time is None and used <= allowed.left and started < allowed.until_s:
+                    allowed.left -= used  # as below, but quicker
+                else:
+                    meter.add(used)
+                    meter.measure(connection, started, _now())
+            elif meter.time is not None:
+                meter.spent(connection, started, _now())
             if connection.muted_until_ms and type(outcome) is Done and type(outcome[0]) is list:
                 throttle(route.api.key, run.version, outcome[0], connection)
         if type(outcome) is Done and type(outcome[0]) is list and not reserved:

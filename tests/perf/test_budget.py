@@ -28,6 +28,12 @@ def test_a_topic_that_drops_duplicates_costs_little_more(counted: dict[str, int]
     assert counted["produce 200 records, each once"] < 1.6 * counted["produce 200 records"]
 
 
+def test_an_authorizer_and_quotas_cost_little(counted: dict[str, int]) -> None:
+    lines = budget.dearer(counted)
+    assert not lines, "\n".join(["", *lines])
+    assert budget.dearer({f"fetch{budget.SECURED}": 104, "fetch": 100}), "it would be seen"
+
+
 def test_the_budget_is_not_wider_than_needed(counted: dict[str, int]) -> None:
     """What became cheaper is written down, or the next regression hides in what was saved."""
     allowed = budget.load()["instructions"]
