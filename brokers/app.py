@@ -20,6 +20,7 @@ from pathlib import Path
 from brokers.api.base import Services
 from brokers.config import BrokerConfig, ConfigError
 from brokers.log import DirectoryInUse, LogStore, RealDisk, StoreRefused
+from brokers.log.sync_times import slow_sync_micros
 from brokers.metadata.client_configs import ClientConfigs
 from brokers.metadata.login_secret import login_secret
 from brokers.metadata.users import ScramUsers
@@ -321,7 +322,7 @@ class Broker:
         states = [
             CertificateState(one.name, round(one.valid_until_s * 1000), one.refusal) for one in self._tls.values()
         ]
-        return ProcessHealth(used, limit, tuple(states))
+        return ProcessHealth(used, limit, tuple(states), slow_sync_micros())
 
     async def _probe_loop_lag(self) -> None:
         while True:

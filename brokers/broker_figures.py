@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 
 from brokers.api.base import Services
 from brokers.config import BrokerConfig
 from brokers.exposition import BROKER_PAGE, KAFKA_PAGE, PARTITION_PAGE, Rows
+from brokers.groups.rebalances import RebalanceTimes
 from brokers.kafka_names import KafkaPage
 from brokers.log.dedup_metrics import watch_dedup
 from brokers.log.sync_times import SYNC_SECONDS
-from brokers.replication.figures import partition_rows, replica_families
+from brokers.replication.figures import follower_families, partition_rows, replica_families
 from brokers.topic_figures import OTHER_TOPICS, TopicTable
 from txn.states import TransactionState
 
@@ -22,8 +24,11 @@ def counted_topics(config: BrokerConfig) -> TopicTable | None:
     return TopicTable(config.metrics_topics_max) if config.admin_listener and config.metrics_enable else None
 
 
-def watch_broker(services: Services, lease_ms: Callable[[], float]) -> None:
-    """Add this broker's figures to its pages; ``lease_ms`` is what is left of the lease."""
+def watch_broker(services: Services, lease_ms: Callable[[], float], damaged_answers: Callable[[], int]) -> None:
+    """Add this broker's figures to its pages.
+
+    ``lease_ms`` is what is left of the lease, ``damaged_answers`` counts what leaders sent.
+    """
     metrics, replicas = services.metrics, services.replicas
     topics = replicas.topic_figures
 
@@ -31,6 +36,7 @@ def watch_broker(services: Services, lease_ms: Callable[[], float]) -> None:
         return replica_families(replicas, topics.label if topics is not None else _no_topic)
 
     metrics.register(BROKER_PAGE, families)
+    metrics.register(BROKER_PAGE, lambda: follower_families(replicas, services.clock))
     if topics is not None:
         metrics.register(BROKER_PAGE, topics.collect)
     if services.config.metrics_partitions_enable:
@@ -43,6 +49,7 @@ def watch_broker(services: Services, lease_ms: Callable[[], float]) -> None:
     metrics.watch_histogram("fleetlog_fsync_seconds", "How long fsync took, of files and directories.", SYNC_SECONDS)
     _watch_disks(services)
     _watch_transactions(services)
+    _watch_damage(services, damaged_answers)
     watch = metrics.watch
     watch_dedup(metrics.watch_family, lambda: (partition.log for partition in replicas.all()))
     watch(
@@ -72,6 +79,21 @@ def watch_broker(services: Services, lease_ms: Callable[[], float]) -> None:
     watch("fleetlog_lease_seconds", "Time left on the lease.", lambda: lease_ms() / 1000)
 
 
+def watch_rebalances(services: Services, times: RebalanceTimes) -> None:
+    """How long the rebalances of this coordinator's groups take, and the one under way that began first."""
+    services.metrics.watch_histogram(
+        "fleetlog_group_rebalance_seconds", "How long rebalances of groups took that ended.", times.seconds
+    )
+    services.metrics.watch(
+        "fleetlog_group_rebalance_longest_seconds",
+        "How long the oldest rebalance under way has taken; 0: none.",
+        lambda: (
+            max((one.longest_rebalance_ms(services.clock.mono_ms()) for one in services.groups.shards()), default=0)
+            / 1000
+        ),
+    )
+
+
 def _no_topic(_: str) -> str:
     return OTHER_TOPICS
 
@@ -94,6 +116,35 @@ def _watch_disks(services: Services) -> None:
         yield from families
 
     services.metrics.register(BROKER_PAGE, disks)
+
+
+def _watch_damage(services: Services, damaged_answers: Callable[[], int]) -> None:
+    verify, topics = services.replicas.logs.verify, services.replicas.topic_figures
+    metrics = services.metrics
+    for name, doc, read in (
+        ("verified_bytes", "Bytes of closed segments that were checked in the background.", lambda: verify.bytes),
+        ("verified_segments", "Closed segments that were checked in the background.", lambda: verify.segments),
+        ("verify_passes", "Times that all closed segments were checked.", lambda: verify.passes),
+    ):
+        metrics.watch_counters(f"fleetlog_{name}", doc, (), partial(_alone, read))
+    metrics.watch(
+        "fleetlog_damaged_segments", "Closed segments that were damaged when they were last checked in the background.",
+        lambda: len(verify.damaged),
+    )  # fmt: skip
+    metrics.watch_counters(
+        "fleetlog_checksum_failures",
+        "Batches with a wrong checksum or format: of a producer, a leader, or in a closed segment.",
+        ("source",),
+        lambda: {
+            ("producer",): topics.total("damaged") if topics is not None else 0,
+            ("leader",): damaged_answers(),
+            ("segment",): verify.failures,
+        },
+    )
+
+
+def _alone(read: Callable[[], float]) -> dict[tuple[str, ...], float]:
+    return {(): read()}
 
 
 def _watch_transactions(services: Services) -> None:

@@ -177,6 +177,10 @@ class BrokerConfig:
     log_cleaner_io_max_bytes_per_second: float = setting(
         DOUBLE, BOUNDLESS, "Bytes that compaction reads and writes in a second.", low=1, live=True
     )
+    log_verify_bytes_per_second: int = setting(
+        LONG, 0, "Bytes of closed segments that are read in a second to check them in the background; 0: none.", low=0,
+        live=True,
+    )  # fmt: skip
     min_insync_replicas: int = setting(INT, 1, "Default of min.insync.replicas.", low=1, live=True)
     log_preallocate: bool = setting(BOOLEAN, False, "Default of preallocate.", live=True, inert=True)
     log_retention_bytes: int = setting(LONG, -1, "Default of retention.bytes.", low=-1, live=True)

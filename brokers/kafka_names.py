@@ -210,7 +210,9 @@ class KafkaPage:
 
     def _requests(self) -> Iterator[Metric | Rows | None]:
         metrics, now_ms = self._services.metrics, self._services.clock.mono_ms()
-        for part, histograms in metrics.request_parts().items():
+        fetches = metrics.fetch_parts()
+        for part, all_of in metrics.request_parts().items():
+            histograms = {**all_of, **fetches.get(part, {})}
             name = f"kafka_network_requestmetrics_{part}"
             times = GaugeMetricFamily(name, "Milliseconds, of the last minute.", labels=["request", "quantile"])
             for api, histogram in histograms.items():
@@ -222,4 +224,7 @@ class KafkaPage:
         family = CounterMetricFamily("kafka_network_requestmetrics_requests", "Answered.", labels=["request"])
         for api, counter in metrics.requests.children.items():
             family.add_metric([api], counter.value)
+        followers = sum(metrics.follower_fetches.total.counts)
+        family.add_metric(["FetchFollower"], followers)
+        family.add_metric(["FetchConsumer"], max(0, metrics.requests.labels("Fetch").value - followers))
         yield family

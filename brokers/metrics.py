@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import accumulate
 from typing import Any, Generic, TypeVar
 
@@ -22,6 +23,8 @@ from brokers.exposition import (
 from wire.errors import ErrorCode
 
 LATENCY_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+_PARTS = ("totaltimems", "localtimems", "remotetimems")
+"""Parts of request times by Kafka's names, but for throttling."""
 _BOUNDS = (*(str(bound) for bound in LATENCY_SECONDS), "+Inf")
 
 
@@ -52,6 +55,13 @@ class Histogram:
         self.counts[bisect_left(LATENCY_SECONDS, seconds)] += count
         self.total += seconds * count
 
+    def without(self, part: Histogram) -> Histogram:
+        """The rest. Both clocks were read at slightly different times: no bucket falls below 0."""
+        rest = Histogram()
+        rest.counts = [max(0, whole - gone) for whole, gone in zip(self.counts, part.counts, strict=True)]
+        rest.total = max(0.0, self.total - part.total)
+        return rest
+
 
 class DelayedTimes:
     """The times of requests whose answer waited: for replicas, for data, for a coordinator."""
@@ -67,6 +77,53 @@ class DelayedTimes:
         self.remote.observe(remote, count)
         self.total.observe(local + remote, count)
 
+
+class FollowerFetches:
+    """The times of followers' fetches, which are also counted as those of all fetches."""
+
+    __slots__ = ("delayed", "total")
+
+    def __init__(self) -> None:
+        self.total, self.delayed = Histogram(), DelayedTimes()
+
+    def observe(self, begun_us: int, delayed_us: int, now_us: int) -> None:
+        """Count one that is answered now, by monotonic times; ``delayed_us`` is 0 if it did not wait."""
+        self.total.observe((now_us - begun_us) / 1e6)
+        if delayed_us:
+            self.delayed.observe((delayed_us - begun_us) / 1e6, (now_us - delayed_us) / 1e6, 1)
+
+
+class StartFigures:
+    """How far a start is with the broker's logs, and what it found. Any thread may read it."""
+
+    __slots__ = ("bytes_left", "logs_done", "logs_left", "seconds", "shortened_logs", "under_way")
+
+    def __init__(self) -> None:
+        self.logs_left = self.logs_done = self.bytes_left = self.shortened_logs = 0
+        self.seconds = 0.0
+        self.under_way = False
+
+    def text(self) -> bytes:
+        """The families alone, for scrapes while the loop stands still."""
+        families = (GaugeMetricFamily(name, doc, value=getattr(self, one)) for one, (name, doc) in START_GAUGES.items())
+        return exposition_text(list(families))
+
+    def words(self) -> str:
+        """The same in one line."""
+        return f"loading logs: {self.logs_done} done, {self.logs_left} left, {self.bytes_left} bytes of these to check"
+
+
+START_GAUGES = {
+    "logs_left": ("fleetlog_start_logs_left", "Logs that this start has not loaded yet, of directories that it knows."),
+    "bytes_left": ("fleetlog_start_bytes_left", "Bytes of these that are checked, at most: above the recovery points."),
+    "logs_done": ("fleetlog_start_logs_done", "Logs that this start has loaded."),
+    "seconds": ("fleetlog_start_log_seconds", "How long that took so far."),
+    "shortened_logs": (
+        "fleetlog_shortened_logs",
+        "Logs that this start found gone, or shorter than the clean stop before had left them.",
+    ),
+}
+"""Name and meaning by the attribute of :class:`StartFigures`."""
 
 T = TypeVar("T", Counter, Histogram, DelayedTimes)
 
@@ -139,10 +196,12 @@ class Metrics:
         self._numbers = _Numbers()
         self.errors: dict[tuple[str, str], int] = {}
         """Answers with an error, by API and the error's name: see :meth:`failed`."""
+        self.start = StartFigures()
         self.requests = Labelled(Counter)
         self.request_seconds = Labelled(Histogram)
         self.delayed = Labelled(DelayedTimes)
         """Of requests whose answer waited."""
+        self.follower_fetches = FollowerFetches()
         self.throttle_seconds = Labelled(Histogram)
         """For how long answers said that their connection is muted, where it is."""
         self.queue_seconds, self.send_seconds = Histogram(), Histogram()
@@ -173,6 +232,10 @@ class Metrics:
                 "api", self.request_seconds.children,
             ),
             (
+                "fleetlog_follower_fetch_seconds", "The same of followers' fetches: a part of those with api=Fetch.",
+                "", {"": self.follower_fetches.total},
+            ),
+            (
                 "fleetlog_queue_seconds", "How long requests that were not executed at once waited, of any API.", "",
                 {"": self.queue_seconds},
             ),
@@ -187,10 +250,12 @@ class Metrics:
         """More families as text, made elsewhere: groups and their partitions."""
         self.register(BROKER_PAGE, lambda: (self.group_families(),))
         self.watch_counters(
-            "fleetlog_errors", "Errors in answers, by API and code: of Produce and Fetch one for each partition.",
+            "fleetlog_errors", "Errors in answers, by API and code: one for each partition, topic or group.",
             ("api", "error"), lambda: self.errors,
         )  # fmt: skip
         self.register(BROKER_PAGE, self._parts)
+        for attribute, (name, doc) in START_GAUGES.items():
+            self.watch(name, doc, partial(getattr, self.start, attribute))
 
     def failed(self, api: str, error: int, count: int = 1) -> None:
         """Count errors that answers have; NONE is none."""
@@ -203,18 +268,11 @@ class Metrics:
 
         What did not wait was local from its beginning to its end, so only delayed requests are measured in parts.
         """
-        parts: dict[str, dict[str, Histogram]] = {"totaltimems": {}, "localtimems": {}, "remotetimems": {}}
+        parts: dict[str, dict[str, Histogram]] = {part: {} for part in _PARTS}
         parts["throttletimems"] = {}
         for api, total in self.request_seconds.children.items():
-            local, remote, count = Histogram(), Histogram(), sum(total.counts)
-            delayed = self.delayed.children.get(api) or DelayedTimes()
-            local.counts = [
-                whole - waited + before
-                for whole, waited, before in zip(total.counts, delayed.total.counts, delayed.local.counts, strict=True)
-            ]
-            local.total = total.total - delayed.total.total + delayed.local.total
-            remote.counts = [count - sum(delayed.remote.counts) + delayed.remote.counts[0], *delayed.remote.counts[1:]]
-            remote.total = delayed.remote.total
+            local, remote = local_and_remote(total, self.delayed.children.get(api) or DelayedTimes())
+            count = sum(total.counts)
             throttled = self.throttle_seconds.children.get(api) or Histogram()
             throttle = Histogram()
             throttle.counts = [max(0, count - sum(throttled.counts)) + throttled.counts[0], *throttled.counts[1:]]
@@ -222,6 +280,17 @@ class Metrics:
             for part, histogram in zip(parts, (total, local, remote, throttle), strict=True):
                 parts[part][api] = histogram
         return parts
+
+    def fetch_parts(self) -> dict[str, dict[str, Histogram]]:
+        """The same for Kafka's two kinds of fetches: those of followers, and the rest. Of throttling it is unknown."""
+        total, delayed = self.request_seconds.labels("Fetch"), self.delayed.labels("Fetch")
+        waited = self.follower_fetches.delayed
+        followers = self.follower_fetches.total, *local_and_remote(self.follower_fetches.total, waited)
+        fetches = total, *local_and_remote(total, delayed)
+        return {
+            part: {"FetchFollower": of_followers, "FetchConsumer": all_of.without(of_followers)}
+            for part, all_of, of_followers in zip(_PARTS, fetches, followers, strict=True)
+        }
 
     def _parts(self) -> Iterator[Metric]:
         family = HistogramMetricFamily(
@@ -264,6 +333,19 @@ class Metrics:
     def render(self) -> bytes:
         """The text exposition of the broker's page, made at once."""
         return exposition_text(self.pages[BROKER_PAGE].collect_now())
+
+
+def local_and_remote(total: Histogram, delayed: DelayedTimes) -> tuple[Histogram, Histogram]:
+    """The two parts of the times of requests of which some waited."""
+    local, remote, count = Histogram(), Histogram(), sum(total.counts)
+    local.counts = [
+        whole - waited + before
+        for whole, waited, before in zip(total.counts, delayed.total.counts, delayed.local.counts, strict=True)
+    ]
+    local.total = total.total - delayed.total.total + delayed.local.total
+    remote.counts = [count - sum(delayed.remote.counts) + delayed.remote.counts[0], *delayed.remote.counts[1:]]
+    remote.total = delayed.remote.total
+    return local, remote
 
 
 def error_name(code: int) -> str:

@@ -199,6 +199,8 @@ class ProcessHealth(NamedTuple):
     open_files: int = -1
     file_limit: int | None = None
     certificates: tuple[CertificateState, ...] = ()
+    sync_micros: int = -1
+    """How long all but one in a hundred fsyncs of the last minutes took at most."""
 
 
 FREE_SHARE, FREE_BYTES_MOST = 20, 256 * 1024 * 1024

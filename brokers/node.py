@@ -11,6 +11,7 @@ import logging
 import uuid
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from typing import Any, Protocol
 
@@ -20,7 +21,7 @@ from brokers.api.audit_writer import AuditWriter
 from brokers.api.base import Services
 from brokers.api.groups import drop_topic_offsets
 from brokers.api.metering import Metering
-from brokers.broker_figures import counted_topics, watch_broker
+from brokers.broker_figures import counted_topics, watch_broker, watch_rebalances
 from brokers.config import BrokerConfig
 from brokers.controller.controller import Controller
 from brokers.controller.handover import hand_over
@@ -29,6 +30,7 @@ from brokers.coordinators.lags import LagWatch
 from brokers.coordinators.runtime import CoordinatorRuntime
 from brokers.coordinators.transactions.coordinator import TransactionCoordinator, partition_count_of
 from brokers.groups.member_memory import MemberRoom
+from brokers.groups.rebalances import RebalanceTimes
 from brokers.groups.requests import GroupSettings
 from brokers.groups.shard import GroupShard
 from brokers.log import DiskPort, LogStore, Origin, StoreRefused
@@ -198,7 +200,10 @@ class Node:
         task.add_done_callback(self._upkeep_ended)
 
     def _open_logs(self, cluster_id: str) -> LogStore:
-        logs = LogStore(self.config, self._ports.disk, self._ports.clock, cluster_id=cluster_id)
+        started = self._metrics.start
+        logs = LogStore(
+            self.config, self._ports.disk, self._ports.clock, cluster_id=cluster_id, start_figures=started
+        )  # fmt: skip
         try:
             report = logs.load()
         except StoreRefused as error:
@@ -206,6 +211,7 @@ class Node:
         self._logs = logs
         watch_cleaner(self._metrics.watch, logs.cleaner)
         self._stopped = report.stopped
+        started.shortened_logs = len(report.lost)
         for line in report.lines():
             logger.info("%s", line)
         return logs
@@ -236,11 +242,11 @@ class Node:
         )  # fmt: skip
         self._room = RoomKeeper(config.broker_id, replicas, peers, ports.loop)
         settings = GroupSettings.of(config)
-        room = MemberRoom(settings.members_max_bytes)
+        room, rebalances = MemberRoom(settings.members_max_bytes), RebalanceTimes()
         groups = CoordinatorRuntime(
             "groups",
             GROUP_METADATA_TOPIC,
-            lambda partition: GroupShard(partition, settings, room),
+            lambda partition: GroupShard(partition, settings, room, rebalances),
             partition_count=partition_count_of(metadata, GROUP_METADATA_TOPIC, config.offsets_topic_num_partitions),
             loop=ports.loop,
             timers=timers,
@@ -309,7 +315,8 @@ class Node:
             self._audit_writer = writer
         sessions = self.services.fetch_sessions
         replicas.on_leader(lambda partition: sessions.expect(partition.state.replicas, clock.mono_ms()))
-        watch_broker(self.services, store.lease.remaining_ms)
+        watch_broker(self.services, store.lease.remaining_ms, partial(getattr, self._fetchers.counts, "corrupt"))
+        watch_rebalances(self.services, rebalances)
         return self.services
 
     def _watch_lag(self, services: Services) -> None:

@@ -34,13 +34,14 @@ class TopicFigures(Tally):
         "failed_produces",
         "isr_expands",
         "isr_shrinks",
+        "lost_records",
         "replicated_in",
     )
 
     def __init__(self) -> None:
         super().__init__()
         self.damaged = self.duplicates = self.failed_fetches = self.failed_produces = self.replicated_in = 0
-        self.isr_shrinks = self.isr_expands = 0
+        self.isr_shrinks = self.isr_expands = self.lost_records = 0
 
     def merge(self, other: TopicFigures) -> None:
         """Add another topic's numbers to these."""
@@ -62,6 +63,7 @@ COUNTED_BY_TOPIC = (
     ("duplicates", "duplicate_batches", "Batches that idempotence recognized as sent twice."),
     ("isr_shrinks", "isr_shrinks", "Changes of in-sync sets by this broker as leader that took a replica out."),
     ("isr_expands", "isr_expands", "Changes of in-sync sets by this broker as leader that took a replica in."),
+    ("lost_records", "lost_records", "Committed records that replicas here cut off: an unclean election's."),
     ("damaged", "damaged_batches", "Batches of producers refused for their checksum or format."),
 )
 """Attribute, name without fleetlog_topic_ and _total, and meaning."""

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from brokers.api.fetch import handle_fetch
 from brokers.exposition import SLICE, Exposition, Rows, exposition_text, in_slices
 from brokers.metrics import Metrics
-from brokers.replication.figures import partition_rows, replica_families
+from brokers.replication.figures import bytes_from, follower_families, partition_rows, replica_families
 from brokers.topic_figures import OTHER_TOPICS, TopicTable
 from tests.support.fetching import part, request
 from tests.support.produce_runs import Broker, batch, frame
@@ -191,3 +191,39 @@ def test_other_work_runs_between_two_slices() -> None:
 def test_labels_are_escaped() -> None:
     rows = Rows(("name",), (("a", "gauge", "A."),), [(('q"b\\s\nn',), (1,))])  # type: ignore[arg-type]
     assert samples(exposition_text([rows])) == {("a", 'q"b\\s\nn'): 1}
+
+
+def test_followers_are_shown_by_how_much_they_lack(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    stage.topic("led", 2, replicas=(ME, OTHER))
+    stage.topic("followed", leader=OTHER, replicas=(OTHER, ME))
+    families = lambda: follower_families(stage.replicas, stage.clock)  # noqa: E731
+    for index in (0, 1):
+        stage.append("led", 4, index)
+        assert stage.fetched("led", OTHER, 4, partition=index) is ErrorCode.NONE
+    assert [*shown(families).values()] == [0, 0, 0]
+    size = stage.partition("led").log.size_bytes
+    stage.append("led", 12)
+    stage.clock.now_ms += 7_000
+    found = shown(families)
+    assert found["fleetlog_follower_lag_records", str(OTHER)] == 12
+    assert found["fleetlog_follower_lag_bytes", str(OTHER)] == pytest.approx(3 * size, rel=0.35)
+    assert found["fleetlog_follower_lag_seconds", str(OTHER)] == 7
+    assert stage.fetched("led", OTHER, 16) is ErrorCode.NONE
+    assert [*shown(families).values()] == [0, 0, 0]
+    stage.close()
+
+
+def test_bytes_from_an_offset_are_those_of_all_segments_behind_it(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, **{"log.segment.bytes": "300"})
+    stage.topic("led", replicas=(ME,))
+    for _ in range(20):
+        stage.append("led", 1)
+    log = stage.partition("led").log
+    assert len(log.segments) > 3
+    assert bytes_from(log, 0) == log.size_bytes
+    assert bytes_from(log, 20) == 0
+    half = log.segments[2].base_offset
+    assert bytes_from(log, half) == sum(one.size for one in list(log.segments)[2:])
+    assert bytes_from(log, -1) == log.size_bytes, "a follower that has not fetched yet may lack all"
+    stage.close()

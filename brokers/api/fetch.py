@@ -171,6 +171,10 @@ class Fetch:
     """Of a long fetch: what moved since it was read."""
     sizes: dict[SessionPart, int] | None = field(default=None, init=False)
     """Of a long fetch that waits: bytes that were found in each."""
+    begun_us: int = field(default=0, init=False)
+    """Of a follower's: monotonic times of its start (0 if its session begins in slices), and of when it began to wait
+    (0 if it did not)."""
+    delayed_us: int = field(default=0, init=False)
     _moved: bool = field(default=False, init=False)
     _scheduled: bool = field(default=False, init=False)
     _timers: dict[Callable[[], None], Timer] | None = field(default=None, init=False)
@@ -212,6 +216,7 @@ class Fetch:
         replica = self.reader.replica = self.session.replica
         if replica is not None:
             services = self.context.services
+            self.begun_us = services.clock.mono_us()
             self.reader.throttle = services.fetch_sessions.throttle(services.metadata)
 
     @property
@@ -375,7 +380,10 @@ class Fetch:
 
     def count_sent(self, found: list[Found]) -> None:
         """What a follower gets: its throttle counts it, and when it acknowledges it, it has followed until now."""
-        now_ms = self.context.services.clock.mono_ms()
+        services = self.context.services
+        now_ms = services.clock.mono_ms()
+        if self.begun_us:
+            services.metrics.follower_fetches.observe(self.begun_us, self.delayed_us, services.clock.mono_us())
         self.session.proof_ms = now_ms - 1  # it leaves in this millisecond: the one before is proven as a whole
         throttle = self.reader.throttle
         if throttle is not None:
@@ -388,6 +396,8 @@ class Fetch:
     def wait(self) -> DelayedResponse:
         """Wait for data, news, or ``max_wait_ms``."""
         self.delayed = DelayedResponse(self.request.max_wait_ms, self.expired, self.dropped)
+        if self.begun_us:
+            self.delayed_us = self.context.services.clock.mono_us()
         for part in self.session.dirty:
             part.watch()
         self.rest()

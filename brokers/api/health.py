@@ -39,6 +39,7 @@ async def handle_describe_health(request: DescribeHealthRequest, context: Contex
             version=0, throttle_time_ms=0, error_code=0, wall_ms=wall_ms, zoo_keeper_micros=micros,
             lease_ms=max(0, round(lease_ms)), open_files=health.open_files,
             file_limit=-1 if health.file_limit is None else health.file_limit, certificates=certificates,
+            sync_micros=health.sync_micros,
         )
     )  # fmt: skip
 

@@ -43,7 +43,8 @@ def handle_describe_log_dirs(request: DescribeLogDirsRequest, context: Context) 
             topic_rows.append(_topic(response, version, name, those))
         rows.append(response.DescribeLogDirsResult(version=version, topics=topic_rows, **fields))
     top: dict[str, Any] = {"error_code": 0} if version >= 3 else {}
-    troubles = context.services.process_troubles() if version >= 2 else []
+    services = context.services
+    troubles = services.process_troubles() + services.replicas.logs.verify.troubles() if version >= 2 else []
     if troubles:
         top["troubles"] = troubles
     return Done(response(version=version, results=rows, **top))

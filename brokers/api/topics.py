@@ -72,6 +72,7 @@ async def handle_create_topics(request: CreateTopicsRequest, context: Context) -
     echoed: _Echoed = {}
     for outcome in itertools.chain(outcomes, map(_denied, sorted(denied))):
         await context.yield_now()
+        context.services.metrics.failed("CreateTopics", outcome.error)
         make = partial(_created, outcome, response, context, echoed)
         if outcome.ok or outcome.topic_id is not None:
             rows.add(make())
@@ -244,6 +245,7 @@ async def handle_create_partitions(request: CreatePartitionsRequest, context: Co
     rows = NamedRows(response, context.api_version)
     for outcome in itertools.chain(outcomes, map(_denied, sorted(denied))):
         await context.yield_now()
+        context.services.metrics.failed("CreatePartitions", outcome.error)
         rows.add_alike(outcome.name, (outcome.error, outcome.message), partial(_extended, outcome, response, context))
     return Done(rows.body())
 

@@ -10,7 +10,7 @@ from enum import IntEnum
 from typing import Any, NamedTuple
 
 from brokers.cli.overview import Overview, PartitionOverview
-from brokers.model import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC
+from brokers.model import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC, TopicPartition
 
 NAMED = 5
 """Partitions, groups or topics that a finding names; the rest is counted."""
@@ -49,6 +49,8 @@ class Thresholds(NamedTuple):
     transaction_s: float = 900.0
     lag_s: float = 600.0
     certificate_days: int = 14
+    sync_ms: int = 500
+    hot_mb: float = 1.0
 
 
 class OpenTransaction(NamedTuple):
@@ -79,6 +81,8 @@ class BrokerHealth(NamedTuple):
     open_files: int
     file_limit: int
     certificates: tuple[ListenerCertificate, ...]
+    sync_micros: int = -1
+    """How long all but one in a hundred fsyncs of the last minutes took at most; -1: unknown."""
 
 
 @dataclass(slots=True)
@@ -96,14 +100,16 @@ class FleetFacts:
     unclean_topics: list[str] = field(default_factory=list)
     groups: list[dict[str, Any]] = field(default_factory=list)
     transactions: list[OpenTransaction] = field(default_factory=list)
+    rates: dict[TopicPartition, float] = field(default_factory=dict)
+    """Bytes that the largest replica of a partition grew by in a second."""
     untold: list[tuple[str, str]] = field(default_factory=list)
 
 
 def findings_of(facts: FleetFacts, limits: Thresholds) -> list[Finding]:
     """All findings, the worst first."""
     checks: tuple[Callable[[FleetFacts, Thresholds], Iterable[Finding]], ...] = (
-        _controller, _brokers, _partitions, _zookeeper, _clocks, _files, _certificates, _transactions, _groups,
-        _same_settings, _safe_settings, _domains, _untold,
+        _controller, _brokers, _partitions, _zookeeper, _disks, _clocks, _files, _certificates, _transactions, _groups,
+        _hot_partitions, _same_settings, _safe_settings, _domains, _untold,
     )  # fmt: skip
     found = [one for check in checks for one in check(facts, limits)]
     return sorted(found, key=lambda one: -one.severity)
@@ -142,6 +148,13 @@ _TROUBLES = (
     ("is offline", Severity.ERROR, "disk", "repair or replace the disk, then restart the broker"),
     ("is full", Severity.ERROR, "disk", "free space, shorten retention.ms, or move replicas: fleetlog brokers drain"),
     ("nearly full", Severity.WARNING, "disk", "shorten retention.ms of large topics, add room, or move replicas"),
+    (
+        "is damaged",
+        Severity.ERROR,
+        "segment",
+        "stop the broker, move the partition's directory away, start it: it fetches a whole copy (docs/reliability.md)",
+    ),
+    ("more segments are damaged", Severity.ERROR, "segment", "fleetlog log verify LOGDIR names all of them"),
     ("no log of", Severity.ERROR, "replica", "see the broker's log; restart it once its disk works"),
 )
 
@@ -208,6 +221,45 @@ def _zookeeper(facts: FleetFacts, limits: Thresholds) -> Iterator[Finding]:
                 f"more than {limits.zookeeper_ms} ms: a slow disk or network of the servers, or too many on one host",
                 "give ZooKeeper's transaction log a disk of its own; see its `mntr` for latencies",
             )  # fmt: skip
+
+
+def _disks(facts: FleetFacts, limits: Thresholds) -> Iterator[Finding]:
+    slow = {b: one.sync_micros / 1000 for b, one in sorted(facts.health.items())}
+    for broker_id, millis in slow.items():
+        if millis <= limits.sync_ms:
+            continue
+        others = [one for b, one in slow.items() if b != broker_id]
+        alone = bool(others) and max(others) <= limits.sync_ms
+        yield Finding(
+            Severity.WARNING, "disk", f"broker {broker_id}", f"its disk is slow: an fsync takes {millis:.0f} ms",
+            f"of the last minutes, more than {limits.sync_ms} ms; "
+            + ("the other brokers' disks are fast" if alone else "acknowledgements, elections and checkpoints wait"),
+            "see iostat -x 5: what else writes there? Give the log a disk of its own, replace a failing one",
+        )  # fmt: skip
+
+
+HOT_TIMES = 4
+"""How many times the mean of its topic's other partitions a hot partition gets."""
+
+
+def _hot_partitions(facts: FleetFacts, limits: Thresholds) -> Iterator[Finding]:
+    topics: dict[str, dict[TopicPartition, float]] = {}
+    for tp, rate in facts.rates.items():
+        topics.setdefault(tp.topic, {})[tp] = rate
+    for topic, rates in sorted(topics.items()):
+        hot, most = max(rates.items(), key=lambda one: one[1])
+        total = sum(rates.values())
+        if len(rates) < 2 or most < limits.hot_mb * 1e6 or most < HOT_TIMES * (total - most) / (len(rates) - 1):
+            continue
+        partition = facts.overview.partitions.get(hot)
+        where = f"broker {partition.leader}" if partition is not None else "its leader"
+        yield Finding(
+            Severity.WARNING, "hot partition", str(hot),
+            f"it gets {most / 1e6:.1f} MB a second, {100 * most / total:.0f} % of what the {len(rates)} partitions of"
+            f" {topic} get",
+            f"most records have the same key, or name that partition; {where} and one consumer do all the work",
+            "see which keys they have: fleetlog consume; spread them by another key; more partitions alone do not help",
+        )  # fmt: skip
 
 
 def _clocks(facts: FleetFacts, limits: Thresholds) -> Iterator[Finding]:

@@ -10,7 +10,12 @@ from typing import Any
 import click
 import kafka.errors as kafka_errors
 from kafka.admin import ConfigResource, ConfigResourceType
-from kafka.protocol.admin import DescribeConfigsRequest, DescribeTransactionsRequest, ListTransactionsRequest
+from kafka.protocol.admin import (
+    DescribeConfigsRequest,
+    DescribeLogDirsRequest,
+    DescribeTransactionsRequest,
+    ListTransactionsRequest,
+)
 
 from brokers.cli.admin_client import AdminClient
 from brokers.cli.client import Target, admin, client_options, first_line
@@ -28,6 +33,7 @@ from brokers.cli.diagnosis import (
 from brokers.cli.group_lags import lag_of_groups
 from brokers.cli.output import CliError, Output
 from brokers.cli.overview import PATIENCE_S, fetch_overview, read_domains
+from brokers.model import TopicPartition
 from wire import messages
 
 DESCRIBE_HEALTH_KEY = 12012
@@ -36,6 +42,8 @@ EXIT_WARNINGS, EXIT_ERRORS = 3, 4
 UNDER_WAY = ("Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence")
 TRANSACTIONS_ASKED = 200
 """Open transactions that are looked at."""
+LEAST_SPAN_S = 0.3
+"""Between the two looks at the sizes of partitions."""
 _DEFAULTS = Thresholds()
 
 
@@ -50,6 +58,10 @@ _DEFAULTS = Thresholds()
               help="How far behind a group that gets on may be.")  # fmt: skip
 @click.option("--certificate-days", type=click.IntRange(1), default=_DEFAULTS.certificate_days, show_default=True,
               help="How long a certificate must last.")  # fmt: skip
+@click.option("--sync-ms", type=click.IntRange(1), default=_DEFAULTS.sync_ms, show_default=True,
+              help="How long an fsync may take.")  # fmt: skip
+@click.option("--hot-mb", type=click.FloatRange(0), default=_DEFAULTS.hot_mb, show_default=True,
+              help="From how many MB a second on a partition may be hot.")  # fmt: skip
 @client_options
 def doctor(target: Target, out: Output, **limits: Any) -> None:
     """Say what is wrong with the fleet, why, and what to do.
@@ -85,6 +97,7 @@ def _print(found: list[Finding], facts: FleetFacts) -> None:
 def gathered(client: AdminClient) -> FleetFacts:
     """Ask the fleet. What cannot be asked is noted, not waited for."""
     overview = fetch_overview(client)
+    began_s = time.monotonic()
     facts = FleetFacts(overview, time.time_ns() // 1_000_000)
     steps: dict[str, Callable[[AdminClient, FleetFacts], None]] = {
         "clocks, ZooKeeper and certificates": _health, "settings": _settings, "failure domains": _read_domains,
@@ -95,7 +108,29 @@ def gathered(client: AdminClient) -> FleetFacts:
             gather(client, facts)
         except (kafka_errors.KafkaError, CliError, OSError) as error:
             facts.untold.append((subject, first_line(error) or type(error).__name__))
+    try:
+        _rates(client, facts, began_s)
+    except kafka_errors.KafkaError as error:
+        facts.untold.append(("sizes", first_line(error) or type(error).__name__))
     return facts
+
+
+def _rates(client: AdminClient, facts: FleetFacts, began_s: float) -> None:
+    """How fast partitions have grown since the overview was read; a log that shrinks meanwhile does not grow."""
+    time.sleep(max(0.0, began_s + LEAST_SPAN_S - time.monotonic()))
+    requests = dict.fromkeys(_answering(facts), DescribeLogDirsRequest(topics=None))
+    answers = client.ask_each(requests, PATIENCE_S)
+    span_s = time.monotonic() - began_s
+    for broker_id, answer in answers.items():
+        before = facts.overview.brokers[broker_id]
+        for result in answer.results if answer is not None else ():
+            for topic in result.topics:
+                for one in topic.partitions:
+                    tp = TopicPartition(topic.name, one.partition_index)
+                    known = before.size_of(tp)
+                    if known is not None and not one.is_future_key:
+                        rate = max(0, one.partition_size - known) / span_s
+                        facts.rates[tp] = max(rate, facts.rates.get(tp, 0.0))
 
 
 def _health(client: AdminClient, facts: FleetFacts) -> None:
@@ -110,6 +145,7 @@ def _health(client: AdminClient, facts: FleetFacts) -> None:
             facts.health[broker_id] = BrokerHealth(
                 row.wall_ms, row.zoo_keeper_micros, row.lease_ms, row.open_files, row.file_limit,
                 tuple(ListenerCertificate(one.listener, one.valid_until_ms, one.refusal) for one in row.certificates),
+                row.sync_micros,
             )  # fmt: skip
 
 

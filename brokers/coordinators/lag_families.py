@@ -34,6 +34,7 @@ _FAMILIES: dict[str, str] = {
     "fleetlog_group_state": "0 OK, 1 WARN, 2 STOP, 3 STALL, 4 REWIND: the worst of a group's partitions.",
     "fleetlog_group_members": "Members of a group.",
     "fleetlog_group_commits_total": "Offsets that a group committed.",
+    "fleetlog_group_rebalances_total": "Rebalances of a group since its coordinator loaded it.",
     "fleetlog_groups": "Groups, by the worst state of their partitions.",
     "fleetlog_groups_lag_records": "Records that groups have not consumed, added up over all groups.",
     "fleetlog_groups_lag_seconds": "Age of the oldest record that some group has not consumed.",
@@ -274,6 +275,7 @@ class LagFamilies:
         page.add("fleetlog_group_state", int(group.progress), group=name)
         page.add("fleetlog_group_members", group.members, group=name)
         page.add("fleetlog_group_commits_total", group.commits, group=name)
+        page.add("fleetlog_group_rebalances_total", group.rebalances, group=name)
         page.add("kafka_consumergroup_members", group.members, consumergroup=name)
         page.add(
             "kminion_kafka_consumer_group_info", int(group.state == GroupState.STABLE.value),

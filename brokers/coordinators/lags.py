@@ -47,6 +47,7 @@ class GroupLag(NamedTuple):
     commits: int
     partitions: dict[TopicPartition, PartitionLag]
     at_ms: int
+    rebalances: int = 0
 
     @property
     def progress(self) -> Progress:
@@ -207,5 +208,5 @@ class LagWatch:
         self._windows[group.id] = kept
         return GroupLag(
             group.id, group.state.value, group.protocol_type or "", group.protocol or "", len(group.members),
-            assignments_of(group), group.commits, found, self._clock.mono_ms(),
+            assignments_of(group), group.commits, found, self._clock.mono_ms(), group.rebalances,
         )  # fmt: skip

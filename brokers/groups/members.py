@@ -169,12 +169,19 @@ class Group:
     pending_offsets: dict[int, dict[TopicPartition, tuple[int, CommittedOffset]]] = field(default_factory=dict)
     commits: int = 0
     """Offsets committed since the coordinator loaded the group, and those that it found in the log."""
+    rebalances: int = 0
+    """Those that began since the coordinator loaded the group."""
+    rebalancing_since_ms: int | None = None
+    """Monotonic time at which the rebalance under way began."""
 
     def enter(self, state: GroupState, now: Now) -> None:
         """Change the state; the transition must be in the table."""
         assert self.state in TABLE[state].enters_from, f"{self.id}: {self.state.value} -> {state.value}"
         self.state = state
         self.state_timestamp_ms = now.wall_ms
+        if state is GroupState.PREPARING and self.rebalancing_since_ms is None:
+            self.rebalances += 1
+            self.rebalancing_since_ms = now.mono_ms
 
     def static_member(self, instance_id: str | None) -> GroupMember | None:
         """The member with that instance id."""

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from brokers.groups import classic, offsets, records
 from brokers.groups.member_memory import MemberRoom
 from brokers.groups.members import MEMBER_BYTES, Group, GroupState, Turn, held_by, parse_timer, timer_name
+from brokers.groups.rebalances import RebalanceTimes
 from brokers.groups.requests import (
     Description,
     FetchedOffset,
@@ -42,11 +43,18 @@ MAX_FLEETING_GROUPS = 10_000
 class GroupShard:
     """The groups of one partition. Implements :class:`txn.commands.Shard`."""
 
-    def __init__(self, partition: int, settings: GroupSettings, room: MemberRoom | None = None) -> None:
+    def __init__(
+        self,
+        partition: int,
+        settings: GroupSettings,
+        room: MemberRoom | None = None,
+        rebalances: RebalanceTimes | None = None,
+    ) -> None:
         self.partition = partition
         self.settings = settings
         self.room = MemberRoom(settings.members_max_bytes) if room is None else room
         self.room.share(self)
+        self.rebalances = RebalanceTimes() if rebalances is None else rebalances
         self.groups: dict[str, Group] = {}
         self.skipped: Counter[str] = Counter()
         """Skipped records by kind: newer key versions, newer value versions, corrupt ones."""
@@ -194,7 +202,7 @@ class GroupShard:
             if isinstance(key, records.OffsetKey):
                 self._apply_offset(key, record.value, producer)
             elif isinstance(key, records.GroupKey):
-                self._apply_group(key, record.value)
+                self._apply_group(key, record.value, now)
             else:
                 self.skipped[f"key {key.version}"] += 1
         except records.BadRecord:
@@ -232,7 +240,7 @@ class GroupShard:
             if not groups:
                 del self._open[producer_id]
 
-    def _apply_group(self, key: records.GroupKey, value: bytes | None) -> None:
+    def _apply_group(self, key: records.GroupKey, value: bytes | None, now: Now) -> None:
         if value is None:
             group = self.groups.get(key.group_id)
             if group is not None:
@@ -245,7 +253,11 @@ class GroupShard:
             self.skipped["group value"] += 1
             return
         self._fleeting.pop(key.group_id, None)
-        self.groups.setdefault(key.group_id, Group(key.group_id)).adopt(stored)
+        group = self.groups.setdefault(key.group_id, Group(key.group_id))
+        group.adopt(stored)
+        if group.rebalancing_since_ms is not None:
+            self.rebalances.ended(now.mono_ms - group.rebalancing_since_ms)
+            group.rebalancing_since_ms = None
 
     def apply_marker(self, producer_id: int, producer_epoch: int, commit: bool, now: Now) -> Result | None:
         """End the producer's transaction: commit or drop its offsets.
@@ -328,6 +340,11 @@ class GroupShard:
             "open_transactions": float(len(self._open)),
             "skipped_records": float(sum(self.skipped.values())),
         }
+
+    def longest_rebalance_ms(self, now_ms: int) -> int:
+        """How long the oldest rebalance under way has taken; 0 without one."""
+        begun = [one.rebalancing_since_ms for one in self.groups.values() if one.rebalancing_since_ms is not None]
+        return max(0, now_ms - min(begun, default=now_ms))
 
     def _dispose_all(self) -> None:
         for group in list(self.groups.values()):

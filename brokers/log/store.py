@@ -18,6 +18,7 @@ from operator import attrgetter
 from brokers.config import BrokerConfig, TopicConfig
 from brokers.log import checkpoints
 from brokers.log.background import PendingSync
+from brokers.log.background_verify import BackgroundVerify
 from brokers.log.checkpointing import Checkpoints
 from brokers.log.checkpoints import CleanStop, DamagedFile
 from brokers.log.clean_stops import lost_since_stop, told_lost
@@ -29,7 +30,9 @@ from brokers.log.files import DiskPort
 from brokers.log.log import Log
 from brokers.log.recovery import RecoveryReport
 from brokers.log.retention import delete_old_segments
+from brokers.log.start_progress import StartProgress
 from brokers.log.state import LogSettings, LogState
+from brokers.metrics import StartFigures
 from brokers.model import Clock, LiveBroker, has_room, id_text
 from wire.types import TopicPartition
 
@@ -84,12 +87,17 @@ class LogStore:
         *,
         cluster_id: str | None = None,
         topic_config: Callable[[str], TopicConfig] | None = None,
+        start_figures: StartFigures | None = None,
     ) -> None:
-        """``topic_config`` gives a topic's settings at load; by default the broker's, until others are assigned."""
+        """``topic_config`` gives a topic's settings at load; by default the broker's, until others are assigned.
+
+        ``start_figures`` tell how far :meth:`load` is.
+        """
         self._config = config
         self._disk = disk
         self._clock = clock
         self._cluster_id = cluster_id
+        self._start_figures = start_figures or StartFigures()
         self._topic_config = topic_config or (lambda topic: config.topic_defaults())
         self._settings = LogSettings(
             inflate_limit=config.decompressed_batch_max_bytes,
@@ -104,6 +112,7 @@ class LogStore:
         self.broker_config: Callable[[], BrokerConfig] = lambda: config
         """The broker's settings as they are now."""
         self.cleaner = Cleaner(disk, self._logs, self._cleaner_settings, self._note_cleaned)
+        self.verify = BackgroundVerify(disk, self._logs, lambda: self.broker_config().log_verify_bytes_per_second)
         self._deletions = 0
         self._checkpoints = Checkpoints(disk, self.directories, self._logs_of, self.cleaner.progress, self._failed)
         self._next_retention_ms = -1
@@ -120,9 +129,10 @@ class LogStore:
         two of them hold partitions of the same name.
         """
         report = StoreReport()
+        progress = StartProgress(self._disk, self._clock, self._start_figures)
         for directory in self.directories:
             try:
-                self._open_directory(directory, report)
+                self._open_directory(directory, report, progress)
             except StoreRefused:
                 self._unlock()
                 raise
@@ -132,6 +142,7 @@ class LogStore:
                 report.offline_directories.append(directory.path)
         if all(directory.offline for directory in self.directories):
             raise StoreRefused(f"none of log.dirs is usable: {', '.join(d.path for d in self.directories)}")
+        progress.ended()
         report.logs = len(self._logs)
         report.stopped = {directory.path: directory.stopped for directory in self.directories}
         return report
@@ -141,7 +152,7 @@ class LogStore:
         self._disk.remove(f"{directory.path}/{checkpoints.CLEAN_SHUTDOWN}")
         self._disk.sync_directory(directory.path)
 
-    def _open_directory(self, directory: LogDirectory, report: StoreReport) -> None:
+    def _open_directory(self, directory: LogDirectory, report: StoreReport, progress: StartProgress) -> None:
         disk, path = self._disk, directory.path
         disk.make_directory(path)
         directory.lock = disk.lock(f"{path}/{checkpoints.LOCK}")
@@ -159,6 +170,7 @@ class LogStore:
         checkpoint = partial(self._checkpoints.write_recovery_points, directory)
         topic_ids = TopicIds(disk)
         configs: dict[str, TopicConfig] = {}
+        partitions: dict[str, TopicPartition] = {}
         for name in disk.names(path):
             child = f"{path}/{name}"
             if _DELETED_DIRECTORY.fullmatch(name):
@@ -166,29 +178,20 @@ class LogStore:
                 report.removed.append(child)
                 continue
             match = _PARTITION_DIRECTORY.fullmatch(name)
-            if not match or not disk.is_directory(child):
-                continue
-            tp = TopicPartition(match["topic"], int(match["partition"]))
+            if match and disk.is_directory(child):
+                partitions[child] = TopicPartition(match["topic"], int(match["partition"]))
+        progress.expect(((child, recovery_points.get(tp, 0)) for child, tp in partitions.items()), clean=clean)
+        for child, tp in partitions.items():
             config = configs.get(tp.topic)
             if config is None:
                 config = configs[tp.topic] = self._topic_config(tp.topic)
             absent.discard(tp)
             log = Log.open(
-                disk,
-                child,
-                tp,
-                config,
-                self._settings,
-                now_ms=self._clock.wall_ms(),
-                topic_id=topic_ids.read(child),
-                clean=clean,
-                recovery_point=recovery_points.get(tp, 0),
-                log_start_offset=starts.get(tp, 0),
-                high_watermark=watermarks.get(tp, 0),
-                may_have_holes=cleaned is None or tp in cleaned,
-                on_failure=self._disk_failed,
-                checkpoint=checkpoint,
-            )
+                disk, child, tp, config, self._settings, now_ms=self._clock.wall_ms(), topic_id=topic_ids.read(child),
+                clean=clean, recovery_point=recovery_points.get(tp, 0), log_start_offset=starts.get(tp, 0),
+                high_watermark=watermarks.get(tp, 0), may_have_holes=cleaned is None or tp in cleaned,
+                on_failure=self._disk_failed, checkpoint=checkpoint,
+            )  # fmt: skip
             report.recovered.append(log.recovery_report)
             if tp not in self._logs or self._is_better(log, directory, report):
                 self._add(log, directory)
@@ -196,6 +199,7 @@ class LogStore:
                 if cleaned is None or tp in cleaned:
                     done = cleaned[tp] if cleaned else 0
                     self.cleaner.restore({tp: min(done, log.log_end_offset)})
+            progress.loaded(child)
         self._checkpoints.outlived |= absent
         if left is not None:
             self._compare_with_the_stop(directory, recovery_points, report)
@@ -355,6 +359,7 @@ class LogStore:
         ``live_broker`` goes into the marker: the next start is then known to have lost nothing since.
         """
         self.cleaner.close()
+        self.verify.close()
         for directory in self.directories:
             if directory.offline:
                 continue
@@ -616,6 +621,7 @@ class LogStore:
                 if not log.offline:
                     self._quietly(partial(log.flusher.trim_if_idle, now_ms - _PRODUCER_EXPIRY_CHECK_MS))
         self._quietly(lambda: self.cleaner.step(now_ms, late_ms=late_ms))
+        self.verify.step()
         for log in list(self._logs.values()):
             if log.offline:
                 continue

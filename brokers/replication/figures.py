@@ -8,6 +8,8 @@ from typing import NamedTuple
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 
 from brokers.exposition import RowFamily, Rows, in_slices
+from brokers.log import Log
+from brokers.model import Clock
 from brokers.replication.partition import Partition
 from brokers.replication.replicas import ReplicaManager
 
@@ -69,6 +71,46 @@ def looks(replicas: ReplicaManager) -> Iterator[list[ReplicaLook]]:
         yield [look_at(partition) for partition in some if not partition.deleted]
 
 
+def follower_families(replicas: ReplicaManager, clock: Clock) -> Iterator[Metric | None]:
+    """How far followers are behind the partitions that this broker leads, by the follower's broker id."""
+    found: dict[int, list[float]] = {}
+    for some in in_slices(replicas.all()):
+        now_ms = clock.mono_ms()
+        for partition in some:
+            if not partition.is_leader or partition.deleted or partition.log.offline:
+                continue
+            for broker_id, offset, late_ms in partition.behind(now_ms):
+                row = found.setdefault(broker_id, [0, 0, 0.0])
+                row[0] += partition.log.log_end_offset - max(offset, partition.log.log_start_offset)
+                row[1] += bytes_from(partition.log, offset)
+                row[2] = max(row[2], late_ms / 1000)
+            for broker_id in partition.state.replicas:
+                if broker_id != partition.state.leader:
+                    found.setdefault(broker_id, [0, 0, 0.0])
+        yield None
+    for index, (name, doc) in enumerate(_FOLLOWER_GAUGES):
+        family = GaugeMetricFamily(f"fleetlog_follower_lag_{name}", doc, labels=["follower"])
+        for broker_id, row in sorted(found.items()):
+            family.add_metric([str(broker_id)], row[index])
+        yield family
+
+
+def bytes_from(log: Log, offset: int) -> int:
+    """Bytes of the log from an offset on, in proportion within the segment that has it: no file is read."""
+    if offset >= log.log_end_offset:
+        return 0
+    segments, index = log.segments.after(max(offset, log.log_start_offset))
+    held = segments[index]
+    first, end = held.base_offset, log.segments.end_of(index, log.log_end_offset)
+    share = (end - max(offset, first)) / (end - first) if end > first else 0.0
+    return round(held.size * share) + sum(segment.size for segment in segments[index + 1 :])
+
+
+_FOLLOWER_GAUGES = (
+    ("records", "Records that the follower lacks; of a partition where it has not fetched yet, all."),
+    ("bytes", "Bytes of these, as far as that is known without reading them."),
+    ("seconds", "For how long the follower has not had all records of some partition."),
+)
 PARTITION_FAMILIES = tuple(
     RowFamily(f"fleetlog_partition_{name}", "gauge", doc)
     for name, doc in (

@@ -150,6 +150,8 @@ class Following:
         log = self.log
         if offset < log.high_watermark:
             self.lost_commits += 1
+            if self.figures is not None:
+                self.figures.lost_records += log.high_watermark - max(0, offset)
             logger.error(
                 "%s: truncating to offset %d, below the high watermark %d: committed records are lost (%s)",
                 self.tp, offset, log.high_watermark, why,

@@ -152,6 +152,15 @@ class Partition(Following):
         """The log ends of the followers by broker id; -1 before a follower's first fetch."""
         return {follower.broker_id: follower.end_offset for follower in self._followers.values()}
 
+    def behind(self, now_ms: int) -> list[tuple[int, int, int]]:
+        """Followers that lack records: broker id, the offset where they stand (-1: unknown), ms since they had all."""
+        end = self.log.log_end_offset
+        return [
+            (follower.broker_id, follower.end_offset, max(0, now_ms - follower.caught_up_ms))
+            for follower in self._followers.values()
+            if follower.end_offset < end
+        ]
+
     def lowest_start(self) -> int:
         """The smallest log start among replicas that are alive or may lead; -1 if one is unknown, or if this broker is
         not the leader.

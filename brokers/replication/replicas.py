@@ -212,7 +212,7 @@ class ReplicaManager:
             found.append(
                 f"no log of {len(self._unopened)} replica(s) assigned to this broker ({named}, ...); see the log"
             )
-        return found
+        return found + self._logs.verify.troubles()
 
     def stand_back(self, partition: Partition) -> None:
         """Stop following with a log without room, and leave the in-sync set: without new records the leader would keep

@@ -173,6 +173,8 @@ class Admin:
         exposition = self._metrics.pages.get(path.decode("latin-1"))
         try:
             if exposition is not None and self._metrics.enabled:
+                if self._metrics.start.under_way:  # the loop stands still, perhaps for minutes
+                    return "200 OK", _PLAIN, self._metrics.start.text()
                 return self._renamed(await self._metrics_page(exposition), query)
             make = self._ready_page if path == b"/health/ready" else None
             if path in self._more:
@@ -180,6 +182,8 @@ class Admin:
             if make is not None:
                 return await self._made(_called(make), LOOP_SECONDS)
         except TimeoutError:
+            if self._metrics.start.under_way and self._metrics.start.logs_left:
+                return "503 Service Unavailable", _PLAIN, f"not ready: {self._metrics.start.words()}\n".encode()
             standing_s = max(self._standing_ms() / 1000, LOOP_SECONDS)
             text = f"not ready: the event loop has stood still for {standing_s:.1f} s\n"
             return "503 Service Unavailable", _PLAIN, text.encode()

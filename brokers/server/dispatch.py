@@ -27,6 +27,7 @@ from brokers.server.login import LoginGate
 from brokers.server.long_work import Pacing, Work
 from brokers.server.purgatory import Purgatory
 from wire import hot, messages, pieces
+from wire.answered_errors import answered_errors
 from wire.apis import APIS, Api, Cost
 from wire.errors import ErrorCode
 from wire.refusals import error_response
@@ -496,6 +497,10 @@ class Reply:
             self._encode(response)
 
     def _encode(self, response: Any) -> None:
+        metrics = self.context.services.metrics
+        if metrics.enabled and type(response) not in _SHORT:
+            for error in answered_errors(response, self.context.api_version):
+                metrics.failed(self.route.api.name, error)
         if _is_long(response, self.context.api_version):
             self.route.pacing.start(self._pieces(response), self.gone, self.slot.answer, self._cannot_encode)
         else:

@@ -6,6 +6,7 @@ import pytest
 
 from brokers.cli.diagnosis import BrokerHealth, FleetFacts, Thresholds, findings_of
 from brokers.cli.overview import Overview
+from brokers.model import TopicPartition
 
 NOW_MS = 1_800_000_000_000
 
@@ -27,3 +28,39 @@ def test_the_clock_that_is_wrong_is_named(offsets_s: list[float], told: list[str
         facts.health[broker_id] = BrokerHealth(NOW_MS + int(offset_s * 1000), 1_000, 6_000, 50, -1, ())
     found = [one for one in findings_of(facts, Thresholds()) if one.check == "clock"]
     assert [f"{one.where}: {one.what}, {one.why.partition(';')[0]}" for one in found] == told
+
+
+def slow_disks(*millis: int) -> list[str]:
+    facts = FleetFacts(Overview("fleet", 1), NOW_MS)
+    for broker_id, one in enumerate(millis, 1):
+        facts.health[broker_id] = BrokerHealth(NOW_MS, 1_000, 6_000, 50, -1, (), one * 1000)
+    return [f"{one.where}: {one.what}; {one.why}" for one in findings_of(facts, Thresholds()) if one.check == "disk"]
+
+
+def test_a_slow_disk_is_named_by_its_broker() -> None:
+    assert slow_disks(20, 500, 30) == []
+    (told,) = slow_disks(20, 900, 30)
+    assert told.startswith("broker 2: its disk is slow: an fsync takes 900 ms; of the last minutes, more than 500 ms;")
+    assert told.endswith("the other brokers' disks are fast")
+    assert [line.split(";")[0] for line in slow_disks(700, 900)] == [
+        "broker 1: its disk is slow: an fsync takes 700 ms", "broker 2: its disk is slow: an fsync takes 900 ms",
+    ]  # fmt: skip
+    assert slow_disks(-1) == [], "a broker that has not called fsync, or does not tell"
+
+
+@pytest.mark.parametrize(
+    ("rates", "told"),
+    [
+        ([5e6, 1e5, 1e5], ["t-0: it gets 5.0 MB a second, 96 % of what the 3 partitions of t get"]),
+        ([5e6, 0.0], ["t-0: it gets 5.0 MB a second, 100 % of what the 2 partitions of t get"]),
+        ([0.9e6, 0.0], []),
+        ([5e6], []),
+        ([5e6, 3e6, 4e6], []),
+        ([1e6, 1e6, 9e6, 1e6], ["t-2: it gets 9.0 MB a second, 75 % of what the 4 partitions of t get"]),
+    ],
+)
+def test_a_hot_partition_gets_many_times_what_the_others_of_its_topic_get(rates: list[float], told: list[str]) -> None:
+    facts = FleetFacts(Overview("fleet", 1), NOW_MS)
+    facts.rates = {TopicPartition("t", index): rate for index, rate in enumerate(rates)}
+    found = [one for one in findings_of(facts, Thresholds()) if one.check == "hot partition"]
+    assert [f"{one.where}: {one.what}" for one in found] == told

@@ -31,6 +31,43 @@ def verified(directory: Path, code: int) -> dict[str, Any]:
     return {f"{row['topic']}-{row['partition']}": row for row in rows}
 
 
+def test_a_running_broker_finds_damage_by_itself_and_a_lost_disk_is_filled_again(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, brokers=2, default_replication_factor=2, log_segment_bytes=65536,
+                  log_verify_bytes_per_second=10**8)  # fmt: skip
+    try:
+        _, two = fleet.start().brokers
+        cluster = Cluster(fleet)
+        cluster.create("t", replicas=2)
+        values = [b"%d" % number + b"." * 900 for number in range(200)]
+        for begin in range(0, len(values), 20):
+            sent = [Message(value) for value in values[begin : begin + 20]]
+            client.produce(fleet.bootstrap, "t", sent, acks="all")
+        cluster.wait_isr("t", {1, 2})
+        file = sorted((two.directory / "data" / "t-0").glob("*.log"))[0]
+        with file.open("r+b") as segment:
+            segment.seek(5_000)
+            byte = segment.read(1)[0]
+            segment.seek(5_000)
+            segment.write(bytes([byte ^ 1]))
+        eventually(lambda: cluster.metric(two, "fleetlog_damaged_segments") == 1, "the broker finds it")
+        assert f"segment {file} is damaged at offset " in two.output()
+        command = [sys.executable, "-m", "brokers.cli.main", "doctor", "--json", "-b", fleet.bootstrap]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        (found,) = [one for one in json.loads(done.stdout) if one["check"] == "segment"]
+        assert (found["severity"], found["where"]) == ("error", "broker 2")
+        assert str(file) in found["what"]
+        assert two.stop() == 0
+        shutil.rmtree(two.directory / "data")  # a new disk
+        two.start()
+        two.wait_ready()
+        cluster.wait_isr("t", {1, 2})
+        assert cluster.metric(two, "fleetlog_damaged_segments") == 0
+        assert verified(two.directory / "data", 0)["t-0"]["end"] >= 200
+        assert [message.value for message in client.consume(fleet.bootstrap, "t", 200)] == values
+    finally:
+        fleet.close()
+
+
 def test_a_damaged_partition_is_fetched_again(tmp_path: Path) -> None:
     fleet = Fleet(tmp_path, brokers=2, default_replication_factor=2, min_insync_replicas=2, log_segment_bytes=65536,
                   auto_leader_rebalance_enable="false")  # fmt: skip

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
-from io import RawIOBase
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -17,41 +15,12 @@ import pytest
 from tests.support.clients import Confluent, Message
 from tests.support.copies import Cluster
 from tests.support.fleet import Broker, Fleet
+from tests.support.small_disk import SmallDisk
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.slow]
 
-DISK_MB = 48
 client = Confluent()
-
-
-class SmallDisk:
-    """A tmpfs in a mount namespace of the broker's own, which needs no root; it is reached through ``/proc``."""
-
-    def __init__(self, broker: Broker) -> None:
-        self.broker = broker
-        self.path = broker.directory / "data"
-        self.path.mkdir()
-        mount = f"mount -t tmpfs -o size={DISK_MB}m tmpfs {shlex.quote(str(self.path))}"
-        broker.within = ["unshare", "--map-root-user", "--mount", "sh", "-c", f'{mount} && exec "$@"', "sh"]
-
-    @property
-    def ballast(self) -> Path:
-        assert self.broker.process is not None
-        return Path(f"/proc/{self.broker.process.pid}/root{self.path}/ballast")
-
-    def fill(self) -> None:
-        """Take all that is left."""
-        with self.ballast.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
-            write_for_ever(file)
-
-    def free(self) -> None:
-        self.ballast.unlink()
-
-
-def write_for_ever(file: RawIOBase) -> None:
-    while True:
-        file.write(bytes(4096))
 
 
 @pytest.fixture

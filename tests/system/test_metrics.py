@@ -8,6 +8,7 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
@@ -127,17 +128,82 @@ def test_numbers_are_those_of_what_was_done(fleet: Fleet) -> None:
     assert waited == total(fleet, "/metrics", "fleetlog_request_seconds_count", api="Produce")
 
 
-def test_an_isr_change_is_counted(fleet: Fleet) -> None:
+def test_fetches_of_followers_are_told_from_those_of_consumers(fleet: Fleet) -> None:
+    name = "kafka_network_requestmetrics_requests_total"
+    numbers = dict.fromkeys(("Fetch", "FetchFollower", "FetchConsumer"), 0.0)
+    for broker in fleet.brokers:
+        found = {one.labels["request"]: one.value for one in page(broker, "/metrics/kafka") if one.name == name}
+        numbers = {request: number + found[request] for request, number in numbers.items()}
+    assert numbers["FetchFollower"] > 10, "followers fetch all the time"
+    assert numbers["FetchConsumer"] >= 2
+    assert numbers["Fetch"] == numbers["FetchFollower"] + numbers["FetchConsumer"]
+    for request in ("FetchFollower", "FetchConsumer"):
+        for part in ("totaltimems", "localtimems", "remotetimems"):
+            total(fleet, "/metrics/kafka", f"kafka_network_requestmetrics_{part}", request=request)
+    waited = [
+        sample.value for broker in fleet.brokers for sample in page(broker, "/metrics/kafka")
+        if sample.name == "kafka_network_requestmetrics_remotetimems" and sample.labels["request"] == "FetchFollower"
+    ]  # fmt: skip
+    assert max(waited) > 100, "an idle follower's fetch waits for half a second"
+
+
+def test_errors_are_counted_of_every_api(fleet: Fleet) -> None:
+    admin = AdminClient({"bootstrap.servers": fleet.bootstrap})
+    with pytest.raises(KafkaException):
+        admin.create_topics([NewTopic(TOPIC, 1, 1)])[TOPIC].result(30)
+    errors = "fleetlog_errors_total"
+    assert total(fleet, "/metrics", errors, api="CreateTopics", error="TOPIC_ALREADY_EXISTS") >= 1
+    consumer = Consumer({"bootstrap.servers": fleet.bootstrap, "group.id": "figures"})
+    with pytest.raises(KafkaException):
+        consumer.commit(offsets=[TopicPartition("nothing", 0, 1)], asynchronous=False)
+    consumer.close()
+    assert total(fleet, "/metrics", errors, api="OffsetCommit", error="UNKNOWN_TOPIC_OR_PARTITION") >= 1
+
+
+def counted(fleet: Fleet, name: str, group: str) -> float:
+    """A figure of a group, 0 before its coordinator tells it."""
+    found = (one for broker in fleet.brokers for one in page(broker, "/metrics") if one.name == name)
+    return sum(one.value for one in found if one.labels["group"] == group)
+
+
+def test_a_group_that_rebalances_is_counted(fleet: Fleet) -> None:
+    consumer = Consumer({"bootstrap.servers": fleet.bootstrap, "group.id": "counted"})
+    consumer.subscribe([TOPIC])
+    eventually(lambda: consumer.poll(0.2) is None and len(consumer.assignment()) == 2, "it has its partitions")
+    assert total(fleet, "/metrics", "fleetlog_group_rebalance_seconds_count") >= 1
+    eventually(lambda: total(fleet, "/metrics", "fleetlog_group_rebalance_longest_seconds") == 0, "none is under way")
+    name = "fleetlog_group_rebalances_total"
+    eventually(lambda: counted(fleet, name, "counted") >= 1, "the group is told")
+    consumer.close()
+
+
+def test_a_follower_that_is_away_is_behind_and_its_return_is_counted(fleet: Fleet) -> None:
     before = total(fleet, "/metrics/kafka", "kafka_server_replicamanager_isrexpands_total")
-    fleet.brokers[1].stop()
-    fleet.brokers[1].start()
-    fleet.brokers[1].wait_ready()
+    lag = [f"fleetlog_follower_lag_{what}" for what in ("records", "bytes", "seconds")]
+    eventually(lambda: all(total(fleet, "/metrics", name) == 0 for name in lag[:2]), "nothing lacks")
+    one, two = fleet.brokers
+    two.stop()
+    client.produce(one.address, TOPIC, [Message(b"v" * 100, partition=n % 2) for n in range(30)])
+
+    def behind(name: str) -> float:
+        found = (sample for sample in page(one, "/metrics") if sample.name == name)
+        return sum(sample.value for sample in found if sample.labels["follower"] == "2")
+
+    eventually(lambda: behind(lag[2]) > 1, "seconds pass")
+    assert behind(lag[0]) >= 30
+    assert behind(lag[1]) >= 30 * 100
+    two.start()
+    two.wait_ready()
 
     def back() -> bool:
         return total(fleet, "/metrics", "fleetlog_missing_in_sync_replicas") == 0
 
     eventually(back, "both replicas in sync", 30)
     assert total(fleet, "/metrics/kafka", "kafka_server_replicamanager_isrexpands_total") > before
+    eventually(lambda: behind(lag[0]) == behind(lag[1]) == 0, "it has caught up")
+    numbers = {sample.name: sample.value for sample in page(two, "/metrics") if not sample.labels}
+    assert numbers["fleetlog_start_logs_done"] >= 2
+    assert numbers["fleetlog_start_logs_left"] == numbers["fleetlog_shortened_logs"] == 0
 
 
 @pytest.mark.parametrize(
