@@ -37,6 +37,7 @@ from brokers.console import (
 from brokers.console.asking import Asking, PageError, PageFunction
 from brokers.console.changes import plan_change, previewed
 from brokers.console.clients import FleetClients, UserLogin
+from brokers.console.doctor_page import doctor_page
 from brokers.console.guard import Guard, read_form
 from brokers.console.logins import BrowserSession, BrowserSessions
 from brokers.console.oidc import CALLBACK, LOGIN_S, OidcLogin, TokenLogin
@@ -64,11 +65,13 @@ NAVIGATION: Final = (
     ("/connections", "Connections"),
     ("/security", "Security"),
     ("/controller", "Controller"),
+    ("/doctor", "Doctor"),
 )
 
 PAGES: Final[tuple[tuple[str, str, PageFunction], ...]] = (
     ("/", "fleet.html", fleet_pages.fleet_page),
     ("/controller", "controller.html", fleet_pages.controller_page),
+    ("/doctor", "doctor.html", doctor_page),
     ("/topics", "topics.html", topic_pages.topics_page),
     ("/topics/{name}", "topic.html", topic_pages.topic_page),
     ("/topics/{name}/messages", "messages.html", message_pages.messages_page),

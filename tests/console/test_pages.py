@@ -119,6 +119,19 @@ def test_connections_are_told_in_parts(fleet: Fleet) -> None:
         client.close()
 
 
+def test_the_doctor_page_has_the_findings_of_the_command(visitor: Visitor, topic: str) -> None:
+    value = visitor.json("/doctor")
+    assert value["brokers"] == 3
+    for one in value["findings"]:
+        assert {"severity", "check", "where", "what", "why", "todo"} <= one.keys()
+        assert one["todo"]
+    domain = [one for one in value["findings"] if one["where"] == "failure.domain"]
+    assert [one["severity"] for one in domain] == ["note"], "all brokers of a test are on one host"
+    html = visitor.page("/doctor")
+    assert "all brokers share one failure domain" in html
+    assert 'href="/doctor" aria-current="page"' in html
+
+
 def test_what_is_not_there_is_said_in_both_forms(visitor: Visitor) -> None:
     for path in ("/topics/no-such-topic", "/topics/%22%3E%3Cscript%3E", "/nowhere"):
         got = visitor.get(path)
