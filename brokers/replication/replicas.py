@@ -459,10 +459,14 @@ class ReplicaManager:
         between, nor those of a coordinator, whose state is loaded again.
         """
         if state.leader_epoch != partition.leader_epoch + 1 or partition.tp.topic in INTERNAL_TOPICS:
-            self._resign(partition, state)
+            partition.resign(state)
+        self._tell_resigned(partition)
 
     def _resign(self, partition: Partition, state: PartitionState | None) -> None:
         partition.resign(state)
+        self._tell_resigned(partition)
+
+    def _tell_resigned(self, partition: Partition) -> None:
         for listener in self._resigned_listeners:
             _call(listener, partition.tp)
 

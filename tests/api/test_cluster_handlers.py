@@ -23,6 +23,7 @@ from brokers.log import LogStore, RealDisk
 from brokers.metadata.cache import MetadataCache, MetadataChange
 from brokers.metadata.image import MetadataDelta
 from brokers.metadata.znodes import ConfigChanged, StatesChanged, TopicChanged, TopicZnode
+from brokers.metrics import Metrics
 from brokers.model import BrokerId, BrokerInfo, Endpoint, PartitionState, TopicPartition
 from tests.support.clocks import ManualClock
 from tests.support.logs import append, batch
@@ -121,6 +122,7 @@ def services() -> Services:
     controller = FixedController(view)
     runtime = SimpleNamespace(partition_for=lambda key: int(key[-1]) % 2)
     fields = dict.fromkeys(Services.__slots__, None)
+    fields["metrics"] = Metrics()
     fields |= {"config": config, "metadata": view, "controller": controller, "groups": runtime, "transactions": runtime}
     fields |= {
         "new_topics": NewTopics(),
