@@ -309,6 +309,13 @@ FAULTS: dict[Callable[[Stage], Iterator[Callable[[], None]]], set[str]] = {
 }
 
 
+NOT_FIRED = {
+    "DamagedProduces", "DamagedSegment", "FailedProduces", "FsyncSlow", "RebalanceSlow", "RebalancesOften",
+    "ReplicationLate", "ShortenedLogs",
+}  # fmt: skip
+"""Alerts without a fault here yet: promtool's tests hold their expressions, and tests of a fleet their figures."""
+
+
 def run_fault(stage: Stage, fault: Callable[[Stage], Any], alerts: set[str]) -> str:
     """One line of the report. Raises AssertionError."""
     prometheus = stage.prometheus
