@@ -8,7 +8,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -126,11 +126,16 @@ def up(
                 except BaseException:
                     _bring_down(directory)
                     raise
-        _print_ready(state, directory, time.monotonic() - begun, as_json)
-        if security is not None and not as_json:
-            _print_clients(security, state.bootstrap)
-        if not detach:
-            _stay(directory)
+
+        def announce() -> None:
+            _print_ready(state, directory, time.monotonic() - begun, as_json)
+            if security is not None and not as_json:
+                _print_clients(security, state.bootstrap)
+
+        if detach:
+            announce()
+        else:
+            _stay(directory, announce)
     except Interrupted:
         sys.exit(EXIT_INTERRUPTED)
     except (DevError, OSError) as error:
@@ -176,10 +181,11 @@ def _bring_down(directory: Path, patience_s: float = fleet.BROKER_PATIENCE_S) ->
             patience_s = 0.0
 
 
-def _stay(directory: Path) -> None:
-    """Wait for Ctrl-C, or until all processes have ended; then stop what is left."""
+def _stay(directory: Path, announce: Callable[[], None]) -> None:
+    """Wait for Ctrl-C from the first word of ``announce`` on, or until all processes end; then stop what is left."""
     reported: set[int] = set()
     try:
+        announce()
         while (state := load(directory)) is not None and state.running():
             for broker in state.brokers:
                 dead = broker.process is None or not broker.process.alive()

@@ -65,7 +65,7 @@ def examined(fleet: Fleet, *options: str) -> tuple[int, list[dict[str, Any]]]:
 
     from brokers.cli.main import cli
 
-    patient = ("--sync-ms", "60000", *options)  # the disk of a machine that runs tests may be slow
+    patient = ("--sync-ms", "60000", "--zookeeper-ms", "60000", *options)  # a machine that runs tests may be slow
     done = CliRunner().invoke(cli, ["doctor", "--json", *patient], env=shell.environment, catch_exceptions=False)
     found = json.loads(done.stdout)
     known = [one for one in found if one["check"] == "files" and one["what"].startswith("it may open")]
@@ -208,9 +208,10 @@ def test_zookeeper_that_hangs(fleet: Fleet, topic: str) -> None:
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
     try:
+        all_three = {("zookeeper", f"broker {n}") for n in (1, 2, 3)}
+        eventually(lambda: all_three <= checks(examined(fleet)[1]), "each broker misses ZooKeeper")
         code, found = examined(fleet)
         assert code == ERRORS
-        assert {("zookeeper", f"broker {n}") for n in (1, 2, 3)} <= checks(found)
         assert all("ZooKeeper does not answer" in one["what"] for one in found if one["check"] == "zookeeper")
     finally:
         os.kill(pid, signal.SIGCONT)
