@@ -183,13 +183,14 @@ def unclean_election(stage: Stage) -> Iterator[Callable[[], None]]:
 
 
 def tight_quota(stage: Stage) -> Iterator[Callable[[], None]]:
-    stage.topic("metered", [1])
+    stage.topic("metered", [2])  # the brokers' own listener is exempt, and the first broker has another one beside it
     client = [("client-id", "greedy")]
     assert alter(stage.fleet.brokers[0], (client, {"producer_byte_rate": 10_000.0})) == [0]
 
     def write() -> None:
-        stage.produce("metered", 500, "1", "greedy")
-        time.sleep(0.2)
+        """Two seconds' worth; the next waits until the connection is read again."""
+        stage.produce("metered", 300, "1", "greedy")
+        stage.writer("1", "greedy").flush(20)
 
     yield write
     stage.producers.pop("greedy 1").purge()
