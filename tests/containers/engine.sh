@@ -64,6 +64,7 @@ stop() {
       for _ in $(seq 100); do [ -d "/proc/$pid" ] || break; sleep 0.1; done
     fi
   fi
+  while mountpoint -q "$data"; do umount "$data"; done # an engine that was killed leaves its directory bound to itself
   rm -rf "$data" "$run"
 }
 
