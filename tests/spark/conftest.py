@@ -12,9 +12,12 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, Message, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
+import wire.messages as m
 from spark_udfs.java import spark_environment
+from tests.support.raw_transactions import Wire
+from tests.support.waiting import eventually
 
 
 @pytest.fixture(scope="session")
@@ -62,11 +65,44 @@ class Cluster:
         named = {name.replace("_", "."): value for name, value in settings.items()}
         return Producer({"bootstrap.servers": self.bootstrap, "linger.ms": 5, **named})
 
+    def add_partitions(self, topic: str, count: int) -> None:
+        """As many as ``count`` afterwards, known to every broker: a producer refuses those that its broker misses."""
+        self.admin.create_partitions([NewPartitions(topic, count)])[topic].result(30)
+        self._known_everywhere(topic, "the new partitions", lambda found: len(found.partitions) == count)
+
+    def recreate(self, topic: str) -> None:
+        """Delete the topic and create it again, with one partition; every broker knows the new one then."""
+        (before,) = self._known_everywhere(topic, "the topic", lambda found: found.error_code == 0)
+        self.admin.delete_topics([topic])[topic].result(30)
+        eventually(
+            lambda: self.admin.create_topics([NewTopic(topic, 1, 1)])[topic].exception(30),
+            "the topic is created again", good=lambda problem: problem is None,
+        )  # fmt: skip
+        self._known_everywhere(
+            topic, "the new topic", lambda found: found.error_code == 0 and found.topic_id not in (before, None)
+        )
+
+    def _known_everywhere(self, topic: str, what: str, good: Callable[[Any], bool]) -> set[Any]:
+        """Wait until each broker describes the topic so; the ids that they give."""
+        asked = m.MetadataRequest(
+            topics=[m.MetadataRequest.MetadataRequestTopic(name=topic)], allow_auto_topic_creation=False
+        )
+        found = set()
+        for broker in self.admin.list_topics(timeout=30).brokers.values():
+            wire = Wire(broker.host, broker.port, 30)
+            described = eventually(
+                lambda wire=wire: wire.ask(asked, 10).topics[0], f"broker {broker.id} knows {what}", good=good
+            )
+            found.add(described.topic_id)
+            wire.close()
+        return found
+
     def send(self, topic: str, rows: list[dict[str, Any]], **settings: Any) -> None:
-        producer = self.producer(**settings)
+        producer, failed = self.producer(**settings), []
         for row in rows:
-            producer.produce(topic, **row)
+            producer.produce(topic, **row, on_delivery=lambda error, _: failed.append(error) if error else None)
         assert producer.flush(30) == 0
+        assert failed == []
 
     def transactional(self, topic: str, rows: list[dict[str, Any]], outcome: str) -> Producer:
         """``outcome``: commit, abort, or open (the producer is returned with its transaction under way)."""
