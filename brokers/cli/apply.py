@@ -95,7 +95,8 @@ def password_of(name: str, wanted: UserWanted) -> str:
         try:
             password = Path(where).read_text("utf-8").split("\n", 1)[0].rstrip("\r")
         except (OSError, UnicodeDecodeError) as error:
-            raise CliError(f"user {name}: no password in {where}: {error}") from error
+            why = getattr(error, "strerror", None) or "not a text file in UTF-8"
+            raise CliError(f"user {name}: no password in {where}: {why}") from error
     if not password or "\0" in password:
         raise CliError(f"user {name}: no password in {where}")
     return password

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import click
 
 from brokers.cli.log_lines import start_logging
-from brokers.cli.options import config_file_argument, log_level_option, override_option
+from brokers.cli.options import config_file_argument, log_level_option, override_option, settings_text
 from brokers.config import BROKER_SETTINGS, TOPIC_SETTINGS, ConfigError, Setting, load_config
 
 logger = logging.getLogger(__name__)
@@ -32,11 +32,9 @@ def broker(config_file: Path, override: dict[str, str], log_level: str, check: b
     Every setting may also come from the environment: log.dirs is FLEETLOG_CONFIG_LOG_DIRS.
     """
     try:
-        config = load_config(config_file.read_text("utf-8"), str(config_file), os.environ, override)
-    except ConfigError as error:
+        config = load_config(settings_text(config_file), str(config_file), os.environ, override)
+    except (ConfigError, UnicodeError) as error:
         _refuse(str(error))
-    except UnicodeDecodeError as error:
-        _refuse(f"{config_file}: not a text file in UTF-8 (byte {error.start})")
     except OSError as error:
         _refuse(f"{config_file}: {error.strerror}")
     start_logging(config.log_format, config.broker_id, log_level)

@@ -29,6 +29,7 @@ from kafka.protocol.metadata import MetadataRequest
 from brokers.cli.admin_client import GONE, AdminClient
 from brokers.cli.command_config import TLS_CONTEXT, client_security, read_command_config
 from brokers.cli.login_probe import probe_login
+from brokers.cli.options import at_least
 from brokers.cli.output import CliError, Output
 from brokers.cli.tls_probe import TlsRefused, tls_connection, tls_refusal, without_tls
 from wire.errors import ErrorCode
@@ -145,7 +146,7 @@ def client_options(function: _Function) -> _Function:
     )
     @click.option(
         "--timeout",
-        type=click.FloatRange(min=0.1, max=MAX_TIMEOUT_S),
+        type=at_least(0.1, MAX_TIMEOUT_S),
         callback=_timeout,
         default=DEFAULT_TIMEOUT_S,
         show_default=True,

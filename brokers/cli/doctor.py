@@ -31,6 +31,7 @@ from brokers.cli.diagnosis import (
     findings_of,
 )
 from brokers.cli.group_lags import lag_of_groups
+from brokers.cli.options import at_least
 from brokers.cli.output import CliError, Output
 from brokers.cli.overview import PATIENCE_S, fetch_overview, read_domains
 from brokers.model import TopicPartition
@@ -52,15 +53,15 @@ _DEFAULTS = Thresholds()
               help="How far apart clocks may be.")  # fmt: skip
 @click.option("--zookeeper-ms", type=click.IntRange(1), default=_DEFAULTS.zookeeper_ms, show_default=True,
               help="How long a read of ZooKeeper may take.")  # fmt: skip
-@click.option("--transaction-s", type=click.FloatRange(0), default=_DEFAULTS.transaction_s, show_default=True,
+@click.option("--transaction-s", type=at_least(0), default=_DEFAULTS.transaction_s, show_default=True,
               help="How long a transaction may be open.")  # fmt: skip
-@click.option("--lag-s", type=click.FloatRange(0), default=_DEFAULTS.lag_s, show_default=True,
+@click.option("--lag-s", type=at_least(0), default=_DEFAULTS.lag_s, show_default=True,
               help="How far behind a group that gets on may be.")  # fmt: skip
 @click.option("--certificate-days", type=click.IntRange(1), default=_DEFAULTS.certificate_days, show_default=True,
               help="How long a certificate must last.")  # fmt: skip
 @click.option("--sync-ms", type=click.IntRange(1), default=_DEFAULTS.sync_ms, show_default=True,
               help="How long an fsync may take.")  # fmt: skip
-@click.option("--hot-mb", type=click.FloatRange(0), default=_DEFAULTS.hot_mb, show_default=True,
+@click.option("--hot-mb", type=at_least(0), default=_DEFAULTS.hot_mb, show_default=True,
               help="From how many MB a second on a partition may be hot.")  # fmt: skip
 @client_options
 def doctor(target: Target, out: Output, **limits: Any) -> None:

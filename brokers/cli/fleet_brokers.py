@@ -11,7 +11,7 @@ from kafka.protocol.admin import DescribeConfigsRequest, IncrementalAlterConfigs
 from brokers.cli.client import Target, admin, client_options, raise_for_code
 from brokers.cli.handing_over import Assigned, away_from, taken_over, without_source
 from brokers.cli.moves import moves_to
-from brokers.cli.options import pairs
+from brokers.cli.options import BROKER_ID, pairs
 from brokers.cli.output import CliError, Output, warn
 from brokers.cli.overview import PATIENCE_S, Overview, fetch_overview, read_domains
 from brokers.cli.reassign import at_once_option, execute, throttle_option, yes_option
@@ -27,7 +27,7 @@ def brokers() -> None:
 
 
 @brokers.command("loggers")
-@click.argument("broker_id", type=click.IntRange(0, 2**31 - 1), metavar="BROKER")
+@click.argument("broker_id", type=BROKER_ID, metavar="BROKER")
 @click.option(
     "--set", "levels", multiple=True, callback=pairs, metavar="LOGGER=LEVEL",
     help="FATAL, ERROR, WARN, INFO, DEBUG or TRACE, until the broker ends.",
@@ -65,7 +65,7 @@ def broker_loggers(
 
 
 @brokers.command("drain")
-@click.argument("broker_id", type=click.IntRange(0, 2**31 - 1), metavar="BROKER")
+@click.argument("broker_id", type=BROKER_ID, metavar="BROKER")
 @dry_run_option
 @throttle_option
 @at_once_option
@@ -85,8 +85,8 @@ def drain_broker(*, target: Target, out: Output, broker_id: int, **how: Any) -> 
 
 
 @brokers.command("replace")
-@click.argument("broker_id", type=click.IntRange(0, 2**31 - 1), metavar="BROKER")
-@click.option("--with", "new", type=click.IntRange(0, 2**31 - 1), required=True, metavar="BROKER",
+@click.argument("broker_id", type=BROKER_ID, metavar="BROKER")
+@click.option("--with", "new", type=BROKER_ID, required=True, metavar="BROKER",
               help="The broker that takes its place; it must be alive.")  # fmt: skip
 @dry_run_option
 @throttle_option

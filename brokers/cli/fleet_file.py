@@ -30,6 +30,7 @@ _QUOTAS: Final = {**CLIENT_KEYS, **IP_KEYS}
 _PATTERNS: Final = ("literal", "prefixed")
 RATE_END: Final = 2**63
 """Brokers refuse a quota of this much; infinity and what is no number are not below it."""
+_TOO_DEEP: Final = "lists or mappings stand within each other far too deeply; a section has three levels"
 MECHANISMS: Final = tuple(mechanism.value for mechanism in ScramMechanism)
 
 
@@ -89,6 +90,8 @@ def _parsed(text: str, source: str) -> Any:
             return json.loads(text, object_pairs_hook=lambda pairs: _once(pairs, source))
         except ValueError as error:
             raise CliError(f"{source}: no JSON: {error}") from None
+        except RecursionError:
+            raise CliError(f"{source}: {_TOO_DEEP}") from None
     try:
         import yaml
     except ImportError:
@@ -109,6 +112,8 @@ def _parsed(text: str, source: str) -> Any:
         return yaml.load(text, Loader)
     except (yaml.YAMLError, TypeError) as error:
         raise CliError(f"{source}: no YAML: {' '.join(str(error).split())}") from None
+    except RecursionError:
+        raise CliError(f"{source}: {_TOO_DEEP}") from None
 
 
 def _once(pairs: Iterable[tuple[Any, Any]], source: str) -> dict[Any, Any]:

@@ -19,7 +19,7 @@ import click
 from brokers.addresses import address_text
 from brokers.cli.host_plan import HostPlan, local_address, plan_host
 from brokers.cli.host_unit import EXIT_CONFIG, Unit, broker_command, lock, running_unit
-from brokers.cli.options import config_file_argument, log_level_option, override_option
+from brokers.cli.options import at_least, config_file_argument, log_level_option, override_option, settings_text
 from brokers.cli.output import CliError
 from brokers.config import ConfigError
 from brokers.server.service_manager import service_manager
@@ -29,7 +29,11 @@ class _RunFirst(click.Group):
     """``fleetlog host CONFIG`` is ``fleetlog host run CONFIG``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if args and args[0] not in self.commands and args[0] not in ("-h", "--help"):
+        first = args[0] if args else "--help"
+        if first not in self.commands and first not in ("-h", "--help"):
+            if not first.startswith("-") and not Path(first).exists():
+                known = ", ".join(sorted(self.commands))
+                raise click.UsageError(f"{first!r} is neither a file nor one of the commands {known}", ctx)
             args = ["run", *args]
         return super().parse_args(ctx, args)
 
@@ -59,7 +63,7 @@ def run_unit(
     """Run the brokers until SIGTERM or Ctrl-C. SIGHUP restarts them one at a time, with the file as it is then."""
 
     def read() -> HostPlan:
-        return plan_host(config_file.read_text("utf-8"), str(config_file), os.environ, override, count, port_step)
+        return plan_host(settings_text(config_file), str(config_file), os.environ, override, count, port_step)
 
     try:
         plan = read()
@@ -67,7 +71,7 @@ def run_unit(
             _print(plan)
             return
         held = lock(plan)
-    except (ConfigError, OSError, UnicodeDecodeError) as error:
+    except (ConfigError, OSError, UnicodeError) as error:
         click.echo(f"fleetlog: {error}", err=True)
         sys.exit(EXIT_CONFIG)
     logging.basicConfig(
@@ -103,9 +107,9 @@ def _print(plan: HostPlan) -> None:
 def _running(config_file: Path, override: dict[str, str]) -> tuple[HostPlan, int]:
     """A plan of one broker, which has the unit's address and directory, and the unit's process. Raises CliError."""
     try:
-        text = config_file.read_text("utf-8")
+        text = settings_text(config_file)
         plan = plan_host(text, str(config_file), os.environ, override, 1, check_directories=False)
-    except (ConfigError, OSError, UnicodeDecodeError) as error:
+    except (ConfigError, OSError, UnicodeError) as error:
         raise CliError(str(error)) from error
     process = running_unit(plan)
     if process is None:
@@ -139,7 +143,7 @@ def unit_status(config_file: Path, override: dict[str, str]) -> None:
 @host.command("restart")
 @config_file_argument
 @override_option
-@click.option("--timeout", type=click.FloatRange(min=1), default=3600, show_default=True, help="Seconds to wait.")
+@click.option("--timeout", type=at_least(1), default=3600, show_default=True, help="Seconds to wait.")
 def restart_unit(config_file: Path, override: dict[str, str], timeout: float) -> None:
     """Restart the brokers one at a time, and wait for the end.
 

@@ -76,7 +76,15 @@ def plan_host(
     found = []
     for index in range(count):
         own = _derived(base, admin, index, step)
-        config = load_config(text, source, environment, {**overrides, **own})
+        try:
+            config = load_config(text, source, environment, {**overrides, **own})
+        except ConfigError as error:
+            if error.name not in own:
+                raise
+            raise ConfigError(
+                error.name, error.value, f"{error.allowed}; this is derived for broker {own['broker.id']} of --brokers"
+                f" {count}: change the file's {error.name}, or --brokers", source,
+            ) from None  # fmt: skip
         found.append(PlannedBroker(config.broker_id, own, config))
     plan = HostPlan(admin, Path(base.log_dirs[0]), tuple(found))
     _check_ports(plan)

@@ -2,11 +2,31 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
+from typing import Any
 
 import click
 
+
+class _Number(click.FloatRange):
+    """Refuses what is no number: every comparison with it is false."""
+
+    name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        found = float(super().convert(value, param, ctx))
+        if not math.isfinite(found):
+            self.fail(f"{value!r} must be a number", param, ctx)
+        return found
+
+
+class _BrokerId(click.IntRange):
+    name = "broker id"
+
+
+BROKER_ID = _BrokerId(0, 2**31 - 1)
 PARTITION_COUNT = click.IntRange(1, 2**31 - 1)
 REPLICA_COUNT = click.IntRange(1, 2**15 - 1)
 _RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmg]?)(i?)b?(?:/s)?", re.IGNORECASE)
@@ -46,6 +66,19 @@ def numbers(_: click.Context, __: click.Parameter, value: str | None) -> tuple[i
     if not all(item.isdecimal() for item in items) or len(set(items)) < len(items):
         raise click.BadParameter(f"{value!r} must be a list like 1,2,3, each broker once")
     return tuple(int(item) for item in items)
+
+
+def at_least(least: float, most: float | None = None) -> click.FloatRange:
+    """The type of options that take a number, and no infinity."""
+    return _Number(least, most)
+
+
+def settings_text(path: Path) -> str:
+    """The text of a properties file. Raises OSError, and UnicodeError that names the file."""
+    try:
+        return path.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise UnicodeError(f"{path}: not a text file in UTF-8 (byte {error.start})") from None
 
 
 config_file_argument = click.argument("config_file", type=click.Path(exists=True, dir_okay=False, path_type=Path))

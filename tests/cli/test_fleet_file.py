@@ -101,6 +101,12 @@ def test_what_is_wrong_is_refused(text: str, said: str) -> None:
     assert said in str(found.value)
 
 
+@pytest.mark.parametrize("name", ["f.yaml", "f.json"])
+def test_what_stands_within_itself_too_deeply_is_refused(name: str) -> None:
+    with pytest.raises(CliError, match=f"^{name}: lists or mappings stand within each other far too deeply"):
+        read_fleet("[" * 100_000 + "]" * 100_000, name)
+
+
 def test_an_empty_fleet_gets_all_of_it() -> None:
     lines = [str(one) for one in differences(read_fleet(FILE, "f.yaml"), EMPTY, False)]
     assert lines == [

@@ -1,0 +1,46 @@
+"""What an operator types wrong is answered by a sentence that names it, before any broker is asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from brokers.cli.main import cli
+
+NOWHERE = ("-b", "127.0.0.1:1")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("host stop FILE", "'stop' is neither a file nor one of the commands restart, run, status"),
+        ("host FILE --brokers 2 --check", "FILE: not a text file in UTF-8 (byte 0)"),
+        ("host status FILE", "FILE: not a text file in UTF-8 (byte 0)"),
+        ("broker FILE --check", "FILE: not a text file in UTF-8 (byte 0)"),
+        ("host restart FILE --timeout nan", "'nan' must be a number"),
+        ("doctor --lag-s nan", "'nan' must be a number"),
+        ("doctor --transaction-s inf", "'inf' must be a number"),
+        ("doctor --hot-mb -1", "-1.0 is not in the range x>=0"),
+        ("doctor --timeout nan", "'nan' must be a number"),
+        ("brokers drain three", "'three' is not a valid broker id."),
+        ("brokers drain 2147483648", "2147483648 is not in the range 0<=x<=2147483647"),
+        ("brokers replace 1 --with next", "'next' is not a valid broker id."),
+        ("apply -f FILE", "FILE: no text in UTF-8"),
+    ],
+)
+def test_it_is_named(tmp_path: Path, words: str, said: str) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"\xff\xfe")
+    command = words.replace("FILE", str(file)).split()
+    at = NOWHERE if command[0] in ("doctor", "brokers", "apply") else ()
+    done = CliRunner().invoke(cli, [*command, *at], catch_exceptions=False)
+    assert done.exit_code in (1, 2)
+    assert said.replace("FILE", str(file)) in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_number_is_a_number() -> None:
+    done = CliRunner().invoke(cli, ["doctor", "--lag-s", "0.5", "--timeout", "0.2", *NOWHERE], catch_exceptions=False)
+    assert "no broker answers at 127.0.0.1:1" in done.stderr
