@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import TYPE_CHECKING, Any
 
 import kafka.errors as kafka_errors
-from kafka import KafkaAdminClient
+from kafka.admin import KafkaAdminClient
 from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
 
 from wire.errors import ErrorCode

@@ -23,7 +23,6 @@ from typing import Any, NamedTuple, TypeVar
 
 import click
 import kafka.errors as kafka_errors
-from kafka import KafkaConsumer
 from kafka.protocol.metadata import MetadataRequest
 
 from brokers.cli.admin_client import GONE, AdminClient
@@ -311,6 +310,8 @@ def admin(target: Target, about: str = "") -> Iterator[Any]:
 @contextmanager
 def consumer(target: Target, about: str = "", **config: Any) -> Iterator[Any]:
     """A consumer without deserializers; offsets are committed by the command itself."""
+    from kafka.consumer import KafkaConsumer  # a third more memory, which few commands need
+
     bootstrap = reach(target)
     with explained(target, about):
         client = KafkaConsumer(

@@ -12,14 +12,14 @@ import click
 from kafka.net.sasl.oauth import AbstractTokenProvider
 
 from brokers.addresses import PLAINTEXT, SASL_PLAINTEXT
-from brokers.config import ConfigError, parse_properties
+from brokers.properties import parse_properties
 from brokers.security.jaas import BadJaasLine, LoginModule, parse_jaas
-from brokers.security.listener_logins import MECHANISMS
+from brokers.security.mechanism_names import MECHANISMS
 from brokers.security.oauthbearer import OAUTHBEARER
 from brokers.security.plain import PLAIN
 from brokers.security.tls_contexts import client_context
 from brokers.security.tls_settings import TlsSettings
-from brokers.setting_kinds import HIDDEN
+from brokers.setting_kinds import HIDDEN, ConfigError
 
 PROTOCOL: Final = "security.protocol"
 MECHANISM: Final = "sasl.mechanism"

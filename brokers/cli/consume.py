@@ -13,10 +13,9 @@ from types import FrameType
 from typing import Any
 
 import click
-from kafka import TopicPartition
 from kafka.errors import RebalanceInProgressError
 from kafka.protocol.consumer import IsolationLevel, OffsetSpec
-from kafka.structs import OffsetAndMetadata
+from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from brokers.cli.client import (
     PartitionsOf,

@@ -7,9 +7,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import click
-from kafka import TopicPartition
 from kafka.protocol.consumer import OffsetSpec
-from kafka.structs import OffsetAndMetadata
+from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from brokers.cli.client import (
     PartitionsOf,

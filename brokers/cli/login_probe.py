@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from brokers.cli.output import CliError
-from brokers.security.listener_logins import SCRAM_MECHANISMS
+from brokers.security.mechanism_names import SCRAM_MECHANISMS
 from brokers.security.mechanisms import AuthenticationFailed
 from brokers.security.oauthbearer import OAUTHBEARER, token_message
 from brokers.security.plain import plain_message

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import kafka.errors as kafka_errors
-from kafka import TopicPartition as ClientPartition
 from kafka.protocol.admin import AlterPartitionReassignmentsRequest, ElectLeadersRequest
 from kafka.protocol.metadata import MetadataRequest
+from kafka.structs import TopicPartition as ClientPartition
 
 from brokers.cli.admin_client import GONE, AdminClient
 from brokers.cli.client import KNOWN_POLL_S, explain

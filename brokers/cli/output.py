@@ -9,12 +9,12 @@ import json
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 PIPED_WIDTH = 10_000
 """A table that goes to a file or a pipe is never cut."""
@@ -73,6 +73,9 @@ class Output:
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "") -> None:
     """Print a table for users; numbers are right-aligned."""
+    from rich.console import Console
+    from rich.table import Table
+
     listed = [list(row) for row in rows]
     console = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH, highlight=False)
     out = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
@@ -106,6 +109,9 @@ def bytes_text(size: int) -> str:
 
 def progress(shown: bool = True) -> Progress:
     """A progress bar on stderr; silent where stderr is not a terminal, or unless ``shown``."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
     return Progress(
         SpinnerColumn(),
         TextColumn("{task.description}"),

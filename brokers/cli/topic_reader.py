@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from kafka import TopicPartition
 from kafka.protocol.consumer import OffsetSpec
+from kafka.structs import TopicPartition
 
 from _native.batch import HEADER_SIZE, BatchHeader, CorruptBatch, decode_records, scan
 from brokers.cli.client import PartitionsOf, explain, known_partitions
@@ -81,22 +81,30 @@ class TopicReader:
         self.leaders: dict[int, int] = {row["partition_index"]: row["leader_id"] for row in found}
         self.silent = {partition for partition, leader in self.leaders.items() if leader < 0}
 
-    def bounds(self) -> dict[int, PartitionBounds]:
-        """Of each partition whose leader answers."""
-        first = self.offsets(OffsetSpec.EARLIEST, COMMITTED)
-        stable = self.offsets(OffsetSpec.LATEST, COMMITTED)
-        end = self.offsets(OffsetSpec.LATEST, UNCOMMITTED)
+    def bounds(self, undecided: bool = True) -> dict[int, PartitionBounds]:
+        """Of each partition whose leader answers. Without ``undecided`` its end is that of what is decided."""
+        asked = [(OffsetSpec.EARLIEST, COMMITTED), (OffsetSpec.LATEST, COMMITTED)]
+        first, stable, *others = self._offsets([*asked, (OffsetSpec.LATEST, UNCOMMITTED)] if undecided else asked)
+        end = others[0] if others else stable
         known = sorted(first.keys() & stable.keys() & end.keys())
         return {p: PartitionBounds(first[p], stable[p], end[p]) for p in known}
 
     def offsets(self, moment: int, isolation: int) -> dict[int, int]:
         """The offset at a time in ms, or at an OffsetSpec; -1 where no record is that new."""
-        requests = []
+        return self._offsets([(moment, isolation)])[0]
+
+    def _offsets(self, asked: Sequence[tuple[int, int]]) -> list[dict[int, int]]:
+        """For each moment and isolation, asked for at once."""
+        requests, numbers = [], []
         for leader in {self.leaders[p] for p in self.leaders if p not in self.silent}:
-            led = {TopicPartition(self.topic, p): moment for p, by in self.leaders.items() if by == leader}
-            requests.append((leader, self._client._list_partition_offsets_request(led, isolation)))
-        found: dict[int, int] = {}
-        for (leader, _), answer in zip(requests, self._client.ask_all(requests, PATIENCE_S), strict=True):
+            led = [TopicPartition(self.topic, p) for p, by in self.leaders.items() if by == leader]
+            for number, (moment, isolation) in enumerate(asked):
+                request = self._client._list_partition_offsets_request(dict.fromkeys(led, moment), isolation)
+                requests.append((leader, request))
+                numbers.append(number)
+        found: list[dict[int, int]] = [{} for _ in asked]
+        answers = self._client.ask_all(requests, PATIENCE_S)
+        for (leader, _), number, answer in zip(requests, numbers, answers, strict=True):
             if answer is None:
                 self.silent |= {p for p, by in self.leaders.items() if by == leader}
                 continue
@@ -104,7 +112,7 @@ class TopicReader:
                 if row.error_code:
                     self.silent.add(row.partition_index)
                 else:
-                    found[row.partition_index] = row.offset
+                    found[number][row.partition_index] = row.offset
         return found
 
     def fetch(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import click
-from kafka import TopicPartition
 from kafka.admin import AlterConfigOp, ConfigResource, ConfigResourceType
 from kafka.protocol.consumer import OffsetSpec
+from kafka.structs import TopicPartition
 
 from brokers.cli.admin_client import AdminClient
 from brokers.cli.client import (

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 import click
-from kafka import TopicPartition
+from kafka.structs import TopicPartition
 
 from brokers.cli.admin_client import COORDINATOR_MOVES, PAUSE_S, TRANSACTION, AdminClient
 from brokers.cli.client import (

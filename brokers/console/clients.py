@@ -18,8 +18,9 @@ from brokers.security.jaas import LoginModule
 from brokers.security.oauthbearer import OAUTHBEARER
 from brokers.security.plain import PLAIN
 
-IDLE_MAX: Final = 4
-"""Clients of one login that are kept while no page uses them."""
+IDLE_MAX: Final = 16
+"""Clients of one login that are kept while no page uses them: as many as pages at the same time, since a new client
+costs the brokers more than a page of some that follow a topic."""
 IDLE_S: Final = 60.0
 FRESH_S: Final = 2.0
 """A client that rested for longer asks first where the brokers are now."""

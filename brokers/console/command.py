@@ -14,11 +14,12 @@ from brokers.addresses import address_text
 from brokers.cli.client import Target, client_options
 from brokers.cli.command_config import JAAS, MECHANISM, PROTOCOL
 from brokers.cli.output import CliError, Output
-from brokers.config import ConfigError, parse_properties
 from brokers.console.oidc import IssuerError, IssuerOptions, OidcLogin
 from brokers.console.schemas import SchemaRegistry
-from brokers.security.listener_logins import MECHANISMS
+from brokers.properties import parse_properties
+from brokers.security.mechanism_names import MECHANISMS
 from brokers.security.oauthbearer import OAUTHBEARER
+from brokers.setting_kinds import ConfigError
 
 DEFAULT_PORT: Final = 9696
 NEEDED: Final = ("starlette", "jinja2", "uvicorn")

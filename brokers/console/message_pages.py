@@ -68,8 +68,8 @@ def export_file(asking: Asking) -> tuple[bytes, str, str]:
 def _browse(asking: Asking, count: int) -> tuple[TopicReader, BrowsedPage, Any, str]:
     mode = asking.choice("from", FROM)
     reader = TopicReader(asking.client, asking.name, _partitions(asking.text("partitions")))
-    bounds = reader.bounds()
     everything = asking.choice("show", SHOW) == "everything"
+    bounds = reader.bounds(undecided=everything)
     browse = Browse(reader, bounds, count=count, matches=_filter(asking), everything=everything)
     cursor = _cursor(asking.text("cursor"))
     if mode == "newest":

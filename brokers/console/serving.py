@@ -85,6 +85,7 @@ def serve(
     config = uvicorn.Config(
         create_console(settings),
         http=TimedConnection,
+        loop="asyncio",  # the same everywhere, whatever else is installed
         log_level="warning",
         access_log=False,
         server_header=False,

@@ -40,6 +40,7 @@ from brokers.console.clients import FleetClients, UserLogin
 from brokers.console.doctor_page import doctor_page
 from brokers.console.guard import Guard, read_form
 from brokers.console.logins import BrowserSession, BrowserSessions
+from brokers.console.memory import SpareMemory, trim_function
 from brokers.console.oidc import CALLBACK, LOGIN_S, OidcLogin, TokenLogin
 from brokers.console.schemas import SchemaRegistry
 
@@ -110,6 +111,7 @@ class Console:
         self.settings = settings
         self.sessions = BrowserSessions()
         self.clients = FleetClients(settings.target, self.sessions.logged_in)
+        self.memory = SpareMemory(trim_function())
         self._threads = anyio.CapacityLimiter(THREADS)
         self._logins = anyio.CapacityLimiter(LOGINS)
         self._templates = Environment(
@@ -133,7 +135,10 @@ class Console:
 
     async def run(self, work: Callable[[], _Value]) -> _Value:
         """Work that waits for brokers, on a thread."""
-        return await anyio.to_thread.run_sync(work, limiter=self._threads)
+        try:
+            return await anyio.to_thread.run_sync(work, limiter=self._threads)
+        finally:
+            self.memory.page_ended()
 
     def session(self, request: Request) -> BrowserSession:
         """The request's session, a new one where no login is wanted; raises LoginNeeded."""
@@ -414,6 +419,7 @@ def create_console(settings: ConsoleSettings) -> Starlette:
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         async with anyio.create_task_group() as group:
             group.start_soon(console.sweep)
+            group.start_soon(console.memory.run)
             yield
             group.cancel_scope.cancel()
         console.clients.close()

@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from brokers.peers.link import PeerLink, PeerUnavailable
-from brokers.security.listener_logins import SCRAM_MECHANISMS, ClientLogin
+from brokers.security.listener_logins import ClientLogin
+from brokers.security.mechanism_names import SCRAM_MECHANISMS
 from brokers.security.mechanisms import AuthenticationFailed
 from brokers.security.plain import plain_message
 from brokers.security.scram import ScramClient

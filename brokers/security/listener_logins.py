@@ -13,16 +13,11 @@ from typing import Final
 from brokers.addresses import SASL_PROTOCOLS
 from brokers.config import LISTENER_PREFIX, BrokerConfig
 from brokers.security.jaas import BadJaasLine, JaasLine, LoginModule, parse_jaas
+from brokers.security.mechanism_names import MECHANISMS, PASSWORD_MECHANISMS, SCRAM_MECHANISMS
 from brokers.security.oauthbearer import OAUTHBEARER
 from brokers.security.oidc_settings import VALIDATOR_HANDLERS, OidcSettings, oidc_settings
 from brokers.security.plain import PLAIN, plain_message
-from brokers.security.scram import ScramMechanism
 from brokers.setting_kinds import HIDDEN, ConfigError
-
-SCRAM_MECHANISMS: Final = {mechanism.value: mechanism for mechanism in ScramMechanism}
-PASSWORD_MECHANISMS: Final = (PLAIN, *SCRAM_MECHANISMS)
-"""Those by which brokers and commands log in themselves."""
-MECHANISMS: Final = (*PASSWORD_MECHANISMS, OAUTHBEARER)
 
 _ENABLED: Final = "sasl.enabled.mechanisms"
 _JAAS: Final = "sasl.jaas.config"

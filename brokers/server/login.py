@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from brokers.security.listener_logins import SCRAM_MECHANISMS, ListenerLogins
+from brokers.security.listener_logins import ListenerLogins
+from brokers.security.mechanism_names import SCRAM_MECHANISMS
 from brokers.security.mechanisms import AuthenticationFailed, Deferred, ServerMechanism, Step
 from brokers.security.oauthbearer import OAUTHBEARER, OauthBearerServer, TokenVerifier
 from brokers.security.plain import PLAIN, PlainServer, verifier
