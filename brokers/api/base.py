@@ -296,8 +296,12 @@ class Services:
     process_health: Callable[[], ProcessHealth] = ProcessHealth
 
 
-class ClientConnection(NamedTuple):
-    """The client of a request. ``listener`` decides which endpoints Metadata and FindCoordinator answer with."""
+@dataclass(frozen=True, slots=True)
+class ClientConnection:
+    """The client of a request. ``listener`` decides which endpoints Metadata and FindCoordinator answer with.
+
+    No tuple: what an authorizer asks of it for each request is quicker to reach in slots.
+    """
 
     id: int
     listener: str

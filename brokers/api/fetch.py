@@ -301,7 +301,7 @@ class Fetch:
             source is not None
             and source.meter is not None
             and self.total
-            and not (context.exempted or source.meter.may_fetch(source, self.total))
+            and not (context.exempted or source.meter.may_fetch(source, self.total, self.delayed is None))
         ):
             return self.empty_answer(whole)
         found, self.found = self.found or [], None

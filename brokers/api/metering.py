@@ -73,8 +73,8 @@ class Meter:
     """Measures the requests of one connection; those of one client id at a time."""
 
     __slots__ = (
-        "_bytes", "_metering", "_mono_ms", "_user", "client_id", "fetch_bytes_max", "fetched", "known", "produced",
-        "time", "timed",
+        "_bytes", "_metering", "_mono_ms", "_user", "asked_s", "client_id", "fetch_bytes_max", "fetched", "known",
+        "produced", "time", "timed",
     )  # fmt: skip
 
     def __init__(self, metering: Metering, user: str) -> None:
@@ -82,6 +82,8 @@ class Meter:
         self._mono_ms = metering.clock.mono_ms
         self._user = user
         self._bytes = 0
+        self.asked_s = 0.0
+        """When the latest request began to be executed, by the clock of the dispatcher."""
         self.known = False
         """Whether a request has told the client id. It is that of the last one that was not executed as a run."""
         self.timed = True
@@ -131,16 +133,17 @@ class Meter:
             if mute_ms:
                 self._mute(connection, TIME, min(mute_ms, self._metering.window_ms))
 
-    def may_fetch(self, connection: Mutable, size_bytes: int) -> bool:
+    def may_fetch(self, connection: Mutable, size_bytes: int, at_once: bool = False) -> bool:
         """Counts records that an answer has. False: the answer must have none, and they are not counted.
 
-        One answer is always given where nothing else was counted: a batch may be larger than all windows' worth.
+        ``at_once``: it is the latest request's answer, so that :attr:`asked_s` is the time. One answer is always given
+        where nothing else was counted: a batch may be larger than all windows' worth.
         """
         fetched = self.fetched
         if fetched is None:
             return True
         left = fetched.left - size_bytes
-        if left >= 0 and self._mono_ms() < fetched.until_ms:
+        if left >= 0 and (self.asked_s < fetched.until_s if at_once else self._mono_ms() < fetched.until_ms):
             fetched.left = left
             return True
         return self._may_fetch(connection, fetched, size_bytes)
@@ -148,7 +151,7 @@ class Meter:
     def _may_fetch(self, connection: Mutable, fetched: Allowance, size_bytes: int) -> bool:
         """After a look at the rate."""
         now_ms = self._mono_ms()
-        mute_ms = fetched.spend(size_bytes, now_ms / 1000, lambda: now_ms)
+        mute_ms = fetched.renew(size_bytes, self.asked_s, now_ms)
         if not mute_ms:
             return True
         self._mute(connection, FETCHED, mute_ms)

@@ -114,7 +114,7 @@ class Work:
         self.unverified: dict[int, list[bytes]] = {}
         services = context.services
         access = services.access
-        guarded = access.authorizer is not None
+        guarded, peer = access.authorizer is not None, context.connection
         denied = _NONE  # without a transactional id an append refuses batches that are transactional
         if guarded and transactional_id is not None and _say_transactional(batches):
             denied = context.refusal(WRITE, TRANSACTIONAL_ID, transactional_id)
@@ -123,7 +123,13 @@ class Work:
                 topic = services.metadata.topic_names.get(topic_id)
             # whether a broker writes the audit topic is looked at below
             if guarded and (
-                denied or (topic and topic != AUDIT_TOPIC and not access.allows(context, WRITE, TOPIC, topic))
+                denied
+                or (
+                    topic
+                    and topic != AUDIT_TOPIC
+                    and not access.granted.get((peer.principal, peer.peer_host, WRITE, TOPIC, topic))
+                    and not access.allows(context, WRITE, TOPIC, topic)
+                )
             ):
                 self._refuse(topic, index, batches[len(self.outcomes)], denied or _TOPIC_DENIED)
                 continue

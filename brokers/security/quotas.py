@@ -239,7 +239,10 @@ class Allowance:
             if left >= 0:
                 self.left = left
                 return 0
-        present_ms = mono_ms()
+        return self.renew(amount, now_s, mono_ms())
+
+    def renew(self, amount: int, now_s: float, present_ms: int) -> int:
+        """The same with a look at the rate; ``now_s`` may be earlier, which lets ``until_s`` come earlier."""
         throttle_ms = self.record(amount, present_ms)
         if not throttle_ms:
             total, elapsed_ms = self._rate.measure(present_ms)

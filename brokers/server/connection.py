@@ -8,6 +8,7 @@ of them hold together is bounded by the server, which closes the one that holds 
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import socket
 from collections import deque
@@ -187,7 +188,7 @@ class Connection:
 
     @principal.setter
     def principal(self, principal: str) -> None:
-        self.peer = self.peer._replace(principal=principal)
+        self.peer = dataclasses.replace(self.peer, principal=principal)
         self.meter = self._env.meter(self.peer)
 
     @property

@@ -183,6 +183,7 @@ class Dispatcher:
         meter = connection.meter
         if meter is not None:
             meter.of_client(header.client_id or "")
+            meter.asked_s = started
             if api.internal or exempt_key(api.key, version):
                 context.exempted = True
             else:
@@ -239,8 +240,10 @@ class Dispatcher:
                 return start
         context = Context(self._services, connection.peer, key, run.version, run.correlation_ids[0], "", connection)
         meter = connection.meter
-        if meter is not None and not meter.known:
-            meter.of_frame(data, start)
+        if meter is not None:
+            meter.asked_s = started
+            if not meter.known:
+                meter.of_frame(data, start)
         try:
             (outcome,) = batch.execute((run,), (context,))
         except Exception:

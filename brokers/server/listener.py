@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import functools
 import logging
@@ -373,7 +374,7 @@ class Server:
                 transport.close()  # it cannot be recorded
                 self._left(peer)
                 return
-            peer = peer._replace(principal=opened.principal)
+            peer = dataclasses.replace(peer, principal=opened.principal)
         self._connections[peer.id] = TlsConnection(self, sock, peer, login, transport)
         self.metrics.connections.set(len(self._connections))
 
