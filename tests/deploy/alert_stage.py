@@ -37,6 +37,11 @@ SHORTEST = "1s"
 TARGETS = "targets.json"
 
 
+def nothing() -> None:
+    """Only time."""
+    time.sleep(0.3)
+
+
 def faster(rules: str, minute_s: int) -> str:
     """The rules with each minute as so many seconds, and each time below a minute as one second."""
     seconds = re.sub(r"\b(\d+)m\b", lambda found: f"{int(found[1]) * minute_s}§", rules)
@@ -76,7 +81,8 @@ class Prometheus:
         new.replace(self._targets)
 
     def firing(self) -> set[str]:
-        """Names of the alerts that fire now."""
+        """Names of the alerts that fire now; none while it starts. Raises AssertionError when it has ended."""
+        assert self.process.poll() is None, f"Prometheus has ended:\n{self.log.read_text()[-2000:]}"
         try:
             with urlopen(f"{self.address}/api/v1/alerts", timeout=10) as answer:
                 alerts = json.load(answer)["data"]["alerts"]

@@ -12,7 +12,6 @@ import os
 import resource
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -20,29 +19,38 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 from urllib.request import urlopen
 
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, ConfigResource
 
 from brokers.model import AUDIT_TOPIC
-from tests.deploy.alert_stage import PATIENCE_S, Stage, damaged, start_patiently, stuttering
+from tests.deploy.alert_stage import Stage, nothing, start_patiently, stuttering
+from tests.deploy.client_faults import (
+    damaged_produces,
+    frequent_rebalances,
+    garbage,
+    idle_group,
+    refused_produces,
+    slow_rebalance,
+    tight_quota,
+)
+from tests.deploy.disk_faults import (
+    damaged_batch,
+    damaged_compacted_log,
+    damaged_segment,
+    late_replica,
+    shortened_log,
+    slow_cleaner,
+    slow_fsync,
+    unclean_election,
+)
 from tests.support.audited import audited_fleet, client, flood
 from tests.support.certificates import replaced
 from tests.support.ports import first_free
-from tests.support.quotas import alter
 from tests.support.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
-
-Fault = tuple[set[str], Iterator[Callable[[], None]]]
-"""Alerts that must fire, and a generator: what it yields is called while they are awaited, its rest ends the fault."""
-
-
-def nothing() -> None:
-    """Only time."""
-    time.sleep(0.3)
 
 
 def one_broker_down(stage: Stage) -> Iterator[Callable[[], None]]:
@@ -86,19 +94,6 @@ def slow_follower(stage: Stage) -> Iterator[Callable[[], None]]:
     stage.flush()
 
 
-def garbage(stage: Stage) -> Iterator[Callable[[], None]]:
-    address = ("127.0.0.1", stage.fleet.brokers[0].port)
-
-    def send() -> None:
-        for _ in range(5):
-            with suppress(OSError), socket.create_connection(address, timeout=5) as one:
-                one.sendall(b"\x7f\xff\xff\xff" + b"?" * 64)
-                one.recv(1)
-        time.sleep(0.3)
-
-    yield send
-
-
 def few_descriptors(stage: Stage) -> Iterator[Callable[[], None]]:
     process = stage.fleet.brokers[1].process
     assert process is not None
@@ -121,20 +116,6 @@ def broken_certificate(stage: Stage) -> Iterator[Callable[[], None]]:
     replaced(str(stage.certificate), stage.long)
 
 
-def damaged_batch(stage: Stage) -> Iterator[Callable[[], None]]:
-    stage.topic("damaged", [1, 3])
-    stage.produce("damaged", 10)
-    stage.flush()
-    three = stage.fleet.brokers[2]
-    three.kill()
-    time.sleep(6)
-    stage.produce("damaged", 500)
-    stage.flush()
-    with damaged(stage.log_of(stage.fleet.brokers[0], "damaged")):
-        three.start()
-        yield nothing
-
-
 def late_follower(stage: Stage) -> Iterator[Callable[[], None]]:
     three = stage.fleet.brokers[2]
     three.stop()
@@ -146,84 +127,6 @@ def late_follower(stage: Stage) -> Iterator[Callable[[], None]]:
     yield nothing
     stage.alter(ConfigResource.Type.TOPIC, "far", "follower.replication.throttled.replicas", None)
     three.wait_ready()
-
-
-def idle_group(stage: Stage) -> Iterator[Callable[[], None]]:
-    stage.topic("backlog", [1])
-    hour_ago = int(time.time() * 1000) - 3_600_000
-    for _ in range(11):
-        for _ in range(10_000):
-            stage.writer().produce("backlog", b"x", timestamp=hour_ago)
-        stage.flush()
-    consumer = Consumer({"bootstrap.servers": stage.fleet.bootstrap, "group.id": "idle"})
-    for offset in range(3):
-        consumer.commit(offsets=[TopicPartition("backlog", 0, offset)], asynchronous=False)
-        time.sleep(0.6)
-    yield nothing
-    consumer.commit(offsets=[TopicPartition("backlog", 0, 110_000)], asynchronous=False)
-    consumer.close()
-
-
-def unclean_election(stage: Stage) -> Iterator[Callable[[], None]]:
-    two, three = stage.fleet.brokers[1:]
-    stage.topic("unclean", [2, 3], unclean_leader_election_enable="true")
-    stage.produce("unclean", 10)
-    stage.flush()
-    three.kill()
-    stage.wait_in_sync("unclean", {2})
-    stage.produce("unclean", 100)
-    stage.flush()
-    assert two.stop(PATIENCE_S) == 0  # it notes how far its records were committed
-    three.start()
-    stage.wait_leader("unclean", 3)
-    two.start()
-    yield nothing
-    stage.wait_in_sync("unclean", {2, 3})
-    stage.prefer()
-
-
-def tight_quota(stage: Stage) -> Iterator[Callable[[], None]]:
-    stage.topic("metered", [2])  # the brokers' own listener is exempt, and the first broker has another one beside it
-    client = [("client-id", "greedy")]
-    assert alter(stage.fleet.brokers[0], (client, {"producer_byte_rate": 10_000.0})) == [0]
-
-    def write() -> None:
-        """Two seconds' worth; the next waits until the connection is read again."""
-        stage.produce("metered", 300, "1", "greedy")
-        stage.writer("1", "greedy").flush(20)
-
-    yield write
-    stage.producers.pop("greedy 1").purge()
-    assert alter(stage.fleet.brokers[0], (client, {"producer_byte_rate": None})) == [0]
-
-
-def damaged_compacted_log(stage: Stage) -> Iterator[Callable[[], None]]:
-    stage.topic("broken", [1, 3], cleanup_policy="compact")
-    for number in range(1_000):
-        stage.writer().produce("broken", b"x", key=b"%d" % (number % 10))
-    stage.flush()
-    stage.wait_in_sync("broken", {1, 3})
-    three = stage.fleet.brokers[2]
-    with damaged(stage.log_of(three, "broken")):
-        stage.alter(ConfigResource.Type.TOPIC, "broken", "max.compaction.lag.ms", "1")
-        yield nothing
-        assert three.stop() == 0
-    shutil.rmtree(three.directory / "data" / "broken-0")
-    three.start()
-    three.wait_ready()
-    stage.wait_in_sync("broken", {1, 3})
-
-
-def slow_cleaner(stage: Stage) -> Iterator[Callable[[], None]]:
-    throttle = (ConfigResource.Type.BROKER, "1", "log.cleaner.io.max.bytes.per.second")
-    stage.alter(*throttle, "1000")
-    stage.topic("late", [1], cleanup_policy="compact", max_compaction_lag_ms="1000")
-    long_ago = int(time.time() * 1000) - 2 * 3_600_000
-    for number in range(10_000):
-        stage.writer().produce("late", b"x" * 100, key=b"%d" % number, timestamp=long_ago)
-    stage.flush()
-    yield nothing
-    stage.alter(*throttle, None)
 
 
 def full_audit_queue(stage: Stage) -> Iterator[Callable[[], None]]:
@@ -287,7 +190,10 @@ def crashing_broker(stage: Stage) -> Iterator[Callable[[], None]]:
         assert unit.wait(90) == 0
 
 
-FAULTS: dict[Callable[[Stage], Iterator[Callable[[], None]]], set[str]] = {
+Fault = Callable[[Stage], Iterator[Callable[[], None]]]
+"""Makes a generator: what it yields is called while the alerts are awaited, its rest ends the fault."""
+
+FAULTS: dict[Fault, set[str]] = {
     one_broker_down: {"BrokerDown", "OfflinePartitions", "UnderReplicated"},
     all_brokers_down: {"BrokersDown", "NoController"},
     dead_zookeeper: {"NoLease"},
@@ -307,17 +213,19 @@ FAULTS: dict[Callable[[Stage], Iterator[Callable[[], None]]], set[str]] = {
     full_audit_queue: {"AuditLoss"},
     tilted_leaders: {"LeaderImbalance"},
     crashing_broker: {"BrokerRestarts"},
+    damaged_produces: {"DamagedProduces"},
+    refused_produces: {"FailedProduces"},
+    slow_rebalance: {"RebalanceSlow"},
+    frequent_rebalances: {"RebalancesOften"},
+    slow_fsync: {"FsyncSlow"},
+    late_replica: {"ReplicationLate"},
+    damaged_segment: {"DamagedSegment"},
+    shortened_log: {"ShortenedLogs"},
 }
+"""With the alerts that each must fire."""
 
 
-NOT_FIRED = {
-    "DamagedProduces", "DamagedSegment", "FailedProduces", "FsyncSlow", "RebalanceSlow", "RebalancesOften",
-    "ReplicationLate", "ShortenedLogs",
-}  # fmt: skip
-"""Alerts without a fault here yet: promtool's tests hold their expressions, and tests of a fleet their figures."""
-
-
-def run_fault(stage: Stage, fault: Callable[[Stage], Any], alerts: set[str]) -> str:
+def run_fault(stage: Stage, fault: Fault, alerts: set[str]) -> str:
     """One line of the report. Raises AssertionError."""
     prometheus = stage.prometheus
     seen: set[str] = set()
@@ -343,6 +251,9 @@ def main() -> None:
     parser.add_argument("--prometheus", default=shutil.which("prometheus"))
     parser.add_argument("--minute", type=int, default=1, help="seconds that a minute of the rules takes")
     options = parser.parse_args()
+    known = {one.__name__ for one in FAULTS}
+    if unknown := set(options.faults) - known:
+        parser.error(f"there is no fault {', '.join(sorted(unknown))}; there are {', '.join(sorted(known))}")
     if options.prometheus is None:
         parser.error("no prometheus found: give --prometheus PATH")
     failed = 0

@@ -1,0 +1,145 @@
+"""Faults of clients that fire alerts: each begins one, yields what is called meanwhile, and ends it."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+from confluent_kafka import Consumer, TopicPartition
+
+from tests.deploy.alert_stage import PATIENCE_S, Stage, nothing
+from tests.support.harness import Client
+from tests.support.produce_runs import batch, frame
+from tests.support.quotas import alter
+from tests.support.waiting import eventually
+
+
+def garbage(stage: Stage) -> Iterator[Callable[[], None]]:
+    address = ("127.0.0.1", stage.fleet.brokers[0].port)
+
+    def send() -> None:
+        for _ in range(5):
+            with suppress(OSError), socket.create_connection(address, timeout=5) as one:
+                one.sendall(b"\x7f\xff\xff\xff" + b"?" * 64)
+                one.recv(1)
+        time.sleep(0.3)
+
+    yield send
+
+
+def idle_group(stage: Stage) -> Iterator[Callable[[], None]]:
+    stage.topic("backlog", [1])
+    hour_ago = int(time.time() * 1000) - 3_600_000
+    for _ in range(11):
+        for _ in range(10_000):
+            stage.writer().produce("backlog", b"x", timestamp=hour_ago)
+        stage.flush()
+    consumer = Consumer({"bootstrap.servers": stage.fleet.bootstrap, "group.id": "idle"})
+    for offset in range(3):
+        consumer.commit(offsets=[TopicPartition("backlog", 0, offset)], asynchronous=False)
+        time.sleep(0.6)
+    yield nothing
+    consumer.commit(offsets=[TopicPartition("backlog", 0, 110_000)], asynchronous=False)
+    consumer.close()
+
+
+def tight_quota(stage: Stage) -> Iterator[Callable[[], None]]:
+    stage.topic("metered", [2])  # the brokers' own listener is exempt, and the first broker has another one beside it
+    client = [("client-id", "greedy")]
+    assert alter(stage.fleet.brokers[0], (client, {"producer_byte_rate": 10_000.0})) == [0]
+
+    def write() -> None:
+        """Two seconds' worth; the next waits until the connection is read again."""
+        stage.produce("metered", 300, "1", "greedy")
+        stage.writer("1", "greedy").flush(20)
+
+    yield write
+    stage.producers.pop("greedy 1").purge()
+    assert alter(stage.fleet.brokers[0], (client, {"producer_byte_rate": None})) == [0]
+
+
+def damaged_produces(stage: Stage) -> Iterator[Callable[[], None]]:
+    """A producer whose memory or network turns a bit after the checksum was made."""
+    stage.topic("received", [1])
+    whole = batch(10)
+    wrong = whole[:-1] + bytes([whole[-1] ^ 1])
+    client = Client(stage.fleet.brokers[0].port)
+
+    def send() -> None:
+        client.raw(frame(wrong, 1, "received"))
+        client.frame()
+        time.sleep(0.3)
+
+    try:
+        yield send
+    finally:
+        client.close()
+
+
+def refused_produces(stage: Stage) -> Iterator[Callable[[], None]]:
+    """Records that are larger than the topic takes."""
+    stage.topic("small", [1], max_message_bytes="1000")
+
+    def send() -> None:
+        for _ in range(3):
+            stage.writer().produce("small", bytes(5_000))
+            stage.flush()
+        time.sleep(0.1)
+
+    yield send
+
+
+def _member(stage: Stage, group: str, topic: str, assigned: list[bool]) -> Consumer:
+    """A member that joins, and leaves nothing of a rebalance to its client: that goes on when it is polled."""
+    consumer = Consumer({
+        "bootstrap.servers": stage.fleet.bootstrap, "group.id": group, "max.poll.interval.ms": 600_000,
+        "session.timeout.ms": 10_000, "heartbeat.interval.ms": 100, "log_level": 0,
+    })  # fmt: skip
+    consumer.subscribe([topic], on_assign=lambda *_: assigned.append(True), on_revoke=lambda *_: None)
+    return consumer
+
+
+def slow_rebalance(stage: Stage) -> Iterator[Callable[[], None]]:
+    """A member works on its records, and hears of no rebalance meanwhile."""
+    stage.topic("shared", [1, 2])
+    first: list[bool] = []
+    busy = _member(stage, "slow", "shared", first)
+    eventually(lambda: busy.poll(0.1) or first, "the first member has its partition", PATIENCE_S)
+    second: list[bool] = []
+    new = _member(stage, "slow", "shared", second)
+    yield lambda: new.poll(0.3) and None
+
+    def ended() -> bool:
+        busy.poll(0.1)
+        new.poll(0.1)
+        return len(first) > 1 and bool(second)
+
+    eventually(ended, "the rebalance ends when the member is polled", PATIENCE_S)
+    for one in (busy, new):
+        one.close()
+
+
+def frequent_rebalances(stage: Stage) -> Iterator[Callable[[], None]]:
+    """A member joins and leaves again and again."""
+    stage.topic("restless", [1, 2])
+    first: list[bool] = []
+    stays = _member(stage, "restless", "restless", first)
+    eventually(lambda: stays.poll(0.1) or first, "the first member has its partition", PATIENCE_S)
+
+    def come_and_go() -> None:
+        assigned: list[bool] = []
+        other = _member(stage, "restless", "restless", assigned)
+
+        def joined() -> bool:
+            stays.poll(0.02)
+            other.poll(0.02)
+            return bool(assigned)
+
+        eventually(joined, "the other member is in the group", PATIENCE_S)
+        other.close()
+        stays.poll(0.02)
+
+    yield come_and_go
+    stays.close()
