@@ -18,12 +18,15 @@ _DECIMAL = re.compile(r"[+-]?([0-9]{1,40}\.?[0-9]{0,40}|\.[0-9]{1,40})([eE][+-]?
 
 HIDDEN = "[hidden]"
 _SECRET = re.compile(
-    r"jaas|sasl.*\.conf|passw|secret|credential|(^|\.)key$|keystore\.key|^(user_|username)", re.IGNORECASE
+    r"jaas|sasl.*\.conf|pass(?!word\.encoder\.[cik])|pasw|pwd|secret|creden(?!tials\.client\.id$)|(^|\.)key$"
+    r"|keystore\.k|\.certificate|^(user_|username)|-----BEGIN|://[^/\s]*@",
+    re.IGNORECASE,
 )
+_PATH = re.compile(r"(file://)?/[\w./+-]*")
 
 
 def secret(text: str) -> bool:
-    """Whether a setting's name, perhaps misspelt, or the text of a line looks like one that holds a password."""
+    """Whether a setting's name, perhaps misspelt, its value or a line of a file looks like one with a secret."""
     return _SECRET.search(text) is not None
 
 
@@ -32,7 +35,7 @@ class ConfigError(ValueError):
 
     def __init__(self, name: str, value: str, allowed: str, where: str = "") -> None:
         place = f"{where}: " if where else ""
-        if value and (secret(name) or secret(value)):
+        if value and (secret(name) or (secret(value) and not _PATH.fullmatch(value))):
             value = HIDDEN
         super().__init__(f"{place}{name}={value!r}: {allowed}")
         self.name = name

@@ -9,7 +9,7 @@ from brokers.inert_settings import ADMIN_TLS_PREFIX
 from brokers.security.followed_contexts import FollowedContexts
 from brokers.security.tls_contexts import CertificateFiles, server_context
 from brokers.security.tls_settings import TlsSettings
-from brokers.setting_kinds import HIDDEN, ConfigError
+from brokers.setting_kinds import ConfigError
 
 
 def admin_contexts(config: BrokerConfig, now_s: Callable[[], float]) -> FollowedContexts | None:
@@ -22,8 +22,7 @@ def admin_contexts(config: BrokerConfig, now_s: Callable[[], float]) -> Followed
     if not given:
         return None
     if not config.admin_listener:
-        raise ConfigError(
-            ADMIN_TLS_PREFIX + next(iter(given)), HIDDEN, "there is no admin.listener: set it, or remove this"
-        )
+        name, text = next(iter(given.items()))
+        raise ConfigError(ADMIN_TLS_PREFIX + name, text, "there is no admin.listener: set it, or remove this")
     files = CertificateFiles(TlsSettings.of(given, ADMIN_TLS_PREFIX), server_context, now_s())
     return FollowedContexts(files, now_s, "connections to admin.listener")

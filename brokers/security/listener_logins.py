@@ -108,10 +108,10 @@ def _check_prefixes(config: BrokerConfig, secured: list[str]) -> None:
             continue
         if listener not in known:
             listed = ", ".join(sorted(known))
-            raise ConfigError(name, HIDDEN, f"there is no listener {listener!r}; in lower case, there are {listed}")
+            raise ConfigError(name, text, f"there is no listener {listener!r}; in lower case, there are {listed}")
         if listener not in logging_in:
             raise ConfigError(
-                name, HIDDEN, f"listener {listener} has security protocol {known[listener]}, which has no login: set "
+                name, text, f"listener {listener} has security protocol {known[listener]}, which has no login: set "
                 f"{' or '.join(SASL_PROTOCOLS)} in listener.security.protocol.map, or remove this setting",
             )  # fmt: skip
         if rest == _JAAS:
@@ -126,7 +126,7 @@ def _listener_logins(config: BrokerConfig, listener: str) -> ListenerLogins:
     prefix = f"{LISTENER_PREFIX}{listener.lower()}."
     mechanisms = _mechanisms(config, own, prefix)
     lines = {}
-    for rest in own:
+    for rest, text in own.items():
         if rest.startswith(_OF_OIDC) and OAUTHBEARER not in mechanisms:
             mechanism = OAUTHBEARER
         elif rest.endswith(("." + _JAAS, "." + _REAUTH)) or f".{_OF_OIDC}" in rest:
@@ -135,9 +135,9 @@ def _listener_logins(config: BrokerConfig, listener: str) -> ListenerLogins:
             continue
         if mechanism not in mechanisms:
             listed = ", ".join(mechanisms)
-            raise ConfigError(prefix + rest, HIDDEN, f"{mechanism} is not enabled there; enabled are {listed}")
+            raise ConfigError(prefix + rest, text, f"{mechanism} is not enabled there; enabled are {listed}")
         if rest.endswith(_JAAS):
-            lines[mechanism] = _jaas_line(prefix + rest, own[rest], mechanism)
+            lines[mechanism] = _jaas_line(prefix + rest, text, mechanism)
     passwords = lines[PLAIN].passwords if PLAIN in lines else {}
     if PLAIN in mechanisms and not passwords:
         raise ConfigError(

@@ -12,7 +12,7 @@ from typing import Final
 from brokers.addresses import TLS_PROTOCOLS
 from brokers.config import LISTENER_PREFIX, BrokerConfig
 from brokers.security.tls_settings import TlsSettings
-from brokers.setting_kinds import HIDDEN, ConfigError
+from brokers.setting_kinds import ConfigError
 
 _OF_TLS: Final = "ssl."
 _CLIENT_AUTH: Final = "ssl.client.auth"
@@ -57,14 +57,14 @@ def ignored_client_auth(config: BrokerConfig) -> str | None:
 def _check_prefixes(config: BrokerConfig, secured: Mapping[str, str]) -> None:
     protocols = {end.listener.lower(): end.security_protocol for end in config.listener_endpoints()}
     with_tls = {name.lower() for name in secured}
-    for name, _ in config.given:
+    for name, text in config.given:
         listener, _, rest = name.removeprefix(LISTENER_PREFIX).partition(".")
         if not name.startswith(LISTENER_PREFIX) or not rest.startswith(_OF_TLS) or listener in with_tls:
             continue
         if listener not in protocols:
             listed = ", ".join(sorted(protocols))
-            raise ConfigError(name, HIDDEN, f"there is no listener {listener!r}; in lower case, there are {listed}")
+            raise ConfigError(name, text, f"there is no listener {listener!r}; in lower case, there are {listed}")
         raise ConfigError(
-            name, HIDDEN, f"listener {listener} has security protocol {protocols[listener]}, which has no TLS: set "
+            name, text, f"listener {listener} has security protocol {protocols[listener]}, which has no TLS: set "
             f"{' or '.join(TLS_PROTOCOLS)} in listener.security.protocol.map, or remove this setting",
         )  # fmt: skip

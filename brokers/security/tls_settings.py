@@ -154,7 +154,7 @@ class _Reader:
     def check_names(self) -> None:
         for name in self.given:
             if name not in _KNOWN:
-                raise self.error(name, HIDDEN, f"there is no such setting{suggest(name, _KNOWN)}")
+                raise self.error(name, self.text(name), f"there is no such setting{suggest(name, _KNOWN)}")
         for name in _OWN_CODE:
             if self.text(name):
                 raise self.error(name, self.text(name), "cannot be loaded here: remove it; OpenSSL serves TLS")

@@ -54,9 +54,9 @@ class ZookeeperSettings:
         Raises ConfigError.
         """
         named = {name: text.strip() for name, text in given.items() if name in _KNOWN or name.startswith(_TLS_PREFIX)}
-        for name in named:
+        for name, text in named.items():
             if name not in _KNOWN:
-                raise ConfigError(name, HIDDEN, f"there is no such setting{suggest(name, _KNOWN)}")
+                raise ConfigError(name, text, f"there is no such setting{suggest(name, _KNOWN)}")
         tls = _tls(named)
         digest = named.get(_DIGEST, "")
         user, colon, password = digest.partition(":")
@@ -99,7 +99,7 @@ def _tls(named: Mapping[str, str]) -> TlsSettings | None:
     if not _is_true(named, _ENABLE):
         for name in stores:
             if named[name]:
-                raise ConfigError(name, HIDDEN, f"has no effect without TLS: set {_ENABLE}=true, or remove it")
+                raise ConfigError(name, named[name], f"has no effect without TLS: set {_ENABLE}=true, or remove it")
         return None
     if named.get(_SOCKET, _NETTY) not in {_NETTY, ""}:
         raise ConfigError(_SOCKET, named[_SOCKET], f"is without TLS: set {_NETTY}, or {_ENABLE}=false")

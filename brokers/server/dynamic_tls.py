@@ -16,7 +16,7 @@ from brokers.config import LISTENER_PREFIX
 from brokers.metadata.znodes import CONFIG_BROKERS
 from brokers.security.dynamic_tls import overridden, tls_changes
 from brokers.security.listener_tls import listener_tls
-from brokers.setting_kinds import HIDDEN, ConfigError
+from brokers.setting_kinds import ConfigError
 
 if TYPE_CHECKING:
     from brokers.config import BrokerConfig
@@ -62,7 +62,7 @@ class DynamicTls:
                 continue
             if name == self._config.inter_broker_listener():
                 first = min(touched[name])
-                raise ConfigError(first, HIDDEN, f"is stored and cannot be used: {one.refusal}")
+                raise ConfigError(first, touched[name][first], f"is stored and cannot be used: {one.refusal}")
             one.withheld = True
             logger.error("listener %s serves no connection until what is stored for it can be used", name)
 
