@@ -339,7 +339,7 @@ def test_a_new_pair_is_taken_over_and_a_bad_one_is_not(given: Given) -> None:
 
     replaced(path, given.pair.key + given.other.chain)
     assert files.changed()
-    reason = files.reloaded(now_s)
+    reason = files.reloaded(time.time())
     assert isinstance(reason, str)
     assert reason.startswith(f"ssl.keystore.location='{path}': the private key does not belong")
     assert files.current is first
@@ -347,12 +347,12 @@ def test_a_new_pair_is_taken_over_and_a_bad_one_is_not(given: Given) -> None:
 
     Path(path).unlink()
     assert files.changed()
-    assert "cannot be read" in str(files.reloaded(now_s))
+    assert "cannot be read" in str(files.reloaded(time.time()))
     assert files.current is first
 
     again = given.authority.pair("/O=fleet/CN=broker")
     replaced(path, again.key + again.chain)
-    second = files.reloaded(now_s)
+    second = files.reloaded(time.time())
     assert isinstance(second, TlsContext)
     assert files.current is second
     assert second.context is not first.context
@@ -381,12 +381,12 @@ def test_another_subject_and_fewer_names_need_a_setting(given: Given) -> None:
         files = CertificateFiles(TlsSettings.of(settings), server_context, now_s)
         allowing = CertificateFiles(TlsSettings.of({**settings, setting: "true"}), server_context, now_s)
         replaced(path, pair.key + pair.chain)
-        assert f"set {setting}=true" in str(files.reloaded(now_s))
-        assert isinstance(allowing.reloaded(now_s), TlsContext)
+        assert f"set {setting}=true" in str(files.reloaded(time.time()))
+        assert isinstance(allowing.reloaded(time.time()), TlsContext)
     given.pair.store(Path(path))
     files = CertificateFiles(TlsSettings.of(settings), server_context, now_s)
     replaced(path, wide.key + wide.chain)
-    assert isinstance(files.reloaded(now_s), TlsContext)
+    assert isinstance(files.reloaded(time.time()), TlsContext)
 
 
 def test_pem_inside_settings_never_changes(given: Given) -> None:
