@@ -160,32 +160,43 @@ def _quotas_found(client: Any) -> dict[Entity, dict[str, float]]:
 
 def make(client: Any, changes: Sequence[FleetChange], passwords: dict[str, str], target: Target) -> None:
     """Make the changes in their order. Raises CliError at the first one that fails: a second run does the rest."""
-    created = []
     settings: dict[str, list[AlterTopic]] = defaultdict(list)
     for one in changes:
         if isinstance(one, AlterTopic):
             settings[one.name].append(one)
-    for change in changes:
-        match change:
-            case CreateTopic():
-                _create_topic(client, change, target)
-                created.append(change.name)
-            case AddPartitions():
-                answer = client.create_partitions({change.name: change.wanted}, target.timeout_ms, raise_errors=False)
-                for result in answer.results:
-                    raise_for_code(f"topic {change.name}", result.error_code, result.error_message)
-            case AlterTopic():
-                _alter_topic(client, change.name, settings.pop(change.name, []))
-            case SetPassword():
-                _set_password(client, change, passwords[change.name])
-            case AlterAcl():
-                _alter_acl(client, change)
-            case AlterQuota():
-                _alter_quota(client, change)
-            case Impossible():
-                raise CliError(str(change))
+    for number, change in enumerate(changes):
+        try:
+            _make_one(client, change, settings, passwords, target)
+        except CliError as error:
+            if not number:
+                raise
+            rest = "mend this one, and run the command again for the rest"
+            raise CliError(f"{error}; {number} of {len(changes)} changes are made, and stay: {rest}") from error
+    created = [change.name for change in changes if isinstance(change, CreateTopic)]
     if created:
         wait_for_topics(client, created, target.timeout_s)
+
+
+def _make_one(
+    client: Any, change: FleetChange, settings: dict[str, list[AlterTopic]], passwords: dict[str, str], target: Target
+) -> None:
+    match change:
+        case CreateTopic():
+            _create_topic(client, change, target)
+        case AddPartitions():
+            answer = client.create_partitions({change.name: change.wanted}, target.timeout_ms, raise_errors=False)
+            for result in answer.results:
+                raise_for_code(f"topic {change.name}", result.error_code, result.error_message)
+        case AlterTopic():
+            _alter_topic(client, change.name, settings.pop(change.name, []))
+        case SetPassword():
+            _set_password(client, change, passwords[change.name])
+        case AlterAcl():
+            _alter_acl(client, change)
+        case AlterQuota():
+            _alter_quota(client, change)
+        case Impossible():
+            raise CliError(str(change))
 
 
 def _create_topic(client: Any, change: CreateTopic, target: Target) -> None:

@@ -102,3 +102,10 @@ def test_a_file_is_applied_once(fleet: Fleet, tmp_path: Path) -> None:
     file.write_text(FILE.replace("partitions: 3, ", "partitions: 2, "))
     assert "nothing was changed: topic orders: 2 partitions instead of 5" in run("--yes", code=1).stderr
     assert run("--check", code=3).stdout.startswith("! topic orders: 2 partitions")
+
+    file.write_text("topics:\n  first: {partitions: 1}\n  second: {replication: 9}\n  third: {partitions: 1}\n")
+    said = run("--yes", code=1).stderr
+    assert "INVALID_REPLICATION_FACTOR" in said
+    assert "1 of 3 changes are made, and stay: mend this one, and run the command again for the rest" in said
+    file.write_text(file.read_text().replace("9", "1"))
+    assert run("--yes").stdout.splitlines()[-1] == "made 2 change(s)"
