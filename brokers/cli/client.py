@@ -438,7 +438,8 @@ def known_partitions(client: Any, wanted: list[PartitionsOf]) -> dict[str, list[
         existing = {p["partition_index"] for p in listed}
         missing = [p for p in partitions or () if p not in existing]
         if missing:
-            raise CliError(f"topic {topic} has partitions 0 to {len(existing) - 1}, not {missing[0]}")
+            known = f"partitions 0 to {len(existing) - 1}"
+            raise CliError(f"topic {topic} has {known}, not {missing[0]} (UNKNOWN_TOPIC_OR_PARTITION)")
         found.setdefault(topic, []).extend(
             p for p in listed if partitions is None or p["partition_index"] in partitions
         )

@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from brokers.cli.client import Target
 from brokers.cli.output import CliError
 from brokers.console.schemas import SchemaRegistry
 
+TOPIC_CHARS_MAX: Final = 249
+NAME_BYTES_MAX: Final = 32_767
+"""The longest text of the protocol's requests."""
 _STATUS = {
     "UNKNOWN_TOPIC_OR_PARTITION": 404,
     "GROUP_ID_NOT_FOUND": 404,
@@ -38,13 +41,17 @@ class PageError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """One page that is asked for."""
+    """One page that is asked for. ``name`` is the topic in its address; raises PageError where none can be so long."""
 
     client: Any
     target: Target
     params: Mapping[str, str] = field(default_factory=dict)
     name: str = ""
     registry: SchemaRegistry | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.name) > TOPIC_CHARS_MAX:
+            raise PageError(404, f"a topic's name has 1 to {TOPIC_CHARS_MAX} letters, digits, '.', '_' and '-'")
 
     def text(self, name: str, default: str = "") -> str:
         """A value of the form, without spaces at its ends."""

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 from brokers.cli.client import Target
-from brokers.console.asking import PageError
+from brokers.console.asking import NAME_BYTES_MAX, PageError
 from brokers.console.commands import CommandLine
 
 VALUE_CHARS_MAX: Final = 100_000
@@ -32,6 +32,8 @@ def _needed(form: Form, name: str) -> str:
     text = form.get(name, "").strip()
     if not text:
         raise PageError(400, f"{name.replace('_', ' ')} is missing")
+    if len(text.encode()) > NAME_BYTES_MAX:
+        raise PageError(400, f"{name.replace('_', ' ')} may have {NAME_BYTES_MAX} bytes")
     return text
 
 

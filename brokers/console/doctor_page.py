@@ -2,21 +2,45 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 from brokers.cli.diagnosis import Severity, Thresholds, findings_of
 from brokers.cli.doctor import gathered
-from brokers.console.asking import Answer, Asking
+from brokers.console.asking import Answer, Asking, PageError
 
 LEVELS = {Severity.ERROR: "bad", Severity.WARNING: "warning", Severity.NOTE: "good"}
 
 
 def doctor_page(asking: Asking) -> Answer:
-    """All findings, the worst first; what cannot be asked in two seconds is a finding, too."""
+    """All findings, the worst first; what cannot be asked in two seconds is a finding, too. Raises PageError."""
+    limits = thresholds(asking)
     facts = gathered(asking.client)
-    found = findings_of(facts, Thresholds())
+    found = findings_of(facts, limits)
+    given = limits._asdict()
+    changed = [name for name, default in Thresholds()._asdict().items() if given[name] != default]
     return {
         "brokers": len(facts.overview.live_brokers()),
         "partitions": len(facts.overview.partitions),
+        "limits": given,
+        "command": " ".join(["fleetlog doctor", *(f"--{name.replace('_', '-')}={given[name]:g}" for name in changed)]),
         "findings": [
             {**one._asdict(), "severity": one.severity.name.lower(), "level": LEVELS[one.severity]} for one in found
         ],
     }
+
+
+def thresholds(asking: Asking) -> Thresholds:
+    """From when on something is a trouble: the command's options by their names with underscores; raises PageError."""
+    found: dict[str, Any] = {}
+    for name, default in Thresholds()._asdict().items():
+        text = asking.text(name)
+        if isinstance(default, int):
+            found[name] = asking.number(name, default, 1, 10**9)
+        elif not text:
+            found[name] = default
+        elif re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,6})?", text):
+            found[name] = float(text)
+        else:
+            raise PageError(400, f"{name} must be a number such as 0.5, not {text[:40]!r}")
+    return Thresholds(**found)

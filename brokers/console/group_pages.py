@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from brokers.console.asking import Answer, Asking, PageError
+from brokers.console.asking import NAME_BYTES_MAX, Answer, Asking, PageError
 from brokers.console.commands import listed
 
 DESCRIBED_MAX: Final = 50
@@ -58,4 +58,6 @@ def _name(asking: Asking) -> str:
     name = asking.params.get("name", "")
     if not name:
         raise PageError(400, "name is missing")
+    if len(name.encode()) > NAME_BYTES_MAX:
+        raise PageError(404, f"a group's name has {NAME_BYTES_MAX} bytes at most")
     return name

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import sys
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import Final
 
+import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -17,6 +20,10 @@ from brokers.console.web import ConsoleSettings, create_console
 OPEN_MAX: Final = 200
 """Connections that are open at the same time; more are answered with 503."""
 BACKLOG: Final = 64
+_REFUSALS: Final = {
+    400: "this is no request of HTTP\n",
+    431: "the address and the headers of a request may have 64 KiB; shorten the filter\n",
+}
 REQUEST_S: Final = 10.0
 """A connection that has not sent the head of a request by then is closed: it would count among the open ones."""
 
@@ -25,6 +32,7 @@ class TimedConnection(H11Protocol):
     """A connection whose requests must arrive in time, the first one, too."""
 
     _waiting: asyncio.Task[None] | None = None
+    _refused = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """By asyncio."""
@@ -33,6 +41,8 @@ class TimedConnection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """By asyncio."""
+        if self._refused:  # read to its end, or the peer's system throws the answer away
+            return
         super().data_received(data)
         self._watch()
 
@@ -40,6 +50,20 @@ class TimedConnection(H11Protocol):
         """By asyncio."""
         super().connection_lost(exc)
         self._stop_watching()
+
+    def send_400_response(self, msg: str) -> None:
+        """By uvicorn, while it handles the error of what is no request, or has too large a head."""
+        status = getattr(sys.exc_info()[1], "error_status_hint", 400)
+        text = _REFUSALS.get(status, msg).encode()
+        headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"connection", b"close")]
+        head = h11.Response(status_code=status, headers=headers, reason=HTTPStatus(status).phrase.encode())
+        for event in (head, h11.Data(data=text), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
+        if not self.transport.can_write_eof():
+            self.transport.close()
+            return
+        self._refused = True
+        self.transport.write_eof()
 
     @property
     def _is_answering(self) -> bool:

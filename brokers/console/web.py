@@ -52,6 +52,8 @@ HTMX: Final = "hx-request"
 AUTOMATIC: Final = "fleetlog-automatic"
 """Headers of the requests that a page makes by itself: its parts that renew themselves, and the live tail."""
 SWEEP_S: Final = 60.0
+REFUSALS: Final = {404: "there is no such page", 405: "this address is not for that method"}
+"""Where no page says more."""
 THREADS: Final = 16
 """Pages that are answered at the same time; the others wait."""
 LOGINS: Final = 4
@@ -353,7 +355,7 @@ class Console:
                 return JSONResponse({"error": "log in first, by /login"}, 401)
             return RedirectResponse(f"/login?next={quote(_address(request), '')}", 303)
         status = error.status if isinstance(error, PageError) else getattr(error, "status_code", 500)
-        text = str(error) if isinstance(error, PageError) else HTTPStatus(status).phrase
+        text = str(error) if isinstance(error, PageError) else REFUSALS.get(status, HTTPStatus(status).phrase)
         session = self.sessions.find(request.cookies.get(COOKIE), renews=not is_automatic(request))
         answer = {"error": text, "status": status, "title": HTTPStatus(status).phrase}
         return self.render(request, session, "error.html", answer, status)
