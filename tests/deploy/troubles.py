@@ -2,7 +2,7 @@
 tests.deploy.troubles``.
 
 Run by hand; it takes some minutes. For each trouble it prints what ``fleetlog doctor`` says of it, and fails where the
-true cause is not named, or something else is, too.
+true cause is not named by it and by the console's page, or not with the same advice.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.support.diagnosed import found_by_doctor, until_nothing_is_wrong
+from tests.console.served import Served, Visitor
+from tests.support.diagnosed import found_by_console, found_by_doctor, until_nothing_is_wrong
 from tests.support.troubles import TROUBLES, TroubledFleet
 
 
@@ -26,12 +27,15 @@ def main() -> None:
     failed = 0
     with tempfile.TemporaryDirectory(prefix="fleetlog-troubles-") as name:
         troubled = TroubledFleet(Path(name))
+        console = Served(troubled.fleet.bootstrap)
         try:
             for trouble in chosen:
                 try:
                     until_nothing_is_wrong(troubled)
                     with getattr(troubled, trouble)() as sought:
                         one, others = found_by_doctor(troubled, sought)
+                        shown = found_by_console(Visitor(console), sought)
+                    assert shown["todo"] == one["todo"], f"the console says {shown}"
                     print(f"{trouble}: {one['severity'].upper()} {one['check']}, {one['where']}: {one['what']}")
                     print(f"    why {one['why']}\n    do  {one['todo']}")
                     for other in others:
@@ -41,6 +45,7 @@ def main() -> None:
                     print(f"FAILED {trouble}: {error}")
                 sys.stdout.flush()
         finally:
+            console.close()
             troubled.close()
     sys.exit(1 if failed else 0)
 
