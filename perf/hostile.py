@@ -4,7 +4,8 @@ A broker with a listener of ``--protocol``; a client that is logged in produces 
 silent connections are open (``--silent``, as many as the limit of open files allows); then while handshakes come that
 end with their first message (``--half-open`` connections, each again when the broker has closed it); then while garbage
 comes instead of handshakes (``--garbage`` per second, by ``--senders`` processes). Its latencies are printed each time,
-with the CPU and memory of the broker, and what a connection costs it: on a busy machine only that can be compared.
+with the CPU and memory of the broker, what a connection costs it, and the CPU of the processes that connect: on a busy
+machine, or where these take all that is left of it, only what a connection costs can be compared.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import Any, NamedTuple, cast
 from perf.generator.frames import Frame, batch_of, produce_frame
 from perf.load import KIB
 from perf.secure_client import Door, exchange
-from perf.secured import Secured
+from perf.secured import Secured, cpu_s
 from perf.targets import Address
 from perf.targets.fleetlog import Fleetlog
 
@@ -48,9 +49,7 @@ def main() -> int:
     parser.add_argument("--protocol", choices=("SASL_SSL", "SASL_PLAINTEXT"), default="SASL_SSL")
     parser.add_argument("--seconds", type=float, default=5.0, help="how long each part is measured")
     options = parser.parse_args()
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    silent = options.silent if hard == resource.RLIM_INFINITY else min(options.silent, hard - FILES_LEFT)
+    silent = min(options.silent, _files(options.silent + FILES_LEFT) - FILES_LEFT)
     one = Secured(Fleetlog(1), options.protocol)
     with one.cluster.running():
         one.cluster.create_topic("t")
@@ -69,6 +68,20 @@ def main() -> int:
             _cost(sent(), found, alone)
         _measured("alone again", one, frame, options.seconds)
     return 0
+
+
+def _files(wanted: int) -> int:
+    """How many files this process and the broker may open: those wanted, if the system allows it."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if hard == resource.RLIM_INFINITY or hard >= wanted:
+        most = wanted
+    else:
+        most = hard
+        with contextlib.suppress(OSError, ValueError):  # an administrator may have more
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, wanted))
+            return wanted
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    return most
 
 
 class Spent(NamedTuple):
@@ -92,11 +105,21 @@ def _measured(what: str, one: Secured, frame: Frame, seconds: float) -> Spent:
     return spent
 
 
-def _cost(connections: int, spent: Spent, alone: Spent) -> None:
+class Sent(NamedTuple):
+    """What the processes that connect have done: connections, and their own CPU time."""
+
+    connections: int
+    cpu_s: float
+
+
+def _cost(sent: Sent, spent: Spent, alone: Spent) -> None:
     """Print what each of the connections has cost the broker, beside what its client costs it."""
     more_s = spent.cpu_s - alone.cpu_s / alone.seconds * spent.seconds
-    each_us = more_s / connections * 1e6 if connections else float("nan")
-    print(f"  {connections / spent.seconds:.0f} connections per second, {each_us:.0f} us of CPU each", flush=True)
+    each_us = more_s / sent.connections * 1e6 if sent.connections else float("nan")
+    print(
+        f"  {sent.connections / spent.seconds:.0f} connections per second, {each_us:.0f} us of CPU each; those that"
+        f" connect take {sent.cpu_s / spent.seconds:.2f} cores", flush=True,
+    )  # fmt: skip
 
 
 def _latencies(door: Door, frame: Frame, seconds: float) -> list[float]:
@@ -131,16 +154,24 @@ def _silent(address: Address, count: int) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def _senders(count: int, act: Callable[[Address, Any, Any], None], *what: Any) -> Iterator[Callable[[], int]]:
+def _senders(count: int, act: Callable[[Address, Any, Any], None], *what: Any) -> Iterator[Callable[[], Sent]]:
     """Processes that open connections. Yields what counts these since then."""
     context = multiprocessing.get_context("fork")
-    counts: list[Any] = [context.Value("q", 0) for _ in range(count)]
+    counts: list[Any] = [context.Value("q", 0, lock=False) for _ in range(count)]
     processes = [context.Process(target=act, args=(*what, one), daemon=True) for one in counts]
     for process in processes:
         process.start()
-    before = sum(one.value for one in counts)
+
+    def sent() -> Sent:
+        taken_s = cpu_s(process.pid for process in processes if process.pid is not None)
+        return Sent(sum(one.value for one in counts), taken_s)
+
+    def since(now: Sent) -> Sent:
+        return Sent(now.connections - before.connections, now.cpu_s - before.cpu_s)
+
+    before = sent()
     try:
-        yield lambda: sum(one.value for one in counts) - before
+        yield lambda: since(sent())
     finally:
         for process in processes:
             process.terminate()
@@ -148,14 +179,20 @@ def _senders(count: int, act: Callable[[Address, Any, Any], None], *what: Any) -
 
 
 def _send_garbage(address: Address, rate: float, count: Any) -> None:
+    """It is made ahead, and sent by as few calls as there are: a busy sender takes a core from the broker."""
     noise, started, sent = random.Random(1), time.monotonic(), 0
+    # every other one begins like a record of TLS
+    heads = (b"", b"\x16\x03\x01\x00\xc3")
+    garbage = [heads[number % 2] + noise.randbytes(GARBAGE_BYTES) for number in range(KIB)]
+    where = tuple(address)
     while True:
         due = int((time.monotonic() - started) * rate)
         while sent < due:
-            with contextlib.suppress(OSError), socket.create_connection(address, timeout=5) as sock:
-                # every other one begins like a record of TLS
-                head = b"\x16\x03\x01\x00\xc3" if sent % 2 else b""
-                sock.sendall(head + noise.randbytes(GARBAGE_BYTES))
+            sock = socket.socket()
+            with contextlib.suppress(OSError):
+                sock.connect(where)
+                sock.send(garbage[sent % KIB])
+            sock.close()
             sent += 1
             count.value = sent
         time.sleep(BATCH_S)

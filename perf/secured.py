@@ -10,7 +10,7 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,12 @@ PARTITIONS, DEPTH, FILL_BYTES = 4, 8, 4 * MIB
 LISTENER = "SECURE"
 _MODULE = "org.apache.kafka.common.security.plain.PlainLoginModule"
 _TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def cpu_s(pids: Iterable[int]) -> float:
+    """CPU time of processes so far."""
+    fields = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids]
+    return sum(int(one[11]) + int(one[12]) for one in fields) / _TICKS
 
 
 class Secured:
@@ -80,8 +86,7 @@ class Secured:
 
     def cpu_s(self) -> float:
         """CPU time of the brokers so far."""
-        fields = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in self.cluster.pids]
-        return sum(int(one[11]) + int(one[12]) for one in fields) / _TICKS
+        return cpu_s(self.cluster.pids)
 
     def rss_kib(self) -> int:
         """Memory of the brokers that is theirs alone."""
