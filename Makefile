@@ -13,7 +13,7 @@ SAMPLE_SEED ?= $(shell git rev-parse --short HEAD 2>/dev/null || date +%F)
 NATIVE_SOURCES := $(wildcard _native/*.pyx _native/*.pxi)
 PACKAGES := wire _native coordination txn brokers spark_udfs
 
-.PHONY: help quickstart test test-jars test-mutations simulate test-containers lint chaos spark-chaos spark-chaos-sample spark-versions perf format setup clean
+.PHONY: help quickstart test test-jars test-mutations simulate test-containers test-operations alerts wheels lint chaos spark-chaos spark-chaos-sample spark-versions perf format setup clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,6 +36,16 @@ simulate: $(READY) ## simulate many histories (SEEDS=100000; "python -m tests.si
 test-containers: $(READY) ## tests in containers; installs and starts a Docker engine if none answers (as root)
 	@DOCKER_HOST=$$(bash tests/containers/engine.sh start) && export DOCKER_HOST && \
 	  $(BIN)/python -m pytest -m containers --durations 15 tests/containers $(PYTEST_ARGS)
+
+test-operations: $(READY) ## docs/operations.md, each command as printed, in an empty Debian that boots in a container (as root)
+	@DOCKER_HOST=$$(bash tests/containers/engine.sh start) && export DOCKER_HOST && \
+	  $(BIN)/python -m pytest -m containers tests/containers/operations.py $(PYTEST_ARGS)
+
+alerts: $(READY) ## each alert, fired by a real fault on a real fleet (PROMETHEUS=path, FAULTS="slow_fsync"; some minutes)
+	@$(BIN)/python -m tests.deploy.alerts $(if $(PROMETHEUS),--prometheus $(PROMETHEUS)) $(FAULTS)
+
+wheels: $(READY) ## wheels in dist/ for each supported Python that is here (PYTHONS="python3.12 python3.13")
+	@bash deploy/wheels.sh $(PYTHONS)
 
 lint: $(READY) ## ruff, mypy strict, import contracts, Cython lint
 	@$(BIN)/ruff check .

@@ -27,6 +27,10 @@ OFFICIAL_ZOOKEEPER = "zookeeper:3.9"
 DEBIAN = {"3.11": "bookworm", "3.13": "trixie"}
 """Debian's suite by the Python it has: the image's Python runs wheels that this Python built."""
 NOT_IN_THE_WHEEL = {"tests", "docs", "perf", "examples", ".ci"}
+MACHINE_PACKAGES = ("systemd", "systemd-sysv", "dbus", "procps")
+"""What makes Debian's smallest system a machine that boots; ``procps`` is for what tests look at."""
+OPERATORS_PACKAGES = ("openssl", "curl", "kcat", "zookeeperd", "prometheus")
+"""What docs/operations.md installs: in a container without a network the machine's apt has them already."""
 NOT_IN_AN_IMAGE = ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/man", "usr/share/locale", "dev")
 
 
@@ -98,23 +102,42 @@ def _wheels(commit: str) -> tempfile.TemporaryDirectory[str]:
     return context
 
 
-def _debian(python: str) -> str:
-    """Debian with Python, out of Debian's archive."""
-    image = f"fleetlog-test-debian:{python}"
-    if _has(image):
-        return image
+@lru_cache
+def machine() -> str:
+    """An image of a whole Debian, which boots; made with the base image where neither is there yet."""
+    return _debian(f"{sys.version_info.major}.{sys.version_info.minor}", whole=True)
+
+
+def _debian(python: str, *, whole: bool = False) -> str:
+    """Debian with Python, out of Debian's archive; ``whole``: as :func:`machine`."""
+    base, booting = f"fleetlog-test-debian:{python}", f"fleetlog-test-machine:{python}"
+    wanted = booting if whole else base
+    if _has(wanted):
+        return wanted
     assert python in DEBIAN, f"no registry, and no Debian has Python {python}: there is {DEBIAN}"
-    assert os.geteuid() == 0, "no registry: the base image is made by debootstrap, which takes root"
+    assert os.geteuid() == 0, f"no registry: {wanted} is made by debootstrap, which takes root"
     if shutil.which("debootstrap") is None:
         _run("apt-get", "update", "-qq")
         _run("apt-get", "install", "-y", "-qq", "--no-install-recommends", "debootstrap")
     with tempfile.TemporaryDirectory(prefix="fleetlog-debian-") as directory:
         _run("debootstrap", "--variant=minbase", "--include=python3", DEBIAN[python], directory)
-        tar = ["tar", "-C", directory, *(f"--exclude=./{path}/*" for path in NOT_IN_AN_IMAGE), "-c", "."]
-        with subprocess.Popen(tar, stdout=subprocess.PIPE) as packed:
-            subprocess.run(["docker", "import", "-", image], stdin=packed.stdout, check=True, capture_output=True)
-        assert packed.returncode == 0, "tar failed"
-    return image
+        if not _has(base):
+            _import(base, directory, NOT_IN_AN_IMAGE)
+        if whole:
+            apt = ["chroot", directory, "env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "-qq", "-y"]
+            _run(*apt, "update")
+            _run(*apt, "install", "--no-install-recommends", *MACHINE_PACKAGES)
+            _run(*apt, "clean")
+            _run(*apt, "install", "--no-install-recommends", "--download-only", *OPERATORS_PACKAGES)
+            _import(booting, directory, ("dev",))
+    return wanted
+
+
+def _import(image: str, directory: str, without: tuple[str, ...]) -> None:
+    tar = ["tar", "-C", directory, *(f"--exclude=./{path}/*" for path in without), "-c", "."]
+    with subprocess.Popen(tar, stdout=subprocess.PIPE) as packed:
+        subprocess.run(["docker", "import", "-", image], stdin=packed.stdout, check=True, capture_output=True)
+    assert packed.returncode == 0, "tar failed"
 
 
 def _zookeeper(base: str) -> str:
