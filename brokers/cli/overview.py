@@ -126,7 +126,7 @@ class Directory:
         if self.total_bytes < 0 or has_room(self.total_bytes, self.usable_bytes):
             return None
         if not self.usable_bytes:
-            return f"log directory {self.path} is full: free space, or raise the quota or the limit of open files"
+            return f"log directory {self.path} is full: writes fail there for want of room, of quota or of open files"
         free, volume = bytes_text(self.usable_bytes), bytes_text(self.total_bytes)
         return f"log directory {self.path} is nearly full: {free} of {volume} free"
 
