@@ -165,6 +165,8 @@ def _brokers(facts: FleetFacts, _limits: Thresholds) -> Iterator[Finding]:
             ((one, kind, todo) for part, one, kind, todo in _TROUBLES if part in text),
             (Severity.WARNING, "broker", "see the broker's log"),
         )
+        if check == "files" and broker_id in facts.health and _few_left(facts.health[broker_id]):
+            continue  # its figures say the same, and why that is bad
         what, _, why = text.partition(": ")
         yield Finding(severity, check, f"broker {broker_id}", what, why or "told by the broker itself", todo)
 
@@ -285,11 +287,15 @@ def _clocks(facts: FleetFacts, limits: Thresholds) -> Iterator[Finding]:
             )  # fmt: skip
 
 
+def _few_left(health: BrokerHealth) -> bool:
+    return 0 < health.file_limit <= health.open_files / FULL_SHARE
+
+
 def _files(facts: FleetFacts, _limits: Thresholds) -> Iterator[Finding]:
     todo = "raise LimitNOFILE (ulimit -n), 100000 or more, and restart the broker"
     for broker_id, health in sorted(facts.health.items()):
         used, limit = health.open_files, health.file_limit
-        if 0 < limit <= used / FULL_SHARE:
+        if _few_left(health):
             yield Finding(
                 Severity.ERROR, "files", f"broker {broker_id}", f"{used} of {limit} file descriptors are in use",
                 "without one no connection is accepted and no segment opened", todo,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from brokers.cli.diagnosis import BrokerHealth, FleetFacts, Thresholds, findings_of
-from brokers.cli.overview import Overview
+from brokers.cli.overview import BrokerOverview, Overview
 from brokers.model import TopicPartition
 
 NOW_MS = 1_800_000_000_000
@@ -64,3 +64,17 @@ def test_a_hot_partition_gets_many_times_what_the_others_of_its_topic_get(rates:
     facts.rates = {TopicPartition("t", index): rate for index, rate in enumerate(rates)}
     found = [one for one in findings_of(facts, Thresholds()) if one.check == "hot partition"]
     assert [f"{one.where}: {one.what}" for one in found] == told
+
+
+@pytest.mark.parametrize("examined", [True, False])
+def test_a_lack_of_descriptors_is_one_finding(examined: bool) -> None:
+    """The broker says it and its figures do; where it does not tell them, its word is enough."""
+    broker = BrokerOverview(1, host="127.0.0.1", port=9092, directories=[])
+    broker.lacks = ["50 of 54 file descriptors are in use: raise the limit (ulimit -n, LimitNOFILE)"]
+    facts = FleetFacts(Overview("fleet", 1, {1: broker}), NOW_MS)
+    if examined:
+        facts.health[1] = BrokerHealth(NOW_MS, 1_000, 6_000, 51, 54, ())
+    (one,) = [one for one in findings_of(facts, Thresholds()) if one.check == "files"]
+    assert one.where == "broker 1"
+    assert one.what.endswith("of 54 file descriptors are in use")
+    assert one.why == "without one no connection is accepted and no segment opened" or not examined
