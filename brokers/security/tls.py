@@ -142,7 +142,7 @@ class TlsEngine:
         self._server_side = server_side
         self._first = b""
         self._fed_bytes = 0
-        self._failure: TlsFailure | None = None
+        self._failure: tuple[TlsProblem, str] | None = None  # the exception itself would hold the engine in a circle
         self.state = TlsState.HANDSHAKE
         self.was_cut_off = False
         """Whether the peer's connection ended without the end of TLS; Kafka's clients end so."""
@@ -155,7 +155,7 @@ class TlsEngine:
         Raises BufferError where FED_BYTES_MAX would wait to be read: the owner must read first.
         """
         if self._failure is not None:
-            raise self._failure
+            raise TlsFailure(*self._failure)
         if self._incoming.pending + len(data) > FED_BYTES_MAX:
             raise BufferError(f"more than {FED_BYTES_MAX} bytes wait to be read")
         if len(self._first) < 2:
@@ -186,7 +186,7 @@ class TlsEngine:
 
     def _failed(self, failure: TlsFailure) -> TlsFailure:
         self.state = TlsState.FAILED
-        self._failure = failure
+        self._failure = (failure.problem, str(failure))
         return failure
 
     # ---------------------------------------------------------------- handshake
@@ -194,7 +194,7 @@ class TlsEngine:
     def handshake(self) -> bool:
         """Go on with the handshake as far as the bytes at hand allow; True when it is done. Raises TlsFailure."""
         if self._failure is not None:
-            raise self._failure
+            raise TlsFailure(*self._failure)
         if self.state is not TlsState.HANDSHAKE:
             return True
         try:
@@ -241,7 +241,7 @@ class TlsEngine:
         What was decrypted before a failure is returned; the next call raises it.
         """
         if self._failure is not None:
-            raise self._failure
+            raise TlsFailure(*self._failure)
         self._must_have_shaken_hands()
         filled = 0
         while filled < len(buffer) and self.state is not TlsState.ENDED:
@@ -254,10 +254,10 @@ class TlsEngine:
             except (ssl.SSLEOFError, ssl.SSLSyscallError):
                 self._end(cut_off=True)
             except ssl.SSLError as error:
-                failure = self._failed(_failure(error))
                 if filled:
+                    self._failed(_failure(error))
                     break
-                raise failure from None
+                raise self._failed(_failure(error)) from None
             else:
                 if count == 0:
                     self._end(cut_off=False)
@@ -278,7 +278,7 @@ class TlsEngine:
         Raises TlsFailure, and ValueError before the handshake is done or after :meth:`close_notify`.
         """
         if self._failure is not None:
-            raise self._failure
+            raise TlsFailure(*self._failure)
         self._must_have_shaken_hands()
         written = 0
         with memoryview(data) as whole, whole.cast("B") as view:

@@ -275,7 +275,7 @@ class Handshakes:
             done = engine.handshake()
             principal = handshake.listener.principal(engine) if done else None
         except TlsFailure as error:
-            failure = error
+            failure = TlsFailure(error.problem, str(error))  # that one refers to this call, and with it to the engine
         except (BadPrincipal, NoRuleMatches) as error:
             failure = TlsFailure(TlsProblem.CERTIFICATE, str(error))
         except Exception as error:  # of this connection only
@@ -341,7 +341,7 @@ class Handshakes:
         self._metrics.refused.labels("handshake").inc()
         if self._audit is not None and failure.problem in _REFUSED_LOGINS:
             self._audit.login_refused(ClientConnection(-1, listener.name, host), CERTIFICATE_LOGIN, str(failure))
-        text: object = failure
+        text = str(failure)
         if failure.problem is TlsProblem.NOT_TLS:
             text = f"the client does not speak TLS: set security.protocol={listener.protocol} at the client"
         self._quiet.seldom(
@@ -369,6 +369,7 @@ class Handshakes:
             self._loop.remove_writer(handshake.sock.fileno())
         if handshake.timer is not None:
             handshake.timer.cancel()
+            handshake.timer = None  # it refers to the handshake: a circle would be the garbage collector's
 
     def _engine_ended(self) -> None:
         self._engines -= 1

@@ -21,6 +21,8 @@ from brokers.security.audit import AuditSettings, EventType, Source
 from brokers.security.tls import TlsEngine
 from brokers.server import tls_handshakes, tls_listeners
 from brokers.server.reserve import CONNECTIONS_PER_BROKER, MAX_WAITING
+from brokers.server.tls_connection import TlsConnection
+from brokers.server.tls_transport import TlsTransport
 from tests.server.memory import rss_mib
 from tests.support.certificates import replaced
 from tests.support.harness import RunningServer, beat
@@ -447,3 +449,40 @@ def test_a_new_certificate_is_taken_over_and_a_bad_one_is_not(
         server.until(lambda: metric(server, "refused") == 0, "the third certificate")
         assert serial(server, certificates) not in (first, second)
         assert old.ask(REQUEST, 4).error_code == 0, "a connection from before the first change"
+
+
+@pytest.mark.parametrize("end", ["goes", "breaks", "opens", "breaks later"])
+def test_a_connection_that_ends_leaves_nothing_to_the_garbage_collector(
+    server: RunningServer, certificates: Certificates, end: str
+) -> None:
+    """What waits for a full collection waits for very long: a flood of begun handshakes took 12 KB each for good."""
+    assert is_served(server, certificates)
+    garbage = b"\x17\x03\x03\x00\x40" + bytes(0x40)
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(5):
+            if end in ("opens", "breaks later"):
+                client = server.client("SSL", certificates.client())
+                assert client.ask(REQUEST, 4).error_code == 0
+                if end == "breaks later":
+                    os.write(client.sock.fileno(), garbage)
+                    with pytest.raises(ssl.SSLError):
+                        client.sock.recv(1)
+                client.close()
+                continue
+            with raw(server, hello(certificates)) as sock:
+                assert sock.recv(5)[:2] == b"\x16\x03"
+                if end == "breaks":
+                    sock.sendall(garbage)
+                    everything(sock)
+        server.until(lambda: waiting(server) == 0 and engines(server) == 0, "the end of all handshakes")
+        server.until(lambda: not left_over(), "the end of all connections")
+    finally:
+        gc.enable()
+
+
+def left_over() -> list[Any]:
+    """What connections with TLS are made of."""
+    kinds = (tls_handshakes.Handshake, TlsEngine, TlsTransport, TlsConnection)
+    return [found for found in gc.get_objects() if type(found) in kinds]
