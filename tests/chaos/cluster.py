@@ -246,7 +246,7 @@ class Cluster:
 
     def __init__(self, directory: Path, network: str = "auto", zookeepers: int = 3, *, secure: bool = False) -> None:
         isolate()
-        self.directory = directory
+        self.directory, self.secure = directory, secure
         directory.mkdir(parents=True, exist_ok=True)
         names = [f"z{number}" for number in range(1, zookeepers + 1)]
         library = build_shim(directory)

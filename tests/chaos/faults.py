@@ -28,6 +28,7 @@ from tests.chaos.cluster import (
 )
 from tests.chaos.login import confluent
 from tests.chaos.supervisor import Clients, Slot
+from tests.chaos.switch import ENCRYPTED
 
 Outcome = tuple[str, Any]
 """(target, proof); a proof that is empty or None means that nothing happened."""
@@ -389,10 +390,13 @@ def held_answer(grip: Grip, rng: random.Random) -> Fault:
     client, broker = rng.choice(CLIENT_HOSTS), grip.broker(rng)
     grip.take(client)
     name = "Produce" if rng.random() < 0.5 else rng.choice(sorted(HELD))
+    api = HELD[name]
+    if grip.cluster.secure:
+        name, api = "what TLS hides", ENCRYPTED
     seconds = rng.choice((rng.uniform(0.5, 4.0), rng.uniform(6.0, 10.0)))  # clients wait for 5 s
     network, back = grip.cluster.network, (broker.host, client)
     before = network.counts()[back].delayed
-    network.hold_answer(client, broker.host, KAFKA_PORT, HELD[name], seconds)
+    network.hold_answer(client, broker.host, KAFKA_PORT, api, seconds)
     deadline = time.monotonic() + 10.0
     while network.counts()[back].delayed == before:
         if time.monotonic() > deadline:

@@ -55,8 +55,6 @@ ROLES = (
 )  # fmt: skip
 WITHOUT_LOGIN = ("txn-raw",)
 """Those that speak to a socket by themselves."""
-IN_THE_CLEAR = ("held answer",)
-"""The faults that look for an API in what passes the network: nothing is seen there behind TLS."""
 logger = logging.getLogger("chaos")
 
 
@@ -363,10 +361,6 @@ def main() -> int:
     arguments.add_argument("--secure", action="store_true", help="with TLS, logins, ACLs and the audit topic")
     options = arguments.parse_args()
     kinds = options.faults.split(",") if options.faults else list(FAULTS)
-    if options.secure:
-        if options.faults and (unseen := sorted(set(kinds) & set(IN_THE_CLEAR))):
-            arguments.error(f"not with --secure, whose requests cannot be read on their way: {', '.join(unseen)}")
-        kinds = [kind for kind in kinds if kind not in IN_THE_CLEAR]
     if unknown := sorted(set(kinds) - set(FAULTS)):
         arguments.error(f"no such fault: {', '.join(unknown)}")
     minutes = CI_MINUTES if options.ci else options.minutes

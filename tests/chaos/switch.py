@@ -57,8 +57,15 @@ def segment(packet: bytes) -> tuple[bytes, bytes]:
     return packet[start : start + 4], packet[start + (packet[start + 12] >> 4) * 4 :]
 
 
+ENCRYPTED = -1
+"""As an API: any request over TLS, which cannot be read."""
+_TLS_DATA = b"\x17\x03\x03"
+
+
 def asks(payload: bytes, api: int) -> bool:
     """Whether a TCP payload begins with a Kafka request of this API."""
+    if api == ENCRYPTED:
+        return payload.startswith(_TLS_DATA)
     size, key = int.from_bytes(payload[:4], "big"), int.from_bytes(payload[4:6], "big")
     return len(payload) >= 14 and 10 <= size < 1 << 26 and key == api and payload[6] == 0
 
