@@ -48,12 +48,15 @@ class DriverMode:
     def prefetch(self) -> None:
         """Nothing can be sent before the rows arrive."""
 
-    def write(self, rows: DataFrame, query_id: str, batch_id: int) -> None:
-        """Write a batch, or skip it. Raises FenceConflict, FenceLost, KafkaException, errors of Spark's job."""
+    def write(self, rows: DataFrame, query_id: str, batch_id: int) -> bool:
+        """Write a batch; False where it was committed before.
+
+        Raises FenceConflict, FenceLost, KafkaException, errors of Spark's job.
+        """
         began = time.monotonic()
         self._undelivered = ""
         try:
-            self._run(rows, query_id, batch_id)
+            return self._run(rows, query_id, batch_id)
         except BaseException as problem:
             if self._undelivered:
                 problem.add_note(self._undelivered)
@@ -67,7 +70,7 @@ class DriverMode:
                 ) from problem
             raise
 
-    def _run(self, rows: DataFrame, query_id: str, batch_id: int) -> None:
+    def _run(self, rows: DataFrame, query_id: str, batch_id: int) -> bool:
         producer, consumer = self._connect()
         driver_fence.begin_with_fence(producer, consumer, Fence(query_id, batch_id))
         if self._options.fenced:
@@ -77,7 +80,7 @@ class DriverMode:
                 driver_fence.retrying(producer.abort_transaction)
                 record_figures(self._options.sink_id, query_id, batch_id, BatchFigures("skipped"))
                 self._report("skipped", query_id, batch_id, 0)
-                return
+                return False
         self._report("begun", query_id, batch_id, 0)
         began = time.monotonic()
         count = sum(produce_batch(producer, batch, self._options.topic) for batch in arrow_batches(rows))
@@ -89,6 +92,7 @@ class DriverMode:
         figures = BatchFigures("committed", count, 0, 1, *times)
         record_figures(self._options.sink_id, query_id, batch_id, figures)
         self._report("committed", query_id, batch_id, count)
+        return True
 
     def _connect(self) -> tuple[Producer, Consumer]:
         if self._producer is None or self._consumer is None:

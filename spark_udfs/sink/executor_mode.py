@@ -37,8 +37,8 @@ class ExecutorMode:
         """Send the next batch's BeginBatch, which travels while Spark plans. Without a batch it does no harm."""
         self._sent_begin = self._transactions.send_begin(self._options.transaction_timeout_ms)
 
-    def write(self, rows: DataFrame, query_id: str, batch_id: int) -> None:
-        """Write a batch, or skip it.
+    def write(self, rows: DataFrame, query_id: str, batch_id: int) -> bool:
+        """Write a batch; False where it was committed before.
 
         Raises FenceConflict, FenceLost, TaskFenced, ClientError, and the errors of Spark's job.
         """
@@ -46,7 +46,7 @@ class ExecutorMode:
         if decide(batch.fence, query_id, batch_id, adopt=self._options.adopt) is Decision.SKIP:
             record_figures(self._options.sink_id, query_id, batch_id, BatchFigures("skipped"))
             self._report("skipped", query_id, batch_id, 0)
-            return
+            return False
         began = time.monotonic()
         try:
             self._report("begun", query_id, batch_id, 0)
@@ -62,6 +62,7 @@ class ExecutorMode:
             self._transactions.abort(batch)
             raise
         self._report("committed", query_id, batch_id, count)
+        return True
 
     def _write(self, rows: DataFrame, batch: OpenBatch) -> list[TaskResult]:
         """By tasks; a small batch after a small one by a member of this process: it needs no Python worker."""

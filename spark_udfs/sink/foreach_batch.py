@@ -32,8 +32,8 @@ class BatchMode(Protocol):
     def prefetch(self) -> None:
         """Send what the next batch needs in any case."""
 
-    def write(self, rows: DataFrame, query_id: str, batch_id: int) -> None:
-        """Write a batch, or skip it. Any failure is raised."""
+    def write(self, rows: DataFrame, query_id: str, batch_id: int) -> bool:
+        """Write a batch; False where it was committed before, and is skipped. Any failure is raised."""
 
 
 class ExactlyOnceBatch:
@@ -53,9 +53,9 @@ class ExactlyOnceBatch:
         rows = prepared_rows(df, self._options.topic)
         if self._mode is None:
             self._mode = self._start_mode()
-        if self._options.repartition:
-            rows = repartition_by_key(rows, self._partitions())
-        self._mode.write(rows, query_id, batch_id)
+        parts = repartition_by_key(rows, self._partitions()) if self._options.repartition else rows
+        if not self._mode.write(parts, query_id, batch_id):
+            compute_only(rows)
 
     def _query(self, df: DataFrame) -> str:
         """The query's id. Its checks take a dozen calls into the JVM: done once for each run."""
@@ -165,6 +165,15 @@ def running_query(df: DataFrame, checkpoint: str) -> str:
             f"checkpointLocation is {checkpoint}: give both the same one, or a restart would be taken for a new query"
         )
     return str(query_id)
+
+
+def compute_only(rows: DataFrame) -> None:
+    """Compute rows that are not to be written again. Raises the errors of Spark's job.
+
+    The state and the watermark of a query are made while its batch is computed. Spark ends a query whose batch left no
+    new state (STATE_STORE_COMMIT_VALIDATION_FAILED since 4.1, a missing version of it before), at each restart anew.
+    """
+    rows.write.format("noop").mode("overwrite").save()
 
 
 def prepared_rows(df: DataFrame, topic: str | None) -> DataFrame:
