@@ -263,6 +263,10 @@ def test_what_is_refused(job: Job, spark: Any, write: Callable[..., None]) -> No
         with pytest.raises(Exception, match=message):
             write(df, **options)
     counts = job.rows().groupBy("value").count().select("value")
+    with pytest.raises(Exception, match='cannot be written in the "ErrorIfExists" mode'):  # docs/spark.md has its cause
+        write(good, topic=topic, mode="error")
+    with pytest.raises(Exception, match="does not support Update mode"):
+        job.run(counts, mode="update")
     for way in (FORMAT, FOREACH):
         with pytest.raises(Exception, match="output mode complete"):
             job.run(counts, way, mode="complete")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark import InheritableThread
 
 from spark_udfs import OptionError, reason, use_in_thread, write_stream
 from tests.spark.conftest import Cluster, run_to_end
@@ -21,7 +22,7 @@ def job(cluster: Cluster, read_stream: Read, tmp_path: Path) -> Job:
     return Job(cluster, read_stream, tmp_path)
 
 
-def in_a_thread(run: Callable[[], Any]) -> None:
+def in_a_thread(run: Callable[[], Any], kind: type[threading.Thread] = threading.Thread) -> None:
     """Raises what ``run`` raises in a new thread."""
     problems: list[BaseException] = []
 
@@ -31,7 +32,7 @@ def in_a_thread(run: Callable[[], Any]) -> None:
         except BaseException as problem:
             problems.append(problem)
 
-    thread = threading.Thread(target=keep_the_problem)
+    thread = kind(target=keep_the_problem)
     thread.start()
     thread.join(200)
     assert not thread.is_alive()
@@ -60,7 +61,7 @@ def test_queries_start_from_threads_in_every_way(job: Job, spark: Any) -> None:
     in_a_thread(lambda: run_to_end(lambda: start(job)))
     assert job.values(2) == ["a", "b"]
     job.send("c")
-    in_a_thread(lambda: run_to_end(lambda: start(job, rows, by_format=True)))
+    in_a_thread(lambda: run_to_end(lambda: start(job, rows, by_format=True)), InheritableThread)
     assert job.values(3) == ["a", "b", "c"]
 
     def by_hand() -> None:
