@@ -101,6 +101,33 @@ def instant(found: Machine, query: str) -> str:
     return found.said(f"promtool query instant http://127.0.0.1:9090 '{query}'")
 
 
+def check_services(found: Machine) -> None:
+    """What systemd does by the units: a wrong setting, the watchdog, and all brokers of a machine as one unit."""
+    found.run("sed s/^broker.id=.*/broker.id=x/ /etc/fleetlog/broker-1.properties > /etc/fleetlog/broker-9.properties")
+    found.run("chgrp fleetlog /etc/fleetlog/broker-9.properties")
+    assert "failed" in found.said("systemctl start fleetlog@9")
+    assert "broker.id='x': must be a number" in found.said("journalctl -u fleetlog@9 --no-pager")
+    assert found.said("sleep 3; systemctl show -P NRestarts fleetlog@9") == "0", "it does not become better"
+
+    found.run("kill -STOP $(systemctl show -P MainPID fleetlog@3)")
+    eventually(
+        lambda: found.said("journalctl -u fleetlog@3 --no-pager"), "the watchdog ends a loop that stands still", 100,
+        good=lambda said: "Watchdog timeout" in said, pause_s=2,
+    )  # fmt: skip
+    ready = "curl -s -o /dev/null -w '%{http_code}' http://127.0.0.1:9646/health/ready"
+    eventually(lambda: found.said(ready), "the broker runs again", good=lambda said: said == "200", pause_s=0.5)
+
+    moved = "s/^broker.id=.*/broker.id=11/; s/:9092/:9192/g; s/9644/9744/; s#/broker-1#/host#"
+    found.run(f"cd /etc/fleetlog; sed -e '{moved}' broker-1.properties > host.properties; echo BROKERS=2 > host.env")
+    found.run("chgrp fleetlog /etc/fleetlog/host.*; systemctl start fleetlog-host; systemctl reload fleetlog-host")
+    eventually(
+        lambda: found.said("fleetlog host status /etc/fleetlog/host.properties"), "the rolling restart is done",
+        good=lambda said: "last rolling restart: done" in said and said.count("2 start(s), ready") == 2, pause_s=0.5,
+    )  # fmt: skip
+    found.run("systemctl stop fleetlog.slice")
+    assert found.said("pgrep -u fleetlog") == ""
+
+
 def test_from_an_empty_machine_to_a_fleet(empty_machine: Machine, say: Callable[[str], None]) -> None:
     commands, found, began = blocks(), empty_machine, time.monotonic()
     assert list(commands) == SECTIONS
@@ -152,3 +179,5 @@ def test_from_an_empty_machine_to_a_fleet(empty_machine: Machine, say: Callable[
     found.run("systemctl start fleetlog@1 fleetlog@2 fleetlog@3")
     (*_, read) = commands["A broker crashes"][-1].splitlines()
     assert "one book" in found.run(read).splitlines(), "what was there before"
+    check_services(found)
+    say(f"services: done after {time.monotonic() - began:.0f} s")
