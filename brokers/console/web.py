@@ -39,6 +39,7 @@ from brokers.console.changes import plan_change, previewed
 from brokers.console.clients import FleetClients, UserLogin
 from brokers.console.doctor_page import doctor_page
 from brokers.console.guard import Guard, read_form
+from brokers.console.login_turns import LoginTurns
 from brokers.console.logins import BrowserSession, BrowserSessions
 from brokers.console.memory import SpareMemory, trim_function
 from brokers.console.oidc import CALLBACK, LOGIN_S, OidcLogin, TokenLogin
@@ -56,10 +57,6 @@ REFUSALS: Final = {404: "there is no such page", 405: "this address is not for t
 """Where no page says more."""
 THREADS: Final = 16
 """Pages that are answered at the same time; the others wait."""
-LOGINS: Final = 4
-"""Logins that are tried at the same time, apart from the pages."""
-LOGINS_WAITING_MAX: Final = 16
-"""Logins that wait for their turn; more are refused at once."""
 NAVIGATION: Final = (
     ("/", "Fleet"),
     ("/topics", "Topics"),
@@ -115,7 +112,7 @@ class Console:
         self.clients = FleetClients(settings.target, self.sessions.logged_in)
         self.memory = SpareMemory(trim_function())
         self._threads = anyio.CapacityLimiter(THREADS)
-        self._logins = anyio.CapacityLimiter(LOGINS)
+        self._logins = LoginTurns()
         self._templates = Environment(
             loader=PackageLoader("brokers.console"), autoescape=True, undefined=StrictUndefined,
             trim_blocks=True, lstrip_blocks=True,
@@ -262,7 +259,7 @@ class Console:
         try:
             if not login.user or not login.password:
                 raise PageError(403, "give a user and a password")
-            await self._in_turn(lambda: self._try(login))
+            await self._logins.run(lambda: self._try(login))
         except PageError as error:
             logger.warning("login refused: user %r", login.user[:200])
             return self._login_page(request, session, onward, error)
@@ -276,12 +273,6 @@ class Console:
         issuer = self.settings.oidc.issuer if self.settings.oidc is not None else None
         answer = {"next": onward, "error": str(error or ""), "issuer": issuer}
         return self.render(request, session, "login.html", answer, error.status if error is not None else 200)
-
-    async def _in_turn(self, work: Callable[[], _Value]) -> _Value:
-        """A login's work, on a thread; raises PageError when too many wait."""
-        if self._logins.statistics().tasks_waiting >= LOGINS_WAITING_MAX:
-            raise PageError(503, "too many logins are being tried; try again in a few seconds")
-        return await anyio.to_thread.run_sync(work, limiter=self._logins)
 
     async def login_elsewhere(self, request: Request) -> Response:
         """To the issuer."""
@@ -306,7 +297,7 @@ class Console:
             return found
 
         try:
-            found = await self._in_turn(finish)
+            found = await self._logins.run(finish)
         except PageError as error:
             logger.warning("login refused: %s", error)
             return self._login_page(request, visitor, "/", error)
