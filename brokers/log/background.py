@@ -11,6 +11,7 @@ import logging
 import os
 import queue
 import shutil
+import sys
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -101,10 +102,12 @@ def _sync_path(path: str) -> None:
 class Worker:
     """A thread that does one thing after the other, started by the first. The process ends without waiting for it."""
 
-    __slots__ = ("_name", "_thread", "_waiting")
+    __slots__ = ("_name", "_niceness", "_thread", "_waiting")
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, niceness: int = 0) -> None:
+        """``niceness`` is the thread's own, beyond that of the process, where the system knows one per thread."""
         self._name = name
+        self._niceness = niceness
         self._thread: threading.Thread | None = None
         self._waiting: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
 
@@ -119,6 +122,12 @@ class Worker:
         self._waiting.put(work)
 
     def _run_forever(self) -> None:
+        if self._niceness and sys.platform == "linux":  # elsewhere it would be the process's
+            thread = threading.get_native_id()
+            try:
+                os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + self._niceness)
+            except OSError as wrong:  # a sandbox may refuse it
+                logger.warning("the thread %s has the process's priority: %s", self._name, wrong.strerror)
         while True:
             self._waiting.get()()
 

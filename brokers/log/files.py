@@ -36,6 +36,7 @@ _ROUNDED = 64 * 1024  # more than a file's blocks are above its size without any
 _NEVER = 1 << 62
 _MAX_PIECES = 1024  # IOV_MAX
 _MAX_OPEN_FILES = 8192
+_CLEANER_NICENESS = 10  # the loop, where it wakes up on the cleaner's core, runs at once; yet the cleaner never starves
 
 
 class DiskFile(Protocol):
@@ -346,7 +347,7 @@ class RealDisk:
         self.removals = Removals(max_open // 4)
         self.preallocation = preallocation.Preallocation()
         self._syncs = Worker("log sync")
-        self._works = Worker("log cleaner")
+        self._works = Worker("log cleaner", _CLEANER_NICENESS)
 
     def open_descriptor(self, file: RealFile) -> int:
         """Open a file's descriptor, closing others that were not used lately if there are too many."""

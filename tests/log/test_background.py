@@ -168,3 +168,14 @@ def test_what_failed_work_held_is_freed_with_it():
         assert seen[0]() is None
     finally:
         gc.enable()
+
+
+def test_the_cleaner_gives_way_to_the_loop():
+    """Its thread alone: fsyncs, which clients may wait for, keep the process's priority."""
+
+    def niceness():
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    disk, seen = RealDisk(), []
+    assert disk.work_later(lambda: seen.append(niceness())).wait(60)
+    assert seen == [min(19, niceness() + 10)]
