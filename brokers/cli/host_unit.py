@@ -285,7 +285,7 @@ class Unit:
             return
         try:
             plan = self._again()
-        except (ConfigError, OSError, UnicodeDecodeError) as error:
+        except (ConfigError, OSError, UnicodeError) as error:
             self._give_up(f"the settings cannot be used: {error}")
             return
         reason = same_unit(self._plan, plan)

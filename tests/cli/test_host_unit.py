@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import sys
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import pytest
 from brokers.cli.host_pages import fetch_page
 from brokers.cli.host_plan import HostPlan, PlannedBroker, plan_host
 from brokers.cli.host_unit import Unit
+from brokers.cli.options import settings_text
 from brokers.server.service_manager import ServiceManager
 from coordination.ensemble import free_ports
 from tests.support.waiting import eventually_async
@@ -127,3 +129,18 @@ def test_what_else_answers_at_a_brokers_address_is_no_page(said: bytes) -> None:
                 await fetch_page(server.sockets[0].getsockname(), "/health/ready", 5)
 
     asyncio.run(work())
+
+
+def test_a_file_that_is_no_text_any_more_ends_a_rolling_restart(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "broker.properties"
+    file.write_bytes(b"\xff\xfe")
+
+    def again() -> HostPlan:
+        settings_text(file)
+        raise AssertionError("it is no text")
+
+    plan = planned(tmp_path, 1)
+    Unit(plan, lambda _: TALKS, again, io.BytesIO()).roll()
+    assert f"the settings cannot be used: {file}: not a text file in UTF-8 (byte 0)" in caplog.text
