@@ -81,6 +81,9 @@ def settings_text(path: Path) -> str:
         raise UnicodeError(f"{path}: not a text file in UTF-8 (byte {error.start})") from None
 
 
+partition_option = click.option(
+    "--partition", "-p", type=click.IntRange(0, 2**31 - 1), help="Write to this partition instead of the key's."
+)
 config_file_argument = click.argument("config_file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 """The properties file of what runs brokers."""
 override_option = click.option(

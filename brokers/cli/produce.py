@@ -19,7 +19,7 @@ from typing import Any
 import click
 
 from brokers.cli.client import Target, admin, client_options, complete_topics
-from brokers.cli.options import pairs
+from brokers.cli.options import pairs, partition_option
 from brokers.cli.output import CliError, Output, progress, warn
 from brokers.cli.sender import InputRecord, Sender
 
@@ -36,9 +36,7 @@ EXIT_INTERRUPTED = 130
 @click.option(
     "--header", "-H", "headers", multiple=True, callback=pairs, metavar="NAME=VALUE", help="For every record."
 )
-@click.option(
-    "--partition", "-p", type=click.IntRange(0, 2**31 - 1), help="Write to this partition instead of the key's."
-)
+@partition_option
 @click.option("--acks", type=click.Choice(["0", "1", "all"]), default="all", show_default=True)
 @click.option(
     "--compression",

@@ -10,6 +10,7 @@ import click
 
 from _native.columns import partition_for_key
 from brokers.cli.client import PartitionsOf, Target, admin, client_options, complete_topics, known_partitions
+from brokers.cli.options import partition_option
 from brokers.cli.output import CliError, Output, iso
 from brokers.cli.sender import InputRecord, Sender
 from brokers.cli.topic_reader import COMMITTED, StoredRecord, TopicReader
@@ -37,9 +38,6 @@ def _place(_: click.Context, __: click.Parameter, value: str) -> RecordPlace:
     return RecordPlace(found[1], int(found[2]), int(found[3]))
 
 
-_partition_option = click.option(
-    "--partition", "-p", type=click.IntRange(0, 2**31 - 1), help="Write to this partition instead of the key's."
-)
 _dry_run_option = click.option("--dry-run", is_flag=True, help="Show the record; write nothing.")
 
 
@@ -66,7 +64,7 @@ def records() -> None:
 @click.option("--null-value", is_flag=True, help="Instead of --value: the record is a tombstone.")
 @click.option("--base64", "in_base64", is_flag=True, help="Key and value are given in base64.")
 @click.option("--header", "-H", "headers", multiple=True, callback=_headers, metavar="NAME=VALUE")
-@_partition_option
+@partition_option
 @_dry_run_option
 @client_options
 def write_record(
@@ -94,7 +92,7 @@ def write_record(
 @records.command("copy")
 @click.argument("origin", callback=_place, metavar="TOPIC:PARTITION:OFFSET")
 @click.argument("topic", metavar="TOPIC", shell_complete=complete_topics)
-@_partition_option
+@partition_option
 @click.option("--keep-time", is_flag=True, help="The copy has the record's time instead of the present one.")
 @_dry_run_option
 @client_options
@@ -146,12 +144,11 @@ def _raw(option: str, text: str | None, in_base64: bool) -> bytes | None:
 
 def _write(target: Target, out: Output, topic: str, record: InputRecord, dry_run: bool, origin: str) -> None:
     with admin(target, f"topic {topic}") as client:
-        named = None if record.partition is None else (record.partition,)
-        count = len(known_partitions(client, [PartitionsOf(topic, None)])[topic])
-        known_partitions(client, [PartitionsOf(topic, named)])
         partition = record.partition
+        wanted = PartitionsOf(topic, None if partition is None else (partition,))
+        known = known_partitions(client, [wanted])[topic]
         if partition is None and record.key is not None:
-            partition = partition_for_key(record.key, count)
+            partition = partition_for_key(record.key, len(known))
         if dry_run:
             _show(out, topic, partition, record, origin)
             return
