@@ -274,12 +274,20 @@ def zombie_driver_stopped_before_BeginBatch(rig: Rig) -> None:
 
 @scenario()
 def two_drivers_on_one_checkpoint(rig: Rig) -> None:
-    """Both run at once and lock each other out; a supervisor starts again the one that fell."""
+    """Both run at once and lock each other out; a supervisor starts again the one that fell.
+
+    The first driver's BeginBatch is held until the second runs: a fast machine ends all batches before that.
+    """
     first = rig.driver()
     second = rig.driver(first)
-    begins = rig.count(BEGIN)
     rig.fill(1800)
-    queries = [rig.start(first), rig.start(second)]
+    trap = rig.trap(BEGIN, REQUEST, HOLD)
+    queries = [rig.start(first)]
+    rig.note(f"held: {trap.wait()}")
+    begins = rig.count(BEGIN)
+    queries.append(rig.start(second))
+    queries[1].started()
+    trap.release()
     rig.note(f"drivers {first.pid} and {second.pid} run on one checkpoint")
     failures = 0
     for query in queries:
