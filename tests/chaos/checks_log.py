@@ -64,7 +64,8 @@ def conflicts(logs: Logs, report: Report) -> None:
                 elif send is not None and _sent_again(send.op, len(offsets), given_up):
                     report.notes["duplicate of a producer that gave up another record"] += 1
                 else:
-                    report.bad("duplicate", f"{key} {value} lies at offsets {offsets}, written by {send and send.op}")
+                    said = f"{key} {value} lies at offsets {offsets}, written by {send and send.op}"
+                    report.bad("duplicate", said, key, tuple(offsets))
 
 
 def disagreements(logs: Logs, report: Report) -> None:

@@ -10,10 +10,15 @@ SHOWN = 8
 
 @dataclass(frozen=True, slots=True)
 class Anomaly:
-    """One thing that must not be. ``kind`` is a name of the table in docs/reliability.md."""
+    """One thing that must not be. ``kind`` is a name of the table in docs/reliability.md.
+
+    ``key`` and ``offsets`` name the places in a log whose batches tell more, if any.
+    """
 
     kind: str
     text: str
+    key: str = ""
+    offsets: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.text}"
@@ -39,9 +44,9 @@ class Report:
         """Names of what was found, the unknown included."""
         return {found.kind for found in (*self.anomalies, *self.unknown)}
 
-    def bad(self, kind: str, text: str) -> None:
+    def bad(self, kind: str, text: str, key: str = "", offsets: tuple[int, ...] = ()) -> None:
         """A violation."""
-        self.anomalies.append(Anomaly(kind, text))
+        self.anomalies.append(Anomaly(kind, text, key, offsets))
 
     def vague(self, kind: str, text: str) -> None:
         """A reason why this run proves nothing."""

@@ -29,6 +29,7 @@ from typing import Any
 
 from brokers.cli.dev_security import ADMIN
 from tests.chaos import corrupt
+from tests.chaos.batch_copies import batches_of_duplicates
 from tests.chaos.checker import check
 from tests.chaos.checks_liveness import Demands
 from tests.chaos.client import TOPICS
@@ -314,6 +315,8 @@ def judge(directory: Path, minutes: float, seed: int, kinds: Sequence[str], prob
         report.notes[f"by the client's word only: {anomaly.kind}"] += 1
     text = f"# Chaos, seed {seed}, {minutes} minutes of faults, replication {REPLICATION}\n\n"
     text += f"{tables(history, report)}\n\n```\n{report.render()}\n```\n"
+    if batches := batches_of_duplicates(directory, report):
+        text += "\n".join(["\nThe batches that hold what is there twice:\n", *(f"- {line}" for line in batches), ""])
     print(text, flush=True)
     if report.ok:
         lines = [
