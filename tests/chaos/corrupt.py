@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.chaos.checks_log import GAVE_UP
-from tests.chaos.history import Event
+from tests.chaos.history import COMPACTED, Event
 
 KEYS = ("t/0", "t/1")
 IN, OUT = "in/0", "out/0"
@@ -343,6 +343,21 @@ def _shown(events: list[Event]) -> set[tuple[str, str]]:
     return {(key, value) for key, records in _final(events, "rc")["r"].items() for _, value in records}
 
 
+def _lasting(events: list[Event]) -> set[tuple[str, str]]:
+    """The values of the final read that no DeleteRecords and no later record of the same key may take away."""
+    asked: dict[str, int] = {}
+    for event in events:
+        if event.get("f") == "trim":
+            for key, offset in event["o"].items():
+                asked[key] = max(offset, asked.get(key, 0))
+    lasting = set()
+    for key, records in _final(events, "rc")["r"].items():
+        compacted = key.startswith(f"{COMPACTED}/")
+        last = {value.rpartition("@")[2] if compacted else offset: (offset, value) for offset, value in records}
+        lasting |= {(key, value) for offset, value in last.values() if offset >= asked.get(key, 0)}
+    return lasting
+
+
 @corruption
 def values_swapped_in_a_poll(rng: random.Random, events: list[Event]) -> set[str] | None:
     """Two records change places under their offsets."""
@@ -389,8 +404,9 @@ def a_poll_twice(rng: random.Random, events: list[Event]) -> set[str] | None:
 
 @corruption
 def an_acknowledged_value_lost(rng: random.Random, events: list[Event]) -> set[str] | None:
-    """It is never read."""
-    op = _pick(rng, _ops(events, "send", "ok"))
+    """It is never read, and it is none that may be gone."""
+    lasting = _lasting(events)
+    op = _pick(rng, (op for op in _ops(events, "send", "ok") if _sends(op)[0] in lasting))
     if op is None:
         return None
     _forget(events, *_sends(op)[0])
