@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import fcntl
+import socket
 import subprocess
 import sys
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +18,9 @@ from spark_udfs.client.failures import OptionError
 from spark_udfs.source.options import ReadOptions
 from spark_udfs.source.readers import StreamReader
 from tests.spark.conftest import Cluster
-from tests.spark.versions.__main__ import chosen
+from tests.spark.matrix.sessions import command_line
+from tests.spark.versions import environments
+from tests.spark.versions.__main__ import attempt, chosen
 from tests.spark.versions.environments import ROOT, VERSIONS, requirements
 
 OPTIONS = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "t"}
@@ -123,3 +129,61 @@ def test_commits_take_turns() -> None:
 
     assert of("4fe1") == of("4fe1")
     assert {name for number in range(60) for name in of(str(number))} == set(VERSIONS)
+
+
+def processes_below(directory: Path) -> list[str]:
+    """Command lines that name the directory."""
+    found = (command_line(int(path.name)) for path in Path("/proc").glob("[0-9]*"))
+    return [line for line in found if str(directory) in line]
+
+
+@pytest.mark.parametrize("listens", [True, False])
+def test_an_index_that_does_not_answer_means_that_nothing_was_tried(
+    listens: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that takes the connection and says nothing is given up in time; pip itself gives one up that refuses it."""
+    monkeypatch.setattr(environments, "LIMIT_S", 6.0 if listens else 60.0)
+    monkeypatch.setenv("FLEETLOG_SPARK_ENVIRONMENTS", str(tmp_path))
+    monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
+    with socket.socket() as index:
+        index.bind(("127.0.0.1", 0))
+        if listens:
+            index.listen()
+        monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{index.getsockname()[1]}/simple")
+        began = time.monotonic()
+        status, said = attempt("4.0", tmp_path)
+    assert status == 3, said
+    assert said.startswith("NOT TRIED: no environment"), said
+    assert time.monotonic() - began < (30 if listens else 60)
+    assert not list(tmp_path.glob("*/ready"))
+    assert not processes_below(tmp_path)
+
+
+def test_an_environment_that_another_run_makes_is_not_waited_for_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLEETLOG_SPARK_ENVIRONMENTS", str(tmp_path))
+    with pytest.raises(environments.NoAnswer, match="not in time"):
+        environments.environment("4.0", 0)
+    (name,) = tmp_path.glob("*.lock")
+    with name.open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(environments.NoAnswer, match="another run has"):
+            environments.environment("4.0", 0.3)
+
+
+@pytest.mark.parametrize(
+    ("said", "silent"),
+    [
+        ("ERROR: No matching distribution found for click==3.99.*", False),
+        ("ERROR: ResolutionImpossible: for help visit https://pip.pypa.io/", False),
+        ("fleetlog 0.1 has requirement pandas<3, but you have pandas 3.0.1.", False),
+        ("ERROR: Could not find a version that satisfies the requirement click (from versions: none)", True),
+        ("ReadTimeoutError: HTTPSConnectionPool(host='files', port=443): Read timed out.", True),
+        ("ERROR: HTTP error 503 while getting https://files/pyspark-4.0.5.tar.gz", True),
+    ],
+)
+def test_a_silent_index_is_told_from_what_cannot_be_installed(said: str, silent: bool) -> None:
+    command = [sys.executable, "-c", f"print({said!r}); raise SystemExit(1)"]
+    with pytest.raises(environments.NoAnswer if silent else environments.Unfit, match=r"^-c "):
+        environments._step(command, time.monotonic() + 60)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -24,14 +25,15 @@ from tests.spark.versions.environments import ROOT
 RATE = 300
 """Records a second."""
 PARTITIONS = 3
-START_S, RUN_S = 300.0, 900.0
+STUCK_S = 60.0
+"""A driver whose log has no new line for so long at the trial's end stands still; another was only too slow."""
 TRIES = 4
 CONNECTOR = "org.apache.spark:spark-sql-kafka-0-10_2.12:3.5.7"
 """Spark's own source for 3.5: the newest that Maven Central has, which runs on every 3.5."""
 
 
 class NoFault(Exception):
-    """Nothing was found out: no driver was killed inside a micro-batch, or none came so far."""
+    """Nothing was found out: no driver was killed inside a micro-batch, or none came so far in time."""
 
 
 class Traffic(threading.Thread):
@@ -63,13 +65,13 @@ class Traffic(threading.Thread):
 
 
 class Driver:
-    """A driver process."""
+    """A driver process. ``deadline``: of what it is waited for, by the monotonic clock."""
 
-    def __init__(self, python: Path, given: dict[str, Any], log: Path) -> None:
+    def __init__(self, python: Path, given: dict[str, Any], log: Path, deadline: float) -> None:
         env = {**os.environ, "PYTHONPATH": str(ROOT), "SPARK_LOCAL_IP": "127.0.0.1"}
         for name in ("SPARK_HOME", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
             env.pop(name, None)
-        self._log = log
+        self._log, self._deadline = log, deadline
         self.lines: list[dict[str, Any]] = []
         command = [str(python), "-m", "tests.spark.versions.driver", json.dumps(given)]
         with log.open("ab") as err:
@@ -85,19 +87,29 @@ class Driver:
             if line.startswith('{"event"'):
                 self.lines.append(json.loads(line))
 
-    def wait(self, event: str, timeout_s: float) -> dict[str, Any]:
-        """The event of that name. AssertionError when the driver ends before, or after ``timeout_s``."""
-        deadline = time.monotonic() + timeout_s
+    def wait(self, event: str) -> dict[str, Any]:
+        """The event of that name. Raises AssertionError, NoFault."""
         while True:
             ended = self.process.poll() is not None
             found = next((line for line in self.lines if line["event"] == event), None)
             if found is not None:
                 return found
-            if ended and self.process.returncode == TOO_BUSY:
-                raise NoFault("the machine was too busy: no Python worker of Spark's started within ten seconds")
-            assert not ended, f"the driver ended with {self.process.returncode}: {self.tail()}"
-            assert time.monotonic() < deadline, f"no {event} after {timeout_s:.0f} s: {self.tail()}"
+            self._check(ended, event)
             time.sleep(0.05)
+
+    def check(self, awaited: str) -> None:
+        """That it runs, and there is time left. Raises AssertionError, NoFault."""
+        self._check(self.process.poll() is not None, awaited)
+
+    def _check(self, ended: bool, awaited: str) -> None:
+        if ended and self.process.returncode == TOO_BUSY:
+            raise NoFault("the machine was too busy: no Python worker of Spark's started within ten seconds")
+        if ended and not self.lines and re.search("UNRESOLVED DEPENDENCIES|FAILED DOWNLOADS", self.tail()):
+            raise NoFault(f"Maven's repository did not answer for {CONNECTOR}")
+        assert not ended, f"the driver ended with {self.process.returncode}: {self.tail()}"
+        if time.monotonic() > self._deadline:
+            assert time.time() - self._log.stat().st_mtime < STUCK_S, f"it stands still, no {awaited}: {self.tail()}"
+            raise NoFault(f"the machine was too slow: no {awaited} in time, and the driver was at work")
 
     def tail(self) -> str:
         return self._log.read_text(errors="replace")[-6000:]
@@ -149,9 +161,10 @@ def committed_records(bootstrap: str, topic: str) -> list[Message]:
 
 
 class Trial:
-    """One version of PySpark on one broker."""
+    """One version of PySpark on one broker. ``deadline``: of its end, by the monotonic clock."""
 
-    def __init__(self, python: Path, spark: str, bootstrap: str, directory: Path) -> None:
+    def __init__(self, python: Path, spark: str, bootstrap: str, directory: Path, deadline: float) -> None:
+        self._deadline = deadline
         self._python, self._spark, self._bootstrap, self._directory = python, spark, bootstrap, directory
         self._formats = not spark.startswith("3.")
         self._killed_ways = ["format", "tasks"] if self._formats else ["tasks"]
@@ -162,6 +175,7 @@ class Trial:
 
     def run(self) -> str:
         """What was counted. Raises AssertionError, NoFault."""
+        began = time.monotonic()
         topics = [
             NewTopic(name, PARTITIONS, 1, config={"retention.ms": "-1"})
             for name in (self._topic, *self._targets.values())
@@ -175,13 +189,16 @@ class Trial:
             replays = self._kill_inside()
         finally:
             sent = traffic.stop()
+        killed = time.monotonic()
         last = self._start(self._ways, once=True)
         try:
-            done = last.wait("done", RUN_S)
+            done = last.wait("done")
         finally:
             last.kill()
+        ran = time.monotonic()
         self._check(sent, done)
-        return f"PySpark {self._spark}, {sent} records by {', '.join(self._targets)}, killed {replays}"
+        times = f"{killed - began:.0f} s until it was killed, {ran - killed:.0f} s to the end"
+        return f"{self._spark}, {sent} records by {', '.join(self._targets)}, killed {replays} ({times})"
 
     def _start(self, ways: list[str], *, once: bool) -> Driver:
         given = {
@@ -189,11 +206,11 @@ class Trial:
             "directory": str(self._directory), "source": "fleetlog" if self._formats else "kafka",
             "packages": "" if self._formats else CONNECTOR,
         }  # fmt: skip
-        driver = Driver(self._python, given, self._directory / "driver.log")
+        driver = Driver(self._python, given, self._directory / "driver.log", self._deadline)
         try:
-            assert driver.wait("ready", START_S)["spark"] == self._spark
+            assert driver.wait("ready")["spark"] == self._spark
             if not once:
-                driver.wait("started", RUN_S)
+                driver.wait("started")
         except BaseException:
             driver.kill()
             raise
@@ -207,12 +224,12 @@ class Trial:
         checkpoints = {way: Checkpoint(self._directory / way) for way in self._killed_ways}
         for _ in range(TRIES):
             driver = self._start(self._killed_ways, once=False)
-            deadline = time.monotonic() + RUN_S
-            while any(checkpoint.inside is None for checkpoint in checkpoints.values()):
-                assert driver.process.poll() is None, f"the driver ended: {driver.tail()}"
-                assert time.monotonic() < deadline, f"no second batch after {RUN_S:.0f} s: {driver.tail()}"
-                time.sleep(0.01)
-            driver.kill()
+            try:
+                while any(checkpoint.inside is None for checkpoint in checkpoints.values()):
+                    driver.check("second batch")
+                    time.sleep(0.01)
+            finally:
+                driver.kill()
             inside = {way: number for way, one in checkpoints.items() if (number := one.inside) is not None}
             for way in checkpoints.keys() - inside.keys():
                 checkpoints[way].forget()
