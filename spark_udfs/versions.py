@@ -28,10 +28,11 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
 __all__ = [
-    "ARROW_FUNCTIONS", "DATA_SOURCES", "JAVA_25", "OLDEST", "READ_LIMITS", "VERSION", "ArrowWriter", "ReadAllAvailable",
-    "ReadLimit", "ReadMaxRows", "StreamArrowWriter", "SupportsTriggerAvailableNow", "WriterCommitMessage",
-    "arrow_function", "arrow_schema", "arrow_type", "by_row", "has_filters", "newest_java", "repartition_by_number",
-    "require", "require_data_sources", "session_class", "too_old", "version_of",
+    "ARROW_FUNCTIONS", "DATA_SOURCES", "JAVA_25", "OLDEST", "READ_LIMITS", "VERSION", "ArrowFunction",
+    "ArrowWriter", "ReadAllAvailable", "ReadLimit", "ReadMaxRows", "StreamArrowWriter",
+    "SupportsTriggerAvailableNow", "WriterCommitMessage", "arrow_function", "arrow_schema", "arrow_type", "by_row",
+    "has_filters", "newest_java", "repartition_by_number", "require", "require_data_sources", "session_class",
+    "too_old", "version_of",
 ]  # fmt: skip
 
 OLDEST = (3, 5)
@@ -141,14 +142,32 @@ def has_filters() -> bool:
 # ---- functions -------------------------------------------------------------------------------------------------------
 
 
-def arrow_function(kind: DataType) -> Callable[[Callable[..., pa.Array]], Any]:
-    """A column function of Arrow arrays. Before 4.1 it is called for each row, with arrays of one value."""
-    from pyspark.sql import functions as f
+class ArrowFunction:
+    """A column function of Arrow arrays. Before 4.1 Spark calls it for each row, with arrays of one value.
 
-    if hasattr(f, "arrow_udf"):
-        return f.arrow_udf(kind)  # type: ignore[no-any-return]
+    A session's kind decides what Spark makes of it, one with a JVM or one of Spark Connect. Modules are imported before
+    there is a session, so it is made with the first call.
+    """
 
-    return functools.partial(by_row, kind=kind)
+    def __init__(self, func: Callable[..., pa.Array], kind: DataType) -> None:
+        self.func, self._kind = func, kind
+        self._made: dict[bool, Any] = {}
+
+    def __call__(self, *columns: Column) -> Column:
+        from pyspark.sql import functions as f
+        from pyspark.sql.utils import is_remote
+
+        remote = is_remote()
+        if remote not in self._made:
+            arrow: Any = getattr(f, "arrow_udf", None)
+            self._made[remote] = arrow(self._kind)(self.func) if arrow else by_row(self.func, self._kind)
+        made: Column = self._made[remote](*columns)
+        return made
+
+
+def arrow_function(kind: DataType) -> Callable[[Callable[..., pa.Array]], ArrowFunction]:
+    """Decorates a function of Arrow arrays whose values are of that type."""
+    return functools.partial(ArrowFunction, kind=kind)
 
 
 def by_row(function: Callable[..., pa.Array], kind: DataType) -> Any:

@@ -1,14 +1,111 @@
-"""Spark Connect: what can't work says so, before anything is written. (Tried with a real server: docs/spark.md.)"""
+"""Spark Connect, with a real server: the format in and out, exactly once while the server is killed."""
 
 from __future__ import annotations
 
+import json
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyspark
 import pytest
 
 from spark_udfs import exactly_once_batch, write_stream
 from spark_udfs.client.failures import FenceError
+from tests.spark.conftest import Cluster
+from tests.spark.processes import SUBMIT, SparkProcess
+from tests.spark.sink.job import committed
+from tests.support.ports import free_port
+
+SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
+ROWS, PARTITIONS = 600, 3
+FIRST_BATCHES = 30
+"""Offsets of each: what is left when the second is committed and its server killed takes long enough."""
+
+
+class Connected:
+    """A server of Spark Connect, which is the driver of its clients' queries, and a client of it."""
+
+    def __init__(self, directory: Path, name: str, **given: Any) -> None:
+        port = free_port()
+        submit = str(Path(str(pyspark.__file__)).parent / "bin" / "spark-submit")
+        settings = {"binding.port": port, "binding.address": "127.0.0.1"}
+        conf = [word for name, value in settings.items() for word in ("--conf", f"spark.connect.grpc.{name}={value}")]
+        command = [submit, "--class", SERVER, *SUBMIT, *conf, "spark-internal"]
+        self.server = SparkProcess(command, directory / f"{name}-server.log")
+        self._command = [sys.executable, "-m", "tests.spark.sink.connect_client", f"sc://127.0.0.1:{port}"]
+        self._command.append(json.dumps(given))
+        self._client_log = directory / f"{name}-client.log"
+        self._started: SparkProcess | None = None
+
+    @property
+    def client(self) -> SparkProcess:
+        """Started when the server listens: one that is refused tries again after ever longer pauses."""
+        if self._started is None:
+            assert self.server.wait("Spark Connect server started at"), self.server.log()[-4000:]
+            self._started = SparkProcess(self._command, self._client_log)
+        return self._started
+
+    def kill(self) -> None:
+        """Both."""
+        for process in (self.server, self._started):
+            if process is not None:
+                process.kill()
+
+
+@pytest.fixture
+def connect(tmp_path: Path) -> Iterator[Callable[..., Connected]]:
+    """Starts server and client; ends what was started."""
+    made: list[Connected] = []
+
+    def start(name: str, **given: Any) -> Connected:
+        made.append(Connected(tmp_path, name, **given))
+        return made[-1]
+
+    yield start
+    for one in made:
+        one.kill()
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.xdist_group("spark")  # never two Sparks side by side
+def test_a_server_is_killed_and_each_row_counts_once(cluster: Cluster, connect: Any, tmp_path: Path) -> None:
+    source, target, job_target = cluster.topic(2), cluster.topic(PARTITIONS), cluster.topic(1)
+    values = sorted(f"v{number}" for number in range(ROWS))
+    cluster.send(source, [{"key": value, "value": value} for value in values], partitioner="murmur2_random")
+    given = {
+        "bootstrap": cluster.bootstrap,
+        "source": source,
+        "target": target,
+        "job_target": job_target,
+        "partitions": PARTITIONS,
+        "sink_id": f"connect-{uuid.uuid4().hex[:8]}",
+        "checkpoint": str(tmp_path / "checkpoint"),
+        "values": values,
+    }
+    first = connect("first", what="stream", per_batch=FIRST_BATCHES, **given)
+    assert first.client.exit_code is None
+    assert first.server.wait("batch 1: committed"), first.server.log()[-4000:]
+    first.kill()
+    assert len(cluster.values(target)) < ROWS
+    for note in (tmp_path / "checkpoint" / "commits").glob("*1*"):
+        note.unlink()  # as when the kill comes before Spark's note of the batch, which it may have been in time for
+    second = connect("last", what="everything", per_batch=ROWS, **given)
+    last = second.client
+    last.wait()
+    assert last.exit_code == 0, last.log()[-4000:]
+    seen = json.loads(next(line for line in last.log().splitlines() if line.startswith("{")))
+    assert seen["values"] == committed(cluster, target, ROWS) == values
+    assert "batch 1: skipped, it was committed before" in second.server.log()
+    assert seen["apart"] == 0
+    assert committed(cluster, job_target, ROWS) == values
+    assert "by_format=True" in seen["refused"]
+    assert "option subscibe is unknown; did you mean subscribe?" in seen["misspelt"]
 
 
 class ConnectSession:
