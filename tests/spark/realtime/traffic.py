@@ -3,9 +3,8 @@
     python -m tests.spark.realtime.traffic write bootstrap topic rate        until standard input ends; says how many
     python -m tests.spark.realtime.traffic read bootstrap topic figures      until standard input ends
 
-A value is ``number,microseconds`` with the time at which it was to be sent; the query adds ``:ordinal``. The reader
-says once in a second how many records it has seen, and how many of them are distinct; at its end it leaves in the file
-``figures``, for each record, its number, its ordinal, when it was sent and when it came (microseconds).
+The writer's records have the time at which they were due. The reader says once in a second how many records it has
+seen, and how many of them are distinct; what it leaves in the file ``figures`` is described in ``figures.py``.
 """
 
 from __future__ import annotations
@@ -14,16 +13,12 @@ import json
 import sys
 import threading
 import time
-from array import array
 from pathlib import Path
-from typing import Any
 
-KEYS = 1000
+from tests.spark.realtime import figures
 
-
-def key_of(number: int) -> bytes:
-    """The key of the record with this number."""
-    return b"k%d" % (number % KEYS)
+SPREAD = 0.001
+"""Seconds between two looks at the clock."""
 
 
 def _until_input_ends() -> threading.Event:
@@ -32,66 +27,80 @@ def _until_input_ends() -> threading.Event:
     return ended
 
 
+def now_us() -> int:
+    return time.monotonic_ns() // 1000
+
+
 def write(bootstrap: str, topic: str, rate: int) -> None:
     """``rate`` records a second, evenly; a record that was due late has the time at which it was due."""
     from confluent_kafka import KafkaError, Message, Producer
 
     failures: list[str] = []
 
-    def delivered(error: KafkaError | None, _: Message) -> None:
-        if error is not None:
-            failures.append(str(error))
+    def failed(error: KafkaError | None, _: Message) -> None:
+        failures.append(str(error))
 
     producer = Producer(
-        {"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 1, "message.timeout.ms": 120_000,
+        {"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 2, "message.timeout.ms": 300_000,
+         "delivery.report.only.error": True, "queue.buffering.max.messages": 5_000_000,
+         "queue.buffering.max.kbytes": 2_000_000, "on_delivery": failed,
          "topic.metadata.refresh.interval.ms": 1000, "reconnect.backoff.max.ms": 500, "retry.backoff.ms": 50}
     )  # fmt: skip
     ended = _until_input_ends()
-    began, number = time.time_ns() // 1000, 0
+    began, number = now_us(), 0
     while not ended.is_set():
-        due = (time.time_ns() // 1000 - began) * rate // 1_000_000
+        due = (now_us() - began) * rate // 1_000_000
         for one in range(number, due):
-            value = b"%d,%d" % (one, began + one * 1_000_000 // rate)
-            producer.produce(topic, value, key_of(one), on_delivery=delivered)
+            value = figures.value_of(one, began + one * 1_000_000 // rate)
+            producer.produce(topic, value, figures.key_of(one))
         number = max(number, due)
-        producer.poll(0.001)
-    left = producer.flush(120)
+        producer.poll(0)
+        time.sleep(SPREAD)
+    left = producer.flush(300)
     if left or failures:
         sys.exit(f"{left} records are not acknowledged; failed: {failures[:3]}")
     print(number, flush=True)
 
 
-def read(bootstrap: str, topic: str, figures: Path) -> None:
+def read(bootstrap: str, topic: str, target: Path) -> None:
     """All records from the topic's start."""
+    import numpy as np
     from confluent_kafka import Consumer, TopicPartition
 
     consumer = Consumer(
         {"bootstrap.servers": bootstrap, "group.id": "realtime", "enable.auto.commit": False,
-         "auto.offset.reset": "error", "fetch.wait.max.ms": 20, "fetch.error.backoff.ms": 10,
+         "auto.offset.reset": "error", "fetch.wait.max.ms": 50, "fetch.error.backoff.ms": 10,
          "topic.metadata.refresh.interval.ms": 1000, "reconnect.backoff.max.ms": 500}
     )  # fmt: skip
     partitions = consumer.list_topics(topic, timeout=30).topics[topic].partitions
     consumer.assign([TopicPartition(topic, number, 0) for number in partitions])
-    ended, found, distinct = _until_input_ends(), array("q"), set[tuple[int, int]]()
-    say_at, errors = time.monotonic(), 0
-    while not ended.is_set():
-        messages: list[Any] = consumer.consume(1000, 0.001)
-        now = time.time_ns() // 1000
-        for message in messages:
-            if message.error() is not None:
-                if not message.error().retriable() and message.error().code() > 0:
-                    print(message.error(), file=sys.stderr, flush=True)
+    ended, seen = _until_input_ends(), np.zeros(1 << 20, np.bool_)
+    say_at, errors, records, distinct = time.monotonic(), 0, 0, 0
+    with target.open("wb") as out:
+        while not ended.is_set():
+            messages = consumer.consume(2000, SPREAD)
+            came, values = now_us(), []
+            for message in messages:
+                error = message.error()
+                if error is None:
+                    values.append(message.value())
+                elif not error.retriable() and error.code() > 0:
+                    print(error, file=sys.stderr, flush=True)
                     errors += 1
-                continue
-            row, _, ordinal = message.value().partition(b":")
-            number, _, sent = row.partition(b",")
-            found.extend((int(number), int(ordinal), int(sent), now))
-            distinct.add((int(number), int(ordinal)))
-        if time.monotonic() >= say_at:
-            say_at += 1
-            print(json.dumps({"records": len(found) // 4, "distinct": len(distinct), "errors": errors}), flush=True)
+            if values:
+                rows = figures.parse(values, came)
+                rows.tofile(out)
+                which = np.unique(rows[:, 0])
+                if which[-1] >= len(seen):
+                    seen = np.concatenate([seen, np.zeros(int(which[-1]) + 1, np.bool_)])
+                distinct += len(which) - int(np.count_nonzero(seen[which]))
+                seen[which] = True
+                records += len(rows)
+            if time.monotonic() >= say_at:
+                say_at += 1
+                out.flush()
+                print(json.dumps({"records": records, "distinct": distinct, "errors": errors}), flush=True)
     consumer.close()
-    figures.write_bytes(found.tobytes())
 
 
 if __name__ == "__main__":
