@@ -52,6 +52,12 @@ class Part:
         signal_all(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
+    def begin(self) -> None:
+        """A line on its standard input."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("begin\n")
+        self.process.stdin.flush()
+
     def finish(self, timeout_s: float) -> None:
         """Standard input ends; AssertionError unless it ends well."""
         assert self.process.stdin is not None

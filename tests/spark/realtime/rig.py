@@ -26,9 +26,9 @@ START_S = 200.0
 DRAIN_S = 60.0
 """How long no new record may come at the end before the rest counts as missing."""
 DEDUP = {"fleetlog_dedup": "source", "fleetlog_dedup_max_bytes": 64 << 20}
-TURNS = ("executor", "executor", "executor", "driver", "broker", "executor leader", "driver leader")
+TURNS = (*["executor"] * 4, *["executor leader"] * 3, "broker", "driver", "driver leader")
 """What is killed together, drawn by the seed; the leader is that of a partition of the target."""
-IN_SYNC_S = 60.0
+IN_SYNC_S = 120.0
 
 
 def say(text: str) -> None:
@@ -76,10 +76,10 @@ class Run:
     def seen(self, what: str = "distinct") -> int:
         return int(self.reader.last[what]) if self.reader.last else 0
 
-    def wait_new(self) -> None:
-        """Until more distinct records are there than now; a driver that ended is started again."""
-        beyond, until = self.seen(), time.monotonic() + START_S
-        while self.seen() <= beyond:
+    def wait_new(self, more: int = 1) -> None:
+        """Until so many more distinct records are there than now; a driver that ended is started again."""
+        wanted, until = self.seen() + more, time.monotonic() + START_S
+        while self.seen() < wanted:
             assert time.monotonic() < until, f"no new record for {START_S} s: {self.seen()}\n{self.query.said()}"
             self.rest(0.2)
 
@@ -103,7 +103,7 @@ class Run:
     def kills(self, until: float) -> None:
         """Turn after turn, until the time (monotonic) or the number of kills is reached."""
         while self.killed.total() < self.options.kills and time.monotonic() < until:
-            self.wait_new()
+            self.wait_new(self.options.rate // 2)
             if self.rng.random() < 0.5:
                 self.wait_batch()
             self.rest(self.rng.uniform(0, self.options.batch))
@@ -198,6 +198,7 @@ class Run:
         self.begin()
         self.wait_new()
         say(f"the first records came ({self.connector})")
+        self.writer.begin()
         stop = time.monotonic() + options.seconds
         self.rest(options.warm)
         since = now_us()

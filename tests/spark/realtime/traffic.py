@@ -1,6 +1,7 @@
 """What surrounds the query, each a process of its own: a writer of the source and a reader of the target.
 
-    python -m tests.spark.realtime.traffic write bootstrap topic rate        until standard input ends; says how many
+    python -m tests.spark.realtime.traffic write bootstrap topic rate        until standard input ends; says how many.
+                                             Slowly at first, until a line comes
     python -m tests.spark.realtime.traffic read bootstrap topic figures      until standard input ends
 
 The writer's records have the time at which they were due. The reader says once in a second how many records it has
@@ -19,12 +20,22 @@ from tests.spark.realtime import figures
 
 SPREAD = 0.001
 """Seconds between two looks at the clock."""
+SLOW = 100
+"""Records a second until the query runs, so that it has nothing to catch up with."""
 
 
-def _until_input_ends() -> threading.Event:
-    ended = threading.Event()
-    threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
-    return ended
+def _input() -> tuple[threading.Event, threading.Event]:
+    """Set when its first line has come, and when it ends."""
+    begun, ended = threading.Event(), threading.Event()
+
+    def follow() -> None:
+        if sys.stdin.readline():
+            begun.set()
+            sys.stdin.read()
+        ended.set()
+
+    threading.Thread(target=follow, daemon=True).start()
+    return begun, ended
 
 
 def now_us() -> int:
@@ -46,12 +57,14 @@ def write(bootstrap: str, topic: str, rate: int) -> None:
          "queue.buffering.max.kbytes": 2_000_000, "on_delivery": failed,
          "topic.metadata.refresh.interval.ms": 1000, "reconnect.backoff.max.ms": 500, "retry.backoff.ms": 50}
     )  # fmt: skip
-    ended = _until_input_ends()
-    began, number = now_us(), 0
+    begun, ended = _input()
+    began, first, number, pace = now_us(), 0, 0, SLOW
     while not ended.is_set():
-        due = (now_us() - began) * rate // 1_000_000
+        if first == 0 and begun.is_set():
+            began, first, pace = now_us(), number, rate
+        due = first + (now_us() - began) * pace // 1_000_000
         for one in range(number, due):
-            value = figures.value_of(one, began + one * 1_000_000 // rate)
+            value = figures.value_of(one, began + (one - first) * 1_000_000 // pace)
             producer.produce(topic, value, figures.key_of(one))
         number = max(number, due)
         producer.poll(0)
@@ -74,7 +87,7 @@ def read(bootstrap: str, topic: str, target: Path) -> None:
     )  # fmt: skip
     partitions = consumer.list_topics(topic, timeout=30).topics[topic].partitions
     consumer.assign([TopicPartition(topic, number, 0) for number in partitions])
-    ended, seen = _until_input_ends(), np.zeros(1 << 20, np.bool_)
+    (_, ended), seen = _input(), np.zeros(1 << 20, np.bool_)
     say_at, errors, records, distinct = time.monotonic(), 0, 0, 0
     with target.open("wb") as out:
         while not ended.is_set():
