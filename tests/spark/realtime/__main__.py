@@ -71,8 +71,10 @@ def run(options: argparse.Namespace) -> int:
     results = options.directory / "runs.jsonl"
     with results.open("a") as out:
         out.write(json.dumps(found) + "\n")
-    say(json.dumps({name: value for name, value in found.items() if name != "histogram"}))
-    say(f"from due to read: {figures.shown(found['histogram'])}")
+    say(json.dumps({name: value for name, value in found.items() if name not in ("histogram", "p99_by_second")}))
+    if found["quiet"]:
+        say(f"from due to read: {figures.shown(found['histogram'])}; p99 of each second, in order: "
+            f"{sorted(found['p99_by_second'])}")  # fmt: skip
     say(f"all of {results}: {total([json.loads(line) for line in results.read_text().splitlines()])}")
     if status == 0:
         shutil.rmtree(directory, ignore_errors=True)

@@ -105,6 +105,15 @@ def histogram(rows: Rows, since_us: int, until_us: int) -> dict[int, int]:
     return dict(zip(unit.tolist(), count.tolist(), strict=True))
 
 
+def by_second(rows: Rows, since_us: int, until_us: int, part: float) -> list[float]:
+    """The quantile in milliseconds of each whole second between the two, by when records were due."""
+    found = []
+    for start in range(since_us, until_us - 999_999, 1_000_000):
+        counts = histogram(rows, start, start + 1_000_000)
+        found.append(quantile_ms(counts, part) if counts else 0.0)
+    return found
+
+
 def quantile_ms(counts: Mapping[int, int], part: float) -> float:
     """At most so many milliseconds this part of the records took. ValueError where there is none."""
     left = part * sum(counts.values())

@@ -16,6 +16,21 @@ from tests.spark.matrix.sessions import command_line, processes_of, signal_all
 
 ROOT = Path(__file__).parents[3]
 EXECUTOR = "CoarseGrainedExecutorBackend"
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def cpu_s(pid: int) -> float:
+    """Processor time that a process has used; 0 of one that has gone."""
+    with contextlib.suppress(OSError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / TICKS
+    return 0.0
+
+
+def busy_s() -> float:
+    """Processor time that the whole machine has used."""
+    user, nice, system, _, _, *interrupts = map(int, Path("/proc/stat").read_text().splitlines()[0].split()[1:8])
+    return (user + nice + system + sum(interrupts)) / TICKS
 
 
 class Part:
@@ -46,6 +61,10 @@ class Part:
     @property
     def ended(self) -> bool:
         return self.process.poll() is not None
+
+    def processes(self) -> list[int]:
+        """Those that live now."""
+        return processes_of(self.process.pid)
 
     def kill(self) -> None:
         """SIGKILL for all its processes."""
@@ -83,7 +102,7 @@ class Query(Part):
 
     def executors(self) -> list[int]:
         """Those that live now."""
-        return [one for one in processes_of(self.process.pid) if EXECUTOR in command_line(one)]
+        return [one for one in self.processes() if EXECUTOR in command_line(one)]
 
     def kill_executor(self, pid: int) -> bool:
         """SIGKILL, if the id is still that of an executor of this driver; it is then waited for until it is gone."""
@@ -100,7 +119,7 @@ class Query(Part):
 
     def kill_driver(self) -> None:
         """SIGKILL for Python and its Java; executors see their driver gone, and write until then."""
-        for pid in processes_of(self.process.pid):
+        for pid in self.processes():
             if EXECUTOR not in command_line(pid):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)

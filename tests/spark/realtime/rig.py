@@ -14,7 +14,7 @@ from urllib.request import urlopen
 
 from harness.spark_connector import connector
 from tests.spark.realtime import figures
-from tests.spark.realtime.parts import Part, Query
+from tests.spark.realtime.parts import Part, Query, busy_s, cpu_s
 from tests.spark.realtime.traffic import now_us
 from tests.support.copies import Cluster
 from tests.support.fleet import Broker, Fleet
@@ -26,7 +26,8 @@ START_S = 200.0
 DRAIN_S = 60.0
 """How long no new record may come at the end before the rest counts as missing."""
 DEDUP = {"fleetlog_dedup": "source", "fleetlog_dedup_max_bytes": 64 << 20}
-TURNS = (*["executor"] * 4, *["executor leader"] * 3, "broker", "driver", "driver leader")
+TURNS = (*["executor"] * 4, *["executor leader"] * 4, "executor executor", "executor executor leader",
+         "broker", "driver", "driver leader")  # fmt: skip
 """What is killed together, drawn by the seed; the leader is that of a partition of the target."""
 IN_SYNC_S = 120.0
 
@@ -104,7 +105,7 @@ class Run:
         """Turn after turn, until the time (monotonic) or the number of kills is reached."""
         while self.killed.total() < self.options.kills and time.monotonic() < until:
             self.wait_new(self.options.rate // 2)
-            if self.rng.random() < 0.5:
+            if self.rng.random() < 0.4:
                 self.wait_batch()
             self.rest(self.rng.uniform(0, self.options.batch))
             what = self.rng.choice(TURNS)
@@ -129,9 +130,9 @@ class Run:
             victim.kill()
             self.killed["broker"] += 1
             self.rest(self.rng.choice((0, self.rng.uniform(0, 2))) if len(what) > 1 else 0)
-        if what[0] == "executor":
+        for _ in range(what.count("executor")):
             self.kill_executor()
-        if what[0] == "driver":
+        if "driver" in what:
             self.query.kill_driver()
             self.killed["driver"] += 1
             self.start_query()
@@ -187,6 +188,11 @@ class Run:
             sum(float(one) for one in re.findall(r"^fleetlog_dedup_dropped_records\{.*\} (\S+)$", text, re.MULTILINE))
         )
 
+    def cpu_s(self) -> float:
+        """Processor time of all that runs now; without ZooKeeper, which has next to nothing to do."""
+        brokers = [broker.process.pid for broker in self.cluster.running if broker.process is not None]
+        return sum(map(cpu_s, brokers)) + sum(cpu_s(one) for part in self.parts for one in part.processes())
+
     def close(self) -> None:
         for part in self.parts:
             part.kill()
@@ -201,11 +207,13 @@ class Run:
         self.writer.begin()
         stop = time.monotonic() + options.seconds
         self.rest(options.warm)
-        since = now_us()
+        since, own, all_cores = now_us(), self.cpu_s(), busy_s()
         if options.kills:
             self.kills(stop)
         self.rest(stop - time.monotonic())
         until = now_us()
+        seconds = (until - since) / 1e6
+        cores = {"own": round((self.cpu_s() - own) / seconds, 2), "all": round((busy_s() - all_cores) / seconds, 2)}
         ending = time.monotonic()
         sent = self.end()
         rows = figures.load(self.figures)
@@ -216,5 +224,6 @@ class Run:
             **verdict._asdict(), "errors": self.seen("errors"),
             "mistakes": [] if options.control else self.cluster.mistakes(),
             "drained_s": round(time.monotonic() - ending, 1), "quiet": not options.kills,
+            "cores": {} if options.kills else cores, "p99_by_second": figures.by_second(rows, since, until, 0.99),
             "histogram": figures.histogram(rows, since, until),
         }  # fmt: skip

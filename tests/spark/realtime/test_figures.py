@@ -62,6 +62,8 @@ def test_the_histogram_has_the_chosen_ones() -> None:
     assert figures.quantile_ms(counts, 0.99) == pytest.approx(10.0)
     assert figures.quantile_ms(counts, 1.0) == pytest.approx(10.1)
     assert figures.merged([counts, {"100": 5}])[100] == 6
+    assert figures.by_second(rows, 0, 99_999, 0.99) == []
+    assert figures.by_second(np.array([[0, 5, 905], [2, 1_000_005, 1_003_905]]), 0, 2_000_000, 0.99) == [1.0, 4.0]
     assert figures.shown({}) == "no record"
     with pytest.raises(ValueError, match="no record"):
         figures.quantile_ms({}, 0.5)
