@@ -11,6 +11,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.types import StructType
 
 from spark_udfs.client.failures import ClientError, DataLoss, FenceError, OptionError
+from spark_udfs.client.workers import keep_loaded
 from spark_udfs.source.options import ReadOptions, checked_schema
 from spark_udfs.source.readers import BatchReader, StreamReader
 from spark_udfs.versions import ArrowWriter, StreamArrowWriter
@@ -46,6 +47,7 @@ class FleetlogSource(DataSource):
     _is_copy = False
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        keep_loaded()
         self.__dict__.update(state)
         self._is_copy = True
 

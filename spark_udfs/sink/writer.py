@@ -24,6 +24,7 @@ from spark_udfs.client.connections import shared_client
 from spark_udfs.client.failures import FenceConflict, FenceError
 from spark_udfs.client.kernels import check_kernels
 from spark_udfs.client.producer import MemberProducer, TaskMember
+from spark_udfs.client.workers import keep_loaded
 from spark_udfs.sink.batch_transactions import UNSUPPORTED, BatchTransactions, Heartbeats, OpenBatch
 from spark_udfs.sink.events import BatchFigures, log_batch
 from spark_udfs.sink.fence import decide
@@ -56,6 +57,7 @@ def write_task(options: WriteOptions, batch: OpenBatch, rows: Iterator[pa.Record
     """One task attempt: enlist, write all rows, and return when all are acknowledged."""
     began = time.monotonic()
     check_kernels()
+    keep_loaded()
     query_id = _local_property("sql.streaming.queryId")
     if query_id and batch.fence is not None and batch.fence.query_id != query_id:
         raise FenceConflict(
@@ -98,6 +100,7 @@ def commit_task_results(
 
 def _commit(options: WriteOptions, messages: Sequence[Any], query_id: str, batch_id: int, digest: str = "") -> None:
     """Commit in the process that Spark keeps for it, and say so there."""
+    keep_loaded()
     batch, began = _written_batch(options, messages), time.monotonic()
     already = commit_task_results(batch_transactions(options), batch, messages, query_id, batch_id, digest)
     figures = task_figures(messages, max(message.write_ms for message in messages), (time.monotonic() - began) * 1000)

@@ -19,6 +19,7 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 from spark_udfs.client.connections import EARLIEST, READ_COMMITTED, Client, shared_client
 from spark_udfs.client.failures import DataLoss
 from spark_udfs.client.kernels import check_kernels
+from spark_udfs.client.workers import keep_loaded
 from spark_udfs.source import decode, offsets
 from spark_udfs.source.offsets import Json, Offsets, Range, TopicIds
 from spark_udfs.source.options import ReadOptions
@@ -74,6 +75,7 @@ def read_range(item: Range, options: ReadOptions) -> Iterator[pa.RecordBatch]:
 def read_partition(partition: InputPartition, options: ReadOptions) -> Iterator[pa.RecordBatch]:
     """A task's rows. Where the plan has no partition, Spark runs one task with a partition that it makes itself."""
     check_kernels()
+    keep_loaded()
     for item in partition.ranges if isinstance(partition, RangePartition) else ():
         yield from read_range(item, options)
 

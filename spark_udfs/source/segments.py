@@ -27,6 +27,7 @@ from _native.batch import HEADER_SIZE, BatchHeader, CorruptBatch, parse_header
 from spark_udfs.client.failures import OptionError
 from spark_udfs.client.kernels import check_kernels
 from spark_udfs.client.options import Option, OptionTable, one_of
+from spark_udfs.client.workers import keep_loaded
 from spark_udfs.source import decode
 from spark_udfs.source.offsets import parse_assign
 from spark_udfs.source.options import INCLUDE_HEADERS, ISOLATION_LEVEL, STRATEGIES, row_schema
@@ -123,6 +124,7 @@ class SegmentsReader(DataSourceReader):
         if not isinstance(partition, PartitionDirectory):
             return
         check_kernels()
+        keep_loaded()
         name, topic, number, start, end = partition.value
         tp, directory = TopicPartition(topic, number), Path(name)
         resolved = resolve_transactions(_headers(directory), end) if self._committed else ResolvedTransactions()

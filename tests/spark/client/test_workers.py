@@ -1,0 +1,81 @@
+"""What Spark's Python workers loaded is left out of the collection after each of their tasks."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+
+from spark_udfs.data_source import FleetlogSource
+from spark_udfs.source.options import ReadOptions
+from spark_udfs.source.readers import BatchReader
+from tests.spark.conftest import Cluster
+
+OTHERS = """
+import gc, sys
+from spark_udfs.client.workers import keep_loaded
+keep_loaded()
+assert gc.get_freeze_count() == 0, gc.get_freeze_count()
+"""
+OF_DAEMON = """
+import gc, sys
+from types import SimpleNamespace
+sys.modules["__main__"].__spec__ = SimpleNamespace(name="pyspark.daemon")
+from spark_udfs.client import workers
+workers.keep_loaded()
+frozen = gc.get_freeze_count()
+assert frozen > 1000, frozen
+kept = [[] for _ in range(10_000)]
+workers.keep_loaded()
+assert gc.get_freeze_count() <= frozen, "what a task made was frozen, with nothing loaded"
+import colorsys
+workers.keep_loaded()
+assert gc.get_freeze_count() > frozen, "what was loaded later is walked"
+"""
+
+
+class ProbeReader(BatchReader):
+    """Replaces values by what the garbage collector of its worker has frozen, and what it still walks."""
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        for rows in super().read(partition):
+            figures = f"{gc.get_freeze_count()} {len(gc.get_objects())}".encode()
+            values = pa.array([figures] * rows.num_rows, pa.binary())
+            yield rows.set_column(rows.schema.names.index("value"), "value", values)
+
+
+class Probe(FleetlogSource):
+    @classmethod
+    def name(cls) -> str:
+        return "probe"
+
+    def reader(self, schema: Any) -> ProbeReader:
+        return ProbeReader(ReadOptions.parse(self.options, streaming=False))
+
+
+def ran(code: str) -> None:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_worker_walks_little_after_it_ran_a_task_of_ours(spark: Any, cluster: Cluster) -> None:
+    topic = cluster.topic(partitions=1)
+    cluster.send(topic, [{"value": f"v{number}".encode()} for number in range(10)])
+    spark.dataSource.register(Probe)
+    rows = spark.read.format("probe").option("kafka.bootstrap.servers", cluster.bootstrap).option("subscribe", topic)
+    found = [rows.load().collect()[0].value for _ in range(4)]
+    frozen, walked = map(int, found[-1].split())  # the first task of a process loads modules on its way
+    assert frozen > 10 * walked, found
+
+
+def test_only_what_was_loaded_is_frozen_and_again_when_more_was() -> None:
+    ran(OF_DAEMON)
+
+
+def test_other_processes_keep_their_collector() -> None:
+    ran(OTHERS)
