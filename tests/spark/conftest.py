@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, Message, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+from confluent_kafka import Consumer, IsolationLevel, Message, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic, OffsetSpec
 
 import wire.messages as m
 from spark_udfs.java import spark_environment
@@ -112,11 +112,25 @@ class Cluster:
         for row in rows:
             producer.produce(topic, **row)
         assert producer.flush(30) == 0
-        if outcome == "commit":
-            producer.commit_transaction(30)
-        elif outcome == "abort":
-            producer.abort_transaction(30)
+        if outcome != "open":
+            self.end(producer, topic, outcome)
         return producer
+
+    def end(self, producer: Producer, topic: str, outcome: str) -> None:
+        """Ends its transaction, the only one that is open in the topic.
+
+        The coordinator answers when the end is decided; partitions have its markers a moment later.
+        """
+        (producer.commit_transaction if outcome == "commit" else producer.abort_transaction)(30)
+        of_topic = self.admin.list_topics(topic, 30).topics[topic].partitions
+
+        def ends(isolation: IsolationLevel) -> list[int]:
+            asked = {TopicPartition(topic, number): OffsetSpec.latest() for number in of_topic}
+            found = self.admin.list_offsets(asked, isolation_level=isolation, request_timeout=30)
+            return [one.result(30).offset for one in found.values()]
+
+        stable, written = IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED
+        eventually(lambda: ends(stable) == ends(written), f"markers in {topic}")
 
     def read(self, topic: str, isolation: str = "read_committed") -> list[Message]:
         """All messages up to the last stable offset (or the end), by partition and offset."""

@@ -11,6 +11,7 @@ from spark_udfs.sink.driver_fence import begin_with_fence, fencing_producer
 from spark_udfs.sink.fence import Fence
 from spark_udfs.sink.fence_reader import read_driver_fence
 from spark_udfs.sink.modes import refuse_driver_fence
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.interop
 
@@ -23,7 +24,8 @@ def test_a_committed_fence_is_read_and_an_open_one_is_not_waited_for(bootstrap: 
         begin_with_fence(producer, consumer, Fence("query", 4))
         assert read_driver_fence(settings, sink_id) is None
         producer.commit_transaction(30)
-        assert read_driver_fence(settings, sink_id) == Fence("query", 4)
+        # A commit is answered when it is decided; the group's coordinator has its marker a moment later.
+        eventually(lambda: read_driver_fence(settings, sink_id) == Fence("query", 4), "the committed fence")
         begin_with_fence(producer, consumer, Fence("query", 5))
         assert read_driver_fence(settings, sink_id) == Fence("query", 4)
         producer.abort_transaction(30)

@@ -75,7 +75,7 @@ def test_aborted_and_open_transactions(cluster: Cluster, read: Read) -> None:
     # The same producer again: its first abort marker must not hide what it commits later.
     aborted.begin_transaction()
     aborted.produce(topic, value="v20")
-    aborted.commit_transaction(30)
+    cluster.end(aborted, topic, "commit")
     undecided = cluster.transactional(topic, [{"value": "open"}], "open")
     cluster.send(topic, [{"value": "behind the open one"}])
     committed = [f"v{n}" for n in range(21)]
@@ -88,7 +88,7 @@ def test_aborted_and_open_transactions(cluster: Cluster, read: Read) -> None:
     pieces = read(subscribe=topic, minPartitions=7)
     assert pieces.rdd.getNumPartitions() >= 7
     assert values_of(pieces) == sorted(committed)
-    undecided.abort_transaction(30)
+    cluster.end(undecided, topic, "abort")
     assert values_of(read(subscribe=topic)) == sorted([*committed, "behind the open one"])
 
 
@@ -261,7 +261,7 @@ def test_stream_follows_its_checkpoint(cluster: Cluster, read_stream: Read, tmp_
     again = Batches(read_stream(subscribe=topic, maxOffsetsPerTrigger=20), tmp_path / "checkpoint")
     again.run()
     assert sorted(again.values) == [f"v{n}" for n in range(50, 56)]
-    undecided.commit_transaction(30)
+    cluster.end(undecided, topic, "commit")
     last = Batches(read_stream(subscribe=topic), tmp_path / "checkpoint")
     last.run()
     assert last.values == ["open"]
