@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import uuid
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from brokers.api.access import TOPIC, TRANSACTIONAL_ID, WRITE
 from brokers.api.base import CLOSE, Context, DelayedResponse, Done, Outcome
 from brokers.api.leaders import current_leader, endpoints_of
 from brokers.log import Appended, AppendInfo, Origin, Terms
+from brokers.log.rejected import Place
 from brokers.model import AUDIT_TOPIC, PROTECTED_TOPICS, TopicPartition
 from brokers.replication.partition import Partition
 from brokers.topic_figures import TopicFigures
@@ -137,7 +139,7 @@ class Work:
             if topic is not None and (topic not in PROTECTED_TOPICS or self._may_audit(topic)):
                 partition = services.replicas.get((topic, index))
             if partition is None or not partition.is_leader or not ALL <= acks <= LEADER:
-                self._refuse(topic, index, batches[len(self.outcomes)])
+                self._refuse(topic, index, batches[len(self.outcomes)], topic_id=topic_id)
             else:
                 self.partitions.append(partition)
                 self.outcomes.append([])
@@ -148,7 +150,12 @@ class Work:
         return topic == AUDIT_TOPIC and audit is not None and audit.is_broker(self.context)
 
     def _refuse(
-        self, topic: str | None, index: int, batches: list[memoryview], denied: ErrorCode = ErrorCode.NONE
+        self,
+        topic: str | None,
+        index: int,
+        batches: list[memoryview],
+        denied: ErrorCode = ErrorCode.NONE,
+        topic_id: uuid.UUID | None = None,
     ) -> None:
         """Nothing can be appended to a partition: the client may not, it is not led here, or the topic is internal."""
         found: list[Any] = []
@@ -158,6 +165,8 @@ class Work:
             elif not ALL <= self.acks <= LEADER:
                 found.append(ProduceOutcome(ErrorCode.INVALID_REQUIRED_ACKS))
             elif topic is None:
+                if topic_id is not None and batch:
+                    self._remember((topic_id, index), batch, ErrorCode.UNKNOWN_TOPIC_ID)
                 found.append(ProduceOutcome(ErrorCode.UNKNOWN_TOPIC_ID))
             elif topic in PROTECTED_TOPICS and not self._may_audit(topic):
                 message = f"{topic} is an internal topic; clients cannot write to it"
@@ -168,11 +177,16 @@ class Work:
             else:
                 tp, services = TopicPartition(topic, index), self.context.services
                 error = services.replicas.leader(tp).error
-                services.replicas.before_leading.refused(tp, batch, error, services.clock.mono_ms())
+                self._remember(tp, batch, error)
                 found.append(refusal(error, tp, self.context, message=services.replicas.why_unopened(tp)))
         self.plain = False
         self.partitions.append(None)
         self.outcomes.append(found)
+
+    def _remember(self, place: Place, batch: memoryview, error: ErrorCode) -> None:
+        """Those behind it may arrive when this broker leads the partition."""
+        services = self.context.services
+        services.replicas.before_leading.refused(place, batch, error, services.clock.mono_ms())
 
     def append(self) -> None:
         """Append what there is for each partition."""

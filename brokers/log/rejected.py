@@ -6,13 +6,17 @@ OUT_OF_ORDER_SEQUENCE_NUMBER librdkafka begins a new producer epoch; what it had
 hear of any more it then sends again in that epoch, and the log cannot know that it is there already: duplicates. So the
 followers of a rejected batch are rejected with the same error, which is true for them, too: not appended, try again.
 
+That holds for a batch that was refused because this broker did not lead the partition yet, too: what was sent behind
+it may arrive a moment later, when this broker leads.
+
 Worse is a log that does not know the producer: it takes any sequence for its first one (its records may have been
 deleted), so the second batch would be appended before the first. Therefore such a producer is asked for its first batch
-before anything is appended, also where the first was refused because this broker did not lead the partition yet.
+before anything is appended.
 """
 
 from __future__ import annotations
 
+import uuid
 from collections import OrderedDict
 from typing import NamedTuple
 
@@ -31,11 +35,16 @@ a batch up begins a new epoch anyway.
 _TURNS_AWAY = (
     ErrorCode.KAFKA_STORAGE_ERROR,
     ErrorCode.NOT_ENOUGH_REPLICAS,
+    ErrorCode.NOT_LEADER_OR_FOLLOWER,  # the leader has proposed to resign; if that is refused, it leads on
     # the verification of a transactional batch waits
     ErrorCode.CONCURRENT_TRANSACTIONS,
     ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
     ErrorCode.COORDINATOR_NOT_AVAILABLE,
 )
+
+
+Place = TopicPartition | tuple[uuid.UUID, int]
+"""A partition by the name of its topic, or by the topic's id where this broker does not know it."""
 
 
 class First(NamedTuple):
@@ -60,6 +69,8 @@ class RejectedBatches:
             return error
         producer_id, epoch, sequence = header.producer_id, header.producer_epoch, header.base_sequence
         first = self.first.get(producer_id)
+        if first is not None and epoch < first.epoch:
+            return error  # late, and of no consequence for the present epoch
         if first is not None and (first.epoch != epoch or now_ms - first.at_ms > REMEMBERED_MS):
             del self.first[producer_id]
             first = None
@@ -84,9 +95,9 @@ class BeforeLeading:
     """Idempotent batches that came to this broker before it led their partitions, the first of each producer."""
 
     def __init__(self) -> None:
-        self.first: OrderedDict[tuple[TopicPartition, int], First] = OrderedDict()
+        self.first: OrderedDict[tuple[Place, int], First] = OrderedDict()
 
-    def refused(self, tp: TopicPartition, records: memoryview, error: ErrorCode, now_ms: int) -> None:
+    def refused(self, place: Place, records: memoryview, error: ErrorCode, now_ms: int) -> None:
         """A batch was refused with ``error``, for this broker does not lead the partition."""
         try:
             header = parse_header(records)
@@ -94,10 +105,10 @@ class BeforeLeading:
             return
         if header.producer_id < 0:
             return
-        key, epoch, sequence = (tp, header.producer_id), header.producer_epoch, header.base_sequence
+        key, epoch, sequence = (place, header.producer_id), header.producer_epoch, header.base_sequence
         self.expire(now_ms)
         known = self.first.get(key)
-        if known is None or known.epoch != epoch or sequence <= known.sequence:
+        if known is None or epoch > known.epoch or (epoch == known.epoch and sequence <= known.sequence):
             self.first[key] = First(epoch, sequence, error, now_ms)
             self.first.move_to_end(key)
             if len(self.first) > MAX_PRODUCERS:
@@ -108,24 +119,31 @@ class BeforeLeading:
         while self.first and now_ms - next(iter(self.first.values())).at_ms > REMEMBERED_MS:
             self.first.popitem(last=False)
 
-    def overtaken(self, tp: TopicPartition, header: BatchHeader, now_ms: int) -> ErrorCode:
+    def answer(self, place: Place, header: BatchHeader, error: ErrorCode, now_ms: int) -> ErrorCode:
+        """As :meth:`RejectedBatches.answer`, for a batch that came when this broker led its partition."""
+        first = self.first.get((place, header.producer_id))
+        if first is None:
+            return error
+        if error is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER:
+            return _overtaken(first, header, now_ms) or error
+        if error is ErrorCode.NONE and (header.producer_epoch, header.base_sequence) >= (first.epoch, first.sequence):
+            del self.first[place, header.producer_id]
+        return error
+
+    def overtaken(self, place: Place, header: BatchHeader, now_ms: int) -> ErrorCode:
         """As :meth:`RejectedBatches.overtaken`."""
-        first = self.first.get((tp, header.producer_id))
-        if first is not None and header.base_sequence <= first.sequence:
-            del self.first[tp, header.producer_id]  # here it is
-            return ErrorCode.NONE
-        return _overtaken(first, header, now_ms)
+        return _overtaken(self.first.get((place, header.producer_id)), header, now_ms)
 
 
 class BatchOrder:
     """Both for one partition, as its appends ask (``brokers.log.admission`` ``Order``)."""
 
-    __slots__ = ("_clock", "_early", "_tp", "refused", "refused_early", "rejected")
+    __slots__ = ("_clock", "_early", "_places", "refused", "refused_early", "rejected")
 
-    def __init__(self, tp: TopicPartition, clock: Clock, early: BeforeLeading) -> None:
+    def __init__(self, tp: TopicPartition, topic_id: uuid.UUID, clock: Clock, early: BeforeLeading) -> None:
         self.rejected = RejectedBatches()
         self.refused = self.rejected.first
-        self._tp = tp
+        self._places: tuple[Place, ...] = (tp, (topic_id, tp.partition))
         self._clock = clock
         self.follow(early)
 
@@ -141,11 +159,18 @@ class BatchOrder:
         now_ms = self._clock.mono_ms()
         self._early.expire(now_ms)
         error = self.rejected.overtaken(header, now_ms)
-        return self._early.overtaken(self._tp, header, now_ms) if error is ErrorCode.NONE else error
+        for place in self._places:
+            error = error or self._early.overtaken(place, header, now_ms)
+        return error
 
     def answer(self, header: BatchHeader, error: ErrorCode) -> ErrorCode:
         """What to answer for a batch whose append ended with ``error``."""
-        return self.rejected.answer(header, error, self._clock.mono_ms())
+        now_ms = self._clock.mono_ms()
+        error = self.rejected.answer(header, error, now_ms)
+        if self.refused_early:
+            for place in self._places:
+                error = self._early.answer(place, header, error, now_ms)
+        return error
 
 
 def _overtaken(first: First | None, header: BatchHeader, now_ms: int) -> ErrorCode:

@@ -89,7 +89,7 @@ class Partition(Following):
         super().__init__(tp, topic_id, log, state, broker_id=broker_id, clock=clock)
         self._around = surroundings
         self._writer = isr_writer
-        self.order = BatchOrder(tp, clock, BeforeLeading())
+        self.order = BatchOrder(tp, topic_id, clock, BeforeLeading())
         """What became of refused batches; the replica manager makes it follow the broker's own list."""
         self._followers: dict[int, Follower] = {}
         self._pending: PartitionState | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,80 @@ def test_too_few_replicas_and_then_enough_between_two_batches(stage: Stage) -> N
     assert produce(4, acks=1) is GAP
 
 
+@pytest.mark.parametrize("policy", ["delete", "compact"])
+def test_a_gap_behind_batches_refused_before_this_broker_led_is_no_gap(stage: Stage, policy: str) -> None:
+    def produce(sequence: int, epoch: int = 0) -> E:
+        batch = stage.batch(3, producer_id=7, producer_epoch=epoch, base_sequence=sequence)
+        return E(answer(stage, 9, request(("t", 0, batch), acks=1))[0].error_code)
+
+    config: dict[str, Any] = {"replicas": (ME, OTHER), "isr": (ME, OTHER), "cleanup.policy": policy}
+    stage.topic("t", leader=ME, epoch=0, **config)
+    assert produce(0) is OK
+    stage.topic("t", leader=OTHER, epoch=1, **config)
+    assert [produce(0), produce(3)] == [E.NOT_LEADER_OR_FOLLOWER] * 2, "its answer was lost, so it comes again"
+    stage.topic("t", leader=ME, epoch=2, **config)
+    assert produce(6) is E.NOT_LEADER_OR_FOLLOWER, "a new producer epoch would repeat what is in the log"
+    assert [produce(0), produce(3), produce(6)] == [OK, OK, OK]
+    assert stage.partition("t").log.log_end_offset == 9, "the first one was a duplicate"
+    assert not stage.replicas.before_leading.first
+    assert produce(12) is GAP, "this gap is real"
+
+
+def test_a_newer_epoch_ends_the_wait_for_what_came_before_this_broker_led(stage: Stage) -> None:
+    early, tp = BeforeLeading(), TopicPartition("t", 0)
+    batch = memoryview(stage.batch(1, producer_id=7, producer_epoch=3, base_sequence=4))
+    early.refused(tp, batch, E.NOT_LEADER_OR_FOLLOWER, 0)
+    assert early.answer(tp, header(stage, 9, epoch=2), GAP, 1) is GAP
+    assert early.answer(tp, header(stage, 9, epoch=2), OK, 1) is OK
+    assert early.answer(tp, header(stage, 3, epoch=3), OK, 1) is OK, "it was sent before the refused one"
+    assert early.first
+    assert early.answer(tp, header(stage, 0, epoch=4), OK, 1) is OK
+    assert not early.first
+
+
+def test_a_late_batch_of_an_older_epoch_ends_no_wait(stage: Stage) -> None:
+    away = RejectedBatches()
+    away.answer(header(stage, 4, epoch=1), FULL, 0)
+    fenced = E.INVALID_PRODUCER_EPOCH
+    assert away.answer(header(stage, 9, epoch=0), fenced, 1) is fenced
+    assert away.answer(header(stage, 5, epoch=1), GAP, 2) is FULL
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_what_a_leader_refused_while_it_meant_to_resign_is_not_overtaken(stage: Stage, known: bool) -> None:
+    def produce(sequence: int) -> E:
+        batch = stage.batch(3, producer_id=7, producer_epoch=0, base_sequence=sequence)
+        return E(answer(stage, 9, request(("t", 0, batch), acks=1))[0].error_code)
+
+    stage.topic("t", replicas=(ME, OTHER), isr=(ME, OTHER))
+    partition = stage.partition("t")
+    if known:
+        assert produce(0) is OK
+    end = partition.log.log_end_offset
+    assert partition.abdicate() is not None
+    assert produce(end) is E.NOT_LEADER_OR_FOLLOWER
+    _, proposed = stage.proposals[-1]
+    partition.proposal_refused(proposed)
+    assert produce(end + 3) is E.NOT_LEADER_OR_FOLLOWER, "the first has to come first"
+    assert partition.log.log_end_offset == end
+    assert [produce(end), produce(end + 3)] == [OK, OK]
+    assert not partition.order.rejected.first
+
+
+def test_a_new_producers_second_batch_waits_for_one_to_a_topic_id_that_was_unknown(stage: Stage) -> None:
+    topic_id = uuid.uuid4()
+
+    def produce(sequence: int) -> E:
+        batch = stage.batch(1, producer_id=7, producer_epoch=0, base_sequence=sequence)
+        return E(answer(stage, 13, request((topic_id, 0, batch), acks=1))[0].error_code)
+
+    assert produce(0) is E.UNKNOWN_TOPIC_ID
+    stage.topic("t", topic_id=topic_id)
+    assert produce(1) is E.UNKNOWN_TOPIC_ID
+    assert [produce(0), produce(1)] == [OK, OK]
+    assert not stage.replicas.before_leading.first
+
+
 @pytest.mark.parametrize("refused", ["not led", "unknown", "no room", "too few"])
 def test_a_new_producers_second_batch_does_not_overtake_its_first(
     stage: Stage, refused: str, monkeypatch: pytest.MonkeyPatch
@@ -125,6 +200,8 @@ def test_a_batch_before_this_broker_led_is_not_waited_for_for_ever(stage: Stage)
     early.refused(tp, batch(3), E.NOT_LEADER_OR_FOLLOWER, 0)
     early.refused(tp, batch(5), E.NOT_LEADER_OR_FOLLOWER, 0)
     early.refused(tp, memoryview(b"no batch"), E.NOT_LEADER_OR_FOLLOWER, 0)
+    old = stage.batch(1, producer_id=7, producer_epoch=-1, base_sequence=1)
+    early.refused(tp, memoryview(old), E.NOT_LEADER_OR_FOLLOWER, 0)
     assert early.overtaken(tp, parse_header(batch(5)), REMEMBERED_MS) is E.NOT_LEADER_OR_FOLLOWER
     assert early.overtaken(TopicPartition("t", 1), parse_header(batch(5)), 1) is OK
     assert early.overtaken(tp, parse_header(batch(5)), REMEMBERED_MS + 1) is OK

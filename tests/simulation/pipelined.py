@@ -46,7 +46,9 @@ class PipelinedProducer(Producer):
                 await asyncio.sleep(TICK_S - self.loop.time() % TICK_S)
 
     async def push(self, tp: TopicPartition, left: list[_Batch]) -> None:
-        """Send them all until all are acknowledged. The first of them has no reason to be out of order."""
+        """Send them all until all are acknowledged. None of them has a reason to be out of order: what is behind a
+        batch that was refused is refused as that one was.
+        """
         while left:
             wire = self.wire(await self.leader(tp))
             patience = self.loop.call_later(1.5, wire.close, "no answer within 1.5 s")
@@ -60,8 +62,7 @@ class PipelinedProducer(Producer):
                 if error in (OK, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
                     self.world.oracle.checked["in flight together"] += len(flights) > 1
                     continue
-                behind = bool(failed) and error is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
-                if error is not None and error not in RETRIABLE and not behind:
+                if error is not None and error not in RETRIABLE:
                     self.world.oracle.violate(
                         f"{self.name} gets {error.name} for sequence {batch.sequence} in {tp}, in flight"
                         f" {[one.sequence for one in left]}, failed before {[one.sequence for one in failed]}"
