@@ -17,12 +17,12 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import NamedTuple
 
+from wire import api_keys
 from wire.errors import ErrorCode
 from wire.types import TopicPartition
 
-PRODUCE_KEY, TXN_OFFSET_COMMIT_KEY = 0, 28
-_ADDS_FROM = {PRODUCE_KEY: 12, TXN_OFFSET_COMMIT_KEY: 5}
-_ABORTABLE_FROM = {PRODUCE_KEY: 11, TXN_OFFSET_COMMIT_KEY: 4}
+_ADDS_FROM = {api_keys.PRODUCE: 12, api_keys.TXN_OFFSET_COMMIT: 5}
+_ABORTABLE_FROM = {api_keys.PRODUCE: 11, api_keys.TXN_OFFSET_COMMIT: 4}
 
 
 class Ask(Enum):

@@ -26,6 +26,7 @@ from kafka.protocol.schemas.fields.codecs.encode_buffer import EncodeBuffer
 import wire.schemas
 from _native import wire as kernel
 from _native.wire import RequestHeader
+from wire import api_keys
 from wire.bounded import MAX_FIELDS, Codec, MalformedRequest, Reader, decode_whole, struct_codec
 
 __all__ = [
@@ -47,7 +48,6 @@ __all__ = [
     "split_response",
 ]
 
-API_VERSIONS_KEY: Final = 18
 SPARE_BYTES: Final = {3: 3, 51: 1}
 """Bytes that librdkafka (seen in 2.16) sends too many, by API key.
 
@@ -391,7 +391,7 @@ of an unknown version is flexible (KIP-511).
 def encode_response_header(key: int, version: int, correlation_id: int) -> bytes:
     """The header before a response body. ApiVersions always uses header version 0 (KIP-511)."""
     head = correlation_id.to_bytes(4, "big", signed=True)
-    return head + b"\0" if version >= _FLEXIBLE_FROM[key] and key != API_VERSIONS_KEY else head
+    return head + b"\0" if version >= _FLEXIBLE_FROM[key] and key != api_keys.API_VERSIONS else head
 
 
 # -- bodies -------------------------------------------------------------------------------------------------------
@@ -425,7 +425,7 @@ def decode_response(key: int, version: int, body: memoryview | bytes) -> Any:
 
     """
     view = memoryview(body)
-    if key == API_VERSIONS_KEY and view[:2].tobytes() == b"\0\x23":
+    if key == api_keys.API_VERSIONS and view[:2].tobytes() == b"\0\x23":
         version = 0  # KIP-511: a broker that does not know the version answers in version 0
     return decode_whole(_codec(key, version, True), view, MAX_RESPONSE_FIELDS)
 
@@ -439,7 +439,7 @@ def split_response(key: int, version: int, frame: memoryview | bytes) -> tuple[i
     """
     reader = Reader(memoryview(frame))
     correlation_id = int.from_bytes(reader.take(4), "big", signed=True)
-    if key != API_VERSIONS_KEY and is_flexible(key, version):
+    if key != api_keys.API_VERSIONS and is_flexible(key, version):
         reader.skip_tags()
     return correlation_id, reader.data[reader.pos :]
 

@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol
 
 from brokers.security.acl_rules import Question
 from brokers.security.acls import OPERATIONS_OF, AclOperation, ResourceType
+from wire import api_keys
 from wire.errors import ErrorCode
 
 
@@ -59,80 +60,92 @@ _ON_TRANSACTION = _needs((WRITE, TRANSACTIONAL_ID))
 _ON_CONFIGS = _needs((ALTER_CONFIGS, TOPIC), (ALTER_CONFIGS, GROUP), (ALTER_CONFIGS, CLUSTER))
 
 NEEDS: dict[int, tuple[Need, ...]] = {
-    0: _needs((WRITE, TRANSACTIONAL_ID), (WRITE, TOPIC)),  # the id only for transactional batches
-    1: _needs((READ, TOPIC), (CLUSTER_ACTION, CLUSTER)),  # consumers, replicas
-    2: _needs((DESCRIBE, TOPIC)),
-    3: _needs((DESCRIBE, TOPIC), (CREATE, CLUSTER), (CREATE, TOPIC), (DESCRIBE, CLUSTER)),  # one of both to create
-    7: _needs((CLUSTER_ACTION, CLUSTER)),
-    8: _needs((READ, GROUP), (READ, TOPIC)),
-    9: _needs((DESCRIBE, GROUP), (DESCRIBE, TOPIC)),
-    10: _needs((DESCRIBE, GROUP), (DESCRIBE, TRANSACTIONAL_ID)),  # by the type of the key
-    11: _ON_GROUP,
-    12: _ON_GROUP,
-    13: _ON_GROUP,
-    14: _ON_GROUP,
-    15: _needs((DESCRIBE, GROUP)),
-    16: _needs((DESCRIBE, CLUSTER), (DESCRIBE, GROUP)),  # all groups, or those that may be described
-    17: (),
-    18: (),
-    19: _needs(  # one of the first three (brokers create internal topics); configs of the answer
+    api_keys.PRODUCE: _needs((WRITE, TRANSACTIONAL_ID), (WRITE, TOPIC)),  # the id only for transactional batches
+    api_keys.FETCH: _needs((READ, TOPIC), (CLUSTER_ACTION, CLUSTER)),  # consumers, replicas
+    api_keys.LIST_OFFSETS: _needs((DESCRIBE, TOPIC)),
+    api_keys.METADATA: _needs(
+        (DESCRIBE, TOPIC), (CREATE, CLUSTER), (CREATE, TOPIC), (DESCRIBE, CLUSTER)
+    ),  # one of both to create
+    api_keys.CONTROLLED_SHUTDOWN: _needs((CLUSTER_ACTION, CLUSTER)),
+    api_keys.OFFSET_COMMIT: _needs((READ, GROUP), (READ, TOPIC)),
+    api_keys.OFFSET_FETCH: _needs((DESCRIBE, GROUP), (DESCRIBE, TOPIC)),
+    api_keys.FIND_COORDINATOR: _needs((DESCRIBE, GROUP), (DESCRIBE, TRANSACTIONAL_ID)),  # by the type of the key
+    api_keys.JOIN_GROUP: _ON_GROUP,
+    api_keys.HEARTBEAT: _ON_GROUP,
+    api_keys.LEAVE_GROUP: _ON_GROUP,
+    api_keys.SYNC_GROUP: _ON_GROUP,
+    api_keys.DESCRIBE_GROUPS: _needs((DESCRIBE, GROUP)),
+    api_keys.LIST_GROUPS: _needs((DESCRIBE, CLUSTER), (DESCRIBE, GROUP)),  # all groups, or those that may be described
+    api_keys.SASL_HANDSHAKE: (),
+    api_keys.API_VERSIONS: (),
+    api_keys.CREATE_TOPICS: _needs(  # one of the first three (brokers create internal topics); configs of the answer
         (CREATE, CLUSTER), (CREATE, TOPIC), (CLUSTER_ACTION, CLUSTER), (DESCRIBE_CONFIGS, TOPIC)
     ),
-    20: _needs((DELETE, TOPIC), (DESCRIBE, TOPIC)),  # DESCRIBE to see the name of an id
-    21: _needs((DELETE, TOPIC)),
-    22: _needs((WRITE, TRANSACTIONAL_ID), (IDEMPOTENT_WRITE, CLUSTER), (WRITE, TOPIC)),  # without an id: one of both
-    23: _needs((CLUSTER_ACTION, CLUSTER), (DESCRIBE, TOPIC)),  # one of both
-    24: _needs((WRITE, TRANSACTIONAL_ID), (WRITE, TOPIC), (CLUSTER_ACTION, CLUSTER)),  # from version 4 on the last one
-    25: _needs((WRITE, TRANSACTIONAL_ID), (READ, GROUP)),
-    26: _ON_TRANSACTION,
-    27: _needs((ALTER, CLUSTER), (CLUSTER_ACTION, CLUSTER)),  # one of both
-    28: _needs((WRITE, TRANSACTIONAL_ID), (READ, GROUP), (READ, TOPIC)),
-    29: _needs((DESCRIBE, CLUSTER)),
-    30: _needs((ALTER, CLUSTER)),
-    31: _needs((ALTER, CLUSTER)),
-    32: _needs((DESCRIBE_CONFIGS, TOPIC), (DESCRIBE_CONFIGS, GROUP), (DESCRIBE_CONFIGS, CLUSTER)),
-    33: _ON_CONFIGS,
-    34: _needs((ALTER, CLUSTER)),
-    35: _needs((DESCRIBE, CLUSTER), (CLUSTER_ACTION, CLUSTER)),  # one of both: brokers look for room
-    36: (),
-    37: _needs((ALTER, TOPIC)),
-    38: (),
-    39: (),
-    40: (),
-    41: (),
-    42: _needs((DELETE, GROUP)),
-    43: _needs((ALTER, CLUSTER)),
-    44: _ON_CONFIGS,
-    45: _needs((ALTER, CLUSTER)),
-    46: _needs((DESCRIBE, CLUSTER)),
-    47: _needs((DELETE, GROUP), (READ, TOPIC)),
-    48: _needs((DESCRIBE_CONFIGS, CLUSTER)),
-    49: _needs((ALTER_CONFIGS, CLUSTER)),
-    50: _needs((DESCRIBE, CLUSTER)),
-    51: _needs((ALTER, CLUSTER)),
-    60: _needs((DESCRIBE, CLUSTER)),  # for the operations of the answer
-    61: _needs((READ, TOPIC)),
-    65: _needs((DESCRIBE, TRANSACTIONAL_ID), (DESCRIBE, TOPIC)),
-    66: _needs((DESCRIBE, TRANSACTIONAL_ID)),
-    68: _ON_MEMBER_OF_NEW_GROUP,
-    74: _needs((DESCRIBE_CONFIGS, CLUSTER)),
-    75: _needs((DESCRIBE, TOPIC)),
-    76: _ON_MEMBER_OF_NEW_GROUP,
-    12000: _needs((CLUSTER_ACTION, CLUSTER)),
-    12001: _ON_TRANSACTION,  # a sink's name is a transactional id
-    12002: _ON_TRANSACTION,
-    12003: _ON_TRANSACTION,
-    12004: _ON_TRANSACTION,
-    12005: _ON_TRANSACTION,
-    12006: _needs((DESCRIBE, TRANSACTIONAL_ID)),
-    12007: _needs((WRITE, TRANSACTIONAL_ID), (ALTER, CLUSTER)),  # rows may be written twice: an operator's decision
-    12008: _needs((ALTER, TOPIC)),
-    12009: _needs((DESCRIBE, TOPIC)),
-    12010: _needs((CLUSTER_ACTION, CLUSTER)),
-    12011: _needs((DESCRIBE, GROUP)),  # topics that may not be described are left out
-    12012: _needs((DESCRIBE, CLUSTER)),
-    12013: _needs((DESCRIBE, CLUSTER)),
-    12014: _needs((DESCRIBE, CLUSTER)),
+    api_keys.DELETE_TOPICS: _needs((DELETE, TOPIC), (DESCRIBE, TOPIC)),  # DESCRIBE to see the name of an id
+    api_keys.DELETE_RECORDS: _needs((DELETE, TOPIC)),
+    api_keys.INIT_PRODUCER_ID: _needs(
+        (WRITE, TRANSACTIONAL_ID), (IDEMPOTENT_WRITE, CLUSTER), (WRITE, TOPIC)
+    ),  # without an id: one of both
+    api_keys.OFFSET_FOR_LEADER_EPOCH: _needs((CLUSTER_ACTION, CLUSTER), (DESCRIBE, TOPIC)),  # one of both
+    api_keys.ADD_PARTITIONS_TO_TXN: _needs(
+        (WRITE, TRANSACTIONAL_ID), (WRITE, TOPIC), (CLUSTER_ACTION, CLUSTER)
+    ),  # from version 4 on the last one
+    api_keys.ADD_OFFSETS_TO_TXN: _needs((WRITE, TRANSACTIONAL_ID), (READ, GROUP)),
+    api_keys.END_TXN: _ON_TRANSACTION,
+    api_keys.WRITE_TXN_MARKERS: _needs((ALTER, CLUSTER), (CLUSTER_ACTION, CLUSTER)),  # one of both
+    api_keys.TXN_OFFSET_COMMIT: _needs((WRITE, TRANSACTIONAL_ID), (READ, GROUP), (READ, TOPIC)),
+    api_keys.DESCRIBE_ACLS: _needs((DESCRIBE, CLUSTER)),
+    api_keys.CREATE_ACLS: _needs((ALTER, CLUSTER)),
+    api_keys.DELETE_ACLS: _needs((ALTER, CLUSTER)),
+    api_keys.DESCRIBE_CONFIGS: _needs(
+        (DESCRIBE_CONFIGS, TOPIC), (DESCRIBE_CONFIGS, GROUP), (DESCRIBE_CONFIGS, CLUSTER)
+    ),
+    api_keys.ALTER_CONFIGS: _ON_CONFIGS,
+    api_keys.ALTER_REPLICA_LOG_DIRS: _needs((ALTER, CLUSTER)),
+    api_keys.DESCRIBE_LOG_DIRS: _needs(
+        (DESCRIBE, CLUSTER), (CLUSTER_ACTION, CLUSTER)
+    ),  # one of both: brokers look for room
+    api_keys.SASL_AUTHENTICATE: (),
+    api_keys.CREATE_PARTITIONS: _needs((ALTER, TOPIC)),
+    api_keys.CREATE_DELEGATION_TOKEN: (),
+    api_keys.RENEW_DELEGATION_TOKEN: (),
+    api_keys.EXPIRE_DELEGATION_TOKEN: (),
+    api_keys.DESCRIBE_DELEGATION_TOKEN: (),
+    api_keys.DELETE_GROUPS: _needs((DELETE, GROUP)),
+    api_keys.ELECT_LEADERS: _needs((ALTER, CLUSTER)),
+    api_keys.INCREMENTAL_ALTER_CONFIGS: _ON_CONFIGS,
+    api_keys.ALTER_PARTITION_REASSIGNMENTS: _needs((ALTER, CLUSTER)),
+    api_keys.LIST_PARTITION_REASSIGNMENTS: _needs((DESCRIBE, CLUSTER)),
+    api_keys.OFFSET_DELETE: _needs((DELETE, GROUP), (READ, TOPIC)),
+    api_keys.DESCRIBE_CLIENT_QUOTAS: _needs((DESCRIBE_CONFIGS, CLUSTER)),
+    api_keys.ALTER_CLIENT_QUOTAS: _needs((ALTER_CONFIGS, CLUSTER)),
+    api_keys.DESCRIBE_USER_SCRAM_CREDENTIALS: _needs((DESCRIBE, CLUSTER)),
+    api_keys.ALTER_USER_SCRAM_CREDENTIALS: _needs((ALTER, CLUSTER)),
+    api_keys.DESCRIBE_CLUSTER: _needs((DESCRIBE, CLUSTER)),  # for the operations of the answer
+    api_keys.DESCRIBE_PRODUCERS: _needs((READ, TOPIC)),
+    api_keys.DESCRIBE_TRANSACTIONS: _needs((DESCRIBE, TRANSACTIONAL_ID), (DESCRIBE, TOPIC)),
+    api_keys.LIST_TRANSACTIONS: _needs((DESCRIBE, TRANSACTIONAL_ID)),
+    api_keys.CONSUMER_GROUP_HEARTBEAT: _ON_MEMBER_OF_NEW_GROUP,
+    api_keys.LIST_CONFIG_RESOURCES: _needs((DESCRIBE_CONFIGS, CLUSTER)),
+    api_keys.DESCRIBE_TOPIC_PARTITIONS: _needs((DESCRIBE, TOPIC)),
+    api_keys.SHARE_GROUP_HEARTBEAT: _ON_MEMBER_OF_NEW_GROUP,
+    api_keys.REPLICA_ENDS: _needs((CLUSTER_ACTION, CLUSTER)),
+    api_keys.BEGIN_BATCH: _ON_TRANSACTION,  # a sink's name is a transactional id
+    api_keys.ENLIST_PRODUCER: _ON_TRANSACTION,
+    api_keys.COMMIT_BATCH: _ON_TRANSACTION,
+    api_keys.HEARTBEAT_BATCH: _ON_TRANSACTION,
+    api_keys.ABORT_BATCH: _ON_TRANSACTION,
+    api_keys.DESCRIBE_SINKS: _needs((DESCRIBE, TRANSACTIONAL_ID)),
+    api_keys.RESET_SINK: _needs(
+        (WRITE, TRANSACTIONAL_ID), (ALTER, CLUSTER)
+    ),  # rows may be written twice: an operator's decision
+    api_keys.COMPACT_TOPICS: _needs((ALTER, TOPIC)),
+    api_keys.DESCRIBE_COMPACTION: _needs((DESCRIBE, TOPIC)),
+    api_keys.LOG_POSITIONS: _needs((CLUSTER_ACTION, CLUSTER)),
+    api_keys.DESCRIBE_LAG: _needs((DESCRIBE, GROUP)),  # topics that may not be described are left out
+    api_keys.DESCRIBE_HEALTH: _needs((DESCRIBE, CLUSTER)),
+    api_keys.DESCRIBE_CONNECTIONS: _needs((DESCRIBE, CLUSTER)),
+    api_keys.DESCRIBE_ELECTIONS: _needs((DESCRIBE, CLUSTER)),
 }
 """By API key. Operations that Metadata and others look up only to tell a client what it may do are not listed."""
 

@@ -35,16 +35,13 @@ from brokers.security.acls import (
 )
 from brokers.security.documents import BadDocument
 from coordination.store import StoreError, TooLarge
-from wire import messages
+from wire import api_keys, messages
 from wire.admin_requests import CreateAclsCreations, CreateAclsRequest, DeleteAclsRequest
 from wire.errors import ErrorCode
 from wire.requests import DescribeAclsRequest
 
 log = logging.getLogger(__name__)
 
-DESCRIBE_ACLS_KEY = 29
-CREATE_ACLS_KEY = 30
-DELETE_ACLS_KEY = 31
 NO_AUTHORIZER = "No Authorizer is configured on the broker."
 WRITE_SECONDS = 25.0
 """Below the time that clients wait for an answer: without ZooKeeper they are told so."""
@@ -118,7 +115,7 @@ def _binding(asked: CreateAclsCreations) -> AclBinding:
 
 def handle_describe_acls(request: DescribeAclsRequest, context: Context) -> Paced:
     """DescribeAcls v1-v3: the ACLs that a filter asks for, by resource."""
-    response = messages.response_class(DESCRIBE_ACLS_KEY)
+    response = messages.response_class(api_keys.DESCRIBE_ACLS)
     version = context.api_version
 
     def answer(error: ErrorCode, message: str | None, resources: list[Any]) -> Done:
@@ -195,7 +192,7 @@ def _refusal(pattern: ResourcePattern, problem: Exception) -> AclRefusal:
 
 async def handle_create_acls(request: CreateAclsRequest, context: Context) -> Done:
     """CreateAcls v1-v3: each ACL has an outcome of its own; one that exists already is created, too."""
-    response = messages.response_class(CREATE_ACLS_KEY)
+    response = messages.response_class(api_keys.CREATE_ACLS)
     version = context.api_version
 
     def row(error: ErrorCode, message: str | None) -> Any:
@@ -234,7 +231,7 @@ def _with(present: Entries, created: Entries) -> Entries:
 
 async def handle_delete_acls(request: DeleteAclsRequest, context: Context) -> Done:
     """DeleteAcls v1-v3: each filter is answered with the ACLs that it found, and whether they are deleted."""
-    response = messages.response_class(DELETE_ACLS_KEY)
+    response = messages.response_class(api_keys.DELETE_ACLS)
     version = context.api_version
     result = response.DeleteAclsFilterResult
 

@@ -18,7 +18,7 @@ from brokers.log import Origin
 from brokers.model import AUDIT_TOPIC, TopicPartition
 from brokers.peers.calls import PeersPort, PeerUnavailable
 from brokers.security.audit_settings import BATCH_BYTES
-from wire import messages
+from wire import api_keys, messages
 from wire.errors import ErrorCode
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-PRODUCE_KEY, PRODUCE_VERSION = 0, 9
+PRODUCE_VERSION = 9
 WRITE_TIMEOUT_MS = 10_000
 LOOK_S = 1.0
 """How often minutes that are over are looked for."""
@@ -164,7 +164,7 @@ class AuditWriter:
     async def _send(self, leader: int, tp: TopicPartition, batch: bytearray) -> ErrorCode:
         try:
             response = await self._peers.call(
-                leader, PRODUCE_KEY, PRODUCE_VERSION, _produce(tp, bytes(batch)), 2 * WRITE_TIMEOUT_MS
+                leader, api_keys.PRODUCE, PRODUCE_VERSION, _produce(tp, bytes(batch)), 2 * WRITE_TIMEOUT_MS
             )
         except PeerUnavailable as problem:
             log.debug("audit events for broker %d: %s", leader, problem)
@@ -178,7 +178,7 @@ def _batch(events: Sequence[bytes]) -> bytearray:
 
 
 def _produce(tp: TopicPartition, batch: bytes) -> Any:
-    request, version = messages.request_class(PRODUCE_KEY), PRODUCE_VERSION
+    request, version = messages.request_class(api_keys.PRODUCE), PRODUCE_VERSION
     topic = request.TopicProduceData
     part = topic.PartitionProduceData(version=version, index=tp.partition, records=batch)
     return request(

@@ -28,12 +28,10 @@ from brokers.security.quota_entities import (
 )
 from brokers.security.quotas import DEFAULT, Entity
 from coordination.store import StoreError
-from wire import messages
+from wire import api_keys, messages
 from wire.admin_requests import AlterClientQuotasRequest, DescribeClientQuotasRequest
 from wire.errors import ErrorCode
 
-DESCRIBE_CLIENT_QUOTAS_KEY: Final = 48
-ALTER_CLIENT_QUOTAS_KEY: Final = 49
 QUOTA_ENTRIES_MAX: Final = 1_000
 """Entities of one request; each of them is read, and written, by itself."""
 NAME_CHARACTERS_MAX: Final = 1_000
@@ -57,7 +55,7 @@ async def handle_describe_client_quotas(request: DescribeClientQuotasRequest, co
         await _refresh(context)
     except QuotaRequestRefused as refused:
         return _described(context, refused.code, str(refused), None)
-    version, entry = context.api_version, messages.response_class(DESCRIBE_CLIENT_QUOTAS_KEY).EntryData
+    version, entry = context.api_version, messages.response_class(api_keys.DESCRIBE_CLIENT_QUOTAS).EntryData
     rows = []
     for entity, values in sorted(context.services.quotas.values.items(), key=lambda row: entity_path(row[0])):
         await context.yield_now()
@@ -77,7 +75,7 @@ def _parts(entity: Entity, make: Callable[..., Any], version: int) -> list[Any]:
 
 
 def _described(context: Context, error: ErrorCode, message: str | None, rows: list[Any] | None) -> Done:
-    response = messages.response_class(DESCRIBE_CLIENT_QUOTAS_KEY)
+    response = messages.response_class(api_keys.DESCRIBE_CLIENT_QUOTAS)
     return Done(
         response(version=context.api_version, error_code=int(error), error_message=message, entries=rows)
     )  # fmt: skip
@@ -158,7 +156,7 @@ async def _write(
 async def _altered(
     context: Context, request: AlterClientQuotasRequest, outcomes: list[tuple[ErrorCode, str | None]]
 ) -> Done:
-    response, version = messages.response_class(ALTER_CLIENT_QUOTAS_KEY), context.api_version
+    response, version = messages.response_class(api_keys.ALTER_CLIENT_QUOTAS), context.api_version
     make = response.EntryData.EntityData
     rows = []
     for entry, (error, message) in zip(request.entries, outcomes, strict=True):

@@ -6,18 +6,17 @@ from typing import Any
 
 from brokers.api.access import CLUSTER, DESCRIBE, bits
 from brokers.api.base import Context, Done
-from wire import messages
+from wire import api_keys, messages
 from wire.errors import ErrorCode
 from wire.requests import DescribeClusterRequest
 
-DESCRIBE_CLUSTER_KEY = 60
 BROKERS = 1
 CONTROLLERS = 2
 
 
 def handle_describe_cluster(request: DescribeClusterRequest, context: Context) -> Done:
     """DescribeCluster v0-v2. Brokers without an address on the client's listener are left out, as in Metadata."""
-    response = messages.response_class(DESCRIBE_CLUSTER_KEY)
+    response = messages.response_class(api_keys.DESCRIBE_CLUSTER)
     version = context.api_version
     metadata = context.services.metadata
     fields: dict[str, Any] = {"error_code": 0, "error_message": None, "cluster_id": metadata.cluster_id}

@@ -46,7 +46,7 @@ from brokers.security.audit_settings import refused_alteration
 from brokers.security.dynamic_tls import of_tls
 from brokers.setting_kinds import ConfigError, Setting, without_effect
 from coordination.store import StoreError, TooLarge
-from wire import messages
+from wire import api_keys, messages
 from wire.admin_requests import (
     AlterConfigsRequest,
     DescribeConfigsRequest,
@@ -61,10 +61,6 @@ log = logging.getLogger(__name__)
 MAX_ALTERATIONS = 1_000
 """Settings of one resource that a request may alter; there are not half as many."""
 
-DESCRIBE_CONFIGS_KEY = 32
-ALTER_CONFIGS_KEY = 33
-INCREMENTAL_ALTER_CONFIGS_KEY = 44
-LIST_CONFIG_RESOURCES_KEY = 74
 
 MAX_KEPT_CONFIGS = 1_000
 """Different configurations that one DescribeConfigs keeps for the resources that have the same."""
@@ -111,7 +107,7 @@ def handle_describe_configs(request: DescribeConfigsRequest, context: Context) -
     A resource that is named again with the same keys is answered once. Thousands of topics have a handful of
     configurations: the entries of each are made once.
     """
-    response = messages.response_class(DESCRIBE_CONFIGS_KEY)
+    response = messages.response_class(api_keys.DESCRIBE_CONFIGS)
     version = context.api_version
     results = []
     made: _Made = {}
@@ -154,7 +150,7 @@ def _configs(
         same = (kind, frozenset(metadata.dynamic_config(znodes.CONFIG_GROUPS, name).items()), wanted)
     found = made.get(same)
     if found is None:
-        result = messages.response_class(DESCRIBE_CONFIGS_KEY).DescribeConfigsResult
+        result = messages.response_class(api_keys.DESCRIBE_CONFIGS).DescribeConfigsResult
         entries = [entry for entry in _entries(kind, name, metadata) if not wanted or entry.name in wanted]
         found = [_described(entry, request, result, context.api_version) for entry in entries]
         if len(made) < MAX_KEPT_CONFIGS:
@@ -235,7 +231,7 @@ async def handle_alter_configs(request: AlterConfigsRequest, context: Context) -
         await context.yield_now()
         wanted = [Alteration(c.name, Operation.SET, c.value) for c in _bounded(one.configs)]
         plans.append(ConfigPlan(one.resource_type, one.resource_name, wanted, len(one.configs)))
-    return await _alter(plans, context, ALTER_CONFIGS_KEY, request.validate_only, keep=False)
+    return await _alter(plans, context, api_keys.ALTER_CONFIGS, request.validate_only, keep=False)
 
 
 async def handle_incremental_alter_configs(request: IncrementalAlterConfigsRequest, context: Context) -> Done:
@@ -245,7 +241,7 @@ async def handle_incremental_alter_configs(request: IncrementalAlterConfigsReque
         await context.yield_now()
         wanted = [Alteration(c.name, c.config_operation, c.value) for c in _bounded(one.configs)]
         plans.append(ConfigPlan(one.resource_type, one.resource_name, wanted, len(one.configs)))
-    return await _alter(plans, context, INCREMENTAL_ALTER_CONFIGS_KEY, request.validate_only, keep=True)
+    return await _alter(plans, context, api_keys.INCREMENTAL_ALTER_CONFIGS, request.validate_only, keep=True)
 
 
 def _bounded(configs: Sequence[Any]) -> Sequence[Any]:
@@ -433,7 +429,7 @@ def _defaults(resource: Resource, metadata: MetadataCache) -> dict[str, str]:
 
 def handle_list_config_resources(request: ListConfigResourcesRequest, context: Context) -> Paced:
     """ListConfigResources v0 (client metrics only: none) and v1 (all kinds, or those asked for)."""
-    response = messages.response_class(LIST_CONFIG_RESOURCES_KEY)
+    response = messages.response_class(api_keys.LIST_CONFIG_RESOURCES)
     version = context.api_version
     if (denied := context.refusal(DESCRIBE_CONFIGS, CLUSTER)) is not ErrorCode.NONE:
         return Done(response(version=version, error_code=int(denied), config_resources=[]))

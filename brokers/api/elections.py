@@ -15,11 +15,9 @@ from brokers.api.base import Context, Done
 from brokers.api.by_topic import by_topic
 from brokers.controller.handle import NOT_CONTROLLER_TEXT
 from brokers.model import TopicPartition
-from wire import messages
+from wire import api_keys, messages
 from wire.admin_requests import ElectLeadersRequest
 from wire.errors import ErrorCode
-
-ELECT_LEADERS_KEY = 43
 
 Result = tuple[ErrorCode, str | None]
 
@@ -55,7 +53,7 @@ async def handle_elect_leaders(request: ElectLeadersRequest, context: Context) -
 
 def _elected(context: Context, top: ErrorCode, results: Mapping[TopicPartition, Result]) -> Generator[None, None, Any]:
     """The answer, made in slices."""
-    response = messages.response_class(ELECT_LEADERS_KEY)
+    response = messages.response_class(api_keys.ELECT_LEADERS)
     version = context.api_version
     topic_row = response.ReplicaElectionResult
     rows = []

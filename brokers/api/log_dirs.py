@@ -9,12 +9,9 @@ from brokers.api.base import Context, Done, Paced
 from brokers.api.by_topic import by_topic
 from brokers.log import Log
 from brokers.model import TopicPartition
-from wire import messages
+from wire import api_keys, messages
 from wire.admin_requests import AlterReplicaLogDirsRequest, DescribeLogDirsRequest
 from wire.errors import ErrorCode
-
-ALTER_REPLICA_LOG_DIRS_KEY = 34
-DESCRIBE_LOG_DIRS_KEY = 35
 
 
 def handle_describe_log_dirs(request: DescribeLogDirsRequest, context: Context) -> Paced:
@@ -22,7 +19,7 @@ def handle_describe_log_dirs(request: DescribeLogDirsRequest, context: Context) 
 
     From v2 on a process that lacks something says so in a tagged field of ours, for ``cluster describe``.
     """
-    response = messages.response_class(DESCRIBE_LOG_DIRS_KEY)
+    response = messages.response_class(api_keys.DESCRIBE_LOG_DIRS)
     version = context.api_version
     if not context.acts_as_broker() and (refusal := context.refusal(DESCRIBE, CLUSTER)):
         return Done(response(version=version, results=[], **({"error_code": int(refusal)} if version >= 3 else {})))
@@ -71,7 +68,7 @@ def handle_alter_replica_log_dirs(request: AlterReplicaLogDirsRequest, context: 
     Asking for the directory it is in succeeds; for another one it is UNSUPPORTED_VERSION: move the replica to another
     broker, or to this one again.
     """
-    response = messages.response_class(ALTER_REPLICA_LOG_DIRS_KEY)
+    response = messages.response_class(api_keys.ALTER_REPLICA_LOG_DIRS)
     version = context.api_version
     refusal = context.refusal(ALTER, CLUSTER)
     directories = {directory.path: directory for directory in context.services.replicas.logs.usage()}

@@ -24,14 +24,11 @@ from brokers.model import (
     TopicInfo,
     TopicPartition,
 )
-from wire import messages
+from wire import api_keys, messages
 from wire.admin_requests import DescribeTopicPartitionsRequest
 from wire.errors import ErrorCode
 from wire.hot import Encoded
 from wire.requests import FindCoordinatorRequest, MetadataRequest, MetadataTopics
-
-FIND_COORDINATOR_KEY = 10
-DESCRIBE_TOPIC_PARTITIONS_KEY = 75
 
 CREATION_WAIT_MS = 1_500
 """How long an answer waits for a topic it has asked to be created; then the client gets a retriable error."""
@@ -192,7 +189,7 @@ def creation_error(error: ErrorCode | None) -> ErrorCode:
 
 async def handle_find_coordinator(request: FindCoordinatorRequest, context: Context) -> Paced:
     """FindCoordinator v0-v6; from v4 for several keys at once, each answered by itself and in order."""
-    response = messages.response_class(FIND_COORDINATOR_KEY)
+    response = messages.response_class(api_keys.FIND_COORDINATOR)
     version = context.api_version
     keys = request.coordinator_keys if version >= 4 else [request.key]
     kind = request.key_type if version >= 1 else GROUP_KEY
@@ -263,7 +260,7 @@ def _no_coordinator(key: str, error: ErrorCode, message: str | None) -> dict[str
 
 def handle_describe_topic_partitions(request: DescribeTopicPartitionsRequest, context: Context) -> Paced:
     """DescribeTopicPartitions v0 (KIP-966): topics in order of name, a page of partitions at a time."""
-    response = messages.response_class(DESCRIBE_TOPIC_PARTITIONS_KEY)
+    response = messages.response_class(api_keys.DESCRIBE_TOPIC_PARTITIONS)
     metadata = context.services.metadata
     limit = max(1, min(request.response_partition_limit, MAX_DESCRIBED_PARTITIONS))
     cursor = request.cursor

@@ -23,6 +23,7 @@ from brokers.security.quotas import (
     ClientQuotas,
     QuotaImage,
 )
+from wire import api_keys
 
 if TYPE_CHECKING:
     from brokers.config import BrokerConfig
@@ -35,9 +36,9 @@ OTHERS: Final = "others"
 PRODUCED, FETCHED, TIME, MUTATIONS, CREATED = "produce", "fetch", "request", "mutations", "connections"
 _CLIENT_ID_AT: Final = 12
 """Where a frame, its size included, has the client id."""
-_EXEMPT: Final = frozenset({7, 27})
-"""ControlledShutdown and WriteTxnMarkers; AddPartitionsToTxn from version 4 on, and all internal rows of the table."""
-_ADD_PARTITIONS, _OF_BROKERS_FROM = 24, 4
+_EXEMPT: Final = frozenset({api_keys.CONTROLLED_SHUTDOWN, api_keys.WRITE_TXN_MARKERS})
+"""AddPartitionsToTxn, too, from version 4 on, and all internal rows of the table."""
+_OF_BROKERS_FROM = 4
 _NS: Final = 1_000_000_000
 FETCH_BYTES_MAX: Final = 2**31 - 1
 
@@ -66,7 +67,7 @@ class MeteredPeer(Protocol):
 
 def exempt_key(key: int, version: int) -> bool:
     """Whether requests of that API come from brokers only."""
-    return key in _EXEMPT or (key == _ADD_PARTITIONS and version >= _OF_BROKERS_FROM)
+    return key in _EXEMPT or (key == api_keys.ADD_PARTITIONS_TO_TXN and version >= _OF_BROKERS_FROM)
 
 
 class Meter:

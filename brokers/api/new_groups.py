@@ -9,23 +9,20 @@ from __future__ import annotations
 
 from brokers.api.access import DESCRIBE, GROUP, READ, TOPIC
 from brokers.api.base import Context, Done
-from wire import messages
+from wire import api_keys, messages
 from wire.errors import ErrorCode
 from wire.requests import ConsumerGroupHeartbeatRequest, ShareGroupHeartbeatRequest
-
-CONSUMER_GROUP_HEARTBEAT_KEY = 68
-SHARE_GROUP_HEARTBEAT_KEY = 76
 
 
 def handle_consumer_group_heartbeat(request: ConsumerGroupHeartbeatRequest, context: Context) -> Done:
     """ConsumerGroupHeartbeat v0-v1: refused."""
     message = "group.protocol=consumer is not served; use classic."
-    return _refusal(CONSUMER_GROUP_HEARTBEAT_KEY, message, request, context)
+    return _refusal(api_keys.CONSUMER_GROUP_HEARTBEAT, message, request, context)
 
 
 def handle_share_group_heartbeat(request: ShareGroupHeartbeatRequest, context: Context) -> Done:
     """ShareGroupHeartbeat v1: refused."""
-    return _refusal(SHARE_GROUP_HEARTBEAT_KEY, "Share groups are not served.", request, context)
+    return _refusal(api_keys.SHARE_GROUP_HEARTBEAT, "Share groups are not served.", request, context)
 
 
 def _refusal(

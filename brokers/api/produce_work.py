@@ -22,6 +22,7 @@ from brokers.log.rejected import Place
 from brokers.model import AUDIT_TOPIC, PROTECTED_TOPICS, TopicPartition
 from brokers.replication.partition import Partition
 from brokers.topic_figures import TopicFigures
+from wire import api_keys
 from wire.errors import ErrorCode
 from wire.hot import (
     Encoded,
@@ -225,14 +226,14 @@ class Work:
     async def _verify(self) -> None:
         """Ask the transaction coordinator about the partitions that do not know the transaction yet, then append."""
         from brokers.coordinators.transactions import verification
-        from txn.verification import PRODUCE_KEY, Ask, client_error, client_message, question
+        from txn.verification import Ask, client_error, client_message, question
 
         context, run, unverified = self.context, self.run, self.unverified
         assert run.transactional_id is not None, "else no batch is verified"
         guards: dict[int, dict[int, Any]] = {group: {} for group in unverified}
         refused: dict[tuple[int, int, int], tuple[ErrorCode, str | None]] = {}
         for producer, groups in self._producers(unverified).items():
-            asked = question(PRODUCE_KEY, context.api_version, run.transactional_id, producer, ())
+            asked = question(api_keys.PRODUCE, context.api_version, run.transactional_id, producer, ())
             admitted = await verification.admit(
                 context.services,
                 run.transactional_id,

@@ -15,15 +15,13 @@ from brokers.api.base import Context, Done, Paced
 from brokers.api.by_topic import by_topic
 from brokers.controller.handle import NOT_CONTROLLER_TEXT
 from brokers.model import PartitionState, TopicPartition
-from wire import messages
+from wire import api_keys, messages
 from wire.admin_requests import AlterPartitionReassignmentsRequest, ListPartitionReassignmentsRequest
 from wire.errors import ErrorCode
 
 if TYPE_CHECKING:
     from brokers.metadata.cache import MetadataCache
 
-ALTER_PARTITION_REASSIGNMENTS_KEY = 45
-LIST_PARTITION_REASSIGNMENTS_KEY = 46
 
 Result = tuple[ErrorCode, str | None]
 
@@ -77,7 +75,7 @@ def _altered(
     context: Context, request: AlterPartitionReassignmentsRequest, top: Result, results: Mapping[TopicPartition, Result]
 ) -> Generator[None, None, Any]:
     """The answer, made in slices: once the moves stand in ZooKeeper, they are not given up with their client."""
-    response = messages.response_class(ALTER_PARTITION_REASSIGNMENTS_KEY)
+    response = messages.response_class(api_keys.ALTER_PARTITION_REASSIGNMENTS)
     version = context.api_version
     topic_row = response.ReassignableTopicResponse
     rows = []
@@ -99,7 +97,7 @@ def _altered(
 
 def handle_list_partition_reassignments(request: ListPartitionReassignmentsRequest, context: Context) -> Paced:
     """ListPartitionReassignments v0: the moves under way, of all topics or of those asked for."""
-    response = messages.response_class(LIST_PARTITION_REASSIGNMENTS_KEY)
+    response = messages.response_class(api_keys.LIST_PARTITION_REASSIGNMENTS)
     version = context.api_version
     metadata = context.services.metadata
     if (denied := context.refusal(DESCRIBE, CLUSTER)) is not ErrorCode.NONE:

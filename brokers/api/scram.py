@@ -15,12 +15,10 @@ from brokers.metadata.users import read_users, write_users
 from brokers.metadata.znodes import BadZnode
 from brokers.security.scram_users import AlteredUser, Deletion, Upsertion, describe_users, users_to_read
 from coordination.store import StoreError
-from wire import messages
+from wire import api_keys, messages
 from wire.admin_requests import AlterUserScramCredentialsRequest, DescribeUserScramCredentialsRequest
 from wire.errors import ErrorCode
 
-DESCRIBE_SCRAM_KEY: Final = 50
-ALTER_SCRAM_KEY: Final = 51
 USERS_MAX: Final = 1_000
 """Users of one request; each of them is read, and written, by itself."""
 CHANGES_MAX: Final = 4 * USERS_MAX
@@ -47,7 +45,7 @@ async def handle_describe_user_scram_credentials(
     except StoreError as error:
         log.warning("SCRAM users cannot be read: %s", error)
         return _described(ErrorCode.COORDINATOR_NOT_AVAILABLE, _UNREACHABLE, [])
-    result = messages.response_class(DESCRIBE_SCRAM_KEY).DescribeUserScramCredentialsResult
+    result = messages.response_class(api_keys.DESCRIBE_USER_SCRAM_CREDENTIALS).DescribeUserScramCredentialsResult
     rows = []
     for user, found in describe_users(configs, asked).items():
         await context.yield_now()
@@ -59,7 +57,7 @@ async def handle_describe_user_scram_credentials(
 
 
 def _described(error: ErrorCode, message: str | None, rows: list[Any]) -> Done:
-    response = messages.response_class(DESCRIBE_SCRAM_KEY)
+    response = messages.response_class(api_keys.DESCRIBE_USER_SCRAM_CREDENTIALS)
     return Done(response(version=0, error_code=int(error), error_message=message, results=rows))
 
 
@@ -102,7 +100,7 @@ async def handle_alter_user_scram_credentials(request: AlterUserScramCredentials
 
 
 def _altered(results: Iterable[tuple[str, AlteredUser]]) -> Done:
-    response = messages.response_class(ALTER_SCRAM_KEY)
+    response = messages.response_class(api_keys.ALTER_USER_SCRAM_CREDENTIALS)
     rows = [
         response.AlterUserScramCredentialsResult(user=user, error_code=int(one.error), error_message=one.message)
         for user, one in results

@@ -6,24 +6,21 @@ What comes before a login never gets here: ``brokers.server.login`` answers it.
 from __future__ import annotations
 
 from brokers.api.base import Context, Done
-from wire import messages
+from wire import api_keys, messages
 from wire.errors import ErrorCode
 from wire.requests import SaslAuthenticateRequest, SaslHandshakeRequest
-
-SASL_HANDSHAKE_KEY = 17
-SASL_AUTHENTICATE_KEY = 36
 
 NO_SASL = "There is no login to do: the connection has one already, or its listener is PLAINTEXT."
 
 
 def handle_sasl_handshake(request: SaslHandshakeRequest, context: Context) -> Done:
     """SaslHandshake v0-v1: refused on a PLAINTEXT listener, and after a login."""
-    response = messages.response_class(SASL_HANDSHAKE_KEY)
+    response = messages.response_class(api_keys.SASL_HANDSHAKE)
     return Done(response(version=context.api_version, error_code=int(ErrorCode.ILLEGAL_SASL_STATE), mechanisms=[]))
 
 
 def handle_sasl_authenticate(request: SaslAuthenticateRequest, context: Context) -> Done:
     """SaslAuthenticate v0-v2: refused on a PLAINTEXT listener, and after a login."""
-    response = messages.response_class(SASL_AUTHENTICATE_KEY)
+    response = messages.response_class(api_keys.SASL_AUTHENTICATE)
     code = int(ErrorCode.ILLEGAL_SASL_STATE)
     return Done(response(version=context.api_version, error_code=code, error_message=NO_SASL, auth_bytes=b""))

@@ -32,14 +32,10 @@ from brokers.controller.requests import (
     too_many,
 )
 from brokers.model import AUDIT_TOPIC
-from wire import messages
+from wire import api_keys, messages
 from wire.admin_requests import CreatePartitionsRequest, CreateTopicsRequest, DeleteTopicsRequest
 from wire.errors import ErrorCode
 from wire.rows import NamedRows
-
-CREATE_TOPICS_KEY = 19
-DELETE_TOPICS_KEY = 20
-CREATE_PARTITIONS_KEY = 37
 
 UNKNOWN = -1
 
@@ -67,7 +63,7 @@ async def handle_create_topics(request: CreateTopicsRequest, context: Context) -
                 new, validate_only=request.validate_only, timeout_ms=request.timeout_ms, gone=context.gone
             )
         )
-    response = messages.response_class(CREATE_TOPICS_KEY)
+    response = messages.response_class(api_keys.CREATE_TOPICS)
     rows = NamedRows(response, context.api_version)
     echoed: _Echoed = {}
     for outcome in itertools.chain(outcomes, map(_denied, sorted(denied))):
@@ -155,7 +151,7 @@ def _echo(entry: ConfigEntry, config: Any, version: int) -> Any:
 
 async def handle_delete_topics(request: DeleteTopicsRequest, context: Context) -> Done:
     """DeleteTopics v1-v6; from v6 by name or by id."""
-    response = messages.response_class(DELETE_TOPICS_KEY)
+    response = messages.response_class(api_keys.DELETE_TOPICS)
     version = context.api_version
     rows: list[tuple[str | None, uuid.UUID | None]]
     if version >= 6:
@@ -241,7 +237,7 @@ async def handle_create_partitions(request: CreatePartitionsRequest, context: Co
             new, validate_only=request.validate_only, timeout_ms=request.timeout_ms, gone=context.gone
         )
     )
-    response = messages.response_class(CREATE_PARTITIONS_KEY)
+    response = messages.response_class(api_keys.CREATE_PARTITIONS)
     rows = NamedRows(response, context.api_version)
     for outcome in itertools.chain(outcomes, map(_denied, sorted(denied))):
         await context.yield_now()

@@ -45,7 +45,8 @@ from txn.coordinator import (
     Producer,
     TransactionShard,
 )
-from txn.verification import TRY_AGAIN, TXN_OFFSET_COMMIT_KEY, Ask, Question, client_error, question
+from txn.verification import TRY_AGAIN, Ask, Question, client_error, question
+from wire import api_keys
 from wire.errors import ErrorCode
 from wire.requests import (
     AddOffsetsToTxnRequest,
@@ -453,7 +454,7 @@ async def _commit_in_transaction(
     error, host = groups.host_for(request.group_id)
     if host is None:
         return Done(render(CommandFailed(error)))
-    asked = question(TXN_OFFSET_COMMIT_KEY, context.api_version, request.transactional_id, producer, [place])
+    asked = question(api_keys.TXN_OFFSET_COMMIT, context.api_version, request.transactional_id, producer, [place])
     admitted = await admit(
         context.services,
         asked.transactional_id,

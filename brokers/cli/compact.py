@@ -21,9 +21,9 @@ from brokers.cli.client import (
 )
 from brokers.cli.output import CliError, Output, bytes_text, progress
 from brokers.cli.overview import PATIENCE_S, Overview, fetch_overview
+from wire import api_keys
 from wire.messages import Encodable, request_class
 
-COMPACT_TOPICS, DESCRIBE_COMPACTION = 12008, 12009
 ASKED, CLEANING, STOPPED, OFF = 1, 2, 3, 4
 STATES = ("idle", "asked for", "under way", "stopped", "off")
 POLL_S = 0.5
@@ -89,7 +89,7 @@ def _ask(client: AdminClient, copies: Iterable[Copy], request: Callable[[list[An
 
 
 def _figures(client: AdminClient, copies: Iterable[Copy]) -> Figures:
-    kind = request_class(DESCRIBE_COMPACTION)
+    kind = request_class(api_keys.DESCRIBE_COMPACTION)
 
     def request(topics: list[Any]) -> Encodable:
         return kind(topics=[kind.CompactionTopic(name=name, partitions=parts) for name, parts in topics])  # type: ignore[no-any-return]
@@ -136,7 +136,7 @@ def compact_topics(
 
 
 def _ask_for(client: AdminClient, copies: list[Copy], now: bool) -> None:
-    kind = request_class(COMPACT_TOPICS)
+    kind = request_class(api_keys.COMPACT_TOPICS)
 
     def request(topics: list[Any]) -> Encodable:
         return kind(now=now, topics=[kind.CompactTopic(name=name, partitions=parts) for name, parts in topics])  # type: ignore[no-any-return]

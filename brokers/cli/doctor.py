@@ -35,9 +35,8 @@ from brokers.cli.options import at_least
 from brokers.cli.output import CliError, Output
 from brokers.cli.overview import PATIENCE_S, fetch_overview, read_domains
 from brokers.model import TopicPartition
-from wire import messages
+from wire import api_keys, messages
 
-DESCRIBE_HEALTH_KEY = 12012
 UNCLEAN_SETTING = "unclean.leader.election.enable"
 EXIT_WARNINGS, EXIT_ERRORS = 3, 4
 UNDER_WAY = ("Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence")
@@ -135,7 +134,7 @@ def _rates(client: AdminClient, facts: FleetFacts, began_s: float) -> None:
 
 
 def _health(client: AdminClient, facts: FleetFacts) -> None:
-    request = messages.request_class(DESCRIBE_HEALTH_KEY)(version=0)
+    request = messages.request_class(api_keys.DESCRIBE_HEALTH)(version=0)
     facts.now_ms = time.time_ns() // 1_000_000
     for broker_id, row in client.ask_each(dict.fromkeys(_answering(facts), request), PATIENCE_S).items():
         if row is None:

@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from brokers.cli.overview import PATIENCE_S
-from wire import messages
+from wire import api_keys, messages
 from wire.errors import ErrorCode
-
-DESCRIBE_LAG_KEY = 12011
 
 
 def lag_of_groups(
@@ -20,7 +18,7 @@ def lag_of_groups(
     All that the client may describe, or those named; of these brokers, or of all. ``seconds`` is the age of the oldest
     record not consumed.
     """
-    request = messages.request_class(DESCRIBE_LAG_KEY)(version=0, group_ids=None)
+    request = messages.request_class(api_keys.DESCRIBE_LAG)(version=0, group_ids=None)
     if brokers is None:
         brokers = sorted(row["broker_id"] for row in client.describe_cluster()["brokers"])
     found: list[dict[str, Any]] = []

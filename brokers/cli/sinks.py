@@ -11,10 +11,9 @@ import click
 from brokers.cli.admin_client import COORDINATOR_MOVES, PAUSE_S, TRANSACTION, AdminClient, error_codes
 from brokers.cli.client import Target, admin, client_options, raise_for_code
 from brokers.cli.output import CliError, Output, iso
+from wire import api_keys
 from wire.errors import ErrorCode
 from wire.messages import Encodable, request_class
-
-DESCRIBE_SINKS, RESET_SINK = 12006, 12007
 
 
 @click.group()
@@ -28,7 +27,7 @@ def list_sinks(target: Target, out: Output) -> None:
     """List all sinks and the last committed batch of each."""
     with admin(target) as client:
         brokers = sorted(broker.node_id for broker in client._manager.cluster.brokers())
-        asked = [(broker_id, request_class(DESCRIBE_SINKS)(sink_ids=None)) for broker_id in brokers]
+        asked = [(broker_id, request_class(api_keys.DESCRIBE_SINKS)(sink_ids=None)) for broker_id in brokers]
         answers = _loaded(lambda: client.ask_all(asked, target.timeout_s), target.timeout_s)
     rows = []
     for broker_id, answer in zip(brokers, answers, strict=True):
@@ -47,7 +46,7 @@ def describe_sinks(target: Target, out: Output, names: tuple[str, ...]) -> None:
     rows = []
     with admin(target) as client:
         for name in names:
-            answer = _ask(client, target, name, request_class(DESCRIBE_SINKS)(sink_ids=[name]))
+            answer = _ask(client, target, name, request_class(api_keys.DESCRIBE_SINKS)(sink_ids=[name]))
             _check(name, answer)
             (one,) = answer.sinks
             raise_for_code(f"sink {name}", one.error_code)
@@ -83,7 +82,7 @@ def reset_sink(target: Target, out: Output, name: str, replaces: str, query: str
     """
     if (query is None) != (batch is None):
         raise CliError("--query and --batch go together")
-    request = request_class(RESET_SINK)(
+    request = request_class(api_keys.RESET_SINK)(
         sink_id=name, expected_query_id=replaces, query_id=query, batch_id=-1 if batch is None else batch
     )
     with admin(target) as client:

@@ -7,10 +7,10 @@ from typing import Any, Final
 
 from brokers.cli.client import explain, raise_for_code
 from brokers.console.asking import Answer, Asking
+from wire import api_keys
 from wire.errors import ErrorCode
 from wire.messages import request_class
 
-DESCRIBE_CONNECTIONS_KEY: Final = 12013
 PER_BROKER: Final = 500
 SHOWN: Final = 300
 PATIENCE_S: Final = 4.0
@@ -22,7 +22,7 @@ def connections_page(asking: Asking) -> Answer:
     order, wanted = asking.choice("order", ORDERS), asking.text("contains").lower()
     client = asking.client
     brokers = sorted(row["broker_id"] for row in client.describe_cluster()["brokers"])
-    request = request_class(DESCRIBE_CONNECTIONS_KEY)(version=0, limit=PER_BROKER)
+    request = request_class(api_keys.DESCRIBE_CONNECTIONS)(version=0, limit=PER_BROKER)
     rows: list[dict[str, Any]] = []
     totals: dict[int, int] = {}
     troubles = []

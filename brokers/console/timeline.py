@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any, Final, TypeVar
 
 from brokers.cli.client import explain
+from wire import api_keys
 from wire.errors import ErrorCode
 from wire.messages import request_class
 
-DESCRIBE_ELECTIONS_KEY: Final = 12014
 PATIENCE_S: Final = 4.0
 SHOWN_MAX: Final = 100
 NEAR_MS: Final = 15_000
@@ -22,7 +22,7 @@ def read_timeline(client: Any, broker_ids: list[int], topic: str | None, limit: 
 
     ``since`` has, for each broker that answered, since when it keeps all of them (ms); what was before is in no broker.
     """
-    request = request_class(DESCRIBE_ELECTIONS_KEY)(version=0, topic=topic, limit=limit)
+    request = request_class(api_keys.DESCRIBE_ELECTIONS)(version=0, topic=topic, limit=limit)
     elections: dict[tuple[str, int, int], dict[str, Any]] = {}
     controllers: list[tuple[int, int]] = []
     brokers: list[tuple[int, tuple[int, bool]]] = []

@@ -16,12 +16,11 @@ from brokers.metadata.cache import MetadataCache
 from brokers.model import AUDIT_TOPIC, GROUP_METADATA_TOPIC, PROTECTED_TOPICS, TRANSACTION_STATE_TOPIC
 from brokers.peers.calls import PeersPort, PeerUnavailable
 from brokers.security.audit_settings import audit_topic_configs
-from wire import messages
+from wire import api_keys, messages
 from wire.errors import ErrorCode
 
 log = logging.getLogger(__name__)
 
-CREATE_TOPICS_KEY = 19
 CREATE_TOPICS_VERSION = 7
 METADATA_WAIT_MS = 2_000
 RETRY_SECONDS = 0.1
@@ -113,7 +112,11 @@ class AutoCreation:
             return ErrorCode.NOT_CONTROLLER
         try:
             response = await self._peers.call(
-                controller_id, CREATE_TOPICS_KEY, CREATE_TOPICS_VERSION, _create_request(topic, timeout_ms), timeout_ms
+                controller_id,
+                api_keys.CREATE_TOPICS,
+                CREATE_TOPICS_VERSION,
+                _create_request(topic, timeout_ms),
+                timeout_ms,
             )
         except PeerUnavailable as problem:
             log.info("creating topic %s at controller %d failed: %s", topic.name, controller_id, problem)
@@ -173,7 +176,7 @@ def internal_topic(name: str, metadata: MetadataCache) -> NewTopic:
 
 
 def _create_request(topic: NewTopic, timeout_ms: int) -> Any:
-    request = messages.request_class(CREATE_TOPICS_KEY)
+    request = messages.request_class(api_keys.CREATE_TOPICS)
     version = CREATE_TOPICS_VERSION
     configs = [
         request.CreatableTopic.CreatableTopicConfig(version=version, name=name, value=value)

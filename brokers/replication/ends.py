@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from brokers.model import BrokerId, LogEnd, PartitionState, TopicPartition
 from brokers.peers.calls import PeerUnavailable
 from brokers.replication.chunks import in_chunks
-from wire import messages
+from wire import api_keys, messages
 from wire.errors import ErrorCode
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from brokers.peers.calls import PeersPort
     from brokers.replication.partition import Partition
 
-REPLICA_ENDS_KEY = 12000
 WAIVE_VERSION = 1
 PARTITIONS_PER_REQUEST = 2_000
 ASK_MS = 1_500
@@ -146,7 +145,7 @@ async def ask(
     pairs = ((topic_id, index) for topic_id, indexes in asked.items() for index in indexes)
     for chunk in in_chunks(pairs, PARTITIONS_PER_REQUEST):
         version = WAIVE_VERSION if waive_lease else 0
-        response = await peers.call(broker_id, REPLICA_ENDS_KEY, version, _request(chunk, version), ASK_MS)
+        response = await peers.call(broker_id, api_keys.REPLICA_ENDS, version, _request(chunk, version), ASK_MS)
         if response.error_code != ErrorCode.NONE or incarnation not in (-1, response.incarnation):
             raise PeerUnavailable(broker_id, f"log end probe failed with error {response.error_code}")
         incarnation = response.incarnation

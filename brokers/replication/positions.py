@@ -12,14 +12,13 @@ from brokers.peers.calls import PeerUnavailable
 from brokers.replication.chunks import in_chunks
 from brokers.replication.partition import Partition
 from brokers.replication.serving import Serve
-from wire import messages
+from wire import api_keys, messages
 from wire.errors import ErrorCode
 
 if TYPE_CHECKING:
     from brokers.peers.calls import PeersPort
     from brokers.replication.replicas import ReplicaManager
 
-LOG_POSITIONS_KEY = 12010
 PAIRS_PER_REQUEST = 2_000
 ASK_MS = 3_000
 NO_OFFSET = -1
@@ -64,7 +63,7 @@ async def ask_positions(peers: PeersPort, broker_id: int, asked: Iterable[Asked]
             )
             for name, pairs in chunk.items()
         ]
-        answer = await peers.call(broker_id, LOG_POSITIONS_KEY, 0, request(version=0, topics=topics), ASK_MS)
+        answer = await peers.call(broker_id, api_keys.LOG_POSITIONS, 0, request(version=0, topics=topics), ASK_MS)
         if answer.error_code:
             raise PeerUnavailable(broker_id, f"log positions: error {answer.error_code}")
         found.update(_rows(answer))

@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from brokers.security.acl_znodes import OPERATION_NAMES, TYPE_NAMES
 from brokers.security.acls import AclOperation, ResourceType
+from wire import api_keys
 from wire.errors import ErrorCode
 
 LOGGER: Final = "kafka.authorizer.logger"
@@ -59,17 +60,90 @@ class EventType(Enum):
 DEFAULT_TYPES: Final = frozenset({EventType.MANAGEMENT, EventType.AUTHENTICATE, EventType.ADMIN})
 _AGGREGATED: Final = frozenset({EventType.PRODUCE, EventType.CONSUME, EventType.DESCRIBE, EventType.HEARTBEAT})
 
-_OURS: Final = (12006, 12009, 12010, 12011, 12012, 12013, 12014)
-_OUR_CHANGES: Final = (12000, 12007, 12008)
 _TYPES_OF_APIS: Final[Mapping[EventType, tuple[int, ...]]] = {
-    EventType.PRODUCE: (0, 22, 24, 25, 26, 28, 12001, 12002, 12003, 12005),
-    EventType.CONSUME: (1, 8, 11, 13, 14),
-    EventType.HEARTBEAT: (12, 68, 76, 12004),
-    EventType.DESCRIBE: (2, 3, 9, 10, 15, 16, 18, 23, 29, 32, 35, 41, 46, 48, 50, 60, 61, 65, 66, 74, 75, *_OURS),
-    EventType.AUTHENTICATE: (17, 36),
+    EventType.PRODUCE: (
+        api_keys.PRODUCE,
+        api_keys.INIT_PRODUCER_ID,
+        api_keys.ADD_PARTITIONS_TO_TXN,
+        api_keys.ADD_OFFSETS_TO_TXN,
+        api_keys.END_TXN,
+        api_keys.TXN_OFFSET_COMMIT,
+        api_keys.BEGIN_BATCH,
+        api_keys.ENLIST_PRODUCER,
+        api_keys.COMMIT_BATCH,
+        api_keys.ABORT_BATCH,
+    ),
+    EventType.CONSUME: (
+        api_keys.FETCH,
+        api_keys.OFFSET_COMMIT,
+        api_keys.JOIN_GROUP,
+        api_keys.LEAVE_GROUP,
+        api_keys.SYNC_GROUP,
+    ),
+    EventType.HEARTBEAT: (
+        api_keys.HEARTBEAT,
+        api_keys.CONSUMER_GROUP_HEARTBEAT,
+        api_keys.SHARE_GROUP_HEARTBEAT,
+        api_keys.HEARTBEAT_BATCH,
+    ),
+    EventType.DESCRIBE: (
+        api_keys.LIST_OFFSETS,
+        api_keys.METADATA,
+        api_keys.OFFSET_FETCH,
+        api_keys.FIND_COORDINATOR,
+        api_keys.DESCRIBE_GROUPS,
+        api_keys.LIST_GROUPS,
+        api_keys.API_VERSIONS,
+        api_keys.OFFSET_FOR_LEADER_EPOCH,
+        api_keys.DESCRIBE_ACLS,
+        api_keys.DESCRIBE_CONFIGS,
+        api_keys.DESCRIBE_LOG_DIRS,
+        api_keys.DESCRIBE_DELEGATION_TOKEN,
+        api_keys.LIST_PARTITION_REASSIGNMENTS,
+        api_keys.DESCRIBE_CLIENT_QUOTAS,
+        api_keys.DESCRIBE_USER_SCRAM_CREDENTIALS,
+        api_keys.DESCRIBE_CLUSTER,
+        api_keys.DESCRIBE_PRODUCERS,
+        api_keys.DESCRIBE_TRANSACTIONS,
+        api_keys.LIST_TRANSACTIONS,
+        api_keys.LIST_CONFIG_RESOURCES,
+        api_keys.DESCRIBE_TOPIC_PARTITIONS,
+        api_keys.DESCRIBE_SINKS,
+        api_keys.DESCRIBE_COMPACTION,
+        api_keys.LOG_POSITIONS,
+        api_keys.DESCRIBE_LAG,
+        api_keys.DESCRIBE_HEALTH,
+        api_keys.DESCRIBE_CONNECTIONS,
+        api_keys.DESCRIBE_ELECTIONS,
+    ),
+    EventType.AUTHENTICATE: (
+        api_keys.SASL_HANDSHAKE,
+        api_keys.SASL_AUTHENTICATE,
+    ),
     EventType.MANAGEMENT: (
-        *(7, 19, 20, 21, 27, 30, 31, 33, 34, 37, 38, 39, 40, 42, 43, 44, 45, 47, 49, 51),
-        *_OUR_CHANGES,
+        api_keys.CONTROLLED_SHUTDOWN,
+        api_keys.CREATE_TOPICS,
+        api_keys.DELETE_TOPICS,
+        api_keys.DELETE_RECORDS,
+        api_keys.WRITE_TXN_MARKERS,
+        api_keys.CREATE_ACLS,
+        api_keys.DELETE_ACLS,
+        api_keys.ALTER_CONFIGS,
+        api_keys.ALTER_REPLICA_LOG_DIRS,
+        api_keys.CREATE_PARTITIONS,
+        api_keys.CREATE_DELEGATION_TOKEN,
+        api_keys.RENEW_DELEGATION_TOKEN,
+        api_keys.EXPIRE_DELEGATION_TOKEN,
+        api_keys.DELETE_GROUPS,
+        api_keys.ELECT_LEADERS,
+        api_keys.INCREMENTAL_ALTER_CONFIGS,
+        api_keys.ALTER_PARTITION_REASSIGNMENTS,
+        api_keys.OFFSET_DELETE,
+        api_keys.ALTER_CLIENT_QUOTAS,
+        api_keys.ALTER_USER_SCRAM_CREDENTIALS,
+        api_keys.REPLICA_ENDS,
+        api_keys.RESET_SINK,
+        api_keys.COMPACT_TOPICS,
     ),
 }
 EVENT_TYPES: Final = {key: kind for kind, keys in _TYPES_OF_APIS.items() for key in keys}

@@ -12,6 +12,7 @@ from brokers.model import id_text
 from brokers.security.acl_znodes import OPERATION_NAMES, PERMISSION_NAMES, TYPE_NAMES
 from brokers.security.acls import CLUSTER_NAME, AclOperation, Permission, ResourceType
 from brokers.security.audit import NAME_CHARS_MAX, Change
+from wire import api_keys
 from wire.errors import ErrorCode
 
 _ALTER, _DELETE, _ALTER_CONFIGS = AclOperation.ALTER, AclOperation.DELETE, AclOperation.ALTER_CONFIGS
@@ -228,33 +229,41 @@ def _of_brokers(request: Any, response: Any) -> Changes:
 
 
 _READERS: Final[dict[int, tuple[str, _Reader]]] = {
-    7: ("", _of_brokers),
-    19: ("topics", _create_topics),
-    20: ("topics", _delete_topics),
-    21: ("topics", _delete_records),
-    27: ("", _of_brokers),
-    30: ("creations", _create_acls),
-    31: ("filters", _delete_acls),
-    33: ("resources", _alter_configs),
-    34: ("dirs", _move_directories),
-    37: ("topics", _create_partitions),
-    38: ("", _tokens),
-    39: ("", _tokens),
-    40: ("", _tokens),
-    42: ("groups_names", _delete_groups),
-    43: ("topic_partitions", _elect_leaders),
-    44: ("resources", _alter_configs),
-    45: ("topics", _reassign),
-    47: ("", _delete_offsets),
-    49: ("entries", _alter_quotas),
-    51: ("upsertions", _alter_users),
-    12000: ("", _of_brokers),
-    12007: ("", _reset_sink),
-    12008: ("topics", _compact_topics),
+    api_keys.CONTROLLED_SHUTDOWN: ("", _of_brokers),
+    api_keys.CREATE_TOPICS: ("topics", _create_topics),
+    api_keys.DELETE_TOPICS: ("topics", _delete_topics),
+    api_keys.DELETE_RECORDS: ("topics", _delete_records),
+    api_keys.WRITE_TXN_MARKERS: ("", _of_brokers),
+    api_keys.CREATE_ACLS: ("creations", _create_acls),
+    api_keys.DELETE_ACLS: ("filters", _delete_acls),
+    api_keys.ALTER_CONFIGS: ("resources", _alter_configs),
+    api_keys.ALTER_REPLICA_LOG_DIRS: ("dirs", _move_directories),
+    api_keys.CREATE_PARTITIONS: ("topics", _create_partitions),
+    api_keys.CREATE_DELEGATION_TOKEN: ("", _tokens),
+    api_keys.RENEW_DELEGATION_TOKEN: ("", _tokens),
+    api_keys.EXPIRE_DELEGATION_TOKEN: ("", _tokens),
+    api_keys.DELETE_GROUPS: ("groups_names", _delete_groups),
+    api_keys.ELECT_LEADERS: ("topic_partitions", _elect_leaders),
+    api_keys.INCREMENTAL_ALTER_CONFIGS: ("resources", _alter_configs),
+    api_keys.ALTER_PARTITION_REASSIGNMENTS: ("topics", _reassign),
+    api_keys.OFFSET_DELETE: ("", _delete_offsets),
+    api_keys.ALTER_CLIENT_QUOTAS: ("entries", _alter_quotas),
+    api_keys.ALTER_USER_SCRAM_CREDENTIALS: ("upsertions", _alter_users),
+    api_keys.REPLICA_ENDS: ("", _of_brokers),
+    api_keys.RESET_SINK: ("", _reset_sink),
+    api_keys.COMPACT_TOPICS: ("topics", _compact_topics),
 }
 """By API key: the list of the request that names the resources, and how its changes are read."""
 MANAGEMENT_APIS: Final = frozenset(_READERS)
-BETWEEN_BROKERS: Final = frozenset({7, 19, 27, 12000, 12010})
+BETWEEN_BROKERS: Final = frozenset(
+    {
+        api_keys.CONTROLLED_SHUTDOWN,
+        api_keys.CREATE_TOPICS,
+        api_keys.WRITE_TXN_MARKERS,
+        api_keys.REPLICA_ENDS,
+        api_keys.LOG_POSITIONS,
+    }
+)
 """What brokers ask of each other on their own account; the topics among it that a client named in Metadata."""
 
 
@@ -262,9 +271,9 @@ def count_of_changes(api_key: int, request: Any) -> int:
     """About how many changes the request asks for."""
     rows = _READERS[api_key][0]
     found = len(getattr(request, rows, None) or ()) if rows else 1
-    if api_key == 20:
+    if api_key == api_keys.DELETE_TOPICS:
         found += len(getattr(request, "topic_names", ()))
-    if api_key == 51:
+    if api_key == api_keys.ALTER_USER_SCRAM_CREDENTIALS:
         found += len(request.deletions)
     return max(1, found)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import importlib
 import inspect
 import logging
 import time
@@ -19,6 +18,7 @@ from types import GeneratorType
 from typing import TYPE_CHECKING, Any
 
 from brokers.api.base import CLOSE, Batching, ClientGone, Context, DelayedResponse, Done, Run, Services
+from brokers.api.handlers import BATCHING, HANDLERS
 from brokers.api.metering import Meter, TimedCoroutine, exempt_key, timed_work
 from brokers.server.connection import Connection, Slot
 from brokers.server.framing import LARGE_FRAME, Chunk
@@ -26,7 +26,7 @@ from brokers.server.limits import QuietLog
 from brokers.server.login import LoginGate
 from brokers.server.long_work import Pacing, Work
 from brokers.server.purgatory import Purgatory
-from wire import hot, messages, pieces
+from wire import api_keys, hot, messages, pieces
 from wire.answered_errors import answered_errors
 from wire.apis import APIS, Api, Cost
 from wire.errors import ErrorCode
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _now = time.perf_counter
-API_VERSIONS = 18
 SIZE_BYTES = 4
 SMALLEST_RUN = SIZE_BYTES + 10
 """A frame's size and the shortest header."""
@@ -71,35 +70,6 @@ class Route:
     large: bool
 
 
-def resolve(api: Api) -> Callable[[Any, Context], Any]:
-    """The handler that a row of the API table names.
-
-    Raises:
-        LookupError: there is no such module or function.
-
-    """
-    handler = _named(api, api.handler)
-    assert callable(handler), f"brokers.api.{api.handler} is no function"
-    return handler  # type: ignore[no-any-return]
-
-
-def resolve_batch(api: Api) -> Batching | None:
-    """How requests of that row are executed together, if they are. Raises LookupError."""
-    if not api.batch:
-        return None
-    batch = _named(api, api.batch)
-    assert isinstance(batch, Batching), f"brokers.api.{api.batch} is no Batching"
-    return batch
-
-
-def _named(api: Api, name: str) -> Any:
-    module, _, attribute = name.partition(":")
-    try:
-        return getattr(importlib.import_module(f"brokers.api.{module}"), attribute)
-    except (ImportError, AttributeError) as error:
-        raise LookupError(f"{api.name}: no brokers.api.{name}: {error}") from error
-
-
 class Dispatcher:
     """Executes requests. ``handlers`` replaces the table's handlers in tests, ``now`` the clock of paced work."""
 
@@ -124,7 +94,7 @@ class Dispatcher:
         self._batches = {key: route for key, route in self._routes.items() if route.batch is not None}
 
     def _route(self, api: Api, handlers: dict[int, Callable[[Any, Context], Any]] | None) -> Route:
-        handler = handlers.get(api.key, _unserved) if handlers is not None else resolve(api)
+        handler = HANDLERS[api.key] if handlers is None else handlers.get(api.key, _unserved)
         metrics, audit = self._services.metrics, self._services.audit
         if audit is not None:
             handler = audit.audited(api.key, handler)
@@ -138,7 +108,7 @@ class Dispatcher:
             metrics.request_seconds.labels(api.name).observe,
             metrics.delayed.labels(api.name).observe,
             self._pacing,
-            resolve_batch(api) if handlers is None else None,
+            BATCHING.get(api.key) if handlers is None else None,
             api.large,
         )
 
@@ -162,7 +132,7 @@ class Dispatcher:
             return
         api, version = route.api, header.api_version
         if not api.min_version <= version <= api.max_version:
-            if api.key == API_VERSIONS:
+            if api.key == api_keys.API_VERSIONS:
                 self._unsupported_api_versions(slot, header.correlation_id)
             else:
                 self._close(connection, "version", f"{api.name} version {version} is not served")
@@ -418,13 +388,13 @@ class Dispatcher:
 
     def _unsupported_api_versions(self, slot: Slot, correlation_id: int) -> None:
         """KIP-511: a request in an unknown version is answered in version 0, with the versions that are served."""
-        api = APIS[API_VERSIONS]
+        api = APIS[api_keys.API_VERSIONS]
         known = messages.ApiVersionsResponse.ApiVersion(
-            api_key=API_VERSIONS, min_version=api.min_version, max_version=api.max_version
+            api_key=api_keys.API_VERSIONS, min_version=api.min_version, max_version=api.max_version
         )
         body = messages.ApiVersionsResponse(version=0, error_code=ErrorCode.UNSUPPORTED_VERSION, api_keys=[known])
-        payload = messages.encode_response(body, API_VERSIONS, 0)
-        slot.answer(hot.framed(messages.encode_response_header(API_VERSIONS, 0, correlation_id), [payload]))
+        payload = messages.encode_response(body, api_keys.API_VERSIONS, 0)
+        slot.answer(hot.framed(messages.encode_response_header(api_keys.API_VERSIONS, 0, correlation_id), [payload]))
 
     def _close(self, connection: Connection, reason: str, text: str) -> None:
         self._services.metrics.refused.labels(reason).inc()

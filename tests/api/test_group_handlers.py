@@ -11,8 +11,8 @@ import pytest
 import wire.messages as m
 from brokers.api import groups as handlers
 from brokers.api.base import ClientConnection, Context, DelayedResponse, Done
+from brokers.api.handlers import HANDLERS
 from brokers.groups.requests import FetchRequest
-from brokers.server.dispatch import resolve
 from tests.support.group_api import Api
 from tests.support.message_defaults import assert_defaults_untouched
 from wire.apis import APIS
@@ -282,7 +282,7 @@ def test_what_names_many_partitions_may_be_interrupted_between_them(api: Api, ke
         parts = [kind.OffsetDeleteRequestPartition(partition_index=i) for i in numbers]
         request = m.OffsetDeleteRequest(version=version, group_id="g", topics=[kind(name="t", partitions=parts)])
     context = Context(api.services, ClientConnection(1, "PLAINTEXT", "127.0.0.1"), key, version, 1, "client")
-    places, outcome = 0, resolve(APIS[key])(request, context)
+    places, outcome = 0, HANDLERS[key](request, context)
     while inspect.isgenerator(outcome):
         places, outcome = places + ROWS, drained(outcome, ROWS)
         outcome = outcome.response if isinstance(outcome, Done | DelayedResponse) else outcome

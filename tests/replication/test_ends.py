@@ -17,9 +17,10 @@ from brokers.peers.calls import PeerUnavailable
 from brokers.replication import ends
 from brokers.replication.ends import ReplicaEnd
 from tests.support.stage import ME, OTHER, Stage
+from wire import api_keys
 from wire.errors import ErrorCode
 
-KEY = ends.REPLICA_ENDS_KEY
+KEY = api_keys.REPLICA_ENDS
 
 
 class Line:

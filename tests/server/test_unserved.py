@@ -16,7 +16,7 @@ import pytest
 import wire.messages as m
 from brokers.api.access import Access
 from brokers.api.base import ClientConnection, Context, through
-from brokers.server.dispatch import resolve
+from brokers.api.handlers import HANDLERS
 from wire.apis import APIS
 from wire.errors import ErrorCode
 
@@ -28,7 +28,7 @@ def ask(name: str, version: int, request: dict[str, Any]) -> Any:
     context = Context(services, ClientConnection(1, "PLAINTEXT", "h"), api.key, version, 1, "c")
     sent = m.request_class(api.key)(version=version, **request)
     decoded = m.decode_request(api.key, version, memoryview(sent.encode(version=version)))
-    outcome = resolve(api)(decoded, context)
+    outcome = HANDLERS[api.key](decoded, context)
     if inspect.iscoroutine(outcome):
         outcome = asyncio.run(outcome)
     answer = (through(outcome) if isinstance(outcome, Generator) else outcome).response

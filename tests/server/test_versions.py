@@ -10,7 +10,6 @@ import pytest
 import wire.messages as m
 from brokers.api.base import ClientConnection, Context
 from brokers.api.versions import handle_api_versions
-from brokers.server.dispatch import resolve
 from wire.apis import APIS
 from wire.errors import ErrorCode
 
@@ -52,13 +51,3 @@ def test_only_features_of_the_cluster_are_finalized(version: int) -> None:
 def test_a_software_name_that_is_no_word_is_refused(name: str, software: str) -> None:
     assert ask(4, {}, name, software).error_code == ErrorCode.INVALID_REQUEST
     assert ask(2, {}, name, software).error_code == 0
-
-
-@pytest.mark.parametrize("key", APIS)
-def test_every_row_of_the_table_has_a_handler(key: int) -> None:
-    assert callable(resolve(APIS[key]))
-
-
-def test_a_handler_that_is_not_there_stops_the_start() -> None:
-    with pytest.raises(LookupError, match="nowhere"):
-        resolve(APIS[0]._replace(handler="produce:nowhere"))

@@ -10,9 +10,8 @@ import wire.messages as m
 from brokers.api.access import Access
 from brokers.api.base import ClientConnection, Context, DelayedResponse, Done, through
 from brokers.api.disconnects import Disconnects
-from brokers.server.dispatch import resolve
+from brokers.api.handlers import HANDLERS
 from tests.support.group_driver import Driver
-from wire.apis import APIS
 from wire.errors import ErrorCode
 from wire.types import TopicPartition
 
@@ -36,7 +35,7 @@ class Api:
         decoded = m.decode_request(key, version, body)
         connection = ClientConnection(1, "PLAINTEXT", "127.0.0.1")
         context = Context(self.services, connection, key, version, 1, "client")
-        outcome = resolve(APIS[key])(decoded, context)
+        outcome = HANDLERS[key](decoded, context)
         if inspect.isgenerator(outcome):
             outcome = through(outcome)
         if isinstance(outcome, DelayedResponse):

@@ -22,6 +22,7 @@ from coordination.store import Operation, OperationResult, SetData, Stat, Store,
 from coordination.tree import adopt
 from coordination.zookeeper import ZookeeperStore
 from tests.support.clocks import RealClock, running_timers
+from wire import api_keys
 from wire.errors import ErrorCode
 
 SESSION_MS = 2_000
@@ -71,7 +72,7 @@ class Neighbours(Peers):
         self._node = node
 
     async def call(self, broker_id: int, api_key: int, version: int, message: Any, timeout_ms: int = 30_000) -> Any:
-        if api_key != ends.REPLICA_ENDS_KEY:
+        if api_key != api_keys.REPLICA_ENDS:
             return await super().call(broker_id, api_key, version, message, timeout_ms)
         other = self._node.neighbours.get(broker_id)
         if other is None or other.silent:

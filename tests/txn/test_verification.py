@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from txn.verification import PRODUCE_KEY, TXN_OFFSET_COMMIT_KEY, Ask, client_error, client_message, question
+from txn.verification import Ask, client_error, client_message, question
+from wire import api_keys
 from wire.errors import ErrorCode as E
 from wire.types import TopicPartition
 
@@ -14,13 +15,13 @@ A, B = TopicPartition("a", 0), TopicPartition("b", 1)
 @pytest.mark.parametrize(
     ("key", "version", "ask", "abortable"),
     [
-        (PRODUCE_KEY, 3, Ask.VERIFY, False),
-        (PRODUCE_KEY, 10, Ask.VERIFY, False),
-        (PRODUCE_KEY, 11, Ask.VERIFY, True),
-        (PRODUCE_KEY, 12, Ask.ADD, True),
-        (TXN_OFFSET_COMMIT_KEY, 3, Ask.VERIFY, False),
-        (TXN_OFFSET_COMMIT_KEY, 4, Ask.VERIFY, True),
-        (TXN_OFFSET_COMMIT_KEY, 5, Ask.ADD, True),
+        (api_keys.PRODUCE, 3, Ask.VERIFY, False),
+        (api_keys.PRODUCE, 10, Ask.VERIFY, False),
+        (api_keys.PRODUCE, 11, Ask.VERIFY, True),
+        (api_keys.PRODUCE, 12, Ask.ADD, True),
+        (api_keys.TXN_OFFSET_COMMIT, 3, Ask.VERIFY, False),
+        (api_keys.TXN_OFFSET_COMMIT, 4, Ask.VERIFY, True),
+        (api_keys.TXN_OFFSET_COMMIT, 5, Ask.ADD, True),
     ],
 )
 def test_questions(key: int, version: int, ask: Ask, abortable: bool) -> None:
@@ -47,7 +48,7 @@ def test_questions(key: int, version: int, ask: Ask, abortable: bool) -> None:
     ],
 )
 def test_answers(version: int, answer: E, told: E) -> None:
-    asked = question(PRODUCE_KEY, version, "x", (7, 1), [A])
+    asked = question(api_keys.PRODUCE, version, "x", (7, 1), [A])
     assert client_error(asked, answer) is told
     if told is E.NOT_ENOUGH_REPLICAS:
         assert "replicas are not to blame" in (client_message(asked, answer) or "")

@@ -11,6 +11,7 @@ import wire.messages as m
 from brokers.coordinators.ports import TransactionMarker
 from brokers.model import Clock
 from txn.markers import Fate, Gone, Job, JobId, Markers, MarkerToSend, fate
+from wire import api_keys
 from wire.apis import APIS
 from wire.errors import ErrorCode
 from wire.types import TopicPartition
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-WRITE_TXN_MARKERS = 27
 CALL_TIMEOUT_MS = 30_000
 PAUSE_MS = 200
 UNKNOWN_IS_GONE_MS = 10_000
@@ -152,10 +152,10 @@ class MarkerSender:
         self._write_here(markers, done)
 
     async def _send(self, broker: int, entries: Sequence[MarkerToSend]) -> None:
-        version = APIS[WRITE_TXN_MARKERS].max_version
+        version = APIS[api_keys.WRITE_TXN_MARKERS].max_version
         try:
             response = await self._peers.call(
-                broker, WRITE_TXN_MARKERS, version, encode_markers(entries, version), CALL_TIMEOUT_MS
+                broker, api_keys.WRITE_TXN_MARKERS, version, encode_markers(entries, version), CALL_TIMEOUT_MS
             )
             errors = decode_markers(entries, response)
         except asyncio.CancelledError:
@@ -196,7 +196,7 @@ def combined(
 
 def encode_markers(entries: Sequence[MarkerToSend], version: int) -> Any:
     """A WriteTxnMarkers request."""
-    kind = m.request_class(WRITE_TXN_MARKERS)
+    kind = m.request_class(api_keys.WRITE_TXN_MARKERS)
     markers = []
     for entry in entries:
         topics: dict[str, list[int]] = {}
