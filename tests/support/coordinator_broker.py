@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import inspect
 import uuid
 from collections.abc import Callable, Coroutine
@@ -13,6 +12,7 @@ from typing import Any
 
 import wire.messages as m
 from brokers.api.base import DelayedResponse, Done, through
+from brokers.api.handlers import HANDLERS
 from brokers.coordinators.lags import LagWatch
 from brokers.coordinators.runtime import CoordinatorRuntime
 from brokers.coordinators.transactions.coordinator import TransactionCoordinator, partition_count_of
@@ -24,7 +24,6 @@ from brokers.timers import Timers
 from tests.support.clocks import RealClock
 from tests.support.stage import ME, Stage
 from wire import hot
-from wire.apis import APIS
 
 TRANSACTIONAL = 16
 
@@ -109,9 +108,7 @@ class Broker(Stage):
         return m.decode_response(key, version, m.encode_response(response, key, version))
 
     async def outcome(self, key: int, version: int, request: Any) -> Any:
-        module, _, name = APIS[key].handler.partition(":")
-        handler = getattr(importlib.import_module(f"brokers.api.{module}"), name)
-        found = handler(request, self.context(key, version))
+        found = HANDLERS[key](request, self.context(key, version))
         while inspect.isgenerator(found) or inspect.iscoroutine(found):
             found = through(found) if inspect.isgenerator(found) else await found
         if isinstance(found, Done):
