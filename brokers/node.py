@@ -51,7 +51,7 @@ from brokers.replication.isr_writer import ZooKeeperIsrWriter
 from brokers.replication.proposals import Proposer
 from brokers.replication.replicas import ReplicaManager
 from brokers.replication.throttles import throttle_of
-from brokers.security.audit import Source
+from brokers.security.audit import EventSource
 from brokers.timers import Timers
 from coordination.registration import (
     Advertisement,
@@ -168,7 +168,7 @@ class Node:
             await metadata.start()
         except BadZnode as error:
             raise StartError(str(error)) from error
-        source = Source(cluster_id, self.config.broker_id, version("fleetlog"), self._process)
+        source = EventSource(cluster_id, self.config.broker_id, version("fleetlog"), self._process)
         self._audit = started_audit(self.config, self._authorization.access, source, self._ports.clock)
         services = self._build(metadata, logs)
         if self.config.group_lag_interval_ms:

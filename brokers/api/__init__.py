@@ -1,1 +1,4 @@
-"""Handlers by subject: each a plain function from a decoded request to an answer. :mod:`brokers.api.handlers` binds them to the API table."""
+"""Handlers by subject: each a plain function from a decoded request to an answer.
+
+:mod:`brokers.api.handlers` binds them to the API table.
+"""

@@ -164,7 +164,7 @@ class Login(Protocol):
         ...
 
 
-class Client(Protocol):
+class AskingClient(Protocol):
     """What an authorizer knows of a client and its request."""
 
     @property
@@ -186,11 +186,11 @@ class Authorizer(Protocol):
         """What it decided since the rules changed; always the same object, so a caller may look here first."""
         ...
 
-    def allows(self, client: Client, operation: AclOperation, resource: ResourceType, name: str) -> bool:
+    def allows(self, client: AskingClient, operation: AclOperation, resource: ResourceType, name: str) -> bool:
         """Whether the client may do the operation on that resource."""
         ...
 
-    def allows_any(self, client: Client, operation: AclOperation, resource: ResourceType) -> bool:
+    def allows_any(self, client: AskingClient, operation: AclOperation, resource: ResourceType) -> bool:
         """Whether there can be a resource of that type on which the client may do the operation."""
         ...
 
@@ -204,7 +204,7 @@ class DecisionLog(Protocol):
         ...
 
     def note(
-        self, client: Client, operation: AclOperation, resource: ResourceType, name: str, *, allowed: bool
+        self, client: AskingClient, operation: AclOperation, resource: ResourceType, name: str, *, allowed: bool
     ) -> bool:
         """One decision; False: it must be kept and cannot be, so nothing is allowed."""
         ...
@@ -235,7 +235,7 @@ class Access:
         self.keep_decisions(self.decisions)
 
     def allows(
-        self, client: Client, operation: AclOperation, resource: ResourceType, name: str, logged: bool = True
+        self, client: AskingClient, operation: AclOperation, resource: ResourceType, name: str, logged: bool = True
     ) -> bool:
         """Whether the client may do the operation on that resource."""
         authorizer = self.authorizer
@@ -256,18 +256,18 @@ class Access:
         """Whether ClusterAction tells brokers from clients: without it, a client may claim to be one."""
         return self.authorizer is not None
 
-    def allows_any(self, client: Client, operation: AclOperation, resource: ResourceType) -> bool:
+    def allows_any(self, client: AskingClient, operation: AclOperation, resource: ResourceType) -> bool:
         """Whether the client may do the operation on some resource of that type."""
         authorizer = self.authorizer
         return authorizer is None or authorizer.allows_any(client, operation, resource)
 
-    def refusal(self, client: Client, operation: AclOperation, resource: ResourceType, name: str) -> ErrorCode:
+    def refusal(self, client: AskingClient, operation: AclOperation, resource: ResourceType, name: str) -> ErrorCode:
         """NONE, or the authorization error of that type of resource."""
         return _NONE if self.allows(client, operation, resource, name) else _ERRORS[resource]
 
     def denied(
         self,
-        client: Client,
+        client: AskingClient,
         operation: AclOperation,
         resource: ResourceType,
         names: Iterable[str],
@@ -278,7 +278,7 @@ class Access:
             return _NONE_DENIED
         return frozenset(name for name in set(names) if not self.allows(client, operation, resource, name, logged))
 
-    def operations(self, client: Client, resource: ResourceType, name: str) -> tuple[AclOperation, ...]:
+    def operations(self, client: AskingClient, resource: ResourceType, name: str) -> tuple[AclOperation, ...]:
         """All that the client may do on that resource."""
         every = OPERATIONS_OF[resource]
         if self.authorizer is None:
@@ -304,7 +304,7 @@ class OpenAccess(Access):
         return True
 
     def allows(
-        self, client: Client, operation: AclOperation, resource: ResourceType, name: str, logged: bool = True
+        self, client: AskingClient, operation: AclOperation, resource: ResourceType, name: str, logged: bool = True
     ) -> bool:
         """Whether the client may do the operation: all but ClusterAction, unless it is a broker."""
         if operation is not CLUSTER_ACTION or client.connection.principal in self._brokers:
@@ -313,7 +313,7 @@ class OpenAccess(Access):
             self.decisions.note(client, operation, resource, name, allowed=False)
         return False
 
-    def operations(self, client: Client, resource: ResourceType, name: str) -> tuple[AclOperation, ...]:
+    def operations(self, client: AskingClient, resource: ResourceType, name: str) -> tuple[AclOperation, ...]:
         """All that the client may do on that resource."""
         every = OPERATIONS_OF[resource]
         return tuple(one for one in every if self.allows(client, one, resource, name, logged=False))

@@ -10,11 +10,11 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from brokers.api.access import Access, Client, Login, OpenAccess
+from brokers.api.access import Access, AskingClient, Login, OpenAccess
 from brokers.metadata.acl_cache import AclCache
 from brokers.security.acl_rules import AclRules, Question
 from brokers.security.acls import CLUSTER_NAME, AclImage, AclOperation, ResourceType
-from brokers.security.audit import LOGGER, Decision, authorizer_line
+from brokers.security.audit import LOGGER, AclDecision, authorizer_line
 from brokers.security.authorizer_settings import (
     AuthorizerSettings,
     broker_principals,
@@ -44,12 +44,12 @@ class AclDoor:
         self._rules = rules
         self.verdicts: Mapping[Question, bool] = rules.verdicts
 
-    def allows(self, client: Client, operation: AclOperation, resource: ResourceType, name: str) -> bool:
+    def allows(self, client: AskingClient, operation: AclOperation, resource: ResourceType, name: str) -> bool:
         """Whether the client may do the operation on that resource."""
         login = client.connection
         return self._rules.allows(login.principal, _host(login), operation, resource, name)
 
-    def allows_any(self, client: Client, operation: AclOperation, resource: ResourceType) -> bool:
+    def allows_any(self, client: AskingClient, operation: AclOperation, resource: ResourceType) -> bool:
         """Whether there can be a resource of that type on which the client may do the operation."""
         login = client.connection
         return self._rules.allows_any(login.principal, _host(login), operation, resource)
@@ -74,7 +74,7 @@ class AuthorizerLog:
         return decisions_log.isEnabledFor(logging.DEBUG)
 
     def note(
-        self, client: Client, operation: AclOperation, resource: ResourceType, name: str, *, allowed: bool
+        self, client: AskingClient, operation: AclOperation, resource: ResourceType, name: str, *, allowed: bool
     ) -> bool:
         """One decision, as one line."""
         if allowed:
@@ -92,10 +92,10 @@ class AuthorizerLog:
         return True
 
 
-def _line(client: Client, operation: AclOperation, resource: ResourceType, name: str, *, allowed: bool) -> str:
+def _line(client: AskingClient, operation: AclOperation, resource: ResourceType, name: str, *, allowed: bool) -> str:
     key, login = client.api_key, client.connection
     return authorizer_line(
-        Decision(login.principal, _host(login), key, APIS[key].name, operation, resource, name, allowed)
+        AclDecision(login.principal, _host(login), key, APIS[key].name, operation, resource, name, allowed)
     )
 
 

@@ -13,10 +13,10 @@ from collections.abc import Callable, Coroutine, Generator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from brokers.api.access import CLUSTER, CLUSTER_ACTION, Access, Client, DecisionLog
+from brokers.api.access import CLUSTER, CLUSTER_ACTION, Access, AskingClient, DecisionLog
 from brokers.api.base import ROWS_PER_YIELD, Context, DelayedResponse, Done
 from brokers.security.acls import AclOperation, ResourceType
-from brokers.security.audit import EVENT_TYPES, AuditSettings, AuditTrail, Caller, Decision, EventType, Source
+from brokers.security.audit import EVENT_TYPES, AclDecision, AuditSettings, AuditTrail, Caller, EventSource, EventType
 from brokers.security.audit_changes import (
     BETWEEN_BROKERS,
     MANAGEMENT_APIS,
@@ -53,7 +53,12 @@ class Audit:
     """
 
     def __init__(
-        self, settings: AuditSettings, source: Source, clock: Clock, brokers: str, protocol_of: Callable[[str], str]
+        self,
+        settings: AuditSettings,
+        source: EventSource,
+        clock: Clock,
+        brokers: str,
+        protocol_of: Callable[[str], str],
     ) -> None:
         self.trail = AuditTrail(settings, source)
         self.wake: Callable[[], None] = lambda: None
@@ -133,14 +138,14 @@ class Audit:
     # ---- decisions -------------------------------------------------------------------------------------------------
 
     def decided(
-        self, client: Client, operation: AclOperation, resource: ResourceType, name: str, *, allowed: bool
+        self, client: AskingClient, operation: AclOperation, resource: ResourceType, name: str, *, allowed: bool
     ) -> bool:
         """Keep a decision of the authorizer about a data request; False: it must be refused."""
         key, login = client.api_key, client.connection
         if EVENT_TYPES[key] in _SINGLE or login.principal == self._brokers:
             return True
         host, client_id = _host(login.peer_host), getattr(client, "client_id", "") or ""
-        decision = Decision(
+        decision = AclDecision(
             login.principal, host, key, APIS[key].name, operation, resource, name, allowed, client_id=client_id
         )
         kept = self.trail.record(decision, self._clock.wall_ms(), self._clock.mono_ms())
@@ -189,7 +194,7 @@ class Audit:
             log.error("the audit queue is full, because events come faster than they can be written: %s", what)
 
 
-def started_audit(config: BrokerConfig, access: Access, source: Source, clock: Clock) -> Audit | None:
+def started_audit(config: BrokerConfig, access: Access, source: EventSource, clock: Clock) -> Audit | None:
     """The audit that the settings ask for, which ``access`` tells its decisions from now on. Raises ConfigError."""
     settings = audit_settings(config)
     if settings is None:
@@ -205,10 +210,10 @@ class _NoRights:
 
     verdicts: Mapping[Any, bool] = {}
 
-    def allows(self, client: Client, operation: AclOperation, resource: ResourceType, name: str) -> bool:
+    def allows(self, client: AskingClient, operation: AclOperation, resource: ResourceType, name: str) -> bool:
         return False
 
-    def allows_any(self, client: Client, operation: AclOperation, resource: ResourceType) -> bool:
+    def allows_any(self, client: AskingClient, operation: AclOperation, resource: ResourceType) -> bool:
         return False
 
 
@@ -225,7 +230,7 @@ class Decisions:
         return self._lines.keeps_allowed or self._audit.records_data
 
     def note(
-        self, client: Client, operation: AclOperation, resource: ResourceType, name: str, *, allowed: bool
+        self, client: AskingClient, operation: AclOperation, resource: ResourceType, name: str, *, allowed: bool
     ) -> bool:
         """One decision; False: it cannot be recorded, so the request is refused."""
         self._lines.note(client, operation, resource, name, allowed=allowed)

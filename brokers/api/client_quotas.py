@@ -18,8 +18,8 @@ from brokers.security.quota_entities import (
     CLIENT_ID,
     IP,
     USER,
-    Alteration,
     Component,
+    QuotaAlteration,
     QuotaRequestRefused,
     check_components,
     entity_matches,
@@ -110,7 +110,9 @@ async def handle_alter_client_quotas(request: AlterClientQuotasRequest, context:
             if unreachable is not None:
                 raise unreachable  # each would wait as long as the one before
             entity = _named([(one.entity_type, one.entity_name) for one in entry.entity])
-            await _write(context, entity, [Alteration(one.key, one.value, one.remove) for one in entry.ops], request)
+            await _write(
+                context, entity, [QuotaAlteration(one.key, one.value, one.remove) for one in entry.ops], request
+            )
         except QuotaRequestRefused as refused:
             unreachable = refused if refused.code is ErrorCode.REQUEST_TIMED_OUT else unreachable
             outcomes.append((refused.code, str(refused)))
@@ -139,7 +141,7 @@ def _named(parts: Iterable[tuple[str, str | None]]) -> Entity:
 
 
 async def _write(
-    context: Context, entity: Entity, alterations: list[Alteration], request: AlterClientQuotasRequest
+    context: Context, entity: Entity, alterations: list[QuotaAlteration], request: AlterClientQuotasRequest
 ) -> None:  # fmt: skip
     try:
         async with asyncio.timeout(WRITE_SECONDS):

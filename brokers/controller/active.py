@@ -39,8 +39,6 @@ KEEP_CHANGES_MS = 15 * 60_000
 
 
 class ActiveController:
-    """See the module."""
-
     def __init__(
         self,
         context: ControllerContext,

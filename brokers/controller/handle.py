@@ -50,8 +50,6 @@ class ControllerWork(NamedTuple):
 
 
 class ControllerHandle(Protocol):
-    """See the module."""
-
     @property
     def is_active(self) -> bool:
         """Whether this broker is the active controller, and ready."""

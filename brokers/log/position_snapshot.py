@@ -17,7 +17,7 @@ from brokers.log.positions import (
     PAGE_COST,
     SOURCE_COST,
     PositionSets,
-    Source,
+    PositionSource,
 )
 
 DEDUP_FILE = "deduplicated"
@@ -100,7 +100,7 @@ def _load(sets: PositionSets, body: memoryview) -> int:
         at += _SOURCE.size
         source_id = bytes(body[at : at + length])
         at += length
-        source = sets.sources[source_id] = Source(floor, last_ms, last_offset)
+        source = sets.sources[source_id] = PositionSource(floor, last_ms, last_offset)
         sets.cost += SOURCE_COST + length
         for _ in range(pages):
             number, offset, touched_ms, exact, count, more = _PAGE.unpack_from(body, at)

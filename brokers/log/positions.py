@@ -82,7 +82,7 @@ class PositionPage:
         return bool(self.bits & positions.bits) or not self.more.isdisjoint(positions.more)
 
 
-class Source:
+class PositionSource:
     """What one source has sent: its pages, those numbers as a heap, and the floor."""
 
     __slots__ = ("floor", "last_ms", "last_offset", "numbers", "pages")
@@ -129,7 +129,7 @@ class PositionSets:
     def __init__(self, *, window_ms: int, max_bytes: int) -> None:
         self.window_ms = window_ms
         self.max_bytes = max_bytes
-        self.sources: dict[bytes, Source] = {}
+        self.sources: dict[bytes, PositionSource] = {}
         self.floors: dict[bytes, int] = {}
         """Of sources of which all pages had to go. They stay: what such a source repeats must not be accepted."""
         self.cost = 0
@@ -236,8 +236,8 @@ class PositionSets:
 
         Only then do pages get old by it: between batches that are replayed at once an hour may have passed, or none.
         """
-        source: Source | None = None
-        name, reached = b"", list[Source]()
+        source: PositionSource | None = None
+        name, reached = b"", list[PositionSource]()
         for source_id, number, bits, more in pages:
             if source is None or source_id != name:
                 name, source = source_id, self._source(source_id)
@@ -262,18 +262,18 @@ class PositionSets:
         if self.cost > self.max_bytes:
             self._make_room(0, (), now_ms, pressed=True)
 
-    def _source(self, source_id: bytes) -> Source:
+    def _source(self, source_id: bytes) -> PositionSource:
         source = self.sources.get(source_id)
         if source is None:
             self.cost += self._cost_of_source(source_id)
-            source = self.sources[source_id] = Source(self.floors.pop(source_id, 0))
+            source = self.sources[source_id] = PositionSource(self.floors.pop(source_id, 0))
         return source
 
-    def _expire(self, source: Source) -> None:
+    def _expire(self, source: PositionSource) -> None:
         while source.numbers and source.pages[source.numbers[0]].touched_ms + self.window_ms < source.last_ms:
             self.cost -= source.drop_lowest()
 
-    def _gets_old(self, source: Source | None, now_ms: int) -> bool:
+    def _gets_old(self, source: PositionSource | None, now_ms: int) -> bool:
         """Whether the source's lowest page may go when the source writes again."""
         if source is None or not source.numbers:
             return False

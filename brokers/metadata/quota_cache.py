@@ -17,7 +17,7 @@ from brokers.metadata.config_changes import CHANGES, change_notice
 from brokers.metadata.loading import read_or_none
 from brokers.security.documents import BadDocument
 from brokers.security.quota_entities import (
-    Alteration,
+    QuotaAlteration,
     QuotaRequestRefused,
     altered_config,
     entity_at,
@@ -75,7 +75,7 @@ class QuotaCache:
 
 
 async def write_quotas(
-    store: Store, entity: Entity, alterations: Sequence[Alteration], *, validate_only: bool = False
+    store: Store, entity: Entity, alterations: Sequence[QuotaAlteration], *, validate_only: bool = False
 ) -> None:
     """Alter the quotas of one entity. Raises QuotaRequestRefused, the store's exceptions, BadZnode."""
     if validate_only:

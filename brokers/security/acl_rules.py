@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import Final
 
 from brokers.model import AUDIT_TOPIC
-from brokers.security.acls import OPERATIONS_OF, AclImage, AclOperation, ResourceType, Verdict
+from brokers.security.acls import AclImage, AclOperation, ResourceType, Verdict
 from brokers.security.audit import PROTECTED_OPERATIONS
 
 CACHED_MAX: Final = 65_536
@@ -58,10 +58,6 @@ class AclRules:
         self._image = image
         self.verdicts.clear()
 
-    def is_super_user(self, principal: str) -> bool:
-        """Whether the principal may do everything."""
-        return principal in self._super_users
-
     def allows(self, principal: str, host: str, operation: AclOperation, kind: ResourceType, name: str) -> bool:
         """Whether the principal (``Type:name``) at that address may do the operation on the named resource."""
         question = (principal, host, operation, kind, name)
@@ -94,7 +90,3 @@ class AclRules:
         else:
             verdict = self._image.decide(principal, host, operation, kind, name)
         return verdict is Verdict.ALLOWED or (verdict is Verdict.NO_ACL and self._allow_if_no_acl)
-
-    def allowed_operations(self, principal: str, host: str, kind: ResourceType, name: str) -> tuple[AclOperation, ...]:
-        """Which of the operations that the resource has are allowed (KIP-430)."""
-        return tuple(one for one in OPERATIONS_OF[kind] if self.allows(principal, host, one, kind, name))

@@ -69,16 +69,6 @@ def acl_path(pattern: ResourcePattern) -> str:
     return f"{root}/{TYPE_NAMES[pattern.type]}/{pattern.name}"
 
 
-def pattern_at(path: str) -> ResourcePattern:
-    """Inverse of :func:`acl_path`; raises BadDocument."""
-    for root, pattern_type in ((PREFIXED_ACLS, PatternType.PREFIXED), (LITERAL_ACLS, PatternType.LITERAL)):
-        if path.startswith(f"{root}/"):
-            kind, slash, name = path.removeprefix(f"{root}/").partition("/")
-            if slash and name and "/" not in name and kind.lower() in _TYPES:
-                return ResourcePattern(_TYPES[kind.lower()], name, pattern_type)
-    raise BadDocument(path, "not the path of ACLs")
-
-
 def encode_entries(entries: Entries) -> bytes:
     """JSON version 1, sorted so that equal entries are equal bytes."""
     return dump_document(

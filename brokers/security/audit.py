@@ -167,7 +167,7 @@ def printable(text: str) -> str:
     return cut if cut.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in cut)
 
 
-class Decision(NamedTuple):
+class AclDecision(NamedTuple):
     """What was asked of the authorizer, and its answer. ``references``: how often the request names
     the resource."""
 
@@ -183,7 +183,7 @@ class Decision(NamedTuple):
     client_id: str = ""
 
 
-def authorizer_line(decision: Decision) -> str:
+def authorizer_line(decision: AclDecision) -> str:
     """The line that Kafka's authorizer logs for a decision on a literal resource."""
     return (
         f"Principal = {printable(decision.principal)} is {'Allowed' if decision.allowed else 'Denied'} "
@@ -215,7 +215,7 @@ class AuditSettings:
     aggregates_max: int = AGGREGATES_MAX
 
 
-class Source(NamedTuple):
+class EventSource(NamedTuple):
     """The broker in its events. ``process`` differs in each start: with it and a number an event has a name."""
 
     cluster_id: str
@@ -253,7 +253,7 @@ class _Key(NamedTuple):
 
 @dataclass(slots=True)
 class _Aggregate:
-    first: Decision
+    first: AclDecision
     began_mono_ms: int
     first_wall_ms: int
     last_wall_ms: int
@@ -263,7 +263,7 @@ class _Aggregate:
 class AuditTrail:
     """The events of one broker until they are written to the topic: :meth:`pending`, then :meth:`mark_written`."""
 
-    def __init__(self, settings: AuditSettings, source: Source) -> None:
+    def __init__(self, settings: AuditSettings, source: EventSource) -> None:
         self._settings = settings
         self._source = source
         self._aggregates: dict[_Key, _Aggregate] = {}
@@ -281,7 +281,7 @@ class AuditTrail:
         """The size of the events that wait to be written."""
         return self._queued_bytes
 
-    def record(self, decision: Decision, wall_ms: int, mono_ms: int) -> bool:
+    def record(self, decision: AclDecision, wall_ms: int, mono_ms: int) -> bool:
         """Keeps a decision; False: it could not be kept, and the request must be refused (``audit.on.full=refuse``)."""
         kind = EVENT_TYPES[decision.api_key]
         settings = self._settings
@@ -445,7 +445,7 @@ class AuditTrail:
             "dst_endpoint": {"uid": source.cluster_id, "svc_name": f"broker {source.broker_id}"},
         }
 
-    def _activity(self, decision: Decision, count: int, first_wall_ms: int, last_wall_ms: int) -> dict[str, Any]:
+    def _activity(self, decision: AclDecision, count: int, first_wall_ms: int, last_wall_ms: int) -> dict[str, Any]:
         caller = Caller(decision.principal, decision.host, decision.client_id)
         error = ErrorCode.NONE if decision.allowed else ErrorCode.UNKNOWN_SERVER_ERROR
         change = Change(TYPE_NAMES[decision.type], decision.name, decision.operation, error)

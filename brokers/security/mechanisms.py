@@ -25,7 +25,7 @@ class Authenticated(NamedTuple):
     expires_at_ms: int | None = None
 
 
-class Step(NamedTuple):
+class LoginStep(NamedTuple):
     """What a mechanism answers to a token: bytes for the client, and the outcome once there is one."""
 
     response: bytes
@@ -35,13 +35,13 @@ class Step(NamedTuple):
 class Deferred(NamedTuple):
     """A step that may have to wait: ``begin`` takes a callback and calls it once, on the loop, at once or later."""
 
-    begin: Callable[[Callable[[Step | AuthenticationFailed], None]], None]
+    begin: Callable[[Callable[[LoginStep | AuthenticationFailed], None]], None]
 
 
 class ServerMechanism(Protocol):
     """One login under way."""
 
-    def evaluate(self, token: bytes) -> Step | Deferred:
+    def evaluate(self, token: bytes) -> LoginStep | Deferred:
         """The next step; raises AuthenticationFailed, after which the object is spent."""
         ...
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from brokers.security.mechanisms import Authenticated, AuthenticationFailed, Deferred, Step
+from brokers.security.mechanisms import Authenticated, AuthenticationFailed, Deferred, LoginStep
 from brokers.security.principals import USER, Principal
 from brokers.security.scram import decode_saslname
 
@@ -85,7 +85,7 @@ class OauthBearerServer:
         self._refusal = ""
         self._spent = False
 
-    def evaluate(self, token: bytes) -> Step | Deferred:
+    def evaluate(self, token: bytes) -> LoginStep | Deferred:
         """The server's next message; raises AuthenticationFailed."""
         if self._refusal:
             raise AuthenticationFailed(_REFUSED, self._refusal)
@@ -98,13 +98,13 @@ class OauthBearerServer:
             raise AuthenticationFailed("Invalid SASL/OAUTHBEARER message", f"malformed message: {error}") from None
         return Deferred(lambda done: self._verify(response.token, lambda found: done(self._step(response, found))))
 
-    def _step(self, response: ClientResponse, found: TokenOutcome) -> Step:
+    def _step(self, response: ClientResponse, found: TokenOutcome) -> LoginStep:
         if isinstance(found, BadToken):
             return self._refused(str(found))
         if response.authorization and response.authorization != found.subject:
             return self._refused("an authorization id that is not the token's subject")
-        return Step(b"", Authenticated(Principal(USER, found.subject), found.expires_at_ms))
+        return LoginStep(b"", Authenticated(Principal(USER, found.subject), found.expires_at_ms))
 
-    def _refused(self, reason: str) -> Step:
+    def _refused(self, reason: str) -> LoginStep:
         self._refusal = f"the token was refused: {reason}"
-        return Step(_REFUSED.encode())
+        return LoginStep(_REFUSED.encode())

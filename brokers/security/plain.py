@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from brokers.security.mechanisms import Authenticated, AuthenticationFailed, Step, same_secret
+from brokers.security.mechanisms import Authenticated, AuthenticationFailed, LoginStep, same_secret
 from brokers.security.principals import USER, Principal
 
 PLAIN: Final = "PLAIN"
@@ -21,7 +21,7 @@ class PlainServer:
         self._verify = verify
         self._spent = False
 
-    def evaluate(self, token: bytes) -> Step:
+    def evaluate(self, token: bytes) -> LoginStep:
         """The one step there is. Raises AuthenticationFailed."""
         if self._spent:
             raise AuthenticationFailed(_WRONG, "a second PLAIN message")
@@ -33,7 +33,7 @@ class PlainServer:
             )
         if not self._verify(user, password):
             raise AuthenticationFailed(_WRONG)
-        return Step(b"", Authenticated(Principal(USER, user)))
+        return LoginStep(b"", Authenticated(Principal(USER, user)))
 
 
 def _parts(token: bytes) -> tuple[str, str, str]:

@@ -170,7 +170,7 @@ def entity_matches(entity: Entity, components: Iterable[Component], strict: bool
 # ---------------------------------------------------------------- AlterClientQuotas
 
 
-class Alteration(NamedTuple):
+class QuotaAlteration(NamedTuple):
     """One quota to set or to remove."""
 
     key: str
@@ -199,7 +199,7 @@ def entity_of(parts: Sequence[tuple[str, str | None]]) -> Entity:
     return entity
 
 
-def altered_config(entity: Entity, config: Mapping[str, str], alterations: Iterable[Alteration]) -> dict[str, str]:
+def altered_config(entity: Entity, config: Mapping[str, str], alterations: Iterable[QuotaAlteration]) -> dict[str, str]:
     """An entity's ``config`` map after the alterations; all else in it stays. Raises QuotaRequestRefused."""
     altered = dict(config)
     for name, value, remove in alterations:

@@ -17,12 +17,12 @@ FAILED                       nothing
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, NamedTuple
 
-from brokers.security.mechanisms import Authenticated, AuthenticationFailed, Deferred, ServerMechanism, Step
+from brokers.security.mechanisms import Authenticated, AuthenticationFailed, Deferred, LoginStep, ServerMechanism
 from brokers.security.principals import Principal
 from wire.errors import ErrorCode
 
@@ -48,7 +48,7 @@ class LoginState(Enum):
     FAILED = "failed"
 
 
-class Admission(Enum):
+class LoginAdmission(Enum):
     """What the connection does with a request, by its header."""
 
     VERSIONS = "versions"
@@ -142,37 +142,37 @@ class SaslLogin:
         """Whether requests are served now; not so during a renewal."""
         return self.state is LoginState.COMPLETE
 
-    def admit(self, api_key: int, mono_ms: int) -> Admission:
+    def admit(self, api_key: int, mono_ms: int) -> LoginAdmission:
         """What to do with a request. A refusal of a login under way ends it."""
         state = self.state
         if state is LoginState.COMPLETE:
             return self._admit_after_login(api_key, mono_ms)
         if state is LoginState.AUTHENTICATE and not self.expects_raw_token:
             if api_key == SASL_AUTHENTICATE:
-                return Admission.AUTHENTICATE
+                return LoginAdmission.AUTHENTICATE
             self._fail()
-            return Admission.ILLEGAL
+            return LoginAdmission.ILLEGAL
         if state in {LoginState.HANDSHAKE, LoginState.HANDSHAKE_OR_VERSIONS}:
             if api_key == SASL_HANDSHAKE:
-                return Admission.HANDSHAKE
+                return LoginAdmission.HANDSHAKE
             if api_key == API_VERSIONS and state is LoginState.HANDSHAKE_OR_VERSIONS:
-                return Admission.VERSIONS
+                return LoginAdmission.VERSIONS
         self._fail()
-        return Admission.CLOSE
+        return LoginAdmission.CLOSE
 
-    def _admit_after_login(self, api_key: int, mono_ms: int) -> Admission:
+    def _admit_after_login(self, api_key: int, mono_ms: int) -> LoginAdmission:
         ends = self.session_ends_mono_ms
         if ends is None:
-            return Admission.SERVE
+            return LoginAdmission.SERVE
         last = self._last_renewal_mono_ms
         if api_key == SASL_HANDSHAKE and (last is None or mono_ms - last >= MIN_RENEWAL_INTERVAL_MS):
             self._last_renewal_mono_ms = mono_ms
             self.state = LoginState.HANDSHAKE
-            return Admission.HANDSHAKE
+            return LoginAdmission.HANDSHAKE
         if mono_ms > ends:
             self._fail()
-            return Admission.EXPIRED
-        return Admission.SERVE
+            return LoginAdmission.EXPIRED
+        return LoginAdmission.SERVE
 
     def versions_answered(self, supported: bool) -> None:
         """ApiVersions was answered; one of an unsupported version (error 35) may be asked again."""
@@ -204,7 +204,7 @@ class SaslLogin:
         step = self._step(token)
         return step if isinstance(step, Deferred) else self.authenticated(step, mono_ms, wall_ms)
 
-    def authenticated(self, step: Step | AuthenticationFailed, mono_ms: int, wall_ms: int) -> AuthenticateAnswer:
+    def authenticated(self, step: LoginStep | AuthenticationFailed, mono_ms: int, wall_ms: int) -> AuthenticateAnswer:
         """The answer to a SaslAuthenticate request, by its outcome."""
         try:
             if isinstance(step, AuthenticationFailed):
@@ -223,7 +223,7 @@ class SaslLogin:
         step = self._step(token)
         return step if isinstance(step, Deferred) else self.raw_authenticated(step, mono_ms, wall_ms)
 
-    def raw_authenticated(self, step: Step | AuthenticationFailed, mono_ms: int, wall_ms: int) -> RawAnswer:
+    def raw_authenticated(self, step: LoginStep | AuthenticationFailed, mono_ms: int, wall_ms: int) -> RawAnswer:
         """The answer to a raw token. A failure has none: the connection is closed after the delay."""
         try:
             if isinstance(step, AuthenticationFailed):
@@ -235,7 +235,7 @@ class SaslLogin:
             return RawAnswer(None, Then.CLOSE_AFTER_DELAY, failure.detail)
         return RawAnswer(step.response, Then.CONTINUE)
 
-    def _step(self, token: bytes) -> Step | Deferred | AuthenticationFailed:
+    def _step(self, token: bytes) -> LoginStep | Deferred | AuthenticationFailed:
         if self.state is not LoginState.AUTHENTICATE:
             raise RuntimeError(f"a token was not admitted in state {self.state.value}")
         if self._changed_mechanism or self._server is None:
@@ -278,12 +278,3 @@ class SaslLogin:
 
 
 _FIXED: Final = "Authentication failed due to invalid credentials"
-
-
-def check_mechanisms(enabled: Sequence[str], known: Sequence[str]) -> None:
-    """Raises ValueError where ``sasl.enabled.mechanisms`` is empty or names one that there is not."""
-    if not enabled:
-        raise ValueError(f"sasl.enabled.mechanisms is empty: name some of {', '.join(known)}")
-    for mechanism in enabled:
-        if mechanism not in known:
-            raise ValueError(f"sasl.enabled.mechanisms: {mechanism!r} is not one of {', '.join(known)}")

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, NamedTuple
 
-from brokers.security.mechanisms import Authenticated, AuthenticationFailed, Step
+from brokers.security.mechanisms import Authenticated, AuthenticationFailed, LoginStep
 from brokers.security.principals import USER, Principal
 
 ITERATIONS_MIN: Final = 4096
@@ -102,12 +102,6 @@ def credential_of_salted(mechanism: ScramMechanism, salted: bytes, salt: bytes, 
     """The credential of a salted password, which is what AlterUserScramCredentials carries."""
     stored_key = mechanism.digest(mechanism.mac(salted, b"Client Key"))
     return ScramCredential(salt, stored_key, mechanism.mac(salted, b"Server Key"), iterations)
-
-
-def password_fits(mechanism: ScramMechanism, credential: ScramCredential, password: str) -> bool:
-    """Whether a clear-text password is the credential's. Runs PBKDF2: not for a loop."""
-    derived = credential_of(mechanism, password, credential.salt, credential.iterations)
-    return hmac.compare_digest(derived.stored_key, credential.stored_key)
 
 
 def credential_text(credential: ScramCredential) -> str:
@@ -244,7 +238,7 @@ class ScramServer:
         self._nonce = ""
         self._spent = False
 
-    def evaluate(self, token: bytes) -> Step:
+    def evaluate(self, token: bytes) -> LoginStep:
         """The server's next message; raises AuthenticationFailed."""
         if self._spent:
             raise self._failed("a message after the end of the exchange")
@@ -266,7 +260,7 @@ class ScramServer:
         )
         return AuthenticationFailed(message, detail)
 
-    def _challenge(self, first: _ClientFirst) -> Step:
+    def _challenge(self, first: _ClientFirst) -> LoginStep:
         if first.authorization and first.authorization != first.user:
             raise self._failed("an authorization id that is not the user")
         stored, fake = self._credentials(first.user), self._fake(first.user)
@@ -280,7 +274,7 @@ class ScramServer:
         self._first, self._credential = first, credential
         self._nonce = first.nonce + self._server_nonce()
         self._server_first = f"r={self._nonce},s={_encoded(credential.salt)},i={credential.iterations}"
-        return Step(self._server_first.encode())
+        return LoginStep(self._server_first.encode())
 
     def _fake(self, user: str) -> ScramCredential:
         """Made for each login, so that one with a credential takes as long."""
@@ -292,7 +286,7 @@ class ScramServer:
         size = self._mechanism.key_bytes
         return ScramCredential(salt, derived("stored")[:size], derived("server")[:size], self._iterations)
 
-    def _verdict(self, final: _ClientFinal) -> Step:
+    def _verdict(self, final: _ClientFinal) -> LoginStep:
         first, credential, mechanism = self._first, self._credential, self._mechanism
         assert first is not None
         assert credential is not None
@@ -311,7 +305,7 @@ class ScramServer:
         if not proven or self._reason:
             raise self._failed(self._reason or f"user {first.user[:100]!r} gave a wrong password")
         signature = _encoded(mechanism.mac(credential.server_key, message))
-        return Step(f"v={signature}".encode(), Authenticated(Principal(USER, first.user)))
+        return LoginStep(f"v={signature}".encode(), Authenticated(Principal(USER, first.user)))
 
 
 # ---------------------------------------------------------------- the client's side

@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from brokers.security.listener_logins import ListenerLogins
 from brokers.security.mechanism_names import SCRAM_MECHANISMS
-from brokers.security.mechanisms import AuthenticationFailed, Deferred, ServerMechanism, Step
+from brokers.security.mechanisms import AuthenticationFailed, Deferred, LoginStep, ServerMechanism
 from brokers.security.oauthbearer import OAUTHBEARER, OauthBearerServer, TokenVerifier
 from brokers.security.plain import PLAIN, PlainServer, verifier
 from brokers.security.principals import USER, Principal
 from brokers.security.sasl import (
     SASL_AUTHENTICATE,
     SASL_HANDSHAKE,
-    Admission,
     AuthenticateAnswer,
+    LoginAdmission,
     LoginState,
     RawAnswer,
     SaslListener,
@@ -197,21 +197,21 @@ class LoginGate:
         key, version = header.api_key, header.api_version
         api = APIS.get(key)
         admission = sasl.admit(key, clock.mono_ms())
-        if admission is Admission.SERVE:
+        if admission is LoginAdmission.SERVE:
             return True
-        if admission is Admission.VERSIONS:
+        if admission is LoginAdmission.VERSIONS:
             assert api is not None, "ApiVersions is in the table"
             sasl.versions_answered(api.lowest <= version <= api.max_version)
             return True
-        if admission is Admission.EXPIRED:
+        if admission is LoginAdmission.EXPIRED:
             return self._close(connection, "session", f"the SASL session of {str(sasl.principal)!r} is over")
-        if admission is Admission.CLOSE or api is None or not api.lowest <= version <= api.max_version:
+        if admission is LoginAdmission.CLOSE or api is None or not api.lowest <= version <= api.max_version:
             return self._close(connection, "login", f"API key {key} version {version} before a login")
         try:
-            if admission is Admission.ILLEGAL:
+            if admission is LoginAdmission.ILLEGAL:
                 response = error_response(key, version, None, ErrorCode.ILLEGAL_SASL_STATE)
                 then, detail = Then.CLOSE, f"{api.name} in the middle of a login"
-            elif admission is Admission.HANDSHAKE:
+            elif admission is LoginAdmission.HANDSHAKE:
                 response, then, detail = _handshake(sasl, version, frame[header.body :])
             else:
                 answered = partial(self._answer_authenticate, connection, login, slot, version, header.correlation_id)
@@ -233,13 +233,13 @@ class LoginGate:
             answered(answer)
             return
 
-        def resume(step: Step | AuthenticationFailed) -> None:
+        def resume(step: LoginStep | AuthenticationFailed) -> None:
             answered(sasl.authenticated(step, clock.mono_ms(), clock.wall_ms()))
 
         answer.begin(resume)
 
     def _raw_resumed(
-        self, connection: ConnectionPort, login: ConnectionLogin, slot: SlotPort, step: Step | AuthenticationFailed
+        self, connection: ConnectionPort, login: ConnectionLogin, slot: SlotPort, step: LoginStep | AuthenticationFailed
     ) -> None:
         clock = self._services.clock
         self._answer_raw(

@@ -1,6 +1,6 @@
 """The chaos run: ``python -m tests.chaos.run --minutes 10 --seed 1``, as root.
 
-Four brokers and three ZooKeeper nodes under a dozen stock clients and random faults, by the seed; then everything is
+Four brokers and three ZooKeeper nodes under two dozen clients and random faults, by the seed; then everything is
 healed, read and checked. Ends with 0 only when nothing was wrong and enough happened to say so, with 1 when something
 was wrong, with 2 when the run did not start (something that it needs is missing, or the fleet did not come up), with 3
 when too little happened to say anything, with 4 when the run broke off or its history could not be judged, and with 5

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from brokers.security import acl_rules as module
 from brokers.security.acl_rules import AclRules
 from brokers.security.acls import (
-    CLUSTER_NAME,
     AccessControlEntry,
     AclImage,
     AclOperation,
@@ -95,18 +94,6 @@ def test_names_longer_than_those_of_topics_are_decided_and_not_kept() -> None:
         assert reads(rules, name="a" * length)
         assert not reads(rules, name="b" * length)
     assert len(rules.verdicts) == 2
-
-
-def test_allowed_operations() -> None:
-    allow = {
-        AccessControlEntry("User:alice", "*", one, Permission.ALLOW) for one in (WRITE, AclOperation.ALTER_CONFIGS)
-    }
-    rules = AclRules(AclImage({ORDERS: frozenset(allow)}), {"User:admin"})
-    found = rules.allowed_operations("User:alice", "h", ResourceType.TOPIC, "orders")
-    configs = {AclOperation.ALTER_CONFIGS, AclOperation.DESCRIBE_CONFIGS}
-    assert set(found) == {WRITE, AclOperation.DESCRIBE} | configs
-    assert rules.allowed_operations("User:alice", "h", ResourceType.CLUSTER, CLUSTER_NAME) == ()
-    assert len(rules.allowed_operations("User:admin", "h", ResourceType.CLUSTER, CLUSTER_NAME)) == 7
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.booleans(), st.sampled_from("ab")), max_size=12))

@@ -19,7 +19,6 @@ from brokers.security.acl_znodes import (
     decode_entries,
     encode_entries,
     entries_to_decide_by,
-    pattern_at,
 )
 from brokers.security.acls import (
     OPERATIONS,
@@ -63,15 +62,6 @@ def test_names_are_kafkas() -> None:
 )
 def test_paths(pattern: ResourcePattern, path: str) -> None:
     assert acl_path(pattern) == path
-    assert pattern_at(path) == pattern
-
-
-@pytest.mark.parametrize(
-    "path", ["/kafka-acl/Topic", "/kafka-acl/Topic/", "/kafka-acl/Topic/a/b", "/kafka-acl/Table/a", "/other/Topic/a"]
-)
-def test_paths_of_no_pattern(path: str) -> None:
-    with pytest.raises(BadDocument):
-        pattern_at(path)
 
 
 ENTRIES = st.frozensets(

@@ -14,30 +14,30 @@ from brokers.security.audit import (
     AGGREGATE_MS,
     EVENT_TYPES,
     NAME_CHARS_MAX,
+    AclDecision,
     AuditSettings,
     AuditTrail,
-    Decision,
+    EventSource,
     EventType,
     OnFull,
-    Source,
     authorizer_line,
     printable,
 )
 from wire.apis import APIS
 
 WALL = 1_700_000_000_000
-SOURCE = Source("cluster", 3, "1.2")
+SOURCE = EventSource("cluster", 3, "1.2")
 EVERYTHING = frozenset(EventType)
 
 
-def decision(**changes: Any) -> Decision:
-    base = Decision(
+def decision(**changes: Any) -> AclDecision:
+    base = AclDecision(
         "User:alice", "10.0.0.1", 20, "DeleteTopics", AclOperation.DELETE, ResourceType.TOPIC, "orders", True
     )
     return base._replace(**changes)
 
 
-def produce(**changes: Any) -> Decision:
+def produce(**changes: Any) -> AclDecision:
     return decision(**({"api_key": 0, "api": "Produce", "operation": AclOperation.WRITE} | changes))
 
 

@@ -14,14 +14,14 @@ from brokers.security.audit import (
     EVENT_TYPES,
     QUEUE_BYTES_MAX,
     REFUSED_LOGINS_PER_SECOND,
+    AclDecision,
     AuditSettings,
     AuditTrail,
     Caller,
     Change,
-    Decision,
+    EventSource,
     EventType,
     OnFull,
-    Source,
 )
 from brokers.security.audit_changes import MANAGEMENT_APIS, changes_of, count_of_changes
 from tests.support.filled import filled
@@ -74,7 +74,7 @@ def test_of_partitions_the_first_error_counts() -> None:
 
 
 def trail_of(**settings: Any) -> AuditTrail:
-    return AuditTrail(AuditSettings(types=EVERYTHING, **settings), Source("c", 1, "1", "p"))
+    return AuditTrail(AuditSettings(types=EVERYTHING, **settings), EventSource("c", 1, "1", "p"))
 
 
 def test_what_was_let_in_has_its_place() -> None:
@@ -121,7 +121,7 @@ def test_a_flood_of_denials_takes_bounded_memory_and_leaves_room() -> None:
     try:
         for number in range(30_000):
             name = f"{number}-" + "x" * 20_000
-            denied = Decision(
+            denied = AclDecision(
                 "User:alice", "10.0.0.1", 0, "Produce", AclOperation.WRITE, ResourceType.TOPIC, name, False
             )  # fmt: skip
             trail.record(denied, WALL, number // 10)

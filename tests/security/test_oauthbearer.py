@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from brokers.security.mechanisms import AuthenticationFailed, Deferred, Step
+from brokers.security.mechanisms import AuthenticationFailed, Deferred, LoginStep
 from brokers.security.oauthbearer import (
     BadToken,
     OauthBearerServer,
@@ -74,7 +74,7 @@ class Logins:
         self.sasl.handshake(version, "OAUTHBEARER")
 
     def send(self, message: bytes, outcome: TokenOutcome | None = None) -> Any:
-        found: list[Step | AuthenticationFailed] = []
+        found: list[LoginStep | AuthenticationFailed] = []
         send = self.sasl.authenticate if self.version else self.sasl.raw_token
         answer = send(message, 1000, WALL_MS)
         if not isinstance(answer, Deferred):
@@ -157,6 +157,6 @@ def test_any_bytes_are_refused_or_a_token_but_never_a_login(message: bytes) -> N
         except AuthenticationFailed:
             continue
         assert isinstance(found, Deferred)
-        steps: list[Step | AuthenticationFailed] = []
+        steps: list[LoginStep | AuthenticationFailed] = []
         found.begin(steps.append)
-        assert steps == [Step(b'{"status": "invalid_token"}')]
+        assert steps == [LoginStep(b'{"status": "invalid_token"}')]

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from brokers.security.documents import BadDocument
 from brokers.security.quota_entities import (
-    Alteration,
     Component,
+    QuotaAlteration,
     QuotaRequestRefused,
     altered_config,
     check_components,
@@ -155,10 +155,10 @@ def test_alterations_leave_the_rest() -> None:
         Entity("a"),
         config,
         [
-            Alteration("producer_byte_rate", 0, True),
-            Alteration("consumer_byte_rate", 7.0, False),
-            Alteration("request_percentage", 12.5, False),
-            Alteration("controller_mutation_rate", 0, True),
+            QuotaAlteration("producer_byte_rate", 0, True),
+            QuotaAlteration("consumer_byte_rate", 7.0, False),
+            QuotaAlteration("request_percentage", 12.5, False),
+            QuotaAlteration("controller_mutation_rate", 0, True),
         ],
     )
     assert altered == {"SCRAM-SHA-256": "salt=...", "consumer_byte_rate": "7", "request_percentage": "12.5"}
@@ -181,18 +181,18 @@ def test_alterations_leave_the_rest() -> None:
 )
 def test_alterations_that_are_refused(entity: Entity, key: str, value: float) -> None:
     with pytest.raises(QuotaRequestRefused) as caught:
-        altered_config(entity, {}, [Alteration(key, value, False)])
+        altered_config(entity, {}, [QuotaAlteration(key, value, False)])
     assert caught.value.code is ErrorCode.INVALID_REQUEST
 
 
 def test_removing_an_unknown_key_is_refused() -> None:
     with pytest.raises(QuotaRequestRefused):
-        altered_config(Entity("a"), {"SCRAM-SHA-256": "x"}, [Alteration("SCRAM-SHA-256", 0, True)])
+        altered_config(Entity("a"), {"SCRAM-SHA-256": "x"}, [QuotaAlteration("SCRAM-SHA-256", 0, True)])
 
 
 @given(st.floats(0.001, 2.0**62), st.booleans())
 def test_what_is_written_can_be_read(value: float, whole: bool) -> None:
     key = "producer_byte_rate" if whole else "request_percentage"
     number = float(round(value) or 1) if whole else value
-    config: dict[str, Any] = altered_config(Entity("a"), {}, [Alteration(key, number, False)])
+    config: dict[str, Any] = altered_config(Entity("a"), {}, [QuotaAlteration(key, number, False)])
     assert abs(quotas_from("users/a", config)[key] - number * 1000) <= max(1.0, number * 1e-9)

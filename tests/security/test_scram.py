@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from kafka.net.sasl.scram import ScramClient as KafkaPythonClient
 
-from brokers.security.mechanisms import AuthenticationFailed, Step
+from brokers.security.mechanisms import AuthenticationFailed, LoginStep
 from brokers.security.scram import (
     ITERATIONS_MIN,
     MESSAGE_BYTES_MAX,
@@ -28,7 +28,6 @@ from brokers.security.scram import (
     credential_text,
     decode_saslname,
     encode_saslname,
-    password_fits,
     random_text,
 )
 
@@ -77,7 +76,7 @@ def refused(server: ScramServer, token: bytes) -> AuthenticationFailed:
 
 def test_the_exchange_of_the_rfc_at_the_server() -> None:
     server = server_of()
-    assert server.evaluate(CLIENT_FIRST) == Step(SERVER_FIRST)
+    assert server.evaluate(CLIENT_FIRST) == LoginStep(SERVER_FIRST)
     step = server.evaluate(CLIENT_FINAL)
     assert step.response == SERVER_FINAL
     assert step.authenticated is not None
@@ -124,9 +123,9 @@ class AioKafka:
         return None if found is None else bytes(found[0])
 
 
-def exchange(client: Stock, server: ScramServer) -> Step:
+def exchange(client: Stock, server: ScramServer) -> LoginStep:
     """All messages; the last step of the server. The client has then checked the server's signature."""
-    token, step = client.answer(None), Step(b"")
+    token, step = client.answer(None), LoginStep(b"")
     while token is not None:
         step = server.evaluate(token)
         token = client.answer(step.response)
@@ -398,8 +397,6 @@ def test_credentials_come_back(mechanism: ScramMechanism) -> None:
     text = credential_text(credential)
     assert [part.split("=")[0] for part in text.split(",")] == ["salt", "stored_key", "server_key", "iterations"]
     assert credential_from(mechanism, text) == credential
-    assert password_fits(mechanism, credential, "secret")
-    assert not password_fits(mechanism, credential, "Secret")
 
 
 def test_a_salted_password_gives_the_credential() -> None:

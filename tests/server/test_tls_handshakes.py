@@ -17,7 +17,7 @@ import pytest
 
 import wire.messages as m
 from brokers.api.audit import Audit
-from brokers.security.audit import AuditSettings, EventType, Source
+from brokers.security.audit import AuditSettings, EventSource, EventType
 from brokers.security.tls import TlsEngine
 from brokers.server import tls_handshakes, tls_listeners
 from brokers.server.reserve import CONNECTIONS_PER_BROKER, MAX_WAITING
@@ -297,7 +297,9 @@ def test_caps_count_handshakes_and_are_given_back(certificates: Certificates) ->
 def test_logins_by_certificate_are_audited(certificates: Certificates) -> None:
     server = RunningServer({HEARTBEAT: beat}, tls=[certificates.listener("SSL", "required")])
     settings = AuditSettings(types=frozenset({EventType.AUTHENTICATE}))
-    server.audit = Audit(settings, Source("cluster", 1, "1"), server.clock, "User:broker", lambda listener: listener)
+    server.audit = Audit(
+        settings, EventSource("cluster", 1, "1"), server.clock, "User:broker", lambda listener: listener
+    )
     with server:
         assert server.client("SSL", certificates.client(certificates.alice)).ask(REQUEST, 4).error_code == 0
         with pytest.raises((ssl.SSLError, ConnectionError)):

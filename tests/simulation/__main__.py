@@ -78,7 +78,6 @@ def _unit_tests(name: str) -> int:
 
 
 def main() -> int:
-    """See the module."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("seed", nargs="?", type=int)
     parser.add_argument("--trace", action="store_true", help="everything that was logged, in virtual time")

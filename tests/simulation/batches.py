@@ -30,8 +30,6 @@ class Session(NamedTuple):
 
 
 class Driver(Producer):
-    """See the module."""
-
     async def main(self, partitions: Sequence[TopicPartition]) -> None:
         self.partitions = partitions
         self.late: list[asyncio.Task[None]] = []

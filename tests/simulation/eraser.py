@@ -12,8 +12,6 @@ VERSION, TIMEOUT_MS = 2, 1_000
 
 
 class Eraser(Client):
-    """See the module."""
-
     async def main(self, partitions: Sequence[TopicPartition]) -> None:
         while not self.world.closing:
             await self.pause(0.2, 1.5)

@@ -22,8 +22,6 @@ SCRATCH = TopicPartition("scratch", 0)
 
 
 class Inspector(Admin):
-    """See the module."""
-
     async def main(self, topic: str, partitions: int) -> None:
         self.parts = [TopicPartition(topic, index) for index in range(partitions)]
         self.low = self.commits = 0

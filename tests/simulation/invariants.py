@@ -98,8 +98,6 @@ class Shadow:
 
 
 class Oracle:
-    """See the module."""
-
     def __init__(self, world: World) -> None:
         self._world = world
         self.violations: list[str] = []

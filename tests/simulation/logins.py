@@ -160,8 +160,6 @@ class Lodger(Client):
 
 
 class Registrar(Client):
-    """See the module."""
-
     def __init__(self, world: World, name: str) -> None:
         super().__init__(world, name)
         self.lodgers = [Lodger(self, one) for one in LODGERS]

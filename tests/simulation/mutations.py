@@ -34,7 +34,7 @@ from brokers.replication.isr_writer import ZooKeeperIsrWriter
 from brokers.replication.partition import Partition
 from brokers.replication.replicas import ReplicaManager
 from brokers.security.acl_rules import AclRules
-from brokers.security.sasl import Admission, SaslLogin
+from brokers.security.sasl import LoginAdmission, SaslLogin
 from brokers.security.scram import ScramServer
 from brokers.server import login
 from coordination.election import CONTROLLER_EPOCH, Leadership
@@ -412,7 +412,7 @@ def _closes_none(original: Any, connections: Any, withdrawn: Any) -> None:
 
 def _sessions_have_no_end(original: Any, self: Any, api_key: int, mono_ms: int) -> Any:
     found = original(self, api_key, mono_ms)
-    return Admission.SERVE if found is Admission.EXPIRED else found
+    return LoginAdmission.SERVE if found is LoginAdmission.EXPIRED else found
 
 
 # Safeguards that no history among hundreds of seeds needs any more, and the unit tests that fail without them:

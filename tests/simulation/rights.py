@@ -67,8 +67,6 @@ class Guest(Producer):
 
 
 class Officer(Client):
-    """See the module."""
-
     def __init__(self, world: World, name: str) -> None:
         super().__init__(world, name)
         self.guest = Guest(world, GUEST)
