@@ -56,7 +56,7 @@ _WAITS_FOR_METADATA = (
 
 
 class Followed(Protocol):
-    """What the plan needs of a partition; see ``brokers.replication.following``."""
+    """What the plan needs of a partition; see ``brokers.replication.follower_role``."""
 
     tp: TopicPartition
     topic_id: uuid.UUID

@@ -22,7 +22,7 @@ from brokers.log.rejected import BatchOrder, BeforeLeading
 from brokers.model import NO_LEADER, BrokerInfo, Clock, PartitionState, TopicPartition
 from brokers.replication import isr
 from brokers.replication.follower_progress import Follower, ReplicaSession
-from brokers.replication.following import Following
+from brokers.replication.follower_role import Following
 from brokers.replication.proposals import IsrWriter
 from brokers.replication.serving import LEADER_ONLY, LeaderLease, Serve, not_led
 from brokers.replication.waiters import CommitWaits, ConfirmationWaits, call

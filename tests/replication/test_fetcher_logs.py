@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from brokers.log import OffsetOutOfRange
 from brokers.model import TopicPartition
 from brokers.replication.fetch_plan import Counts, FetchPlan, Limits
-from brokers.replication.following import Following
+from brokers.replication.follower_role import Following
 from tests.support.clocks import ManualClock
 from tests.support.faulty import Fault, FaultyDisk
 from tests.support.logs import NOW, append, batch, config, content, end_txn, open_log, produced
