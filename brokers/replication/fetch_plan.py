@@ -55,14 +55,8 @@ _WAITS_FOR_METADATA = (
 """Leader and follower know different states. A metadata update resolves it; until then the fetch is retried."""
 
 
-class Followed(Protocol):
-    """What the plan needs of a partition; see ``brokers.replication.follower_role``."""
-
-    tp: TopicPartition
-    topic_id: uuid.UUID
-    state: PartitionState
-    leader_epoch: int
-    log: Any
+class FollowedLog(Protocol):
+    """How the plan moves a partition's log; see ``brokers.replication.follower_role``."""
 
     def fetch_position(self) -> tuple[int, int, int]:
         """Fetch offset, epoch of the record before it, log start offset."""
@@ -80,6 +74,21 @@ class Followed(Protocol):
 
     def out_of_range(self, leader_epoch: int, leader_start: int, leader_end: int, /) -> ErrorCode:
         """Move the position into the leader's log."""
+        ...
+
+
+class Followed(Protocol):
+    """What the plan needs of a partition."""
+
+    tp: TopicPartition
+    topic_id: uuid.UUID
+    state: PartitionState
+    leader_epoch: int
+    log: Any
+
+    @property
+    def follower_role(self) -> FollowedLog:
+        """What appends to its log, and truncates it."""
         ...
 
 
@@ -283,7 +292,7 @@ class FetchPlan:
 
     def _name(self, key: Key, entry: _Entry) -> FetchPart:
         partition = entry.partition
-        fetch_offset, last_epoch, log_start = partition.fetch_position()
+        fetch_offset, last_epoch, log_start = partition.follower_role.fetch_position()
         entry.asked = _Asked(partition.leader_epoch, fetch_offset, last_epoch)
         self._in_session[key] = None
         return FetchPart(
@@ -346,7 +355,7 @@ class FetchPlan:
         if entry is None or asked is None:
             return  # unfollowed, or unfollowed and followed again, since the request
         partition = entry.partition
-        if (partition.leader_epoch, *partition.fetch_position()[:2]) != asked:
+        if (partition.leader_epoch, *partition.follower_role.fetch_position()[:2]) != asked:
             self._start(key, entry)
             return
         try:
@@ -369,7 +378,7 @@ class FetchPlan:
             return
         if part.diverging is not None:
             self.counts.truncations += 1
-            self._cut(key, entry, entry.partition.diverged(asked.leader_epoch, *part.diverging), now_ms)
+            self._cut(key, entry, entry.partition.follower_role.diverged(asked.leader_epoch, *part.diverging), now_ms)
             return
         self._replicate(key, entry, asked, part, now_ms, wall_ms)
 
@@ -378,7 +387,7 @@ class FetchPlan:
     ) -> None:
         partition, size = entry.partition, len(part.records)
         log_start = partition.log.log_start_offset
-        error = partition.replicate(
+        error = partition.follower_role.replicate(
             asked.leader_epoch, part.records, part.high_watermark, part.log_start_offset, wall_ms
         )
         reached = partition.log.log_end_offset
@@ -442,7 +451,7 @@ class FetchPlan:
             self._put_out(key, entry)
         elif error is not ErrorCode.NONE:
             self._refused(key, entry, error, now_ms)
-        elif asked is not None and entry.partition.fetch_position()[:2] == asked[1:]:
+        elif asked is not None and entry.partition.follower_role.fetch_position()[:2] == asked[1:]:
             self._refused(key, entry, ErrorCode.OFFSET_OUT_OF_RANGE, now_ms)
         else:
             self._to_name[key] = None
@@ -471,7 +480,7 @@ class FetchPlan:
         for key, entry in self._questioned(tp):
             asked = entry.asked
             if asked is not None:
-                error = entry.partition.out_of_range(asked.leader_epoch, leader_start, leader_end)
+                error = entry.partition.follower_role.out_of_range(asked.leader_epoch, leader_start, leader_end)
                 self._cut(key, entry, error, now_ms)
 
     def range_failed(self, tp: TopicPartition, error: ErrorCode, now_ms: int) -> None:

@@ -61,7 +61,7 @@ def look_at(partition: Partition) -> ReplicaLook:
         tp.topic, tp.partition, leads, leads and replicas[0] == state.leader,
         len(state.isr) if leads else 0, len(state.target) if leads else 0, partition.effective_min_isr if leads else 0,
         log.log_start_offset, log.log_end_offset, log.high_watermark, log.last_stable_offset, log.size_bytes,
-        len(log.segments), partition.lost_commits,
+        len(log.segments), partition.follower_role.lost_commits,
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from _native.batch import parse_header
 from brokers.log import DiskError, DiskFull, Log, LogOffline
@@ -17,8 +17,6 @@ from brokers.model import Clock, PartitionState, TopicPartition
 from wire.errors import ErrorCode
 
 if TYPE_CHECKING:
-    import uuid
-
     from brokers.topic_figures import TopicFigures
 
 logger = logging.getLogger(__name__)
@@ -32,41 +30,46 @@ class Position(NamedTuple):
     log_start_offset: int
 
 
-class Following:
-    """The follower half of ``Partition``."""
+class FollowingReplica(Protocol):
+    """What the role needs of its partition."""
 
-    def __init__(
-        self, tp: TopicPartition, topic_id: uuid.UUID, log: Log, state: PartitionState, *, broker_id: int, clock: Clock
-    ) -> None:
-        self.tp = tp
-        self.topic_id = topic_id
-        self.log = log
-        self.state = state
-        self.is_leader = False
-        self.leader_epoch = -1
-        self.deleted = False
-        self.lost_commits = 0
-        """The number of truncations below the high watermark: only an unclean election may cause one."""
-        self.figures: TopicFigures | None = None
-        """What its topic's partitions are counted in, if that is done."""
-        self._broker_id = broker_id
-        self._clock = clock
+    tp: TopicPartition
+    log: Log
+    state: PartitionState
+    is_leader: bool
+    leader_epoch: int
+    deleted: bool
+    figures: TopicFigures | None
 
     def committed(self) -> None:
-        """Called when the high watermark or the log start moved."""
-        raise NotImplementedError
+        """The high watermark or the log start moved."""
+        ...
+
+
+class FollowerRole:
+    """See the module. It acts only while its replica follows in the epoch of the call."""
+
+    __slots__ = ("_clock", "_replica", "lost_commits")
+
+    def __init__(self, replica: FollowingReplica, clock: Clock) -> None:
+        self._replica = replica
+        self._clock = clock
+        self.lost_commits = 0
+        """The number of truncations below the high watermark: only an unclean election may cause one."""
 
     def fetch_position(self) -> Position:
         """The position of the next fetch. Its log start is one that this replica's directory has stored."""
-        log, start = self.log, self.log.log_start_offset
+        log = self._replica.log
+        start = log.log_start_offset
         if start != log.calls.saved_start and self._guarded(log.truncation.save_start) is not ErrorCode.NONE:
             start = min(start, log.calls.saved_start)
         return Position(log.log_end_offset, log.epochs.latest, start)
 
     def _refusal(self, leader_epoch: int) -> ErrorCode:
-        if self.deleted:
+        replica = self._replica
+        if replica.deleted:
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        if self.is_leader or leader_epoch != self.leader_epoch:
+        if replica.is_leader or leader_epoch != replica.leader_epoch:
             return ErrorCode.FENCED_LEADER_EPOCH
         return ErrorCode.NONE
 
@@ -77,7 +80,8 @@ class Following:
         error = self._refusal(leader_epoch)
         if error is not ErrorCode.NONE:
             return error
-        log = self.log
+        replica = self._replica
+        log = replica.log
         if len(records):
             info = log.appender.append_as_follower(records, now_ms=now_ms)
             if info.error is ErrorCode.OFFSET_OUT_OF_RANGE and self._step_back(records, log_start_offset):
@@ -85,11 +89,11 @@ class Following:
             if info.error is not ErrorCode.NONE:
                 logger.error(
                     "%s: records from leader %d at offset %d rejected: %s",
-                    self.tp, self.state.leader, log.log_end_offset, info.error_message,
+                    replica.tp, replica.state.leader, log.log_end_offset, info.error_message,
                 )  # fmt: skip
                 return info.error
-            if self.figures is not None:
-                self.figures.replicated_in += info.size
+            if replica.figures is not None:
+                replica.figures.replicated_in += info.size
         watermark = min(high_watermark, log.log_end_offset)
         rises = watermark > log.high_watermark
         starts_later = log.log_start_offset < log_start_offset <= log.log_end_offset
@@ -98,14 +102,14 @@ class Following:
         if rises:
             log.appender.set_high_watermark(watermark)
         if rises or starts_later:
-            self.committed()
+            replica.committed()
         return error
 
     def _step_back(self, records: memoryview, leader_start: int) -> bool:
         """The leader's log may start within a batch, because DeleteRecords ignores batch bounds. If all records of this
         log are below that start, the log restarts at that batch; its start is the leader's again afterwards.
         """
-        log, first = self.log, parse_header(records)
+        log, first = self._replica.log, parse_header(records)
         nothing = log.log_end_offset <= max(log.log_start_offset, leader_start)
         if not nothing or not first.base_offset < log.log_end_offset <= first.last_offset:
             return False
@@ -120,54 +124,55 @@ class Following:
         error = self._refusal(leader_epoch)
         if error is not ErrorCode.NONE:
             return error
-        log = self.log
+        log = self._replica.log
         own_epoch, own_end = log.epoch_end_offset(epoch)
         if own_epoch < 0 and own_end < 0:
             # no own epoch at or below the leader's: no record is certain to be in both logs
             target = end_offset if end_offset >= 0 else log.log_start_offset
         else:
             target = min(end_offset, own_end) if own_epoch == epoch else own_end
-        return self._truncate(target, f"leader {self.state.leader} ended epoch {epoch} at offset {end_offset}")
+        return self._truncate(target, f"leader {self._replica.state.leader} ended epoch {epoch} at offset {end_offset}")
 
     def out_of_range(self, leader_epoch: int, leader_start: int, leader_end: int) -> ErrorCode:
         """The position is outside the leader's log: restart at its start, or truncate to its end."""
         error = self._refusal(leader_epoch)
         if error is not ErrorCode.NONE:
             return error
-        log = self.log
+        log = self._replica.log
         if log.log_end_offset > leader_end:
-            return self._truncate(leader_end, f"leader {self.state.leader} ends at offset {leader_end}")
+            return self._truncate(leader_end, f"leader {self._replica.state.leader} ends at offset {leader_end}")
         if log.log_end_offset < leader_start:
             logger.warning(
                 "%s: the leader's log starts at offset %d, the local log ends at %d: restarting the log there",
-                self.tp, leader_start, log.log_end_offset,
+                self._replica.tp, leader_start, log.log_end_offset,
             )  # fmt: skip
             error = self._guarded(lambda: log.truncation.restart_at(leader_start, now_ms=self._clock.wall_ms()))
-            self.committed()
+            self._replica.committed()
         return error
 
     def _truncate(self, offset: int, why: str) -> ErrorCode:
-        log = self.log
+        replica = self._replica
+        log = replica.log
         if offset < log.high_watermark:
             self.lost_commits += 1
-            if self.figures is not None:
-                self.figures.lost_records += log.high_watermark - max(0, offset)
+            if replica.figures is not None:
+                replica.figures.lost_records += log.high_watermark - max(0, offset)
             logger.error(
                 "%s: truncating to offset %d, below the high watermark %d: committed records are lost (%s)",
-                self.tp, offset, log.high_watermark, why,
+                replica.tp, offset, log.high_watermark, why,
             )  # fmt: skip
         elif offset < log.log_end_offset:
-            logger.info("%s: truncating from offset %d to %d (%s)", self.tp, log.log_end_offset, offset, why)
+            logger.info("%s: truncating from offset %d to %d (%s)", replica.tp, log.log_end_offset, offset, why)
         error = self._guarded(lambda: log.truncation.truncate_to(max(0, offset), now_ms=self._clock.wall_ms()))
-        self.committed()
+        replica.committed()
         return error
 
     def _guarded(self, action: Callable[[], object]) -> ErrorCode:
         try:
             action()
         except (LogOffline, DiskError) as problem:
-            logger.error("%s: %s", self.tp, problem)
+            logger.error("%s: %s", self._replica.tp, problem)
             if isinstance(problem, DiskFull):
-                self.log.no_room(problem)
+                self._replica.log.no_room(problem)
             return ErrorCode.KAFKA_STORAGE_ERROR
         return ErrorCode.NONE

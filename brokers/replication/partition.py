@@ -22,7 +22,7 @@ from brokers.log.rejected import BatchOrder, BeforeLeading
 from brokers.model import NO_LEADER, BrokerInfo, Clock, PartitionState, TopicPartition
 from brokers.replication import isr
 from brokers.replication.follower_progress import Follower, ReplicaSession
-from brokers.replication.follower_role import Following
+from brokers.replication.follower_role import FollowerRole
 from brokers.replication.proposals import IsrWriter
 from brokers.replication.serving import LEADER_ONLY, LeaderLease, Serve, not_led
 from brokers.replication.waiters import CommitWaits, ConfirmationWaits, call
@@ -30,6 +30,8 @@ from wire.errors import ErrorCode
 
 if TYPE_CHECKING:
     import uuid
+
+    from brokers.topic_figures import TopicFigures
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +69,7 @@ class Surroundings(Protocol):
         ...
 
 
-class Partition(Following):
+class Partition:
     """A replica on this broker. Loop thread only.
 
     ``is_leader``: the state names this broker in its present incarnation. Whether a request may be served is decided
@@ -86,7 +88,18 @@ class Partition(Following):
         surroundings: Surroundings,
         isr_writer: IsrWriter,
     ) -> None:
-        super().__init__(tp, topic_id, log, state, broker_id=broker_id, clock=clock)
+        self.tp = tp
+        self.topic_id = topic_id
+        self.log = log
+        self.state = state
+        self.is_leader = False
+        self.leader_epoch = -1
+        self.deleted = False
+        self.figures: TopicFigures | None = None
+        """What its topic's partitions are counted in, if that is done."""
+        self.follower_role = FollowerRole(self, clock)
+        self._broker_id = broker_id
+        self._clock = clock
         self._around = surroundings
         self._writer = isr_writer
         self.order = BatchOrder(tp, topic_id, clock, BeforeLeading())

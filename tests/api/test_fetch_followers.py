@@ -504,7 +504,7 @@ def test_a_consumer_with_a_rack_reads_from_a_follower_what_it_knows_to_be_commit
     client = consumer(stage)
     delayed = client.wait(part(topic, 4, current_leader_epoch=2))
     assert not delayed.done, "it is here, but not known to be committed"
-    stage.partition("t").replicate(2, memoryview(b""), 6, 0, stage.clock.now_ms)
+    stage.partition("t").follower_role.replicate(2, memoryview(b""), 6, 0, stage.clock.now_ms)
     stage.turn()
     assert offsets_in(client.take(delayed.response).parts[topic, 0].records) == [4]
 

@@ -235,15 +235,15 @@ def test_the_leader_learns_a_start_that_a_killed_follower_finds_again(stage: Sta
     stage.topic("t", replicas=BOTH, leader=OTHER, epoch=1)
     partition = stage.partition("t")
     checkpoint = Path(stage.logs.directories[0].path) / LOG_START_CHECKPOINT
-    assert partition.replicate(1, memoryview(b""), 4, 2, 0) is ErrorCode.NONE
-    assert partition.fetch_position().log_start_offset == 2
+    assert partition.follower_role.replicate(1, memoryview(b""), 4, 2, 0) is ErrorCode.NONE
+    assert partition.follower_role.fetch_position().log_start_offset == 2
     assert checkpoint.read_text() == "0\n1\nt 0 2\n"
     written = checkpoint.stat().st_ino
-    partition.fetch_position()
+    partition.follower_role.fetch_position()
     assert checkpoint.stat().st_ino == written, "it is written when the start has moved"
     Path(f"{checkpoint}.tmp").mkdir()
-    assert partition.replicate(1, memoryview(b""), 4, 3, 0) is ErrorCode.NONE
-    assert partition.fetch_position().log_start_offset == 2, "it could not be saved"
+    assert partition.follower_role.replicate(1, memoryview(b""), 4, 3, 0) is ErrorCode.NONE
+    assert partition.follower_role.fetch_position().log_start_offset == 2, "it could not be saved"
 
 
 def test_a_deletion_is_answered_once_the_followers_have_deleted(stage: Stage) -> None:

@@ -186,10 +186,10 @@ def test_a_run_of_markers_becomes_stable_as_one(tmp_path: Path) -> None:
     follower = stage.partition("copy")
     data = b"".join(piece.read() for piece in partition.log.reader.read(0, 1 << 20, end_offset=4).slices)
     size = len(data) - len(run) // 2 + 2  # about one of the two markers
-    assert follower.replicate(0, memoryview(data)[:size], 3, 0, 0) is E.NONE
+    assert follower.follower_role.replicate(0, memoryview(data)[:size], 3, 0, 0) is E.NONE
     assert (follower.log.log_end_offset, follower.log.last_stable_offset) == (3, 0)
     rest = data[sum(len(p.read()) for p in partition.log.reader.read(0, 1 << 20, end_offset=3).slices) :]
-    assert follower.replicate(0, memoryview(rest), 3, 0, 0) is E.NONE
+    assert follower.follower_role.replicate(0, memoryview(rest), 3, 0, 0) is E.NONE
     assert follower.log.last_stable_offset == 0
-    assert follower.replicate(0, memoryview(b""), 4, 0, 0) is E.NONE
+    assert follower.follower_role.replicate(0, memoryview(b""), 4, 0, 0) is E.NONE
     assert follower.log.last_stable_offset == 4

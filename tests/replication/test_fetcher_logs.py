@@ -1,7 +1,7 @@
 """Followers with real logs: what KIP-101, KIP-279 and random elections leave behind must be what the leader has.
 
-Each replica is a real ``Following`` on a real directory, fetched into by a real plan; only the way between leader and
-follower is short. The leader answers as ``brokers.api.fetch`` does.
+Each replica has a real ``FollowerRole`` on a real directory, fetched into by a real plan; only the way between leader
+and follower is short. The leader answers as ``brokers.api.fetch`` does.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from brokers.log import OffsetOutOfRange
 from brokers.model import TopicPartition
 from brokers.replication.fetch_plan import Counts, FetchPlan, Limits
-from brokers.replication.follower_role import Following
+from brokers.replication.follower_role import FollowerRole
+from brokers.topic_figures import TopicFigures
 from tests.support.clocks import ManualClock
 from tests.support.faulty import Fault, FaultyDisk
 from tests.support.logs import NOW, append, batch, config, content, end_txn, open_log, produced
@@ -33,15 +34,18 @@ PAUSE = 100
 numbers = itertools.count()
 
 
-class Replica(Following):
+class Replica:
     """One broker's copy, and what it fetches by."""
 
     def __init__(self, broker_id: int, directory: Path, **changes: object) -> None:
         self.directory = directory
         self.disk = FaultyDisk()
         self.changes = changes
-        state = state_of(-1, 0)
-        super().__init__(TP, ID, self._open(), state, broker_id=broker_id, clock=ManualClock())
+        self.tp, self.topic_id, self.log, self.state = TP, ID, self._open(), state_of(-1, 0)
+        self.is_leader, self.leader_epoch, self.deleted = False, -1, False
+        self.figures: TopicFigures | None = None
+        self.follower_role = FollowerRole(self, ManualClock())
+        self.broker_id = broker_id
         self.counts = Counts()
         self.plan: FetchPlan | None = None
         self.now = 0
@@ -67,13 +71,13 @@ class Replica(Following):
 
     def lead(self, epoch: int) -> None:
         self.is_leader, self.leader_epoch, self.plan = True, epoch, None
-        self.state = state_of(self._broker_id, epoch)
+        self.state = state_of(self.broker_id, epoch)
         self.log.assign_epoch(LeaderEpoch(epoch))
 
     def follow(self, leader: Replica) -> None:
         self.is_leader, self.leader_epoch = False, leader.leader_epoch
-        self.state = state_of(leader._broker_id, leader.leader_epoch)
-        self.plan = FetchPlan(self._broker_id, leader._broker_id, Limits(1 << 20, PAUSE), self.counts)
+        self.state = state_of(leader.broker_id, leader.leader_epoch)
+        self.plan = FetchPlan(self.broker_id, leader.broker_id, Limits(1 << 20, PAUSE), self.counts)
         self.plan.follow(self)
 
     def produce(self, count: int = 1) -> None:
@@ -172,7 +176,7 @@ def test_a_follower_is_a_copy_batch_by_batch(copies: list[Replica]) -> None:
     same(leader, follower)
     assert follower.log.high_watermark == 13
     assert (follower.counts.records, follower.counts.fetched_bytes) == (13, len(leader.bytes))
-    assert follower.lost_commits == 0
+    assert follower.follower_role.lost_commits == 0
 
 
 def test_kip_101_scenario_one_a_restart_of_both_loses_nothing_committed(copies: list[Replica]) -> None:
@@ -293,7 +297,7 @@ def test_a_follower_that_fell_off_the_leaders_log_starts_over(copies: list[Repli
     follower.catch_up(leader)
     assert (follower.log.log_start_offset, follower.log.log_end_offset) == (8, 13)
     assert follower.bytes == content(leader.log, 8)
-    assert follower.lost_commits == 0
+    assert follower.follower_role.lost_commits == 0
 
 
 def test_a_follower_ahead_of_a_leader_elected_uncleanly_is_cut_back_loudly(
@@ -313,7 +317,7 @@ def test_a_follower_ahead_of_a_leader_elected_uncleanly_is_cut_back_loudly(
     b.follow(c)
     b.catch_up(c)
     same(b, c)
-    assert b.lost_commits == 1
+    assert b.follower_role.lost_commits == 1
     assert "t-0" in caplog.text
     assert "committed records are lost" in caplog.text
 
@@ -398,7 +402,7 @@ def test_deleted_records_at_the_leader_are_deleted_here(copies: list[Replica]) -
     leader.log.truncation.delete_records_before(4)
     follower.catch_up(leader)
     assert follower.log.log_start_offset == 4
-    assert follower.fetch_position().log_start_offset == 4
+    assert follower.follower_role.fetch_position().log_start_offset == 4
     same(leader, follower)
 
 
@@ -409,13 +413,13 @@ def test_what_was_fetched_in_another_epoch_is_refused(copies: list[Replica]) -> 
     follower.follow(leader)
     records = memoryview(leader.bytes)
     for epoch in (2, 4):
-        assert follower.replicate(epoch, records, 0, 0, NOW) is ErrorCode.FENCED_LEADER_EPOCH
-        assert follower.diverged(epoch, 0, 0) is ErrorCode.FENCED_LEADER_EPOCH
-        assert follower.out_of_range(epoch, 5, 9) is ErrorCode.FENCED_LEADER_EPOCH
+        assert follower.follower_role.replicate(epoch, records, 0, 0, NOW) is ErrorCode.FENCED_LEADER_EPOCH
+        assert follower.follower_role.diverged(epoch, 0, 0) is ErrorCode.FENCED_LEADER_EPOCH
+        assert follower.follower_role.out_of_range(epoch, 5, 9) is ErrorCode.FENCED_LEADER_EPOCH
     follower.is_leader = True
-    assert follower.replicate(3, records, 0, 0, NOW) is ErrorCode.FENCED_LEADER_EPOCH
+    assert follower.follower_role.replicate(3, records, 0, 0, NOW) is ErrorCode.FENCED_LEADER_EPOCH
     follower.is_leader, follower.deleted = False, True
-    assert follower.replicate(3, records, 0, 0, NOW) is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert follower.follower_role.replicate(3, records, 0, 0, NOW) is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     assert follower.log.log_end_offset == 0
 
 
@@ -426,7 +430,7 @@ def test_an_end_behind_the_leaders_end_is_cut_back(copies: list[Replica]) -> Non
         leader.produce(2)
     follower.follow(leader)
     follower.catch_up(leader)
-    assert follower.out_of_range(0, 0, 5) is ErrorCode.NONE
+    assert follower.follower_role.out_of_range(0, 0, 5) is ErrorCode.NONE
     assert follower.log.log_end_offset == 4, "batches are cut whole"
     follower.catch_up(leader)
     same(leader, follower)
@@ -457,7 +461,7 @@ def test_in_the_end_all_replicas_have_the_leaders_log(
         replica = copies[number]
         if what == "produce" and replica.is_leader:  # also one that doesn't know yet that it was replaced
             replica.produce(number + 1)
-        elif what == "fetch" and replica.plan is not None and replica.state.leader == leader._broker_id:
+        elif what == "fetch" and replica.plan is not None and replica.state.leader == leader.broker_id:
             replica.fetch(leader)
         elif what == "elect":
             epoch, leader = epoch + 1, replica
@@ -494,4 +498,4 @@ def matching(copies: list[Replica]) -> None:
             common -= 1
         if common > start:
             first, second = content(a.log, start, common), content(b.log, start, common)
-            assert first == second, f"replicas {a._broker_id} and {b._broker_id} differ below offset {common}"
+            assert first == second, f"replicas {a.broker_id} and {b.broker_id} differ below offset {common}"

@@ -1,4 +1,4 @@
-"""A leader's in-sync set, high watermark and confirmations, and a follower's truncations, without a cluster around."""
+"""A leader's in-sync set, high watermark and confirmations, without a cluster around."""
 
 from __future__ import annotations
 
@@ -8,59 +8,15 @@ from pathlib import Path
 import pytest
 
 from brokers.log import DiskFull, Origin
-from brokers.log.append import Appender
 from brokers.log.full_disks import FIRST_PAUSE_MS
-from brokers.model import BrokerId, BrokerInfo, LiveBroker, PartitionState, TopicPartition
+from brokers.model import BrokerId, LiveBroker, PartitionState, TopicPartition
 from brokers.replication import full_disks, isr
 from brokers.replication.follower_progress import ReplicaSession
 from brokers.replication.partition import Partition
 from brokers.replication.serving import WAIVED_MAX_MS, Serve
-from tests.support.stage import ME, OTHER, Stage
+from tests.replication.trio import ALL, LAG_MS, THIRD, Trio
+from tests.support.stage import ME, OTHER
 from wire.errors import ErrorCode as E
-
-THIRD = BrokerId(3)
-ALL = (ME, OTHER, THIRD)
-LAG_MS = 10_000
-
-
-class Trio(Stage):
-    """This broker leads a partition of three replicas; sessions of both followers."""
-
-    def __init__(self, directory: Path, isr: tuple[BrokerId, ...] = ALL, **configs: str) -> None:
-        super().__init__(directory)
-        self.metadata.brokers[THIRD] = BrokerInfo(
-            THIRD, 1, self.incarnation, self.metadata.brokers[OTHER].endpoints, "rack-3"
-        )
-        self.topic("t", replicas=ALL, isr=isr, **configs)
-        self.sessions = {b: ReplicaSession(b, 1, self.clock.mono_ms()) for b in (OTHER, THIRD)}
-
-    @property
-    def p(self) -> Partition:
-        return self.partition("t")
-
-    def fetch(self, broker_id: int, offset: int, log_start: int = 0) -> E:
-        session = self.sessions[broker_id]
-        session.last_fetch_ms = self.clock.mono_ms()
-        return self.p.follower_fetched(session, offset, log_start, self.clock.mono_ms())
-
-    def proposed(self) -> PartitionState:
-        """The only proposal made since the last look."""
-        ((partition, state),) = self.proposals
-        assert partition is self.p
-        self.proposals.clear()
-        return state
-
-    def check(self) -> None:
-        self.p.check_followers(self.clock.mono_ms(), LAG_MS)
-
-    @property
-    def watermark(self) -> int:
-        return self.p.log.high_watermark
-
-
-@pytest.fixture
-def trio(tmp_path: Path) -> Trio:
-    return Trio(tmp_path)
 
 
 def test_a_laggard_leaves_only_when_it_is_written(trio: Trio) -> None:
@@ -651,89 +607,7 @@ def test_a_consumer_is_sent_only_where_its_position_is(trio: Trio) -> None:
     assert [trio.p.preferred_replica(rack, offset) for offset in range(4)] == [-1, OTHER, OTHER, -1]
 
 
-# ---- following -------------------------------------------------------------------------------------------------------
-
-
-def test_a_follower_appends_only_in_the_epoch_it_asked_in(trio: Trio) -> None:
-    trio.append("t")
-    records = memoryview(b"".join(piece.read() for piece in trio.p.log.reader.read(0, 1 << 20, end_offset=1).slices))
-    trio.topic("f", replicas=ALL, leader=OTHER, epoch=3)
-    follower = trio.partition("f")
-    assert follower.replicate(2, records, 1, 0, 0) is E.FENCED_LEADER_EPOCH
-    assert follower.log.log_end_offset == 0
-    assert follower.replicate(3, records, 1, 0, 0) is E.NONE
-    assert (follower.log.log_end_offset, follower.log.high_watermark) == (1, 1)
-    assert follower.replicate(3, memoryview(b""), 0, 0, 0) is E.NONE
-    assert follower.log.high_watermark == 1, "a new leader may know less than we do"
-
-
-def test_a_follower_takes_over_the_log_start_before_the_high_watermark(
-    trio: Trio, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trio.append("t")
-    records = memoryview(b"".join(piece.read() for piece in trio.p.log.reader.read(0, 1 << 20, end_offset=1).slices))
-    trio.topic("f", replicas=ALL, leader=OTHER, epoch=3)
-    follower = trio.partition("f")
-    starts: list[int] = []
-    set_high_watermark = Appender.set_high_watermark
-
-    def noted(appender: Appender, offset: int) -> None:
-        starts.append(follower.log.log_start_offset)
-        set_high_watermark(appender, offset)
-
-    monkeypatch.setattr(Appender, "set_high_watermark", noted)
-    assert follower.replicate(3, records, 1, 1, 0) is E.NONE
-    assert (follower.log.log_start_offset, follower.log.high_watermark) == (1, 1)
-    assert starts == [1], "else what was deleted at the leader counts as committed here for a moment"
-
-
-def test_an_epoch_without_records_is_forgotten_when_it_contradicts_the_leader(trio: Trio) -> None:
-    trio.append("t")
-    trio.topic("t", replicas=ALL, epoch=5)  # leads again, and appends nothing
-    trio.topic("t", replicas=ALL, leader=OTHER, epoch=6)
-    assert trio.p.fetch_position() == (1, 5, 0)
-    assert trio.p.diverged(6, 0, 1) is E.NONE
-    assert trio.p.fetch_position() == (1, 0, 0), "or the leader would say the same for ever"
-
-
-@pytest.mark.parametrize(
-    ("ours", "told", "end"),
-    [
-        # (our epochs with their ends), what the leader says, where we end; KIP-101 and KIP-279
-        ([(0, 3), (1, 6)], (0, 3), 3),
-        ([(0, 3), (1, 6)], (1, 4), 4),
-        ([(0, 3), (2, 6)], (1, 5), 3),
-        ([(2, 6)], (1, 5), 0),
-    ],
-)
-def test_truncation_by_epochs(trio: Trio, ours: list[tuple[int, int]], told: tuple[int, int], end: int) -> None:
-    for epoch, until in ours:
-        if epoch:
-            trio.topic("t", replicas=ALL, epoch=epoch)
-        while trio.p.log.log_end_offset < until:
-            trio.append("t")
-    trio.topic("t", replicas=ALL, leader=OTHER, epoch=9)
-    assert trio.p.diverged(9, *told) is E.NONE
-    assert trio.p.log.log_end_offset == end
-    assert trio.p.lost_commits == 0
-
-
-def test_a_truncation_below_the_high_watermark_is_loud(trio: Trio, caplog: pytest.LogCaptureFixture) -> None:
-    for _ in range(3):
-        trio.append("t")
-    for broker in (OTHER, THIRD):
-        trio.fetch(broker, 3)
-    trio.topic("t", replicas=ALL, leader=OTHER, epoch=1)
-    assert trio.p.diverged(1, 0, 1) is E.NONE
-    assert trio.p.lost_commits == 1
-    assert "below the high watermark 3" in caplog.text
-
-
-def test_off_the_leaders_log_a_follower_starts_over(trio: Trio) -> None:
-    trio.append("t")
-    trio.topic("t", replicas=ALL, leader=OTHER, epoch=1)
-    assert trio.p.out_of_range(1, 7, 9) is E.NONE
-    assert trio.p.fetch_position() == (7, -1, 7)
+# ---- roles -----------------------------------------------------------------------------------------------------------
 
 
 def test_roles_call_their_listeners(trio: Trio) -> None:

@@ -77,6 +77,7 @@ class SmallFollower:
         self.state = state_of(leader, epoch)
         self.leader_epoch = epoch
         self.log: Any = SmallLog()
+        self.follower_role = self
         self.calls: list[str] = []
         self.fails_with = ErrorCode.NONE
 

@@ -1,0 +1,92 @@
+"""A follower's appends and truncations, without a cluster around. With real fetches: ``test_fetcher_logs``."""
+
+from __future__ import annotations
+
+import pytest
+
+from brokers.log.append import Appender
+from tests.replication.trio import ALL, THIRD, Trio
+from tests.support.stage import OTHER
+from wire.errors import ErrorCode as E
+
+
+def test_a_follower_appends_only_in_the_epoch_it_asked_in(trio: Trio) -> None:
+    trio.append("t")
+    records = memoryview(b"".join(piece.read() for piece in trio.p.log.reader.read(0, 1 << 20, end_offset=1).slices))
+    trio.topic("f", replicas=ALL, leader=OTHER, epoch=3)
+    follower = trio.partition("f")
+    assert follower.follower_role.replicate(2, records, 1, 0, 0) is E.FENCED_LEADER_EPOCH
+    assert follower.log.log_end_offset == 0
+    assert follower.follower_role.replicate(3, records, 1, 0, 0) is E.NONE
+    assert (follower.log.log_end_offset, follower.log.high_watermark) == (1, 1)
+    assert follower.follower_role.replicate(3, memoryview(b""), 0, 0, 0) is E.NONE
+    assert follower.log.high_watermark == 1, "a new leader may know less than we do"
+
+
+def test_a_follower_takes_over_the_log_start_before_the_high_watermark(
+    trio: Trio, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trio.append("t")
+    records = memoryview(b"".join(piece.read() for piece in trio.p.log.reader.read(0, 1 << 20, end_offset=1).slices))
+    trio.topic("f", replicas=ALL, leader=OTHER, epoch=3)
+    follower = trio.partition("f")
+    starts: list[int] = []
+    set_high_watermark = Appender.set_high_watermark
+
+    def noted(appender: Appender, offset: int) -> None:
+        starts.append(follower.log.log_start_offset)
+        set_high_watermark(appender, offset)
+
+    monkeypatch.setattr(Appender, "set_high_watermark", noted)
+    assert follower.follower_role.replicate(3, records, 1, 1, 0) is E.NONE
+    assert (follower.log.log_start_offset, follower.log.high_watermark) == (1, 1)
+    assert starts == [1], "else what was deleted at the leader counts as committed here for a moment"
+
+
+def test_an_epoch_without_records_is_forgotten_when_it_contradicts_the_leader(trio: Trio) -> None:
+    trio.append("t")
+    trio.topic("t", replicas=ALL, epoch=5)  # leads again, and appends nothing
+    trio.topic("t", replicas=ALL, leader=OTHER, epoch=6)
+    assert trio.p.follower_role.fetch_position() == (1, 5, 0)
+    assert trio.p.follower_role.diverged(6, 0, 1) is E.NONE
+    assert trio.p.follower_role.fetch_position() == (1, 0, 0), "or the leader would say the same for ever"
+
+
+@pytest.mark.parametrize(
+    ("ours", "told", "end"),
+    [
+        # (our epochs with their ends), what the leader says, where we end; KIP-101 and KIP-279
+        ([(0, 3), (1, 6)], (0, 3), 3),
+        ([(0, 3), (1, 6)], (1, 4), 4),
+        ([(0, 3), (2, 6)], (1, 5), 3),
+        ([(2, 6)], (1, 5), 0),
+    ],
+)
+def test_truncation_by_epochs(trio: Trio, ours: list[tuple[int, int]], told: tuple[int, int], end: int) -> None:
+    for epoch, until in ours:
+        if epoch:
+            trio.topic("t", replicas=ALL, epoch=epoch)
+        while trio.p.log.log_end_offset < until:
+            trio.append("t")
+    trio.topic("t", replicas=ALL, leader=OTHER, epoch=9)
+    assert trio.p.follower_role.diverged(9, *told) is E.NONE
+    assert trio.p.log.log_end_offset == end
+    assert trio.p.follower_role.lost_commits == 0
+
+
+def test_a_truncation_below_the_high_watermark_is_loud(trio: Trio, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(3):
+        trio.append("t")
+    for broker in (OTHER, THIRD):
+        trio.fetch(broker, 3)
+    trio.topic("t", replicas=ALL, leader=OTHER, epoch=1)
+    assert trio.p.follower_role.diverged(1, 0, 1) is E.NONE
+    assert trio.p.follower_role.lost_commits == 1
+    assert "below the high watermark 3" in caplog.text
+
+
+def test_off_the_leaders_log_a_follower_starts_over(trio: Trio) -> None:
+    trio.append("t")
+    trio.topic("t", replicas=ALL, leader=OTHER, epoch=1)
+    assert trio.p.follower_role.out_of_range(1, 7, 9) is E.NONE
+    assert trio.p.follower_role.fetch_position() == (7, -1, 7)
