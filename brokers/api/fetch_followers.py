@@ -49,7 +49,7 @@ def count_in_slices(
             if reader.refusal(partition, part.asked) is ErrorCode.NONE:
                 still.append((part, partition))
             else:
-                partition.follower_forgotten(replica)
+                partition.followers.forget_position(replica)
         _count(reader, replica, still, now_ms)
         yield
 
@@ -67,7 +67,7 @@ def _sort_out(reader: PartitionReader, replica: FollowerSession, parts: Iterable
         if reader.refusal(partition, part.asked) is ErrorCode.NONE:
             current.append((part, partition))
         else:
-            partition.follower_forgotten(replica)
+            partition.followers.forget_position(replica)
     return current
 
 

@@ -174,7 +174,7 @@ class PartitionReader:
             and self.context.services.config.replica_selector_class
             and log.log_start_offset <= part.fetch_offset <= log.log_end_offset
         ):
-            preferred = partition.preferred_replica(request.rack_id, part.fetch_offset)
+            preferred = partition.followers.preferred(request.rack_id, part.fetch_offset)
             if preferred >= 0:
                 return self.state(partition)._replace(preferred_read_replica=preferred)
         return None

@@ -264,7 +264,7 @@ class FetchSession:
     def _leave(self, part: SessionPart) -> None:
         part.unwatch()
         if self.replica is not None and part.partition is not None:
-            part.partition.follower_forgotten(self.replica)
+            part.partition.followers.forget_position(self.replica)
 
 
 NO_SESSION = FetchSession(0)

@@ -59,7 +59,8 @@ def look_at(partition: Partition) -> ReplicaLook:
     replicas = state.replicas
     return ReplicaLook(
         tp.topic, tp.partition, leads, leads and replicas[0] == state.leader,
-        len(state.isr) if leads else 0, len(state.target) if leads else 0, partition.effective_min_isr if leads else 0,
+        len(state.isr) if leads else 0, len(state.target) if leads else 0,
+        partition.in_sync.effective_min_isr if leads else 0,
         log.log_start_offset, log.log_end_offset, log.high_watermark, log.last_stable_offset, log.size_bytes,
         len(log.segments), partition.follower_role.lost_commits,
     )  # fmt: skip
@@ -79,7 +80,7 @@ def follower_families(replicas: ReplicaManager, clock: Clock) -> Iterator[Metric
         for partition in some:
             if not partition.is_leader or partition.deleted or partition.log.offline:
                 continue
-            for broker_id, offset, late_ms in partition.behind(now_ms):
+            for broker_id, offset, late_ms in partition.followers.behind(now_ms):
                 row = found.setdefault(broker_id, [0, 0, 0.0])
                 row[0] += partition.log.log_end_offset - max(offset, partition.log.log_start_offset)
                 row[1] += bytes_from(partition.log, offset)

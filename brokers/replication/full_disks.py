@@ -27,6 +27,7 @@ from wire import messages
 
 if TYPE_CHECKING:
     from brokers.log import LogStore
+    from brokers.replication.in_sync_set import InSyncSet
     from brokers.replication.partition import Partition
     from brokers.replication.unopened import UnopenedReplica
 
@@ -38,10 +39,10 @@ LEVEL_MS = 2_000
 """How long a leader waits for the other in-sync members to fetch its last records, before it resigns anyway."""
 
 
-def step_aside(replica: Partition | UnopenedReplica, broker_id: int) -> PartitionState | None:
+def step_aside(replica: InSyncSet | UnopenedReplica, broker_id: int) -> PartitionState | None:
     """Propose a state in which this follower is not in sync; returns it, or None if it changes nothing."""
     state = replica.state
-    if replica.is_leader or state.leader in (NO_LEADER, broker_id):
+    if state.leader in (NO_LEADER, broker_id):
         return None
     return replica.withdraw(isr.without(state, {broker_id}, replica.effective_min_isr))
 
@@ -54,10 +55,11 @@ def make_way(
     It stays unless one of the ``successors`` (live members) is ``with_room``, while another change is in flight, and,
     if ``level``, until every successor has all records of this log, so that records acknowledged with acks=1 survive.
     """
-    end, ends = partition.log.log_end_offset, partition.follower_ends()
+    end, ends = partition.log.log_end_offset, partition.followers.ends()
     if not set(successors) & set(with_room) or (level and any(ends.get(b, -1) < end for b in successors)):
         return None
-    return partition.abdicate(isr.without(partition.state, {broker_id}, partition.effective_min_isr))
+    in_sync = partition.in_sync
+    return in_sync.abdicate(isr.without(in_sync.state, {broker_id}, in_sync.effective_min_isr))
 
 
 class ReplicasPort(Protocol):
@@ -70,8 +72,8 @@ class ReplicasPort(Protocol):
     def get(self, tp: TopicPartition) -> Partition | None:
         """This broker's replica, whatever its role."""
 
-    def successors(self, partition: Partition | UnopenedReplica) -> list[int]:
-        """The members of its in-sync set that may be elected."""
+    def successors(self, state: PartitionState) -> list[int]:
+        """The members of the in-sync set that may be elected."""
 
     def without_room(self) -> list[UnopenedReplica]:
         """Replicas whose log cannot be created because there is no room."""
@@ -143,14 +145,14 @@ class RoomKeeper:
         for replica in unopened:
             if not replica.full:
                 continue  # its log exists by now
-            successors = self._replicas.successors(replica)
+            successors = self._replicas.successors(replica.state)
             if make_way_unopened(replica, self._broker_id, successors, roomy.get(replica.tp, ())) is not None:
                 logger.error("%s: no room for a new log: this broker hands its leadership over", replica.tp)
         for partition in led:
             since_ms = self._since.get(partition.tp, now_ms)
             if not partition.log.crowded or not partition.is_leader:
                 continue
-            successors, with_room = self._replicas.successors(partition), roomy.get(partition.tp, ())
+            successors, with_room = self._replicas.successors(partition.state), roomy.get(partition.tp, ())
             level = now_ms - since_ms < LEVEL_MS
             if make_way(partition, self._broker_id, successors, with_room, level=level) is not None:
                 logger.error(
@@ -167,7 +169,7 @@ class RoomKeeper:
         """The in-sync members that could lead and have their log in a directory with room, by partition."""
         asked: dict[int, list[TopicPartition]] = {}
         for replica in led:
-            for broker_id in self._replicas.successors(replica):
+            for broker_id in self._replicas.successors(replica.state):
                 asked.setdefault(broker_id, []).append(replica.tp)
         answers = await asyncio.gather(*(self._ask(broker_id, found) for broker_id, found in asked.items()))
         roomy: dict[TopicPartition, set[int]] = {}

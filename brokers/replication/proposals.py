@@ -9,11 +9,15 @@ from brokers.model import PartitionState, TopicPartition
 
 
 class Proposer(Protocol):
-    """A replica, as its proposals' writer sees it."""
+    """What a replica proposes states by, as their writer sees it."""
 
     tp: TopicPartition
     topic_id: uuid.UUID
-    state: PartitionState
+
+    @property
+    def state(self) -> PartitionState:
+        """The known state, which a proposal changes."""
+        ...
 
     @property
     def proposed(self) -> PartitionState | None:

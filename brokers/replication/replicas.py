@@ -12,7 +12,7 @@ from brokers.model import INTERNAL_TOPICS, NO_LEADER, BrokerInfo, Clock, Partiti
 from brokers.replication import full_disks, isr
 from brokers.replication.backlog import PER_TURN, Backlog, CallSoon
 from brokers.replication.partition import Partition
-from brokers.replication.proposals import IsrWriter, Proposer
+from brokers.replication.proposals import IsrWriter
 from brokers.replication.serving import BrokerLease
 from brokers.replication.unopened import UnopenedReplica
 from wire.errors import ErrorCode
@@ -170,7 +170,7 @@ class ReplicaManager:
         for partition in list(self._partitions.values()):
             if not partition.log.offline:
                 partition.check_followers(now_ms, lag_max_ms)
-            elif partition.abdicate() is not None:
+            elif partition.in_sync.abdicate() is not None:
                 logger.error("%s: log directory failed: this broker resigns its leadership", partition.tp)
             elif not partition.is_leader:
                 self._withdraw(partition)
@@ -182,13 +182,13 @@ class ReplicaManager:
         """Stop following with a failed log: without new records the leader would keep this broker in sync."""
         for unfollow in self._unfollow_listeners:
             _call(unfollow, partition.tp)
-        if partition.withdraw() is not None:
+        if partition.in_sync.withdraw() is not None:
             logger.error("%s: log directory failed: this broker leaves the in-sync set", partition.tp)
 
-    def successors(self, partition: Proposer) -> list[int]:
-        """The other members of the partition's in-sync set that are alive and may be elected."""
+    def successors(self, state: PartitionState) -> list[int]:
+        """The other members of the in-sync set that are alive and may be elected."""
         found: list[int] = []
-        for broker_id, incarnation in isr.members(partition.state):
+        for broker_id, incarnation in isr.members(state):
             broker = self.broker(broker_id)
             if broker_id != self._broker_id and broker is not None and broker.live_broker.continues(incarnation):
                 found.append(broker_id)
@@ -220,7 +220,7 @@ class ReplicaManager:
         """
         for unfollow in self._unfollow_listeners:
             _call(unfollow, partition.tp)
-        if full_disks.step_aside(partition, self._broker_id) is not None:
+        if full_disks.step_aside(partition.in_sync, self._broker_id) is not None:
             logger.error(
                 "%s: no room in log directory %s: this broker leaves the in-sync set",
                 partition.tp, partition.log.directory,

@@ -83,7 +83,7 @@ def test_partitions_that_are_not_named_keep_their_position(stage: Stage) -> None
     stage.append("b")
     client.fetch()
     client.fetch(part(second.id, 1))
-    assert stage.partition("a").follower_ends()[OTHER] == stage.partition("b").follower_ends()[OTHER] == 1
+    assert stage.partition("a").followers.ends()[OTHER] == stage.partition("b").followers.ends()[OTHER] == 1
     assert stage.partition("a").log.high_watermark == 1
 
 
@@ -98,7 +98,7 @@ def test_a_fetch_without_a_session_counts_as_well(stage: Stage) -> None:
         assert isinstance(outcome, Done)
         assert decoded(17, outcome.response).session_id == 0
     assert stage.partition("t").log.high_watermark == 2
-    assert stage.partition("t").follower_ends()[OTHER] == 2
+    assert stage.partition("t").followers.ends()[OTHER] == 2
     assert not stage.partition("t")._watchers
     assert len(stage.services.fetch_sessions) == 0
 
@@ -162,7 +162,7 @@ def test_a_position_below_the_logs_start_is_out_of_range(stage: Stage) -> None:
     for last_fetched_epoch in (-1, 1):
         found = follower(stage).fetch(part(topic.id, 2, last_fetched_epoch=last_fetched_epoch))
         assert found.parts[topic.id, 0].error == ErrorCode.OFFSET_OUT_OF_RANGE
-        assert stage.partition("t").follower_ends()[OTHER] == 5, "it is not counted"
+        assert stage.partition("t").followers.ends()[OTHER] == 5, "it is not counted"
 
 
 def test_a_fetcher_that_is_no_replica_is_sent_to_look_again(stage: Stage) -> None:
@@ -174,7 +174,7 @@ def test_a_fetcher_that_is_no_replica_is_sent_to_look_again(stage: Stage) -> Non
     stage.append("t")
     found = client.fetch().parts[topic.id, 0]
     assert (found.error, offsets_in(found.records)) == (0, [0])
-    assert stage.partition("t").follower_ends()[THIRD] == 0
+    assert stage.partition("t").followers.ends()[THIRD] == 0
 
 
 def test_a_log_that_diverged_gets_the_diverging_epoch_and_is_not_counted(stage: Stage) -> None:
@@ -186,10 +186,10 @@ def test_a_log_that_diverged_gets_the_diverging_epoch_and_is_not_counted(stage: 
     for _ in range(2):
         found = client.fetch(part(topic.id, 5, last_fetched_epoch=2, current_leader_epoch=4), max_wait_ms=500)
         assert found.parts[topic.id, 0].diverging == (1, 3)
-    assert stage.partition("t").follower_ends()[OTHER] == -1
+    assert stage.partition("t").followers.ends()[OTHER] == -1
     found = client.fetch(part(topic.id, 3, last_fetched_epoch=1, current_leader_epoch=4))
     assert offsets_in(found.parts[topic.id, 0].records) == [3]
-    assert stage.partition("t").follower_ends()[OTHER] == 3
+    assert stage.partition("t").followers.ends()[OTHER] == 3
 
 
 @pytest.mark.parametrize(("offset", "epoch", "diverging"), [
@@ -244,7 +244,7 @@ def test_a_new_epoch_must_be_named(stage: Stage) -> None:
     client.fetch()
     stage.topic("t", replicas=BOTH, epoch=2)
     assert client.fetch(max_wait_ms=500).parts[topic.id, 0].error == ErrorCode.FENCED_LEADER_EPOCH
-    assert stage.partition("t").follower_ends()[OTHER] == -1
+    assert stage.partition("t").followers.ends()[OTHER] == -1
     assert client.fetch(part(topic.id, 1, current_leader_epoch=2)).parts[topic.id, 0][:2] == (0, 1)
 
 
@@ -254,8 +254,8 @@ def test_a_forgotten_partition_says_nothing_of_its_follower(stage: Stage) -> Non
     client = follower(stage)
     client.fetch(part(topic.id, 0), part(other.id, 0))
     client.fetch(forget=((topic.id, 0),))
-    assert stage.partition("t").follower_ends()[OTHER] == -1
-    assert stage.partition("o").follower_ends()[OTHER] == 0
+    assert stage.partition("t").followers.ends()[OTHER] == -1
+    assert stage.partition("o").followers.ends()[OTHER] == 0
 
 
 def test_an_old_session_does_not_forget_what_a_new_one_counts(stage: Stage) -> None:
@@ -265,9 +265,9 @@ def test_an_old_session_does_not_forget_what_a_new_one_counts(stage: Stage) -> N
     new.fetch(part(topic.id, 0))
     sessions = stage.services.fetch_sessions
     sessions.close(sessions._sessions[old.id])
-    assert stage.partition("t").follower_ends()[OTHER] == 0
+    assert stage.partition("t").followers.ends()[OTHER] == 0
     sessions.close(sessions._sessions[new.id])
-    assert stage.partition("t").follower_ends()[OTHER] == -1
+    assert stage.partition("t").followers.ends()[OTHER] == -1
 
 
 def test_a_replica_that_comes_back_here_is_counted_by_its_name_again(stage: Stage) -> None:
@@ -277,9 +277,9 @@ def test_a_replica_that_comes_back_here_is_counted_by_its_name_again(stage: Stag
     stage.topic("t", replicas=(OTHER,), leader=OTHER, epoch=1)
     stage.topic("t", replicas=BOTH, epoch=2)
     assert client.fetch().parts[topic.id, 0].error == ErrorCode.FENCED_LEADER_EPOCH
-    assert stage.partition("t").follower_ends()[OTHER] == -1
+    assert stage.partition("t").followers.ends()[OTHER] == -1
     client.fetch(part(topic.id, 0, current_leader_epoch=2))
-    assert stage.partition("t").follower_ends()[OTHER] == 0
+    assert stage.partition("t").followers.ends()[OTHER] == 0
 
 
 def test_followers_cannot_name_partitions_without_end(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,10 +305,10 @@ def test_a_fetch_proves_that_the_follower_was_ours_when_the_answer_left(stage: S
     partition.when_confirmed(confirmed.append)
     stage.wait(5)  # the first answer has all partitions, so it does not wait for long
     client.take(delayed.response)
-    assert partition.confirmed_ms() is None or partition.confirmed_ms() < started_ms
+    assert partition.confirmations.confirmed_ms() is None or partition.confirmations.confirmed_ms() < started_ms
     stage.clock.now_ms += 100
     delayed = client.wait()
-    assert partition.confirmed_ms() == started_ms + 4
+    assert partition.confirmations.confirmed_ms() == started_ms + 4
     assert confirmed == [ErrorCode.NONE], "the follower took in an answer that left after the question"
     partition.when_confirmed(confirmed.append)
     stage.clock.now_ms += 400
@@ -317,7 +317,7 @@ def test_a_fetch_proves_that_the_follower_was_ours_when_the_answer_left(stage: S
     assert len(confirmed) == 1, "whether it received that is unknown yet"
     client.fetch()
     assert confirmed == [ErrorCode.NONE] * 2
-    assert partition.confirmed_ms() == started_ms + 504
+    assert partition.confirmations.confirmed_ms() == started_ms + 504
 
 
 @pytest.mark.parametrize("how", ["another epoch", "forgotten"])

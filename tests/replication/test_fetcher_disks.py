@@ -10,7 +10,7 @@ import pytest
 from brokers.controller import elections
 from brokers.model import BrokerId, LiveBroker
 from brokers.replication import isr
-from brokers.replication.partition import FAILED_INCARNATION
+from brokers.replication.in_sync_set import FAILED_INCARNATION
 from tests.support.stage import ME, OTHER, Stage
 
 THIRD = BrokerId(3)
@@ -38,11 +38,11 @@ def test_a_follower_with_a_failed_log_leaves_the_in_sync_set(stage: Stage) -> No
     stage.partition("t").log.offline = True
     tick(stage)
     tick(stage)  # the first is still under way
-    ((partition, state),) = stage.proposals
-    assert partition is stage.partition("t")
+    ((in_sync, state),) = stage.proposals
+    assert in_sync is stage.partition("t").in_sync
     assert (state.leader, state.leader_epoch, state.partition_epoch) == (OTHER, 0, 1)
     assert (state.isr, state.elr) == ((OTHER, THIRD), ())
-    partition.proposal_written(state)
+    in_sync.proposal_written(state)
     follow(stage, (OTHER, THIRD), epoch=1)
     tick(stage)
     assert len(stage.proposals) == 1, "no state counts on it any more"
@@ -65,7 +65,7 @@ def test_below_the_minimum_it_is_remembered_but_not_counted_on(stage: Stage) -> 
     follow(stage, (OTHER, ME))
     stage.partition("t").log.offline = True
     tick(stage)
-    ((partition, state),) = stage.proposals
+    ((_, state),) = stage.proposals
     assert (state.isr, state.isr_incarnations) == ((OTHER,), (7,))
     assert (state.elr, state.elr_incarnations) == ((ME,), (FAILED_INCARNATION,))
     live_brokers = {broker: LiveBroker(7, 7) for broker in (OTHER, ME)}
@@ -74,7 +74,7 @@ def test_below_the_minimum_it_is_remembered_but_not_counted_on(stage: Stage) -> 
     offline = replace(state, leader=-1, leader_incarnation=-1)
     assert elections.successor(offline, unclean) is None
     assert set(elections.to_ask(offline, unclean, unclean=False)) == {OTHER, ME}
-    partition.update_state(state)
+    stage.partition("t").update_state(state)
     tick(stage)
     assert len(stage.proposals) == 1, "said once"
 
@@ -91,11 +91,11 @@ def test_a_refused_proposal_is_repeated_until_another_leads(stage: Stage) -> Non
     follow(stage, (OTHER, ME, THIRD))
     stage.partition("t").log.offline = True
     tick(stage)
-    ((partition, state),) = stage.proposals
-    partition.proposal_refused(state)
+    ((in_sync, state),) = stage.proposals
+    in_sync.proposal_refused(state)
     tick(stage)
     assert len(stage.proposals) == 2
     stage.topic("t", leader=THIRD, epoch=1, replicas=(OTHER, ME, THIRD), isr=(OTHER, ME, THIRD))
-    assert partition.proposed is None
+    assert in_sync.proposed is None
     tick(stage)
     assert stage.proposals[-1][1].leader == THIRD

@@ -50,7 +50,7 @@ class Full(Stage):
         return found
 
     def make_way(self, *with_room: BrokerId) -> PartitionState | None:
-        return full_disks.make_way_unopened(self.replica, ME, self.replicas.successors(self.replica), with_room)
+        return full_disks.make_way_unopened(self.replica, ME, self.replicas.successors(self.replica.state), with_room)
 
     @property
     def partition_of_new(self) -> Partition | None:

@@ -37,8 +37,8 @@ class Trio(Stage):
 
     def proposed(self) -> PartitionState:
         """The only proposal made since the last look."""
-        ((partition, state),) = self.proposals
-        assert partition is self.p
+        ((in_sync, state),) = self.proposals
+        assert in_sync is self.p.in_sync
         self.proposals.clear()
         return state
 

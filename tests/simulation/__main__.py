@@ -14,7 +14,10 @@ from tests.simulation.runs import Summary, run_seeds, story
 from tests.simulation.world import World
 
 PROGRESS_S = 30.0
-UNIT_TESTS = ("tests/replication/test_partition.py", "tests/log", "tests/txn", "tests/groups", "tests/coordinators")
+UNIT_TESTS = (
+    *(f"tests/replication/test_{part}.py" for part in ("partition", "followers", "in_sync_set", "confirmations")),
+    "tests/log", "tests/txn", "tests/groups", "tests/coordinators",
+)  # fmt: skip
 """Tests in one process, where a deliberate bug is."""
 
 

@@ -14,7 +14,8 @@ from typing import Any
 from tests.simulation.runs import run_seed
 
 CORES = (
-    "brokers.replication.partition", "brokers.replication.follower_role", "brokers.replication.follower_progress",
+    "brokers.replication.partition", "brokers.replication.followers", "brokers.replication.in_sync_set",
+    "brokers.replication.confirmations", "brokers.replication.follower_role", "brokers.replication.follower_progress",
     "brokers.replication.isr", "brokers.replication.isr_writer", "brokers.replication.fetcher",
     "brokers.replication.fetch_plan", "brokers.replication.replicas", "brokers.controller.elections",
     "brokers.controller.plans", "brokers.controller.writes", "brokers.controller.active",

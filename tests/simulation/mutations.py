@@ -29,7 +29,9 @@ from brokers.metadata.acl_cache import AclCache
 from brokers.metadata.cache import MetadataCache
 from brokers.model import LiveBroker
 from brokers.replication import continuity, isr
+from brokers.replication.confirmations import Confirmations
 from brokers.replication.follower_progress import Follower
+from brokers.replication.in_sync_set import InSyncSet
 from brokers.replication.isr_writer import ZooKeeperIsrWriter
 from brokers.replication.partition import Partition
 from brokers.replication.replicas import ReplicaManager
@@ -54,20 +56,20 @@ __all__ = ["MUTATIONS", "Mutation", "caught", "mutated"]
 
 
 def _unheard_followers_do_not_count(original: Any, self: Any) -> None:
-    heard = {b: f for b, f in self._followers.items() if f.end_offset >= 0}
-    unheard = [b for b in self.maximal_isr if b != self._broker_id and b not in heard]
+    heard = {b: f for b, f in self.followers.known.items() if f.end_offset >= 0}
+    unheard = [b for b in self.in_sync.maximal_isr if b != self._broker_id and b not in heard]
     if not unheard:
         original(self)
         return
-    followers, self._followers = self._followers, heard
+    followers, self.followers.known = self.followers.known, heard
     for broker_id in unheard:
         heard[broker_id] = Follower(broker_id, 0)
         heard[broker_id].end_offset = self.log.log_end_offset
     try:
         original(self)
     finally:
-        if self._followers is heard:
-            self._followers = followers
+        if self.followers.known is heard:
+            self.followers.known = followers
 
 
 def _advances_below_the_minimum(original: Any, self: Any) -> None:
@@ -94,14 +96,14 @@ def _takes_its_log_for_committed(original: Any, self: Any, state: Any) -> None:
 def _joins_before_it_has_caught_up(original: Any, self: Any, follower: Any) -> None:
     if follower.end_offset >= 0:
         follower = copy.copy(follower)
-        follower.end_offset = max(self.log.high_watermark, self._epoch_start)
+        follower.end_offset = max(self._replica.log.high_watermark, self._replica.epoch_start_offset)
     original(self, follower)
 
 
 def _counts_before_it_is_written(original: Any, self: Any, state: Any) -> None:
     original(self, state)
-    self.state, self._pending = self._pending, None
-    self.advance()
+    self._replica.state, self.proposed = self.proposed, None
+    self._replica.advance()
 
 
 async def _takes_an_unknown_outcome_for_a_failure(self: Any, batch: Any) -> list[Any]:
@@ -133,7 +135,7 @@ def _truncates_to_its_high_watermark(original: Any, self: Any, state: Any) -> No
 
 
 def _joins_with_any_broker_epoch(original: Any, self: Any, follower: Any) -> None:
-    broker = self._around.broker(follower.broker_id)
+    broker = self._broker(follower.broker_id)
     if broker is not None and follower.session is not None:
         follower = copy.copy(follower)
         follower.session = copy.copy(follower.session)
@@ -165,7 +167,7 @@ def _takes_all_for_committed(self: Any, offset: int, on_committed: Any, *, gives
 
 
 def _confirms_without_lease(self: Any, callback: Any) -> None:
-    callback(ErrorCode.NONE if self.is_leader else ErrorCode.NOT_LEADER_OR_FOLLOWER)
+    callback(ErrorCode.NONE if self._replica.is_leader else ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
 
 def _accepts_duplicates(original: Any, self: Any, entry: Any, header: Any, origin: Any, guard: Any) -> Any:
@@ -416,17 +418,17 @@ def _sessions_have_no_end(original: Any, self: Any, api_key: int, mono_ms: int) 
 
 
 # Safeguards that no history among hundreds of seeds needs any more, and the unit tests that fail without them:
-# a follower joins only from the leader's log start on (test_partition: test_no_follower_joins_that_starts_below_the_leaders_log);
+# a follower joins only from the leader's log start on (test_in_sync_set: test_no_follower_joins_that_starts_below_the_leaders_log);
 # a planned move waits for the leader's waiver (test_moves: test_another_leads_only_when_a_live_leader_has_waived_its_lease);
 # after the whole in-sync set has ended, all of it is heard (test_elections: test_replicas_that_all_lost_their_tails_are_compared).
 MUTATIONS = (
     # ---- the in-sync set and the high watermark
-    Mutation("the high watermark ignores the pending in-sync set", (instead(Partition.maximal_isr, lambda self: self.state.isr),), 43, ("lose an answer", "cut from zookeeper", "isolate")),
+    Mutation("the high watermark ignores the pending in-sync set", (instead(InSyncSet.maximal_isr, lambda self: self.state.isr),), 43, ("lose an answer", "cut from zookeeper", "isolate")),
     Mutation("the high watermark ignores followers that have not fetched in this epoch", (instead(Partition.advance, _unheard_followers_do_not_count),), 0),
     Mutation("the high watermark moves below min.insync.replicas", (instead(Partition.advance, _advances_below_the_minimum),), 17, ("cut", "isolate", "kill")),
     Mutation("a new leader takes its whole log for committed", (instead(Partition.become_leader, _takes_its_log_for_committed),), 3, ("kill", "isolate", "cut", "slow")),
-    Mutation("a follower joins before it has caught up", (instead(Partition._expand, _joins_before_it_has_caught_up),), 1, ("cut", "slow", "kill", "isolate")),
-    Mutation("a shrunk in-sync set counts before it is written", (instead(Partition._propose, _counts_before_it_is_written),), 3, ("cut", "isolate", "lose an answer")),
+    Mutation("a follower joins before it has caught up", (instead(InSyncSet.expand, _joins_before_it_has_caught_up),), 1, ("cut", "slow", "kill", "isolate")),
+    Mutation("a shrunk in-sync set counts before it is written", (instead(InSyncSet._propose, _counts_before_it_is_written),), 3, ("cut", "isolate", "lose an answer")),
     Mutation("an unknown outcome of an in-sync change is taken for a failure", (instead(ZooKeeperIsrWriter._decide, _takes_an_unknown_outcome_for_a_failure),), 35, ("lose an answer", "zookeeper lag", "isolate")),
     Mutation("a member that leaves a small in-sync set is not eligible", (instead(isr._with, lambda original, state, isr, elr, min_isr: original(state, isr, [], min_isr)),), 832, ("isolate", "power", "stop", "pause", "kill")),
     # ---- epochs, incarnations, elections
@@ -438,7 +440,7 @@ MUTATIONS = (
     Mutation("a new follower truncates to its high watermark", (instead(Partition.become_follower, _truncates_to_its_high_watermark),), 5, ("kill", "stop", "slow")),
     Mutation("a fetch of a broker's previous incarnation counts", (
         instead(fetch._replica_error, _takes_any_broker_epoch),
-        instead(Partition._expand, _joins_with_any_broker_epoch),
+        instead(InSyncSet.expand, _joins_with_any_broker_epoch),
     ), 55, ("power", "cut")),
     Mutation("a broker counts as intact after an unclean restart", (instead(LiveBroker.continues, lambda self, incarnation: incarnation <= self.incarnation),), 1, ("power", "isolate")),
     # One of the two is enough: a mark that stays names an incarnation that is over.
@@ -466,7 +468,7 @@ MUTATIONS = (
     Mutation("acks=all is answered before the record is committed", (instead(Partition.wait_for, _takes_all_for_committed),), 0),
     Mutation("consumers read up to the log's end", (instead(PartitionReader.read, _reads_up_to_the_end),), 2),
     Mutation("read_committed reads up to the high watermark", (instead(PartitionReader.read, _reads_open_transactions),), 0),
-    Mutation("the lease is not checked", (instead(Partition.when_confirmed, _confirms_without_lease),), 243, ("pause", "cut from zookeeper")),
+    Mutation("the lease is not checked", (instead(Confirmations.when_confirmed, _confirms_without_lease),), 243, ("pause", "cut from zookeeper")),
     Mutation("duplicates are appended", (instead(ProducerState._check_data, _accepts_duplicates),), 0, ("reset", "client cut", "slow")),
     # ---- what consumers are served
     Mutation("a fetch that waited is answered from behind the record it asked for", (instead(fetch.Fetch._look, _looks_behind_what_was_asked),), 1),

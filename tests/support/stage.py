@@ -24,6 +24,7 @@ from brokers.metrics import Metrics
 from brokers.model import BrokerId, BrokerInfo, Endpoint, PartitionState, TopicInfo, TopicPartition
 from brokers.replication.follower_progress import ReplicaSession
 from brokers.replication.partition import Partition
+from brokers.replication.proposals import Proposer
 from brokers.replication.replicas import ReplicaManager
 from brokers.timers import Timers
 from brokers.topic_figures import TopicTable
@@ -89,7 +90,7 @@ class Stage:
             session_valid=lambda: self.lease, incarnation=lambda: self.incarnation, isr_writer=self,
             call_soon=self._next_turn, topic_figures=self.counted,
         )  # fmt: skip
-        self.proposals: list[tuple[Partition, PartitionState]] = []
+        self.proposals: list[tuple[Proposer, PartitionState]] = []
         self._soon: list[Any] = []
         self._later: list[Timer] = []
         loop: Any = SimpleNamespace(
@@ -112,7 +113,7 @@ class Stage:
         session = ReplicaSession(broker_id, 1, self.clock.mono_ms())
         return self.partition(name, partition).follower_fetched(session, offset, 0, self.clock.mono_ms())
 
-    def propose(self, partition: Partition, state: PartitionState) -> None:
+    def propose(self, partition: Proposer, state: PartitionState) -> None:
         """What a leader wants written; the test says what becomes of it."""
         self.proposals.append((partition, state))
 
