@@ -29,7 +29,12 @@ logger = logging.getLogger(__name__)
 
 
 class Log(LogState):
-    """A partition's records on disk, with what follows from them."""
+    """A partition's records on disk, with what follows from them.
+
+    The state is the log's base class, and not one more part: the parts are given the state alone, so none of them can
+    call another behind its back, while every request reads offsets, settings and failures from the log itself. Held as
+    a part, the state would cost each of these reads another attribute or the call of a property.
+    """
 
     @classmethod
     def open(
