@@ -28,6 +28,7 @@ RIM = (
     "brokers/log/sync_times.py",
     "brokers/security/key_files.py",
     "coordination/zookeeper.py",
+    "coordination/zookeeper_session.py",
     "coordination/ensemble.py",
     "spark_udfs/",
     "_native/__init__.py",

@@ -23,7 +23,8 @@ from coordination.registration import (
 )
 from coordination.store import Check, Create, MultiFailed, SessionExpired, SessionState
 from coordination.tree import CLUSTER_ID, MARK, ForeignTree, adopt
-from coordination.zookeeper import ZookeeperStore, boot_ms
+from coordination.zookeeper import ZookeeperStore
+from coordination.zookeeper_session import boot_ms
 from tests.support.clocks import RealClock
 from tests.support.stores import Proxy, Stores, on_loop, record_session, states
 from tests.support.waiting import eventually_async
@@ -195,7 +196,8 @@ _CRASHING = """
 import asyncio, os, sys, time
 from coordination.registration import *
 from coordination.tree import adopt
-from coordination.zookeeper import ZookeeperStore, boot_ms
+from coordination.zookeeper import ZookeeperStore
+from coordination.zookeeper_session import boot_ms
 
 async def main():
     store = ZookeeperStore(sys.argv[1], session_timeout_ms=int(sys.argv[2]))

@@ -17,7 +17,8 @@ import pytest
 
 from coordination.ensemble import ZooKeeperNode
 from coordination.store import SessionEvent, SessionExpired, SessionState, UnknownOutcome, WatchEvent, WatchKind
-from coordination.zookeeper import ZookeeperStore, boot_ms
+from coordination.zookeeper import ZookeeperStore
+from coordination.zookeeper_session import boot_ms
 from tests.support.ensemble import Ensemble
 from tests.support.stores import Proxy, Stores, on_loop, record_session, states
 from tests.support.waiting import eventually_async
@@ -298,7 +299,8 @@ async def test_close_ends_the_session_at_once(connect: str) -> None:
 
 _CHILD = """
 import asyncio, sys
-from coordination.zookeeper import ZookeeperStore, boot_ms
+from coordination.zookeeper import ZookeeperStore
+from coordination.zookeeper_session import boot_ms
 
 async def main():
     store = ZookeeperStore(sys.argv[1], session_timeout_ms=1500)
