@@ -1,4 +1,4 @@
-"""Every setting of a topic, declared once, with Kafka's names. ``brokers.config`` reads them, and has the brokers'."""
+"""Every setting of a topic, declared once, with Kafka's names; brokers' are in ``broker_config``."""
 
 from __future__ import annotations
 

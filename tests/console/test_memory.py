@@ -14,7 +14,7 @@ from brokers.console.memory import SpareMemory, trim_function
 from tests.console.served import Served, Visitor
 
 UNNEEDED = (
-    "brokers.config",  # the settings of brokers: 3 MB
+    "brokers.broker_config",  # the settings of brokers: 3 MB
     "brokers.log",
     "brokers.node",
     "confluent_kafka",
