@@ -24,7 +24,8 @@ from brokers.log.dedup import Kept, accept, all_new, keep_new, positions_of, ref
 from brokers.log.failures import DiskFailed, DiskFull, LogOffline
 from brokers.log.files import Buffer
 from brokers.log.flush import Flusher
-from brokers.log.producers import NO_MARKERS, Duplicate, Marker, ProducerEntry, Refusal, admitted_of
+from brokers.log.markers import NO_MARKERS, Marker
+from brokers.log.producers import Duplicate, ProducerEntry, Refusal, admitted_of
 from brokers.log.segment import MAX_POSITION, Segment
 from brokers.log.state import AppendInfo, LogState, guarded
 from brokers.log.validation import (

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from _native.batch import HEADER_SIZE, BatchHeader, encode_batch, parse_header
 from _native.wire_tuples import HeldBytes
-from brokers.log.producers import CONTROL, marker_of_nothing
+from brokers.log.markers import CONTROL, marker_of_nothing
 from brokers.log.state import ReadResult
 
 MOST_BATCHES = 256

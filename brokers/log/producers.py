@@ -19,12 +19,12 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum, auto
 from operator import itemgetter
-from types import MappingProxyType
 from typing import NamedTuple
 
-from _native.batch import Admitted, BatchHeader, CorruptBatch, Record, crc32c, encode_batch, parse_header
+from _native.batch import Admitted, BatchHeader, CorruptBatch, crc32c, parse_header
 from brokers.log.files import Buffer
 from brokers.log.indexes import AbortedTxn
+from brokers.log.markers import CONTROL, NO_MARKERS, TRANSACTIONAL, Marker
 from brokers.log.position_snapshot import encode_positions, load_positions, split_positions
 from brokers.log.positions import PositionSets
 from brokers.log.snapshot_tail import decode_tail, encode_tail
@@ -38,13 +38,8 @@ _MAX_SEQUENCE = 2**31 - 1
 _MAX_VERIFICATIONS = 10_000
 _SNAPSHOT_HEAD = struct.Struct(">hIi")
 _SNAPSHOT_ENTRY = struct.Struct(">qhiqiqiq")
-_MARKER_KEY = struct.Struct(">hh")
-_MARKER_VALUE = struct.Struct(">hi")
-_RUN_REMAINING = struct.Struct(">i")
-_ABORT, _COMMIT = 0, 1
 _producer_id = itemgetter(4)
 _new = tuple.__new__  # a named tuple without the Python function that its own constructor is
-_TRANSACTIONAL, CONTROL = 0x10, 0x20
 
 
 class Origin(Enum):
@@ -53,17 +48,6 @@ class Origin(Enum):
     CLIENT = auto()
     COORDINATOR = auto()
     REPLICATION = auto()
-
-
-class Marker(NamedTuple):
-    """What a control batch says about its producer's transaction.
-
-    ``run_remaining`` markers of the same batch transaction follow it at once: what they end becomes stable together.
-    """
-
-    commit: bool
-    coordinator_epoch: int
-    run_remaining: int = 0
 
 
 class BatchMeta(NamedTuple):
@@ -164,50 +148,6 @@ def admitted_of(header: BatchHeader) -> Admitted:
             header.producer_id, header.producer_epoch, last_sequence, header.attributes,
         ),
     )  # fmt: skip
-
-
-NO_MARKERS: Mapping[int, Marker | None] = MappingProxyType({})
-
-
-def parse_marker(record: Record) -> Marker | None:
-    """Read a control record; None if it is of a kind that is no end of a transaction. Raises ValueError if damaged."""
-    key, value = record.key, record.value
-    if key is None or len(key) < _MARKER_KEY.size:
-        raise ValueError("a control record's key is too short")
-    version, kind = _MARKER_KEY.unpack_from(key)
-    if version < 0:
-        raise ValueError(f"control record version {version}")
-    if kind not in (_ABORT, _COMMIT):
-        return None
-    if value is None or len(value) < _MARKER_VALUE.size:
-        raise ValueError("a transaction marker's value is too short")
-    version, coordinator_epoch = _MARKER_VALUE.unpack_from(value)
-    if version < 0:
-        raise ValueError(f"transaction marker version {version}")
-    remaining = 0
-    if len(value) >= _MARKER_VALUE.size + _RUN_REMAINING.size:  # ours; Kafka reads no further
-        (remaining,) = _RUN_REMAINING.unpack_from(value, _MARKER_VALUE.size)
-    return Marker(kind == _COMMIT, coordinator_epoch, max(0, remaining))
-
-
-def encode_marker_run(markers: Sequence[tuple[int, int, bool]], coordinator_epoch: int, timestamp: int) -> bytes:
-    """Control batches that end the parts of several producers, as one run: (producer id, epoch, commit) each."""
-    batches = []
-    for index, (producer_id, epoch, commit) in enumerate(markers):
-        value = _MARKER_VALUE.pack(0, coordinator_epoch)
-        remaining = len(markers) - 1 - index
-        if remaining:
-            value += _RUN_REMAINING.pack(remaining)
-        record = Record(-1, timestamp, _MARKER_KEY.pack(0, _COMMIT if commit else _ABORT), value)
-        batches.append(
-            encode_batch([record], attributes=_TRANSACTIONAL | CONTROL, producer_id=producer_id, producer_epoch=epoch)
-        )
-    return b"".join(batches)
-
-
-def marker_of_nothing(timestamp: int) -> Record:
-    """A control record that readers pass over: it is stored nowhere, and no producer's."""
-    return Record(-1, timestamp, _MARKER_KEY.pack(0, _COMMIT), _MARKER_VALUE.pack(0, 0))
 
 
 class ProducerState:
@@ -482,13 +422,13 @@ def _continued(known: ProducerEntry, batches: Sequence[Admitted], now_ms: int) -
     """A producer after batches with records of its own; the first transactional one begins a transaction."""
     producer_id, epoch, coordinator_epoch, timestamp, remembered, txn_first_offset, _ = known
     last = batches[-1]
-    begins = txn_first_offset < 0 and last.attributes & _TRANSACTIONAL
+    begins = txn_first_offset < 0 and last.attributes & TRANSACTIONAL
     if len(batches) > REMEMBERED_BATCHES and last.producer_epoch == epoch and not begins:
         batches = batches[-REMEMBERED_BATCHES:]  # the others are forgotten again at once
     for first_offset, last_offset, timestamp, _, _, its_epoch, last_sequence, attributes in batches:
         if its_epoch != epoch:
             epoch, remembered = its_epoch, ()
-        if txn_first_offset < 0 and attributes & _TRANSACTIONAL:
+        if txn_first_offset < 0 and attributes & TRANSACTIONAL:
             txn_first_offset = first_offset
         meta = _new(BatchMeta, (last_sequence, last_offset, last_offset - first_offset, timestamp))
         remembered = (*remembered[-(REMEMBERED_BATCHES - 1) :], meta)

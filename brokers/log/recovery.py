@@ -20,12 +20,12 @@ from brokers.log.dedup import note
 from brokers.log.epochs import EpochCache
 from brokers.log.files import DiskPort
 from brokers.log.indexes import AbortedTxn
+from brokers.log.markers import Marker
 from brokers.log.position_snapshot import DEDUP_FILE, decode_dedup_file
 from brokers.log.positions import PositionSets
 from brokers.log.producers import (
     SNAPSHOT_SUFFIX,
     DamagedSnapshot,
-    Marker,
     ProducerState,
     admitted_of,
 )

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 from _native.batch import BatchHeader
 from brokers.log.indexes import AbortedTxn
-from brokers.log.producers import Marker
+from brokers.log.markers import Marker
 from brokers.log.validation import DELETE_HORIZON_BIT
 from wire.types import NO_PRODUCER_ID
 

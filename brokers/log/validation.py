@@ -23,7 +23,8 @@ from _native.batch import (
 from _native.errors import CorruptBatch
 from brokers.config import TopicConfig
 from brokers.log.files import Buffer
-from brokers.log.producers import Marker, Origin, parse_marker
+from brokers.log.markers import Marker, parse_marker
+from brokers.log.producers import Origin
 from wire import compression
 from wire.errors import ErrorCode
 from wire.types import NO_PRODUCER_ID, NO_TIMESTAMP

@@ -10,7 +10,7 @@ import pytest
 
 import wire.messages as m
 from brokers.log import Origin
-from brokers.log.producers import encode_marker_run
+from brokers.log.markers import encode_marker_run
 from brokers.model import BrokerId
 from tests.support.coordinator_broker import TRANSACTIONAL, Broker, play
 from tests.support.one_znode import OneZnode

@@ -16,7 +16,8 @@ from brokers.log.cleanable import (
     roll_due,
 )
 from brokers.log.indexes import AbortedTxn
-from brokers.log.producers import BatchMeta, Marker, ProducerEntry
+from brokers.log.markers import Marker
+from brokers.log.producers import BatchMeta, ProducerEntry
 from brokers.log.retained import (
     MetTransactions,
     verdict_on_data,

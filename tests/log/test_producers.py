@@ -6,13 +6,13 @@ import pytest
 
 from _native.batch import crc32c
 from brokers.log import Origin
+from brokers.log.markers import encode_marker_run
 from brokers.log.producers import (
     BatchMeta,
     DamagedSnapshot,
     ProducerEntry,
     ProducerState,
     decode_snapshot,
-    encode_marker_run,
     encode_snapshot,
 )
 from brokers.log.snapshot_tail import encode_tail

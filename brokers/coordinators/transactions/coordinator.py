@@ -21,7 +21,7 @@ from brokers.coordinators.transactions.markers import MarkerSender
 from brokers.coordinators.transactions.producer_ids import ProducerIdAllocator
 from brokers.coordinators.transactions.verification import FIRST_PAUSE_MS, PATIENCE_MS, Verifier
 from brokers.log import Origin
-from brokers.log.producers import encode_marker_run
+from brokers.log.markers import encode_marker_run
 from brokers.model import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC, Clock
 from brokers.timers import Timers
 from txn.commands import Command, Now, Result, Ticket, WriteMarkers
