@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import uuid
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from brokers.log.log import Log
 
 logger = logging.getLogger(__name__)
+
+PARTITION_DIRECTORY = re.compile(r"(?P<topic>[a-zA-Z0-9._-]+)-(?P<partition>\d+)")
+"""Names of the directories that hold the log of a partition."""
 
 
 class LogDirectory:

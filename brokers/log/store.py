@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import re
 import uuid
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,27 +23,23 @@ from brokers.log.checkpoints import CleanStop, DamagedFile
 from brokers.log.clean_stops import lost_since_stop, told_lost
 from brokers.log.cleaner import Cleaner
 from brokers.log.cleaner_figures import CleanerSettings
-from brokers.log.directories import DirectoryUsage, LogDirectory, TopicIds
-from brokers.log.failures import DiskError, DiskFailed, DiskFull, ForeignDirectory, LogOffline, StoreRefused
+from brokers.log.directories import PARTITION_DIRECTORY, DirectoryUsage, LogDirectory, TopicIds
+from brokers.log.directory_owner import DirectoryOwner
+from brokers.log.failures import DiskError, DiskFailed, DiskFull, LogOffline, StoreRefused
 from brokers.log.files import DiskPort
 from brokers.log.log import Log
 from brokers.log.recovery import RecoveryReport
-from brokers.log.retention import delete_old_segments
 from brokers.log.start_progress import StartProgress
 from brokers.log.state import LogSettings, LogState
+from brokers.log.upkeep import Upkeep
 from brokers.metrics import StartFigures
-from brokers.model import Clock, LiveBroker, has_room, id_text
+from brokers.model import Clock, LiveBroker, has_room
 from wire.types import TopicPartition
 
 logger = logging.getLogger(__name__)
 
-_PARTITION_DIRECTORY = re.compile(r"(?P<topic>[a-zA-Z0-9._-]+)-(?P<partition>\d+)")
 _DELETED_DIRECTORY = re.compile(r".+\.[0-9a-f]{32}-delete")
 _DIRECTORY_NAME_MAX = 255
-_PRODUCER_EXPIRY_CHECK_MS = 600_000
-_RELAXATION_MS = 30_000
-_RETENTION_LOGS_PER_TICK = 500
-_FLUSH_INTERVAL_MS = 1000
 
 
 @dataclass(slots=True)
@@ -96,7 +91,7 @@ class LogStore:
         self._config = config
         self._disk = disk
         self._clock = clock
-        self._cluster_id = cluster_id
+        self._owner = DirectoryOwner(disk, config.broker_id, cluster_id)
         self._start_figures = start_figures or StartFigures()
         self._topic_config = topic_config or (lambda topic: config.topic_defaults())
         self._settings = LogSettings(
@@ -105,7 +100,6 @@ class LogStore:
             max_producers=config.producer_state_max_per_partition,
             flush_each_append=config.log_flush_policy == "ack",
         )
-        self._retention_queue: deque[Log] = deque()
         self.directories = [LogDirectory(path.rstrip("/") or "/") for path in config.log_dirs]
         self._logs: dict[TopicPartition, Log] = {}
         self._homes: dict[TopicPartition, LogDirectory] = {}
@@ -115,10 +109,10 @@ class LogStore:
         self.verify = BackgroundVerify(disk, self._logs, lambda: self.broker_config().log_verify_bytes_per_second)
         self._deletions = 0
         self._checkpoints = Checkpoints(disk, self.directories, self._logs_of, self.cleaner.progress, self._failed)
-        self._next_retention_ms = -1
-        self._next_checkpoint_ms = -1
-        self._next_producer_expiry_ms = -1
-        self._next_relaxation_ms = -1
+        self._upkeep = Upkeep(
+            config, disk, self._logs, self.directories, cleaner=self.cleaner, verify=self.verify,
+            checkpoints=self._checkpoints, end_syncs=self._end_syncs,
+        )  # fmt: skip
 
     # ---- start and stop
 
@@ -156,7 +150,7 @@ class LogStore:
         disk, path = self._disk, directory.path
         disk.make_directory(path)
         directory.lock = disk.lock(f"{path}/{checkpoints.LOCK}")
-        fresh = self._check_owner(directory)
+        fresh = self._owner.claim(directory, self._new_id)
         left = disk.read(f"{path}/{checkpoints.CLEAN_SHUTDOWN}")
         clean = fresh or left is not None
         directory.stopped = checkpoints.decode_clean_stop(left) if left is not None else None
@@ -177,7 +171,7 @@ class LogStore:
                 disk.remove_tree(child)
                 report.removed.append(child)
                 continue
-            match = _PARTITION_DIRECTORY.fullmatch(name)
+            match = PARTITION_DIRECTORY.fullmatch(name)
             if match and disk.is_directory(child):
                 partitions[child] = TopicPartition(match["topic"], int(match["partition"]))
         progress.expect(((child, recovery_points.get(tp, 0)) for child, tp in partitions.items()), clean=clean)
@@ -254,25 +248,6 @@ class LogStore:
                 directory.lock.close()
                 directory.lock = None
 
-    def _check_owner(self, directory: LogDirectory) -> bool:
-        """Compare ``meta.properties`` with this broker's ids; write it in a directory that has none: True then."""
-        values = self._owner_of(directory)
-        path = f"{directory.path}/{checkpoints.META_PROPERTIES}"
-        if values is None:
-            directory.id = self._new_id(directory.path)
-            values = {"version": "0", "broker.id": str(self._config.broker_id)}
-            if self._cluster_id is not None:
-                values["cluster.id"] = self._cluster_id
-            values["directory.id"] = id_text(directory.id)
-            self._disk.replace(path, checkpoints.encode_properties(values))
-            return True
-        if "directory.id" in values:
-            try:
-                directory.id = checkpoints.decode_topic_id(values["directory.id"])
-            except DamagedFile:
-                logger.warning("%s: directory.id is not readable", path)
-        return False
-
     def check_owners(self) -> None:
         """Only look whether the directories that exist are this broker's and free; nothing is changed.
 
@@ -281,37 +256,10 @@ class LogStore:
         for directory in self.directories:
             if not self._disk.is_directory(directory.path):
                 continue
-            self._owner_of(directory)
+            self._owner.properties_of(directory)
             lock = f"{directory.path}/{checkpoints.LOCK}"
             if checkpoints.LOCK in self._disk.names(directory.path):
                 self._disk.lock(lock).close()
-
-    def _owner_of(self, directory: LogDirectory) -> dict[str, str] | None:
-        """``meta.properties`` of a directory, compared with this broker's ids; None where there is none."""
-        data = self._disk.read(f"{directory.path}/{checkpoints.META_PROPERTIES}")
-        broker_id = str(self._config.broker_id)
-        if data is None:
-            others = [name for name in self._disk.names(directory.path) if _PARTITION_DIRECTORY.fullmatch(name)]
-            if others:
-                raise ForeignDirectory(
-                    f"{directory.path} holds partitions ({others[0]}, ...) but no meta.properties: it is unknown"
-                    " whose they are; choose another directory in log.dirs"
-                )
-            return None
-        values = checkpoints.decode_properties(data)
-        cluster_id = values.get("cluster.id")
-        if self._cluster_id is not None and cluster_id not in (None, self._cluster_id):
-            raise ForeignDirectory(
-                f"{directory.path} belongs to cluster {cluster_id}, this broker to {self._cluster_id}"
-                " (meta.properties); choose another directory in log.dirs"
-            )
-        owner = values.get("broker.id", values.get("node.id"))
-        if owner not in (None, broker_id):
-            raise ForeignDirectory(
-                f"{directory.path} belongs to broker {owner}, this is broker {broker_id} (meta.properties);"
-                " choose another directory in log.dirs or set broker.id"
-            )
-        return values
 
     def _read_offsets(self, path: str, name: str) -> dict[TopicPartition, int]:
         data = self._disk.read(f"{path}/{name}")
@@ -332,7 +280,7 @@ class LogStore:
             return {}
         self._checkpoints.had_cleaner_file(directory)
         if data is None:
-            unknown = any(_PARTITION_DIRECTORY.fullmatch(name) for name in self._disk.names(directory.path))
+            unknown = any(PARTITION_DIRECTORY.fullmatch(name) for name in self._disk.names(directory.path))
             return None if unknown else {}
         try:
             return checkpoints.decode_offsets(data, checkpoints.CLEANER_CHECKPOINT)
@@ -599,92 +547,15 @@ class LogStore:
         self._checkpoints.write_all()
 
     def tick(self, now_ms: int, late_ms: float = 0) -> None:
-        """A little upkeep: call about every second. Retention, compaction, flush by age, expiry and checkpoints.
-
-        ``late_ms`` is how late the loop has run its timers since: compaction goes slower if that is much.
-        """
-        config = self._config
-        if self._next_retention_ms < 0:
-            self._next_retention_ms = now_ms + config.log_retention_check_interval_ms
-            self._next_checkpoint_ms = now_ms + config.log_flush_offset_checkpoint_interval_ms
-            self._next_producer_expiry_ms = now_ms + _PRODUCER_EXPIRY_CHECK_MS
-            self._next_relaxation_ms = now_ms + _RELAXATION_MS
-        if now_ms >= self._next_retention_ms:
-            self._next_retention_ms = now_ms + config.log_retention_check_interval_ms
-            self._retention_queue = deque(self._logs.values())
-        for _ in range(min(len(self._retention_queue), _RETENTION_LOGS_PER_TICK)):
-            self._enforce_retention(self._retention_queue.popleft(), now_ms)
-        if now_ms >= self._next_producer_expiry_ms:
-            self._next_producer_expiry_ms = now_ms + _PRODUCER_EXPIRY_CHECK_MS
-            for log in list(self._logs.values()):
-                log.producers.expire(now_ms)
-                if not log.offline:
-                    self._quietly(partial(log.flusher.trim_if_idle, now_ms - _PRODUCER_EXPIRY_CHECK_MS))
-        self._quietly(lambda: self.cleaner.step(now_ms, late_ms=late_ms))
-        self.verify.step()
-        for log in list(self._logs.values()):
-            if log.offline:
-                continue
-            if log.garbage:
-                self._quietly(lambda log=log: log.truncation.sweep(now_ms))  # type: ignore[misc]
-            if log.pending_flush is not None:
-                self._quietly(log.flusher.end_flush)
-            dirty = log.unflushed_since_ms
-            if dirty is not None:
-                self._quietly(lambda log=log, dirty=dirty: self._flush_if_due(log, now_ms - dirty))  # type: ignore[misc]
-        self._remove_doomed(now_ms)
-        if now_ms >= self._next_relaxation_ms:
-            self._next_relaxation_ms = now_ms + _RELAXATION_MS
-            self._disk.relax()
-        self._end_syncs()
-        self._checkpoints.resume()
-        if now_ms >= self._next_checkpoint_ms:
-            self._next_checkpoint_ms = now_ms + config.log_flush_offset_checkpoint_interval_ms
-            self._checkpoints.begin()
+        """A little upkeep, see :meth:`Upkeep.tick`; call it about every second."""
+        self._upkeep.tick(now_ms, late_ms)
 
     def go_on_cleaning(self, now_ms: int) -> bool:
         """Between two ticks, as often as one likes: a pass of compaction continues as far as its budget allows.
 
         Returns whether that was of use now.
         """
-        return bool(self._quietly(lambda: self.cleaner.go_on(now_ms)))
-
-    def _flush_if_due(self, log: Log, dirty_ms: int) -> None:
-        due_ms = log.config.flush_ms
-        if self._config.log_flush_policy == "interval":
-            due_ms = min(due_ms, _FLUSH_INTERVAL_MS)
-        if dirty_ms >= due_ms:
-            log.flusher.begin_flush(active=True)
-        elif log.segments.active.base_offset > log.recovery_point:
-            # Closed segments are fsynced soon, so that a crash has only the active one to check.
-            log.flusher.begin_flush(active=False)
-
-    def _quietly(self, action: Callable[[], object]) -> object:
-        """Upkeep finds a full or failed disk: a line in the log, None, and another try the next time."""
-        try:
-            return action()
-        except DiskFull as wrong:
-            logger.warning("upkeep postponed: %s", wrong)
-        except LogOffline as wrong:
-            logger.error("%s", wrong)
-        return None
-
-    def _enforce_retention(self, log: Log, now_ms: int) -> int:
-        tp = log.topic_partition
-        if log.offline or self._logs.get(tp) is not log or self.cleaner.is_cleaning(tp):
-            return 0
-        try:
-            return delete_old_segments(log, now_ms)
-        except DiskFull as wrong:
-            logger.warning("%s: retention postponed: %s", log.topic_partition, wrong)
-        except LogOffline as wrong:
-            logger.error("%s", wrong)
-        return 0
-
-    def _remove_doomed(self, now_ms: int) -> None:
-        for directory in self.directories:
-            while not directory.offline and directory.doomed and directory.doomed[0][0] <= now_ms:
-                self._disk.remove_tree(directory.doomed.pop(0)[1], later=True)
+        return self._upkeep.go_on_cleaning(now_ms)
 
 
 def _reach(log: Log) -> tuple[int, int]:
