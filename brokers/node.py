@@ -241,30 +241,8 @@ class Node:
             isr_writer=self._isr_writer, call_soon=ports.loop.call_soon, topic_figures=counted_topics(config),
         )  # fmt: skip
         self._room = RoomKeeper(config.broker_id, replicas, peers, ports.loop)
-        settings = GroupSettings.of(config)
-        room, rebalances = MemberRoom(settings.members_max_bytes), RebalanceTimes()
-        groups = CoordinatorRuntime(
-            "groups",
-            GROUP_METADATA_TOPIC,
-            lambda partition: GroupShard(partition, settings, room, rebalances),
-            partition_count=partition_count_of(metadata, GROUP_METADATA_TOPIC, config.offsets_topic_num_partitions),
-            loop=ports.loop,
-            timers=timers,
-            clock=clock,
-            origin=Origin.COORDINATOR,
-        )
-        transactions = TransactionCoordinator(
-            config,
-            metadata=metadata,
-            replicas=replicas,
-            groups=groups,
-            peers=peers,
-            store=store,
-            loop=ports.loop,
-            timers=timers,
-            clock=clock,
-            incarnation=self._incarnation,
-        )
+        rebalances = RebalanceTimes()
+        groups, transactions = self._coordinators(metadata, replicas, peers, rebalances)
         controller = Controller(
             store, metadata, peers, broker_id=config.broker_id, clock=clock, new_id=ports.new_id, replicas=replicas
         )
@@ -318,6 +296,38 @@ class Node:
         watch_broker(self.services, store.lease.remaining_ms, partial(getattr, self._fetchers.counts, "corrupt"))
         watch_rebalances(self.services, rebalances)
         return self.services
+
+    def _coordinators(
+        self, metadata: MetadataCache, replicas: ReplicaManager, peers: PeersPort, rebalances: RebalanceTimes
+    ) -> tuple[CoordinatorRuntime[GroupShard], TransactionCoordinator]:
+        """The coordinators of groups and of transactions."""
+        config, ports = self.config, self._ports
+        clock, timers = ports.clock, self._timers
+        settings = GroupSettings.of(config)
+        room = MemberRoom(settings.members_max_bytes)
+        groups = CoordinatorRuntime(
+            "groups",
+            GROUP_METADATA_TOPIC,
+            lambda partition: GroupShard(partition, settings, room, rebalances),
+            partition_count=partition_count_of(metadata, GROUP_METADATA_TOPIC, config.offsets_topic_num_partitions),
+            loop=ports.loop,
+            timers=timers,
+            clock=clock,
+            origin=Origin.COORDINATOR,
+        )
+        transactions = TransactionCoordinator(
+            config,
+            metadata=metadata,
+            replicas=replicas,
+            groups=groups,
+            peers=peers,
+            store=ports.store,
+            loop=ports.loop,
+            timers=timers,
+            clock=clock,
+            incarnation=self._incarnation,
+        )
+        return groups, transactions
 
     def _watch_lag(self, services: Services) -> None:
         """Compute the lag of the groups, and tell it in the metrics. Connections of its own: old brokers close them."""
