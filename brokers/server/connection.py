@@ -12,17 +12,19 @@ import dataclasses
 import logging
 import socket
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from _native import io
 from brokers.api.base import ClientConnection as Peer
 from brokers.log import SliceGone
 from brokers.model import Carried
-from brokers.server import disk
+from brokers.server.connection_marks import ConnectionMarks
 from brokers.server.framing import LENGTH_SIZE, RECEIVE_BYTES, Blocks, Chunk, FrameError, Framer, Outbox, TlsHandshake
+from brokers.server.head_reads import HeadReads
 from brokers.server.kernel_figures import carried_by
 from brokers.server.limits import ByteBudget, QuietLog
+from brokers.server.slot import Slot
 from wire.apis import APIS
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from brokers.api.metering import Meter
     from brokers.metrics import Metrics
     from brokers.model import Clock
+    from brokers.server.disk import ReadAhead
     from brokers.server.login import ConnectionLogin
     from brokers.server.tls_transport import TlsTransport
     from brokers.timers import Timer, Timers
@@ -38,8 +41,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 REQUESTS_PER_TURN = 16
-SMALL_SLICE = 64 * 1024
-READ_AHEAD_BYTES = 4 * 1024 * 1024
 SEND_BYTES_PER_TURN = 8 * 1024 * 1024
 STALLED_RECEIVE_BYTES = 16 * 1024
 READ_BEHIND = 64 * 1024
@@ -50,44 +51,6 @@ _DISK = io.Stop.DISK
 """Looked up once: an enum's metaclass takes a thousand instructions to find a member."""
 
 
-class Slot:
-    """The place of one request's answer among the connection's answers."""
-
-    __slots__ = ("chunks", "connection", "cost", "on_drop", "ready", "serial")
-
-    def __init__(self, connection: Connection, cost: int) -> None:
-        self.connection = connection
-        self.cost = cost
-        self.serial = True
-        self.ready = False
-        self.chunks: list[Chunk] = []
-        self.on_drop: Callable[[], None] | None = None
-
-    def answer(self, chunks: list[Chunk]) -> None:
-        """The answer's frame (nothing for acks=0). Late answers of a closed connection are dropped."""
-        if self.ready:
-            return
-        self.ready = True
-        self.chunks = chunks
-        self.connection.answered(self)
-
-
-class _Marks:
-    """What is seldom asked, by itself: with more than 30 attributes each look at a connection's becomes dearer.
-
-    ``queued_ms``: since when a request that is here is not executed; ``unsent_ms``: since when an answer has not left.
-    """
-
-    __slots__ = ("client_id", "queued_ms", "since_ms", "software", "unsent_ms")
-
-    def __init__(self, since_ms: int) -> None:
-        self.since_ms = since_ms
-        self.software = ("unknown", "unknown")
-        self.client_id = ""
-        self.queued_ms: int | None = None
-        self.unsent_ms: int | None = None
-
-
 class Environment(Protocol):
     """What the connections of a broker share."""
 
@@ -96,7 +59,7 @@ class Environment(Protocol):
     timers: Timers
     metrics: Metrics
     budget: ByteBudget
-    read_ahead: disk.ReadAhead
+    read_ahead: ReadAhead
     quiet: QuietLog
     blocks: Blocks
     max_frame: int
@@ -163,9 +126,8 @@ class Connection:
         self._writing = False
         self._held_up = 0
         self._pumping = False
-        self._disk_pending = False
-        self._marks = _Marks(self.last_active_ms)
-        self._missed: tuple[int, int] | None = None
+        self._reads = HeadReads(self._outbox, environment.read_ahead)
+        self._marks = ConnectionMarks(self.last_active_ms)
         self.batchable = False
         """Whether it is worth while to execute what it sends with what others do: small Produce requests."""
         self.lasting = False
@@ -355,7 +317,7 @@ class Connection:
             self._pumping = False
         if self.closed:
             return
-        if self._outbox.pending and not self._writing and not self._disk_pending:
+        if self._outbox.pending and not self._writing and not self._reads.pending:
             self._send()
         self._account()
         if more and self._marks.queued_ms is None and self._framer.waiting:
@@ -483,7 +445,7 @@ class Connection:
             slot.cost = 0
         slot.on_drop = None
         if self.closed:
-            _release(slot.chunks)
+            slot.release()
             return
         slots = self._slots
         while slots and slots[0].ready:
@@ -508,7 +470,7 @@ class Connection:
             if self.closed:
                 return
         if outbox.pending or self._writing:
-            self._want_writable(bool(outbox.pending) and not self._disk_pending)
+            self._want_writable(bool(outbox.pending) and not self._reads.pending)
 
     def _want_writable(self, wanted: bool) -> None:
         if wanted and not self._writing:
@@ -525,32 +487,12 @@ class Connection:
             self._marks.unsent_ms = None
 
     def _read_ahead(self) -> None:
-        """The file part at the head is not in memory: a worker reads it in.
+        """The file part at the head is not in memory: a worker reads it in."""
+        wrong = self._reads.fetch(self._read_in)
+        if wrong is not None:
+            self.close(wrong)
 
-        If it was read in and is gone again already, memory is short, and a little is read here rather than for ever.
-        """
-        head = self._outbox.head_slice()
-        assert head is not None, "the disk was waited for, but no file part is next"
-        chunk, position, length = head
-        try:
-            place = (chunk.fileno(), position)
-        except SliceGone as error:
-            self.close(f"send failed: {error}")
-            return
-        if self._missed == place:
-            self._missed = None
-            data = disk.read(*place, min(length, SMALL_SLICE))
-            if data:
-                self._outbox.read_in(data)
-            else:
-                self.close("a log file is shorter than its index says")
-            return
-        self._missed = place
-        self._disk_pending = True
-        self._env.read_ahead.fetch(*place, min(length, READ_AHEAD_BYTES), self._disk_read)
-
-    def _disk_read(self, error: OSError | None) -> None:
-        self._disk_pending = False
+    def _read_in(self, error: OSError | None) -> None:
         if self.closed:
             self._outbox.clear()
         elif error is not None:
@@ -590,7 +532,7 @@ class Connection:
             self._loop.remove_writer(self._fd)
             self._writing = False
         self._sock.close()
-        if not self._disk_pending:  # else the worker still reads from the file; it is released when it is done
+        if not self._reads.pending:  # else the worker still reads from the file; it is released when it is done
             self._outbox.clear()
         self._framer.clear()
         if self._reserved:
@@ -598,7 +540,7 @@ class Connection:
             self._reserved = 0
         for slot in self._slots:
             if slot.ready:
-                _release(slot.chunks)
+                slot.release()
                 continue
             if slot.cost:
                 self._env.budget.release(slot.cost)
@@ -644,12 +586,6 @@ class Connection:
     def flush_and_close(self, reason: str) -> None:
         """Send what can be sent at once, then close."""
         if not self.closed:
-            if self._outbox.pending and not self._writing and not self._disk_pending:
+            if self._outbox.pending and not self._writing and not self._reads.pending:
                 self._send()
             self.close(reason)
-
-
-def _release(chunks: Iterable[Any]) -> None:
-    for chunk in chunks:
-        if not isinstance(chunk, bytes):
-            chunk.release()

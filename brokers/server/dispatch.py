@@ -20,12 +20,13 @@ from typing import TYPE_CHECKING, Any
 from brokers.api.base import CLOSE, Batching, ClientGone, Context, DelayedResponse, Done, Run, Services
 from brokers.api.handlers import BATCHING, HANDLERS
 from brokers.api.metering import Meter, TimedCoroutine, exempt_key, timed_work
-from brokers.server.connection import Connection, Slot
+from brokers.server.connection import Connection
 from brokers.server.framing import LARGE_FRAME, Chunk
 from brokers.server.limits import QuietLog
 from brokers.server.login import LoginGate
 from brokers.server.long_work import Pacing, Work
 from brokers.server.purgatory import Purgatory
+from brokers.server.slot import Slot
 from wire import api_keys, hot, messages, pieces
 from wire.answered_errors import answered_errors
 from wire.apis import APIS, Api, Cost

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from brokers.api.base import DelayedResponse
-    from brokers.server.connection import Slot
+    from brokers.server.slot import Slot
     from brokers.timers import Timer, Timers
 
 

@@ -53,4 +53,4 @@ class TlsConnection(Connection):
             if self.closed:
                 return
         if outbox.pending or self._writing:
-            self._want_writable(bool(outbox.pending) and not self._disk_pending)
+            self._want_writable(bool(outbox.pending) and not self._reads.pending)

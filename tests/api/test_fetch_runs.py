@@ -20,9 +20,9 @@ from brokers.api.fetch_sessions import NO_SESSION, FetchSession, SessionPart
 from brokers.api.fetch_wakes import LOOKS_PER_TURN, Wakes
 from brokers.model import BrokerId
 from brokers.server import dispatch
-from brokers.server.connection import Slot
 from brokers.server.limits import ByteBudget, QuietLog
 from brokers.server.purgatory import Purgatory
+from brokers.server.slot import Slot
 from brokers.timers import Timers
 from tests.support.fetching import decoded, fetch_frame, part, request
 from tests.support.stage import ME, OTHER, Stage, body_of

@@ -1,0 +1,20 @@
+"""What is noted of a connection and seldom asked: the software of its client, since when it waits."""
+
+from __future__ import annotations
+
+
+class ConnectionMarks:
+    """See the module. They are by themselves because a look at a connection's attributes becomes dearer when it has
+    more than 30 of them.
+
+    ``queued_ms``: since when a request that is here is not executed; ``unsent_ms``: since when an answer has not left.
+    """
+
+    __slots__ = ("client_id", "queued_ms", "since_ms", "software", "unsent_ms")
+
+    def __init__(self, since_ms: int) -> None:
+        self.since_ms = since_ms
+        self.software = ("unknown", "unknown")
+        self.client_id = ""
+        self.queued_ms: int | None = None
+        self.unsent_ms: int | None = None
