@@ -135,10 +135,10 @@ def test_what_a_leader_refused_while_it_meant_to_resign_is_not_overtaken(stage: 
     if known:
         assert produce(0) is OK
     end = partition.log.log_end_offset
-    assert partition.abdicate() is not None
+    assert partition.in_sync.abdicate() is not None
     assert produce(end) is E.NOT_LEADER_OR_FOLLOWER
     _, proposed = stage.proposals[-1]
-    partition.proposal_refused(proposed)
+    partition.in_sync.proposal_refused(proposed)
     assert produce(end + 3) is E.NOT_LEADER_OR_FOLLOWER, "the first has to come first"
     assert partition.log.log_end_offset == end
     assert [produce(end), produce(end + 3)] == [OK, OK]
