@@ -28,6 +28,7 @@ from brokers.log.compaction import Compaction, MapSize, Overtaken, PassPlan, Rew
 from brokers.log.failures import DiskError, DiskFailed, DiskFull, LogOffline
 from brokers.log.files import DiskPort
 from brokers.log.log import Log
+from brokers.log.retained import KnownProducers
 from brokers.log.segment import CLEANED_SUFFIX, Segment
 from brokers.log.state import LogState
 from wire.compression import CodecError
@@ -461,7 +462,7 @@ class Cleaner:
             end=part.end,
             now_ms=now_ms,
             aborted=log.reader.aborted_indexes(),
-            producers=dict(log.producers.entries),
+            producers=KnownProducers(dict(log.producers.entries), log.high_watermark),
             segment_bytes=config.segment_bytes,
             segment_index_bytes=config.segment_index_bytes,
             index_interval_bytes=config.index_interval_bytes,

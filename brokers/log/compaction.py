@@ -12,7 +12,7 @@ segment stays, if need be without records: the next segment's base then follows 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator
 from typing import NamedTuple
 
 from _native.batch import Admitted, BatchHeader, encode_records, parse_header, validate_batch
@@ -25,7 +25,7 @@ from brokers.log.indexes import AbortedTxn, unpack_aborted
 from brokers.log.producers import admitted_of
 from brokers.log.retained import (
     BatchVerdict,
-    KnownProducer,
+    KnownProducers,
     MetTransactions,
     delete_horizon,
     verdict_on_data,
@@ -74,7 +74,7 @@ class PassPlan(NamedTuple):
     now_ms: int
     aborted: tuple[bytes | str, ...]
     """Of each segment that has one its transaction index: the bytes, or the path of a file that nothing changes."""
-    producers: Mapping[int, KnownProducer]
+    producers: KnownProducers
     segment_bytes: int
     segment_index_bytes: int
     index_interval_bytes: int

@@ -6,7 +6,7 @@ batch's delete horizon (KIP-534). Here: what a batch's transaction and its produ
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from _native.batch import BatchHeader
@@ -28,6 +28,27 @@ class KnownProducer(Protocol):
     def last_offset(self) -> int:
         """The last offset of its last batch with records, or -1."""
         ...
+
+    @property
+    def batches(self) -> Sequence[KnownBatch]:
+        """Its last batches with records, oldest first."""
+        ...
+
+
+class KnownBatch(Protocol):
+    """One of them; ``BatchMeta`` is one."""
+
+    @property
+    def last_offset(self) -> int:
+        """Of its last record."""
+        ...
+
+
+class KnownProducers(NamedTuple):
+    """By producer id those that are remembered, and the high watermark: batches at or above it may be lost yet."""
+
+    entries: Mapping[int, KnownProducer]
+    high_watermark: int
 
 
 class BatchVerdict(NamedTuple):
@@ -113,20 +134,26 @@ class MetTransactions:
         return not met and not left, entry if met else None
 
 
-def is_last_of_producer(header: BatchHeader, producers: Mapping[int, KnownProducer]) -> bool:
-    """Whether sequences (or the epoch) of a producer that is still known could not be rebuilt without this batch."""
-    if header.producer_id == NO_PRODUCER_ID:
-        return False
-    known = producers.get(header.producer_id)
+def is_last_of_producer(header: BatchHeader, producers: KnownProducers) -> bool:
+    """Whether sequences (or the epoch) of a producer that is still known could not be rebuilt without this batch.
+
+    A new leader may lack the producer's last batches, those that are not committed: then the last one below the high
+    watermark is the last of all, and a repetition of it would be appended again by a leader that does not know it. If
+    that one is not remembered any more, all batches of the producer stay until the next pass. Kafka keeps the last.
+    """
+    known = None if header.producer_id == NO_PRODUCER_ID else producers.entries.get(header.producer_id)
     if known is None:
         return False
-    if known.last_offset >= 0:
+    if known.last_offset < 0:
+        return header.is_control and header.producer_epoch == known.epoch
+    if header.last_offset == known.last_offset or known.last_offset < producers.high_watermark:
         return header.last_offset == known.last_offset
-    return header.is_control and header.producer_epoch == known.epoch
+    committed = [batch.last_offset for batch in known.batches if batch.last_offset < producers.high_watermark]
+    return not committed or header.last_offset == committed[-1]
 
 
 def verdict_on_data(
-    header: BatchHeader, transactions: MetTransactions, producers: Mapping[int, KnownProducer], end: int
+    header: BatchHeader, transactions: MetTransactions, producers: KnownProducers, end: int
 ) -> BatchVerdict:
     """On a batch of data. ``end`` is where the pass ends: its last batch stays, so that the end can be rebuilt."""
     aborted = transactions.is_aborted(header)
@@ -140,7 +167,7 @@ def verdict_on_marker(
     header: BatchHeader,
     marker: Marker | None,
     transactions: MetTransactions,
-    producers: Mapping[int, KnownProducer],
+    producers: KnownProducers,
     end: int,
     now_ms: int,
 ) -> BatchVerdict:

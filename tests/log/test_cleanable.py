@@ -19,6 +19,7 @@ from brokers.log.indexes import AbortedTxn
 from brokers.log.markers import Marker
 from brokers.log.producers import BatchMeta, ProducerEntry
 from brokers.log.retained import (
+    KnownProducers,
     MetTransactions,
     verdict_on_data,
     verdict_on_marker,
@@ -28,6 +29,8 @@ from tests.support.logs import NOW, batch, marker, produced
 
 FOUR = [SegmentFigures(n * 10, n * 10 + 10, 100, NOW + n, NOW + n) for n in range(4)]
 ABORT, COMMIT = Marker(False, 0), Marker(True, 0)
+
+NONE_KNOWN = KnownProducers({}, 0)
 
 
 def part(closed=FOUR, first_dirty=0, stable=1000, now_ms=NOW + 100, **terms) -> Cleanable:
@@ -116,20 +119,20 @@ def control(pid: int, at: int, *, horizon: int | None = None, epoch: int = 0, re
 
 
 def on_marker(header, kind, met, producers=None, end=1000, now_ms=NOW):
-    return verdict_on_marker(header, kind, met, producers or {}, end, now_ms)
+    return verdict_on_marker(header, kind, met, producers or NONE_KNOWN, end, now_ms)
 
 
 def test_aborted_batches_go_and_their_marker_stays_until_they_are_gone():
     entry = AbortedTxn(7, 10, 20, 21)
     met = MetTransactions([entry])
-    assert not verdict_on_data(data(7, 0, 4), met, {}, 1000).drop, "of an earlier transaction, that committed"
+    assert not verdict_on_data(data(7, 0, 4), met, NONE_KNOWN, 1000).drop, "of an earlier transaction, that committed"
     on_marker(control(7, 5), COMMIT, met)
-    assert verdict_on_data(data(7, 10, 12), met, {}, 1000).drop
-    assert not verdict_on_data(data(8, 13, 13), met, {}, 1000).drop
-    assert not verdict_on_data(data(7, 14, 14, txn=False), met, {}, 1000).drop
+    assert verdict_on_data(data(7, 10, 12), met, NONE_KNOWN, 1000).drop
+    assert not verdict_on_data(data(8, 13, 13), met, NONE_KNOWN, 1000).drop
+    assert not verdict_on_data(data(7, 14, 14, txn=False), met, NONE_KNOWN, 1000).drop
     kept = on_marker(control(7, 20, horizon=NOW - 1), ABORT, met)
     assert (kept.drop, kept.needs_horizon, kept.aborted) == (False, False, entry)
-    assert not verdict_on_data(data(7, 21, 22), met, {}, 1000).drop, "of the next transaction"
+    assert not verdict_on_data(data(7, 21, 22), met, NONE_KNOWN, 1000).drop, "of the next transaction"
     again = MetTransactions([entry])
     found = on_marker(control(7, 20), ABORT, again)
     assert (found.drop, found.needs_horizon, found.aborted) == (False, True, None)
@@ -145,7 +148,7 @@ def test_aborted_transactions_are_known_without_their_markers():
 
 def test_a_commit_marker_outlives_the_last_batch_of_its_transaction():
     met = MetTransactions([])
-    verdict_on_data(data(7, 0, 4), met, {}, 1000)
+    verdict_on_data(data(7, 0, 4), met, NONE_KNOWN, 1000)
     assert on_marker(control(7, 5, horizon=0), COMMIT, met) == (False, False, False, False, None), "met in this pass"
     assert on_marker(control(7, 9), COMMIT, met).needs_horizon, "of a transaction with nothing left"
     assert on_marker(control(7, 9, horizon=NOW), COMMIT, met).drop
@@ -153,17 +156,18 @@ def test_a_commit_marker_outlives_the_last_batch_of_its_transaction():
 
 def test_an_abort_marker_whose_index_entry_is_lost_ends_what_is_there():
     met = MetTransactions([])
-    verdict_on_data(data(7, 0, 4), met, {}, 1000)
+    verdict_on_data(data(7, 0, 4), met, NONE_KNOWN, 1000)
     assert on_marker(control(7, 5, horizon=0), ABORT, met) == (False, False, False, False, None)
 
 
 def test_the_last_of_a_producer_stays():
-    producers = {7: ProducerEntry(7, 0, batches=(BatchMeta(4, 4, 0, NOW),)), 8: ProducerEntry(8, 3)}
+    entries = {7: ProducerEntry(7, 0, batches=(BatchMeta(4, 4, 0, NOW),)), 8: ProducerEntry(8, 3)}
+    producers = KnownProducers(entries, 1000)
     assert verdict_on_data(data(7, 0, 4), MetTransactions([]), producers, 1000).keep_empty
     assert not verdict_on_data(data(7, 0, 3), MetTransactions([]), producers, 1000).keep_empty
     aborted = verdict_on_data(data(7, 0, 4), MetTransactions([AbortedTxn(7, 0, 5, 6)]), producers, 1000)
     assert (aborted.drop, aborted.empty, aborted.keep_empty) == (False, True, True)
-    unnamed = {-1: ProducerEntry(-1, -1, batches=(BatchMeta(0, 0, 0, NOW),))}
+    unnamed = KnownProducers({-1: ProducerEntry(-1, -1, batches=(BatchMeta(0, 0, 0, NOW),))}, 1000)
     assert not verdict_on_data(parse_header(batch(1)), MetTransactions([]), unnamed, 1000).keep_empty
     for epoch, stays in ((3, True), (2, False)):
         found = on_marker(control(8, 9, horizon=0, epoch=epoch), COMMIT, MetTransactions([]), producers)
@@ -172,11 +176,22 @@ def test_the_last_of_a_producer_stays():
     assert on_marker(control(8, 9, epoch=3), COMMIT, MetTransactions([]), producers).needs_horizon
 
 
+def test_the_last_committed_batch_of_a_producer_stays_while_its_last_one_may_be_lost():
+    def stays(last_offset: int, *remembered: int) -> bool:
+        batches = tuple(BatchMeta(offset, offset, 0, NOW) for offset in remembered)
+        known = KnownProducers({7: ProducerEntry(7, 0, batches=batches)}, high_watermark=20)
+        return verdict_on_data(data(7, last_offset, last_offset), MetTransactions([]), known, 1000).keep_empty
+
+    assert [stays(offset, 3, 9, 20) for offset in (3, 9)] == [False, True]
+    assert [stays(offset, 3, 9, 19) for offset in (3, 9)] == [False, False], "all of them are committed"
+    assert [stays(offset, 20, 21) for offset in (3, 9)] == [True, True], "which was the last is not known"
+
+
 def test_the_last_batch_of_a_pass_stays():
-    assert verdict_on_data(data(7, 0, 4), MetTransactions([]), {}, 5).keep_empty
-    assert not verdict_on_data(data(7, 0, 4), MetTransactions([]), {}, 6).keep_empty
+    assert verdict_on_data(data(7, 0, 4), MetTransactions([]), NONE_KNOWN, 5).keep_empty
+    assert not verdict_on_data(data(7, 0, 4), MetTransactions([]), NONE_KNOWN, 6).keep_empty
     assert not on_marker(control(7, 5, horizon=0), COMMIT, MetTransactions([]), end=6).drop
-    assert verdict_on_data(data(7, 0, 4), MetTransactions([AbortedTxn(7, 0, 5, 6)]), {}, 5).keep_empty
+    assert verdict_on_data(data(7, 0, 4), MetTransactions([AbortedTxn(7, 0, 5, 6)]), NONE_KNOWN, 5).keep_empty
 
 
 def test_other_control_batches():
