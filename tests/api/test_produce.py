@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import wire.messages as m
-from _native.batch import scan
+from _native.batch import Record, encode_batch, scan
 from brokers.api import fetch_answers, produce
 from brokers.api.base import CLOSE, DelayedResponse, Done
 from brokers.api.produce import handle_produce
@@ -207,6 +207,16 @@ def test_a_bad_record_is_named(stage: Stage) -> None:
     found = answer(stage, 8, request(("t", 0, batch)))[0]
     assert found.error_code == ErrorCode.INVALID_TIMESTAMP
     assert [e.batch_index for e in found.record_errors] == [2]
+
+
+def test_a_compacted_topic_names_the_records_without_a_key_and_takes_none(stage: Stage) -> None:
+    stage.topic("t", cleanup_policy="compact")
+    rows = [Record(-1, stage.clock.now_ms, key, b"v", ()) for key in (b"a", None, b"c", None)]
+    found = answer(stage, 8, request(("t", 0, encode_batch(rows))))[0]
+    assert found.error_code == ErrorCode.INVALID_RECORD
+    assert [error.batch_index for error in found.record_errors] == [1, 3]
+    assert "key" in found.record_errors[0].batch_index_error_message
+    assert stage.partition("t").log.log_end_offset == 0
 
 
 def test_a_request_names_so_many_bad_records_and_then_none_of_a_batch(stage: Stage) -> None:

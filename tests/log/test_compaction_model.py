@@ -33,7 +33,8 @@ class History:
         self.path, self.tp = path, tp
         self.disk = QuickDisk()
         self.now_ms = NOW
-        self.origin = Origin.COORDINATOR
+        self.origin = Origin.CLIENT if seed % 2 else Origin.COORDINATOR
+        """Clients' batches are looked at record by record, a coordinator's go in as the kernel admits them."""
         settings = {**COMPACT, "segment_bytes": self.rng.choice((700, 1500, 5000)), "delete_retention_ms": RETENTION_MS}
         self.config = config(**settings, min_cleanable_dirty_ratio=self.rng.choice((0.0, 0.3)))
         self.log = open_log(path, self.disk, tp, config=self.config)
