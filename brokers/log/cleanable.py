@@ -42,7 +42,7 @@ class Cleanable(NamedTuple):
     clean_bytes: int
     dirty_bytes: int
     overdue_ms: int
-    """By how much ``max.compaction.lag.ms`` is passed; 0 if it is not."""
+    """By how much ``max.compaction.lag.ms`` is passed, also by records that no pass can reach yet; 0 if it is not."""
 
     @property
     def ratio(self) -> float:
@@ -69,23 +69,24 @@ def cleanable_part(
     first_base = closed[0].base_offset if closed else first_dirty
     end = dirty_from = first_base
     clean_bytes = dirty_bytes = 0
-    oldest = FOREVER_MS
+    oldest, reached = FOREVER_MS, True
     for segment in closed:
         dirty = segment.end_offset > first_dirty
+        if dirty and 0 < segment.first_timestamp < oldest:
+            oldest = segment.first_timestamp  # also where an open transaction holds the pass back
         young = terms.min_lag_ms > 0 and segment.largest_timestamp > now_ms - terms.min_lag_ms
-        if segment.end_offset > stable_offset or (dirty and young):
-            break
+        reached = reached and segment.end_offset <= stable_offset and not (dirty and young)
+        if not reached:
+            continue
         end = segment.end_offset
         if dirty:
             dirty_bytes += segment.size
-            if 0 < segment.first_timestamp < oldest:
-                oldest = segment.first_timestamp
         else:
             clean_bytes += segment.size
             dirty_from = end
     dirty_from = max(dirty_from, min(first_dirty, end))
     overdue_ms = 0
-    if dirty_bytes and terms.max_lag_ms < FOREVER_MS and oldest < FOREVER_MS:
+    if terms.max_lag_ms < FOREVER_MS and oldest < FOREVER_MS:
         overdue_ms = max(0, now_ms - terms.max_lag_ms - oldest)
     return Cleanable(dirty_from, end, clean_bytes, dirty_bytes, overdue_ms)
 

@@ -79,7 +79,7 @@ def test_records_that_wait_for_too_long_force_a_pass():
     assert part(first_dirty=30, max_lag_ms=97).overdue_ms == 0
     assert not is_due(part(first_dirty=30, max_lag_ms=97), CleaningTerms())
     assert part([SegmentFigures(0, 5, 10, -1, -1)], max_lag_ms=1).overdue_ms == 0, "without a time nothing is late"
-    assert part(first_dirty=30, max_lag_ms=90, stable=35).overdue_ms == 0, "nothing can be cleaned"
+    assert part(first_dirty=30, max_lag_ms=90, stable=35).overdue_ms == 7, "it waits, though nothing can be cleaned yet"
 
 
 def test_what_is_due():
@@ -101,6 +101,13 @@ def test_when_an_active_segment_is_closed_for_a_pass():
     assert roll_due(NOW, NOW + 11, 10)
     assert not roll_due(NOW, NOW + 10, 10)
     assert not roll_due(-1, NOW, 10)
+
+
+def test_records_that_an_open_transaction_holds_back_are_overdue_but_no_reason_for_a_pass():
+    found = part(stable=0, max_lag_ms=50)
+    assert (found.dirty_bytes, found.overdue_ms) == (0, 50)
+    assert not is_due(found, CleaningTerms(max_lag_ms=50))
+    assert part(stable=10, max_lag_ms=50).overdue_ms == 50
 
 
 # ---- batches and markers
