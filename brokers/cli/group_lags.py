@@ -16,9 +16,9 @@ def lag_of_groups(
     """The groups, the one that is behind by the longest time first, and what could not be asked, as texts.
 
     All that the client may describe, or those named; of these brokers, or of all. ``seconds`` is the age of the oldest
-    record not consumed.
+    record not consumed; a ``status`` is empty until the group's coordinator has computed it.
     """
-    request = messages.request_class(api_keys.DESCRIBE_LAG)(version=0, group_ids=None)
+    request = messages.request_class(api_keys.DESCRIBE_LAG)(version=0, group_ids=list(names) or None)
     if brokers is None:
         brokers = sorted(row["broker_id"] for row in client.describe_cluster()["brokers"])
     found: list[dict[str, Any]] = []
@@ -29,8 +29,7 @@ def lag_of_groups(
         elif answer.error_code == ErrorCode.INVALID_CONFIG:
             unknown.append(f"broker {broker_id} computes no lag: group.lag.interval.ms is 0")
         else:
-            rows = [row for row in answer.groups if not row.error_code]
-            found += [_group(row, broker_id) for row in rows if not names or row.group_id in names]
+            found += [_group(row, broker_id) for row in answer.groups if not row.error_code]
     return sorted(found, key=lambda one: (-one["seconds"], one["group"])), unknown
 
 
