@@ -322,7 +322,7 @@ class Broker:
         states = [
             CertificateState(one.name, round(one.valid_until_s * 1000), one.refusal) for one in self._tls.values()
         ]
-        return ProcessHealth(used, limit, tuple(states), slow_sync_micros())
+        return ProcessHealth(used, limit, tuple(states), slow_sync_micros(), *self._watch.lag_micros())
 
     async def _probe_loop_lag(self) -> None:
         while True:

@@ -201,6 +201,10 @@ class ProcessHealth(NamedTuple):
     certificates: tuple[CertificateState, ...] = ()
     sync_micros: int = -1
     """How long all but one in a hundred fsyncs of the last minutes took at most."""
+    loop_lag_micros: int = -1
+    """How late the loop ran all but one in a hundred of the last minute's timers at most."""
+    loop_lag_max_micros: int = -1
+    """How late it ran the latest of them."""
 
 
 FREE_SHARE, FREE_BYTES_MOST = 20, 256 * 1024 * 1024

@@ -38,6 +38,17 @@ def test_the_keys_are_named_as_the_apis() -> None:
     assert named == words
 
 
+def test_the_pages_name_each_api_of_fleetlog() -> None:
+    """In words, not only by number: what upgrades share, and what the requests say."""
+    ours = {api.key: api.name for api in APIS.values() if api.key >= 12000}
+    for page in ("upgrading.md", "protocol.md"):
+        text = (ROOT / "docs" / page).read_text()
+        named = {int(key) for key in re.findall(r"\b12\d{3}\b", text)}
+        for first, last in re.findall(r"(12\d{3}) to (12\d{3})", text):
+            named |= set(range(int(first), int(last) + 1))
+        assert sorted(set(ours) - named) == [], f"docs/{page} does not name {ours}"
+
+
 def test_the_document_lists_the_table() -> None:
     text = (ROOT / "docs" / "apis.md").read_text()
     listed = [line for line in text.splitlines() if re.match(r"\| \d", line)]

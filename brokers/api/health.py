@@ -19,7 +19,8 @@ READ_TIMEOUT_S = 1.2
 
 
 async def handle_describe_health(request: DescribeHealthRequest, context: Context) -> Done:
-    """DescribeHealth v0: the wall clock, how long ZooKeeper takes to answer a read, descriptors, certificates.
+    """DescribeHealth v0: the wall clock, how long ZooKeeper takes to answer a read, descriptors, certificates,
+    fsyncs, how late the loop runs.
 
     ``zoo_keeper_micros`` is the median of a few reads made now, -1 if they took too long or
     ``read_store`` is not set.
@@ -39,7 +40,8 @@ async def handle_describe_health(request: DescribeHealthRequest, context: Contex
             version=0, throttle_time_ms=0, error_code=0, wall_ms=wall_ms, zoo_keeper_micros=micros,
             lease_ms=max(0, round(lease_ms)), open_files=health.open_files,
             file_limit=-1 if health.file_limit is None else health.file_limit, certificates=certificates,
-            sync_micros=health.sync_micros,
+            sync_micros=health.sync_micros, loop_lag_micros=health.loop_lag_micros,
+            loop_lag_max_micros=health.loop_lag_max_micros,
         )
     )  # fmt: skip
 

@@ -2,7 +2,8 @@
 
 A loop that stands still serves no client, and nothing that runs on it can say so. The loop leaves a mark every tenth of
 a second; a thread compares. What reads :meth:`LoopWatch.standing_ms` on other threads: the connection to ZooKeeper,
-which keeps no session alive for a loop that stands (``coordination.zookeeper``), and ``/health/live``.
+which keeps no session alive for a loop that stands (``coordination.zookeeper``), and ``/health/live``. How late the
+marks of the last minute came is what DescribeHealth says of the loop.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import sys
 import threading
 import time
 import traceback
+from collections import deque
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +27,9 @@ REPEAT_S = 60.0
 APART_S = 10.0
 """How long after a stack that of another stall comes at the earliest."""
 MAX_FRAMES = 50
+RECENT_MARKS = round(60.0 / MARK_S)
+"""Marks whose lateness is kept: those of a minute, and of more if the loop stood in it."""
+WORST_SHARE = 0.01
 
 
 class LoopWatch:
@@ -38,6 +43,7 @@ class LoopWatch:
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._loop_thread = 0
+        self._late_s: deque[float] = deque(maxlen=RECENT_MARKS)
         self._next_stack = 0.0
         self._reported: float | None = None
         """The mark behind which a stall was reported."""
@@ -61,8 +67,22 @@ class LoopWatch:
         marked = self._marked
         return 0 if marked is None else max(0, int((time.monotonic() - marked - MARK_S) * 1000))
 
+    def lag_micros(self) -> tuple[int, int]:
+        """How late the loop ran its marks in the last minute: all but one in a hundred at most, and the latest one.
+
+        In microseconds, -1 without a mark; call it on the loop. A loop that stands between two marks seems to stand for
+        up to ``MARK_S`` less than it does.
+        """
+        if not self._late_s:
+            return -1, -1
+        every = sorted(self._late_s)
+        return round(every[-1 - int(len(every) * WORST_SHARE)] * 1e6), round(every[-1] * 1e6)
+
     def _mark(self) -> None:
-        self._marked = time.monotonic()
+        now, before = time.monotonic(), self._marked
+        if before is not None:
+            self._late_s.append(max(0.0, now - before - MARK_S))
+        self._marked = now
         self._timer = self._loop.call_later(MARK_S, self._mark)
 
     def _run(self) -> None:

@@ -99,6 +99,7 @@ def test_a_broker_describes_its_health(fleet: Fleet, topic: str) -> None:
             assert abs(answer.wall_ms - time.time() * 1000) < 5_000
             assert answer.lease_ms > 0
             assert (answer.zoo_keeper_micros > 0) is read_store
+            assert 0 <= answer.loop_lag_micros <= answer.loop_lag_max_micros < 60_000_000
     finally:
         client.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import time
@@ -37,8 +38,10 @@ def test_the_fleet_page_and_its_twin_say_the_same(visitor: Visitor, topic: str) 
     value = eventually(lambda: visitor.json("/"), "health", good=lambda found: found["health"]["level"] == "good")
     assert [broker["state"] for broker in value["brokers"]] == ["up"] * 3
     assert value["controller"] in {1, 2, 3}
+    assert all(0 <= broker["loop_lag_ms"] <= broker["loop_lag_max_ms"] < 60_000 for broker in value["brokers"])
     html = visitor.page("/")
     assert "Healthy" in html
+    assert html.split("<h2>Loops</h2>")[1].split("</table>")[0].count(" ms</td>") >= 3
     assert value["cluster_id"] in html
     assert visitor.get("/?format=json").value["cluster_id"] == value["cluster_id"]
     assert all(broker["log_dirs"][0]["path"] in html for broker in value["brokers"])
@@ -175,12 +178,22 @@ def test_a_fleet_that_is_gone_is_said_at_once_and_a_broker_that_is_down_by_its_n
         visitor = Visitor(console)
         eventually(lambda: visitor.json("/")["health"]["level"], "health", good=lambda level: level == "good")
         Shell(own_fleet).run("topics", "create", "watched", "-p", "3", "-r", "3")
+        own_fleet.brokers[0].signal(signal.SIGSTOP)
+        time.sleep(1.2)
+        own_fleet.brokers[0].signal(signal.SIGCONT)
+        loops = eventually(
+            lambda: visitor.json("/")["brokers"], "the loop that stood still",
+            good=lambda rows: (rows[0]["loop_lag_max_ms"] or 0) >= 1000,
+        )  # fmt: skip
+        assert 0 <= loops[0]["loop_lag_ms"] <= loops[0]["loop_lag_max_ms"]
+        assert ">stood still</span>" in visitor.page("/") or ">overloaded</span>" in visitor.page("/")
         own_fleet.brokers[1].kill()
         value = eventually(
             lambda: visitor.json("/"), "a broker down",
             good=lambda found: any("broker 2" in text for text in found["health"]["words"]) and found["problems"],
         )  # fmt: skip
         assert value["health"]["level"] in {"warning", "bad"}
+        assert [broker["id"] for broker in value["brokers"] if broker["loop_lag_ms"] is None] == [2]
         led = eventually(
             lambda: visitor.json("/topics/watched")["timeline"]["elections"], "elections",
             good=lambda rows: any(row["previous"] == 2 and row["leader"] in {1, 3} for row in rows),

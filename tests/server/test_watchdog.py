@@ -14,7 +14,7 @@ import pytest
 from brokers.metrics import Metrics
 from brokers.server import watchdog
 from brokers.server.admin import Admin
-from brokers.server.watchdog import APART_S, REPEAT_S, LoopWatch
+from brokers.server.watchdog import APART_S, MARK_S, RECENT_MARKS, REPEAT_S, LoopWatch
 
 LOGGER = "brokers.server.watchdog"
 
@@ -98,9 +98,35 @@ def test_a_long_stall_and_many_short_ones_fill_no_log(caplog: pytest.LogCaptureF
     watch._loop.close()
 
 
+def test_how_late_the_marks_of_the_last_minute_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock of the test's: the loop stands once for 3 s, and is late by a millisecond, 2, 3 and so on up to 10."""
+    loop = asyncio.new_event_loop()
+    watch, now = LoopWatch(loop), [1000.0]
+    monkeypatch.setattr(watchdog.time, "monotonic", lambda: now[0])
+
+    def marks(*late_s: float) -> None:
+        for one in late_s:
+            now[0] += MARK_S + one
+            watch._mark()
+            assert watch._timer is not None
+            watch._timer.cancel()
+
+    marks(0.0)
+    assert watch.lag_micros() == (-1, -1), "one mark alone says nothing"
+    marks(*(n / 1000 for n in range(1, 11)))
+    assert watch.lag_micros() == (10_000, 10_000)
+    marks(3.0, *([0.001] * 200))
+    assert watch.lag_micros() == (9_000, 3_000_000), "of 211 marks two are left out"
+    marks(*([0.002] * RECENT_MARKS))
+    assert watch.lag_micros() == (2_000, 2_000), "what is older than a minute counts no more"
+    watch.stop()
+    loop.close()
+
+
 def test_what_is_not_watched_does_not_stand() -> None:
     loop = asyncio.new_event_loop()
     watch = LoopWatch(loop)
     assert watch.standing_ms() == 0
+    assert watch.lag_micros() == (-1, -1)
     watch.check(watchdog.time.monotonic())
     loop.close()
