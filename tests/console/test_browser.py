@@ -1,4 +1,5 @@
-"""The console in a real browser: every page on three brokers, one of which is killed while the page is watched.
+"""The console in a real browser: every page on three brokers, one of which is killed while the page is watched; and
+what works without JavaScript.
 
 Debian's chromium and chromium-driver, headless. FLEETLOG_SCREENSHOTS names a directory that keeps the pictures.
 """
@@ -34,9 +35,9 @@ PHONE, DESK = (390, 844), (1280, 900)
 
 
 class Browser:
-    """One window, and what the page complained of."""
+    """One window, and what the page complained of. ``scripts`` are allowed, or switched off as in its settings."""
 
-    def __init__(self, pictures: Path) -> None:
+    def __init__(self, pictures: Path, *, scripts: bool = True) -> None:
         program, driver = shutil.which("chromium"), shutil.which("chromedriver")
         assert program is not None, "apt-get install chromium chromium-driver"
         assert driver is not None, "apt-get install chromium chromium-driver"
@@ -44,6 +45,8 @@ class Browser:
         options.binary_location = program
         for word in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
             options.add_argument(word)
+        if not scripts:
+            options.add_experimental_option("prefs", {"profile.managed_default_content_settings.javascript": 2})
         options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
         self.driver = webdriver.Chrome(options, Service(driver))
         self.pictures = pictures
@@ -72,11 +75,23 @@ class Browser:
         return [one["message"] for one in self.driver.get_log("browser") if one["level"] == "SEVERE"]
 
 
+def pictures_in(directory: Path) -> Path:
+    pictures = Path(os.environ.get("FLEETLOG_SCREENSHOTS", directory / "pictures"))
+    pictures.mkdir(parents=True, exist_ok=True)
+    return pictures
+
+
 @pytest.fixture
 def browser(tmp_path: Path) -> Iterator[Browser]:
-    pictures = Path(os.environ.get("FLEETLOG_SCREENSHOTS", tmp_path / "pictures"))
-    pictures.mkdir(parents=True, exist_ok=True)
-    found = Browser(pictures)
+    found = Browser(pictures_in(tmp_path))
+    yield found
+    found.driver.quit()
+
+
+@pytest.fixture
+def plain_browser(tmp_path: Path) -> Iterator[Browser]:
+    """One without JavaScript."""
+    found = Browser(pictures_in(tmp_path), scripts=False)
     yield found
     found.driver.quit()
 
@@ -153,3 +168,66 @@ def _live(browser: Browser, url: str, shell: Shell, topic: str) -> None:
     shell.run("produce", topic, stdin="<i>came later</i>\n")
     eventually(lambda: "<i>came later</i>" in browser.text(), "the new record")
     browser.picture("live")
+
+
+def test_without_javascript_pages_are_found_searched_and_changed(
+    fleet: Fleet, served: Served, plain_browser: Browser
+) -> None:
+    """By links, forms and buttons alone. Only what follows or renews itself is missing."""
+    page, shell, name = plain_browser.driver, Shell(fleet), f"plain-{uuid.uuid4().hex[:6]}"
+    page.get("data:text/html,<p>off</p><script>document.body.textContent='on'</script>")
+    assert page.find_element(By.TAG_NAME, "body").text == "off", "scripts do not run here"
+
+    def shown(words: str) -> None:
+        eventually(lambda: words in page.find_element(By.TAG_NAME, "body").text, f"{words!r} at {page.current_url}")
+
+    def press(words: str) -> None:
+        (found,) = [one for one in page.find_elements(By.TAG_NAME, "button") if one.text == words]
+        found.click()
+
+    page.get(served.url)
+    links = [one.text for one in page.find_elements(By.CSS_SELECTOR, "header nav a")]
+    headings = {
+        "Fleet": "Disks", "Topics": "Topics", "Groups": "Groups", "Transactions": "Transactions and sinks",
+        "Connections": "Software", "Security": "Access control", "Controller": "Partitions led", "Doctor": "examined",
+    }  # fmt: skip
+    assert links == list(headings)
+    for link, words in headings.items():
+        page.find_element(By.LINK_TEXT, link).click()
+        shown(words)
+        assert page.find_element(By.CSS_SELECTOR, "header nav a[aria-current]").text == link
+    page.find_element(By.LINK_TEXT, "Topics").click()
+    page.find_element(By.XPATH, "//summary[text()='Create a topic']").click()
+    page.find_element(By.NAME, "topic").send_keys(name)
+    page.find_element(By.NAME, "partitions").send_keys("1")
+    press("Show the command")
+    shown(f"fleetlog topics create --bootstrap={fleet.bootstrap}")
+    page.find_element(By.CSS_SELECTOR, "button.danger").click()
+    shown("retention.ms")
+    shell.run("produce", name, stdin="".join(f"record {n}\n" for n in range(30)))
+    shell.run("consume", name, "-g", f"group-{name}", "-n", "25")
+    page.find_element(By.LINK_TEXT, "Topics").click()
+    page.find_element(By.NAME, "name").send_keys(name, Keys.ENTER)
+    page.find_element(By.LINK_TEXT, name).click()
+    page.find_element(By.PARTIAL_LINK_TEXT, "Messages").click()
+    shown("record 29")
+    assert not page.find_element(By.ID, "tail").is_displayed(), "what needs JavaScript is not offered"
+    count = page.find_element(By.NAME, "count")
+    count.clear()
+    count.send_keys("10")
+    press("Show")
+    shown("record 20")
+    press("Older")
+    shown("record 10")
+    page.find_element(By.NAME, "contains").send_keys("record 7")
+    press("Show")
+    shown("1 shown")
+    page.find_element(By.LINK_TEXT, "Groups").click()
+    page.find_element(By.LINK_TEXT, f"group-{name}").click()
+    shown("Lag in seconds")
+    page.find_element(By.XPATH, "//summary[text()='Move the offsets']").click()
+    press("Show what would change")
+    shown("fleetlog groups reset")
+    page.find_element(By.LINK_TEXT, "No, go back").click()
+    shown("Members")
+    assert plain_browser.complaints() == []
