@@ -11,7 +11,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from brokers.config import load_config
+from brokers.config import BrokerConfig, load_config
 
 ROOT = Path(__file__).parents[2]
 DIRECTORY = ROOT / "deploy" / "kubernetes"
@@ -23,8 +23,14 @@ CUSTOM = {"ServiceMonitor"}
 Manifest = dict[str, Any]
 
 
-def manifests(folder: str = "*") -> list[Manifest]:
-    paths = sorted(path for path in DIRECTORY.glob(f"{folder}/*.yaml") if path.name != "kustomization.yaml")
+PATCHES = {"racks/rack.yaml"}
+"""Parts of manifests, which are whole where they are rendered."""
+
+
+def manifests() -> list[Manifest]:
+    apart = {DIRECTORY / one for one in PATCHES}
+    paths = sorted(path for path in DIRECTORY.glob("*/*.yaml") if path.name != "kustomization.yaml")
+    paths = [path for path in paths if path not in apart]
     found = [one for path in paths for one in yaml.safe_load_all(path.read_text())]
     assert found
     return found
@@ -55,29 +61,91 @@ def test_an_unknown_field_is_found() -> None:
 
 
 def test_every_file_belongs_to_a_kustomization() -> None:
-    for path in DIRECTORY.glob("*/kustomization.yaml"):
+    for path in DIRECTORY.rglob("kustomization.yaml"):
         content = yaml.safe_load(path.read_text())
         named = [*content.get("resources", []), *content.get("components", [])]
         named += [file for one in content.get("configMapGenerator", []) for file in one["files"]]
+        named += [one["path"] for one in content.get("patches", []) if "path" in one]
         assert all((path.parent / one).exists() for one in named)
         beside = {other.name for other in path.parent.iterdir()} - {path.name}
         assert beside <= set(named), "left out"
 
 
-@pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl here")
-def test_kubectl_renders_all_of_it() -> None:
-    command = ["kubectl", "kustomize", str(DIRECTORY / "example")]
+def rendered(folder: str) -> list[Manifest]:
+    """What kubectl would apply."""
+    command = ["kubectl", "kustomize", str(DIRECTORY / folder)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    rendered = list(yaml.safe_load_all(done.stdout))
-    assert len(rendered) == len(ALL) + 1, "and the settings"
-    for one in rendered:
+    found = list(yaml.safe_load_all(done.stdout))
+    for one in found:
         if one["kind"] not in CUSTOM:
-            kubernetes_validate.validate(one, VERSIONS[-1], strict=True)
-    (settings,) = [one for one in rendered if one["kind"] == "ConfigMap"]
-    (brokers,) = [one for one in rendered if name_of(one) == "StatefulSet/fleetlog"]
-    (volume,) = brokers["spec"]["template"]["spec"]["volumes"]
-    assert volume["configMap"]["name"] == settings["metadata"]["name"], "new settings are a rolling update"
+            for version in VERSIONS:
+                kubernetes_validate.validate(one, version, strict=True)
+    return found
+
+
+def settings_are_shared(found: list[Manifest]) -> bool:
+    """Whether all brokers have the settings by the name that changes with them: new settings are an update."""
+    (settings,) = [one for one in found if one["kind"] == "ConfigMap"]
+    brokers = [one for one in found if one["kind"] == "StatefulSet" and one["metadata"]["name"].startswith("fleetlog")]
+    volumes = [one["spec"]["template"]["spec"]["volumes"] for one in brokers]
+    return bool(brokers) and all(volume["configMap"]["name"] == settings["metadata"]["name"] for (volume,) in volumes)
+
+
+needs_kubectl = pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl here")
+
+
+@needs_kubectl
+def test_kubectl_renders_all_of_it() -> None:
+    found = rendered("example")
+    assert len(found) == len(ALL) + 1, "and the settings"
+    (brokers,) = [one for one in found if name_of(one) == "StatefulSet/fleetlog"]
+    assert settings_are_shared(found)
     assert [one["image"] for one in brokers["spec"]["template"]["spec"]["containers"]] == ["fleetlog:0.1.0"]
+
+
+@needs_kubectl
+def test_each_rack_has_brokers_of_its_own_and_one_budget_is_for_all() -> None:
+    found = rendered("racks")
+    assert settings_are_shared(found)
+    sets = [one for one in found if one["kind"] == "StatefulSet"]
+    assert [name_of(one) for one in sets] == [f"StatefulSet/fleetlog-{letter}" for letter in "abc"]
+    pods = [one["spec"]["template"]["metadata"]["labels"] for one in sets]
+    for one, labels in zip(sets, pods, strict=True):
+        chosen = one["spec"]["selector"]["matchLabels"]
+        assert [chosen.items() <= other.items() for other in pods].count(True) == 1, "no other rack's pods"
+        assert chosen.items() <= labels.items()
+        spec = one["spec"]["template"]["spec"]
+        nodes = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+        (zone,) = nodes["nodeSelectorTerms"][0]["matchExpressions"]
+        assert (zone["key"], zone["values"]) == ("topology.kubernetes.io/zone", [labels["fleetlog-rack"]])
+        assert "topologySpreadConstraints" not in spec
+        assert "podAntiAffinity" in spec["affinity"], "brokers of a rack keep to different nodes"
+        assert one["spec"]["updateStrategy"] == {"type": "OnDelete"}, "three sets do not wait for each other"
+    assert len({labels["fleetlog-rack"] for labels in pods}) == 3
+    for kind in ("PodDisruptionBudget", "NetworkPolicy", "Service"):
+        for one in [one for one in found if one["kind"] == kind]:
+            selector = one["spec"].get("selector") or one["spec"]["podSelector"]
+            assert all(selector.get("matchLabels", selector).items() <= labels.items() for labels in pods), name_of(one)
+    (budget,) = [one for one in found if one["kind"] == "PodDisruptionBudget"]
+    assert budget["spec"]["maxUnavailable"] == 1
+
+
+@needs_kubectl
+def test_brokers_of_racks_have_their_own_ids_and_say_their_rack() -> None:
+    """Also where each rack has grown to a hundred brokers."""
+    found = rendered("racks")
+    (settings,) = [one["data"]["broker.properties"] for one in found if one["kind"] == "ConfigMap"]
+    services = {one["metadata"]["name"] for one in found if one["kind"] == "Service"}
+    ids: list[int] = []
+    for one in [one for one in found if one["kind"] == "StatefulSet"]:
+        first, name = one["spec"]["ordinals"]["start"], one["metadata"]["name"]
+        assert one["spec"]["serviceName"] in services
+        ids += [config_of(one, number, settings).broker_id for number in range(first, first + 100)]
+        config = config_of(one, first, settings)
+        assert config.broker_rack == one["spec"]["template"]["metadata"]["labels"]["fleetlog-rack"]
+        (endpoint,) = config.advertised_endpoints()
+        assert endpoint.host == f"{name}-{first}.fleetlog-brokers.fleet.svc"
+    assert len(ids) == len(set(ids)) == 300
 
 
 def labels_of_pods() -> list[Manifest]:
@@ -130,11 +198,15 @@ def test_probes_ask_for_pages_that_a_broker_has() -> None:
     assert all(f'b"{path}"' in served for path in probes.values())
 
 
-def test_a_broker_takes_the_settings() -> None:
-    (container,) = the("StatefulSet", "fleetlog")["spec"]["template"]["spec"]["containers"]
+def config_of(brokers: Manifest, number: int, settings: str) -> BrokerConfig:
+    """The configuration of a StatefulSet's pod: the number is in its name, and in the label of its index."""
+    template = brokers["spec"]["template"]
+    (container,) = template["spec"]["containers"]
     fields = {
-        "metadata.labels['apps.kubernetes.io/pod-index']": "2", "metadata.name": "fleetlog-2",
+        "metadata.labels['apps.kubernetes.io/pod-index']": str(number),
+        "metadata.name": f"{brokers['metadata']['name']}-{number}",
         "metadata.namespace": "fleet", "spec.nodeName": "node-7",
+        **{f"metadata.labels['{name}']": value for name, value in template["metadata"]["labels"].items()},
     }  # fmt: skip
     environment: dict[str, str] = {}
     for one in container["env"]:
@@ -142,8 +214,13 @@ def test_a_broker_takes_the_settings() -> None:
         for name, known in environment.items():
             value = value.replace(f"$({name})", known)
         environment[one["name"]] = value
-    text = (DIRECTORY / "base" / "broker.properties").read_text()
-    config = load_config(text, "broker.properties", environment)
+    return load_config(settings, "broker.properties", environment)
+
+
+def test_a_broker_takes_the_settings() -> None:
+    brokers = the("StatefulSet", "fleetlog")
+    (container,) = brokers["spec"]["template"]["spec"]["containers"]
+    config = config_of(brokers, 2, (DIRECTORY / "common" / "broker.properties").read_text())
     assert config.broker_id == 2
     assert config.failure_domain == "node-7"
     (endpoint,) = config.advertised_endpoints()
