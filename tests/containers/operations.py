@@ -21,8 +21,8 @@ pytestmark = pytest.mark.containers
 
 END = "== that was one block =="
 SECTIONS = [
-    "The package", "ZooKeeper", "Certificates", "Brokers", "A topic and its users", "Monitoring", "A broker crashes",
-    "Removal",
+    "The package", "ZooKeeper", "Certificates", "Brokers", "A topic and its users", "Monitoring", "The console",
+    "A broker crashes", "Another version", "Removal",
 ]  # fmt: skip
 
 
@@ -101,6 +101,20 @@ def instant(found: Machine, query: str) -> str:
     return found.said(f"promtool query instant http://127.0.0.1:9090 '{query}'")
 
 
+def check_console(found: Machine) -> None:
+    """A stranger is led to the login; a user of the fleet logs in, and sees three brokers."""
+    first = "curl -s -o /dev/null -w '%{http_code} %{redirect_url}' http://127.0.0.1:9696/"
+    assert found.said(first) == "303 http://127.0.0.1:9696/login?next=%2F"
+    login = "http://127.0.0.1:9696/login"
+    found.run(f"TOKEN=$(curl -sf -c jar {login} | grep -o 'form_token\" value=\"[0-9a-f]*' | cut -d'\"' -f3)")
+    fields = '-d form_token=$TOKEN -d user=admin -d "password=$ADMIN_PASSWORD"'
+    assert found.run(f"curl -s -o /dev/null -w '%{{http_code}}' -b jar -c jar {fields} {login}") == "303"
+    page = found.run("curl -sf -b jar http://127.0.0.1:9696/; rm jar")
+    assert "3 of 3" in page
+    assert "<h2>Loops</h2>" in page
+    assert "fleetlog" in found.said("ps -o user= -p $(systemctl show -P MainPID fleetlog-console)")
+
+
 def check_services(found: Machine) -> None:
     """What systemd does by the units: a wrong setting, the watchdog, and all brokers of a machine as one unit."""
     found.run("sed s/^broker.id=.*/broker.id=x/ /etc/fleetlog/broker-1.properties > /etc/fleetlog/broker-9.properties")
@@ -166,8 +180,20 @@ def test_from_an_empty_machine_to_a_fleet(empty_machine: Machine, say: Callable[
     )  # fmt: skip
     assert instant(found, 'ALERTS{alertstate="firing"}') == ""
 
+    follow("The console")
+    check_console(found)
+
     assert follow("A broker crashes").splitlines()[-1] == "one book"
     assert found.said("systemctl show -P NRestarts fleetlog@2") == "1"
+
+    processes = "systemctl show -P MainPID fleetlog@1 fleetlog@2 fleetlog@3"
+    before = set(found.said(processes).split())
+    follow("Another version")
+    after = set(found.said(processes).split())
+    assert len(after) == 3
+    assert not before & after, "each broker was restarted"
+    (*_, read) = commands["A broker crashes"][-1].splitlines()
+    assert found.run(read).splitlines() == ["one book"]
 
     follow("Removal")
     assert found.said("pgrep -u fleetlog") == ""
@@ -177,7 +203,6 @@ def test_from_an_empty_machine_to_a_fleet(empty_machine: Machine, say: Callable[
 
     found.run(install)
     found.run("systemctl start fleetlog@1 fleetlog@2 fleetlog@3")
-    (*_, read) = commands["A broker crashes"][-1].splitlines()
     assert "one book" in found.run(read).splitlines(), "what was there before"
     check_services(found)
     say(f"services: done after {time.monotonic() - began:.0f} s")

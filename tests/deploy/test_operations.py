@@ -17,11 +17,12 @@ import yaml
 from brokers.cli.command_config import read_command_config
 from brokers.cli.fleet_file import read_fleet
 from brokers.config import load_config
+from brokers.console.command import console
 from tests.support.operations_page import blocks
 
 ROOT = Path(__file__).parents[2]
 PAGE = blocks()
-FILES_ONLY = re.compile(r"^(?:fleetlog|systemctl|promtool|echo .* \| fleetlog) .*$", re.MULTILINE)
+FILES_ONLY = re.compile(r"^(?:fleetlog|systemctl|systemd-run|until|promtool|echo .* \| fleetlog) .*$", re.MULTILINE)
 """Commands that need the machine; what is left makes files."""
 
 
@@ -33,8 +34,9 @@ def test_the_commands_are_bash(heading: str) -> None:
 
 def test_the_package_has_the_version_of_this_tree() -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    (install,) = PAGE["The package"]
+    (install,), (again,) = PAGE["The package"], PAGE["Another version"]
     assert f" ./fleetlog_{version}_amd64.deb " in install
+    assert f" ./fleetlog_{version}_amd64.deb\n" in again
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +45,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("machine")
     script = "".join(
         block
-        for heading in ("Certificates", "Brokers", "A topic and its users", "Monitoring")
+        for heading in ("Certificates", "Brokers", "A topic and its users", "Monitoring", "The console")
         for block in PAGE[heading]
     )
     script = FILES_ONLY.sub("", script).replace("chgrp fleetlog", f"chgrp {os.getgid()}")
@@ -78,6 +80,18 @@ def test_clients_take_their_files(files: Path) -> None:
     found = read_fleet(path.read_text(), str(path))
     assert found.topics is not None
     assert found.topics["orders"].replication == 3
+
+
+def test_the_console_takes_its_command(files: Path) -> None:
+    """As far as the fleet, which is not there: the options, and the file, in which no password of the fleet stands."""
+    (block,) = PAGE["The console"]
+    (command,) = [line for line in block.splitlines() if line.startswith("systemd-run ")]
+    words = command[command.index("fleetlog console") :].replace("$FLEETLOG_BOOTSTRAP", "127.0.0.1:1").split()
+    with console.make_context("console", [word.replace("/etc", f"{files}/etc") for word in words[2:]]) as context:
+        assert context.params["login"] == "SCRAM-SHA-512"
+        path = Path(context.params["command_config"])
+    assert path.stat().st_mode & 0o777 == 0o640
+    assert 'password="none"' in read_command_config(path)["sasl.jaas.config"]
 
 
 def test_prometheus_takes_its_file(files: Path) -> None:
