@@ -6,8 +6,10 @@ from collections.abc import Sequence
 
 from markupsafe import Markup, escape
 
-WIDTH, HEIGHT, GAP = 600, 18, 4
-LABEL = 130
+WIDTH, HEIGHT, GAP = 420, 18, 4
+"""Narrow, since a chart is as wide as a phone, and its text must be readable there."""
+LABEL, NAME_MAX = 130, 17
+"""The part of the width that names have, and how many characters fit into it; of longer ones the end is shown."""
 
 
 def share_bar(part: float, whole: float, title: str) -> Markup:
@@ -29,12 +31,12 @@ def bars(rows: Sequence[tuple[str, float, str]], label: str) -> Markup:
     height = len(rows) * (HEIGHT + GAP)
     drawn = [
         Markup(
-            '<text x="{0}" y="{1}" text-anchor="end">{2}</text>'
+            '<text x="{0}" y="{1}" text-anchor="end">{9}</text>'
             '<rect class="bar" x="{3}" y="{4}" width="{5:.1f}" height="{6}"><title>{2}: {7}</title></rect>'
             '<text x="{8:.1f}" y="{1}">{7}</text>'
         ).format(
-            LABEL - 6, at + HEIGHT - 5, name, LABEL, at, width := number / largest * (WIDTH - LABEL - 90), HEIGHT,
-            text, LABEL + width + 5,
+            LABEL - 6, at + HEIGHT - 5, name, LABEL, at, width := number / largest * (WIDTH - LABEL - 70), HEIGHT,
+            text, LABEL + width + 5, name if len(name) <= NAME_MAX else "…" + name[1 - NAME_MAX :],
         )
         for at, (name, number, text) in ((i * (HEIGHT + GAP), row) for i, row in enumerate(rows))
     ]  # fmt: skip

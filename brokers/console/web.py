@@ -15,6 +15,7 @@ import anyio
 import anyio.to_thread
 import click
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -397,7 +398,8 @@ def _bytes_filter(size: int | None) -> str:
 
 
 def _iso_filter(timestamp_ms: int | None) -> str:
-    return "–" if timestamp_ms is None else iso(timestamp_ms) or "–"
+    text = iso(timestamp_ms) if timestamp_ms is not None else None
+    return Markup('<time datetime="{0}">{0}</time>').format(text) if text else "–"
 
 
 async def _alive(_: Request) -> Response:

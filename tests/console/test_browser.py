@@ -162,24 +162,37 @@ def _keyboard_and_change(browser: Browser, url: str, shell: Shell) -> None:
 
 
 def _live(browser: Browser, url: str, shell: Shell, topic: str) -> None:
+    """What comes is added to what is there."""
     browser.driver.get(f"{url}topics/{topic}/messages?count=5")
+    assert browser.text().count('"order"') == 5
     browser.driver.find_element(By.CSS_SELECTOR, "[data-tail] button").click()
     eventually(lambda: "0 followed" in browser.text(), "following")
     shell.run("produce", topic, stdin="<i>came later</i>\n")
     eventually(lambda: "<i>came later</i>" in browser.text(), "the new record")
+    assert browser.text().count('"order"') == 5
     browser.picture("live")
+    browser.driver.get(f"{url}topics/by-hand/messages")
+    assert "No records here." in browser.text()
+    browser.driver.find_element(By.CSS_SELECTOR, "[data-tail] button").click()
+    eventually(lambda: "0 followed" in browser.text(), "following")
+    shell.run("produce", "by-hand", stdin="the first\n")
+    eventually(lambda: "the first" in browser.text(), "the new record")
+    assert "No records here." not in browser.text()
 
 
 def test_without_javascript_pages_are_found_searched_and_changed(
     fleet: Fleet, served: Served, plain_browser: Browser
 ) -> None:
-    """By links, forms and buttons alone. Only what follows or renews itself is missing."""
+    """By links, forms and buttons alone. Only what follows or renews itself is missing.
+
+    The driver still reads pages by scripts: the setting stops those of pages.
+    """
     page, shell, name = plain_browser.driver, Shell(fleet), f"plain-{uuid.uuid4().hex[:6]}"
     page.get("data:text/html,<p>off</p><script>document.body.textContent='on'</script>")
-    assert page.find_element(By.TAG_NAME, "body").text == "off", "scripts do not run here"
+    assert plain_browser.text().strip() == "off", "scripts of pages do not run here"
 
     def shown(words: str) -> None:
-        eventually(lambda: words in page.find_element(By.TAG_NAME, "body").text, f"{words!r} at {page.current_url}")
+        eventually(lambda: words in plain_browser.text(), f"{words!r} at {page.current_url}")
 
     def press(words: str) -> None:
         (found,) = [one for one in page.find_elements(By.TAG_NAME, "button") if one.text == words]

@@ -186,7 +186,7 @@ def test_a_fleet_that_is_gone_is_said_at_once_and_a_broker_that_is_down_by_its_n
             good=lambda rows: (rows[0]["loop_lag_max_ms"] or 0) >= 1000,
         )  # fmt: skip
         assert 0 <= loops[0]["loop_lag_ms"] <= loops[0]["loop_lag_max_ms"]
-        assert ">stood still</span>" in visitor.page("/") or ">overloaded</span>" in visitor.page("/")
+        assert ">stood still</span>" in visitor.page("/") or ">late</span>" in visitor.page("/")
         own_fleet.brokers[1].kill()
         value = eventually(
             lambda: visitor.json("/"), "a broker down",

@@ -28,22 +28,36 @@
   const [button, status] = [tail.querySelector("button"), tail.querySelector("span")];
   const KEPT = 500;
   let following = false, cursor = "", shown = 0;
-  const cell = (row, text, numeric) => {
+  const cell = (row, label, text, numeric) => {
     const one = row.insertCell();
     one.textContent = text;
+    if (label) one.dataset.label = label;
     if (numeric) one.className = "n";
+    return one;
+  };
+  const bytes = (row, label, part) => {
+    const shown = document.createElement(part.text === null ? "span" : "pre");
+    shown.textContent = part.text === null ? "null" : part.text;
+    if (part.text === null) shown.className = "none";
+    cell(row, label, "").append(shown);
   };
   const add = (message) => {
     const row = rows.insertRow(0);
-    const text = (part) => (part.text === null ? "null" : part.text);
     if (message.marker || message.state === "aborted" || message.state === "undecided") row.className = "unseen";
-    cell(row, message.partition, true);
-    cell(row, message.offset, true);
-    cell(row, new Date(message.timestamp).toISOString());
-    cell(row, message.marker ? "" : text(message.key));
-    cell(row, message.marker || message.meaning || text(message.value));
-    cell(row, message.headers.map((one) => `${one.name} ${text(one)}`).join(", "));
-    cell(row, message.state || "\u2013");
+    cell(row, "Partition", message.partition, true);
+    cell(row, "Offset", message.offset, true);
+    cell(row, "Time", new Date(message.timestamp).toISOString().replace("Z", "+00:00"));
+    if (message.marker || message.meaning) {
+      cell(row, "", message.marker || message.meaning).colSpan = 2;
+    } else {
+      bytes(row, "Key", message.key);
+      bytes(row, "Value", message.value);
+    }
+    const headers = message.headers.map((one) => `${one.name} ${one.text === null ? "null" : one.text}`);
+    if (headers.length) cell(row, "Headers", headers.join(", "));
+    else cell(row, "", "").className = "empty";
+    if (message.state) cell(row, "Transaction", message.state);
+    else cell(row, "", "\u2013").className = "empty";
     const last = row.insertCell();
     if (!message.marker && (message.state === "" || message.state === "committed")) {
       const link = document.createElement("a");
@@ -61,7 +75,7 @@
       const headers = { Accept: "application/json", "Fleetlog-Automatic": "true" };
       const page = await (await fetch(`${tail.dataset.tail}?${form}`, { headers })).json();
       if (page.error) throw new Error(page.error);
-      if (shown === 0 && page.messages.length) rows.querySelectorAll(".none").forEach((one) => one.closest("tr").remove());
+      if (page.messages.length) rows.querySelectorAll("td.none").forEach((one) => one.closest("tr").remove());
       page.messages.forEach(add);
       shown += page.messages.length;
       status.textContent = page.following ? `${shown} followed; others came too fast and are left out` : `${shown} followed`;
