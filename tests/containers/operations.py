@@ -108,8 +108,8 @@ def check_console(found: Machine) -> None:
     login = "http://127.0.0.1:9696/login"
     found.run(f"TOKEN=$(curl -sf -c jar {login} | grep -o 'form_token\" value=\"[0-9a-f]*' | cut -d'\"' -f3)")
     fields = '-d form_token=$TOKEN -d user=admin -d "password=$ADMIN_PASSWORD"'
-    assert found.run(f"curl -s -o /dev/null -w '%{{http_code}}' -b jar -c jar {fields} {login}") == "303"
-    page = found.run("curl -sf -b jar http://127.0.0.1:9696/; rm jar")
+    assert found.run(f"curl -s -o /dev/null -w '%{{http_code}}\\n' -b jar -c jar {fields} {login}") == "303\n"
+    page = found.run("curl -sf -b jar http://127.0.0.1:9696/; echo; rm jar")
     assert "3 of 3" in page
     assert "<h2>Loops</h2>" in page
     assert "fleetlog" in found.said("ps -o user= -p $(systemctl show -P MainPID fleetlog-console)")
