@@ -204,10 +204,10 @@ def test_a_page_of_ten_thousand_scanned_records_ends_in_time_and_goes_on(
     first = visitor.json(f"/topics/{name}/messages?from=beginning&contains=011999x")
     assert time.monotonic() - begun_s < 10
     assert first["cut_short"] is True
-    assert first["messages"] == []
     assert first["scanned"] >= 10_000
     second = visitor.json(f"/topics/{name}/messages?from=beginning&contains=011999x&cursor={first['following']}")
-    assert [one["value"]["text"][:6] for one in second["messages"]] == ["011999"]
+    # The record is on the first page if the leader of its partition answers much faster than the others.
+    assert [one["value"]["text"][:6] for page in (first, second) for one in page["messages"]] == ["011999"]
     assert second["following"] is None
 
 
