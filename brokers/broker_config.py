@@ -38,16 +38,16 @@ class BrokerConfig:
     broker_rack: str | None = setting(STRING, None, "The availability zone the broker stands in.")
     listeners: tuple[str, ...] = setting(
         LIST, ("PLAINTEXT://127.0.0.1:9092",), "Addresses to listen on, NAME://host:port; loopback unless you say so.",
-        told=STRING,
+        shown_as=STRING,
     )  # fmt: skip
     advertised_listeners: tuple[str, ...] = setting(
-        LIST, (), "Addresses that clients are told; the listeners' own when empty.", told=STRING, unset=True
+        LIST, (), "Addresses that clients get; the listeners' own when empty.", shown_as=STRING, unset=True
     )
     listener_security_protocol_map: tuple[str, ...] = setting(
         LIST,
         PROTOCOLS,
         "Security protocol of each listener name: PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL.",
-        told=STRING,
+        shown_as=STRING,
     )
     inter_broker_listener_name: str = setting(
         STRING, "", "Listener that brokers use among each other; default: first.", unset=True
@@ -97,7 +97,7 @@ class BrokerConfig:
 
     # log
     log_dirs: tuple[str, ...] = setting(
-        LIST, ("/var/lib/fleetlog",), "Directories that hold the partitions.", told=STRING
+        LIST, ("/var/lib/fleetlog",), "Directories that hold the partitions.", shown_as=STRING
     )
     log_dir: str | None = setting(STRING, None, "The directory that holds the partitions, where log.dirs is not set.")
     num_partitions: int = setting(INT, 1, "Partitions of a topic that is created without a number.", low=1)
@@ -308,7 +308,7 @@ class BrokerConfig:
     )
     max_connections_per_ip_overrides: tuple[str, ...] = setting(
         LIST, (), "Instead of max.connections.per.ip for single addresses: ADDRESS:COUNT with commas; names are not"
-        " looked up.", live=True, pattern=ADDRESS_AND_COUNT, told=STRING,
+        " looked up.", live=True, pattern=ADDRESS_AND_COUNT, shown_as=STRING,
     )  # fmt: skip
     max_connection_creation_rate: int = setting(
         INT, 2**31 - 1, "Connections per second that a broker accepts, or a listener (listener.name.X.); brokers have"
@@ -401,7 +401,7 @@ class BrokerConfig:
         return tuple(parse_listener("listeners", item, self.security_protocol) for item in self._served(self.listeners))
 
     def advertised_endpoints(self) -> tuple[Endpoint, ...]:
-        """What clients and brokers are told."""
+        """What clients and brokers get."""
         items = self.advertised_listeners or self.listeners
         return tuple(
             parse_listener("advertised.listeners", item, self.security_protocol) for item in self._served(items)

@@ -1,4 +1,4 @@
-"""Kafka's settings that change nothing here: accepted and told, so that Kafka's files, tools and MirrorMaker work.
+"""Kafka's settings that change nothing here: accepted and shown, so that Kafka's files, tools and MirrorMaker work.
 
 Names, types, defaults, bounds and which are dynamic are Kafka 4.1's, as its ``KafkaConfig`` prints them; the RETIRED
 are those that Kafka 3.9 had and 4.0 removed. A row is ``name type default allowed [live]``; ``-`` allows everything of

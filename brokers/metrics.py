@@ -327,7 +327,7 @@ class Metrics:
         self.registry.register(_Family(name, doc, labels, read, "gauge"))
 
     def watch_counters(self, name: str, doc: str, labels: Sequence[str], read: Reader) -> None:
-        """The same for a counter, whose name is told without ``_total``."""
+        """The same for a counter, whose name is shown without ``_total``."""
         self.registry.register(_Family(name, doc, labels, read, "counter"))
 
     def render(self) -> bytes:

@@ -486,7 +486,7 @@ class Node:
             late_ms = now_ms - begun_ms - wait_ms
             most_ms = max(most_ms, late_ms)
             if logs.cleaner.goes_on:
-                moved = logs.go_on_cleaning(clock.wall_ms())
+                moved = logs.resume_cleaning(clock.wall_ms())
                 now_ms = clock.mono_ms()
                 pace.continued(moved=moved, took_ms=now_ms - woke_ms, late_ms=late_ms)
         return most_ms

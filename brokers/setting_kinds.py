@@ -62,8 +62,8 @@ class SettingType(IntEnum):
 class Setting(NamedTuple):
     """One setting. ``live`` ones may change without a restart; ``inert`` ones are Kafka's and do nothing here.
 
-    ``retired`` ones, which Kafka itself no longer has, are told only where they are set. ``told`` is the type that
-    clients are told where Kafka calls a list a string; an ``unset`` default is told as null, as Kafka has it.
+    ``retired`` ones, which Kafka itself no longer has, are listed only where they are set. ``shown_as`` is the
+    type that DescribeConfigs shows where Kafka calls a list a string; an ``unset`` default is shown as null, as Kafka has it.
     ``synonym`` of a topic setting is the broker setting that gives its default. ``pattern`` is a regular expression
     that the value, or each item of a list, must match as a whole; ``doc`` then says what it means.
     """
@@ -80,7 +80,7 @@ class Setting(NamedTuple):
     synonym: str = ""
     pattern: str = ""
     retired: bool = False
-    told: SettingType | None = None
+    shown_as: SettingType | None = None
     unset: bool = False
 
     def parse(self, text: str, where: str = "") -> Any:
@@ -162,11 +162,11 @@ def setting(
     inert: bool = False,
     synonym: str = "",
     pattern: str = "",
-    told: SettingType | None = None,
+    shown_as: SettingType | None = None,
     unset: bool = False,
 ) -> Any:
     """A dataclass field that declares a setting; the table is read off the dataclass by :func:`table_of`."""
-    row = Setting("", kind, default, doc, low, high, choices, live, inert, synonym, pattern, False, told, unset)
+    row = Setting("", kind, default, doc, low, high, choices, live, inert, synonym, pattern, False, shown_as, unset)
     return dataclasses.field(default=default, metadata={"setting": row})
 
 

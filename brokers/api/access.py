@@ -200,7 +200,7 @@ class DecisionLog(Protocol):
 
     @property
     def keeps_allowed(self) -> bool:
-        """Whether it is told of what is allowed, too."""
+        """Whether it gets what is allowed, too."""
         ...
 
     def note(

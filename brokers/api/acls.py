@@ -44,13 +44,13 @@ log = logging.getLogger(__name__)
 
 NO_AUTHORIZER = "No Authorizer is configured on the broker."
 WRITE_SECONDS = 25.0
-"""Below the time that clients wait for an answer: without ZooKeeper they are told so."""
+"""Below the time that clients wait for an answer: without ZooKeeper they get an error that says so."""
 
 _Code = TypeVar("_Code", bound=IntEnum)
 
 
 class AclRefusal(NamedTuple):
-    """Why ACLs are not told or not written."""
+    """Why ACLs are not listed or not written."""
 
     error: ErrorCode
     message: str | None

@@ -226,7 +226,7 @@ class Decisions:
 
     @property
     def keeps_allowed(self) -> bool:
-        """Whether it is told of what is allowed, too."""
+        """Whether it gets what is allowed, too."""
         return self._lines.keeps_allowed or self._audit.records_data
 
     def note(

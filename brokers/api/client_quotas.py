@@ -36,7 +36,7 @@ QUOTA_ENTRIES_MAX: Final = 1_000
 """Entities of one request; each of them is read, and written, by itself."""
 NAME_CHARACTERS_MAX: Final = 1_000
 WRITE_SECONDS: Final = 25.0
-"""Below the time that clients wait for an answer: without ZooKeeper they are told so."""
+"""Below the time that clients wait for an answer: without ZooKeeper they get an error that says so."""
 
 _UNREACHABLE: Final = "ZooKeeper cannot be reached; try again"
 _TOO_MANY: Final = f"more than {QUOTA_ENTRIES_MAX} entities in a request; ask in several ones"

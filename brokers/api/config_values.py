@@ -196,5 +196,5 @@ def _entry(
         value = None
         synonyms = [synonym._replace(value=None) for synonym in synonyms]
     source = synonyms[0].source if synonyms else Source.DEFAULT_CONFIG
-    kind = row.told or row.type
+    kind = row.shown_as or row.type
     return ConfigEntry(row.name, value, source, read_only, sensitive, kind, row.doc, tuple(synonyms))

@@ -1,4 +1,4 @@
-"""DescribeConnections (ours): who is connected to this broker, by which client software, and how much was carried."""
+"""DescribeConnections (ours): the connections to this broker, their client software and bytes."""
 
 from __future__ import annotations
 

@@ -204,7 +204,7 @@ class PartitionReader:
     def diverging(partition: Partition, part: FetchPart) -> tuple[int, int] | None:
         """Where the asker's log leaves ours, if it does (KIP-595): the epoch it should go back to, and its end.
 
-        Raises OffsetOutOfRange if that cannot be told.
+        Raises OffsetOutOfRange if that is not known.
         """
         log = partition.log
         if part.last_fetched_epoch < 0:

@@ -158,7 +158,7 @@ class SessionPart:
     def tell(self, outcome: FetchOutcome) -> bool:
         """It is in the answer that leaves now. Returns whether there will be more to tell without another move.
 
-        An error is told each time until it is gone, for a client may need several to find the new leader.
+        An error is answered each time until it is gone, for a client may need several to find the new leader.
         """
         if outcome.diverging is not None:  # the client truncates, and takes in nothing else of it
             self.told_watermark = self.told_start = _UNTOLD

@@ -260,13 +260,13 @@ def _answer(fetch: SlicedFetch) -> Generator[None, None, Encoded]:
 
 
 def _restore(fetch: SlicedFetch) -> None:
-    """What was found is not told now: it still has something to tell."""
+    """What was found is not answered now: it stays to be answered."""
     if not fetch.session.closed:
         fetch.session.dirty.update((part, None) for part, _ in fetch.found or ())
     fetch.drop()
 
 
 def _give_up(fetch: SlicedFetch) -> None:
-    """The connection is gone, or the session: what was found and not told is as before."""
+    """The connection is gone, or the session: what was found and not answered is as before."""
     _restore(fetch)
     fetch.dropped()

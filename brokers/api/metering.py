@@ -86,7 +86,7 @@ class Meter:
         self.asked_s = 0.0
         """When the latest request began to be executed, by the clock of the dispatcher."""
         self.known = False
-        """Whether a request has told the client id. It is that of the last one that was not executed as a run."""
+        """Whether a request has named the client id. It is that of the last one that was not executed as a run."""
         self.timed = True
         """Whether its client waits for an answer: else only its bytes are measured."""
         self._resolve("")
@@ -183,7 +183,7 @@ Spent = Callable[[float, float], None]
 
 
 def timed_work(work: Generator[None, None, Any], spent: Spent, now: Callable[[], float]) -> Generator[None, None, Any]:
-    """The same paced work; the time of each step is told."""
+    """The same paced work; the time of each step is measured."""
     try:
         while True:
             begun = now()
@@ -199,7 +199,7 @@ def timed_work(work: Generator[None, None, Any], spent: Spent, now: Callable[[],
 
 
 class TimedCoroutine(Coroutine[Any, Any, Any]):
-    """The same coroutine; the time of each step is told, not that for which it waits."""
+    """The same coroutine; the time of each step is measured, not that for which it waits."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, Any], spent: Spent, now: Callable[[], float]) -> None:
         self._coroutine, self._spent, self._now = coroutine, spent, now

@@ -1,7 +1,7 @@
 """The security of a local fleet: an authority, a certificate of the brokers, users, and clients' settings.
 
 All of it is in one directory that only its owner can read, and is kept when the fleet is down: passwords, the authority
-and what clients were told stay the same. Certificates are made by the ``openssl`` command.
+and the settings of clients stay the same. Certificates are made by the ``openssl`` command.
 """
 
 from __future__ import annotations

@@ -168,7 +168,7 @@ def _brokers(facts: FleetFacts, _limits: Thresholds) -> Iterator[Finding]:
         if check == "files" and broker_id in facts.health and _few_left(facts.health[broker_id]):
             continue  # its figures say the same, and why that is bad
         what, _, why = text.partition(": ")
-        yield Finding(severity, check, f"broker {broker_id}", what, why or "told by the broker itself", todo)
+        yield Finding(severity, check, f"broker {broker_id}", what, why or "reported by the broker itself", todo)
 
 
 def _partitions(facts: FleetFacts, _limits: Thresholds) -> Iterator[Finding]:
@@ -395,9 +395,9 @@ def _same_settings(facts: FleetFacts, _limits: Thresholds) -> Iterator[Finding]:
     for name in ALIKE:
         values = {b: rows[name] for b, rows in facts.settings.items() if name in rows}
         if len(set(values.values())) > 1:
-            told = ", ".join(f"{value} on broker {b}" for b, value in sorted(values.items()))
+            values_text = ", ".join(f"{value} on broker {b}" for b, value in sorted(values.items()))
             yield Finding(
-                Severity.WARNING, "settings", name, f"{name} differs between brokers", told,
+                Severity.WARNING, "settings", name, f"{name} differs between brokers", values_text,
                 "set it alike in all properties files, or for all at run time, and restart what needs it",
             )  # fmt: skip
 

@@ -234,7 +234,7 @@ class Unit:
         The start is complete when each broker was ready or has failed: those that serve don't depend on the others.
         """
         manager.feed_watchdog(asyncio.get_running_loop())
-        told, looks, complete = "", 0, False
+        logged, looks, complete = "", 0, False
         while True:
             looks += 1
             await asyncio.gather(*(self._look(child, looks % LIVE_EVERY == 0) for child in self._children))
@@ -246,11 +246,11 @@ class Unit:
             if not complete and all(child.ever_ready or child.failures for child in self._children):
                 complete = True
                 manager.ready(status)
-            elif status != told:
+            elif status != logged:
                 manager.status(status)
-            if status != told:
+            if status != logged:
                 logger.info("%s", status)
-                told = status
+                logged = status
             await asyncio.sleep(WATCH_S if count == len(self._children) else LOOK_S)
 
     async def _look(self, child: Child, also_live: bool) -> None:

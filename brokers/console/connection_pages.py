@@ -1,4 +1,4 @@
-"""Connections: who is connected to which broker, by which client software, and how much was carried."""
+"""Connections: clients by broker, their software and bytes."""
 
 from __future__ import annotations
 

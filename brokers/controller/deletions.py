@@ -1,8 +1,8 @@
-"""Deleted topics whose former leaders may still acknowledge records by the topic's name.
+"""Deleted topics whose previous leaders may still acknowledge records by the topic's name.
 
 A leader that has not read the deletion yet takes a record for the deleted log. A client that makes a topic of the same
 name in the meantime would take that acknowledgement for one of the new topic. So a deletion is answered, and its name
-is free again, when each former leader has confirmed it, or its registration has ended. (Apache Kafka's controller with
+is free again, when each previous leader has confirmed it, or its registration has ended. (Kafka's controller with
 ZooKeeper waits in the same way, for the deletion of every replica.)
 """
 

@@ -112,7 +112,7 @@ class PartitionWindow:
         self._ends: deque[int] = deque(maxlen=WINDOW)
         self._sequence = UNKNOWN
         self.seen = 0
-        """New commits that it was told of."""
+        """New commits that it has seen."""
 
     def look(
         self, sequence: int, offset: int, at_ms: int, position: LogPosition, now_ms: int, interval_ms: int

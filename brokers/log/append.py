@@ -232,9 +232,9 @@ class Appender:
             terms.explained(header.record_count)
         if order is not None and header.producer_id >= 0:
             info = self.info(outcome)
-            told = order.answer(header, info.error)
-            if told is not info.error:
-                return info._replace(error=told)
+            error = order.answer(header, info.error)
+            if error is not info.error:
+                return info._replace(error=error)
         return outcome
 
     def _append_checked(

@@ -187,6 +187,6 @@ def remove_tree(path: str) -> None:
     shutil.rmtree(path, onerror=_unless_gone)
 
 
-def _unless_gone(_: Any, __: str, told: Any) -> None:
-    if not isinstance(told[1], FileNotFoundError):
-        raise told[1]
+def _unless_gone(_: Any, __: str, raised: Any) -> None:
+    if not isinstance(raised[1], FileNotFoundError):
+        raise raised[1]

@@ -31,7 +31,7 @@ def lost_since_stop(ends: Mapping[TopicPartition, int], logs: Mapping[TopicParti
     return lost
 
 
-def told_lost(directory: str, lost: Sequence[str]) -> str:
+def loss_message(directory: str, lost: Sequence[str]) -> str:
     """The message for the broker's log."""
     named = "; ".join(lost[:NAMED_MAX]) + ("; ..." if len(lost) > NAMED_MAX else "")
     return (

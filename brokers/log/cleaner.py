@@ -194,18 +194,18 @@ class Cleaner:
         self.figures.looked_ms = now_ms
         if self._job is None and not self._begin(now_ms):
             return False
-        self.go_on(now_ms)
+        self.resume(now_ms)
         return True
 
     @property
     def goes_on(self) -> bool:
-        """Whether :meth:`go_on` may have something to do before the next step."""
+        """Whether :meth:`resume` may have something to do before the next step."""
         job = self._job
         if job is None:
             return self._left_bytes > 0 and bool(self._due)
         return self._left_bytes > 0 or job.pending is not None or job.ready is not None
 
-    def go_on(self, now_ms: int) -> bool:
+    def resume(self, now_ms: int) -> bool:
         """Between two steps: continue with what is left of the step's budget, with the next pass if one has ended.
 
         Returns whether anything could be done; if not, the disk's thread is at work. Raises as :meth:`step`.

@@ -20,7 +20,7 @@ from brokers.log.background import PendingSync
 from brokers.log.background_verify import BackgroundVerify
 from brokers.log.checkpointing import Checkpoints
 from brokers.log.checkpoints import CleanStop, DamagedFile
-from brokers.log.clean_stops import lost_since_stop, told_lost
+from brokers.log.clean_stops import loss_message, lost_since_stop
 from brokers.log.cleaner import Cleaner
 from brokers.log.cleaner_figures import CleanerSettings
 from brokers.log.directories import PARTITION_DIRECTORY, DirectoryUsage, LogDirectory, TopicIds
@@ -209,7 +209,7 @@ class LogStore:
         if lost:
             directory.stopped = None
             report.lost += lost
-            logger.error("%s", told_lost(directory.path, lost))
+            logger.error("%s", loss_message(directory.path, lost))
 
     def _is_better(self, log: Log, directory: LogDirectory, report: StoreReport) -> bool:
         """Of two logs of one partition the one that reaches further stays; the other is set aside for a person.
@@ -550,12 +550,12 @@ class LogStore:
         """A little upkeep, see :meth:`Upkeep.tick`; call it about every second."""
         self._upkeep.tick(now_ms, late_ms)
 
-    def go_on_cleaning(self, now_ms: int) -> bool:
+    def resume_cleaning(self, now_ms: int) -> bool:
         """Between two ticks, as often as one likes: a pass of compaction continues as far as its budget allows.
 
         Returns whether that was of use now.
         """
-        return self._upkeep.go_on_cleaning(now_ms)
+        return self._upkeep.resume_cleaning(now_ms)
 
 
 def _reach(log: Log) -> tuple[int, int]:

@@ -102,12 +102,12 @@ class Upkeep:
             self._next_checkpoint_ms = now_ms + config.log_flush_offset_checkpoint_interval_ms
             self._checkpoints.begin()
 
-    def go_on_cleaning(self, now_ms: int) -> bool:
+    def resume_cleaning(self, now_ms: int) -> bool:
         """Between two ticks, as often as one likes: a pass of compaction continues as far as its budget allows.
 
         Returns whether that was of use now.
         """
-        return bool(self._quietly(lambda: self._cleaner.go_on(now_ms)))
+        return bool(self._quietly(lambda: self._cleaner.resume(now_ms)))
 
     def _flush_if_due(self, log: Log, dirty_ms: int) -> None:
         due_ms = log.config.flush_ms

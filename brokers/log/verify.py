@@ -173,7 +173,7 @@ class _Verifier:
         found = self._found
         indexes = _Indexes(file, base, found)
         self._indexed = {(entry.producer_id, entry.last_offset) for entry in indexes.aborted}
-        position = told = 0
+        position = reported = 0
         damaged = ""
         while len(view) - position >= HEADER_SIZE and any(view[position : position + HEADER_SIZE]):
             try:
@@ -187,10 +187,10 @@ class _Verifier:
             self._batch(file, base, view, position, header, newest)
             indexes.passed(position, header)
             position += header.size
-            if position - told >= 1 << 20:
-                self._progress(position - told)
-                told = position
-        self._progress(len(view) - told)
+            if position - reported >= 1 << 20:
+                self._progress(position - reported)
+                reported = position
+        self._progress(len(view) - reported)
         found.size += position
         left = len(view) - position
         if damaged:

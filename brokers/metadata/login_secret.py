@@ -1,8 +1,8 @@
 """A secret of the fleet in ``/fleetlog/login_secret``: made once, read by each broker at its start.
 
 Salts of SCRAM users that do not exist are derived from it, so that all brokers answer the same one, also after a
-restart: by what changes, a peer could tell which names exist. No API shows it. Whoever reads it in ZooKeeper can read
-the credentials there, too.
+restart: by what changes, a peer could tell which names exist. No API shows it. What can read it in ZooKeeper can
+read the credentials there, too.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ FREE_AT_LEAST = 16
 """A broker with fewer left, or less than a fiftieth of its limit, is in trouble."""
 SHARE = 50
 REMEMBERED_MS = 60_000
-"""How long a want of descriptors is told after it has passed; it is logged once in that time."""
+"""How long a want of descriptors is reported after it has passed; it is logged once in that time."""
 REMEDY = "raise the limit (ulimit -n, LimitNOFILE), or close connections"
 
 

@@ -1,4 +1,4 @@
-"""What systemd is told: datagrams of ``NAME=value`` lines to the socket in ``NOTIFY_SOCKET`` (sd_notify(3)).
+"""What is sent to systemd: datagrams of ``NAME=value`` lines to the socket in ``NOTIFY_SOCKET`` (sd_notify(3)).
 
 Without that variable nothing is sent, and nothing runs. A path that begins with ``@`` is an abstract socket.
 """
@@ -24,7 +24,7 @@ class ServiceManager:
     def __init__(self, environment: Mapping[str, str], process_id: int) -> None:
         name = environment.get("NOTIFY_SOCKET", "")
         if name and name[0] not in "/@":
-            logger.warning("NOTIFY_SOCKET=%s is neither a path nor abstract: the service manager is told nothing", name)
+            logger.warning("NOTIFY_SOCKET=%s is neither a path nor abstract: the service manager gets nothing", name)
             name = ""
         self._address = "\0" + name[1:] if name.startswith("@") else name
         self.watchdog_s = _watchdog_s(environment, process_id) if name else None
@@ -65,7 +65,7 @@ class ServiceManager:
                 out.setblocking(False)
                 out.sendto(text.encode(), self._address)
         except OSError as error:
-            logger.warning("the service manager cannot be told %s: %s", text.partition("\n")[0], error)
+            logger.warning("cannot send %s to the service manager: %s", text.partition("\n")[0], error)
 
 
 def _watchdog_s(environment: Mapping[str, str], process_id: int) -> float | None:

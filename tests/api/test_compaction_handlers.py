@@ -37,7 +37,7 @@ def _tick(broker: Broker) -> None:
     now_ms = broker.clock.wall_ms()
     broker.logs.cleaner.step(now_ms, late_ms=0)
     while broker.logs.cleaner.goes_on:
-        broker.logs.cleaner.go_on(now_ms)
+        broker.logs.cleaner.resume(now_ms)
 
 
 def test_a_partition_is_compacted_when_that_is_asked_for(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def test_all_passes_that_are_due_go_on_within_one_step(tmp_path):
     cleaner = cleaner_of(QuickDisk(), *logs, backoff_ms=1000)
     assert cleaner.step(NOW)
     while cleaner.goes_on:
-        cleaner.go_on(NOW)
+        cleaner.resume(NOW)
     assert cleaner.figures.passes == 3
     assert [last_values(log) for log in logs] == values
     assert all(len(records(log)) < 40 for log in logs)
@@ -46,7 +46,7 @@ def test_what_may_be_read_and_written_in_a_second_is_no_less_in_small_pieces(tmp
     while cleaner.step(NOW + 1000 * steps):
         steps += 1
         while cleaner.goes_on:
-            cleaner.go_on(NOW + 1000 * steps)
+            cleaner.resume(NOW + 1000 * steps)
         assert steps < 1000
     assert cleaner.figures.bytes_before == before
     handled = 2 * cleaner.figures.bytes_before + cleaner.figures.bytes_after  # for the keys, and to rewrite
@@ -61,7 +61,7 @@ def test_the_disks_thread_works_in_slices(tmp_path, monkeypatch):
     assert cleaner.step(NOW)
     while cleaner.goes_on:
         slices.append(cleaner._job.handled_bytes if cleaner._job is not None else 0)
-        cleaner.go_on(NOW)
+        cleaner.resume(NOW)
     assert cleaner.figures.passes == 1
     assert max(slices) < 3000, "until a slice's bytes are passed, at a segment's end here"
     assert sum(slices) >= 2 * cleaner.figures.bytes_before
@@ -73,7 +73,7 @@ def test_the_disks_thread_is_waited_for(tmp_path):
     cleaner = cleaner_of(RealDisk(), log)
     assert cleaner.step(NOW)
     moves = []
-    eventually(lambda: [moves.append(cleaner.go_on(NOW)), not cleaner.goes_on][1], "all is done", 20)
+    eventually(lambda: [moves.append(cleaner.resume(NOW)), not cleaner.goes_on][1], "all is done", 20)
     assert cleaner.figures.passes == 1
     assert any(moves)
 
@@ -86,7 +86,7 @@ def test_a_log_that_is_deleted_meanwhile_is_passed_over(tmp_path):
     assert cleaner.step(NOW)
     del by_name[logs[1].topic_partition]
     while cleaner.goes_on:
-        cleaner.go_on(NOW)
+        cleaner.resume(NOW)
     assert cleaner.figures.passes == 2
     assert TP not in cleaner.progress()
 

@@ -302,7 +302,7 @@ def test_a_pass_without_memory_for_its_map_is_tried_again_later(tmp_path, monkey
         patch.setattr(cleaner, "_plan", large_plan)
         assert cleaner.step(NOW)
         while cleaner.goes_on:
-            cleaner.go_on(NOW)
+            cleaner.resume(NOW)
         assert not cleaner.step(NOW + 999)
     assert content(log) == before
     assert not cleaner.uncleanable
