@@ -62,9 +62,9 @@ class SettingType(IntEnum):
 class Setting(NamedTuple):
     """One setting. ``live`` ones may change without a restart; ``inert`` ones are Kafka's and do nothing here.
 
-    ``retired`` ones, which Kafka itself no longer has, are listed only where they are set. ``shown_as`` is the
-    type that DescribeConfigs shows where Kafka calls a list a string; an ``unset`` default is shown as null, as Kafka has it.
-    ``synonym`` of a topic setting is the broker setting that gives its default. ``pattern`` is a regular expression
+    ``retired`` ones, which Kafka itself no longer has, are listed only where they are set. ``shown_as`` is the type
+    that DescribeConfigs shows where Kafka calls a list a string; an ``unset`` default is shown as null, as Kafka has
+    it. ``synonym`` of a topic setting is the broker setting that gives its default. ``pattern`` is a regular expression
     that the value, or each item of a list, must match as a whole; ``doc`` then says what it means.
     """
 

@@ -1,7 +1,8 @@
 """What this broker has seen change since it started: leaders of partitions, controllers, registrations. In memory.
 
-ZooKeeper holds the present state of a partition and not its earlier ones, and the change log is pruned: what is
-not seen when it happens is gone. Each broker keeps the newest changes; two that happen between two looks at ZooKeeper are one.
+ZooKeeper holds the present state of a partition and not its earlier ones, and the change log is pruned: what is not
+seen when it happens is gone. Each broker keeps the newest changes; two that happen between two looks at ZooKeeper are
+one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a service manager is told, on a real datagram socket."""
+"""What is sent to a service manager, on a real datagram socket."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_without_a_service_manager_nothing_is_sent_or_run(caplog: pytest.LogCapt
     ServiceManager({"NOTIFY_SOCKET": "vsock:1:2"}, 7).ready("yes")
     assert "neither a path nor abstract" in caplog.text
     ServiceManager({"NOTIFY_SOCKET": str(tmp_path / "nothing")}, 7).ready("yes")
-    assert "cannot be told READY=1" in caplog.text
+    assert "cannot send READY=1" in caplog.text
 
 
 def test_children_inherit_none_of_it() -> None:
