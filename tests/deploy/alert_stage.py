@@ -26,7 +26,7 @@ from confluent_kafka.admin import (
     NewTopic,
 )
 
-from coordination.ensemble import free_ports
+from coordination.ensemble import ZooKeeperNode, free_ports
 from tests.support.certificates import Authority, replaced
 from tests.support.fleet import Broker, Fleet
 from tests.support.waiting import eventually
@@ -43,8 +43,12 @@ def nothing() -> None:
 
 
 def faster(rules: str, minute_s: int) -> str:
-    """The rules with each minute as so many seconds, and each time below a minute as one second."""
-    seconds = re.sub(r"\b(\d+)m\b", lambda found: f"{int(found[1]) * minute_s}§", rules)
+    """The rules with each minute as so many seconds, and each time below a minute as one second.
+
+    Minutes are those of durations, the sixty of an hour, and what is written as ``15 * 60`` seconds.
+    """
+    minutes = re.sub(r"\b(\d+)h\b", lambda found: f"{int(found[1]) * 60}m", rules).replace(" * 60", f" * {minute_s}")
+    seconds = re.sub(r"\b(\d+)m\b", lambda found: f"{int(found[1]) * minute_s}§", minutes)
     return re.sub(r"\b\d+s\b(?! *\*)", SHORTEST, seconds).replace("§", "s")
 
 
@@ -255,15 +259,15 @@ class Stage:
 
 
 @contextmanager
-def stuttering(broker: Broker, stopped_s: float, running_s: float) -> Iterator[None]:
+def stuttering(process: Broker | ZooKeeperNode, stopped_s: float, running_s: float) -> Iterator[None]:
     """Stop and continue the process again and again."""
     done = threading.Event()
 
     def work() -> None:
         while not done.is_set():
-            broker.signal(signal.SIGSTOP)
+            process.pause()
             time.sleep(stopped_s)
-            broker.signal(signal.SIGCONT)
+            process.resume()
             time.sleep(running_s)
 
     thread = threading.Thread(target=work, daemon=True)

@@ -1,12 +1,14 @@
 """Fires the alerts by real faults on a real fleet, and sees them go away: ``python -m tests.deploy.alerts``.
 
 Run by hand; it takes some minutes and a Prometheus (``--prometheus PATH``; Debian's package has one). The rules are
-those of the tree with minutes as seconds, or longer ones (``--minute 3``) where much else runs.
+those of the tree with minutes as seconds, or longer ones (``--minute 3``) where much else runs. At the end it names the
+panels of the dashboards for which there was nothing to show.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import resource
@@ -25,11 +27,13 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, ConfigResource
 
 from brokers.model import AUDIT_TOPIC
-from tests.deploy.alert_stage import Stage, nothing, start_patiently, stuttering
+from tests.deploy.alert_stage import PATIENCE_S, Stage, nothing, start_patiently, stuttering
 from tests.deploy.client_faults import (
+    busy_loop,
     damaged_produces,
     frequent_rebalances,
     garbage,
+    hanging_transaction,
     idle_group,
     refused_produces,
     slow_rebalance,
@@ -39,12 +43,14 @@ from tests.deploy.disk_faults import (
     damaged_batch,
     damaged_compacted_log,
     damaged_segment,
+    filling_disk,
     late_replica,
     shortened_log,
     slow_cleaner,
     slow_fsync,
     unclean_election,
 )
+from tests.deploy.panels import blank_panels
 from tests.support.audited import audited_fleet, client, flood
 from tests.support.certificates import replaced
 from tests.support.ports import first_free
@@ -56,6 +62,7 @@ ROOT = Path(__file__).parents[2]
 def one_broker_down(stage: Stage) -> Iterator[Callable[[], None]]:
     stage.topic("lonely", [3])
     stage.topic("pair", [1, 3])
+    stage.topic("strict", [1, 3], min_insync_replicas="2")
     stage.fleet.brokers[2].kill()
     yield nothing
     stage.fleet.brokers[2].start()
@@ -75,6 +82,42 @@ def dead_zookeeper(stage: Stage) -> Iterator[Callable[[], None]]:
     stage.fleet.zookeeper.pause()
     yield nothing
     stage.fleet.zookeeper.resume()
+
+
+def slow_zookeeper(stage: Stage) -> Iterator[Callable[[], None]]:
+    stage.topic("altered", [1, 2])
+    numbers = itertools.count(1_000_000)
+
+    def alter() -> None:
+        """A request that the controller must write into ZooKeeper."""
+        with suppress(KafkaException):
+            stage.alter(ConfigResource.Type.TOPIC, "altered", "retention.ms", str(next(numbers)))
+        time.sleep(0.4)  # longer than ZooKeeper runs: else most requests are those that it answers at once
+
+    with stuttering(stage.fleet.zookeeper, 1.2, 0.2):
+        yield alter
+
+
+def flapping_follower(stage: Stage) -> Iterator[Callable[[], None]]:
+    """A follower that stands still for a little longer than the leader waits for it, again and again."""
+    one, _, three = stage.fleet.brokers
+    assert one.stop(PATIENCE_S) == 0
+    one.start("zookeeper.session.timeout.ms=2000", "replica.lag.time.max.ms=2100")
+    one.wait_ready(PATIENCE_S)
+    stage.topic("flapping", [1, 3])
+
+    def write() -> None:
+        stage.produce("flapping")
+        time.sleep(0.1)
+
+    with stuttering(three, 2.8, 1.2):
+        yield write
+    stage.flush()
+    assert one.stop(PATIENCE_S) == 0
+    one.start()
+    one.wait_ready(PATIENCE_S)
+    stage.wait_in_sync("flapping", {1, 3})
+    stage.prefer()
 
 
 def stalling_loop(stage: Stage) -> Iterator[Callable[[], None]]:
@@ -194,13 +237,17 @@ Fault = Callable[[Stage], Iterator[Callable[[], None]]]
 """Makes a generator: what it yields is called while the alerts are awaited, its rest ends the fault."""
 
 FAULTS: dict[Fault, set[str]] = {
-    one_broker_down: {"BrokerDown", "OfflinePartitions", "UnderReplicated"},
+    one_broker_down: {"BrokerDown", "OfflinePartitions", "UnderReplicated", "UnderMinIsr"},
     all_brokers_down: {"BrokersDown", "NoController"},
     dead_zookeeper: {"NoLease"},
+    slow_zookeeper: {"ZooKeeperLatency"},
+    flapping_follower: {"IsrFlapping"},
     stalling_loop: {"LoopLag"},
+    busy_loop: {"LoopBusy"},
     slow_follower: {"ProduceSlow"},
     garbage: {"RefusedRequests"},
     few_descriptors: {"Troubles"},
+    filling_disk: {"DiskFilling", "DiskAlmostFull"},
     short_certificate: {"CertificateExpires", "CertificateExpiresSoon"},
     broken_certificate: {"CertificateRefused"},
     damaged_batch: {"DamagedData"},
@@ -215,6 +262,7 @@ FAULTS: dict[Fault, set[str]] = {
     crashing_broker: {"BrokerRestarts"},
     damaged_produces: {"DamagedProduces"},
     refused_produces: {"FailedProduces"},
+    hanging_transaction: {"TransactionHangs"},
     slow_rebalance: {"RebalanceSlow"},
     frequent_rebalances: {"RebalancesOften"},
     slow_fsync: {"FsyncSlow"},
@@ -258,7 +306,7 @@ def main() -> None:
         parser.error("no prometheus found: give --prometheus PATH")
     failed = 0
     with tempfile.TemporaryDirectory(prefix="fleetlog-alerts-") as name:
-        stage = Stage(Path(name), options.prometheus, options.minute)
+        stage, began_s = Stage(Path(name), options.prometheus, options.minute), time.time()
         try:
             for fault, alerts in FAULTS.items():
                 if options.faults and fault.__name__ not in options.faults:
@@ -269,6 +317,8 @@ def main() -> None:
                     failed += 1
                     print(f"FAILED {fault.__name__}: {error}", flush=True)
                     stage.heal()
+            blank = blank_panels(stage.prometheus.address, began_s)
+            print(*(f"no series for {line}" for line in blank), f"{len(blank)} lines of panels are blank", sep="\n")
         finally:
             stage.close()
     sys.exit(1 if failed else 0)

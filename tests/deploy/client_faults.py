@@ -7,13 +7,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, Producer, TopicPartition
 
+import wire.messages as m
 from tests.deploy.alert_stage import PATIENCE_S, Stage, nothing
 from tests.support.harness import Client
 from tests.support.produce_runs import batch, frame
 from tests.support.quotas import alter
 from tests.support.waiting import eventually
+
+REQUESTS_AT_ONCE = 200
 
 
 def garbage(stage: Stage) -> Iterator[Callable[[], None]]:
@@ -89,6 +92,41 @@ def refused_produces(stage: Stage) -> Iterator[Callable[[], None]]:
         time.sleep(0.1)
 
     yield send
+
+
+def busy_loop(stage: Stage) -> Iterator[Callable[[], None]]:
+    """Requests without a pause, on more than one connection, so that one is always there to be answered."""
+    all_topics = m.encode_request(3, 9, 1, "busy", m.request_class(3)(version=9, topics=None))
+    clients = [Client(stage.fleet.brokers[1].port) for _ in range(3)]
+
+    def ask() -> None:
+        for client in clients:
+            for _ in range(REQUESTS_AT_ONCE):
+                client.frame()
+            client.raw(all_topics * REQUESTS_AT_ONCE)
+
+    for client in clients:
+        client.raw(all_topics * REQUESTS_AT_ONCE)
+    try:
+        yield ask
+    finally:
+        for client in clients:
+            client.close()
+
+
+def hanging_transaction(stage: Stage) -> Iterator[Callable[[], None]]:
+    """A producer that neither ends its transaction nor lets it time out soon."""
+    stage.topic("half", [1, 2])
+    producer = Producer({
+        "bootstrap.servers": stage.fleet.bootstrap, "transactional.id": "hangs", "transaction.timeout.ms": 900_000,
+        "log_level": 0,
+    })  # fmt: skip
+    producer.init_transactions(PATIENCE_S)
+    producer.begin_transaction()
+    producer.produce("half", b"half")
+    assert producer.flush(60) == 0
+    yield nothing
+    producer.abort_transaction(60)
 
 
 def _member(stage: Stage, group: str, topic: str, assigned: list[bool]) -> Consumer:

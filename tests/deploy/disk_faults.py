@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
 
 from confluent_kafka.admin import ConfigResource
 
-from tests.deploy.alert_stage import PATIENCE_S, Stage, damaged, nothing
+from tests.deploy.alert_stage import PATIENCE_S, Stage, damaged, nothing, start_patiently
+from tests.support.fleet import Fleet
 from tests.support.slow_disk import SlowDisk
+from tests.support.small_disk import SmallDisk
 
 
 def damaged_batch(stage: Stage) -> Iterator[Callable[[], None]]:
@@ -71,6 +74,30 @@ def slow_cleaner(stage: Stage) -> Iterator[Callable[[], None]]:
     stage.flush()
     yield nothing
     stage.alter(*throttle, None)
+
+
+def filling_disk(stage: Stage) -> Iterator[Callable[[], None]]:
+    """Something else on the volume grows: first until only its rate warns, then until nearly nothing is left."""
+    fleet = Fleet(stage.directory / "small", 1)
+    disk = SmallDisk(fleet.brokers[0])
+    try:
+        start_patiently(fleet)
+
+        def grow() -> None:
+            space = os.statvfs(disk.ballast.parent)
+            free = space.f_bavail / space.f_blocks
+            if free > (0.03 if "DiskFilling" in stage.prometheus.firing() else 0.25):
+                with disk.ballast.open("ab") as file:
+                    file.write(bytes(1_000_000))
+            time.sleep(0.3)
+
+        with stage.instead(f"127.0.0.1:{fleet.brokers[0].admin_port}"):
+            yield grow
+            disk.free()
+            alerts = {"DiskFilling", "DiskAlmostFull"}
+            stage.prometheus.wait(lambda firing: not alerts & firing, f"{alerts} go away", nothing)
+    finally:
+        fleet.close()
 
 
 def damaged_segment(stage: Stage) -> Iterator[Callable[[], None]]:

@@ -93,6 +93,12 @@ class Broker:
         assert self.process is not None
         self.process.send_signal(number)
 
+    def pause(self) -> None:
+        self.signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self.signal(signal.SIGCONT)
+
     def kill(self) -> None:
         """SIGKILL, and wait until it is gone."""
         assert self.process is not None
