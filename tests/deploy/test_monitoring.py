@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from urllib.parse import urlsplit
 from urllib.request import urlopen
 
 import pytest
@@ -291,3 +292,30 @@ def test_compose_mounts_what_is_there() -> None:
     ]
     fleet = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text())["services"]
     assert {target.split(":")[0] for target in targets} == {name for name in fleet if name.startswith("broker-")}
+
+
+def test_what_compose_mounts_is_where_prometheus_and_grafana_look() -> None:
+    services = yaml.safe_load((MONITORING / "compose.yaml").read_text())["services"]
+    mounted = {
+        name: {Path(inside): source for source, inside in (one.split(":")[:2] for one in service["volumes"])}
+        for name, service in services.items()
+    }
+    grafana = mounted["grafana"]
+    for folder, file in (("datasources", "datasource.yaml"), ("dashboards", "dashboards.yaml")):
+        assert grafana[Path("/etc/grafana/provisioning", folder, "fleetlog.yaml")] == f"./monitoring/grafana/{file}"
+    (provider,) = yaml.safe_load((MONITORING / "grafana" / "dashboards.yaml").read_text())["providers"]
+    assert grafana[Path(provider["options"]["path"])] == "./monitoring/dashboards"
+    (source,) = yaml.safe_load((MONITORING / "grafana" / "datasource.yaml").read_text())["datasources"]
+    assert (source["type"], urlsplit(source["url"]).hostname) == ("prometheus", "prometheus")
+    assert set(services["grafana"]["networks"]) & set(services["prometheus"]["networks"])
+    (rules_file,) = yaml.safe_load((MONITORING / "prometheus.yaml").read_text())["rule_files"]
+    assert mounted["prometheus"][Path(rules_file)] == f"./monitoring/{RULES.name}"
+
+
+@needs_promtool
+def test_prometheus_takes_the_settings_of_the_compose_file(tmp_path: Path) -> None:
+    settings = (MONITORING / "prometheus.yaml").read_text()
+    (tmp_path / "prometheus.yaml").write_text(settings.replace("/etc/prometheus/", f"{MONITORING}/"))
+    done = promtool("check", "config", "prometheus.yaml", directory=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{len(rules())} rules found" in done.stdout
