@@ -112,7 +112,7 @@ FLEET = [
           "One for each partition, topic or group of an answer."),
     Panel("Event loop: late by, p99", "s", [(quantile(0.99, "fleetlog_loop_lag_seconds"), EACH)],
           "Above 100 ms a broker has more work than one core can do."),
-    Panel("Event loop: share of a core", "percentunit", [(rate("process_cpu_seconds_total"), EACH)],
+    Panel("Event loop: share of a core", "percentunit", [(gauge("fleetlog_cpu_busy"), EACH)],
           "A broker is one loop: at 1 it has no more to give."),
     Panel("Memory", "bytes", [(gauge("process_resident_memory_bytes"), EACH)], "Resident, without the page cache."),
     Panel("Garbage collections: share of the loop's time", "percentunit",
