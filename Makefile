@@ -41,8 +41,8 @@ test-operations: $(READY) ## docs/operations.md, each command as printed, in an 
 	@DOCKER_HOST=$$(bash tests/containers/engine.sh start) && export DOCKER_HOST && \
 	  $(BIN)/python -m pytest -m containers tests/containers/operations.py $(PYTEST_ARGS)
 
-alerts: $(READY) ## each alert, fired by a real fault on a real fleet (PROMETHEUS=path, FAULTS="slow_fsync"; some minutes)
-	@$(BIN)/python -m tests.deploy.alerts $(if $(PROMETHEUS),--prometheus $(PROMETHEUS)) $(FAULTS)
+alerts: $(READY) ## each alert, fired by a real fault on a real fleet (PROMETHEUS=path, FAULTS="slow_fsync", MINUTE=2)
+	@$(BIN)/python -m tests.deploy.alerts $(if $(PROMETHEUS),--prometheus $(PROMETHEUS)) --minute $(or $(MINUTE),1) $(FAULTS)
 
 wheels: $(READY) ## wheels in dist/ for each supported Python that is here (PYTHONS="python3.12 python3.13")
 	@bash deploy/wheels.sh $(PYTHONS)
