@@ -18,8 +18,8 @@ PACKAGES := wire _native coordination txn brokers spark_udfs
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-quickstart: $(READY) ## three brokers, real data, Spark; kills drivers, a worker and a broker; exactly once (under 3 minutes)
-	@$(BIN)/python -m examples.flights
+quickstart: $(READY) ## three brokers, real data, Spark; kills drivers, a worker and a broker; exactly once (SECURE=1: with TLS, logins, ACLs)
+	@$(BIN)/python -m examples.flights $(if $(SECURE),--secure)
 
 test: $(READY) ## all tests (PYTEST_ARGS="tests/log -k recovery" runs some)
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not kafka_jars and not containers and not mutations" --durations 15 $(PYTEST_ARGS)

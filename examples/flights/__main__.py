@@ -15,6 +15,7 @@ from confluent_kafka import __version__ as confluent_version
 from rich.console import Console
 
 from examples.flights import fleet, report, steps
+from examples.flights.access import FleetAccess
 from examples.flights.crash import BrokerCrash, WorkerCrash
 from examples.flights.steps import BATCHES, Query, Result, StepFailed
 from spark_udfs import FenceError
@@ -62,7 +63,7 @@ def run_query(query: Query, progress: Progress, *, fence: bool, fleet_directory:
     if fence:
         progress.title(f"Spark, first run: to be killed inside the transaction of batch {KILL_1}")
         query.run("driver-1", f"written:{KILL_1}", progress.say)
-        still_open = steps.open_records(query.bootstrap, query.target)
+        still_open = steps.open_records(query.access, query.target)
         noted = query.fence_now()
         text = f"{still_open:,} uncommitted records of batch {KILL_1} in the log, "
         text += f"fence at batch {noted and noted.batch_id}"
@@ -80,7 +81,7 @@ def run_query(query: Query, progress: Progress, *, fence: bool, fleet_directory:
     crash = None
     if fleet_directory is not None:
         progress.title("Spark, last run: to the end, with a broker killed on the way")
-        crash = BrokerCrash(fleet_directory, query.bootstrap, query.target, KILL_2, progress.say)
+        crash = BrokerCrash(fleet_directory, query.access, query.target, KILL_2, progress.say)
     else:
         progress.title("Spark, last run: to the end")
     last = query.run("driver-3", "", progress.say, crash.on_event if crash is not None else None)
@@ -92,7 +93,7 @@ def run_query(query: Query, progress: Progress, *, fence: bool, fleet_directory:
 
 
 def run(
-    bootstrap: str,
+    access: FleetAccess,
     directory: Path,
     progress: Progress,
     given: argparse.Namespace,
@@ -101,16 +102,14 @@ def run(
     """All steps on a running fleet; ``fleet_directory`` if it is one of our own, whose brokers may be killed."""
     progress.title("Topics")
     source, target = f"{given.prefix}flights", f"{given.prefix}flights-enriched"
-    steps.create_topics(bootstrap, source, target)
+    steps.create_topics(access, source, target)
     progress.title(f"Sending the flights to {source} (confluent-kafka {confluent_version}, idempotent, zstd)")
-    sent, keyless = steps.produce(bootstrap, source, given.flights, progress.say)
+    sent, keyless = steps.produce(access, source, given.flights, progress.say)
     progress.say(f"{sent:,} flights acknowledged, {keyless:,} without a key")
-    query = Query(
-        bootstrap, source, target, f"{given.prefix}flights", directory, -(-sent // BATCHES), not given.no_fence
-    )
+    query = Query(access, source, target, f"{given.prefix}flights", directory, -(-sent // BATCHES), not given.no_fence)
     evidence = run_query(query, progress, fence=not given.no_fence, fleet_directory=fleet_directory)
     progress.title(f"Reading {target} back and comparing with an independent join")
-    result = steps.reconcile(bootstrap, target, given.flights)
+    result = steps.reconcile(access, target, given.flights)
     evidence.append(("log of the result", f"{result.skipped:,} aborted records that read_committed skipped"))
     return result, evidence
 
@@ -119,11 +118,22 @@ def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m examples.flights", description=__doc__)
     parser.add_argument("--bootstrap", help="use this fleet (or any Kafka) instead of starting one")
+    parser.add_argument("--command-config", type=Path, help="with --bootstrap: settings of a login, by Java's names")
+    parser.add_argument(
+        "--secure",
+        action="store_true",
+        help="start the fleet with TLS, logins, ACLs and an audit topic (dev up --secure)",
+    )
     parser.add_argument("--prefix", default="", help="in front of the topics' names and the sink's id")
     parser.add_argument("--flights", type=int, help="only the first so many flights")
     parser.add_argument("--no-fence", action="store_true", help="negative control: leave the fence unchecked")
     parser.add_argument("--dir", type=Path, help="where to keep logs and checkpoints (default: a temporary directory)")
-    return parser.parse_args()
+    given = parser.parse_args()
+    if given.secure and given.bootstrap:
+        parser.error("--secure starts a fleet: it goes without --bootstrap; --command-config has the login at a fleet")
+    if given.command_config is not None and not given.bootstrap:
+        parser.error("--command-config goes with --bootstrap")
+    return given
 
 
 def main() -> int:
@@ -139,10 +149,14 @@ def main() -> int:
     verdict = 2
     try:
         if not given.bootstrap:
-            progress.title("ZooKeeper and three brokers")
-        bootstrap = given.bootstrap or fleet.up(directory / "fleet", fleet.free_port())
+            progress.title(f"ZooKeeper and three brokers{', secured' if given.secure else ''}")
+            access = fleet.up(directory / "fleet", fleet.free_port(), secure=given.secure)
+        else:
+            access = FleetAccess(given.bootstrap, given.command_config)
+        if given.secure:
+            progress.say(f"TLS, SCRAM-SHA-512, ACLs and an audit topic; all clients log in by {access.command_config}")
         own_fleet = None if given.bootstrap else directory / "fleet"
-        result, evidence = run(bootstrap, directory, progress, given, own_fleet)
+        result, evidence = run(access, directory, progress, given, own_fleet)
         report.print_reconciliation(console, result, evidence)
         report.print_findings(console, result.rows)
         verdict = 0 if result.exactly_once else 1

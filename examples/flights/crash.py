@@ -13,6 +13,7 @@ from typing import Any
 from confluent_kafka.admin import AdminClient
 
 from examples.flights import fleet
+from examples.flights.access import FleetAccess
 from examples.flights.steps import Say, StepFailed
 
 FAILOVER_S = 30.0
@@ -31,9 +32,9 @@ class BrokerCrash:
     It is the broker that leads the first partition of ``topic``. Driven by the events of the query.
     """
 
-    def __init__(self, directory: Path, bootstrap: str, topic: str, batch: int, say: Say) -> None:
+    def __init__(self, directory: Path, access: FleetAccess, topic: str, batch: int, say: Say) -> None:
         self._directory = directory
-        self._admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 3})
+        self._admin = AdminClient({**access.librdkafka(), "log_level": 3})
         self._topic = topic
         self._batch = batch
         self._say = say

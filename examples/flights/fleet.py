@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from examples.flights.access import FleetAccess
+
 ROOT = Path(__file__).parents[2]
 BROKERS = 3
 
@@ -29,10 +31,15 @@ def _fleetlog(*arguments: str, check: bool = True, quiet: bool = False) -> None:
     subprocess.run(command, cwd=ROOT, check=check, stdout=subprocess.DEVNULL if quiet else None)
 
 
-def up(directory: Path, port: int) -> str:
-    """Three brokers beside a real ZooKeeper; the bootstrap address. CalledProcessError when they don't come up."""
-    _fleetlog("dev", "up", "--brokers", str(BROKERS), "--dir", str(directory), "--port", str(port), "--detach")
-    return ",".join(f"127.0.0.1:{port + number}" for number in range(BROKERS))
+def up(directory: Path, port: int, *, secure: bool = False) -> FleetAccess:
+    """Three brokers beside a real ZooKeeper, and how to reach them. CalledProcessError when they don't come up.
+
+    ``secure``: with TLS, logins, ACLs and an audit topic. Clients' settings, with passwords, stay in their file.
+    """
+    words = ["dev", "up", "--brokers", str(BROKERS), "--dir", str(directory), "--port", str(port), "--detach"]
+    _fleetlog(*words, *(["--secure"] if secure else []), quiet=secure)
+    bootstrap = ",".join(f"127.0.0.1:{port + number}" for number in range(BROKERS))
+    return FleetAccess(bootstrap, directory / "security" / "app.properties" if secure else None)
 
 
 def kill(directory: Path, broker_id: int) -> None:

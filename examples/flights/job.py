@@ -13,11 +13,13 @@ import argparse
 import json
 import os
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
+from examples.flights.access import FleetAccess
 from spark_udfs import SinkEvent, write_stream
 
 if TYPE_CHECKING:
@@ -66,6 +68,7 @@ def failed_tasks(spark: SparkSession) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--bootstrap", required=True)
+    parser.add_argument("--command-config", type=Path, help="settings of a login, by Java's names")
     parser.add_argument("--source", default="flights")
     parser.add_argument("--target", default="flights-enriched")
     parser.add_argument("--airlines", required=True)
@@ -75,6 +78,7 @@ def main() -> None:
     parser.add_argument("--stop-at", default="")
     parser.add_argument("--no-fence", action="store_true")
     given = parser.parse_args()
+    login = FleetAccess(given.bootstrap, given.command_config).spark_options()
 
     def on_event(event: SinkEvent) -> None:
         more = {"failed_tasks": failed_tasks(spark)} if event.stage == "written" else {}
@@ -99,7 +103,7 @@ def main() -> None:
     airlines = airlines.withColumnRenamed("name", "airline")
     records = (
         spark.readStream.format("fleetlog")
-        .option("kafka.bootstrap.servers", given.bootstrap)
+        .options(**login)
         .option("subscribe", given.source)
         .option("startingOffsets", "earliest")
         .option("maxOffsetsPerTrigger", given.batch_rows)
@@ -112,7 +116,7 @@ def main() -> None:
         sink_id=given.sink_id,
         checkpoint_location=given.checkpoint,
         trigger={"availableNow": True},
-        options={"fence.enabled": str(not given.no_fence).lower()},
+        options={**login, "fence.enabled": str(not given.no_fence).lower()},
         on_event=on_event,
         compression_type="lz4",
     )

@@ -1,4 +1,4 @@
-"""The steps of the main job, each a function over a bootstrap address: usable on any Kafka-compatible fleet."""
+"""The steps of the main job, each a function over a fleet's address: usable on any Kafka-compatible fleet."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from examples.flights import data
+from examples.flights.access import FleetAccess
 from spark_udfs import Fence, read_fence, spark_environment
 
 PARTITIONS = 6
@@ -30,12 +31,12 @@ class StepFailed(RuntimeError):
     """A step did not do what the job needs; the message says where to look."""
 
 
-def create_topics(bootstrap: str, *topics: str) -> None:
+def create_topics(access: FleetAccess, *topics: str) -> None:
     """Six partitions each, on three brokers (where there are three) of which two must have a record before it counts.
 
     Kept for ever, since the records' timestamps are of 2013.
     """
-    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 3})
+    admin = AdminClient({**access.librdkafka(), "log_level": 3})
     brokers = len(admin.list_topics(timeout=30).brokers)
     config = {"retention.ms": "-1", "min.insync.replicas": str(min(2, brokers))}
     wanted = [
@@ -49,11 +50,11 @@ def create_topics(bootstrap: str, *topics: str) -> None:
             raise StepFailed(f"topic {topic} can't be created: {exc.args[0].str()}") from exc
 
 
-def produce(bootstrap: str, topic: str, limit: int | None, say: Say) -> tuple[int, int]:
+def produce(access: FleetAccess, topic: str, limit: int | None, say: Say) -> tuple[int, int]:
     """Every flight as JSON, keyed by tail number; (records, those without a key). Fails if one is not acknowledged."""
     producer = Producer(
         {
-            "bootstrap.servers": bootstrap,
+            **access.librdkafka(),
             "enable.idempotence": True,
             "compression.type": "zstd",
             "linger.ms": 50,
@@ -106,7 +107,7 @@ class Driver:
 class Query:
     """How to start the query."""
 
-    bootstrap: str
+    access: FleetAccess
     source: str
     target: str
     sink_id: str
@@ -126,14 +127,16 @@ class Query:
 
     def fence_now(self) -> Fence | None:
         """The last batch that is committed in Kafka."""
-        return read_fence(self.bootstrap, self.sink_id)
+        return read_fence(self.access.bootstrap, self.sink_id, **self.access.login())
 
     def run(self, name: str, stop_at: str, say: Say, on_event: OnEvent | None = None) -> Driver:
         """Starts a driver, and kills it with SIGKILL when it stands at ``stop_at`` (empty: lets it end).
 
         JVM and Python die together: they are one process group, as a machine that loses power would have it.
         """
-        command = [sys.executable, "-m", "examples.flights.job", "--bootstrap", self.bootstrap]
+        command = [sys.executable, "-m", "examples.flights.job", "--bootstrap", self.access.bootstrap]
+        if self.access.command_config is not None:
+            command += ["--command-config", str(self.access.command_config)]
         command += ["--source", self.source, "--target", self.target, "--airlines", str(data.airlines_file())]
         command += ["--checkpoint", str(self.checkpoint), "--sink-id", self.sink_id]
         command += ["--batch-rows", str(self.batch_rows), "--stop-at", stop_at]
@@ -198,12 +201,12 @@ def _tell(event: dict[str, Any], say: Say) -> None:
         say(f"batch {event['batch']}: replayed by Spark, skipped by the fence (it is committed already)")
 
 
-def open_records(bootstrap: str, topic: str) -> int:
+def open_records(access: FleetAccess, topic: str) -> int:
     """Offsets above the last stable one: records of transactions that are still open."""
     total = 0
     ends = {}
     for isolation in ("read_uncommitted", "read_committed"):
-        consumer = _consumer(bootstrap, isolation)
+        consumer = _consumer(access, isolation)
         ends[isolation] = [
             consumer.get_watermark_offsets(TopicPartition(topic, number), timeout=30)[1] for number in range(PARTITIONS)
         ]
@@ -212,10 +215,10 @@ def open_records(bootstrap: str, topic: str) -> int:
     return int(total)
 
 
-def _consumer(bootstrap: str, isolation: str) -> Consumer:
+def _consumer(access: FleetAccess, isolation: str) -> Consumer:
     return Consumer(
         {
-            "bootstrap.servers": bootstrap,
+            **access.librdkafka(),
             "group.id": "flights-check",
             "enable.auto.commit": False,
             "isolation.level": isolation,
@@ -225,9 +228,9 @@ def _consumer(bootstrap: str, isolation: str) -> Consumer:
     )
 
 
-def consume(bootstrap: str, topic: str, isolation: str) -> Iterator[Any]:
+def consume(access: FleetAccess, topic: str, isolation: str) -> Iterator[Any]:
     """Every message of a topic by a stock consumer, up to the end of each partition."""
-    consumer = _consumer(bootstrap, isolation)
+    consumer = _consumer(access, isolation)
     try:
         consumer.assign([TopicPartition(topic, number, 0) for number in range(PARTITIONS)])
         open_partitions = set(range(PARTITIONS))
@@ -270,13 +273,13 @@ class Result:
         return not (self.duplicates or self.missing or self.unexpected or self.wrong) and self.input == self.output
 
 
-def reconcile(bootstrap: str, target: str, limit: int | None) -> Result:
+def reconcile(access: FleetAccess, target: str, limit: int | None) -> Result:
     """Reads the result as any application would and compares it with a join of our own."""
     result = Result()
     names = data.airline_names()
     wanted = {data.identity(flight): data.expected(flight, names) for flight in data.flights(limit)}
     seen: Counter[data.Identity] = Counter()
-    for message in consume(bootstrap, target, "read_committed"):
+    for message in consume(access, target, "read_committed"):
         record = json.loads(message.value())
         result.output += 1
         key = data.identity(record)
@@ -296,5 +299,5 @@ def reconcile(bootstrap: str, target: str, limit: int | None) -> Result:
     result.keyless = sum(flight["tailnum"] is None for flight in wanted.values())
     result.duplicates = result.output - len(seen)
     result.missing = sum(key not in seen for key in wanted)
-    result.skipped = sum(1 for _ in consume(bootstrap, target, "read_uncommitted")) - result.output
+    result.skipped = sum(1 for _ in consume(access, target, "read_uncommitted")) - result.output
     return result

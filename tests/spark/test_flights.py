@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
+import subprocess
+import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,23 +16,26 @@ from rich.console import Console
 
 from examples.flights import data, fleet, steps
 from examples.flights.__main__ import Progress, run
+from examples.flights.access import FleetAccess
 from tests.support.fleet import Fleet
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.xdist_group("spark")]
 
 FLIGHTS = 14_000
+FEW = 2_800
+ROOT = Path(__file__).parents[2]
 
 
 def run_job(
-    bootstrap: str, directory: Path, *, fence: bool, fleet_directory: Path | None = None
+    access: FleetAccess, directory: Path, *, fence: bool, fleet_directory: Path | None = None
 ) -> tuple[steps.Result, dict[str, str]]:
     given = argparse.Namespace(prefix=f"t{uuid.uuid4().hex[:8]}-", flights=FLIGHTS, no_fence=not fence)
-    result, evidence = run(bootstrap, directory, Progress(Console()), given, fleet_directory)
+    result, evidence = run(access, directory, Progress(Console()), given, fleet_directory)
     return result, dict(evidence)
 
 
 @pytest.fixture
-def dev_fleet(tmp_path: Path) -> Iterator[tuple[str, Path]]:
+def dev_fleet(tmp_path: Path) -> Iterator[tuple[FleetAccess, Path]]:
     """Three brokers as a person would start them, and where they are."""
     directory = tmp_path / "fleet"
     try:
@@ -38,9 +44,11 @@ def dev_fleet(tmp_path: Path) -> Iterator[tuple[str, Path]]:
         fleet.down(directory)
 
 
-def test_exactly_once_with_two_killed_drivers_and_a_killed_broker(dev_fleet: tuple[str, Path], tmp_path: Path) -> None:
-    bootstrap, fleet_directory = dev_fleet
-    result, evidence = run_job(bootstrap, tmp_path, fence=True, fleet_directory=fleet_directory)
+def test_exactly_once_with_two_killed_drivers_and_a_killed_broker(
+    dev_fleet: tuple[FleetAccess, Path], tmp_path: Path
+) -> None:
+    access, fleet_directory = dev_fleet
+    result, evidence = run_job(access, tmp_path, fence=True, fleet_directory=fleet_directory)
     assert result.exactly_once, result
     assert (result.input, result.output, result.duplicates, result.missing) == (FLIGHTS, FLIGHTS, 0, 0)
     # Batch 2 was in the log when the first driver died, and no reader of committed data has seen it.
@@ -59,17 +67,35 @@ def test_exactly_once_with_two_killed_drivers_and_a_killed_broker(dev_fleet: tup
     assert re.search(r"broker \d: others led after \d+\.\d s; .* all replicas in sync", evidence["kill 3, a broker"])
 
 
+def test_the_command_on_a_secured_fleet(tmp_path: Path) -> None:
+    """All of it by ``--secure``: clients, queries and checks log in over TLS, and the same four kills do no harm."""
+    directory = tmp_path / "job"
+    command = [sys.executable, "-m", "examples.flights", "--secure", "--flights", str(FEW), "--dir", str(directory)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=540)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "exactly once, 2 killed drivers, 1 killed Python worker, 1 killed broker" in done.stdout
+    assert re.search(r"kill 1, inside a transaction\W+400 uncommitted records of batch 2", done.stdout), done.stdout
+    assert "batches skipped by the fence: [4]" in done.stdout
+    configs = sorted((directory / "fleet").rglob("*.properties"))
+    listeners = [line for file in configs for line in file.read_text().splitlines() if line.startswith("listeners=")]
+    assert len(listeners) == 3
+    assert all(line.startswith("listeners=SECURE://") and "," not in line for line in listeners)
+    passwords = json.loads((directory / "fleet" / "security" / "users.json").read_text()).values()
+    logs = "".join(file.read_text(errors="replace") for file in directory.rglob("*.log"))
+    assert not [word for word in passwords if word in done.stdout + done.stderr + logs]
+
+
 def test_without_the_fence_the_same_kill_makes_duplicates(bootstrap: str, tmp_path: Path) -> None:
-    result, _ = run_job(bootstrap, tmp_path, fence=False)
+    result, _ = run_job(FleetAccess(bootstrap), tmp_path, fence=False)
     assert not result.exactly_once
     assert (result.duplicates, result.missing, result.wrong) == (2000, 0, 0)
 
 
 def test_exactly_once_while_every_broker_is_killed(own_fleet: Fleet, tmp_path: Path) -> None:
-    own_fleet.start()
-    steps.create_topics(own_fleet.bootstrap, "flights", "out")
-    steps.produce(own_fleet.bootstrap, "flights", FLIGHTS, print)
-    query = steps.Query(own_fleet.bootstrap, "flights", "out", "out", tmp_path / "spark", FLIGHTS // 7)
+    access = FleetAccess(own_fleet.start().bootstrap)
+    steps.create_topics(access, "flights", "out")
+    steps.produce(access, "flights", FLIGHTS, print)
+    query = steps.Query(access, "flights", "out", "out", tmp_path / "spark", FLIGHTS // 7)
     query.directory.mkdir()
     killed = []
 
@@ -89,7 +115,7 @@ def test_exactly_once_while_every_broker_is_killed(own_fleet: Fleet, tmp_path: P
         except steps.StepFailed as failure:
             print(failure)
     assert len(killed) == 3
-    result = steps.reconcile(own_fleet.bootstrap, "out", FLIGHTS)
+    result = steps.reconcile(access, "out", FLIGHTS)
     assert result.exactly_once, result
 
 
