@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
+from examples.access import FleetAccess
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -52,11 +54,7 @@ def main() -> None:
     parser.add_argument("--bootstrap", required=True)
     parser.add_argument("--command-config", type=Path)
     asked = parser.parse_args()
-    options = {"kafka.bootstrap.servers": asked.bootstrap}
-    if asked.command_config is not None:
-        lines = asked.command_config.read_text().splitlines()
-        pairs = (line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
-        options |= {f"kafka.{name.strip()}": value.strip() for name, value in pairs}
+    options = FleetAccess(asked.bootstrap, asked.command_config).spark_options()
     spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
     deletions(spark, asked.topic, options).show(truncate=False)
 

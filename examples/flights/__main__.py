@@ -14,8 +14,8 @@ from pathlib import Path
 from confluent_kafka import __version__ as confluent_version
 from rich.console import Console
 
+from examples.access import FleetAccess
 from examples.flights import fleet, report, steps
-from examples.flights.access import FleetAccess
 from examples.flights.crash import BrokerCrash, WorkerCrash
 from examples.flights.steps import BATCHES, Query, Result, StepFailed
 from spark_udfs import FenceError

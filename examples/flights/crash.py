@@ -12,8 +12,8 @@ from typing import Any
 
 from confluent_kafka.admin import AdminClient
 
+from examples.access import FleetAccess
 from examples.flights import fleet
-from examples.flights.access import FleetAccess
 from examples.flights.steps import Say, StepFailed
 
 FAILOVER_S = 30.0

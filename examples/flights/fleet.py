@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from examples.flights.access import FleetAccess
+from examples.access import FleetAccess
 
 ROOT = Path(__file__).parents[2]
 BROKERS = 3

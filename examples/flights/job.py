@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
-from examples.flights.access import FleetAccess
+from examples.access import FleetAccess
 from spark_udfs import SinkEvent, write_stream
 
 if TYPE_CHECKING:

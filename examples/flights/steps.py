@@ -16,8 +16,8 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from examples.access import FleetAccess
 from examples.flights import data
-from examples.flights.access import FleetAccess
 from spark_udfs import Fence, read_fence, spark_environment
 
 PARTITIONS = 6

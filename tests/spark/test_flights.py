@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from examples.access import FleetAccess
 from examples.flights import data, fleet, steps
 from examples.flights.__main__ import Progress, run
-from examples.flights.access import FleetAccess
 from tests.support.fleet import Fleet
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.xdist_group("spark")]

@@ -1,4 +1,4 @@
-"""How the main job reaches a fleet: an address, and a file with the settings of a login where the fleet is secured."""
+"""How the examples reach a fleet: an address, and a file with the settings of a login where the fleet is secured."""
 
 from __future__ import annotations
 
