@@ -21,6 +21,7 @@ from kafka.net.selector import NetworkSelector
 from spark_udfs.client.failures import ClientError
 from spark_udfs.client.logins import REFUSALS, Connections
 from spark_udfs.client.tls import with_context
+from spark_udfs.client.tokens import CLIENT_ID, TOKEN_KEYWORDS, TokenRefused, with_tokens
 from wire.errors import ErrorCode
 from wire.messages import FetchRequest, ListOffsetsRequest, MetadataRequest
 from wire.types import TopicPartition
@@ -79,7 +80,11 @@ class Client:
     """Blocking calls to the brokers. A call retries retryable errors until ``timeout_ms`` has passed: ClientError."""
 
     def __init__(self, settings: Mapping[str, Any], timeout_ms: int = _DEFAULT_API_TIMEOUT_MS) -> None:
-        configs = {"client_id": "fleetlog-spark", "request_timeout_ms": 30_000, **with_context(dict(settings))}
+        configs = {
+            "client_id": "fleetlog-spark",
+            "request_timeout_ms": 30_000,
+            **with_tokens(with_context(dict(settings))),
+        }
         # The library's bound on a frame is 1 MB, below what one fetch may bring.
         configs["receive_message_max_bytes"] = 2**31 - 1
         # Callers bound what they have in flight; the library refuses the sixth request at once.
@@ -91,7 +96,8 @@ class Client:
         self._leaders: dict[TopicPartition, Leader] = {}
         self._topic_ids: dict[str, str] = {}
         self._servers = ",".join(settings["bootstrap_servers"])
-        self._as_user = f" of user {settings['sasl_plain_username']}" if "sasl_plain_username" in settings else ""
+        user = settings.get("sasl_plain_username") or settings.get(TOKEN_KEYWORDS[CLIENT_ID])
+        self._as_user = f" of user {user}" if user else ""
         protocol = settings.get("security_protocol", "PLAINTEXT").upper()
         # The library logs the reason, and raises none.
         refused = f" (over {protocol} so does a refused password or certificate: see the log of this process)"
@@ -288,6 +294,8 @@ class Client:
                 return attempt()
             except (_RetryableError, kafka.errors.KafkaConnectionError, kafka.errors.NodeNotReadyError) as exc:
                 reason: Exception = exc
+            except TokenRefused as exc:
+                raise ClientError(f"login at {self._servers}: {exc}", ErrorCode.SASL_AUTHENTICATION_FAILED) from exc
             except REFUSALS as exc:
                 text = f"{self._servers} refused the login{self._as_user}: {exc}"
                 raise ClientError(text, ErrorCode.SASL_AUTHENTICATION_FAILED) from exc

@@ -7,7 +7,10 @@ from typing import Any
 from kafka.errors import SaslAuthenticationFailedError, UnsupportedSaslMechanismError
 from kafka.net.manager import KafkaConnectionManager
 
+from spark_udfs.client.tokens import TokenRefused, TokenUnavailable
+
 REFUSALS = (SaslAuthenticationFailedError, UnsupportedSaslMechanismError)
+_REASONS = (*REFUSALS, TokenRefused, TokenUnavailable)
 
 
 class Connections(KafkaConnectionManager):  # type: ignore[misc]
@@ -31,7 +34,7 @@ class Connections(KafkaConnectionManager):  # type: ignore[misc]
     async def _connect(self, node: Any, conn: Any, **options: Any) -> None:
         await super()._connect(node, conn, **options)
         problem = conn.init_future.exception
-        if isinstance(problem, REFUSALS):
+        if isinstance(problem, _REASONS):
             self._auth_failures[node.node_id] = problem
 
     def maybe_raise_auth_failure(self, node_id: Any) -> None:

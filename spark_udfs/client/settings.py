@@ -14,6 +14,13 @@ from spark_udfs.client.failures import OptionError
 from spark_udfs.client.kafka_names import FOR_LOGINS, KAFKA_PREFIX, LIBRDKAFKA, check_names
 from spark_udfs.client.options import INT64_MAX, lowered, whole_number
 from spark_udfs.client.tls import CA_PEM, CERTIFICATE_PEM, KEY_PEM, take_java_stores
+from spark_udfs.client.tokens import (
+    OAUTHBEARER,
+    TOKEN_KEYWORDS,
+    refuse_token_settings,
+    take_token_settings,
+    token_source,
+)
 
 # Java's name -> librdkafka's, where they differ.
 _LIBRDKAFKA_NAMES = {
@@ -46,6 +53,7 @@ _KAFKA_PYTHON_KEYWORDS: dict[str, tuple[str, type]] = {
     "request.timeout.ms": ("request_timeout_ms", int),
     "reconnect.backoff.ms": ("reconnect_backoff_ms", int),
     "reconnect.backoff.max.ms": ("reconnect_backoff_max_ms", int),
+    **{name: (keyword, str) for name, keyword in TOKEN_KEYWORDS.items()},
 }
 
 _HOST_NAME_CHECK = "ssl.endpoint.identification.algorithm"
@@ -80,15 +88,31 @@ def kafka_settings(options: Mapping[str, str]) -> dict[str, str]:
         raise OptionError("option kafka.bootstrap.servers is required, for instance 127.0.0.1:9092")
     check_names(settings)
     jaas = settings.pop("sasl.jaas.config", None)
-    if jaas is not None:
-        for field in ("username", "password"):
-            found = re.search(rf"\b{field}\s*=\s*(?:\"((?:[^\"\\]|\\.)*)\"|'((?:[^'\\]|\\.)*)')", jaas)
-            if found is None:
-                raise OptionError(f"option kafka.sasl.jaas.config has no {field}")
-            quoted = found.group(1) if found.group(1) is not None else found.group(2)
-            settings.setdefault(f"sasl.{field}", _JAAS_ESCAPE.sub(_jaas_character, quoted))
+    if _logs_in_by_token(settings):
+        take_token_settings(settings, jaas, _unescaped)
+    else:
+        refuse_token_settings(settings)
+        if jaas is not None:
+            _take_password(settings, jaas)
     take_java_stores(settings)
     return settings
+
+
+def _logs_in_by_token(settings: Mapping[str, str]) -> bool:
+    return OAUTHBEARER in (settings.get("sasl.mechanism"), settings.get("sasl.mechanisms"))
+
+
+def _take_password(settings: dict[str, str], jaas: str) -> None:
+    for field in ("username", "password"):
+        found = re.search(rf"\b{field}\s*=\s*(?:\"((?:[^\"\\]|\\.)*)\"|'((?:[^'\\]|\\.)*)')", jaas)
+        if found is None:
+            raise OptionError(f"option kafka.sasl.jaas.config has no {field}")
+        quoted = found.group(1) if found.group(1) is not None else found.group(2)
+        settings.setdefault(f"sasl.{field}", _unescaped(quoted))
+
+
+def _unescaped(quoted: str) -> str:
+    return _JAAS_ESCAPE.sub(_jaas_character, quoted)
 
 
 def _jaas_character(escape: re.Match[str]) -> str:
@@ -97,17 +121,23 @@ def _jaas_character(escape: re.Match[str]) -> str:
     return chr(int(code, 8)) if code[0] in "01234567" else _JAAS_CONTROLS.get(code, code)
 
 
-def librdkafka_settings(settings: Mapping[str, str]) -> dict[str, str]:
+def librdkafka_settings(settings: Mapping[str, str]) -> dict[str, Any]:
     """The settings under the names and in the units of librdkafka (confluent-kafka), those that it has.
 
-    Raises OptionError.
+    Tokens come by a callback, from where executors have theirs: librdkafka's own ``oidc`` reads no file, retries what
+    was refused, and trusts other authorities. Raises OptionError.
     """
-    renamed = {_LIBRDKAFKA_NAMES.get(name, name): value for name, value in settings.items()}
+    tokens = {TOKEN_KEYWORDS[name]: value for name, value in settings.items() if name in TOKEN_KEYWORDS}
+    renamed: dict[str, Any] = {
+        _LIBRDKAFKA_NAMES.get(name, name): value for name, value in settings.items() if name not in TOKEN_KEYWORDS
+    }
     memory = renamed.pop(_BUFFER_MEMORY, None)
     renamed = {name: value for name, value in renamed.items() if name in LIBRDKAFKA}
     if memory is not None:  # bytes; librdkafka counts in KiB
         kib = -(-_POSITIVE("kafka.buffer.memory", memory) // 1024)
         renamed.setdefault("queue.buffering.max.kbytes", str(kib))
+    if tokens:
+        renamed["oauth_cb"] = token_source(tokens).for_librdkafka
     return renamed
 
 

@@ -67,6 +67,12 @@ class Issuer:
         self.user = "alice"
         self.says: dict[str, Any] = {}
         self.identity: dict[str, Any] = {}
+        self.client_user = CLIENT_ID
+        """Whose token client credentials get."""
+        self.asked: list[dict[str, str]] = []
+        """The forms of client credentials that came."""
+        self.trouble: tuple[int, bytes] | None = None
+        """What client credentials are answered instead of a token."""
         self._codes: dict[str, dict[str, str]] = {}
         self.key = key_for(algorithm, "key-1")
         self.document = public_document(self.key)
@@ -176,8 +182,12 @@ class Issuer:
                     status = 200 if found is not None else 400
                     self._answer(json.dumps(found or {"error": "invalid_grant"}).encode(), status)
                     return
+                issuer.asked.append(form)
+                if issuer.trouble is not None:
+                    self._answer(issuer.trouble[1], issuer.trouble[0])
+                    return
                 answer = {
-                    "access_token": issuer.token(sub=CLIENT_ID), "token_type": "Bearer",
+                    "access_token": issuer.token(sub=issuer.client_user), "token_type": "Bearer",
                     "expires_in": int(issuer.lifetime_s),
                 }  # fmt: skip
                 self._answer(json.dumps(answer).encode(), 200)
