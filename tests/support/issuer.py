@@ -67,6 +67,8 @@ class Issuer:
         self.user = "alice"
         self.says: dict[str, Any] = {}
         self.identity: dict[str, Any] = {}
+        self.refused = 0
+        """How often the token endpoint did not know the client."""
         self.client_user = CLIENT_ID
         """Whose token client credentials get."""
         self.asked: list[dict[str, str]] = []
@@ -175,6 +177,7 @@ class Issuer:
                 form = dict(parse_qsl(self.rfile.read(int(self.headers.get("Content-Length", 0))).decode()))
                 wanted = base64.b64encode(f"{CLIENT_ID}:{CLIENT_SECRET}".encode()).decode()
                 if self.path != "/token" or self.headers.get("Authorization") != f"Basic {wanted}":
+                    issuer.refused += 1
                     self._answer(b'{"error":"invalid_client"}', 401)
                     return
                 if form.get("grant_type") == "authorization_code":
