@@ -1,14 +1,17 @@
-"""The main job on a part of its data: drivers and a broker killed with SIGKILL, and the control without the fence."""
+"""The main job on a part of its data: drivers and a broker killed with SIGKILL, and the control without the fence.
+
+On a fleet without security, or on a secured one.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +20,7 @@ from rich.console import Console
 from examples.access import FleetAccess
 from examples.flights import data, fleet, steps
 from examples.flights.__main__ import Progress, run
+from tests.support.draw import drawn
 from tests.support.fleet import Fleet
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.xdist_group("spark")]
@@ -34,21 +38,13 @@ def run_job(
     return result, dict(evidence)
 
 
-@pytest.fixture
-def dev_fleet(tmp_path: Path) -> Iterator[tuple[FleetAccess, Path]]:
-    """Three brokers as a person would start them, and where they are."""
-    directory = tmp_path / "fleet"
+def open_fleet(directory: Path) -> None:
+    fleet_directory = directory / "fleet"
     try:
-        yield fleet.up(directory, fleet.free_port()), directory
+        access = fleet.up(fleet_directory, fleet.free_port())
+        result, evidence = run_job(access, directory, fence=True, fleet_directory=fleet_directory)
     finally:
-        fleet.down(directory)
-
-
-def test_exactly_once_with_two_killed_drivers_and_a_killed_broker(
-    dev_fleet: tuple[FleetAccess, Path], tmp_path: Path
-) -> None:
-    access, fleet_directory = dev_fleet
-    result, evidence = run_job(access, tmp_path, fence=True, fleet_directory=fleet_directory)
+        fleet.down(fleet_directory)
     assert result.exactly_once, result
     assert (result.input, result.output, result.duplicates, result.missing) == (FLIGHTS, FLIGHTS, 0, 0)
     # Batch 2 was in the log when the first driver died, and no reader of committed data has seen it.
@@ -67,9 +63,8 @@ def test_exactly_once_with_two_killed_drivers_and_a_killed_broker(
     assert re.search(r"broker \d: others led after \d+\.\d s; .* all replicas in sync", evidence["kill 3, a broker"])
 
 
-def test_the_command_on_a_secured_fleet(tmp_path: Path) -> None:
-    """All of it by ``--secure``: clients, queries and checks log in over TLS, and the same four kills do no harm."""
-    directory = tmp_path / "job"
+def secured_fleet(directory: Path) -> None:
+    """All of it by the command ``--secure``: clients, queries and checks log in over TLS."""
     command = [sys.executable, "-m", "examples.flights", "--secure", "--flights", str(FEW), "--dir", str(directory)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=540)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -83,6 +78,15 @@ def test_the_command_on_a_secured_fleet(tmp_path: Path) -> None:
     passwords = json.loads((directory / "fleet" / "security" / "users.json").read_text()).values()
     logs = "".join(file.read_text(errors="replace") for file in directory.rglob("*.log"))
     assert not [word for word in passwords if word in done.stdout + done.stderr + logs]
+
+
+KINDS = {kind.__name__: kind for kind in (open_fleet, secured_fleet)}
+
+
+@pytest.mark.parametrize("kind", drawn(KINDS, os.environ.get("FLEETLOG_FLIGHTS", "")))
+def test_exactly_once_with_two_killed_drivers_and_a_killed_broker(kind: str, tmp_path: Path) -> None:
+    """The two take turns, a commit each; ``FLEETLOG_FLIGHTS=all`` runs both."""
+    KINDS[kind](tmp_path / "job")
 
 
 def test_without_the_fence_the_same_kill_makes_duplicates(bootstrap: str, tmp_path: Path) -> None:

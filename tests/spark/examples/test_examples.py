@@ -8,8 +8,6 @@ tries another one of the three; ``FLEETLOG_EXAMPLES=all`` (or the name of one) c
 from __future__ import annotations
 
 import os
-import random
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,8 @@ import pytest
 
 from tests.spark.conftest import Cluster, run_to_end
 from tests.spark.examples import expected
-from tests.spark.examples.runs import ROOT, Run, by_key, in_order
+from tests.spark.examples.runs import Run, by_key, in_order
+from tests.support.draw import drawn
 
 Finish = Callable[[Run], None]
 
@@ -63,28 +62,16 @@ def changes(cluster: Cluster, kill_and_finish: Finish, directory: Path) -> None:
 JOBS = {job.__name__: job for job in (sessions, payments, changes)}
 
 
-def chosen(asked: str, commit: str) -> list[str]:
-    """The jobs to try: all, those that are named, else one by the commit."""
-    if asked == "all":
-        return list(JOBS)
-    return asked.split() or [random.Random(commit).choice(list(JOBS))]
-
-
-def _commit() -> str:
-    found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
-    return found.stdout.strip()
-
-
 def test_every_job_takes_its_turn() -> None:
-    assert {name for number in range(60) for name in chosen("", str(number))} == set(JOBS)
-    assert chosen("all", "") == list(JOBS)
+    assert {name for number in range(60) for name in drawn(JOBS, "", str(number))} == set(JOBS)
+    assert drawn(JOBS, "all") == list(JOBS)
 
 
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.xdist_group("spark")
-@pytest.mark.parametrize("name", chosen(os.environ.get("FLEETLOG_EXAMPLES", ""), _commit()))
+@pytest.mark.parametrize("name", drawn(JOBS, os.environ.get("FLEETLOG_EXAMPLES", "")))
 def test_a_job_whose_driver_was_killed_is_exact(
     name: str, cluster: Cluster, kill_and_finish: Finish, tmp_path: Path
 ) -> None:
