@@ -6,7 +6,11 @@ from libc.stdint cimport int64_t, uint64_t
 
 cdef enum:
     CLASSES = 33
+    BOUNDS = 14
 SIZE_CLASSES = CLASSES
+cdef double[BOUNDS] _bounds
+_bounds[:] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0]
+TIME_BOUNDS_S = tuple(_bounds[n] for n in range(BOUNDS))
 
 
 cdef class Tally:
@@ -68,6 +72,35 @@ cdef class Tally:
         self.replicated_out += other.replicated_out
         for n in range(CLASSES):
             self._sizes[n] += other._sizes[n]
+
+
+cdef class Times:
+    """See ``tally_py``."""
+
+    cdef int64_t[BOUNDS + 1] _counts
+    cdef public double total
+
+    @property
+    def counts(self):
+        """By class: as many as there are bounds, and one."""
+        cdef int n
+        return [self._counts[n] for n in range(BOUNDS + 1)]
+
+    @counts.setter
+    def counts(self, counts):
+        cdef int n
+        if len(counts) != BOUNDS + 1:
+            raise ValueError(f"{len(counts)} classes, there are {BOUNDS + 1}")
+        for n in range(BOUNDS + 1):
+            self._counts[n] = counts[n]
+
+    def observe(self, double seconds, int64_t count=1):
+        """Count one, or several that took the same time."""
+        cdef int n = 0
+        while n < BOUNDS and seconds > _bounds[n]:
+            n += 1
+        self._counts[n] += count
+        self.total += seconds * count
 
 
 def count_fetched(found, bint follower):

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable
 from typing import Any
 
-__all__ = ["SIZE_CLASSES", "Tally", "count_fetched"]
+__all__ = ["SIZE_CLASSES", "TIME_BOUNDS_S", "Tally", "Times", "count_fetched"]
+
+TIME_BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+"""Upper bounds of the classes of :class:`Times`, but for the last one, which has none."""
 
 SIZE_CLASSES = 33
 """The bits that a batch's size may have: 0 to 32."""
@@ -53,6 +57,30 @@ class Tally:
         self.bytes_out += other.bytes_out
         self.replicated_out += other.replicated_out
         self._sizes = [mine + theirs for mine, theirs in zip(self._sizes, other._sizes, strict=True)]
+
+
+class Times:
+    """Counts by how many seconds something took, and the seconds added up."""
+
+    def __init__(self) -> None:
+        self._counts = [0] * (len(TIME_BOUNDS_S) + 1)
+        self.total = 0.0
+
+    @property
+    def counts(self) -> list[int]:
+        """By class: as many as there are bounds, and one."""
+        return list(self._counts)
+
+    @counts.setter
+    def counts(self, counts: list[int]) -> None:
+        if len(counts) != len(self._counts):
+            raise ValueError(f"{len(counts)} classes, there are {len(self._counts)}")
+        self._counts = list(counts)
+
+    def observe(self, seconds: float, count: int = 1) -> None:
+        """Count one, or several that took the same time."""
+        self._counts[bisect_left(TIME_BOUNDS_S, seconds)] += count
+        self.total += seconds * count
 
 
 def count_fetched(found: Iterable[tuple[Any, Any]], follower: bool) -> int:

@@ -29,7 +29,7 @@ from brokers.metrics import Metrics
 from brokers.model import CertificateState, Endpoint, ProcessHealth, id_text, random_id
 from brokers.node import Node, Ports, StartError
 from brokers.peers.calls import Peers
-from brokers.replication.rolling import held_back, not_in_sync, offline_count, some_of
+from brokers.replication.rolling import held_back, not_in_sync, some_of
 from brokers.security.admin_tls import admin_contexts
 from brokers.security.audit_settings import audit_settings
 from brokers.security.listener_logins import LoginSettings, login_settings
@@ -122,8 +122,8 @@ class Broker:
         self._clock = SystemClock()
         self._metrics = Metrics()
         self._metrics.enabled = config.metrics_enable
-        counts = config.metrics_enable and config.admin_listener
-        self._process = ProcessFigures(self._metrics) if counts else None
+        self._metrics.counting = config.metrics_enable and bool(config.admin_listener)
+        self._process = ProcessFigures(self._metrics) if self._metrics.counting else None
         self._descriptors = Descriptors(self._clock.mono_ms)
         self._server = Server(config, self._descriptors)
         self._watch = LoopWatch(loop)
@@ -187,11 +187,6 @@ class Broker:
         self._node = Node(self.config, ports, advertised, self._metrics)
         watch_zookeeper(self._metrics, self._store)
         services = await self._node.start()
-        self._metrics.watch(
-            "fleetlog_offline_partitions",
-            "Partitions without a leader, at the controller; 0 at the others.",
-            lambda: offline_count(services.metadata.topics.values()) if services.controller.is_active else 0,
-        )
         # Only now: recovery may block the loop for minutes, but no registration depends on the loop until here.
         self._watch.start()
         self._store.heartbeats_prove(self._watch.standing_ms)

@@ -4,19 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import chain
 
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 
 from brokers.api.base import Services
 from brokers.config import BrokerConfig
-from brokers.exposition import BROKER_PAGE, KAFKA_PAGE, PARTITION_PAGE, Rows
+from brokers.exposition import BROKER_PAGE, KAFKA_PAGE, PARTITION_PAGE, Rows, in_slices
 from brokers.groups.rebalances import RebalanceTimes
 from brokers.kafka_names import KafkaPage
-from brokers.log.dedup_metrics import watch_dedup
 from brokers.log.sync_times import SYNC_SECONDS
-from brokers.replication.figures import follower_families, partition_rows, replica_families
+from brokers.model import NO_LEADER
+from brokers.replication.figures import (
+    dedup_rows,
+    follower_families,
+    partition_rows,
+    replica_families,
+    states_in_slices,
+)
 from brokers.topic_figures import OTHER_TOPICS, TopicTable
 from txn.states import TransactionState
+
+PARTS_PER_TURN = 5
+"""Parts of :meth:`txn.commands.Shard.metric_parts`, or slices of as many rows, that one turn of the loop may read."""
 
 
 def counted_topics(config: BrokerConfig) -> TopicTable | None:
@@ -32,7 +42,7 @@ def watch_broker(services: Services, lease_ms: Callable[[], float], damaged_answ
     metrics, replicas = services.metrics, services.replicas
     topics = replicas.topic_figures
 
-    def families() -> Iterator[Metric | None]:
+    def families() -> Iterator[Metric | Rows | None]:
         return replica_families(replicas, topics.label if topics is not None else _no_topic)
 
     metrics.register(BROKER_PAGE, families)
@@ -48,10 +58,13 @@ def watch_broker(services: Services, lease_ms: Callable[[], float], damaged_answ
     metrics.register(KAFKA_PAGE, KafkaPage(services, partitions=services.config.metrics_partitions_enable).collect)
     metrics.watch_histogram("fleetlog_fsync_seconds", "How long fsync took, of files and directories.", SYNC_SECONDS)
     _watch_disks(services)
-    _watch_transactions(services)
+    metrics.register(BROKER_PAGE, partial(_open_transactions, services))
+    _watch_checkpoints(services)
     _watch_damage(services, damaged_answers)
+    metrics.register(BROKER_PAGE, lambda: dedup_rows(replicas))
+    metrics.register(BROKER_PAGE, partial(_offline_partitions, services))
+    metrics.register(BROKER_PAGE, partial(_coordinators, services))
     watch = metrics.watch
-    watch_dedup(metrics.watch_family, lambda: (partition.log for partition in replicas.all()))
     watch(
         "fleetlog_troubles",
         "Log directories that are full or failed, replicas without a log, a lack of file descriptors;"
@@ -64,12 +77,10 @@ def watch_broker(services: Services, lease_ms: Callable[[], float], damaged_answ
         "Unclean leader elections of this broker as controller: the leader may lack acknowledged records.",
         lambda: getattr(services.controller, "unclean_elections", 0),
     )
-    metrics.watch_family(
-        "fleetlog_coordinators",
-        "State of this broker's group and transaction coordinators.",
-        "what",
-        lambda: {**services.groups.metrics(), **services.transactions.metrics()},
-    )
+    metrics.watch_counters(
+        "fleetlog_elections", "Changes of partitions' leaders that this broker made as controller, by reason.",
+        ("reason",), lambda: {(why,): number for why, number in getattr(services.controller, "elections", {}).items()},
+    )  # fmt: skip
     metrics.watch_family(
         "fleetlog_fetch_sessions",
         "Fetch sessions of consumers and followers, the partitions they name, and how many were evicted.",
@@ -84,14 +95,21 @@ def watch_rebalances(services: Services, times: RebalanceTimes) -> None:
     services.metrics.watch_histogram(
         "fleetlog_group_rebalance_seconds", "How long rebalances of groups took that ended.", times.seconds
     )
-    services.metrics.watch(
-        "fleetlog_group_rebalance_longest_seconds",
-        "How long the oldest rebalance under way has taken; 0: none.",
-        lambda: (
-            max((one.longest_rebalance_ms(services.clock.mono_ms()) for one in services.groups.shards()), default=0)
-            / 1000
-        ),
-    )
+
+    def longest() -> Iterator[Metric | None]:
+        found_ms = number = 0
+        for shard in services.groups.shards():
+            for rebalance_ms in shard.longest_rebalances_ms(services.clock.mono_ms()):
+                found_ms = max(found_ms, rebalance_ms)
+                number += 1
+                if number % PARTS_PER_TURN == 0:
+                    yield None
+        yield GaugeMetricFamily(
+            "fleetlog_group_rebalance_longest_seconds", "How long the oldest rebalance under way has taken; 0: none.",
+            found_ms / 1000,
+        )  # fmt: skip
+
+    services.metrics.register(BROKER_PAGE, longest)
 
 
 def _no_topic(_: str) -> str:
@@ -109,13 +127,27 @@ def _watch_disks(services: Services) -> None:
                 ("logs", "Replicas in the log directory."),
             )
         ]
-        for directory in services.replicas.logs.usage():
-            numbers = (directory.total_bytes, directory.usable_bytes, int(directory.offline), len(directory.logs))
+        for directory, total, usable in services.replicas.logs.room():
+            numbers = (total, usable, int(directory.offline), directory.logs)
             for family, number in zip(families, numbers, strict=True):
                 family.add_metric([directory.path], number)
         yield from families
 
     services.metrics.register(BROKER_PAGE, disks)
+
+
+def _watch_checkpoints(services: Services) -> None:
+    times, clock = services.replicas.logs.checkpoint_times, services.clock
+    services.metrics.watch_histogram(
+        "fleetlog_checkpoint_seconds",
+        "How long the checkpoints of a log directory took, from the first write until all of them were durable.",
+        times.seconds,
+    )
+    services.metrics.watch_family(
+        "fleetlog_checkpoint_age_seconds", "Time since the last checkpoints of a log directory; none before them.",
+        "directory",
+        lambda: {path: (clock.mono_ms() - ended_ms) / 1000 for path, ended_ms in times.ended_ms.items()},
+    )  # fmt: skip
 
 
 def _watch_damage(services: Services, damaged_answers: Callable[[], int]) -> None:
@@ -147,19 +179,52 @@ def _alone(read: Callable[[], float]) -> dict[tuple[str, ...], float]:
     return {(): read()}
 
 
-def _watch_transactions(services: Services) -> None:
-    def oldest() -> float:
-        now_ms = services.clock.wall_ms()
-        begun = [
-            transaction.start_ms
-            for shard in services.transactions.shards()
-            for transaction in shard.transactions.values()
-            if transaction.state is TransactionState.ONGOING and transaction.start_ms >= 0
-        ]
-        return max(0.0, (now_ms - min(begun)) / 1000) if begun else 0.0
-
-    services.metrics.watch(
-        "fleetlog_oldest_transaction_seconds",
-        "Age of this coordinator's oldest open transaction; 0: none.",
-        oldest,
+def _offline_partitions(services: Services) -> Iterator[Metric | None]:
+    offline = 0
+    for some in states_in_slices(services.metadata.topics.values() if services.controller.is_active else ()):
+        offline += sum(state.leader == NO_LEADER for state in some)
+        yield None
+    yield GaugeMetricFamily(
+        "fleetlog_offline_partitions", "Partitions without a leader, at the controller; 0 at the others.", offline
     )
+
+
+def _coordinators(services: Services) -> Iterator[Metric | None]:
+    total: dict[str, float] = {}
+    parts = chain(services.groups.metric_parts(), services.transactions.metric_parts())
+    for number, part in enumerate(parts):
+        for name, value in part.items():
+            total[name] = total.get(name, 0.0) + value
+        if number % PARTS_PER_TURN == 0:
+            yield None
+    family = GaugeMetricFamily(
+        "fleetlog_coordinators", "State of this broker's group and transaction coordinators.", labels=["what"]
+    )
+    for name, value in sorted(total.items()):
+        family.add_metric([name], value)
+    yield family
+
+
+def _open_transactions(services: Services) -> Iterator[Metric | None]:
+    """The ages of the oldest ones: a sink's batch is one, too."""
+    now_ms = services.clock.wall_ms()
+    oldest_ms = oldest_batch_ms = now_ms
+    number = 0
+    for shard in services.transactions.shards():
+        for some in in_slices(shard.transactions.values()):
+            for transaction in some:
+                if transaction.state is TransactionState.ONGOING and transaction.start_ms >= 0:
+                    oldest_ms = min(oldest_ms, transaction.start_ms)
+                    if transaction.batch is not None:
+                        oldest_batch_ms = min(oldest_batch_ms, transaction.start_ms)
+            number += 1
+            if number % PARTS_PER_TURN == 0:
+                yield None
+    for name, what, begun_ms in (
+        ("transaction", "open transaction", oldest_ms),
+        ("sink_batch", "open batch of a Spark sink", oldest_batch_ms),
+    ):
+        yield GaugeMetricFamily(
+            f"fleetlog_oldest_{name}_seconds", f"Age of this coordinator's oldest {what}; 0: none.",
+            (now_ms - begun_ms) / 1000,
+        )  # fmt: skip

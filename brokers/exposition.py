@@ -21,6 +21,11 @@ BROKER_PAGE, PARTITION_PAGE, KAFKA_PAGE = "/metrics", "/metrics/partitions", "/m
 SLICE = 100
 """Rows that a source reads at most before it yields: less than 1 ms, where a scrape may hold the loop for 5 ms."""
 
+LONG_SLICE = 500
+"""The same of rows of which a number or two are looked at."""
+LINES_PER_BLOCK = 1_000
+"""Lines that become text at one go, on the endpoint's thread: the loop's waits for that long."""
+
 T = TypeVar("T")
 
 
@@ -40,24 +45,29 @@ class Rows:
     families: Sequence[RowFamily]
     rows: list[tuple[Sequence[str], Sequence[float | None]]] = field(default_factory=list)
 
-    def text(self) -> str:
-        """The families with their samples, in the text format; a family without samples has none of its lines."""
+    def blocks(self) -> Iterator[bytes]:
+        """The families with their samples, in the text format; a family without samples has none of its lines.
+
+        The interpreter joins and frees a list at one go, and no other thread moves meanwhile: so none is long.
+        """
         labelled = [
             "{" + ",".join(f'{name}="{escaped(value)}"' for name, value in zip(self.labels, values, strict=True)) + "}"
             if values
             else ""
             for values, _ in self.rows
         ]
-        parts: list[str] = []
         for index, (name, kind, doc) in enumerate(self.families):
-            lines = [
-                f"{name}{labels} {numbers[index]}\n"
-                for labels, (_, numbers) in zip(labelled, self.rows, strict=True)
-                if numbers[index] is not None
-            ]
-            if lines:
-                parts += [f"# HELP {name} {doc}\n# TYPE {name} {kind}\n", *lines]
-        return "".join(parts)
+            head = f"# HELP {name} {doc}\n# TYPE {name} {kind}\n"
+            for begin in range(0, len(self.rows), LINES_PER_BLOCK):
+                end = begin + LINES_PER_BLOCK
+                lines = [
+                    f"{name}{labels} {numbers[index]}\n"
+                    for labels, (_, numbers) in zip(labelled[begin:end], self.rows[begin:end], strict=True)
+                    if numbers[index] is not None
+                ]
+                if lines:
+                    yield "".join([head, *lines]).encode()
+                    head = ""
 
 
 def escaped(value: str) -> str:
@@ -105,13 +115,33 @@ def exposition_text(families: Iterable[Metric | Rows | bytes]) -> bytes:
 
     families = list(families)
     plain = _Collected(family for family in families if isinstance(family, Metric))
-    rows = "".join(family.text() for family in families if isinstance(family, Rows))
-    made = b"".join(family for family in families if isinstance(family, bytes))
-    return generate_latest(plain) + rows.encode() + made
+    blocks = [generate_latest(plain)]
+    for family in families:
+        if isinstance(family, Rows):
+            blocks += family.blocks()
+            while family.rows:
+                del family.rows[-LINES_PER_BLOCK:]
+    made = (family for family in families if isinstance(family, bytes))
+    return b"".join([*blocks, *made])  # which lets other threads move
 
 
 def in_slices(many: Iterable[T], size: int = SLICE) -> Iterator[list[T]]:
     """Lists of that many, as they were when the walk began: what is walked may change between two of them."""
     every = iter(list(many))
     while some := list(islice(every, size)):
+        yield some
+
+
+def in_weighed_slices(many: Iterable[T], weigh: Callable[[T], int], size: int = SLICE) -> Iterator[list[T]]:
+    """The same, where some take more of the loop's time: lists that weigh that much at most, or of a single one."""
+    some: list[T] = []
+    weight = 0
+    for one in list(many):
+        more = weigh(one)
+        if some and weight + more > size:
+            yield some
+            some, weight = [], 0
+        some.append(one)
+        weight += more
+    if some:
         yield some

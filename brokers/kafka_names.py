@@ -13,13 +13,15 @@ from functools import cache
 
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from _native.tally import TIME_BOUNDS_S
 from brokers.api.base import Services
 from brokers.exposition import SLICE, RowFamily, Rows, in_slices
-from brokers.metrics import LATENCY_SECONDS, Histogram
+from brokers.metrics import Histogram
 from brokers.model import NO_LEADER
-from brokers.replication.figures import PARTITION_LABELS, ReplicaLook, looks
+from brokers.replication.figures import PARTITION_LABELS, ReplicaLook, looks, states_in_slices
 
 QUANTILES = (0.5, 0.75, 0.95, 0.98, 0.99, 0.999)
+_QUANTILE_LABELS = ("0.50", "0.75", "0.95", "0.98", "0.99", "0.999")
 WINDOW_MS = 60_000
 _TOPIC_METRICS = (
     ("messagesin", "records_in"),
@@ -115,8 +117,8 @@ def quantiles_of(counts: list[int]) -> list[float]:
         left, value = quantile * total, 0.0
         for index, count in enumerate(counts):
             if count and left <= count:
-                low = LATENCY_SECONDS[index - 1] if index else 0.0
-                high = LATENCY_SECONDS[min(index, len(LATENCY_SECONDS) - 1)]
+                low = TIME_BOUNDS_S[index - 1] if index else 0.0
+                high = TIME_BOUNDS_S[min(index, len(TIME_BOUNDS_S) - 1)]
                 value = low + (high - low) * left / count
                 break
             left -= count
@@ -185,13 +187,9 @@ class KafkaPage:
         services = self._services
         active = services.controller.is_active
         offline = imbalanced = 0
-        for some in in_slices(services.metadata.topics.values() if active else ()):
-            for topic in some:
-                for index, state in enumerate(topic.partitions):
-                    offline += state.leader == NO_LEADER
-                    imbalanced += bool(state.replicas) and state.leader != state.replicas[0]
-                    if index % SLICE == SLICE - 1:
-                        yield None
+        for some in states_in_slices(services.metadata.topics.values() if active else ()):
+            offline += sum(state.leader == NO_LEADER for state in some)
+            imbalanced += sum(bool(state.replicas) and state.leader != state.replicas[0] for state in some)
             yield None
         for name, value in (
             ("activecontrollercount", int(active)),
@@ -209,22 +207,34 @@ class KafkaPage:
         yield GaugeMetricFamily("kafka_server_kafkaserver_brokerstate", "3: it serves.", 3)
 
     def _requests(self) -> Iterator[Metric | Rows | None]:
-        metrics, now_ms = self._services.metrics, self._services.clock.mono_ms()
-        fetches = metrics.fetch_parts()
-        for part, all_of in metrics.request_parts().items():
-            histograms = {**all_of, **fetches.get(part, {})}
-            name = f"kafka_network_requestmetrics_{part}"
-            times = GaugeMetricFamily(name, "Milliseconds, of the last minute.", labels=["request", "quantile"])
-            for api, histogram in histograms.items():
+        metrics = self._services.metrics
+        families: dict[str, GaugeMetricFamily] = {}
+
+        def add(request: str, parts: dict[str, Histogram]) -> None:
+            now_ms = self._services.clock.mono_ms()
+            for part, histogram in parts.items():
+                if part not in families:
+                    families[part] = GaugeMetricFamily(
+                        f"kafka_network_requestmetrics_{part}", "Milliseconds, of the last minute.",
+                        labels=["request", "quantile"],
+                    )  # fmt: skip
                 if any(histogram.counts):
-                    found = self._recent.quantiles((part, api), histogram, now_ms)
-                    for quantile, value in zip(QUANTILES, found, strict=True):
-                        times.add_metric([api, f"{quantile:.2f}" if quantile != 0.999 else "0.999"], value)
-            yield times
+                    found = self._recent.quantiles((part, request), histogram, now_ms)
+                    for quantile, value in zip(_QUANTILE_LABELS, found, strict=True):
+                        families[part].add_metric([request, quantile], value)
+
+        for api, histogram in list(metrics.request_seconds.children.items()):
+            if any(histogram.counts):
+                add(api, metrics.request_parts(api))
+                yield None
+        for request, parts in metrics.fetch_parts().items():
+            add(request, parts)
+        yield None
+        yield from families.values()
         family = CounterMetricFamily("kafka_network_requestmetrics_requests", "Answered.", labels=["request"])
-        for api, counter in metrics.requests.children.items():
+        for api, counter in metrics.request_seconds.children.items():
             family.add_metric([api], counter.value)
         followers = sum(metrics.follower_fetches.total.counts)
         family.add_metric(["FetchFollower"], followers)
-        family.add_metric(["FetchConsumer"], max(0, metrics.requests.labels("Fetch").value - followers))
+        family.add_metric(["FetchConsumer"], max(0, metrics.request_seconds.labels("Fetch").value - followers))
         yield family

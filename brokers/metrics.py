@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
@@ -12,6 +11,7 @@ from prometheus_client.metrics import Gauge
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
+from _native.tally import TIME_BOUNDS_S, Times
 from brokers.exposition import (
     BROKER_PAGE,
     KAFKA_PAGE,
@@ -19,13 +19,17 @@ from brokers.exposition import (
     Exposition,
     MetricSource,
     exposition_text,
+    in_slices,
 )
 from wire.errors import ErrorCode
 
-LATENCY_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _PARTS = ("totaltimems", "localtimems", "remotetimems")
-"""Parts of request times by Kafka's names, but for throttling."""
-_BOUNDS = (*(str(bound) for bound in LATENCY_SECONDS), "+Inf")
+"""Parts of request times by Kafka's names, of followers' fetches, too."""
+_SELDOM_PARTS = ("throttletimems", "requestqueuetimems", "responsesendtimems")
+"""The parts that most requests do not have: only the others are measured."""
+HISTOGRAMS_PER_SLICE = 10
+"""Of so many a scrape makes samples in one turn of the loop."""
+_BOUNDS = (*(str(bound) for bound in TIME_BOUNDS_S), "+Inf")
 
 
 class Counter:
@@ -41,19 +45,15 @@ class Counter:
         self.value += amount
 
 
-class Histogram:
-    """Seconds by ``LATENCY_SECONDS``."""
+class Histogram(Times):
+    """Seconds by ``TIME_BOUNDS_S``."""
 
-    __slots__ = ("counts", "total")
+    __slots__ = ()
 
-    def __init__(self) -> None:
-        self.counts = [0] * len(_BOUNDS)
-        self.total = 0.0
-
-    def observe(self, seconds: float, count: int = 1) -> None:
-        """Count one, or several that took the same time."""
-        self.counts[bisect_left(LATENCY_SECONDS, seconds)] += count
-        self.total += seconds * count
+    @property
+    def value(self) -> int:
+        """How many were counted."""
+        return sum(self.counts)
 
     def without(self, part: Histogram) -> Histogram:
         """The rest. Both clocks were read at slightly different times: no bucket falls below 0."""
@@ -143,25 +143,29 @@ class Labelled(Generic[T]):
         return child
 
 
-class _Numbers(Collector):
+class _Numbers:
     """Tells what our counters and histograms stand at. A row is a name, its doc, the label, and numbers by its value;
     without a label there is one number, of the value ""."""
 
     def __init__(self) -> None:
-        self.counters: list[tuple[str, str, str, dict[str, Counter]]] = []
+        self.counters: list[tuple[str, str, str, Mapping[str, Counter | Histogram]]] = []
         self.histograms: list[tuple[str, str, str, dict[str, Histogram]]] = []
 
-    def collect(self) -> Iterator[Metric]:
-        for name, doc, label, counters in self.counters:
+    def collect(self) -> Iterator[Metric | None]:
+        for name, doc, label, counters in list(self.counters):
             counted = CounterMetricFamily(name, doc, labels=[label] if label else [])
-            for value, counter in counters.items():
-                counted.add_metric([value] if label else [], counter.value)
+            for some in in_slices(counters.items()):
+                for value, counter in some:
+                    counted.add_metric([value] if label else [], counter.value)
+                yield None
             yield counted
-        for name, doc, label, histograms in self.histograms:
+        for name, doc, label, histograms in list(self.histograms):
             observed = HistogramMetricFamily(name, doc, labels=[label] if label else [])
-            for value, histogram in histograms.items():
-                buckets = list(zip(_BOUNDS, accumulate(histogram.counts), strict=True))
-                observed.add_metric([value] if label else [], buckets, histogram.total)
+            for few in in_slices(histograms.items(), HISTOGRAMS_PER_SLICE):
+                for value, histogram in few:
+                    buckets = list(zip(_BOUNDS, accumulate(histogram.counts), strict=True))
+                    observed.add_metric([value] if label else [], buckets, histogram.total)
+                yield None
             yield observed
 
 
@@ -176,6 +180,7 @@ class _Family(Collector):
         self._name, self._doc, self._labels, self._read, self._kind = name, doc, labels, read, kind
 
     def collect(self) -> Iterator[Metric]:
+        """A read that takes long is a source of its own: :meth:`Metrics.register`."""
         kind = GaugeMetricFamily if self._kind == "gauge" else CounterMetricFamily
         family = kind(self._name, self._doc, labels=self._labels)
         for values, number in sorted(self._read().items()):
@@ -190,6 +195,8 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.enabled = True
         """Whether the endpoint serves the pages."""
+        self.counting = True
+        """Whether requests are counted: not where no endpoint serves a page. It does not change later."""
         self.pages = {page: Exposition() for page in (BROKER_PAGE, PARTITION_PAGE, KAFKA_PAGE)}
         """What each path of the operators' endpoint shows, by path."""
         self.pages[BROKER_PAGE].sources.append(self.registry.collect)
@@ -197,14 +204,18 @@ class Metrics:
         self.errors: dict[tuple[str, str], int] = {}
         """Answers with an error, by API and the error's name: see :meth:`failed`."""
         self.start = StartFigures()
-        self.requests = Labelled(Counter)
         self.request_seconds = Labelled(Histogram)
         self.delayed = Labelled(DelayedTimes)
         """Of requests whose answer waited."""
         self.follower_fetches = FollowerFetches()
         self.throttle_seconds = Labelled(Histogram)
         """For how long answers said that their connection is muted, where it is."""
-        self.queue_seconds, self.send_seconds = Histogram(), Histogram()
+        self.queue_seconds, self.send_seconds = Labelled(Histogram), Labelled(Histogram)
+        """By API, of requests that were not executed at once, and of answers that could not leave at once."""
+        self.created_connections = Labelled(Counter)
+        """By listener."""
+        self.authentications: dict[tuple[str, str, str], int] = {}
+        """By listener, mechanism and result: see :meth:`authenticated`."""
         self.refused = Labelled(Counter)
         self.bytes_in, self.bytes_out = Counter(), Counter()
         self.throttled, self.throttle_ms = Labelled(Counter), Labelled(Counter)
@@ -213,10 +224,16 @@ class Metrics:
         self.loop_lag_seconds = Histogram()
         self.connections = Gauge("fleetlog_connections", "Open connections.", registry=self.registry)
         self._numbers.counters += [
-            ("fleetlog_requests", "Requests answered.", "api", self.requests.children),
+            ("fleetlog_requests", "Requests answered.", "api", self.request_seconds.children),
             ("fleetlog_refused_requests", "Frames or connections refused, by reason.", "reason", self.refused.children),
             ("fleetlog_received_bytes", "Bytes received from clients and brokers.", "", {"": self.bytes_in}),
             ("fleetlog_sent_bytes", "Bytes sent to clients and brokers.", "", {"": self.bytes_out}),
+            (
+                "fleetlog_created_connections",
+                "Connections that were accepted, by listener.",
+                "listener",
+                self.created_connections.children,
+            ),
         ]
         self._numbers.counters += [
             ("fleetlog_throttled", "Mutings of connections over a quota, by quota.", "quota", self.throttled.children),
@@ -236,19 +253,24 @@ class Metrics:
                 "", {"": self.follower_fetches.total},
             ),
             (
-                "fleetlog_queue_seconds", "How long requests that were not executed at once waited, of any API.", "",
-                {"": self.queue_seconds},
+                "fleetlog_queue_seconds", "How long requests that were not executed at once waited.", "api",
+                self.queue_seconds.children,
             ),
             (
-                "fleetlog_send_seconds", "How long answers that could not leave at once took, of any API.", "",
-                {"": self.send_seconds},
+                "fleetlog_send_seconds", "How long answers that could not leave at once took.", "api",
+                self.send_seconds.children,
             ),
             ("fleetlog_loop_lag_seconds", "How late the event loop runs a timer.", "", {"": self.loop_lag_seconds}),
         ]  # fmt: skip
-        self.registry.register(self._numbers)
-        self.group_families: Callable[[], bytes] = bytes
+        self.register(BROKER_PAGE, self._numbers.collect)
+        self.group_families: Callable[[], Sequence[bytes]] = tuple
         """More families as text, made elsewhere: groups and their partitions."""
-        self.register(BROKER_PAGE, lambda: (self.group_families(),))
+        self.register(BROKER_PAGE, lambda: self.group_families())  # noqa: PLW0108 (it is set later)
+        self.watch_counters(
+            "fleetlog_authentications",
+            "Logins by SASL, and TLS handshakes where there is no SASL, with those that failed.",
+            ("listener", "mechanism", "result"), lambda: self.authentications,
+        )  # fmt: skip
         self.watch_counters(
             "fleetlog_errors", "Errors in answers, by API and code: one for each partition, topic or group.",
             ("api", "error"), lambda: self.errors,
@@ -263,47 +285,60 @@ class Metrics:
             key = api, error_name(error)
             self.errors[key] = self.errors.get(key, 0) + count
 
-    def request_parts(self) -> dict[str, dict[str, Histogram]]:
-        """The parts of request times by Kafka's names, by API. Parts that took no time are counted as 0 seconds.
+    def authenticated(self, listener: str, mechanism: str, *, well: bool) -> None:
+        """Count a login on a listener. Mechanisms are those that the listener has, TLS, or none if none was named."""
+        key = listener, mechanism or "none", "success" if well else "failure"
+        self.authentications[key] = self.authentications.get(key, 0) + 1
+
+    def request_parts(self, api: str) -> dict[str, Histogram]:
+        """The parts of an API's request times by Kafka's names. Parts that took no time are counted as 0 seconds.
 
         What did not wait was local from its beginning to its end, so only delayed requests are measured in parts.
         """
-        parts: dict[str, dict[str, Histogram]] = {part: {} for part in _PARTS}
-        parts["throttletimems"] = {}
-        for api, total in self.request_seconds.children.items():
-            local, remote = local_and_remote(total, self.delayed.children.get(api) or DelayedTimes())
-            count = sum(total.counts)
-            throttled = self.throttle_seconds.children.get(api) or Histogram()
-            throttle = Histogram()
-            throttle.counts = [max(0, count - sum(throttled.counts)) + throttled.counts[0], *throttled.counts[1:]]
-            throttle.total = throttled.total
-            for part, histogram in zip(parts, (total, local, remote, throttle), strict=True):
-                parts[part][api] = histogram
+        total = self.request_seconds.labels(api)
+        local, remote = local_and_remote(total, self.delayed.children.get(api) or DelayedTimes())
+        parts = dict(zip(_PARTS, (total, local, remote), strict=True))
+        count = sum(total.counts)
+        for part, measured in zip(
+            _SELDOM_PARTS, (self.throttle_seconds, self.queue_seconds, self.send_seconds), strict=True
+        ):
+            some = measured.children.get(api) or Histogram()
+            every = parts[part] = Histogram()
+            every.counts = [max(0, count - sum(some.counts)) + some.counts[0], *some.counts[1:]]
+            every.total = some.total
         return parts
 
     def fetch_parts(self) -> dict[str, dict[str, Histogram]]:
-        """The same for Kafka's two kinds of fetches: those of followers, and the rest. Of throttling it is unknown."""
+        """The same for Kafka's two kinds of fetches, those of followers and the rest, by request and part: but for
+        those that are not measured for each of them.
+        """
         total, delayed = self.request_seconds.labels("Fetch"), self.delayed.labels("Fetch")
         waited = self.follower_fetches.delayed
         followers = self.follower_fetches.total, *local_and_remote(self.follower_fetches.total, waited)
         fetches = total, *local_and_remote(total, delayed)
         return {
-            part: {"FetchFollower": of_followers, "FetchConsumer": all_of.without(of_followers)}
-            for part, all_of, of_followers in zip(_PARTS, fetches, followers, strict=True)
+            "FetchFollower": dict(zip(_PARTS, followers, strict=True)),
+            "FetchConsumer": {
+                part: all_of.without(of_followers)
+                for part, all_of, of_followers in zip(_PARTS, fetches, followers, strict=True)
+            },
         }
 
-    def _parts(self) -> Iterator[Metric]:
+    def _parts(self) -> Iterator[Metric | None]:
         family = HistogramMetricFamily(
             "fleetlog_request_part_seconds", "Parts of fleetlog_request_seconds; APIs that only work here have none.",
             labels=["api", "part"],
         )  # fmt: skip
-        for part, histograms in self.request_parts().items():
-            for api in sorted(histograms):
-                waits = self.delayed.children.get(api)
-                if part != "totaltimems" and ((waits and waits.total.total) or api in self.throttle_seconds.children):
-                    histogram = histograms[api]
-                    buckets = list(zip(_BOUNDS, map(float, accumulate(histogram.counts)), strict=True))
-                    family.add_metric([api, part.removesuffix("timems")], buckets, histogram.total)
+        for api in sorted(self.request_seconds.children):
+            waits = self.delayed.children.get(api)
+            if (waits is None or not waits.total.total) and api not in self.throttle_seconds.children:
+                continue
+            parts = self.request_parts(api)
+            for part in ("localtimems", "remotetimems", "throttletimems"):
+                histogram = parts[part]
+                buckets = list(zip(_BOUNDS, map(float, accumulate(histogram.counts)), strict=True))
+                family.add_metric([api, part.removesuffix("timems")], buckets, histogram.total)
+            yield None
         yield family
 
     def watch_histogram(self, name: str, doc: str, histogram: Histogram) -> None:

@@ -27,6 +27,8 @@ SOURCE = Path(__file__).parent / "counting.c"
 LIMIT_S = 240
 SECURED, SECURED_MAX = ", authorized and measured", 0.03
 """Works with an authorizer and quotas, and how much more they may cost than without."""
+FIGURES_ON, FIGURES_OFF, FIGURES_MAX = ", figures on", ", figures off", 0.02
+"""Works with what metrics count and without, and how much more the first may cost than the second."""
 HASH_SEED = "0"
 
 
@@ -102,15 +104,15 @@ def over(counted: dict[str, int], budget: dict[str, int], tolerance: float) -> l
 
 
 def dearer(counted: dict[str, int]) -> list[str]:
-    """Lines about the works that cost too much more with an authorizer and quotas."""
-    shares = {
-        work: counted[work] / counted[work.removesuffix(SECURED)] - 1 for work in counted if work.endswith(SECURED)
-    }
-    return [
-        f"{work}: {share:+.1%} of what it costs without (allowed: {SECURED_MAX:+.1%})"
-        for work, share in shares.items()
-        if share > SECURED_MAX
-    ]
+    """Lines about the works that cost too much more with an authorizer and quotas, or with figures."""
+    found = []
+    for more, less, most in ((SECURED, "", SECURED_MAX), (FIGURES_ON, FIGURES_OFF, FIGURES_MAX)):
+        for work in counted:
+            if work.endswith(more):
+                share = counted[work] / counted[work.removesuffix(more) + less] - 1
+                if share > most:
+                    found.append(f"{work}: {share:+.2%} of what it costs without (allowed: {most:+.0%})")
+    return found
 
 
 def write(counted: dict[str, int]) -> None:

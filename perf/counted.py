@@ -40,6 +40,10 @@ CROWD = 4
 """Connections that send in the same turn of the loop."""
 AUTHORIZED = ("produce 1 KiB", "produce 1 KiB, 10 at once", "fetch 64 KiB", "fetch 64 KiB in a session")
 """The works that are counted with an authorizer, too."""
+BOTH = ("produce 1 KiB", "produce 1 KiB, 10 at once", "fetch 64 KiB")
+"""The works that are counted with figures and without. Both come late, when the interpreter has made of all code what
+it will.
+"""
 ACLS = 1000
 QUOTA = 1 << 50
 SPEND, SPENT = "spend", 100
@@ -90,13 +94,13 @@ class Client(TurnClient):
 class Fixture:
     """A broker that leads one topic."""
 
-    def __init__(self, directory: Path, plant: int) -> None:
+    def __init__(self, directory: Path, plant: int = 0, *, figures: bool = True) -> None:
         from brokers import metrics
         from brokers.model import Endpoint
         from brokers.server.listener import Server
         from perf.stage import LoneLeader
 
-        self.stage = stage = LoneLeader(directory, NOW_MS)
+        self.stage = stage = LoneLeader(directory, NOW_MS, figures=figures)
         stage.topic(TOPIC, 2 * PARTITIONS, topic_id=TOPIC_ID)
         for index in range(PARTITIONS, 2 * PARTITIONS):  # a transaction that goes on: sequence 0 is the next one
             stage.append(
@@ -281,6 +285,21 @@ def reading_in_session(fixture: Fixture, max_bytes: int, count: int = FETCHES) -
         yield [_fetch(max_bytes, offset, session_id, epoch)]
 
 
+def late_works(fixture: Fixture) -> Iterator[tuple[str, Callable[[list[Frame]], None], list[list[Frame]]]]:
+    """What is counted with figures and without, of a broker of its own: name, and what is asked how."""
+    kinds = works()
+    for frames in itertools.islice(kinds["produce 128 KiB"], WARMUP):
+        fixture.check(frames)  # what is read below
+    kinds["fetch 64 KiB"] = itertools.cycle(reading(fixture, 64 * KIB))
+    for work in BOTH:
+        for frames in itertools.islice(kinds[work], SPECIALISED):
+            fixture.check(frames)
+        gc.collect()
+        gc.freeze()
+        yield work, fixture.check, _some(kinds[work])
+    fixture.close()
+
+
 def main() -> None:
     """Count every work once, and how much ``spend`` costs."""
     library, plant, directory = ctypes.CDLL(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
@@ -323,6 +342,10 @@ def main() -> None:
         for frames in itertools.islice(kinds[work], SPECIALISED):
             fixture.check(frames)
         count(f"{work}, authorized and measured", fixture.check, _some(kinds[work]))
+    fixture.close()
+    for name, figures in (("on", True), ("off", False)):
+        for work, ask, rounds in late_works(Fixture(directory / name, figures=figures)):
+            count(f"{work}, figures {name}", ask, rounds)
     library.begin_counting()
     spend(REQUESTS * SPENT)
     library.end_counting(SPEND.encode())

@@ -73,7 +73,8 @@ class StandingClock:
 class LoneLeader:
     """``services`` are the broker's, without a loop: the one that measures puts its own there."""
 
-    def __init__(self, directory: Path, now_ms: int) -> None:
+    def __init__(self, directory: Path, now_ms: int, *, figures: bool = True) -> None:
+        """``figures``: whether requests and topics are counted, as with ``metrics.enable``."""
         overrides = {"broker.id": str(ME), "zookeeper.connect": "none:1", "log.dirs": str(directory / "data")}
         self.config = load_config(overrides=overrides)
         self.clock = StandingClock(now_ms)
@@ -88,9 +89,10 @@ class LoneLeader:
             ME, self.metadata, logs, self.clock,
             session_valid=lambda: self.lease, incarnation=lambda: INCARNATION, isr_writer=self,
             call_soon=absent,  # its topics are small: their logs are made in the turn in which they are declared
-            topic_figures=TopicTable(100),
+            topic_figures=TopicTable(100) if figures else None,
         )  # fmt: skip
         metrics = Metrics()
+        metrics.enabled = metrics.counting = figures
         self.services = Services(
             config=self.config, clock=self.clock, loop=absent, metadata=self.metadata, replicas=self.replicas,
             store=absent, groups=absent, controller=absent, peers=absent,

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import sys
+import uuid
 from collections.abc import Callable, Generator, Iterator
-from itertools import pairwise
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -15,13 +13,38 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from brokers.api.fetch import handle_fetch
-from brokers.exposition import SLICE, Exposition, Rows, exposition_text, in_slices
+from brokers.exposition import (
+    LONG_SLICE,
+    SLICE,
+    Exposition,
+    Rows,
+    exposition_text,
+    in_slices,
+    in_weighed_slices,
+)
+from brokers.groups.members import Group, GroupState
+from brokers.groups.requests import GroupSettings
+from brokers.groups.shard import GroupShard
 from brokers.metrics import Metrics
-from brokers.replication.figures import bytes_from, follower_families, partition_rows, replica_families
+from brokers.model import PartitionState, TopicInfo
+from brokers.replication.figures import (
+    bytes_from,
+    dedup_rows,
+    follower_families,
+    partition_rows,
+    replica_families,
+    states_in_slices,
+)
 from brokers.topic_figures import OTHER_TOPICS, TopicTable
+from tests.support.bytecodes import Bytecodes, in_steps
 from tests.support.fetching import part, request
+from tests.support.gauges import added_up
 from tests.support.produce_runs import Broker, batch, frame
 from tests.support.stage import ME, OTHER, Stage
+from txn.commands import METRIC_ROWS
+from txn.coordinator import TransactionSettings, TransactionShard
+from txn.states import TransactionState
+from txn.transaction import Transaction
 from wire.errors import ErrorCode
 
 BYTECODES_PER_SLICE = 50_000
@@ -120,23 +143,11 @@ def test_replicas_are_shown_as_they_are(tmp_path: Path) -> None:
     stage.close()
 
 
-def bytecodes(source: Callable[[], Iterator[Metric | Rows | None]]) -> list[int]:
-    """How many bytecodes a source executes before each of its yields."""
-    counted = [0]
-    executed = 0
-
-    def trace(frame: FrameType, event: str, _: object) -> Any:
-        nonlocal executed
-        frame.f_trace_opcodes = True
-        executed += event == "opcode"
-        return trace
-
-    sys.settrace(trace)
-    try:
-        counted.extend(executed for _ in source())
-    finally:
-        sys.settrace(None)
-    return [after - before for before, after in pairwise(counted)]
+def bytecodes(source: Callable[[], Iterator[Any]]) -> list[int]:
+    """How many bytecodes a source executes before each of its yields, and behind the last one."""
+    counter = Bytecodes()
+    assert list(in_steps(source(), counter))
+    return counter.counted
 
 
 @pytest.fixture(scope="module")
@@ -147,16 +158,49 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Generator[Stage]:
     stage.close()
 
 
-@pytest.mark.parametrize("name", ["broker", "partitions"])
+@pytest.mark.parametrize("name", ["broker", "partitions", "followers", "deduplication"])
 def test_a_scrape_of_many_partitions_lets_the_loop_move(many: Stage, name: str) -> None:
-    """Each slice is short; a fleet with more partitions has more of them."""
+    """Each slice is short; a fleet with more partitions has more of them: tests/system/test_scrape.py has 10,000."""
     sources: dict[str, Callable[[], Iterator[Metric | Rows | None]]] = {
         "broker": lambda: replica_families(many.replicas, str),
         "partitions": lambda: partition_rows(many.replicas),
+        "followers": lambda: follower_families(many.replicas, many.clock),
+        "deduplication": lambda: dedup_rows(many.replicas),
     }
     slices = bytecodes(sources[name])
-    assert sum(count > SLICE for count in slices) >= 4
+    assert sum(count > SLICE for count in slices) >= (4 if name != "deduplication" else 1)
     assert max(slices) < BYTECODES_PER_SLICE, slices
+
+
+def test_a_log_of_many_segments_weighs_more(many: Stage) -> None:
+    """Their sizes are added up: a few logs with thousands of them are a slice."""
+    weights = [1, 1, 70, 40, 1, 200, 1]
+    assert [*in_weighed_slices(weights, int)] == [[1, 1, 70], [40, 1], [200], [1]]
+
+
+def test_topics_with_many_or_few_partitions_are_read_in_even_slices() -> None:
+    state = PartitionState((ME,), ME, 0, (ME,), 0, 1, 7, (7,))
+    sizes = [1] * 600 + [3_000]
+    topics = [TopicInfo(f"t{number}", uuid.uuid4(), (state,) * size, {}) for number, size in enumerate(sizes)]
+    counter = Bytecodes()
+    found = [len(some) for some in in_steps(states_in_slices(topics), counter)]
+    assert (sum(found), max(found)) == (3_600, LONG_SLICE)
+    assert max(counter.counted) < BYTECODES_PER_SLICE
+
+
+def test_groups_and_transactions_are_counted_in_slices() -> None:
+    shard = GroupShard(0, GroupSettings())
+    for number in range(5 * METRIC_ROWS):
+        shard.groups[f"g{number}"] = Group(f"g{number}")
+    transactions = TransactionShard(0, TransactionSettings())
+    one = Transaction(1, 0, 60_000, TransactionState.ONGOING, start_ms=1)
+    transactions.transactions = {f"t{number}": one for number in range(5 * METRIC_ROWS)}
+    for source in (shard.metric_parts, transactions.metric_parts, lambda: shard.longest_rebalances_ms(1)):
+        slices = bytecodes(source)
+        assert len(slices) >= 6
+        assert max(slices) < BYTECODES_PER_SLICE / 5, "five of them are a turn"
+    assert added_up(shard.metric_parts())[f"groups_{GroupState.EMPTY.value}"] == 5 * METRIC_ROWS
+    assert added_up(transactions.metric_parts())["transactions_open"] == 5 * METRIC_ROWS
 
 
 def test_topics_are_read_in_slices() -> None:
@@ -165,7 +209,7 @@ def test_topics_are_read_in_slices() -> None:
         table.of(f"t{number}")
     slices = bytecodes(table.collect)
     assert max(slices) < BYTECODES_PER_SLICE, slices
-    assert len(slices) == 8
+    assert len(slices) == 10
 
 
 def test_other_work_runs_between_two_slices() -> None:

@@ -18,7 +18,7 @@ Source: Kafka's coordinator runtime (KIP-848 design notes), as values.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NewType, Protocol
 
@@ -125,6 +125,8 @@ class Result:
 
 Command = Callable[[Any, Now, Ticket], Result]
 """``command(shard, now, ticket) -> Result``; submitted under a key, run on the loop thread."""
+METRIC_ROWS = 100
+"""Groups or transactions that :meth:`Shard.metric_parts` looks at between two of its parts."""
 
 
 class Shard(Protocol):
@@ -160,6 +162,9 @@ class Shard(Protocol):
         """The key under which a timer's command is serialised."""
         ...
 
-    def metrics(self) -> Mapping[str, float]:
-        """Gauges for the metrics endpoint (numbers of groups, members, open transactions)."""
+    def metric_parts(self) -> Iterator[Mapping[str, float]]:
+        """Gauges for the metrics endpoint (numbers of groups, members, open transactions), which are to be added up.
+
+        Each part stands for :data:`METRIC_ROWS` groups or transactions at most. The state may change between two.
+        """
         ...

@@ -10,11 +10,11 @@ epoch for every transaction), KIP-1228.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from txn.commands import Cancel, CoordinatorRecord, Effect, Now, Result, Schedule, WriteMarkers
+from txn.commands import METRIC_ROWS, Cancel, CoordinatorRecord, Effect, Now, Result, Schedule, WriteMarkers
 from txn.patterns import Pattern
 from txn.records import (
     RecordError,
@@ -527,12 +527,23 @@ class TransactionShard:
             found.append(ListedTransaction(transactional_id, t.producer_id, t.state))
         return found
 
-    def metrics(self) -> Mapping[str, float]:
-        """Numbers of ids, open transactions and transactions whose markers are being written."""
-        states = [t.state for t in self.transactions.values()]
-        return {
-            "transactional_ids": float(len(states)),
-            "transactions_open": float(states.count(TransactionState.ONGOING)),
-            "transactions_ending": float(sum(state in PREPARED for state in states)),
+    def metric_parts(self) -> Iterator[Mapping[str, float]]:
+        """Numbers of ids, of these sinks, open transactions, of these sinks' batches, and of transactions whose markers
+        are being written, to be added up.
+        """
+        every = list(self.transactions.values())
+        yield {
+            "transactional_ids": float(len(every)), "transactions_open": 0.0, "transactions_ending": 0.0,
+            "sinks": 0.0, "sink_batches_open": 0.0,
             "transaction_records_skipped": float(self.skipped_records),
-        }
+        }  # fmt: skip
+        for begin in range(0, len(every), METRIC_ROWS):
+            some = every[begin : begin + METRIC_ROWS]
+            states = [one.state for one in some]
+            sinks = [one.state for one in some if one.batch is not None]
+            yield {
+                "transactions_open": float(states.count(TransactionState.ONGOING)),
+                "transactions_ending": float(sum(state in PREPARED for state in states)),
+                "sinks": float(len(sinks)),
+                "sink_batches_open": float(sinks.count(TransactionState.ONGOING)),
+            }

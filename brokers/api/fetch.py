@@ -216,7 +216,8 @@ class Fetch:
         replica = self.reader.replica = self.session.replica
         if replica is not None:
             services = self.context.services
-            self.begun_us = services.clock.mono_us()
+            if services.metrics.counting:
+                self.begun_us = services.clock.mono_us()
             self.reader.throttle = services.fetch_sessions.throttle(services.metadata)
 
     @property

@@ -55,6 +55,7 @@ class ActiveController:
         self.topics = TopicCommands(context, self.settle, new_id, clock.wall_ms, unconfirmed)
         self.leaders = LeaderCommands(context, self.settle, self.probes)
         self.moves = MoveCommands(context, self.settle, self.probes, self.leaders)
+        context.leaving = lambda: self.leaders.leaving
         self._touched: set[TopicPartition] = set()
         self._pruner = Pruner(context.store, keep_count=KEEP_CHANGES, keep_ms=KEEP_CHANGES_MS, mono_ms=clock.mono_ms)
 

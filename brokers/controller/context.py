@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from typing import NoReturn, TypeVar
 
+from brokers.controller.elections import reason_of
 from brokers.controller.writes import MultiWrite
 from brokers.metadata import znodes
 from brokers.metadata.cache import MetadataCache
-from brokers.metadata.image import MetadataDelta, MetadataImage
+from brokers.metadata.image import NO_STATE_EPOCH, MetadataDelta, MetadataImage
 from brokers.metadata.loading import children_or_none, list_changes, load_metadata
-from brokers.metadata.znodes import BadZnode, StatesChanged
+from brokers.metadata.znodes import BadZnode, Change, StatesChanged
 from brokers.model import BrokerInfo, LiveBroker, PartitionState, TopicPartition
 from brokers.replication.isr import LiveBrokers
 from coordination.changes import entry
@@ -67,7 +69,13 @@ class ControllerContext:
     the writes of leaders. ``deleting`` names topics with a deletion in progress.
     """
 
-    def __init__(self, store: Store, metadata: MetadataCache, leadership: Leadership) -> None:
+    def __init__(
+        self, store: Store, metadata: MetadataCache, leadership: Leadership, elections: Counter[str] | None = None
+    ) -> None:
+        """``elections`` counts by reason the elections that are written."""
+        self.elections: Counter[str] = Counter() if elections is None else elections
+        self.leaving: Callable[[], Collection[int]] = tuple
+        """The brokers that are about to stop."""
         self.store = store
         self.metadata = metadata
         self.leadership = leadership
@@ -195,7 +203,20 @@ class ControllerContext:
         except UnknownOutcome as problem:
             raise StaleState(f"unknown outcome of a write: {problem}") from problem
         self._failed_at = ""
+        self._count(write.changes)
         self.image.apply(write.changes, MetadataDelta())
+
+    def _count(self, changes: Iterable[Change]) -> None:
+        """Count the elections among what was written; the image is as it was before."""
+        leaving, live_brokers = self.leaving(), self.live_brokers
+        for change in changes:
+            if isinstance(change, StatesChanged):
+                for index, new in change.states.items():
+                    old = self.image.partition(TopicPartition(change.name, index))
+                    if old is not None and old.partition_epoch != NO_STATE_EPOCH:
+                        reason = reason_of(old, new, live_brokers, leaving)
+                        if reason is not None:
+                            self.elections[reason.value] += 1
 
     async def persist(self, what: str, attempt: Callable[[], Awaitable[R]], attempts: int = ATTEMPTS) -> R | None:
         """Repeat ``attempt`` until it raises no StaleState, reading again in between; None after ``attempts`` tries.

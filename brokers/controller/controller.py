@@ -12,12 +12,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
+from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 from brokers.controller.active import ActiveController
 from brokers.controller.auto_creation import AutoCreation
 from brokers.controller.context import ControllerContext, NotController
+from brokers.controller.elections import ElectionReason
 from brokers.controller.handle import (
     AUTO_CREATE_MS,
     DEPOSED,
@@ -77,6 +79,8 @@ class Controller:
         self._clock = clock
         self._new_id = new_id
         self._replicas = replicas
+        self.elections: Counter[str] = Counter({reason.value: 0 for reason in ElectionReason})
+        """The elections that this broker made as controller, since its start, by reason."""
         self._previous_unclean_elections = 0
         self._everything = True
         self._halted = False
@@ -139,8 +143,8 @@ class Controller:
         log.info("elected controller with epoch %d", leadership.epoch)
         self._elected_ms = self._clock.wall_ms()
         self._active = ActiveController(
-            ControllerContext(self._store, self._metadata, leadership), self._peers, broker_id=self._broker_id,
-            clock=self._clock, new_id=self._new_id, replicas=self._replicas,
+            ControllerContext(self._store, self._metadata, leadership, self.elections), self._peers,
+            broker_id=self._broker_id, clock=self._clock, new_id=self._new_id, replicas=self._replicas,
         )  # fmt: skip
         self._halted = False
         self._poked.clear()

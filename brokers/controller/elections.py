@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from enum import StrEnum
 
 from brokers.model import INTERNAL_TOPICS, NO_LEADER, BrokerId, LogEnd, PartitionState, TopicPartition
 from brokers.replication import isr
@@ -29,6 +30,46 @@ from brokers.replication.isr import LiveBrokers
 RECOVERED = 0
 RECOVERING = 1
 """Leader recovery states (KIP-704): the leader was elected uncleanly."""
+
+
+class ElectionReason(StrEnum):
+    """Why a partition has another leader, or the same in a new epoch."""
+
+    LEADER_GONE = "leader_gone"
+    """The leader's registration ended, or its logs are not what they were; a replica leads in a new epoch."""
+    LEADERLESS = "leaderless"
+    """The same, and no replica may lead."""
+    RETURNED = "returned"
+    """A partition without a leader has one again, also in the second step of the handover of a coordinator."""
+    UNCLEAN = "unclean"
+    """The same, and acknowledged records may be lost."""
+    SHUTDOWN = "shutdown"
+    """The leader is about to stop, and hands over."""
+    REASSIGNMENT = "reassignment"
+    """The leader hands over to a replica of the new assignment."""
+    PREFERRED = "preferred"
+    """The leader hands over to the preferred replica."""
+
+
+def reason_of(
+    old: PartitionState, new: PartitionState, live_brokers: LiveBrokers, leaving: Collection[int]
+) -> ElectionReason | None:
+    """Why a state that the controller wrote has another leader; None: it has not, or only lets the old one go."""
+    if new.leader_epoch == old.leader_epoch or new.leader == old.leader == NO_LEADER:
+        return None
+    if new.leader == NO_LEADER:
+        return None if is_led(old, live_brokers) else ElectionReason.LEADERLESS
+    if new.leader_recovery_state == RECOVERING:
+        return ElectionReason.UNCLEAN
+    if old.leader == NO_LEADER:
+        return ElectionReason.RETURNED
+    if not is_led(old, live_brokers):
+        return ElectionReason.LEADER_GONE
+    if old.leader in leaving:
+        return ElectionReason.SHUTDOWN
+    if old.adding or old.removing or old.leader not in new.replicas:
+        return ElectionReason.REASSIGNMENT
+    return ElectionReason.PREFERRED
 
 
 def new_partition(replicas: tuple[BrokerId, ...], live_brokers: LiveBrokers, controller_epoch: int) -> PartitionState:

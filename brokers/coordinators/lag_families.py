@@ -12,7 +12,8 @@ Names and labels are those of kafka_exporter 1.9 and kminion 2; ``kafka_consumer
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from operator import itemgetter
+from typing import NamedTuple
 
 from brokers.config import BrokerConfig
 from brokers.coordinators.lags import GroupLag, LagWatch
@@ -21,10 +22,15 @@ from brokers.groups.members import GroupState
 from brokers.metadata.cache import MetadataCache
 from brokers.metrics import Metrics
 from brokers.model import BrokerInfo
+from brokers.replication.figures import SEGMENTS_PER_ROW
+from brokers.replication.partition import Partition
 from brokers.replication.replicas import ReplicaManager
 
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
-SAMPLES_PER_TURN = 1_000
+SAMPLES_PER_TURN = 300
+"""Samples that are made in one turn of the loop."""
+BLOCK_SAMPLES = 1_000
+"""Samples that are kept as one piece of text."""
 BEHIND_S = 60
 """From this lag on a group has series of its own before groups that get on."""
 
@@ -41,6 +47,7 @@ _FAMILIES: dict[str, str] = {
     "fleetlog_lag_series_left_out": "Partitions without series of their own: group.lag.series.max.",
     "fleetlog_lag_groups_left_out": "Groups without series of their own: group.lag.series.max.",
     "fleetlog_lag_topics_left_out": "Topics without series of their own: group.lag.series.max.",
+    "kafka_exporter_build_info": "1, for dashboards of kafka_exporter that look for it.",
     "kafka_brokers": "Brokers of the fleet.",
     "kafka_broker_info": "1 for each broker.",
     "kafka_topic_partitions": "Partitions of a topic.",
@@ -82,17 +89,25 @@ _FAMILIES: dict[str, str] = {
 
 
 class _Page:
-    """Samples by family, in slices of the loop's time."""
+    """Samples by family, in slices of the loop's time.
+
+    Lists are short: a long one would hold the loop when it is joined, and when it is freed.
+    """
 
     def __init__(self) -> None:
         self._rows: dict[str, list[str]] = {name: [] for name in _FAMILIES}
+        self._blocks: dict[str, list[bytes]] = {name: [] for name in _FAMILIES}
         self._samples = 0
 
     def add(self, name: str, value: float, **labels: object) -> None:
         """One sample; a label that is None is left out."""
         told = ",".join(f'{label}="{str(one).translate(_ESCAPES)}"' for label, one in labels.items() if one is not None)
-        self._rows[name].append(f"{name}{{{told}}} {value}" if told else f"{name} {value}")
+        rows = self._rows[name]
+        rows.append(f"{name}{{{told}}} {value}\n" if told else f"{name} {value}\n")
         self._samples += 1
+        if len(rows) >= BLOCK_SAMPLES:
+            self._blocks[name].append("".join(rows).encode())
+            rows.clear()
 
     async def turn(self, looked_at: int = 0) -> None:
         """Let the loop run now and then; ``looked_at`` are rows that became no samples."""
@@ -101,21 +116,40 @@ class _Page:
             self._samples = 0
             await asyncio.sleep(0)
 
-    async def text(self) -> bytes:
-        """All families that have samples."""
-        blocks: list[bytes] = []
+    def blocks(self) -> tuple[bytes, ...]:
+        """The text of all families that have samples."""
+        found: list[bytes] = []
         for name, rows in self._rows.items():
-            if rows:
+            made = self._blocks[name]
+            if rows or made:
                 kind = "counter" if name.endswith("_total") else "gauge"
-                blocks.append(f"# HELP {name} {_FAMILIES[name]}\n# TYPE {name} {kind}\n".encode())
-                for begin in range(0, len(rows), SAMPLES_PER_TURN):
-                    blocks.append(("\n".join(rows[begin : begin + SAMPLES_PER_TURN]) + "\n").encode())
-                    await asyncio.sleep(0)
-        return b"".join(blocks)
+                head = f"# HELP {name} {_FAMILIES[name]}\n# TYPE {name} {kind}\n".encode()
+                found += [head, *made, "".join(rows).encode()]
+        return tuple(found)
+
+
+class _Summary(NamedTuple):
+    """A group as its families show it."""
+
+    group: GroupLag
+    progress: Progress
+    seconds: float
+    records: int
+    topics: dict[str, tuple[int, int, float]]
+    """Sums of offsets and of records, and the longest time."""
+    assigned: dict[str, tuple[int, int]]
+    """Members and partitions."""
+    idle: int
+    """Members without a partition."""
+
+    @property
+    def series(self) -> int:
+        """What counts of ``group.lag.series.max``."""
+        return 1 + len(self.topics.keys() | self.assigned.keys())
 
 
 class LagFamilies:
-    """Makes the text; :attr:`text` is the last one."""
+    """Makes the text; :attr:`blocks` are the last one."""
 
     def __init__(
         self,
@@ -126,7 +160,7 @@ class LagFamilies:
         metadata: MetadataCache,
         replicas: ReplicaManager,
     ) -> None:
-        self.text = b""
+        self.blocks: tuple[bytes, ...] = ()
         self._broker_id = broker_id
         self._version = version
         self._series_max = series_max
@@ -134,19 +168,20 @@ class LagFamilies:
         self._metadata = metadata
         self._replicas = replicas
 
-    def page(self) -> bytes:
-        """The last text."""
-        return self.text
+    def page(self) -> tuple[bytes, ...]:
+        """The last text, in pieces."""
+        return self.blocks
 
     async def make(self) -> None:
         """Make the text anew."""
         page = _Page()
         page.add("kminion_exporter_up", int(self._lags.complete), version=self._version)
+        page.add("kafka_exporter_build_info", 1, version=f"fleetlog {self._version}")
         if self._metadata.controller_id == self._broker_id:
             await self._fleet(page)
         left_out = await self._partitions(page) + await self._groups(page)
         page.add("fleetlog_lag_series_left_out", left_out)
-        self.text = await page.text()
+        self.blocks = page.blocks()
 
     # ---- the fleet, told by its controller -------------------------------------------------------------------------
 
@@ -178,7 +213,11 @@ class LagFamilies:
 
     async def _partitions(self, page: _Page) -> int:
         replicas = list(self._replicas.all())
-        led = [one for one in replicas if one.is_leader]
+        led: list[Partition] = []
+        for one in replicas:
+            await page.turn(1)
+            if one.is_leader:
+                led.append(one)
         single = len(led) <= self._series_max
         ends: dict[str, int] = {}
         starts: dict[str, int] = {}
@@ -186,7 +225,7 @@ class LagFamilies:
             (topic, index), log, state = one.tp, one.log, one.state
             ends[topic] = ends.get(topic, 0) + log.high_watermark
             starts[topic] = starts.get(topic, 0) + log.log_start_offset
-            await page.turn()
+            await page.turn(1)
             if not single:
                 continue
             missing = len(state.isr) < len(state.target)
@@ -208,7 +247,7 @@ class LagFamilies:
         sizes: dict[str, int] = {}
         for one in replicas:
             sizes[one.tp.topic] = sizes.get(one.tp.topic, 0) + one.log.size_bytes
-            await page.turn(1)
+            await page.turn(1 + len(one.log.segments) // SEGMENTS_PER_ROW)
         told = len(sizes) <= self._series_max
         page.add("fleetlog_lag_topics_left_out", 0 if told else len(sizes))
         for name, sums in (
@@ -227,52 +266,55 @@ class LagFamilies:
     # ---- groups coordinated here -----------------------------------------------------------------------------------
 
     async def _groups(self, page: _Page) -> int:
-        groups = self._lags.groups
-        rows = sum(len(group.partitions) for group in groups.values())
+        groups = list(self._lags.groups.values())
+        rows = 0
+        for group in groups:
+            rows += len(group.partitions)
+            await page.turn(1)
         single = rows <= self._series_max
         shown = await self._shown(page, groups)
         page.add("fleetlog_lag_groups_left_out", len(groups) - len(shown))
         told = 0
-        for group in shown:
-            self._group(page, group)
+        for one in shown:
+            await self._group(page, one)
             if single:
-                _group_partitions(page, group)
-                told += len(group.partitions)
+                await _group_partitions(page, one.group)
+                told += len(one.group.partitions)
             await page.turn()
         return rows - told
 
-    async def _shown(self, page: _Page, groups: Mapping[str, GroupLag]) -> list[GroupLag]:
+    async def _shown(self, page: _Page, groups: list[GroupLag]) -> list[_Summary]:
         """The groups that have series of their own, those behind first; adds the sums over all."""
         states = dict.fromkeys(Progress, 0)
         records, longest, wanted = 0, 0.0, 0
-        ranked: list[tuple[bool, str, int]] = []
-        for group in groups.values():
-            topics = {tp.topic for tp in group.partitions} | {topic for one in group.assignments for topic in one}
-            late, progress = max((one.seconds for one in group.partitions.values()), default=0.0), group.progress
-            records += sum(one.records for one in group.partitions.values())
-            longest = max(longest, late)
-            states[progress] += 1
-            series = 1 + len(topics)
-            wanted += series
-            ranked.append((progress < Progress.STOP and late < BEHIND_S, group.group_id, series))
-            await page.turn(len(group.partitions) + 1)
+        ranked: list[tuple[bool, str, _Summary]] = []
+        for group in groups:
+            one = await _summed(page, group)
+            records += one.records
+            longest = max(longest, one.seconds)
+            states[one.progress] += 1
+            wanted += one.series
+            ranked.append((one.progress < Progress.STOP and one.seconds < BEHIND_S, group.group_id, one))
+            await page.turn(1)
         for progress, count in states.items():
             page.add("fleetlog_groups", count, state=progress.name)
         page.add("fleetlog_groups_lag_records", records)
         page.add("fleetlog_groups_lag_seconds", longest)
         if wanted <= self._series_max:
-            return list(groups.values())
-        shown: list[GroupLag] = []
+            return [one for _, _, one in ranked]
+        shown: list[_Summary] = []
         room = self._series_max
-        for _, group_id, series in sorted(ranked):
-            if series <= room:
-                room -= series
-                shown.append(groups[group_id])
+        for _, _, one in sorted(ranked, key=itemgetter(0, 1)):
+            await page.turn(1)
+            if one.series <= room:
+                room -= one.series
+                shown.append(one)
         return shown
 
-    def _group(self, page: _Page, group: GroupLag) -> None:
+    async def _group(self, page: _Page, one: _Summary) -> None:
+        group = one.group
         name = group.group_id
-        page.add("fleetlog_group_state", int(group.progress), group=name)
+        page.add("fleetlog_group_state", int(one.progress), group=name)
         page.add("fleetlog_group_members", group.members, group=name)
         page.add("fleetlog_group_commits_total", group.commits, group=name)
         page.add("fleetlog_group_rebalances_total", group.rebalances, group=name)
@@ -284,21 +326,21 @@ class LagFamilies:
         )  # fmt: skip
         page.add("kminion_kafka_consumer_group_members", group.members, group_id=name)
         page.add("kminion_kafka_consumer_group_offset_commits_total", group.commits, group_id=name)
-        idle = sum(not any(one.values()) for one in group.assignments)
-        page.add("kminion_kafka_consumer_group_empty_members", idle, group_id=name)
-        for topic in sorted({topic for one in group.assignments for topic in one}):
-            counts = [one[topic] for one in group.assignments if one.get(topic)]
-            page.add("kminion_kafka_consumer_group_topic_members", len(counts), group_id=name, topic_name=topic)
+        page.add("kminion_kafka_consumer_group_empty_members", one.idle, group_id=name)
+        for topic, (members, partitions) in sorted(one.assigned.items()):
+            page.add("kminion_kafka_consumer_group_topic_members", members, group_id=name, topic_name=topic)
             page.add(
-                "kminion_kafka_consumer_group_topic_assigned_partitions", sum(counts), group_id=name, topic_name=topic
+                "kminion_kafka_consumer_group_topic_assigned_partitions", partitions, group_id=name, topic_name=topic
             )
-        for topic, (offsets, records, seconds) in _by_topic(group).items():
+            await page.turn()
+        for topic, (offsets, records, seconds) in one.topics.items():
             page.add("fleetlog_group_lag_records", records, group=name, topic=topic)
             page.add("fleetlog_group_lag_seconds", seconds, group=name, topic=topic)
             page.add("kafka_consumergroup_current_offset_sum", offsets, consumergroup=name, topic=topic)
             page.add("kafka_consumergroup_lag_sum", records, consumergroup=name, topic=topic)
             page.add("kminion_kafka_consumer_group_topic_offset_sum", offsets, group_id=name, topic_name=topic)
             page.add("kminion_kafka_consumer_group_topic_lag", records, group_id=name, topic_name=topic)
+            await page.turn()
 
 
 def serve_lags(
@@ -316,7 +358,7 @@ def serve_lags(
         metrics.group_families = families.page
 
 
-def _group_partitions(page: _Page, group: GroupLag) -> None:
+async def _group_partitions(page: _Page, group: GroupLag) -> None:
     for (topic, index), one in group.partitions.items():
         labels = {"consumergroup": group.group_id, "topic": topic, "partition": index}
         page.add("kafka_consumergroup_current_offset", one.committed, **labels)
@@ -327,15 +369,30 @@ def _group_partitions(page: _Page, group: GroupLag) -> None:
             "kminion_kafka_consumer_group_topic_partition_lag", one.records,
             group_id=group.group_id, partition_id=index, topic_name=topic,
         )  # fmt: skip
+        await page.turn()
 
 
-def _by_topic(group: GroupLag) -> Mapping[str, tuple[int, int, float]]:
-    """Sums of offsets and of records, and the longest time, by topic."""
-    found: dict[str, tuple[int, int, float]] = {}
-    for tp, one in group.partitions.items():
-        offsets, records, seconds = found.get(tp.topic, (0, 0, 0.0))
-        found[tp.topic] = (offsets + one.committed, records + one.records, max(seconds, one.seconds))
-    return found
+async def _summed(page: _Page, group: GroupLag) -> _Summary:
+    """A group's partitions added up by topic, and its members' assignments."""
+    topics: dict[str, tuple[int, int, float]] = {}
+    progress, longest, waiting = Progress.OK, 0.0, 0
+    for (topic, _), one in group.partitions.items():
+        offsets, records, seconds = topics.get(topic, (0, 0, 0.0))
+        topics[topic] = (offsets + one.committed, records + one.records, max(seconds, one.seconds))
+        progress, longest, waiting = max(progress, one.progress), max(longest, one.seconds), waiting + one.records
+        await page.turn(1)
+    assigned: dict[str, tuple[int, int]] = {}
+    idle = 0
+    for counts in group.assignments:
+        has_some = False
+        for topic, count in counts.items():
+            members, partitions = assigned.get(topic, (0, 0))
+            assigned[topic] = members + bool(count), partitions + count
+            has_some = has_some or bool(count)
+            await page.turn(1)
+        idle += not has_some
+        await page.turn(1)
+    return _Summary(group, progress, longest, waiting, topics, assigned, idle)
 
 
 def _address(broker: BrokerInfo) -> dict[str, object]:

@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 from brokers.coordinators.runtime import CoordinatorRuntime
 from brokers.coordinators.shard_host import ShardState
-from brokers.groups.assignments import assignments_of
+from brokers.groups.assignments import AssignmentUnreadable, assigned_counts
 from brokers.groups.lag import LogPosition, PartitionLag, PartitionWindow, Progress, worst
-from brokers.groups.members import Group
+from brokers.groups.members import CONSUMER_PROTOCOL_TYPE, Group
 from brokers.groups.records import CommittedOffset
 from brokers.groups.shard import GroupShard
 from brokers.metadata.cache import MetadataCache
@@ -29,7 +29,7 @@ from wire.errors import ErrorCode
 
 log = logging.getLogger(__name__)
 
-ROWS_PER_TURN = 200
+ROWS_PER_TURN = 100
 """Partitions that are worked on in one turn of the loop."""
 ROWS_PER_ROUND = 50_000
 """Partitions of groups that are looked at in one round; the groups behind them come first in the next."""
@@ -117,7 +117,10 @@ class LagWatch:
                 found[group_id] = await self._judged(group, committed[group_id], positions)
             elif group_id in self.groups:
                 found[group_id] = self.groups[group_id]
-        self._windows = {group_id: rows for group_id, rows in self._windows.items() if group_id in groups}
+        for group_id in list(self._windows):
+            if group_id not in groups:
+                del self._windows[group_id]
+            await self._turn()
         self.groups = found
         for listener in self._after_round:
             await listener()
@@ -168,12 +171,20 @@ class LagWatch:
                 by_leader.setdefault(state.leader, {})[pair] = None
         answers = await asyncio.gather(*(self._ask(leader, list(asked)) for leader, asked in by_leader.items()))
         self.complete = None not in answers
-        found = {pair: position for answer in answers if answer is not None for pair, position in answer.items()}
+        found: dict[Asked, LogPosition] = {}
+        for answer in answers:
+            found.update(answer or {})
         for pair, waiting_since_ms in since.items():
+            await self._turn()
             ends = found.get((pair[0], NO_OFFSET))
             if ends is not None and ends.start <= pair[1]:
                 found[pair] = ends._replace(waiting_since_ms=waiting_since_ms)
-        self._since = {pair: one.waiting_since_ms for pair, one in found.items() if one.waiting_since_ms >= 0}
+        waiting: dict[Asked, int] = {}
+        for pair, one in found.items():
+            await self._turn()
+            if one.waiting_since_ms >= 0:
+                waiting[pair] = one.waiting_since_ms
+        self._since = waiting
         return found
 
     async def _ask(self, leader: int, asked: list[Asked]) -> dict[Asked, LogPosition] | None:
@@ -208,5 +219,22 @@ class LagWatch:
         self._windows[group.id] = kept
         return GroupLag(
             group.id, group.state.value, group.protocol_type or "", group.protocol or "", len(group.members),
-            assignments_of(group), group.commits, found, self._clock.mono_ms(), group.rebalances,
+            await self._assignments(group), group.commits, found, self._clock.mono_ms(), group.rebalances,
         )  # fmt: skip
+
+    async def _assignments(self, group: Group) -> list[dict[str, int]]:
+        """Of each member of a consumer group, its partitions by topic; none where they cannot be read."""
+        if group.protocol_type != CONSUMER_PROTOCOL_TYPE:
+            return []
+        every: list[dict[str, int]] = []
+        for member in list(group.members.values()):
+            found: dict[str, int] = {}
+            try:
+                for topic, count in assigned_counts(member.assignment):
+                    await self._turn()
+                    found[topic] = found.get(topic, 0) + count
+            except AssignmentUnreadable:
+                found = {}
+            every.append(found)
+            await self._turn()
+        return every

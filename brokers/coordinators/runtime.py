@@ -7,7 +7,7 @@ machines return decisions (``txn.commands.Result``); ``brokers.coordinators.shar
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache, partial
 from operator import mul
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -229,13 +229,11 @@ class CoordinatorRuntime(Generic[S]):
         """Whether a shard is still loading: lists would be incomplete."""
         return any(host.state is ShardState.LOADING for host in self._hosts.values())
 
-    def metrics(self) -> dict[str, float]:
-        """Gauges of all loaded shards, added up."""
-        total: dict[str, float] = {f"{self.kind}_partitions": float(len(self._hosts))}
+    def metric_parts(self) -> Iterator[Mapping[str, float]]:
+        """Gauges of all loaded shards, to be added up: see :meth:`txn.commands.Shard.metric_parts`."""
+        yield {f"{self.kind}_partitions": float(len(self._hosts))}
         for shard in self.shards():
-            for name, value in shard.metrics().items():
-                total[name] = total.get(name, 0.0) + value
-        return total
+            yield from shard.metric_parts()
 
     def _next_ticket(self) -> Ticket:
         self._last_ticket += 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from brokers.groups import classic, offsets, records
 from brokers.groups.member_memory import MemberRoom
@@ -30,7 +30,7 @@ from brokers.groups.requests import (
     SyncAnswer,
     SyncRequest,
 )
-from txn.commands import CoordinatorRecord, Now, Result, Schedule, Ticket
+from txn.commands import METRIC_ROWS, CoordinatorRecord, Now, Result, Schedule, Ticket
 from wire.errors import ErrorCode
 from wire.types import TopicPartition
 
@@ -325,26 +325,30 @@ class GroupShard:
         """The group's id; empty for the sweep, which only reads."""
         return parse_timer(name)[1]
 
-    def metrics(self) -> Mapping[str, float]:
-        """Groups by state, members, offsets, open transactions, skipped records."""
-        states: Counter[str] = Counter(group.state.value for group in self.groups.values())
-        return {
-            **{
-                f"groups_{state.value}": float(states[state.value])
-                for state in GroupState
-                if state is not GroupState.DEAD
-            },
-            "groups": float(len(self.groups)),
-            "members": float(sum(len(group.members) for group in self.groups.values())),
-            "offsets": float(sum(len(group.offsets) for group in self.groups.values())),
+    def metric_parts(self) -> Iterator[Mapping[str, float]]:
+        """Groups by state, members, offsets, open transactions, skipped records, to be added up."""
+        yield {
+            **{f"groups_{state.value}": 0.0 for state in GroupState if state is not GroupState.DEAD},
+            "groups": float(len(self.groups)), "members": 0.0, "offsets": 0.0,
             "open_transactions": float(len(self._open)),
             "skipped_records": float(sum(self.skipped.values())),
-        }
+        }  # fmt: skip
+        every = list(self.groups.values())
+        for begin in range(0, len(every), METRIC_ROWS):
+            some = every[begin : begin + METRIC_ROWS]
+            found: Counter[str] = Counter(
+                f"groups_{one.state.value}" for one in some if one.state is not GroupState.DEAD
+            )
+            found["members"] = sum(len(one.members) for one in some)
+            found["offsets"] = sum(len(one.offsets) for one in some)
+            yield found
 
-    def longest_rebalance_ms(self, now_ms: int) -> int:
-        """How long the oldest rebalance under way has taken; 0 without one."""
-        begun = [one.rebalancing_since_ms for one in self.groups.values() if one.rebalancing_since_ms is not None]
-        return max(0, now_ms - min(begun, default=now_ms))
+    def longest_rebalances_ms(self, now_ms: int) -> Iterator[int]:
+        """Of one part of the groups after the other, how long the oldest rebalance under way has taken; 0: none."""
+        every = list(self.groups.values())
+        for begin in range(0, len(every), METRIC_ROWS):
+            since = (one.rebalancing_since_ms for one in every[begin : begin + METRIC_ROWS])
+            yield max((now_ms - begun_ms for begun_ms in since if begun_ms is not None), default=0)
 
     def _dispose_all(self) -> None:
         for group in list(self.groups.values()):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from typing import NamedTuple
 
 from _native.batch import validate_batch
@@ -126,9 +127,9 @@ class BackgroundVerify:
 
     def troubles(self) -> list[str]:
         """What is damaged, as texts; empty if nothing is known to be."""
-        every = [str(one) for one in self.damaged.values()]
-        more = [f"{len(every) - TOLD} more segments are damaged"] if len(every) > TOLD else []
-        return every[:TOLD] + more
+        more = len(self.damaged) - TOLD
+        first = [str(one) for one in islice(self.damaged.values(), TOLD)]
+        return [*first, f"{more} more segments are damaged"] if more > 0 else first
 
     def step(self) -> None:
         """Go on by what one second may cost; call it about every second. Off, it does nothing."""

@@ -9,15 +9,36 @@ from typing import TYPE_CHECKING
 from brokers.log import checkpoints
 from brokers.log.background_checkpoint import BackgroundCheckpoint
 from brokers.log.failures import DiskError, DiskFailed, DiskFull
+from brokers.metrics import Histogram
 
 if TYPE_CHECKING:
     from brokers.log.background import PendingSync
     from brokers.log.directories import LogDirectory
     from brokers.log.files import DiskPort
     from brokers.log.log import Log
+    from brokers.model import Clock
     from wire.types import TopicPartition
 
 logger = logging.getLogger(__name__)
+
+
+class CheckpointTimes:
+    """How long the checkpoints of a directory took until they were durable, and when, by its path, the last were."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._begun_us: dict[str, int] = {}
+        self.seconds = Histogram()
+        self.ended_ms: dict[str, int] = {}
+
+    def begin(self, path: str) -> None:
+        """The first of a directory's files is about to be written."""
+        self._begun_us[path] = self._clock.mono_us()
+
+    def end(self, path: str) -> None:
+        """All of them are durable."""
+        self.seconds.observe((self._clock.mono_us() - self._begun_us[path]) / 1e6)
+        self.ended_ms[path] = self._clock.mono_ms()
 
 
 class Checkpoints:
@@ -30,7 +51,9 @@ class Checkpoints:
         logs_of: Callable[[LogDirectory], list[Log]],
         cleaned: Callable[[], dict[TopicPartition, int]],
         on_failure: Callable[[LogDirectory, DiskError], None],
+        clock: Clock,
     ) -> None:
+        self.times = CheckpointTimes(clock)
         self._disk = disk
         self._directories = directories
         self._logs_of = logs_of
@@ -81,11 +104,13 @@ class Checkpoints:
         return True
 
     def _begin(self, directory: LogDirectory) -> None:
+        self.times.begin(directory.path)
         directory.checkpoint = BackgroundCheckpoint(self._disk, directory.path, self._files(directory))
 
     def _schedule(self, directory: LogDirectory) -> None:
         if directory.checkpoint is not None and directory.checkpoint.step():
             directory.checkpoint = None
+            self.times.end(directory.path)
 
     def give_up(self, directory: LogDirectory) -> None:
         """Forget what is under way there."""
@@ -101,7 +126,9 @@ class Checkpoints:
 
     def write(self, directory: LogDirectory) -> None:
         """All checkpoints of a directory, now. Raises DiskError."""
+        self.times.begin(directory.path)
         self._replace(directory, self._files(directory))
+        self.times.end(directory.path)
 
     def write_recovery_points(self, directory: LogDirectory) -> None:
         """These alone, now. Raises DiskError."""

@@ -108,7 +108,9 @@ class LogStore:
         self.cleaner = Cleaner(disk, self._logs, self._cleaner_settings, self._note_cleaned)
         self.verify = BackgroundVerify(disk, self._logs, lambda: self.broker_config().log_verify_bytes_per_second)
         self._deletions = 0
-        self._checkpoints = Checkpoints(disk, self.directories, self._logs_of, self.cleaner.progress, self._failed)
+        progress = self.cleaner.progress
+        self._checkpoints = Checkpoints(disk, self.directories, self._logs_of, progress, self._failed, clock)
+        self.checkpoint_times = self._checkpoints.times
         self._upkeep = Upkeep(
             config, disk, self._logs, self.directories, cleaner=self.cleaner, verify=self.verify,
             checkpoints=self._checkpoints, end_syncs=self._end_syncs,
@@ -357,6 +359,11 @@ class LogStore:
         logs: dict[str, list[Log]] = {directory.path: [] for directory in self.directories}
         for tp, log in self._logs.items():
             logs[self._homes[tp].path].append(log)
+        rooms = self.room()
+        return [DirectoryUsage(one.path, one.offline, total, usable, logs[one.path]) for one, total, usable in rooms]
+
+    def room(self) -> list[tuple[LogDirectory, int, int]]:
+        """The directories, each with the bytes of its volume and those that are usable: see :class:`DirectoryUsage`."""
         found = []
         for directory in self.directories:
             total, usable = -1, -1
@@ -367,7 +374,7 @@ class LogStore:
                     logger.warning("free space of the log directories is unknown: %s", wrong)
                 if directory.room.crowded:
                     usable = 0
-            found.append(DirectoryUsage(directory.path, directory.offline, total, usable, logs[directory.path]))
+            found.append((directory, total, usable))
         return found
 
     def create(self, tp: TopicPartition, topic_id: uuid.UUID | None, config: TopicConfig) -> Log:

@@ -20,8 +20,10 @@ import heapq
 import itertools
 import logging
 import uuid
+from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol
 
+from brokers.exposition import LONG_SLICE, in_slices
 from brokers.model import PartitionState, TopicPartition
 from wire.errors import ErrorCode
 from wire.hot import FetchAnswer, FetchAnswerPart, FetchPart
@@ -209,9 +211,13 @@ class FetchPlan:
         if self._entries.pop(key, None) is not None:
             self._stop(key)
 
-    def max_lag(self) -> int:
-        """The largest lag of a partition behind its leader's high watermark, in records."""
-        return max((entry.lag for entry in self._entries.values()), default=0)
+    def largest_lags(self) -> Iterator[int]:
+        """The largest lags behind the leader's high watermark, in records: one of each slice of the partitions.
+
+        What is followed may change between two of them.
+        """
+        for some in in_slices(self._entries.values(), LONG_SLICE):
+            yield max(entry.lag for entry in some)
 
     def _start(self, key: Key, entry: _Entry) -> None:
         entry.due_ms = None

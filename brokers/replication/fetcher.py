@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+
 from _native.errors import MalformedMessage
+from brokers.exposition import BROKER_PAGE
 from brokers.model import Clock, TopicPartition
 from brokers.peers.calls import PeersPort, PeerUnavailable
 from brokers.replication.fetch_plan import SESSION_ERRORS, Counts, FetchPlan, Followed, Key, Limits, Request, Throttle
@@ -93,9 +96,15 @@ class ReplicaFetchers:
         """The number of followed partitions by leader."""
         return {leader: len(fetcher.plan) for leader, fetcher in self._fetchers.items()}
 
-    def max_lag(self) -> int:
-        """The largest lag of a partition behind its leader's high watermark, in records."""
-        return max((fetcher.plan.max_lag() for fetcher in self._fetchers.values()), default=0)
+    def _lag_family(self) -> Iterator[Metric | None]:
+        largest = 0
+        for fetcher in list(self._fetchers.values()):
+            for lag in fetcher.plan.largest_lags():
+                largest = max(largest, lag)
+                yield None
+        yield GaugeMetricFamily(
+            "fleetlog_replica_max_lag", "The largest lag of a follower on this broker, in records.", largest
+        )
 
     def watch(self, metrics: Metrics) -> None:
         """Export the counters as metrics of the broker."""
@@ -112,9 +121,7 @@ class ReplicaFetchers:
                 "truncations": counts.truncations,
             },
         )
-        metrics.watch(
-            "fleetlog_replica_max_lag", "The largest lag of a follower on this broker, in records.", self.max_lag
-        )
+        metrics.register(BROKER_PAGE, self._lag_family)
         metrics.watch(
             "fleetlog_followers", "Replicas on this broker that follow a leader.", lambda: len(self._followed)
         )

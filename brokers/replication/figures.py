@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 
-from brokers.exposition import RowFamily, Rows, in_slices
+from brokers.exposition import LONG_SLICE, RowFamily, Rows, in_slices, in_weighed_slices
 from brokers.log import Log
-from brokers.model import Clock
+from brokers.model import Clock, PartitionState, TopicInfo
 from brokers.replication.partition import Partition
 from brokers.replication.replicas import ReplicaManager
 
 PARTITION_LABELS = ("topic", "partition")
+SEGMENTS_PER_ROW = 32
+"""So many segments, of which the sizes are added up, take as much time as a row."""
 
 
 class ReplicaLook(NamedTuple):
@@ -68,14 +70,29 @@ def look_at(partition: Partition) -> ReplicaLook:
 
 def looks(replicas: ReplicaManager) -> Iterator[list[ReplicaLook]]:
     """All replicas, as many at a time as one turn of the loop may read."""
-    for some in in_slices(replicas.all()):
+    for some in in_weighed_slices(replicas.all(), _weight):
         yield [look_at(partition) for partition in some if not partition.deleted]
+
+
+def _weight(partition: Partition) -> int:
+    return 1 + len(partition.log.segments) // SEGMENTS_PER_ROW
+
+
+def states_in_slices(topics: Iterable[TopicInfo]) -> Iterator[list[PartitionState]]:
+    """The partitions' states, as many at a time as one turn of the loop may read."""
+    some: list[PartitionState] = []
+    for topic in list(topics):
+        some += topic.partitions
+        while len(some) >= LONG_SLICE:
+            yield some[:LONG_SLICE]
+            del some[:LONG_SLICE]
+    yield some
 
 
 def follower_families(replicas: ReplicaManager, clock: Clock) -> Iterator[Metric | None]:
     """How far followers are behind the partitions that this broker leads, by the follower's broker id."""
     found: dict[int, list[float]] = {}
-    for some in in_slices(replicas.all()):
+    for some in in_weighed_slices(replicas.all(), lambda one: _weight(one) * max(1, len(one.state.replicas) - 1)):
         now_ms = clock.mono_ms()
         for partition in some:
             if not partition.is_leader or partition.deleted or partition.log.offline:
@@ -144,7 +161,7 @@ def partition_rows(replicas: ReplicaManager) -> Iterator[Rows | None]:
     yield found
 
 
-def replica_families(replicas: ReplicaManager, label: Callable[[str], str]) -> Iterator[Metric | None]:
+def replica_families(replicas: ReplicaManager, label: Callable[[str], str]) -> Iterator[Metric | Rows | None]:
     """The replicas added up for the broker, and by topic; ``label`` is a topic's label."""
     total = dict.fromkeys(_BROKER_GAUGES, 0)
     topics: dict[str, list[int]] = {}
@@ -172,11 +189,11 @@ def replica_families(replicas: ReplicaManager, label: Callable[[str], str]) -> I
     yield GaugeMetricFamily(
         "fleetlog_lost_commits", "Truncations below the high watermark: only an unclean election may cause one.", lost
     )
-    for index, (name, doc) in enumerate(_TOPIC_GAUGES):
-        family = GaugeMetricFamily(f"fleetlog_topic_{name}", doc, labels=["topic"])
-        for topic, row in sorted(topics.items()):
-            family.add_metric([topic], row[index])
-        yield family
+    by_topic = Rows(("topic",), _TOPIC_GAUGES)
+    for few in in_slices(sorted(topics.items())):
+        by_topic.rows += [((topic,), row) for topic, row in few]
+        yield None
+    yield by_topic
 
 
 _BROKER_GAUGES = {
@@ -190,9 +207,34 @@ _BROKER_GAUGES = {
     "log_bytes": "Size of this broker's logs.",
     "log_segments": "Segments of this broker's logs.",
 }
-_TOPIC_GAUGES = (
-    ("replicas", "Replicas of the topic on this broker."),
-    ("leaders", "Partitions of the topic that this broker leads."),
-    ("under_replicated_partitions", "Those of them whose in-sync set lacks a replica."),
-    ("log_bytes", "Size of the topic's logs on this broker."),
+_TOPIC_GAUGES = tuple(
+    RowFamily(f"fleetlog_topic_{name}", "gauge", doc)
+    for name, doc in (
+        ("replicas", "Replicas of the topic on this broker."),
+        ("leaders", "Partitions of the topic that this broker leads."),
+        ("under_replicated_partitions", "Those of them whose in-sync set lacks a replica."),
+        ("log_bytes", "Size of the topic's logs on this broker."),
+    )
 )
+DEDUP_GAUGES = tuple(
+    RowFamily(f"fleetlog_dedup_{name}", "gauge", doc)
+    for name, doc in (
+        ("bytes", "Bytes that the accepted positions of a replica take."),
+        ("sources", "Sources of which a replica knows positions."),
+        ("dropped_records", "Duplicates that this broker dropped as the leader."),
+        ("refused_batches", "Batches refused for want of room, or below what is known."),
+    )
+)
+
+
+def dedup_rows(replicas: ReplicaManager) -> Iterator[Rows | None]:
+    """The replicas of topics that drop duplicates."""
+    found = Rows(("partition",), DEDUP_GAUGES)
+    for some in in_slices(replicas.all(), LONG_SLICE):
+        for partition in some:
+            sets = partition.log.producers.positions
+            if sets is not None:
+                numbers = (sets.cost, len(sets.sources), sets.dropped, sets.refused)
+                found.rows.append(((str(partition.tp),), numbers))
+        yield None
+    yield found

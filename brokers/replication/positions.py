@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from brokers.peers.calls import PeersPort
     from brokers.replication.replicas import ReplicaManager
 
-PAIRS_PER_REQUEST = 2_000
+PAIRS_PER_REQUEST = 200
+"""Making and decoding more would hold the loop for long."""
 ASK_MS = 3_000
 NO_OFFSET = -1
 """Instead of an offset: only the ends of the log are asked for, which reads nothing."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import logging
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -208,7 +209,7 @@ class ReplicaManager:
                     f" {len(directory.room.crowded)} replica(s) cannot append"
                 )
         if self._unopened:
-            named = ", ".join(map(str, sorted(self._unopened)[:UNOPENED_NAMED]))
+            named = ", ".join(map(str, heapq.nsmallest(UNOPENED_NAMED, self._unopened)))
             found.append(
                 f"no log of {len(self._unopened)} replica(s) assigned to this broker ({named}, ...); see the log"
             )

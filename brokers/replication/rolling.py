@@ -1,10 +1,10 @@
-"""What a rolling restart asks before it stops a broker, and after it has started it again; offline partitions. Pure."""
+"""What a rolling restart asks before it stops a broker, and after it has started it again. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from brokers.model import NO_LEADER, PartitionState, TopicInfo, TopicPartition
+from brokers.model import PartitionState, TopicInfo, TopicPartition
 
 NAMED = 3
 
@@ -28,11 +28,6 @@ def held_back(topics: Iterable[TopicInfo], broker_id: int, min_isr: Callable[[st
         if len(state.replicas) > needed and len(state.isr) - 1 < needed:
             found.append(tp)
     return found
-
-
-def offline_count(topics: Iterable[TopicInfo]) -> int:
-    """How many partitions have no leader."""
-    return sum(state.leader == NO_LEADER for topic in topics for state in topic.partitions)
 
 
 def _replicas(topics: Iterable[TopicInfo], broker_id: int) -> Iterator[tuple[TopicPartition, PartitionState]]:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from brokers.api.metering import Meter
-    from brokers.metrics import Metrics
+    from brokers.metrics import Counter, Histogram, Labelled, Metrics
     from brokers.model import Clock
     from brokers.server.disk import ReadAhead
     from brokers.server.login import ConnectionLogin
@@ -58,6 +58,9 @@ class Environment(Protocol):
     clock: Clock
     timers: Timers
     metrics: Metrics
+    received: Counter | None
+    sent: Counter | None
+    """Count bytes, where some page shows it."""
     budget: ByteBudget
     read_ahead: ReadAhead
     quiet: QuietLog
@@ -152,6 +155,11 @@ class Connection:
     def principal(self, principal: str) -> None:
         self.peer = dataclasses.replace(self.peer, principal=principal)
         self.meter = self._env.meter(self.peer)
+
+    @property
+    def tls(self) -> tuple[str, str] | None:
+        """Cipher and version of TLS; None without it."""
+        return None
 
     @property
     def software(self) -> tuple[str, str]:
@@ -262,7 +270,9 @@ class Connection:
                 self.close("the peer closed it")
             return
         self.last_active_ms = self._env.clock.mono_ms()
-        self._env.metrics.bytes_in.value += count
+        received = self._env.received
+        if received is not None:
+            received.value += count
         framer.received(count)
         if stalled or not self.batchable or not self._env.join_batch(self):
             self.resume()
@@ -297,7 +307,7 @@ class Connection:
             return
         self._pumping = True
         if self._marks.queued_ms is not None and not self._stalled():
-            self._env.metrics.queue_seconds.observe((self._env.clock.mono_ms() - self._marks.queued_ms) / 1000)
+            self._count_wait(self._env.metrics.queue_seconds, self._framer.next_key(), self._marks.queued_ms)
             self._marks.queued_ms = None
         more = True
         try:
@@ -328,6 +338,10 @@ class Connection:
             return
         if self._framer.waiting < READ_BEHIND or not self._stalled():
             self._unmute()
+
+    def _count_wait(self, waits: Labelled[Histogram], key: int, since_ms: int) -> None:
+        api = APIS.get(key)
+        waits.labels("unknown" if api is None else api.name).observe((self._env.clock.mono_ms() - since_ms) / 1000)
 
     def _run(self) -> bool:
         """Execute the next requests where they were received, if they are of that kind.
@@ -363,8 +377,11 @@ class Connection:
         self._slots.append(slot)
         return slot
 
-    def deliver(self, chunks: Sequence[Chunk]) -> None:
-        """The answers of requests that were executed at once, without a slot. They leave when the pump is through."""
+    def deliver(self, key: int, chunks: Sequence[Chunk]) -> None:
+        """The answers of an API's requests that were executed at once, without a slot. They leave when the pump is
+        through.
+        """
+        self._marks.answered_key = key
         if self._slots:
             self.next_slot().answer(list(chunks))
         elif not self.closed:
@@ -438,6 +455,10 @@ class Connection:
 
     # -- answering ------------------------------------------------------------------------------------------------
 
+    def answers(self, key: int) -> None:
+        """The next slot that has its answer is of that API."""
+        self._marks.answered_key = key
+
     def answered(self, slot: Slot) -> None:
         """A slot has its answer: send what is now at the head of the order."""
         if slot.cost:
@@ -463,7 +484,9 @@ class Connection:
             return
         if sent:
             outbox.sent(sent)
-            self._env.metrics.bytes_out.value += sent
+            counter = self._env.sent
+            if counter is not None:
+                counter.value += sent
             self.last_active_ms = self._env.clock.mono_ms()
         if stop == _DISK:
             self._read_ahead()
@@ -478,13 +501,13 @@ class Connection:
         elif self._writing and not wanted:
             self._loop.remove_writer(self._fd)
         self._writing = wanted
+        marks = self._marks
         if wanted:
-            self._marks.unsent_ms = (
-                self._env.clock.mono_ms() if self._marks.unsent_ms is None else self._marks.unsent_ms
-            )
-        elif self._marks.unsent_ms is not None and not self._outbox.pending:
-            self._env.metrics.send_seconds.observe((self._env.clock.mono_ms() - self._marks.unsent_ms) / 1000)
-            self._marks.unsent_ms = None
+            if marks.unsent_ms is None:
+                marks.unsent_ms, marks.unsent_key = self._env.clock.mono_ms(), marks.answered_key
+        elif marks.unsent_ms is not None and not self._outbox.pending:
+            self._count_wait(self._env.metrics.send_seconds, marks.unsent_key, marks.unsent_ms)
+            marks.unsent_ms = None
 
     def _read_ahead(self) -> None:
         """The file part at the head is not in memory: a worker reads it in."""

@@ -7,10 +7,11 @@ class ConnectionMarks:
     """See the module. They are by themselves because a look at a connection's attributes becomes dearer when it has
     more than 30 of them.
 
-    ``queued_ms``: since when a request that is here is not executed; ``unsent_ms``: since when an answer has not left.
+    ``queued_ms``: since when a request that is here is not executed; ``unsent_ms``: since when an answer has not left,
+    the newest one of ``unsent_key`` then. ``answered_key``: the API of the newest answer.
     """
 
-    __slots__ = ("client_id", "queued_ms", "since_ms", "software", "unsent_ms")
+    __slots__ = ("answered_key", "client_id", "queued_ms", "since_ms", "software", "unsent_key", "unsent_ms")
 
     def __init__(self, since_ms: int) -> None:
         self.since_ms = since_ms
@@ -18,3 +19,4 @@ class ConnectionMarks:
         self.client_id = ""
         self.queued_ms: int | None = None
         self.unsent_ms: int | None = None
+        self.unsent_key = self.answered_key = -1

@@ -35,7 +35,6 @@ from wire.refusals import error_response
 from wire.throttled import with_throttle_time
 
 if TYPE_CHECKING:
-    from brokers.metrics import Counter
     from brokers.server.limits import ByteBudget
 
 logger = logging.getLogger(__name__)
@@ -63,12 +62,13 @@ class Route:
     highest: int
     handler: Callable[[Any, Context], Any]
     decode: Callable[[int, memoryview], Any]
-    counted: Counter
     observe: Callable[[float, int], None]
     delayed: Callable[[float, float, int], None]
     pacing: Pacing
     batch: Batching | None
     large: bool
+    counting: bool
+    """Whether some page shows what is counted."""
 
 
 class Dispatcher:
@@ -105,12 +105,12 @@ class Dispatcher:
             api.max_version,
             handler,
             hot.DECODERS.get(api.key) or _library_decoder(api.key),
-            metrics.requests.labels(api.name),
             metrics.request_seconds.labels(api.name).observe,
             metrics.delayed.labels(api.name).observe,
             self._pacing,
             BATCHING.get(api.key) if handlers is None else None,
             api.large,
+            metrics.counting,
         )
 
     # -- a request ------------------------------------------------------------------------------------------------
@@ -235,9 +235,9 @@ class Dispatcher:
             if connection.muted_until_ms and type(outcome) is Done and type(outcome[0]) is list:
                 throttle(route.api.key, run.version, outcome[0], connection)
         if type(outcome) is Done and type(outcome[0]) is list and not reserved:
-            connection.deliver(outcome[0])
-            route.counted.value += len(ends)
-            route.observe(time.perf_counter() - started, len(ends))
+            connection.deliver(key, outcome[0])
+            if route.counting:
+                route.observe(time.perf_counter() - started, len(ends))
             return ends[-1]
         self._answer_run(route, connection, context, outcome, len(ends), reserved, started)
         return ends[-1]
@@ -312,9 +312,9 @@ class Dispatcher:
         """Answer so many requests that were executed together, now or later; a coroutine keeps what was reserved."""
         try:
             if type(outcome) is Done and type(outcome[0]) is list:
-                connection.deliver(outcome[0])
-                route.counted.value += count
-                route.observe(time.perf_counter() - started, count)
+                connection.deliver(route.api.key, outcome[0])
+                if route.counting:
+                    route.observe(time.perf_counter() - started, count)
                 return
             reply = Reply(route, context, connection, connection.next_slot(), started=started, requests=count)
             if reserved and inspect.iscoroutine(outcome):
@@ -450,11 +450,13 @@ class Reply:
         """Encode the answer and give it to the connection."""
         if self.meter is not None:
             self.measure()
-        self.route.counted.value += self.requests
-        now = time.perf_counter()
-        self.route.observe(now - self.started, self.requests)
-        if self.delayed_s:
-            self.route.delayed(self.delayed_s - self.started, now - self.delayed_s, self.requests)
+        route = self.route
+        if route.counting:
+            now = time.perf_counter()
+            route.observe(now - self.started, self.requests)
+            if self.delayed_s:
+                route.delayed(self.delayed_s - self.started, now - self.delayed_s, self.requests)
+        self.connection.answers(route.api.key)
         if response is CLOSE:
             self.refuse()
             return

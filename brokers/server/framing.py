@@ -193,6 +193,13 @@ class Framer:
         self._size = size
         return size
 
+    def next_key(self) -> int:
+        """The API key of the request that is next; -1 before it is there."""
+        if self._whole is not None:
+            return int.from_bytes(self._whole[:KEY_SIZE], "big") if self._have >= KEY_SIZE else -1
+        start = self._start + LENGTH_SIZE
+        return int.from_bytes(self._data[start : start + KEY_SIZE], "big") if self._end >= start + KEY_SIZE else -1
+
     def next(self) -> memoryview | None:
         """The next whole frame without its prefix, or None. Writable, and the caller's alone.
 

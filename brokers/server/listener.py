@@ -160,10 +160,15 @@ class Server:
         self.listen()
         self._services = services
         services.connections = self._connections
-        watch_connections(services.metrics, self._connections, [one.listener for one in self.endpoints])
+        watch_connections(
+            services.metrics, self._connections, [one.listener for one in self.endpoints], services.clock
+        )  # fmt: skip
         self.loop = services.loop
         self.clock = services.clock
         self.metrics = services.metrics
+        counting = services.metrics.counting
+        self.received = services.metrics.bytes_in if counting else None
+        self.sent = services.metrics.bytes_out if counting else None
         self._audit = services.audit
         self.quiet = QuietLog(services.clock.mono_ms)
         self.read_ahead = ReadAhead(self.loop)
@@ -346,7 +351,7 @@ class Server:
         tls = self._tls.get(endpoint.listener)
         if tls is None or self._handshakes is None:
             self._connections[peer.id] = Connection(self, sock, peer, login)
-            self.metrics.connections.set(len(self._connections))
+            self._opened(peer)
             return
 
         def opened(found: Opened) -> None:
@@ -376,7 +381,11 @@ class Server:
                 return
             peer = dataclasses.replace(peer, principal=opened.principal)
         self._connections[peer.id] = TlsConnection(self, sock, peer, login, transport)
+        self._opened(peer)
+
+    def _opened(self, peer: Peer) -> None:
         self.metrics.connections.set(len(self._connections))
+        self.metrics.created_connections.labels(peer.listener).inc()
 
     def _left(self, peer: Peer) -> None:
         if not self._reserve.leave(peer.id) and self._counted(peer.listener):

@@ -182,7 +182,7 @@ class LoginGate:
         """Whether the request goes on to its handler; else it is answered here, now or later, or closes."""
         clock, sasl = self._services.clock, login.sasl
         if not login.count():
-            return self._close(connection, "login", f"more than {REQUESTS_MAX} requests before a login")
+            return self._close(connection, login, "login", f"more than {REQUESTS_MAX} requests before a login")
         if sasl.expects_raw_token:
             raw = sasl.raw_token(bytes(frame), clock.mono_ms(), clock.wall_ms())
             if isinstance(raw, Deferred):
@@ -193,7 +193,7 @@ class LoginGate:
         try:
             header = messages.parse_request_header(frame)
         except messages.MalformedRequest as error:
-            return self._close(connection, "login", f"malformed header before a login: {error}")
+            return self._close(connection, login, "login", f"malformed header before a login: {error}")
         key, version = header.api_key, header.api_version
         api = APIS.get(key)
         admission = sasl.admit(key, clock.mono_ms())
@@ -204,9 +204,9 @@ class LoginGate:
             sasl.versions_answered(api.lowest <= version <= api.max_version)
             return True
         if admission is LoginAdmission.EXPIRED:
-            return self._close(connection, "session", f"the SASL session of {str(sasl.principal)!r} is over")
+            return self._close(connection, login, "session", f"the SASL session of {str(sasl.principal)!r} is over")
         if admission is LoginAdmission.CLOSE or api is None or not api.lowest <= version <= api.max_version:
-            return self._close(connection, "login", f"API key {key} version {version} before a login")
+            return self._close(connection, login, "login", f"API key {key} version {version} before a login")
         try:
             if admission is LoginAdmission.ILLEGAL:
                 response = error_response(key, version, None, ErrorCode.ILLEGAL_SASL_STATE)
@@ -218,7 +218,7 @@ class LoginGate:
                 self._authenticate(sasl, version, frame[header.body :], answered)
                 return False
         except messages.MalformedRequest as error:
-            return self._close(connection, "login", f"malformed {api.name} version {version}: {error}")
+            return self._close(connection, login, "login", f"malformed {api.name} version {version}: {error}")
         framed = [] if response is None else _framed(response, key, version, header.correlation_id)
         self._conclude(connection, login, slot, framed, then, detail)
         return False
@@ -285,13 +285,14 @@ class LoginGate:
         if then is Then.CONTINUE:
             if login.sasl.state is LoginState.COMPLETE:
                 if audit is not None and not audit.logged_in(connection.peer, str(login.sasl.principal), mechanism):
-                    self._close(connection, "audit", "the login cannot be recorded")
+                    self._close(connection, login, "audit", "the login cannot be recorded")
                     return
+                self._services.metrics.authenticated(connection.peer.listener, mechanism, well=True)
                 lasting = login.sasl.session_ends_mono_ms is None
                 connection.logged_in(str(login.sasl.principal), mechanism, lasting=lasting)
             slot.answer(list(answer))
             return
-        self._count("login")
+        self._count(connection, login, "login")
         self._quiet.warning("%s: login refused: %s", connection.peer.peer_host, detail)
         if audit is not None:
             audit.login_refused(connection.peer, mechanism, detail)
@@ -301,11 +302,14 @@ class LoginGate:
         else:
             connection.last_answer(slot, answer, "login refused")
 
-    def _count(self, reason: str) -> None:
-        self._services.metrics.refused.labels(reason).inc()
+    def _count(self, connection: ConnectionPort, login: ConnectionLogin, reason: str) -> None:
+        metrics = self._services.metrics
+        metrics.refused.labels(reason).inc()
+        if reason == "login":
+            metrics.authenticated(connection.peer.listener, login.sasl.mechanism, well=False)
 
-    def _close(self, connection: ConnectionPort, reason: str, text: str) -> bool:
-        self._count(reason)
+    def _close(self, connection: ConnectionPort, login: ConnectionLogin, reason: str, text: str) -> bool:
+        self._count(connection, login, reason)
         self._quiet.warning("%s: %s; the connection is closed", connection.peer.peer_host, text)
         connection.close(text)
         return False

@@ -25,7 +25,7 @@ class ProcessFigures:
         self._began_ns = 0
         self._last = (time.perf_counter(), time.process_time())
         self._busy = 0.0
-        ProcessCollector(registry=metrics.registry)
+        metrics.register(KAFKA_PAGE, ProcessCollector(registry=metrics.registry).collect)
         GCCollector(registry=metrics.registry)
         metrics.watch_counters(
             "fleetlog_gc_pauses", "Garbage collections, each of which held the loop.", (),

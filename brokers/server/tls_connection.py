@@ -33,6 +33,11 @@ class TlsConnection(Connection):
         transport.on_lost(self.close)
 
     @property
+    def tls(self) -> tuple[str, str]:
+        """Cipher and version of TLS."""
+        return self._transport.tls
+
+    @property
     def held_in_all(self) -> int:
         """What this connection holds in memory, with what waits between TLS and its socket."""
         return self.held + self._transport.held
@@ -46,7 +51,9 @@ class TlsConnection(Connection):
             return
         if sent:
             outbox.sent(sent)
-            self._env.metrics.bytes_out.value += sent
+            counter = self._env.sent
+            if counter is not None:
+                counter.value += sent
             self.last_active_ms = self._env.clock.mono_ms()
         if stop == _DISK:
             self._read_ahead()

@@ -58,6 +58,8 @@ UNSENT_BYTES_MAX: Final = 64 * 1024
 
 
 CERTIFICATE_LOGIN: Final = "CERTIFICATE"
+TLS_MECHANISM: Final = "TLS"
+"""How metrics call what a handshake proves; with a client's certificate or without."""
 """How a client with a certificate logs in, beside the mechanisms of SASL, in the audit."""
 _REFUSED_LOGINS: Final = frozenset({TlsProblem.CERTIFICATE, TlsProblem.NO_CERTIFICATE})
 
@@ -298,6 +300,8 @@ class Handshakes:
         elif not self._send(handshake):
             self.drop(handshake)
         elif done:
+            if handshake.listener.protocol == "SSL":  # else the login by SASL behind it is counted
+                self._metrics.authenticated(handshake.listener.name, TLS_MECHANISM, well=True)
             self._leave(handshake)
             self._engine_ended()
             handshake.opened(Opened(engine, principal, handshake.unsent))
@@ -329,10 +333,12 @@ class Handshakes:
             handshake.host, HANDSHAKE_MS, handshake.listener.name,
         )  # fmt: skip
         self._metrics.refused.labels("handshake").inc()
+        self._metrics.authenticated(handshake.listener.name, TLS_MECHANISM, well=False)
         self.drop(handshake)
 
     def _fail(self, handshake: Handshake, failure: TlsFailure) -> None:
         self._send(handshake)
+        self._metrics.authenticated(handshake.listener.name, TLS_MECHANISM, well=False)
         self.refused(handshake.listener, handshake.host, failure)
         self.drop(handshake)
 

@@ -90,6 +90,11 @@ class TlsTransport:
         self._on_lost: Callable[[str], None] | None = None
         self.held = 0
 
+    @property
+    def tls(self) -> tuple[str, str]:
+        """The cipher and the version of the protocol, as OpenSSL names them."""
+        return self._engine.cipher or "unknown", self._engine.version or "unknown"
+
     # ---- instead of the loop
 
     def on_lost(self, lost: Callable[[str], None]) -> None:

@@ -160,7 +160,7 @@ def answers(stage: Stage, frame: bytes) -> list[bytes]:
 def test_the_dispatcher_executes_a_fetch_where_it_was_received(stage: Stage) -> None:
     stage.topic("t")
     stage.append("t", 3)
-    counted = stage.services.metrics.requests.labels("Fetch")
+    counted = stage.services.metrics.request_seconds.labels("Fetch")
     run, alone = answers(stage, fetch_frame("t"))
     assert run == alone
     assert len(run) == 4 + int.from_bytes(run[:4], "big")

@@ -46,7 +46,7 @@ def test_what_comes_together_is_appended_together(tmp_path: Path) -> None:
     assert told(broker.ask(b"".join(sent), 3)) == [(1, 0, 1), (2, 0, 2), (3, 0, 4)]
     assert broker.runs == [len(b"".join(sent))]
     metrics = broker.stage.services.metrics
-    assert (metrics.requests.labels("Produce").value, broker.stage.counted.total("records_in")) == (4, 7)
+    assert (metrics.request_seconds.labels("Produce").value, broker.stage.counted.total("records_in")) == (4, 7)
     assert sum(metrics.request_seconds.labels("Produce").counts) == 4
     broker.close()
 
@@ -82,7 +82,7 @@ def _outcome(broker: Broker, kinds: list[str], version: int, directory: Path) ->
                  list(producers.open.items()), log.reader.aborted_entries())
             )  # fmt: skip
     metrics = broker.stage.services.metrics
-    produced = metrics.requests.labels("Produce").value
+    produced = metrics.request_seconds.labels("Produce").value
     found.append((broker.stage.counted.total("records_in"), broker.stage.counted.total("bytes_in"), produced))
     for index in (0, 1):
         broker.stage.partition("t", index).log.close()

@@ -16,6 +16,7 @@ from brokers.controller.elections import (
     is_led,
     must_be_heard,
     new_partition,
+    reason_of,
     released,
     to_ask,
 )
@@ -359,6 +360,34 @@ def test_only_replicas_that_hold_everything_count(situation: tuple[PartitionStat
         )
     else:
         assert not after.elr or after.leader_epoch == before.leader_epoch
+
+
+ADVANCED = replace(THREE, leader=2, leader_epoch=5, leader_incarnation=6)
+"""The next state of THREE, with another leader."""
+RELEASED = replace(THREE_OFFLINE, leader_epoch=5)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "live", "leaving", "reason"),
+    [
+        (THREE, replace(THREE, isr=THREE.isr[:2], isr_incarnations=(5, 6)), clean(b1=5, b2=6), (), None),
+        (THREE, ADVANCED, clean(b2=6, b3=7), (), "leader_gone"),
+        (THREE, replace(THREE, leader_epoch=5, leader_incarnation=9), clean(b1=9), (), "leader_gone"),
+        (THREE, RELEASED, clean(b2=6), (), "leaderless"),
+        (THREE, RELEASED, clean(b1=5), (), None),
+        (RELEASED, replace(RELEASED, leader_epoch=6), clean(), (), None),
+        (THREE_OFFLINE, ADVANCED, clean(b2=6), (), "returned"),
+        (THREE_OFFLINE, replace(ADVANCED, leader_recovery_state=RECOVERING), clean(b2=6), (), "unclean"),
+        (THREE, ADVANCED, clean(b1=5, b2=6), (1,), "shutdown"),
+        (THREE, ADVANCED, clean(b1=5, b2=6), (), "preferred"),
+        (replace(THREE, removing=(BrokerId(1),)), ADVANCED, clean(b1=5, b2=6), (), "reassignment"),
+        (THREE, replace(ADVANCED, replicas=THREE.replicas[1:]), clean(b1=5, b2=6), (), "reassignment"),
+    ],
+)  # fmt: skip
+def test_an_election_has_a_reason(
+    old: PartitionState, new: PartitionState, live: LiveBrokers, leaving: tuple[int, ...], reason: str | None
+) -> None:
+    assert reason_of(old, new, live, leaving) == reason
 
 
 def test_an_epoch_after_one_without_a_leader_remembers_the_last_leader() -> None:

@@ -110,6 +110,7 @@ async def test_all_back_without_their_tails_the_longest_log_leads(connect: str) 
         await nodes.agree(lambda node: "t" in node.metadata.topics and node.state("t", 0).leader == 3)
         assert boss.state("t", 0).leader_recovery_state == 0
         assert boss.controller.unclean_elections == 0
+        assert +boss.controller.elections == {"leader_gone": 1, "leaderless": 1, "returned": 1}
 
 
 @on_loop

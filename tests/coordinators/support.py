@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -239,8 +239,8 @@ class ListShard:
     def timer_key(self, name: str) -> str:
         return name.partition("/")[2]
 
-    def metrics(self) -> Mapping[str, float]:
-        return {"keys": float(len(self.lists))}
+    def metric_parts(self) -> Iterator[Mapping[str, float]]:
+        yield {"keys": float(len(self.lists))}
 
 
 def get(key: str) -> Callable[[Any, Now, Ticket], Result]:

@@ -13,11 +13,13 @@ from brokers.coordinators.lag_families import LagFamilies, serve_lags
 from brokers.coordinators.lags import GroupLag
 from brokers.groups.lag import PartitionLag, Progress
 from brokers.metrics import Metrics
+from tests.support.bytecodes import Bytecodes, Steps
 from tests.support.coordinator_broker import Broker, play
 from tests.support.one_znode import OneZnode
 from wire.types import TopicPartition
 
 CAP = 10
+BYTECODES_PER_TURN = 50_000
 
 
 def group(name: str, records: int, seconds: float, progress: Progress = Progress.OK) -> GroupLag:
@@ -35,7 +37,7 @@ async def page_of(tmp_path: Path, groups: list[GroupLag]) -> dict[tuple[str, str
     await broker.stop()
     return {
         (sample.name, sample.labels.get("group", sample.labels.get("state", ""))): sample.value
-        for family in text_string_to_metric_families(families.text.decode())
+        for family in text_string_to_metric_families(b"".join(families.page()).decode())
         for sample in family.samples
     }
 
@@ -66,6 +68,30 @@ def test_below_the_limit_each_group_has_its_own(tmp_path: Path, count: int, left
     play(scenario)
 
 
+def test_a_group_of_many_partitions_members_and_topics_lets_the_loop_move(tmp_path: Path) -> None:
+    row = PartitionLag(5, 12, 7, 0.5, Progress.OK)
+    many = {TopicPartition(f"t{topic}", index): row for topic in range(1_000) for index in range(10)}
+    assigned = [{f"t{topic}": 10} for topic in range(1_000)]
+    wide = GroupLag("wide", "Stable", "consumer", "range", 1_000, assigned, 1, many, 0)
+    counter = Bytecodes()
+
+    async def scenario() -> None:
+        broker = await Broker(tmp_path, OneZnode()).ready()
+        lags: Any = broker.services.lags
+        lags.groups = {"wide": wide, **{f"g{number}": group(f"g{number}", 1, 0.1) for number in range(1_000)}}
+        families = LagFamilies(1, "1", 20_000, lags, broker.metadata, broker.replicas)
+        await Steps(families.make(), counter)
+        text = b"".join(families.page()).decode()
+        assert text.count('kafka_consumergroup_lag{consumergroup="wide"') == 10_000
+        assert text.count('fleetlog_group_lag_records{group="wide"') == 1_000
+        assert text.count('kminion_kafka_consumer_group_topic_members{group_id="wide"') == 1_000
+        await broker.stop()
+
+    play(scenario)
+    assert len(counter.counted) > 100
+    assert max(counter.counted) < BYTECODES_PER_TURN
+
+
 @pytest.mark.parametrize(
     ("settings", "made"),
     [
@@ -81,7 +107,7 @@ def test_the_text_is_made_where_metrics_are_served(tmp_path: Path, settings: dic
         assert lags is not None
         serve_lags(BrokerConfig(broker_id=1, **settings), "1", lags, broker.metadata, broker.replicas, metrics)
         await lags.round()
-        assert (b"kminion_exporter_up" in metrics.group_families()) is made
+        assert (b"kminion_exporter_up" in b"".join(metrics.group_families())) is made
         assert bool(lags._after_round) is made
         await broker.stop()
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib
 from types import SimpleNamespace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from _native.batch import Admitted
-from _native.tally_py import SIZE_CLASSES, Tally
+from _native.tally_py import SIZE_CLASSES, TIME_BOUNDS_S, Tally, Times
 
 BATCHES = st.lists(
     st.tuples(st.integers(0, 2**40), st.integers(0, 1000), st.one_of(st.integers(0, 2**20), st.integers(0, 2**34)))
@@ -57,3 +58,21 @@ def test_both_twins_count_the_same_answers(answers: list[tuple[int, int, str]], 
         found.append((kernel.count_fetched(pairs, follower), *(getattr(tally, name) for name in NUMBERS)))
     assert found[0] == found[1]
     assert found[0][0] == sum(error for error, _, _ in answers)
+
+
+@given(st.lists(st.tuples(st.one_of(st.floats(-1, 20), st.sampled_from(TIME_BOUNDS_S)), st.integers(1, 5))))
+def test_both_twins_count_the_same_times(times: list[tuple[float, int]]) -> None:
+    kernel = importlib.import_module("_native.tally_cy")
+    assert kernel.TIME_BOUNDS_S == TIME_BOUNDS_S
+    found = []
+    for twin in (Times(), kernel.Times()):
+        for seconds, count in times:
+            twin.observe(seconds, count)
+        found.append((twin.counts, twin.total))
+        twin.counts = [2] * (len(TIME_BOUNDS_S) + 1)
+        twin.observe(0.0)
+        assert twin.counts == [3, *([2] * len(TIME_BOUNDS_S))]
+        with pytest.raises(ValueError, match="2 classes"):
+            twin.counts = [1, 2]
+    assert found[0] == found[1]
+    assert sum(found[0][0]) == sum(count for _, count in times)

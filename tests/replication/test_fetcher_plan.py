@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from brokers.exposition import LONG_SLICE
 from brokers.model import TopicPartition
 from brokers.replication import fetch_plan
 from brokers.replication.fetch_plan import LONGEST_PAUSE_MS, MOST_NAMED, Counts, FetchPlan, Limits, Request
+from tests.support.bytecodes import Bytecodes, in_steps
 from tests.support.small_leader import SmallFollower, SmallLeader, SmallLog, state_of, topic_id
 from wire.errors import ErrorCode
 from wire.hot import FetchAnswer, decode_fetch, encode_fetch_request
@@ -594,12 +596,20 @@ def test_lag_is_that_of_the_partition_furthest_behind() -> None:
     bench = Bench()
     bench.follow(partition=0, records=[0] * 4)
     bench.follow(partition=1, records=[0] * 10)
-    assert bench.plan.max_lag() == 0
+    assert max(bench.plan.largest_lags()) == 0
     bench.step()
-    assert bench.plan.max_lag() == 7
+    assert max(bench.plan.largest_lags()) == 7
     for _ in range(4):
         bench.step()
-    assert bench.plan.max_lag() == 0
+    assert max(bench.plan.largest_lags()) == 0
+
+
+def test_lags_of_many_partitions_are_read_in_slices() -> None:
+    bench, counter = Bench(), Bytecodes()
+    for partition in range(2 * LONG_SLICE + 1):
+        bench.follow(partition=partition)
+    assert [*in_steps(bench.plan.largest_lags(), counter)] == [0, 0, 0]
+    assert max(counter.counted) < 50_000
 
 
 def test_an_outdated_pause_has_no_effect() -> None:

@@ -7,7 +7,7 @@ import uuid
 import pytest
 
 from brokers.model import PartitionState, TopicInfo, TopicPartition
-from brokers.replication.rolling import held_back, not_in_sync, offline_count, some_of
+from brokers.replication.rolling import held_back, not_in_sync, some_of
 
 
 def topic(*partitions: tuple[tuple[int, ...], tuple[int, ...]], removing: tuple[int, ...] = ()) -> TopicInfo:
@@ -47,7 +47,3 @@ def test_the_first_are_named() -> None:
     partitions = [TopicPartition("t", index) for index in (4, 1, 2, 3)]
     assert some_of(partitions) == "4 partition(s): t-1, t-2, t-3, ..."
     assert some_of(partitions[:1]) == "1 partition(s): t-4"
-
-
-def test_partitions_without_a_leader_are_counted() -> None:
-    assert offline_count([topic(((1, 2), (1, 2)), ((1, 2), ())), topic(((1, 2), ()))]) == 2

@@ -25,7 +25,7 @@ from tests.support.tls_listeners import Certificates
 
 def test_pages() -> None:
     metrics = Metrics()
-    metrics.requests.labels("Produce").inc(3)
+    metrics.request_seconds.labels("Produce").observe(0.001, 3)
     missing: list[str | None] = ["starting"]
     troubles: list[str] = []
     admin = Admin(metrics, lambda: missing[0], lambda: troubles)

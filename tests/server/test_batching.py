@@ -112,7 +112,7 @@ def test_what_several_connections_send_is_written_together(tmp_path: Path, write
     for n, base in enumerate((1, 2, 4)):
         assert crowd.told(n, 2) == [(10 * n, 0, base), (10 * n + 1, 0, base)]
     metrics = crowd.stage.services.metrics
-    assert (metrics.requests.labels("Produce").value, crowd.stage.counted.total("records_in")) == (8, 14)
+    assert (metrics.request_seconds.labels("Produce").value, crowd.stage.counted.total("records_in")) == (8, 14)
     assert sum(metrics.request_seconds.labels("Produce").counts) == 8
     assert crowd.server.budget.used == 0
     crowd.close()
@@ -394,10 +394,10 @@ def test_an_answer_that_cannot_be_given_is_not_executed_again(tmp_path: Path, mo
     connections = list(crowd.server._connections.values())
     deliver = Connection.deliver
 
-    def failing(self: Connection, chunks: Any) -> None:
+    def failing(self: Connection, key: int, chunks: Any) -> None:
         if self is connections[0]:
             raise RuntimeError("on purpose")
-        deliver(self, chunks)
+        deliver(self, key, chunks)
 
     monkeypatch.setattr(Connection, "deliver", failing)
     crowd.send({n: frame(batch(), n) for n in range(3)})

@@ -211,6 +211,9 @@ class Door:
         self.clock = services.clock
         self.timers = services.timers
         self.metrics = services.metrics
+        counting = services.metrics.counting
+        self.received = services.metrics.bytes_in if counting else None
+        self.sent = services.metrics.bytes_out if counting else None
         self.quiet = QuietLog(services.clock.mono_ms)
         self.read_ahead: Any = None
         self.blocks = Blocks()

@@ -124,8 +124,7 @@ class RunningServer:
         return Client(self.endpoint(listener).port, context=context)
 
     def refused(self, reason: str) -> float:
-        value = self.metrics.registry.get_sample_value("fleetlog_refused_requests_total", {"reason": reason})
-        return value or 0.0
+        return self.metrics.refused.labels(reason).value
 
 
 class Client:

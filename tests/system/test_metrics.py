@@ -1,11 +1,18 @@
-"""The pages of metrics of a live fleet: what people's dashboards query is there."""
+"""The pages of metrics of a live fleet: what people's dashboards query is there, and what is there is in the docs.
+
+``python -m tests.system.test_metrics`` writes docs/metric-names.md anew.
+"""
 
 from __future__ import annotations
 
 import re
+import sys
+import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from urllib.error import HTTPError
-from urllib.request import Request, urlopen
+from urllib.request import urlopen
 
 import pytest
 from confluent_kafka import Consumer, KafkaException, TopicPartition
@@ -13,8 +20,13 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
+from brokers.controller.elections import ElectionReason
 from tests.support.clients import Confluent, Message
+from tests.support.families import LEFT_OUT, STRIMZI_KAFKA, STRIMZI_REST
 from tests.support.fleet import Broker, Fleet
+from tests.support.secured import USER
+from tests.support.tls_fleet import TlsFleet
+from tests.support.tls_listeners import Certificates
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.slow]
@@ -22,73 +34,80 @@ pytestmark = [pytest.mark.zookeeper, pytest.mark.slow]
 client = Confluent()
 TOPIC = "orders"
 
-STRIMZI_KAFKA: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("kafka_server_replicamanager_leadercount", ()),
-    ("kafka_server_replicamanager_partitioncount", ()),
-    ("kafka_server_replicamanager_underreplicatedpartitions", ()),
-    ("kafka_server_replicamanager_underminisrpartitioncount", ()),
-    ("kafka_server_replicamanager_isrshrinks_total", ()),
-    ("kafka_server_replicamanager_isrexpands_total", ()),
-    ("kafka_controller_kafkacontroller_activecontrollercount", ()),
-    ("kafka_controller_kafkacontroller_offlinepartitionscount", ()),
-    ("kafka_controller_kafkacontroller_preferredreplicaimbalancecount", ()),
-    ("kafka_controller_controllerstats_uncleanleaderelections_total", ()),
-    ("kafka_cluster_partition_replicascount", ("topic", "partition")),
-    ("kafka_cluster_partition_atminisr", ("topic", "partition")),
-    ("kafka_cluster_partition_underminisr", ("topic", "partition")),
-    ("kafka_cluster_partition_underreplicated", ("topic", "partition")),
-    ("kafka_server_brokertopicmetrics_bytesin_total", ("topic",)),
-    ("kafka_server_brokertopicmetrics_bytesin_total", ()),
-    ("kafka_server_brokertopicmetrics_bytesout_total", ("topic",)),
-    ("kafka_server_brokertopicmetrics_messagesin_total", ("topic",)),
-    ("kafka_server_brokertopicmetrics_totalproducerequests_total", ("topic",)),
-    ("kafka_server_brokertopicmetrics_failedproducerequests_total", ("topic",)),
-    ("kafka_server_brokertopicmetrics_totalfetchrequests_total", ("topic",)),
-    ("kafka_server_brokertopicmetrics_failedfetchrequests_total", ("topic",)),
-    ("kafka_network_socketserver_networkprocessoravgidle_percent", ()),
-    ("kafka_server_kafkarequesthandlerpool_requesthandleravgidle_percent", ()),
-    ("kafka_network_requestmetrics_totaltimems", ("request", "quantile")),
-    ("kafka_network_requestmetrics_localtimems", ("request", "quantile")),
-    ("kafka_network_requestmetrics_remotetimems", ("request", "quantile")),
-    ("kafka_network_requestmetrics_throttletimems", ("request", "quantile")),
-    ("kafka_server_socket_server_metrics_connection_count", ("listener",)),
-    (
-        "kafka_server_socket_server_metrics_connections_software",
-        ("clientSoftwareName", "clientSoftwareVersion", "listener"),
-    ),
-    ("kafka_server_kafkaserver_linux_disk_read_bytes", ()),
-    ("kafka_server_kafkaserver_linux_disk_write_bytes", ()),
-    ("kafka_server_kafkaserver_brokerstate", ()),
-    ("kafka_server_sessionexpirelistener_zookeepersyncconnects_total", ()),
-    ("kafka_server_sessionexpirelistener_zookeeperdisconnects_total", ()),
-    ("kafka_server_sessionexpirelistener_zookeeperexpires_total", ()),
-    ("kafka_server_zookeeperclientmetrics_zookeeperrequestlatencyms", ("quantile",)),
-    ("kafka_log_log_size", ("topic", "partition")),
-    ("kafka_log_log_logstartoffset", ("topic", "partition")),
-    ("kafka_log_log_logendoffset", ("topic", "partition")),
-)
-"""Metric names of the expressions of Strimzi's Kafka dashboard and alerts, with the labels that they use."""
+
+DOCS = Path(__file__).parents[2] / "docs"
+DOC, NAMES = DOCS / "metrics.md", DOCS / "metric-names.md"
+PAGES = ("/metrics", "/metrics/partitions", "/metrics/kafka")
+SOURCED = "sourced"
+ONLY_WITH = {"fleetlog_audit": ("gauge", "Audit events, by what became of them; only with `audit.enable`.")}
+"""What the fleet of these tests has no page for."""
+TOP = """# Names of metrics
+
+Every metric of the three pages that [metrics.md](metrics.md) describes, with its type and its own explanation.
+`python -m tests.system.test_metrics` writes this page from a live fleet, a test compares it with one.
+"""
+
+
+@contextmanager
+def running_fleet(directory: Path) -> Iterator[Fleet]:
+    """Two brokers with listeners of all kinds that have had some of everything to do."""
+    fleet = TlsFleet(directory / "fleet", Certificates(directory), 2, group_lag_interval_ms=500)
+    try:
+        fleet.start()
+        admin = AdminClient({"bootstrap.servers": fleet.bootstrap})
+        made = admin.create_topics(
+            [NewTopic(TOPIC, 2, 2), NewTopic(SOURCED, 1, 2, config={"fleetlog.dedup": "source"})]
+        )  # fmt: skip
+        for one in made.values():
+            one.result(60)
+        client.produce(fleet.bootstrap, TOPIC, [Message(b"v" * 100, partition=n % 2) for n in range(20)])
+        for partition in (0, 1):
+            assert len(client.consume(fleet.bootstrap, TOPIC, 10, partition=partition)) == 10
+        member = Consumer({"bootstrap.servers": fleet.bootstrap, "group.id": "steady"})
+        member.subscribe([TOPIC])
+        eventually(lambda: member.poll(0.2) is None and len(member.assignment()) == 2, "it has its partitions")
+        member.commit(offsets=[TopicPartition(TOPIC, n, 10) for n in (0, 1)], asynchronous=False)
+        secured = AdminClient(fleet.confluent("LOGIN"))  # stays connected
+        assert TOPIC in secured.list_topics(timeout=30).topics
+        eventually(lambda: "kafka_consumergroup_lag" in names_of(fleet), "the lag is computed")
+        yield fleet
+        member.close()
+    finally:
+        fleet.close()
 
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    running = Fleet(tmp_path_factory.mktemp("metrics"), 2).start()
-    try:
-        admin = AdminClient({"bootstrap.servers": running.bootstrap})
-        admin.create_topics([NewTopic(TOPIC, 2, 2)])[TOPIC].result(60)
-        client.produce(running.bootstrap, TOPIC, [Message(b"v" * 100, partition=n % 2) for n in range(20)])
-        for partition in (0, 1):
-            assert len(client.consume(running.bootstrap, TOPIC, 10, partition=partition)) == 10
+    with running_fleet(tmp_path_factory.mktemp("metrics")) as running:
         yield running
-    finally:
-        running.close()
+
+
+def text_of(broker: Broker, path: str) -> str:
+    with urlopen(f"http://127.0.0.1:{broker.admin_port}{path}", timeout=30) as answer:
+        text: str = answer.read().decode()
+    return text
+
+
+def names_of(fleet: Fleet) -> dict[str, tuple[str, str]]:
+    """Type and explanation by name, of all pages of all brokers."""
+    found = dict(ONLY_WITH)
+    for broker in fleet.brokers:
+        for path in PAGES:
+            text = text_of(broker, path)
+            kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
+            for name, meaning in re.findall(r"^# HELP (\S+) (.*)$", text, re.MULTILINE):
+                found[name] = (kinds[name], meaning)
+    return {name: found[name] for name in found if not name.endswith("_created")}
+
+
+def names_page(fleet: Fleet) -> str:
+    """docs/metric-names.md."""
+    rows = [f"| `{name}` | {kind} | {meaning} |" for name, (kind, meaning) in sorted(names_of(fleet).items())]
+    return "\n".join([TOP, "| name | type | meaning |", "|---|---|---|", *rows, ""])
 
 
 def page(broker: Broker, path: str) -> list[Sample]:
-    request = Request(f"http://127.0.0.1:{broker.admin_port}{path}")
-    with urlopen(request, timeout=30) as answer:
-        text = answer.read().decode()
-    return [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    return [sample for family in text_string_to_metric_families(text_of(broker, path)) for sample in family.samples]
 
 
 def total(fleet: Fleet, path: str, name: str, **labels: str) -> float:
@@ -99,8 +118,61 @@ def total(fleet: Fleet, path: str, name: str, **labels: str) -> float:
 
 def test_each_series_of_strimzis_dashboard_is_there(fleet: Fleet) -> None:
     found = {(one.name, *sorted(one.labels)) for broker in fleet.brokers for one in page(broker, "/metrics/kafka")}
-    missing = [(name, labels) for name, labels in STRIMZI_KAFKA if (name, *sorted(labels)) not in found]
+    wanted = {**STRIMZI_KAFKA, **STRIMZI_REST}
+    missing = [(name, labels) for name, labels in wanted.items() if (name, *sorted(labels)) not in found]
     assert not missing
+    assert ("kafka_server_brokertopicmetrics_bytesin_total",) in found, "the sum over all topics has no label"
+
+
+def test_what_dashboards_ask_for_and_a_broker_does_not_have_is_in_the_doc(fleet: Fleet) -> None:
+    found = {one.name for path in PAGES for one in page(fleet.brokers[0], path)}
+    for name in LEFT_OUT:
+        assert name not in found
+        assert f"`{name}`" in DOC.read_text()
+
+
+def test_the_names_in_the_docs_are_those_of_a_live_fleet(fleet: Fleet) -> None:
+    """In both directions; and what the doc says of a metric is said of one that exists."""
+    assert names_page(fleet).splitlines() == NAMES.read_text().splitlines(), "python -m tests.system.test_metrics"
+    known = {bare(name) for name in (*names_of(fleet), *LEFT_OUT)}
+    named = {bare(name) for name in re.findall(r"`((?:fleetlog|kafka|process)_\w*\w)[`{]", DOC.read_text())}
+    assert named <= known, named - known
+
+
+def bare(name: str) -> str:
+    """A family's name without what its samples or its type add."""
+    return re.sub(r"_(bucket|sum|count|total)$", "", name)
+
+
+def test_logins_are_counted_by_listener_and_mechanism(fleet: Fleet) -> None:
+    assert isinstance(fleet, TlsFleet)
+    name, kafka = "fleetlog_authentications_total", "kafka_server_socket_server_metrics"
+    well = {"listener": "LOGIN", "mechanism": "SCRAM-SHA-512", "result": "success"}
+    assert total(fleet, "/metrics", name, **well) >= 1
+    wrong = AdminClient({**fleet.confluent("LOGIN"), "sasl.password": "wrong"})
+    with pytest.raises(KafkaException):
+        wrong.list_topics(timeout=3)
+    assert total(fleet, "/metrics", name, **{**well, "result": "failure"}) >= 1
+    assert total(fleet, "/metrics/kafka", f"{kafka}_failed_authentication_total", listener="LOGIN") >= 1
+    assert total(fleet, "/metrics/kafka", f"{kafka}_successful_authentication_total", listener="LOGIN") >= 1
+    assert total(fleet, "/metrics/kafka", f"{kafka}_connection_creation_rate", listener="LOGIN") > 0
+    one_way = AdminClient(fleet.confluent("ONEWAY"))
+    assert TOPIC in one_way.list_topics(timeout=30).topics
+    assert total(fleet, "/metrics", name, listener="ONEWAY", mechanism="TLS", result="success") >= 1
+    stranger = AdminClient({**fleet.confluent("ONEWAY"), "ssl.ca.location": fleet.certificates.stranger.file})
+    with pytest.raises(KafkaException):
+        stranger.list_topics(timeout=3)
+    assert total(fleet, "/metrics", name, listener="ONEWAY", mechanism="TLS", result="failure") >= 1
+    assert USER not in text_of(fleet.brokers[0], "/metrics"), "no principal is a label"
+
+
+def test_elections_and_checkpoints_are_counted(fleet: Fleet) -> None:
+    reasons = {
+        one.labels["reason"] for broker in fleet.brokers for one in page(broker, "/metrics")
+        if one.name == "fleetlog_elections_total"
+    }  # fmt: skip
+    assert reasons == {reason.value for reason in ElectionReason}
+    assert total(fleet, "/metrics", "fleetlog_coordinators", what="sinks") == 0
 
 
 def test_numbers_are_those_of_what_was_done(fleet: Fleet) -> None:
@@ -234,3 +306,13 @@ def test_unknown_spellings_and_pages_are_refused(fleet: Fleet) -> None:
         with pytest.raises(HTTPError) as error:
             urlopen(f"http://127.0.0.1:{fleet.brokers[0].admin_port}{path}", timeout=30)
         assert error.value.code == status
+
+
+def main() -> None:
+    """Write docs/metric-names.md."""
+    with tempfile.TemporaryDirectory(prefix="metrics-") as name, running_fleet(Path(name)) as running:
+        NAMES.write_text(names_page(running))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
