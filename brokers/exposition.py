@@ -77,7 +77,14 @@ def escaped(value: str) -> str:
     return value
 
 
-MetricSource = Callable[[], Iterable[Metric | Rows | bytes | None]]
+@dataclass(frozen=True, slots=True)
+class OffLoop:
+    """Families that need nothing of the loop: ``collect`` is called where the text is made."""
+
+    collect: Callable[[], Iterable[Metric]]
+
+
+MetricSource = Callable[[], Iterable[Metric | Rows | OffLoop | bytes | None]]
 
 
 @dataclass(slots=True, eq=False)
@@ -86,9 +93,9 @@ class Exposition:
 
     sources: list[MetricSource] = field(default_factory=list)
 
-    async def collect(self) -> list[Metric | Rows | bytes]:
+    async def collect(self) -> list[Metric | Rows | OffLoop | bytes]:
         """All families, as they are now; the loop has a turn after each, and where a source yields None."""
-        found: list[Metric | Rows | bytes] = []
+        found: list[Metric | Rows | OffLoop | bytes] = []
         for source in list(self.sources):
             for family in source():
                 if family is not None:
@@ -96,7 +103,7 @@ class Exposition:
                 await asyncio.sleep(0)
         return found
 
-    def collect_now(self) -> list[Metric | Rows | bytes]:
+    def collect_now(self) -> list[Metric | Rows | OffLoop | bytes]:
         """The same without a turn of the loop."""
         return [family for source in self.sources for family in source() if family is not None]
 
@@ -109,12 +116,13 @@ class _Collected(Collector):
         return self._families
 
 
-def exposition_text(families: Iterable[Metric | Rows | bytes]) -> bytes:
+def exposition_text(families: Iterable[Metric | Rows | OffLoop | bytes]) -> bytes:
     """The text format of families; needs no loop, and any thread may call it."""
     from prometheus_client.exposition import generate_latest  # with it comes a whole web server
 
     families = list(families)
-    plain = _Collected(family for family in families if isinstance(family, Metric))
+    elsewhere = [family for one in families if isinstance(one, OffLoop) for family in one.collect()]
+    plain = _Collected([*(family for family in families if isinstance(family, Metric)), *elsewhere])
     blocks = [generate_latest(plain)]
     for family in families:
         if isinstance(family, Rows):

@@ -24,7 +24,8 @@ def in_use() -> tuple[int, int | None]:
     """The process' open descriptors and its limit (RLIMIT_NOFILE), None for no limit."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
-        used = len(os.listdir("/proc/self/fd"))
+        used = os.stat("/proc/self/fd").st_size  # since Linux 6.2; else 0, and to count thousands takes milliseconds
+        used = used or len(os.listdir("/proc/self/fd"))
     except FileNotFoundError:
         used = 0  # no /proc: nothing is known
     except OSError:

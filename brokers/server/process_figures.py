@@ -11,7 +11,7 @@ from prometheus_client.gc_collector import GCCollector
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.process_collector import ProcessCollector
 
-from brokers.exposition import KAFKA_PAGE
+from brokers.exposition import BROKER_PAGE, KAFKA_PAGE, OffLoop
 from brokers.metrics import Counter, Metrics
 
 _IO = Path("/proc/self/io")
@@ -25,7 +25,9 @@ class ProcessFigures:
         self._began_ns = 0
         self._last = (time.perf_counter(), time.process_time())
         self._busy = 0.0
-        metrics.register(KAFKA_PAGE, ProcessCollector(registry=metrics.registry).collect)
+        process = OffLoop(ProcessCollector(registry=None).collect)  # it counts thousands of open files one by one
+        for page in (BROKER_PAGE, KAFKA_PAGE):
+            metrics.register(page, lambda: (process,))
         GCCollector(registry=metrics.registry)
         metrics.watch_counters(
             "fleetlog_gc_pauses", "Garbage collections, each of which held the loop.", (),

@@ -213,9 +213,11 @@ def measure(config: BrokerConfig, brokers: list[app.Broker]) -> None:
         assert services is not None
         lags = services.lags
         assert lags is not None
-        steps = CpuTimes()
-        for page in broker._metrics.pages.values():
-            page.sources = [lambda source=source: in_steps(source(), steps) for source in page.sources]
+        steps, named = CpuTimes(), dict[str, CpuTimes]()
+        for path, page in broker._metrics.pages.items():
+            for index, source in enumerate(page.sources):
+                one = named[f"{path} {index} {getattr(source, '__qualname__', source)}"] = CpuTimes(steps.counted)
+                page.sources[index] = lambda source=source, one=one: in_steps(source(), one)
 
         async def lag_round() -> None:
             await Steps(lags.round(), steps)
@@ -235,6 +237,8 @@ def measure(config: BrokerConfig, brokers: list[app.Broker]) -> None:
                     f"{name}: {len(own)} steps, the longest {own[-1]:.1f} ms, 99 % within {most:.1f}; {turns} turns of "
                     f"the loop, the longest {cpu:.1f} ms CPU, {wall:.1f} by the clock; {slower:.1f} times slower"
                 )
+        for name, one in sorted(named.items(), key=lambda pair: -max(pair[1].mine, default=0))[:5]:
+            print(f"the longest step of {name}: {max(one.mine, default=0):.1f} ms, not told for another machine")
     finally:
         os.kill(os.getpid(), signal.SIGTERM)
 
