@@ -107,9 +107,9 @@ def dearer(counted: dict[str, int]) -> list[str]:
     """Lines about the works that cost too much more with an authorizer and quotas, or with figures."""
     found = []
     for more, less, most in ((SECURED, "", SECURED_MAX), (FIGURES_ON, FIGURES_OFF, FIGURES_MAX)):
-        for work in counted:
+        for work, count in counted.items():
             if work.endswith(more):
-                share = counted[work] / counted[work.removesuffix(more) + less] - 1
+                share = count / counted[work.removesuffix(more) + less] - 1
                 if share > most:
                     found.append(f"{work}: {share:+.2%} of what it costs without (allowed: {most:+.0%})")
     return found
