@@ -6,6 +6,8 @@ import importlib
 
 import click
 
+from brokers.security.core_dumps import switch_core_dumps_off
+
 # Subjects are imported on first use: `fleetlog broker` must not pay for the tables and clients of the others.
 _SUBJECTS = {
     "acls": ("brokers.cli.acls", "acls", "Access control lists: list, add, remove."),
@@ -59,6 +61,7 @@ def cli() -> None:
 
 def main() -> None:
     """Entry point of the ``fleetlog`` script."""
+    switch_core_dumps_off()
     cli(prog_name="fleetlog")
 
 
