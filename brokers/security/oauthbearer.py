@@ -60,7 +60,7 @@ def client_response(message: bytes) -> ClientResponse:
     flag, authorization, nothing = header.split(b",")
     if flag != b"n" or nothing or (authorization and not authorization.startswith(b"a=")):
         raise ValueError("not a header without channel binding")
-    first, *others = rest[:-2].split(_SEPARATOR)
+    first, *others = rest[:-2].split(_SEPARATOR, EXTENSIONS_MAX + 1)
     auth = _AUTH.fullmatch(first)
     if auth is None or auth[1].lower() != b"bearer":
         raise ValueError("no bearer token")

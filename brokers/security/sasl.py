@@ -30,7 +30,8 @@ SASL_HANDSHAKE: Final = 17
 API_VERSIONS: Final = 18
 SASL_AUTHENTICATE: Final = 36
 
-FRAME_BYTES_MAX: Final = 65_536
+FRAME_BYTES_MAX: Final = 32_768
+"""The longest frame before the login is done: mechanisms with passwords have messages of 8 KiB at most."""
 TOKEN_FRAME_BYTES_MAX: Final = 524_288
 """The longest frame before the login is done where OAUTHBEARER is enabled: tokens with many groups are long."""
 MIN_RENEWAL_INTERVAL_MS: Final = 1000
@@ -206,15 +207,18 @@ class SaslLogin:
 
     def authenticated(self, step: LoginStep | AuthenticationFailed, mono_ms: int, wall_ms: int) -> AuthenticateAnswer:
         """The answer to a SaslAuthenticate request, by its outcome."""
+        if isinstance(step, AuthenticationFailed):
+            return self._refused(step)
         try:
-            if isinstance(step, AuthenticationFailed):
-                raise step
             lifetime_ms = self._complete(step.authenticated, mono_ms, wall_ms) if step.authenticated else 0
         except AuthenticationFailed as failure:
-            self._fail()
-            code, then = ErrorCode.SASL_AUTHENTICATION_FAILED, Then.CLOSE_AFTER_DELAY
-            return AuthenticateAnswer(code, str(failure), b"", 0, then, failure.detail)
+            return self._refused(failure)
         return AuthenticateAnswer(ErrorCode.NONE, None, step.response, lifetime_ms, Then.CONTINUE)
+
+    def _refused(self, failure: AuthenticationFailed) -> AuthenticateAnswer:
+        self._fail()
+        code, then = ErrorCode.SASL_AUTHENTICATION_FAILED, Then.CLOSE_AFTER_DELAY
+        return AuthenticateAnswer(code, str(failure), b"", 0, then, failure.detail)
 
     def raw_token(self, token: bytes, mono_ms: int, wall_ms: int) -> RawAnswer | Deferred:
         """One frame without a header. The outcome of a step that is deferred goes to :meth:`raw_authenticated`."""
@@ -225,15 +229,18 @@ class SaslLogin:
 
     def raw_authenticated(self, step: LoginStep | AuthenticationFailed, mono_ms: int, wall_ms: int) -> RawAnswer:
         """The answer to a raw token. A failure has none: the connection is closed after the delay."""
+        if isinstance(step, AuthenticationFailed):
+            return self._refused_raw(step)
         try:
-            if isinstance(step, AuthenticationFailed):
-                raise step
             if step.authenticated:
                 self._complete(step.authenticated, mono_ms, wall_ms)
         except AuthenticationFailed as failure:
-            self._fail()
-            return RawAnswer(None, Then.CLOSE_AFTER_DELAY, failure.detail)
+            return self._refused_raw(failure)
         return RawAnswer(step.response, Then.CONTINUE)
+
+    def _refused_raw(self, failure: AuthenticationFailed) -> RawAnswer:
+        self._fail()
+        return RawAnswer(None, Then.CLOSE_AFTER_DELAY, failure.detail)
 
     def _step(self, token: bytes) -> LoginStep | Deferred | AuthenticationFailed:
         if self.state is not LoginState.AUTHENTICATE:
@@ -246,7 +253,8 @@ class SaslLogin:
         try:
             return self._server.evaluate(token)
         except AuthenticationFailed as failure:
-            return failure
+            # That one refers to its call, and with it to this one, to itself, and to the token for long.
+            return AuthenticationFailed(str(failure), failure.detail)
 
     def _complete(self, outcome: Authenticated, mono_ms: int, wall_ms: int) -> int:
         """The login is done; returns the session's length, 0 without an end. Raises AuthenticationFailed."""

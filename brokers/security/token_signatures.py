@@ -187,4 +187,4 @@ def checked_token(token: bytes, header: TokenHeader, key: SigningKey, rules: Tok
     try:
         return checked_claims(claims, rules, wall_ms)
     except BadToken as refusal:
-        return refusal
+        return BadToken(str(refusal))  # that one refers to this call, and with it to the token

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 REQUESTS_PER_TURN = 16
+LOGIN_RECEIVE_BYTES = 16 * 1024
 SEND_BYTES_PER_TURN = 8 * 1024 * 1024
 STALLED_RECEIVE_BYTES = 16 * 1024
 READ_BEHIND = 64 * 1024
@@ -234,7 +235,8 @@ class Connection:
 
     def _unmute(self) -> None:
         if not self._reading and not self.closed:
-            self._loop.add_reader(self._fd, self._on_readable)
+            early = self.login is not None and self.login.pending
+            self._loop.add_reader(self._fd, self._on_readable_before_login if early else self._on_readable)
             self._reading = True
 
     def _mute(self) -> None:
@@ -275,6 +277,34 @@ class Connection:
             received.value += count
         framer.received(count)
         if stalled or not self.batchable or not self._env.join_batch(self):
+            self.resume()
+
+    def _on_readable_before_login(self) -> None:
+        """In small pieces, of which there may be only so many, and nothing behind a request that is not answered."""
+        login, framer = self.login, self._framer
+        assert login is not None, "the login is not done"
+        if self._stalled():
+            self._mute()
+            return
+        try:
+            try:
+                count = self._sock.recv_into(framer.into(LOGIN_RECEIVE_BYTES))
+            except (BlockingIOError, InterruptedError):  # of a record of TLS too little has come
+                framer.keep()
+                login.count_received(0)
+                return
+            login.count_received(count)
+        except FrameError as error:
+            self._refuse("login", error)
+        except OSError as error:
+            self.close(f"receive failed: {error}")
+        else:
+            if not count:
+                self.close("the peer closed it")
+                return
+            self.last_active_ms = self._env.clock.mono_ms()
+            self._env.metrics.bytes_in.value += count
+            framer.received(count)
             self.resume()
 
     def resume(self) -> None:
@@ -396,7 +426,7 @@ class Connection:
                 self._partial(framer.waiting > 0)
                 return False
             login = self.login
-            if login is not None and login.sasl.principal is None and framer.waiting < LENGTH_SIZE + size:
+            if login is not None and login.pending and framer.waiting < LENGTH_SIZE + size:
                 framer.next()  # a large one gets its block; before a login a size reserves nothing, only a whole frame
                 self._partial(True)
                 return False
@@ -446,6 +476,9 @@ class Connection:
         self._framer.limit(self._env.max_frame, self._env.max_control_frame)
         if lasting:
             self.login = None
+        if self._reading:
+            self._mute()
+            self._unmute()
 
     def last_answer(self, slot: Slot, chunks: Sequence[Chunk], reason: str) -> None:
         """Send that answer and close; what was received behind its request is dropped."""

@@ -3,8 +3,9 @@
 ``brokers.security.sasl`` decides; this module decodes, answers, delays and closes. A connection whose login is done for
 good has no :class:`ConnectionLogin` any more, and is like one of a PLAINTEXT listener from then on.
 
-Before the login a connection may send ``REQUESTS_MAX`` requests of at most 64 KiB each (512 KiB where OAUTHBEARER is
-enabled), within ``LOGIN_MS``.
+Before the login a connection may send ``REQUESTS_MAX`` requests of at most 32 KiB each (512 KiB where OAUTHBEARER is
+enabled) and ``BYTES_MAX`` in all, within ``LOGIN_MS``. It is read 16 KiB at a time, ``RECEIVES_MAX`` times at most: the
+loop wakes up for each part that comes, and a request that came byte by byte would cost it a second.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from brokers.security.principals import USER, Principal
 from brokers.security.sasl import (
     SASL_AUTHENTICATE,
     SASL_HANDSHAKE,
+    TOKEN_FRAME_BYTES_MAX,
     AuthenticateAnswer,
     LoginAdmission,
     LoginState,
@@ -33,6 +35,7 @@ from brokers.security.sasl import (
     Then,
 )
 from brokers.security.scram import ScramCredential, ScramMechanism, ScramServer, random_text
+from brokers.server.framing import FrameError
 from wire import hot, messages
 from wire.apis import APIS
 from wire.errors import ErrorCode
@@ -47,6 +50,9 @@ logger = logging.getLogger(__name__)
 LOGIN_MS: Final = 10_000
 REQUESTS_MAX: Final = 16
 """The longest login has four: ApiVersions, SaslHandshake and two tokens. Others are attempts with other versions."""
+BYTES_MAX: Final = 2 * TOKEN_FRAME_BYTES_MAX
+RECEIVES_MAX: Final = 400
+"""Enough for each packet of the longest token to come by itself. Ten microseconds each, 30 with TLS."""
 
 
 class SlotPort(Protocol):
@@ -146,13 +152,19 @@ def close_logins(connections: Iterable[LoggedIn], withdrawn: frozenset[tuple[str
 class ConnectionLogin:
     """The login of one connection, with the bounds that hold until it is done."""
 
-    __slots__ = ("_by_mono_ms", "_requests", "frame_bytes_max", "sasl")
+    __slots__ = ("_by_mono_ms", "_bytes", "_receives", "_requests", "frame_bytes_max", "sasl")
 
     def __init__(self, listener: SaslListener, mono_ms: int) -> None:
         self.sasl = SaslLogin(listener)
         self.frame_bytes_max = listener.frame_bytes_max
         self._requests = 0
+        self._receives = self._bytes = 0
         self._by_mono_ms = mono_ms + LOGIN_MS
+
+    @property
+    def pending(self) -> bool:
+        """Whether the first login is not done."""
+        return self.sasl.principal is None
 
     def serves(self, mono_ms: int) -> bool:
         """Whether requests are served now, without a look at each of them."""
@@ -162,12 +174,21 @@ class ConnectionLogin:
     def overdue(self, mono_ms: int) -> bool:
         """Whether the time for the first login is over; one that was refused waits for the end of its delay."""
         sasl = self.sasl
-        return sasl.principal is None and mono_ms > self._by_mono_ms and sasl.state is not LoginState.FAILED
+        return self.pending and mono_ms > self._by_mono_ms and sasl.state is not LoginState.FAILED
 
     def count(self) -> bool:
         """Count a request before the first login; False: there were too many."""
-        self._requests += self.sasl.principal is None
+        self._requests += self.pending
         return self._requests <= REQUESTS_MAX
+
+    def count_received(self, size: int) -> None:
+        """Count what was received before the first login. Raises FrameError: too much, or in too many parts."""
+        self._receives += 1
+        self._bytes += size
+        if self._bytes > BYTES_MAX:
+            raise FrameError(f"more than {BYTES_MAX} bytes before a login")
+        if self._receives > RECEIVES_MAX:
+            raise FrameError(f"its requests before a login come in more than {RECEIVES_MAX} parts")
 
 
 class LoginGate:

@@ -53,6 +53,8 @@ ROOM_MS: Final = 250
 WORKERS: Final = 2
 FLIGHT_BYTES_MIN: Final = 300
 """A flight with a certificate and a signature has more, a request for another first message about 100."""
+PARTS_MAX: Final = 200
+"""In which the client's messages may come: the loop wakes up for each. In small packets 64 KiB have 130."""
 UNSENT_BYTES_MAX: Final = 64 * 1024
 """The own chain has ten certificates at most; a peer that reads nothing of a flight that long is closed."""
 
@@ -79,8 +81,8 @@ class Handshake:
     """One connection that has not shaken hands yet. Exactly one of ``opened`` and ``dropped`` is called, once."""
 
     __slots__ = (
-        "closed", "dropped", "engine", "host", "listener", "made", "opened", "reading", "received", "sock", "timer",
-        "unsent", "working", "writing",
+        "closed", "dropped", "engine", "host", "listener", "made", "opened", "parts", "reading", "received", "sock",
+        "timer", "unsent", "working", "writing",
     )  # fmt: skip
 
     def __init__(
@@ -100,6 +102,7 @@ class Handshake:
         self.received = bytearray()
         self.unsent = b""
         self.made = 0  # bytes for the client until now
+        self.parts = 0
         self.timer: Timer | None = None
         self.reading = self.writing = self.working = self.closed = False
 
@@ -192,6 +195,7 @@ class Handshakes:
             return
         self._metrics.bytes_in.value += count
         received += self._block[:count]
+        handshake.parts += 1
         size = first_record_bytes(received)
         failure = self._refusal(handshake, size)
         if failure is not None:
@@ -218,6 +222,8 @@ class Handshakes:
                 return TlsFailure(TlsProblem.OTHER, text)
         if size is not None and size > RECORD_BYTES_MAX:
             return TlsFailure(TlsProblem.TOO_LONG, f"the peer's first record has {size} bytes")
+        if handshake.parts > PARTS_MAX:
+            return TlsFailure(TlsProblem.OTHER, f"the handshake comes in more than {PARTS_MAX} parts")
         return None
 
     def _send(self, handshake: Handshake) -> bool:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import sys
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from brokers.security.mechanisms import Authenticated, AuthenticationFailed, LoginStep
+from brokers.security.mechanisms import Authenticated, AuthenticationFailed, Deferred, LoginStep
 from brokers.security.plain import PlainServer, plain_message, verifier
 from brokers.security.principals import USER, Principal
 from brokers.security.sasl import (
@@ -339,3 +342,20 @@ class AnyClient(RuleBasedStateMachine):
 
 TestAnyClient = AnyClient.TestCase
 TestAnyClient.settings = settings(max_examples=150, stateful_step_count=20, deadline=None)
+
+
+@pytest.mark.parametrize("version", [0, 1])
+def test_a_refused_login_lets_its_token_go(version: int) -> None:
+    """Without the garbage collector: an exception that refers to its own call would keep the token, and its frame."""
+    login = SaslLogin(SaslListener({"PLAIN": lambda: PlainServer(verifier({"bob": "secret"}))}))
+    login.handshake(version, "PLAIN")
+    token = bytes(30_000)
+    gc.disable()
+    try:
+        before = sys.getrefcount(token)
+        answer = login.authenticate(token, 0, 0) if version else login.raw_token(token, 0, 0)
+        assert not isinstance(answer, Deferred)
+        assert answer.then is Then.CLOSE_AFTER_DELAY
+        assert sys.getrefcount(token) == before
+    finally:
+        gc.enable()

@@ -18,7 +18,7 @@ from brokers.api.base import DelayedResponse, Done
 from brokers.config import ConfigError, load_config
 from brokers.metadata.cache import effective_config
 from brokers.security.plain import PlainServer, verifier
-from brokers.security.sasl import SaslListener
+from brokers.security.sasl import FRAME_BYTES_MAX, SaslListener
 from brokers.server.limits import ConnectionCaps
 from brokers.server.listener import Server
 from brokers.server.reserve import CONNECTIONS_PER_BROKER, MAX_WAITING
@@ -196,12 +196,12 @@ def test_before_a_login_a_size_reserves_nothing() -> None:
     with RunningServer({18: lambda *_: Done(b"?")}, settings, logins={"SASL_PLAINTEXT": sasl}) as server:
         idlers = [server.client("SASL_PLAINTEXT") for _ in range(40)]
         for idler in idlers:
-            idler.raw((65_536).to_bytes(4, "big") + b"\0\x12")
+            idler.raw(FRAME_BYTES_MAX.to_bytes(4, "big") + b"\0\x12")
         begun = lambda: sum(c.frame_since_ms is not None for c in server.server._connections.values())  # noqa: E731
         server.until(lambda: begun() == len(idlers), "their partial frames")
         told = 6 * len(idlers)
         assert server.call(lambda: (server.server.budget.used, server.server._held)) == (0, told)
-        for size in (1_000, 60_000, 65_536):
+        for size in (1_000, 20_000, FRAME_BYTES_MAX):
             begin = m.encode_request(18, 3, 7, "c", versions)[4:-1] + b"\1\5"  # an unknown tagged field fills it
             rest = size - len(begin) - 3
             frame = begin + bytes([rest & 127 | 128, rest >> 7 & 127 | 128, rest >> 14]) + bytes(rest)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import ssl
 import subprocess
 from pathlib import Path
 from typing import NamedTuple
@@ -56,6 +58,20 @@ class Authority:
             "-days", str(days), "-extfile", extensions,
         )  # fmt: skip
         return Pair(chain, Path(key).read_text())
+
+
+def serial_of(pair: Pair) -> int:
+    shown = openssl("x509", "-noout", "-serial", stdin=pair.chain)
+    return int(shown.strip().removeprefix("serial="), 16)
+
+
+def shown_serial(port: int, context: ssl.SSLContext) -> int:
+    """Of the certificate that the server at the port shows."""
+    plain = socket.create_connection(("127.0.0.1", port), timeout=20)
+    with context.wrap_socket(plain, server_hostname="localhost") as sock:
+        shown = sock.getpeercert()
+        assert shown is not None
+        return int(str(shown["serialNumber"]), 16)
 
 
 def replaced(path: str, text: str) -> None:
