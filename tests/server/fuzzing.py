@@ -145,22 +145,24 @@ async def storm(
     patience_s: float,
     workers: int = 48,
     context: ssl.SSLContext | None = None,
+    preamble: bytes = b"",
 ) -> None:
     """Send all frames over ``workers`` connections at a time, each followed by a request that must be answered.
 
     ``patience_s`` is how long a whole frame may keep its connection busy before it is left. With a ``context`` the
-    connections have TLS.
+    connections have TLS. The ``preamble`` goes before each frame: requests of a login, all at once.
     """
     probe = m.encode_request(18, 0, PROBE_ID, "probe", m.ApiVersionsRequest(version=0))
     async with asyncio.TaskGroup() as group:
         for _ in range(workers):
-            group.create_task(_worker(port, source, report, probe, patience_s, context))
+            group.create_task(_worker(port, source, report, preamble, probe, patience_s, context))
 
 
 async def _worker(
     port: int,
     source: Iterator[tuple[str, bytes]],
     report: Report,
+    preamble: bytes,
     probe: bytes,
     patience_s: float,
     context: ssl.SSLContext | None,
@@ -175,7 +177,7 @@ async def _worker(
                 report.refused_connections += 1
                 await asyncio.sleep(0.05)
         try:
-            writer.write(frame + probe)
+            writer.write(preamble + frame + probe)
             report.sent[kind] += 1
             async with asyncio.timeout(PARTIAL_S if kind == "framing" else patience_s):
                 await _until_probed(reader)
@@ -186,6 +188,24 @@ async def _worker(
             report.closed += 1
         finally:
             writer.transport.abort()
+
+
+def login_preambles(user: str, password: str) -> dict[str, bytes]:
+    """What stands before the hostile frame, by the state of the login that it meets; the last one is logged in."""
+
+    def handshake(mechanism: str, version: int = 1) -> bytes:
+        return m.encode_request(17, version, 1, "fuzz", m.SaslHandshakeRequest(version=version, mechanism=mechanism))
+
+    def token(data: bytes) -> bytes:
+        return m.encode_request(36, 2, 2, "fuzz", m.SaslAuthenticateRequest(version=2, auth_bytes=data))
+
+    return {
+        "before": b"",
+        "PLAIN chosen": handshake("PLAIN"),
+        "raw tokens": handshake("SCRAM-SHA-512", version=0),
+        "challenged": handshake("SCRAM-SHA-256") + token(f"n,,n={user},r=fuzz".encode()),
+        "logged in": handshake("PLAIN") + token(f"\0{user}\0{password}".encode()),
+    }
 
 
 def hellos(hello: bytes, seed: int, count: int) -> Iterator[bytes]:
