@@ -39,6 +39,7 @@ from tests.support.fleet import Broker, Fleet
 from tests.support.footprint import footprint_of, settled
 from tests.support.harness import Client
 from tests.support.waiting import eventually
+from tests.system.standing import Standing, fetches, produces
 from wire.apis import APIS
 from wire.errors import ErrorCode
 
@@ -308,6 +309,44 @@ def test_a_change_has_effect_on_every_broker_within_a_second(guarded: Fleet, adm
         takes_effect(guarded, topic, True)
         remove(admin, of_topic(topic, host=ELSEWHERE))
         takes_effect(guarded, topic, False)
+
+
+@pytest.mark.parametrize("operation", [AclOperation.WRITE, AclOperation.READ])
+def test_a_right_that_is_denied_ends_the_work_of_standing_clients_within_a_second(
+    guarded: Fleet, admin: FleetAdmin, topic: str, operation: AclOperation
+) -> None:
+    """On every broker and on the connections that are open; the others' requests go on."""
+    leaders = {p.id: p.leader for p in admin.list_topics(topic, timeout=10).topics[topic].partitions.values()}
+    clients: dict[AclOperation, list[Standing]] = {AclOperation.WRITE: [], AclOperation.READ: []}
+    try:
+        for partition, leader in leaders.items():
+            clients[AclOperation.WRITE].append(Standing(guarded.brokers[leader - 1], produces(topic, partition)))
+            clients[AclOperation.READ].append(Standing(guarded.brokers[leader - 1], fetches(topic, partition)))
+        every = [client for both in clients.values() for client in both]
+        assert {client.broker.id for client in clients[operation]} == {1, 2, 3}
+
+        def all_say(asked: list[Standing], since: float, wanted: int) -> None:
+            for client in asked:
+                eventually(
+                    lambda client=client: client.error_from(since), f"answers of broker {client.broker.id}",
+                    good=lambda found: found == {wanted},
+                )  # fmt: skip
+
+        began = time.monotonic()
+        all_say(every, began, 0)
+        for _ in range(3):
+            write(admin, binding(ResourceType.TOPIC, topic, LITERAL, operation, DENY))
+            denied = time.monotonic()
+            all_say(clients[operation], denied + EFFECT_S, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+            remove(admin, of_topic(topic))
+            allowed = time.monotonic()
+            all_say(clients[operation], allowed + EFFECT_S, 0)
+        others = [client for client in every if client not in clients[operation]]
+        all_say(others, began, 0)
+    finally:
+        for both in clients.values():
+            for client in both:
+                client.close()
 
 
 def test_a_client_is_told_what_it_may_do(guarded: Fleet, admin: FleetAdmin, topic: str) -> None:
