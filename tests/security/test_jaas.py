@@ -55,6 +55,7 @@ def test_any_quoted_text_comes_back(user: str, password: str) -> None:
         "",
         "  // nothing",
         "com.sun.security.auth.module.JndiLoginModule required user.provider.url='ldap://hidden' ;",
+        "com.sun.security.auth.module.LdapLoginModule required userProvider='ldap://hidden' useSSL=false;",
         "com.sun.security.auth.module.Krb5LoginModule required;",
         f"{PLAIN}",
         f"{PLAIN};",

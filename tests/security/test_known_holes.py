@@ -42,10 +42,18 @@ HOLES = {
         "tests/security/test_scram.py::test_the_nonce_is_compared",
     "CVE-2025-27817, an address of a client's choice":
         "tests/test_config.py::test_where_the_keys_of_an_issuer_are_is_for_operators_alone",
+    "CVE-2025-27818, the login module for LDAP":
+        "tests/security/test_jaas.py::test_lines_that_are_refused_without_being_quoted",
+    "CVE-2025-27819, the login module for JNDI":
+        "tests/security/test_listener_logins.py::test_half_a_configuration_is_refused",
     "CVE-2026-33557, tokens of anybody":
         "tests/security/test_token_signatures.py::test_other_algorithms",
     "CVE-2026-110985, tokens where no keys are configured":
         "tests/security/test_listener_logins.py::test_half_a_configuration_of_tokens_is_refused",
+    "CVE-2026-35554, a buffer that is filled again while a request in flight refers to it":
+        "tests/server/test_framing.py::test_a_block_is_used_again_only_without_readers",
+    "CVE-2026-35554, records that such a buffer brings to another topic's partition":
+        "tests/api/test_produce.py::test_what_is_wrong_with_a_partition_is_its_own_error",
 }  # fmt: skip
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from urllib.error import HTTPError
 from urllib.request import urlopen
 
 from coordination import ensemble
@@ -85,6 +86,21 @@ class Broker:
         page = urlopen(f"http://127.0.0.1:{self.admin_port}/metrics", timeout=30).read().decode()
         found = re.search(rf'^fleetlog_requests_total{{.*"{api}".*}} (\S+)$', page, re.MULTILINE)
         return float(found[1]) if found else 0.0
+
+    def operators_pages(self) -> str:
+        """All that the admin listener tells, with the names of its pages."""
+        address = f"http://127.0.0.1:{self.admin_port}"
+        try:
+            urlopen(f"{address}/", timeout=30)
+        except HTTPError as error:
+            listed = error.read().decode()
+        found = [listed]
+        for page in re.findall(r"/[a-z/-]+", listed):
+            try:
+                found.append(urlopen(f"{address}{page}", timeout=30).read().decode())
+            except HTTPError as error:  # a verdict that is no
+                found.append(error.read().decode())
+        return "\n".join(found)
 
     def output(self) -> str:
         return self.log_file.read_text(errors="replace")[-8000:]

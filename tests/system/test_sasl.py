@@ -239,6 +239,8 @@ def test_no_secret_is_told(fleet: Fleet) -> None:
     (future,) = admin.describe_configs([resource]).values()
     told = {name: entry.value for name, entry in future.result(30).items()}
     assert told["sasl.enabled.mechanisms"] == ",".join(MECHANISMS)
-    everything = repr(told) + fleet.brokers[0].log_file.read_text()
+    pages = fleet.brokers[0].operators_pages()
+    assert 'fleetlog_refused_requests_total{reason="login"}' in pages
+    everything = repr(told) + fleet.brokers[0].log_file.read_text() + pages
     for hidden in (PASSWORD, secured.BROKER_PASSWORD, "stored_key"):
         assert hidden not in everything

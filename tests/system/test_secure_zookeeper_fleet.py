@@ -1,15 +1,18 @@
-"""A broker that reaches ZooKeeper by TLS only, and whose znodes are its own."""
+"""Brokers that reach ZooKeeper by TLS only, and whose znodes are their own."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoAuthError
+from kazoo.security import Permissions
 
 from tests.support.fleet import Broker, Fleet
 from tests.support.secure_zookeeper import SecureZooKeeper
@@ -60,6 +63,58 @@ def test_a_broker_with_znodes_of_its_own(tmp_path: Path) -> None:
             other.stop()
             other.close()
         assert broker.stop() == 0
+    finally:
+        fleet.close()
+        server.stop()
+
+
+def test_three_brokers_share_znodes_of_their_own(tmp_path: Path) -> None:
+    """Each has a key pair of its own with the one subject, and changes what the others made."""
+    server = SecureZooKeeper(tmp_path / "zookeeper").start()
+    fleet = Fleet(tmp_path / "fleet", 0)
+    try:
+        fleet.size, fleet.zookeeper_connect = 3, f"{server.address}/fleet"
+        for number in (1, 2, 3):
+            fleet.settings = {**server.settings(tmp_path / f"own-{number}"), "zookeeper.set.acl": "true"}
+            fleet.brokers.append(Broker(fleet, number))
+        fleet.start()
+        admin = AdminClient({"bootstrap.servers": fleet.bootstrap})
+        topics = [NewTopic("t", 3, 3, config={"min.insync.replicas": "2"})]
+        admin.create_topics(topics)["t"].result(60)
+        other = KazooClient(f"{server.node.address}/fleet")
+        other.start(10)
+        try:
+            first, _ = other.get("/controller")
+            leading = fleet.brokers[json.loads(first)["brokerid"] - 1]
+            leading.kill()
+            left = [broker for broker in fleet.brokers if broker is not leading]
+            producer = Producer({"bootstrap.servers": ",".join(broker.address for broker in left), "acks": "all"})
+            failed: list[object] = []
+            for partition in range(3):
+                producer.produce("t", b"one", partition=partition, on_delivery=lambda error, _: failed.append(error))
+            assert producer.flush(60) == 0
+            assert failed == [None] * 3, "leaders and in-sync replicas were written by another broker"
+            assert json.loads(other.get("/controller")[0])["brokerid"] != leading.id
+            leading.start()
+            leading.wait_ready(90)
+            assert sorted(other.get_children("/brokers/ids")) == ["1", "2", "3"]
+            states = [f"/brokers/topics/t/partitions/{partition}/state" for partition in range(3)]
+            for path in (
+                "/controller",
+                "/brokers/topics/t",
+                *(f"/brokers/ids/{number}" for number in (1, 2, 3)),
+                *states,
+            ):
+                acls, _ = other.get_acls(path)
+                assert {(acl.id.scheme, acl.id.id) for acl in acls if acl.perms != Permissions.READ} == {
+                    ("x509", "CN=fleet")
+                }
+                with pytest.raises(NoAuthError):
+                    other.set(path, b"{}")
+        finally:
+            other.stop()
+            other.close()
+        assert [broker.stop() for broker in fleet.brokers] == [0, 0, 0]
     finally:
         fleet.close()
         server.stop()
