@@ -25,17 +25,20 @@ class Tools:
     def __init__(self, classpath: str, fleet: Fleet) -> None:
         self.classpath = classpath
         self.bootstrap = fleet.bootstrap
+        self.properties: dict[str, str] = {}
+        """Of the JVM."""
 
     def __call__(self, name: str, *arguments: str, text: str = "", bootstrap: bool = True, code: int = 0) -> str:
-        """Run a tool to its end, which must be the exit code ``code``; what it printed."""
+        """Run a tool to its end, which must be the exit code ``code``; what it printed, and its errors unless 0."""
         command = ["java", "-Xmx256m", "-XX:TieredStopAtLevel=1", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"]
+        command += [f"-D{key}={value}" for key, value in self.properties.items()]
         command += ["-cp", self.classpath, name]
         done = subprocess.run(
             [*command, *(("--bootstrap-server", self.bootstrap) if bootstrap else ()), *arguments],
             input=text, capture_output=True, text=True, timeout=120, check=False,
         )  # fmt: skip
         assert done.returncode == code, f"{name}: {done.returncode}: {done.stdout[-3000:]}{done.stderr[-3000:]}"
-        return done.stdout
+        return done.stdout + (done.stderr if code else "")
 
 
 @pytest.fixture(scope="session")

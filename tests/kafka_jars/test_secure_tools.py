@@ -8,15 +8,18 @@ from pathlib import Path
 import pytest
 
 from tests.kafka_jars.conftest import Tools
-from tests.support.secured import PASSWORD, PLAIN_MODULE, SCRAM_MODULE, USER, jaas
-from tests.support.tls_fleet import KINDS, PRINCIPALS, TlsFleet
+from tests.support.certificates import serial_of
+from tests.support.issuer import CLIENT_ID, CLIENT_SECRET, Issuer
+from tests.support.secured import MECHANISMS, PASSWORD, PLAIN_MODULE, SCRAM_MODULE, USER, jaas
+from tests.support.tls_fleet import KINDS, PRINCIPALS, PROTOCOLS, TlsFleet
 from tests.support.tls_listeners import Certificates
 
 pytestmark = [pytest.mark.slow, pytest.mark.kafka_jars, pytest.mark.interop]
 
 PACKAGE = "org.apache.kafka.tools"
 TOPICS, ACLS, CONFIGS = f"{PACKAGE}.TopicCommand", f"{PACKAGE}.AclCommand", "kafka.admin.ConfigCommand"
-MODULES = {"PLAIN": PLAIN_MODULE, "SCRAM-SHA-512": SCRAM_MODULE}
+TOKENS = "org.apache.kafka.common.security.oauthbearer"
+MODULES = {"PLAIN": PLAIN_MODULE, "SCRAM-SHA-256": SCRAM_MODULE, "SCRAM-SHA-512": SCRAM_MODULE}
 
 
 class Door:
@@ -24,18 +27,25 @@ class Door:
 
     def __init__(
         self, classpath: str, fleet: TlsFleet, directory: Path, kind: str, mechanism: str = "SCRAM-SHA-512",
-        user: str = USER, password: str = PASSWORD,
+        user: str = USER, password: str = PASSWORD, token_url: str = "",
     ) -> None:  # fmt: skip
         self.tools = Tools(classpath, fleet)
         self.tools.bootstrap = fleet.bootstrap_of(kind)
-        settings = {
-            "security.protocol": KINDS[kind],
-            "ssl.truststore.type": "PEM",
-            "ssl.truststore.location": fleet.certificates.authority.file,
-        }
+        settings = {"security.protocol": PROTOCOLS[kind]}
+        if kind in KINDS:
+            authority = fleet.certificates.authority.file
+            settings |= {"ssl.truststore.type": "PEM", "ssl.truststore.location": authority}
         if kind in ("MUTUAL", "BOTH"):
             settings |= {"ssl.keystore.type": "PEM", "ssl.keystore.location": fleet.certificates.alice}
-        if KINDS[kind] == "SASL_SSL":
+        if mechanism == "OAUTHBEARER":
+            settings |= {
+                "sasl.mechanism": mechanism,
+                "sasl.jaas.config": jaas(f"{TOKENS}.OAuthBearerLoginModule", clientId=user, clientSecret=password),
+                "sasl.login.callback.handler.class": f"{TOKENS}.OAuthBearerLoginCallbackHandler",
+                "sasl.oauthbearer.token.endpoint.url": token_url,
+            }
+            self.tools.properties["org.apache.kafka.sasl.oauthbearer.allowed.urls"] = token_url
+        elif PROTOCOLS[kind].startswith("SASL"):
             module = jaas(MODULES[mechanism], username=user, password=password)
             settings |= {"sasl.mechanism": mechanism, "sasl.jaas.config": module}
         self.file = directory / f"{kind}-{mechanism}-{user}.properties"
@@ -61,13 +71,25 @@ class Door:
 
 
 @pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsFleet]:
+def issuer() -> Iterator[Issuer]:
+    found = Issuer()
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory, issuer: Issuer) -> Iterator[TlsFleet]:
+    with_tokens = {"listener.name.login.sasl.enabled.mechanisms": ",".join((*MECHANISMS, "OAUTHBEARER"))}
     found = TlsFleet(
         tmp_path_factory.mktemp("tls"),
         Certificates(tmp_path_factory.mktemp("certificates")),
         authorizer_class_name="org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         super_users=f"User:{USER};User:ANONYMOUS",
         allow_everyone_if_no_acl_found="true",
+        **with_tokens,
+        **issuer.settings("login"),
     )
     try:
         found.start()
@@ -84,14 +106,45 @@ def login(classpath: str, fleet: TlsFleet, tmp_path: Path) -> Door:
 
 @pytest.mark.parametrize(
     ("kind", "mechanism"),
-    [("ONEWAY", ""), ("MUTUAL", ""), ("LOGIN", "SCRAM-SHA-512"), ("BOTH", "PLAIN")],
-)
+    [
+        ("ONEWAY", ""), ("MUTUAL", ""), ("LOGIN", "SCRAM-SHA-512"), ("LOGIN", "SCRAM-SHA-256"), ("BOTH", "PLAIN"),
+        ("CLEAR", "PLAIN"), ("CLEAR", "SCRAM-SHA-256"), ("CLEAR", "SCRAM-SHA-512"),
+    ],
+)  # fmt: skip
 def test_the_console_producer_and_consumer(
     classpath: str, fleet: TlsFleet, tmp_path: Path, kind: str, mechanism: str
 ) -> None:
     door, lines = Door(classpath, fleet, tmp_path, kind, mechanism), [f"value {number}" for number in range(20)]
-    door.send(f"console-{kind}", lines)
-    assert door.receive(f"console-{kind}", len(lines)) == lines
+    topic = f"console-{kind}-{mechanism}"
+    door.send(topic, lines)
+    assert door.receive(topic, len(lines)) == lines
+
+
+def test_the_consoles_with_tokens(classpath: str, fleet: TlsFleet, tmp_path: Path, issuer: Issuer) -> None:
+    """The Java client fetches them itself, by its client credentials."""
+    url = f"{issuer.url}/token"
+    door = Door(classpath, fleet, tmp_path, "LOGIN", "OAUTHBEARER", CLIENT_ID, CLIENT_SECRET, url)
+    door.send("console-tokens", ["one", "two"])
+    assert door.receive("console-tokens", 2) == ["one", "two"]
+    stranger = Door(classpath, fleet, tmp_path, "LOGIN", "OAUTHBEARER", CLIENT_ID, "another secret", url)
+    stranger.admin(TOPICS, "--list", code=1)
+
+
+def test_a_listener_gets_another_certificate(fleet: TlsFleet, tmp_path: Path, login: Door) -> None:
+    entity = ("--entity-type", "brokers", "--entity-name", "1")
+    location = "listener.name.oneway.ssl.keystore.location"
+    authority, first = fleet.certificates.authority, fleet.serial()
+    renewed = authority.pair("/O=fleet/CN=broker")
+    new = renewed.store(tmp_path / "new.pem")
+    another = authority.pair("/CN=another").store(tmp_path / "another.pem")
+    refused = login.admin(CONFIGS, "--alter", *entity, "--add-config", f"{location}={another}", code=1)
+    assert "its subject is now" in refused
+    assert fleet.serial() == first
+    login.admin(CONFIGS, "--alter", *entity, "--add-config", f"{location}={new}")
+    assert fleet.serial() == serial_of(renewed), "in use when it is answered"
+    assert f"{location}={new}" in login.admin(CONFIGS, "--describe", *entity)
+    login.admin(CONFIGS, "--alter", *entity, "--delete-config", location)
+    assert fleet.serial() == first
 
 
 def test_acls_of_a_certificates_principal(classpath: str, fleet: TlsFleet, tmp_path: Path, login: Door) -> None:
