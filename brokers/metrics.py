@@ -223,6 +223,12 @@ class Metrics:
         """Its labels are bounded by what counts them."""
         self.loop_lag_seconds = Histogram()
         self.connections = Gauge("fleetlog_connections", "Open connections.", registry=self.registry)
+        self.group_families: Callable[[], Sequence[bytes]] = tuple
+        """More families as text, made elsewhere: groups and their partitions."""
+        self._show()
+
+    def _show(self) -> None:
+        """Put what is counted here on the broker's page."""
         self._numbers.counters += [
             ("fleetlog_requests", "Requests answered.", "api", self.request_seconds.children),
             ("fleetlog_refused_requests", "Frames or connections refused, by reason.", "reason", self.refused.children),
@@ -263,8 +269,6 @@ class Metrics:
             ("fleetlog_loop_lag_seconds", "How late the event loop runs a timer.", "", {"": self.loop_lag_seconds}),
         ]  # fmt: skip
         self.register(BROKER_PAGE, self._numbers.collect)
-        self.group_families: Callable[[], Sequence[bytes]] = tuple
-        """More families as text, made elsewhere: groups and their partitions."""
         self.register(BROKER_PAGE, lambda: self.group_families())  # noqa: PLW0108 (it is set later)
         self.watch_counters(
             "fleetlog_authentications",

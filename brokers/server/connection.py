@@ -19,7 +19,7 @@ from _native import io
 from brokers.api.base import ClientConnection as Peer
 from brokers.log import SliceGone
 from brokers.model import Carried
-from brokers.server.connection_marks import ConnectionMarks
+from brokers.server.connection_marks import ConnectionMarks, count_wait
 from brokers.server.framing import LENGTH_SIZE, RECEIVE_BYTES, Blocks, Chunk, FrameError, Framer, Outbox, TlsHandshake
 from brokers.server.head_reads import HeadReads
 from brokers.server.kernel_figures import carried_by
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from brokers.api.metering import Meter
-    from brokers.metrics import Counter, Histogram, Labelled, Metrics
+    from brokers.metrics import Counter, Metrics
     from brokers.model import Clock
     from brokers.server.disk import ReadAhead
     from brokers.server.login import ConnectionLogin
@@ -131,7 +131,7 @@ class Connection:
         self._held_up = 0
         self._pumping = False
         self._reads = HeadReads(self._outbox, environment.read_ahead)
-        self._marks = ConnectionMarks(self.last_active_ms)
+        self.marks = ConnectionMarks(self.last_active_ms)
         self.batchable = False
         """Whether it is worth while to execute what it sends with what others do: small Produce requests."""
         self.lasting = False
@@ -158,32 +158,27 @@ class Connection:
         self.meter = self._env.meter(self.peer)
 
     @property
-    def tls(self) -> tuple[str, str] | None:
-        """Cipher and version of TLS; None without it."""
-        return None
-
-    @property
     def software(self) -> tuple[str, str]:
         """The client's name and version, once it has said them (KIP-511)."""
-        return self._marks.software
+        return self.marks.software
 
     @software.setter
     def software(self, software: tuple[str, str]) -> None:
-        self._marks.software = software
+        self.marks.software = software
 
     @property
     def client_id(self) -> str:
         """The client id with which it asked for the APIs; empty before."""
-        return self._marks.client_id
+        return self.marks.client_id
 
     @client_id.setter
     def client_id(self, client_id: str) -> None:
-        self._marks.client_id = client_id
+        self.marks.client_id = client_id
 
     @property
     def since_ms(self) -> int:
         """When it was accepted, by the monotonic clock."""
-        return self._marks.since_ms
+        return self.marks.since_ms
 
     def carried(self) -> Carried:
         """What it has carried, as the kernel counts it."""
@@ -336,9 +331,9 @@ class Connection:
         if self._pumping or self.awaits_batch:
             return
         self._pumping = True
-        if self._marks.queued_ms is not None and not self._stalled():
-            self._count_wait(self._env.metrics.queue_seconds, self._framer.next_key(), self._marks.queued_ms)
-            self._marks.queued_ms = None
+        if self.marks.queued_ms is not None and not self._stalled():
+            count_wait(self._env.metrics.queue_seconds, self._framer.next_key(), self.marks.queued_ms, self._env.clock)
+            self.marks.queued_ms = None
         more = True
         try:
             for _ in range(REQUESTS_PER_TURN):
@@ -360,18 +355,14 @@ class Connection:
         if self._outbox.pending and not self._writing and not self._reads.pending:
             self._send()
         self._account()
-        if more and self._marks.queued_ms is None and self._framer.waiting:
-            self._marks.queued_ms = self._env.clock.mono_ms()
+        if more and self.marks.queued_ms is None and self._framer.waiting:
+            self.marks.queued_ms = self._env.clock.mono_ms()
         if more and not self.closed and not self._stalled():
             self._env.loop.call_soon(self.pump)  # the others' turn first
         if self._reading or self._held_up:
             return
         if self._framer.waiting < READ_BEHIND or not self._stalled():
             self._unmute()
-
-    def _count_wait(self, waits: Labelled[Histogram], key: int, since_ms: int) -> None:
-        api = APIS.get(key)
-        waits.labels("unknown" if api is None else api.name).observe((self._env.clock.mono_ms() - since_ms) / 1000)
 
     def _run(self) -> bool:
         """Execute the next requests where they were received, if they are of that kind.
@@ -408,10 +399,8 @@ class Connection:
         return slot
 
     def deliver(self, key: int, chunks: Sequence[Chunk]) -> None:
-        """The answers of an API's requests that were executed at once, without a slot. They leave when the pump is
-        through.
-        """
-        self._marks.answered_key = key
+        """The answers of an API's requests that were executed at once, without a slot: they leave behind the pump."""
+        self.marks.answered_key = key
         if self._slots:
             self.next_slot().answer(list(chunks))
         elif not self.closed:
@@ -488,10 +477,6 @@ class Connection:
 
     # -- answering ------------------------------------------------------------------------------------------------
 
-    def answers(self, key: int) -> None:
-        """The next slot that has its answer is of that API."""
-        self._marks.answered_key = key
-
     def answered(self, slot: Slot) -> None:
         """A slot has its answer: send what is now at the head of the order."""
         if slot.cost:
@@ -534,12 +519,12 @@ class Connection:
         elif self._writing and not wanted:
             self._loop.remove_writer(self._fd)
         self._writing = wanted
-        marks = self._marks
+        marks = self.marks
         if wanted:
             if marks.unsent_ms is None:
                 marks.unsent_ms, marks.unsent_key = self._env.clock.mono_ms(), marks.answered_key
         elif marks.unsent_ms is not None and not self._outbox.pending:
-            self._count_wait(self._env.metrics.send_seconds, marks.unsent_key, marks.unsent_ms)
+            count_wait(self._env.metrics.send_seconds, marks.unsent_key, marks.unsent_ms, self._env.clock)
             marks.unsent_ms = None
 
     def _read_ahead(self) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from brokers.exposition import BROKER_PAGE, KAFKA_PAGE, in_slices
+from brokers.server.tls_connection import TlsConnection
 
 if TYPE_CHECKING:
     from brokers.metrics import Counter as Counted
@@ -95,7 +96,7 @@ class ConnectionFigures:
         for some in in_slices(self._connections.values(), _PER_SLICE):
             listeners.update([one.peer.listener for one in some])
             software.update([(*one.software, one.peer.listener) for one in some])
-            ciphers.update([(*one.tls, one.peer.listener) for one in some if one.tls is not None])
+            ciphers.update([(*one.tls, one.peer.listener) for one in some if isinstance(one, TlsConnection)])
             yield None
         more, zero = ([PROCESSOR], ("0",)) if kafka else ([], ())
         family = GaugeMetricFamily(by_listener, "Open connections by listener.", labels=["listener", *more])

@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from wire.apis import APIS
+
+if TYPE_CHECKING:
+    from brokers.metrics import Histogram, Labelled
+    from brokers.model import Clock
+
 
 class ConnectionMarks:
     """See the module. They are by themselves because a look at a connection's attributes becomes dearer when it has
@@ -20,3 +28,9 @@ class ConnectionMarks:
         self.queued_ms: int | None = None
         self.unsent_ms: int | None = None
         self.unsent_key = self.answered_key = -1
+
+
+def count_wait(waits: Labelled[Histogram], key: int, since_ms: int, clock: Clock) -> None:
+    """Count a wait that is over, by the API with that key."""
+    api = APIS.get(key)
+    waits.labels("unknown" if api is None else api.name).observe((clock.mono_ms() - since_ms) / 1000)

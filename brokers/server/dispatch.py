@@ -456,7 +456,7 @@ class Reply:
             route.observe(now - self.started, self.requests)
             if self.delayed_s:
                 route.delayed(self.delayed_s - self.started, now - self.delayed_s, self.requests)
-        self.connection.answers(route.api.key)
+        self.connection.marks.answered_key = route.api.key
         if response is CLOSE:
             self.refuse()
             return
