@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 REQUESTS_PER_TURN = 16
-LOGIN_RECEIVE_BYTES = 16 * 1024
 SEND_BYTES_PER_TURN = 8 * 1024 * 1024
 STALLED_RECEIVE_BYTES = 16 * 1024
 READ_BEHIND = 64 * 1024
@@ -276,30 +275,11 @@ class Connection:
 
     def _on_readable_before_login(self) -> None:
         """In small pieces, of which there may be only so many, and nothing behind a request that is not answered."""
-        login, framer = self.login, self._framer
-        assert login is not None, "the login is not done"
-        if self._stalled():
+        if self._stalled() or self.login is None:
             self._mute()
-            return
-        try:
-            try:
-                count = self._sock.recv_into(framer.into(LOGIN_RECEIVE_BYTES))
-            except (BlockingIOError, InterruptedError):  # of a record of TLS too little has come
-                framer.keep()
-                login.count_received(0)
-                return
-            login.count_received(count)
-        except FrameError as error:
+        elif error := self.login.receive(self, self._sock, self._framer, self._env.metrics):
             self._refuse("login", error)
-        except OSError as error:
-            self.close(f"receive failed: {error}")
         else:
-            if not count:
-                self.close("the peer closed it")
-                return
-            self.last_active_ms = self._env.clock.mono_ms()
-            self._env.metrics.bytes_in.value += count
-            framer.received(count)
             self.resume()
 
     def resume(self) -> None:
@@ -456,8 +436,6 @@ class Connection:
         if not self.closed:
             self._env.loop.call_soon(self.pump)
 
-    # -- the login ------------------------------------------------------------------------------------------------
-
     def logged_in(self, principal: str, mechanism: str, *, lasting: bool) -> None:
         """Requests are served for that principal from now on; without a look at the login if it is ``lasting``."""
         self.principal = principal
@@ -465,9 +443,7 @@ class Connection:
         self._framer.limit(self._env.max_frame, self._env.max_control_frame)
         if lasting:
             self.login = None
-        if self._reading:
-            self._mute()
-            self._unmute()
+        self._mute()  # it is read in another way once this is answered
 
     def last_answer(self, slot: Slot, chunks: Sequence[Chunk], reason: str) -> None:
         """Send that answer and close; what was received behind its request is dropped."""
@@ -546,8 +522,6 @@ class Connection:
         if not self.closed:
             self._send()
             self.pump()  # below its bound the outbox takes answers again
-
-    # -- ending ---------------------------------------------------------------------------------------------------
 
     def _refuse(self, reason: str, error: Exception) -> None:
         self._env.metrics.refused.labels(reason).inc()

@@ -35,7 +35,7 @@ from brokers.security.sasl import (
     Then,
 )
 from brokers.security.scram import ScramCredential, ScramMechanism, ScramServer, random_text
-from brokers.server.framing import FrameError
+from brokers.server.framing import FrameError, Framer
 from wire import hot, messages
 from wire.apis import APIS
 from wire.errors import ErrorCode
@@ -43,6 +43,7 @@ from wire.refusals import error_response
 
 if TYPE_CHECKING:
     from brokers.api.base import ClientConnection, Services
+    from brokers.metrics import Metrics
     from brokers.server.limits import QuietLog
 
 logger = logging.getLogger(__name__)
@@ -50,9 +51,18 @@ logger = logging.getLogger(__name__)
 LOGIN_MS: Final = 10_000
 REQUESTS_MAX: Final = 16
 """The longest login has four: ApiVersions, SaslHandshake and two tokens. Others are attempts with other versions."""
+RECEIVE_BYTES: Final = 16 * 1024
 BYTES_MAX: Final = 2 * TOKEN_FRAME_BYTES_MAX
 RECEIVES_MAX: Final = 400
 """Enough for each packet of the longest token to come by itself. Ten microseconds each, 30 with TLS."""
+
+
+class Receiver(Protocol):
+    """A socket, or TLS before it."""
+
+    def recv_into(self, buffer: memoryview, /) -> int:
+        """As a socket's."""
+        ...
 
 
 class SlotPort(Protocol):
@@ -181,14 +191,30 @@ class ConnectionLogin:
         self._requests += self.pending
         return self._requests <= REQUESTS_MAX
 
-    def count_received(self, size: int) -> None:
-        """Count what was received before the first login. Raises FrameError: too much, or in too many parts."""
+    def receive(
+        self, connection: ConnectionPort, sock: Receiver, framer: Framer, metrics: Metrics
+    ) -> FrameError | None:
+        """Receive a small piece into the framer, or close; what is wrong: too much, or in too many parts."""
+        size = 0
+        try:
+            size = sock.recv_into(framer.into(RECEIVE_BYTES))
+            if not size:
+                connection.close("the peer closed it")
+                return None
+            framer.received(size)
+        except (BlockingIOError, InterruptedError):  # of a record of TLS too little has come
+            framer.keep()
+        except OSError as error:
+            connection.close(f"receive failed: {error}")
+            return None
+        metrics.bytes_in.value += size
         self._receives += 1
         self._bytes += size
         if self._bytes > BYTES_MAX:
-            raise FrameError(f"more than {BYTES_MAX} bytes before a login")
+            return FrameError(f"more than {BYTES_MAX} bytes before a login")
         if self._receives > RECEIVES_MAX:
-            raise FrameError(f"its requests before a login come in more than {RECEIVES_MAX} parts")
+            return FrameError(f"its requests before a login come in more than {RECEIVES_MAX} parts")
+        return None
 
 
 class LoginGate:
