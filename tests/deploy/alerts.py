@@ -38,6 +38,7 @@ from tests.deploy.client_faults import (
     refused_produces,
     slow_rebalance,
     tight_quota,
+    wrong_passwords,
 )
 from tests.deploy.disk_faults import (
     damaged_batch,
@@ -246,6 +247,7 @@ FAULTS: dict[Fault, set[str]] = {
     busy_loop: {"LoopBusy"},
     slow_follower: {"ProduceSlow"},
     garbage: {"RefusedRequests"},
+    wrong_passwords: {"AuthFailures"},
     few_descriptors: {"Troubles"},
     filling_disk: {"DiskFilling", "DiskAlmostFull"},
     short_certificate: {"CertificateExpires", "CertificateExpiresSoon"},

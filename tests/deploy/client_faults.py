@@ -10,10 +10,12 @@ from contextlib import suppress
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 import wire.messages as m
-from tests.deploy.alert_stage import PATIENCE_S, Stage, nothing
+from tests.deploy.alert_stage import PATIENCE_S, Stage, nothing, start_patiently
 from tests.support.harness import Client
 from tests.support.produce_runs import batch, frame
 from tests.support.quotas import alter
+from tests.support.sasl_wire import RawLogin
+from tests.support.secured import USER, secured_fleet
 from tests.support.waiting import eventually
 
 REQUESTS_AT_ONCE = 20
@@ -30,6 +32,27 @@ def garbage(stage: Stage) -> Iterator[Callable[[], None]]:
         time.sleep(0.3)
 
     yield send
+
+
+def wrong_passwords(stage: Stage) -> Iterator[Callable[[], None]]:
+    """A client that tries one password after the other."""
+    fleet = secured_fleet(stage.directory / "logins", 1)
+    broker = fleet.brokers[0]
+
+    def log_in() -> None:
+        connection = RawLogin(broker.port)
+        try:
+            assert connection.scram(USER, "none of his") != 0
+        finally:
+            connection.close()
+
+    try:
+        start_patiently(fleet)
+        with stage.instead(f"127.0.0.1:{broker.admin_port}"):
+            yield log_in
+            stage.prometheus.wait(lambda firing: "AuthFailures" not in firing, "AuthFailures goes away", nothing)
+    finally:
+        fleet.close()
 
 
 def idle_group(stage: Stage) -> Iterator[Callable[[], None]]:
