@@ -84,7 +84,7 @@ def _read(path: Path) -> tuple[str, int]:
 
 def load() -> dict[str, Any]:
     """The budget of this environment: ``tolerance`` and instructions per request."""
-    everything = json.loads(FILE.read_text())
+    everything: dict[str, Any] = json.loads(FILE.read_text())
     ours = everything["instructions"].get(environment())
     if ours is None:
         raise BudgetError(
@@ -117,7 +117,9 @@ def dearer(counted: dict[str, int]) -> list[str]:
 
 def write(counted: dict[str, int]) -> None:
     """Make it the budget."""
-    everything = json.loads(FILE.read_text()) if FILE.exists() else {"tolerance": 0.02, "instructions": {}}
+    everything: dict[str, Any] = {"tolerance": 0.02, "instructions": {}}
+    if FILE.exists():
+        everything = json.loads(FILE.read_text())
     works = {work: total for work, total in counted.items() if work != SPEND}
     everything["instructions"][environment()] = works
     FILE.write_text(json.dumps(everything, indent=2) + "\n")

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 
 import brokers.log.compaction as passes
-from _native import compact_cy, compact_py
+from _native import compact_cy, compact_py  # type: ignore[attr-defined]
 from _native.batch import Record, encode_batch
 from brokers.config import BrokerConfig, TopicConfig
 from brokers.log import Log, Origin, RealDisk, Terms
@@ -66,7 +66,7 @@ def _open(directory: Path) -> Log:
 
 def clean(directory: Path, twin: ModuleType) -> tuple[float, float, int, bytes]:
     """One pass over a copy: MB per second of CPU, MB per second, keys, and what is left."""
-    passes.KeyMap, passes.collect_keys, passes.keep_records = twin.KeyMap, twin.collect_keys, twin.keep_records
+    vars(passes).update({name: getattr(twin, name) for name in ("KeyMap", "collect_keys", "keep_records")})
     with tempfile.TemporaryDirectory(dir=directory.parent) as copy:
         shutil.copytree(directory / str(TP), Path(copy) / str(TP))
         log = _open(Path(copy))

@@ -10,7 +10,7 @@ import random
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from _native.batch import Record, encode_batch
 from perf.clients import cpu_s
@@ -28,7 +28,7 @@ RECORD_BYTES = 125
 QUIET_S = 3.0
 TIMEOUT_S = 300.0
 MB = 1_000_000
-EAGER = {"log_cleaner_backoff_ms": 200, "log_cleaner_min_cleanable_ratio": 0.01}
+EAGER: dict[str, Any] = {"log_cleaner_backoff_ms": 200, "log_cleaner_min_cleanable_ratio": 0.01}
 """Settings with which a pass begins as soon as there is something to do."""
 
 
@@ -125,7 +125,12 @@ def measure_pass(cluster: Cluster, most_bytes: int, timeout_s: float = TIMEOUT_S
 
 def alter(cluster: Cluster, policy: str) -> None:
     """Change the topic's ``cleanup.policy``."""
-    from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+    from confluent_kafka.admin import (  # type: ignore[attr-defined]
+        AlterConfigOpType,
+        ConfigEntry,
+        ConfigResource,
+        ResourceType,
+    )
 
     entry = ConfigEntry("cleanup.policy", policy, incremental_operation=AlterConfigOpType.SET)
     resource = ConfigResource(ResourceType.TOPIC, TOPIC, incremental_configs=[entry])

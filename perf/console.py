@@ -93,7 +93,7 @@ class ConsoleProcess:
 def fill(fleet: Fleetlog, topics: int) -> None:
     """Topics of one partition, and one of three with the records."""
     from confluent_kafka import Producer
-    from confluent_kafka.admin import NewTopic
+    from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
 
     names = [f"topic-{number:04}" for number in range(topics - 1)]
     for begin in range(0, len(names), 200):

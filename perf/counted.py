@@ -108,7 +108,7 @@ class Fixture:
                 attributes=TRANSACTIONAL,
             )  # fmt: skip
         self.loop = TurnLoop()
-        stage.services.loop = self.loop
+        stage.services.loop = self.loop  # type: ignore[assignment]
         stage.services.timers = Timers(self.loop, stage.clock)
         if plant:
             _plant(metrics.Histogram, plant)
@@ -303,7 +303,7 @@ def late_works(fixture: Fixture) -> Iterator[tuple[str, Callable[[list[Frame]], 
 def main() -> None:
     """Count every work once, and how much ``spend`` costs."""
     library, plant, directory = ctypes.CDLL(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
-    time.perf_counter = itertools.count(0.0, 1e-6).__next__  # type: ignore[assignment]
+    time.perf_counter = itertools.count(0.0, 1e-6).__next__
     fixture = Fixture(directory, plant)
     kinds = works()
     for rounds in kinds.values():

@@ -31,6 +31,7 @@ HEADS = {
     "cpu_s_gb": "CPU s/GB",
     "cpu_us_commit": "CPU us/commit",
     "cpu_ms_rebalance": "CPU ms/rebalance",
+    "cpu_ms": "CPU ms/batch",
     "p50_ms": "p50 ms",
     "p99_ms": "p99 ms",
     "p999_ms": "p99.9 ms",

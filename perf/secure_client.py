@@ -51,7 +51,7 @@ def ask(sock: socket.socket, key: int, version: int, **fields: Any) -> Any:
     request = messages.request_class(key)(version=version, **fields)
     sock.sendall(messages.encode_request(key, version, 1, "perf", request))
     head = _whole(sock, bytearray(4))
-    frame = _whole(sock, bytearray(int.from_bytes(head, "big")))
+    frame = memoryview(_whole(sock, bytearray(int.from_bytes(head, "big"))))
     _, body = messages.split_response(key, version, frame)
     answer = messages.decode_response(key, version, body)
     if answer.error_code:
@@ -124,7 +124,8 @@ def _stream(sock: socket.socket, frame: Frame, depth: int, until: float) -> int:
 
 def in_turns(count: int, at_once: int, act: Callable[[], None]) -> None:
     """Do it so often, some at a time. Raises what one of them raised."""
-    left, lock, problems = [count], threading.Lock(), []
+    left, lock = [count], threading.Lock()
+    problems: list[BaseException] = []
 
     def run() -> None:
         while not problems:

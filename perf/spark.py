@@ -12,7 +12,6 @@ import argparse
 import contextlib
 import itertools
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -27,13 +26,13 @@ from harness.spark_connector import NoConnector, connector
 from perf import machine
 from perf.build import ROOT
 from perf.clients import cpu_s
+from perf.processes import TICK, ProcessTree
 from perf.results import Results
 from perf.spark_driver import TUNED
 from perf.targets import Cluster, TargetError
 from perf.targets.fleetlog import Fleetlog
 from perf.targets.kafka import Kafka, version
 
-TICK = os.sysconf("SC_CLK_TCK")
 LOOK_S = 0.5
 ROW_BYTES = 200_000_000
 """About how many bytes a run writes."""
@@ -102,7 +101,7 @@ class Spark:
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, cwd=ROOT, env=spark_environment(),
                 text=True,
             )  # fmt: skip
-        self._used: dict[tuple[int, int], int] = {}
+        self._tree = ProcessTree(self._process.pid)
         self._lock = threading.Lock()
         self._over = threading.Event()
         threading.Thread(target=self._watch, daemon=True).start()
@@ -129,30 +128,12 @@ class Spark:
     def cpu_s(self) -> float:
         """CPU of the process tree so far: the driver, the JVM, Python workers, and those of them that have ended."""
         with self._lock:
-            self._look()
-            return sum(self._used.values()) / TICK
+            return self._tree.cpu_s()
 
     def _watch(self) -> None:
-        """A worker's CPU is lost with it: its parent may be gone, too. So each is sampled while it runs."""
         while not self._over.wait(LOOK_S):
             with self._lock:
-                self._look()
-
-    def _look(self) -> None:
-        parents: dict[int, int] = {}
-        found: dict[int, tuple[int, int]] = {}
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit():
-                with contextlib.suppress(OSError):
-                    fields = (entry / "stat").read_text().rpartition(")")[2].split()
-                    parents[int(entry.name)] = int(fields[1])
-                    found[int(entry.name)] = int(fields[19]), int(fields[11]) + int(fields[12])
-        tree = {self._process.pid}
-        while more := {pid for pid, parent in parents.items() if parent in tree} - tree:
-            tree |= more
-        for pid in tree & found.keys():
-            born, used = found[pid]
-            self._used[pid, born] = used
+                self._tree.look()
 
     def stop(self) -> None:
         """End it."""
@@ -250,7 +231,8 @@ class Suite:
                     batches=batches, warmup=SMALL_WARMUP // 2,
                 )  # fmt: skip
                 if round_ >= 0:
-                    self.results.add("micro-batch of 10 rows", target, {"p50_ms": found["p50_ms"]}, round_=round_)
+                    row = {"p50_ms": found["p50_ms"], "cpu_ms": found["cpu_ms"], **found["phases"]}
+                    self.results.add("micro-batch of 10 rows", target, row, round_=round_)
                 cluster.delete_topic(topic)
 
     def commits(self, fleetlog: Cluster) -> None:

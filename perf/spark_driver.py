@@ -7,6 +7,7 @@ all. The source of rows is Spark's range and a slice of a fixed text: cheap, and
 from __future__ import annotations
 
 import json
+import os
 import random
 import statistics
 import sys
@@ -16,6 +17,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from perf.processes import ProcessTree
 from spark_udfs.client.producer import MemberProducer, TaskMember, WriteSettings
 from spark_udfs.sink.executor_mode import ExecutorMode
 from spark_udfs.sink.options import WriteOptions
@@ -67,6 +69,7 @@ class Work:
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
         self._text = text().hex()
+        self._tree = ProcessTree(os.getpid())
         self._running: dict[str, tuple[ExecutorMode, int]] = {}
 
     def rows(self, count: int, size: int, tasks: int = TASKS) -> DataFrame:
@@ -103,7 +106,7 @@ class Work:
         if engine is None:
             engine = ExecutorMode(self._options(given), lambda *_: None)
         engine._options = self._options(given, engine._options.sink_id)
-        engine.ahead()
+        engine.prefetch()
         engine.write(rows, "perf", number)
         self._running[given["bootstrap"]] = engine, number + 1
 
@@ -134,7 +137,11 @@ class Work:
         reader.load().write.format("noop").mode("overwrite").save()
 
     def small_batches(self, given: Command) -> dict[str, Any]:
-        """Micro-batches of ten rows, one after the other: the median of Spark's own figure for a whole trigger."""
+        """Micro-batches of ten rows, one after the other: the median of Spark's figure for a whole trigger, in ms.
+
+        ``phases``: the medians of all that Spark's progress says of it (``durationMs``). ``cpu_ms``: CPU of this
+        process and all that it started, for each batch.
+        """
         from spark_udfs import write_stream
 
         source = self._spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 10).option("numPartitions", 1)
@@ -151,12 +158,15 @@ class Work:
                 options = {**common, "checkpointLocation": checkpoint, **given["options"]}
                 options |= {"sinkId": sink} if given["kind"] == "fleetlog" else {}
                 query = rows.writeStream.format(given["kind"]).options(**options).start()
-            seen: dict[int, float] = {}
+            seen: dict[int, dict[str, int]] = {}
+            used: list[tuple[int, float]] = []
             try:
                 deadline = time.monotonic() + 120
                 while len(seen) < given["batches"] and time.monotonic() < deadline and query.isActive:
                     for progress in query.recentProgress:
-                        seen[progress.batchId] = progress.durationMs["triggerExecution"]
+                        seen[progress.batchId] = dict(progress.durationMs)
+                    if len(seen) > given["warmup"]:
+                        used.append((len(seen), self._tree.cpu_s()))
                     time.sleep(0.5)  # what asks takes part of the machine, too
                 failure = query.exception()
             finally:
@@ -164,7 +174,10 @@ class Work:
             if failure is not None or len(seen) < given["batches"]:
                 raise RuntimeError(f"{len(seen)} batches only: {failure}")
         times = [took for number, took in sorted(seen.items()) if number >= given["warmup"]]
-        return {"p50_ms": statistics.median(times), "batches": len(times)}
+        phases = {name: statistics.median(took.get(name, 0) for took in times) for name in sorted(times[-1])}
+        (first, before), (last, after) = used[0], used[-1]
+        cpu_ms = (after - before) * 1000 / (last - first) if last > first else None
+        return {"p50_ms": phases["triggerExecution"], "cpu_ms": cpu_ms, "batches": len(times), "phases": phases}
 
 
 def _plain(settings: dict[str, Any], how: WriteSettings, batches: Iterator[pa.RecordBatch]) -> int:

@@ -145,7 +145,7 @@ class LoneLeader:
         transactions = TransactionCoordinator(
             self.config, metadata=self.metadata, replicas=self.replicas, groups=groups, loop=loop,
             timers=self.services.timers, clock=self.clock,
-            peers=SimpleNamespace(), store=SimpleNamespace(), incarnation=lambda: INCARNATION,  # type: ignore[arg-type]
+            peers=SimpleNamespace(), store=SimpleNamespace(), incarnation=lambda: INCARNATION,
         )  # fmt: skip
         self.services.groups, self.services.transactions = groups, transactions
         for runtime in (groups, transactions):

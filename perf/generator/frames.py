@@ -11,7 +11,7 @@ import struct
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from _native.batch import Record, encode_batch
 from wire import messages
@@ -43,7 +43,7 @@ class Frame(NamedTuple):
     wrap: int = 0
 
 
-def batch_of(batch_bytes: int, record_bytes: int, now_ms: int = 0, **producer: int) -> tuple[bytes, int]:
+def batch_of(batch_bytes: int, record_bytes: int, now_ms: int = 0, **producer: Any) -> tuple[bytes, int]:
     """A batch of about ``batch_bytes`` made of records of about ``record_bytes``, and their number.
 
     ``producer``: its id, epoch and sequence, and attributes, as ``encode_batch`` names them.

@@ -94,6 +94,10 @@ class Cluster:
         """Start everything and wait until each broker answers."""
         raise NotImplementedError
 
+    def launch(self, broker: Broker) -> None:
+        """Start one broker's process, without waiting."""
+        raise NotImplementedError
+
     def stop(self) -> None:
         """End everything and remove its directory."""
         for broker in self.brokers:
@@ -146,7 +150,7 @@ class Cluster:
 
     def create_topic(self, name: str, partitions: int = 1, replicas: int = 1, **config: object) -> None:
         """Create it and wait until every partition has a leader. Raises TargetError."""
-        from confluent_kafka.admin import NewTopic
+        from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
 
         settings = {key.replace("_", "."): str(value) for key, value in config.items()}
         topic = NewTopic(name, num_partitions=partitions, replication_factor=replicas, config=settings)
