@@ -77,6 +77,7 @@ class FleetlogSource(DataSource):
         from spark_udfs.sink.options import WriteOptions  # late: a worker that only reads loads no librdkafka
         from spark_udfs.sink.writer import BatchWriter
 
+        keep_loaded()
         if overwrite:
             raise OptionError("mode overwrite would replace the topic's records, which can't be done: .mode('append')")
         writer = BatchWriter(WriteOptions.parse(self.options, schema))
@@ -90,6 +91,7 @@ class FleetlogSource(DataSource):
         from spark_udfs.sink.options import WriteOptions
         from spark_udfs.sink.writer import StreamWriter
 
+        keep_loaded()  # Spark hands the class to the process that plans: no source is unpickled there
         if overwrite:
             raise OptionError(
                 "output mode complete rewrites its whole result in every batch; a topic can't be rewritten: use append"

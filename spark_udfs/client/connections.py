@@ -31,6 +31,9 @@ LATEST = -1
 READ_UNCOMMITTED = 0
 READ_COMMITTED = 1
 
+METADATA_AGE_S = 5.0
+"""For so long a new task of a process takes a topic to have the partitions that the last one found."""
+
 _RETRY_PAUSE_S = 0.1
 _DEFAULT_API_TIMEOUT_MS = 60_000
 _FETCH_MAX_WAIT_MS = 500
@@ -95,6 +98,7 @@ class Client:
         self._manager = Connections(self._net, **configs)
         self._leaders: dict[TopicPartition, Leader] = {}
         self._topic_ids: dict[str, str] = {}
+        self._counts: dict[str, tuple[int, float]] = {}
         self._servers = ",".join(settings["bootstrap_servers"])
         user = settings.get("sasl_plain_username") or settings.get(TOKEN_KEYWORDS[CLIENT_ID])
         self._as_user = f" of user {user}" if user else ""
@@ -248,13 +252,19 @@ class Client:
                 grouped[self._leaders[tp].node_id].append(tp)
         return grouped
 
+    def partition_count(self, topic: str) -> int | None:
+        """A topic's partitions by metadata of at most METADATA_AGE_S, without a request; None where there is none."""
+        count, since = self._counts.get(topic, (0, 0.0))
+        return count if count and time.monotonic() - since <= METADATA_AGE_S else None
+
     def lists_broker(self, node_id: int) -> bool:
         """Whether the latest metadata lists a broker."""
         return self._manager.cluster.broker_metadata(node_id) is not None
 
     def forget_leaders(self) -> None:
-        """Drop the known leaders: the next call that needs one refreshes the metadata."""
+        """Drop what is known of topics: the next call that needs a leader refreshes the metadata."""
         self._leaders.clear()
+        self._counts.clear()
 
     def send(self, request: Any, node_id: int) -> Any:
         """Send a request; :meth:`wait` waits for what is returned. A failure to send shows there."""
@@ -308,7 +318,7 @@ class Client:
                     f"asking {self._servers} for {what} failed for {self._timeout_ms} ms: {reason!r}{self._hint}"
                 )
             log.info("retrying the request for %s: %r", what, reason)
-            self._leaders.clear()
+            self.forget_leaders()
             time.sleep(_RETRY_PAUSE_S)
 
     def _bootstrap(self, deadline: float) -> None:
@@ -343,6 +353,7 @@ class Client:
                 continue
             topic_id = topic.topic_id if response.API_VERSION >= 10 and topic.topic_id and topic.topic_id.int else None
             topics[topic.name] = [part.partition_index for part in topic.partitions]
+            self._counts[topic.name] = len(topic.partitions), time.monotonic()
             if topic_id is not None:
                 self._topic_ids[topic.name] = str(topic_id)
             for part in topic.partitions:

@@ -207,7 +207,10 @@ class MemberProducer:
     def _partitions(self, topic: str, batch: pa.RecordBatch) -> Any:
         """A partition for each row: its column partition, else its key's hash, else one for the whole Arrow batch."""
         count = self._counts.get(topic)
-        if count is None:
+        given = None
+        if "partition" in batch.schema.names:
+            given = pc.fill_null(batch.column("partition"), -1).to_numpy(zero_copy_only=False)
+        if count is None or (given is not None and (given >= count).any()):  # there may be more since
             count = self._counts[topic] = self._partition_count(topic)
         self._sticky += 1
         chosen = np.full(batch.num_rows, self._sticky % count, dtype=np.int32)
@@ -215,10 +218,8 @@ class MemberProducer:
             keys = batch.column("key")
             hashed = np.asarray(partitions_for_keys(keys, count)).astype(np.int32)
             chosen = np.where(hashed >= 0, hashed, chosen) if keys.null_count else hashed
-        if "partition" in batch.schema.names:
-            named = batch.column("partition")
-            given = pc.fill_null(named, -1).to_numpy(zero_copy_only=False)
-            if (given >= count).any() or ((given < 0) & np.asarray(named.is_valid())).any():
+        if given is not None:
+            if (given >= count).any() or ((given < 0) & np.asarray(batch.column("partition").is_valid())).any():
                 raise OptionError(f"a row names partition {int(given.max())} of {topic}, which has {count}")
             chosen = np.where(given >= 0, given, chosen)
         return chosen

@@ -7,6 +7,7 @@ the timeout is raised, and Spark's replay of the batch reads it from the fence.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -75,6 +76,7 @@ class BatchTransactions:
         self._sink_id = sink_id
         self._timeout_ms = timeout_ms
         self._coordinator: int | None = None
+        self._adopted: tuple[int, int] | None = None
 
     def supported(self) -> bool:
         """Whether the brokers have batch transactions; a stock Kafka has none. Raises ClientError."""
@@ -102,8 +104,10 @@ class BatchTransactions:
         return [TaskMember(member.producer_id, member.producer_epoch) for member in answer.members]
 
     def _adopt_coordinator(self, batch: OpenBatch) -> None:
-        if self._coordinator is None and self._client.lists_broker(batch.coordinator):
-            self._coordinator = batch.coordinator
+        """Once for each batch: its driver has just found the coordinator, which may move while the batch is open."""
+        named = batch.producer_id, batch.producer_epoch
+        if named != self._adopted and self._client.lists_broker(batch.coordinator):
+            self._coordinator, self._adopted = batch.coordinator, named
 
     def send_writer(self, batch: OpenBatch, settings: WriteSettings) -> SentRequests:
         """Send the requests whose answers :meth:`writer` needs."""
@@ -112,22 +116,32 @@ class BatchTransactions:
         if self._coordinator is not None:
             request = request_class(ENLIST)(sink_id=self._sink_id, count=1, **_producer_fields(batch))
             enlist = self._client.send(request, self._coordinator)
-        return SentRequests(enlist, None if settings.topic is None else self._client.send_topics([settings.topic]))
+        known = settings.topic is None or self._client.partition_count(settings.topic) is not None
+        return SentRequests(enlist, None if known else self._client.send_topics([str(settings.topic)]))
 
     def writer(
         self, batch: OpenBatch, settings: WriteSettings, sent: SentRequests | None = None
     ) -> tuple[TaskMember, MemberProducer]:
-        """A new member and its producer. The coordinator enlists it while another broker describes the topic."""
+        """A new member and its producer. The coordinator enlists it while another broker describes the topic.
+
+        What this client was told of the topic some seconds ago serves, too.
+        """
         sent = sent or self.send_writer(batch, settings)
-        found = {} if settings.topic is None else self._client.topics([settings.topic], sent.topic)
+        counts = {} if settings.topic is None else self._counts(settings.topic, sent.topic)
         (member,) = self.enlist(batch, sent=sent.enlist)
-        counts = {topic: len(parts) for topic, parts in found.items() if parts}
         return member, MemberProducer(self._client, self._sink_id, member, settings, counts)
+
+    def _counts(self, topic: str, sent: Any) -> dict[str, int]:
+        count = None if sent is not None else self._client.partition_count(topic)
+        if count is None:
+            count = len(self._client.topics([topic], sent).get(topic, ()))
+        return {topic: count} if count else {}
 
     def commit(
         self, batch: OpenBatch, query_id: str, batch_id: int, digest: str, winners: Iterable[TaskMember]
     ) -> bool:
         """Decide the batch; True if it was committed before. Raises FenceConflict, TaskFenced, FenceError."""
+        self._adopt_coordinator(batch)
         named = {"query_id": query_id, "batch_id": batch_id, "digest": digest, "winners": list(winners)}
         answer = self._call(COMMIT, **named, **_producer_fields(batch))
         return bool(answer.already_committed)
@@ -222,7 +236,7 @@ class Heartbeats:
     """Sends heartbeats while a batch is written, from a thread with its own connection.
 
     A task may wait for its rows longer than the transaction's timeout, and blocks meanwhile. Where a task takes less
-    than a quarter of the timeout, nothing is sent and no connection made.
+    than a quarter of the timeout, it has no thread, nothing is sent and no connection made.
     """
 
     def __init__(self, settings: Mapping[str, Any], batch: OpenBatch, transaction_timeout_ms: int) -> None:
@@ -232,19 +246,26 @@ class Heartbeats:
         self._over = threading.Event()
 
     def __enter__(self) -> Heartbeats:
-        threading.Thread(
-            target=self._send_heartbeats, name=f"heartbeat of sink {self._batch.sink_id}", daemon=True
-        ).start()
+        _first_heartbeats.add(self, time.monotonic() + self._every_s)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._over.set()
+        _first_heartbeats.remove(self)
+
+    def start(self) -> None:
+        """The first heartbeat is due."""
+        name = f"heartbeat of sink {self._batch.sink_id}"
+        try:
+            threading.Thread(target=self._send_heartbeats, name=name, daemon=True).start()
+        except RuntimeError as problem:  # the others' heartbeats must go on
+            log.warning("sink %s: no heartbeats: %s", self._batch.sink_id, problem)
 
     def _send_heartbeats(self) -> None:
         client: Client | None = None
-        while not self._over.wait(self._every_s):
+        while not self._over.is_set():
             try:
                 client = client or Client(self._settings)
                 BatchTransactions(client, self._batch.sink_id, int(self._every_s * 1000)).heartbeat(self._batch)
@@ -253,8 +274,47 @@ class Heartbeats:
                 break
             except Exception as problem:  # the writer's own requests fail, too, where it matters
                 log.warning("sink %s: a heartbeat failed: %s", self._batch.sink_id, problem)
+            self._over.wait(self._every_s)
         if client is not None:
             client.close()
+
+
+class _FirstHeartbeats:
+    """One thread of the process waits for the first heartbeat of every batch: most batches end before theirs."""
+
+    def __init__(self) -> None:
+        self._due: dict[Heartbeats, float] = {}
+        self._changed = threading.Condition()
+        self._wakes_at: float | None = None
+        self._pid = -1
+
+    def add(self, heartbeats: Heartbeats, due: float) -> None:
+        """Start them at a time of `time.monotonic`, unless they are removed before."""
+        with self._changed:
+            self._due[heartbeats] = due
+            if self._pid != os.getpid():  # a fork has no threads
+                self._pid, self._wakes_at = os.getpid(), None
+                threading.Thread(target=self._wait, name="first heartbeats", daemon=True).start()
+            elif self._wakes_at is None or due < self._wakes_at:
+                self._changed.notify()
+
+    def remove(self, heartbeats: Heartbeats) -> None:
+        """The batch is over. The thread sleeps on: the next batch is due after this one."""
+        with self._changed:
+            self._due.pop(heartbeats, None)
+
+    def _wait(self) -> None:
+        with self._changed:
+            while True:
+                now = time.monotonic()
+                for heartbeats in [each for each, due in self._due.items() if due <= now]:
+                    del self._due[heartbeats]
+                    heartbeats.start()
+                self._wakes_at = min(self._due.values(), default=None)
+                self._changed.wait(None if self._wakes_at is None else self._wakes_at - now)
+
+
+_first_heartbeats = _FirstHeartbeats()
 
 
 def _producer_fields(batch: OpenBatch) -> dict[str, int]:

@@ -10,6 +10,7 @@ messages. The data source begins the batch before Spark copies the writer to its
 
 from __future__ import annotations
 
+import functools
 import logging
 import pickle
 import time
@@ -20,7 +21,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark import TaskContext
 
-from spark_udfs.client.connections import shared_client
+from spark_udfs.client.connections import Client, shared_client
 from spark_udfs.client.failures import FenceConflict, FenceError
 from spark_udfs.client.kernels import check_kernels
 from spark_udfs.client.producer import MemberProducer, TaskMember
@@ -32,6 +33,9 @@ from spark_udfs.sink.handover import hand_over_figures
 from spark_udfs.sink.modes import refuse_driver_fence
 from spark_udfs.sink.options import WriteOptions
 from spark_udfs.versions import ArrowWriter, StreamArrowWriter, WriterCommitMessage
+
+SINKS_KEPT = 64
+"""Sinks whose coordinators a process remembers."""
 
 BATCH_JOB = "batch"
 """The query id of batch jobs in a fence: they have none of their own."""
@@ -80,8 +84,13 @@ def write_task(options: WriteOptions, batch: OpenBatch, rows: Iterator[pa.Record
 
 
 def batch_transactions(options: WriteOptions) -> BatchTransactions:
-    """The sink's batch transactions, over this process's client."""
-    return BatchTransactions(shared_client(options.settings), options.sink_id)
+    """The sink's batch transactions, over this process's client; those of the last sinks know their coordinators."""
+    return _kept_transactions(shared_client(options.settings), options.sink_id)
+
+
+@functools.lru_cache(SINKS_KEPT)
+def _kept_transactions(client: Client, sink_id: str) -> BatchTransactions:
+    return BatchTransactions(client, sink_id)
 
 
 def commit_task_results(

@@ -6,6 +6,7 @@ import gc
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -58,6 +59,20 @@ class Probe(FleetlogSource):
         return ProbeReader(ReadOptions.parse(self.options, streaming=False))
 
 
+class ProbeWriter(FleetlogSource):
+    """Notes at each plan of a write what the garbage collector of the planning process has frozen, and still walks."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "probe_writer"
+
+    def writer(self, schema: Any, overwrite: bool) -> Any:
+        found = super().writer(schema, overwrite)
+        with Path(self.options["checkpointLocation"]).open("a") as notes:
+            notes.write(f"{gc.get_freeze_count()} {len(gc.get_objects())}\n")
+        return found
+
+
 def ran(code: str) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -70,6 +85,20 @@ def test_a_worker_walks_little_after_it_ran_a_task_of_ours(spark: Any, cluster: 
     rows = spark.read.format("probe").option("kafka.bootstrap.servers", cluster.bootstrap).option("subscribe", topic)
     found = [rows.load().collect()[0].value for _ in range(4)]
     frozen, walked = map(int, found[-1].split())  # the first task of a process loads modules on its way
+    assert frozen > 10 * walked, found
+
+
+def test_the_process_that_plans_writes_walks_little(spark: Any, cluster: Cluster, tmp_path: Path) -> None:
+    topic = cluster.topic(partitions=1)
+    spark.dataSource.register(ProbeWriter)
+    options = {"kafka.bootstrap.servers": cluster.bootstrap, "topic": topic, "sinkId": f"sink-{topic}"}
+    for _ in range(4):
+        rows = spark.range(10).selectExpr("cast(id as string) as value")
+        rows.write.format("probe_writer").options(**options, checkpointLocation=str(tmp_path / "notes")).mode(
+            "append"
+        ).save()
+    found = (tmp_path / "notes").read_text().splitlines()
+    frozen, walked = map(int, found[-1].split())  # the first plan of a process loads modules on its way
     assert frozen > 10 * walked, found
 
 
