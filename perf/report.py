@@ -1,12 +1,18 @@
-"""``python -m perf report``: ``docs/performance.md`` and its charts, from the last results of every suite."""
+"""``python -m perf report``: ``docs/performance.md`` and its charts, from the last results of every suite.
+
+Results are not in the repository: a suite that was not run here keeps its section of the page, and its goals their
+lines.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from perf import charts, goals
 from perf.build import ROOT
@@ -88,6 +94,8 @@ CHARTED = {
     "transactions": (("commits_s", "Transactions", "commits per second, more is better"),),
     "groups": (("rebalance_ms", "Rebalances", "milliseconds, less is better"),),
 }
+HEAD, GOALS, FAILOVER = "## ", "Goals", "Failover"
+GOAL_CELLS = 6
 NOTES = Path(__file__).parent / "notes.md"
 """The goals that are not reached, where their time goes and what was tried; written by hand."""
 ABOUT = """\
@@ -134,9 +142,25 @@ def section(results: Results) -> str:
     return table(["case", "", *(HEADS[name] for name in names)], lines)
 
 
-def goals_table(found: dict[str, Results], suites: Sequence[str] = ()) -> str:
-    """The goals beside what was measured; with ``suites`` only those that need no others."""
-    return table(["what", "goal", "measured", "ratio", "C program", ""], goals.lines(found, suites))
+def goals_table(found: dict[str, Results], suites: Sequence[str] = (), kept: goals.Kept = MappingProxyType({})) -> str:
+    """The goals beside what was measured; with ``suites`` only those that need no others. ``kept``: older lines."""
+    return table(["what", "goal", "measured", "ratio", "C program", ""], goals.lines(found, suites, kept))
+
+
+def _sections(page: str) -> dict[str, str]:
+    """A page's sections by title, with their titles."""
+    parts = re.split(f"^(?={HEAD})", page, flags=re.MULTILINE)
+    return {part.split("\n", 1)[0].removeprefix(HEAD): part.rstrip("\n") + "\n" for part in parts}
+
+
+def _goal_lines(text: str) -> dict[tuple[str, str], list[list[str]]]:
+    """The lines of the section of goals."""
+    found: dict[tuple[str, str], list[list[str]]] = {}
+    for line in text.split("\n"):
+        cells = [cell.strip() for cell in line.strip("|").split(" | ")]
+        if line.startswith("| ") and len(cells) == GOAL_CELLS:
+            found.setdefault((cells[0], cells[1]), []).append(cells)
+    return found
 
 
 def _charts(results: Results) -> list[str]:
@@ -191,7 +215,7 @@ def _failover() -> list[str]:
         lines.append([kind, f"{len(times)}", *(f"{value:.0f}" for value in numbers)])
     head = f"`python -m perf failover`, ZooKeeper session {found['session_ms']} ms, tick {found['tick_ms']} ms."
     made = table(["ms without an acknowledged write", "times", "median", "longest", "goal"], lines)
-    return [f"## Failover\n\n{head}\n", made + "\n"]
+    return [f"{HEAD}{FAILOVER}\n\n{head}\n", made + "\n"]
 
 
 def found_results(suites: Sequence[str] = tuple(TITLES)) -> dict[str, Results]:
@@ -206,12 +230,17 @@ def main() -> int:
     if not found:
         print("there are no results yet: python -m perf all --short", file=sys.stderr)
         return 1
-    parts = [ABOUT, "## Goals\n\n" + goals_table(found) + "\n", NOTES.read_text()]
-    for suite, results in found.items():
-        parts.append(f"## {TITLES[suite]}\n\n{_about(results)}\n")
-        parts.append(section(results) + "\n")
-        parts += [line + "\n" for line in _charts(results)]
-    parts += _failover()
+    kept = _sections(PAGE.read_text() if PAGE.exists() else "")
+    lines = goals_table(found, kept=_goal_lines(kept.get(GOALS, "")))
+    parts = [ABOUT, f"{HEAD}{GOALS}\n\n{lines}\n", NOTES.read_text()]
+    for suite, title in TITLES.items():
+        if suite not in found:
+            parts += [kept[title]] if title in kept else []
+            continue
+        parts.append(f"{HEAD}{title}\n\n{_about(found[suite])}\n")
+        parts.append(section(found[suite]) + "\n")
+        parts += [line + "\n" for line in _charts(found[suite])]
+    parts += _failover() or ([kept[FAILOVER]] if FAILOVER in kept else [])
     PAGE.write_text("\n".join(parts))
     print(f"written: {_shown(PAGE)}")
     return 0

@@ -226,12 +226,12 @@ class Suite:
             for target, kind, cluster, options in ways if round_ % 2 == 0 else reversed(ways):
                 topic = self._topic(cluster, MAIN)
                 batches = SMALL_BATCHES // 2 if self.given.short else SMALL_BATCHES
-                found = self.spark.run(
-                    "small_batches", kind=kind, bootstrap=cluster.bootstrap, topic=topic, options=options,
+                found = self._ran(
+                    cluster, "small_batches", kind=kind, bootstrap=cluster.bootstrap, topic=topic, options=options,
                     batches=batches, warmup=SMALL_WARMUP // 2,
                 )  # fmt: skip
                 if round_ >= 0:
-                    row = {"p50_ms": found["p50_ms"], "cpu_ms": found["cpu_ms"], **found["phases"]}
+                    row = {name: found[name] for name in ("p50_ms", "cpu_ms", "others_cores")} | found["phases"]
                     self.results.add("micro-batch of 10 rows", target, row, round_=round_)
                 cluster.delete_topic(topic)
 
@@ -251,19 +251,24 @@ class Suite:
         return topic
 
     def _measured(self, cluster: Cluster | None, count: int, do: str, **given: Any) -> dict[str, Any]:
+        found = self._ran(cluster, do, **given)
+        per_million = 1e6 / count
+        return {
+            "rows_s": count / found["seconds"],
+            "cpu": (found["spark_s"] + found["broker_s"]) * per_million,
+            "spark_cpu": found["spark_s"] * per_million,
+            "broker_cpu": found["broker_s"] * per_million,
+            "others_cores": found["others_cores"],
+        }
+
+    def _ran(self, cluster: Cluster | None, do: str, **given: Any) -> dict[str, Any]:
+        """A command's answer, with the CPU it took of Spark and of brokers, and the cores that others used."""
         spark, broker, busy = self.spark.cpu_s(), cpu_s(cluster) if cluster else 0.0, busy_s()
         found = self.spark.run(do, **given)
         spark = self.spark.cpu_s() - spark
         broker = cpu_s(cluster) - broker if cluster else 0.0
         others = max(0.0, busy_s() - busy - spark - broker) / found["seconds"]
-        per_million = 1e6 / count
-        return {
-            "rows_s": count / found["seconds"],
-            "cpu": (spark + broker) * per_million,
-            "spark_cpu": spark * per_million,
-            "broker_cpu": broker * per_million,
-            "others_cores": others,
-        }
+        return {**found, "spark_s": spark, "broker_s": broker, "others_cores": others}
 
 
 def busy_s() -> float:

@@ -161,7 +161,7 @@ class Work:
             seen: dict[int, dict[str, int]] = {}
             used: list[tuple[int, float]] = []
             try:
-                deadline = time.monotonic() + 120
+                deadline = time.monotonic() + 300
                 while len(seen) < given["batches"] and time.monotonic() < deadline and query.isActive:
                     for progress in query.recentProgress:
                         seen[progress.batchId] = dict(progress.durationMs)

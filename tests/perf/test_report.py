@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
@@ -100,6 +101,7 @@ def test_sparks_goals_have_their_ratios() -> None:
     lines = goals.lines({"spark": found}, ("spark",))
     assert [(line[3], line[5]) for line in lines] == [
         ("0.90", "met"), ("1.20", "met"), ("0.70", "met"), ("0.75", "**not met**"), ("", "not measured"),
+        ("", "not measured"),
         ("1.80", "met"),
     ]  # fmt: skip
 
@@ -129,3 +131,33 @@ def test_numbers() -> None:
     ]
     assert f"{Spread([3.0, 1.0, 2.0])}" == "2 (1 - 3)"
     assert f"{Spread([3.0])}" == "3"
+
+
+def test_a_suite_that_was_not_run_here_keeps_its_section(elsewhere: Path) -> None:
+    page = elsewhere / "docs" / "performance.md"
+    peers(50_000, 10_000).save()
+    (elsewhere / "results" / "failover.json").write_text(
+        json.dumps({"times_ms": {"kill": [9, 11]}, "goals_ms": {"kill": 20}, "session_ms": 6000, "tick_ms": 500})
+    )
+    assert report.main() == 0
+    before = page.read_text()
+    for file in (elsewhere / "results").iterdir():
+        file.unlink()
+    found = Results.begin("spark", kafka="4.1.1", java="17", connector="4.2.0", pyspark="4.3.0")
+    for target, p50 in (("kafka", 94.0), ("fleetlog", 104.0), ("format", 80.0)):
+        found.add(goals.SMALL, target, {"p50_ms": p50})
+    found.save()
+    assert report.main() == 0
+    after = page.read_text()
+    title = report.TITLES["peers"]
+    assert report._sections(after)[title] == report._sections(before)[title]
+    assert report._sections(after)["Failover"] == report._sections(before)["Failover"]
+    lines = [line.replace(" ", "") for line in after.split("\n") if line.startswith("| ")]
+    assert "|produce1KB:requestsperbroker-CPU-second|>=5xKafka|produce1KiB:50,000againstkafka10,001requests/CPUs" in (
+        line.rsplit("|", 4)[0] for line in lines
+    )
+    assert [line.rsplit("|", 4)[1::2] for line in lines if "micro-batchof10rows" in line and "against" in line] == [
+        ["1.11", "**notmet**"], ["0.85", "met"],
+    ]  # fmt: skip
+    assert report.main() == 0
+    assert page.read_text() == after
