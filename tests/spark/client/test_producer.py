@@ -57,6 +57,8 @@ def rig(brokers: Fleet) -> Iterator[Rig]:
 def test_a_writers_requests_may_be_sent_before_its_rows_are_there(rig: Rig) -> None:
     batch = rig.sink.begin(LONG_MS)
     assert rig.client.topics([rig.topic])[rig.topic] == [0, 1, 2]
+    assert rig.sink.send_writer(batch, rig.settings).topic is None  # it is known
+    rig.client.forget_leaders()
     sent = [rig.sink.send_writer(batch, rig.settings) for _ in range(3)]
     assert all(ahead.enlist is not None and ahead.topic is not None for ahead in sent)
     written_by = []
