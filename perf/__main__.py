@@ -32,6 +32,7 @@ OWN = {
     "compaction": "MB per CPU second of a pass, Cython against its pure twin; --kafka: beside Apache Kafka",
     "failover": "how long a partition has no leader after a broker's death",
     "spark": "rows per second of source and sink",
+    "spark_steps": "CPU and requests of the format's Python for a micro-batch of ten rows, without Spark",
 }
 """Suites with a command line of their own."""
 
@@ -42,8 +43,8 @@ def main() -> int:
     if len(sys.argv) > 1 and sys.argv[1] in OWN:
         return _own(sys.argv[1], sys.argv[2:])
     own = {name: text for name, text in OWN.items() if importlib.util.find_spec(f"perf.{name}") is not None}
-    lines = "\n".join(f"  {name:<14}{text}" for name, text in {**SUITES, **own}.items())
-    lines += "\n  all           everything but spark\n  report        tables and charts of the last results"
+    lines = "\n".join(f"  {name:<15}{text}" for name, text in {**SUITES, **own}.items())
+    lines += "\n  all            everything but spark\n  report         tables and charts of the last results"
     parser = argparse.ArgumentParser(
         prog="python -m perf",
         description=f"suites:\n{lines}",
