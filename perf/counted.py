@@ -344,8 +344,8 @@ def main() -> None:
         count(f"{work}, authorized and measured", fixture.check, _some(kinds[work]))
     fixture.close()
     for name, figures in (("on", True), ("off", False)):
-        for work, ask, rounds in late_works(Fixture(directory / name, figures=figures)):
-            count(f"{work}, figures {name}", ask, rounds)
+        for work, ask, late in late_works(Fixture(directory / name, figures=figures)):
+            count(f"{work}, figures {name}", ask, late)
     library.begin_counting()
     spend(REQUESTS * SPENT)
     library.end_counting(SPEND.encode())
