@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _IPC_BYTES = 4 << 20
+_STATE_TIMEOUT_S = 10.0
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +44,8 @@ class DriverMode:
         self._report = report
         self._producer: Producer | None = None
         self._consumer: Consumer | None = None
-        self._undelivered = ""
+        self._undelivered: list[tuple[str, int, str]] = []
+        """Topic, partition and error of the first row that was not written, if there is one."""
 
     def prefetch(self) -> None:
         """Nothing can be sent before the rows arrive."""
@@ -54,14 +56,14 @@ class DriverMode:
         Raises FenceConflict, FenceLost, KafkaException, errors of Spark's job.
         """
         began = time.monotonic()
-        self._undelivered = ""
+        self._undelivered.clear()
         try:
             return self._run(rows, query_id, batch_id)
         except BaseException as problem:
-            if self._undelivered:
-                problem.add_note(self._undelivered)
+            took_ms, allowed_ms = (time.monotonic() - began) * 1000, self._options.transaction_timeout_ms
+            if self._undelivered and self._producer is not None:
+                problem.add_note(f"sink {self._options.sink_id}: {_not_written(self._producer, *self._undelivered[0])}")
             self._discard()
-            allowed_ms, took_ms = self._options.transaction_timeout_ms, (time.monotonic() - began) * 1000
             if isinstance(problem, KafkaException) and took_ms > allowed_ms:
                 raise FenceError(
                     f"sink {self._options.sink_id}: batch {batch_id} took {took_ms:.0f} ms, its transaction may take "
@@ -109,7 +111,7 @@ class DriverMode:
     def _not_delivered(self, error: Any, message: Any) -> None:
         """Errors of transactions name no topic."""
         if error is not None and not self._undelivered:
-            self._undelivered = f"sink {self._options.sink_id}: a row for topic {message.topic()}: {error.str()}"
+            self._undelivered.append((message.topic(), message.partition(), f"{error.name()} ({error.str()})"))
 
     def _discard(self) -> None:
         """Abort the transaction if possible; the next batch's producer has a new epoch in any case."""
@@ -123,6 +125,24 @@ class DriverMode:
                 log.info("the failed transaction could not be aborted: %s", exc)
         if consumer is not None:
             consumer.close()
+
+
+def _not_written(producer: Producer, topic: str, partition: int, error: str) -> str:
+    """What is known of a row that the brokers did not take: its error, and how its partition stands.
+
+    A row that times out has a time-out for its error: librdkafka tells of no answer after which it tried again. Too few
+    replicas in sync, and a leader that is away, are seen by the partition's state.
+    """
+    where = f"a row for partition {partition} of topic {topic}" if partition >= 0 else f"a row for topic {topic}"
+    try:
+        found = producer.list_topics(topic, timeout=_STATE_TIMEOUT_S).topics[topic].partitions.get(partition)
+    except KafkaException as problem:
+        return f"{where}: {error}; its leader is not known: {problem.args[0].str()}"
+    if found is None:
+        return f"{where}: {error}"
+    leader = f"its leader is broker {found.leader}" if found.leader >= 0 else "it has no leader"
+    in_sync = ", ".join(map(str, sorted(found.isrs))) or "none"
+    return f"{where}: {error}; {leader}, in sync: {in_sync}, of its replicas {', '.join(map(str, found.replicas))}"
 
 
 def arrow_batches(df: DataFrame) -> Iterator[pa.RecordBatch]:

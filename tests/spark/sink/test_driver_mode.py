@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka.admin import NewTopic
 
 from spark_udfs import Fence, FenceConflict, read_fence, reset_fence, write_stream
 from spark_udfs.client.failures import OptionError
 from spark_udfs.sink.events import SinkEvent
 from spark_udfs.sink.foreach_batch import exactly_once_batch
 from tests.spark.conftest import Cluster, run_to_end
+from tests.support.fleet import Fleet
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]  # never two Sparks side by side
 
@@ -250,3 +252,22 @@ def test_wrong_columns_are_named(job: Job, read_stream: Read) -> None:
     shutil.rmtree(job.checkpoint)
     with pytest.raises(Exception, match="neither option topic nor column topic"):
         job.run(read_stream(subscribe=job.source).select("value"), topic=None)
+
+
+def test_a_row_that_times_out_is_named_with_its_partition_leader_and_error(
+    job: Job, read_stream: Read, own_fleet: Fleet
+) -> None:
+    """Too few replicas in sync: the brokers refuse each try, which librdkafka repeats until the row's time is over."""
+    job.send("a")
+    rows = read_stream(subscribe=job.source).select("value")
+    job.cluster = Cluster(own_fleet.start().bootstrap)
+    topic = f"whole-{uuid.uuid4().hex[:8]}"
+    new = NewTopic(topic, 1, 3, config={"min.insync.replicas": "3"})
+    job.cluster.admin.create_topics([new])[topic].result(30)
+    own_fleet.brokers[2].stop()
+    expected = (
+        rf"sink {job.sink_id}: a row for partition 0 of topic {topic}: _MSG_TIMED_OUT \(Local: Message timed out\); "
+    )
+    expected += "its leader is broker [12], in sync: 1, 2, of its replicas [123], [123], [123]"
+    with pytest.raises(Exception, match=expected):
+        job.run(rows, topic=topic, kafka__delivery__timeout__ms="5000")
