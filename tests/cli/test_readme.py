@@ -11,52 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from coordination.ensemble import is_free
-from tests.readme import ROOT, snippets
+from tests.readme import ROOT, PageReader, own_port, snippets
 from tests.support.fleet import Fleet
 
-FIRST_PORT = 9092
-LIMIT_S = 240
 
-
-def own_port() -> int:
-    """The README's port, or the first of others in a row that are free."""
-    for first in (FIRST_PORT, *range(27_800, 32_000, 10)):
-        if all(is_free(port) for port in range(first, first + 3)):
-            return first
-    raise AssertionError("no three ports in a row are free")
-
-
-class Reader:
-    """A reader of the README with a shell, in a directory of their own."""
-
-    def __init__(self, home: Path, port: int) -> None:
-        self._port = port
-        self._environment = {
-            **os.environ,
-            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-            "FLEETLOG_DEV_DIR": str(home),
-        }
-        if port != FIRST_PORT:
-            self._environment["FLEETLOG_BOOTSTRAP"] = f"127.0.0.1:{port}"
-
-    def run(self, *commands: str) -> str:
-        """The output of the commands, each of which must do."""
-        text = "\n".join(commands).replace(".venv/bin/", "")
-        if self._port != FIRST_PORT:
-            text = text.replace("dev up ", f"dev up --port {self._port} ").replace(str(FIRST_PORT), str(self._port))
-        return self._do(["bash", "-e", "-o", "pipefail", "-c", text])
-
-    def python(self, snippet: str) -> None:
-        self._do([sys.executable, "-c", snippet.replace(str(FIRST_PORT), str(self._port))])
-
-    def _do(self, command: list[str]) -> str:
-        done = subprocess.run(
-            command, cwd=ROOT, env=self._environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-            timeout=LIMIT_S, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, f"{command[-1]}\n{done.stdout}\n{done.stderr}"
-        return done.stdout
+def reader_of(home: Path, port: int) -> PageReader:
+    """One whose commands are those of this installation."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return PageReader(home, port, {**os.environ, "PATH": path})
 
 
 @pytest.mark.zookeeper
@@ -65,7 +27,7 @@ def test_a_fleet_of_your_own_and_a_client(tmp_path: Path) -> None:
     begin, fails, _ = snippets("A fleet of your own")
     (moves,) = snippets("Replicas, and moving them")
     (client,) = snippets("A client", "python")
-    reader = Reader(tmp_path / "dev", own_port())
+    reader = reader_of(tmp_path / "dev", own_port())
     try:
         assert reader.run(begin).splitlines()[-1] == "hello"
         said = reader.run(fails)
@@ -99,7 +61,7 @@ def test_the_properties_of_one_broker(tmp_path: Path) -> None:
         text = text.replace(printed, own)
     (tmp_path / "broker-1.properties").write_text(text)
     assert start == "fleetlog broker broker-1.properties\n"
-    reader = Reader(tmp_path, broker.port)
+    reader = reader_of(tmp_path, broker.port)
     try:
         check = f"cd {tmp_path} && fleetlog broker --check broker-1.properties"
         reader.run(check)

@@ -2,7 +2,8 @@
 
 Each version has a Python environment of its own (``environments``). There a driver reads a topic that grows and writes
 it by every way that the version has; it is killed with SIGKILL inside micro-batches, and runs again. In the end every
-target must have each record once, as it was: key, value, headers, time.
+target must have each record once, as it was: key, value, headers, time. With 4.0 docs/spark-versions.md is followed,
+too; with ``--page`` nothing else is done, in an environment with nothing but PySpark.
 
 The exit status is 0 when all passed, 1 when one did not, 3 when one could not be tried.
 """
@@ -16,14 +17,29 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
-from tests.spark.versions.environments import ROOT, VERSIONS, NoAnswer, Unfit, environment, installed
+from tests.spark.versions.environments import (
+    ROOT,
+    VERSIONS,
+    NoAnswer,
+    Unfit,
+    bare_environment,
+    environment,
+    installed,
+)
+from tests.spark.versions.page import PAGE, Walk, java_of, layered
 from tests.spark.versions.trial import NoFault, Trial
 from tests.support.fleet import Fleet
 
 LIMIT_S = 240.0
 """For one version, its environment's download included; 85 s are usual on two cores that have other work, too."""
+PAGE_VERSION = "4.0"
+PAGE_LIMIT_S = 240.0
+"""For the page, a wheel included; 60 s are usual with one that is there."""
+BARE_LIMIT_S = 1200.0
+"""For an environment with nothing but PySpark, and for the page in it, by hand on any machine."""
 
 
 def chosen(given: argparse.Namespace) -> list[str]:
@@ -33,28 +49,56 @@ def chosen(given: argparse.Namespace) -> list[str]:
     return list(VERSIONS) if given.all else given.versions
 
 
-def attempt(version: str, directory: Path, limit_s: float = LIMIT_S) -> tuple[int, str]:
-    """(exit status, what was found) of one version, in ``limit_s`` seconds at the most, its environment's included."""
-    began = time.monotonic()
+def walked(python: Path, java: dict[str, str], wheels: Path | None, directory: Path, limit_s: float) -> str:
+    """How long each step of the page took. Raises AssertionError, NoFault."""
+    directory.mkdir()
+    return Walk(python, java, directory, time.monotonic() + limit_s).run(wheels)
+
+
+def judged(version: str, passes: Callable[[], str]) -> tuple[int, str]:
+    """(exit status, what was found)."""
     try:
-        python = environment(version)
-    except NoAnswer as problem:
-        return 3, f"NOT TRIED: no environment: {problem}"
-    except Unfit as problem:
-        return 1, f"FAILED {version} - {problem}"
-    spark = installed(python)
-    ready = time.monotonic()
-    fleet = Fleet(directory / "fleet", brokers=1)
-    try:
-        found = Trial(python, spark, fleet.start().bootstrap, directory, began + limit_s).run()
-    except NoFault as problem:
-        return 3, f"NOT TRIED: {problem}"
+        return 0, f"passed: {passes()}"
+    except (NoAnswer, NoFault) as problem:
+        return 3, f"NOT TRIED: {'no environment: ' if isinstance(problem, NoAnswer) else ''}{problem}"
     except Exception as problem:
-        traceback.print_exc()
+        if not isinstance(problem, Unfit):
+            traceback.print_exc()
         return 1, f"FAILED {version} - {type(problem).__name__}: {str(problem)[:500]}"
-    finally:
-        fleet.close()
-    return 0, f"passed: {found} ({ready - began:.0f} s environment, {time.monotonic() - ready:.0f} s)"
+
+
+def page_alone(version: str, directory: Path, wheels: Path | None) -> tuple[int, str]:
+    """(exit status, what was found) of the page, as one follows it in an environment with nothing but PySpark."""
+
+    def passes() -> str:
+        python = bare_environment(version, directory / "python", time.monotonic() + BARE_LIMIT_S)
+        return f"{installed(python)} ({walked(python, {}, wheels, directory / 'page', BARE_LIMIT_S)})"
+
+    return judged(version, passes)
+
+
+def attempt(version: str, directory: Path, limit_s: float = LIMIT_S, wheels: Path | None = None) -> tuple[int, str]:
+    """(exit status, what was found) of one version, in ``limit_s`` seconds at the most, its environment's included.
+
+    The page has ``PAGE_LIMIT_S`` more.
+    """
+
+    def passes() -> str:
+        began = time.monotonic()
+        python = environment(version)
+        ready = time.monotonic()
+        fleet = Fleet(directory / "fleet", brokers=1)
+        try:
+            found = Trial(python, installed(python), fleet.start().bootstrap, directory, began + limit_s).run()
+        finally:
+            fleet.close()
+        found += f" ({ready - began:.0f} s environment, {time.monotonic() - ready:.0f} s)"
+        if version == PAGE_VERSION:
+            own = layered(python, directory / "python")
+            found += f"; {PAGE}: {walked(own, java_of(python), wheels, directory / 'page', PAGE_LIMIT_S)}"
+        return found
+
+    return judged(version, passes)
 
 
 def main() -> int:
@@ -63,6 +107,8 @@ def main() -> int:
     parser.add_argument("--all", action="store_true")
     parser.add_argument("--seed", default="", help="one version, chosen by any text")
     parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds for each (%(default)s)")
+    parser.add_argument("--page", action="store_true", help=f"only {PAGE}, with nothing but PySpark")
+    parser.add_argument("--wheels", type=Path, help=f"with a wheel for this Python, which {PAGE} makes otherwise")
     given = parser.parse_args()
     names = chosen(given)
     if not names:
@@ -71,7 +117,10 @@ def main() -> int:
     for version in names:
         (ROOT / "build").mkdir(exist_ok=True)
         directory = Path(tempfile.mkdtemp(prefix=f"spark-{version}-", dir=ROOT / "build"))
-        status, text = attempt(version, directory, given.limit)
+        if given.page:
+            status, text = page_alone(version, directory, given.wheels)
+        else:
+            status, text = attempt(version, directory, given.limit, given.wheels)
         print(f"PySpark {version}: {text}", flush=True)
         if status == 1:
             print(f"see {directory}", flush=True)

@@ -67,13 +67,26 @@ def environment(version: str, limit_s: float | None = None) -> Path:
     with home.with_name(f"{home.name}.lock").open("w") as lock:
         _take(lock, deadline)
         if not (home / "ready").exists():
-            _step([sys.executable, "-m", "venv", "--clear", str(home)], deadline)
-            pip = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", *INDEX_WAIT]
-            _step([*pip, f"pyspark=={version}.*"], deadline)
-            _step([*pip, *requirements()], deadline)
+            bare_environment(version, home, deadline)
+            _step([*_pip(python), *requirements()], deadline)
             _step([str(python), "-m", "pip", "check"], deadline)
             (home / "ready").touch()
     return python
+
+
+def bare_environment(version: str, home: Path, deadline: float) -> Path:
+    """The Python of a new environment with the newest PySpark ``version.x``, and nothing else.
+
+    Raises NoAnswer, when there is none at the ``deadline`` of the monotonic clock, too; Unfit.
+    """
+    python = home / "bin" / "python"
+    _step([sys.executable, "-m", "venv", "--clear", str(home)], deadline)
+    _step([*_pip(python), f"pyspark=={version}.*"], deadline)
+    return python
+
+
+def _pip(python: Path) -> list[str]:
+    return [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", *INDEX_WAIT]
 
 
 def _take(lock: TextIO, deadline: float) -> None:
