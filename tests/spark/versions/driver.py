@@ -1,7 +1,8 @@
 """A driver, in the Python of an environment: ``python -m tests.spark.versions.driver '{"bootstrap": ..., ...}'``.
 
-It runs a query from one topic into others for each way that the package offers there, until it is killed; or with
-"once" to the end of what the topic has, and then the batch jobs. Standard output has a JSON line for each event.
+It runs a query from one topic into others for each way that the package offers there, each started from a thread of its
+own, until it is killed; or with "once" to the end of what the topic has, and then the batch jobs. Standard output has a
+JSON line for each event.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -110,9 +112,10 @@ def in_time(spark: Any, given: dict[str, Any], way: str) -> Any:
 
 
 def started(spark: Any, given: dict[str, Any], way: str) -> Any:
-    """A query that runs, or ended. One whose worker was too slow is started again, as the docs say."""
+    """A query that runs, or ended, started from a thread. One whose worker was too slow is started again."""
     for _ in range(STARTS):
-        query = start(spark, given, way)
+        with ThreadPoolExecutor(1) as threads:  # a new one, which ends before the query: Spark knows no session there
+            query = threads.submit(start, spark, given, way).result()
         while query.isActive and (given["once"] or query.lastProgress is None):
             time.sleep(0.05)
         if not too_slow(query.exception()):
