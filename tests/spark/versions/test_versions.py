@@ -17,11 +17,13 @@ from spark_udfs import versions
 from spark_udfs.client.failures import OptionError
 from spark_udfs.source.options import ReadOptions
 from spark_udfs.source.readers import StreamReader
+from tests.readme import snippets as page_snippets
 from tests.spark.conftest import Cluster
 from tests.spark.matrix.sessions import command_line
 from tests.spark.versions import environments
 from tests.spark.versions.__main__ import attempt, chosen
 from tests.spark.versions.environments import ROOT, VERSIONS, requirements
+from tests.spark.versions.page import HEADING, ORDERS, PAGE
 
 OPTIONS = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "t"}
 
@@ -170,6 +172,16 @@ def test_an_environment_that_another_run_makes_is_not_waited_for_without_end(
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(environments.NoAnswer, match="another run has"):
             environments.environment("4.0", 0.3)
+
+
+def test_the_page_has_the_steps_that_are_followed() -> None:
+    build, install, brokers, run = page_snippets(HEADING, page=PAGE)
+    (job,) = page_snippets(HEADING, "python", PAGE)
+    assert build.startswith("bash deploy/wheels.sh ")
+    assert "pip install 'fleetlog[spark]'" in install
+    assert f"seq 1 {ORDERS} " in brokers
+    assert run.startswith("python first.py; python first.py\n")
+    compile(job, "first.py", "exec")
 
 
 @pytest.mark.parametrize(
