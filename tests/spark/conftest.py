@@ -49,6 +49,10 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     session.stop()
 
 
+TO_THE_END_S = 240
+"""For a query that ends by itself; a few seconds are usual."""
+
+
 class Cluster:
     """What the tests do to topics, through a stock client."""
 
@@ -172,7 +176,7 @@ def run_to_end(start: Callable[[], Any]) -> Any:
     for attempts_left in (2, 1, 0):
         query = start()
         try:
-            assert query.awaitTermination(120)
+            assert query.awaitTermination(TO_THE_END_S), "a query that ends by itself did not"
             break
         except StreamingQueryException as problem:
             if not attempts_left or "worker failed to connect back" not in str(problem):
