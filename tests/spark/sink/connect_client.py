@@ -16,7 +16,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
-from spark_udfs import FenceError, kafka_partition, reason, write_stream
+from spark_udfs import FenceError, kafka_partition, read_fence, reason, write_stream
 
 
 def read(reader: Any, given: dict[str, Any], topic: str) -> Any:
@@ -65,7 +65,9 @@ def everything(spark: SparkSession, given: dict[str, Any]) -> dict[str, Any]:
     for _ in range(2):
         table.select("value").write.format("fleetlog").mode("append").options(**options).save()
     values = sorted(row.value.decode() for row in table.select("value").collect())
-    return {"values": values, "apart": apart, "refused": refused, "misspelt": misspelt}
+    fence = read_fence(given["bootstrap"], given["sink_id"])
+    counted = None if fence is None else fence.batch_id
+    return {"values": values, "apart": apart, "refused": refused, "misspelt": misspelt, "counted": counted}
 
 
 def main() -> None:

@@ -103,6 +103,8 @@ def test_a_server_is_killed_and_each_row_counts_once(cluster: Cluster, connect: 
     assert seen["values"] == committed(cluster, target, ROWS) == values
     assert "batch 1: skipped, it was committed before" in second.server.log()
     assert seen["apart"] == 0
+    commits = (int(path.name) for path in (tmp_path / "checkpoint" / "commits").glob("[0-9]*"))
+    assert seen["counted"] == max(commits) > 1, "the last batch that counts, as the client is told by the brokers"
     assert committed(cluster, job_target, ROWS) == values
     assert "by_format=True" in seen["refused"]
     assert "option subscibe is unknown; did you mean subscribe?" in seen["misspelt"]
