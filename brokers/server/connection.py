@@ -123,12 +123,8 @@ class Connection:
             self._framer.limit(login.frame_bytes_max, limited_by="before a login")
         self._outbox = Outbox()
         self._slots: deque[Slot] = deque()
-        self._reserved = 0
-        self.held = 0
-        self._reading = False
-        self._writing = False
-        self._held_up = 0
-        self._pumping = False
+        self._reserved = self.held = self._held_up = 0
+        self._reading = self._writing = self._pumping = False
         self._reads = HeadReads(self._outbox, environment.read_ahead)
         self.marks = ConnectionMarks(self.last_active_ms)
         self.batchable = False
@@ -302,9 +298,7 @@ class Connection:
         slots = self._slots
         if slots and (len(slots) >= self._env.max_in_flight or (slots[-1].serial and not slots[-1].ready)):
             return True
-        if self._held_up:
-            return True
-        return self._outbox.pending > self._env.max_outbox
+        return self._held_up > 0 or self._outbox.pending > self._env.max_outbox
 
     def pump(self) -> None:
         """Execute what has been received, as far as order and bounds allow."""
