@@ -548,6 +548,8 @@ class Sessions(RuleBasedStateMachine):
 
     TOPICS = ("a", "b", "c")
     PARTITIONS = 2
+    TURNS = 0
+    """Of the loop, besides the one in which partitions move, until a waiting fetch has looked at all of them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -700,6 +702,8 @@ class Sessions(RuleBasedStateMachine):
             return
         delayed = self.client.delayed
         self.stage.wait(5)
+        for _ in range(self.TURNS):
+            self.stage.turn()
         if delayed.done:
             self.compare(delayed.response)
             return
@@ -750,6 +754,8 @@ Event = tuple[str, str, int, int]
 class SessionsInSlices(Sessions):
     """The same with every fetch executed in slices of one partition, between which anything happens."""
 
+    TURNS = len(Sessions.TOPICS) * Sessions.PARTITIONS
+
     def __init__(self) -> None:
         super().__init__()
         self.patched = pytest.MonkeyPatch()
@@ -798,6 +804,17 @@ class SessionsInSlices(Sessions):
     def disturbed(self) -> bool:
         happened, self.happened = self.happened, 0
         return happened > 0
+
+
+def test_a_fetch_that_waits_looks_at_its_partitions_one_in_each_turn() -> None:
+    state = SessionsInSlices()
+    try:
+        state.begin(follower=False)
+        state.fetch(forget=[], isolation=0, names=[("a", 0, 0), ("a", 1, 1)], wait=True)
+        state.elect(leader=ME, topic="a")
+        assert state.client.delayed is None, "the second partition has another leader epoch"
+    finally:
+        state.teardown()
 
 
 TestSessionsInSlices = SessionsInSlices.TestCase
