@@ -87,14 +87,14 @@ class Audit:
         if api_key not in MANAGEMENT_APIS or EventType.MANAGEMENT not in self._types:
             return handler
 
-        def handle(request: Any, context: Context) -> Any:
+        def handle(request: object, context: Context) -> Any:
             if api_key in BETWEEN_BROKERS and context.connection.principal == self._brokers:
                 return handler(request, context)
             return self._execute(handler, request, context)
 
         return handle
 
-    async def _execute(self, handler: Handler, request: Any, context: Context) -> Done:
+    async def _execute(self, handler: Handler, request: object, context: Context) -> Done:
         key, version = context.api_key, context.api_version
         changes = count_of_changes(key, request)
         if self.must_refuse(context, changes):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from kafka.protocol.admin import DescribeConfigsRequest, IncrementalAlterConfigsRequest
@@ -15,6 +15,10 @@ from brokers.cli.options import BROKER_ID, pairs
 from brokers.cli.output import CliError, Output, warn
 from brokers.cli.overview import PATIENCE_S, Overview, fetch_overview, read_domains
 from brokers.cli.reassign import at_once_option, execute, throttle_option, yes_option
+
+if TYPE_CHECKING:
+    from brokers.cli.admin_client import AdminClient
+    from wire.messages import Encodable
 
 BROKER_LOGGER = 8
 dry_run_option = click.option("--plan", "dry_run", is_flag=True, help="Only show what would move.")
@@ -132,7 +136,7 @@ def _hand_over(
 # ---------------------------------------------------------------- levels
 
 
-def _answer(client: Any, broker_id: int, request: Any) -> Any:
+def _answer(client: AdminClient, broker_id: int, request: Encodable) -> Any:
     """What that broker answers; raises CliError where it does not."""
     answer = client.ask_each({broker_id: request}, PATIENCE_S)[broker_id]
     if answer is None:

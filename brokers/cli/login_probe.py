@@ -56,7 +56,7 @@ def _exchange(connection: socket.socket, token: bytes) -> bytes:
     return bytes(answer.auth_bytes)
 
 
-def _ask(connection: socket.socket, key: int, version: int, request: Any) -> Any:
+def _ask(connection: socket.socket, key: int, version: int, request: messages.Encodable) -> Any:
     connection.sendall(messages.frame_request(key, version, 1, _CLIENT_ID, bytes(request.encode(version=version))))
     (size,) = struct.unpack(">i", _exactly(connection, 4))
     if not 0 <= size <= _ANSWER_BYTES_MAX:

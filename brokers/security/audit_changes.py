@@ -5,8 +5,8 @@ Never a value that a client sent: of settings and quotas the names, of credentia
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from brokers.model import id_text
 from brokers.security.acl_znodes import OPERATION_NAMES, PERMISSION_NAMES, TYPE_NAMES
@@ -14,6 +14,12 @@ from brokers.security.acls import CLUSTER_NAME, AclOperation, Permission, Resour
 from brokers.security.audit import NAME_CHARS_MAX, Change
 from wire import api_keys
 from wire.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from wire import admin_requests, requests
+
+    _AlterConfigsRequest = admin_requests.AlterConfigsRequest | admin_requests.IncrementalAlterConfigsRequest
+    _AlteredResource = admin_requests.AlterConfigsResources | admin_requests.IncrementalAlterConfigsResources
 
 _ALTER, _DELETE, _ALTER_CONFIGS = AclOperation.ALTER, AclOperation.DELETE, AclOperation.ALTER_CONFIGS
 _CLUSTER_ACTION = AclOperation.CLUSTER_ACTION
@@ -69,13 +75,13 @@ def _listed(verb: str, items: Iterable[object]) -> str:
 # ---------------------------------------------------------------- topics
 
 
-def _create_topics(request: Any, response: Any) -> Changes:
+def _create_topics(request: admin_requests.CreateTopicsRequest, response: Any) -> Changes:
     only = "validated only" if request.validate_only else ""
     names = ((topic.name, only) for topic in request.topics)
     return _named("Topic", AclOperation.CREATE, names, _codes(response.topics, "name"))
 
 
-def _delete_topics(request: Any, response: Any) -> Changes:
+def _delete_topics(request: admin_requests.DeleteTopicsRequest, response: Any) -> Changes:
     for row in response.responses:
         topic_id = getattr(row, "topic_id", None)
         identity = id_text(topic_id) if topic_id is not None else ""
@@ -83,7 +89,7 @@ def _delete_topics(request: Any, response: Any) -> Changes:
         yield Change("Topic", row.name or identity, _DELETE, _error(row.error_code), detail)
 
 
-def _delete_records(request: Any, response: Any) -> Changes:
+def _delete_records(request: admin_requests.DeleteRecordsRequest, response: Any) -> Changes:
     def names() -> Iterator[tuple[str, str]]:
         for topic in request.topics:
             parts = (f"{part.partition_index} before {part.offset}" for part in topic.partitions)
@@ -92,18 +98,18 @@ def _delete_records(request: Any, response: Any) -> Changes:
     return _named("Topic", _DELETE, names(), _codes(response.topics, "name"))
 
 
-def _compact_topics(request: Any, response: Any) -> Changes:
+def _compact_topics(request: admin_requests.CompactTopicsRequest, response: Any) -> Changes:
     verb = "compact at once" if request.now else "compact"
     names = ((topic.name, _listed(verb, topic.partitions)) for topic in request.topics)
     return _named("Topic", _ALTER, names, _codes(response.topics, "name"))
 
 
-def _create_partitions(request: Any, response: Any) -> Changes:
+def _create_partitions(request: admin_requests.CreatePartitionsRequest, response: Any) -> Changes:
     names = ((topic.name, f"{topic.count} partitions") for topic in request.topics)
     return _named("Topic", _ALTER, names, _codes(response.results, "name"))
 
 
-def _elect_leaders(request: Any, response: Any) -> Changes:
+def _elect_leaders(request: admin_requests.ElectLeadersRequest, response: Any) -> Changes:
     kind = "unclean" if getattr(request, "election_type", 0) else "preferred"
     whole = getattr(response, "error_code", 0)
     if request.topic_partitions is None:
@@ -113,7 +119,7 @@ def _elect_leaders(request: Any, response: Any) -> Changes:
     yield from _named("Topic", _ALTER, names, _codes(response.replica_election_results, "topic"), whole)
 
 
-def _reassign(request: Any, response: Any) -> Changes:
+def _reassign(request: admin_requests.AlterPartitionReassignmentsRequest, response: Any) -> Changes:
     def names() -> Iterator[tuple[str, str]]:
         for topic in request.topics:
             parts = (
@@ -125,7 +131,7 @@ def _reassign(request: Any, response: Any) -> Changes:
     return _named("Topic", _ALTER, names(), _codes(response.responses, "name"), response.error_code)
 
 
-def _move_directories(request: Any, response: Any) -> Changes:
+def _move_directories(request: admin_requests.AlterReplicaLogDirsRequest, response: Any) -> Changes:
     names = ((topic.name, _listed("directories of", topic.partitions)) for one in request.dirs for topic in one.topics)
     return _named("Topic", _ALTER, names, _codes(response.results, "topic_name"))
 
@@ -133,19 +139,19 @@ def _move_directories(request: Any, response: Any) -> Changes:
 # ---------------------------------------------------------------- groups and sinks
 
 
-def _delete_groups(request: Any, response: Any) -> Changes:
+def _delete_groups(request: admin_requests.DeleteGroupsRequest, response: Any) -> Changes:
     names = ((name, "") for name in request.groups_names)
     return _named("Group", _DELETE, names, _codes(response.results, "group_id"))
 
 
-def _delete_offsets(request: Any, response: Any) -> Changes:
+def _delete_offsets(request: admin_requests.OffsetDeleteRequest, response: Any) -> Changes:
     codes = _codes(response.topics, "name")
     code = response.error_code or next((code for code in codes.values() if code), 0)
     detail = _listed("offsets of", (topic.name for topic in request.topics))
     yield Change("Group", request.group_id, _DELETE, _error(code), detail)
 
 
-def _reset_sink(request: Any, response: Any) -> Changes:
+def _reset_sink(request: requests.ResetSinkRequest, response: Any) -> Changes:
     kind = TYPE_NAMES[ResourceType.TRANSACTIONAL_ID]
     yield Change(kind, request.sink_id, _ALTER, _error(response.error_code), "the sink's fence is moved")
 
@@ -153,8 +159,9 @@ def _reset_sink(request: Any, response: Any) -> Changes:
 # ---------------------------------------------------------------- configurations, rights, users
 
 
-def _alter_configs(request: Any, response: Any) -> Changes:
-    for resource, row in zip(request.resources, response.responses, strict=True):
+def _alter_configs(request: _AlterConfigsRequest, response: Any) -> Changes:
+    resources: Sequence[_AlteredResource] = request.resources
+    for resource, row in zip(resources, response.responses, strict=True):
         kind = _CONFIG_KINDS.get(resource.resource_type, str(resource.resource_type))
         verbs: dict[str, list[str]] = {}
         for one in resource.configs:
@@ -180,14 +187,14 @@ def _acl_text(permission: int, principal: str | None, host: str | None, operatio
     )
 
 
-def _create_acls(request: Any, response: Any) -> Changes:
+def _create_acls(request: admin_requests.CreateAclsRequest, response: Any) -> Changes:
     for one, row in zip(request.creations, response.results, strict=True):
         kind = _name_of(TYPE_NAMES, ResourceType, one.resource_type)
         detail = f"ACL: {_acl_text(one.permission_type, one.principal, one.host, one.operation)}"
         yield Change(kind, one.resource_name, _ALTER, _error(row.error_code), detail)
 
 
-def _delete_acls(request: Any, response: Any) -> Changes:
+def _delete_acls(request: admin_requests.DeleteAclsRequest, response: Any) -> Changes:
     for one, row in zip(request.filters, response.filter_results, strict=True):
         kind = _name_of(TYPE_NAMES, ResourceType, one.resource_type_filter)
         asked = _acl_text(one.permission_type, one.principal_filter, one.host_filter, one.operation)
@@ -196,14 +203,14 @@ def _delete_acls(request: Any, response: Any) -> Changes:
         yield Change(kind, one.resource_name_filter or "*", _ALTER, _error(code), detail)
 
 
-def _alter_quotas(request: Any, response: Any) -> Changes:
+def _alter_quotas(request: admin_requests.AlterClientQuotasRequest, response: Any) -> Changes:
     for entry, row in zip(request.entries, response.entries, strict=True):
         name = _listed("", (f"{one.entity_type}={one.entity_name or '<default>'}" for one in entry.entity)).strip()
         detail = _listed("quotas", (f"{'remove' if op.remove else 'set'} {op.key}" for op in entry.ops))
         yield Change("ClientQuota", name, _ALTER_CONFIGS, _error(row.error_code), detail)
 
 
-def _alter_users(request: Any, response: Any) -> Changes:
+def _alter_users(request: admin_requests.AlterUserScramCredentialsRequest, response: Any) -> Changes:
     details: dict[str, list[str]] = {}
     for verb, rows in (("delete", request.deletions), ("set", request.upsertions)):
         for one in rows:
@@ -213,7 +220,7 @@ def _alter_users(request: Any, response: Any) -> Changes:
     return _named("User", _ALTER, names, _codes(response.results, "user"))
 
 
-def _tokens(request: Any, response: Any) -> Changes:
+def _tokens(request: object, response: Any) -> Changes:
     kind = TYPE_NAMES.get(ResourceType.DELEGATION_TOKEN, "DelegationToken")
     yield Change(kind, "", _ALTER, _error(response.error_code))
 
@@ -221,7 +228,7 @@ def _tokens(request: Any, response: Any) -> Changes:
 # ---------------------------------------------------------------- what only brokers do
 
 
-def _of_brokers(request: Any, response: Any) -> Changes:
+def _of_brokers(request: object, response: Any) -> Changes:
     codes = [getattr(response, "error_code", 0)]
     for marker in getattr(response, "markers", ()):
         codes += (part.error_code for topic in marker.topics for part in topic.partitions)
@@ -267,18 +274,18 @@ BETWEEN_BROKERS: Final = frozenset(
 """What brokers ask of each other on their own account; the topics among it that a client named in Metadata."""
 
 
-def count_of_changes(api_key: int, request: Any) -> int:
+def count_of_changes(api_key: int, request: object) -> int:
     """About how many changes the request asks for."""
     rows = _READERS[api_key][0]
     found = len(getattr(request, rows, None) or ()) if rows else 1
     if api_key == api_keys.DELETE_TOPICS:
         found += len(getattr(request, "topic_names", ()))
     if api_key == api_keys.ALTER_USER_SCRAM_CREDENTIALS:
-        found += len(request.deletions)
+        found += len(cast("admin_requests.AlterUserScramCredentialsRequest", request).deletions)
     return max(1, found)
 
 
-def changes_of(api_key: int, request: Any, response: Any) -> Changes:
+def changes_of(api_key: int, request: object, response: Any) -> Changes:
     """What the request changed, by its answer (a decoded message)."""
     return _READERS[api_key][1](request, response)
 
