@@ -8,8 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from tests.spark.matrix.wire import Wire
 from tests.support.ensemble import local_ensemble
 from tests.support.fleet import Broker
 from tests.support.ports import free_port
+from tests.support.waiting import eventually
 
 DISK_MB = 1024
 SESSION_MS = 4000
@@ -36,14 +35,6 @@ SETTINGS = {
     "default.replication.factor": 3,
     "min.insync.replicas": 2,
 }
-
-
-def until(ready: Callable[[], bool], timeout_s: float, complaint: str) -> None:
-    """Waits; AssertionError with the complaint when it takes too long."""
-    deadline = time.monotonic() + timeout_s
-    while not ready():
-        assert time.monotonic() < deadline, f"{complaint} after {timeout_s:.0f} s"
-        time.sleep(0.05)
 
 
 class MatrixBroker(Broker):
@@ -205,7 +196,7 @@ class MatrixFleet:
                 broker.start()
         for broker in self.brokers:
             broker.wait_ready(120)
-        until(self.in_sync, 120, "not every replica is in sync")
+        eventually(self.in_sync, "every replica is in sync", 120)
 
     def in_sync(self) -> bool:
         """Whether every replica of every topic is in sync."""

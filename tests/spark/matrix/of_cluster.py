@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 
-from tests.spark.matrix.fleet import until
 from tests.spark.matrix.rig import Rig
 from tests.spark.matrix.scenarios import scenario
 from tests.spark.matrix.sessions import Standalone
 from tests.spark.matrix.together import took_place
 from tests.spark.matrix.wire import ANSWER, COMMIT, ENLIST, HOLD, PRODUCE, REQUEST, Trap
+from tests.support.waiting import eventually
 
 
 def _cluster(rig: Rig) -> Standalone:
@@ -20,13 +20,13 @@ def _cluster(rig: Rig) -> Standalone:
 
 def _with_two_executors(rig: Rig) -> Standalone:
     cluster = _cluster(rig)
-    until(lambda: len(cluster.executors()) == 2, 240, "there are not two executors")
+    eventually(lambda: len(cluster.executors()) == 2, "there are two executors", 240)
     return cluster
 
 
 def _a_copy_runs(enlisted: Trap) -> None:
     """Three tasks, and more producers asked for."""
-    until(lambda: len(enlisted.hits) > 3, 240, "Spark started no copy")
+    eventually(lambda: len(enlisted.hits) > 3, "Spark starts a copy", 240)
 
 
 def _executor_killed_at(rig: Rig, api: int, side: str, skip: int = 0, arrives: bool = False) -> None:
@@ -109,7 +109,7 @@ def speculation_the_first_attempt_ends_first(rig: Rig) -> None:
     slow.wait()
     copy = rig.trap(PRODUCE, REQUEST, HOLD, times=50)
     _a_copy_runs(enlisted)
-    until(lambda: bool(copy.hits), 120, "the copy does not write")
+    eventually(lambda: bool(copy.hits), "the copy writes", 120)
     rig.note(f"a copy runs: {copy.hits[-1]}; now the first attempt ends")
     slow.release()
     time.sleep(1.5)  # the first attempt ends meanwhile

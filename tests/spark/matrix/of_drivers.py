@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 
-from tests.spark.matrix.fleet import until
 from tests.spark.matrix.rig import Rig
 from tests.spark.matrix.scenarios import DRIVER_KILLED, scenario
 from tests.spark.matrix.sessions import Query
@@ -22,6 +21,7 @@ from tests.spark.matrix.wire import (
     REQUEST,
     Trap,
 )
+from tests.support.waiting import eventually
 
 # ---- killed at a step ----------------------------------------------------------------------------------------------
 
@@ -350,7 +350,7 @@ def driver_silent_past_its_time(rig: Rig) -> None:
     rig.note(f"held: {held.wait()}")
     lost = rig.trap(HEARTBEAT, REQUEST, LOSE, times=10_000)
     began = time.monotonic()
-    until(lambda: len(lost.hits) >= 2 and time.monotonic() - began > 4.5, 30, "no heartbeat was lost")
+    eventually(lambda: len(lost.hits) >= 2 and time.monotonic() - began > 4.5, "heartbeats are lost", 30)
     rig.note(f"{len(lost.hits)} heartbeats were lost in {time.monotonic() - began:.1f} s")
     held.release()
     lost.times = 0

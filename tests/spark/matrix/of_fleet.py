@@ -6,12 +6,13 @@ import signal
 import time
 from collections.abc import Callable
 
-from tests.spark.matrix.fleet import SESSION_MS, until
+from tests.spark.matrix.fleet import SESSION_MS
 from tests.spark.matrix.rig import Rig
 from tests.spark.matrix.scenarios import scenario
 from tests.spark.matrix.sessions import Query
 from tests.spark.matrix.together import took_place
 from tests.spark.matrix.wire import ANSWER, BEGIN, COMMIT, ENLIST, HOLD, PRODUCE, REQUEST
+from tests.support.waiting import eventually
 
 FOREACH = "foreachBatch"
 OPTIONS = {"options": {"sink.transaction.timeout.ms": "60000"}}
@@ -173,7 +174,7 @@ def ZooKeeper_majority_lost(rig: Rig) -> None:
     one, two, three = rig.fleet.zookeeper.nodes
     rig.once(lambda _: (one.kill(), two.kill()))
     try:
-        until(lambda: not three.serving(), 30, "ZooKeeper still serves")
+        eventually(lambda: not three.serving(), "ZooKeeper does not serve", 30)
         rig.note("two of three ZooKeeper nodes killed, the third serves no client")
         trap.release()
         time.sleep(SESSION_MS / 1000 * 2)  # what is tested: sessions run out

@@ -6,12 +6,12 @@ import os
 import signal
 import time
 
-from tests.spark.matrix.fleet import until
 from tests.spark.matrix.rig import Rig
 from tests.spark.matrix.scenarios import DRIVER_KILLED, scenario
 from tests.spark.matrix.sessions import command_line
 from tests.spark.matrix.together import took_place
 from tests.spark.matrix.wire import ANSWER, BEGIN, COMMIT, ENLIST, HOLD, LOSE, PASS, PRODUCE, REQUEST, Hit
+from tests.support.waiting import eventually
 
 
 def kill_worker(rig: Rig, hit: Hit) -> None:
@@ -109,7 +109,7 @@ def Produce_of_a_dead_driver_arrives_when_the_sink_rests(rig: Rig) -> None:
     late = rig.trap(PRODUCE, REQUEST, HOLD, times=3)
     rig.note(f"held: {late.wait()}")
     rig.kill(session)
-    until(lambda: rig.state() == "CompleteAbort", 60, "the coordinator did not abort the dead driver's batch")
+    eventually(lambda: rig.state() == "CompleteAbort", "the coordinator aborts the dead driver's batch", 60)
     before = rig.written()
     late.release()
     time.sleep(1.5)  # time for the wrong thing to happen

@@ -17,11 +17,12 @@ from brokers.coordinators.runtime import java_string_hash
 from spark_udfs.client.connections import Client
 from spark_udfs.sink.batch_transactions import DESCRIBE, BatchTransactions
 from spark_udfs.sink.fence import Fence
-from tests.spark.matrix.fleet import SETTINGS, MatrixFleet, until
+from tests.spark.matrix.fleet import SETTINGS, MatrixFleet
 from tests.spark.matrix.reader import Seen, Watcher, judge, parse, read_all
 from tests.spark.matrix.sessions import Query, Session, Sessions
 from tests.spark.matrix.together import Together, took_place
 from tests.spark.matrix.wire import PASS, REQUEST, Trap
+from tests.support.waiting import eventually
 
 SOURCE_PARTITIONS = 3
 TARGET_PARTITIONS = 3
@@ -93,7 +94,7 @@ class Rig:
         for future in made.values():
             future.result(60)
         for topic in (self.source, self.target):
-            until(lambda topic=topic: self.fleet.leader(topic, 0) >= 0, 30, f"{topic} has no leader")  # type: ignore[misc]
+            eventually(lambda topic=topic: self.fleet.leader(topic, 0) >= 0, f"{topic} has a leader", 30)  # type: ignore[misc]
 
     def fill(self, rows: int = 900, keys: int = 97) -> None:
         """The source's rows, the same number in every partition."""
@@ -167,7 +168,7 @@ class Rig:
     def batch_done(self, number: int, timeout_s: float = 240.0, checkpoint: Path | None = None) -> None:
         """Waits until Spark has noted this batch as done."""
         path = (checkpoint or self.checkpoint) / "commits" / str(number)
-        until(lambda: path.exists() or self._nothing_runs(), timeout_s, f"batch {number} is not done")
+        eventually(lambda: path.exists() or self._nothing_runs(), f"batch {number} is done", timeout_s)
         assert path.exists(), f"all queries have ended, and batch {number} is not done"
 
     def is_done(self, number: int) -> bool:

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from spark_udfs.java import spark_environment
-from tests.spark.matrix.fleet import until
 from tests.support.ports import free_port
+from tests.support.waiting import eventually
 
 ROOT = Path(__file__).parents[3]
 PYTHONPATH = os.pathsep.join([str(Path(__file__).parent / "early"), str(ROOT)])
@@ -189,7 +189,7 @@ class Session:
         """SIGSTOP to all of them."""
         hit = signal_all(self.pid, signal.SIGSTOP)
         self.stopped = True
-        until(lambda: all(state_of(pid) in ("T", "") for pid in hit), 20, f"not all of {hit} stand still")
+        eventually(lambda: all(state_of(pid) in ("T", "") for pid in hit), f"all of {hit} stand still", 20)
         return f"driver {self.pid} and {len(hit) - 1} processes of it stopped with SIGSTOP"
 
     def resume(self) -> str:
@@ -264,7 +264,7 @@ class Standalone:
 
     def _logged(self, name: str, text: str) -> None:
         path = self.directory / f"{name}.log"
-        until(lambda: text in path.read_text(errors="replace"), START_S, f"{path} does not say {text!r}")
+        eventually(lambda: text in path.read_text(errors="replace"), f"{path} says {text!r}", START_S)
 
     def executors(self) -> dict[str, int]:
         """The process of the executor on each host."""
@@ -282,7 +282,7 @@ class Standalone:
         for one in [pid, *children]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(one, signal.SIGKILL)
-        until(lambda: not command_line(pid), 20, f"executor {pid} does not die")
+        eventually(lambda: not command_line(pid), f"executor {pid} dies", 20)
         return f"executor on {host} (process {pid}) and {len(children)} Python processes killed with SIGKILL"
 
     def host_of(self, pid: int) -> str:
