@@ -47,7 +47,7 @@ KINDS: dict[str, tuple[Any, Callable[[int], Any]]] = {
 LISTS = ("ListGroups", "ListTransactions")
 
 
-class Fleet(AdminClient):
+class ScriptedAdmin(AdminClient):
     """The admin client without sockets: ``answers`` come in order, ``asked`` are the brokers that gave them."""
 
     def __init__(self, *answers: Any, coordinator: int = 2) -> None:
@@ -91,33 +91,33 @@ class Fleet(AdminClient):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_request_to_a_loading_coordinator_is_repeated(kind: str, code: E) -> None:
     request, answer = KINDS[kind]
-    fleet = Fleet(answer(code), answer(code), answer(0))
-    assert fleet.answer_of(request, 1) == answer(0)
-    assert (fleet.asked, fleet.slept, fleet.found) == ([1, 1, 1], 2, [])
+    admin = ScriptedAdmin(answer(code), answer(code), answer(0))
+    assert admin.answer_of(request, 1) == answer(0)
+    assert (admin.asked, admin.slept, admin.found) == ([1, 1, 1], 2, [])
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in LISTS])
 def test_a_coordinator_that_moved_is_found_again(kind: str) -> None:
     request, answer = KINDS[kind]
-    fleet = Fleet(answer(E.NOT_COORDINATOR), answer(E.COORDINATOR_LOAD_IN_PROGRESS), answer(0))
-    assert fleet.answer_of(request, 1) == answer(0)
+    admin = ScriptedAdmin(answer(E.NOT_COORDINATOR), answer(E.COORDINATOR_LOAD_IN_PROGRESS), answer(0))
+    assert admin.answer_of(request, 1) == answer(0)
     key = (1, "x") if kind == "DescribeTransactions" else (0, "g")
-    assert (fleet.asked, fleet.found) == ([1, 2, 2], [key])
+    assert (admin.asked, admin.found) == ([1, 2, 2], [key])
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_other_errors_are_reported_at_once(kind: str) -> None:
     request, answer = KINDS[kind]
-    fleet = Fleet(answer(E.GROUP_AUTHORIZATION_FAILED))
-    assert fleet.answer_of(request, 1) == answer(E.GROUP_AUTHORIZATION_FAILED)
-    assert fleet.asked == [1]
+    admin = ScriptedAdmin(answer(E.GROUP_AUTHORIZATION_FAILED))
+    assert admin.answer_of(request, 1) == answer(E.GROUP_AUTHORIZATION_FAILED)
+    assert admin.asked == [1]
 
 
 def test_finding_a_coordinator_waits_for_its_topic() -> None:
     missing = (row(coordinators=[row(error_code=int(E.COORDINATOR_NOT_AVAILABLE), node_id=-1)]),)
     there = (row(coordinators=[row(error_code=0, node_id=2)]),)
-    fleet = Fleet(missing, there)
-    assert fleet.answer_of(FindCoordinatorRequest(coordinator_keys=["g"])) == there[0]
+    admin = ScriptedAdmin(missing, there)
+    assert admin.answer_of(FindCoordinatorRequest(coordinator_keys=["g"])) == there[0]
 
 
 def test_at_the_deadline_the_last_answer_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,9 +130,9 @@ def test_at_the_deadline_the_last_answer_is_reported(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(admin_client.time, "monotonic", clock)
     request, answer = KINDS["OffsetCommit"]
-    fleet = Fleet(answer(E.COORDINATOR_LOAD_IN_PROGRESS))
-    assert fleet.answer_of(request, 1) == answer(E.COORDINATOR_LOAD_IN_PROGRESS)
-    assert len(fleet.asked) == 6
+    admin = ScriptedAdmin(answer(E.COORDINATOR_LOAD_IN_PROGRESS))
+    assert admin.answer_of(request, 1) == answer(E.COORDINATOR_LOAD_IN_PROGRESS)
+    assert len(admin.asked) == 6
 
 
 def test_sinks_wait_for_their_coordinator(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ TOPIC, BROKER = ConfigResourceType.TOPIC.value, ConfigResourceType.BROKER.value
 SET, DELETE, APPEND, SUBTRACT = range(4)
 
 
-class Fleet:
+class ConfigTable:
     """Dynamic settings as IncrementalAlterConfigs changes them and DescribeConfigs tells them."""
 
     def __init__(self, settings: dict[Resource, dict[str, str]]) -> None:
@@ -72,10 +72,10 @@ def test_what_others_have_throttled_stays_throttled(others: bool) -> None:
     if others:
         before[TOPIC, "t"] = {SENDERS: "5:1", TAKERS: "5:2"}
         before[BROKER, "1"] = dict.fromkeys(RATES, "777")
-    fleet = Fleet({where: dict(values) for where, values in before.items()})
+    table = ConfigTable({where: dict(values) for where, values in before.items()})
     move = ReplicaMove(TopicPartition("t", 0), (1,), (2,), size=10)
-    with throttled(cast("AdminClient", fleet), [move], 1000, (1, 2)):
-        assert "0:1" in fleet.settings[TOPIC, "t"][SENDERS].split(",")
-        assert "0:2" in fleet.settings[TOPIC, "t"][TAKERS].split(",")
-        assert [fleet.settings[BROKER, name] for name in ("1", "2")] == [dict.fromkeys(RATES, "1000")] * 2
-    assert {where: values for where, values in fleet.settings.items() if values} == before
+    with throttled(cast("AdminClient", table), [move], 1000, (1, 2)):
+        assert "0:1" in table.settings[TOPIC, "t"][SENDERS].split(",")
+        assert "0:2" in table.settings[TOPIC, "t"][TAKERS].split(",")
+        assert [table.settings[BROKER, name] for name in ("1", "2")] == [dict.fromkeys(RATES, "1000")] * 2
+    assert {where: values for where, values in table.settings.items() if values} == before

@@ -29,7 +29,9 @@ from tests.support.peer_server import KEY, Server, answer, prompt, request
 from tests.support.tls_terminator import TlsTerminator
 
 
-class Fleet:
+class TlsFiles:
+    """Certificates of two authorities, and the sides of a connection that use them."""
+
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.authority, self.stranger = Authority(directory, "authority"), Authority(directory, "stranger")
@@ -56,13 +58,13 @@ class Fleet:
 
 
 @pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Fleet:
-    return Fleet(tmp_path_factory.mktemp("fleet"))
+def tls(tmp_path_factory: pytest.TempPathFactory) -> TlsFiles:
+    return TlsFiles(tmp_path_factory.mktemp("tls"))
 
 
 @asynccontextmanager
-async def calling(fleet: Fleet, port: int, own: str = "", **more: str) -> AsyncIterator[Peers]:
-    peers = fleet.peers(port, own, **more)
+async def calling(tls: TlsFiles, port: int, own: str = "", **more: str) -> AsyncIterator[Peers]:
+    peers = tls.peers(port, own, **more)
     try:
         yield peers
     finally:
@@ -77,7 +79,7 @@ async def failure(peers: Peers, timeout_ms: int = 5_000) -> str:
 
 @pytest.mark.parametrize("version", ["TLSv1.2", "TLSv1.3"])
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
-def test_answers_of_all_sizes(fleet: Fleet, version: str, run: Any) -> None:
+def test_answers_of_all_sizes(tls: TlsFiles, version: str, run: Any) -> None:
     """Both sides show a certificate; requests of all sizes are answered by the bytes that they sent."""
     sizes = [10, 70_000, 65_532, 65_531, 200_000, 1, 3_000_000, 66_000, 199_999, 0, 65_533] * 2
 
@@ -87,8 +89,8 @@ def test_answers_of_all_sizes(fleet: Fleet, version: str, run: Any) -> None:
 
     async def work() -> None:
         async with (
-            Server(sized, fleet.server(fleet.one, enabled_protocols=version)) as server,
-            calling(fleet, server.port) as peers,
+            Server(sized, tls.server(tls.one, enabled_protocols=version)) as server,
+            calling(tls, server.port) as peers,
         ):
             encoded = request().encode(version=0)
             bodies = await asyncio.gather(*(peers.exchange(0, KEY, 0, encoded + bytes(size), 20_000) for size in sizes))
@@ -99,7 +101,7 @@ def test_answers_of_all_sizes(fleet: Fleet, version: str, run: Any) -> None:
     run(work())
 
 
-def test_a_link_that_ends_is_followed_by_another(fleet: Fleet) -> None:
+def test_a_link_that_ends_is_followed_by_another(tls: TlsFiles) -> None:
     async def hang_up(correlation_id: int, writer: asyncio.StreamWriter) -> None:
         if server.connections == 1:
             writer.close()
@@ -108,7 +110,7 @@ def test_a_link_that_ends_is_followed_by_another(fleet: Fleet) -> None:
 
     async def work() -> None:
         nonlocal server
-        async with Server(hang_up, fleet.server(fleet.one)) as server, calling(fleet, server.port) as peers:
+        async with Server(hang_up, tls.server(tls.one)) as server, calling(tls, server.port) as peers:
             assert "closed the connection" in await failure(peers)
             assert (await peers.call(0, KEY, 0, request(), 5_000)).cluster_id
             assert server.connections == 2
@@ -117,22 +119,22 @@ def test_a_link_that_ends_is_followed_by_another(fleet: Fleet) -> None:
     uvloop.run(work())
 
 
-def test_nothing_is_sent_to_a_peer_with_another_certificate(fleet: Fleet, caplog: pytest.LogCaptureFixture) -> None:
+def test_nothing_is_sent_to_a_peer_with_another_certificate(tls: TlsFiles, caplog: pytest.LogCaptureFixture) -> None:
     async def never(_correlation_id: int, _writer: asyncio.StreamWriter) -> None:
         raise AssertionError("a request was sent")
 
     async def work() -> None:
         stranger = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        stranger.load_cert_chain(fleet.mallory)
-        async with Server(never, stranger) as server, calling(fleet, server.port) as peers:
+        stranger.load_cert_chain(tls.mallory)
+        async with Server(never, stranger) as server, calling(tls, server.port) as peers:
             assert "the peer's certificate is not accepted: unable to get local issuer" in await failure(peers)
             await failure(peers)
-        other = fleet.server(fleet.elsewhere)
-        async with Server(never, other) as server, calling(fleet, server.port) as peers:
+        other = tls.server(tls.elsewhere)
+        async with Server(never, other) as server, calling(tls, server.port) as peers:
             assert "IP address mismatch, certificate is not valid for '127.0.0.1'" in await failure(peers)
         async with (
             Server(prompt, other) as server,
-            calling(fleet, server.port, endpoint_identification_algorithm="") as peers,
+            calling(tls, server.port, endpoint_identification_algorithm="") as peers,
         ):
             assert (await peers.call(0, KEY, 0, request(), 5_000)).cluster_id
 
@@ -141,7 +143,7 @@ def test_nothing_is_sent_to_a_peer_with_another_certificate(fleet: Fleet, caplog
             writer.close()
 
         without = await asyncio.start_server(plain, "127.0.0.1", 0)
-        async with calling(fleet, without.sockets[0].getsockname()[1]) as peers:
+        async with calling(tls, without.sockets[0].getsockname()[1]) as peers:
             assert "TLS failed: the peer does not speak TLS" in await failure(peers)
         without.close()
 
@@ -151,16 +153,16 @@ def test_nothing_is_sent_to_a_peer_with_another_certificate(fleet: Fleet, caplog
     assert warnings[0].startswith("no connection to broker 0: TLS failed:")
 
 
-def test_a_peer_refuses_our_certificate(fleet: Fleet) -> None:
+def test_a_peer_refuses_our_certificate(tls: TlsFiles) -> None:
     async def work() -> None:
         (port,) = free_ports(1)
         async with Server(prompt) as server:
-            terminator = TlsTerminator(fleet.server(fleet.one), port, server.port)
+            terminator = TlsTerminator(tls.server(tls.one), port, server.port)
             try:
                 for version in ("TLSv1.2", "TLSv1.3"):  # in 1.3, the handshake is over when the refusal arrives
-                    async with calling(fleet, port, fleet.mallory, enabled_protocols=version) as peers:
+                    async with calling(tls, port, tls.mallory, enabled_protocols=version) as peers:
                         assert "the peer refused TLS: TLSV1_ALERT_UNKNOWN_CA" in await failure(peers)
-                async with calling(fleet, port) as peers:
+                async with calling(tls, port) as peers:
                     assert (await peers.call(0, KEY, 0, request(), 5_000)).cluster_id
             finally:
                 terminator.close()
@@ -169,7 +171,7 @@ def test_a_peer_refuses_our_certificate(fleet: Fleet) -> None:
 
 
 @pytest.mark.parametrize("sent", [b"", b"\x16\x03\x03\x40\x00" + bytes(HANDSHAKE_BYTES_MAX * 2)], ids=["no", "much"])
-def test_a_handshake_without_end_is_given_up(fleet: Fleet, sent: bytes) -> None:
+def test_a_handshake_without_end_is_given_up(tls: TlsFiles, sent: bytes) -> None:
     """By the call's deadline, or the bound on bytes; the loop goes on meanwhile, and nothing stays behind."""
 
     async def work() -> None:
@@ -184,7 +186,7 @@ def test_a_handshake_without_end_is_given_up(fleet: Fleet, sent: bytes) -> None:
             writer.close()
 
         server = await asyncio.start_server(dawdle, "127.0.0.1", 0)
-        async with calling(fleet, server.sockets[0].getsockname()[1]) as peers:
+        async with calling(tls, server.sockets[0].getsockname()[1]) as peers:
             text = await failure(peers, 500)
             assert ("no answer within 500 ms" if not sent else "TLS failed") in text
             await asyncio.wait_for(hung_up.wait(), 5)
@@ -193,9 +195,9 @@ def test_a_handshake_without_end_is_given_up(fleet: Fleet, sent: bytes) -> None:
     uvloop.run(work())
 
 
-def test_the_loop_goes_on_during_a_handshake(fleet: Fleet) -> None:
+def test_the_loop_goes_on_during_a_handshake(tls: TlsFiles) -> None:
     """RSA keys of 3,072 bits: each signature takes milliseconds."""
-    strong = fleet.authority.pair("/CN=one", rsa=3072).store(fleet.directory / "strong.pem")
+    strong = tls.authority.pair("/CN=one", rsa=3072).store(tls.directory / "strong.pem")
 
     async def work() -> None:
         longest = last = 0.0
@@ -209,8 +211,8 @@ def test_the_loop_goes_on_during_a_handshake(fleet: Fleet) -> None:
                 longest = max(longest, time.thread_time() - last)
 
         async with Server(prompt) as server:
-            terminator = TlsTerminator(fleet.server(strong), port, server.port)  # in a thread of its own
-            callers = [fleet.peers(port, strong) for _ in range(5)]  # reads the files
+            terminator = TlsTerminator(tls.server(strong), port, server.port)  # in a thread of its own
+            callers = [tls.peers(port, strong) for _ in range(5)]  # reads the files
             ticking = asyncio.create_task(tick())
             try:
                 for peers in callers:
@@ -226,9 +228,9 @@ def test_the_loop_goes_on_during_a_handshake(fleet: Fleet) -> None:
 
 
 def test_new_links_take_new_certificates_and_bad_ones_change_nothing(
-    fleet: Fleet, caplog: pytest.LogCaptureFixture
+    tls: TlsFiles, caplog: pytest.LogCaptureFixture
 ) -> None:
-    own = Path(fleet.authority.pair("/CN=two").store(fleet.directory / "two.pem"))
+    own = Path(tls.authority.pair("/CN=two").store(tls.directory / "two.pem"))
     shown: list[Any] = []
 
     async def show(correlation_id: int, writer: asyncio.StreamWriter) -> None:
@@ -238,13 +240,13 @@ def test_new_links_take_new_certificates_and_bad_ones_change_nothing(
         writer.close()
 
     async def work() -> None:
-        async with Server(show, fleet.server(fleet.one)) as server, calling(fleet, server.port, str(own)) as peers:
+        async with Server(show, tls.server(tls.one)) as server, calling(tls, server.port, str(own)) as peers:
             await peers.call(0, KEY, 0, request(), 5_000)
             await asyncio.sleep(0.1)
             own.write_text("-----BEGIN CERTIFICATE-----\n")
             await peers.call(0, KEY, 0, request(), 5_000)
             await asyncio.sleep(0.1)
-            fleet.authority.pair("/CN=two").store(own)
+            tls.authority.pair("/CN=two").store(own)
             await peers.call(0, KEY, 0, request(), 5_000)
 
     asyncio.run(work())

@@ -17,22 +17,9 @@ from brokers.security.token_claims import TokenRules
 from brokers.server import issuer_keys
 from brokers.server.issuer_keys import IssuerKeys, KeysUnavailable, fetch_keys
 from tests.support.certificates import Authority
+from tests.support.clocks import RealClock
 from tests.support.issuer import AUDIENCE, Issuer, public_document, signed
-
-
-class Clock:
-    """The real clock, a little later."""
-
-    later_ms = 0
-
-    def wall_ms(self) -> int:
-        return time.time_ns() // 1_000_000
-
-    def mono_ms(self) -> int:
-        return self.mono_us() // 1000
-
-    def mono_us(self) -> int:
-        return time.monotonic_ns() // 1000 + self.later_ms * 1000
+from tests.support.waiting import eventually_async
 
 
 @pytest.fixture
@@ -67,14 +54,8 @@ def run(keys: IssuerKeys, body: Callable[[], Coroutine[Any, Any, None]]) -> None
     asyncio.run(whole())
 
 
-async def passed(check: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not check():
-            await asyncio.sleep(0.02)
-
-
 def test_a_token_of_a_new_key_waits_for_one_fetch(issuer: Issuer) -> None:
-    clock = Clock()
+    clock = RealClock()
     keys = IssuerKeys(settings(issuer), clock)
 
     async def body() -> None:
@@ -83,7 +64,7 @@ def test_a_token_of_a_new_key_waits_for_one_fetch(issuer: Issuer) -> None:
         issuer.rotate("key-2")
         assert isinstance(await outcome(keys, issuer.token()), BadToken)  # right after a fetch there is no other one
         assert issuer.fetches == 1
-        clock.later_ms = issuer_keys.EARLY_INTERVAL_MS
+        clock.ahead_ms = issuer_keys.EARLY_INTERVAL_MS
         both = await asyncio.gather(outcome(keys, issuer.token()), outcome(keys, issuer.token(sub="bob")))
         assert [type(one) for one in both] == [VerifiedToken, VerifiedToken]
         assert issuer.fetches == 2
@@ -93,11 +74,11 @@ def test_a_token_of_a_new_key_waits_for_one_fetch(issuer: Issuer) -> None:
 
 
 def test_forged_key_ids_do_not_flood_the_issuer(issuer: Issuer) -> None:
-    clock = Clock()
+    clock = RealClock()
     keys = IssuerKeys(settings(issuer), clock)
 
     async def body() -> None:
-        clock.later_ms = issuer_keys.EARLY_INTERVAL_MS
+        clock.ahead_ms = issuer_keys.EARLY_INTERVAL_MS
         forged = Issuer()
         try:
             tokens = [_with_key_id(forged, number) for number in range(50)]
@@ -115,18 +96,18 @@ def _with_key_id(issuer: Issuer, number: int) -> str:
 
 
 def test_an_issuer_that_is_away_leaves_the_keys(issuer: Issuer, caplog: pytest.LogCaptureFixture) -> None:
-    keys = IssuerKeys(settings(issuer, refresh_ms=100), Clock())
+    keys = IssuerKeys(settings(issuer, refresh_ms=100), RealClock())
 
     async def body() -> None:
         token = issuer.token()
         issuer.status = 503
         fetched = issuer.fetches
-        await passed(lambda: issuer.fetches >= fetched + 3)
+        await eventually_async(lambda: issuer.fetches >= fetched + 3, "the issuer is asked again", 20)
         assert isinstance(await outcome(keys, token), VerifiedToken)
         issuer.status = 200
         issuer.rotate("key-2")
         fetched = issuer.fetches
-        await passed(lambda: issuer.fetches > fetched + 1)
+        await eventually_async(lambda: issuer.fetches > fetched + 1, "the issuer's keys are fetched", 20)
         assert isinstance(await outcome(keys, token), BadToken)
         assert isinstance(await outcome(keys, issuer.token()), VerifiedToken)
 
@@ -135,13 +116,13 @@ def test_an_issuer_that_is_away_leaves_the_keys(issuer: Issuer, caplog: pytest.L
 
 
 def test_a_long_token_is_checked_by_a_worker(issuer: Issuer) -> None:
-    keys = IssuerKeys(settings(issuer), Clock())
+    keys = IssuerKeys(settings(issuer), RealClock())
 
     async def body() -> None:
         found: list[TokenOutcome] = []
         keys.verify(issuer.token(groups="g" * 20_000).encode(), found.append)
         assert found == []
-        await passed(lambda: bool(found))
+        await eventually_async(lambda: found, "the outcome of the long token", 20)
         assert isinstance(found[0], VerifiedToken)
         keys.verify(issuer.token().encode(), found.append)
         assert len(found) == 2
@@ -157,13 +138,13 @@ def start_fails(keys: IssuerKeys) -> str:
 
 def test_a_start_without_keys(issuer: Issuer) -> None:
     issuer.status = 404
-    assert "cannot be fetched: it answers 404" in start_fails(IssuerKeys(settings(issuer), Clock()))
+    assert "cannot be fetched: it answers 404" in start_fails(IssuerKeys(settings(issuer), RealClock()))
     assert issuer.fetches == issuer_keys.START_ATTEMPTS
     issuer.status = 302  # to itself: followed, it would be an answer
-    assert "it answers 302" in start_fails(IssuerKeys(settings(issuer), Clock()))
+    assert "it answers 302" in start_fails(IssuerKeys(settings(issuer), RealClock()))
     issuer.status, issuer.document = 200, b"[]"
-    assert "cannot be used: it has no list" in start_fails(IssuerKeys(settings(issuer), Clock()))
-    gone = IssuerKeys(settings(issuer, "http://127.0.0.1:1/keys"), Clock())
+    assert "cannot be used: it has no list" in start_fails(IssuerKeys(settings(issuer), RealClock()))
+    gone = IssuerKeys(settings(issuer, "http://127.0.0.1:1/keys"), RealClock())
     assert "Connection refused" in start_fails(gone)
 
 
