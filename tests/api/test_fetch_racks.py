@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.copies import Cluster
 from tests.support.fleet import Broker, Fleet
+from tests.support.polling import polled_values
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.slow, pytest.mark.interop]
@@ -44,18 +45,8 @@ def confluent(bootstrap: str, topic: str, rack: str, count: int) -> list[bytes]:
         "bootstrap.servers": bootstrap, "client.rack": rack, "group.id": uuid.uuid4().hex,
         "fetch.message.max.bytes": 100_000,
     })  # fmt: skip
-    found: list[bytes] = []
-    try:
-        consumer.assign([TopicPartition(topic, 0, 0)])
-        deadline = time.monotonic() + DEADLINE_S
-        while len(found) < count:
-            assert time.monotonic() < deadline, f"{len(found)} of {count} records"
-            message = consumer.poll(0.5)
-            if message is not None and message.error() is None:
-                found.append(message.value())
-    finally:
-        consumer.close()
-    return found
+    consumer.assign([TopicPartition(topic, 0, 0)])
+    return polled_values(consumer, count, DEADLINE_S)
 
 
 def kafka_python(bootstrap: str, topic: str, rack: str, count: int) -> list[bytes]:

@@ -19,6 +19,7 @@ from confluent_kafka.admin import (
 
 from tests.support import secured
 from tests.support.fleet import Fleet
+from tests.support.polling import polled_values
 from tests.support.sasl_wire import RawLogin, metadata_request
 from tests.support.secured import MECHANISMS, PASSWORD, USER, confluent, python_client, secured_fleet
 from tests.support.waiting import eventually
@@ -54,14 +55,7 @@ def consume(fleet: Fleet, topic: str, count: int, settings: dict[str, Any]) -> l
         "bootstrap.servers": fleet.bootstrap, "group.id": f"g-{topic}", "auto.offset.reset": "earliest", **settings,
     })  # fmt: skip
     consumer.subscribe([topic])
-    found: list[bytes] = []
-    deadline = time.monotonic() + 40
-    while len(found) < count and time.monotonic() < deadline:
-        message = consumer.poll(0.5)
-        if message is not None and message.error() is None:
-            found.append(message.value())
-    consumer.close()
-    return found
+    return polled_values(consumer, count, 40)
 
 
 def refused(fleet: Fleet, settings: dict[str, Any]) -> float:

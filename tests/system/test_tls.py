@@ -9,7 +9,6 @@ import shutil
 import ssl
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 
 from tests.support.certificates import replaced
 from tests.support.fleet import Broker
+from tests.support.polling import polled_values
 from tests.support.secured import PASSWORD
 from tests.support.tls_fleet import KINDS, PRINCIPALS, TlsFleet
 from tests.support.tls_listeners import Certificates
@@ -58,14 +58,7 @@ def consume(settings: dict[str, Any], topic: str, count: int) -> list[bytes]:
         "fetch.max.bytes": 50_000_000, "max.partition.fetch.bytes": 20_000_000, **settings,
     })  # fmt: skip
     consumer.assign([TopicPartition(topic, 0, 0)])
-    found: list[bytes] = []
-    deadline = time.monotonic() + 60
-    while len(found) < count and time.monotonic() < deadline:
-        message = consumer.poll(0.5)
-        if message is not None and message.error() is None:
-            found.append(bytes(message.value()))
-    consumer.close()
-    return found
+    return polled_values(consumer, count, 60)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +14,7 @@ from spark_udfs.client.connections import Client
 from spark_udfs.client.producer import MemberProducer, TaskMember, WriteSettings
 from spark_udfs.sink.batch_transactions import BatchTransactions, OpenBatch
 from tests.spark.conftest import Cluster
+from tests.support.waiting import eventually
 
 
 class Losing(Client):
@@ -53,10 +53,7 @@ class Rig:
 
     def settled(self, count: int) -> list[str]:
         """The committed values, once there are that many: markers come a moment after the decision."""
-        deadline = time.monotonic() + 30
-        while len(found := self.values()) < count and time.monotonic() < deadline:
-            time.sleep(0.1)
-        return found
+        return eventually(self.values, f"{count} values", 30, good=lambda found: len(found) >= count, pause_s=0.1)
 
 
 def rows(first: int, count: int, prefix: str = "v", keys: bool = True) -> pa.RecordBatch:

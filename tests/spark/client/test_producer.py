@@ -21,6 +21,7 @@ from spark_udfs.sink.fence import Fence
 from tests.spark.client.rig import Rig, rows
 from tests.spark.conftest import Cluster
 from tests.support.fleet import Fleet
+from tests.support.waiting import eventually
 from wire.errors import ErrorCode
 
 pytestmark = [pytest.mark.interop, pytest.mark.xdist_group("spark-producing"), pytest.mark.timeout(180)]
@@ -309,10 +310,8 @@ def test_leaders_are_killed_under_a_task(brokers: Fleet, tmp_path: Path) -> None
 
 
 def _in_sync(rig: Rig) -> None:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
+    def sizes() -> list[int]:
         found = rig.cluster.admin.list_topics(rig.topic, timeout=30).topics[rig.topic].partitions
-        if all(len(part.isrs) == 3 for part in found.values()):
-            return
-        time.sleep(0.2)
-    raise AssertionError("the replicas did not come back in sync")
+        return [len(part.isrs) for part in found.values()]
+
+    eventually(sizes, "all replicas in sync", 60, good=lambda found: set(found) <= {3}, pause_s=0.2)
