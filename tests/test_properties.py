@@ -30,7 +30,7 @@ def value(text: str) -> str:
         ("a=", ""),
     ],
 )
-def test_escapes(text: str, expected: str) -> None:
+def test_values_are_read_as_java_reads_them(text: str, expected: str) -> None:
     assert value(text) == expected
 
 

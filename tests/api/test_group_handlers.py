@@ -29,7 +29,7 @@ def versions(key: int) -> list[int]:
 
 
 @pytest.mark.parametrize("version", versions(11))
-def test_join(api: Api, version: int) -> None:
+def test_the_first_member_leads_the_first_generation(api: Api, version: int) -> None:
     answer = api.joined(version)
     assert answer.error_code == 0
     assert answer.generation_id == 1
@@ -103,7 +103,7 @@ def test_sync_heartbeat_leave(api: Api, version: int) -> None:
 
 
 @pytest.mark.parametrize("version", versions(12))
-def test_heartbeat(api: Api, version: int) -> None:
+def test_a_heartbeat_of_another_generation_is_refused(api: Api, version: int) -> None:
     joined = api.joined()
     request = m.HeartbeatRequest(version=version, group_id="g", generation_id=1, member_id=joined.member_id)
     assert api.call(12, version, request).error_code == 0
@@ -112,7 +112,7 @@ def test_heartbeat(api: Api, version: int) -> None:
 
 
 @pytest.mark.parametrize("version", versions(13))
-def test_leave(api: Api, version: int) -> None:
+def test_members_leave_and_strangers_cannot(api: Api, version: int) -> None:
     joined = api.joined()
     ids = [joined.member_id, "stranger"]
     if version >= 3:
@@ -131,7 +131,7 @@ def test_leave(api: Api, version: int) -> None:
 
 
 @pytest.mark.parametrize("version", versions(8))
-def test_commit(api: Api, version: int) -> None:
+def test_offsets_are_committed_for_partitions_that_exist(api: Api, version: int) -> None:
     answer = api.commit(version)
     (topic,) = answer.topics
     assert [(p.partition_index, p.error_code) for p in topic.partitions] == [
@@ -157,7 +157,7 @@ def fetch(version: int, partitions: list[int] | None, group: str = "g") -> Any:
 
 
 @pytest.mark.parametrize("version", versions(9))
-def test_fetch(api: Api, version: int) -> None:
+def test_committed_offsets_are_fetched(api: Api, version: int) -> None:
     api.commit(9)
     answer = api.call(9, version, fetch(version, [0, 1]))
     body = answer.groups[0] if version >= 8 else answer
@@ -186,7 +186,7 @@ def test_fetch_refused(api: Api, version: int) -> None:
 
 
 @pytest.mark.parametrize("version", versions(15))
-def test_describe(api: Api, version: int) -> None:
+def test_groups_are_described_and_missing_ones_are_dead(api: Api, version: int) -> None:
     joined = api.joined()
     request = m.DescribeGroupsRequest(version=version, groups=["g", "gone"], include_authorized_operations=version >= 3)
     one, gone = api.call(15, version, request).groups
@@ -199,7 +199,7 @@ def test_describe(api: Api, version: int) -> None:
 
 
 @pytest.mark.parametrize("version", versions(16))
-def test_list(api: Api, version: int) -> None:
+def test_groups_are_listed_by_state_and_type(api: Api, version: int) -> None:
     api.joined()
     request = m.ListGroupsRequest(version=version, states_filter=[], types_filter=[])
     (one,) = api.call(16, version, request).groups

@@ -163,7 +163,7 @@ def test_mistakes_in_the_command_line_are_exit_code_2(arguments: list[str]) -> N
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion(shell: str) -> None:
+def test_shells_get_a_completion_script(shell: str) -> None:
     result = run("completion", shell)
     assert result.exit_code == 0
     assert "_FLEETLOG_COMPLETE" in result.output
@@ -186,7 +186,7 @@ def test_completion_completes() -> None:
         ("1g", 10**9),
     ],
 )
-def test_rates(text: str, bytes_per_second: int) -> None:
+def test_rates_are_read_in_bytes_per_second(text: str, bytes_per_second: int) -> None:
     assert options.rate(cast(Any, None), cast(Any, None), text) == bytes_per_second
 
 
@@ -202,7 +202,7 @@ def test_sizes_for_people(size: int, text: str) -> None:
 # --- points and times -------------------------------------------------------------------------------------------
 
 
-def test_points() -> None:
+def test_points_are_positions_offsets_or_times() -> None:
     convert = times.PointType().convert
     assert convert("beginning", None, None) == times.Point("beginning")
     assert convert("12", None, None) == times.Point("offset", 12)
@@ -222,7 +222,7 @@ def test_points() -> None:
         ("P1DT1S", 86_401_000),
     ],
 )
-def test_durations(text: str, ms: int) -> None:
+def test_durations_are_read_in_milliseconds(text: str, ms: int) -> None:
     assert times.parse_duration(text) == ms
 
 

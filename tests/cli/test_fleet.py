@@ -161,7 +161,7 @@ def test_mistakes_with_records(shell: Shell, topic: str, tmp_path: Path) -> None
     assert "MESSAGE_TOO_LARGE" in line
 
 
-def test_groups(shell: Shell, topic: str) -> None:
+def test_a_group_is_described_reset_and_deleted(shell: Shell, topic: str) -> None:
     group = f"group-{topic}"
     assert "GROUP_ID_NOT_FOUND" in shell.fails("groups", "describe", group)
     shell.run("produce", topic, stdin="".join(f"{i}\n" for i in range(90)))
@@ -241,7 +241,7 @@ def test_a_group_at_work(shell: Shell, topic: str) -> None:
     assert states.get(group) in {None, "Empty"}, "it left when it was ended"
 
 
-def test_transactions(shell: Shell, topic: str) -> None:
+def test_open_transactions_are_listed_and_described(shell: Shell, topic: str) -> None:
     from kafka import KafkaProducer
 
     name = f"tx-{topic}"

@@ -60,7 +60,7 @@ def segment(tmp_path: Path) -> Path:
     return path
 
 
-def test_batches(segment: Path) -> None:
+def test_batches_are_shown_with_their_headers(segment: Path) -> None:
     rows = dump(segment)
     assert [r["offsets"] for r in rows] == ["7..8", "9..9", "10..10", "11..11"]
     assert [r["codec"] for r in rows] == ["none", "zstd", "none", "none"]
@@ -72,7 +72,7 @@ def test_batches(segment: Path) -> None:
     assert all(r["epoch"] == 3 for r in rows)
 
 
-def test_records(segment: Path) -> None:
+def test_records_are_shown_with_keys_values_and_markers(segment: Path) -> None:
     rows = [r for r in dump("--records", segment) if "record" in r]
     assert [r["offset"] for r in rows] == [7, 8, 9, 10, 11]
     assert [r.get("value") for r in rows] == ["a", "b", "\\xff", None, None]
@@ -177,7 +177,7 @@ def test_transaction_state_is_decoded(tmp_path: Path) -> None:
     assert "unreadable" in rows[3]
 
 
-def test_indexes(tmp_path: Path) -> None:
+def test_indexes_are_shown_and_a_torn_one_is_an_error(tmp_path: Path) -> None:
     offsets = tmp_path / f"{NAME}.index"
     offsets.write_bytes(struct.pack(">iiii", 3, 100, 5, 200))
     assert [(r["offset"], r["position"]) for r in dump(offsets)] == [(10, 100), (12, 200)]
@@ -211,7 +211,7 @@ def test_small_files_and_directories(tmp_path: Path, segment: Path) -> None:
     assert "notes.txt" in CliRunner().invoke(log, ["dump", str(tmp_path / "notes.txt")]).output
 
 
-def test_duplicates(tmp_path: Path) -> None:
+def test_superseded_records_are_counted(tmp_path: Path) -> None:
     """Records that a later one supersedes; those of an aborted transaction neither count nor supersede."""
     directory = tmp_path / "t-0"
     directory.mkdir()

@@ -50,7 +50,7 @@ def wait_moved(fleet: Fleet, topic: str, name: str) -> None:
             )
 
 
-def test_kill(fleet: Fleet, work: Workload) -> None:
+def test_a_killed_broker_comes_back_into_the_in_sync_sets(fleet: Fleet, work: Workload) -> None:
     """SIGKILL, with what it had not written gone: the others go on, and it comes back into the in-sync sets."""
     fleet.kill("broker-1")
     wait_moved(fleet, work.topic, "broker-1")

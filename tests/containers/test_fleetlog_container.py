@@ -68,7 +68,7 @@ def test_settings_groups_and_transactions(images: Images) -> None:
             assert client.committed(bootstrap, "group", topic) == 1
 
 
-def test_secured(images: Images) -> None:
+def test_a_secured_container_serves_only_clients_with_its_settings(images: Images) -> None:
     """Clients on this machine and inside use what the container tells; without it they are not served."""
     with Network() as network:
         fleetlog = FleetlogContainer(secure=True).with_network(network).with_network_aliases("kafka")

@@ -117,7 +117,7 @@ TABLE = {
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_elections(name: str) -> None:
+def test_an_election_gives_this_state_and_no_other_follows(name: str) -> None:
     before, live_brokers, min_isr, expected = TABLE[name]
     after = elect(before, live_brokers, EPOCH, min_isr=min_isr)
     if expected is None:

@@ -51,7 +51,7 @@ def check_bounds(writes: list[MultiWrite]) -> None:
 
 
 @pytest.mark.parametrize(("partitions", "brokers"), [(3_000, 5), (600, 250)])
-def test_elections(partitions: int, brokers: int) -> None:
+def test_writes_of_elections_are_bounded_and_checked(partitions: int, brokers: int) -> None:
     before = image(partitions, brokers)
     after = {b: live_broker for b, live_broker in live_brokers(brokers).items() if b != 1000}
     writes = plans.elections(before, after, EPOCH, min_isr=lambda name: 2)

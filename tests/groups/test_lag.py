@@ -48,7 +48,7 @@ STALLED = [(50, 100)] * WINDOW
         ([], 5, Progress.OK),
     ],
 )
-def test_rules(window: list[SeenCommit], lag: int, expected: Progress) -> None:
+def test_commits_and_lag_say_how_a_group_proceeds(window: list[SeenCommit], lag: int, expected: Progress) -> None:
     assert state(window, lag) is expected
 
 

@@ -112,7 +112,7 @@ def test_other_records_written_by_kafka() -> None:
     assert with_id == r.CommittedOffset(42, 5, "", NOTE_TIME_MS, -1, bytes(range(16)))
 
 
-def test_tombstones() -> None:
+def test_a_tombstone_is_a_key_without_a_value() -> None:
     assert r.group_tombstone("grp") == CoordinatorRecord(GROUP_KEY, None)
     assert r.offset_tombstone("grp", TopicPartition("topic", 7)) == CoordinatorRecord(OFFSET_KEY, None)
 

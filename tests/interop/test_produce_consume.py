@@ -67,7 +67,7 @@ def test_offsets_by_timestamp(client: Client, bootstrap: str, topic: str) -> Non
 
 
 @pytest.mark.parametrize("acks", ["1", "all"])
-def test_acks(client: Client, bootstrap: str, topic: str, acks: str) -> None:
+def test_records_are_acknowledged_with_their_offsets(client: Client, bootstrap: str, topic: str, acks: str) -> None:
     placed = client.produce(bootstrap, topic, _payloads(10), acks=acks)
     assert [offset for _, offset in placed] == list(range(10))
 

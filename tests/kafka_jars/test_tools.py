@@ -20,7 +20,7 @@ def topic() -> str:
     return f"java-{next(_numbers)}"
 
 
-def test_topics(tools: Tools, topic: str) -> None:
+def test_kafkas_tool_creates_alters_and_deletes_topics(tools: Tools, topic: str) -> None:
     command = f"{PACKAGE}.TopicCommand"
     tools(command, "--create", "--topic", topic, "--partitions", "3", "--config", "retention.ms=99999")
     assert topic in tools(command, "--list").split()
@@ -33,7 +33,7 @@ def test_topics(tools: Tools, topic: str) -> None:
     assert topic not in tools(command, "--list").split()
 
 
-def test_configs(tools: Tools, topic: str) -> None:
+def test_kafkas_tool_sets_and_deletes_configs(tools: Tools, topic: str) -> None:
     command = "kafka.admin.ConfigCommand"
     tools(f"{PACKAGE}.TopicCommand", "--create", "--topic", topic)
     entity = ("--entity-type", "topics", "--entity-name", topic)
@@ -43,7 +43,7 @@ def test_configs(tools: Tools, topic: str) -> None:
     assert "max.message.bytes=12345" not in tools(command, "--describe", *entity)
 
 
-def test_loggers(tools: Tools) -> None:
+def test_kafkas_tool_sets_levels_of_loggers(tools: Tools) -> None:
     command, entity = "kafka.admin.ConfigCommand", ("--entity-type", "broker-loggers", "--entity-name", "1")
     tools(command, "--alter", *entity, "--add-config", "brokers.peers=DEBUG")
     assert "brokers.peers.calls=DEBUG" in tools(command, "--describe", *entity)
@@ -84,7 +84,7 @@ def test_groups_and_offsets(tools: Tools, topic: str) -> None:
     assert group not in tools(command, "--list").split()
 
 
-def test_transactions(tools: Tools, topic: str) -> None:
+def test_kafkas_tool_shows_open_and_ended_transactions(tools: Tools, topic: str) -> None:
     client = Confluent()
     producer = client.transactional(tools.bootstrap, f"id-{topic}")
     producer.begin()

@@ -57,7 +57,7 @@ def test_an_unknown_producer_may_start_anywhere(log):
     assert append(log, produced(1, 3, 42)).error == ErrorCode.NONE
 
 
-def test_epochs(log):
+def test_an_older_epoch_is_refused_and_a_newer_one_begins_at_sequence_0(log):
     append(log, produced(1, 5, 0))
     assert append(log, produced(1, 4, 1)).error == ErrorCode.INVALID_PRODUCER_EPOCH
     assert append(log, produced(1, 6, 1)).error == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER

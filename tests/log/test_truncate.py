@@ -25,7 +25,7 @@ def log(tmp_path):
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.33, 0.5, 0.77, 0.99])
-def test_truncation(log, tmp_path, share):
+def test_truncation_keeps_the_batches_before_an_offset(log, tmp_path, share):
     whole = scan(content(log))
     offset = int(log.log_end_offset * share)
     kept = [h for _, h in whole if h.last_offset < offset]

@@ -58,7 +58,7 @@ LIES = {
 
 
 @pytest.mark.parametrize("name", LIES)
-def test_lies(log, name):
+def test_a_batch_that_lies_is_refused_and_not_appended(log, name):
     data, error = LIES[name]
     append(log, batch(1))
     info = append(log, data)

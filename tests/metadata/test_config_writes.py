@@ -139,14 +139,14 @@ def _altered(resource: Resource, present: Mapping[str, str], alterations: Sequen
 
 
 @pytest.mark.parametrize("name", WORKS)
-def test_alterations(name: str) -> None:
+def test_an_alteration_gives_these_settings(name: str) -> None:
     resource, present, steps, expected = WORKS[name]
     alterations = [Alteration(*step) for step in steps]
     assert _altered(resource, present, alterations) == expected
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_refusals(name: str) -> None:
+def test_an_alteration_that_cannot_be_made_is_refused(name: str) -> None:
     resource, steps, error = REFUSED[name]
     with pytest.raises(Refused) as refused:
         _altered(resource, {}, [Alteration(*step) for step in steps])

@@ -30,7 +30,7 @@ def test_topic_ids_are_spelled_as_kafka_does() -> None:
     assert znodes.topic_id_from(id_text(ID)) == ID
 
 
-def test_topics() -> None:
+def test_topics_are_read_as_written_here_and_by_kafka() -> None:
     topic = TopicZnode(ID, ((BrokerId(1), BrokerId(2)), (BrokerId(2), BrokerId(3))))
     assert znodes.decode_topic("/t", znodes.encode_topic(topic)) == topic
     kafka = b'{"removing_replicas":{},"partitions":{"1":[3],"0":[2]},"topic_id":"AAAAAAAAAAAAAAAAAAAAAQ",'
@@ -38,7 +38,7 @@ def test_topics() -> None:
     assert znodes.decode_topic("/t", kafka) == TopicZnode(uuid.UUID(int=1), ((BrokerId(2),), (BrokerId(3),)))
 
 
-def test_states() -> None:
+def test_states_are_read_as_written_here_and_by_kafka() -> None:
     data = znodes.encode_state(STATE)
     assert znodes.decode_state("/s", data, STATE.replicas, 8) == STATE
     document = json.loads(data)
@@ -64,7 +64,7 @@ def test_registrations_are_read_as_coordination_writes_them() -> None:
     assert broker.endpoint("OTHER") is None
 
 
-def test_changes() -> None:
+def test_changes_are_read_as_written() -> None:
     changes = [
         TopicChanged("t", TopicZnode(ID, ((BrokerId(1),),)), 3),
         StatesChanged("t", ID, {1: STATE, 12: STATE}),
@@ -75,7 +75,7 @@ def test_changes() -> None:
     assert znodes.decode_changes("/c", znodes.encode_changes(changes)) == changes
 
 
-def test_sequences() -> None:
+def test_a_change_has_the_number_in_its_path() -> None:
     assert znodes.change_sequence(znodes.change_path(17)) == 17
     assert znodes.change_sequence("c_2147483648") == 2147483648
     with pytest.raises(BadZnode):

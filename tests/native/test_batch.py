@@ -489,7 +489,7 @@ def test_compression_is_the_callers(batch: ModuleType) -> None:
     assert record.value == b"v" * 1000
 
 
-def test_markers(batch: ModuleType) -> None:
+def test_a_control_batch_holds_its_marker(batch: ModuleType) -> None:
     raw = batch.control_batch(commit=True, producer_id=4, producer_epoch=2, coordinator_epoch=9, timestamp=77)
     header = batch.validate_batch(raw)
     assert (header.is_control, header.is_transactional, header.base_sequence) == (True, True, -1)

@@ -143,7 +143,7 @@ def test_what_was_due_during_a_stall_is_counted_as_late() -> None:
     assert found.latency.percentile_ms(100) >= stall_s * 1000 * 0.9
 
 
-def test_percentiles() -> None:
+def test_percentiles_are_those_of_all_processes_together() -> None:
     latency = merged([Latency([(1_000_000, 98), (5_000_000, 1)]), Latency([(9_000_000, 1)])])
     assert [latency.percentile_ms(share) for share in (50, 98, 99, 100)] == [1, 1, 5, 9]
     assert math.isnan(Latency([]).percentile_ms(50))

@@ -121,7 +121,7 @@ def test_results_of_another_form_are_none(elsewhere: Path) -> None:
     assert Results.load("nothing") is None
 
 
-def test_numbers() -> None:
+def test_numbers_are_printed_with_three_digits() -> None:
     assert [number(value) for value in (0.01234, 1.5, 99.94, 1234.5, float("nan"))] == [
         "0.0123",
         "1.5",

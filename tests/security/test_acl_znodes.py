@@ -60,7 +60,7 @@ def test_names_are_kafkas() -> None:
         (ResourcePattern(ResourceType.CLUSTER, "kafka-cluster"), "/kafka-acl/Cluster/kafka-cluster"),
     ],
 )
-def test_paths(pattern: ResourcePattern, path: str) -> None:
+def test_each_pattern_has_a_path(pattern: ResourcePattern, path: str) -> None:
     assert acl_path(pattern) == path
 
 

@@ -94,7 +94,7 @@ def test_the_topic_is_made_with_settings_that_there_are() -> None:
         ({"message.timestamp.after.max.ms": "0"}, True),
     ],
 )
-def test_alterations(changed: dict[str, str | None], refused: bool) -> None:
+def test_an_alteration_that_weakens_the_audit_is_refused(changed: dict[str, str | None], refused: bool) -> None:
     present = {name: str(value) for name, value in audit_topic_configs(of(SECURED)).items()}
     wanted = {name: value for name, value in (present | changed).items() if value is not None}
     reason = refused_alteration(present, wanted, DAY_MS)

@@ -26,7 +26,7 @@ def test_a_line_of_several_lines_with_comments_and_other_quotes() -> None:
     assert line.passwords == {}
 
 
-def test_escapes() -> None:
+def test_escapes_in_logins_are_resolved() -> None:
     line = parse_jaas(rf'{PLAIN} required username="a\"b\\c\n\101\é" password="p//no /*comment*/;=";')
     assert line.login == ('a"b\\c\nA' + "é", "p//no /*comment*/;=")
 

@@ -21,7 +21,7 @@ from brokers.security.principals import (
 )
 
 
-def test_principals() -> None:
+def test_a_principal_has_a_type_and_a_name() -> None:
     assert str(ANONYMOUS) == "User:ANONYMOUS"
     assert parse_principal("User:CN=a:b,O=c") == ("User", "CN=a:b,O=c")
     for bad in ("alice", "User:", ":alice", ""):
@@ -177,7 +177,7 @@ SUBJECT = "CN=Duke,OU=ServiceUsers,O=Org,C=US"
         ("RULE:(a)(b)?/$1$2/", "a", "a"),
     ],
 )
-def test_rules(rules: str, subject: str, name: str) -> None:
+def test_rules_map_a_subject_to_a_name(rules: str, subject: str, name: str) -> None:
     assert PrincipalMapper(rules).principal_name(subject) == name
 
 

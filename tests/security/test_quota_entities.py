@@ -43,7 +43,7 @@ from wire.errors import ErrorCode
         (Entity(ip=DEFAULT), "ips/<default>"),
     ],
 )
-def test_paths(entity: Entity, path: str) -> None:
+def test_each_entity_has_a_path(entity: Entity, path: str) -> None:
     assert entity_path(entity) == path
     assert entity_at(path) == entity
 
@@ -56,7 +56,7 @@ def test_paths_of_no_entity(path: str) -> None:
         entity_at(path)
 
 
-def test_values() -> None:
+def test_quotas_are_read_in_thousandths() -> None:
     config = {"producer_byte_rate": "1048576", "request_percentage": "12.5", "SCRAM-SHA-256": "salt=..."}
     assert quotas_from("users/a", config) == {"producer_byte_rate": 1_048_576_000, "request_percentage": 12_500}
     assert quotas_from("users/a", {"consumer_byte_rate": "1.0E7"}) == {"consumer_byte_rate": 10_000_000_000}
@@ -88,7 +88,7 @@ def found(*components: Component, strict: bool = False) -> list[Entity]:
     return [entity for entity in ENTITIES if entity_matches(entity, components, strict)]
 
 
-def test_filters() -> None:
+def test_filters_select_entities() -> None:
     exact, default, any_user = Component("user", 0, "a"), Component("user", 1, None), Component("user", 2, None)
     assert found() == ENTITIES
     assert found(strict=True) == []

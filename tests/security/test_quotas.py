@@ -75,7 +75,7 @@ def test_a_user_called_default_is_not_the_default() -> None:
     assert produce_quota(1, Entity("<default>")).governing(PRODUCER_BYTE_RATE, "u", "c") is None
 
 
-def test_addresses() -> None:
+def test_an_address_has_its_own_limit_or_the_default() -> None:
     name = CONNECTION_CREATION_RATE.name
     image = QuotaImage({Entity(ip="10.0.0.1"): {name: 5}, Entity(ip=DEFAULT): {name: 7}})
     assert image.connection_rate_milli("10.0.0.1") == 5
@@ -83,7 +83,7 @@ def test_addresses() -> None:
     assert QuotaImage().connection_rate_milli("10.0.0.1") is None
 
 
-def test_updates() -> None:
+def test_an_update_makes_another_image() -> None:
     first = produce_quota(1, Entity("u"))
     second = first.updated({Entity("u"): {}, Entity("v"): {PRODUCER: 4}})
     assert first.governing(PRODUCER_BYTE_RATE, "u", "c")

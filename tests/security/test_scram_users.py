@@ -83,7 +83,7 @@ def test_users_are_named_once() -> None:
     assert users_to_read([Deletion("b", 1)], [upsertion("a"), upsertion("b")]) == ["b", "a"]
 
 
-def test_descriptions() -> None:
+def test_users_are_described_without_their_keys() -> None:
     alice, bob = (alter_users({}, [], [upsertion(u, iterations=i)])[u].config for u, i in (("a", 4096), ("b", 8192)))
     assert alice is not None
     assert bob is not None

@@ -442,7 +442,7 @@ def test_close_with_unread_data_still_tells_the_peer(side: Side) -> None:
     assert not client.was_cut_off
 
 
-def test_bounds(side: Side) -> None:
+def test_what_is_held_for_a_connection_is_bounded(side: Side) -> None:
     client, server = opened(side)
     data = random.Random(1).randbytes(3 * WRITE_BYTES_MAX)
     assert client.write(data) == WRITE_BYTES_MAX

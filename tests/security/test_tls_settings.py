@@ -72,7 +72,7 @@ def refused(settings: dict[str, str], now_s: float | None = None) -> str:
 # ---------------------------------------------------------------- what is taken
 
 
-def test_defaults(given: Given) -> None:
+def test_defaults_are_safe(given: Given) -> None:
     found = TlsSettings.of(given.store(given.pair))
     assert (found.oldest, found.newest) == (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3)
     assert found.checks_host

@@ -156,7 +156,7 @@ def test_a_strange_key_id(key_id: object) -> None:
         ({"scope": ["a", 5]}, "its claim scope is neither"),
     ],
 )
-def test_claims(more: dict[str, Any], reason: str) -> None:
+def test_a_token_with_a_bad_claim_is_refused_with_the_reason(more: dict[str, Any], reason: str) -> None:
     found = refusal(signed(claims(**more), KEY, HEADER))
     assert found.startswith(reason)
     assert len(found) < 400

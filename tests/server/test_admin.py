@@ -23,7 +23,7 @@ from brokers.setting_kinds import ConfigError
 from tests.support.tls_listeners import Certificates
 
 
-def test_pages() -> None:
+def test_health_and_metrics_are_served() -> None:
     metrics = Metrics()
     metrics.request_seconds.labels("Produce").observe(0.001, 3)
     missing: list[str | None] = ["starting"]

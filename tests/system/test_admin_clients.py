@@ -124,7 +124,7 @@ def test_librdkafka_describes_the_cluster(admin: AdminClient) -> None:
     assert cluster.cluster_id
 
 
-def test_kafka_python(fleet: Fleet, topic: str) -> None:
+def test_kafka_python_creates_describes_and_deletes_topics(fleet: Fleet, topic: str) -> None:
     from kafka.admin import KafkaAdminClient
     from kafka.admin import NewTopic as KafkaPythonTopic
 
@@ -141,7 +141,7 @@ def test_kafka_python(fleet: Fleet, topic: str) -> None:
         client.close()
 
 
-def test_aiokafka(fleet: Fleet, topic: str) -> None:
+def test_aiokafka_creates_describes_and_deletes_topics(fleet: Fleet, topic: str) -> None:
     from aiokafka.admin import AIOKafkaAdminClient
     from aiokafka.admin import NewTopic as AioTopic
 

@@ -98,7 +98,7 @@ def test_librdkafka_with_client_credentials(fleet: Fleet, issuer: Issuer) -> Non
     assert round_trip("credentials", oidc(fleet, issuer)) == b"v"
 
 
-def test_kafka_python(fleet: Fleet, issuer: Issuer) -> None:
+def test_kafka_python_logs_in(fleet: Fleet, issuer: Issuer) -> None:
     class Tokens(AbstractTokenProvider):
         def token(self) -> str:
             return issuer.token()
@@ -115,7 +115,7 @@ def test_kafka_python(fleet: Fleet, issuer: Issuer) -> None:
     consumer.close()
 
 
-def test_aiokafka(fleet: Fleet, issuer: Issuer) -> None:
+def test_aiokafka_logs_in(fleet: Fleet, issuer: Issuer) -> None:
     class Tokens(AsyncTokenProvider):
         async def token(self) -> str:
             return issuer.token()

@@ -72,14 +72,14 @@ def refused(fleet: Fleet, settings: dict[str, Any]) -> float:
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
-def test_librdkafka(fleet: Fleet, mechanism: str) -> None:
+def test_librdkafka_logs_in(fleet: Fleet, mechanism: str) -> None:
     topic = f"rd-{mechanism}"
     produce(fleet, topic, [b"a", b"b"], confluent(mechanism))
     assert consume(fleet, topic, 2, confluent(mechanism)) == [b"a", b"b"]
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
-def test_kafka_python(fleet: Fleet, mechanism: str) -> None:
+def test_kafka_python_logs_in(fleet: Fleet, mechanism: str) -> None:
     from kafka import KafkaConsumer, KafkaProducer
 
     topic, settings = f"py-{mechanism}", python_client(mechanism)
@@ -94,7 +94,7 @@ def test_kafka_python(fleet: Fleet, mechanism: str) -> None:
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
-def test_aiokafka(fleet: Fleet, mechanism: str) -> None:
+def test_aiokafka_logs_in(fleet: Fleet, mechanism: str) -> None:
     from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 
     topic, settings = f"aio-{mechanism}", python_client(mechanism)
@@ -119,7 +119,7 @@ def test_aiokafka(fleet: Fleet, mechanism: str) -> None:
 
 @pytest.mark.skipif(shutil.which("kcat") is None, reason="kcat is not installed")
 @pytest.mark.parametrize("mechanism", MECHANISMS)
-def test_kcat(fleet: Fleet, mechanism: str) -> None:
+def test_kcat_logs_in(fleet: Fleet, mechanism: str) -> None:
     topic = f"kcat-{mechanism}"
     flags = [word for name, value in confluent(mechanism).items() for word in ("-X", f"{name}={value}")]
     produce(fleet, topic, [b"v"], confluent("PLAIN"))

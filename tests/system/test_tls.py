@@ -63,7 +63,7 @@ def consume(settings: dict[str, Any], topic: str, count: int) -> list[bytes]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("acks", [0, 1, "all"])
-def test_librdkafka(fleet: TlsFleet, kind: str, acks: Any) -> None:
+def test_librdkafka_writes_and_reads(fleet: TlsFleet, kind: str, acks: Any) -> None:
     topic, settings = f"rd-{kind}-{acks}", fleet.confluent(kind)
     values = [b"%d" % number for number in range(300)]
     produce(settings, topic, values, acks=acks, **{"linger.ms": 1})
@@ -103,7 +103,7 @@ def test_logins_of_librdkafka(fleet: TlsFleet, mechanism: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_kafka_python(fleet: TlsFleet, kind: str) -> None:
+def test_kafka_python_writes_and_reads(fleet: TlsFleet, kind: str) -> None:
     from kafka import KafkaConsumer, KafkaProducer
 
     topic, settings = f"py-{kind}", fleet.python_client(kind)
@@ -124,7 +124,7 @@ def test_kafka_python(fleet: TlsFleet, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_aiokafka(fleet: TlsFleet, kind: str) -> None:
+def test_aiokafka_writes_and_reads_large_transactions(fleet: TlsFleet, kind: str) -> None:
     from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 
     topic, settings = f"aio-{kind}", fleet.python_client(kind)
@@ -152,7 +152,7 @@ def test_aiokafka(fleet: TlsFleet, kind: str) -> None:
 
 @pytest.mark.skipif(shutil.which("kcat") is None, reason="kcat is not installed")
 @pytest.mark.parametrize("kind", KINDS)
-def test_kcat(fleet: TlsFleet, kind: str) -> None:
+def test_kcat_writes_and_reads(fleet: TlsFleet, kind: str) -> None:
     topic, settings = f"kcat-{kind}", fleet.confluent(kind)
     flags = [word for name, value in settings.items() for word in ("-X", f"{name}={value}")]
     bootstrap = fleet.bootstrap_of(kind)

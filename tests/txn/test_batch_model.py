@@ -8,7 +8,7 @@ from tests.txn.batch_model import BROKEN, FULL, SAFE, SPARE, Bounds, Rules, expl
 
 
 @pytest.mark.parametrize("bounds", SAFE.values(), ids=SAFE.keys())
-def test_safe(bounds: Bounds) -> None:
+def test_the_full_protocol_is_safe_within_bounds(bounds: Bounds) -> None:
     verdict = explore(FULL, bounds)
     assert verdict.violation is None, verdict.trace[-1]
     assert verdict.complete

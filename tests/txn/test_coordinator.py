@@ -206,7 +206,7 @@ def test_requests_that_may_not_add_partitions(m: Machine) -> None:
     assert m.t.state is S.PREPARE_COMMIT
 
 
-def test_verification(m: Machine) -> None:
+def test_verification_wants_an_open_transaction_with_the_partition(m: Machine) -> None:
     m.init()
     assert m.verify(1000, 0, A) == {A: E.TRANSACTION_ABORTABLE}
     m.add(1000, 0, A)
@@ -591,7 +591,7 @@ def test_a_sweep_is_bounded() -> None:
 # ---- looking in ----------------------------------------------------------------------------------------------------
 
 
-def test_lists() -> None:
+def test_transactions_are_listed_by_filters() -> None:
     from txn.patterns import Pattern
 
     m = Machine()

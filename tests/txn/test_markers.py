@@ -122,7 +122,7 @@ def test_a_moved_shards_jobs_are_dropped_with_late_answers() -> None:
     assert [found.id.transactional_id for found in markers.finished()] == ["y"]
 
 
-def test_fates() -> None:
+def test_the_error_of_a_marker_decides_its_fate() -> None:
     assert fate(E.NONE) is Fate.WRITTEN
     assert fate(E.INVALID_PRODUCER_EPOCH) is Fate.WRITTEN
     assert fate(E.TRANSACTION_COORDINATOR_FENCED) is Fate.ABANDON

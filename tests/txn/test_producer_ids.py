@@ -53,7 +53,7 @@ def test_the_end_of_all_ids() -> None:
      b'{"version":0,"broker":0,"block_start":"0","block_end":"3"}',
      b'{"version":1,"broker":0,"block_start":"-5","block_end":"3"}'],
 )  # fmt: skip
-def test_damage(data: bytes) -> None:
+def test_a_damaged_block_is_refused(data: bytes) -> None:
     with pytest.raises(BlockError):
         decode_block(data)
 

@@ -24,7 +24,9 @@ A, B = TopicPartition("a", 0), TopicPartition("b", 1)
         (api_keys.TXN_OFFSET_COMMIT, 5, Ask.ADD, True),
     ],
 )
-def test_questions(key: int, version: int, ask: Ask, abortable: bool) -> None:
+def test_the_version_decides_whether_partitions_are_verified_or_added(
+    key: int, version: int, ask: Ask, abortable: bool
+) -> None:
     asked = question(key, version, "x", (7, 1), [B, A, B])
     assert (asked.ask, asked.abortable, asked.partitions) == (ask, abortable, (A, B))
 
@@ -47,7 +49,7 @@ def test_questions(key: int, version: int, ask: Ask, abortable: bool) -> None:
         (9, E.INVALID_PRODUCER_ID_MAPPING, E.INVALID_PRODUCER_ID_MAPPING),
     ],
 )
-def test_answers(version: int, answer: E, told: E) -> None:
+def test_an_answer_becomes_an_error_that_the_version_knows(version: int, answer: E, told: E) -> None:
     asked = question(api_keys.PRODUCE, version, "x", (7, 1), [A])
     assert client_error(asked, answer) is told
     if told is E.NOT_ENOUGH_REPLICAS:

@@ -149,7 +149,7 @@ def test_zlib_that_is_not_gzip_is_refused():
 @pytest.mark.parametrize(
     ("codec", "levels"), [("gzip", (1, 9)), ("lz4", (1, 3, 17)), ("zstd", (-131_072, 1, 22))], ids=lambda one: one
 )
-def test_levels(codec, levels):
+def test_a_higher_level_compresses_better(codec, levels):
     payload = b"".join(b"record %d of %d\n" % (number * 7919 % 1000, number) for number in range(3000))
     sizes = []
     for level in levels:

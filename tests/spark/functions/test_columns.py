@@ -36,7 +36,7 @@ def test_keys_go_where_java_puts_them(spark: Any) -> None:
         kafka_partition("key", 0)
 
 
-def test_headers(spark: Any) -> None:
+def test_the_last_header_of_a_name_counts_in_the_map(spark: Any) -> None:
     schema = "headers array<struct<key:string,value:binary>>"
     rows = [([("a", b"1"), ("b", None), ("a", b"2")],), ([],), (None,)]
     df = spark.createDataFrame(rows, schema)

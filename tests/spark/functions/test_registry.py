@@ -104,7 +104,7 @@ def test_avro_goes_out_and_comes_back(spark: Any, registry: FakeRegistry) -> Non
         wrong.select(to_confluent_avro("o", registry.url, subject="out")).collect()
 
 
-def test_modes(spark: Any, registry: FakeRegistry) -> None:
+def test_the_mode_decides_about_malformed_values(spark: Any, registry: FakeRegistry) -> None:
     number = registry.add("orders-value", json.dumps(OLD))
     rules = registry.add("rules-value", json.dumps(RULES), "JSON")
     good = avro(OLD, number, {"id": 1, "note": "a"})

@@ -24,7 +24,9 @@ from spark_udfs.sink.fence import Decision, Fence, decide, transactional_name
         (Fence(None, -1), 5, Decision.WRITE),
     ],
 )
-def test_decision(fence: Fence | None, batch_id: int, outcome: Decision | type[Exception]) -> None:
+def test_the_fence_decides_whether_a_batch_is_written(
+    fence: Fence | None, batch_id: int, outcome: Decision | type[Exception]
+) -> None:
     if isinstance(outcome, Decision):
         assert decide(fence, "q", batch_id) is outcome
     else:

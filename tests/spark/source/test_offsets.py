@@ -69,7 +69,7 @@ def test_topic_ids_stand_beside_the_topics() -> None:
     assert offsets.recreated({"a": "7", "b": "9", "c": "1"}, {"a": "7", "b": "8", "d": "2"}) == ["b"]
 
 
-def test_bounds() -> None:
+def test_times_go_before_offsets_in_a_bound() -> None:
     everything = {"startingTimestamp": "5", "startingOffsetsByTimestamp": '{"t":{"0":9}}', "startingOffsets": "latest"}
     assert parse_bound(everything, "starting", -2) == Bound(timestamp_ms=5)
     del everything["startingTimestamp"]
