@@ -41,9 +41,11 @@ def write_properties(path: Path, settings: Mapping[str, object]) -> Path:
 class Program:
     """A class with a ``main`` in a JVM of its own; what it prints is in ``log``."""
 
-    def __init__(self, classpath: str, log: Path, name: str, *arguments: str, heap_mb: int = 256) -> None:
+    def __init__(
+        self, classpath: str, log: Path, name: str, *arguments: str, heap_mb: int = 256, java: str = "java"
+    ) -> None:
         self.log = log
-        self._command = ["java", f"-Xmx{heap_mb}m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
+        self._command = [java, f"-Xmx{heap_mb}m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
         self._command += ["-Dorg.slf4j.simpleLogger.showDateTime=true", "-cp", classpath, name, *arguments]
         self.process: subprocess.Popen[bytes] | None = None
 
