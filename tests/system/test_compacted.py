@@ -23,7 +23,7 @@ from wire.types import TopicPartition
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.slow]
 
-KEYS = 40
+KEYS, ONCE = 40, 10
 TOPIC = "state"
 
 
@@ -53,6 +53,7 @@ class Writer:
              "topic.metadata.refresh.interval.ms": 1000, "reconnect.backoff.max.ms": 500}
         )  # fmt: skip
         self._producer.init_transactions(PATIENCE_S)
+        self._write_once()
         self._thread = threading.Thread(target=self._run, name="writer")
         self._thread.start()
 
@@ -80,8 +81,18 @@ class Writer:
             self.table.update(changes)
         self.transactions += 1
 
+    def _write_once(self) -> None:
+        """Keys without later updates: only passes keep them, not the active segment. Half are deleted."""
+        keys = [b"once %d" % number for number in range(ONCE)]
+        self._producer.begin_transaction()
+        for key in keys:
+            self._producer.produce(self.topic, b"kept", key, partition=0)
+        self._producer.commit_transaction(PATIENCE_S)
+        self.table.update(dict.fromkeys(keys, b"kept"))
+        self.delete(keys[::2])
+
     def delete(self, keys: list[bytes]) -> None:
-        """One more transaction, after :meth:`finish`: its records are in the active segment, which no pass takes."""
+        """One transaction. After :meth:`finish` its records are in the active segment, which no pass takes."""
         self._producer.begin_transaction()
         for key in keys:
             self._producer.produce(self.topic, None, key, partition=0)
@@ -183,7 +194,7 @@ def _check_copies(cluster: Cluster, table: dict[bytes, bytes | None]) -> None:
     for number, rows in copies.items():
         assert {row.key: row.value for row in rows} == table, f"the copy of broker {number}"
         kept = [row for row in rows if row.offset < min(ends.values())]
-        assert len(kept) < 2 * KEYS, f"broker {number} keeps {len(kept)} records of {KEYS} keys"
+        assert len(kept) < 2 * KEYS, f"broker {number} keeps {len(kept)} records of {KEYS + ONCE} keys"
     above = {number: [row for row in rows if row.offset >= max(ends.values())] for number, rows in copies.items()}
     first, *others = above.values()
     assert all(rows == first for rows in others), f"the copies differ above {ends}: {above}"
