@@ -53,7 +53,7 @@ def differences(theirs: dict[str, dict[str, str]], ours: dict[str, Setting]) -> 
         row = ours.get(name)
         if row is None:
             continue
-        kind = (row.told or row.type).name.lower()
+        kind = (row.shown_as or row.type).name.lower()
         if kind != cells["Type"]:
             wrong.append(f"{name}: {kind} is {cells['Type']} there")
         default = re.sub(r" \(.*\)$", "", cells["Default"]).strip('"')
