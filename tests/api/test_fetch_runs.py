@@ -20,6 +20,7 @@ from brokers.api.fetch_sessions import NO_SESSION, FetchSession, SessionPart
 from brokers.api.fetch_wakes import LOOKS_PER_TURN, Wakes
 from brokers.model import BrokerId
 from brokers.server import dispatch
+from brokers.server.connection_marks import ConnectionMarks
 from brokers.server.limits import ByteBudget, QuietLog
 from brokers.server.purgatory import Purgatory
 from brokers.server.slot import Slot
@@ -143,7 +144,8 @@ def answers(stage: Stage, frame: bytes) -> list[bytes]:
             meter=None,
             muted_until_ms=0,
             peer=peer,
-            deliver=chunks.extend,
+            marks=ConnectionMarks(0),
+            deliver=lambda _, answer, chunks=chunks: chunks.extend(answer),
             next_slot=lambda slot=slot: slot,
             close=lambda _: None,
         )
@@ -227,7 +229,7 @@ def test_a_wait_that_is_over_leaves_nothing_to_the_garbage_collector(stage: Stag
     frame = fetch_frame("t")[4:]
     connection: Any = SimpleNamespace(
         closed=False, login=None, meter=None, muted_until_ms=0, peer=ClientConnection(1, "PLAINTEXT", "127.0.0.1"),
-        pump=lambda: None, answered=lambda _: None,
+        marks=ConnectionMarks(0), pump=lambda: None, answered=lambda _: None,
     )  # fmt: skip
     slot = Slot(connection, 0)
     gc.collect()
