@@ -124,7 +124,7 @@ BUGS = (
     *(
         SecurityBug(
             f"the claim {claim} is not compared", (instead(token_claims.checked_claims, _ignores(claim)),),
-            (f"{TOKENS}::test_claims",),
+            (f"{TOKENS}::test_a_token_with_a_bad_claim_is_refused_with_the_reason",),
         )
         for claim in ("iss", "aud", "exp")
     ),
