@@ -9,15 +9,17 @@ from __future__ import annotations
 import os
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from selenium import webdriver
+from selenium.common.exceptions import WebDriverException
 from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.remote.webelement import WebElement
 
 from tests.cli.shell import Shell
 from tests.console.served import Served
@@ -94,6 +96,15 @@ def plain_browser(tmp_path: Path) -> Iterator[Browser]:
     found = Browser(pictures_in(tmp_path), scripts=False)
     yield found
     found.driver.quit()
+
+
+def _is_gone(element: WebElement) -> bool:
+    """Whether another page has taken the place of the element's."""
+    try:
+        element.is_enabled()
+    except WebDriverException:  # stale, or a node that does not belong to the document any more
+        return True
+    return False
 
 
 def test_every_page_in_a_browser_while_a_broker_is_killed(own_fleet: Fleet, browser: Browser) -> None:
@@ -194,9 +205,15 @@ def test_without_javascript_pages_are_found_searched_and_changed(
     def shown(words: str) -> None:
         eventually(lambda: words in plain_browser.text(), f"{words!r} at {page.current_url}")
 
+    def leave(act: Callable[[], object]) -> None:
+        """Press what leads to another page, which is there afterwards."""
+        before = page.find_element(By.TAG_NAME, "html")
+        act()
+        eventually(lambda: _is_gone(before), f"another page than {page.current_url}")
+
     def press(words: str) -> None:
         (found,) = [one for one in page.find_elements(By.TAG_NAME, "button") if one.text == words]
-        found.click()
+        leave(found.click)
 
     page.get(served.url)
     links = [one.text for one in page.find_elements(By.CSS_SELECTOR, "header nav a")]
@@ -206,23 +223,23 @@ def test_without_javascript_pages_are_found_searched_and_changed(
     }  # fmt: skip
     assert links == list(headings)
     for link, words in headings.items():
-        page.find_element(By.LINK_TEXT, link).click()
+        leave(page.find_element(By.LINK_TEXT, link).click)
         shown(words)
         assert page.find_element(By.CSS_SELECTOR, "header nav a[aria-current]").text == link
-    page.find_element(By.LINK_TEXT, "Topics").click()
+    leave(page.find_element(By.LINK_TEXT, "Topics").click)
     page.find_element(By.XPATH, "//summary[text()='Create a topic']").click()
     page.find_element(By.NAME, "topic").send_keys(name)
     page.find_element(By.NAME, "partitions").send_keys("1")
     press("Show the command")
     shown(f"fleetlog topics create --bootstrap={fleet.bootstrap}")
-    page.find_element(By.CSS_SELECTOR, "button.danger").click()
+    leave(page.find_element(By.CSS_SELECTOR, "button.danger").click)
     shown("retention.ms")
     shell.run("produce", name, stdin="".join(f"record {n}\n" for n in range(30)))
     shell.run("consume", name, "-g", f"group-{name}", "-n", "25")
-    page.find_element(By.LINK_TEXT, "Topics").click()
-    page.find_element(By.NAME, "name").send_keys(name, Keys.ENTER)
-    page.find_element(By.LINK_TEXT, name).click()
-    page.find_element(By.PARTIAL_LINK_TEXT, "Messages").click()
+    leave(page.find_element(By.LINK_TEXT, "Topics").click)
+    leave(lambda: page.find_element(By.NAME, "name").send_keys(name, Keys.ENTER))
+    leave(page.find_element(By.LINK_TEXT, name).click)
+    leave(page.find_element(By.PARTIAL_LINK_TEXT, "Messages").click)
     shown("record 29")
     assert not page.find_element(By.ID, "tail").is_displayed(), "what needs JavaScript is not offered"
     count = page.find_element(By.NAME, "count")
@@ -235,12 +252,12 @@ def test_without_javascript_pages_are_found_searched_and_changed(
     page.find_element(By.NAME, "contains").send_keys("record 7")
     press("Show")
     shown("1 shown")
-    page.find_element(By.LINK_TEXT, "Groups").click()
-    page.find_element(By.LINK_TEXT, f"group-{name}").click()
+    leave(page.find_element(By.LINK_TEXT, "Groups").click)
+    leave(page.find_element(By.LINK_TEXT, f"group-{name}").click)
     shown("Lag in seconds")
     page.find_element(By.XPATH, "//summary[text()='Move the offsets']").click()
     press("Show what would change")
     shown("fleetlog groups reset")
-    page.find_element(By.LINK_TEXT, "No, go back").click()
+    leave(page.find_element(By.LINK_TEXT, "No, go back").click)
     shown("Members")
     assert plain_browser.complaints() == []
