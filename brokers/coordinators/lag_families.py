@@ -1,7 +1,7 @@
 """Groups, topics and partitions as text for ``/metrics``: our own families, kafka_exporter's and kminion's.
 
 A broker has the groups that it coordinates and the partitions that it leads, so sums over all brokers count nothing
-twice; what is of the whole fleet is told by the controller alone. The text is made after each round of the lag watch,
+twice; what is of the whole fleet is shown by the controller alone. The text is made after each round of the lag watch,
 in slices: a scrape only sends it. Above ``series_max`` partitions, topics, partitions of groups, or groups with their
 topics there are sums alone; then groups that are behind have series of their own before the others.
 
@@ -176,19 +176,19 @@ class LagFamilies:
         """Make the text anew."""
         page = _Page()
         page.add("kminion_exporter_up", int(self._lags.complete), version=self._version)
-        page.add("kafka_exporter_build_info", 1, version=f"fleetlog {self._version}")
         if self._metadata.controller_id == self._broker_id:
             await self._fleet(page)
         left_out = await self._partitions(page) + await self._groups(page)
         page.add("fleetlog_lag_series_left_out", left_out)
         self.blocks = page.blocks()
 
-    # ---- the fleet, told by its controller -------------------------------------------------------------------------
+    # ---- the fleet, shown by its controller ------------------------------------------------------------------------
 
     async def _fleet(self, page: _Page) -> None:
         metadata = self._metadata
         count = len(metadata.brokers)
         page.add("kafka_brokers", count)
+        page.add("kafka_exporter_build_info", 1, version=f"fleetlog {self._version}")
         page.add(
             "kminion_kafka_cluster_info", 1, broker_count=count, cluster_id=metadata.cluster_id,
             cluster_version=f"fleetlog {self._version}", controller_id=metadata.controller_id,

@@ -64,7 +64,8 @@ class DriverMode:
             if self._undelivered and self._producer is not None:
                 problem.add_note(f"sink {self._options.sink_id}: {_not_written(self._producer, *self._undelivered[0])}")
             self._discard()
-            if isinstance(problem, KafkaException) and took_ms > allowed_ms:
+            # confluent-kafka's flush ends with a SystemError where rows are purged since their transaction was aborted
+            if isinstance(problem, KafkaException | SystemError) and took_ms > allowed_ms:
                 raise FenceError(
                     f"sink {self._options.sink_id}: batch {batch_id} took {took_ms:.0f} ms, its transaction may take "
                     f"{allowed_ms}: set sink.transaction.timeout.ms above a batch's duration (the brokers allow "

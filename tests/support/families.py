@@ -90,7 +90,7 @@ STRIMZI_KAFKA: dict[str, set[str]] = {
 }
 """Every expression of Strimzi's dashboard for Kafka, in its order, but for :data:`LEFT_OUT`."""
 STRIMZI_EXPORTER = {
-    "kafka_exporter_build_info": set[str](),
+    "kafka_exporter_build_info": {"version"},
     "kafka_topic_partitions": {"topic"},
     "kafka_topic_partition_replicas": _PARTITION,
     "kafka_topic_partition_in_sync_replica": _PARTITION,
