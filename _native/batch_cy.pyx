@@ -498,6 +498,36 @@ def decode_records(payload, header):
         PyBuffer_Release(&view)
 
 
+def find_timestamp(payload, header, int64_t wanted, int64_t begin):
+    cdef Py_buffer view
+    cdef Cursor c
+    cdef int64_t count = header.record_count, base_offset = header.base_offset, base_timestamp = header.base_timestamp
+    cdef int32_t last = header.last_offset_delta
+    cdef bint stamped = header.is_log_append_time
+    cdef int64_t appended = header.max_timestamp, timestamp, offset, _number
+    cdef Py_ssize_t stop
+    PyObject_GetBuffer(payload, &view, PyBUF_SIMPLE)
+    try:
+        _check_room(view.len, count)
+        c.p = <const uint8_t *>view.buf
+        c.position = 0
+        c.end = view.len
+        for _number in range(count):
+            stop = _begin(&c)
+            timestamp = _timestamp(&c, base_timestamp)
+            if stamped:
+                timestamp = appended
+            offset = base_offset + _delta(&c, last)
+            if timestamp >= wanted and offset >= begin:
+                return offset, timestamp
+            c.position = stop
+            c.end = view.len
+        _end_payload(&c)
+        return None
+    finally:
+        PyBuffer_Release(&view)
+
+
 cdef int _walk(
     const uint8_t *p, Py_ssize_t size, int64_t base_timestamp, int32_t last, int64_t count, int64_t *largest,
     bint *keyed,

@@ -30,6 +30,7 @@ __all__ = [
     "decode_records",
     "encode_batch",
     "encode_records",
+    "find_timestamp",
     "index_entries",
     "index_floor",
     "parse_header",
@@ -539,6 +540,27 @@ def decode_records(payload: Buffer, header: BatchHeader) -> list[Record]:
         records.append(Record(offset, timestamp, key, value, tuple(headers)))
     _end_payload(reader)
     return records
+
+
+def find_timestamp(payload: Buffer, header: BatchHeader, wanted: int, begin: int) -> tuple[int, int] | None:
+    """(offset, timestamp) of the first record from offset ``begin`` on with at least the timestamp ``wanted`` (ms).
+
+    Walks the records without creating objects, and looks at no key, value or header. None if there is no such record.
+    Raises CorruptBatch for what lies before it.
+    """
+    view = memoryview(payload)
+    reader = _checked_reader(view, header)
+    for _ in range(header.record_count):
+        stop = _begin_record(reader)
+        timestamp = _timestamp(reader, header)
+        if header.is_log_append_time:
+            timestamp = header.max_timestamp
+        offset = header.base_offset + _offset_delta(reader, header)
+        if timestamp >= wanted and offset >= begin:
+            return offset, timestamp
+        reader.pos, reader.end = stop, len(view)
+    _end_payload(reader)
+    return None
 
 
 def validate_records(payload: Buffer, header: BatchHeader) -> tuple[int, bool]:

@@ -20,7 +20,7 @@ __all__ += columns_py.__all__
 _HEAD, _TAIL = struct.Struct(">qiibI"), struct.Struct(">hiqqqhii")
 _TAIL_AT = _HEAD.size  # the first byte that the checksum covers
 
-Decompress = Callable[[int, memoryview], bytes]
+Decompress = Callable[[int, memoryview], bytes | bytearray]
 """(codec, payload) -> payload; the supplier bounds its output."""
 
 
@@ -42,7 +42,7 @@ def decode_batches(
     parts = []
     for position, header in batches:
         validate_batch(view, position)
-        payload: bytes | memoryview[int] = view[position + HEADER_SIZE : position + header.size]
+        payload: bytes | bytearray | memoryview[int] = view[position + HEADER_SIZE : position + header.size]
         if header.codec:
             try:
                 payload = decompress(header.codec, memoryview(payload))

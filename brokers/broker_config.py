@@ -341,6 +341,10 @@ class BrokerConfig:
     decompressed_batch_max_bytes: int = setting(
         INT, 64 * MIB, "Largest size a compressed batch may unpack to, in bytes.", low=MIB
     )
+    decompressed_request_max_bytes: int = setting(
+        LONG, 1024 * MIB, "What the batches of one Produce may unpack to; those beyond it are refused as too large.",
+        low=MIB,
+    )  # fmt: skip
 
     # Kafka's, without meaning for a broker of one loop
     background_threads: int = setting(INT, 10, "Accepted; there is no such pool here.", low=1, live=True, inert=True)

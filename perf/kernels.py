@@ -95,6 +95,7 @@ def batch_operations(items: int) -> Iterator[Operation]:
     yield "batch", "crc32c", lambda k: lambda: k.crc32c(raw)
     yield "batch", "validate_batch", lambda k: lambda: k.validate_batch(raw)
     yield "batch", "validate_records", lambda k: lambda: k.validate_records(payload, header)
+    yield "batch", "find_timestamp", lambda k: lambda: k.find_timestamp(payload, header, 2**62, 0)
     yield "batch", "decode_records", lambda k: lambda: k.decode_records(payload, header)
     yield "batch", "encode_batch", lambda k: lambda: k.encode_batch(records)
     run = encode_batch(records[:1]) * items

@@ -41,6 +41,11 @@ _ZSTD_SKIPPABLE_LAST = 0x184D2A5F
 _ZSTD_RLE_BLOCK = 1
 _CHUNK_BYTES = 256 * 1024
 
+# Each has a cost of its own, however little it holds; clients write one member or frame, and blocks of 32 KiB.
+_MAX_GZIP_MEMBERS = 1_000
+_MAX_XERIAL_BLOCKS = 50_000
+_MAX_ZSTD_FRAMES = 20_000
+
 
 class CodecError(ValueError):
     """The payload is not valid for its codec, or would inflate beyond the limit."""
@@ -58,7 +63,7 @@ def compress(codec: int, payload: bytes, level: int | None = None) -> bytes:
     return function(payload, level)
 
 
-def decompress(codec: int, payload: Buffer, limit: int) -> bytes:
+def decompress(codec: int, payload: Buffer, limit: int) -> bytes | bytearray:
     """Inflate ``payload`` to at most ``limit`` bytes.
 
     Raises CodecError when the output would pass the limit, when the payload is damaged or cut short, and for an
@@ -73,6 +78,10 @@ def decompress(codec: int, payload: Buffer, limit: int) -> bytes:
 
 def _too_large(codec: int, limit: int) -> CodecError:
     return CodecError(f"{NAMES[codec]} payload inflates beyond {limit} bytes")
+
+
+def _too_many(codec: int, pieces: str, most: int) -> CodecError:
+    return CodecError(f"{NAMES[codec]} payload of more than {most} {pieces}")
 
 
 def _plain_compress(payload: bytes, _level: int | None) -> bytes:
@@ -90,25 +99,32 @@ def _gzip_compress(payload: bytes, level: int | None) -> bytes:
     return deflater.compress(payload) + deflater.flush()
 
 
-def _gzip_decompress(payload: Buffer, limit: int) -> bytes:
-    parts: list[bytes] = []
-    room = limit
+def _gzip_decompress(payload: Buffer, limit: int) -> bytes | bytearray:
+    inflated, members = bytearray(), 1
     rest: Buffer = payload
+    inflater = zlib.decompressobj(wbits=31)
     while True:
-        inflater = zlib.decompressobj(wbits=31)
         try:
-            part = inflater.decompress(rest, room + 1)
+            part = inflater.decompress(rest, min(limit - len(inflated) + 1, _CHUNK_BYTES))
         except zlib.error as wrong:
             raise CodecError(f"damaged gzip payload: {wrong}") from wrong
-        room -= len(part)
-        if room < 0:
+        if inflater.eof and not inflated and not inflater.unused_data and len(part) <= limit:
+            return part
+        inflated += part
+        if len(inflated) > limit:
             raise _too_large(GZIP, limit)
-        if not inflater.eof:
+        if inflater.eof:
+            rest = inflater.unused_data
+            if not rest:
+                return inflated
+            members += 1
+            if members > _MAX_GZIP_MEMBERS:
+                raise _too_many(GZIP, "members", _MAX_GZIP_MEMBERS)
+            inflater = zlib.decompressobj(wbits=31)
+        elif part:
+            rest = inflater.unconsumed_tail
+        else:
             raise CodecError("gzip payload is cut short")
-        parts.append(part)
-        rest = inflater.unused_data
-        if not rest:
-            return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def _snappy_compress(payload: bytes, _level: int | None) -> bytes:
@@ -121,12 +137,11 @@ def _snappy_compress(payload: bytes, _level: int | None) -> bytes:
     return b"".join(parts)
 
 
-def _snappy_decompress(payload: Buffer, limit: int) -> bytes:
+def _snappy_decompress(payload: Buffer, limit: int) -> bytes | bytearray:
     data = bytes(payload)
     if not data.startswith(_XERIAL_MAGIC):
         return _snappy_block(data, limit)
-    parts: list[bytes] = []
-    room = limit
+    inflated, blocks = bytearray(), 0
     position = len(_XERIAL_HEADER)
     if len(data) < position:
         raise CodecError("xerial snappy header is cut short")
@@ -137,11 +152,12 @@ def _snappy_decompress(payload: Buffer, limit: int) -> bytes:
         position += _INT32.size
         if length < 0 or length > len(data) - position:
             raise CodecError(f"xerial snappy block of {length} bytes does not fit")
-        part = _snappy_block(data[position : position + length], room)
-        room -= len(part)
-        parts.append(part)
+        inflated += _snappy_block(data[position : position + length], limit - len(inflated))
         position += length
-    return b"".join(parts)
+        blocks += 1
+        if blocks > _MAX_XERIAL_BLOCKS:
+            raise _too_many(SNAPPY, "blocks", _MAX_XERIAL_BLOCKS)
+    return inflated
 
 
 def _snappy_block(data: bytes, limit: int) -> bytes:
@@ -184,51 +200,49 @@ def _lz4_compress(payload: bytes, level: int | None) -> bytes:
     return compressed
 
 
-def _lz4_decompress(payload: Buffer, limit: int) -> bytes:
+def _lz4_decompress(payload: Buffer, limit: int) -> bytes | bytearray:
     inflater = lz4.frame.LZ4FrameDecompressor()
-    parts: list[bytes] = []
-    room = limit
+    inflated = bytearray()
     rest: Buffer = payload
     try:
         while not inflater.eof:
-            part = inflater.decompress(rest, max_length=min(room + 1, _CHUNK_BYTES))
+            part: bytes = inflater.decompress(rest, max_length=min(limit - len(inflated) + 1, _CHUNK_BYTES))
             rest = b""
-            room -= len(part)
-            if room < 0:
+            if inflater.eof and not inflated and len(part) <= limit:
+                return part
+            inflated += part
+            if len(inflated) > limit:
                 raise _too_large(LZ4, limit)
-            parts.append(part)
             if not inflater.eof and inflater.needs_input:
                 raise CodecError("lz4 payload is cut short")
     except (RuntimeError, ValueError, EOFError) as wrong:
         if isinstance(wrong, CodecError):
             raise
         raise CodecError(f"damaged lz4 payload: {wrong}") from wrong
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+    return inflated
 
 
 def _zstd_compress(payload: bytes, level: int | None) -> bytes:
     return zstandard.ZstdCompressor(level=3 if level is None else level).compress(payload)
 
 
-def _zstd_decompress(payload: Buffer, limit: int) -> bytes:
+def _zstd_decompress(payload: Buffer, limit: int) -> bytes | bytearray:
     # A frame may name a window that the decoder has to hold in memory: limit it to what the output may need.
     window = min(max(limit, _ZSTD_MIN_WINDOW_BYTES), _ZSTD_MAX_WINDOW_BYTES)
     inflater = zstandard.ZstdDecompressor(max_window_size=1 << (window - 1).bit_length())
-    parts: list[bytes] = []
-    room = limit
+    inflated = bytearray()
     try:
         declared = _zstd_check_frames(payload)
         if declared > limit:
             raise _too_large(ZSTD, limit)
         with inflater.stream_reader(payload, read_across_frames=True) as reader:
-            while part := reader.read(min(room + 1, _CHUNK_BYTES)):
-                room -= len(part)
-                if room < 0:
+            while part := reader.read(min(limit - len(inflated) + 1, _CHUNK_BYTES)):
+                inflated += part
+                if len(inflated) > limit:
                     raise _too_large(ZSTD, limit)
-                parts.append(part)
     except zstandard.ZstdError as wrong:
         raise CodecError(f"damaged zstd payload: {wrong}") from wrong
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+    return inflated
 
 
 def _zstd_check_frames(data: Buffer) -> int:
@@ -236,11 +250,14 @@ def _zstd_check_frames(data: Buffer) -> int:
 
     Returns the sum of the content sizes that the frames declare.
     """
-    declared = 0
+    declared = frames = 0
     position = 0
     if not len(data):
         raise CodecError("zstd payload is empty")
     while position < len(data):
+        frames += 1
+        if frames > _MAX_ZSTD_FRAMES:
+            raise _too_many(ZSTD, "frames", _MAX_ZSTD_FRAMES)
         head = bytes(data[position : position + 18])
         if len(head) >= 8 and _ZSTD_SKIPPABLE_FIRST <= int.from_bytes(head[:4], "little") <= _ZSTD_SKIPPABLE_LAST:
             position += 8 + int.from_bytes(head[4:8], "little")
@@ -268,7 +285,7 @@ _COMPRESSORS: dict[int, Callable[[bytes, int | None], bytes]] = {
     LZ4: _lz4_compress,
     ZSTD: _zstd_compress,
 }
-_DECOMPRESSORS: dict[int, Callable[[Buffer, int], bytes]] = {
+_DECOMPRESSORS: dict[int, Callable[[Buffer, int], bytes | bytearray]] = {
     NONE: _plain_decompress,
     GZIP: _gzip_decompress,
     SNAPPY: _snappy_decompress,

@@ -20,6 +20,7 @@ from brokers.api.fetch_sessions import FetchSessions
 from brokers.api.fetch_wakes import Wakes
 from brokers.api.metering import Meter, Metering
 from brokers.api.new_topics import NewTopics
+from brokers.api.unpacking import Unpacking
 from brokers.metadata.quota_cache import QuotaCache
 from brokers.model import Carried, ProcessHealth
 from brokers.pending import Pending
@@ -77,13 +78,19 @@ class Batching:
     then dispatched by itself. ``execute(runs, contexts)`` has an outcome for each run; answers that are given at once
     are whole frames, a list of chunks, or bodies as a handler's. ``keeps(run)`` is None unless executing
     it may wait with what was received: such a run is only executed if the budget of requests has that much left.
+    ``alone(run)``: it is not executed together with those of other connections.
     ``batchable``: the requests of several connections are worth while to be executed together.
     """
 
     decode: Callable[[memoryview, int, int, int, int, int], Run | None]
     execute: Callable[[Sequence[Any], Sequence[Context]], Sequence[Any]]
     keeps: Callable[[Any], Any] | None
+    alone: Callable[[Any], bool] | None = None
     batchable: bool = True
+
+
+PAUSE = object()
+"""What a generator yields that is to go on in another turn of the loop, however little it has done in this one."""
 
 
 class _Close:
@@ -294,6 +301,8 @@ class Services:
     process_troubles: Callable[[], list[str]] = list
     """What the process lacks, in words."""
     process_health: Callable[[], ProcessHealth] = ProcessHealth
+    unpacking: Unpacking = field(default_factory=Unpacking)
+    """What compressed batches were unpacked to in this turn of the loop."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,8 @@
 """A Produce to many partitions, some dozens of them at a time, with everything else of the loop in between.
 
+Batches with a codec come one at a time, and when the turn of the loop has unpacked enough they wait for another
+(``brokers.api.unpacking``).
+
 The outcome is that of doing it in one go: what the request has for a partition is appended in its order, and its
 connection's next request begins when all of it is appended. Once begun all of it is appended, although the client has
 gone (``brokers.server.dispatch``): with acks=0 a client closes its connection behind its last request.
@@ -8,12 +11,14 @@ gone (``brokers.server.dispatch``): with acks=0 a client closes its connection b
 from __future__ import annotations
 
 import functools
-from collections.abc import Generator
+from collections.abc import Generator, Iterator, Sequence
+from typing import Any
 
-from brokers.api.base import Context, Done, Outcome
+from brokers.api.base import PAUSE, Context, Done, Outcome
 from brokers.api.fetch_answers import slices_of
 from brokers.api.leaders import endpoints_of
 from brokers.api.produce_work import NONE, Work, Worked, last_offset_of, run_of
+from brokers.api.unpacking import PATIENCE, is_compressed
 from brokers.replication.partition import Partition
 from wire.errors import ErrorCode
 from wire.hot import Encoded, ProduceOutcome, ProducePart, ProduceRequest
@@ -29,16 +34,29 @@ def produce_in_slices(request: ProduceRequest, context: Context) -> Worked:
     return (yield from work.outcome_in_slices())
 
 
+def _slices(parts: Sequence[ProducePart]) -> Iterator[Sequence[ProducePart]]:
+    """Some dozens of parts at a time, those with a codec by themselves."""
+    first = 0
+    for at, part in enumerate(parts):
+        if is_compressed(part.records):
+            yield from slices_of(parts[first:at])
+            yield parts[at : at + 1]
+            first = at + 1
+    yield from slices_of(parts[first:])
+
+
 class _LongWork(Work):
     """The work of all slices. A partition that is named in several of them has a group in each."""
 
     __slots__ = ()
 
-    def append_in_slices(self, request: ProduceRequest) -> Generator[None, None, None]:
+    def append_in_slices(self, request: ProduceRequest) -> Generator[Any, None, None]:
         """Append what there is; what is behind a batch of its partition that must be verified is left, too."""
         stopped: set[Partition | None] = set()
-        for parts in slices_of(request.parts):
+        for parts in _slices(request.parts):
             yield
+            if is_compressed(parts[0].records):
+                yield from self._share()
             work = Work(run_of(request._replace(parts=list(parts)), self.context), self.context)
             work.terms = self.terms
             behind = [group for group, partition in enumerate(work.partitions) if partition in stopped]
@@ -57,6 +75,14 @@ class _LongWork(Work):
             for group, batches in work.unverified.items():
                 self.unverified[first + group] = batches
                 stopped.add(self._led(first + group))
+
+    def _share(self) -> Iterator[object]:
+        """Pauses until the turn has something left to be unpacked."""
+        unpacking = self.context.services.unpacking
+        for _ in range(PATIENCE):
+            if not unpacking.exhausted:
+                break
+            yield PAUSE
 
     def outcome_in_slices(self) -> Worked:
         """What to answer; with acks=all once all is committed, or the in-sync set has become too small for that."""

@@ -14,7 +14,8 @@ from typing import Any
 from brokers.api.base import Batching, Context, Outcome
 from brokers.api.long_produce import produce_in_slices
 from brokers.api.produce_work import Worked, execute_produce, run_of
-from wire.hot import ProduceRequest, decode_produce_run
+from brokers.api.unpacking import is_compressed
+from wire.hot import ProduceRequest, ProduceRun, decode_produce_run
 
 LONG_PARTS = 256
 """A Produce to more partitions is executed in slices (``brokers.api.long_produce``): some milliseconds of work."""
@@ -22,11 +23,19 @@ LONG_PARTS = 256
 
 def handle_produce(request: ProduceRequest, context: Context) -> Outcome | Coroutine[Any, Any, Any] | Worked:
     """Append what can be appended; delayed while acks=all waits for the in-sync replicas."""
-    if len(request.parts) > LONG_PARTS:
+    parts = request.parts
+    if len(parts) > LONG_PARTS or (
+        (len(parts) > 1 or context.services.unpacking.exhausted) and any(is_compressed(part.records) for part in parts)
+    ):
         return produce_in_slices(request, context)
     (outcome,) = execute_produce([run_of(request, context)], [context])
     return outcome
 
 
-BATCHING = Batching(decode_produce_run, execute_produce, attrgetter("transactional_id"))
+def _is_compressed(run: ProduceRun) -> bool:
+    """One with a codec is a run of one request."""
+    return len(run.ends) == 1 and is_compressed(run.batches[0][0])
+
+
+BATCHING = Batching(decode_produce_run, execute_produce, attrgetter("transactional_id"), _is_compressed)
 """How the server executes Produce requests that come together."""

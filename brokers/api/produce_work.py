@@ -111,7 +111,10 @@ class Work:
         if ends:
             self.terms = _TERMS[transactional, zstd]
         else:  # its partitions share what may be spent on naming bad records
-            self.terms = Terms(Origin.CLIENT, transactional=transactional, zstd=zstd, whole_request=True, shares=True)
+            self.terms = Terms(
+                Origin.CLIENT, transactional=transactional, zstd=zstd, whole_request=True, shares=True,
+                unpack=context.services.config.decompressed_request_max_bytes,
+            )  # fmt: skip
         self.partitions: list[Partition | None] = []
         self.outcomes: list[list[Any]] = []
         self.unverified: dict[int, list[bytes]] = {}
@@ -191,11 +194,12 @@ class Work:
 
     def append(self) -> None:
         """Append what there is for each partition."""
-        acks, batches = self.acks, self.run.batches
+        acks, batches, terms = self.acks, self.run.batches, self.terms
+        unpacked = terms.unpacked
         for group, partition in enumerate(self.partitions):
             if partition is not None:
                 some = batches[group]
-                outcomes, plain = appended = partition.append_batches(some, acks, self.terms)
+                outcomes, plain = appended = partition.append_batches(some, acks, terms)
                 if plain and len(outcomes) == len(some):  # as below, but quicker
                     self.outcomes[group] = outcomes
                     figures = partition.figures
@@ -205,6 +209,8 @@ class Work:
                     if partition.figures is not None:
                         count(partition.figures, appended)
                     self.appended(group, outcomes, plain)
+        if terms.unpacked != unpacked:
+            self.context.services.unpacking.spend(terms.unpacked - unpacked)
 
     def appended(self, group: int, outcomes: list[Any], plain: bool) -> None:
         """What became of a partition's batches; of fewer if the next one's transaction must be verified."""
@@ -247,17 +253,17 @@ class Work:
                     guards[group][producer[0]] = guard
                 else:
                     refused[group, *producer] = client_error(asked, error), client_message(asked, error)
-        late = 0
+        late, unpacking = 0, context.services.unpacking
         for group, batches in unverified.items():
             partition = self._led(group)
             terms = Terms(
                 Origin.CLIENT, transactional=True, zstd=self.terms.zstd, whole_request=True, guards=guards[group],
-                explain=self.terms.explain, shares=self.terms.shares,
+                explain=self.terms.explain, shares=self.terms.shares, unpack=self.terms.unpack - self.terms.unpacked,
             )  # fmt: skip
             found = list(self.outcomes[group])
             for batch in batches:
                 late += 1
-                if late % VERIFIED_PER_YIELD == 0:
+                if late % VERIFIED_PER_YIELD == 0 or unpacking.exhausted:
                     await asyncio.sleep(0)
                 header = _header(batch)
                 why = header and refused.get((group, header.producer_id, header.producer_epoch))
@@ -265,11 +271,15 @@ class Work:
                     error, message = why
                     found.append(ProduceOutcome(partition.order.answer(header, error), error_message=message))
                     continue
+                unpacked = terms.unpacked
                 outcomes, plain = appended = partition.append_batches([bytearray(batch)], run.acks, terms)
+                if terms.unpacked != unpacked:
+                    unpacking.spend(terms.unpacked - unpacked)
                 if partition.figures is not None:
                     count(partition.figures, appended)
                 found += outcomes
                 self.plain = self.plain and plain
+            self.terms.unpacked += terms.unpacked
             self.plain = self.plain and not refused
             self.outcomes[group] = found
         self.unverified = {}

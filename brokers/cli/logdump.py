@@ -215,7 +215,7 @@ def _batch_row(header: BatchHeader, position: int, damage: str | None) -> Row:
 
 
 def _record_rows(view: memoryview, position: int, header: BatchHeader, decoder: Callable[[Any], Row]) -> Iterator[Row]:
-    payload: bytes | memoryview = view[position + HEADER_BYTES : position + header.size]
+    payload: bytes | bytearray | memoryview = view[position + HEADER_BYTES : position + header.size]
     try:
         if header.codec:
             payload = decompress(header.codec, payload, MAX_DECOMPRESSED_BYTES)

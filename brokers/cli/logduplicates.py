@@ -75,7 +75,7 @@ def _records(directory: Path, file: Path) -> Iterator[tuple[Record, bool]]:
     )
     for batch, header in _batches(file):
         aborted = met.is_aborted(header)
-        payload: bytes | memoryview = batch[HEADER_SIZE:]
+        payload: bytes | bytearray | memoryview = batch[HEADER_SIZE:]
         try:
             if header.codec and header.record_count:
                 payload = decompress(header.codec, payload, MAX_DECOMPRESSED_BYTES)

@@ -212,7 +212,7 @@ def _records(
 ) -> tuple[list[StoredRecord], int]:
     """The records of a batch, and the bytes that they have when they are inflated."""
     codec = NAMES.get(header.codec, str(header.codec))
-    payload: bytes | memoryview = memoryview(data)[position + HEADER_SIZE : position + header.size]
+    payload: bytes | bytearray | memoryview = memoryview(data)[position + HEADER_SIZE : position + header.size]
     try:
         if header.codec:
             payload = decompress(header.codec, payload, INFLATED_BYTES_MAX)

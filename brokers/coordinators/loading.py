@@ -84,7 +84,7 @@ class Loader:
 
     def _batch(self, run: bytes, position: int, header: BatchHeader, from_offset: int) -> Iterator[None]:
         validate_batch(run, position)
-        payload: bytes | memoryview = memoryview(run)[position + 61 : position + header.size]
+        payload: bytes | bytearray | memoryview = memoryview(run)[position + 61 : position + header.size]
         if header.codec:
             payload = decompress(header.codec, payload, MAX_DECOMPRESSED_BYTES)
         producer = (header.producer_id, header.producer_epoch) if header.is_transactional else None

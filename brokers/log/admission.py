@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sized
 from typing import Protocol
 
@@ -46,12 +47,13 @@ class Terms:
     batch. ``guards``: the verified producers' guards by producer id; None where nothing was verified yet, so that an
     append stops before a batch that must be. ``explain``: in batches of at most so many records the bad ones are named;
     the records of such batches are taken off it where ``shares`` says that the partitions of one request have it
-    together. ``transaction_version`` 2 on markers: their producer epochs were bumped for them (KIP-890).
+    together. ``unpack``: the compressed ones may unpack to so many bytes in all; ``unpacked`` is what they did so far.
+    ``transaction_version`` 2 on markers: their producer epochs were bumped for them (KIP-890).
     """
 
     __slots__ = (
-        "client", "explain", "guards", "origin", "shares", "transaction_version", "transactional", "whole_request",
-        "zstd",
+        "client", "explain", "guards", "origin", "shares", "transaction_version", "transactional", "unpack", "unpacked",
+        "whole_request", "zstd",
     )  # fmt: skip
 
     def __init__(
@@ -64,6 +66,7 @@ class Terms:
         guards: Mapping[int, VerificationGuard] | None = None,
         explain: int = MAX_EXPLAINED_RECORDS,
         shares: bool = False,
+        unpack: int = sys.maxsize,
         transaction_version: int = 0,
     ) -> None:
         self.origin = origin
@@ -74,7 +77,21 @@ class Terms:
         self.guards = guards
         self.explain = explain
         self.shares = shares
+        self.unpack = unpack
+        self.unpacked = 0
         self.transaction_version = transaction_version
+
+    @property
+    def why_too_large(self) -> str:
+        """Of a batch behind those that have reached the bound."""
+        return (
+            f"the request's batches before this one unpack to {self.unpacked} bytes; "
+            "decompressed.request.max.bytes bounds that"
+        )
+
+    def unpack_more(self, size: int) -> None:
+        """A batch was unpacked to so many bytes."""
+        self.unpacked += size
 
     def explained(self, records: int) -> None:
         """A refused batch of so many records was looked at, record by record."""

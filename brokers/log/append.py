@@ -214,6 +214,8 @@ class Appender:
         header = check_request(batch, terms)
         if isinstance(header, Rejected):
             return self.refused(header.error, header.message)
+        if header.codec and terms.unpacked >= terms.unpack:
+            return self.refused(ErrorCode.MESSAGE_TOO_LARGE, terms.why_too_large)
         if header.is_transactional and self._log.producers.positions is not None:
             return self.refused(refused_transaction().error, refused_transaction().message)
         if (
@@ -257,6 +259,7 @@ class Appender:
             compacted="compact" in config.cleanup_policy,
             explain=terms.explain,
             payloads=payloads,
+            unpacked=terms.unpack_more,
         )
         if isinstance(checked, Rejected):
             return self.refused(checked.error, checked.message, checked.record_errors)
@@ -286,10 +289,9 @@ class Appender:
         places = [position for position, _, _ in checked.batches]
         kept: Kept | None = None
         if sets is not None and payloads is not None:
-            stamped = append_time >= 0
             try:
                 sifted = keep_new(
-                    sets, buffer, places, headers, payloads, now_ms, stamped=stamped, explain=terms.explain
+                    sets, buffer, places, headers, payloads, now_ms, stamped=append_time >= 0, explain=terms.explain
                 )
             except CorruptBatch as wrong:
                 return self.refused(ErrorCode.CORRUPT_MESSAGE, str(wrong))

@@ -181,7 +181,7 @@ class Compaction:
         finally:
             segment.unload()
 
-    def _payload(self, data: bytes | Batch, at: int, header: BatchHeader) -> bytes | memoryview:
+    def _payload(self, data: bytes | Batch, at: int, header: BatchHeader) -> bytes | bytearray | memoryview:
         payload = memoryview(data)[at + _HEADER_SIZE : at + header.size]
         if not header.codec or not header.record_count:
             return payload

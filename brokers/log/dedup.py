@@ -25,7 +25,7 @@ from _native.compact import (
 from _native.errors import CorruptBatch
 from brokers.log.files import Buffer
 from brokers.log.positions import BelowFloor, NoRoom, PositionSets
-from brokers.log.validation import CODEC_MASK, MAX_EXPLAINED_RECORDS, Rejected, build_batch
+from brokers.log.validation import CODEC_MASK, MAX_EXPLAINED_RECORDS, Rejected, build_batch, records_of
 from wire import compression
 from wire.errors import ErrorCode
 from wire.types import NO_TIMESTAMP
@@ -100,12 +100,6 @@ def all_new(sets: PositionSets, batches: Sequence[Buffer], now_ms: int) -> list[
             yield one.pages
 
     return found[: sets.takes(gathered(), now_ms)]
-
-
-def records_of(records: Buffer, at: int, header: BatchHeader, inflate_limit: int) -> Buffer:
-    """The batch's records, decompressed. Raises CodecError."""
-    payload: Buffer = memoryview(records)[at + HEADER_SIZE : at + header.size]
-    return compression.decompress(header.codec, payload, inflate_limit) if header.codec else payload
 
 
 def keep_new(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from _native.batch import HEADER_SIZE, parse_header
+from _native.batch import HEADER_SIZE, find_timestamp, parse_header
 from _native.errors import CorruptBatch
 from _native.files import FileSlice
 from _native.wire_tuples import HeldBytes
@@ -11,7 +11,7 @@ from brokers.log.indexes import AbortedTxn
 from brokers.log.passing import passed_over
 from brokers.log.segment import Segment
 from brokers.log.state import AbortedTransaction, LogState, ReadResult, guarded
-from brokers.log.validation import batch_records
+from brokers.log.validation import records_of
 from wire.compression import CodecError
 
 _result = tuple.__new__
@@ -110,9 +110,10 @@ class LogReader:
             for at, header in batches:
                 if header.max_timestamp < timestamp or header.last_offset < begin or not header.record_count:
                     continue
-                for record in batch_records(data, at, header, self._log.settings.inflate_limit):
-                    if record.timestamp >= timestamp and record.offset >= self._log.log_start_offset:
-                        return record.offset, record.timestamp, header.partition_leader_epoch
+                records = records_of(data, at, header, self._log.settings.inflate_limit)
+                found = find_timestamp(records, header, timestamp, begin)
+                if found is not None:
+                    return *found, header.partition_leader_epoch
         return None
 
     def _time_index_position(self, segment: Segment, timestamp: int) -> int | None:
@@ -156,8 +157,6 @@ class LogReader:
         header = parse_header(best.log.read(position, HEADER_SIZE))
         if header.is_log_append_time or not header.record_count:
             return header.last_offset, header.max_timestamp, header.partition_leader_epoch
-        data = best.log.read(position, header.size)
-        for record in batch_records(data, 0, header, self._log.settings.inflate_limit):
-            if record.timestamp == largest:
-                return record.offset, record.timestamp, header.partition_leader_epoch
-        return header.last_offset, largest, header.partition_leader_epoch
+        records = records_of(best.log.read(position, header.size), 0, header, self._log.settings.inflate_limit)
+        found = find_timestamp(records, header, largest, header.base_offset)
+        return *(found or (header.last_offset, largest)), header.partition_leader_epoch

@@ -8,6 +8,7 @@ are at fault, their indexes.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from _native.batch import (
@@ -84,12 +85,15 @@ def build_batch(header: BatchHeader, payload: Buffer) -> bytearray:
     return batch
 
 
+def records_of(batch: Buffer, position: int, header: BatchHeader, limit: int) -> Buffer:
+    """The records of the batch at ``position``, decompressed to at most ``limit`` bytes. Raises CodecError."""
+    payload: Buffer = memoryview(batch)[position + HEADER_SIZE : position + header.size]
+    return compression.decompress(header.codec, payload, limit) if header.codec else payload
+
+
 def batch_records(batch: Buffer, position: int, header: BatchHeader, limit: int) -> list[Record]:
     """All records of the batch at ``position``. Raises CorruptBatch or CodecError; inflates to at most ``limit``."""
-    payload: Buffer = memoryview(batch)[position + HEADER_SIZE : position + header.size]
-    if header.codec:
-        payload = compression.decompress(header.codec, payload, limit)
-    return decode_records(payload, header)
+    return decode_records(records_of(batch, position, header, limit), header)
 
 
 def read_marker(batch: Buffer, position: int, header: BatchHeader) -> Marker | None:
@@ -157,11 +161,13 @@ def check_for_leader(
     compacted: bool,
     explain: int = MAX_EXPLAINED_RECORDS,
     payloads: list[Buffer] | None = None,
+    unpacked: Callable[[int], object] | None = None,
 ) -> Checked | Rejected:
     """Check what a leader is asked to append, and put it into the form the topic wants (codec, true timestamps).
 
     ``compacted`` says that records without a key are refused. ``explain`` is the number of records up to which the bad
-    ones of a batch are named. ``payloads`` gets each batch's records, decompressed. The buffer returned is the given
+    ones of a batch are named. ``payloads`` gets each batch's records, decompressed. ``unpacked`` hears to how
+    many bytes each one with a codec was decompressed, or could have been. The buffer returned is the given
     one if it is writable and nothing had to change, else a new one. Offsets are not assigned yet.
     """
     if not len(records):
@@ -179,7 +185,7 @@ def check_for_leader(
                 return rejected
             payload: Buffer = memoryview(records)[position + HEADER_SIZE : position + header.size]
             if header.codec:
-                payload = compression.decompress(header.codec, payload, inflate_limit)
+                payload = _unpacked(header.codec, payload, inflate_limit, unpacked)
             if payloads is not None:
                 payloads.append(payload)
             batch = _check_records(records, position, header, payload, origin, config, now_ms, compacted, explain)
@@ -192,6 +198,17 @@ def check_for_leader(
         return Rejected(ErrorCode.CORRUPT_MESSAGE, wrong.reason)
     except compression.CodecError as wrong:
         return Rejected(ErrorCode.CORRUPT_MESSAGE, str(wrong))
+
+
+def _unpacked(codec: int, payload: Buffer, limit: int, unpacked: Callable[[int], object] | None) -> Buffer:
+    size = limit
+    try:
+        payload = compression.decompress(codec, payload, limit)
+        size = len(payload)
+    finally:
+        if unpacked is not None:
+            unpacked(size)
+    return payload
 
 
 def _wrong_magic(records: Buffer) -> Rejected | None:

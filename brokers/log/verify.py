@@ -329,7 +329,7 @@ def _aborted(file: Path, found: Verified) -> Iterator[AbortedTxn]:
 
 def _wrong_records(view: memoryview, position: int, header: BatchHeader) -> str:
     """What is wrong with the records of a batch whose checksum is right; empty if nothing is."""
-    payload: bytes | memoryview = view[position + HEADER_SIZE : position + header.size]
+    payload: bytes | bytearray | memoryview = view[position + HEADER_SIZE : position + header.size]
     try:
         if header.codec:
             payload = decompress(header.codec, payload, MAX_DECOMPRESSED_BYTES)

@@ -91,6 +91,8 @@ class Dispatcher:
         self._quiet = quiet
         self._tasks: set[asyncio.Task[None]] = set()
         self._pacing = Pacing(services.loop, now)
+        self._unpacking = services.unpacking
+        self._unpacking.count_on(services.loop.call_soon)
         self._routes = {key: self._route(api, handlers) for key, api in APIS.items()}
         self._batches = {key: route for key, route in self._routes.items() if route.batch is not None}
 
@@ -189,7 +191,7 @@ class Dispatcher:
 
         ``data`` from ``start`` to ``end`` begins with a frame's size. At most ``most`` requests.
         """
-        if end - start < SMALLEST_RUN or data[start + 4]:
+        if end - start < SMALLEST_RUN or data[start + 4] or self._unpacking.exhausted:
             return start
         key = data[start + 5]
         route = self._batches.get(key)
@@ -256,7 +258,7 @@ class Dispatcher:
             if route is None or route.batch is None:
                 continue
             run = route.batch.decode(data, start, end, route.lowest, route.highest, most)
-            if run is None:
+            if run is None or (route.batch.alone is not None and route.batch.alone(run)):
                 continue
             connection.batchable = route.batch.batchable and run.ends[0] - start < LARGE_FRAME
             keeps = route.batch.keeps is not None and route.batch.keeps(run) is not None

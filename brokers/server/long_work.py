@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from brokers.api.base import PAUSE
+
 if TYPE_CHECKING:
     import asyncio
 
@@ -77,8 +79,7 @@ class Pacing:
         end = self._now() + seconds
         try:
             while True:
-                next(job.work)
-                if self._now() >= end:
+                if next(job.work) is PAUSE or self._now() >= end:
                     return False
         except StopIteration as ended:
             job.done(ended.value)

@@ -102,7 +102,7 @@ def _columns(
     return columns
 
 
-def _decompress(codec: int, payload: memoryview) -> bytes:
+def _decompress(codec: int, payload: memoryview) -> bytes | bytearray:
     return decompress(codec, payload, MAX_PAYLOAD_BYTES)
 
 

@@ -90,6 +90,21 @@ def test_records_come_back(records: list[Record], base_offset: int, producer_id:
     assert keyed == all(r.key is not None for r in records)
 
 
+@given(records_strategy, st.integers(0, 2**50), st.booleans(), st.data())
+def test_the_first_record_from_a_timestamp_on_is_found(
+    records: list[Record], base_offset: int, stamped: bool, data: st.DataObject
+) -> None:
+    raw = bytearray(pure_twin.encode_batch(records, base_offset=base_offset))
+    pure_twin.stamp(raw, 0, base_offset, 0, 77 if stamped else -1)
+    header = pure_twin.parse_header(raw)
+    decoded = pure_twin.decode_records(raw[61:], header)
+    wanted = data.draw(st.sampled_from([r.timestamp for r in decoded]) | st.integers(-10, 2**41))
+    begin = base_offset + data.draw(st.integers(-1, len(records)))
+    found = both(lambda twin: twin.find_timestamp(raw[61:], header, wanted, begin))[1]
+    fit = [(r.offset, r.timestamp) for r in decoded if r.timestamp >= wanted and r.offset >= begin]
+    assert found == (fit[0] if fit else None)
+
+
 @given(records_strategy, st.integers(0, 2**40), st.integers(0, 1000), st.integers(-1, 2**41))
 def test_stamping_keeps_the_batch_valid(records: list[Record], offset: int, epoch: int, append_time: int) -> None:
     raw = pure_twin.encode_batch(records)
@@ -171,6 +186,7 @@ def test_twins_agree_on_mutated_bytes(records: list[Record], data: st.DataObject
         if verdict[0] == "ok":
             both(lambda twin, s=sample, h=verdict[1]: twin.decode_records(s[61:], h))
             both(lambda twin, s=sample, h=verdict[1]: twin.validate_records(s[61:], h))
+            both(lambda twin, s=sample, h=verdict[1]: twin.find_timestamp(s[61:], h, 3, 1))
 
 
 @given(st.binary(max_size=120), st.integers(0, 12))
@@ -179,6 +195,7 @@ def test_twins_agree_on_any_payload(payload: bytes, count: int) -> None:
     header = pure_twin.parse_header(a_batch(1))._replace(record_count=count, last_offset_delta=max(0, count - 1))
     both(lambda twin: twin.decode_records(payload, header))
     both(lambda twin: twin.validate_records(payload, header))
+    both(lambda twin: twin.find_timestamp(payload, header, 2**62, 0))
 
 
 @pytest.mark.parametrize("position", range(21, 70))

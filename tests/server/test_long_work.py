@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import wire.messages as m
-from brokers.api.base import Context, Done
+from brokers.api.base import PAUSE, Context, Done
 from brokers.server.framing import Blocks, FrameError, Framer
 from brokers.server.long_work import FIRST_SLICE_S, SLICE_S, Pacing
 from tests.support.harness import RunningServer
@@ -81,6 +81,22 @@ def test_long_work_takes_turns() -> None:
         assert sum(job.did for job in jobs) - before <= SLICE_S / ROW_S + 1
         assert abs(jobs[0].did - jobs[1].did) <= SLICE_S / ROW_S + at_once + 1
     assert (len(pacing), len(loop.soon)) == (0, 0)
+
+
+def test_work_that_asks_for_another_turn_gets_it() -> None:
+    loop, found = Loop(), []
+
+    def work() -> Generator[object, None, str]:
+        yield
+        yield PAUSE
+        yield PAUSE
+        return "done"
+
+    loop.pacing().start(work(), lambda: False, found.append, lambda: None)
+    for _ in range(2):
+        assert not found
+        loop.turn()
+    assert (found, len(loop.soon)) == (["done"], 0)
 
 
 def test_work_of_a_client_that_has_gone_is_given_up() -> None:

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import wire.messages as m
-from _native.batch import Record, encode_batch
-from wire import hot
+from _native.batch import Record, encode_batch, parse_header
+from wire import api_keys, compression, hot
 from wire.apis import APIS
 from wire.bounded import MAX_FIELDS, MalformedRequest, Reader
 
@@ -28,6 +28,10 @@ HELD_MS = 100.0
 MOST_IN_A_KERNEL = 20_000
 TOPICS, PARTITIONS_PER_TOPIC = 100, 100
 TOPIC = "many-{}"
+MILLION = 1_000_000
+MAX_TIMESTAMP = -3
+LIST_OFFSETS_VERSION = 7
+PRODUCE_VERSION = 12  # the last that names topics
 BATCH = encode_batch([Record(0, int(time.time() * 1000), b"k", b"v", ())])
 """What deep Produce requests have for each partition: it is appended."""
 
@@ -162,6 +166,7 @@ class _Maker:
         if shape.deep and shape.names == "unknown":
             self.fields = {**self.fields, **WORK[key].deep_unknown}
         self.number = 0
+        self.batch = BATCH
 
     def message(self) -> Any:
         cls = m.request_class(self.key)
@@ -202,7 +207,7 @@ class _Maker:
         if kind == "uuid":
             return None if self.key in (3, 20) else uuid.UUID(int=number)
         if kind == "records":
-            return BATCH if self.shape.deep else b""
+            return self.batch if self.shape.deep else b""
         if kind == "bytes":
             return b"m" * (self.count if self.key == 11 and self.shape.deep else 10)
         if kind == "bool":
@@ -272,6 +277,44 @@ def largest(key: int, version: int, shape: Shape, limit: int) -> bytes | None:
             return m.frame_request(key, version, 1, "work", body)
         count = count * 4 // 5
     return None
+
+
+def packed(codec: int, records: int) -> bytes:
+    """A batch of so many records that unpacks to almost 64 MiB; of fewer with snappy, which makes no more of 1 MiB."""
+    now, size = int(time.time() * 1000), 64 * MIB // records - 32
+    count = min(records, 20 * MIB // size) if codec == compression.SNAPPY else records
+    rows = [Record(n, now + (n == count - 1), b"k", bytes(size), ()) for n in range(count)]
+    return encode_batch(rows, attributes=codec, compress=lambda data: compression.compress(codec, data))
+
+
+def compressed() -> Iterator[Request]:
+    """Produce with batches that unpack to the most there may be, to one partition and to many; then, in the last such
+    batch, which has a million records, the last one by its time.
+    """
+    for codec in (compression.GZIP, compression.SNAPPY, compression.LZ4, compression.ZSTD):
+        batch = packed(codec, 63)
+        for count in (1, min(30, 8 * MIB // len(batch))):
+            yield _produce(batch, count, f"{compression.NAMES[codec]} in {count} partitions")
+    batch = packed(compression.ZSTD, MILLION)
+    yield _produce(batch, 1, "a million records")
+    for timestamp in (parse_header(batch).max_timestamp, MAX_TIMESTAMP):
+        topic = m.ListOffsetsRequest.ListOffsetsTopic
+        partition = topic.ListOffsetsPartition(partition_index=1, current_leader_epoch=-1, timestamp=timestamp)
+        asked = m.ListOffsetsRequest(
+            replica_id=-1, isolation_level=0, topics=[topic(name=TOPIC.format(1), partitions=[partition])]
+        )
+        body = bytes(asked.encode(version=LIST_OFFSETS_VERSION))
+        frame = m.frame_request(api_keys.LIST_OFFSETS, LIST_OFFSETS_VERSION, 1, "work", body)
+        yield Request(api_keys.LIST_OFFSETS, LIST_OFFSETS_VERSION, f"the time {timestamp}", SHAPES[0], frame)
+
+
+def _produce(batch: bytes, partitions: int, what: str) -> Request:
+    """A Produce with that batch for so many topics, a partition of each."""
+    version = PRODUCE_VERSION
+    made = _Maker(api_keys.PRODUCE, version, Shape(True, "known"), partitions)
+    made.batch = batch
+    frame = m.frame_request(api_keys.PRODUCE, version, 1, "work", bytes(made.message().encode(version=version)))
+    return Request(api_keys.PRODUCE, version, what, made.shape, frame)
 
 
 def requests(choose: Callable[[int, int, str, Shape], bool] = lambda *_: True) -> Iterator[Request]:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 TABLE = "table"
 TP = TopicPartition(TABLE, 0)
 KEYS = 6
+DAY_MS = 86_400_000
+"""More than the hours by which a broker's clock may jump: deletions must stay for the whole run."""
 
 
 class TableWriter(Producer):
@@ -30,7 +32,7 @@ class TableWriter(Producer):
     @property
     def settings(self) -> dict[str, str]:
         """Of the topic."""
-        retention_ms = 600_000 if self.keeps_deletions else 300
+        retention_ms = DAY_MS if self.keeps_deletions else 300
         return {
             "cleanup.policy": "compact",
             "segment.bytes": "600",

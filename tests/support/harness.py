@@ -17,6 +17,7 @@ import wire.messages as m
 from brokers.api.audit import Audit
 from brokers.api.base import Done
 from brokers.api.disconnects import Disconnects
+from brokers.api.unpacking import Unpacking
 from brokers.config import load_config
 from brokers.metrics import Metrics
 from brokers.model import Endpoint
@@ -78,6 +79,7 @@ class RunningServer:
                 audit=self.audit,
                 disconnects=Disconnects(),
                 metering=None,
+                unpacking=Unpacking(),
             )
             self.server.serve(services, self.handlers, self.logins, self.tls)
             self._started.set_result(None)

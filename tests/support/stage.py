@@ -17,6 +17,7 @@ from brokers.api.base import ClientConnection, Context, DelayedResponse, Done, t
 from brokers.api.disconnects import Disconnects
 from brokers.api.fetch_sessions import FetchSessions
 from brokers.api.fetch_wakes import Wakes
+from brokers.api.unpacking import Unpacking
 from brokers.config import load_config
 from brokers.log import LogStore, Origin, RealDisk
 from brokers.metadata.cache import MetadataCache, MetadataChange
@@ -100,7 +101,7 @@ class Stage:
             config=self.config, clock=self.clock, loop=loop, timers=Timers(loop, self.clock),
             metadata=self.metadata, replicas=self.replicas,
             metrics=Metrics(), transactions=None, fetch_sessions=FetchSessions(), fetch_wakes=Wakes(),
-            disconnects=Disconnects(), access=Access(), audit=None, metering=None,
+            disconnects=Disconnects(), access=Access(), audit=None, metering=None, unpacking=Unpacking(),
         )  # fmt: skip
         OPEN.append(self)
 

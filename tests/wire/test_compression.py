@@ -121,6 +121,32 @@ def test_several_gzip_members_and_zstd_frames():
         compression.decompress(compression.ZSTD, zstd, 5)
 
 
+@pytest.mark.parametrize(("codec", "most", "what"), [
+    (compression.GZIP, compression._MAX_GZIP_MEMBERS, "members"),
+    (compression.SNAPPY, compression._MAX_XERIAL_BLOCKS, "blocks"),
+    (compression.ZSTD, compression._MAX_ZSTD_FRAMES, "frames"),
+])  # fmt: skip
+def test_pieces_that_hold_little_are_bounded_by_their_number(codec, most, what):
+    begin, piece = b"", compression.compress(codec, b"x")
+    if codec == compression.SNAPPY:
+        begin, piece = compression._XERIAL_HEADER, piece[len(compression._XERIAL_HEADER) :]
+    assert compression.decompress(codec, begin + piece * most, most) == b"x" * most
+    with pytest.raises(CodecError, match=f"more than {most} {what}"):
+        compression.decompress(codec, begin + piece * (most + 1), 2 * most)
+
+
+@pytest.mark.parametrize("codec", REAL)
+def test_what_comes_out_is_held_once(codec):
+    size = 20_000_000
+    packed = compression.compress(codec, b"\x00" * size)
+    tracemalloc.start()
+    try:
+        assert len(compression.decompress(codec, packed, size)) == size
+        assert tracemalloc.get_traced_memory()[1] < 1.2 * size + 2 * len(packed) + 1_000_000
+    finally:
+        tracemalloc.stop()
+
+
 def test_zstd_stream_without_content_size():
     stream = zstandard.ZstdCompressor().compressobj()
     packed = stream.compress(b"z" * 300_000) + stream.flush()
