@@ -14,6 +14,7 @@ from hypothesis import settings
 import _native
 from coordination.ensemble import ZooKeeperNode, start_local
 from tests.support import stage
+from tests.support.draw import is_drawn
 from tests.support.ensemble import Ensemble, local_ensemble
 from tests.support.fleet import Fleet
 
@@ -22,6 +23,7 @@ settings.register_profile("fleetlog", deadline=None, derandomize="CI" in os.envi
 settings.load_profile("fleetlog")
 
 
+SAMPLE = os.environ.get("FLEETLOG_SAMPLE", "")
 TICK_MS = 250
 """The tick of ZooKeeper servers under test."""
 _numbers = itertools.count()
@@ -39,8 +41,25 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         cache.set("cache/lastfailed", plain)
 
 
-def pytest_report_header() -> str:
-    return f"fleetlog kernels: {_native.IMPLEMENTATION}"
+def pytest_report_header() -> list[str]:
+    half = [f"slow tests: those of half of their files, drawn by {SAMPLE}"] if SAMPLE else []
+    return [f"fleetlog kernels: {_native.IMPLEMENTATION}", *half]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With a seed in FLEETLOG_SAMPLE (CI: the commit) only half of the files with slow tests keep these."""
+    if not SAMPLE:
+        return
+    left = [
+        item
+        for item in items
+        if item.get_closest_marker("slow")
+        and not item.get_closest_marker("mutations")
+        and not is_drawn(item.path.relative_to(config.rootpath).as_posix(), SAMPLE)
+    ]
+    config.hook.pytest_deselected(items=left)
+    gone = set(left)
+    items[:] = [item for item in items if item not in gone]
 
 
 @pytest.fixture(autouse=True)

@@ -18,6 +18,11 @@ def drawn(names: Iterable[str], asked: str, commit: str | None = None) -> list[s
     return asked.split() or [random.Random(_commit() if commit is None else commit).choice(known)]
 
 
+def is_drawn(name: str, seed: str) -> bool:
+    """Whether it is in the half that this seed draws."""
+    return random.Random(f"{seed} {name}").random() < 0.5
+
+
 def _commit() -> str:
     found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
     return found.stdout.strip()
