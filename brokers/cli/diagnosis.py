@@ -50,6 +50,7 @@ class Thresholds(NamedTuple):
     lag_s: float = 600.0
     certificate_days: int = 14
     sync_ms: int = 500
+    loop_ms: int = 500
     hot_mb: float = 1.0
 
 
@@ -83,6 +84,9 @@ class BrokerHealth(NamedTuple):
     certificates: tuple[ListenerCertificate, ...]
     sync_micros: int = -1
     """How long all but one in a hundred fsyncs of the last minutes took at most; -1: unknown."""
+    loop_micros: int = -1
+    """How late the loop ran all but one in a hundred of the last minute's timers at most; -1: unknown."""
+    loop_max_micros: int = -1
 
 
 @dataclass(slots=True)
@@ -108,8 +112,8 @@ class FleetFacts:
 def findings_of(facts: FleetFacts, limits: Thresholds) -> list[Finding]:
     """All findings, the worst first."""
     checks: tuple[Callable[[FleetFacts, Thresholds], Iterable[Finding]], ...] = (
-        _controller, _brokers, _partitions, _zookeeper, _disks, _clocks, _files, _certificates, _transactions, _groups,
-        _hot_partitions, _same_settings, _safe_settings, _domains, _untold,
+        _controller, _brokers, _partitions, _zookeeper, _loops, _disks, _clocks, _files, _certificates, _transactions,
+        _groups, _hot_partitions, _same_settings, _safe_settings, _domains, _untold,
     )  # fmt: skip
     found = [one for check in checks for one in check(facts, limits)]
     return sorted(found, key=lambda one: -one.severity)
@@ -222,6 +226,18 @@ def _zookeeper(facts: FleetFacts, limits: Thresholds) -> Iterator[Finding]:
                 Severity.WARNING, "zookeeper", where, f"a read of ZooKeeper takes {health.read_micros / 1000:.0f} ms",
                 f"more than {limits.zookeeper_ms} ms: a slow disk or network of the servers, or too many on one host",
                 "give ZooKeeper's transaction log a disk of its own; see its `mntr` for latencies",
+            )  # fmt: skip
+
+
+def _loops(facts: FleetFacts, limits: Thresholds) -> Iterator[Finding]:
+    for broker_id, health in sorted(facts.health.items()):
+        if health.loop_micros > limits.loop_ms * 1000:
+            yield Finding(
+                Severity.WARNING, "loop", f"broker {broker_id}",
+                f"its loop runs {health.loop_micros / 1000:.0f} ms late, once {health.loop_max_micros / 1000:.0f} ms",
+                f"in the last minute, more than {limits.loop_ms} ms: every client of this broker waits so long",
+                "does it get a core (top, steal time)? Its log has the stack of a loop that stood still for 1 s; "
+                "see runbook.md, FleetlogLoopLag",
             )  # fmt: skip
 
 

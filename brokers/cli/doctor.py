@@ -60,13 +60,15 @@ _DEFAULTS = Thresholds()
               help="How long a certificate must last.")  # fmt: skip
 @click.option("--sync-ms", type=click.IntRange(1), default=_DEFAULTS.sync_ms, show_default=True,
               help="How long an fsync may take.")  # fmt: skip
+@click.option("--loop-ms", type=click.IntRange(1), default=_DEFAULTS.loop_ms, show_default=True,
+              help="How late a broker's loop may be.")  # fmt: skip
 @click.option("--hot-mb", type=at_least(0), default=_DEFAULTS.hot_mb, show_default=True,
               help="From how many MB a second on a partition may be hot.")  # fmt: skip
 @client_options
 def doctor(target: Target, out: Output, **limits: Any) -> None:
     """Say what is wrong with the fleet, why, and what to do.
 
-    Looks at brokers, partitions, disks, ZooKeeper, clocks, file limits, certificates, transactions, groups and
+    Looks at brokers, loops, partitions, disks, ZooKeeper, clocks, file limits, certificates, transactions, groups and
     settings. Exit code: 0 if nothing but notes was found, 3 with warnings, 4 with errors, 1 if no broker answers.
     """
     with admin(target) as client:
@@ -146,6 +148,8 @@ def _health(client: AdminClient, facts: FleetFacts) -> None:
                 row.wall_ms, row.zoo_keeper_micros, row.lease_ms, row.open_files, row.file_limit,
                 tuple(ListenerCertificate(one.listener, one.valid_until_ms, one.refusal) for one in row.certificates),
                 row.sync_micros,
+                row.loop_lag_micros,
+                row.loop_lag_max_micros,
             )  # fmt: skip
 
 

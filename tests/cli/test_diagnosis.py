@@ -48,6 +48,15 @@ def test_a_slow_disk_is_named_by_its_broker() -> None:
     assert slow_disks(-1) == [], "a broker that has not called fsync, or does not tell"
 
 
+def test_a_loop_that_is_late_is_named() -> None:
+    facts = FleetFacts(Overview("fleet", 1), NOW_MS)
+    for broker_id, (usual, most) in enumerate([(500, 900), (501, 1_250), (-1, -1)], 1):
+        late = {"loop_micros": usual * 1000, "loop_max_micros": most * 1000}
+        facts.health[broker_id] = BrokerHealth(NOW_MS, 1_000, 6_000, 50, -1, (), **late)
+    found = [f"{one.where}: {one.what}" for one in findings_of(facts, Thresholds()) if one.check == "loop"]
+    assert found == ["broker 2: its loop runs 501 ms late, once 1250 ms"]
+
+
 @pytest.mark.parametrize(
     ("rates", "told"),
     [

@@ -65,7 +65,8 @@ def examined(fleet: Fleet, *options: str) -> tuple[int, list[dict[str, Any]]]:
 
     from brokers.cli.main import cli
 
-    patient = ("--sync-ms", "60000", "--zookeeper-ms", "60000", *options)  # a machine that runs tests may be slow
+    names = ("--sync-ms", "--zookeeper-ms", "--loop-ms")  # a machine that runs tests may be slow
+    patient = (*(word for name in names for word in (name, "60000")), *options)
     done = CliRunner().invoke(cli, ["doctor", "--json", *patient], env=shell.environment, catch_exceptions=False)
     found = json.loads(done.stdout)
     known = [one for one in found if one["check"] == "files" and one["what"].startswith("it may open")]

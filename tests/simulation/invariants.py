@@ -646,8 +646,8 @@ def _log_hooks(oracle: Oracle) -> list[Hook]:
         log: Any = self._log
         oracle.shadow_of(log)
         before, watermark = log.log_end_offset, log.high_watermark
-        if log.log_start_offset == before:
-            watermark = -1
+        if log.log_start_offset == before or offset > before:
+            watermark = -1  # the leader has deleted all that is here; without room to begin at its start it is emptied
         try:
             return original(self, offset, **options)
         finally:  # it may find no room when half of it is done

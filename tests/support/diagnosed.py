@@ -14,8 +14,8 @@ from tests.console.served import Visitor
 from tests.support.troubles import Trouble, TroubledFleet
 
 PATIENCE_S = 60.0
-LIMITS = ("--transaction-s", "1", "--sync-ms", "500", "--hot-mb", "0.1")
-PAGE = "/doctor?transaction_s=1&sync_ms=500&hot_mb=0.1"
+LIMITS = ("--transaction-s", "1", "--sync-ms", "500", "--hot-mb", "0.1", "--loop-ms", "60000")
+PAGE = "/doctor?transaction_s=1&sync_ms=500&hot_mb=0.1&loop_ms=60000"
 """The console's page with the same limits."""
 COLUMNS = ("severity", "check", "where", "what", "why", "todo")
 Findings = list[dict[str, Any]]
