@@ -85,7 +85,7 @@ def attempt(version: str, directory: Path, limit_s: float = LIMIT_S, wheels: Pat
 
     def passes() -> str:
         began = time.monotonic()
-        python = environment(version)
+        python = environment(version, limit_s / 2)
         ready = time.monotonic()
         fleet = Fleet(directory / "fleet", brokers=1)
         try:
