@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 
 from tests.chaos.history import RC, RU, TELLERS, Op, Send
@@ -30,27 +31,41 @@ def phantoms(logs: Logs, report: Report) -> None:
 GAVE_UP = "Local: Message timed out"
 
 
-def _given_up(logs: Logs) -> dict[str, list[Op]]:
-    """The records that librdkafka gave up, by process."""
-    found = defaultdict(list)
-    for op in logs.history.ops:
-        if op.kind == "send" and op.error == GAVE_UP:
-            found[op.proc].append(op)
-    return found
+class _GivenUp:
+    """The records that librdkafka gave up, and what it wrote again for that, each time in another producer epoch.
 
-
-def _sent_again(op: Op, copies: int, given_up: dict[str, list[Op]]) -> bool:
-    """Whether librdkafka itself wrote the record so often, each time in another epoch of its producer.
-
-    It raises its epoch when it gives a record up, and sends what was in flight at that time again: to the broker these
-    are new records.
+    It raises its epoch when it is about to send behind a record of the same partition that it gave up, and sends what
+    is in flight then again: to the broker these are new records.
     """
-    return sum(op.t0 < other.ended < op.ended for other in given_up[op.proc] if other is not op) >= copies - 1
+
+    def __init__(self, logs: Logs) -> None:
+        self._ops: dict[str, list[Op]] = defaultdict(list)
+        self._acknowledged: dict[tuple[str, str], list[int]] = defaultdict(list)
+        for op in logs.history.ops:
+            if op.kind == "send" and op.error == GAVE_UP:
+                self._ops[op.proc].append(op)
+            elif op.kind == "send" and op.outcome == "ok":
+                self._acknowledged[op.proc, op.sends[0].key].append(op.ended)
+        for times in self._acknowledged.values():
+            times.sort()
+
+    def explain(self, op: Op, copies: int) -> bool:
+        """Whether they are why the record was written so often."""
+        return sum(self._is_reason(other, op) for other in self._ops[op.proc] if other is not op) >= copies - 1
+
+    def _is_reason(self, other: Op, op: Op) -> bool:
+        """Given up while the other was in flight; or before, and nothing was sent behind it in its partition yet."""
+        if other.ended >= op.ended or op.t0 < other.ended:
+            return other.ended < op.ended
+        key = other.sends[0].key
+        times = self._acknowledged[op.proc, key]
+        after = bisect_right(times, other.ended)
+        return key != op.sends[0].key and (after == len(times) or times[after] > op.t0)
 
 
 def conflicts(logs: Logs, report: Report) -> None:
     """Two values at one offset; one value at two offsets."""
-    given_up = _given_up(logs)
+    given_up = _GivenUp(logs)
     for key, cells in logs.cells.items():
         for offset, values in cells.items():
             if len(values) > 1:
@@ -61,7 +76,7 @@ def conflicts(logs: Logs, report: Report) -> None:
                 send = logs.writer[key].get(value)
                 if send is not None and not send.op.idempotent:
                     report.notes["duplicate of a producer without idempotence"] += 1
-                elif send is not None and _sent_again(send.op, len(offsets), given_up):
+                elif send is not None and given_up.explain(send.op, len(offsets)):
                     report.notes["duplicate of a producer that gave up another record"] += 1
                 else:
                     said = f"{key} {value} lies at offsets {offsets}, written by {send and send.op}"

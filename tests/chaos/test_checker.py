@@ -131,6 +131,22 @@ def duplicate_of_what_was_sent_after_another_record_was_given_up(tale: Tale) -> 
     tale.poll(A, (1, "a"))
 
 
+@story()
+def duplicate_before_anything_was_sent_behind_a_record_that_was_given_up_elsewhere(tale: Tale) -> None:
+    tale.send("b", outcome="info", error=GAVE_UP, key="t/1")
+    tale.send("a", 1)
+    tale.poll(A, (1, "a"))
+
+
+@story("duplicate")
+def duplicate_after_something_was_sent_behind_a_record_that_was_given_up_elsewhere(tale: Tale) -> None:
+    tale.send("b", outcome="info", error=GAVE_UP, key="t/1")
+    tale.send("c", 0, key="t/1")
+    tale.send("a", 1)
+    tale.poll(A, (1, "a"))
+    tale.poll((0, "c"), key="t/1")
+
+
 @story("duplicate")
 def more_duplicates_than_records_that_were_given_up(tale: Tale) -> None:
     start = tale.tick()
